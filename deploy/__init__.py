@@ -1,0 +1,1 @@
+"""Set-up, cluster start and stop, placement through Ray, settings files."""

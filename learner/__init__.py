@@ -1,0 +1,1 @@
+"""Coordinator, DeepSpeed ranks, algorithms, packing, weight push, checkpoints and reports."""

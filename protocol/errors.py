@@ -1,0 +1,28 @@
+"""The three kinds of error: the operator is wrong, a neighbour failed, we are wrong (any other exception)."""
+
+
+class OperatorError(Exception):
+    """The operator can mend this: the message names the value, what was expected and what to change.
+
+    A command that meets it prints the message alone, without a traceback, and exits with `exit_code`.
+    """
+
+    exit_code = 1
+
+
+class SettingsError(OperatorError):
+    """A setting is wrong; nothing has been started. Exit code 2."""
+
+    exit_code = 2
+
+
+class NeighbourError(Exception):
+    """Another process or service failed at a named boundary ("reward:exact_match", "retriever", "engine").
+
+    It is counted and shown; the lease goes back. It never becomes a reward, an observation or training data.
+    """
+
+    def __init__(self, boundary: str, detail: str) -> None:
+        super().__init__(f"{boundary}: {detail}")
+        self.boundary = boundary
+        self.detail = detail

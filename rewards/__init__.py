@@ -1,0 +1,1 @@
+"""HTTP reward services and their scorers. They know nothing of training."""

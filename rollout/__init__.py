@@ -1,0 +1,1 @@
+"""Long-lived vLLM servers, environments, tools, and the clients of retrievers and rewards."""
