@@ -1,0 +1,186 @@
+"""Every message between coordinator, rollout servers and learner ranks.
+
+A field may be added with a default; any other change raises SCHEMA_VERSION, and peers of another version are refused by
+name. Arrays never travel in here: they are raw frames behind the header (see `protocol.codec`).
+"""
+
+from typing import Annotated, Any, Literal
+
+import msgspec
+
+from protocol.trajectory import Count, Name, TrajectoryFacts
+
+SCHEMA_VERSION = 1
+
+Reason = Annotated[str, msgspec.Meta(max_length=2000)]
+
+
+class Message(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True, tag_field="type"):
+    """What every message carries: which run, and how many times its learner had started when it was written."""
+
+    schema: int = SCHEMA_VERSION
+    run_id: Name
+    incarnation: Count
+
+
+# -- rollout server to coordinator ------------------------------------------------------------------------------------
+
+
+class Hello(Message, frozen=True, kw_only=True, tag="hello"):
+    """A server is here, holds this policy version (None: not synced yet) and these unacknowledged groups."""
+
+    server: Name
+    policy_version: Count | None
+
+
+class Demand(Message, frozen=True, kw_only=True, tag="demand"):
+    """The server could take this many more groups now. Absolute, so that a repeated message changes nothing."""
+
+    num_groups: Count
+    policy_version: Count | None
+
+
+class TrajectoryDone(Message, frozen=True, kw_only=True, tag="trajectory"):
+    """A finished trajectory; its three arrays are the frames behind the header."""
+
+    facts: TrajectoryFacts
+
+
+class SampleFailed(Message, frozen=True, kw_only=True, tag="failed"):
+    """A neighbour failed for good while this sample was made: its part of the lease goes back."""
+
+    group: Name
+    sample_index: Count
+    attempt: Count
+    boundary: Name
+    detail: Reason
+
+
+class Heartbeat(Message, frozen=True, kw_only=True, tag="heartbeat"):
+    """What the server is doing. Sent about once a second."""
+
+    policy_version: Count | None
+    num_groups: Count
+    num_running: Count
+    num_waiting: Count
+    generated_tokens: Count
+    failures: dict[Name, Count]
+
+
+# -- coordinator to rollout server ------------------------------------------------------------------------------------
+
+
+class Lease(Message, frozen=True, kw_only=True, tag="lease"):
+    """Make these samples of this prompt. `prompt` is text or chat messages."""
+
+    group: Name
+    attempt: Count
+    kind: Literal["train", "eval"]
+    prompt: str | list[dict[str, Any]]
+    label: Any
+    columns: dict[str, Any]
+    sample_indices: Annotated[list[Count], msgspec.Meta(min_length=1, max_length=4096)]
+    greedy_indices: list[Count]
+    seed: Count
+
+
+class Ack(Message, frozen=True, kw_only=True, tag="ack"):
+    """A trajectory or failure arrived and what became of it."""
+
+    group: Name
+    sample_index: Count
+    outcome: Literal["accepted", "duplicate", "unknown", "rejected", "returned"]
+    detail: Reason = ""
+
+
+class Trained(Message, frozen=True, kw_only=True, tag="trained"):
+    """These groups are inside an optimizer step: their trajectories need not be kept any longer."""
+
+    groups: list[Name]
+
+
+class Refused(Message, frozen=True, kw_only=True, tag="refused"):
+    """The sender's message was not used; it is of another schema, run or incarnation."""
+
+    detail: Reason
+
+
+# -- learner rank to coordinator --------------------------------------------------------------------------------------
+
+
+class NextBatch(Message, frozen=True, kw_only=True, tag="next"):
+    """Rank asks for its share of a step. Asked again after a lost answer, it gets the same share."""
+
+    step: Count
+    rank: Count
+
+
+class Stepped(Message, frozen=True, kw_only=True, tag="stepped"):
+    """Rank 0: the step ended and the servers hold `policy_version`. Not applied: nothing was trained by it."""
+
+    step: Count
+    policy_version: Count
+    is_applied: bool
+    detail: Reason
+    metrics: dict[Name, float]
+
+
+class Evaluate(Message, frozen=True, kw_only=True, tag="evaluate"):
+    """Rank 0: score the held-out prompts at the current weights and report them under this step."""
+
+    step: Count
+
+
+class EvalPoll(Message, frozen=True, kw_only=True, tag="eval_poll"):
+    """Rank 0 asks whether the evaluation of a step has ended."""
+
+    step: Count
+
+
+class SaveLedger(Message, frozen=True, kw_only=True, tag="save_ledger"):
+    """Rank 0: write a snapshot of the ledger into a checkpoint that is being made."""
+
+    path: Annotated[str, msgspec.Meta(max_length=4096)]
+    step: Count
+
+
+# -- coordinator to learner rank --------------------------------------------------------------------------------------
+
+
+class Batch(Message, frozen=True, kw_only=True, tag="batch"):
+    """One rank's share of a step.
+
+    facts: of every trajectory of the step. micro_batches: this rank's indices into facts. Behind the header come three
+    frames for each of this rank's trajectories, in the order of micro_batches. groups: indices that form each group.
+    """
+
+    step: Count
+    facts: list[TrajectoryFacts]
+    groups: list[list[Count]]
+    micro_batches: list[list[Count]]
+
+
+class Wait(Message, frozen=True, kw_only=True, tag="wait"):
+    """Not yet. The rank asks again; `detail` says what is missing, for its deadline's error."""
+
+    detail: Reason
+
+
+class Done(Message, frozen=True, kw_only=True, tag="done"):
+    """What rank 0 told was taken in."""
+
+    detail: Reason = ""
+
+
+class EvalResult(Message, frozen=True, kw_only=True, tag="eval_result"):
+    """Mean rewards of a finished evaluation."""
+
+    step: Count
+    metrics: dict[Name, float]
+
+
+ToCoordinator = (
+    Hello | Demand | TrajectoryDone | SampleFailed | Heartbeat | NextBatch | Stepped | Evaluate | EvalPoll | SaveLedger
+)
+ToServer = Lease | Ack | Trained | Refused
+ToRank = Batch | Wait | Done | EvalResult | Refused
