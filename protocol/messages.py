@@ -166,6 +166,13 @@ class Wait(Message, frozen=True, kw_only=True, tag="wait"):
     detail: Reason
 
 
+class Ended(Message, frozen=True, kw_only=True, tag="ended"):
+    """The run has no such step: every rank hears it for the same step, so that they leave together."""
+
+    step: Count
+    detail: Reason
+
+
 class Done(Message, frozen=True, kw_only=True, tag="done"):
     """What rank 0 told was taken in."""
 
@@ -183,4 +190,4 @@ ToCoordinator = (
     Hello | Demand | TrajectoryDone | SampleFailed | Heartbeat | NextBatch | Stepped | Evaluate | EvalPoll | SaveLedger
 )
 ToServer = Lease | Ack | Trained | Refused
-ToRank = Batch | Wait | Done | EvalResult | Refused
+ToRank = Batch | Wait | Ended | Done | EvalResult | Refused

@@ -1,15 +1,19 @@
-"""What vLLM loads in each of its processes: Sluice's weight-transfer engine for CPUs, under the name "gloo".
+"""What vLLM loads in each of its processes: Sluice's weight-transfer engines.
 
 vLLM calls `register` through the `vllm.general_plugins` entry point of this project, in the server process and again in
 every engine and worker process. It may run more than once in one process.
 """
 
-ENGINE_NAME = "gloo"
+ENGINE_NAMES = {"gloo": "gloo", "nccl": "sluice_nccl"}
+"""Our weights.backend -> the name in `WeightTransferConfig(backend=...)`."""
+
+_CLASS_NAMES = {"gloo": "GlooWeightEngine", "nccl": "NcclWeightEngine"}
 
 
 def register() -> None:
-    """Make `WeightTransferConfig(backend="gloo")` known to vLLM; a second call changes nothing."""
+    """Make both engines known to vLLM, which imports `rollout.weight_receive` when one is used; repeatable."""
     from vllm.distributed.weight_transfer.factory import WeightTransferEngineFactory
 
-    if ENGINE_NAME not in WeightTransferEngineFactory._registry:
-        WeightTransferEngineFactory.register_engine(ENGINE_NAME, "rollout.weight_receive", "GlooWeightEngine")
+    for backend, name in ENGINE_NAMES.items():
+        if name not in WeightTransferEngineFactory._registry:
+            WeightTransferEngineFactory.register_engine(name, "rollout.weight_receive", _CLASS_NAMES[backend])

@@ -1,0 +1,87 @@
+"""Writes the quick start's files into a folder, once for each content.
+
+Called by `deploy.quickstart.__main__` and by the launcher of the default run.
+"""
+
+import hashlib
+import json
+import random
+from collections.abc import Iterable, Mapping
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+
+from deploy.quickstart.demonstrations import Recipe
+
+STAMP = "QUICKSTART.json"
+
+
+@dataclass(frozen=True)
+class QuickstartSettings:
+    """What decides the files' content, beside this package's own source."""
+
+    seed: int = 0
+    two_hop_share: float = 0.125
+    recipe: Recipe = field(default_factory=Recipe)
+
+
+def content_key(settings: QuickstartSettings) -> str:
+    """Return a hash of the settings, this package's source and the version of the facts."""
+    from importlib.metadata import version
+
+    digest = hashlib.sha256(json.dumps(asdict(settings), sort_keys=True).encode())
+    for package in ("pycountry", "tokenizers"):
+        digest.update(f"{package} {version(package)}".encode())
+    for source in sorted(Path(__file__).parent.glob("*.py")):
+        digest.update(source.read_bytes())
+    return digest.hexdigest()[:16]
+
+
+def build_quickstart(out: Path, settings: QuickstartSettings) -> bool:
+    """Make `out` hold the quick start's files; return False when it held them already.
+
+    The stamp is written last: a folder without it, or with another key, is made again.
+    """
+    key = content_key(settings)
+    stamp = out / STAMP
+    if stamp.is_file() and json.loads(stamp.read_text(encoding="utf-8")).get("key") == key:
+        return False
+    out.mkdir(parents=True, exist_ok=True)
+    stamp.unlink(missing_ok=True)
+    counts = _write_files(out, settings)
+    stamp.write_text(json.dumps({"key": key, "settings": asdict(settings), "rows": counts}, indent=2) + "\n")
+    return True
+
+
+def _write_files(out: Path, settings: QuickstartSettings) -> dict[str, int]:
+    from deploy.quickstart.demonstrations import demonstrations
+    from deploy.quickstart.facts import load_entities
+    from deploy.quickstart.passages import contents, render_passages
+    from deploy.quickstart.policy import write_policy
+    from deploy.quickstart.questions import questions, split_entities, unambiguous
+
+    entities = load_entities()
+    splits = split_entities(entities, settings.seed)
+    askable = unambiguous(entities)
+    corpus = [{"id": entity.id, "contents": contents(entity)} for entity in entities]
+    counts = {"corpus": _write_rows(out / "corpus.jsonl", corpus)}
+    for name in ("train", "eval"):
+        rng = random.Random(f"{name} {settings.seed}")
+        asked = questions(splits[name], askable, settings.two_hop_share, rng)
+        counts[name] = _write_rows(out / f"{name}.jsonl", (question.row() for question in asked))
+    rng = random.Random(f"warmstart {settings.seed}")
+    rows = demonstrations(splits["warmstart"], settings.recipe, rng)
+    counts["warmstart"] = _write_rows(out / "warmstart.jsonl", rows)
+    known = questions(splits["warmstart"], askable, settings.two_hop_share, rng)
+    texts = [question.prompt for question in known]
+    texts += [render_passages([contents(entity)]) for entity in splits["warmstart"]]
+    write_policy(out / "model", texts, settings.seed)
+    return counts
+
+
+def _write_rows(path: Path, rows: Iterable[Mapping[str, object]]) -> int:
+    count = 0
+    with path.open("w", encoding="utf-8") as file:
+        for row in rows:
+            file.write(json.dumps(row) + "\n")
+            count += 1
+    return count

@@ -1,0 +1,169 @@
+"""Demonstrations of the search loop for the warm start, in the order in which they are to be trained on.
+
+Called by `build`. Most demonstrations are about invented entities: names and codes that are nowhere in the corpus can
+only be copied from the question and the passage, and copying is the skill that held-out entities need. The last part
+shows a careless searcher (guesses, reads the wrong field, asks for the wrong thing): reinforcement learning has to
+find out that care pays.
+"""
+
+import random
+import string
+from collections import defaultdict
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+from deploy.quickstart import passages
+from deploy.quickstart.facts import LANGUAGE_STATUS, MAX_NAME_CHARS, Entity
+from deploy.quickstart.questions import ASKED, CODES, Question, one_hop, two_hop
+
+POLICY_WEIGHT = 1.0
+PASSAGE_WEIGHT = 0.3
+
+
+@dataclass(frozen=True)
+class Recipe:
+    """How many demonstrations there are and how careless the last ones are."""
+
+    num_rows: int = 64_000
+    invented_share: float = 0.7
+    two_hop_share: float = 0.25
+    careless_from: float = 0.7  # of num_rows
+    guess_share: float = 0.25  # answers without a search
+    wrong_field_share: float = 0.30  # reads another field of the right passage
+    bad_query_share: float = 0.10  # searches for something else
+
+
+Row = dict[str, list[dict[str, object]]]
+
+
+def demonstrations(known: Sequence[Entity], recipe: Recipe, rng: random.Random) -> Iterator[Row]:
+    """Yield `recipe.num_rows` rows {"segments": [{"text", "weight"}, ...]}; `known` are the warm-start split's entities."""
+    source = _Source(known, rng)
+    for number in range(recipe.num_rows):
+        careless = number >= recipe.careless_from * recipe.num_rows
+        invented = rng.random() < recipe.invented_share
+        if rng.random() < recipe.two_hop_share:
+            subdivision, country = source.pair(invented)
+            question = two_hop(subdivision, country, rng.choice(CODES))
+            chain = [subdivision, country]
+        else:
+            entity = source.single(invented)
+            question = one_hop(entity, rng.choice(ASKED[entity.kind]))
+            chain = [entity]
+        yield _demonstrate(question, chain, recipe if careless else None, source, rng)
+
+
+def _demonstrate(
+    question: Question, chain: list[Entity], careless: Recipe | None, source: "_Source", rng: random.Random
+) -> Row:
+    segments = [_segment(question.prompt, 0.0)]
+    if careless and rng.random() < careless.guess_share:
+        other = source.single(invented=True, kind=chain[-1].kind)
+        return {"segments": [*segments, _segment(passages.answer(_same_field(other, question, chain[-1])), POLICY_WEIGHT)]}
+    found = chain[-1]
+    for entity in chain:
+        found, query = entity, f"{entity.kind} {entity.name}"
+        if careless and rng.random() < careless.bad_query_share:
+            found = source.single(invented=True, kind=entity.kind)
+            query = f"{found.kind} {found.name}"
+        segments.append(_segment(passages.search(query), POLICY_WEIGHT))
+        segments.append(_segment(passages.observation([passages.contents(found)]), PASSAGE_WEIGHT))
+    text = _same_field(found, question, chain[-1])
+    if careless and rng.random() < careless.wrong_field_share:
+        text = rng.choice([value for _, value in found.fields if value != text] or [text])
+    segments.append(_segment(passages.answer(text), POLICY_WEIGHT))
+    return {"segments": segments}
+
+
+def _segment(text: str, weight: float) -> dict[str, object]:
+    return {"text": text, "weight": weight}
+
+
+def _same_field(found: Entity, question: Question, asked: Entity) -> str:
+    """Return `found`'s value of the field that the question asks of `asked`."""
+    return next(found.value(field) for field, value in asked.fields if value == question.label)
+
+
+class _Source:
+    """Where demonstrations take their entities from: the warm-start split, or inventions that resemble it."""
+
+    def __init__(self, known: Sequence[Entity], rng: random.Random) -> None:
+        self._rng = rng
+        self._by_kind: dict[str, list[Entity]] = defaultdict(list)
+        for entity in known:
+            self._by_kind[entity.kind].append(entity)
+        self._countries = {entity.name: entity for entity in self._by_kind["country"]}
+        self._words = _WordMaker([word for entity in known for word in entity.name.split()], rng)
+        self._kinds = list(ASKED)
+
+    def single(self, invented: bool, kind: str | None = None) -> Entity:
+        kind = kind or self._rng.choices(self._kinds, weights=(20, 45, 10, 25))[0]
+        return self._invent(kind) if invented else self._rng.choice(self._by_kind[kind])
+
+    def pair(self, invented: bool) -> tuple[Entity, Entity]:
+        if invented:
+            country = self._invent("country")
+            return self._invent("subdivision", country), country
+        while True:
+            subdivision = self._rng.choice(self._by_kind["subdivision"])
+            if subdivision.value("in") in self._countries:
+                return subdivision, self._countries[subdivision.value("in")]
+
+    def _invent(self, kind: str, country: Entity | None = None) -> Entity:
+        name = self._words.name()
+        if kind == "country":
+            fields = (("alpha-2", self._letters(2)), ("alpha-3", self._letters(3)), ("numeric", self._digits(3)))
+        elif kind == "currency":
+            fields = (("alpha-3", self._letters(3)), ("numeric", self._digits(3)))
+        elif kind == "language":
+            fields = (
+                ("alpha-3", self._letters(3).lower()),
+                ("status", self._rng.choice(list(LANGUAGE_STATUS.values()))),
+            )
+        else:
+            home = country or self._invent("country")
+            return self._invent_subdivision(name, home)
+        return Entity(f"invented-{kind}", kind, name, fields, "invented")
+
+    def _invent_subdivision(self, name: str, home: Entity) -> Entity:
+        suffix = self._rng.choice((self._digits, self._letters))(self._rng.choice((1, 2, 2, 3)))
+        resembled = self._rng.choice(self._by_kind["subdivision"])
+        fields = (
+            ("code", f"{home.value('alpha-2')}-{suffix}"),
+            ("type", resembled.value("type")),
+            ("in", home.name),
+        )
+        return Entity("invented-subdivision", "subdivision", name, fields, "invented")
+
+    def _letters(self, count: int) -> str:
+        return "".join(self._rng.choices(string.ascii_uppercase, k=count))
+
+    def _digits(self, count: int) -> str:
+        return "".join(self._rng.choices(string.digits, k=count))
+
+
+class _WordMaker:
+    """Makes words whose every letter follows the two before it as somewhere in the given words."""
+
+    def __init__(self, words: Sequence[str], rng: random.Random) -> None:
+        self._rng = rng
+        self._next: dict[str, list[str]] = defaultdict(list)
+        for word in words:
+            padded = f"^^{word}$"
+            for i in range(2, len(padded)):
+                self._next[padded[i - 2 : i]].append(padded[i])
+
+    def name(self) -> str:
+        words = [self._word() for _ in range(self._rng.choices((1, 2, 3), weights=(60, 32, 8))[0])]
+        while len(" ".join(words)) > MAX_NAME_CHARS:
+            words.pop()
+        return " ".join(words) or "Oro"
+
+    def _word(self) -> str:
+        letters = "^^"
+        while True:
+            letter = self._rng.choice(self._next[letters[-2:]])
+            if letter == "$":
+                break
+            letters += letter
+        return letters[2:16].strip("'.-/&") or "Una"

@@ -1,0 +1,95 @@
+"""Questions about the facts, split by entity into warm start, training and held-out.
+
+Called by `build`; `demonstrations` phrases its own questions with `one_hop` and `two_hop`.
+"""
+
+import random
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+
+from deploy.quickstart.facts import Entity
+
+SPLITS = {"warmstart": 0.60, "train": 0.25, "eval": 0.15}
+ASKED = {
+    "country": ("alpha-2", "alpha-3", "numeric"),
+    "subdivision": ("code", "in"),
+    "currency": ("alpha-3", "numeric"),
+    "language": ("alpha-3",),
+}
+CODES = ("alpha-2", "alpha-3", "numeric")
+ARTICLES = ("a", "an", "the")  # exact match drops them: such a label would equal an empty answer
+
+
+@dataclass(frozen=True)
+class Question:
+    """A prompt with its label; `kind` says how many searches it takes: one_hop 1, two_hop 2."""
+
+    prompt: str
+    label: str
+    kind: str
+    entity: str
+
+    def row(self) -> dict[str, str]:
+        """Return the question as a data-set row."""
+        return asdict(self)
+
+
+def split_entities(entities: Sequence[Entity], seed: int) -> dict[str, list[Entity]]:
+    """Return the entities of each split. A country and all its subdivisions share a split, so that both passages that
+    a held-out two-hop question needs are held-out."""
+    clusters = sorted({entity.cluster for entity in entities})
+    random.Random(f"split {seed}").shuffle(clusters)
+    bounds = [0, *(round(share * len(clusters)) for share in _running_sum(list(SPLITS.values())))]
+    named = {name: set(clusters[bounds[i] : bounds[i + 1]]) for i, name in enumerate(SPLITS)}
+    return {name: [entity for entity in entities if entity.cluster in named[name]] for name in SPLITS}
+
+
+def unambiguous(entities: Sequence[Entity]) -> set[str]:
+    """Return the ids of entities that are the only one of their kind with their name (any letter case)."""
+    names = Counter((entity.kind, entity.name.lower()) for entity in entities)
+    return {entity.id for entity in entities if names[entity.kind, entity.name.lower()] == 1}
+
+
+def questions(entities: Sequence[Entity], askable: set[str], two_hop_share: float, rng: random.Random) -> list[Question]:
+    """Return one split's questions, shuffled: every one-hop question, and two-hop ones up to `two_hop_share` of all."""
+    asked = [entity for entity in entities if entity.id in askable]
+    singles = [one_hop(entity, field) for entity in asked for field in ASKED[entity.kind] if _is_fair(entity, field)]
+    countries = {entity.name: entity for entity in asked if entity.kind == "country"}
+    doubles = [
+        two_hop(entity, countries[entity.value("in")], field)
+        for entity in asked
+        if entity.kind == "subdivision" and entity.value("in") in countries
+        for field in CODES
+        if _is_fair(countries[entity.value("in")], field)
+    ]
+    rng.shuffle(doubles)
+    num_doubles = round(len(singles) * two_hop_share / (1 - two_hop_share))
+    chosen = singles + doubles[:num_doubles]
+    rng.shuffle(chosen)
+    return chosen
+
+
+def one_hop(entity: Entity, field: str) -> Question:
+    """Return the question that one search for `entity` answers."""
+    prompt = f"What is the {field_words(field)} of the {entity.kind} {entity.name}?"
+    return Question(prompt, entity.value(field), "one_hop", entity.id)
+
+
+def two_hop(subdivision: Entity, country: Entity, field: str) -> Question:
+    """Return the question that takes a search for `subdivision` and then one for its `country`."""
+    prompt = f"What is the {field_words(field)} of the country of the subdivision {subdivision.name}?"
+    return Question(prompt, country.value(field), "two_hop", subdivision.id)
+
+
+def field_words(field: str) -> str:
+    """Return how a question names a field."""
+    return f"{field} code" if field in CODES else {"in": "country"}.get(field, field)
+
+
+def _is_fair(entity: Entity, field: str) -> bool:
+    return entity.value(field).lower() not in ARTICLES
+
+
+def _running_sum(shares: list[float]) -> list[float]:
+    return [sum(shares[: i + 1]) for i in range(len(shares))]

@@ -1,0 +1,106 @@
+"""A group on its way: which samples of a prompt are out, which are back, which failed and how often.
+
+Used by the coordinator; knows nothing of sockets or the ledger.
+"""
+
+from dataclasses import dataclass, field
+from typing import Literal
+
+from learner.prompts import Prompt
+from protocol.messages import Lease
+from protocol.trajectory import Trajectory
+
+MAX_ATTEMPTS = 3
+
+
+@dataclass
+class Group:
+    """The samples of one prompt.
+
+    epoch, position: where the prompt stands in the prompt order (-1 for evaluation). greedy_indices: samples drawn
+    without randomness. attempt: leases of this group so far. oldest_version: of its server when first leased.
+    """
+
+    name: str
+    prompt: Prompt
+    kind: Literal["train", "eval"]
+    epoch: int
+    position: int
+    num_samples: int
+    greedy_indices: frozenset[int] = frozenset()
+    attempt: int = 0
+    oldest_version: int = 0
+    holders: dict[int, str] = field(default_factory=dict)
+    leased_at: float = 0.0
+    trajectories: dict[int, Trajectory] = field(default_factory=dict)
+    failures: dict[int, list[str]] = field(default_factory=dict)
+
+    @property
+    def is_ready(self) -> bool:
+        return len(self.trajectories) == self.num_samples
+
+    @property
+    def missing(self) -> list[int]:
+        """Samples that nobody holds and that are not back."""
+        return [i for i in range(self.num_samples) if i not in self.trajectories and i not in self.holders]
+
+    @property
+    def dead_letter(self) -> str | None:
+        """Why this group is given up, or None: a sample failed MAX_ATTEMPTS times."""
+        for reasons in self.failures.values():
+            if len(reasons) >= MAX_ATTEMPTS:
+                return "; ".join(reasons)
+        return None
+
+    def lease_to(self, server: str, server_version: int, now: float, run_id: str, incarnation: int, seed: int) -> Lease:
+        """Return the lease of every missing sample, now held by `server`."""
+        indices = self.missing
+        self.attempt += 1
+        self.leased_at = now
+        self.oldest_version = server_version if self.attempt == 1 else min(self.oldest_version, server_version)
+        self.holders.update(dict.fromkeys(indices, server))
+        return Lease(
+            run_id=run_id,
+            incarnation=incarnation,
+            group=self.name,
+            attempt=self.attempt,
+            kind=self.kind,
+            prompt=self.prompt.prompt,
+            label=self.prompt.label,
+            columns=self.prompt.columns,
+            sample_indices=indices,
+            greedy_indices=[i for i in indices if i in self.greedy_indices],
+            seed=seed,
+        )
+
+    def receive(self, trajectory: Trajectory) -> bool:
+        """Keep a trajectory; False when this sample is back already (the first valid one wins)."""
+        index = trajectory.facts.sample_index
+        if index in self.trajectories or index >= self.num_samples:
+            return False
+        self.holders.pop(index, None)
+        self.trajectories[index] = trajectory
+        if self.is_ready:
+            self.oldest_version = min(t.facts.oldest_version for t in self.trajectories.values())
+        return True
+
+    def fail(self, index: int, reason: str) -> None:
+        """Note that a sample failed for good on its server; it is missing again."""
+        self.holders.pop(index, None)
+        self.failures.setdefault(index, []).append(reason)
+
+    def take_back_from(self, server: str | None) -> bool:
+        """Make the samples that `server` (None: any server) holds missing again; True when there were some."""
+        lost = [i for i, holder in self.holders.items() if server is None or holder == server]
+        for index in lost:
+            del self.holders[index]
+        return bool(lost)
+
+    def restart(self) -> None:
+        """Forget every sample: the group is made again from its prompt."""
+        self.holders.clear()
+        self.trajectories.clear()
+
+    def equal_rewards(self) -> bool:
+        rewards = [t.facts.reward for t in self.trajectories.values()]
+        return max(rewards) - min(rewards) < 1e-8

@@ -1,0 +1,351 @@
+"""The door to vLLM: one long-lived engine that generates, reports exact logprobs and versions, and takes new weights.
+
+The rollout server owns one `Engine`. Tokens go in and tokens come out; nothing here knows of prompts' meaning,
+environments or rewards. Only this file, `vllm_plugin.py` and `weight_receive.py` import vllm.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+from collections.abc import Awaitable, Mapping, Sequence
+from dataclasses import dataclass, field
+from hashlib import sha256
+from pathlib import Path
+from typing import Any, TypeVar
+
+import msgspec
+
+from protocol.errors import NeighbourError, SettingsError
+
+BOUNDARY = "engine"
+_PROBE_SALT = "probe"
+
+T = TypeVar("T")
+
+
+@dataclass(frozen=True)
+class EngineSpec:
+    """What an engine is started with. Two specs with one `fingerprint` can share a warm engine.
+
+    weights_backend: "gloo" (CPU) or "nccl" (GPU). engine_args: handed to vLLM unchanged, over our defaults.
+    """
+
+    model: str
+    dtype: str
+    tensor_parallel_size: int
+    seed: int
+    max_model_len: int
+    trust_remote_code: bool
+    weights_backend: str
+    engine_args: Mapping[str, Any] = field(default_factory=dict)
+
+    def fingerprint(self) -> str:
+        """Return a hash of the model's shape and tokenizer and of every engine setting, not of the weights.
+
+        Weights are left out because a push replaces them: a run that trains another checkpoint of the same
+        architecture can take over a warm engine.
+        """
+        settings = {name: getattr(self, name) for name in self.__dataclass_fields__ if name != "model"}
+        settings["engine_args"] = dict(self.engine_args)
+        digest = sha256(msgspec.json.encode(settings, order="deterministic"))
+        folder = Path(self.model)
+        if not folder.is_dir():
+            digest.update(self.model.encode())
+            return digest.hexdigest()
+        for path in sorted(folder.iterdir()):
+            if path.is_file() and path.suffix in _DESCRIPTION_SUFFIXES and not path.name.endswith(".index.json"):
+                digest.update(path.name.encode() + b"\0" + sha256(path.read_bytes()).digest())
+        return digest.hexdigest()
+
+
+@dataclass(frozen=True)
+class Sampling:
+    """How to sample one generation. `greedy` overrides temperature and top_p; `stop` strings stay in the output."""
+
+    max_tokens: int
+    temperature: float
+    top_p: float = 1.0
+    stop: tuple[str, ...] = ()
+    seed: int | None = None
+    greedy: bool = False
+
+
+@dataclass(frozen=True)
+class Generation:
+    """One model message as tokens.
+
+    logprobs: natural log, of the distribution really sampled from (after temperature and top_p), one per token.
+    version_spans: (start, end, policy version) over `tokens`, contiguous, in order.
+    text: what `tokens` decode to. When a stop string ends inside a token, the token's remaining characters are in
+    `text` too: the tokens are what is trained, so they are what counts.
+    """
+
+    tokens: list[int]
+    logprobs: list[float]
+    version_spans: tuple[tuple[int, int, int], ...]
+    finish_reason: str
+    stop_string: str | None
+    text: str
+
+
+@dataclass(frozen=True)
+class EngineStats:
+    """What the engine is doing now: requests inside it, tokens it has produced since its start."""
+
+    num_in_flight: int
+    num_output_tokens: int
+    is_paused: bool
+
+
+class Engine:
+    """A running vLLM engine. Start it with `await Engine.start(spec)` inside the event loop that will use it."""
+
+    @classmethod
+    async def start(cls, spec: EngineSpec) -> Engine:
+        """Return an engine that has loaded `spec.model`; takes 10 to 30 s on a CPU.
+
+        Raises: SettingsError when vLLM refuses the settings, NeighbourError when its processes do not come up.
+        """
+        _set_environment(spec)
+        from vllm import AsyncEngineArgs
+        from vllm.config.weight_transfer import WeightTransferConfig
+        from vllm.v1.engine.async_llm import AsyncLLM
+
+        from rollout.vllm_plugin import ENGINE_NAMES, register
+
+        register()
+        try:
+            args = AsyncEngineArgs(
+                model=spec.model,
+                dtype=spec.dtype,
+                tensor_parallel_size=spec.tensor_parallel_size,
+                seed=spec.seed,
+                max_model_len=spec.max_model_len,
+                trust_remote_code=spec.trust_remote_code,
+                weight_transfer_config=WeightTransferConfig(backend=ENGINE_NAMES[spec.weights_backend]),
+                **{**_default_engine_args(spec), **spec.engine_args},
+            )
+            config = args.create_engine_config()
+        except (TypeError, ValueError) as error:
+            raise SettingsError(f"settings: vLLM refuses the engine settings of {spec.model}: {error}") from error
+        try:
+            llm = AsyncLLM.from_vllm_config(config, disable_log_stats=args.disable_log_stats)
+        except RuntimeError as error:
+            raise NeighbourError(BOUNDARY, f"vLLM did not start for {spec.model}: {error}") from error
+        return cls(spec, llm)
+
+    def __init__(self, spec: EngineSpec, llm: Any) -> None:
+        self.spec = spec
+        self.policy_version: int | None = None
+        self._llm = llm
+        self._tokenizer = llm.get_tokenizer()
+        self._num_in_flight = 0
+        self._num_output_tokens = 0
+        self._is_paused = False
+
+    @property
+    def is_alive(self) -> bool:
+        """False as soon as vLLM's engine process is known to be gone; it never comes back."""
+        return not self._llm.errored
+
+    @property
+    def stats(self) -> EngineStats:
+        return EngineStats(self._num_in_flight, self._num_output_tokens, self._is_paused)
+
+    def encode(self, text: str) -> list[int]:
+        """Return the token ids of `text`, without adding special tokens."""
+        return list(self._tokenizer.encode(text, add_special_tokens=False))
+
+    def decode(self, tokens: Sequence[int]) -> str:
+        """Return the text of `tokens`, special tokens kept."""
+        return str(self._tokenizer.decode(tokens, skip_special_tokens=False))
+
+    async def generate(
+        self, prompt_tokens: Sequence[int], sampling: Sampling, request_id: str, cache_salt: str
+    ) -> Generation:
+        """Return one generation; cancelling the call aborts it inside the engine.
+
+        cache_salt: give `str(policy version)`, so that no cached prefix of older weights is used.
+        Raises: NeighbourError when the weights are not synced, the request is refused or the engine died.
+        """
+        if self.policy_version is None:
+            raise NeighbourError(BOUNDARY, "serves nothing: its weights were not verified against the learner's")
+        request = _request(prompt_tokens, cache_salt)
+        self._num_in_flight += 1
+        try:
+            result = await self._finished(request, _sampling_params(sampling), request_id)
+        finally:
+            self._num_in_flight -= 1
+        generation = self._generation(result.outputs[0])
+        self._num_output_tokens += len(generation.tokens)
+        return generation
+
+    async def probe(self, tokens: Sequence[int], version: int) -> list[float]:
+        """Return the logprobs of tokens[1:], each given what stands before it, under policy version `version`.
+
+        Natural log at temperature 1. Raises: NeighbourError when another version is being served.
+        """
+        if self.policy_version != version:
+            raise NeighbourError(BOUNDARY, f"probe of version {version}, but version {self.policy_version} is served")
+        from vllm import SamplingParams
+
+        params = SamplingParams(max_tokens=1, temperature=0.0, prompt_logprobs=0, detokenize=False)
+        request = _request(tokens, _PROBE_SALT)
+        result = await self._finished(request, params, f"probe-{version}-{id(request)}")
+        entries = list(result.prompt_logprobs)[1:]
+        return [entry[token].logprob for entry, token in zip(entries, tokens[1:], strict=True)]
+
+    async def serve_loaded_weights(self, version: int) -> None:
+        """Declare the weights loaded from `spec.model` to be policy version `version`, without a push."""
+        await self._call(self._llm.update_weight_version(str(version)))
+        self.policy_version = version
+
+    async def join_weights(self, init_info: Mapping[str, Any], timeout_s: float) -> None:
+        """Start joining the learner's weight group; the engine goes on generating while the peers meet."""
+        from vllm.distributed.weight_transfer.base import WeightTransferInitRequest
+
+        await self._call(self._llm.shutdown_weight_transfer_engine(), timeout_s)
+        request = WeightTransferInitRequest(init_info=dict(init_info))
+        await self._call(self._llm.init_weight_transfer_engine(request), timeout_s)
+
+    async def pause(self) -> None:
+        """Freeze all generation after the current token; requests in flight keep their cache and go on at `resume`.
+
+        Returns when the current engine step has ended (one step: milliseconds). vLLM's own `pause_generation` adds a
+        fixed sleep of 20 ms after the same call, which its comment says is not needed for correctness.
+        """
+        await self._call(self._llm.engine_core.pause_scheduler_async(mode="keep", clear_cache=False))
+        self._is_paused = True
+
+    async def receive(self, update_info: Mapping[str, Any]) -> None:
+        """Receive one push's buckets; blocks until the last has come. From here on nothing is served until `commit`."""
+        from vllm.distributed.weight_transfer.base import WeightTransferUpdateRequest
+
+        self.policy_version = None
+        await self._call(self._llm.start_weight_update())
+        await self._call(self._llm.update_weights(WeightTransferUpdateRequest(update_info=dict(update_info))))
+
+    async def commit(self, version: int, digest: str) -> None:
+        """Make the received weights policy version `version`, if what was received has this digest.
+
+        Raises: NeighbourError otherwise; the engine then stays paused and unsynced until a push succeeds.
+        """
+        from vllm.distributed.weight_transfer.base import WeightTransferUpdateRequest
+
+        expected = WeightTransferUpdateRequest(update_info={"expected_digest": digest})
+        await self._call(self._llm.update_weights(expected))
+        await self._call(self._llm.finish_weight_update(str(version)))
+        self.policy_version = version
+
+    async def resume(self) -> None:
+        """Go on generating. Raises: NeighbourError while the weights are not synced."""
+        if self.policy_version is None:
+            raise NeighbourError(BOUNDARY, "cannot resume: its weights were not verified against the learner's")
+        await self._call(self._llm.resume_generation())
+        self._is_paused = False
+
+    async def leave(self) -> None:
+        """Leave the weight group; an engine whose weights are intact goes on generating with them."""
+        await self._call(self._llm.shutdown_weight_transfer_engine())
+        if self._is_paused and self.policy_version is not None:
+            await self.resume()
+
+    def shutdown(self) -> None:
+        """Stop vLLM's processes; returns when they are gone."""
+        self._llm.shutdown()
+
+    async def _finished(self, request: Mapping[str, Any], params: Any, request_id: str) -> Any:
+        from vllm.v1.engine.exceptions import EngineDeadError, EngineGenerateError
+
+        result = None
+        try:
+            async for result in self._llm.generate(request, params, request_id):
+                pass
+        except (EngineDeadError, EngineGenerateError) as error:
+            raise NeighbourError(BOUNDARY, f"request {request_id} died with the engine: {error}") from error
+        except ValueError as error:
+            raise NeighbourError(BOUNDARY, f"request {request_id} was refused: {error}") from error
+        if result is None:
+            raise NeighbourError(BOUNDARY, f"request {request_id} ended without a result")
+        return result
+
+    def _generation(self, output: Any) -> Generation:
+        tokens = list(output.token_ids)
+        return Generation(
+            tokens=tokens,
+            logprobs=list(output.logprobs.logprobs),
+            version_spans=tuple((span.start, span.end, int(span.version)) for span in output.weight_versions),
+            finish_reason=output.finish_reason or "unknown",
+            stop_string=output.stop_reason if isinstance(output.stop_reason, str) else None,
+            text=self.decode(tokens),
+        )
+
+    async def _call(self, call: Awaitable[T], timeout_s: float | None = None) -> T:
+        try:
+            return await asyncio.wait_for(call, timeout_s)
+        except TimeoutError as error:
+            raise NeighbourError(BOUNDARY, f"did not answer within {timeout_s} s") from error
+        except Exception as error:  # vLLM raises bare Exception for a call that failed in its engine process
+            raise NeighbourError(BOUNDARY, f"{type(error).__name__}: {error}") from error
+
+
+_DESCRIPTION_SUFFIXES = {".json", ".txt", ".model", ".jinja", ".py", ".tiktoken"}
+
+
+def _default_engine_args(spec: EngineSpec) -> dict[str, Any]:
+    """Return our settings of vLLM; a user's `engine_args` go over them."""
+    defaults: dict[str, Any] = {
+        "logprobs_mode": "processed_logprobs",
+        "generation_config": "vllm",  # a model folder's own sampling defaults must not change what is trained on
+        "enable_log_requests": False,
+        "disable_log_stats": True,
+    }
+    if spec.weights_backend == "gloo":
+        defaults |= {"enforce_eager": True, "max_num_seqs": 128}
+    return defaults
+
+
+def _request(tokens: Sequence[int], cache_salt: str) -> dict[str, Any]:
+    """Return tokens in the form that vLLM takes without rendering or tokenising anything."""
+    return {"type": "token", "prompt_token_ids": list(tokens), "cache_salt": cache_salt}
+
+
+def _sampling_params(sampling: Sampling) -> Any:
+    from vllm import SamplingParams
+    from vllm.sampling_params import RequestOutputKind
+
+    return SamplingParams(
+        max_tokens=sampling.max_tokens,
+        temperature=0.0 if sampling.greedy else sampling.temperature,
+        top_p=1.0 if sampling.greedy else sampling.top_p,
+        stop=list(sampling.stop) or None,
+        include_stop_str_in_output=True,
+        seed=sampling.seed,
+        logprobs=0,
+        flat_logprobs=True,
+        output_kind=RequestOutputKind.FINAL_ONLY,
+        detokenize=bool(sampling.stop),  # stop strings are found in text; without them one decode at the end is cheaper
+        skip_special_tokens=False,
+    )
+
+
+def _set_environment(spec: EngineSpec) -> None:
+    """Set what vLLM reads from the environment, here and in the processes it starts, unless the user set it."""
+    settings = {
+        "VLLM_NO_USAGE_STATS": "1",
+        "DO_NOT_TRACK": "1",
+        "VLLM_LOGGING_LEVEL": "WARNING",
+        "HF_HUB_OFFLINE": "1" if Path(spec.model).is_dir() else "0",
+        "TOKENIZERS_PARALLELISM": "false",
+    }
+    if spec.weights_backend == "gloo":
+        settings |= {
+            "VLLM_CPU_KVCACHE_SPACE": "1",
+            "VLLM_CPU_OMP_THREADS_BIND": "nobind",
+            "OMP_NUM_THREADS": "1",
+            "VLLM_HOST_IP": "127.0.0.1",
+            "GLOO_SOCKET_IFNAME": "lo",
+        }
+    for name, value in settings.items():
+        os.environ.setdefault(name, value)

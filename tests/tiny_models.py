@@ -1,0 +1,60 @@
+"""Small Qwen2-architecture models with a byte-level tokenizer, made on the spot for tests that start the real engine.
+
+`make_tiny_model(folder, tied=True)` writes what a user's model folder holds: weights, config and tokenizer.
+"""
+
+from pathlib import Path
+
+import torch
+from tokenizers import Tokenizer, decoders, models, pre_tokenizers
+from transformers import PreTrainedTokenizerFast, Qwen2Config, Qwen2ForCausalLM
+
+TAGS = ("<pad>", "<eos>", "<search>", "</search>", "<answer>", "</answer>")
+
+
+def make_tiny_model(
+    folder: Path,
+    *,
+    tied: bool,
+    hidden_size: int = 128,
+    num_layers: int = 2,
+    vocab_size: int = 272,
+    seed: int = 0,
+    max_positions: int = 1024,
+) -> Path:
+    """Return `folder`, now holding a random Qwen2 model in float32 and its tokenizer.
+
+    The defaults have 0.46M parameters tied and 0.50M untied. Weights are ten times wider than usual, so that
+    distributions are far from flat and a stale weight anywhere moves logprobs by far more than 1e-3.
+    """
+    torch.manual_seed(seed)
+    config = Qwen2Config(
+        vocab_size=vocab_size,
+        hidden_size=hidden_size,
+        num_hidden_layers=num_layers,
+        num_attention_heads=hidden_size // 32,
+        num_key_value_heads=hidden_size // 32,
+        intermediate_size=3 * hidden_size,
+        max_position_embeddings=max_positions,
+        tie_word_embeddings=tied,
+        initializer_range=0.1,
+        bos_token_id=None,
+        eos_token_id=1,
+        pad_token_id=0,
+        torch_dtype="float32",
+    )
+    Qwen2ForCausalLM(config).save_pretrained(folder)
+    byte_tokenizer().save_pretrained(folder)
+    return folder
+
+
+def byte_tokenizer() -> PreTrainedTokenizerFast:
+    """Return a tokenizer with one token per byte after six tags: 262 tokens, no merges."""
+    alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
+    vocabulary = {token: index for index, token in enumerate([*TAGS, *alphabet])}
+    tokenizer = Tokenizer(models.BPE(vocab=vocabulary, merges=[]))
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    tokenizer.decoder = decoders.ByteLevel()
+    return PreTrainedTokenizerFast(
+        tokenizer_object=tokenizer, pad_token="<pad>", eos_token="<eos>", additional_special_tokens=list(TAGS[2:])
+    )
