@@ -1,1 +1,1 @@
-"""The per-node retrieval service and its index. It knows nothing of training."""
+"""The retrieval service of a node: corpus -> words -> bm25 -> index_folder -> service -> serve (or build)."""

@@ -1,1 +1,1 @@
-"""HTTP reward services and their scorers. They know nothing of training."""
+"""HTTP reward services, knowing nothing of training: sample -> exact_match or user_function -> service -> serve."""

@@ -344,6 +344,7 @@ def _set_environment(spec: EngineSpec) -> None:
             "VLLM_CPU_KVCACHE_SPACE": "1",
             "VLLM_CPU_OMP_THREADS_BIND": "nobind",
             "OMP_NUM_THREADS": "1",
+            **({"VLLM_ENABLE_V1_MULTIPROCESSING": "0"} if spec.tensor_parallel_size == 1 else {}),
             "VLLM_HOST_IP": "127.0.0.1",
             "GLOO_SOCKET_IFNAME": "lo",
         }

@@ -9,7 +9,7 @@ find out that care pays.
 import random
 import string
 from collections import defaultdict
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass
 
 from deploy.quickstart import passages
@@ -36,9 +36,15 @@ class Recipe:
 Row = dict[str, list[dict[str, object]]]
 
 
-def demonstrations(known: Sequence[Entity], recipe: Recipe, rng: random.Random) -> Iterator[Row]:
-    """Yield `recipe.num_rows` rows {"segments": [{"text", "weight"}, ...]}; `known` are the warm-start split's entities."""
-    source = _Source(known, rng)
+def demonstrations(
+    known: Sequence[Entity], real_names: Collection[str], recipe: Recipe, rng: random.Random
+) -> Iterator[Row]:
+    """Yield `recipe.num_rows` rows {"segments": [{"text", "weight"}, ...]}.
+
+    known: the warm-start split's entities. real_names: of every split; no invented entity has one of them, so that
+    nothing, true or false, is ever shown about a held-out entity.
+    """
+    source = _Source(known, real_names, rng)
     for number in range(recipe.num_rows):
         careless = number >= recipe.careless_from * recipe.num_rows
         invented = rng.random() < recipe.invented_share
@@ -59,7 +65,9 @@ def _demonstrate(
     segments = [_segment(question.prompt, 0.0)]
     if careless and rng.random() < careless.guess_share:
         other = source.single(invented=True, kind=chain[-1].kind)
-        return {"segments": [*segments, _segment(passages.answer(_same_field(other, question, chain[-1])), POLICY_WEIGHT)]}
+        return {
+            "segments": [*segments, _segment(passages.answer(_same_field(other, question, chain[-1])), POLICY_WEIGHT)]
+        }
     found = chain[-1]
     for entity in chain:
         found, query = entity, f"{entity.kind} {entity.name}"
@@ -87,12 +95,13 @@ def _same_field(found: Entity, question: Question, asked: Entity) -> str:
 class _Source:
     """Where demonstrations take their entities from: the warm-start split, or inventions that resemble it."""
 
-    def __init__(self, known: Sequence[Entity], rng: random.Random) -> None:
+    def __init__(self, known: Sequence[Entity], real_names: Collection[str], rng: random.Random) -> None:
         self._rng = rng
         self._by_kind: dict[str, list[Entity]] = defaultdict(list)
         for entity in known:
             self._by_kind[entity.kind].append(entity)
         self._countries = {entity.name: entity for entity in self._by_kind["country"]}
+        self._real_names = {name.lower() for name in real_names}
         self._words = _WordMaker([word for entity in known for word in entity.name.split()], rng)
         self._kinds = list(ASKED)
 
@@ -111,18 +120,18 @@ class _Source:
 
     def _invent(self, kind: str, country: Entity | None = None) -> Entity:
         name = self._words.name()
+        while name.lower() in self._real_names:
+            name = self._words.name()
+        if kind == "subdivision":
+            return self._invent_subdivision(name, country or self._invent("country"))
+        fields: tuple[tuple[str, str], ...]
         if kind == "country":
             fields = (("alpha-2", self._letters(2)), ("alpha-3", self._letters(3)), ("numeric", self._digits(3)))
         elif kind == "currency":
             fields = (("alpha-3", self._letters(3)), ("numeric", self._digits(3)))
-        elif kind == "language":
-            fields = (
-                ("alpha-3", self._letters(3).lower()),
-                ("status", self._rng.choice(list(LANGUAGE_STATUS.values()))),
-            )
         else:
-            home = country or self._invent("country")
-            return self._invent_subdivision(name, home)
+            status = self._rng.choice(list(LANGUAGE_STATUS.values()))
+            fields = (("alpha-3", self._letters(3).lower()), ("status", status))
         return Entity(f"invented-{kind}", kind, name, fields, "invented")
 
     def _invent_subdivision(self, name: str, home: Entity) -> Entity:

@@ -16,7 +16,7 @@ LANGUAGE_STATUS = {"L": "living", "E": "extinct", "H": "historical", "C": "const
 class Entity:
     """One thing that can be asked about.
 
-    Example: Entity("country-BY", "country", "Belarus", (("alpha-2", "BY"), ("alpha-3", "BLR"), ("numeric", "112")), "BY")
+    Example: Entity("country-BY", "country", "Belarus", (("alpha-2", "BY"), ("alpha-3", "BLR")), "BY")
     """
 
     id: str

@@ -39,7 +39,7 @@ def split_entities(entities: Sequence[Entity], seed: int) -> dict[str, list[Enti
     """Return the entities of each split. A country and all its subdivisions share a split, so that both passages that
     a held-out two-hop question needs are held-out."""
     clusters = sorted({entity.cluster for entity in entities})
-    random.Random(f"split {seed}").shuffle(clusters)
+    random.Random(f"split {seed}").shuffle(clusters)  # noqa: S311 - reproducible choices, no secrets
     bounds = [0, *(round(share * len(clusters)) for share in _running_sum(list(SPLITS.values())))]
     named = {name: set(clusters[bounds[i] : bounds[i + 1]]) for i, name in enumerate(SPLITS)}
     return {name: [entity for entity in entities if entity.cluster in named[name]] for name in SPLITS}
@@ -51,7 +51,9 @@ def unambiguous(entities: Sequence[Entity]) -> set[str]:
     return {entity.id for entity in entities if names[entity.kind, entity.name.lower()] == 1}
 
 
-def questions(entities: Sequence[Entity], askable: set[str], two_hop_share: float, rng: random.Random) -> list[Question]:
+def questions(
+    entities: Sequence[Entity], askable: set[str], two_hop_share: float, rng: random.Random
+) -> list[Question]:
     """Return one split's questions, shuffled: every one-hop question, and two-hop ones up to `two_hop_share` of all."""
     asked = [entity for entity in entities if entity.id in askable]
     singles = [one_hop(entity, field) for entity in asked for field in ASKED[entity.kind] if _is_fair(entity, field)]

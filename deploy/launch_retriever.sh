@@ -1,0 +1,14 @@
+#!/usr/bin/env bash
+# Starts the retriever of this node in the foreground; runs on every node that hosts a rollout server.
+# All arguments go to `python -m retriever.serve`; see its --help. A user's own script takes this one's place
+# with --retriever-script.
+set -euo pipefail
+cd "$(dirname "${BASH_SOURCE[0]}")/.."
+python=.venv/bin/python
+if [[ ! -x $python ]]; then
+    echo "retriever: $PWD/$python is missing. Run deploy/setup.sh first." >&2
+    exit 1
+fi
+# A search is a fraction of a millisecond of numpy; more threads would only take cores from the rollout servers.
+export OMP_NUM_THREADS="${OMP_NUM_THREADS:-1}"
+exec "$python" -m retriever.serve "$@"

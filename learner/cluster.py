@@ -1,0 +1,171 @@
+"""The learner's one door to Ray: connect to the cluster, place coordinator and ranks, reach the rollout servers.
+
+Used by the driver and, for the servers, by rank 0. Ray carries control calls only: no trajectories, no weights.
+"""
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import ray
+from ray.exceptions import ActorDiedError, ActorUnavailableError, GetTimeoutError, RayError, RayTaskError
+from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
+
+from learner.coordinator_process import CoordinatorProcess
+from learner.rank import LearnerRank, RankPlace
+from protocol.errors import NeighbourError, OperatorError
+from protocol.home import ClusterState
+from protocol.run_spec import EngineRequest, RunSpec
+from protocol.settings import Settings
+
+FLEET = "sluice-fleet"
+_CALL_S = 30.0
+
+
+def connect(cluster: ClusterState) -> None:
+    """Join the running cluster as a driver. Raises: OperatorError when Ray does not answer."""
+    try:
+        ray.init(address=cluster.ray_address, namespace=cluster.namespace, log_to_driver=False, logging_level="ERROR")
+    except (ConnectionError, RuntimeError, RayError) as error:
+        raise OperatorError(
+            f"Ray at {cluster.ray_address} does not answer ({_first_line(error)}). "
+            "Start it with deploy/start_cluster.sh."
+        ) from None
+
+
+def num_gpus() -> int:
+    """Return the GPUs of the whole cluster."""
+    return int(ray.cluster_resources().get("GPU", 0))
+
+
+def place_coordinator(settings: Settings, folder: Path, run_id: str, last_step: int, host: str) -> Any:
+    """Start the coordinator on this node, where the run folder is. Returns its handle."""
+    here = NodeAffinitySchedulingStrategy(ray.get_runtime_context().get_node_id(), soft=False)
+    actor = ray.remote(num_cpus=0, max_concurrency=2, scheduling_strategy=here)(CoordinatorProcess)
+    return actor.remote(settings, folder, run_id, last_step, host)
+
+
+def place_ranks(settings: Settings, folder: Path, model: Path, use_gpus: bool) -> list[Any]:
+    """Start the learner ranks and tell each its place in their world. Returns their handles, by rank."""
+    options = {"num_cpus": 0, "num_gpus": 1 if use_gpus else 0, "max_concurrency": 3}
+    ranks = [
+        ray.remote(**options)(LearnerRank).remote(settings, folder, model) for _ in range(settings.learner.num_ranks)
+    ]
+    host, port = call(ranks[0].offer_address.remote(), "learner rank 0", 120.0)
+    for number, rank in enumerate(ranks):
+        call(rank.take_place.remote(RankPlace(number, len(ranks), host, port, use_gpus)), f"learner rank {number}")
+    return ranks
+
+
+def ensure_servers(engine: EngineRequest, num_servers: int) -> Any:
+    """Ask the fleet for warm or new rollout servers. Returns a reference to a list of {name, node_ip, warm}."""
+    return _fleet().ensure.remote(engine.model_dump(mode="json"), num_servers)
+
+
+def check_services(spec: RunSpec) -> None:
+    """Have the fleet ask every reward endpoint and the retriever, before anything slow starts."""
+    call(_fleet().check_services.remote(spec.model_dump(mode="json")), "the fleet", 60.0)
+
+
+def attach_servers(names: Sequence[str], spec: RunSpec) -> None:
+    """Tell every rollout server of the run; returns when all have answered."""
+    body = spec.model_dump(mode="json")
+    for name, reference in [(name, server(name).attach.remote(body)) for name in names]:
+        call(reference, name, 120.0)
+
+
+def detach_servers(names: Sequence[str]) -> None:
+    """Have the servers forget the run and stay warm. One that does not answer is left to the fleet."""
+    references = [server(name).detach.remote() for name in names if is_alive(name)]
+    ray.wait(references, num_returns=len(references), timeout=10.0) if references else None
+
+
+def server(name: str) -> Any:
+    """Return the handle of a rollout server. Raises: NeighbourError when no such server runs."""
+    try:
+        return ray.get_actor(name, namespace="sluice")
+    except ValueError:
+        raise NeighbourError(name, "is not running") from None
+
+
+def is_alive(name: str) -> bool:
+    try:
+        server(name)
+    except NeighbourError:
+        return False
+    return True
+
+
+def call(reference: Any, who: str, timeout_s: float = _CALL_S) -> Any:
+    """Return a remote call's result.
+
+    Raises: what the callee raised, unwrapped; NeighbourError naming `who` when it died or did not answer in time.
+    """
+    try:
+        return ray.get(reference, timeout=timeout_s)
+    except GetTimeoutError:
+        raise NeighbourError(who, f"did not answer within {timeout_s:g} s") from None
+    except RayTaskError as error:
+        raise error.cause from None
+    except (ActorDiedError, ActorUnavailableError) as error:
+        raise NeighbourError(who, f"died: {_first_line(error)}") from None
+
+
+def wait_any(references: Mapping[Any, str], timeout_s: float) -> list[str]:
+    """Return who of these has finished; raise what any of them raised. Blocks at most timeout_s."""
+    done, _ = ray.wait(list(references), num_returns=1, timeout=timeout_s) if references else ([], [])
+    finished = []
+    for reference in done:
+        call(reference, references[reference])
+        finished.append(references[reference])
+    return finished
+
+
+def end(actors: Sequence[Any]) -> None:
+    """Kill actors of this run and leave the cluster."""
+    for actor in actors:
+        ray.kill(actor)
+    ray.shutdown()
+
+
+class RayServer:
+    """A rollout server's weight controls, as `learner.weight_push` wants them; each call is one Ray call."""
+
+    def __init__(self, name: str) -> None:
+        self.name = name
+        self._handle = server(name)
+
+    async def join(self, init: dict[str, Any], timeout_s: float) -> None:
+        await self._handle.join_weights.remote(init, timeout_s)
+
+    async def pause(self) -> None:
+        await self._handle.pause.remote()
+
+    async def receive(self, update: dict[str, Any]) -> None:
+        await self._handle.receive.remote(update)
+
+    async def commit(self, version: int, digest: str) -> None:
+        await self._handle.commit.remote(version, digest)
+
+    async def resume(self) -> None:
+        await self._handle.resume.remote()
+
+    async def probe(self, tokens: list[int]) -> list[float]:
+        logprobs: list[float] = await self._handle.probe.remote(tokens)
+        return logprobs
+
+    async def leave(self) -> None:
+        await self._handle.leave.remote()
+
+
+def _fleet() -> Any:
+    try:
+        return ray.get_actor(FLEET, namespace="sluice")
+    except ValueError:
+        raise OperatorError(
+            "The cluster has no fleet. Run deploy/start_cluster.sh again: it starts what is missing."
+        ) from None
+
+
+def _first_line(error: BaseException) -> str:
+    return str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__

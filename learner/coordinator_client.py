@@ -1,0 +1,117 @@
+"""A learner rank's conversation with the coordinator: one question at a time, every wait with a deadline.
+
+Used by `learner.rank`.
+"""
+
+import time
+from collections.abc import Mapping
+from pathlib import Path
+
+from protocol.channel import DealerChannel
+from protocol.codec import Decoder, Limits, encode
+from protocol.errors import NeighbourError
+from protocol.messages import (
+    Batch,
+    Done,
+    Ended,
+    EvalPoll,
+    EvalResult,
+    Evaluate,
+    Message,
+    NextBatch,
+    Refused,
+    SaveLedger,
+    Stepped,
+    ToRank,
+    Wait,
+)
+from protocol.trajectory import Trajectory
+
+_ANSWER_S = 60.0
+# The coordinator is ours and its batches are large: one rank's share of a step, with facts of all its trajectories.
+_LIMITS = Limits(header_bytes=1 << 28, buffer_bytes=1 << 28, num_buffers=1 << 20)
+
+
+class CoordinatorClient:
+    """Every method raises NeighbourError("coordinator") when no answer comes within a minute, or when it refuses."""
+
+    def __init__(self, channel: DealerChannel, run_id: str, incarnation: int) -> None:
+        self._channel = channel
+        self._stamp = {"run_id": run_id, "incarnation": incarnation}
+        self._decoder: Decoder[Message] = Decoder(ToRank, _LIMITS)
+
+    def next_batch(self, step: int, rank: int, timeout_s: float) -> tuple[Batch, dict[int, Trajectory]] | str:
+        """Return this rank's share of a step with its trajectories by index, or why the run has no such step.
+
+        Blocks until the coordinator has one, at most timeout_s. Raises: NeighbourError saying what was waited for.
+        """
+        deadline = time.monotonic() + timeout_s
+        while True:
+            answer, buffers = self._ask(NextBatch(**self._stamp, step=step, rank=rank))
+            match answer:
+                case Batch():
+                    return answer, _trajectories(answer, buffers)
+                case Ended():
+                    return answer.detail
+                case Wait() if time.monotonic() > deadline:
+                    problem = (
+                        f"no batch for step {step} within learner.batch_timeout_s = {timeout_s:g} s: {answer.detail}"
+                    )
+                    raise NeighbourError("coordinator", problem)
+
+    def stepped(
+        self, step: int, policy_version: int, is_applied: bool, detail: str, metrics: Mapping[str, float]
+    ) -> None:
+        """Tell that a step ended and which policy version the servers hold now."""
+        self._tell(
+            Stepped(
+                **self._stamp,
+                step=step,
+                policy_version=policy_version,
+                is_applied=is_applied,
+                detail=detail[:2000],
+                metrics=dict(metrics),
+            )
+        )
+
+    def start_evaluation(self, step: int) -> None:
+        self._tell(Evaluate(**self._stamp, step=step))
+
+    def poll_evaluation(self, step: int) -> Mapping[str, float] | str:
+        """Return the means of the step's evaluation, or what it still waits for."""
+        answer, _ = self._ask(EvalPoll(**self._stamp, step=step))
+        if isinstance(answer, EvalResult):
+            return answer.metrics
+        assert isinstance(answer, Wait)
+        return answer.detail
+
+    def await_evaluation(self, step: int, timeout_s: float) -> Mapping[str, float]:
+        """Return the means of the step's evaluation; blocks at most timeout_s. Raises: NeighbourError."""
+        deadline = time.monotonic() + timeout_s
+        while isinstance(result := self.poll_evaluation(step), str):
+            if time.monotonic() > deadline:
+                raise NeighbourError("coordinator", f"the evaluation did not end within {timeout_s:g} s: {result}")
+            time.sleep(0.2)
+        return result
+
+    def save_ledger(self, path: Path, step: int) -> None:
+        """Have a consistent copy of the ledger written to a path on the coordinator's node."""
+        self._tell(SaveLedger(**self._stamp, path=str(path), step=step))
+
+    def _tell(self, message: Message) -> None:
+        answer, _ = self._ask(message)
+        assert isinstance(answer, Done)
+
+    def _ask(self, message: Message) -> tuple[Message, list[bytes]]:
+        answer, buffers = self._decoder.decode(self._channel.call(encode(message), _ANSWER_S))
+        if isinstance(answer, Refused):
+            raise NeighbourError("coordinator", f"refused {type(message).__name__}: {answer.detail}")
+        return answer, buffers
+
+
+def _trajectories(batch: Batch, buffers: list[bytes]) -> dict[int, Trajectory]:
+    order = [index for part in batch.micro_batches for index in part]
+    return {
+        index: Trajectory.from_buffers(batch.facts[index], buffers[3 * place : 3 * place + 3])
+        for place, index in enumerate(order)
+    }

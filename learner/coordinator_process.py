@@ -1,0 +1,60 @@
+"""The coordinator's process: builds the coordinator from a run's settings and runs its loop until told to close.
+
+Placed by `learner.cluster` as an actor; the driver calls its methods.
+"""
+
+from pathlib import Path
+
+from learner.coordinator import Coordinator
+from learner.coordinator_loop import CoordinatorLoop
+from learner.ledger import Ledger
+from learner.prompts import load_prompts
+from learner.run_folder import LEDGER
+from learner.run_record import RunRecord
+from protocol.channel import RouterChannel
+from protocol.home import load_keys
+from protocol.settings import Settings
+
+
+class CoordinatorProcess:
+    """One per run. host: the address its ROUTER socket listens on."""
+
+    def __init__(self, settings: Settings, folder: Path, run_id: str, last_step: int, host: str) -> None:
+        keys = load_keys()
+        channel = RouterChannel(host, keys.coordinator, allowed=[keys.peer.public])
+        self._ledger = Ledger(folder / LEDGER)
+        coordinator = Coordinator(
+            settings,
+            run_id,
+            self._ledger,
+            train=load_prompts(settings.data.train, settings.data),
+            held_out=load_prompts(settings.data.eval, settings.data) if settings.data.eval else [],
+            record=RunRecord(folder, settings.report.samples_per_step),
+            last_step=last_step,
+        )
+        self._address, self._incarnation = channel.address, coordinator.incarnation
+        self._loop = CoordinatorLoop(coordinator, channel)
+        self._loop.start()
+
+    def describe(self) -> tuple[str, int]:
+        """Return (address of the ROUTER socket, incarnation of the run)."""
+        return self._address, self._incarnation
+
+    def status(self) -> dict[str, object]:
+        """Return what the live view shows. Raises what ended the loop, if something did."""
+        if self._loop.failure is not None:
+            raise self._loop.failure
+        return self._loop.status
+
+    def stop_after_step(self, reason: str) -> None:
+        """Let the step under way end and start no other."""
+        self._loop.submit(lambda coordinator: coordinator.stop_after_step(reason))
+
+    def lose_server(self, server: str, reason: str) -> None:
+        """Take back the leases of a server that died."""
+        self._loop.submit(lambda coordinator: coordinator.lose_server(server, reason))
+
+    def close(self) -> None:
+        """Stop the loop, then close the ledger: everything accounted is on disk when this returns."""
+        self._loop.close()
+        self._ledger.close()

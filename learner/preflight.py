@@ -1,0 +1,117 @@
+"""What is checked before anything starts: model, prompts, disk. A mistake is one sentence and leaves nothing behind.
+
+Called by the driver (`learner.run`). Imports neither torch nor transformers unless prompts are chat messages.
+"""
+
+import os
+import shutil
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from tokenizers import Tokenizer
+
+from learner.prompts import Prompt, load_prompts
+from learner.run_folder import RunStart, model_digest, plan_start
+from protocol.errors import OperatorError, SettingsError
+from protocol.settings import Settings
+
+_WEIGHT_SUFFIXES = (".safetensors", ".bin")
+
+
+@dataclass(frozen=True)
+class Inspected:
+    """A run that passed every check made before anything starts. model: local folder. num_prompts: of data.train."""
+
+    settings: Settings
+    model: Path
+    start: RunStart
+    num_prompts: int
+
+
+def inspect(settings: Settings) -> Inspected:
+    """Return the run that these settings describe; starts nothing. Raises: SettingsError or OperatorError."""
+    model = find_model(settings)
+    start = plan_start(settings.run, model_digest(model))
+    train = load_prompts(settings.data.train, settings.data)
+    check_prompt_lengths(train, settings.data.train, model, settings)
+    if settings.data.eval:
+        check_prompt_lengths(load_prompts(settings.data.eval, settings.data), settings.data.eval, model, settings)
+    check_disk(start.folder, model, settings.learner.keep_checkpoints)
+    return Inspected(settings, model, start, len(train))
+
+
+def find_model(settings: Settings) -> Path:
+    """Return the local folder of policy.model, fetched from the Hugging Face hub when it is a name.
+
+    Raises: SettingsError when it is neither a model folder nor a name in reach.
+    """
+    name = settings.policy.model
+    if not name:
+        raise SettingsError("settings: policy.model is not set. Give a model folder or a Hugging Face name.")
+    folder = Path(name)
+    if not folder.is_dir():
+        folder = _fetch(name)
+    if not (folder / "config.json").is_file():
+        raise SettingsError(f"settings: policy.model = {name} has no config.json. Give a Hugging Face model folder.")
+    if not any(path.suffix in _WEIGHT_SUFFIXES for path in folder.iterdir()):
+        raise SettingsError(f"settings: policy.model = {name} holds no weights (*.safetensors). Give a complete model.")
+    return folder.resolve()
+
+
+def check_prompt_lengths(prompts: Sequence[Prompt], path: str, model: Path, settings: Settings) -> None:
+    """Raise SettingsError for the first prompt that leaves the policy no room in rollout.max_context_tokens."""
+    room = settings.rollout.max_context_tokens - settings.rollout.max_response_tokens
+    for number, length in enumerate(_lengths(prompts, model, settings.policy.trust_remote_code), start=1):
+        if length > room:
+            raise SettingsError(
+                f"data: prompt {number} of {path} has {length} tokens; rollout.max_context_tokens = "
+                f"{settings.rollout.max_context_tokens} less rollout.max_response_tokens = "
+                f"{settings.rollout.max_response_tokens} leaves {room}. Raise the first, or shorten the prompt."
+            )
+
+
+def check_disk(folder: Path, model: Path, num_checkpoints: int) -> None:
+    """Raise OperatorError when the disk cannot hold the run's checkpoints, or the folder cannot be written."""
+    existing = folder
+    while not existing.exists():
+        existing = existing.parent
+    if not os.access(existing, os.W_OK | os.X_OK):
+        raise OperatorError(f"{existing} cannot be written. Set run.dir to a folder of your own.")
+    weights = sum(path.stat().st_size for path in model.iterdir() if path.suffix in _WEIGHT_SUFFIXES)
+    # Weights, two AdamW moments and an fp32 copy, for each kept checkpoint and the one being written.
+    needed = (num_checkpoints + 1) * weights * 4 + (64 << 20)
+    free = shutil.disk_usage(existing).free
+    if free < needed:
+        raise OperatorError(
+            f"{existing} has {free >> 20} MiB free; this run's checkpoints need about {needed >> 20} MiB. "
+            "Free some, set run.dir to a larger disk, or lower learner.keep_checkpoints."
+        )
+
+
+def _fetch(name: str) -> Path:
+    from huggingface_hub import snapshot_download
+    from huggingface_hub.errors import HfHubHTTPError, HFValidationError, LocalEntryNotFoundError
+
+    try:
+        return Path(snapshot_download(name))
+    except (HfHubHTTPError, HFValidationError, LocalEntryNotFoundError, OSError) as error:
+        raise SettingsError(
+            f"settings: policy.model = {name} is neither a folder nor a model in reach of the Hugging Face hub "
+            f"({type(error).__name__}). Give a model folder."
+        ) from None
+
+
+def _lengths(prompts: Sequence[Prompt], model: Path, trust_remote_code: bool) -> list[int]:
+    if all(isinstance(prompt.prompt, str) for prompt in prompts) and (model / "tokenizer.json").is_file():
+        tokenizer = Tokenizer.from_file(str(model / "tokenizer.json"))
+        return [len(encoding.ids) for encoding in tokenizer.encode_batch([str(prompt.prompt) for prompt in prompts])]
+    from transformers import AutoTokenizer
+
+    slow = AutoTokenizer.from_pretrained(model, trust_remote_code=trust_remote_code)
+    return [
+        len(slow.encode(p.prompt))
+        if isinstance(p.prompt, str)
+        else len(slow.apply_chat_template(p.prompt, add_generation_prompt=True)["input_ids"])
+        for p in prompts
+    ]

@@ -1,0 +1,191 @@
+"""One learner rank: warm start, then batch -> loss -> step -> push -> report, until the coordinator ends the run.
+
+Placed by `learner.cluster` as an actor, one process per rank. `train` is the table of contents of the learner.
+"""
+
+import os
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+
+from learner.checkpoint import Checkpoint
+from learner.coordinator_client import CoordinatorClient
+from learner.policy import PolicyEngine, StepResult, free_address, join_world
+from learner.rank_checkpoint import load_checkpoint, save_checkpoint
+from learner.rank_push import RankPusher
+from learner.step import StepInputs, prepare_step, step_metrics
+from learner.warm_start import policy_settings, warm_start
+from protocol.channel import DealerChannel
+from protocol.home import load_keys
+from protocol.settings import Settings
+
+_EVALUATION_S = 1800.0
+
+
+@dataclass(frozen=True)
+class RankPlace:
+    """Where a rank stands in the learner's world. host, port: of rank 0's store."""
+
+    rank: int
+    world_size: int
+    host: str
+    port: int
+    use_gpus: bool
+
+
+@dataclass(frozen=True)
+class RunPlace:
+    """What a rank needs to reach its run. host: the address under which rank 0 offers weights."""
+
+    run_id: str
+    incarnation: int
+    coordinator_address: str
+    servers: tuple[str, ...]
+    weights_backend: str
+    host: str
+
+
+class LearnerRank:
+    """Call order: offer_address (rank 0), take_place, prepare, train. `progress` may be asked at any time."""
+
+    def __init__(self, settings: Settings, folder: Path, model: Path, host: str) -> None:
+        self._settings = settings
+        self._folder = folder
+        self._model = model
+        self._host = host
+        self._phase = "starting learner ranks"
+        self._asked_phase = ""
+
+    def offer_address(self) -> tuple[str, int]:
+        """Return the address that the world meets at, of this rank's node."""
+        return free_address(self._host)
+
+    def take_place(self, place: RankPlace) -> None:
+        self._place = place
+        threads = self._settings.learner.num_threads or max(1, (os.cpu_count() or 1) // place.world_size)
+        torch.set_num_threads(threads)
+
+    def progress(self) -> tuple[str, bool]:
+        """Return what this rank is at, and whether that changed since it was last asked."""
+        is_moving = self._phase != self._asked_phase
+        self._asked_phase = self._phase
+        return self._phase, is_moving
+
+    def prepare(self, checkpoint: Checkpoint | None) -> None:
+        """Join the world and bring the policy to where the run starts: its checkpoint, or the (warm-started) model."""
+        place, settings = self._place, self._settings
+        join_world(place.rank, place.world_size, place.host, place.port, settings.rollout.start_timeout_s)
+        model = self._model
+        if checkpoint is None and settings.policy.warm_start.data is not None:
+            model = warm_start(settings, model, place.rank, place.world_size, self._tell)
+        self._tell("loading the policy")
+        self._policy = PolicyEngine(policy_settings(settings, model), place.rank, place.world_size)
+        self._step = self._version = 0
+        if checkpoint is not None:
+            self._step, self._version = load_checkpoint(self._policy, checkpoint)
+        self._tell("the policy is ready")
+
+    def train(self, run: RunPlace) -> str:
+        """Train until the coordinator ends the run; returns how it ended, in one sentence."""
+        self._open(run)
+        self._push()
+        self._evaluate_first()
+        while not isinstance(inputs := self._next_inputs(), str):
+            result, timings = self._take_step(inputs)
+            self._report(inputs, result, timings)
+            self._save_when_due()
+        self._save()
+        self._close()
+        return f"Ended at step {self._step}: {inputs}."
+
+    def _open(self, run: RunPlace) -> None:
+        keys = load_keys()
+        rank, settings = self._place.rank, self._settings
+        channel = DealerChannel(run.coordinator_address, f"rank-{rank}", keys.peer, keys.coordinator.public)
+        self._channel = channel
+        self._coordinator = CoordinatorClient(channel, run.run_id, run.incarnation)
+        self._pusher = RankPusher(self._policy, rank, run, settings)
+        self._saved_step = self._step
+        self._evaluating: int | None = None
+
+    def _push(self) -> Mapping[str, float]:
+        """Give every server the current weights; returns how long it took. Raises when a server holds other ones."""
+        return self._pusher.push(self._version)
+
+    def _next_inputs(self) -> StepInputs | str:
+        step, settings = self._step + 1, self._settings
+        started = time.monotonic()
+        answer = self._coordinator.next_batch(step, self._place.rank, settings.learner.batch_timeout_s)
+        if isinstance(answer, str):
+            return answer
+        return prepare_step(*answer, settings, wait_s=time.monotonic() - started)
+
+    def _take_step(self, inputs: StepInputs) -> tuple[StepResult, dict[str, float]]:
+        started = time.monotonic()
+        result = self._policy.step(inputs.micro_batches, inputs.loss, inputs.num_model_tokens)
+        trained = time.monotonic()
+        self._step += 1
+        timings = {"wait_s": inputs.wait_s, "train_s": trained - started}
+        if result.applied:
+            self._version += 1
+            timings |= self._push()
+        return result, timings
+
+    def _report(self, inputs: StepInputs, result: StepResult, timings: Mapping[str, float]) -> None:
+        """Tell the coordinator, which then frees the step's slots: the servers hold the new weights by now."""
+        if self._place.rank != 0:
+            return
+        metrics = {**step_metrics(result, inputs), **timings, **self._evaluation_metrics()}
+        detail = "" if result.applied else f"non-finite loss or gradient (loss {result.loss}, norm {result.grad_norm})"
+        self._coordinator.stepped(self._step, self._version, result.applied, detail, metrics)
+
+    def _evaluate_first(self) -> None:
+        """Score the held-out prompts before the first step, so that the report can say what training added."""
+        if self._place.rank == 0 and self._step == 0 and self._settings.eval.every_steps:
+            self._tell("evaluating before the first step")
+            self._coordinator.start_evaluation(0)
+            self._coordinator.await_evaluation(0, _EVALUATION_S)
+        self._tell("training")
+
+    def _evaluation_metrics(self) -> Mapping[str, float]:
+        """Return the means of an evaluation that ended, starting one when it is due. Only the run's last is waited for:
+        the others run beside training."""
+        every, metrics = self._settings.eval.every_steps, {}
+        is_last = self._step == self._settings.run.max_steps
+        if not every:
+            return {}
+        if self._evaluating is not None:
+            result = (
+                self._coordinator.await_evaluation(self._evaluating, _EVALUATION_S)
+                if is_last
+                else self._coordinator.poll_evaluation(self._evaluating)
+            )
+            if not isinstance(result, str):
+                self._evaluating, metrics = None, dict(result)
+        if self._evaluating is None and (is_last or self._step % every == 0):
+            self._coordinator.start_evaluation(self._step)
+            if is_last:
+                return self._coordinator.await_evaluation(self._step, _EVALUATION_S)
+            self._evaluating = self._step
+        return metrics
+
+    def _save_when_due(self) -> None:
+        every = self._settings.learner.checkpoint_every_steps
+        if every and self._step % every == 0:
+            self._save()
+
+    def _save(self) -> None:
+        if self._step == self._saved_step:
+            return
+        save_checkpoint(self._policy, self._place.rank, self._folder, self._step, self._version, self._coordinator, self._settings)
+        self._saved_step = self._step
+
+    def _close(self) -> None:
+        self._pusher.close()
+        self._channel.close()
+
+    def _tell(self, phase: str) -> None:
+        self._phase = phase

@@ -1,0 +1,113 @@
+"""The run folder: where a run starts from and what it may overwrite.
+
+Used by the driver before anything starts. Layout (design section 10): settings.yaml, metrics.jsonl, ledger.sqlite,
+checkpoints/step_000100/, logs/, report.html.
+"""
+
+import hashlib
+import shutil
+from dataclasses import dataclass
+from pathlib import Path
+
+from learner.checkpoint import Checkpoint, newest_valid, open_checkpoint
+from protocol.errors import OperatorError, SettingsError
+from protocol.settings import RunSettings
+
+LEDGER = "ledger.sqlite"
+CHECKPOINTS = "checkpoints"
+
+
+@dataclass(frozen=True)
+class RunStart:
+    """checkpoint: what the run resumes from, None for a new one. notice: a choice that the user should see."""
+
+    folder: Path
+    checkpoint: Checkpoint | None
+    notice: str | None = None
+
+    @property
+    def run_id(self) -> str:
+        return self.folder.name
+
+    @property
+    def step(self) -> int:
+        return self.checkpoint.step if self.checkpoint else 0
+
+
+def plan_start(run: RunSettings, model_digest: str) -> RunStart:
+    """Return where the run starts, touching nothing.
+
+    auto: the newest valid checkpoint of this name; when that run is complete, a new run under the next free name.
+    Raises: SettingsError for a checkpoint of another model, a path without a valid checkpoint, or resume=never on a
+    folder that holds a run.
+    """
+    folder = Path(run.dir) / run.name
+    if run.resume not in ("auto", "never"):
+        return RunStart(folder, _of_model(open_checkpoint(Path(run.resume)), model_digest))
+    if not (folder / LEDGER).exists():
+        return RunStart(folder, None)
+    if run.resume == "never":
+        raise SettingsError(
+            f"settings: run.resume = never, and {folder} holds a run already. "
+            "Choose another run.name, or resume with auto."
+        )
+    checkpoint = newest_valid(folder / CHECKPOINTS)
+    if checkpoint is None:
+        return RunStart(folder, None, f"{folder} holds a run without a valid checkpoint: it starts again from step 0.")
+    if checkpoint.step >= run.max_steps:
+        free = _next_free(folder)
+        return RunStart(free, None, f"{folder} is complete at step {checkpoint.step}: this is a new run, {free.name}.")
+    return RunStart(folder, _of_model(checkpoint, model_digest), f"Resuming {folder} from step {checkpoint.step}.")
+
+
+def prepare_folder(start: RunStart) -> None:
+    """Make the folder ready: free of an earlier life's accounts, or with the ledger of the checkpoint that it resumes from.
+
+    Raises: OperatorError when it cannot be written.
+    """
+    folder = start.folder
+    try:
+        (folder / "logs").mkdir(parents=True, exist_ok=True)
+        (folder / CHECKPOINTS).mkdir(exist_ok=True)
+        for leftover in (f"{LEDGER}-wal", f"{LEDGER}-shm"):
+            (folder / leftover).unlink(missing_ok=True)
+        if start.checkpoint is not None:
+            shutil.copyfile(start.checkpoint.path / LEDGER, folder / LEDGER)
+        elif (folder / LEDGER).exists():
+            # A run that died before its first checkpoint left accounts of weights that no longer exist.
+            for name in (LEDGER, "metrics.jsonl", "samples.jsonl"):
+                if (folder / name).exists():
+                    (folder / name).rename(folder / "logs" / f"before_{_mtime(folder / name)}_{name}")
+    except OSError as error:
+        raise OperatorError(
+            f"The run folder {folder} cannot be written: {error.strerror}. Set run.dir to a folder on a disk with room."
+        ) from None
+
+
+def model_digest(model_dir: Path) -> str:
+    """Return a hash of the model's shape and tokenizer: what a checkpoint must agree on, whatever its weights."""
+    digest = hashlib.sha256()
+    for name in ("config.json", "tokenizer.json"):
+        if (model_dir / name).is_file():
+            digest.update(name.encode() + b"\0" + (model_dir / name).read_bytes())
+    return digest.hexdigest()
+
+
+def _of_model(checkpoint: Checkpoint, digest: str) -> Checkpoint:
+    if checkpoint.model_digest != digest:
+        raise SettingsError(
+            f"settings: {checkpoint.path} is a checkpoint of another model than policy.model. "
+            "Give the model it was made from, another run.name, or run.resume never."
+        )
+    return checkpoint
+
+
+def _next_free(folder: Path) -> Path:
+    number = 2
+    while (free := folder.with_name(f"{folder.name}-{number}")).exists():
+        number += 1
+    return free
+
+
+def _mtime(path: Path) -> int:
+    return int(path.stat().st_mtime)

@@ -1,0 +1,67 @@
+"""The shared secret of a cluster's own HTTP services: read from a file, asked for on every request.
+
+The retriever and the reward service stand behind `BearerGate`; rollout servers send the token that `read_token` gave.
+"""
+
+import hmac
+from collections.abc import Awaitable, Callable, MutableMapping
+from pathlib import Path
+from typing import Any
+
+from protocol.errors import OperatorError
+
+MIN_TOKEN_LENGTH = 16
+
+_Scope = MutableMapping[str, Any]
+_Receive = Callable[[], Awaitable[MutableMapping[str, Any]]]
+_Send = Callable[[MutableMapping[str, Any]], Awaitable[None]]
+_App = Callable[[_Scope, _Receive, _Send], Awaitable[None]]
+
+
+def read_token(path: str | Path) -> str:
+    """Return the token in a file, without the white space around it.
+
+    Raises: OperatorError when the file cannot be read or holds no usable token. The token itself is never shown.
+    """
+    try:
+        token = Path(path).read_text(encoding="ascii").strip()
+    except (OSError, UnicodeDecodeError) as error:
+        raise OperatorError(
+            f"token file {path}: cannot be read ({error}). Start the cluster again to make it."
+        ) from None
+    if len(token) < MIN_TOKEN_LENGTH or not token.isprintable() or " " in token:
+        raise OperatorError(
+            f"token file {path}: expected one printable word of at least {MIN_TOKEN_LENGTH} characters. "
+            "Delete the file and start the cluster again to make a new one."
+        )
+    return token
+
+
+def is_authorised(header: bytes | None, token: str) -> bool:
+    """Return whether an Authorization header carries the token, in a time that does not depend on where they differ."""
+    scheme, _, given = (header or b"").partition(b" ")
+    return scheme.lower() == b"bearer" and hmac.compare_digest(given.strip(), token.encode())
+
+
+class BearerGate:
+    """ASGI middleware: 401 for a request without the token, except on paths that are open to all."""
+
+    def __init__(self, app: _App, token: str, open_paths: frozenset[str] = frozenset({"/health"})) -> None:
+        self._app = app
+        self._token = token
+        self._open_paths = open_paths
+
+    async def __call__(self, scope: _Scope, receive: _Receive, send: _Send) -> None:
+        if scope["type"] == "http" and scope["path"] not in self._open_paths:
+            header = next((value for name, value in scope["headers"] if name == b"authorization"), None)
+            if not is_authorised(header, self._token):
+                await _refuse(send)
+                return
+        await self._app(scope, receive, send)
+
+
+async def _refuse(send: _Send) -> None:
+    headers = [(b"content-type", b"application/json"), (b"www-authenticate", b"Bearer")]
+    await send({"type": "http.response.start", "status": 401, "headers": headers})
+    body = b'{"detail": "this service asks for the cluster\'s token: Authorization: Bearer TOKEN"}'
+    await send({"type": "http.response.body", "body": body})

@@ -1,0 +1,171 @@
+"""Request and reply bodies of the reward and retrieve services (JSON over HTTP), checked at both ends.
+
+The services read requests with `read_request`; rollout servers read replies with `read_rewards` and `read_passages`.
+Requests are pydantic models. Replies come from anyone's server, in several shapes, and are read strictly by hand:
+what is not exactly a finite number, or not exactly as long as what was asked, is an error and never a value.
+"""
+
+import math
+from dataclasses import dataclass
+from typing import Any, Self, TypeVar
+
+import pydantic_core
+from pydantic import BaseModel, ConfigDict, Field, PositiveInt, ValidationError, model_validator
+
+_Request = TypeVar("_Request", bound=BaseModel)
+
+
+class BodyError(ValueError):
+    """A body is not what the contract says; `path` names the field, such as `$.rewards[3]`."""
+
+    def __init__(self, path: str, problem: str) -> None:
+        super().__init__(f"{path} {problem}")
+        self.path = path
+        self.problem = problem
+
+
+class RewardRequest(BaseModel):
+    """Samples to score: aligned lists. query: prompt + response. Keys that are not known are ignored."""
+
+    model_config = ConfigDict(strict=True)
+
+    query: list[str]
+    prompts: list[str] | None = None
+    labels: list[Any] | None = None
+
+    @model_validator(mode="after")
+    def _check_aligned(self) -> Self:
+        for name, values in (("prompts", self.prompts), ("labels", self.labels)):
+            if values is not None and len(values) != len(self.query):
+                raise ValueError(f"{name} has {len(values)} entries, query has {len(self.query)}")
+        return self
+
+
+class RewardReply(BaseModel):
+    """What our reward service answers: one reward per query, and what the scorer gave besides."""
+
+    rewards: list[float]
+    scores: list[float] | None = None
+    extra_logs: dict[str, list[float] | float] | None = None
+
+
+class RetrieveRequest(BaseModel):
+    """Queries to search. topk null: the service's own."""
+
+    model_config = ConfigDict(strict=True)
+
+    queries: list[str]
+    topk: PositiveInt | None = Field(None, le=1000)
+    return_scores: bool = False
+
+
+@dataclass(frozen=True)
+class Passage:
+    """One document found for a query. contents: `"Title"` on the first line, then the text. score: None if unknown."""
+
+    id: str
+    contents: str
+    score: float | None
+
+
+def read_request(model: type[_Request], body: bytes) -> _Request:
+    """Return the request in `body`. Raises: BodyError naming the first wrong field."""
+    try:
+        return model.model_validate_json(body)
+    except ValidationError as error:
+        first = error.errors(include_url=False, include_context=False)[0]
+        value = f", got {_short(first['input'])}" if first["loc"] and first["type"] != "missing" else ""
+        raise BodyError(_path(first["loc"]), f"{first['msg']}{value}") from None
+
+
+def read_rewards(body: bytes, num_samples: int) -> tuple[float, ...]:
+    """Return the rewards in a service's reply, one per sample, all finite.
+
+    Accepted: {"rewards": [..]}, and for a single sample also {"rewards": x}, [x] and x.
+    Raises: BodyError naming the field for anything else.
+    """
+    reply = _parse(body)
+    path = "$"
+    if isinstance(reply, dict):
+        path = "$.rewards"
+        if "rewards" not in reply:
+            raise BodyError(path, f"is missing; the reply has the keys {sorted(reply)[:8]}")
+        reply = reply["rewards"]
+    if num_samples == 1 and not isinstance(reply, list):
+        return (_number(reply, path),)
+    return check_numbers(reply, num_samples, path)
+
+
+def check_numbers(values: Any, num_samples: int, path: str) -> tuple[float, ...]:
+    """Return a list of exactly num_samples finite numbers as floats. Raises: BodyError naming the wrong entry."""
+    numbers = _list(values, path, num_samples, "sample")
+    return tuple(_number(value, f"{path}[{i}]") for i, value in enumerate(numbers))
+
+
+def read_passages(body: bytes, num_queries: int) -> tuple[tuple[Passage, ...], ...]:
+    """Return the passages in a retriever's reply, one tuple per query, in the reply's order.
+
+    An item may be {"document": .., "score": ..} or a document alone; a document {"id", "contents"} or plain text.
+    Raises: BodyError naming the field for anything else.
+    """
+    reply = _parse(body)
+    if not isinstance(reply, dict) or "result" not in reply:
+        raise BodyError("$.result", "is missing")
+    found = _list(reply["result"], "$.result", num_queries, "query")
+    return tuple(
+        tuple(_passage(item, f"$.result[{i}][{j}]") for j, item in enumerate(_list(items, f"$.result[{i}]")))
+        for i, items in enumerate(found)
+    )
+
+
+def _passage(item: Any, path: str) -> Passage:
+    score = None
+    document = item
+    if isinstance(item, dict) and "document" in item:
+        document, path = item["document"], f"{path}.document"
+        if item.get("score") is not None:
+            score = _number(item["score"], path.removesuffix("document") + "score")
+    if isinstance(document, str):
+        return Passage("", document, score)
+    if not isinstance(document, dict):
+        raise BodyError(path, f"is {_short(document)}, expected a document")
+    contents = document.get("contents")
+    if not isinstance(contents, str):
+        raise BodyError(f"{path}.contents", f"is {_short(contents)}, expected a string")
+    return Passage(str(document.get("id", "")), contents, score)
+
+
+def _parse(body: bytes) -> Any:
+    try:
+        return pydantic_core.from_json(body)
+    except ValueError as error:
+        raise BodyError("$", f"is not JSON ({error}): {_short(body.decode(errors='replace'))}") from None
+
+
+def _list(value: Any, path: str, length: int | None = None, of: str = "") -> list[Any]:
+    if not isinstance(value, list):
+        raise BodyError(path, f"is {_short(value)}, expected a list")
+    if length is not None and len(value) != length:
+        raise BodyError(path, f"has {len(value)} entries, expected {length} (one per {of})")
+    return value
+
+
+def _number(value: Any, path: str) -> float:
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        raise BodyError(path, f"is {_short(value)}, expected a number")
+    try:
+        number = float(value)
+    except OverflowError:
+        number = math.inf
+    if not math.isfinite(number):
+        raise BodyError(path, f"is {number}, expected a finite number")
+    return number
+
+
+def _path(location: tuple[int | str, ...]) -> str:
+    return "$" + "".join(f"[{part}]" if isinstance(part, int) else f".{part}" for part in location)
+
+
+def _short(value: Any) -> str:
+    text = repr(value)
+    return text if len(text) <= 80 else f"{text[:77]}..."

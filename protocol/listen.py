@@ -1,0 +1,33 @@
+"""A listening address taken before anything slow starts; used by every HTTP service of the cluster."""
+
+import errno
+import socket
+
+from protocol.errors import OperatorError
+
+
+def bind(service: str, host: str, port: int) -> socket.socket:
+    """Return a socket bound to host and port, not yet listening: connections are refused until the server accepts.
+
+    Port 0 takes a free one. Raises: OperatorError when the address is taken, not allowed or not of this machine.
+    """
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    bound = socket.socket(family, socket.SOCK_STREAM)
+    bound.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    try:
+        bound.bind((host, port))
+    except (OSError, OverflowError) as error:
+        bound.close()
+        number = getattr(error, "errno", None)
+        if number == errno.EADDRINUSE:
+            advice = f"port {port} of {host} is taken. Stop what listens there, or choose another --port."
+        else:
+            advice = f"cannot listen on {host} port {port} ({error}). Choose another --host or --port."
+        raise OperatorError(f"{service}: {advice}") from None
+    return bound
+
+
+def address_of(bound: socket.socket) -> str:
+    """Return the http:// address of a bound socket."""
+    host, port = bound.getsockname()[:2]
+    return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"

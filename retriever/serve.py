@@ -1,0 +1,79 @@
+"""`python -m retriever.serve`: the retriever of a node. It accepts connections once its index is loaded.
+
+Option names are the ones that retrieval servers of Search-R1 take, so that a launch script keeps working.
+"""
+
+import argparse
+import sys
+from pathlib import Path
+from typing import Any
+
+import uvicorn
+
+from protocol.bearer import BearerGate, read_token
+from protocol.errors import OperatorError
+from protocol.listen import address_of, bind
+from retriever.corpus import read_corpus
+from retriever.index_folder import open_or_build
+from retriever.service import Limits, RetrieverService
+
+BACKENDS = ("bm25",)
+
+
+def main() -> int:
+    arguments = _parser().parse_args()
+    try:
+        _serve(arguments)
+    except OperatorError as error:
+        print(error, file=sys.stderr)
+        return error.exit_code
+    return 0
+
+
+def _serve(arguments: argparse.Namespace) -> None:
+    if arguments.retriever_name not in BACKENDS:
+        raise OperatorError(
+            f"retriever: --retriever-name {arguments.retriever_name} is not known. "
+            f"Choose one of: {', '.join(BACKENDS)}."
+        )
+    token = read_token(arguments.token_file) if arguments.token_file else None
+    # Bound before the index is read: a taken port is told at once, not after minutes of building.
+    listener = bind("retriever", arguments.host, arguments.port)
+    corpus = read_corpus(arguments.corpus_path)
+    index, was_built = open_or_build(arguments.index_path, corpus)
+    limits = Limits(arguments.topk, arguments.num_threads, arguments.max_waiting)
+    app: Any = RetrieverService(index, corpus, arguments.index_path.name, limits).app()
+    if token is not None:
+        app = BearerGate(app, token)
+    state = "built" if was_built else "loaded"
+    print(f"retriever: {len(corpus)} documents, index {state}, {address_of(listener)}", flush=True)
+    config = uvicorn.Config(
+        app, log_level="warning", access_log=False, timeout_keep_alive=75, timeout_graceful_shutdown=5
+    )
+    uvicorn.Server(config).run(sockets=[listener])
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(prog="python -m retriever.serve", description=__doc__)
+    parser.add_argument("--index-path", "--index_path", type=Path, required=True, help="folder of the index")
+    parser.add_argument("--corpus-path", "--corpus_path", type=Path, required=True, help='JSONL of {"id", "contents"}')
+    parser.add_argument("--topk", type=_positive, default=3, help="passages when a request names no topk")
+    parser.add_argument("--retriever-name", "--retriever_name", default="bm25", help=f"one of: {', '.join(BACKENDS)}")
+    parser.add_argument("--retriever-model", "--retriever_model", help="model of a dense retriever; bm25 uses none")
+    parser.add_argument("--host", default="127.0.0.1", help="address to listen on")
+    parser.add_argument("--port", type=int, default=8000, help="port to listen on; 0: a free one")
+    parser.add_argument("--token-file", type=Path, help="ask for the bearer token in this file (not on /health)")
+    parser.add_argument("--num-threads", type=_positive, default=1, help="threads that search")
+    parser.add_argument("--max-waiting", type=_positive, default=512, help="requests in flight before 503")
+    return parser
+
+
+def _positive(text: str) -> int:
+    number = int(text)
+    if number < 1:
+        raise argparse.ArgumentTypeError(f"{text} is below 1")
+    return number
+
+
+if __name__ == "__main__":
+    sys.exit(main())

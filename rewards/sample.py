@@ -1,0 +1,69 @@
+"""What a scorer is given and what it returns. Users' own functions import `Sample` and `Score` from here."""
+
+import math
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from protocol.errors import OperatorError
+
+
+@dataclass(frozen=True)
+class Sample:
+    """One finished conversation. query: prompt + response, special tokens kept. label: the data row's, or None."""
+
+    query: str
+    prompt: str
+    response: str
+    label: Any
+
+
+@dataclass(frozen=True)
+class Score:
+    """A reward, finite. score: 0..1 where one exists, for filtering. logs: other numbers worth a curve."""
+
+    reward: float
+    score: float | None = None
+    logs: Mapping[str, float] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        for name, number in {"reward": self.reward, "score": self.score, **self.logs}.items():
+            if number is not None and not math.isfinite(number):
+                raise ValueError(f"{name} is {number}, expected a finite number")
+
+
+class SampleError(Exception):
+    """One sample cannot be scored, and the caller can mend it (status 422): `index` says which one of the request."""
+
+    def __init__(self, index: int, problem: str) -> None:
+        super().__init__(f"$.labels[{index}] {problem}")
+        self.index = index
+
+
+class ScorerFailure(Exception):
+    """A scorer raised or returned nonsense for a sample (status 500); index None: for the request as a whole."""
+
+    def __init__(self, index: int | None, error: Exception) -> None:
+        super().__init__(f"{type(error).__name__}: {error}")
+        self.index = index
+        self.error = error
+
+
+Scorer = Callable[[Sequence[Sample]], Awaitable[list[Score]]]
+
+
+def make_sample(query: str, prompt: str | None, label: Any) -> Sample:
+    """Return the sample; without a prompt, or with one that the query does not start with, all of it is response."""
+    prompt = prompt or ""
+    response = query.removeprefix(prompt)
+    return Sample(query, prompt, response, label)
+
+
+def scorer_named(name: str) -> Scorer:
+    """Return a bundled scorer. Raises: OperatorError listing them when there is none of that name."""
+    from rewards.exact_match import score_exact_match
+
+    bundled: dict[str, Scorer] = {"exact_match": score_exact_match}
+    if name not in bundled:
+        raise OperatorError(f"rewards: --scorer {name} is not known. Choose one of: {', '.join(sorted(bundled))}.")
+    return bundled[name]

@@ -1,0 +1,62 @@
+"""`python -m rewards.serve`: a reward service for a bundled scorer or a user's own Python function."""
+
+import argparse
+import sys
+from pathlib import Path
+from typing import Any
+
+import uvicorn
+
+from protocol.bearer import BearerGate, read_token
+from protocol.errors import OperatorError
+from protocol.listen import address_of, bind
+from rewards.sample import Scorer, scorer_named
+from rewards.service import RewardService
+from rewards.user_function import load_scorer
+
+
+def main() -> int:
+    arguments = _parser().parse_args()
+    try:
+        _serve(arguments)
+    except OperatorError as error:
+        print(error, file=sys.stderr)
+        return error.exit_code
+    return 0
+
+
+def _serve(arguments: argparse.Namespace) -> None:
+    token = read_token(arguments.token_file) if arguments.token_file else None
+    listener = bind("rewards", arguments.host, arguments.port)
+    scorer, name = _choose_scorer(arguments)
+    app: Any = RewardService(scorer, name).app()
+    if token is not None:
+        app = BearerGate(app, token)
+    print(f"rewards: {name}, {address_of(listener)}", flush=True)
+    config = uvicorn.Config(
+        app, log_level="warning", access_log=False, timeout_keep_alive=75, timeout_graceful_shutdown=5
+    )
+    uvicorn.Server(config).run(sockets=[listener])
+
+
+def _choose_scorer(arguments: argparse.Namespace) -> tuple[Scorer, str]:
+    if arguments.function:
+        return load_scorer(arguments.function), Path(arguments.function).name
+    return scorer_named(arguments.scorer), arguments.scorer
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(prog="python -m rewards.serve", description=__doc__)
+    choice = parser.add_mutually_exclusive_group(required=True)
+    choice.add_argument("--scorer", help="a bundled scorer: exact_match")
+    choice.add_argument(
+        "--function", metavar="FILE.py[:NAME]", help="a user's reward_func, compute_score or score(sample)"
+    )
+    parser.add_argument("--host", default="127.0.0.1", help="address to listen on")
+    parser.add_argument("--port", type=int, default=8001, help="port to listen on; 0: a free one")
+    parser.add_argument("--token-file", type=Path, help="ask for the bearer token in this file (not on /health)")
+    return parser
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,100 @@
+"""The ASGI application of a reward service: POST to any path scores, GET /health, GET /metrics."""
+
+import time
+from typing import Any
+
+from prometheus_client import CollectorRegistry, Counter, Histogram, generate_latest
+from prometheus_client.exposition import CONTENT_TYPE_LATEST
+from starlette.applications import Starlette
+from starlette.requests import Request
+from starlette.responses import JSONResponse, Response
+from starlette.routing import Route
+
+from protocol.http_bodies import BodyError, RewardReply, RewardRequest, read_request
+from rewards.sample import Sample, SampleError, Score, Scorer, ScorerFailure, make_sample
+
+MAX_REQUEST_BYTES = 64 << 20
+
+
+class RewardService:
+    """Answers one scorer over HTTP. A scorer that fails gives a status that says so, never a reward."""
+
+    def __init__(self, scorer: Scorer, name: str) -> None:
+        self._scorer = scorer
+        self._name = name
+        self._metrics = _Metrics()
+
+    def app(self) -> Starlette:
+        """Return the application; one per service."""
+        return Starlette(
+            routes=[
+                Route("/health", self._health),
+                Route("/metrics", self._show_metrics),
+                Route("/{path:path}", self._score, methods=["POST"]),
+            ]
+        )
+
+    async def _score(self, request: Request) -> Response:
+        if int(request.headers.get("content-length", "0")) > MAX_REQUEST_BYTES:
+            return self._refuse(413, {"detail": f"the body is over {MAX_REQUEST_BYTES} bytes"})
+        started = time.perf_counter()
+        try:
+            samples = _samples_of(read_request(RewardRequest, await request.body()))
+            scores = await self._scorer(samples)
+        except (BodyError, SampleError) as error:
+            return self._refuse(422, {"detail": str(error)})
+        except ScorerFailure as failure:
+            return self._refuse(500, _explain(failure, request))
+        self._metrics.requests.labels("200").inc()
+        self._metrics.samples.inc(len(scores))
+        self._metrics.seconds.observe(time.perf_counter() - started)
+        return JSONResponse(_reply(scores).model_dump(exclude_none=True))
+
+    def _refuse(self, status: int, body: dict[str, Any]) -> Response:
+        self._metrics.requests.labels(str(status)).inc()
+        return JSONResponse(body, status)
+
+    async def _health(self, request: Request) -> Response:
+        return JSONResponse({"status": "ok", "scorer": self._name})
+
+    async def _show_metrics(self, request: Request) -> Response:
+        return Response(generate_latest(self._metrics.registry), media_type=CONTENT_TYPE_LATEST)
+
+
+def _samples_of(asked: RewardRequest) -> list[Sample]:
+    num = len(asked.query)
+    prompts: list[str | None] = [*asked.prompts] if asked.prompts is not None else [None] * num
+    labels = asked.labels if asked.labels is not None else [None] * num
+    return [make_sample(*parts) for parts in zip(asked.query, prompts, labels, strict=True)]
+
+
+def _reply(scores: list[Score]) -> RewardReply:
+    """Return the reply; a log that only some samples have is left out, since the lists are aligned."""
+    filters = [score.score for score in scores if score.score is not None]
+    names = set(scores[0].logs).intersection(*(score.logs for score in scores)) if scores else set()
+    return RewardReply(
+        rewards=[score.reward for score in scores],
+        scores=filters if scores and len(filters) == len(scores) else None,
+        extra_logs={name: [score.logs[name] for score in scores] for name in sorted(names)} or None,
+    )
+
+
+def _explain(failure: ScorerFailure, request: Request) -> dict[str, Any]:
+    where = "the request" if failure.index is None else f"sample {failure.index}"
+    return {
+        "detail": f"the reward function failed on {where}: {failure}",
+        "type": type(failure.error).__name__,
+        "message": str(failure.error),
+        "sample": failure.index,
+        "key": request.headers.get("idempotency-key"),
+    }
+
+
+class _Metrics:
+    def __init__(self) -> None:
+        self.registry = CollectorRegistry()
+        self.requests = Counter(
+            "sluice_reward_requests", "Requests by HTTP status.", ["status"], registry=self.registry
+        )
+        self.samples = Counter("sluice_reward_samples", "Samples scored.", registry=self.registry)
+        self.seconds = Histogram("sluice_reward_request_seconds", "Time of a scored request.", registry=self.registry)

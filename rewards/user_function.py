@@ -1,0 +1,176 @@
+"""A user's reward function out of a Python file, whichever of three known shapes it has.
+
+    reward_func(queries, prompts, labels, **kwargs)                             OpenRLHF: a whole batch
+    compute_score(data_source, solution_str, ground_truth, extra_info=None)     verl: one sample, sync or async
+    score(sample)                                                               ours: one Sample, sync or async
+
+The shape is told by the parameters' names, so any function name works with `FILE.py:NAME`. Sync functions run on one
+thread of their own, one at a time: users' functions are seldom safe to run in several threads at once.
+"""
+
+import asyncio
+import functools
+import importlib.util
+import inspect
+import re
+import sys
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+from protocol.errors import OperatorError
+from protocol.http_bodies import check_numbers
+from rewards.sample import Sample, Score, Scorer, ScorerFailure
+
+_NAMES = ("reward_func", "compute_score", "score")
+_SPECIAL_TOKENS = re.compile(r"<\|[^|<>]{1,64}\|>|</?s>|<(?:pad|unk|bos|eos|end_of_turn|start_of_turn)>")
+
+_Call = Callable[..., Any]
+
+
+def load_scorer(reference: str) -> Scorer:
+    """Return the scorer of `FILE.py[:NAME]`. Without a name: the one of reward_func, compute_score, score that exists.
+
+    Raises: OperatorError when the file cannot be loaded, or the function is missing or of an unknown shape.
+    """
+    file, separator, name = reference.rpartition(":")
+    if not separator or name.endswith(".py"):
+        file, name = reference, ""
+    function = _find(_load_module(Path(file)), file, name)
+    parameters = inspect.signature(function).parameters
+    if "queries" in parameters:
+        return functools.partial(_score_batch, _caller(function))
+    if "solution_str" in parameters:
+        return functools.partial(_score_each, _caller(function), _verl_arguments)
+    if len([p for p in parameters.values() if p.default is p.empty]) == 1:
+        return functools.partial(_score_each, _caller(function), _own_arguments)
+    raise OperatorError(
+        f"rewards: {file}:{function.__name__}{inspect.signature(function)} has no known shape. Expected reward_func"
+        "(queries, prompts, labels), compute_score(data_source, solution_str, ground_truth) or score(sample)."
+    )
+
+
+def _load_module(path: Path) -> Any:
+    specification = importlib.util.spec_from_file_location("sluice_user_reward", path)
+    if specification is None or specification.loader is None or not path.is_file():
+        raise OperatorError(f"rewards: --function {path} is not a Python file. Expected FILE.py or FILE.py:NAME.")
+    module = importlib.util.module_from_spec(specification)
+    sys.modules[specification.name] = module
+    # As `python FILE.py` would: files beside it can be imported.
+    sys.path.insert(0, str(path.resolve().parent))
+    try:
+        specification.loader.exec_module(module)
+    except Exception as error:
+        raise OperatorError(f"rewards: --function {path} cannot be loaded: {type(error).__name__}: {error}") from error
+    return module
+
+
+def _find(module: Any, file: str, name: str) -> _Call:
+    names = (name,) if name else _NAMES
+    found = [getattr(module, candidate) for candidate in names if callable(getattr(module, candidate, None))]
+    if len(found) != 1:
+        have = "none" if not found else "several"
+        raise OperatorError(
+            f"rewards: {file} has {have} of: {', '.join(names)}. Name one function with --function {file}:NAME."
+        )
+    function: _Call = found[0]
+    return function
+
+
+def _caller(function: _Call) -> _Call:
+    """Return an async function that runs `function`: itself when it is async, else on a thread of its own."""
+    if inspect.iscoroutinefunction(function):
+        return function
+    thread = ThreadPoolExecutor(1, thread_name_prefix="reward-function")
+
+    async def run(*args: Any, **kwargs: Any) -> Any:
+        call = functools.partial(function, *args, **kwargs)
+        return await asyncio.get_running_loop().run_in_executor(thread, call)
+
+    return run
+
+
+async def _score_batch(call: _Call, samples: Sequence[Sample]) -> list[Score]:
+    queries, prompts = [s.query for s in samples], [s.prompt for s in samples]
+    try:
+        returned = await call(queries, prompts, [s.label for s in samples])
+        return _batch_scores(returned, len(samples))
+    except Exception as error:
+        raise ScorerFailure(None, error) from error
+
+
+async def _score_each(
+    call: _Call, arguments_of: Callable[[Sample], tuple[list[Any], dict[str, Any]]], samples: Sequence[Sample]
+) -> list[Score]:
+    """Return the scores of all samples. Every sample is tried; then the first failure is raised."""
+
+    async def score(index: int, sample: Sample) -> Score:
+        args, kwargs = arguments_of(sample)
+        try:
+            return _single_score(await call(*args, **kwargs))
+        except Exception as error:
+            raise ScorerFailure(index, error) from error
+
+    results = await asyncio.gather(*(score(i, s) for i, s in enumerate(samples)), return_exceptions=True)
+    for result in results:
+        if isinstance(result, BaseException):
+            raise result
+    return [result for result in results if isinstance(result, Score)]
+
+
+def _verl_arguments(sample: Sample) -> tuple[list[Any], dict[str, Any]]:
+    """A label that is a verl row's part gives its own fields; any other label is the ground truth itself."""
+    row = sample.label if isinstance(sample.label, dict) and "ground_truth" in sample.label else {}
+    return [], {
+        "data_source": row.get("data_source", ""),
+        "solution_str": _SPECIAL_TOKENS.sub("", sample.response),
+        "ground_truth": row.get("ground_truth", sample.label),
+        "extra_info": row.get("extra_info") or {},
+    }
+
+
+def _own_arguments(sample: Sample) -> tuple[list[Any], dict[str, Any]]:
+    return [sample], {}
+
+
+def _single_score(returned: Any) -> Score:
+    if isinstance(returned, Score):
+        return returned
+    if isinstance(returned, Mapping):
+        reward = check_numbers(_plain(returned.get("score")), 1, "score")[0]
+        return Score(reward, logs={k: float(v) for k, v in returned.items() if k != "score" and _is_number(v)})
+    return Score(check_numbers(_plain(returned), 1, "the returned value")[0])
+
+
+def _batch_scores(returned: Any, num_samples: int) -> list[Score]:
+    parts = returned if isinstance(returned, Mapping) else {"rewards": returned}
+    rewards = check_numbers(_plain(parts.get("rewards")), num_samples, "rewards")
+    scores: Sequence[float | None] = [None] * num_samples
+    if parts.get("scores") is not None:
+        scores = check_numbers(_plain(parts["scores"]), num_samples, "scores")
+    logs: list[dict[str, float]] = [{} for _ in range(num_samples)]
+    for name, values in (parts.get("extra_logs") or {}).items():
+        flat = _plain(values)
+        spread = flat * num_samples if len(flat) == 1 else flat
+        for log, value in zip(logs, check_numbers(spread, num_samples, f"extra_logs.{name}"), strict=True):
+            log[str(name)] = value
+    return [Score(*parts) for parts in zip(rewards, scores, logs, strict=True)]
+
+
+def _plain(values: Any) -> list[Any]:
+    """Return a tensor, array, list or number as a flat list; torch is not imported for it."""
+    values = values.tolist() if hasattr(values, "tolist") else values
+    items = list(values) if isinstance(values, list | tuple) else [values]
+    return [_item(item) for item in items]
+
+
+def _item(value: Any) -> Any:
+    """Return a one-element tensor or list as its element, so that a column of shape [N, 1] counts as [N]."""
+    if hasattr(value, "item"):
+        return value.item()
+    return value[0] if isinstance(value, list) and len(value) == 1 else value
+
+
+def _is_number(value: Any) -> bool:
+    return isinstance(value, int | float)

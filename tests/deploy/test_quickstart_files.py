@@ -1,0 +1,107 @@
+"""The quick start's files as its users load them: data sets, demonstrations, tokenizer and model."""
+
+import json
+import time
+from pathlib import Path
+
+import pytest
+from transformers import AutoModelForCausalLM, AutoTokenizer
+
+from deploy.quickstart.build import QuickstartSettings, build_quickstart, content_key
+from deploy.quickstart.demonstrations import Recipe
+from deploy.quickstart.passages import TAGS
+
+SETTINGS = QuickstartSettings(seed=5, recipe=Recipe(num_rows=400))
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    out = tmp_path_factory.mktemp("quickstart")
+    assert build_quickstart(out, SETTINGS)
+    return out
+
+
+def read(path: Path) -> list[dict[str, object]]:
+    return [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()]
+
+
+def test_second_build_writes_nothing(folder: Path) -> None:
+    before = {path: path.stat().st_mtime_ns for path in folder.rglob("*")}
+    assert not build_quickstart(folder, SETTINGS)
+    assert {path: path.stat().st_mtime_ns for path in folder.rglob("*")} == before
+
+
+def test_build_starts_again_when_the_stamp_is_of_other_settings(tmp_path: Path) -> None:
+    build_quickstart(tmp_path, QuickstartSettings(seed=1, recipe=Recipe(num_rows=10)))
+    assert build_quickstart(tmp_path, QuickstartSettings(seed=1, recipe=Recipe(num_rows=20)))
+    assert len(read(tmp_path / "warmstart.jsonl")) == 20
+
+
+def test_same_seed_gives_the_same_bytes_and_another_seed_other_ones(folder: Path, tmp_path: Path) -> None:
+    build_quickstart(tmp_path / "same", SETTINGS)
+    build_quickstart(tmp_path / "other", QuickstartSettings(seed=6, recipe=Recipe(num_rows=400)))
+    for name in ("train.jsonl", "eval.jsonl", "warmstart.jsonl", "model/model.safetensors"):
+        assert (tmp_path / "same" / name).read_bytes() == (folder / name).read_bytes()
+        assert (tmp_path / "other" / name).read_bytes() != (folder / name).read_bytes()
+
+
+def test_finding_the_files_made_takes_under_half_a_second(folder: Path) -> None:
+    start = time.perf_counter()
+    content_key(SETTINGS)
+    assert not build_quickstart(folder, SETTINGS)
+    assert time.perf_counter() - start < 0.5
+
+
+def test_no_held_out_entity_is_in_a_training_question_or_demonstration(folder: Path) -> None:
+    held_out = {str(row["entity"]) for row in read(folder / "eval.jsonl")}
+    asked = {str(row["entity"]) for row in read(folder / "train.jsonl")}
+    assert not held_out & asked
+    prompts = {str(row["prompt"]) for row in read(folder / "eval.jsonl")}
+    shown = {row["segments"][0]["text"] for row in read(folder / "warmstart.jsonl")}  # type: ignore[index]
+    assert not prompts & shown
+
+
+def test_demonstration_weights_follow_who_wrote_the_text(folder: Path) -> None:
+    for row in read(folder / "warmstart.jsonl"):
+        prompt, *rest = row["segments"]  # type: ignore[misc]
+        assert prompt["weight"] == 0.0
+        for segment in rest:
+            is_observation = segment["text"].startswith("<information>")
+            assert segment["weight"] == (0.3 if is_observation else 1.0)
+        assert rest[-1]["text"].endswith("</answer>")
+
+
+def test_segments_tokenised_apart_are_the_whole_text_tokenised(folder: Path) -> None:
+    tokenizer = AutoTokenizer.from_pretrained(folder / "model")
+    for row in read(folder / "warmstart.jsonl")[:100]:
+        texts = [segment["text"] for segment in row["segments"]]  # type: ignore[attr-defined]
+        apart = [token for text in texts for token in tokenizer(text).input_ids]
+        assert apart == tokenizer("".join(texts)).input_ids
+
+
+def test_tags_are_single_tokens_that_decoding_keeps(folder: Path) -> None:
+    tokenizer = AutoTokenizer.from_pretrained(folder / "model")
+    for tag in TAGS:
+        ids = tokenizer(tag).input_ids
+        assert len(ids) == 1
+        assert tokenizer.decode(ids, skip_special_tokens=True) == tag
+
+
+def test_a_name_has_the_same_tokens_in_question_query_and_passage(folder: Path) -> None:
+    tokenizer = AutoTokenizer.from_pretrained(folder / "model")
+    name = tokenizer(" Cote d'Ivoire").input_ids
+    texts = (
+        "of the country Cote d'Ivoire?",
+        "<search> country Cote d'Ivoire</search>",
+        "in Cote d'Ivoire.</information>",
+    )
+    for text in texts:
+        ids = tokenizer(text).input_ids
+        assert any(ids[i : i + len(name)] == name for i in range(len(ids)))
+
+
+def test_model_loads_with_half_a_million_untied_parameters(folder: Path) -> None:
+    model = AutoModelForCausalLM.from_pretrained(folder / "model")
+    assert sum(parameter.numel() for parameter in model.parameters()) == 558_464
+    assert not model.config.tie_word_embeddings
+    assert model.config.vocab_size == len(AutoTokenizer.from_pretrained(folder / "model")) == 512
