@@ -20,7 +20,7 @@ from learner.step_batch import StepBatch, build_step
 from learner.window import Outstanding, StalenessWindow
 from protocol import messages as m
 from protocol.settings import Settings
-from protocol.trajectory import FrameError, Trajectory
+from protocol.trajectory import FrameError, Trajectory, TrajectoryFacts
 
 
 @dataclass
@@ -50,7 +50,8 @@ class Coordinator:
         self.run_id = run_id
         self.incarnation = ledger.begin_incarnation()
         self.counts: Counter[str] = Counter()
-        self.policy_version = last_step
+        # A step that was not applied leaves the version behind the step's number: only the ledger knows by how many.
+        self.policy_version = int(ledger.meta("policy_version") or last_step)
         self.step = last_step
         self.detail = "starting"
         self._settings = settings
@@ -99,7 +100,7 @@ class Coordinator:
                 self._peer(peer, now).heartbeat = message
                 self._peer(peer, now).policy_version = message.policy_version
             case m.NextBatch():
-                self._waiting_ranks[message.rank] = (peer, message, now)
+                self._on_next(peer, message, now)
             case m.Stepped():
                 self._on_stepped(peer, message)
             case m.Evaluate():
@@ -135,7 +136,7 @@ class Coordinator:
         """Take back what a server held, because it died or started again."""
         peer = self._peers.setdefault(server, Peer())
         peer.num_wanted, peer.policy_version = num_wanted, None
-        for group in [*self._groups.values(), *(g for e in self._evaluations.values() for g in e.open.values())]:
+        for group in self._open_groups():
             if group.take_back_from(server):
                 self._release(group, reason)
 
@@ -174,10 +175,12 @@ class Coordinator:
             return
         try:
             trajectory = Trajectory.from_buffers(facts, buffers, "$.facts")
+            self._check_lease(group, facts, peer)
         except FrameError as error:
             self.counts[f"rejected:{error.reason}"] += 1
             self._ack(peer, facts.group, facts.sample_index, "rejected", str(error))
-            self._fail(group, facts.sample_index, f"trajectory refused: {error}")
+            if group.holders.get(facts.sample_index) == peer:
+                self._fail(group, facts.sample_index, f"trajectory refused: {error}")
             return
         if not group.receive(trajectory):
             self.counts["duplicate"] += 1
@@ -189,6 +192,15 @@ class Coordinator:
             self._close_if_evaluation(group)
             if group.kind == "train":
                 self._ledger.set_state([group.name], "ready")
+
+    def _check_lease(self, group: Group, facts: TrajectoryFacts, peer: str) -> None:
+        """Raise FrameError when a trajectory is not what its server was asked for, or of weights that do not exist."""
+        if (problem := group.contradiction(facts, peer)) is not None:
+            raise FrameError("$.facts", problem, "lease")
+        # A push ends before its step is told of: servers may be one version ahead of the books, never two.
+        if facts.newest_version > self.policy_version + 1:
+            problem = f"has version {facts.newest_version}, the learner is at {self.policy_version}"
+            raise FrameError("$.facts.version_spans", problem, "version")
 
     def _on_failed(self, peer: str, message: m.SampleFailed, now: float) -> None:
         self._peer(peer, now)
@@ -224,13 +236,14 @@ class Coordinator:
         self._num_left += 1
         self._groups.pop(group.name)
         self._ledger.set_state([group.name], "skipped", reason=reason[:2000])
+        self._send_trained([group])
 
     def _expire(self, now: float) -> None:
         """Take back leases that outlived their time, and groups that no step could use any more."""
         limit_s = self._settings.rollout.lease_timeout_s
-        for group in list(self._groups.values()):
-            if group.holders and now - group.leased_at > limit_s and group.take_back_from(None):
-                self._release(group, f"lease expired after {limit_s:g} s")
+        for group in self._open_groups():
+            if group.holders and now - group.leased_at > limit_s:
+                self._expire_lease(group, f"lease expired after {limit_s:g} s")
         if self._batch is not None:
             return
         for name in self._window.too_old(self._outstanding(), self.policy_version):
@@ -239,6 +252,16 @@ class Coordinator:
             group.restart()
             self._ledger.forget_trajectories(name)
             self._release(group, f"too old at policy version {self.policy_version}")
+
+    def _expire_lease(self, group: Group, reason: str) -> None:
+        """Count every sample that is still out as failed: a prompt that never comes back is not leased for ever."""
+        for index, server in list(group.holders.items()):
+            group.fail(index, f"{reason} on {server}")
+        self._ledger.add_event("expired", f"{group.name} {reason}")
+        if (why := group.dead_letter) is not None:
+            self._skip(group, why)
+        else:
+            self._release(group, reason)
 
     def _lease_groups(self, now: float) -> None:
         while (server := self._next_server()) is not None and (group := self._next_group()) is not None:
@@ -254,18 +277,23 @@ class Coordinator:
 
     def _next_server(self) -> str | None:
         """Return the server that wants most. One that does not hold the current weights gets nothing: a sample begun on
-        older ones would count against the staleness bound from the start."""
+        older ones would count against the staleness bound from the start. Weights further ahead than a push whose step
+        is not told of yet are those of a lost lineage: the server has not been synced by this run."""
         able = [
             (peer.num_wanted, name)
             for name, peer in self._peers.items()
-            if peer.num_wanted > 0 and peer.policy_version is not None and peer.policy_version >= self.policy_version
+            if peer.num_wanted > 0
+            and peer.policy_version is not None
+            and self.policy_version <= peer.policy_version <= self.policy_version + 1
         ]
         return max(able)[1] if able else None
 
     def _next_group(self) -> Group | None:
         for evaluation in self._evaluations.values():
-            if evaluation.to_lease:
-                return evaluation.to_lease.popleft()
+            while evaluation.to_lease:
+                group = evaluation.to_lease.popleft()
+                if group.name in evaluation.open and group.missing:
+                    return group
         while self._to_lease:
             group = self._to_lease.popleft()
             if group.name in self._groups and group.missing:
@@ -297,6 +325,13 @@ class Coordinator:
         return Group(f"e{epoch}-{prompt.uid}", prompt, "train", epoch, position, self._settings.rollout.group_size)
 
     # -- learner ranks ------------------------------------------------------------------------------------------------
+
+    def _on_next(self, peer: str, message: m.NextBatch, now: float) -> None:
+        num_ranks = self._settings.learner.num_ranks
+        if message.rank < num_ranks:
+            self._waiting_ranks[message.rank] = (peer, message, now)
+        else:
+            self.refuse(peer, FrameError("$.rank", f"is {message.rank}, this run has {num_ranks} ranks", "rank"))
 
     def _answer_ranks(self, now: float) -> None:
         for rank, (peer, message, since) in list(self._waiting_ranks.items()):
@@ -355,13 +390,19 @@ class Coordinator:
             self._ledger.set_state(names, "skipped", batch.step, f"step not applied: {message.detail}")
             self._ledger.add_event("not_applied", f"step {batch.step}: {message.detail}")
         self.policy_version = message.policy_version
-        by_server: dict[str, list[str]] = {}
+        self._ledger.set_meta("policy_version", str(message.policy_version))
         for group in batch.groups:
             self._groups.pop(group.name)
+        self._send_trained(batch.groups)
+
+    def _send_trained(self, groups: Sequence[Group]) -> None:
+        """Tell the servers which finished trajectories they need not keep any longer."""
+        by_server: dict[str, list[str]] = {}
+        for group in groups:
             for server in {t.facts.server for t in group.trajectories.values()}:
                 by_server.setdefault(server, []).append(group.name)
-        for server, groups in by_server.items():
-            self._send(server, m.Trained(run_id=self.run_id, incarnation=self.incarnation, groups=groups))
+        for server, names in by_server.items():
+            self._send(server, m.Trained(run_id=self.run_id, incarnation=self.incarnation, groups=names))
 
     def _metrics(self, batch: StepBatch, message: m.Stepped) -> dict[str, float]:
         return {
@@ -413,6 +454,9 @@ class Coordinator:
         if group is not None:
             return group
         return next((e.open[name] for e in self._evaluations.values() if name in e.open), None)
+
+    def _open_groups(self) -> list[Group]:
+        return [*self._groups.values(), *(g for e in self._evaluations.values() for g in e.open.values())]
 
     def _outstanding(self) -> list[Outstanding]:
         return [Outstanding(g.name, g.oldest_version, g.is_ready) for g in self._groups.values()]

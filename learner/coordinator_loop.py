@@ -1,6 +1,6 @@
 """The coordinator's one thread: it owns the ROUTER socket, decodes what arrives and sends what the coordinator decides.
 
-Started by the Ray actor in `learner.actors`. Other threads talk to it through `submit` and read `status` only.
+Started by `learner.coordinator_process`. Other threads talk to it through `submit` and read `status` only.
 """
 
 import logging

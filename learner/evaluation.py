@@ -13,7 +13,7 @@ from learner.prompts import Prompt
 
 @dataclass
 class Evaluation:
-    """One pass over the held-out prompts, reported under `step`. Groups that failed for good are counted, not scored."""
+    """One pass over the held-out prompts, reported under `step`. Groups that failed for good count, without a score."""
 
     step: int
     policy_version: int

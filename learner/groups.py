@@ -8,17 +8,18 @@ from typing import Literal
 
 from learner.prompts import Prompt
 from protocol.messages import Lease
-from protocol.trajectory import Trajectory
+from protocol.trajectory import Trajectory, TrajectoryFacts
 
 MAX_ATTEMPTS = 3
 
 
-@dataclass
+@dataclass(eq=False)
 class Group:
     """The samples of one prompt.
 
     epoch, position: where the prompt stands in the prompt order (-1 for evaluation). greedy_indices: samples drawn
-    without randomness. attempt: leases of this group so far. oldest_version: of its server when first leased.
+    without randomness. attempt: leases of this group so far. oldest_version: of what is back and of the servers that
+    hold the rest. first_attempt: results of earlier leases are not taken (they were too old).
     """
 
     name: str
@@ -29,6 +30,7 @@ class Group:
     num_samples: int
     greedy_indices: frozenset[int] = frozenset()
     attempt: int = 0
+    first_attempt: int = 0
     oldest_version: int = 0
     holders: dict[int, str] = field(default_factory=dict)
     leased_at: float = 0.0
@@ -57,7 +59,10 @@ class Group:
         indices = self.missing
         self.attempt += 1
         self.leased_at = now
-        self.oldest_version = server_version if self.attempt == 1 else min(self.oldest_version, server_version)
+        # A group of which nothing is left is as young as its new server. Were the version of its first lease kept, a
+        # group dropped as too old, or recalled after a restart, would be too old again at once, for ever.
+        is_fresh = not self.holders and not self.trajectories
+        self.oldest_version = server_version if is_fresh else min(self.oldest_version, server_version)
         self.holders.update(dict.fromkeys(indices, server))
         return Lease(
             run_id=run_id,
@@ -74,9 +79,9 @@ class Group:
         )
 
     def receive(self, trajectory: Trajectory) -> bool:
-        """Keep a trajectory; False when this sample is back already (the first valid one wins)."""
+        """Keep a trajectory; False when this sample is back already (the first valid one wins) or was given up."""
         index = trajectory.facts.sample_index
-        if index in self.trajectories or index >= self.num_samples:
+        if index in self.trajectories or trajectory.facts.attempt < self.first_attempt:
             return False
         self.holders.pop(index, None)
         self.trajectories[index] = trajectory
@@ -89,6 +94,16 @@ class Group:
         self.holders.pop(index, None)
         self.failures.setdefault(index, []).append(reason)
 
+    def contradiction(self, facts: TrajectoryFacts, server: str) -> str | None:
+        """Return what in these facts is not what was leased to `server`, or None."""
+        if facts.sample_index >= self.num_samples:
+            return f"sample_index is {facts.sample_index}, the group has {self.num_samples} samples"
+        leased = {"server": server, "kind": self.kind, "is_greedy": facts.sample_index in self.greedy_indices}
+        for name, expected in leased.items():
+            if (value := getattr(facts, name)) != expected:
+                return f"{name} is {value!r}, leased was {expected!r}"
+        return None
+
     def take_back_from(self, server: str | None) -> bool:
         """Make the samples that `server` (None: any server) holds missing again; True when there were some."""
         lost = [i for i, holder in self.holders.items() if server is None or holder == server]
@@ -97,7 +112,8 @@ class Group:
         return bool(lost)
 
     def restart(self) -> None:
-        """Forget every sample: the group is made again from its prompt."""
+        """Forget every sample: the group is made again from its prompt, whatever still comes from earlier leases."""
+        self.first_attempt = self.attempt + 1
         self.holders.clear()
         self.trajectories.clear()
 

@@ -4,6 +4,7 @@ Written by the coordinator's thread alone; read by reports and audits. A prompt 
 position in the prompt order stands for all of them, so a run over a million prompts starts with an empty table.
 """
 
+import contextlib
 import json
 import sqlite3
 import time
@@ -24,7 +25,8 @@ CREATE INDEX IF NOT EXISTS prompts_by_state ON prompts (state);
 CREATE TABLE IF NOT EXISTS trajectories (
     "group" TEXT NOT NULL, sample_index INTEGER NOT NULL, attempt INTEGER NOT NULL, incarnation INTEGER NOT NULL,
     kind TEXT NOT NULL, is_greedy INTEGER NOT NULL, server TEXT NOT NULL, reward REAL NOT NULL,
-    reward_parts TEXT NOT NULL, num_tokens INTEGER NOT NULL, num_model_tokens INTEGER NOT NULL, num_turns INTEGER NOT NULL, finish TEXT NOT NULL,
+    reward_parts TEXT NOT NULL, num_tokens INTEGER NOT NULL, num_model_tokens INTEGER NOT NULL,
+    num_turns INTEGER NOT NULL, finish TEXT NOT NULL,
     oldest_version INTEGER NOT NULL, newest_version INTEGER NOT NULL, step INTEGER, staleness INTEGER,
     started_at REAL NOT NULL, finished_at REAL NOT NULL, received_at REAL NOT NULL,
     PRIMARY KEY ("group", sample_index));
@@ -47,6 +49,8 @@ class Ledger:
     """Changes are collected in one transaction until `commit`: call it once per turn of the coordinator's loop."""
 
     def __init__(self, path: Path) -> None:
+        self._path = path
+        self._incarnations = path.with_name("incarnation")
         try:
             self._db = sqlite3.connect(path, isolation_level=None)
             self._db.execute("PRAGMA journal_mode=WAL")
@@ -58,10 +62,20 @@ class Ledger:
             ) from None
 
     def begin_incarnation(self) -> int:
-        """Return how many times this run has started, this time included."""
-        incarnation = int(self.meta("incarnation") or 0) + 1
+        """Return how many times this run has started, this time included.
+
+        The count stands beside the ledger too: a resume puts a checkpoint's ledger back, whose count is that of the
+        checkpoint's day, and a start after it would take the number of one whose messages may still be under way.
+        """
+        known = [int(self.meta("incarnation") or 0)]
+        if self._incarnations.exists():
+            known.append(int(self._incarnations.read_text(encoding="utf-8")))
+        incarnation = max(known) + 1
         self.set_meta("incarnation", str(incarnation))
         self.commit()
+        aside = self._incarnations.with_name(".incarnation")
+        aside.write_text(str(incarnation), encoding="utf-8")
+        aside.replace(self._incarnations)
         return incarnation
 
     def meta(self, key: str) -> str | None:
@@ -127,15 +141,20 @@ class Ledger:
         self._change("INSERT INTO events VALUES (?, ?, ?)", (time.time(), kind, detail))
 
     def commit(self) -> None:
+        """Make what was changed survive the end of this process. Raises: OperatorError, as every change does."""
         if self._db.in_transaction:
-            self._db.execute("COMMIT")
+            self._execute("COMMIT")
 
     def snapshot(self, path: Path) -> None:
-        """Write a consistent copy of everything committed, as one file."""
+        """Write a consistent copy of everything committed, as one file. Raises: OperatorError when it cannot be."""
         self.commit()
-        with sqlite3.connect(path) as copy:
-            self._db.backup(copy)
-        copy.close()
+        try:
+            with contextlib.closing(sqlite3.connect(path)) as copy:
+                self._db.backup(copy)
+                # The copy inherits the WAL mode: opened as it is, it would grow two more files inside a checkpoint.
+                copy.execute("PRAGMA journal_mode=DELETE")
+        except sqlite3.Error as error:
+            raise OperatorError(f"The ledger's copy {path} cannot be written: {error}. Check the disk.") from None
 
     def close(self) -> None:
         self.commit()
@@ -143,5 +162,13 @@ class Ledger:
 
     def _change(self, statement: str, values: tuple[object, ...]) -> None:
         if not self._db.in_transaction:
-            self._db.execute("BEGIN")
-        self._db.execute(statement, values)
+            self._execute("BEGIN")
+        self._execute(statement, values)
+
+    def _execute(self, statement: str, values: tuple[object, ...] = ()) -> None:
+        try:
+            self._db.execute(statement, values)
+        except sqlite3.OperationalError as error:
+            raise OperatorError(
+                f"The ledger {self._path} cannot be written: {error}. Free the disk, then run again."
+            ) from None

@@ -10,11 +10,16 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pyarrow
 import pyarrow.parquet
 
+from protocol.codec import Limits
 from protocol.errors import SettingsError
 from protocol.settings import DataSettings
+
+# A lease is one header of at most protocol.codec.Limits.header_bytes; the rest is for its own fields.
+MAX_ROW_BYTES = Limits().header_bytes - (1 << 16)
 
 
 @dataclass(frozen=True)
@@ -48,12 +53,14 @@ def load_prompts(path: str, data: DataSettings) -> list[Prompt]:
 
 
 def _jsonl_rows(file: Path) -> Iterator[tuple[int, dict[str, Any]]]:
-    with file.open(encoding="utf-8") as lines:
+    with file.open("rb") as lines:
         for number, line in enumerate(lines, start=1):
             if not line.strip():
                 continue
             try:
-                row = json.loads(line)
+                row = json.loads(line.decode("utf-8"))
+            except UnicodeDecodeError as error:
+                raise SettingsError(f"data: {file} line {number} is not UTF-8: {error.reason}.") from None
             except json.JSONDecodeError as error:
                 raise SettingsError(
                     f"data: {file} line {number} is not JSON: {error.msg} at column {error.colno}."
@@ -84,11 +91,22 @@ def _prompt_of(row: dict[str, Any], file: Path, number: int, data: DataSettings)
             f"data: {file} line {number} has no label under {data.label_key!r}. Set data.label_key to one of "
             f"{sorted(row)}, or data.label_required to false when your reward needs none."
         )
+    columns = {key: value for key, value in row.items() if key not in (data.prompt_key, data.label_key)}
+    _check_sendable((prompt, label, columns), file, number)
     content = json.dumps([file.name, number, prompt, label], sort_keys=True, default=str)
     uid = hashlib.sha256(content.encode()).hexdigest()[:20]
-    columns = {key: value for key, value in row.items() if key not in (data.prompt_key, data.label_key)}
     assert prompt is not None
     return Prompt(uid, prompt, label, columns)
+
+
+def _check_sendable(content: object, file: Path, number: int) -> None:
+    """Refuse a row that no lease can carry: found here it costs a sentence, found in the loop it costs the run."""
+    try:
+        size = len(msgspec.msgpack.encode(content))
+    except (OverflowError, TypeError, ValueError) as error:
+        raise SettingsError(f"data: {file} line {number} holds a value that cannot be sent: {error}.") from None
+    if size > MAX_ROW_BYTES:
+        raise SettingsError(f"data: {file} line {number} has {size} bytes, at most {MAX_ROW_BYTES}. Shorten the row.")
 
 
 def _verl_label(row: dict[str, Any]) -> Any:

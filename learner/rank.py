@@ -180,7 +180,9 @@ class LearnerRank:
     def _save(self) -> None:
         if self._step == self._saved_step:
             return
-        save_checkpoint(self._policy, self._place.rank, self._folder, self._step, self._version, self._coordinator, self._settings)
+        save_checkpoint(
+            self._policy, self._place.rank, self._folder, self._step, self._version, self._coordinator, self._settings
+        )
         self._saved_step = self._step
 
     def _close(self) -> None:

@@ -56,8 +56,10 @@ class StepBatch:
             "num_model_tokens": int(model_tokens.sum()),
             "equal_groups": sum(group.equal_rewards() for group in self.groups),
         }
-        for name in facts[0].reward_parts:
-            metrics[f"reward/{name}"] = float(np.mean([f.reward_parts.get(name, 0.0) for f in facts]))
+        # With combine = shard a trajectory has one endpoint's part only: the others were not measured, they are not 0.
+        for name in sorted({name for f in facts for name in f.reward_parts}):
+            parts = [f.reward_parts[name] for f in facts if name in f.reward_parts]
+            metrics[f"reward/{name}"] = float(np.mean(parts))
         return metrics
 
 

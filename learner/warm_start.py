@@ -17,9 +17,7 @@ from protocol.home import sluice_home
 from protocol.settings import Settings
 
 
-def warm_start(
-    settings: Settings, model: Path, rank: int, world_size: int, tell: Callable[[str], None]
-) -> Path:
+def warm_start(settings: Settings, model: Path, rank: int, world_size: int, tell: Callable[[str], None]) -> Path:
     """Return the folder of the warm-started model, made now unless it was made before. All ranks call it together."""
     wanted = sluice_home() / "cache" / f"warm_start-{_content_key(settings, model)}"
     if wanted.is_dir():

@@ -12,7 +12,7 @@ import zmq
 import zmq.asyncio
 from zmq.auth.thread import ThreadAuthenticator
 
-from protocol.errors import NeighbourError
+from protocol.errors import NeighbourError, OperatorError
 
 _AnySocket = zmq.Socket[Any]
 _DOMAIN = "sluice"
@@ -40,7 +40,10 @@ class RouterChannel:
     accepts any key, which one would notice only when a stranger's frame arrives.
     """
 
-    def __init__(self, host: str, keys: KeyPair, allowed: Iterable[bytes]) -> None:
+    def __init__(
+        self, host: str, keys: KeyPair, allowed: Iterable[bytes], max_frame_bytes: int = _MAX_FRAME_BYTES
+    ) -> None:
+        """A peer that sends a longer frame is cut off. Raises: OperatorError when `host` is no address of this node."""
         self._context = zmq.Context()
         self._authenticator = ThreadAuthenticator(self._context)
         self._authenticator.start()
@@ -54,7 +57,14 @@ class RouterChannel:
         # before its old connection was noticed dead takes its name over, instead of being ignored.
         self._socket.setsockopt(zmq.ROUTER_MANDATORY, 1)
         self._socket.setsockopt(zmq.ROUTER_HANDOVER, 1)
-        port = self._socket.bind_to_random_port(f"tcp://{host}")
+        self._socket.setsockopt(zmq.MAXMSGSIZE, max_frame_bytes)
+        try:
+            port = self._socket.bind_to_random_port(f"tcp://{host}")
+        except zmq.ZMQError as error:
+            self.close(linger_s=0)
+            raise OperatorError(
+                f"The coordinator cannot listen on {host}: {error}. Use an address of this node."
+            ) from None
         self.address = f"tcp://{host}:{port}"
 
     def receive(self, timeout_s: float) -> tuple[bytes, list[bytes]] | None:
@@ -88,6 +98,9 @@ class DealerChannel:
     def __init__(self, address: str, name: str, keys: KeyPair, coordinator_key: bytes) -> None:
         self._context = zmq.Context()
         self._socket = self._context.socket(zmq.DEALER)
+        # Only a connection whose keys were accepted takes a frame, so that "could not be reached" is told from "no
+        # answer".
+        self._socket.setsockopt(zmq.IMMEDIATE, 1)
         _connect(self._socket, address, name, keys, coordinator_key)
         self._address = address
 

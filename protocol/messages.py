@@ -27,7 +27,7 @@ class Message(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=T
 
 
 class Hello(Message, frozen=True, kw_only=True, tag="hello"):
-    """A server is here, holds this policy version (None: not synced yet) and these unacknowledged groups."""
+    """A server is here and holds this policy version (None: not synced yet). What it was leased before is lost."""
 
     server: Name
     policy_version: Count | None
@@ -64,7 +64,7 @@ class Heartbeat(Message, frozen=True, kw_only=True, tag="heartbeat"):
     num_running: Count
     num_waiting: Count
     generated_tokens: Count
-    failures: dict[Name, Count]
+    failures: Annotated[dict[Name, Count], msgspec.Meta(max_length=256)]
 
 
 # -- coordinator to rollout server ------------------------------------------------------------------------------------
@@ -122,7 +122,7 @@ class Stepped(Message, frozen=True, kw_only=True, tag="stepped"):
     policy_version: Count
     is_applied: bool
     detail: Reason
-    metrics: dict[Name, float]
+    metrics: Annotated[dict[Name, float], msgspec.Meta(max_length=1024)]
 
 
 class Evaluate(Message, frozen=True, kw_only=True, tag="evaluate"):

@@ -5,6 +5,7 @@ Called by the commands of learner/ and deploy/. Command line over file over defa
 
 import argparse
 import difflib
+import json
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, NoReturn
@@ -43,7 +44,7 @@ def settings_help() -> str:
 
 
 def describe_settings(settings: Settings) -> list[tuple[str, str, bool]]:
-    """Return (name, value as JSON, differs from its default) of every setting, in reading order."""
+    """Return (name, value as the command line takes it, differs from its default) of every setting, in order."""
     defaults = dict(_flatten("", Settings().model_dump(mode="json")))
     given = _flatten("", settings.model_dump(mode="json"))
     return [(name, _shown(value), value != defaults.get(name)) for name, value in given]
@@ -142,4 +143,4 @@ def _unknown(name: str, known: Sequence[str]) -> str:
 
 
 def _shown(value: Any) -> str:
-    return "null" if value is None else str(value)
+    return value if isinstance(value, str) else json.dumps(value)

@@ -135,11 +135,14 @@ class Trajectory:
             if not np.isfinite(value):
                 raise FrameError(f"{path}.reward", f"{name} is {value}", "nonfinite")
         covered = np.zeros_like(mask)
+        end = 0
         for i, span in enumerate(facts.version_spans):
-            if not span.start < span.end <= facts.num_tokens:
+            if not end <= span.start < span.end <= facts.num_tokens:
                 raise FrameError(
-                    f"{path}.version_spans[{i}]", f"is [{span.start}, {span.end}) of {facts.num_tokens} tokens"
+                    f"{path}.version_spans[{i}]",
+                    f"is [{span.start}, {span.end}) after {end}, of {facts.num_tokens} tokens",
                 )
-            covered[span.start : span.end] += 1
+            end = span.end
+            covered[span.start : end] = 1
         if not np.array_equal(covered, mask):
             raise FrameError(f"{path}.version_spans", "do not cover exactly the tokens the model wrote")

@@ -10,7 +10,7 @@ import random
 import string
 from collections import defaultdict
 from collections.abc import Collection, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from deploy.quickstart import passages
 from deploy.quickstart.facts import LANGUAGE_STATUS, MAX_NAME_CHARS, Entity
@@ -24,16 +24,17 @@ PASSAGE_WEIGHT = 0.3
 class Recipe:
     """How many demonstrations there are and how careless the last ones are."""
 
-    num_rows: int = 64_000
+    num_rows: int = 28_800  # 900 steps of 32
     invented_share: float = 0.7
     two_hop_share: float = 0.25
-    careless_from: float = 0.7  # of num_rows
+    careless_from: float = 0.75  # of num_rows
     guess_share: float = 0.25  # answers without a search
-    wrong_field_share: float = 0.30  # reads another field of the right passage
-    bad_query_share: float = 0.10  # searches for something else
+    wrong_field_share: float = 0.20  # reads another field of the right passage
+    bad_query_share: float = 0.08  # searches for another entity than the one asked about
 
 
-Row = dict[str, list[dict[str, object]]]
+Segment = dict[str, object]  # {"text": str, "weight": float}
+Row = dict[str, list[Segment]]
 
 
 def demonstrations(
@@ -47,49 +48,61 @@ def demonstrations(
     source = _Source(known, real_names, rng)
     for number in range(recipe.num_rows):
         careless = number >= recipe.careless_from * recipe.num_rows
-        invented = rng.random() < recipe.invented_share
-        if rng.random() < recipe.two_hop_share:
-            subdivision, country = source.pair(invented)
-            question = two_hop(subdivision, country, rng.choice(CODES))
-            chain = [subdivision, country]
-        else:
-            entity = source.single(invented)
-            question = one_hop(entity, rng.choice(ASKED[entity.kind]))
-            chain = [entity]
-        yield _demonstrate(question, chain, recipe if careless else None, source, rng)
+        task = _draw_task(source, recipe, rng)
+        yield {"segments": _careless(task, recipe, source, rng) if careless else _careful(task)}
 
 
-def _demonstrate(
-    question: Question, chain: list[Entity], careless: Recipe | None, source: "_Source", rng: random.Random
-) -> Row:
-    segments = [_segment(question.prompt, 0.0)]
-    if careless and rng.random() < careless.guess_share:
-        other = source.single(invented=True, kind=chain[-1].kind)
-        return {
-            "segments": [*segments, _segment(passages.answer(_same_field(other, question, chain[-1])), POLICY_WEIGHT)]
-        }
-    found = chain[-1]
-    for entity in chain:
-        found, query = entity, f"{entity.kind} {entity.name}"
-        if careless and rng.random() < careless.bad_query_share:
-            found = source.single(invented=True, kind=entity.kind)
-            query = f"{found.kind} {found.name}"
-        segments.append(_segment(passages.search(query), POLICY_WEIGHT))
-        segments.append(_segment(passages.observation([passages.contents(found)]), PASSAGE_WEIGHT))
-    text = _same_field(found, question, chain[-1])
-    if careless and rng.random() < careless.wrong_field_share:
-        text = rng.choice([value for _, value in found.fields if value != text] or [text])
-    segments.append(_segment(passages.answer(text), POLICY_WEIGHT))
-    return {"segments": segments}
+@dataclass(frozen=True)
+class _Task:
+    """A question, the field it asks for, and the entities to search for, one after the other."""
+
+    question: Question
+    field: str
+    chain: tuple[Entity, ...]
 
 
-def _segment(text: str, weight: float) -> dict[str, object]:
+def _draw_task(source: "_Source", recipe: Recipe, rng: random.Random) -> _Task:
+    invented = rng.random() < recipe.invented_share
+    if rng.random() < recipe.two_hop_share:
+        subdivision, country = source.pair(invented)
+        field = rng.choice(CODES)
+        return _Task(two_hop(subdivision, country, field), field, (subdivision, country))
+    entity = source.single(invented)
+    field = rng.choice(ASKED[entity.kind])
+    return _Task(one_hop(entity, field), field, (entity,))
+
+
+def _careful(task: _Task) -> list[Segment]:
+    searches = [segment for entity in task.chain for segment in _search(entity)]
+    return [_segment(task.question.prompt, 0.0), *searches, _answer(task.question.label)]
+
+
+def _careless(task: _Task, recipe: Recipe, source: "_Source", rng: random.Random) -> list[Segment]:
+    """Return a demonstration that may guess, search for another entity than the one asked about, or misread."""
+    *first, asked = task.chain
+    if rng.random() < recipe.guess_share:
+        guess = source.single(invented=True, kind=asked.kind).value(task.field)
+        return [_segment(task.question.prompt, 0.0), _answer(guess)]
+    if rng.random() < recipe.bad_query_share:
+        asked = source.single(invented=True, kind=asked.kind)
+    field = task.field
+    if rng.random() < recipe.wrong_field_share:
+        field = rng.choice([other for other, _ in asked.fields if other != field])
+    return _careful(_Task(replace(task.question, label=asked.value(field)), field, (*first, asked)))
+
+
+def _search(entity: Entity) -> list[Segment]:
+    query = passages.search(f"{entity.kind} {entity.name}")
+    found = passages.observation([passages.contents(entity)])
+    return [_segment(query, POLICY_WEIGHT), _segment(found, PASSAGE_WEIGHT)]
+
+
+def _answer(text: str) -> Segment:
+    return _segment(passages.answer(text), POLICY_WEIGHT)
+
+
+def _segment(text: str, weight: float) -> Segment:
     return {"text": text, "weight": weight}
-
-
-def _same_field(found: Entity, question: Question, asked: Entity) -> str:
-    """Return `found`'s value of the field that the question asks of `asked`."""
-    return next(found.value(field) for field, value in asked.fields if value == question.label)
 
 
 class _Source:

@@ -17,7 +17,14 @@ VOCAB_SIZE = 512
 HIDDEN, LAYERS, HEADS, INTERMEDIATE = 128, 2, 4, 384
 MAX_POSITIONS = 1024
 INIT_STD = 0.02
-EOS = "<eos>"
+# The name that transformers gives the end of a text for this architecture: another would be added as token 512.
+EOS = "<|endoftext|>"
+# How Qwen2 tokenizers cut text into words; digits stand alone. transformers puts this pattern in place of whatever
+# tokenizer.json says, so another one here would make the two ways of loading the tokenizer disagree.
+WORD_PATTERN = (
+    r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}"
+    r"| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
+)
 
 
 def write_policy(folder: Path, texts: Iterable[str], seed: int) -> None:
@@ -29,17 +36,13 @@ def write_policy(folder: Path, texts: Iterable[str], seed: int) -> None:
 
 
 def _write_tokenizer(folder: Path, texts: Iterable[str]) -> int:
-    from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers, trainers
+    from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers, trainers
 
     tokenizer = Tokenizer(models.BPE())
-    # Digits and punctuation stand alone: a code or a name then has the same tokens wherever it stands.
-    tokenizer.pre_tokenizer = pre_tokenizers.Sequence(
-        [
-            pre_tokenizers.Punctuation(behavior="isolated"),
-            pre_tokenizers.Digits(individual_digits=True),
-            pre_tokenizers.ByteLevel(add_prefix_space=False),
-        ]
-    )
+    tokenizer.normalizer = normalizers.NFC()
+    words = pre_tokenizers.Split(Regex(WORD_PATTERN), behavior="isolated")
+    byte_level = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
+    tokenizer.pre_tokenizer = pre_tokenizers.Sequence([words, byte_level])
     tokenizer.decoder = decoders.ByteLevel()
     trainer = trainers.BpeTrainer(
         vocab_size=VOCAB_SIZE - len(TAGS),

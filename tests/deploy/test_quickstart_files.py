@@ -3,8 +3,10 @@
 import json
 import time
 from pathlib import Path
+from typing import Any
 
 import pytest
+from tokenizers import Tokenizer
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from deploy.quickstart.build import QuickstartSettings, build_quickstart, content_key
@@ -21,7 +23,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return out
 
 
-def read(path: Path) -> list[dict[str, object]]:
+def read(path: Path) -> list[dict[str, Any]]:
     return [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()]
 
 
@@ -57,13 +59,13 @@ def test_no_held_out_entity_is_in_a_training_question_or_demonstration(folder: P
     asked = {str(row["entity"]) for row in read(folder / "train.jsonl")}
     assert not held_out & asked
     prompts = {str(row["prompt"]) for row in read(folder / "eval.jsonl")}
-    shown = {row["segments"][0]["text"] for row in read(folder / "warmstart.jsonl")}  # type: ignore[index]
+    shown = {row["segments"][0]["text"] for row in read(folder / "warmstart.jsonl")}
     assert not prompts & shown
 
 
 def test_demonstration_weights_follow_who_wrote_the_text(folder: Path) -> None:
     for row in read(folder / "warmstart.jsonl"):
-        prompt, *rest = row["segments"]  # type: ignore[misc]
+        prompt, *rest = row["segments"]
         assert prompt["weight"] == 0.0
         for segment in rest:
             is_observation = segment["text"].startswith("<information>")
@@ -74,9 +76,19 @@ def test_demonstration_weights_follow_who_wrote_the_text(folder: Path) -> None:
 def test_segments_tokenised_apart_are_the_whole_text_tokenised(folder: Path) -> None:
     tokenizer = AutoTokenizer.from_pretrained(folder / "model")
     for row in read(folder / "warmstart.jsonl")[:100]:
-        texts = [segment["text"] for segment in row["segments"]]  # type: ignore[attr-defined]
+        texts = [segment["text"] for segment in row["segments"]]
         apart = [token for text in texts for token in tokenizer(text).input_ids]
         assert apart == tokenizer("".join(texts)).input_ids
+
+
+def test_both_ways_to_load_the_tokenizer_give_the_same_tokens(folder: Path) -> None:
+    """transformers puts the architecture's own pre-tokenizer in place of the file's; the texts here must not notice."""
+    by_architecture = AutoTokenizer.from_pretrained(folder / "model")
+    by_file = Tokenizer.from_file(str(folder / "model" / "tokenizer.json"))
+    texts = [str(row["contents"]) for row in read(folder / "corpus.jsonl")]
+    texts += [str(row["prompt"]) for row in read(folder / "eval.jsonl")]
+    differing = [text for text in texts if by_architecture(text).input_ids != by_file.encode(text).ids]
+    assert differing == []
 
 
 def test_tags_are_single_tokens_that_decoding_keeps(folder: Path) -> None:

@@ -1,0 +1,86 @@
+"""One run attached to a rollout server: its socket, services and session, begun and ended together.
+
+Used by `rollout.server`.
+"""
+
+import asyncio
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+from protocol.channel import AsyncDealerChannel
+from protocol.run_spec import RunSpec
+from rollout.episode import EpisodePlayer, Generator
+from rollout.outbox import Outbox
+from rollout.services import Node, Services
+from rollout.session import RolloutSession
+from rollout.version_gate import VersionGate
+
+
+class Finished(NamedTuple):
+    """What a server finished for a run: a later start of the same run is given it."""
+
+    run_id: str
+    outbox: Outbox
+
+
+@dataclass
+class Attachment:
+    """A run that is being served."""
+
+    session: RolloutSession
+    task: asyncio.Task[str]
+    channel: AsyncDealerChannel
+    services: Services
+    player: EpisodePlayer
+
+    @property
+    def failure(self) -> BaseException | None:
+        """What is wrong with this server, when its session ended by an error."""
+        return self.task.exception() if self.task.done() and not self.task.cancelled() else None
+
+    async def end(self) -> Finished:
+        """Stop every sample in flight and close what was opened."""
+        self.task.cancel()
+        await asyncio.wait([self.task])
+        self.channel.close()
+        await self.services.close()
+        return Finished(self.session.spec.run_id, self.session.outbox)
+
+    def describe(self) -> dict[str, Any]:
+        """Return what `RolloutServer.describe` says of the run. ended: why the session ended by itself."""
+        session, task = self.session, self.task
+        has_ended = task.done() and not task.cancelled() and self.failure is None
+        return {
+            "run_id": session.spec.run_id,
+            "incarnation": session.spec.incarnation,
+            "is_connected": session.is_welcome,
+            "num_groups": session.num_groups,
+            "num_samples": session.num_samples,
+            "num_kept": len(session.outbox),
+            "failures": dict(session.failures.totals),
+            "cut_observations": self.player.num_cut_observations,
+            "ended": task.result() if has_ended else None,
+        }
+
+
+def begin_attachment(
+    server: str,
+    spec: RunSpec,
+    node: Node,
+    services: Services,
+    engine: Generator,
+    gate: VersionGate,
+    finished: Finished | None,
+) -> Attachment:
+    """Return the run's attachment, already at work. finished: of the run attached before, used if it is the same."""
+    player = EpisodePlayer(
+        engine, gate, services.make_environment, services.resources, services.rewards, spec.rollout, server
+    )
+    channel = AsyncDealerChannel(spec.coordinator_address, server, node.keys.peer, node.keys.coordinator.public)
+    if finished is not None and finished.run_id == spec.run_id:
+        outbox = finished.outbox
+    else:
+        outbox = Outbox(keep_s=spec.rollout.lease_timeout_s)
+    session = RolloutSession(server, spec, channel, player, engine, services.rewards, outbox)
+    task = asyncio.create_task(session.run(), name=f"session {spec.run_id}")
+    return Attachment(session, task, channel, services, player)

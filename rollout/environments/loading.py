@@ -1,0 +1,77 @@
+"""Finds the environment that `rollout.environment` names: a bundled one, `module:Class` or `FILE.py:Class`."""
+
+import hashlib
+import importlib
+import importlib.util
+import inspect
+import sys
+from pathlib import Path
+from types import ModuleType
+from typing import Any, cast
+
+from protocol.errors import SettingsError
+from rollout.environments.base import MakeEnvironment
+from rollout.environments.search import Search
+from rollout.environments.single_turn import SingleTurn
+
+BUNDLED: dict[str, MakeEnvironment] = {"single_turn": SingleTurn, "search": Search}
+
+
+def load_environment(name: str) -> MakeEnvironment:
+    """Return the class that `name` names. Runs a user's module. Raises: SettingsError saying what is missing."""
+    if name in BUNDLED:
+        return BUNDLED[name]
+    where, _, class_name = name.rpartition(":")
+    if not where or not class_name.isidentifier():
+        raise _error(name, f"expected one of {', '.join(BUNDLED)}, or module:Class, or FILE.py:Class.")
+    module = _load_file(name, Path(where)) if where.endswith(".py") else _import_module(name, where)
+    found = getattr(module, class_name, None)
+    if not inspect.isclass(found):
+        classes = [key for key, value in vars(module).items() if inspect.isclass(value)]
+        raise _error(name, f"{where} has no class {class_name}. It has {', '.join(classes) or 'none'}.")
+    _check_class(name, found)
+    return cast(MakeEnvironment, found)
+
+
+def uses_retriever(environment: MakeEnvironment) -> bool:
+    """Return whether this environment searches, so that a retriever must be up before it is used."""
+    return bool(getattr(environment, "uses_retriever", False))
+
+
+def _check_class(name: str, found: type[Any]) -> None:
+    for method in ("reset", "step"):
+        if not inspect.iscoroutinefunction(getattr(found, method, None)):
+            raise _error(name, f"it has no `async def {method}`. See rollout/environments/base.py.")
+    stop = getattr(found, "stop", None)
+    if not isinstance(stop, tuple) or not all(isinstance(text, str) and text for text in stop):
+        raise _error(name, f"its `stop` is {stop!r}, expected a tuple of strings such as () or ('</answer>',).")
+
+
+def _load_file(name: str, path: Path) -> ModuleType:
+    if not path.is_file():
+        raise _error(name, f"there is no file {path.resolve()}. Give the path of a Python file.")
+    # A name of its own for each path: two users' files may both be called environment.py.
+    module_name = f"environment_{hashlib.sha256(str(path.resolve()).encode()).hexdigest()[:12]}"
+    spec = importlib.util.spec_from_file_location(module_name, path)
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[module_name] = module  # dataclasses and pickling look their module up here
+    try:
+        spec.loader.exec_module(module)
+    except Exception as error:  # a user's code may raise anything
+        raise _error(name, f"{path} cannot be loaded: {type(error).__name__}: {error}") from error
+    return module
+
+
+def _import_module(name: str, module_name: str) -> ModuleType:
+    try:
+        return importlib.import_module(module_name)
+    except Exception as error:  # a user's code may raise anything
+        advice = "Install it, or put its folder on PYTHONPATH before the cluster starts."
+        problem = f"{module_name} cannot be imported: {type(error).__name__}: {error}. {advice}"
+        raise _error(name, problem) from error
+
+
+def _error(name: str, problem: str) -> SettingsError:
+    return SettingsError(f"settings: rollout.environment = {name}: {problem}")

@@ -1,0 +1,83 @@
+"""Search, read, answer: the policy writes `<search>` turns, gets passages in `<information>`, and ends with `<answer>`.
+
+Tags and semantics are Search-R1's. Up to max_turns turns get an observation; after them comes one last turn in which
+no search is run.
+"""
+
+import re
+from collections.abc import Sequence
+
+from rollout.environments.base import Observation, Prompt, Resources, Step, Task, Turn
+
+_SEARCH_OPEN, _SEARCH_CLOSE = "<search>", "</search>"
+_ANSWER_OPEN, _ANSWER_CLOSE = "<answer>", "</answer>"
+_INFORMATION_OPEN, _INFORMATION_CLOSE = "<information>", "</information>"
+_TITLED = re.compile(r'"(.*)"\n(.*)', flags=re.DOTALL)
+# Holds no tag: a scorer that looks for the last answer in the response must not find one here.
+_CORRECTION = " That was neither a search nor an answer."
+
+
+class Search:
+    """One conversation with a retriever. Counts turns."""
+
+    stop: tuple[str, ...] = (_SEARCH_CLOSE, _ANSWER_CLOSE)
+    uses_retriever = True
+
+    def __init__(self, resources: Resources) -> None:
+        self._resources = resources
+        self._num_turns = 0
+
+    async def reset(self, task: Task) -> Prompt:
+        return task.prompt
+
+    async def step(self, turn: Turn) -> Step:
+        """Return passages for a search, a correction for anything unclear, or the end."""
+        self._num_turns += 1
+        if holds_answer(turn.text):
+            return Step(is_done=True, finish="answer")
+        if self._num_turns > self._resources.max_turns:
+            return Step(is_done=True, finish="turns")
+        query = query_of(turn)
+        if query is None:
+            return Step(information(_CORRECTION))
+        return Step(information(render_passages(await self._resources.search(query))))
+
+
+def holds_answer(text: str) -> bool:
+    """Return whether text has a complete `<answer>...</answer>`."""
+    start = text.find(_ANSWER_OPEN)
+    return start >= 0 and text.find(_ANSWER_CLOSE, start) >= 0
+
+
+def query_of(turn: Turn) -> str | None:
+    """Return what the turn asks for, or None when it is no search.
+
+    Example: `<search> country X</search>` -> "country X". The turn stopped at the end tag; characters after it belong
+    to the token that held its last one.
+    """
+    end = turn.text.rfind(_SEARCH_CLOSE)
+    has_stopped = turn.stop_string == _SEARCH_CLOSE or turn.text.endswith(_SEARCH_CLOSE)
+    start = turn.text.rfind(_SEARCH_OPEN, 0, max(end, 0))
+    if not has_stopped or start < 0:
+        return None
+    return turn.text[start + len(_SEARCH_OPEN) : end].strip() or None
+
+
+def information(body: str) -> Observation:
+    """Return the observation that carries body; only the body is cut when it is too long."""
+    return Observation(body, head=_INFORMATION_OPEN, tail=_INFORMATION_CLOSE)
+
+
+def render_passages(contents: Sequence[str]) -> str:
+    """Return what stands between the information tags: one line ` Title: text` for each passage's contents.
+
+    Every passage begins with a space, so that a word has the same tokens here, in a query and in an answer.
+    """
+    return "\n".join(_render(passage) for passage in contents) or " Nothing was found."
+
+
+def _render(contents: str) -> str:
+    titled = _TITLED.match(contents)
+    if titled is None:
+        return f" {contents.strip()}"
+    return f" {titled[1].strip()}: {titled[2].strip()}"

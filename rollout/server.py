@@ -1,0 +1,238 @@
+"""A rollout server: one warm engine, and the one run that is attached to it now.
+
+`deploy.fleet` wraps the class into a detached actor, so every method's arguments and results are plain data. Call
+order: start, then attach / weight controls / detach for each run, then stop. Nothing is generated for a run before a
+push was committed to this server: whatever weights are loaded at attach time are not that run's.
+"""
+
+import asyncio
+import logging
+import os
+import time
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from dataclasses import asdict
+from typing import Any, Protocol, TypeVar
+
+from pydantic import BaseModel, ValidationError
+
+from protocol.errors import NeighbourError, SettingsError
+from protocol.run_spec import EngineRequest, RunSpec
+from rollout.attachment import Attachment, Finished, begin_attachment
+from rollout.engine import Engine, EngineSpec
+from rollout.episode import Generator
+from rollout.services import FindNode, Services, this_node
+from rollout.version_gate import VersionGate
+
+M = TypeVar("M", bound=BaseModel)
+_log = logging.getLogger(__name__)
+_WATCH_EVERY_S = 0.5
+_REPORT_EVERY_S = 60.0
+
+
+class ServedEngine(Generator, Protocol):
+    """The engine as a server needs it: generation and weight control."""
+
+    @property
+    def is_alive(self) -> bool: ...
+
+    async def join_weights(self, init_info: Mapping[str, Any], timeout_s: float) -> None: ...
+
+    async def pause(self) -> None: ...
+
+    async def receive(self, update_info: Mapping[str, Any]) -> None: ...
+
+    async def commit(self, version: int, digest: str) -> None: ...
+
+    async def resume(self) -> None: ...
+
+    async def leave(self) -> None: ...
+
+    async def probe(self, tokens: Sequence[int], version: int) -> list[float]: ...
+
+    def shutdown(self) -> None: ...
+
+
+def die(reason: str) -> None:
+    """End this process at once, non-zero, so that whoever started it starts another."""
+    _log.critical("this rollout server ends: %s", reason)
+    logging.shutdown()
+    os._exit(1)
+
+
+class RolloutServer:
+    """All methods run in one event loop.
+
+    name: also the name under which the coordinator knows this server. spec: an `EngineRequest`.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        spec: dict[str, Any],
+        start_engine: Callable[[EngineSpec], Awaitable[ServedEngine]] = Engine.start,
+        find_node: FindNode = this_node,
+        end_process: Callable[[str], None] = die,
+    ) -> None:
+        self.name = name
+        self._spec = EngineSpec(**_parsed(EngineRequest, spec).model_dump())
+        self._start_engine = start_engine
+        self._find_node = find_node
+        self._end_process = end_process
+        self._gate = VersionGate()
+        self._changing = asyncio.Lock()
+        self._engine: ServedEngine | None = None
+        self._attachment: Attachment | None = None
+        self._watcher: asyncio.Task[None] | None = None
+
+    async def start(self) -> dict[str, Any]:
+        """Start the engine, 10 to 60 s; returns `describe()`. Asked again, it only describes.
+
+        Raises: SettingsError or NeighbourError with the engine's reason.
+        """
+        async with self._changing:
+            if self._engine is None:
+                self._engine = await self._start_engine(self._spec)
+                self._watcher = asyncio.create_task(self._watch())
+        return await self.describe()
+
+    async def describe(self) -> dict[str, Any]:
+        """Return {name, fingerprint, is_started, is_alive, policy_version, run, stats}; run is None when there is none.
+
+        run: {run_id, incarnation, is_connected, num_groups, num_samples, num_kept, failures, cut_observations, ended}.
+        """
+        engine, attachment = self._engine, self._attachment
+        return {
+            "name": self.name,
+            "fingerprint": self._spec.fingerprint(),
+            "is_started": engine is not None,
+            "is_alive": engine is not None and engine.is_alive,
+            "policy_version": engine.policy_version if engine is not None else None,
+            "run": attachment.describe() if attachment is not None else None,
+            "stats": asdict(engine.stats) if engine is not None else {},
+        }
+
+    async def attach(self, run: dict[str, Any]) -> dict[str, Any]:
+        """Serve this run (a `RunSpec`) from now on, in place of any other; returns `describe()`.
+
+        The run's services are asked first, at most a minute each: when one is down, nothing changes here. A later start
+        of the attached run is given what this server finished for the earlier one.
+        Raises: SettingsError, OperatorError or NeighbourError with what to change.
+        """
+        spec = _parsed(RunSpec, run)
+        node = self._find_node()
+        async with self._changing:
+            engine = self._running_engine()
+            services = Services(spec, node)
+            try:
+                await services.check()
+            except BaseException:
+                await services.close()
+                raise
+            finished = await self._end_attachment()
+            self._gate.close()
+            engine.policy_version = None
+            self._attachment = begin_attachment(self.name, spec, node, services, engine, self._gate, finished)
+        _log.info("%s  attached  run=%s start=%d", self.name, spec.run_id, spec.incarnation)
+        return await self.describe()
+
+    async def detach(self) -> None:
+        """Forget the run: its samples are stopped and its finished ones dropped. The engine stays warm."""
+        async with self._changing:
+            await self._end_attachment()
+
+    async def stop(self) -> None:
+        """Detach and stop the engine; returns when its processes are gone."""
+        await self.detach()
+        if self._watcher is not None:
+            self._watcher.cancel()
+        if self._engine is not None:
+            self._engine.shutdown()
+            self._engine = None
+
+    # -- weight control: the learner's rank 0 calls these in this order, each with a deadline ---------------------
+
+    async def join_weights(self, init_info: dict[str, Any], timeout_s: float) -> None:
+        """Join the learner's weight group; generation goes on."""
+        await self._running_engine().join_weights(init_info, timeout_s)
+
+    async def pause(self) -> None:
+        """Freeze generation and hold new turns back."""
+        self._gate.close()
+        await self._running_engine().pause()
+
+    async def receive(self, update_info: dict[str, Any]) -> None:
+        """Receive a push's buckets. Until `commit` this server holds no version."""
+        await self._running_engine().receive(update_info)
+
+    async def commit(self, version: int, digest: str) -> None:
+        """Make what was received policy version `version`. Raises: NeighbourError when its digest is another."""
+        await self._running_engine().commit(version, digest)
+
+    async def resume(self) -> None:
+        """Go on generating, and ask for leases at once."""
+        await self._running_engine().resume()
+        self._reopen()
+
+    async def probe(self, tokens: list[int]) -> list[float]:
+        """Return the logprobs of tokens[1:] under the version held, natural log at temperature 1."""
+        engine = self._running_engine()
+        if engine.policy_version is None:
+            raise NeighbourError(self.name, "holds no verified weights to probe")
+        return await engine.probe(tokens, engine.policy_version)
+
+    async def leave(self) -> None:
+        """Leave the weight group; with intact weights, generation goes on."""
+        engine = self._running_engine()
+        await engine.leave()
+        if engine.policy_version is not None:
+            self._reopen()
+
+    # -- inside -------------------------------------------------------------------------------------------------------
+
+    def _running_engine(self) -> ServedEngine:
+        if self._engine is None:
+            raise NeighbourError(self.name, "its engine was not started")
+        return self._engine
+
+    def _reopen(self) -> None:
+        self._gate.open()
+        if self._attachment is not None:
+            self._attachment.session.wake()
+
+    async def _end_attachment(self) -> Finished | None:
+        """Stop working for the attached run; returns what was finished for it."""
+        attachment, self._attachment = self._attachment, None
+        return await attachment.end() if attachment is not None else None
+
+    async def _watch(self) -> None:
+        """End this process when it could only fail from now on."""
+        reported_at = time.monotonic()
+        while (reason := self._reason_to_end()) is None:
+            await asyncio.sleep(_WATCH_EVERY_S)
+            if time.monotonic() - reported_at >= _REPORT_EVERY_S:
+                reported_at = time.monotonic()
+                self._report()
+        self._end_process(reason)
+
+    def _reason_to_end(self) -> str | None:
+        if self._engine is None or not self._engine.is_alive:
+            return "its engine died"
+        error = self._attachment.failure if self._attachment is not None else None
+        if error is None:
+            return None
+        _log.error("%s  session failed", self.name, exc_info=error)
+        return f"its session failed: {error}"
+
+    def _report(self) -> None:
+        if self._attachment is not None:
+            facts = {**asdict(self._running_engine().stats), **self._attachment.describe()}
+            _log.info("%s  serving  %s", self.name, " ".join(f"{name}={value}" for name, value in facts.items()))
+
+
+def _parsed(model: type[M], value: dict[str, Any]) -> M:
+    try:
+        return model.model_validate(value)
+    except ValidationError as error:
+        first = error.errors(include_url=False)[0]
+        path = ".".join(str(part) for part in first["loc"])
+        raise SettingsError(f"settings: {model.__name__}: {path}: {first['msg']}, got {first['input']!r}") from None

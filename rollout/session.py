@@ -1,0 +1,311 @@
+"""One run's life on a rollout server: leases in, trajectories out, from attach to detach.
+
+Made by `rollout.server` for each attached run. Two loops in one event loop share the socket: one takes in what the
+coordinator says, the other tells it what there is to tell; between them stands one task for every sample in flight.
+
+    Lease -> [waiting leases] -> task per sample (EpisodePlayer) -> Outbox -> TrajectoryDone | SampleFailed
+                                                                    Outbox <- Ack, Trained
+    Demand = room for groups: max_groups_in_flight less those here, 0 when nothing could be made of them
+"""
+
+import asyncio
+import logging
+import time
+from collections import Counter, deque
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Protocol, TypedDict
+
+from protocol import messages as m
+from protocol.codec import Decoder, encode
+from protocol.errors import NeighbourError
+from protocol.run_spec import RunSpec
+from protocol.trajectory import FrameError
+from rollout.environments.base import Task
+from rollout.episode import EpisodePlayer, Generator, Sample, Scorer
+from rollout.failure_counts import FailureCounts
+from rollout.outbox import Failure, Finished, Item, Key, Outbox
+
+_log = logging.getLogger(__name__)
+_TICK_S = 0.25
+_BEAT_EVERY_S = 1.0
+_HELLO_EVERY_S = 5.0
+_POLL_S = 1.0
+
+
+class Channel(Protocol):
+    """The socket to the coordinator: `protocol.channel.AsyncDealerChannel`."""
+
+    async def send(self, frames: list[bytes]) -> None: ...
+
+    async def receive(self, timeout_s: float) -> list[bytes] | None: ...
+
+
+class _Stamp(TypedDict):
+    run_id: str
+    incarnation: int
+
+
+@dataclass
+class _Running:
+    """A sample in flight."""
+
+    attempt: int
+    task: asyncio.Task[None]
+
+
+class RolloutSession:
+    """`await run()` until it is cancelled, or returns because the coordinator speaks for a later start of the run."""
+
+    def __init__(
+        self,
+        server: str,
+        spec: RunSpec,
+        channel: Channel,
+        player: EpisodePlayer,
+        engine: Generator,
+        scorer: Scorer,
+        outbox: Outbox,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        """outbox: empty, or what an earlier start of the same run left here; all of it is sent again."""
+        self.spec = spec
+        self.outbox = outbox
+        self.failures = FailureCounts(_log, server)
+        self._server = server
+        self._channel = channel
+        self._player = player
+        self._engine = engine
+        self._scorer = scorer
+        self._clock = clock
+        self._decoder: Decoder[m.Message] = Decoder(m.ToServer | m.Done)
+        self._leases: deque[m.Lease] = deque()
+        self._running: dict[tuple[str, int], _Running] = {}
+        self._open_groups: Counter[str] = Counter()
+        self._tokens_before = engine.stats.num_output_tokens
+        self._news = asyncio.Event()
+        self._is_welcome = False
+        self._refusal: str | None = None
+        self._demanded: tuple[int, int | None] | None = None
+        self._demanded_at = self._beat_at = self._greeted_at = float("-inf")
+
+    @property
+    def is_welcome(self) -> bool:
+        """True once the coordinator has answered."""
+        return self._is_welcome
+
+    @property
+    def num_groups(self) -> int:
+        """Groups here: with a sample in flight, or waiting for room."""
+        return len(self._open_groups) + len(self._leases)
+
+    @property
+    def num_samples(self) -> int:
+        """Samples in flight."""
+        return len(self._running)
+
+    async def run(self) -> str:
+        """Serve the run; returns why it ended by itself. Cancelling stops every sample in flight.
+
+        Raises: ExceptionGroup when something here is wrong (a neighbour's failure never ends a session).
+        """
+        self.outbox.send_all_again()
+        async with asyncio.TaskGroup() as tasks:
+            receiving = tasks.create_task(self._receive_all())
+            while self._refusal is None:
+                self._news.clear()
+                self._admit(tasks)
+                await self._say_hello()
+                await self._send_finished()
+                await self._send_demand()
+                await self._send_heartbeat()
+                await self._await_news()
+            receiving.cancel()
+            for running in self._running.values():
+                running.task.cancel()
+        return self._refusal
+
+    def wake(self) -> None:
+        """Have the coordinator told at once what changed: the engine has other weights, or none."""
+        self._news.set()
+
+    # -- from the coordinator -----------------------------------------------------------------------------------------
+
+    async def _receive_all(self) -> None:
+        while True:
+            frames = await self._channel.receive(_POLL_S)
+            if frames is not None:
+                self._receive(frames)
+
+    def _receive(self, frames: list[bytes]) -> None:
+        try:
+            message, _ = self._decoder.decode(frames)
+        except FrameError as error:
+            self.failures.add("coordinator", str(error), "the message was not used", self._clock())
+            return
+        if (message.run_id, message.incarnation) != (self.spec.run_id, self.spec.incarnation):
+            self._on_other_run(message)
+            return
+        self._is_welcome = True
+        match message:
+            case m.Lease():
+                self._leases.append(message)
+                self._news.set()
+            case m.Ack():
+                self._on_ack(message)
+            case m.Trained():
+                self.outbox.mark_trained(message.groups)
+            case m.Refused():
+                self.failures.add("coordinator", message.detail, "a message of ours was not used", self._clock())
+            case m.Done():
+                self._news.set()
+
+    def _on_other_run(self, message: m.Message) -> None:
+        """End when the coordinator at our address is another one: its run attaches us anew, or never did."""
+        if isinstance(message, m.Refused):
+            self._refusal = f"the coordinator at {self.spec.coordinator_address} refused: {message.detail}"
+            self._news.set()
+
+    def _on_ack(self, message: m.Ack) -> None:
+        if message.outcome == "rejected":
+            detail = f"{message.group}[{message.sample_index}] was rejected: {message.detail}"
+            self.failures.add("trajectory", detail, "its part of the lease went back", self._clock())
+        self.outbox.acknowledge(message.group, message.sample_index, message.outcome)
+
+    # -- samples ------------------------------------------------------------------------------------------------------
+
+    def _admit(self, tasks: asyncio.TaskGroup) -> None:
+        """Start leases while there is room. More than were asked for can come: a Demand and a Lease may cross."""
+        while self._leases and len(self._open_groups) < self.spec.rollout.max_groups_in_flight:
+            lease = self._leases.popleft()
+            for index in lease.sample_indices:
+                self._start(tasks, _sample(lease, index))
+
+    def _start(self, tasks: asyncio.TaskGroup, sample: Sample) -> None:
+        """Start a sample, in place of an older attempt at it; nothing when this very attempt is known."""
+        place = (sample.group, sample.sample_index)
+        older = self._running.get(place)
+        if _key(sample) in self.outbox or (older is not None and older.attempt >= sample.attempt):
+            return
+        if older is not None:
+            older.task.cancel()
+        self._open_groups[sample.group] += 1
+        task = tasks.create_task(self._make(sample), name=sample.key)
+        self._running[place] = _Running(sample.attempt, task)
+        # Not a `finally` in the task: a task that is cancelled before its first turn never enters its body.
+        task.add_done_callback(lambda _: self._leave(sample))
+
+    async def _make(self, sample: Sample) -> None:
+        self.outbox.put(await self._played(sample))
+
+    async def _played(self, sample: Sample) -> Item:
+        """Return the finished sample, or which neighbour failed it."""
+        limit_s = self.spec.rollout.lease_timeout_s
+        deadline = asyncio.timeout(limit_s)
+        try:
+            async with deadline:
+                return Finished(_key(sample), await self._player.play(sample))
+        except NeighbourError as error:
+            boundary, detail = error.boundary, error.detail
+        except TimeoutError:
+            if not deadline.expired():
+                raise
+            boundary, detail = "lease", f"{sample.key} was not made within rollout.lease_timeout_s = {limit_s:g} s"
+        self.failures.add(boundary, detail, "the sample's lease went back", self._clock())
+        return Failure(_key(sample), boundary, detail)
+
+    def _leave(self, sample: Sample) -> None:
+        """Give a sample's room back."""
+        place = (sample.group, sample.sample_index)
+        running = self._running.get(place)
+        if running is not None and running.attempt == sample.attempt:
+            del self._running[place]
+        self._open_groups[sample.group] -= 1
+        if not self._open_groups[sample.group]:
+            del self._open_groups[sample.group]
+        self._news.set()
+
+    # -- to the coordinator -------------------------------------------------------------------------------------------
+
+    async def _say_hello(self) -> None:
+        """Greet until the coordinator answers. Later a Hello would take every lease back: it means a fresh start."""
+        if self._is_welcome or self._clock() - self._greeted_at < _HELLO_EVERY_S:
+            return
+        self._greeted_at = self._clock()
+        await self._send(m.Hello(**self._stamp(), server=self._server, policy_version=self._engine.policy_version))
+
+    async def _send_finished(self) -> None:
+        if self._is_welcome:
+            for item in self.outbox.due(self._clock()):
+                await self._send_item(item)
+
+    async def _send_item(self, item: Item) -> None:
+        if isinstance(item, Finished):
+            message = m.TrajectoryDone(**self._stamp(), facts=item.trajectory.facts)
+            await self._channel.send(encode(message, item.trajectory.to_buffers()))
+            return
+        group, sample_index, attempt = item.key
+        await self._send(
+            m.SampleFailed(
+                **self._stamp(),
+                group=group,
+                sample_index=sample_index,
+                attempt=attempt,
+                boundary=item.boundary[:200],
+                detail=item.detail[:2000],
+            )
+        )
+
+    async def _send_demand(self) -> None:
+        """Tell how many groups could come: when it changed, and every second, since a message can be lost."""
+        demand = (self._room(), self._engine.policy_version)
+        is_news = demand != self._demanded or self._clock() - self._demanded_at >= _BEAT_EVERY_S
+        if not self._is_welcome or not is_news:
+            return
+        self._demanded, self._demanded_at = demand, self._clock()
+        await self._send(m.Demand(**self._stamp(), num_groups=demand[0], policy_version=demand[1]))
+
+    def _room(self) -> int:
+        if self._engine.policy_version is None or not self._scorer.is_accepting:
+            return 0
+        return max(0, self.spec.rollout.max_groups_in_flight - self.num_groups)
+
+    async def _send_heartbeat(self) -> None:
+        if not self._is_welcome or self._clock() - self._beat_at < _BEAT_EVERY_S:
+            return
+        self._beat_at = self._clock()
+        stats = self._engine.stats
+        await self._send(
+            m.Heartbeat(
+                **self._stamp(),
+                policy_version=self._engine.policy_version,
+                num_groups=self.num_groups,
+                num_running=stats.num_in_flight,
+                num_waiting=max(0, self.num_samples - stats.num_in_flight),
+                generated_tokens=min(stats.num_output_tokens - self._tokens_before, 2**31 - 1),
+                failures=dict(self.failures.totals),
+            )
+        )
+
+    async def _await_news(self) -> None:
+        """Return when something finished or arrived, or it is time to look what is due."""
+        try:
+            async with asyncio.timeout(_TICK_S):
+                await self._news.wait()
+        except TimeoutError:
+            pass
+
+    async def _send(self, message: m.Message) -> None:
+        await self._channel.send(encode(message))
+
+    def _stamp(self) -> _Stamp:
+        return {"run_id": self.spec.run_id, "incarnation": self.spec.incarnation}
+
+
+def _key(sample: Sample) -> Key:
+    return Key(sample.group, sample.sample_index, sample.attempt)
+
+
+def _sample(lease: m.Lease, index: int) -> Sample:
+    task = Task(lease.prompt, lease.label, lease.columns, is_greedy=index in lease.greedy_indices)
+    return Sample(lease.group, index, lease.attempt, lease.kind, lease.seed, task)

@@ -1,0 +1,177 @@
+"""Frames on the wire: golden bytes, limits, and errors that name the field."""
+
+import msgspec
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from protocol import messages as m
+from protocol.codec import Decoder, Limits, encode
+from protocol.trajectory import FrameError
+from tests.protocol.examples import STAMP, example_messages
+
+EXAMPLES = example_messages()
+COORDINATOR: Decoder[m.Message] = Decoder(m.ToCoordinator)
+
+
+def refusal(frames: list[bytes], decoder: Decoder[m.Message] = COORDINATOR) -> tuple[str, str]:
+    """Return the text and the reason with which frames are refused."""
+    with pytest.raises(FrameError) as caught:
+        decoder.decode(frames)
+    return str(caught.value), caught.value.reason
+
+
+def header(**fields: object) -> list[bytes]:
+    return [msgspec.msgpack.encode({"schema": 1, **STAMP, **fields})]
+
+
+@pytest.mark.parametrize("tag", sorted(EXAMPLES))
+def test_decode_returns_what_encode_was_given(tag: str) -> None:
+    message, buffers = EXAMPLES[tag]
+    every: Decoder[m.Message] = Decoder(m.ToCoordinator | m.ToServer | m.ToRank)
+    assert every.decode(encode(message, buffers)) == (message, buffers)
+
+
+def test_decode_refuses_a_message_of_the_other_direction() -> None:
+    assert refusal(encode(EXAMPLES["ack"][0])) == ("$.type: Invalid value 'ack'", "invalid")
+
+
+def test_decode_refuses_no_frames() -> None:
+    assert refusal([]) == ("$: no frames", "empty")
+
+
+def test_decode_refuses_an_empty_header() -> None:
+    assert refusal([b""]) == ("$: not a message: Input data was truncated", "invalid")
+
+
+def test_decode_refuses_a_truncated_header() -> None:
+    frame = encode(EXAMPLES["hello"][0])[0]
+    assert refusal([frame[:-3]]) == ("$: not a message: Input data was truncated", "invalid")
+
+
+def test_decode_refuses_trailing_bytes() -> None:
+    text, reason = refusal([encode(EXAMPLES["hello"][0])[0] + b"\x00"])
+    assert (text, reason) == (
+        "$: not a message: MessagePack data is malformed: trailing characters (byte 55)",
+        "invalid",
+    )
+
+
+def test_decode_refuses_another_schema_by_name() -> None:
+    frame = encode(msgspec.structs.replace(EXAMPLES["hello"][0], schema=2))
+    assert refusal(frame) == (
+        "$.schema: is 2, this process speaks 1. Run the same version of Sluice everywhere",
+        "schema",
+    )
+
+
+def test_decode_names_another_schema_when_the_type_is_unknown_too() -> None:
+    assert refusal([msgspec.msgpack.encode({"schema": 9, "type": "telepathy"})])[1] == "schema"
+
+
+def test_decode_refuses_a_header_without_schema() -> None:
+    assert refusal([msgspec.msgpack.encode({"type": "hello"})]) == (
+        "$: Object missing required field `schema`",
+        "invalid",
+    )
+
+
+def test_decode_refuses_an_unknown_type() -> None:
+    assert refusal(header(type="telepathy"))[0] == "$.type: Invalid value 'telepathy'"
+
+
+def test_decode_refuses_an_extra_key() -> None:
+    text, _ = refusal(header(type="next", step=1, rank=0, colour="red"))
+    assert text == "$: Object contains unknown field `colour`"
+
+
+def test_decode_names_a_missing_field() -> None:
+    assert refusal(header(type="next", step=1))[0] == "$: Object missing required field `rank`"
+
+
+def test_decode_names_the_path_of_a_nested_field() -> None:
+    body = msgspec.to_builtins(EXAMPLES["trajectory"][0])
+    body["facts"]["version_spans"][1] = [5, 6, -1]
+    text, _ = refusal([msgspec.msgpack.encode(body)])
+    assert text == "$.facts.version_spans[1][2]: Expected `int` >= 0"
+
+
+def test_decode_refuses_a_name_that_is_too_long() -> None:
+    text, _ = refusal(header(type="hello", server="s" * 201, policy_version=1))
+    assert text == "$.server: Expected `str` of length <= 200"
+
+
+def test_decode_refuses_an_oversized_header() -> None:
+    small: Decoder[m.Message] = Decoder(m.ToCoordinator, Limits(header_bytes=10))
+    assert refusal([b"x" * 11], small) == ("$: header of 11 bytes, at most 10", "oversized")
+
+
+def test_decode_refuses_an_oversized_buffer() -> None:
+    small: Decoder[m.Message] = Decoder(m.ToCoordinator, Limits(buffer_bytes=10))
+    frames = [*encode(EXAMPLES["hello"][0]), b"", b"x" * 11]
+    assert refusal(frames, small) == ("$[1]: buffer of 11 bytes, at most 10", "oversized")
+
+
+def test_decode_refuses_too_many_buffers() -> None:
+    frames = [*encode(EXAMPLES["hello"][0]), b"", b"", b"", b""]
+    assert refusal(frames) == ("$: 4 buffers, at most 3", "oversized")
+
+
+def test_decode_refuses_a_map_that_is_too_long() -> None:
+    failures = {f"f{i}": 1 for i in range(257)}
+    beat = msgspec.to_builtins(EXAMPLES["heartbeat"][0]) | {"failures": failures}
+    assert refusal([msgspec.msgpack.encode(beat)])[0] == "$.failures: Expected `object` of length <= 256"
+
+
+def test_decode_refuses_deep_nesting() -> None:
+    assert refusal([b"\x91" * 100_000 + b"\xc0"])[1] == "invalid"
+
+
+@settings(max_examples=500, deadline=None)
+@given(st.lists(st.binary(max_size=200), max_size=6))
+def test_decode_raises_nothing_but_frame_errors_on_noise(frames: list[bytes]) -> None:
+    with pytest.raises(FrameError):
+        COORDINATOR.decode(frames)
+
+
+@settings(max_examples=1000, deadline=None)
+@given(
+    tag=st.sampled_from(sorted(EXAMPLES)),
+    place=st.integers(0, 10_000),
+    junk=st.binary(min_size=1, max_size=4),
+    cut=st.integers(0, 3),
+)
+def test_decode_raises_nothing_but_frame_errors_on_damaged_messages(
+    tag: str, place: int, junk: bytes, cut: int
+) -> None:
+    frame = encode(EXAMPLES[tag][0])[0]
+    at = place % len(frame)
+    damaged = frame[:at] + junk + frame[at + cut :]
+    try:
+        message, _ = COORDINATOR.decode([damaged])
+    except FrameError:
+        return
+    # What still is a message has its types: it can be written again.
+    assert COORDINATOR.decode(encode(message))[0] == message or "nan" in repr(message)
+
+
+_leaf = st.none() | st.booleans() | st.integers(-(2**63), 2**64 - 1) | st.floats() | st.text(max_size=20)
+
+
+@settings(max_examples=500, deadline=None)
+@given(
+    tag=st.sampled_from(sorted(EXAMPLES)),
+    fields=st.dictionaries(
+        st.sampled_from(["schema", "type", "run_id", "incarnation", "facts", "policy_version", "step", "metrics"]),
+        st.recursive(_leaf, lambda inner: st.lists(inner) | st.dictionaries(st.text(max_size=5), inner), max_leaves=8),
+        max_size=3,
+    ),
+)
+def test_decode_raises_nothing_but_frame_errors_on_wrong_types(tag: str, fields: dict[str, object]) -> None:
+    body = msgspec.to_builtins(EXAMPLES[tag][0]) | fields
+    try:
+        message, _ = COORDINATOR.decode([msgspec.msgpack.encode(body)])
+    except FrameError as error:
+        assert error.path.startswith("$")
+    else:
+        assert isinstance(message, m.Message)

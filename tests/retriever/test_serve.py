@@ -1,0 +1,75 @@
+"""The retriever's command lines, as processes."""
+
+import json
+import socket
+import subprocess
+import sys
+from pathlib import Path
+
+import httpx
+import pytest
+
+from tests.http_servers import module_serving, run_module
+
+TOKEN = "0123456789abcdef"
+
+
+@pytest.fixture
+def corpus_path(tmp_path: Path) -> Path:
+    path = tmp_path / "corpus.jsonl"
+    lines = [{"id": str(i), "contents": f'"Town {i}"\nTown {i} is a town.'} for i in range(5)]
+    path.write_text("".join(json.dumps(line) + "\n" for line in lines))
+    return path
+
+
+def test_serve_answers_with_the_token_only_and_health_to_all(tmp_path: Path, corpus_path: Path) -> None:
+    (tmp_path / "token").write_text(TOKEN)
+    built = run_module("retriever.build", "--corpus-path", str(corpus_path), "--index-path", str(tmp_path / "index"))
+    assert built.returncode == 0, built.stderr
+    arguments = ("--index-path", str(tmp_path / "index"), "--corpus-path", str(corpus_path))
+    with (
+        module_serving("retriever.serve", *arguments, "--token-file", str(tmp_path / "token")) as (address, _),
+        httpx.Client(base_url=address, trust_env=False) as http,
+    ):
+        assert http.get("/health").json()["num_documents"] == 5
+        assert http.post("/retrieve", json={"queries": ["3"]}).status_code == 401
+        wrong = {"authorization": "Bearer 0123456789abcdeX"}
+        assert http.post("/retrieve", json={"queries": ["3"]}, headers=wrong).status_code == 401
+        right = {"authorization": f"Bearer {TOKEN}"}
+        found = http.post("/retrieve", json={"queries": ["3"]}, headers=right).json()
+        assert [document["id"] for document in found["result"][0]] == ["3"]
+
+
+def test_serve_imports_nothing_that_is_slow_to_import() -> None:
+    script = "import sys, retriever.serve; print({'torch', 'numba', 'vllm', 'ray', 'transformers'} & set(sys.modules))"
+    assert subprocess.run([sys.executable, "-c", script], capture_output=True, text=True).stdout == "set()\n"
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (("--retriever-name", "e5"), "retriever: --retriever-name e5 is not known. Choose one of: bm25."),
+        (("--corpus-path", "/nowhere.jsonl"), "retriever: the corpus /nowhere.jsonl cannot be read"),
+        (("--token-file", "/nowhere"), "token file /nowhere: cannot be read"),
+        (("--host", "192.0.2.1"), "retriever: cannot listen on 192.0.2.1 port 0"),
+    ],
+)
+def test_serve_exits_1_with_one_sentence(
+    tmp_path: Path, corpus_path: Path, change: tuple[str, str], message: str
+) -> None:
+    arguments = ("--index-path", str(tmp_path / "index"), "--corpus-path", str(corpus_path), "--port", "0")
+    finished = run_module("retriever.serve", *arguments, *change)
+    assert (finished.returncode, finished.stdout) == (1, "")
+    assert finished.stderr.startswith(message)
+    assert finished.stderr.count("\n") == 1
+
+
+def test_serve_says_when_the_port_is_taken(tmp_path: Path, corpus_path: Path) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = str(taken.getsockname()[1])
+        arguments = ("--index-path", str(tmp_path / "index"), "--corpus-path", str(corpus_path), "--port", port)
+        finished = run_module("retriever.serve", *arguments)
+    assert (finished.returncode, finished.stdout) == (1, "")
+    assert finished.stderr == (
+        f"retriever: port {port} of 127.0.0.1 is taken. Stop what listens there, or choose another --port.\n"
+    )

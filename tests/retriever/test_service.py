@@ -1,0 +1,124 @@
+"""The /retrieve contract over real HTTP."""
+
+import asyncio
+from collections.abc import Iterator
+from typing import Any
+
+import httpx
+import pytest
+
+from retriever.bm25 import Bm25Index, Hit
+from retriever.corpus import Corpus
+from retriever.service import Limits, RetrieverService
+from tests.http_servers import serving
+
+CORPUS = Corpus(
+    ["10", "11", "12"],
+    ['"Oslo"\nOslo is a capital.', '"Bergen"\nBergen is a town.', '"Turku"\nTurku is a town.'],
+    digest="d1",
+)
+
+
+@pytest.fixture(scope="module")
+def address() -> Iterator[str]:
+    with serving(RetrieverService(Bm25Index.build(CORPUS), CORPUS, "towns", Limits(topk=1)).app()) as address:
+        yield address
+
+
+@pytest.fixture
+def http(address: str) -> Iterator[httpx.Client]:
+    with httpx.Client(base_url=address, trust_env=False) as client:
+        yield client
+
+
+def retrieve(http: httpx.Client, **body: Any) -> Any:
+    answer = http.post("/retrieve", json=body)
+    assert answer.status_code == 200
+    return answer.json()["result"]
+
+
+def test_retrieve_gives_documents_with_scores_when_asked(http: httpx.Client) -> None:
+    (items,) = retrieve(http, queries=["bergen"], return_scores=True)
+    assert [item["document"] for item in items] == [{"id": "11", "contents": '"Bergen"\nBergen is a town.'}]
+    assert items[0]["score"] > 0
+
+
+def test_retrieve_gives_documents_alone_by_default(http: httpx.Client) -> None:
+    assert retrieve(http, queries=["oslo"]) == [[{"id": "10", "contents": '"Oslo"\nOslo is a capital.'}]]
+
+
+def test_retrieve_uses_the_services_topk_when_none_is_asked_for(http: httpx.Client) -> None:
+    assert [len(items) for items in retrieve(http, queries=["town"], topk=None)] == [1]
+    assert [len(items) for items in retrieve(http, queries=["town"], topk=3)] == [2]
+
+
+def test_retrieve_of_no_queries_gives_no_results(http: httpx.Client) -> None:
+    assert retrieve(http, queries=[]) == []
+
+
+def test_retrieve_answers_queries_in_their_order(http: httpx.Client) -> None:
+    found = retrieve(http, queries=["turku", "zebra", "oslo"])
+    assert [[document["id"] for document in items] for items in found] == [["12"], [], ["10"]]
+
+
+@pytest.mark.parametrize(
+    ("body", "path"),
+    [
+        (b'{"queries": ["a", 3]}', "$.queries[1]"),
+        (b'{"queries": ["a"], "topk": 0}', "$.topk"),
+        (b"{}", "$.queries"),
+        (b"{nonsense", "$"),
+    ],
+)
+def test_retrieve_names_the_wrong_field(http: httpx.Client, body: bytes, path: str) -> None:
+    answer = http.post("/retrieve", content=body)
+    assert (answer.status_code, answer.json()["path"]) == (422, path)
+
+
+def test_health_says_what_is_served(http: httpx.Client) -> None:
+    assert http.get("/health").json() == {
+        "status": "ok",
+        "index": "towns",
+        "backend": "bm25",
+        "num_documents": 3,
+        "corpus_digest": "d1",
+    }
+
+
+def test_metrics_count_queries(http: httpx.Client) -> None:
+    def count() -> float:
+        lines = http.get("/metrics").text.splitlines()
+        return float(next(line for line in lines if line.startswith("sluice_retriever_queries_total ")).split()[1])
+
+    before = count()
+    retrieve(http, queries=["a", "b"])
+    assert count() == before + 2
+
+
+class SlowIndex(Bm25Index):
+    """An index whose searches wait for a permission."""
+
+    def __init__(self) -> None:
+        self.may_finish = asyncio.Event()
+        self.loop: asyncio.AbstractEventLoop | None = None
+
+    def search(self, query: str, topk: int) -> list[Hit]:
+        assert self.loop is not None
+        asyncio.run_coroutine_threadsafe(self.may_finish.wait(), self.loop).result(10)
+        return []
+
+
+async def test_retrieve_refuses_more_than_its_queue_holds_while_health_answers() -> None:
+    index = SlowIndex()
+    index.loop = asyncio.get_running_loop()
+    service = RetrieverService(index, CORPUS, "slow", Limits(max_waiting=2))
+    with serving(service.app()) as address:
+        async with httpx.AsyncClient(base_url=address, trust_env=False, timeout=10) as http:
+            accepted = [asyncio.create_task(http.post("/retrieve", json={"queries": ["a"]})) for _ in range(2)]
+            while "sluice_retriever_waiting 2.0" not in (await http.get("/metrics")).text:
+                await asyncio.sleep(0.01)
+            refused = await http.post("/retrieve", json={"queries": ["a"]})
+            assert (refused.status_code, refused.headers["retry-after"]) == (503, "1")
+            assert (await http.get("/health")).status_code == 200
+            index.may_finish.set()
+            assert [(await answer).json() for answer in accepted] == [{"result": [[]]}, {"result": [[]]}]

@@ -1,0 +1,71 @@
+"""The question-answering scorer."""
+
+from typing import Any
+
+import pytest
+
+from rewards.exact_match import answer_matches, last_answer, normalise, score_exact_match
+from rewards.sample import SampleError, make_sample
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("The U.S.A.", "usa"),
+        ("  an   Apple, a pear ", "apple pear"),
+        ("Another theory", "another theory"),
+        ("don't", "dont"),
+        ("É", "é"),
+    ],
+)
+def test_normalise_is_squads(text: str, expected: str) -> None:
+    assert normalise(text) == expected
+
+
+@pytest.mark.parametrize(
+    ("response", "expected"),
+    [
+        ("<answer> BLR</answer>", "BLR"),
+        ("<answer>a</answer> then <answer>b\nc</answer> more", "b\nc"),
+        ("<answer>never closed", None),
+        ("closed only</answer>", None),
+        ("<answer>a</answer><answer>open", "a"),
+        ("<answer></answer>", ""),
+        ("", None),
+    ],
+)
+def test_last_answer_is_the_last_complete_one(response: str, expected: str | None) -> None:
+    assert last_answer(response) == expected
+
+
+def test_answer_matches_any_target_but_only_whole() -> None:
+    assert answer_matches("<answer>the Netherlands</answer>", ["Holland", "Netherlands"])
+    assert not answer_matches("<answer>Netherlands Antilles</answer>", ["Netherlands"])
+    assert not answer_matches("Netherlands", ["Netherlands"])
+
+
+@pytest.mark.parametrize(
+    "label",
+    ["BLR", ["XX", "BLR"], {"target": "BLR"}, {"target": ["BLR"]}, {"ground_truth": {"target": ["XX", "BLR"]}}],
+)
+async def test_score_reads_every_form_of_label(label: Any) -> None:
+    (score,) = await score_exact_match([make_sample("q <answer>blr</answer>", "q ", label)])
+    assert score.reward == 1.0
+
+
+async def test_score_ignores_an_answer_in_the_prompt() -> None:
+    prompt = "Write <answer>BLR</answer>. "
+    samples = [make_sample(prompt + "no", prompt, "BLR"), make_sample(prompt + "<answer>BLR</answer>", prompt, "BLR")]
+    assert [score.reward for score in await score_exact_match(samples)] == [0.0, 1.0]
+
+
+async def test_score_takes_a_number_as_label() -> None:
+    (score,) = await score_exact_match([make_sample("<answer>112</answer>", None, 112)])
+    assert score.reward == 1.0
+
+
+@pytest.mark.parametrize("label", [None, [], {"answer": "x"}, [None], True])
+async def test_score_refuses_a_label_without_target(label: Any) -> None:
+    samples = [make_sample("a", "", "a"), make_sample("b", "", label)]
+    with pytest.raises(SampleError, match=r"^\$\.labels\[1\] is .*, expected the answer's text"):
+        await score_exact_match(samples)

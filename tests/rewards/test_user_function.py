@@ -1,0 +1,133 @@
+"""Users' reward functions, unchanged, in each of their shapes."""
+
+from pathlib import Path
+
+import pytest
+
+from protocol.errors import OperatorError
+from rewards.sample import Sample, Score, ScorerFailure, make_sample
+from rewards.user_function import load_scorer
+
+SAMPLES = [make_sample("p1 r1<|im_end|>", "p1 ", "l1"), make_sample("p2 r22</s>", "p2 ", "l2")]
+
+
+def write(folder: Path, text: str) -> str:
+    (folder / "reward.py").write_text(text)
+    return str(folder / "reward.py")
+
+
+async def rewards_of(path: str, samples: list[Sample] = SAMPLES) -> list[Score]:
+    return await load_scorer(path)(samples)
+
+
+async def test_openrlhf_reward_func_gets_aligned_lists(tmp_path: Path) -> None:
+    path = write(
+        tmp_path,
+        "def reward_func(queries, prompts, labels, **kwargs):\n"
+        "    assert queries == ['p1 r1<|im_end|>', 'p2 r22</s>']\n"
+        "    assert prompts == ['p1 ', 'p2 '] and labels == ['l1', 'l2']\n"
+        "    return {'rewards': [1, 2.5], 'scores': [0, 1], 'extra_logs': {'mean': 7, 'each': [3, 4]}}\n",
+    )
+    assert await rewards_of(path) == [
+        Score(1.0, 0.0, {"mean": 7.0, "each": 3.0}),
+        Score(2.5, 1.0, {"mean": 7.0, "each": 4.0}),
+    ]
+
+
+@pytest.mark.parametrize(
+    "returned", ["numpy.array([1, 2])", "numpy.array([[1.0], [2.0]])", "list(numpy.ones(2)*[1,2])"]
+)
+async def test_openrlhf_reward_func_may_return_arrays(tmp_path: Path, returned: str) -> None:
+    path = write(tmp_path, f"import numpy\ndef reward_func(queries, prompts, labels):\n    return {returned}\n")
+    assert await rewards_of(path) == [Score(1.0), Score(2.0)]
+
+
+async def test_openrlhf_reward_func_may_return_a_dict_of_tensors(tmp_path: Path) -> None:
+    path = write(
+        tmp_path,
+        "import torch\n"
+        "def reward_func(queries, prompts, labels):\n"
+        "    return {'rewards': torch.tensor([1., 2.]), 'scores': torch.tensor([0., 1.])}\n",
+    )
+    assert await rewards_of(path) == [Score(1.0, 0.0), Score(2.0, 1.0)]
+
+
+@pytest.mark.parametrize("prefix", ["", "async "])
+async def test_verl_compute_score_gets_the_response_without_special_tokens(tmp_path: Path, prefix: str) -> None:
+    path = write(
+        tmp_path,
+        f"{prefix}def compute_score(data_source, solution_str, ground_truth, extra_info=None, **kwargs):\n"
+        "    return {'score': len(solution_str), 'is_label': ground_truth.startswith('l'), 'note': 'text'}\n",
+    )
+    assert await rewards_of(path) == [Score(2.0, None, {"is_label": 1.0}), Score(3.0, None, {"is_label": 1.0})]
+
+
+async def test_verl_compute_score_gets_the_fields_of_a_verl_label(tmp_path: Path) -> None:
+    path = write(
+        tmp_path,
+        "def compute_score(data_source, solution_str, ground_truth, extra_info):\n"
+        "    return float((data_source, ground_truth, extra_info) == ('nq', {'target': ['x']}, {'index': 3}))\n",
+    )
+    label = {"data_source": "nq", "ground_truth": {"target": ["x"]}, "extra_info": {"index": 3}}
+    assert await rewards_of(path, [make_sample("a", "", label)]) == [Score(1.0)]
+
+
+async def test_own_score_gets_a_sample(tmp_path: Path) -> None:
+    path = write(
+        tmp_path,
+        "from rewards.sample import Sample, Score\n"
+        "async def score(sample: Sample) -> Score:\n"
+        "    return Score(len(sample.prompt) + len(sample.label), 0.5)\n",
+    )
+    assert await rewards_of(path) == [Score(5, 0.5), Score(5, 0.5)]
+
+
+async def test_load_scorer_takes_the_named_function_and_files_beside_it(tmp_path: Path) -> None:
+    (tmp_path / "beside_the_reward.py").write_text("VALUE = 3.0\n")
+    path = write(
+        tmp_path, "from beside_the_reward import VALUE\ndef mine(sample):\n    return VALUE\ndef score(sample): ...\n"
+    )
+    assert await rewards_of(f"{path}:mine") == [Score(3.0), Score(3.0)]
+
+
+@pytest.mark.parametrize(
+    ("body", "problem"),
+    [
+        ("raise KeyError('gone')", "KeyError: 'gone'"),
+        ("return float('nan')", "BodyError: the returned value[0] is nan, expected a finite number"),
+        ("return None", "BodyError: the returned value[0] is None, expected a number"),
+        ("return {'reward': 1.0}", "BodyError: score[0] is None, expected a number"),
+        ("return 'good'", "BodyError: the returned value[0] is 'good', expected a number"),
+    ],
+)
+async def test_scorer_names_the_sample_that_a_function_failed_on(tmp_path: Path, body: str, problem: str) -> None:
+    path = write(tmp_path, f"def score(sample):\n    if sample.label == 'l1': return 1.0\n    {body}\n")
+    with pytest.raises(ScorerFailure) as failure:
+        await rewards_of(path)
+    assert (failure.value.index, str(failure.value)) == (1, problem)
+
+
+async def test_scorer_refuses_a_batch_function_that_returns_too_few(tmp_path: Path) -> None:
+    path = write(tmp_path, "def reward_func(queries, prompts, labels):\n    return [1.0]\n")
+    with pytest.raises(ScorerFailure, match=r"BodyError: rewards has 1 entries, expected 2 \(one per sample\)"):
+        await rewards_of(path)
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("x = 1\n", r"reward.py has none of: reward_func, compute_score, score\. Name one function with --function"),
+        ("def score(s): ...\ndef reward_func(queries): ...\n", r"reward.py has several of: reward_func"),
+        ("def score(a, b): ...\n", r"score\(a, b\) has no known shape\. Expected reward_func"),
+        ("import no_such_module\n", r"cannot be loaded: ModuleNotFoundError: No module named 'no_such_module'"),
+        ("def score(:\n", r"cannot be loaded: SyntaxError"),
+    ],
+)
+def test_load_scorer_says_what_is_wrong_with_a_file(tmp_path: Path, text: str, message: str) -> None:
+    with pytest.raises(OperatorError, match=message):
+        load_scorer(write(tmp_path, text))
+
+
+def test_load_scorer_says_when_there_is_no_file() -> None:
+    with pytest.raises(OperatorError, match=r"--function /nowhere/r.py is not a Python file"):
+        load_scorer("/nowhere/r.py:score")
