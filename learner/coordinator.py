@@ -197,8 +197,7 @@ class Coordinator:
         """Raise FrameError when a trajectory is not what its server was asked for, or of weights that do not exist."""
         if (problem := group.contradiction(facts, peer)) is not None:
             raise FrameError("$.facts", problem, "lease")
-        # A push ends before its step is told of: servers may be one version ahead of the books, never two.
-        if facts.newest_version > self.policy_version + 1:
+        if facts.newest_version > self._newest_version:
             problem = f"has version {facts.newest_version}, the learner is at {self.policy_version}"
             raise FrameError("$.facts.version_spans", problem, "version")
 
@@ -277,14 +276,14 @@ class Coordinator:
 
     def _next_server(self) -> str | None:
         """Return the server that wants most. One that does not hold the current weights gets nothing: a sample begun on
-        older ones would count against the staleness bound from the start. Weights further ahead than a push whose step
-        is not told of yet are those of a lost lineage: the server has not been synced by this run."""
+        older ones would count against the staleness bound from the start. Weights newer than any are those of a lost
+        lineage: this start of the run has not synced that server yet."""
         able = [
             (peer.num_wanted, name)
             for name, peer in self._peers.items()
             if peer.num_wanted > 0
             and peer.policy_version is not None
-            and self.policy_version <= peer.policy_version <= self.policy_version + 1
+            and self.policy_version <= peer.policy_version <= self._newest_version
         ]
         return max(able)[1] if able else None
 
@@ -454,6 +453,11 @@ class Coordinator:
         if group is not None:
             return group
         return next((e.open[name] for e in self._evaluations.values() if name in e.open), None)
+
+    @property
+    def _newest_version(self) -> int:
+        """The newest version that exists: a step under way pushes its weights before it is told of."""
+        return self.policy_version + (self._batch is not None)
 
     def _open_groups(self) -> list[Group]:
         return [*self._groups.values(), *(g for e in self._evaluations.values() for g in e.open.values())]

@@ -6,6 +6,7 @@ Used by `learner.rank`.
 import time
 from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 from protocol.channel import DealerChannel
 from protocol.codec import Decoder, Limits, encode
@@ -37,7 +38,7 @@ class CoordinatorClient:
 
     def __init__(self, channel: DealerChannel, run_id: str, incarnation: int) -> None:
         self._channel = channel
-        self._stamp = {"run_id": run_id, "incarnation": incarnation}
+        self._stamp: dict[str, Any] = {"run_id": run_id, "incarnation": incarnation}
         self._decoder: Decoder[Message] = Decoder(ToRank, _LIMITS)
 
     def next_batch(self, step: int, rank: int, timeout_s: float) -> tuple[Batch, dict[int, Trajectory]] | str:

@@ -150,7 +150,7 @@ def _held_out(state: PanelState, status: Mapping[str, Any]) -> str:
     keys = (("eval_reward", "sampled"), ("eval_reward_greedy", "greedy"))
     parts += [f"{scored[key]:.3f} {name}" for key, name in keys if key in scored]
     if parts:
-        parts.append(f"at step {int(scored['step'])}")
+        parts.append(f"at step {int(scored.get('eval_policy_version', scored['step']))}")
     if status.get("evaluation"):
         parts.append(f"scoring {one_line(str(status['evaluation']))}")
     return ", ".join(parts)

@@ -1,4 +1,4 @@
-"""The optimizer that DeepSpeed is given: AdamW that clips by global norm and never takes a step on a non-finite gradient.
+"""The optimizer that DeepSpeed is given: AdamW that clips by global norm and refuses a gradient that is not finite.
 
 Used by `learner.policy`. ZeRO 2 and 3 clip and check inside DeepSpeed, on partitions; stage 0 leaves both to this.
 """
@@ -10,7 +10,7 @@ from torch.nn.utils import clip_grad_norm_
 
 
 class GuardedAdamW(torch.optim.AdamW):
-    """`overflow` says after a step that it was refused: DeepSpeed reads the name and reports the step as not applied."""
+    """`overflow` says after a step that it was refused: DeepSpeed reads it and reports the step as not applied."""
 
     def __init__(self, params: Any, max_grad_norm: float, **settings: Any) -> None:
         super().__init__(params, **settings)

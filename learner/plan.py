@@ -36,8 +36,8 @@ def show_plan(inspected: Inspected) -> None:
     console.print(table)
     console.print(
         f"{parameters:,} parameters; {inspected.num_prompts:,} prompts; "
-        f"steps {start.step + 1} to {settings.run.max_steps} of {learner.groups_per_step} groups x {rollout.group_size} samples; at most "
-        f"{(learner.max_staleness + 1) * learner.groups_per_step} groups out at a time; run folder {start.folder}."
+        f"steps {start.step + 1} to {settings.run.max_steps} of {learner.groups_per_step} groups x "
+        f"{rollout.group_size} samples; at most {(learner.max_staleness + 1) * learner.groups_per_step} groups out at a time; run folder {start.folder}."
     )
     if start.notice:
         console.print(start.notice)
@@ -50,7 +50,7 @@ def count_parameters(model: Path) -> int:
     total = 0
     for path in sorted(model.glob("*.safetensors")):
         with safe_open(path, framework="numpy") as file:
-            for name in file.keys():  # noqa: SIM118  # safe_open is no mapping
+            for name in list(file.keys()):  # safe_open is no mapping
                 size = 1
                 for length in file.get_slice(name).get_shape():
                     size *= length

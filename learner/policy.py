@@ -1,11 +1,13 @@
 """The policy under training: a transformers model inside DeepSpeed. The one file that imports deepspeed.
 
-Owned by a learner rank. All methods that change or gather weights are collective: every rank calls them in the same order.
+Owned by a learner rank. What changes or gathers weights is collective: every rank calls it in the same order.
 Shapes: K model tokens of a micro-batch.
 """
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+import shutil
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any, Literal
 
@@ -72,7 +74,7 @@ class PolicyEngine:
         self._is_tied = bool(model.config.tie_word_embeddings)
         parameters = list(model.parameters())
         optimizer = _make_optimizer(parameters, settings)
-        scheduler = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: learning_rate_factor(step, settings))
+        scheduler = torch.optim.lr_scheduler.LambdaLR(optimizer, _schedule_of(settings))
         self._engine, *_ = initialize(
             model=model,
             model_parameters=parameters,
@@ -111,9 +113,12 @@ class PolicyEngine:
         )
 
     @torch.no_grad()
-    def logprobs(self, micro_batch: MicroBatch) -> Tensor:
-        """Return the model tokens' logprobs at the sampling temperature, float32 [K]. Collective in ZeRO 3."""
-        return self._forward(micro_batch)[0]
+    def logprobs(self, micro_batch: MicroBatch, temperature: float | None = None) -> Tensor:
+        """Return the model tokens' logprobs, float32 [K], at the sampling temperature or the one given.
+
+        Collective in ZeRO 3.
+        """
+        return self._forward(micro_batch, temperature)[0]
 
     def weights(self) -> list[tuple[str, Tensor]]:
         """Return (name in the Hugging Face state dict, parameter) in the model's order, a tied head once.
@@ -152,7 +157,7 @@ class PolicyEngine:
             copy_tokenizer(self._settings.model_dir, folder)
         dist.barrier()
 
-    def _forward(self, micro_batch: MicroBatch) -> tuple[Tensor, Tensor]:
+    def _forward(self, micro_batch: MicroBatch, temperature: float | None = None) -> tuple[Tensor, Tensor]:
         """Return (logprobs [K], entropies [K]), float32; logits exist only where a model token is predicted."""
         tokens = micro_batch.tokens.to(self.device)
         logits = self._engine(
@@ -162,7 +167,7 @@ class PolicyEngine:
             segments=varlen_attention.Segments(micro_batch.lengths, self.device),
             use_cache=False,
         ).logits[0]
-        distribution = (logits.float() / self._settings.temperature).log_softmax(-1)
+        distribution = (logits.float() / (temperature or self._settings.temperature)).log_softmax(-1)
         logprobs = distribution.gather(-1, micro_batch.targets.to(self.device)[:, None])[:, 0]
         with torch.no_grad():
             entropies = -(distribution.exp() * distribution).sum(-1)
@@ -171,16 +176,10 @@ class PolicyEngine:
 
 def copy_tokenizer(source: Path, target: Path) -> None:
     """Copy everything that describes a model but its weights and its config."""
-    import shutil
-
     for path in source.iterdir():
-        if (
-            path.is_file()
-            and path.suffix in (".json", ".txt", ".model", ".jinja")
-            and not (target / path.name).exists()
-        ):
-            if not path.name.endswith(".index.json"):
-                shutil.copyfile(path, target / path.name)
+        is_description = path.suffix in (".json", ".txt", ".model", ".jinja") and not path.name.endswith(".index.json")
+        if path.is_file() and is_description and not (target / path.name).exists():
+            shutil.copyfile(path, target / path.name)
 
 
 def _load_model(settings: PolicySettings) -> PreTrainedModel:
@@ -201,6 +200,16 @@ def _make_optimizer(parameters: list[Any], settings: PolicySettings) -> torch.op
     if settings.zero_stage == 0:
         return GuardedAdamW(parameters, max_grad_norm=settings.max_grad_norm, fused=True, **common)
     return torch.optim.AdamW(parameters, fused=True, **common)
+
+
+def _schedule_of(settings: PolicySettings) -> Callable[[int], float]:
+    return partial(
+        learning_rate_factor,
+        warmup_steps=settings.warmup_steps,
+        total_steps=settings.total_steps,
+        min_ratio=settings.min_lr_ratio,
+        schedule=settings.schedule,
+    )
 
 
 def _deepspeed_config(settings: PolicySettings) -> dict[str, Any]:

@@ -16,7 +16,7 @@ def token_logprobs(logits: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:
     logits: [K, V], any float type, computed on in float32. targets: [K] int64. Memory: one float32 [K, V] is kept for
     the backward pass, where autograd of log_softmax and entropy would keep three.
     """
-    logprobs, entropy = _TokenLogprobs.apply(logits, targets)
+    logprobs, entropy = _TokenLogprobs.apply(logits, targets)  # type: ignore[no-untyped-call]
     return logprobs, entropy
 
 

@@ -12,7 +12,7 @@ class PromptOrder:
     """Example:
     >>> order = PromptOrder(num_prompts=3, seed=1)
     >>> [order.at(position) for position in range(4)]
-    [(0, 2), (0, 0), (0, 1), (1, 1)]
+    [(0, 0), (0, 1), (0, 2), (1, 2)]
     """
 
     def __init__(self, num_prompts: int, seed: int) -> None:

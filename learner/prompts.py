@@ -58,7 +58,7 @@ def _jsonl_rows(file: Path) -> Iterator[tuple[int, dict[str, Any]]]:
             if not line.strip():
                 continue
             try:
-                row = json.loads(line.decode("utf-8"))
+                row = json.loads(line.decode("utf-8").rstrip())
             except UnicodeDecodeError as error:
                 raise SettingsError(f"data: {file} line {number} is not UTF-8: {error.reason}.") from None
             except json.JSONDecodeError as error:

@@ -5,7 +5,7 @@ Placed by `learner.cluster` as an actor, one process per rank. `train` is the ta
 
 import os
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -13,11 +13,13 @@ import torch
 
 from learner.checkpoint import Checkpoint
 from learner.coordinator_client import CoordinatorClient
-from learner.policy import PolicyEngine, StepResult, free_address, join_world
+from learner.policy import PolicyEngine, StepResult
 from learner.rank_checkpoint import load_checkpoint, save_checkpoint
 from learner.rank_push import RankPusher
 from learner.step import StepInputs, prepare_step, step_metrics
 from learner.warm_start import policy_settings, warm_start
+from learner.weight_link import ServerControl
+from learner.world import free_address, join_world
 from protocol.channel import DealerChannel
 from protocol.home import load_keys
 from protocol.settings import Settings
@@ -51,11 +53,15 @@ class RunPlace:
 class LearnerRank:
     """Call order: offer_address (rank 0), take_place, prepare, train. `progress` may be asked at any time."""
 
-    def __init__(self, settings: Settings, folder: Path, model: Path, host: str) -> None:
+    def __init__(
+        self, settings: Settings, folder: Path, model: Path, host: str, reach_server: Callable[[str], ServerControl]
+    ) -> None:
+        """host: this node's address. reach_server: returns the weight controls of a named rollout server."""
         self._settings = settings
         self._folder = folder
         self._model = model
         self._host = host
+        self._reach_server = reach_server
         self._phase = "starting learner ranks"
         self._asked_phase = ""
 
@@ -80,9 +86,9 @@ class LearnerRank:
         join_world(place.rank, place.world_size, place.host, place.port, settings.rollout.start_timeout_s)
         model = self._model
         if checkpoint is None and settings.policy.warm_start.data is not None:
-            model = warm_start(settings, model, place.rank, place.world_size, self._tell)
+            model = warm_start(settings, model, self._tell)
         self._tell("loading the policy")
-        self._policy = PolicyEngine(policy_settings(settings, model), place.rank, place.world_size)
+        self._policy = PolicyEngine(policy_settings(settings, model))
         self._step = self._version = 0
         if checkpoint is not None:
             self._step, self._version = load_checkpoint(self._policy, checkpoint)
@@ -107,13 +113,18 @@ class LearnerRank:
         channel = DealerChannel(run.coordinator_address, f"rank-{rank}", keys.peer, keys.coordinator.public)
         self._channel = channel
         self._coordinator = CoordinatorClient(channel, run.run_id, run.incarnation)
-        self._pusher = RankPusher(self._policy, rank, run, settings)
+        self._pusher = RankPusher(self._policy, settings, self._servers(run), run.host, run.weights_backend)
         self._saved_step = self._step
         self._evaluating: int | None = None
 
-    def _push(self) -> Mapping[str, float]:
+    def _servers(self, run: RunPlace) -> list[ServerControl]:
+        """Return the weight controls of the rollout servers: rank 0 alone talks to them."""
+        return [self._reach_server(name) for name in run.servers] if self._place.rank == 0 else []
+
+    def _push(self) -> dict[str, float]:
         """Give every server the current weights; returns how long it took. Raises when a server holds other ones."""
-        return self._pusher.push(self._version)
+        report = self._pusher.push(self._version)
+        return {} if report is None else {"push_s": report.push_s, "pause_s": report.pause_s}
 
     def _next_inputs(self) -> StepInputs | str:
         step, settings = self._step + 1, self._settings
@@ -180,9 +191,8 @@ class LearnerRank:
     def _save(self) -> None:
         if self._step == self._saved_step:
             return
-        save_checkpoint(
-            self._policy, self._place.rank, self._folder, self._step, self._version, self._coordinator, self._settings
-        )
+        keep = self._settings.learner.keep_checkpoints
+        save_checkpoint(self._policy, self._coordinator, self._folder, self._model, self._step, self._version, keep)
         self._saved_step = self._step
 
     def _close(self) -> None:

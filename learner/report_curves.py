@@ -37,7 +37,16 @@ _CHARTS: tuple[tuple[str, tuple[tuple[str, str], ...]], ...] = (
 )
 _REWARD_KEYS = ("reward_mean", "eval_reward", "eval_reward_greedy")
 # Positions, clocks and counts that would only draw a straight line.
-_NO_CURVE = {"step", "policy_version", "time_s", "at_s", "num_samples", "eval_policy_version"}
+_NO_CURVE = {
+    "step",
+    "policy_version",
+    "time_s",
+    "at_s",
+    "num_samples",
+    "num_model_tokens",
+    "eval_policy_version",
+    "eval_failed",
+}
 _EXPECTED = ("loss", "grad_norm", "entropy", "kl", "ratio_mean", "clip_fraction", "push_s")
 
 

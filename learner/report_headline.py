@@ -66,20 +66,20 @@ def _scores(run: RunFacts) -> tuple[list[ScoreRow], tuple[str, str], list[str]]:
     for key, name in names.items():
         if key in first or key in last:
             is_greedy = key == "eval_reward_greedy"
-            errors = [_error(run.ledger, int(line["step"]), is_greedy) for line in (first, last)]
+            errors = [_error(run.ledger, line, is_greedy) for line in (first, last)]
             rows.append(_row(name, first.get(key), last.get(key) if last is not first else None, errors))
-    columns = (_column(first, run.settings), "" if last is first else f"after {int(last['step'])} steps of RL")
+    columns = (_column(first, run.settings), "" if last is first else f"after {_version(last)} steps of RL")
     return rows, columns, _explain_scores(run, first, last)
 
 
 def _explain_scores(run: RunFacts, first: Mapping[str, float], last: Mapping[str, float]) -> list[str]:
     texts = []
-    if first["step"] == 0:
+    if _version(first) == 0:
         origin = "the warm start" if run.settings and run.settings.policy.warm_start.data else "the starting model"
-        texts.append(f"The first column is what {origin} had reached before RL; RL added the last column, no more.")
+        texts.append(f"The first column is what {origin} had reached before RL; the difference is all that RL added.")
     else:
         texts.append(
-            f"No score from before RL is on record: the first evaluation is of step {int(first['step'])}, so the gain "
+            f"No score from before RL is on record: the first evaluation is of step {_version(first)}, so the gain "
             "leaves out what the steps before it did."
         )
     if last is first:
@@ -89,9 +89,9 @@ def _explain_scores(run: RunFacts, first: Mapping[str, float], last: Mapping[str
         "the greedy score does not have that part."
     )
     if failed := [line for line in (first, last) if line.get("eval_failed", 0) > 0]:
-        counts = ", ".join(f"{int(line['eval_failed'])} at step {int(line['step'])}" for line in failed)
+        counts = ", ".join(f"{int(line['eval_failed'])} at step {_version(line)}" for line in failed)
         texts.append(f"Held-out prompts that failed for good are not in the means: {counts}.")
-    score = _ledger_score(run.ledger, int(last["step"]), True) or _ledger_score(run.ledger, int(last["step"]), False)
+    score = _ledger_score(run.ledger, last, True) or _ledger_score(run.ledger, last, False)
     if score is not None:
         texts.append(f"{score.num_prompts} held-out prompts; ± is one standard error over prompts.")
     return texts
@@ -120,8 +120,8 @@ def _row(name: str, before: float | None, after: float | None, errors: Sequence[
 
 
 def _column(line: Mapping[str, float], settings: Settings | None) -> str:
-    if line["step"] > 0:
-        return f"step {int(line['step'])}"
+    if _version(line) > 0:
+        return f"step {_version(line)}"
     return "after the warm start, before RL" if settings and settings.policy.warm_start.data else "before RL"
 
 
@@ -159,13 +159,21 @@ def _ledger_facts(ledger: LedgerFacts, settings: Settings | None) -> list[tuple[
     return facts
 
 
-def _error(ledger: LedgerFacts | None, step: int, is_greedy: bool) -> float:
-    score = _ledger_score(ledger, step, is_greedy)
+def _version(line: Mapping[str, float]) -> int:
+    """Return how many optimizer steps were inside the weights that were scored: the line may be of a later step."""
+    return int(line.get("eval_policy_version", line["step"]))
+
+
+def _error(ledger: LedgerFacts | None, line: Mapping[str, float], is_greedy: bool) -> float:
+    score = _ledger_score(ledger, line, is_greedy)
     return math.nan if score is None else score.error
 
 
-def _ledger_score(ledger: LedgerFacts | None, step: int, is_greedy: bool) -> EvalScore | None:
-    return None if ledger is None else ledger.eval_scores.get((step, is_greedy))
+def _ledger_score(ledger: LedgerFacts | None, line: Mapping[str, float], is_greedy: bool) -> EvalScore | None:
+    """Return the ledger's account of a line's evaluation, if it is of the same trajectories: the means agree."""
+    score = None if ledger is None else ledger.eval_scores.get((_version(line), is_greedy))
+    value = line.get("eval_reward_greedy" if is_greedy else "eval_reward", math.nan)
+    return score if score is not None and math.isclose(score.mean, value, rel_tol=1e-5, abs_tol=1e-9) else None
 
 
 def _shown(value: float | None, error: float) -> str:

@@ -12,7 +12,7 @@ from itertools import pairwise
 
 from markupsafe import Markup
 
-_LEFT, _RIGHT, _TOP, _BOTTOM = 46, 8, 8, 22
+_LEFT, _RIGHT, _TOP, _BOTTOM = 46, 16, 8, 22
 _LANE, _LANE_GAP, _LANE_LEFT = 26, 6, 130
 
 
@@ -83,10 +83,11 @@ def draw_timeline(lanes: Sequence[Lane], start_s: float, end_s: float, width: in
     height = len(lanes) * (_LANE + _LANE_GAP) + _BOTTOM + 4
     axis = _Axis(start_s, max(end_s, start_s + 1e-9), _LANE_LEFT, width - _RIGHT)
     parts = []
-    for tick in nice_ticks(start_s, end_s, 10):
+    ticks = nice_ticks(start_s, end_s, 10)
+    for tick, label in zip(ticks, tick_labels(ticks), strict=True):
         x = axis.at(tick)
-        parts.append(Markup('<line class="grid" x1="{0:.1f}" x2="{0:.1f}" y1="0" y2="{1}"/>').format(x, height - 20))
-        parts.append(Markup('<text class="x" x="{:.1f}" y="{}">{} s</text>').format(x, height - 6, short(tick)))
+        parts.append(Markup('<line class="rule" x1="{0:.1f}" x2="{0:.1f}" y1="0" y2="{1}"/>').format(x, height - 20))
+        parts.append(Markup('<text class="x" x="{:.1f}" y="{}">{} s</text>').format(x, height - 6, label))
     for index, lane in enumerate(lanes):
         bottom = (index + 1) * (_LANE + _LANE_GAP)
         step = (width - _RIGHT - _LANE_LEFT) / max(1, len(lane.levels))
@@ -115,6 +116,15 @@ def nice_ticks(low: float, high: float, num: int) -> list[float]:
     step = next(power * factor for factor in (1, 2, 5, 10) if power * factor >= rough * 0.75)
     first = math.ceil(low / step - 1e-9)
     return [round(i * step, 12) for i in range(first, math.floor(high / step + 1e-9) + 1)]
+
+
+def tick_labels(ticks: Sequence[float]) -> list[str]:
+    """Return a text for each tick, with as many decimals as tell neighbours apart: 0.995 and 1.000, not 1 and 1."""
+    step = ticks[1] - ticks[0] if len(ticks) > 1 else 0.0
+    if step <= 0 or step < 1e-4 or max(map(abs, ticks)) >= 1e4:
+        return [short(tick) for tick in ticks]
+    decimals = max(0, -math.floor(math.log10(step) + 1e-9))
+    return [f"{tick:.{decimals}f}" for tick in ticks]
 
 
 def short(value: float) -> str:
@@ -151,16 +161,18 @@ class _Axis:
 
 def _grid(x_axis: _Axis | None, y_axis: _Axis, width: int, height: int) -> Markup:
     parts = []
-    for tick in nice_ticks(y_axis.low, y_axis.high, 4):
+    ticks = nice_ticks(y_axis.low, y_axis.high, 4)
+    for tick, label in zip(ticks, tick_labels(ticks), strict=True):
         y = y_axis.at(tick)
         parts.append(
-            Markup('<line class="grid" x1="{}" x2="{}" y1="{y:.1f}" y2="{y:.1f}"/>').format(_LEFT, width - _RIGHT, y=y)
+            Markup('<line class="rule" x1="{}" x2="{}" y1="{y:.1f}" y2="{y:.1f}"/>').format(_LEFT, width - _RIGHT, y=y)
         )
-        parts.append(Markup('<text class="y" x="{}" y="{:.1f}">{}</text>').format(_LEFT - 5, y + 3.5, short(tick)))
+        parts.append(Markup('<text class="y" x="{}" y="{:.1f}">{}</text>').format(_LEFT - 5, y + 3.5, label))
     if x_axis is not None:
-        for tick in nice_ticks(x_axis.low, x_axis.high, 5):
+        ticks = nice_ticks(x_axis.low, x_axis.high, 5)
+        for tick, label in zip(ticks, tick_labels(ticks), strict=True):
             parts.append(
-                Markup('<text class="x" x="{:.1f}" y="{}">{}</text>').format(x_axis.at(tick), height - 7, short(tick))
+                Markup('<text class="x" x="{:.1f}" y="{}">{}</text>').format(x_axis.at(tick), height - 7, label)
             )
     return Markup("").join(parts)
 
@@ -183,4 +195,6 @@ def _hover_strips(series: Sequence[Series], x_name: str, x_axis: _Axis, height: 
 
 
 def _svg(parts: Sequence[Markup], width: int, height: int) -> Markup:
-    return Markup('<svg viewBox="0 0 {} {}" role="img">{}</svg>').format(width, height, Markup("").join(parts))
+    """A wide picture keeps a width at which its text can be read: a narrow screen scrolls it sideways."""
+    wide = Markup(' class="wide"') if width >= 800 else ""
+    return Markup('<svg viewBox="0 0 {} {}" role="img"{}>{}</svg>').format(width, height, wide, Markup("").join(parts))

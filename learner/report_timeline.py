@@ -5,6 +5,7 @@ Used by `learner.report`. Times are Unix seconds; the server's clock and the coo
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 
 import numpy as np
 from markupsafe import Markup
@@ -25,7 +26,7 @@ class Timeline:
 
 
 def draw_timelines(spans: Spans, lines: Sequence[Mapping[str, float]]) -> list[Timeline]:
-    """Return the whole of the run's last start and a close look at some steps in its middle; empty without any times."""
+    """Return the run's last start as a whole and some steps from its middle close up; empty without any times."""
     steps = _steps(lines, since=float(spans.started_at.min()) if spans.started_at.size else 0.0)
     moments = [*steps.start, *steps.end, *spans.started_at[:], *spans.finished_at[:]]
     if not moments:
@@ -54,7 +55,7 @@ def mean_in_flight(
 
 @dataclass(frozen=True)
 class _Steps:
-    """start: when a step's wait for data began; trained, pushed: [N, 2] intervals; end: when its line was written."""
+    """start: when a step's wait for data began; trained, pushed: [N, 2] intervals; end: of its push."""
 
     start: NDArray[np.float64]
     end: NDArray[np.float64]
@@ -63,15 +64,17 @@ class _Steps:
 
 
 def _steps(lines: Sequence[Mapping[str, float]], since: float) -> _Steps:
-    """A step's line is written right after its push: so its parts are counted back from there."""
+    """A step's line is written right after its push: so its parts are counted back from there. Only the last step's
+    line waits for an evaluation of its own weights; its parts are counted on from the line before it."""
     rows = []
-    for line in lines:
+    for before, line in pairwise([{}, *lines]):
         if "at_s" not in line or "train_s" not in line or line["at_s"] < since:
             continue
+        wait, train, push = line.get("wait_s", 0.0), line["train_s"], line.get("push_s", 0.0)
         end = line["at_s"]
-        push = end - line.get("push_s", 0.0)
-        train = push - line["train_s"]
-        rows.append((train - line.get("wait_s", 0.0), train, push, end))
+        if line.get("eval_policy_version") == line["policy_version"] and before.get("at_s", 0.0) >= since:
+            end = min(end, before["at_s"] + wait + train + push)
+        rows.append((end - push - train - wait, end - push - train, end - push, end))
     table = np.array(rows, np.float64).reshape(-1, 4)
     return _Steps(table[:, 0], table[:, 3], table[:, 1:3], table[:, 2:4])
 

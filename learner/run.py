@@ -20,8 +20,8 @@ from protocol.settings_loader import describe_settings, load_settings, settings_
 _DEFAULT_CONFIG = Path(__file__).resolve().parents[1] / "deploy" / "configs" / "quickstart.yaml"
 _ABOUT = """\
 Train a language model with reinforcement learning on the cluster that deploy/start_cluster.sh started.
-Without --config it runs the embedded quick start. Every setting below may stand in the YAML file, or on the command line;
-lists and maps as JSON."""
+Without --config it runs the embedded quick start. Every setting below may stand in the YAML file or on the command
+line; lists and maps as JSON."""
 
 
 def main(arguments: Sequence[str]) -> int:

@@ -61,7 +61,7 @@ def plan_start(run: RunSettings, model_digest: str) -> RunStart:
 
 
 def prepare_folder(start: RunStart) -> None:
-    """Make the folder ready: free of an earlier life's accounts, or with the ledger of the checkpoint that it resumes from.
+    """Make the folder ready: free of an earlier life's accounts, or with the ledger of the checkpoint it resumes from.
 
     Raises: OperatorError when it cannot be written.
     """

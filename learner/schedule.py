@@ -1,28 +1,26 @@
-"""The learning rate of every optimizer step.
+"""The learning rate over the course of a run, as a share of its peak.
 
-Called by `learner.policy` before each update. `done` counts updates already applied; a refused one does not advance it.
+Called by `learner.policy`, which hands it to the optimizer's scheduler: an update that is refused does not advance it.
 """
 
 import math
 from collections.abc import Callable
 
 
-def learning_rate(
-    done: int, *, peak: float, warmup_steps: int, total_steps: int, min_ratio: float, schedule: str
-) -> float:
-    """Return the learning rate of the update that follows `done` applied ones.
+def learning_rate_factor(done: int, *, warmup_steps: int, total_steps: int, min_ratio: float, schedule: str) -> float:
+    """Return the share of the peak learning rate for the update that follows `done` applied ones.
 
-    Linear from peak / warmup_steps to peak, then `schedule` down to min_ratio * peak at update total_steps, then flat.
-    Example: peak 1, warmup_steps 2, total_steps 4, linear to 0 gives 0.5, 1.0, 0.5, 0.0.
+    Linear from 1 / warmup_steps to 1, then `schedule` down to min_ratio at update total_steps, then flat.
+    Example: warmup_steps 2, total_steps 4, linear to 0 gives 0.5, 1.0, 0.5, 0.0, 0.0.
     Raises: KeyError for a schedule that is not in SCHEDULES.
     """
     shape = SCHEDULES[schedule]
     update = done + 1
     if update <= warmup_steps:
-        return peak * update / warmup_steps
-    decay_steps = max(1, total_steps - max(1, warmup_steps))
-    progress = min(1.0, (update - max(1, warmup_steps)) / decay_steps)
-    return peak * (min_ratio + (1.0 - min_ratio) * shape(progress))
+        return update / warmup_steps
+    first = max(1, warmup_steps)  # the last update at the peak
+    progress = min(1.0, (update - first) / max(1, total_steps - first))
+    return min_ratio + (1.0 - min_ratio) * shape(progress)
 
 
 def _constant(progress: float) -> float:

@@ -35,6 +35,7 @@ class StepBatch:
             step=self.step,
             facts=[t.facts for t in self.trajectories],
             groups=self.group_indices,
+            planned=[index for part in self.plan for micro_batch in part for index in micro_batch],
             micro_batches=micro_batches,
         )
         return message, [frame for part in micro_batches for i in part for frame in self.trajectories[i].to_buffers()]

@@ -68,9 +68,9 @@ def varlen_attention(
     q, k, v = (tensor[0].transpose(0, 1) for tensor in (query, key, value))  # [T, H, D]
     parts = []
     for index, is_real in segments.blocks:
-        rows = [tensor[index].transpose(1, 2) for tensor in (q, k, v)]  # [B, H, L, D]
+        rows_q, rows_k, rows_v = (tensor[index].transpose(1, 2) for tensor in (q, k, v))  # [B, H, L, D]
         out = scaled_dot_product_attention(
-            *rows, is_causal=True, scale=scaling, dropout_p=dropout, enable_gqa=has_groups
+            rows_q, rows_k, rows_v, is_causal=True, scale=scaling, dropout_p=dropout, enable_gqa=has_groups
         )
         parts.append(out.transpose(1, 2)[is_real])  # [tokens of the block, H, D]
     return (parts[0] if len(parts) == 1 else torch.cat(parts))[None], None

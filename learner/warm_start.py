@@ -17,7 +17,7 @@ from protocol.home import sluice_home
 from protocol.settings import Settings
 
 
-def warm_start(settings: Settings, model: Path, rank: int, world_size: int, tell: Callable[[str], None]) -> Path:
+def warm_start(settings: Settings, model: Path, tell: Callable[[str], None]) -> Path:
     """Return the folder of the warm-started model, made now unless it was made before. All ranks call it together."""
     wanted = sluice_home() / "cache" / f"warm_start-{_content_key(settings, model)}"
     if wanted.is_dir():
@@ -26,7 +26,7 @@ def warm_start(settings: Settings, model: Path, rank: int, world_size: int, tell
     warm = settings.policy.warm_start
     assert warm.data is not None
     rows = load_rows(Path(warm.data), model)
-    engine = PolicyEngine(_warm_start_settings(settings, model), rank, world_size)
+    engine = PolicyEngine(_warm_start_settings(settings, model))
     run_sft(
         engine,
         rows,
@@ -37,7 +37,7 @@ def warm_start(settings: Settings, model: Path, rank: int, world_size: int, tell
     )
     aside = wanted.with_name(f".{wanted.name}.making")
     engine.export_hf(aside)
-    if rank == 0:
+    if torch.distributed.get_rank() == 0:
         aside.rename(wanted)
     torch.distributed.barrier()
     return wanted
@@ -61,6 +61,7 @@ def policy_settings(settings: Settings, model: Path) -> PolicySettings:
         deepspeed=learner.deepspeed,
         gradient_checkpointing=learner.gradient_checkpointing,
         seed=settings.run.seed,
+        temperature=settings.rollout.temperature,
         trust_remote_code=settings.policy.trust_remote_code,
     )
 

@@ -11,6 +11,7 @@ from datetime import timedelta
 
 import torch
 import torch.distributed as dist
+from torch.distributed.distributed_c10d import TCPStore  # the same class; torch.distributed does not declare it
 
 
 def free_address(host: str) -> tuple[str, int]:
@@ -31,13 +32,14 @@ def join_world(rank: int, world_size: int, host: str, port: int, timeout_s: floa
     deadline = timedelta(seconds=timeout_s)
     listener = socket.create_server((host, port)) if rank == 0 else None
     # Without a listening socket of ours, torch's store listens on every interface.
-    store = dist.TCPStore(
+    store = TCPStore(
         host,
         port,
         world_size,
         rank == 0,
         timeout=deadline,
-        **({"master_listen_fd": listener.detach(), "use_libuv": True} if listener is not None else {}),
+        master_listen_fd=None if listener is None else listener.detach(),
+        use_libuv=True,
     )
     backend = "nccl" if torch.cuda.is_available() else "gloo"
     dist.init_process_group(backend, store=store, rank=rank, world_size=world_size, timeout=deadline)

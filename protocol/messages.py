@@ -150,13 +150,15 @@ class SaveLedger(Message, frozen=True, kw_only=True, tag="save_ledger"):
 class Batch(Message, frozen=True, kw_only=True, tag="batch"):
     """One rank's share of a step.
 
-    facts: of every trajectory of the step. micro_batches: this rank's indices into facts. Behind the header come three
-    frames for each of this rank's trajectories, in the order of micro_batches. groups: indices that form each group.
+    facts: of every trajectory of the step. groups: the indices that form each group. planned: the
+    indices that take part in the loss, on any rank. micro_batches: this rank's indices. Behind the header come three
+    frames for each of this rank's trajectories, in the order of micro_batches.
     """
 
     step: Count
     facts: list[TrajectoryFacts]
     groups: list[list[Count]]
+    planned: list[Count]
     micro_batches: list[list[Count]]
 
 

@@ -6,9 +6,16 @@ Cross-field checks live in `Settings` itself, so that a wrong combination is ref
 
 from typing import Annotated, Any, Literal, Self
 
-from pydantic import BaseModel, ConfigDict, Field, HttpUrl, PositiveFloat, PositiveInt, model_validator
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, HttpUrl, PositiveFloat, PositiveInt, model_validator
 from pydantic.types import NonNegativeFloat, NonNegativeInt
 
+
+def _number_of_text(value: Any) -> Any:
+    """Return the number that a command line's text stands for: a choice of numbers would refuse "2" for 2."""
+    return int(value) if isinstance(value, str) and value.isdecimal() else value
+
+
+ZeroStage = Annotated[Literal[0, 2, 3], BeforeValidator(_number_of_text)]
 Fraction = Annotated[float, Field(ge=0.0, le=1.0)]
 
 
@@ -116,7 +123,7 @@ class RewardsSettings(Section):
 
 class LearnerSettings(Section):
     num_ranks: PositiveInt = Field(1, description="DeepSpeed ranks.")
-    zero_stage: Literal[0, 2, 3] = Field(0, description="DeepSpeed ZeRO stage.")
+    zero_stage: ZeroStage = Field(0, description="DeepSpeed ZeRO stage.")
     groups_per_step: PositiveInt = Field(32, description="Prompts whose groups make one optimizer step.")
     max_staleness: NonNegativeInt = Field(
         1, description="Optimizer steps a trained token may lag behind; 0 is synchronous."

@@ -1,28 +1,38 @@
-"""The gloo broadcast group of a weight push: rank 0 is the learner, the others are the workers of one rollout server.
+"""The broadcast group of a weight push: rank 0 is the learner, the others are workers of rollout servers.
 
-Both halves build it through `GlooGroup`, so that rendezvous, devices and deadlines cannot drift apart. Nothing listens
+Both halves build it here, so that rendezvous, devices and deadlines cannot drift apart. Over gloo nothing listens
 beyond the address that was asked for: torch's own defaults would open the store on every interface.
-Torch is imported inside functions only.
+Torch and vLLM are imported inside functions only.
 """
 
 from __future__ import annotations
 
 import socket
 from datetime import timedelta
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any, Protocol
 
 if TYPE_CHECKING:
     from torch import Tensor
-    from torch.distributed import Store
+
+Store = Any
+"""A torch.distributed.Store: torch does not say in its types that it exports one."""
+
+
+class BroadcastGroup(Protocol):
+    """A met group. `device` is where buckets must lie."""
+
+    device: str
+
+    def broadcast(self, flat: Tensor) -> None:
+        """Send `flat` from rank 0 into everyone else's `flat`; returns when it has gone out or come in."""
+        ...
 
 
 def open_store(address: str, deadline_s: float) -> tuple[Store, int]:
     """Return a store that listens on `address` alone, and the port the system chose for it."""
-    from torch.distributed import TCPStore
-
     listener = socket.create_server((address, 0))
     port = int(listener.getsockname()[1])
-    store = TCPStore(
+    store = _distributed().TCPStore(
         address,
         port,
         None,
@@ -37,34 +47,68 @@ def open_store(address: str, deadline_s: float) -> tuple[Store, int]:
 
 def reach_store(address: str, port: int, deadline_s: float) -> Store:
     """Return a client of the store that the learner opened. Raises: RuntimeError when it does not answer in time."""
-    from torch.distributed import TCPStore
-
-    return TCPStore(address, port, None, False, timeout=timedelta(seconds=deadline_s), wait_for_workers=False)
+    return _distributed().TCPStore(
+        address, port, None, False, timeout=timedelta(seconds=deadline_s), wait_for_workers=False
+    )
 
 
 class GlooGroup:
-    """A group in which rank 0 broadcasts; every operation fails within `deadline_s`, at once when a peer is gone.
+    """A group on the CPU; every operation fails within `deadline_s`, at once when a peer is gone.
 
     key: names the group inside the store; each rebuilt group needs a new one.
     """
 
+    device = "cpu"
+
     def __init__(self, store: Store, key: str, rank: int, world_size: int, address: str, deadline_s: float) -> None:
         """Blocks until all ranks have met. Raises: RuntimeError after `deadline_s`."""
-        from torch.distributed import PrefixStore, ProcessGroupGloo
-
-        options = ProcessGroupGloo._Options()
+        dist = _distributed()
+        options = dist.ProcessGroupGloo._Options()
         options._timeout = timedelta(seconds=deadline_s)
-        options._devices = [ProcessGroupGloo.create_device(hostname=_own_address(address))]
+        options._devices = [dist.ProcessGroupGloo.create_device(hostname=_own_address(address))]
         options._threads = 1
-        self._group = ProcessGroupGloo(PrefixStore(key, store), rank, world_size, options)
+        self._group = dist.ProcessGroupGloo(dist.PrefixStore(key, store), rank, world_size, options)
 
     def broadcast(self, flat: Tensor) -> None:
-        """Send `flat` from rank 0 into everyone else's `flat`. Raises: RuntimeError naming gloo's reason."""
-        from torch.distributed import BroadcastOptions
-
-        options = BroadcastOptions()
+        """Raises: RuntimeError with gloo's reason."""
+        options = _distributed().BroadcastOptions()
         options.rootRank = 0
         self._group.broadcast([flat], options).wait()
+
+
+class NcclGroup:
+    """A group of GPUs, met by vLLM's own rendezvous for its NCCL weight transfer.
+
+    NCCL has no deadline of its own: the learner's caller gives a lost peer up from outside, the server's worker is then
+    stuck until its process ends.
+    """
+
+    device = "cuda"
+
+    def __init__(self, address: str, port: int, world_size: int) -> None:
+        """Meet as rank 0; blocks until all ranks have come."""
+        from vllm.distributed.weight_transfer.nccl_common import trainer_init
+
+        where = {"master_address": address, "master_port": port, "world_size": world_size}
+        self._communicator: Any = trainer_init(where)
+
+    def broadcast(self, flat: Tensor) -> None:
+        nccl_broadcast(self._communicator, flat)
+
+
+def nccl_broadcast(communicator: Any, flat: Tensor) -> None:
+    """Broadcast `flat` from rank 0 over one of vLLM's NCCL communicators and wait for the GPU."""
+    import torch
+
+    stream = torch.cuda.current_stream()
+    communicator.broadcast(flat, src=0, stream=stream)
+    stream.synchronize()
+
+
+def free_port(address: str) -> int:
+    """Return a port that was free on `address` a moment ago; nothing holds it."""
+    with socket.create_server((address, 0)) as listener:
+        return int(listener.getsockname()[1])
 
 
 def _own_address(peer: str) -> str:
@@ -73,3 +117,9 @@ def _own_address(peer: str) -> str:
     with socket.socket(family, socket.SOCK_DGRAM) as probe:
         probe.connect((peer, 9))
         return str(probe.getsockname()[0])
+
+
+def _distributed() -> Any:
+    import torch.distributed
+
+    return torch.distributed

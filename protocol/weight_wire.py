@@ -47,7 +47,8 @@ Bucket = tuple[TensorMeta, ...]
 def plan_buckets(metas: Sequence[TensorMeta], bucket_bytes: int) -> tuple[Bucket, ...]:
     """Return the tensors in their order, cut into runs of at most `bucket_bytes`.
 
-    A tensor larger than `bucket_bytes` travels alone. Example: sizes 40, 40, 40, 200 with 100 give [40, 40], [40], [200].
+    A tensor larger than `bucket_bytes` travels alone. Example: 48, 48, 48 and 208 bytes in buckets of 100 give
+    [48, 48], [48], [208].
     """
     buckets: list[Bucket] = []
     current: list[TensorMeta] = []
@@ -133,7 +134,7 @@ class WeightDigest:
 
     def add(self, flat: Tensor) -> None:
         """Add one bucket, a contiguous uint8 tensor; a tensor on a GPU is copied to the host for it."""
-        self._hash.update(memoryview(flat.cpu().numpy()))
+        self._hash.update(flat.cpu().numpy().data)
 
     def hexdigest(self) -> str:
         return self._hash.hexdigest()

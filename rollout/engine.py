@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import os
 from collections.abc import Awaitable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from hashlib import sha256
 from pathlib import Path
@@ -19,7 +20,7 @@ import msgspec
 from protocol.errors import NeighbourError, SettingsError
 
 BOUNDARY = "engine"
-_PROBE_SALT = "probe"
+_SHUTDOWN_S = 5.0
 
 T = TypeVar("T")
 
@@ -143,11 +144,12 @@ class Engine:
         self._num_in_flight = 0
         self._num_output_tokens = 0
         self._is_paused = False
+        self._is_updating = False
 
     @property
     def is_alive(self) -> bool:
         """False as soon as vLLM's engine process is known to be gone; it never comes back."""
-        return not self._llm.errored
+        return self._llm is not None and not self._llm.errored
 
     @property
     def stats(self) -> EngineStats:
@@ -191,7 +193,7 @@ class Engine:
         from vllm import SamplingParams
 
         params = SamplingParams(max_tokens=1, temperature=0.0, prompt_logprobs=0, detokenize=False)
-        request = _request(tokens, _PROBE_SALT)
+        request = _request(tokens, f"probe-{version}")
         result = await self._finished(request, params, f"probe-{version}-{id(request)}")
         entries = list(result.prompt_logprobs)[1:]
         return [entry[token].logprob for entry, token in zip(entries, tokens[1:], strict=True)]
@@ -205,6 +207,7 @@ class Engine:
         """Start joining the learner's weight group; the engine goes on generating while the peers meet."""
         from vllm.distributed.weight_transfer.base import WeightTransferInitRequest
 
+        await self._abandon_update()
         await self._call(self._llm.shutdown_weight_transfer_engine(), timeout_s)
         request = WeightTransferInitRequest(init_info=dict(init_info))
         await self._call(self._llm.init_weight_transfer_engine(request), timeout_s)
@@ -220,22 +223,20 @@ class Engine:
 
     async def receive(self, update_info: Mapping[str, Any]) -> None:
         """Receive one push's buckets; blocks until the last has come. From here on nothing is served until `commit`."""
-        from vllm.distributed.weight_transfer.base import WeightTransferUpdateRequest
-
+        await self._abandon_update()
         self.policy_version = None
+        self._is_updating = True
         await self._call(self._llm.start_weight_update())
-        await self._call(self._llm.update_weights(WeightTransferUpdateRequest(update_info=dict(update_info))))
+        await self._update_weights(dict(update_info))
 
     async def commit(self, version: int, digest: str) -> None:
         """Make the received weights policy version `version`, if what was received has this digest.
 
         Raises: NeighbourError otherwise; the engine then stays paused and unsynced until a push succeeds.
         """
-        from vllm.distributed.weight_transfer.base import WeightTransferUpdateRequest
-
-        expected = WeightTransferUpdateRequest(update_info={"expected_digest": digest})
-        await self._call(self._llm.update_weights(expected))
+        await self._update_weights({"expected_digest": digest})
         await self._call(self._llm.finish_weight_update(str(version)))
+        self._is_updating = False
         self.policy_version = version
 
     async def resume(self) -> None:
@@ -247,21 +248,37 @@ class Engine:
 
     async def leave(self) -> None:
         """Leave the weight group; an engine whose weights are intact goes on generating with them."""
+        await self._abandon_update()
         await self._call(self._llm.shutdown_weight_transfer_engine())
         if self._is_paused and self.policy_version is not None:
             await self.resume()
 
     def shutdown(self) -> None:
-        """Stop vLLM's processes; returns when they are gone."""
-        self._llm.shutdown()
+        """Stop vLLM's processes; returns when they are gone, after at most about 10 s. The engine is of no use then."""
+        llm, self._llm, self.policy_version = self._llm, None, None
+        if llm is not None:
+            llm.shutdown(timeout=_SHUTDOWN_S)
+            llm.engine_core.resources.ctx.destroy(linger=0)  # vLLM closes its sockets, but not their context
+
+    async def _update_weights(self, update_info: dict[str, Any]) -> None:
+        from vllm.distributed.weight_transfer.base import WeightTransferUpdateRequest
+
+        await self._call(self._llm.update_weights(WeightTransferUpdateRequest(update_info=update_info)))
+
+    async def _abandon_update(self) -> None:
+        """End an update that was begun and never finished, which vLLM's workers would otherwise wait for."""
+        if self._is_updating:
+            with suppress(NeighbourError):  # the workers answer by refusing
+                await self._update_weights({"expected_digest": ""})
+            self._is_updating = False
 
     async def _finished(self, request: Mapping[str, Any], params: Any, request_id: str) -> Any:
         from vllm.v1.engine.exceptions import EngineDeadError, EngineGenerateError
 
         result = None
         try:
-            async for result in self._llm.generate(request, params, request_id):
-                pass
+            async for output in self._llm.generate(request, params, request_id):
+                result = output
         except (EngineDeadError, EngineGenerateError) as error:
             raise NeighbourError(BOUNDARY, f"request {request_id} died with the engine: {error}") from error
         except ValueError as error:

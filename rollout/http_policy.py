@@ -70,8 +70,12 @@ async def retried(
         before_sleep=lambda state: on_retry(),
         reraise=True,
     )
+
+    async def attempt_once() -> _T:  # tenacity awaits what is declared async; a lambda's coroutine it would return
+        return await attempt()
+
     try:
-        return await retrying(attempt)
+        return await retrying(attempt_once)
     except AttemptFailed as failure:
         attempts = retrying.statistics["attempt_number"]
         took_s = time.monotonic() - started

@@ -13,6 +13,7 @@ from pathlib import Path
 from deploy.quickstart.demonstrations import Recipe
 
 STAMP = "QUICKSTART.json"
+FILES = ("corpus.jsonl", "train.jsonl", "eval.jsonl", "warmstart.jsonl", "model/config.json", "model/model.safetensors")
 
 
 @dataclass(frozen=True)
@@ -25,13 +26,16 @@ class QuickstartSettings:
 
 
 def content_key(settings: QuickstartSettings) -> str:
-    """Return a hash of the settings, this package's source and the version of the facts."""
+    """Return a hash of the settings, of the source that writes the texts and of the versions of the facts' packages."""
     from importlib.metadata import version
 
+    package = Path(__file__).parent
+    environment = package.parents[1] / "rollout" / "environments" / "search.py"  # it writes the observations
+
     digest = hashlib.sha256(json.dumps(asdict(settings), sort_keys=True).encode())
-    for package in ("pycountry", "tokenizers"):
-        digest.update(f"{package} {version(package)}".encode())
-    for source in sorted(Path(__file__).parent.glob("*.py")):
+    for name in ("pycountry", "tokenizers"):
+        digest.update(f"{name} {version(name)}".encode())
+    for source in [*sorted(package.glob("*.py")), environment]:
         digest.update(source.read_bytes())
     return digest.hexdigest()[:16]
 
@@ -39,11 +43,11 @@ def content_key(settings: QuickstartSettings) -> str:
 def build_quickstart(out: Path, settings: QuickstartSettings) -> bool:
     """Make `out` hold the quick start's files; return False when it held them already.
 
-    The stamp is written last: a folder without it, or with another key, is made again.
+    The stamp is written last: a folder without it, with another key or with a file missing is made again.
     """
     key = content_key(settings)
     stamp = out / STAMP
-    if stamp.is_file() and json.loads(stamp.read_text(encoding="utf-8")).get("key") == key:
+    if all((out / name).is_file() for name in (STAMP, *FILES)) and _stamped_key(stamp) == key:
         return False
     out.mkdir(parents=True, exist_ok=True)
     stamp.unlink(missing_ok=True)
@@ -52,12 +56,21 @@ def build_quickstart(out: Path, settings: QuickstartSettings) -> bool:
     return True
 
 
+def _stamped_key(stamp: Path) -> str | None:
+    try:
+        key = json.loads(stamp.read_text(encoding="utf-8"))["key"]
+    except (ValueError, KeyError, TypeError):
+        return None  # cut short or not ours: the files are made again
+    return key if isinstance(key, str) else None
+
+
 def _write_files(out: Path, settings: QuickstartSettings) -> dict[str, int]:
     from deploy.quickstart.demonstrations import demonstrations
     from deploy.quickstart.facts import load_entities
-    from deploy.quickstart.passages import contents, render_passages
+    from deploy.quickstart.passages import contents
     from deploy.quickstart.policy import write_policy
     from deploy.quickstart.questions import questions, split_entities, unambiguous
+    from rollout.environments.search import render_passages
 
     entities = load_entities()
     splits = split_entities(entities, settings.seed)

@@ -1,12 +1,16 @@
 """The quick start's facts and questions: real, normalised, unambiguous, split by entity."""
 
+import json
 import random
+from pathlib import Path
 
 import pytest
 
 from deploy.quickstart.facts import Entity, load_entities, plain_name
-from deploy.quickstart.passages import contents, observation, render_passages
+from deploy.quickstart.passages import contents, observation
 from deploy.quickstart.questions import questions, split_entities, unambiguous
+from retriever.bm25 import Bm25Index
+from retriever.corpus import read_corpus
 
 
 @pytest.fixture(scope="module")
@@ -90,6 +94,15 @@ def test_passage_is_rendered_as_title_and_text() -> None:
     assert observation([contents(belarus)]) == "<information> Belarus: country; alpha-2 BY.</information>"
 
 
-def test_passages_without_a_title_and_no_passages_are_rendered() -> None:
-    assert render_passages(["plain text\n", '"T"\nx\ny']) == " plain text\n T: x\ny"
-    assert render_passages([]) == " Nothing was found."
+def test_ideal_query_finds_its_passage_first_for_all_but_a_few_in_a_thousand(
+    entities: list[Entity], tmp_path: Path
+) -> None:
+    corpus_path = tmp_path / "corpus.jsonl"
+    rows = [{"id": entity.id, "contents": contents(entity)} for entity in entities]
+    corpus_path.write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
+    corpus = read_corpus(corpus_path)
+    index = Bm25Index.build(corpus)
+    askable = unambiguous(entities)
+    asked = [entity for entity in entities if entity.id in askable]
+    found = [corpus.ids[index.search(f"{entity.kind} {entity.name}", 1)[0].row] == entity.id for entity in asked]
+    assert sum(found) / len(found) > 0.998

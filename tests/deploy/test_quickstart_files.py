@@ -1,6 +1,8 @@
 """The quick start's files as its users load them: data sets, demonstrations, tokenizer and model."""
 
 import json
+import subprocess
+import sys
 import time
 from pathlib import Path
 from typing import Any
@@ -9,7 +11,7 @@ import pytest
 from tokenizers import Tokenizer
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
-from deploy.quickstart.build import QuickstartSettings, build_quickstart, content_key
+from deploy.quickstart.build import STAMP, QuickstartSettings, build_quickstart, content_key
 from deploy.quickstart.demonstrations import Recipe
 from deploy.quickstart.passages import TAGS
 
@@ -37,6 +39,16 @@ def test_build_starts_again_when_the_stamp_is_of_other_settings(tmp_path: Path) 
     build_quickstart(tmp_path, QuickstartSettings(seed=1, recipe=Recipe(num_rows=10)))
     assert build_quickstart(tmp_path, QuickstartSettings(seed=1, recipe=Recipe(num_rows=20)))
     assert len(read(tmp_path / "warmstart.jsonl")) == 20
+
+
+def test_build_starts_again_when_the_stamp_was_cut_short_or_a_file_is_gone(tmp_path: Path) -> None:
+    settings = QuickstartSettings(seed=1, recipe=Recipe(num_rows=10))
+    build_quickstart(tmp_path, settings)
+    (tmp_path / STAMP).write_text('{"key": "12')
+    assert build_quickstart(tmp_path, settings)
+    (tmp_path / "eval.jsonl").unlink()
+    assert build_quickstart(tmp_path, settings)
+    assert not build_quickstart(tmp_path, settings)
 
 
 def test_same_seed_gives_the_same_bytes_and_another_seed_other_ones(folder: Path, tmp_path: Path) -> None:
@@ -117,3 +129,24 @@ def test_model_loads_with_half_a_million_untied_parameters(folder: Path) -> None
     assert sum(parameter.numel() for parameter in model.parameters()) == 558_464
     assert not model.config.tie_word_embeddings
     assert model.config.vocab_size == len(AutoTokenizer.from_pretrained(folder / "model")) == 512
+
+
+def test_command_says_what_to_change_when_the_folder_cannot_be_written(tmp_path: Path) -> None:
+    blocked = tmp_path / "file"
+    blocked.write_text("")
+    result = run_command("--out", str(blocked / "inside"))
+    assert result.returncode == 1
+    assert result.stderr == (
+        f"quickstart: {blocked}/inside cannot be written (Not a directory). Set --out to a folder with 100 MB free.\n"
+    )
+
+
+def test_command_refuses_a_negative_seed(tmp_path: Path) -> None:
+    result = run_command("--out", str(tmp_path), "--seed=-1")
+    assert result.returncode == 2
+    assert "argument --seed: '-1' is not a whole number of 0 or more" in result.stderr
+
+
+def run_command(*arguments: str) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "-m", "deploy.quickstart", *arguments]
+    return subprocess.run(command, capture_output=True, text=True, check=False, timeout=60)

@@ -86,7 +86,7 @@ def example_messages() -> dict[str, tuple[m.Message, list[bytes]]]:
         greedy_indices=[],
         seed=7,
     )
-    batch = m.Batch(**STAMP, step=3, facts=[trajectory.facts], groups=[[0]], micro_batches=[[0]])
+    batch = m.Batch(**STAMP, step=3, facts=[trajectory.facts], groups=[[0]], planned=[0], micro_batches=[[0]])
     metrics = {"loss": -0.25}
     examples: list[tuple[m.Message, list[bytes]]] = [
         (m.Hello(**STAMP, server="s1", policy_version=None), []),

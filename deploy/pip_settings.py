@@ -1,0 +1,67 @@
+"""Prints pip's settings (environment and pip.conf) as the variables uv reads, one NAME=VALUE a line.
+
+Called by deploy/setup.sh with the Python whose pip the user has set up: uv reads none of pip's settings itself. A variable
+of uv's that the user has set already is left alone. Standard library only: nothing is installed yet.
+"""
+
+import ast
+import os
+import subprocess
+import sys
+from collections.abc import Mapping
+
+# pip's name -> uv's, where the value passes unchanged.
+_SAME = {
+    "index-url": "UV_DEFAULT_INDEX",
+    "cert": "SSL_CERT_FILE",
+    "default-timeout": "UV_HTTP_TIMEOUT",
+    "timeout": "UV_HTTP_TIMEOUT",
+    "proxy": "ALL_PROXY",
+}
+# pip separates by white space what uv separates by a space or a comma.
+_LISTS = {
+    "extra-index-url": ("UV_INDEX", " "),
+    "find-links": ("UV_FIND_LINKS", ","),
+    "trusted-host": ("UV_INSECURE_HOST", " "),
+}
+_SECTIONS = ("global", "install", ":env:")
+_FLAGS = {"no-index": "UV_NO_INDEX"}
+
+
+def main() -> None:
+    listed = subprocess.run(  # noqa: S603  # fixed arguments, this very interpreter
+        [sys.executable, "-m", "pip", "config", "list"], capture_output=True, text=True, check=False
+    )
+    for name, value in uv_settings(read_settings(listed.stdout)).items():
+        if name not in os.environ:
+            print(f"{name}={value}")
+
+
+def read_settings(listing: str) -> dict[str, str]:
+    """Return the settings in the output of `pip config list`, the later of pip's sections over the earlier."""
+    found: dict[str, dict[str, str]] = {section: {} for section in _SECTIONS}
+    for line in listing.splitlines():
+        key, separator, value = line.partition("=")
+        section, _, name = key.rpartition(".")
+        if separator and section in found:
+            found[section][name] = str(ast.literal_eval(value))
+    return {name: value for section in _SECTIONS for name, value in found[section].items()}
+
+
+def uv_settings(settings: Mapping[str, str]) -> dict[str, str]:
+    """Return uv's variables for pip's settings.
+
+    Example: {"extra-index-url": "https://a/simple\\nhttps://b/simple"} -> {"UV_INDEX": "https://a/simple https://b/simple"}
+    """
+    variables = {_SAME[name]: value for name, value in settings.items() if name in _SAME}
+    for name, (variable, separator) in _LISTS.items():
+        if settings.get(name, "").split():
+            variables[variable] = separator.join(settings[name].split())
+    for name, variable in _FLAGS.items():
+        if settings.get(name, "").lower() in ("1", "true", "yes", "on"):
+            variables[variable] = "1"
+    return variables
+
+
+if __name__ == "__main__":
+    main()

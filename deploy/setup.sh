@@ -1,0 +1,122 @@
+#!/usr/bin/env bash
+# Makes .venv from the complete lock of this kind of machine; called first by start_cluster.sh and test.sh, or by hand.
+# A second run finds its stamp and returns at once. Needs Python 3.11, bash, a C++ compiler and a package index; no root.
+# SLUICE_PYTHON names another Python 3.11; pip's settings (PIP_INDEX_URL, PIP_FIND_LINKS, pip.conf, ...) are respected.
+set -euo pipefail
+cd "$(dirname "${BASH_SOURCE[0]}")/.."
+
+readonly PYTORCH_CPU_INDEX=https://download.pytorch.org/whl/cpu
+readonly UV_PIN="uv==0.13.8"
+readonly LOG=.venv/setup.log
+
+main() {
+    local lock needed_gib
+    if nvidia-smi -L 2>/dev/null | grep -q '^GPU '; then
+        lock=requirements-gpu.lock needed_gib=14
+    else
+        lock=requirements-cpu.lock needed_gib=6
+    fi
+    local stamp
+    stamp="$lock $(cat "$lock" pyproject.toml | sha256sum | cut -d' ' -f1) $PWD"
+    is_ready "$stamp" && return
+    check_machine "$needed_gib"
+    mkdir -p .venv 2>/dev/null || fail "$PWD cannot be written. Work in a clone of your own."
+    # One set-up at a time; whoever waited finds the stamp.
+    exec 9>.venv/.lock || fail "$PWD/.venv cannot be written. Work in a clone of your own."
+    flock 9
+    is_ready "$stamp" && return
+    echo "setup: installing $lock into .venv (log: $LOG)"
+    rm -f .venv/.stamp
+    : >"$LOG"
+    make_venv
+    install_lock "$lock"
+    echo "$stamp" >.venv/.stamp
+    echo "setup: ready after $SECONDS s"
+}
+
+is_ready() {
+    [[ -x .venv/bin/python && -f .venv/.stamp && $(<.venv/.stamp) == "$1" ]]
+}
+
+check_machine() {
+    local needed_gib=$1 candidate free_kib
+    python=
+    for candidate in "${SLUICE_PYTHON:-}" python3.11 python3 python; do
+        if [[ -n $candidate ]] && "$candidate" -c 'import sys; sys.exit(sys.version_info[:2] != (3, 11))' 2>/dev/null; then
+            python=$candidate
+            break
+        fi
+    done
+    [[ -n $python ]] || fail "Python 3.11 is needed; found $(found_python). Install it, or name it in SLUICE_PYTHON."
+    "$python" -c 'import os, sysconfig, sys; sys.exit(not os.path.exists(sysconfig.get_path("include") + "/Python.h"))' ||
+        fail "$python has no C headers (Python.h), which DeepSpeed compiles against. Install them (Debian: python3.11-dev)."
+    command -v g++ >/dev/null || fail "a C++ compiler is needed, and g++ is not on PATH. Install it (Debian: g++)."
+    free_kib=$(df -Pk . | awk 'NR == 2 {print $4}')
+    if ((free_kib < needed_gib * 1024 * 1024)); then
+        fail "$PWD has $((free_kib / 1024 / 1024)) GiB free, and the packages need $needed_gib GiB. Free some space."
+    fi
+}
+
+found_python() {
+    python3 --version 2>/dev/null || echo "none"
+}
+
+make_venv() {
+    # A venv that was moved or half made is refreshed in place; packages that fit stay.
+    if ! "$python" -m venv .venv >>"$LOG" 2>&1; then
+        fail "$python cannot make a virtual environment (see $LOG). Install its venv module (Debian: python3.11-venv)."
+    fi
+    export PIP_DISABLE_PIP_VERSION_CHECK=1
+    # pip's settings become uv's: an index behind a company's mirror is written down for pip alone.
+    local line
+    while IFS= read -r line; do
+        export "${line?}"
+    done < <(.venv/bin/python deploy/pip_settings.py)
+    # As pip does: the best version of all indices together, not the first index that knows the name.
+    export UV_INDEX_STRATEGY="${UV_INDEX_STRATEGY:-unsafe-best-match}"
+    uv=$(command -v uv || true)
+    if [[ -z $uv ]]; then
+        uv=.venv/bin/uv
+        [[ -x $uv ]] || .venv/bin/python -m pip install --quiet "$UV_PIN" >>"$LOG" 2>&1 || fail "$(explain_log)"
+    fi
+}
+
+install_lock() {
+    local lock=$1
+    local -a index=()
+    if [[ $lock == requirements-cpu.lock ]] && ! knows_torch; then
+        index=(--index "$PYTORCH_CPU_INDEX")
+    fi
+    # --no-deps: the lock is complete, and leaves out what text models on CPUs do not need.
+    install --no-deps "${index[@]}" --requirement "$lock"
+    # The project itself, in place: vLLM finds Sluice's weight-transfer engine through its entry point.
+    install --no-deps --no-build-isolation --editable .
+}
+
+knows_torch() {
+    "$uv" pip install --python .venv/bin/python --no-deps --dry-run --quiet "$(grep '^torch==' requirements-cpu.lock)" \
+        >>"$LOG" 2>&1
+}
+
+install() {
+    "$uv" pip install --python .venv/bin/python --quiet "$@" >>"$LOG" 2>&1 || fail "$(explain_log)"
+}
+
+explain_log() {
+    if grep -qiE 'no space left' "$LOG"; then
+        echo "the disk is full. Free some space and run this again."
+    elif grep -qiE 'dns|connect|timed out|sending request|unreachable|temporary failure' "$LOG"; then
+        echo "the package index is out of reach (see $LOG). Check the network, or name a mirror in PIP_INDEX_URL."
+    elif grep -qiE 'permission denied|read-only file system' "$LOG"; then
+        echo "$PWD/.venv cannot be written. Work in a clone of your own."
+    else
+        echo "the packages could not be installed; $PWD/$LOG says why: $(grep -m1 -iE 'error|because|not' "$LOG" | tr -s ' ')"
+    fi
+}
+
+fail() {
+    echo "setup: $1" >&2
+    exit 1
+}
+
+main "$@"

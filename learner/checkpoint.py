@@ -1,0 +1,269 @@
+"""Checkpoint folders that are whole or not there: written aside, hashed, fsynced, renamed; verified before any use.
+
+Called by `learner.rank_checkpoint` (`begin` and `commit` on rank 0, with all ranks writing in between), by
+`learner.run_folder` and `learner.audit` (`newest_valid`, `open_checkpoint`). Layout under a run's checkpoints/:
+
+    step_000100/...            the ranks' files and the ledger's copy
+    step_000100/MANIFEST.json  written last: schema, step, version, run, model, and every file's size and SHA-256
+    latest -> step_000100
+"""
+
+import hashlib
+import json
+import os
+import shutil
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass
+from pathlib import Path, PurePosixPath
+
+from protocol.errors import OperatorError, SettingsError
+
+SCHEMA = 1
+MANIFEST = "MANIFEST.json"
+LATEST = "latest"
+_ASIDE = ".tmp-"
+
+
+class CorruptCheckpointError(Exception):
+    """A checkpoint folder is not what its manifest says: nothing in it may be loaded."""
+
+
+@dataclass(frozen=True)
+class CheckpointFacts:
+    """What a checkpoint says about itself. model_digest: of the model's shape and tokenizer, not of its weights."""
+
+    step: int
+    policy_version: int
+    run_id: str
+    model_digest: str
+
+
+@dataclass(frozen=True)
+class Checkpoint(CheckpointFacts):
+    """A folder whose every file has the size and hash that its manifest says."""
+
+    path: Path
+
+
+def begin(root: Path, step: int) -> Path:
+    """Return a new folder aside for all ranks to write into; what earlier lives left aside is removed.
+
+    Raises: OperatorError when the folder cannot be written.
+    """
+    aside = root / f"{_ASIDE}{_name(step)}"
+    with _written(root):
+        root.mkdir(parents=True, exist_ok=True)
+        for leftover in root.glob(f"{_ASIDE}*"):
+            shutil.rmtree(leftover)
+        aside.mkdir()
+    return aside
+
+
+def commit(aside: Path, facts: CheckpointFacts) -> Checkpoint:
+    """Return the finished checkpoint: `aside`, hashed and renamed. Called when every rank has written.
+
+    Older checkpoints are untouched until this one has been read back and verified. Blocks for a read of all its bytes.
+    Raises: OperatorError when the disk refuses; the aside folder is then gone and older checkpoints are intact.
+    """
+    root = aside.parent
+    target = root / _name(facts.step)
+    with _written(root, aside):
+        files = {str(PurePosixPath(path.relative_to(aside))): _sealed(path) for path in _files(aside)}
+        body = {"schema": SCHEMA, **asdict(facts), "files": files}
+        _write_synced(aside / MANIFEST, json.dumps({**body, "sha256": _digest(body)}, indent=1).encode())
+        for folder in sorted({path.parent for path in _files(aside)}):
+            _sync_folder(folder)
+        _displace(target)
+        aside.rename(target)
+        _sync_folder(root)
+    checkpoint = verify(target)
+    with _written(root):
+        _point_latest(root, target)
+        for displaced in root.glob(f"{_ASIDE}*"):
+            shutil.rmtree(displaced)
+    return checkpoint
+
+
+def abandon(aside: Path) -> None:
+    """Remove a folder that `begin` made and that will not be committed."""
+    shutil.rmtree(aside, ignore_errors=True)
+
+
+def write_checkpoint(root: Path, facts: CheckpointFacts, write: Callable[[Path], None]) -> Checkpoint:
+    """Return the checkpoint that `write` filled: `begin` and `commit` for a single writer.
+
+    Raises: OperatorError when the disk refuses, whatever `write` raises otherwise; nothing is left aside then.
+    """
+    aside = begin(root, facts.step)
+    try:
+        with _written(root, aside):
+            write(aside)
+    except BaseException:
+        abandon(aside)
+        raise
+    return commit(aside, facts)
+
+
+def verify(path: Path) -> Checkpoint:
+    """Return the checkpoint in this folder, every file read and compared with the manifest.
+
+    Raises: CorruptCheckpointError naming the first file that is missing, surplus, or of another size or hash.
+    """
+    manifest = _read_manifest(path)
+    listed: Mapping[str, Mapping[str, object]] = manifest["files"]
+    present = {str(PurePosixPath(file.relative_to(path))): file for file in _files(path)}
+    present.pop(MANIFEST, None)
+    for name in sorted(listed.keys() ^ present.keys()):
+        problem = "is missing" if name in listed else "is not in the manifest"
+        raise CorruptCheckpointError(f"{path / name} {problem}")
+    for name, file in present.items():
+        try:
+            found = {"bytes": file.lstat().st_size, "sha256": _hash(file)}
+        except OSError as error:
+            raise CorruptCheckpointError(f"{file} cannot be read: {error.strerror}") from None
+        if found != listed[name]:
+            raise CorruptCheckpointError(f"{file} is not what the manifest says: {found}, expected {listed[name]}")
+    return Checkpoint(
+        step=manifest["step"],
+        policy_version=manifest["policy_version"],
+        run_id=manifest["run_id"],
+        model_digest=manifest["model_digest"],
+        path=path,
+    )
+
+
+def newest_valid(root: Path) -> Checkpoint | None:
+    """Return the checkpoint of the highest step that verifies, None when there is none. Corrupt ones are passed over."""
+    for path in sorted(root.glob("step_*"), reverse=True):
+        try:
+            return verify(path)
+        except CorruptCheckpointError:
+            continue
+    return None
+
+
+def open_checkpoint(path: Path) -> Checkpoint:
+    """Return the checkpoint that the operator named. Raises: SettingsError when there is no valid one."""
+    try:
+        return verify(path.resolve())
+    except CorruptCheckpointError as error:
+        raise SettingsError(
+            f"settings: run.resume = {path} is no valid checkpoint ({error}). "
+            "Name a folder such as runs/NAME/checkpoints/step_000100, or use auto."
+        ) from None
+
+
+def rotate(root: Path, keep: int) -> list[Path]:
+    """Remove all but the `keep` newest valid checkpoints; returns the removed ones.
+
+    Corrupt folders newer than the oldest kept one stay, for whoever looks into what broke them.
+    Raises: OperatorError when a folder cannot be removed.
+    """
+    kept: list[Path] = []
+    removed: list[Path] = []
+    for path in sorted(root.glob("step_*"), reverse=True):
+        if len(kept) >= keep:
+            with _written(root):
+                shutil.rmtree(path)
+            removed.append(path)
+        elif _is_valid(path):
+            kept.append(path)
+    return removed
+
+
+def _is_valid(path: Path) -> bool:
+    try:
+        verify(path)
+    except CorruptCheckpointError:
+        return False
+    return True
+
+
+def _name(step: int) -> str:
+    return f"step_{step:06d}"
+
+
+def _files(folder: Path) -> Iterator[Path]:
+    """Yield everything in the folder that is not a folder; a link counts as a file, and is refused by its hash."""
+    for base, folders, names in os.walk(folder):
+        for name in sorted([*names, *(f for f in folders if (Path(base) / f).is_symlink())]):
+            yield Path(base) / name
+
+
+def _sealed(path: Path) -> dict[str, object]:
+    """Return size and hash of a file after its bytes have reached the disk."""
+    with path.open("rb") as file:
+        os.fsync(file.fileno())
+    return {"bytes": path.stat().st_size, "sha256": _hash(path)}
+
+
+def _hash(path: Path) -> str:
+    if path.is_symlink():
+        return "link"
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+def _digest(body: Mapping[str, object]) -> str:
+    return hashlib.sha256(json.dumps(body, sort_keys=True).encode()).hexdigest()
+
+
+def _read_manifest(path: Path) -> dict[str, "object"]:  # typed loosely: verified right below
+    try:
+        manifest = json.loads((path / MANIFEST).read_bytes())
+    except FileNotFoundError:
+        raise CorruptCheckpointError(f"{path} has no {MANIFEST}") from None
+    except OSError as error:
+        raise CorruptCheckpointError(f"{path / MANIFEST} cannot be read: {error.strerror}") from None
+    except ValueError:
+        raise CorruptCheckpointError(f"{path / MANIFEST} is no JSON") from None
+    if not isinstance(manifest, dict) or manifest.get("schema") != SCHEMA:
+        raise CorruptCheckpointError(f"{path / MANIFEST} is not of schema {SCHEMA}")
+    digest = manifest.pop("sha256", None)
+    if digest != _digest(manifest):
+        raise CorruptCheckpointError(f"{path / MANIFEST} does not have the hash that it says")
+    return manifest
+
+
+def _write_synced(path: Path, content: bytes) -> None:
+    with path.open("wb") as file:
+        file.write(content)
+        file.flush()
+        os.fsync(file.fileno())
+
+
+def _sync_folder(path: Path) -> None:
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+def _displace(target: Path) -> None:
+    """Move a folder of the same step out of the way: it is corrupt, or of an earlier life that was resumed before it."""
+    if target.exists():
+        target.rename(target.with_name(f"{_ASIDE}displaced-{target.name}"))
+
+
+def _point_latest(root: Path, target: Path) -> None:
+    aside = root / f".{LATEST}"
+    aside.unlink(missing_ok=True)
+    aside.symlink_to(target.name)
+    aside.replace(root / LATEST)
+    _sync_folder(root)
+
+
+@contextmanager
+def _written(root: Path, aside: Path | None = None) -> Iterator[None]:
+    """Turn the disk's refusal into a sentence, and free what was written aside."""
+    try:
+        yield
+    except OSError as error:
+        if aside is not None:
+            abandon(aside)
+        raise OperatorError(
+            f"The checkpoint folder {root} cannot be written: {error.strerror or error}. "
+            "Free the disk or set run.dir to a folder on another one; older checkpoints are intact."
+        ) from None

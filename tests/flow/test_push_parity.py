@@ -1,0 +1,183 @@
+"""Weights pushed into a running vLLM engine: both sides compute the same logprobs, and every token knows its version.
+
+The learner here is a plain transformers model in this process; the engine, the push and the wire are the real ones.
+"""
+
+import asyncio
+from collections.abc import AsyncIterator, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+import pytest_asyncio
+import torch
+from transformers import Qwen2ForCausalLM
+
+from learner.weight_push import PushReport, WeightPusher
+from protocol.errors import NeighbourError
+from protocol.weight_wire import TensorMeta
+from rollout.engine import Engine, EngineSpec, Generation, Sampling
+from tests.in_process_server import InProcessServer
+from tests.tiny_models import make_tiny_model
+
+pytestmark = [
+    pytest.mark.stack,
+    pytest.mark.asyncio(loop_scope="module"),
+    pytest.mark.filterwarnings("ignore::FutureWarning", "ignore::DeprecationWarning", "ignore::UserWarning"),
+]
+
+PROMPT = [20, 21, 14, 22, 23, 32] * 3
+
+
+@dataclass
+class Pair:
+    """A learner's model, the engine that serves it, and the push between them."""
+
+    learner: Qwen2ForCausalLM
+    engine: Engine
+    server: InProcessServer
+    pusher: WeightPusher
+    version: int = 0
+
+    def step(self) -> None:
+        """Move every weight, as an optimizer step would, but far enough that old weights cannot be mistaken for new."""
+        with torch.no_grad():
+            for parameter in self.learner.parameters():
+                parameter.add_(0.03 * torch.randn_like(parameter))
+
+    async def push(self) -> PushReport:
+        self.version += 1
+        return await asyncio.to_thread(self.pusher.push, self.version, buckets(self.learner), metas(self.learner))
+
+    async def generate(self, index: int, num_tokens: int, temperature: float = 1.0) -> Generation:
+        sampling = Sampling(num_tokens, temperature, seed=index)
+        salt = str(self.engine.policy_version)
+        return await self.engine.generate(PROMPT, sampling, f"request-{self.version}-{index}", salt)
+
+
+@pytest_asyncio.fixture(scope="module", loop_scope="module", params=[True, False], ids=["tied", "untied"])
+async def pair(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Pair]:
+    torch.manual_seed(0)
+    folder = make_tiny_model(tmp_path_factory.mktemp("model"), tied=request.param)
+    engine = await Engine.start(engine_spec(folder))
+    await engine.serve_loaded_weights(0)
+    server = InProcessServer("sluice-rollout-0", engine)
+    pusher = WeightPusher([server], "127.0.0.1", "gloo", deadline_s=20.0, bucket_bytes=1 << 19)
+    yield Pair(Qwen2ForCausalLM.from_pretrained(folder, dtype=torch.float32), engine, server, pusher)
+    await asyncio.to_thread(pusher.close)
+    engine.shutdown()
+
+
+async def test_logprobs_are_the_learners_before_any_push(pair: Pair) -> None:
+    generation = await pair.generate(0, 48)
+
+    assert worst_difference(pair.learner, generation) < 1e-4
+    assert generation.version_spans == ((0, len(generation.tokens), 0),)
+
+
+async def test_logprobs_are_the_learners_at_another_temperature(pair: Pair) -> None:
+    generation = await pair.generate(1, 48, temperature=0.7)
+
+    assert worst_difference(pair.learner, generation, temperature=0.7) < 1e-4
+
+
+async def test_logprobs_differ_while_a_step_is_not_pushed_and_agree_after_it_is(pair: Pair) -> None:
+    pair.step()
+    stale = await pair.generate(2, 32)
+    report = await pair.push()
+    fresh = await pair.generate(3, 32)
+
+    assert worst_difference(pair.learner, stale) > 0.1
+    assert report.synced == ("sluice-rollout-0",)
+    assert report.failed == {}
+    assert worst_difference(pair.learner, fresh) < 1e-4
+    assert fresh.version_spans == ((0, len(fresh.tokens), pair.version),)
+
+
+async def test_requests_in_flight_go_on_through_a_push_with_exact_spans(pair: Pair) -> None:
+    await pair.push()
+    before = pair.version
+    old_learner = Qwen2ForCausalLM(pair.learner.config)
+    old_learner.load_state_dict(pair.learner.state_dict())
+    in_flight = [asyncio.create_task(pair.generate(index, 300)) for index in range(16)]
+    await asyncio.sleep(0.3)
+    pair.step()
+    report = await pair.push()
+    generations = await asyncio.gather(*in_flight)
+
+    assert report.synced == ("sluice-rollout-0",)
+    crossing = [generation for generation in generations if len(generation.version_spans) == 2]
+    assert len(crossing) >= 4  # random models end some of the sixteen early
+    for generation in crossing:
+        (start, cut, old), (middle, end, new) = generation.version_spans
+        assert (start, middle, end) == (0, cut, len(generation.tokens))
+        assert (old, new) == (before, before + 1)
+        # Tokens before the cut are exactly the old weights'; the first after it already saw new weights on old cache.
+        assert worst_difference(old_learner, generation, 0, cut) < 1e-4
+        assert worst_difference(old_learner, generation, cut, cut + 1) > 1e-4
+    fresh = await pair.generate(99, 32)
+    assert worst_difference(pair.learner, fresh) < 1e-4
+
+
+async def test_probe_gives_the_learners_logprobs_of_fixed_tokens(pair: Pair) -> None:
+    pair.step()
+    await pair.push()
+    logprobs = await asyncio.to_thread(pair.pusher.probe, PROMPT)
+
+    expected = learner_logprobs(pair.learner, PROMPT, 1.0)
+    difference = torch.tensor(logprobs["sluice-rollout-0"]) - expected
+    assert difference.abs().max().item() < 1e-4
+
+
+async def test_a_wrong_digest_is_refused_and_nothing_is_served_until_the_next_push(pair: Pair) -> None:
+    class LyingServer(InProcessServer):
+        async def commit(self, version: int, digest: str) -> None:
+            await super().commit(version, "0" * 64)
+
+    liar = LyingServer("liar", pair.engine)
+    pair.step()
+    pusher = WeightPusher([liar], "127.0.0.1", "gloo", deadline_s=20.0, bucket_bytes=1 << 19)
+    report = await asyncio.to_thread(pusher.push, 77, buckets(pair.learner), metas(pair.learner))
+    refused = pair.engine.policy_version
+    with pytest.raises(NeighbourError, match="serves nothing: its weights were not verified"):
+        await pair.generate(5, 4)
+    await asyncio.to_thread(pusher.close)
+    pair.pusher.set_servers([])
+    pair.pusher.set_servers([pair.server])
+    again = await pair.push()
+    fresh = await pair.generate(6, 32)
+
+    assert report.synced == ()
+    assert "liar failed to commit" in report.failed["liar"]
+    assert "weight digest differs: sent 0000" in report.failed["liar"]
+    assert refused is None
+    assert again.failed == {}
+    assert worst_difference(pair.learner, fresh) < 1e-4
+
+
+def engine_spec(folder: Path) -> EngineSpec:
+    return EngineSpec(str(folder), "float32", 1, 0, 512, False, "gloo")
+
+
+def metas(model: Qwen2ForCausalLM) -> list[TensorMeta]:
+    return [TensorMeta(name, "float32", tuple(parameter.shape)) for name, parameter in model.named_parameters()]
+
+
+def buckets(model: Qwen2ForCausalLM) -> Iterator[Sequence[tuple[str, torch.Tensor]]]:
+    for pair in model.named_parameters():
+        yield [pair]
+
+
+def worst_difference(
+    model: Qwen2ForCausalLM, generation: Generation, start: int = 0, end: int | None = None, temperature: float = 1.0
+) -> float:
+    """Return the largest |behaviour - learner| logprob difference over tokens[start:end], in nats."""
+    expected = learner_logprobs(model, PROMPT + generation.tokens, temperature)[len(PROMPT) - 1 :]
+    return (torch.tensor(generation.logprobs) - expected)[start:end].abs().max().item()
+
+
+def learner_logprobs(model: Qwen2ForCausalLM, tokens: list[int], temperature: float) -> torch.Tensor:
+    """Return the plain transformers logprobs of tokens[1:]."""
+    with torch.no_grad():
+        logits = model(torch.tensor([tokens])).logits[0, :-1].float() / temperature
+    return logits.log_softmax(-1).gather(1, torch.tensor(tokens[1:])[:, None])[:, 0]

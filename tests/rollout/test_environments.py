@@ -1,0 +1,193 @@
+"""Bundled environments turn by turn, and how a user's own are found."""
+
+import sys
+from pathlib import Path
+
+import pytest
+
+from protocol.errors import NeighbourError, SettingsError
+from rollout.environments.base import Observation, Resources, Step, Task, Turn
+from rollout.environments.loading import load_environment, uses_retriever
+from rollout.environments.search import Search, query_of, render_passages
+from rollout.environments.single_turn import SingleTurn
+
+TASK = Task("What is the alpha-3 code of the country Belarus?", "BLR", {})
+BELARUS = '"Belarus"\ncountry; alpha-2 code BY; alpha-3 code BLR; numeric code 112.'
+CORRECTION = Step(Observation(" That was neither a search nor an answer.", "<information>", "</information>"))
+
+
+class Passages:
+    """A retriever that always finds the same and notes what it was asked."""
+
+    def __init__(self, *contents: str) -> None:
+        self.queries: list[str] = []
+        self._contents = list(contents)
+
+    async def search(self, query: str) -> list[str]:
+        self.queries.append(query)
+        return self._contents
+
+
+async def test_single_turn_ends_after_the_first_turn() -> None:
+    environment = SingleTurn(Resources(max_turns=4))
+
+    assert await environment.reset(TASK) == TASK.prompt
+    assert await environment.step(Turn("BLR", "stop")) == Step(is_done=True)
+
+
+async def test_search_answers_a_search_with_passages() -> None:
+    passages = Passages(BELARUS)
+    environment = Search(Resources(3, passages.search))
+
+    step = await environment.step(Turn("<search> country Belarus</search>", "stop", "</search>"))
+
+    assert passages.queries == ["country Belarus"]
+    assert not step.is_done
+    assert isinstance(step.observation, Observation)
+    assert step.observation.text == (
+        "<information> Belarus: country; alpha-2 code BY; alpha-3 code BLR; numeric code 112.</information>"
+    )
+
+
+async def test_search_ends_with_an_answer() -> None:
+    step = await Search(Resources(3)).step(Turn("<answer> BLR</answer>", "stop", "</answer>"))
+
+    assert step == Step(is_done=True, finish="answer")
+
+
+@pytest.mark.parametrize(
+    "turn",
+    [
+        Turn("I do not know.<eos>", "stop"),
+        Turn("<search> country", "length"),
+        Turn("<search> </search>", "stop", "</search>"),
+        Turn("country</search>", "stop", "</search>"),
+        Turn("BLR</answer>", "stop", "</answer>"),
+    ],
+)
+async def test_search_corrects_what_is_neither(turn: Turn) -> None:
+    assert await Search(Resources(3)).step(turn) == CORRECTION
+
+
+async def test_search_runs_no_search_after_max_turns() -> None:
+    passages = Passages(BELARUS)
+    environment = Search(Resources(2, passages.search))
+    turn = Turn("<search> country</search>", "stop", "</search>")
+
+    steps = [await environment.step(turn) for _ in range(3)]
+
+    assert [step.is_done for step in steps] == [False, False, True]
+    assert steps[2].finish == "turns"
+    assert len(passages.queries) == 2
+
+
+async def test_search_takes_an_answer_in_the_last_generation() -> None:
+    environment = Search(Resources(1, Passages().search))
+    await environment.step(Turn("<search> x</search>", "stop", "</search>"))
+
+    assert (await environment.step(Turn("<answer> y</answer>", "stop", "</answer>"))).finish == "answer"
+
+
+async def test_search_lets_a_retrievers_failure_pass() -> None:
+    async def search(query: str) -> list[str]:
+        raise NeighbourError("retriever", "down")
+
+    with pytest.raises(NeighbourError, match="retriever: down"):
+        await Search(Resources(3, search)).step(Turn("<search> x</search>", "stop", "</search>"))
+
+
+@pytest.mark.parametrize(
+    ("turn", "query"),
+    [
+        (Turn("<search> a </search>", "stop", "</search>"), "a"),
+        (Turn("<search> a<search> b</search>", "stop", "</search>"), "b"),
+        (Turn("<search> a</search>\n", "stop", "</search>"), "a"),
+        (Turn("<search> a</search> and on<eos>", "stop"), None),
+        (Turn("</search><search>", "stop", "</search>"), None),
+    ],
+)
+def test_query_is_the_text_between_the_last_open_tag_and_the_end(turn: Turn, query: str | None) -> None:
+    assert query_of(turn) == query
+
+
+@pytest.mark.parametrize(
+    ("contents", "body"),
+    [
+        ([], " Nothing was found."),
+        (['"A "b""\nText \n'], ' A "b": Text'),
+        (["  no title "], " no title"),
+        (['"A"\none\ntwo', '"B"\nthree'], " A: one\ntwo\n B: three"),
+    ],
+)
+def test_passages_are_rendered_in_order(contents: list[str], body: str) -> None:
+    assert render_passages(contents) == body
+
+
+def test_loading_finds_the_bundled_environments() -> None:
+    assert load_environment("single_turn") is SingleTurn
+    assert load_environment("search") is Search
+    assert uses_retriever(Search)
+    assert not uses_retriever(SingleTurn)
+
+
+def test_loading_finds_a_class_in_a_module() -> None:
+    assert load_environment("rollout.environments.search:Search") is Search
+
+
+USER_FILE = """
+from dataclasses import dataclass
+from rollout.environments.base import Step
+
+@dataclass
+class Mine:
+    resources: object
+    stop = ("END",)
+
+    async def reset(self, task):
+        return task.prompt
+
+    async def step(self, turn):
+        return Step(is_done=True, reward=0.5)
+
+class Half:
+    stop = ()
+    async def reset(self, task): ...
+    def step(self, turn): ...
+
+class Stopless:
+    stop = "END"
+    async def reset(self, task): ...
+    async def step(self, turn): ...
+"""
+
+
+async def test_loading_finds_a_class_in_a_file(tmp_path: Path) -> None:
+    path = tmp_path / "mine.py"
+    path.write_text(USER_FILE)
+
+    environment = load_environment(f"{path}:Mine")(Resources(1))
+
+    assert environment.stop == ("END",)
+    assert await environment.step(Turn("x", "stop")) == Step(is_done=True, reward=0.5)
+    del sys.modules[type(environment).__module__]
+
+
+@pytest.mark.parametrize(
+    ("name", "problem"),
+    [
+        ("serach", "serach: expected one of single_turn, search, or module:Class, or FILE.py:Class."),
+        ("{folder}/none.py:Mine", "there is no file {folder}/none.py. Give the path of a Python file."),
+        ("{folder}/mine.py:Yours", "{folder}/mine.py has no class Yours. It has "),
+        ("{folder}/mine.py:Half", "it has no `async def step`. See rollout/environments/base.py."),
+        ("{folder}/mine.py:Stopless", "its `stop` is 'END', expected a tuple of strings such as () or ('</answer>',)."),
+        ("{folder}/broken.py:Mine", "{folder}/broken.py cannot be loaded: ZeroDivisionError: division by zero"),
+        ("no_such_module:Mine", "no_such_module cannot be imported: ModuleNotFoundError: No module named"),
+    ],
+)
+def test_loading_says_what_is_missing(tmp_path: Path, name: str, problem: str) -> None:
+    (tmp_path / "mine.py").write_text(USER_FILE)
+    (tmp_path / "broken.py").write_text("1 / 0")
+    with pytest.raises(SettingsError) as caught:
+        load_environment(name.format(folder=tmp_path))
+    assert str(caught.value).startswith("settings: rollout.environment = ")
+    assert problem.format(folder=tmp_path) in str(caught.value)

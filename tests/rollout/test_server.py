@@ -1,0 +1,294 @@
+"""The server's life: start, attach to a run with real services over HTTP, weights, detach, what ends its process."""
+
+import asyncio
+import re
+from collections.abc import AsyncIterator, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from protocol import messages as m
+from protocol.errors import NeighbourError, OperatorError, SettingsError
+from protocol.run_spec import EngineRequest
+from protocol.settings import RewardEndpoint, RewardsSettings
+from rollout.engine import EngineSpec
+from rollout.server import RolloutServer
+from rollout.services import Node
+from tests.http_servers import Answer, ScriptedServer, free_address, serving
+from tests.rollout_fakes import ScriptedCoordinator, ScriptedEngine, make_keys, make_spec
+
+ENGINE = EngineRequest(
+    model="tiny",
+    dtype="float32",
+    tensor_parallel_size=1,
+    seed=0,
+    max_model_len=256,
+    trust_remote_code=False,
+    weights_backend="gloo",
+    engine_args={},
+).model_dump(mode="json")
+KEYS = make_keys()
+
+
+class Stage:
+    """A server with a scripted engine, a coordinator and services that answer by script."""
+
+    def __init__(self, services: ScriptedServer) -> None:
+        self.engine = ScriptedEngine(lambda context: "<answer> 4</answer>", version=7)
+        self.deaths: list[str] = []
+        self.services = services
+        self.coordinator = ScriptedCoordinator(KEYS)
+        passages = {"result": [[{"document": {"id": "1", "contents": "x"}, "score": 1.0}]]}
+        self.node = Node(
+            reward_url=services.script("reward", Answer({"rewards": [0.5]})),
+            retriever_url=services.script("retrieve", Answer(passages)),
+            token="secret-token-secret",
+            keys=KEYS,
+        )
+        self.server = RolloutServer("sluice-rollout-0", ENGINE, self._start, lambda: self.node, self.deaths.append)
+
+    async def _start(self, spec: EngineSpec) -> ScriptedEngine:
+        assert spec.model == "tiny"
+        return self.engine
+
+    def run(self, incarnation: int = 1, environment: str = "search", **changes: Any) -> dict[str, Any]:
+        spec = make_spec(self.coordinator.address, incarnation, environment=environment)
+        return {**spec.model_dump(mode="json"), **changes}
+
+
+@pytest.fixture
+def services() -> Iterator[ScriptedServer]:
+    scripted = ScriptedServer()
+    with serving(scripted.app()) as address:
+        scripted.address = address
+        yield scripted
+
+
+@pytest.fixture
+async def stage(services: ScriptedServer) -> AsyncIterator[Stage]:
+    stage = Stage(services)
+    await stage.server.start()
+    yield stage
+    await stage.server.stop()
+    stage.coordinator.close()
+
+
+async def _push(server: RolloutServer, version: int) -> None:
+    await server.pause()
+    await server.receive({})
+    await server.commit(version, "digest")
+    await server.resume()
+
+
+async def test_server_describes_itself(stage: Stage) -> None:
+    assert await stage.server.describe() == {
+        "name": "sluice-rollout-0",
+        "fingerprint": EngineSpec(**ENGINE).fingerprint(),
+        "is_started": True,
+        "is_alive": True,
+        "policy_version": 7,
+        "run": None,
+        "stats": {"num_in_flight": 0, "num_output_tokens": 0, "is_paused": False},
+    }
+
+
+async def test_attach_asks_the_clusters_services_with_its_token(stage: Stage) -> None:
+    described = await stage.server.attach(stage.run())
+
+    assert described["run"]["run_id"] == "run"
+    assert described["run"]["incarnation"] == 1
+    for name in ("reward", "retrieve"):
+        (request,) = stage.services.received[name]
+        assert request.headers["authorization"] == "Bearer secret-token-secret"
+
+
+async def test_attach_does_not_ask_a_retriever_that_the_environment_does_not_use(stage: Stage) -> None:
+    await stage.server.attach(stage.run(environment="single_turn"))
+    assert stage.services.received["retrieve"] == []
+
+
+async def test_users_endpoints_do_not_get_the_clusters_token(stage: Stage) -> None:
+    url = stage.services.script("mine", Answer({"rewards": [1.0]}))
+    rewards = RewardsSettings(endpoints=[RewardEndpoint(name="mine", url=url)])  # type: ignore[arg-type]
+    await stage.server.attach(stage.run(rewards=rewards.model_dump(mode="json")))
+
+    assert "authorization" not in stage.services.received["mine"][0].headers
+    assert stage.services.received["reward"] == []
+
+
+async def test_server_generates_nothing_for_a_run_before_a_push_was_committed(stage: Stage) -> None:
+    described = await stage.server.attach(stage.run())
+    assert described["policy_version"] is None
+    hello = await stage.coordinator.welcome()
+    assert hello.policy_version is None
+    assert (await stage.coordinator.next(m.Demand)).num_groups == 0
+    stage.coordinator.lease("e0-a")
+    await asyncio.sleep(0.1)
+    assert stage.engine.requests == []
+
+    await _push(stage.server, 8)
+
+    done = await stage.coordinator.next(m.TrajectoryDone)
+    assert done.facts.oldest_version == 8
+    assert done.facts.reward_parts == {"bundled": 0.5}
+    assert done.facts.finish == "answer"
+    assert stage.engine.calls == ["pause", "receive", "commit", "resume"]
+
+
+async def test_new_turns_wait_from_pause_to_resume(stage: Stage) -> None:
+    await stage.server.attach(stage.run())
+    await _push(stage.server, 1)
+    await stage.coordinator.welcome()
+    await stage.server.pause()
+    stage.coordinator.lease("e0-a")
+    await asyncio.sleep(0.1)
+    assert stage.engine.requests == []
+    await stage.server.leave()
+    assert (await stage.coordinator.next(m.TrajectoryDone)).facts.oldest_version == 1
+
+
+async def test_leave_after_a_broken_push_does_not_reopen(stage: Stage) -> None:
+    await stage.server.attach(stage.run())
+    await stage.server.pause()
+    await stage.server.receive({})
+    await stage.server.leave()
+    await stage.coordinator.welcome()
+    stage.coordinator.lease("e0-a")
+    await asyncio.sleep(0.1)
+    assert stage.engine.requests == []
+
+
+async def test_probe_needs_verified_weights(stage: Stage) -> None:
+    assert await stage.server.probe([1, 2, 3]) == [-7.0, -7.0]
+    await stage.server.receive({})
+    with pytest.raises(NeighbourError, match=r"^sluice-rollout-0: holds no verified weights to probe$"):
+        await stage.server.probe([1, 2, 3])
+
+
+async def test_attach_names_a_reward_endpoint_that_is_down(stage: Stage) -> None:
+    address = free_address()
+    rewards = RewardsSettings(endpoints=[RewardEndpoint(name="mine", url=f"{address}/score")])  # type: ignore[arg-type]
+    with pytest.raises(NeighbourError, match=rf"^reward:mine: .*{address}/score") as caught:
+        await stage.server.attach(stage.run(rewards=rewards.model_dump(mode="json")))
+    assert caught.value.boundary == "reward:mine"
+
+
+async def test_attach_names_a_retriever_that_is_down(stage: Stage) -> None:
+    address = free_address()
+    retriever = {"url": f"{address}/retrieve", "topk": 1}
+    with pytest.raises(NeighbourError, match=rf"^retriever: .*{address}/retrieve"):
+        await stage.server.attach(stage.run(retriever=retriever))
+
+
+async def test_attach_that_fails_leaves_the_attached_run_alone(stage: Stage) -> None:
+    await stage.server.attach(stage.run())
+    await _push(stage.server, 1)
+    with pytest.raises(SettingsError, match=r"rollout.environment = nowhere"):
+        await stage.server.attach(stage.run(2, environment="nowhere"))
+
+    described = await stage.server.describe()
+    assert (described["run"]["incarnation"], described["policy_version"]) == (1, 1)
+
+
+async def test_attach_without_any_reward_service_says_what_to_do(stage: Stage) -> None:
+    stage.node = Node(None, stage.node.retriever_url, stage.node.token, KEYS)
+    with pytest.raises(OperatorError, match=r"rewards.endpoints is empty and this cluster has no bundled reward"):
+        await stage.server.attach(stage.run())
+
+
+async def test_later_start_of_a_run_replaces_the_earlier_and_is_given_its_trajectories(stage: Stage) -> None:
+    await stage.server.attach(stage.run())
+    await _push(stage.server, 1)
+    await stage.coordinator.welcome()
+    stage.coordinator.lease("e0-a")
+    await stage.coordinator.next(m.TrajectoryDone)
+    stage.coordinator.acknowledge("e0-a", 0, "accepted")
+    await asyncio.sleep(0.05)
+
+    described = await stage.server.attach(stage.run(2))
+    stage.coordinator.stamp["incarnation"] = 2
+    await stage.coordinator.welcome()
+
+    assert described["policy_version"] is None
+    assert described["run"]["num_kept"] == 1
+    assert (await stage.coordinator.next(m.TrajectoryDone)).incarnation == 2
+
+
+async def test_another_run_is_given_nothing(stage: Stage) -> None:
+    await stage.server.attach(stage.run())
+    await _push(stage.server, 1)
+    await stage.coordinator.welcome()
+    stage.coordinator.lease("e0-a")
+    await stage.coordinator.next(m.TrajectoryDone)
+
+    described = await stage.server.attach(stage.run(run_id="other"))
+    assert (described["run"]["run_id"], described["run"]["num_kept"]) == ("other", 0)
+
+
+async def test_detach_stops_samples_and_keeps_the_engine(stage: Stage) -> None:
+    await stage.server.attach(stage.run())
+    await _push(stage.server, 1)
+    stage.engine.is_slow = True
+    await stage.coordinator.welcome()
+    stage.coordinator.lease("e0-a", num_samples=4)
+    async with asyncio.timeout(5):
+        while stage.engine.stats.num_in_flight != 4:
+            await asyncio.sleep(0.005)
+
+    await stage.server.detach()
+
+    described = await stage.server.describe()
+    assert (described["run"], described["is_alive"], stage.engine.stats.num_in_flight) == (None, True, 0)
+
+
+@pytest.mark.parametrize(
+    ("changes", "problem"),
+    [
+        ({"seed": "x"}, "settings: RunSpec: seed: Input should be a valid integer"),
+        ({"token": 1}, "settings: RunSpec: token: Extra inputs are not permitted, got 1"),
+    ],
+)
+async def test_attach_refuses_a_run_it_does_not_understand(stage: Stage, changes: dict[str, Any], problem: str) -> None:
+    with pytest.raises(SettingsError, match=re.escape(problem)):
+        await stage.server.attach(stage.run(**changes))
+
+
+async def test_process_ends_when_the_engine_died(stage: Stage) -> None:
+    stage.engine.is_alive = False
+    async with asyncio.timeout(5):
+        while not stage.deaths:
+            await asyncio.sleep(0.01)
+    assert stage.deaths == ["its engine died"]
+    assert (await stage.server.describe())["is_alive"] is False
+
+
+async def test_process_ends_when_its_session_is_wrong(stage: Stage) -> None:
+    def write(context: str) -> str:
+        raise ZeroDivisionError
+
+    stage.engine._write = write
+    await stage.server.attach(stage.run())
+    await _push(stage.server, 1)
+    await stage.coordinator.welcome()
+    stage.coordinator.lease("e0-a")
+    async with asyncio.timeout(5):
+        while not stage.deaths:
+            await asyncio.sleep(0.01)
+    assert stage.deaths == ["its session failed: unhandled errors in a TaskGroup (1 sub-exception)"]
+
+
+async def test_calls_before_start_say_so() -> None:
+    server = RolloutServer("s0", ENGINE)
+    assert (await server.describe())["is_started"] is False
+    with pytest.raises(NeighbourError, match=r"^s0: its engine was not started$"):
+        await server.pause()
+
+
+async def test_start_passes_on_why_the_engine_did_not_come_up(tmp_path: Path) -> None:
+    async def start(spec: EngineSpec) -> ScriptedEngine:
+        raise SettingsError("settings: vLLM refuses the engine settings")
+
+    server = RolloutServer("s0", ENGINE, start)
+    with pytest.raises(SettingsError, match=r"vLLM refuses"):
+        await server.start()
