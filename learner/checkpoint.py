@@ -12,10 +12,12 @@ import hashlib
 import json
 import os
 import shutil
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from pathlib import Path, PurePosixPath
+from typing import Any
+from typing import Any
 
 from protocol.errors import OperatorError, SettingsError
 
@@ -30,20 +32,22 @@ class CorruptCheckpointError(Exception):
 
 
 @dataclass(frozen=True)
-class CheckpointFacts:
-    """What a checkpoint says about itself. model_digest: of the model's shape and tokenizer, not of its weights."""
+class Checkpoint:
+    """What a checkpoint is of. model_digest: of the model's shape and tokenizer, not of its weights.
 
+    Those that `verify` returns hold only files of the size and hash that the manifest says.
+    """
+
+    path: Path
     step: int
     policy_version: int
     run_id: str
     model_digest: str
 
 
-@dataclass(frozen=True)
-class Checkpoint(CheckpointFacts):
-    """A folder whose every file has the size and hash that its manifest says."""
-
-    path: Path
+def aside_folder(root: Path, step: int) -> Path:
+    """Return where step's checkpoint is written before it is committed; `begin` makes the folder."""
+    return root / f"{_ASIDE}{_name(step)}"
 
 
 def begin(root: Path, step: int) -> Path:
@@ -51,7 +55,7 @@ def begin(root: Path, step: int) -> Path:
 
     Raises: OperatorError when the folder cannot be written.
     """
-    aside = root / f"{_ASIDE}{_name(step)}"
+    aside = aside_folder(root, step)
     with _written(root):
         root.mkdir(parents=True, exist_ok=True)
         for leftover in root.glob(f"{_ASIDE}*"):
@@ -60,49 +64,39 @@ def begin(root: Path, step: int) -> Path:
     return aside
 
 
-def commit(aside: Path, facts: CheckpointFacts) -> Checkpoint:
-    """Return the finished checkpoint: `aside`, hashed and renamed. Called when every rank has written.
+def aside_folder(root: Path, step: int) -> Path:
+    """Return where a checkpoint is being written: the other ranks find it without being told."""
+    return root / f"{_ASIDE}{_name(step)}"
+
+
+def commit(aside: Path, checkpoint: Checkpoint) -> Checkpoint:
+    """Return the finished checkpoint: `aside`, hashed and renamed. Called on rank 0 when every rank has written.
 
     Older checkpoints are untouched until this one has been read back and verified. Blocks for a read of all its bytes.
     Raises: OperatorError when the disk refuses; the aside folder is then gone and older checkpoints are intact.
     """
     root = aside.parent
-    target = root / _name(facts.step)
+    target = root / _name(checkpoint.step)
     with _written(root, aside):
         files = {str(PurePosixPath(path.relative_to(aside))): _sealed(path) for path in _files(aside)}
-        body = {"schema": SCHEMA, **asdict(facts), "files": files}
+        body = {"schema": SCHEMA, **_facts(checkpoint), "files": files}
         _write_synced(aside / MANIFEST, json.dumps({**body, "sha256": _digest(body)}, indent=1).encode())
         for folder in sorted({path.parent for path in _files(aside)}):
             _sync_folder(folder)
         _displace(target)
         aside.rename(target)
         _sync_folder(root)
-    checkpoint = verify(target)
+    committed = verify(target)
     with _written(root):
         _point_latest(root, target)
         for displaced in root.glob(f"{_ASIDE}*"):
             shutil.rmtree(displaced)
-    return checkpoint
+    return committed
 
 
 def abandon(aside: Path) -> None:
     """Remove a folder that `begin` made and that will not be committed."""
     shutil.rmtree(aside, ignore_errors=True)
-
-
-def write_checkpoint(root: Path, facts: CheckpointFacts, write: Callable[[Path], None]) -> Checkpoint:
-    """Return the checkpoint that `write` filled: `begin` and `commit` for a single writer.
-
-    Raises: OperatorError when the disk refuses, whatever `write` raises otherwise; nothing is left aside then.
-    """
-    aside = begin(root, facts.step)
-    try:
-        with _written(root, aside):
-            write(aside)
-    except BaseException:
-        abandon(aside)
-        raise
-    return commit(aside, facts)
 
 
 def verify(path: Path) -> Checkpoint:
@@ -134,7 +128,7 @@ def verify(path: Path) -> Checkpoint:
 
 
 def newest_valid(root: Path) -> Checkpoint | None:
-    """Return the checkpoint of the highest step that verifies, None when there is none. Corrupt ones are passed over."""
+    """Return the valid checkpoint of the highest step, None when there is none. Corrupt ones are passed over."""
     for path in sorted(root.glob("step_*"), reverse=True):
         try:
             return verify(path)
@@ -180,6 +174,12 @@ def _is_valid(path: Path) -> bool:
     return True
 
 
+def _facts(checkpoint: Checkpoint) -> dict[str, object]:
+    facts = asdict(checkpoint)
+    del facts["path"]  # the folder moves
+    return facts
+
+
 def _name(step: int) -> str:
     return f"step_{step:06d}"
 
@@ -209,7 +209,7 @@ def _digest(body: Mapping[str, object]) -> str:
     return hashlib.sha256(json.dumps(body, sort_keys=True).encode()).hexdigest()
 
 
-def _read_manifest(path: Path) -> dict[str, "object"]:  # typed loosely: verified right below
+def _read_manifest(path: Path) -> dict[str, Any]:
     try:
         manifest = json.loads((path / MANIFEST).read_bytes())
     except FileNotFoundError:
@@ -242,7 +242,7 @@ def _sync_folder(path: Path) -> None:
 
 
 def _displace(target: Path) -> None:
-    """Move a folder of the same step out of the way: it is corrupt, or of an earlier life that was resumed before it."""
+    """Move a folder of the same step out of the way: it is corrupt, or of a life that was resumed before it."""
     if target.exists():
         target.rename(target.with_name(f"{_ASIDE}displaced-{target.name}"))
 

@@ -463,7 +463,11 @@ class Coordinator:
         return [*self._groups.values(), *(g for e in self._evaluations.values() for g in e.open.values())]
 
     def _outstanding(self) -> list[Outstanding]:
-        return [Outstanding(g.name, g.oldest_version, g.is_ready) for g in self._groups.values()]
+        # A group that waits for its next lease will be of the current weights.
+        return [
+            Outstanding(g.name, g.oldest_version if g.is_begun else self.policy_version, g.is_ready)
+            for g in self._groups.values()
+        ]
 
     def _peer(self, name: str, now: float) -> Peer:
         peer = self._peers.setdefault(name, Peer())

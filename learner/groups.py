@@ -42,6 +42,11 @@ class Group:
         return len(self.trajectories) == self.num_samples
 
     @property
+    def is_begun(self) -> bool:
+        """False while no sample is out or back: the group has no age yet."""
+        return bool(self.holders or self.trajectories)
+
+    @property
     def missing(self) -> list[int]:
         """Samples that nobody holds and that are not back."""
         return [i for i in range(self.num_samples) if i not in self.trajectories and i not in self.holders]
@@ -61,8 +66,7 @@ class Group:
         self.leased_at = now
         # A group of which nothing is left is as young as its new server. Were the version of its first lease kept, a
         # group dropped as too old, or recalled after a restart, would be too old again at once, for ever.
-        is_fresh = not self.holders and not self.trajectories
-        self.oldest_version = server_version if is_fresh else min(self.oldest_version, server_version)
+        self.oldest_version = min(self.oldest_version, server_version) if self.is_begun else server_version
         self.holders.update(dict.fromkeys(indices, server))
         return Lease(
             run_id=run_id,

@@ -37,7 +37,8 @@ def show_plan(inspected: Inspected) -> None:
     console.print(
         f"{parameters:,} parameters; {inspected.num_prompts:,} prompts; "
         f"steps {start.step + 1} to {settings.run.max_steps} of {learner.groups_per_step} groups x "
-        f"{rollout.group_size} samples; at most {(learner.max_staleness + 1) * learner.groups_per_step} groups out at a time; run folder {start.folder}."
+        f"{rollout.group_size} samples; at most {(learner.max_staleness + 1) * learner.groups_per_step} groups out "
+        f"at a time; run folder {start.folder}."
     )
     if start.notice:
         console.print(start.notice)

@@ -87,29 +87,38 @@ class PolicyEngine:
         self.device = torch.device(self._engine.device)
 
     def step(
-        self, micro_batches: Sequence[MicroBatch], loss_function: LossFunction, global_weight: float
+        self,
+        micro_batches: Sequence[MicroBatch],
+        loss_function: LossFunction,
+        global_weight: float,
+        *,
+        with_entropy: bool = True,
     ) -> StepResult:
         """Return what one optimizer step did: its gradient is that of sum(losses over all ranks) / global_weight.
 
         loss_function: (logprobs [K], entropies [K], micro-batch) -> (sum of token losses, sums for metrics). Every rank
-        brings the same number of micro-batches.
+        brings the same number of micro-batches. with_entropy: False saves the loss that needs none, and gives it zeros.
         """
-        total, sums = 0.0, Sums()
+        losses, sums = [], Sums()
         for micro_batch in micro_batches:
-            logprobs, entropies = self._forward(micro_batch)
+            logprobs, entropies = self._forward(micro_batch, with_entropy=with_entropy)
             loss, parts = loss_function(logprobs, entropies, micro_batch)
+            # A loss that is not finite can have a finite gradient (a clipped infinity). Times NaN it has none, so that
+            # the check of the reduced gradient stops every rank. Times 1 otherwise, without waiting for the value.
+            poisoned = loss * (loss.detach() * 0.0 + 1.0)
             # DeepSpeed averages over the ranks; what is wanted is the sum.
-            self._engine.backward(loss * (self._world_size / global_weight))
-            total += float(loss.detach())
+            self._engine.backward(poisoned * (self._world_size / global_weight))
+            losses.append(loss.detach())
             _merge(sums, parts)
-        loss_sum, *_ = reduce_sums([total], self.device)
         self._engine.step()
+        sums["loss"] = float(torch.stack(losses).double().sum())
+        reduced = _reduce(sums, self.device)
         norm = self._engine.get_global_grad_norm()
         return StepResult(
             applied=bool(self._engine.was_step_applied()),
-            loss=loss_sum / global_weight,
+            loss=reduced.pop("loss") / global_weight,
             grad_norm=float(norm) if norm is not None else float("nan"),
-            sums=_reduce(sums, self.device),
+            sums=reduced,
         )
 
     @torch.no_grad()
@@ -118,7 +127,7 @@ class PolicyEngine:
 
         Collective in ZeRO 3.
         """
-        return self._forward(micro_batch, temperature)[0]
+        return self._forward(micro_batch, temperature, with_entropy=False)[0]
 
     def weights(self) -> list[tuple[str, Tensor]]:
         """Return (name in the Hugging Face state dict, parameter) in the model's order, a tied head once.

@@ -72,7 +72,7 @@ def _steps(lines: Sequence[Mapping[str, float]], since: float) -> _Steps:
             continue
         wait, train, push = line.get("wait_s", 0.0), line["train_s"], line.get("push_s", 0.0)
         end = line["at_s"]
-        if line.get("eval_policy_version") == line["policy_version"] and before.get("at_s", 0.0) >= since:
+        if line.get("eval_policy_version") == line.get("policy_version", -1) and before.get("at_s", 0.0) >= since:
             end = min(end, before["at_s"] + wait + train + push)
         rows.append((end - push - train - wait, end - push - train, end - push, end))
     table = np.array(rows, np.float64).reshape(-1, 4)

@@ -6,6 +6,7 @@ Called by `learner.warm_start` on every rank.
 from collections.abc import Callable, Sequence
 
 import numpy as np
+import torch.distributed as dist
 from torch import Tensor
 
 from learner.microbatch import MicroBatch, Sample, make_micro_batch
@@ -25,14 +26,13 @@ def run_sft(
     max_steps: int,
     micro_batch_tokens: int,
     on_step: Callable[[int, float], None] = lambda step, loss: None,
-    rank: int = 0,
-    world_size: int = 1,
 ) -> None:
     """Train on the rows in their order, starting over at their end. Every rank calls it with the same rows.
 
     A step's loss is the weighted mean of its tokens' negative logprobs, over all ranks. on_step: hears step and loss.
     Raises: OperatorError when several steps in a row had no finite gradient.
     """
+    rank, world_size = dist.get_rank(), dist.get_world_size()
     refused = 0
     for step in range(1, max_steps + 1):
         first = (step - 1) * rows_per_step

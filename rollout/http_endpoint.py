@@ -14,11 +14,9 @@ import httpx
 from protocol.http_bodies import BodyError
 from rollout.circuit_breaker import CircuitBreaker
 from rollout.http_policy import AttemptFailed, HttpPolicy, failure_of_status, speaks_against_service
+from rollout.http_pool import HttpPool
 
 _T = TypeVar("_T")
-
-# Below uvicorn's default of 5 s: a connection that the server is about to close is not used again.
-_KEEPALIVE_S = 4.0
 
 
 @dataclass
@@ -30,27 +28,17 @@ class EndpointStats:
     retries: int = 0
 
 
-def open_pool(policy: HttpPolicy) -> httpx.AsyncClient:
-    """Return the client whose connections all endpoints share. Proxies and netrc of the environment are not used."""
-    # Endpoints bound their own attempts: each has another timeout, and all share this pool.
-    limits = httpx.Limits(max_connections=None, max_keepalive_connections=None, keepalive_expiry=_KEEPALIVE_S)
-    timeout = httpx.Timeout(None, connect=policy.connect_timeout_s)
-    return httpx.AsyncClient(limits=limits, timeout=timeout, trust_env=False, follow_redirects=False)
-
-
 class HttpEndpoint:
     """Makes single attempts; retrying is the caller's, through `http_policy.retried`."""
 
-    def __init__(
-        self, pool: httpx.AsyncClient, url: str, headers: Mapping[str, str], policy: HttpPolicy, max_concurrency: int
-    ) -> None:
+    def __init__(self, url: str, headers: Mapping[str, str], policy: HttpPolicy, max_concurrency: int) -> None:
         self.url = url
         self.stats = EndpointStats()
         self.policy = policy
         self.breaker = CircuitBreaker(
             policy.breaker_threshold, policy.breaker_cooldown_s, is_failure=speaks_against_service
         )
-        self._pool = pool
+        self._pool = HttpPool(policy.connect_timeout_s)
         self._headers = {"content-type": "application/json", **headers}
         self._slots = asyncio.Semaphore(max_concurrency)
 
@@ -77,9 +65,16 @@ class HttpEndpoint:
                 attempts = min(2, self.policy.max_attempts)
                 raise AttemptFailed(f"{self.url}: in the reply {error}", attempts, status=200) from error
 
+    async def close(self) -> None:
+        """Close the kept connections."""
+        await self._pool.close()
+
     async def _post(self, body: bytes, key: str | None) -> bytes:
         headers = {**self._headers, "idempotency-key": key} if key else self._headers
-        async with self._pool.stream("POST", self.url, content=body, headers=headers) as response:
+        async with (
+            self._pool.client() as client,
+            client.stream("POST", self.url, content=body, headers=headers) as response,
+        ):
             reply = bytearray()
             async for chunk in response.aiter_bytes():
                 reply += chunk

@@ -11,7 +11,7 @@ from typing import Self
 
 from protocol.errors import NeighbourError, OperatorError
 from protocol.http_bodies import Passage, read_passages
-from rollout.http_endpoint import EndpointStats, HttpEndpoint, open_pool
+from rollout.http_endpoint import EndpointStats, HttpEndpoint
 from rollout.http_policy import AttemptFailed, HttpPolicy, retried
 
 __all__ = ["Passage", "RetrieverClient"]
@@ -34,9 +34,8 @@ class RetrieverClient:
             raise OperatorError("settings: no retriever. Set retriever.url, or start the cluster with its retriever.")
         self._policy = policy or HttpPolicy(attempt_timeout_s=30.0)
         self._topk = topk
-        self._pool = open_pool(self._policy)
         headers = {"authorization": f"Bearer {default_token}"} if default_token else {}
-        self._retrievers = [HttpEndpoint(self._pool, url, headers, self._policy, _MAX_CONCURRENCY) for url in urls]
+        self._retrievers = [HttpEndpoint(url, headers, self._policy, _MAX_CONCURRENCY) for url in urls]
 
     async def __aenter__(self) -> Self:
         return self
@@ -44,7 +43,8 @@ class RetrieverClient:
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        await self._pool.aclose()
+        for retriever in self._retrievers:
+            await retriever.close()
 
     @property
     def is_accepting(self) -> bool:

@@ -18,7 +18,7 @@ from typing import Any, Self
 
 from protocol.errors import NeighbourError, OperatorError
 from protocol.settings import RewardEndpoint
-from rollout.http_endpoint import EndpointStats, open_pool
+from rollout.http_endpoint import EndpointStats
 from rollout.http_policy import HttpPolicy
 from rollout.reward_endpoint import EndpointScorer, ScoreRequest
 
@@ -52,9 +52,8 @@ class RewardClient:
         policy = policy or HttpPolicy()
         self._combine = combine
         self._weights = {endpoint.name: endpoint.weight for endpoint in endpoints}
-        self._pool = open_pool(policy)
         self._scorers = [
-            EndpointScorer(self._pool, endpoint, _headers_of(endpoint, default_token), policy) for endpoint in endpoints
+            EndpointScorer(endpoint, _headers_of(endpoint, default_token), policy) for endpoint in endpoints
         ]
 
     async def __aenter__(self) -> Self:
@@ -65,7 +64,6 @@ class RewardClient:
     ) -> None:
         for scorer in self._scorers:
             await scorer.close()
-        await self._pool.aclose()
 
     @property
     def is_accepting(self) -> bool:

@@ -9,8 +9,6 @@ from dataclasses import dataclass
 from typing import Any
 from urllib.parse import quote
 
-import httpx
-
 from protocol.errors import NeighbourError
 from protocol.http_bodies import read_rewards
 from protocol.settings import RewardEndpoint
@@ -35,9 +33,7 @@ _MADE_UP_PROBE = ScoreRequest(key="sluice-check", prompt="1 + 1 =", response=" 2
 class EndpointScorer:
     """Asks one endpoint for rewards."""
 
-    def __init__(
-        self, pool: httpx.AsyncClient, endpoint: RewardEndpoint, headers: Mapping[str, str], policy: HttpPolicy
-    ) -> None:
+    def __init__(self, endpoint: RewardEndpoint, headers: Mapping[str, str], policy: HttpPolicy) -> None:
         self.name = endpoint.name
         self._boundary = f"reward:{endpoint.name}"
         self._policy = dataclasses.replace(
@@ -46,7 +42,7 @@ class EndpointScorer:
             # A user who allows one attempt more than a minute wants more than one of them.
             overall_timeout_s=max(policy.overall_timeout_s, 3 * endpoint.timeout_s),
         )
-        self._http = HttpEndpoint(pool, str(endpoint.url), headers, self._policy, endpoint.max_concurrency)
+        self._http = HttpEndpoint(str(endpoint.url), headers, self._policy, endpoint.max_concurrency)
         self._batcher = Batcher(endpoint.batch_size, self._score_batch) if endpoint.batch_size > 1 else None
 
     @property
@@ -78,6 +74,7 @@ class EndpointScorer:
     async def close(self) -> None:
         if self._batcher is not None:
             await self._batcher.close()
+        await self._http.close()
 
     async def _score_batch(self, requests: Sequence[ScoreRequest]) -> Sequence[float | Exception]:
         """Return the rewards of a batch; one that fails as a whole is asked again sample by sample.
