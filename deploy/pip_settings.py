@@ -1,7 +1,7 @@
 """Prints pip's settings (environment and pip.conf) as the variables uv reads, one NAME=VALUE a line.
 
-Called by deploy/setup.sh with the Python whose pip the user has set up: uv reads none of pip's settings itself. A variable
-of uv's that the user has set already is left alone. Standard library only: nothing is installed yet.
+Called by deploy/setup.sh with the Python of .venv: uv reads none of these itself. A variable of uv that the
+user has set already is left alone. Standard library only: nothing is installed yet.
 """
 
 import ast
@@ -29,7 +29,7 @@ _FLAGS = {"no-index": "UV_NO_INDEX"}
 
 
 def main() -> None:
-    listed = subprocess.run(  # noqa: S603  # fixed arguments, this very interpreter
+    listed = subprocess.run(
         [sys.executable, "-m", "pip", "config", "list"], capture_output=True, text=True, check=False
     )
     for name, value in uv_settings(read_settings(listed.stdout)).items():

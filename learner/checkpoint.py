@@ -17,7 +17,6 @@ from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from pathlib import Path, PurePosixPath
 from typing import Any
-from typing import Any
 
 from protocol.errors import OperatorError, SettingsError
 
@@ -64,11 +63,6 @@ def begin(root: Path, step: int) -> Path:
     return aside
 
 
-def aside_folder(root: Path, step: int) -> Path:
-    """Return where a checkpoint is being written: the other ranks find it without being told."""
-    return root / f"{_ASIDE}{_name(step)}"
-
-
 def commit(aside: Path, checkpoint: Checkpoint) -> Checkpoint:
     """Return the finished checkpoint: `aside`, hashed and renamed. Called on rank 0 when every rank has written.
 
@@ -112,6 +106,8 @@ def verify(path: Path) -> Checkpoint:
         problem = "is missing" if name in listed else "is not in the manifest"
         raise CorruptCheckpointError(f"{path / name} {problem}")
     for name, file in present.items():
+        if file.is_symlink():
+            raise CorruptCheckpointError(f"{file} is a link: what it points at can change")
         try:
             found = {"bytes": file.lstat().st_size, "sha256": _hash(file)}
         except OSError as error:
@@ -129,7 +125,7 @@ def verify(path: Path) -> Checkpoint:
 
 def newest_valid(root: Path) -> Checkpoint | None:
     """Return the valid checkpoint of the highest step, None when there is none. Corrupt ones are passed over."""
-    for path in sorted(root.glob("step_*"), reverse=True):
+    for path in _newest_first(root):
         try:
             return verify(path)
         except CorruptCheckpointError:
@@ -156,7 +152,7 @@ def rotate(root: Path, keep: int) -> list[Path]:
     """
     kept: list[Path] = []
     removed: list[Path] = []
-    for path in sorted(root.glob("step_*"), reverse=True):
+    for path in _newest_first(root):
         if len(kept) >= keep:
             with _written(root):
                 shutil.rmtree(path)
@@ -184,8 +180,13 @@ def _name(step: int) -> str:
     return f"step_{step:06d}"
 
 
+def _newest_first(root: Path) -> list[Path]:
+    steps = {path: path.name.removeprefix("step_") for path in root.glob("step_*")}
+    return sorted((path for path, step in steps.items() if step.isdigit()), key=lambda p: -int(steps[p]))
+
+
 def _files(folder: Path) -> Iterator[Path]:
-    """Yield everything in the folder that is not a folder; a link counts as a file, and is refused by its hash."""
+    """Yield everything in the folder that is not a folder. A link to a folder counts as a file, and is refused."""
     for base, folders, names in os.walk(folder):
         for name in sorted([*names, *(f for f in folders if (Path(base) / f).is_symlink())]):
             yield Path(base) / name
@@ -199,8 +200,6 @@ def _sealed(path: Path) -> dict[str, object]:
 
 
 def _hash(path: Path) -> str:
-    if path.is_symlink():
-        return "link"
     with path.open("rb") as file:
         return hashlib.file_digest(file, "sha256").hexdigest()
 

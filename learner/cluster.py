@@ -12,7 +12,7 @@ from ray.exceptions import ActorDiedError, ActorUnavailableError, GetTimeoutErro
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 from learner.coordinator_process import CoordinatorProcess
-from learner.rank import LearnerRank, RankPlace
+from learner.rank_process import RankPlace, RankProcess
 from protocol.errors import NeighbourError, OperatorError
 from protocol.home import ClusterState
 from protocol.run_spec import EngineRequest, RunSpec
@@ -20,6 +20,8 @@ from protocol.settings import Settings
 
 FLEET = "sluice-fleet"
 _CALL_S = 30.0
+# A rank imports torch and DeepSpeed before its first answer.
+_IMPORT_S = 180.0
 
 
 def connect(cluster: ClusterState) -> None:
@@ -49,12 +51,12 @@ def place_ranks(settings: Settings, folder: Path, model: Path, host: str, use_gp
     """Start the learner ranks and tell each its place in their world. Returns their handles, by rank."""
     options = {"num_cpus": 0, "num_gpus": 1 if use_gpus else 0, "max_concurrency": 3}
     ranks = [
-        ray.remote(**options)(LearnerRank).remote(settings, folder, model, host, RayServer)
+        ray.remote(**options)(RankProcess).remote(settings, folder, model, host, RayServer)
         for _ in range(settings.learner.num_ranks)
     ]
-    host, port = call(ranks[0].offer_address.remote(), "learner rank 0", 120.0)
+    host, port = call(ranks[0].offer_address.remote(), "learner rank 0", _IMPORT_S)
     for number, rank in enumerate(ranks):
-        call(rank.take_place.remote(RankPlace(number, len(ranks), host, port, use_gpus)), f"learner rank {number}")
+        call(rank.take_place.remote(RankPlace(number, len(ranks), host, port)), f"learner rank {number}")
     return ranks
 
 
@@ -79,6 +81,16 @@ def detach_servers(names: Sequence[str]) -> None:
     """Have the servers forget the run and stay warm. One that does not answer is left to the fleet."""
     references = [server(name).detach.remote() for name in names if is_alive(name)]
     ray.wait(references, num_returns=len(references), timeout=10.0) if references else None
+
+
+def ask(name: str, method: str, *arguments: Any) -> Any:
+    """Return a reference to a rollout server's answer; a server that is gone answers by failing."""
+    return getattr(server(name), method).remote(*arguments)
+
+
+def is_done(reference: Any) -> bool:
+    """Return whether a call has ended, well or not."""
+    return bool(ray.wait([reference], timeout=0)[0])
 
 
 def server(name: str) -> Any:

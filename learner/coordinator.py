@@ -362,7 +362,10 @@ class Coordinator:
         if not choice.groups:
             awaited = [self._groups[name] for name in choice.awaited]
             servers = sorted({server for group in awaited for server in group.holders.values()})
-            self.detail = f"step {self.step + 1} waits for {len(awaited)} groups on {', '.join(servers) or 'no server'}"
+            missing = (
+                f"{len(awaited)} groups on {', '.join(servers)}" if servers else "a server with the current weights"
+            )
+            self.detail = f"step {self.step + 1} waits for {missing}"
             return
         groups = [self._groups[name] for name in choice.groups]
         self._batch = build_step(self.step + 1, self.policy_version, groups, self._settings.learner)

@@ -10,10 +10,11 @@ import threading
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass, field
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 from learner.live_view import LiveView, MetricsReader
 from learner.preflight import Inspected
+from learner.rank_process import RunPlace
 from learner.report import write_report
 from learner.run_folder import prepare_folder
 from learner.wandb_log import WandbLog
@@ -21,6 +22,9 @@ from protocol.errors import NeighbourError, OperatorError, SettingsError
 from protocol.home import ClusterState, read_cluster
 from protocol.run_spec import RunSpec, engine_request, run_spec
 from protocol.settings_loader import save_settings
+
+if TYPE_CHECKING:
+    from learner.server_watch import ServerWatch
 
 _POLL_S = 0.5
 _SERVER_CHECK_S = 2.0
@@ -105,7 +109,7 @@ def _launch(run: _Run) -> None:
 def _watch(run: _Run, wandb: WandbLog | None) -> str:
     """Show the run until all ranks have returned; returns how it ended. Raises what ended a rank or the coordinator."""
     from learner import cluster as ray_door
-    from learner.rank import RunPlace
+    from learner.server_watch import ServerWatch
 
     start, settings = run.inspected.start, run.inspected.settings
     assert run.spec is not None
@@ -119,6 +123,7 @@ def _watch(run: _Run, wandb: WandbLog | None) -> str:
     )
     training = {rank.train.remote(place): f"learner rank {i}" for i, rank in enumerate(run.ranks)}
     first = next(iter(training))
+    watch = ServerWatch(run.servers, run.spec, lambda name, why: run.coordinator.lose_server.remote(name, why))
     metrics = MetricsReader(start.folder / "metrics.jsonl")
     servers_at = drain_until = 0.0
     while training:
@@ -128,7 +133,7 @@ def _watch(run: _Run, wandb: WandbLog | None) -> str:
         now = time.monotonic()
         if now - servers_at > _SERVER_CHECK_S:
             servers_at = now
-            _check_servers(run)
+            _check_servers(run, watch)
         if run.stop.is_set() and not drain_until:
             drain_until = now + settings.run.drain_s
             run.coordinator.stop_after_step.remote("stopped by the user")
@@ -149,16 +154,12 @@ def _show(run: _Run, metrics: MetricsReader, wandb: WandbLog | None) -> None:
             wandb.log(line)
 
 
-def _check_servers(run: _Run) -> None:
-    """Take back the leases of servers that died. The run goes on while one is left."""
-    from learner import cluster as ray_door
-
-    for name in [name for name in run.servers if not ray_door.is_alive(name)]:
-        run.servers.remove(name)
-        run.view.message(f"{name} died: its leases go to the other servers")
-        run.coordinator.lose_server.remote(name, f"{name} died")
-    if not run.servers:
-        raise NeighbourError("rollout", "every rollout server has died. Their logs are in the cluster's log folder")
+def _check_servers(run: _Run, watch: "ServerWatch") -> None:
+    """Have servers that were restarted serve again. The run goes on while one serves, or may yet."""
+    for message in watch.poll():
+        run.view.message(message)
+    if not watch.num_hopeful:
+        raise NeighbourError("rollout", "every rollout server was given up; see their logs with deploy.cluster status")
 
 
 def _await(run: _Run, references: dict[Any, str], timeout_s: float) -> None:

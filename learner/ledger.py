@@ -52,7 +52,8 @@ class Ledger:
         self._path = path
         self._incarnations = path.with_name("incarnation")
         try:
-            self._db = sqlite3.connect(path, isolation_level=None)
+            # Opened by the process's main thread, used by the coordinator's alone, closed after that has ended.
+            self._db = sqlite3.connect(path, isolation_level=None, check_same_thread=False)
             self._db.execute("PRAGMA journal_mode=WAL")
             self._db.execute("PRAGMA synchronous=NORMAL")
             self._db.executescript(_SCHEMA)

@@ -1,10 +1,9 @@
-"""The policy under training: a transformers model inside DeepSpeed. The one file that imports deepspeed.
+"""The policy under training: a transformers model inside DeepSpeed.
 
-Owned by a learner rank. What changes or gathers weights is collective: every rank calls it in the same order.
+Owned by a learner rank. Methods that change or gather weights are collective: every rank calls them in the same order.
 Shapes: K model tokens of a micro-batch.
 """
 
-import shutil
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
@@ -13,16 +12,20 @@ from typing import Any, Literal
 
 import torch
 import torch.distributed as dist
-from deepspeed import initialize
-from deepspeed import zero as deepspeed_zero
 from torch import Tensor
-from transformers import AutoModelForCausalLM, PreTrainedModel
 
 from learner import varlen_attention
 from learner.microbatch import MicroBatch
 from learner.optimizer import GuardedAdamW
+from learner.policy_deepspeed import deepspeed_config, import_deepspeed, zero_stage_of
+from learner.policy_export import export_model
+from learner.policy_logprobs import token_logprobs
 from learner.schedule import learning_rate_factor
 from learner.world import reduce_max, reduce_sums
+from protocol.errors import OperatorError
+
+_STATE = "state"
+_LAYOUT = "layout.txt"
 
 # Sums over a micro-batch's tokens, for metrics; keys that start with "max_" are reduced by maximum.
 Sums = dict[str, float]
@@ -65,25 +68,31 @@ class PolicyEngine:
     """torch.distributed has been initialised by `learner.world.join_world`."""
 
     def __init__(self, settings: PolicySettings) -> None:
+        self._deepspeed = import_deepspeed()
         torch.manual_seed(settings.seed)
-        varlen_attention.register()
         self._settings = settings
         self._world_size = dist.get_world_size()
+        self._zero_stage = zero_stage_of(settings.zero_stage, settings.dtype)
         model = _load_model(settings)
         self.vocab_size = int(model.config.vocab_size)
-        self._is_tied = bool(model.config.tie_word_embeddings)
         parameters = list(model.parameters())
-        optimizer = _make_optimizer(parameters, settings)
+        optimizer = _make_optimizer(parameters, settings, self._zero_stage)
         scheduler = torch.optim.lr_scheduler.LambdaLR(optimizer, _schedule_of(settings))
-        self._engine, *_ = initialize(
+        self._engine, *_ = self._deepspeed.initialize(
             model=model,
             model_parameters=parameters,
             optimizer=optimizer,
             lr_scheduler=scheduler,
-            config=_deepspeed_config(settings),
+            config=deepspeed_config(
+                settings.deepspeed,
+                zero_stage=self._zero_stage,
+                dtype=settings.dtype,
+                max_grad_norm=settings.max_grad_norm,
+                num_parameters=sum(parameter.numel() for parameter in parameters),
+            ),
             dist_init_required=False,
         )
-        self._model: PreTrainedModel = self._engine.module
+        self._model = self._engine.module
         self.device = torch.device(self._engine.device)
 
     def step(
@@ -138,60 +147,65 @@ class PolicyEngine:
 
     def gather(self, parameters: Sequence[Tensor]) -> Any:
         """Return a context in which these parameters are whole on every rank. All ranks enter it together."""
-        return deepspeed_zero.GatheredParameters(list(parameters), enabled=self._settings.zero_stage == 3)
+        return self._deepspeed.zero.GatheredParameters(list(parameters), enabled=self._zero_stage == 3)
 
     def shape_of(self, parameter: Tensor) -> tuple[int, ...]:
         """Return a parameter's whole shape; `parameter.shape` is 0 in ZeRO 3."""
         return tuple(getattr(parameter, "ds_shape", parameter.shape))
 
     def save_state(self, folder: Path) -> None:
-        """Write weights, optimizer and schedule in DeepSpeed's format; every rank writes its part."""
-        self._engine.save_checkpoint(str(folder), tag="state", save_latest=False)
+        """Write weights, optimizer and schedule in DeepSpeed's format; every rank writes its part.
+
+        Raises: OSError or RuntimeError (torch's) when the disk refuses.
+        """
+        self._engine.save_checkpoint(str(folder), tag=_STATE, save_latest=False)
+        if dist.get_rank() == 0:
+            (folder / _LAYOUT).write_text(self._layout() + "\n", encoding="utf-8")
 
     def load_state(self, folder: Path) -> None:
-        """Read what `save_state` wrote. The caller has verified the files: DeepSpeed unpickles them."""
-        self._engine.load_checkpoint(str(folder), tag="state")
+        """Read what `save_state` wrote. The caller has verified the files: DeepSpeed unpickles them.
+
+        Raises: OperatorError when they are of another number of ranks, ZeRO stage or type.
+        """
+        saved = _saved_layout(folder)
+        if saved != self._layout():
+            raise OperatorError(
+                f"{folder} was written with {saved}, and this run has {self._layout()}. "
+                "Resume with the same learner.num_ranks, learner.zero_stage and policy.dtype, "
+                f"or start a new run from the model in {folder.parent / 'model'}."
+            )
+        self._engine.load_checkpoint(str(folder), tag=_STATE)
 
     def export_hf(self, folder: Path) -> None:
         """Write the policy as a Hugging Face model folder (safetensors, config, tokenizer files) from rank 0."""
-        state = {}
-        for name, parameter in self.weights():
-            with self.gather([parameter]):
-                if dist.get_rank() == 0:
-                    state[name] = parameter.detach().to("cpu", copy=True)
-        if dist.get_rank() == 0:
-            if self._is_tied:
-                state["lm_head.weight"] = state["model.embed_tokens.weight"]
-            self._model.save_pretrained(folder, state_dict=state)
-            copy_tokenizer(self._settings.model_dir, folder)
-        dist.barrier()
+        export_model(folder, self._settings.model_dir, self.weights(), self.gather, self._whole_numel)
 
-    def _forward(self, micro_batch: MicroBatch, temperature: float | None = None) -> tuple[Tensor, Tensor]:
+    def _whole_numel(self, parameter: Tensor) -> int:
+        return int(getattr(parameter, "ds_numel", parameter.numel()))
+
+    def _layout(self) -> str:
+        stage, dtype = self._settings.zero_stage, self._settings.dtype
+        return f"learner.num_ranks = {self._world_size}, learner.zero_stage = {stage}, policy.dtype = {dtype}"
+
+    def _forward(
+        self, micro_batch: MicroBatch, temperature: float | None = None, *, with_entropy: bool = True
+    ) -> tuple[Tensor, Tensor]:
         """Return (logprobs [K], entropies [K]), float32; logits exist only where a model token is predicted."""
-        tokens = micro_batch.tokens.to(self.device)
         logits = self._engine(
-            input_ids=tokens,
+            input_ids=micro_batch.tokens.to(self.device),
             position_ids=micro_batch.position_ids.to(self.device),
             logits_to_keep=micro_batch.predict_at.to(self.device),
             segments=varlen_attention.Segments(micro_batch.lengths, self.device),
             use_cache=False,
         ).logits[0]
-        distribution = (logits.float() / (temperature or self._settings.temperature)).log_softmax(-1)
-        logprobs = distribution.gather(-1, micro_batch.targets.to(self.device)[:, None])[:, 0]
-        with torch.no_grad():
-            entropies = -(distribution.exp() * distribution).sum(-1)
-        return logprobs, entropies
+        temperature = temperature or self._settings.temperature
+        return token_logprobs(logits, micro_batch.targets.to(self.device), temperature, with_entropy=with_entropy)
 
 
-def copy_tokenizer(source: Path, target: Path) -> None:
-    """Copy everything that describes a model but its weights and its config."""
-    for path in source.iterdir():
-        is_description = path.suffix in (".json", ".txt", ".model", ".jinja") and not path.name.endswith(".index.json")
-        if path.is_file() and is_description and not (target / path.name).exists():
-            shutil.copyfile(path, target / path.name)
+def _load_model(settings: PolicySettings) -> Any:
+    from transformers import AutoModelForCausalLM
 
-
-def _load_model(settings: PolicySettings) -> PreTrainedModel:
+    varlen_attention.register()
     model = AutoModelForCausalLM.from_pretrained(
         settings.model_dir,
         dtype=getattr(torch, settings.dtype),
@@ -200,13 +214,18 @@ def _load_model(settings: PolicySettings) -> PreTrainedModel:
     )
     if settings.gradient_checkpointing:
         model.gradient_checkpointing_enable({"use_reentrant": False})
+    for module in model.modules():  # dropout would make the ratio of a fresh trajectory differ from 1
+        if isinstance(module, torch.nn.Dropout):
+            module.p = 0.0
+        elif getattr(module, "attention_dropout", 0.0):
+            module.attention_dropout = 0.0
     model.train()
     return model
 
 
-def _make_optimizer(parameters: list[Any], settings: PolicySettings) -> torch.optim.Optimizer:
+def _make_optimizer(parameters: list[Any], settings: PolicySettings, zero_stage: int) -> torch.optim.Optimizer:
     common: dict[str, Any] = {"lr": settings.lr, "betas": settings.betas, "weight_decay": settings.weight_decay}
-    if settings.zero_stage == 0:
+    if zero_stage == 0:
         return GuardedAdamW(parameters, max_grad_norm=settings.max_grad_norm, fused=True, **common)
     return torch.optim.AdamW(parameters, fused=True, **common)
 
@@ -221,22 +240,10 @@ def _schedule_of(settings: PolicySettings) -> Callable[[int], float]:
     )
 
 
-def _deepspeed_config(settings: PolicySettings) -> dict[str, Any]:
-    """Return DeepSpeed's configuration: the user's laid over ours."""
-    config: dict[str, Any] = {
-        "train_micro_batch_size_per_gpu": 1,
-        # Every step() ends an accumulation, however many backward passes came before it: their number varies.
-        "managed_gradient_accumulation": False,
-        # Stage 0 clips in GuardedAdamW, which has to see the norm before it decides.
-        "gradient_clipping": settings.max_grad_norm if settings.zero_stage else 0.0,
-        "zero_optimization": {"stage": settings.zero_stage},
-        "zero_allow_untested_optimizer": True,
-        "zero_force_ds_cpu_optimizer": False,
-        "steps_per_print": 1 << 60,
-    }
-    if settings.dtype == "bfloat16":
-        config["bf16"] = {"enabled": True}
-    return config | dict(settings.deepspeed)
+def _saved_layout(folder: Path) -> str:
+    """Return the layout that rank 0 noted in the checkpoint's folder."""
+    path = folder / _LAYOUT
+    return path.read_text(encoding="utf-8").strip() if path.exists() else "nothing that says its layout"
 
 
 def _merge(sums: Sums, parts: Sums) -> None:

@@ -6,7 +6,6 @@ Placed by `learner.cluster` as an actor, one process per rank. `train` is the ta
 import os
 import time
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
 from pathlib import Path
 
 import torch
@@ -15,11 +14,12 @@ from learner.checkpoint import Checkpoint
 from learner.coordinator_client import CoordinatorClient
 from learner.policy import PolicyEngine, StepResult
 from learner.rank_checkpoint import load_checkpoint, save_checkpoint
+from learner.rank_process import RankPlace, RunPlace
 from learner.rank_push import RankPusher
 from learner.step import StepInputs, prepare_step, step_metrics
 from learner.warm_start import policy_settings, warm_start
 from learner.weight_link import ServerControl
-from learner.world import free_address, join_world
+from learner.world import join_world
 from protocol.channel import DealerChannel
 from protocol.home import load_keys
 from protocol.settings import Settings
@@ -27,58 +27,27 @@ from protocol.settings import Settings
 _EVALUATION_S = 1800.0
 
 
-@dataclass(frozen=True)
-class RankPlace:
-    """Where a rank stands in the learner's world. host, port: of rank 0's store."""
-
-    rank: int
-    world_size: int
-    host: str
-    port: int
-    use_gpus: bool
-
-
-@dataclass(frozen=True)
-class RunPlace:
-    """What a rank needs to reach its run. host: the address under which rank 0 offers weights."""
-
-    run_id: str
-    incarnation: int
-    coordinator_address: str
-    servers: tuple[str, ...]
-    weights_backend: str
-    host: str
-
-
 class LearnerRank:
-    """Call order: offer_address (rank 0), take_place, prepare, train. `progress` may be asked at any time."""
+    """Call order: prepare, train."""
 
     def __init__(
-        self, settings: Settings, folder: Path, model: Path, host: str, reach_server: Callable[[str], ServerControl]
+        self,
+        place: RankPlace,
+        settings: Settings,
+        folder: Path,
+        model: Path,
+        reach_server: Callable[[str], ServerControl],
+        tell: Callable[[str], None],
     ) -> None:
-        """host: this node's address. reach_server: returns the weight controls of a named rollout server."""
+        """reach_server: returns the weight controls of a named rollout server. tell: takes what the rank is at."""
+        self._place = place
         self._settings = settings
         self._folder = folder
         self._model = model
-        self._host = host
         self._reach_server = reach_server
-        self._phase = "starting learner ranks"
-        self._asked_phase = ""
-
-    def offer_address(self) -> tuple[str, int]:
-        """Return the address that the world meets at, of this rank's node."""
-        return free_address(self._host)
-
-    def take_place(self, place: RankPlace) -> None:
-        self._place = place
-        threads = self._settings.learner.num_threads or max(1, (os.cpu_count() or 1) // place.world_size)
+        self._tell = tell
+        threads = settings.learner.num_threads or max(1, (os.cpu_count() or 1) // place.world_size)
         torch.set_num_threads(threads)
-
-    def progress(self) -> tuple[str, bool]:
-        """Return what this rank is at, and whether that changed since it was last asked."""
-        is_moving = self._phase != self._asked_phase
-        self._asked_phase = self._phase
-        return self._phase, is_moving
 
     def prepare(self, checkpoint: Checkpoint | None) -> None:
         """Join the world and bring the policy to where the run starts: its checkpoint, or the (warm-started) model."""
@@ -198,6 +167,3 @@ class LearnerRank:
     def _close(self) -> None:
         self._pusher.close()
         self._channel.close()
-
-    def _tell(self, phase: str) -> None:
-        self._phase = phase

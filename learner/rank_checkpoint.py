@@ -7,7 +7,7 @@ from pathlib import Path
 
 import torch.distributed as dist
 
-from learner.checkpoint import Checkpoint, CheckpointFacts, aside_folder, begin, commit, rotate
+from learner.checkpoint import Checkpoint, aside_folder, begin, commit, rotate
 from learner.coordinator_client import CoordinatorClient
 from learner.policy import PolicyEngine
 from learner.run_folder import CHECKPOINTS, LEDGER, model_digest
@@ -41,7 +41,7 @@ def save_checkpoint(
         ) from None
     if is_first:
         coordinator.save_ledger(aside / LEDGER, step)
-        commit(aside, CheckpointFacts(step, policy_version, folder.name, model_digest(model)))
+        commit(aside, Checkpoint(aside, step, policy_version, folder.name, model_digest(model)))
         rotate(root, keep)
     dist.barrier()
 

@@ -22,6 +22,7 @@ if TYPE_CHECKING:
 
 BOUNDARY = "weight push"
 _LEAVE_S = 5.0
+_LAST_WORDS_S = 0.2
 
 T = TypeVar("T")
 
@@ -226,6 +227,10 @@ class WeightLink:
                 awaited.cancel()
                 raise NeighbourError(BOUNDARY, f"{', '.join(self.names)} did not {state} within {limit_s} s")
         if awaited.exception() is not None:
+            # A server that failed by itself also closes its connection; its own words say more than the closing does.
+            await asyncio.wait({calls}, timeout=_LAST_WORDS_S)
+            if calls.done() and calls.exception() is not None:
+                calls.result()
             raise NeighbourError(
                 BOUNDARY, f"{', '.join(self.names)} did not {state}: {_first_line(awaited.exception())}"
             )

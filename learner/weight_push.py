@@ -159,6 +159,7 @@ class WeightPusher:
     def close(self) -> None:
         """Leave all groups and stop; servers with intact weights go on generating."""
         self._run(_all([link.leave() for link in self._links]))
+        self._run(_cancel_the_rest())
         self._loop.call_soon_threadsafe(self._loop.stop)
         self._thread.join()
         self._loop.close()
@@ -246,6 +247,14 @@ async def _break_off(pushes: Sequence[_Push]) -> None:
 
 async def _all(work: Sequence[Coroutine[Any, Any, T]]) -> list[T | BaseException]:
     return await asyncio.gather(*work, return_exceptions=True)
+
+
+async def _cancel_the_rest() -> None:
+    """Cancel what still waits for servers that hang; their answers are of no use any more."""
+    rest = asyncio.all_tasks() - {asyncio.current_task()}
+    for task in rest:
+        task.cancel()
+    await asyncio.gather(*rest, return_exceptions=True)
 
 
 async def _dropped(link: WeightLink, reason: str) -> None:

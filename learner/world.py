@@ -11,7 +11,7 @@ from datetime import timedelta
 
 import torch
 import torch.distributed as dist
-from torch.distributed.distributed_c10d import TCPStore  # the same class; torch.distributed does not declare it
+from torch.distributed import TCPStore  # type: ignore[attr-defined]  # not declared in its stubs
 
 
 def free_address(host: str) -> tuple[str, int]:

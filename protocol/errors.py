@@ -26,3 +26,7 @@ class NeighbourError(Exception):
         super().__init__(f"{boundary}: {detail}")
         self.boundary = boundary
         self.detail = detail
+
+    def __reduce__(self) -> tuple[type["NeighbourError"], tuple[str, str]]:
+        # Errors cross process borders by their constructor's arguments; Exception would keep the joined text alone.
+        return type(self), (self.boundary, self.detail)

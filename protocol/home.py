@@ -17,7 +17,10 @@ _NO_CLUSTER = "No Sluice cluster runs here. Start one with deploy/start_cluster.
 
 
 class ProcessRecord(BaseModel):
-    """A process of ours: pid and start time together say that it is still the same one."""
+    """A process of ours: pid and start time together say that it is still the same one.
+
+    command: what it was started with; a start that asks for another one replaces it.
+    """
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
@@ -26,6 +29,7 @@ class ProcessRecord(BaseModel):
     started_at: float
     url: str | None
     log: str
+    command: tuple[str, ...] = ()
 
 
 class ClusterState(BaseModel):
@@ -45,7 +49,11 @@ class ClusterState(BaseModel):
 
     def ray_environment(self) -> dict[str, str]:
         """Return the environment variables a process needs before it imports ray, to be let in."""
-        return {"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN_PATH": self.ray_token_file}
+        environment = {"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN_PATH": self.ray_token_file}
+        if self.node_ip == "127.0.0.1":
+            # Otherwise Ray takes 127.0.0.1 for "my address on the network", where a cluster on loopback does not listen.
+            environment["RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER"] = "0"
+        return environment
 
 
 class Keys(NamedTuple):

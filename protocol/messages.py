@@ -191,5 +191,5 @@ class EvalResult(Message, frozen=True, kw_only=True, tag="eval_result"):
 ToCoordinator = (
     Hello | Demand | TrajectoryDone | SampleFailed | Heartbeat | NextBatch | Stepped | Evaluate | EvalPoll | SaveLedger
 )
-ToServer = Lease | Ack | Trained | Refused
+ToServer = Lease | Ack | Trained | Refused | Done
 ToRank = Batch | Wait | Ended | Done | EvalResult | Refused

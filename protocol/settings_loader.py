@@ -21,6 +21,7 @@ from pydantic_settings import (
 from pydantic_settings.exceptions import SettingsError as UnparsableOption
 
 from protocol.errors import SettingsError
+from protocol.home import sluice_home
 from protocol.settings import Section, Settings
 
 
@@ -55,6 +56,10 @@ def save_settings(settings: Settings, path: Path) -> None:
     path.write_text(yaml.safe_dump(settings.model_dump(mode="json"), sort_keys=False), encoding="utf-8")
 
 
+# Files that the cluster makes, such as the quick start's, are named relative to where it keeps them.
+_HOME_VARIABLE = "$SLUICE_HOME"
+
+
 class _OnCommandLine(Settings, BaseSettings):
     """The same settings, read from command-line options only: no environment variable may change a run unseen."""
 
@@ -86,7 +91,8 @@ def _parse_options(options: Sequence[str]) -> dict[str, Any]:
 
 def _read_yaml(path: Path) -> dict[str, Any]:
     try:
-        content = yaml.safe_load(path.read_text(encoding="utf-8"))
+        text = path.read_text(encoding="utf-8").replace(_HOME_VARIABLE, str(sluice_home()))
+        content = yaml.safe_load(text)
     except OSError as error:
         raise SettingsError(
             f"settings: --config {path} cannot be read: {error.strerror}. Give an existing YAML file."

@@ -45,6 +45,8 @@ def _serve(arguments: argparse.Namespace) -> None:
     app: Any = RetrieverService(index, corpus, arguments.index_path.name, limits).app()
     if token is not None:
         app = BearerGate(app, token)
+    # From here on connections wait in the backlog instead of being refused: who reads the line may call at once.
+    listener.listen(1024)
     state = "built" if was_built else "loaded"
     print(f"retriever: {len(corpus)} documents, index {state}, {address_of(listener)}", flush=True)
     config = uvicorn.Config(

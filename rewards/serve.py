@@ -32,6 +32,8 @@ def _serve(arguments: argparse.Namespace) -> None:
     app: Any = RewardService(scorer, name).app()
     if token is not None:
         app = BearerGate(app, token)
+    # From here on connections wait in the backlog instead of being refused: who reads the line may call at once.
+    listener.listen(1024)
     print(f"rewards: {name}, {address_of(listener)}", flush=True)
     config = uvicorn.Config(
         app, log_level="warning", access_log=False, timeout_keep_alive=75, timeout_graceful_shutdown=5

@@ -134,12 +134,17 @@ class Engine:
             llm = AsyncLLM.from_vllm_config(config, disable_log_stats=args.disable_log_stats)
         except RuntimeError as error:
             raise NeighbourError(BOUNDARY, f"vLLM did not start for {spec.model}: {error}") from error
-        return cls(spec, llm)
+        engine = cls(spec, llm)
+        await engine._warm_up()
+        return engine
 
     def __init__(self, spec: EngineSpec, llm: Any) -> None:
         self.spec = spec
         self.policy_version: int | None = None
         self._llm = llm
+        # A seeded request whose prompt is prefilled in parts kills vLLM's engine on CPUs ("CPU Generator does not use
+        # offset"): there the engine's own seed has to do.
+        self._can_seed = spec.weights_backend != "gloo"
         self._tokenizer = llm.get_tokenizer()
         self._num_in_flight = 0
         self._num_output_tokens = 0
@@ -154,6 +159,11 @@ class Engine:
     @property
     def stats(self) -> EngineStats:
         return EngineStats(self._num_in_flight, self._num_output_tokens, self._is_paused)
+
+    @property
+    def tokenizer(self) -> Any:
+        """The model's Hugging Face tokenizer."""
+        return self._tokenizer
 
     def encode(self, text: str) -> list[int]:
         """Return the token ids of `text`, without adding special tokens."""
@@ -176,7 +186,7 @@ class Engine:
         request = _request(prompt_tokens, cache_salt)
         self._num_in_flight += 1
         try:
-            result = await self._finished(request, _sampling_params(sampling), request_id)
+            result = await self._finished(request, _sampling_params(sampling, self._can_seed), request_id)
         finally:
             self._num_in_flight -= 1
         generation = self._generation(result.outputs[0])
@@ -259,6 +269,7 @@ class Engine:
         if llm is not None:
             llm.shutdown(timeout=_SHUTDOWN_S)
             llm.engine_core.resources.ctx.destroy(linger=0)  # vLLM closes its sockets, but not their context
+            llm.shutdown = _nothing  # its __del__ calls it again, which fails noisily while the interpreter ends
 
     async def _update_weights(self, update_info: dict[str, Any]) -> None:
         from vllm.distributed.weight_transfer.base import WeightTransferUpdateRequest
@@ -272,7 +283,12 @@ class Engine:
                 await self._update_weights({"expected_digest": ""})
             self._is_updating = False
 
+    async def _warm_up(self) -> None:
+        """Generate once: vLLM's first request takes seconds on a CPU, which no run's first lease should wait for."""
+        await self._finished(_request([1, 1], "warm-up"), _sampling_params(Sampling(2, 1.0), self._can_seed), "warm-up")
+
     async def _finished(self, request: Mapping[str, Any], params: Any, request_id: str) -> Any:
+        from vllm.exceptions import VLLMClientError
         from vllm.v1.engine.exceptions import EngineDeadError, EngineGenerateError
 
         result = None
@@ -281,7 +297,7 @@ class Engine:
                 result = output
         except (EngineDeadError, EngineGenerateError) as error:
             raise NeighbourError(BOUNDARY, f"request {request_id} died with the engine: {error}") from error
-        except ValueError as error:
+        except (VLLMClientError, ValueError) as error:
             raise NeighbourError(BOUNDARY, f"request {request_id} was refused: {error}") from error
         if result is None:
             raise NeighbourError(BOUNDARY, f"request {request_id} ended without a result")
@@ -323,12 +339,16 @@ def _default_engine_args(spec: EngineSpec) -> dict[str, Any]:
     return defaults
 
 
+def _nothing(timeout: float | None = None) -> None:
+    """Do nothing."""
+
+
 def _request(tokens: Sequence[int], cache_salt: str) -> dict[str, Any]:
     """Return tokens in the form that vLLM takes without rendering or tokenising anything."""
     return {"type": "token", "prompt_token_ids": list(tokens), "cache_salt": cache_salt}
 
 
-def _sampling_params(sampling: Sampling) -> Any:
+def _sampling_params(sampling: Sampling, can_seed: bool) -> Any:
     from vllm import SamplingParams
     from vllm.sampling_params import RequestOutputKind
 
@@ -338,7 +358,7 @@ def _sampling_params(sampling: Sampling) -> Any:
         top_p=1.0 if sampling.greedy else sampling.top_p,
         stop=list(sampling.stop) or None,
         include_stop_str_in_output=True,
-        seed=sampling.seed,
+        seed=sampling.seed if can_seed else None,
         logprobs=0,
         flat_logprobs=True,
         output_kind=RequestOutputKind.FINAL_ONLY,

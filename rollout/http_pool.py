@@ -16,7 +16,7 @@ _KEEPALIVE_S = 4.0
 
 
 class HttpPool:
-    """Lends clients, the one used last first, so that few connections stay warm. It never refuses: callers hold slots."""
+    """Lends clients, the one used last first, so that few stay warm. It never refuses: callers hold slots."""
 
     def __init__(self, connect_timeout_s: float) -> None:
         # The caller bounds the attempt as a whole.

@@ -64,7 +64,7 @@ class ScriptedEngine:
         self.calls: list[str] = []
         self.requests: list[tuple[str, Sampling, str, str]] = []
         self.is_slow = False
-        self._write = write
+        self.write = write
         self._released = asyncio.Event()
         self._num_in_flight = 0
         self._num_output_tokens = 0
@@ -94,7 +94,7 @@ class ScriptedEngine:
             await (self._released.wait() if self.is_slow else asyncio.sleep(0))
         finally:
             self._num_in_flight -= 1
-        generation = _generation(self._write(context), sampling, self.policy_version)
+        generation = _generation(self.write(context), sampling, self.policy_version)
         self._num_output_tokens += len(generation.tokens)
         return generation
 

@@ -18,7 +18,7 @@ from deploy.quickstart.questions import ASKED, CODES, Question, one_hop, two_hop
 
 POLICY_WEIGHT = 1.0
 PASSAGE_WEIGHT = 0.3
-KIND_WEIGHTS = (10, 65, 10, 15)  # in ASKED's order: names and codes of subdivisions are the hardest to copy
+KIND_WEIGHTS = (25, 35, 10, 30)  # of one-hop demonstrations, in ASKED's order
 
 
 @dataclass(frozen=True)
@@ -27,10 +27,10 @@ class Recipe:
 
     num_rows: int = 32_000  # 1,000 steps of 32
     invented_share: float = 0.7
-    two_hop_share: float = 0.2
+    two_hop_share: float = 0.25
     careless_from: float = 0.88  # of num_rows
-    guess_share: float = 0.35  # answers without a search
-    wrong_field_share: float = 0.25  # reads another field of the right passage
+    guess_share: float = 0.30  # answers without a search
+    wrong_field_share: float = 0.30  # reads another field of the right passage
     bad_query_share: float = 0.0  # searches for another entity than the one asked about
 
 

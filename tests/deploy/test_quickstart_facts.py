@@ -73,7 +73,7 @@ def test_a_two_hop_question_asks_for_a_code_of_the_country() -> None:
         "country-AD", "country", "Andorra", (("alpha-2", "AD"), ("alpha-3", "AND"), ("numeric", "020")), "AD"
     )
     parish = Entity("s", "subdivision", "Canillo", (("code", "AD-02"), ("type", "parish"), ("in", "Andorra")), "AD")
-    asked = questions([country, parish], {"country-AD", "s"}, 0.375, random.Random(0))
+    asked = questions([country, parish], {"country-AD", "s"}, 3 / 7, random.Random(0))
     two_hops = sorted((q.prompt, q.label) for q in asked if q.kind == "two_hop")
     assert two_hops == [
         ("What is the alpha-2 code of the country of the subdivision Canillo?", "AD"),

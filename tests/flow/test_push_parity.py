@@ -142,8 +142,8 @@ async def test_a_wrong_digest_is_refused_and_nothing_is_served_until_the_next_pu
     with pytest.raises(NeighbourError, match="serves nothing: its weights were not verified"):
         await pair.generate(5, 4)
     await asyncio.to_thread(pusher.close)
-    pair.pusher.set_servers([])
-    pair.pusher.set_servers([pair.server])
+    await asyncio.to_thread(pair.pusher.set_servers, [])
+    await asyncio.to_thread(pair.pusher.set_servers, [pair.server])
     again = await pair.push()
     fresh = await pair.generate(6, 32)
 
@@ -180,4 +180,5 @@ def learner_logprobs(model: Qwen2ForCausalLM, tokens: list[int], temperature: fl
     """Return the plain transformers logprobs of tokens[1:]."""
     with torch.no_grad():
         logits = model(torch.tensor([tokens])).logits[0, :-1].float() / temperature
-    return logits.log_softmax(-1).gather(1, torch.tensor(tokens[1:])[:, None])[:, 0]
+    logprobs: torch.Tensor = logits.log_softmax(-1).gather(1, torch.tensor(tokens[1:])[:, None])[:, 0]
+    return logprobs

@@ -11,7 +11,7 @@ import numpy as np
 from protocol import messages as m
 from protocol.trajectory import Trajectory, TrajectoryFacts, VersionSpan
 
-STAMP = {"run_id": "r1", "incarnation": 2}
+STAMP: dict[str, Any] = {"run_id": "r1", "incarnation": 2}
 
 
 def example_facts(**changes: Any) -> TrajectoryFacts:

@@ -1,6 +1,7 @@
-"""Writes golden/TAG.hex, one line of hex per frame, for the example of every message: `python -m tests.protocol.make_golden`.
+"""Writes golden/TAG.hex, one line of hex per frame, for the example of every message.
 
-Run it only when SCHEMA_VERSION was raised or a field with a default was added; the difference is then part of the review.
+`python -m tests.protocol.make_golden`: only when SCHEMA_VERSION was raised or a field with a default was added. The
+difference is then part of the review.
 """
 
 from pathlib import Path

@@ -170,8 +170,7 @@ _leaf = st.none() | st.booleans() | st.integers(-(2**63), 2**64 - 1) | st.floats
 def test_decode_raises_nothing_but_frame_errors_on_wrong_types(tag: str, fields: dict[str, object]) -> None:
     body = msgspec.to_builtins(EXAMPLES[tag][0]) | fields
     try:
-        message, _ = COORDINATOR.decode([msgspec.msgpack.encode(body)])
+        outcome: object = COORDINATOR.decode([msgspec.msgpack.encode(body)])[0]
     except FrameError as error:
-        assert error.path.startswith("$")
-    else:
-        assert isinstance(message, m.Message)
+        outcome = error.path
+    assert isinstance(outcome, m.Message) or str(outcome).startswith("$")

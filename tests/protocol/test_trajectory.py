@@ -21,7 +21,8 @@ def refusal(trajectory: Trajectory) -> tuple[str, str]:
 
 def with_arrays(**arrays: list[float]) -> Trajectory:
     kinds: dict[str, Any] = {"tokens": np.int32, "behaviour_logprobs": np.float32, "loss_mask": np.uint8}
-    return replace(example_trajectory(), **{name: np.array(v, kinds[name]) for name, v in arrays.items()})
+    changed: dict[str, Any] = {name: np.array(values, kinds[name]) for name, values in arrays.items()}
+    return replace(example_trajectory(), **changed)
 
 
 def test_from_buffers_returns_what_to_buffers_wrote() -> None:
@@ -42,7 +43,7 @@ def test_to_buffers_is_little_endian() -> None:
 
 def test_to_buffers_converts_wider_arrays() -> None:
     wide = example_trajectory()
-    wide = replace(wide, tokens=wide.tokens.astype(np.int64), behaviour_logprobs=wide.behaviour_logprobs.astype(float))  # type: ignore[arg-type]
+    wide = replace(wide, tokens=wide.tokens.astype(np.int64), behaviour_logprobs=wide.behaviour_logprobs.astype(float))
     assert wide.to_buffers() == example_trajectory().to_buffers()
 
 
@@ -156,8 +157,7 @@ def test_check_refuses_spans_over_an_observation() -> None:
 def test_from_buffers_raises_nothing_but_frame_errors_on_noise(buffers: list[bytes], n: int, prompt: int) -> None:
     facts = example_facts(num_tokens=n, num_prompt_tokens=prompt)
     try:
-        trajectory = Trajectory.from_buffers(facts, buffers)
+        outcome: object = int(Trajectory.from_buffers(facts, buffers).loss_mask.sum())
     except FrameError as error:
-        assert error.path.startswith("$.trajectory")
-    else:
-        assert trajectory.loss_mask.sum() == 3
+        outcome = error.path
+    assert outcome == 3 or str(outcome).startswith("$.trajectory")

@@ -5,6 +5,7 @@ import os
 import re
 import signal
 import subprocess
+import sys
 from collections.abc import AsyncIterator
 from pathlib import Path
 
@@ -14,7 +15,7 @@ import pytest_asyncio
 
 from protocol.errors import NeighbourError
 from rollout.engine import Engine, EngineSpec, Sampling
-from tests.tiny_models import make_tiny_model
+from tests.tiny_models import TAGS, make_tiny_model
 
 pytestmark = [
     pytest.mark.stack,
@@ -34,7 +35,7 @@ async def engine(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Engi
 
 
 async def test_engine_refuses_to_generate_before_its_weights_have_a_version(engine: Engine) -> None:
-    with pytest.raises(NeighbourError, match="^engine: serves nothing: its weights were not verified"):
+    with pytest.raises(NeighbourError, match=r"^engine: serves nothing: its weights were not verified"):
         await engine.generate(PROMPT, Sampling(4, 1.0), "unsynced", "0")
 
 
@@ -61,15 +62,28 @@ async def test_greedy_generations_are_equal(engine: Engine) -> None:
 
 async def test_stop_string_is_kept_and_ends_the_generation(engine: Engine) -> None:
     await engine.serve_loaded_weights(3)
-    free = await engine.generate(PROMPT, Sampling(40, 1.0, seed=7), "free", "3")
-    letter = next(character for character in free.text[3:] if character.isascii() and character.isprintable())
-    stopped = await engine.generate(PROMPT, Sampling(40, 1.0, stop=(letter,), seed=7), "stopped", "3")
+    free = await engine.generate(PROMPT, Sampling(60, 1.0, seed=7), "free", "3")
+    texts = [engine.decode([token]) for token in free.tokens]
+    letter = next(text for text in texts[3:] if len(text) == 1 and text.isascii() and text.isalnum())
+    stopped = await engine.generate(PROMPT, Sampling(60, 1.0, stop=(letter,), seed=7), "stopped", "3")
 
-    assert stopped.text == free.text[: free.text.index(letter) + 1]
-    assert stopped.tokens == free.tokens[: len(stopped.tokens)]
-    assert len(stopped.logprobs) == len(stopped.tokens)
-    assert stopped.version_spans == ((0, len(stopped.tokens), 3),)
+    num_tokens = next(index for index, text in enumerate(texts) if letter in text) + 1
+    assert stopped.tokens == free.tokens[:num_tokens]
+    assert len(stopped.logprobs) == num_tokens
+    assert stopped.version_spans == ((0, num_tokens, 3),)
     assert (stopped.finish_reason, stopped.stop_string) == ("stop", letter)
+
+
+async def test_token_that_a_stop_string_ends_inside_is_kept_whole(engine: Engine) -> None:
+    await engine.serve_loaded_weights(3)
+    for seed in range(100):  # until one of the four tags comes up before any other "<"
+        stopped = await engine.generate(PROMPT, Sampling(200, 1.0, stop=("<",), seed=seed), f"inside-{seed}", "3")
+        if stopped.text.endswith(">"):
+            break
+
+    assert stopped.stop_string == "<"
+    assert engine.decode(stopped.tokens[-1:]) in TAGS
+    assert stopped.text == engine.decode(stopped.tokens)
 
 
 async def test_cancelled_generation_leaves_the_engine(engine: Engine) -> None:
@@ -88,7 +102,7 @@ async def test_cancelled_generation_leaves_the_engine(engine: Engine) -> None:
 
 async def test_prompt_longer_than_the_window_is_refused_by_name(engine: Engine) -> None:
     await engine.serve_loaded_weights(3)
-    with pytest.raises(NeighbourError, match="request too-long was refused: .*512"):
+    with pytest.raises(NeighbourError, match=r"request too-long was refused: .*512"):
         await engine.generate([20] * 600, Sampling(4, 1.0), "too-long", "3")
 
 
@@ -140,8 +154,46 @@ async def test_death_of_the_engine_process_is_noticed_at_once(tmp_path: Path) ->
         if "EngineCor" in " ".join(process.cmdline()):
             os.kill(process.pid, signal.SIGKILL)
     async with asyncio.timeout(5.0):
-        with pytest.raises(NeighbourError, match="^engine: request dying died with the engine"):
+        with pytest.raises(NeighbourError, match=r"^engine: request dying died with the engine"):
             await task
 
     assert not engine.is_alive
     engine.shutdown()
+
+
+async def test_engine_process_ends_when_its_server_is_killed(tmp_path: Path) -> None:
+    folder = make_tiny_model(tmp_path / "model", tied=True)
+    script = tmp_path / "server.py"
+    script.write_text(_SERVER)
+    command = [sys.executable, "-W", "ignore", str(script), str(folder)]
+    server = await asyncio.create_subprocess_exec(*command, stdout=asyncio.subprocess.PIPE, env=_environment())
+    assert server.stdout is not None
+    async with asyncio.timeout(180.0):
+        while b"started" not in (line := await server.stdout.readline()):
+            assert line, "the server ended before it had started"
+    children = [child for child in psutil.Process(server.pid).children(recursive=True) if "EngineCor" in child.name()]
+    server.kill()
+    await server.wait()
+    _, alive = psutil.wait_procs(children, timeout=10.0)
+
+    assert len(children) == 1
+    assert alive == []
+
+
+_SERVER = """
+import asyncio, sys
+from rollout.engine import Engine, EngineSpec
+
+async def serve():
+    engine = await Engine.start(EngineSpec(sys.argv[1], "float32", 1, 0, 512, False, "gloo"))
+    print("started", engine.is_alive, flush=True)
+    await asyncio.sleep(600)
+
+if __name__ == "__main__":
+    asyncio.run(serve())
+"""
+
+
+def _environment() -> dict[str, str]:
+    root = str(Path(__file__).parents[2])
+    return {**os.environ, "PYTHONPATH": root}

@@ -2,6 +2,7 @@
 
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -41,5 +42,5 @@ def test_fingerprint_changes_with_the_tokenizer(spec: EngineSpec) -> None:
     [{"dtype": "bfloat16"}, {"max_model_len": 1024}, {"engine_args": {"max_num_seqs": 32}}, {"seed": 1}],
     ids=["dtype", "max_model_len", "engine_args", "seed"],
 )
-def test_fingerprint_changes_with_a_setting(spec: EngineSpec, change: dict[str, object]) -> None:
+def test_fingerprint_changes_with_a_setting(spec: EngineSpec, change: dict[str, Any]) -> None:
     assert replace(spec, **change).fingerprint() != spec.fingerprint()

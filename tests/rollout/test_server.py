@@ -267,7 +267,7 @@ async def test_process_ends_when_its_session_is_wrong(stage: Stage) -> None:
     def write(context: str) -> str:
         raise ZeroDivisionError
 
-    stage.engine._write = write
+    stage.engine.write = write
     await stage.server.attach(stage.run())
     await _push(stage.server, 1)
     await stage.coordinator.welcome()

@@ -1,0 +1,102 @@
+"""A cluster started and stopped as a user does it, by command; for the tests of this room."""
+
+import os
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from protocol.home import ClusterState
+from protocol.listen import bind
+
+TINY_SERVER = """
+import os, sys
+from protocol.errors import NeighbourError
+from protocol.run_spec import EngineRequest
+from rollout.engine import EngineSpec
+
+
+class TinyServer:
+    def __init__(self, name, spec):
+        self.name, self.is_started = name, False
+        self.spec = EngineSpec(**EngineRequest.model_validate(spec).model_dump())
+
+    async def start(self):
+        if self.spec.seed == 13:
+            print("the engine's own words", file=sys.stderr, flush=True)
+            raise NeighbourError("engine", "unlucky")
+        if self.spec.seed == 14:
+            os._exit(3)
+        self.is_started = True
+
+    async def describe(self):
+        return {"name": self.name, "fingerprint": self.spec.fingerprint(), "is_alive": self.is_started}
+
+    async def stop(self):
+        self.is_started = False
+
+    async def die(self):
+        os._exit(1)
+"""
+
+
+def free_port() -> int:
+    listener = bind("test", "127.0.0.1", 0)
+    port: int = listener.getsockname()[1]
+    listener.close()
+    return port
+
+
+class RunningCluster:
+    """Everything of it is in `folder`; its servers can import the module tiny_server from there."""
+
+    def __init__(self, folder: Path) -> None:
+        self.home = folder / "home"
+        self.ray_port, self.retriever_port, self.reward_port = free_port(), free_port(), free_port()
+        self.corpus = folder / "corpus.jsonl"
+        self.corpus.write_text('{"id": "a", "contents": "\\"Belarus\\"\\ncountry; alpha-2 BY."}\n', encoding="utf-8")
+        (folder / "tiny_server.py").write_text(TINY_SERVER, encoding="utf-8")
+        self._environment = {
+            **os.environ,
+            "SLUICE_HOME": str(self.home),
+            "PYTHONPATH": f"{folder}{os.pathsep}{os.environ.get('PYTHONPATH', '')}",
+            "COLUMNS": "200",
+        }
+
+    @property
+    def state(self) -> ClusterState:
+        return ClusterState.model_validate_json((self.home / "cluster.json").read_bytes())
+
+    @property
+    def pids(self) -> dict[str, int]:
+        return {record.name: record.pid for record in self.state.processes}
+
+    def start(self, *options: str) -> "subprocess.CompletedProcess[str]":
+        ports = ["--ray-port", str(self.ray_port), "--retriever-port", str(self.retriever_port)]
+        ports += ["--reward-port", str(self.reward_port)]
+        return self._run("start", *ports, "--corpus-path", str(self.corpus), *options)
+
+    def stop(self) -> "subprocess.CompletedProcess[str]":
+        return self._run("stop")
+
+    def status(self) -> "subprocess.CompletedProcess[str]":
+        return self._run("status")
+
+    @contextmanager
+    def connected(self) -> Iterator[None]:
+        """Be a driver of this cluster within the block."""
+        os.environ |= self.state.ray_environment()
+        from deploy.cluster_fleet import connected
+
+        with connected(self.state.ray_address):
+            yield
+
+    def _run(self, verb: str, *options: str) -> "subprocess.CompletedProcess[str]":
+        return subprocess.run(
+            [sys.executable, "-m", "deploy.cluster", verb, *options],
+            capture_output=True,
+            text=True,
+            timeout=200,
+            env=self._environment,
+        )

@@ -1,0 +1,138 @@
+"""deploy/setup.sh: what is missing is said in one sentence; a finished set-up is found at once."""
+
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[2]
+
+
+@pytest.fixture
+def clone(tmp_path: Path) -> Path:
+    """Return a folder with what set-up reads, and a bin/ for a PATH of its own."""
+    folder = tmp_path / "clone"
+    (folder / "deploy").mkdir(parents=True)
+    for name in ("deploy/setup.sh", "deploy/pip_settings.py", "pyproject.toml", "requirements-cpu.lock"):
+        shutil.copy(ROOT / name, folder / name)
+    tools = tmp_path / "bin"
+    tools.mkdir()
+    for tool in (
+        "bash",
+        "dirname",
+        "grep",
+        "cat",
+        "sha256sum",
+        "cut",
+        "df",
+        "awk",
+        "mkdir",
+        "flock",
+        "rm",
+        "tr",
+        "env",
+    ):
+        (tools / tool).symlink_to(str(shutil.which(tool)))
+    return folder
+
+
+def set_up(clone: Path, **environment: str) -> "subprocess.CompletedProcess[str]":
+    path = environment.pop("PATH", str(clone.parent / "bin"))
+    return subprocess.run(
+        ["bash", str(clone / "deploy" / "setup.sh")],
+        capture_output=True,
+        text=True,
+        timeout=120,
+        env={"PATH": path, "HOME": str(clone), **environment},
+    )
+
+
+def offer(clone: Path, name: str, text: str) -> None:
+    tool = clone.parent / "bin" / name
+    tool.write_text(f"#!/usr/bin/env bash\n{text}\n", encoding="utf-8")
+    tool.chmod(0o755)
+
+
+def test_missing_python_is_said_with_what_was_found(clone: Path) -> None:
+    offer(clone, "python3", 'if [[ $1 == --version ]]; then echo "Python 3.9.2"; else exit 1; fi')
+    refused = set_up(clone)
+    assert (refused.returncode, refused.stderr) == (
+        1,
+        "setup: Python 3.11 is needed; found Python 3.9.2. Install it, or name it in SLUICE_PYTHON.\n",
+    )
+
+
+def test_missing_compiler_is_said(clone: Path) -> None:
+    refused = set_up(clone, SLUICE_PYTHON=sys.executable)
+    assert (refused.returncode, refused.stderr) == (
+        1,
+        "setup: a C++ compiler is needed, and g++ is not on PATH. Install it (Debian: g++).\n",
+    )
+
+
+def test_full_disk_is_said_before_anything_is_made(clone: Path) -> None:
+    offer(clone, "g++", "exit 0")
+    (clone.parent / "bin" / "df").unlink()
+    offer(clone, "df", 'printf "Filesystem x\\nroot 9 8 1048576 9%% /\\n"')
+    refused = set_up(clone, SLUICE_PYTHON=sys.executable)
+    message = f"setup: {clone} has 1 GiB free, and the packages need 6 GiB. Free some space.\n"
+    assert (refused.returncode, refused.stderr) == (1, message)
+    assert not (clone / ".venv").exists()
+
+
+def test_index_out_of_reach_is_said(clone: Path) -> None:
+    offer(clone, "g++", "exit 0")
+    offer(clone, "uv", 'echo "error: Request failed: error sending request for url" >&2; exit 2')
+    refused = set_up(clone, SLUICE_PYTHON=sys.executable)
+    assert refused.returncode == 1
+    assert refused.stderr == (
+        "setup: the package index is out of reach (see .venv/setup.log). "
+        "Check the network, or name a mirror in PIP_INDEX_URL.\n"
+    )
+    assert not (clone / ".venv" / ".stamp").exists()
+
+
+def test_uv_gets_the_lock_pips_settings_and_the_project(clone: Path) -> None:
+    offer(clone, "g++", "exit 0")
+    offer(clone, "uv", f'echo "$UV_FIND_LINKS $*" >>{clone}/calls')
+    done = set_up(clone, SLUICE_PYTHON=sys.executable, PIP_FIND_LINKS="/somewhere")
+    assert done.returncode == 0, done.stderr
+    pip = "/somewhere pip install --python .venv/bin/python"
+    assert (clone / "calls").read_text(encoding="utf-8").splitlines() == [
+        f"{pip} --no-deps --dry-run --quiet torch==2.13.0+cpu",
+        f"{pip} --quiet --no-deps --requirement requirements-cpu.lock",
+        f"{pip} --quiet --no-deps --no-build-isolation --editable .",
+    ]
+    again = set_up(clone, SLUICE_PYTHON=sys.executable)
+    assert (again.returncode, again.stdout, again.stderr) == (0, "", "")
+    assert len((clone / "calls").read_text(encoding="utf-8").splitlines()) == 3
+
+
+def test_torch_comes_from_pytorchs_index_when_the_users_indices_have_none(clone: Path) -> None:
+    offer(clone, "g++", "exit 0")
+    offer(clone, "uv", f'echo "$*" >>{clone}/calls; [[ $* != *--dry-run* ]]')
+    assert set_up(clone, SLUICE_PYTHON=sys.executable).returncode == 0
+    assert "--index https://download.pytorch.org/whl/cpu --requirement" in (clone / "calls").read_text(encoding="utf-8")
+
+
+def test_changed_lock_is_installed_again(clone: Path) -> None:
+    offer(clone, "g++", "exit 0")
+    offer(clone, "uv", f'echo "$*" >>{clone}/calls')
+    set_up(clone, SLUICE_PYTHON=sys.executable)
+    with open(clone / "requirements-cpu.lock", "a", encoding="utf-8") as lock:
+        lock.write("another==1.0\n")
+    assert "installing requirements-cpu.lock" in set_up(clone, SLUICE_PYTHON=sys.executable).stdout
+
+
+@pytest.mark.skipif(os.geteuid() == 0, reason="root may write everywhere")
+def test_folder_that_cannot_be_written_is_said(clone: Path) -> None:
+    offer(clone, "g++", "exit 0")
+    clone.chmod(0o555)
+    refused = set_up(clone, SLUICE_PYTHON=sys.executable)
+    assert (refused.returncode, refused.stderr) == (
+        1,
+        f"setup: {clone} cannot be written. Work in a clone of your own.\n",
+    )

@@ -1,0 +1,29 @@
+"""pip's settings as uv's: every form that pip writes them in."""
+
+from deploy.pip_settings import read_settings, uv_settings
+
+
+def test_environment_goes_over_pip_conf() -> None:
+    listing = "global.index-url='https://a/simple'\n:env:.index-url='https://b/simple'\n"
+    assert read_settings(listing) == {"index-url": "https://b/simple"}
+
+
+def test_other_commands_sections_are_left_out() -> None:
+    assert read_settings("download.index-url='https://a/simple'\n") == {}
+
+
+def test_lists_are_separated_as_uv_wants_them() -> None:
+    settings = {"extra-index-url": "\nhttps://a/simple\nhttps://b/simple", "find-links": "/x /y"}
+    assert uv_settings(settings) == {"UV_INDEX": "https://a/simple https://b/simple", "UV_FIND_LINKS": "/x,/y"}
+
+
+def test_flag_is_passed_on_when_it_is_set() -> None:
+    assert uv_settings({"no-index": "true"}) == {"UV_NO_INDEX": "1"}
+    assert uv_settings({"no-index": "false"}) == {}
+
+
+def test_index_and_certificate_keep_their_values() -> None:
+    assert uv_settings({"index-url": "https://a/simple", "cert": "/c.pem"}) == {
+        "UV_DEFAULT_INDEX": "https://a/simple",
+        "SSL_CERT_FILE": "/c.pem",
+    }

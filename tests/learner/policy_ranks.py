@@ -1,0 +1,167 @@
+"""One rank of a small learner world, run by test_policy_ranks: `python policy_ranks.py RANK WORLD_SIZE PORT FOLDER`.
+
+For each ZeRO stage it steps on the same seven trajectories, then goes through what must leave the weights alone, saves,
+loads and exports. Rank 0 writes what it found to FOLDER/ranks_WORLD_SIZE.pt.
+"""
+
+import sys
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from learner.microbatch import MicroBatch, Sample, make_micro_batch
+from learner.packing import plan_step
+from learner.policy import PolicyEngine, PolicySettings
+from learner.world import join_world
+from protocol.errors import OperatorError
+
+LENGTHS = (5, 31, 12, 12, 24, 40, 9)
+VOCAB = 272
+Loss = Callable[[Tensor, Tensor, MicroBatch], tuple[Tensor, dict[str, float]]]
+
+
+def trajectories() -> list[Sample]:
+    """Return seven random trajectories with masked parts inside."""
+    rng = np.random.default_rng(7)
+    samples = []
+    for length in LENGTHS:
+        mask = rng.random(length) < 0.7
+        mask[:2], mask[-1] = False, True
+        samples.append(
+            Sample(
+                rng.integers(0, VOCAB, length).astype(np.int32),
+                mask,
+                np.where(mask, rng.normal(-5.0, 0.5, length), 0.0).astype(np.float32),
+                float(rng.normal()),
+            )
+        )
+    return samples
+
+
+def loss(logprobs: Tensor, entropies: Tensor, micro_batch: MicroBatch) -> tuple[Tensor, dict[str, float]]:
+    ratio = (logprobs - micro_batch.behaviour_logprobs).clamp(-20.0, 20.0).exp()
+    sums = {"entropy": float(entropies.sum()), "max_ratio": float(ratio.max()) if len(ratio) else 0.0}
+    return -(ratio * micro_batch.advantages).sum(), sums
+
+
+def settings(model: Path, zero_stage: int) -> PolicySettings:
+    return PolicySettings(
+        model_dir=model,
+        dtype="float32",
+        zero_stage=zero_stage,
+        lr=1e-3,
+        betas=(0.9, 0.95),
+        weight_decay=0.01,
+        max_grad_norm=1.0,
+        warmup_steps=2,
+        total_steps=10,
+        min_lr_ratio=0.1,
+        schedule="linear",
+        seed=0,
+    )
+
+
+class Rank:
+    """What one rank does with one ZeRO stage."""
+
+    def __init__(self, model: Path, zero_stage: int, folder: Path) -> None:
+        self.rank, self.world_size = dist.get_rank(), dist.get_world_size()
+        self.stage, self.folder = zero_stage, folder
+        self.policy = PolicyEngine(settings(model, zero_stage))
+
+    def step(self, samples: list[Sample], micro_batch_tokens: int, loss_function: Loss = loss) -> object:
+        plan = plan_step([len(s.tokens) for s in samples], self.world_size, micro_batch_tokens)[self.rank]
+        parts = [make_micro_batch([samples[i] for i in part]) for part in plan]
+        total = sum(int(s.loss_mask.sum()) for s in samples)
+        return self.policy.step(parts, loss_function, total)
+
+    def weights(self) -> dict[str, Tensor]:
+        found = {}
+        for name, parameter in self.policy.weights():
+            with self.policy.gather([parameter]):
+                found[name] = parameter.detach().clone()
+        return found
+
+    def moments(self) -> dict[str, Tensor]:
+        """Return AdamW's first moments: after one step, the clipped gradient times 0.1."""
+        from deepspeed.utils import safe_get_full_optimizer_state
+
+        found = {}
+        for name, parameter in self.policy.weights():
+            if self.stage == 0:
+                found[name] = self.policy._engine.optimizer.state[parameter]["exp_avg"].clone()
+            else:
+                found[name] = safe_get_full_optimizer_state(parameter, "exp_avg").clone()
+        return found
+
+    def run(self) -> dict[str, object]:
+        samples = trajectories()
+        found: dict[str, object] = {}
+        probe = make_micro_batch(samples[:3])
+        found["logprobs"] = self.policy.logprobs(probe)
+        found["first"] = self.step(samples, micro_batch_tokens=50)
+        found["moments"] = self.moments()
+        found["weights"] = self.weights()
+        found["refused"] = self.refuse(samples)
+        found["second"] = self.step(samples, micro_batch_tokens=90)
+        found["few"] = self.step(samples[:1], micro_batch_tokens=90)
+        state = self.folder / f"state_{self.world_size}_{self.stage}"
+        self.policy.save_state(state)
+        self.policy.export_hf(self.folder / f"export_{self.world_size}_{self.stage}")
+        saved = self.weights()
+        after_save = self.step(samples, micro_batch_tokens=50)
+        further = self.weights()
+        self.policy.load_state(state)
+        found["loads"] = same(saved, self.weights())
+        again = self.step(samples, micro_batch_tokens=50)
+        found["resumes"] = same(further, self.weights()) and after_save == again
+        found["saved"] = saved
+        self.policy._settings = replace(self.policy._settings, dtype="bfloat16")
+        try:
+            self.policy.load_state(state)
+        except OperatorError as error:
+            found["other_layout"] = str(error)
+        return found
+
+    def refuse(self, samples: list[Sample]) -> dict[str, object]:
+        """Take steps with one bad number on one rank; return what each reported and whether all bits stayed."""
+        weights, moments = self.weights(), self.moments()
+        broken = np.full(LENGTHS[0], np.nan, np.float32)
+        bad_sample = replace(samples[0], behaviour_logprobs=broken)
+
+        def infinite(logprobs: Tensor, entropies: Tensor, micro_batch: MicroBatch) -> tuple[Tensor, dict[str, float]]:
+            value, sums = loss(logprobs, entropies, micro_batch)
+            return (value + float("inf") if self.rank == self.world_size - 1 else value), sums
+
+        outcomes = {
+            "nan_gradient": self.step([bad_sample, *samples[1:]], 50),
+            "infinite_loss": self.step(samples, 50, infinite),
+        }
+        applied = {name: outcome.applied for name, outcome in outcomes.items()}
+        return {"applied": applied, "intact": same(weights, self.weights()) and same(moments, self.moments())}
+
+
+def same(left: dict[str, Tensor], right: dict[str, Tensor]) -> bool:
+    return left.keys() == right.keys() and all(torch.equal(left[name], right[name]) for name in left)
+
+
+def main() -> None:
+    rank, world_size, port, folder = int(sys.argv[1]), int(sys.argv[2]), int(sys.argv[3]), Path(sys.argv[4])
+    torch.set_num_threads(1)
+    join_world(rank, world_size, "127.0.0.1", port, 120.0)
+    found = {}
+    for stage in (0, 2, 3):
+        found[stage] = Rank(folder / "model", stage, folder).run()
+    if rank == 0:
+        torch.save(found, folder / f"ranks_{world_size}.pt")
+    dist.barrier()
+    dist.destroy_process_group()
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,142 @@
+"""DeepSpeed for real: one and two ranks in processes of their own, ZeRO 0, 2 and 3, one start of each world."""
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import load_file
+from transformers import AutoModelForCausalLM, AutoTokenizer
+
+from learner.world import free_address
+from tests.learner import policy_ranks
+from tests.tiny_models import make_tiny_model
+
+pytestmark = pytest.mark.stack
+STAGES = (0, 2, 3)
+WORLDS = (1, 2)
+CASES = [(world_size, stage) for world_size in WORLDS for stage in STAGES]
+Found = dict[int, dict[int, dict[str, Any]]]
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("ranks")
+    make_tiny_model(folder / "model", tied=True, hidden_size=64)
+    return folder
+
+
+@pytest.fixture(scope="module")
+def found(folder: Path) -> Found:
+    """Return [ranks][ZeRO stage] -> what policy_ranks found on rank 0."""
+    return {world_size: run_world(world_size, folder) for world_size in WORLDS}
+
+
+def run_world(world_size: int, folder: Path) -> dict[int, dict[str, Any]]:
+    _, port = free_address("127.0.0.1")
+    root = Path(__file__).parents[2]
+    environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(root)}
+    logs = [folder / f"log_{world_size}_{rank}" for rank in range(world_size)]
+    ranks = []
+    for rank, log in enumerate(logs):
+        command = [sys.executable, policy_ranks.__file__, str(rank), str(world_size), str(port), str(folder)]
+        with log.open("wb") as file:
+            ranks.append(subprocess.Popen(command, env=environment, cwd=root, stdout=file, stderr=subprocess.STDOUT))
+    try:
+        codes = [rank.wait(timeout=280) for rank in ranks]
+    finally:
+        for rank in ranks:
+            rank.kill()
+            rank.wait()
+    assert codes == [0] * world_size, "\n".join(log.read_text()[-3000:] for log in logs)
+    result: dict[int, dict[str, Any]] = torch.load(folder / f"ranks_{world_size}.pt", weights_only=False)
+    return result
+
+
+def flat(tensors: dict[str, torch.Tensor]) -> torch.Tensor:
+    return torch.cat([tensors[name].flatten() for name in sorted(tensors)]).double()
+
+
+@pytest.fixture(scope="module")
+def plain_gradient(folder: Path) -> torch.Tensor:
+    """Return the step's gradient, clipped to norm 1: one trajectory at a time, transformers alone, float64."""
+    model = AutoModelForCausalLM.from_pretrained(folder / "model", dtype=torch.float64, attn_implementation="sdpa")
+    samples = policy_ranks.trajectories()
+    for sample in samples:
+        tokens = torch.from_numpy(sample.tokens).long()[None]
+        mask = torch.from_numpy(sample.loss_mask)[1:]
+        logprobs = model(input_ids=tokens).logits[0, :-1].log_softmax(-1).gather(1, tokens[0, 1:, None])[:, 0][mask]
+        ratio = (logprobs - torch.from_numpy(sample.behaviour_logprobs)[1:][mask]).exp()
+        (-(ratio * sample.advantage).sum() / sum(int(s.loss_mask.sum()) for s in samples)).backward()
+    gradient = flat({name: p.grad for name, p in model.named_parameters() if p.grad is not None})
+    return gradient / max(1.0, float(gradient.norm()))
+
+
+@pytest.mark.parametrize(("world_size", "stage"), CASES)
+def test_gradient_equals_that_of_a_plain_loop(
+    found: Found, plain_gradient: torch.Tensor, world_size: int, stage: int
+) -> None:
+    gradient = flat(found[world_size][stage]["moments"]) / 0.1
+    assert float((gradient - plain_gradient).norm() / plain_gradient.norm()) < 2e-6
+
+
+@pytest.mark.parametrize(("world_size", "stage"), CASES)
+def test_gradient_is_the_same_for_any_number_of_ranks_and_any_stage(found: Found, world_size: int, stage: int) -> None:
+    expected, gradient = flat(found[1][0]["moments"]), flat(found[world_size][stage]["moments"])
+    assert float((gradient - expected).norm() / expected.norm()) < 1e-6
+
+
+@pytest.mark.parametrize(("world_size", "stage"), CASES)
+def test_step_reports_loss_norm_and_sums_of_all_ranks(found: Found, world_size: int, stage: int) -> None:
+    expected, result = found[1][0]["first"], found[world_size][stage]["first"]
+    assert result.applied
+    assert result.loss == pytest.approx(expected.loss, rel=1e-5)
+    assert result.grad_norm == pytest.approx(expected.grad_norm, rel=1e-5)
+    assert result.sums == pytest.approx(expected.sums, rel=1e-5)
+
+
+@pytest.mark.parametrize(("world_size", "stage"), CASES)
+def test_step_is_refused_on_every_rank_when_one_number_is_not_finite(found: Found, world_size: int, stage: int) -> None:
+    refused = found[world_size][stage]["refused"]
+    assert refused["applied"] == {"nan_gradient": False, "infinite_loss": False}
+    assert refused["intact"]
+
+
+@pytest.mark.parametrize(("world_size", "stage"), CASES)
+def test_weights_agree_after_refused_steps_and_steps_with_too_few_trajectories(
+    found: Found, world_size: int, stage: int
+) -> None:
+    result = found[world_size][stage]
+    assert result["second"].applied
+    assert result["few"].applied
+    torch.testing.assert_close(flat(result["saved"]), flat(found[1][0]["saved"]), rtol=0, atol=2e-5)
+
+
+@pytest.mark.parametrize(("world_size", "stage"), CASES)
+def test_saved_state_resumes_bit_for_bit(found: Found, world_size: int, stage: int) -> None:
+    assert found[world_size][stage]["loads"]
+    assert found[world_size][stage]["resumes"]
+
+
+def test_state_of_another_layout_is_refused_with_both_named(found: Found, folder: Path) -> None:
+    assert found[2][3]["other_layout"] == (
+        f"{folder / 'state_2_3'} was written with learner.num_ranks = 2, learner.zero_stage = 3, "
+        "policy.dtype = float32, and this run has learner.num_ranks = 2, learner.zero_stage = 3, "
+        "policy.dtype = bfloat16. Resume with the same learner.num_ranks, learner.zero_stage and policy.dtype, or "
+        f"start a new run from the model in {folder / 'model'}."
+    )
+
+
+@pytest.mark.parametrize(("world_size", "stage"), CASES)
+def test_exported_folder_holds_the_weights_and_loads(found: Found, folder: Path, world_size: int, stage: int) -> None:
+    exported = folder / f"export_{world_size}_{stage}"
+    saved = found[world_size][stage]["saved"]
+    on_disk = load_file(exported / "model.safetensors")
+    assert on_disk.keys() == saved.keys()
+    assert all(torch.equal(on_disk[name], saved[name]) for name in saved)
+    model = AutoModelForCausalLM.from_pretrained(exported)
+    assert torch.equal(model.lm_head.weight, saved["model.embed_tokens.weight"])
+    assert len(AutoTokenizer.from_pretrained(exported)) == 262
