@@ -1,7 +1,7 @@
 """Prints pip's settings (environment and pip.conf) as the variables uv reads, one NAME=VALUE a line.
 
-Called by deploy/setup.sh with the Python of .venv: uv reads none of these itself. A variable of uv that the
-user has set already is left alone. Standard library only: nothing is installed yet.
+Called by deploy/setup.sh with the user's own Python: uv reads none of these itself. A variable of uv that the user
+has set already is left alone. Standard library only: nothing is installed yet.
 """
 
 import ast
@@ -32,9 +32,16 @@ def main() -> None:
     listed = subprocess.run(
         [sys.executable, "-m", "pip", "config", "list"], capture_output=True, text=True, check=False
     )
-    for name, value in uv_settings(read_settings(listed.stdout)).items():
+    settings = read_settings(listed.stdout) | read_environment(os.environ)
+    for name, value in uv_settings(settings).items():
         if name not in os.environ:
             print(f"{name}={value}")
+
+
+def read_environment(environment: Mapping[str, str]) -> dict[str, str]:
+    """Return the settings in PIP_ variables; pip lists them too, but not every Python has pip."""
+    names = (name for name in environment if name.startswith("PIP_"))
+    return {name.removeprefix("PIP_").lower().replace("_", "-"): environment[name] for name in names}
 
 
 def read_settings(listing: str) -> dict[str, str]:

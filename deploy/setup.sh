@@ -21,8 +21,8 @@ main() {
     is_ready "$stamp" && return
     check_machine "$needed_gib"
     mkdir -p .venv 2>/dev/null || fail "$PWD cannot be written. Work in a clone of your own."
-    # One set-up at a time; whoever waited finds the stamp.
-    exec 9>.venv/.lock || fail "$PWD/.venv cannot be written. Work in a clone of your own."
+    # One set-up at a time; whoever waited finds the stamp. (.venv/.lock is uv's own: with it, uv would wait for us.)
+    exec 9>.venv/.setup-lock || fail "$PWD/.venv cannot be written. Work in a clone of your own."
     flock 9
     is_ready "$stamp" && return
     echo "setup: installing $lock into .venv (log: $LOG)"
@@ -62,23 +62,25 @@ found_python() {
 }
 
 make_venv() {
+    local -a options=()
+    uv=$(command -v uv || true)
+    [[ -z $uv ]] || options=(--without-pip)
     # A venv that was moved or half made is refreshed in place; packages that fit stay.
-    if ! "$python" -m venv .venv >>"$LOG" 2>&1; then
+    if ! "$python" -m venv "${options[@]}" .venv >>"$LOG" 2>&1; then
         fail "$python cannot make a virtual environment (see $LOG). Install its venv module (Debian: python3.11-venv)."
     fi
-    export PIP_DISABLE_PIP_VERSION_CHECK=1
+    if [[ -z $uv ]]; then
+        uv=.venv/bin/uv
+        export PIP_DISABLE_PIP_VERSION_CHECK=1
+        [[ -x $uv ]] || .venv/bin/python -m pip install --quiet "$UV_PIN" >>"$LOG" 2>&1 || fail "$(explain_log)"
+    fi
     # pip's settings become uv's: an index behind a company's mirror is written down for pip alone.
     local line
     while IFS= read -r line; do
         export "${line?}"
-    done < <(.venv/bin/python deploy/pip_settings.py)
+    done < <("$python" deploy/pip_settings.py)
     # As pip does: the best version of all indices together, not the first index that knows the name.
     export UV_INDEX_STRATEGY="${UV_INDEX_STRATEGY:-unsafe-best-match}"
-    uv=$(command -v uv || true)
-    if [[ -z $uv ]]; then
-        uv=.venv/bin/uv
-        [[ -x $uv ]] || .venv/bin/python -m pip install --quiet "$UV_PIN" >>"$LOG" 2>&1 || fail "$(explain_log)"
-    fi
 }
 
 install_lock() {

@@ -327,10 +327,12 @@ class Coordinator:
 
     def _on_next(self, peer: str, message: m.NextBatch, now: float) -> None:
         num_ranks = self._settings.learner.num_ranks
-        if message.rank < num_ranks:
-            self._waiting_ranks[message.rank] = (peer, message, now)
-        else:
+        if message.rank >= num_ranks:
             self.refuse(peer, FrameError("$.rank", f"is {message.rank}, this run has {num_ranks} ranks", "rank"))
+        elif message.step <= self.step:
+            self.refuse(peer, FrameError("$.step", f"is {message.step}, step {self.step} is done", "step"))
+        else:
+            self._waiting_ranks[message.rank] = (peer, message, now)
 
     def _answer_ranks(self, now: float) -> None:
         for rank, (peer, message, since) in list(self._waiting_ranks.items()):

@@ -1,6 +1,6 @@
 """pip's settings as uv's: every form that pip writes them in."""
 
-from deploy.pip_settings import read_settings, uv_settings
+from deploy.pip_settings import read_environment, read_settings, uv_settings
 
 
 def test_environment_goes_over_pip_conf() -> None:
@@ -26,4 +26,10 @@ def test_index_and_certificate_keep_their_values() -> None:
     assert uv_settings({"index-url": "https://a/simple", "cert": "/c.pem"}) == {
         "UV_DEFAULT_INDEX": "https://a/simple",
         "SSL_CERT_FILE": "/c.pem",
+    }
+
+
+def test_environment_is_read_without_pip_too() -> None:
+    assert read_environment({"PIP_EXTRA_INDEX_URL": "https://a/simple", "HOME": "/h"}) == {
+        "extra-index-url": "https://a/simple"
     }

@@ -8,6 +8,7 @@ import sys
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
+from typing import Literal
 
 import numpy as np
 import torch
@@ -16,7 +17,9 @@ from torch import Tensor
 
 from learner.microbatch import MicroBatch, Sample, make_micro_batch
 from learner.packing import plan_step
-from learner.policy import PolicyEngine, PolicySettings
+from learner.policy import PolicyEngine, PolicySettings, StepResult
+from learner.sft import run_sft
+from learner.sft_data import SftRow
 from learner.world import join_world
 from protocol.errors import OperatorError
 
@@ -45,11 +48,11 @@ def trajectories() -> list[Sample]:
 
 def loss(logprobs: Tensor, entropies: Tensor, micro_batch: MicroBatch) -> tuple[Tensor, dict[str, float]]:
     ratio = (logprobs - micro_batch.behaviour_logprobs).clamp(-20.0, 20.0).exp()
-    sums = {"entropy": float(entropies.sum()), "max_ratio": float(ratio.max()) if len(ratio) else 0.0}
+    sums = {"entropy": float(entropies.sum()), "max_ratio": float(ratio.detach().max()) if len(ratio) else 0.0}
     return -(ratio * micro_batch.advantages).sum(), sums
 
 
-def settings(model: Path, zero_stage: int) -> PolicySettings:
+def settings(model: Path, zero_stage: Literal[0, 2, 3]) -> PolicySettings:
     return PolicySettings(
         model_dir=model,
         dtype="float32",
@@ -69,12 +72,12 @@ def settings(model: Path, zero_stage: int) -> PolicySettings:
 class Rank:
     """What one rank does with one ZeRO stage."""
 
-    def __init__(self, model: Path, zero_stage: int, folder: Path) -> None:
+    def __init__(self, model: Path, zero_stage: Literal[0, 2, 3], folder: Path) -> None:
         self.rank, self.world_size = dist.get_rank(), dist.get_world_size()
         self.stage, self.folder = zero_stage, folder
         self.policy = PolicyEngine(settings(model, zero_stage))
 
-    def step(self, samples: list[Sample], micro_batch_tokens: int, loss_function: Loss = loss) -> object:
+    def step(self, samples: list[Sample], micro_batch_tokens: int, loss_function: Loss = loss) -> StepResult:
         plan = plan_step([len(s.tokens) for s in samples], self.world_size, micro_batch_tokens)[self.rank]
         parts = [make_micro_batch([samples[i] for i in part]) for part in plan]
         total = sum(int(s.loss_mask.sum()) for s in samples)
@@ -126,7 +129,22 @@ class Rank:
             self.policy.load_state(state)
         except OperatorError as error:
             found["other_layout"] = str(error)
+        found["sft"] = self.fine_tune(samples)
         return found
+
+    def fine_tune(self, samples: list[Sample]) -> list[float]:
+        """Return the loss of each of six steps on the seven rows, four at a time."""
+        losses: list[float] = []
+        rows = [SftRow(s.tokens, np.where(s.loss_mask, 0.5, 0.0).astype(np.float32)) for s in samples]
+        run_sft(
+            self.policy,
+            rows,
+            rows_per_step=4,
+            max_steps=6,
+            micro_batch_tokens=60,
+            on_step=lambda step, loss: losses.append(loss),
+        )
+        return losses
 
     def refuse(self, samples: list[Sample]) -> dict[str, object]:
         """Take steps with one bad number on one rank; return what each reported and whether all bits stayed."""
@@ -155,7 +173,8 @@ def main() -> None:
     torch.set_num_threads(1)
     join_world(rank, world_size, "127.0.0.1", port, 120.0)
     found = {}
-    for stage in (0, 2, 3):
+    stages: tuple[Literal[0, 2, 3], ...] = (0, 2, 3)
+    for stage in stages:
         found[stage] = Rank(folder / "model", stage, folder).run()
     if rank == 0:
         torch.save(found, folder / f"ranks_{world_size}.pt")

@@ -485,6 +485,14 @@ def test_rank_outside_the_run_is_refused(script: Script) -> None:
     assert script.ask(1, rank=1) == [m.Refused(**script.stamp, detail="$.rank: is 1, this run has 1 ranks")]
 
 
+def test_rank_that_asks_for_a_step_that_is_done_is_refused(script: Script) -> None:
+    for lease in script.demand():
+        script.finish("s1", lease)
+    script.batch(1)
+    script.step(1, version=1)
+    assert script.ask(1) == [m.Refused(**script.stamp, detail="$.step: is 1, step 1 is done")]
+
+
 def test_stop_lets_the_step_under_way_finish_and_ends_every_rank_at_the_same_step(tmp_path: Path) -> None:
     script = Script(tmp_path, settings_of(learner={"num_ranks": 2}))
     for lease in script.demand():

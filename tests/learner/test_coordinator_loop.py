@@ -106,7 +106,9 @@ class FakeServer:
                 )
 
 
-def train(run: Running, rank: int, push: Callable[[int], None], shares: dict[int, list[int]]) -> None:
+def train(
+    run: Running, rank: int, push: Callable[[int], None], shares: dict[int, list[int]], collective: threading.Barrier
+) -> None:
     """Do a rank's part of the run, without a model: note which trajectories each step brought."""
     channel = run.dealer(f"rank-{rank}")
     client = CoordinatorClient(channel, "r1", 1)
@@ -117,6 +119,7 @@ def train(run: Running, rank: int, push: Callable[[int], None], shares: dict[int
         assert sorted(trajectories) == sorted(i for part in batch.micro_batches for i in part)
         assert all(t.tokens.tolist() == [1, 2, 3, 4] for t in trajectories.values())
         shares.setdefault(step, []).extend(trajectories)
+        collective.wait(20.0)  # no rank ends a step that another has not begun
         if rank == 0:
             push(step)
             client.stepped(step, step, True, "", {"loss": 0.5})
@@ -132,9 +135,10 @@ def test_three_steps_run_over_encrypted_sockets(running: Running) -> None:
         for server in servers:
             server.version = version
 
+    collective = threading.Barrier(2)
     try:
         with ThreadPoolExecutor(2) as ranks:
-            trained = [ranks.submit(train, running, rank, push, shares[rank]) for rank in (0, 1)]
+            trained = [ranks.submit(train, running, rank, push, shares[rank], collective) for rank in (0, 1)]
         for future in trained:
             future.result()
     finally:

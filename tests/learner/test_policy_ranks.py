@@ -139,4 +139,12 @@ def test_exported_folder_holds_the_weights_and_loads(found: Found, folder: Path,
     assert all(torch.equal(on_disk[name], saved[name]) for name in saved)
     model = AutoModelForCausalLM.from_pretrained(exported)
     assert torch.equal(model.lm_head.weight, saved["model.embed_tokens.weight"])
-    assert len(AutoTokenizer.from_pretrained(exported)) == 262
+    vocabulary = AutoTokenizer.from_pretrained(folder / "model").get_vocab()
+    assert AutoTokenizer.from_pretrained(exported).get_vocab() == vocabulary
+
+
+@pytest.mark.parametrize(("world_size", "stage"), CASES)
+def test_fine_tuning_lowers_the_loss_alike_for_any_ranks_and_stage(found: Found, world_size: int, stage: int) -> None:
+    losses = found[world_size][stage]["sft"]
+    assert losses == pytest.approx(found[1][0]["sft"], rel=1e-3)
+    assert losses[-1] < losses[0]
