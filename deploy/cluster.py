@@ -59,9 +59,9 @@ def _start(arguments: Sequence[str]) -> None:
 def _bring_up(options: StartOptions, home: Home, known: dict[str, ProcessRecord]) -> ClusterState:
     wanted = _commands(options, home)
     kept = _keep_healthy(options, home, known, wanted)
-    _check_ports(options, kept)
     started: dict[str, ProcessRecord] = {}
     try:
+        _check_ports(options, kept)
         ray_starting = None if "ray" in kept else launch_ray(options, home)
         if "reward" in wanted and "reward" not in kept:
             started["reward"] = launch_reward(options, home)

@@ -44,7 +44,10 @@ class Home:
 
     @property
     def ray_folder(self) -> Path:
-        """Where Ray keeps its sockets. Not in SLUICE_HOME: a unix socket's whole path has at most 107 characters."""
+        """Where Ray keeps its sockets. Not in SLUICE_HOME: a unix socket's whole path has at most 107 characters.
+
+        Private, so Ray is given a folder inside it: Ray opens its own folder to every user of the machine.
+        """
         digest = hashlib.sha256(str(self.root).encode()).hexdigest()[:8]
         return Path(tempfile.gettempdir()) / f"sluice-{os.getuid()}-{digest}"
 

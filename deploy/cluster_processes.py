@@ -84,7 +84,7 @@ def marked(is_ours: Callable[[psutil.Process], bool]) -> list[psutil.Process]:
     return [process for process in found if process.pid != os.getpid()]
 
 
-def end(processes: Sequence[psutil.Process]) -> None:
+def end(processes: Sequence[psutil.Process], term_s: float = _TERM_S) -> None:
     """End processes, politely first; returns when they are gone, at most about 15 s later.
 
     Shared memory that they leave behind because they had to be killed is removed.
@@ -92,7 +92,7 @@ def end(processes: Sequence[psutil.Process]) -> None:
     """
     shared = {path for process in processes for path in _shared_memory(process)}
     _signal(processes, signal.SIGTERM)
-    _, left = psutil.wait_procs(processes, timeout=_TERM_S)
+    _, left = psutil.wait_procs(processes, timeout=term_s)
     _signal(left, signal.SIGKILL)
     _, left = psutil.wait_procs(left, timeout=_KILL_S)
     stuck = [process for process in left if process.is_running() and process.status() != psutil.STATUS_ZOMBIE]

@@ -21,6 +21,8 @@ from protocol.listen import bind
 NAMESPACE = "sluice"
 # Ray carries neither trajectories nor weights here; the smallest store that it takes is 75 MB.
 _OBJECT_STORE_BYTES = 200_000_000
+# Ray has nothing to save: its processes wait for each other more than they clear up.
+_TERM_S = 3.0
 
 
 def ray_environment(home: Home, node_ip: str) -> dict[str, str]:
@@ -30,6 +32,10 @@ def ray_environment(home: Home, node_ip: str) -> dict[str, str]:
         "RAY_AUTH_MODE": "token",
         "RAY_AUTH_TOKEN_PATH": str(home.ray_token_file),
         "RAY_USAGE_STATS_ENABLED": "0",
+        # Ray lowers its workers' priority; the learner and the engine are what this machine is here for.
+        "RAY_worker_niceness": "0",
+        # Importing torch, vLLM and DeepSpeed takes three times as long when Python may not keep what it compiled.
+        "PYTHONDONTWRITEBYTECODE": "",
         # Ray takes 127.0.0.1 for "find my address on the network" and listens there, unless it is told that this
         # machine is no part of a cluster of machines.
         **({"RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER": "0"} if node_ip == LOOPBACK else {}),
@@ -65,7 +71,7 @@ def await_ray(starting: "subprocess.Popen[bytes]", home: Home, address: str, tim
     raylet = next((process for process in ray_processes(home) if process.name() == "raylet"), None)
     if status or raylet is None:
         raise OperatorError(f"Ray did not start: {last_lines(log)} (log: {log})")
-    logs = home.ray_folder / "session_latest" / "logs"
+    logs = home.ray_folder / "r" / "session_latest" / "logs"
     return ProcessRecord(
         name="ray", pid=raylet.pid, started_at=raylet.create_time(), url=address, log=str(logs.resolve())
     )
@@ -79,7 +85,7 @@ def ray_processes(home: Home) -> list[psutil.Process]:
 def end_ray(home: Home) -> None:
     """End this cluster's Ray on this node and remove its folder."""
     while processes := ray_processes(home):
-        end(processes)
+        end(processes, term_s=_TERM_S)
     shutil.rmtree(home.ray_folder, ignore_errors=True)
 
 
@@ -107,7 +113,7 @@ def _command(options: StartOptions, home: Home) -> list[str]:
     command = [str(Path(sys.executable).parent / "ray"), "start", "--disable-usage-stats"]
     command += ["--node-ip-address", options.node_ip, "--object-store-memory", str(_OBJECT_STORE_BYTES)]
     # Ports that the system chooses: two clusters on one machine do not meet.
-    command += ["--temp-dir", str(home.ray_folder), "--min-worker-port", "0", "--max-worker-port", "0"]
+    command += ["--temp-dir", str(home.ray_folder / "r"), "--min-worker-port", "0", "--max-worker-port", "0"]
     command += ["--dashboard-agent-listen-port", "0"]
     # Nobody reads workers' logs through Ray: they are files.
     command += ["--include-log-monitor", "false"]

@@ -22,7 +22,9 @@ class Hosted:
     async def log_tail(self) -> str:
         """Return the last lines that this process and its engine wrote."""
         lines = Path(_own_log()).read_text(encoding="utf-8", errors="replace").splitlines()
-        return " | ".join(line.strip() for line in lines[-_TAIL_LINES:] if line.strip())
+        # Ray writes marks for its own log reader between the lines: ":job_id:...", ":actor_name:...".
+        said = [line.strip() for line in lines if line.strip() and not line.startswith(":")]
+        return " | ".join(said[-_TAIL_LINES:])
 
 
 def hosted(server_class: str) -> type:

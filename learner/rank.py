@@ -46,8 +46,8 @@ class LearnerRank:
         self._model = model
         self._reach_server = reach_server
         self._tell = tell
-        threads = settings.learner.num_threads or max(1, (os.cpu_count() or 1) // place.world_size)
-        torch.set_num_threads(threads)
+        # Until training begins, no rollout server is at work on these cores.
+        self._use_threads(others=0)
 
     def prepare(self, checkpoint: Checkpoint | None) -> None:
         """Join the world and bring the policy to where the run starts: its checkpoint, or the (warm-started) model."""
@@ -66,6 +66,7 @@ class LearnerRank:
     def train(self, run: RunPlace) -> str:
         """Train until the coordinator ends the run; returns how it ended, in one sentence."""
         self._open(run)
+        self._use_threads(others=len(run.servers))
         self._push()
         self._evaluate_first()
         while not isinstance(inputs := self._next_inputs(), str):
@@ -75,6 +76,14 @@ class LearnerRank:
         self._save()
         self._close()
         return f"Ended at step {self._step}: {inputs}."
+
+    def _use_threads(self, others: int) -> None:
+        """Take this rank's share of the cores, one left to each of the others that compute beside it.
+
+        More threads than cores make every parallel region wait for one that is not running.
+        """
+        share = ((os.cpu_count() or 1) - others) // self._place.world_size
+        torch.set_num_threads(self._settings.learner.num_threads or max(1, share))
 
     def _open(self, run: RunPlace) -> None:
         keys = load_keys()

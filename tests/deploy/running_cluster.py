@@ -85,8 +85,7 @@ class RunningCluster:
 
     @contextmanager
     def connected(self) -> Iterator[None]:
-        """Be a driver of this cluster within the block."""
-        os.environ |= self.state.ray_environment()
+        """Be a driver of this cluster within the block; conftest.py has set what Ray needs to be let in."""
         from deploy.cluster_fleet import connected
 
         with connected(self.state.ray_address):

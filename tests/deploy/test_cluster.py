@@ -65,6 +65,10 @@ def test_nothing_but_loopback_listens(cluster: RunningCluster) -> None:
     assert addresses == {"127.0.0.1"}
 
 
+def test_others_of_the_machine_cannot_reach_rays_sockets(cluster: RunningCluster) -> None:
+    assert Home(cluster.home).ray_folder.stat().st_mode & 0o077 == 0
+
+
 def test_secrets_are_in_no_argument_list(cluster: RunningCluster) -> None:
     secrets = [(cluster.home / name).read_text() for name in ("token", "ray_token", "keys/peer.sec")]
     arguments = " ".join(" ".join(process.cmdline()) for process in processes_of(cluster))
@@ -105,6 +109,7 @@ def test_second_cluster_of_other_ports_stops_at_a_taken_one(cluster: RunningClus
     assert refused.stderr.endswith("Stop what listens there, or choose another port with --reward-port.\n")
     assert ray_processes(Home(other.home)) == []
     assert not (other.home / "cluster.json").exists()
+    assert not Home(other.home).ray_folder.exists()
 
 
 def test_service_that_ends_at_its_start_leaves_nothing_running(cluster: RunningCluster, tmp_path: Path) -> None:

@@ -55,7 +55,7 @@ def test_key_that_others_can_read_is_refused(home: Home) -> None:
 
 
 def test_folder_of_ray_is_short_enough_for_a_socket(home: Home) -> None:
-    socket_path = "/session_2026-01-01_00-00-00_000000_1234567/sockets/plasma_store"
+    socket_path = "/r/session_2026-01-01_00-00-00_000000_1234567/sockets/plasma_store"
     assert len("/tmp/") + len(home.ray_folder.name) + len(socket_path) <= 107  # noqa: S108  # a length, not a file
 
 
