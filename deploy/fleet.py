@@ -121,7 +121,7 @@ def server_names() -> list[str]:
 
 
 def _fingerprint(request: EngineRequest) -> str:
-    from rollout.engine import EngineSpec
+    from rollout.engine_spec import EngineSpec
 
     return EngineSpec(**request.model_dump()).fingerprint()
 

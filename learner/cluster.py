@@ -3,6 +3,8 @@
 Used by the driver and, for the servers, by rank 0. Ray carries control calls only: no trajectories, no weights.
 """
 
+import contextlib
+import socket
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -19,6 +21,7 @@ from protocol.run_spec import EngineRequest, RunSpec
 from protocol.settings import Settings
 
 FLEET = "sluice-fleet"
+_CONNECT_S = 5.0
 _CALL_S = 30.0
 # A rank imports torch and DeepSpeed before its first answer.
 _IMPORT_S = 180.0
@@ -27,8 +30,11 @@ _IMPORT_S = 180.0
 def connect(cluster: ClusterState) -> None:
     """Join the running cluster as a driver. Raises: OperatorError when Ray does not answer."""
     try:
+        # Asked first: for a head that is gone Ray waits two minutes, then ends this process without an exception.
+        host, _, port = cluster.ray_address.rpartition(":")
+        socket.create_connection((host, int(port)), timeout=_CONNECT_S).close()
         ray.init(address=cluster.ray_address, namespace=cluster.namespace, log_to_driver=False, logging_level="ERROR")
-    except (ConnectionError, RuntimeError, RayError) as error:
+    except (OSError, RuntimeError, RayError) as error:
         raise OperatorError(
             f"Ray at {cluster.ray_address} does not answer ({_first_line(error)}). "
             "Start it with deploy/start_cluster.sh."
@@ -71,7 +77,7 @@ def check_services(spec: RunSpec) -> None:
 
 
 def attach_servers(names: Sequence[str], spec: RunSpec) -> None:
-    """Tell every rollout server of the run; returns when all have answered."""
+    """Tell every rollout server of the run; returns when all have answered. Raises: what the first of them raised."""
     body = spec.model_dump(mode="json")
     for name, reference in [(name, server(name).attach.remote(body)) for name in names]:
         call(reference, name, 120.0)
@@ -79,8 +85,9 @@ def attach_servers(names: Sequence[str], spec: RunSpec) -> None:
 
 def detach_servers(names: Sequence[str]) -> None:
     """Have the servers forget the run and stay warm. One that does not answer is left to the fleet."""
-    references = [server(name).detach.remote() for name in names if is_alive(name)]
-    ray.wait(references, num_returns=len(references), timeout=10.0) if references else None
+    with contextlib.suppress(RayError):
+        references = [server(name).detach.remote() for name in names if is_alive(name)]
+        ray.wait(references, num_returns=len(references), timeout=10.0) if references else None
 
 
 def ask(name: str, method: str, *arguments: Any) -> Any:
@@ -112,16 +119,21 @@ def is_alive(name: str) -> bool:
 def call(reference: Any, who: str, timeout_s: float = _CALL_S) -> Any:
     """Return a remote call's result.
 
-    Raises: what the callee raised, unwrapped; NeighbourError naming `who` when it died or did not answer in time.
+    Raises: what the callee raised, unwrapped, when it says what is wrong; NeighbourError naming `who` when it died, did
+    not answer in time, or failed by a fault of its own, whose traceback is then the NeighbourError's cause.
     """
     try:
         return ray.get(reference, timeout=timeout_s)
     except GetTimeoutError:
         raise NeighbourError(who, f"did not answer within {timeout_s:g} s") from None
     except RayTaskError as error:
-        raise error.cause from None
+        if isinstance(error.cause, OperatorError | NeighbourError):
+            raise error.cause from None
+        raise NeighbourError(who, f"failed: {type(error.cause).__name__}: {_first_line(error.cause)}") from error
     except (ActorDiedError, ActorUnavailableError) as error:
         raise NeighbourError(who, f"died: {_first_line(error)}") from None
+    except RayError as error:
+        raise NeighbourError(who, f"failed: {_first_line(error)}") from error
 
 
 def wait_any(references: Mapping[Any, str], timeout_s: float) -> list[str]:
@@ -135,10 +147,12 @@ def wait_any(references: Mapping[Any, str], timeout_s: float) -> list[str]:
 
 
 def end(actors: Sequence[Any]) -> None:
-    """Kill actors of this run and leave the cluster."""
-    for actor in actors:
-        ray.kill(actor)
-    ray.shutdown()
+    """Kill actors of this run and leave the cluster, which ends those that could not be killed."""
+    try:
+        for actor in actors:
+            ray.kill(actor)
+    finally:
+        ray.shutdown()
 
 
 class RayServer:

@@ -17,28 +17,38 @@ from protocol.settings import Settings
 
 
 class CoordinatorProcess:
-    """One per run. host: the address its ROUTER socket listens on."""
+    """One per run. Call order: open, then the others, then close. host: the address its ROUTER socket listens on."""
 
     def __init__(self, settings: Settings, folder: Path, run_id: str, last_step: int, host: str) -> None:
-        keys = load_keys()
-        channel = RouterChannel(host, keys.coordinator, allowed=[keys.peer.public])
+        self._settings = settings
+        self._folder = folder
+        self._run_id = run_id
+        self._last_step = last_step
+        self._host = host
+
+    def open(self) -> tuple[str, int]:
+        """Start the loop; returns (address of the ROUTER socket, incarnation of the run).
+
+        Not done by the constructor: of what an actor's constructor raises, Ray passes on the text alone.
+        Raises: SettingsError and OperatorError of the data sets and the ledger.
+        """
+        settings, folder, keys = self._settings, self._folder, load_keys()
+        train = load_prompts(settings.data.train, settings.data)
+        held_out = load_prompts(settings.data.eval, settings.data) if settings.data.eval else []
+        channel = RouterChannel(self._host, keys.coordinator, allowed=[keys.peer.public])
         self._ledger = Ledger(folder / LEDGER)
         coordinator = Coordinator(
             settings,
-            run_id,
+            self._run_id,
             self._ledger,
-            train=load_prompts(settings.data.train, settings.data),
-            held_out=load_prompts(settings.data.eval, settings.data) if settings.data.eval else [],
+            train=train,
+            held_out=held_out,
             record=RunRecord(folder, settings.report.samples_per_step),
-            last_step=last_step,
+            last_step=self._last_step,
         )
-        self._address, self._incarnation = channel.address, coordinator.incarnation
         self._loop = CoordinatorLoop(coordinator, channel)
         self._loop.start()
-
-    def describe(self) -> tuple[str, int]:
-        """Return (address of the ROUTER socket, incarnation of the run)."""
-        return self._address, self._incarnation
+        return channel.address, coordinator.incarnation
 
     def status(self) -> dict[str, object]:
         """Return what the live view shows. Raises what ended the loop, if something did."""

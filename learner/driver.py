@@ -5,6 +5,7 @@ Called by `learner.run`; `drive` is the table of contents of a run seen from out
 
 import contextlib
 import os
+import shutil
 import signal
 import threading
 import time
@@ -21,7 +22,7 @@ from learner.wandb_log import WandbLog
 from protocol.errors import NeighbourError, OperatorError, SettingsError
 from protocol.home import ClusterState, read_cluster
 from protocol.run_spec import RunSpec, engine_request, run_spec
-from protocol.settings_loader import save_settings
+from protocol.settings import Settings
 
 if TYPE_CHECKING:
     from learner.server_watch import ServerWatch
@@ -42,71 +43,96 @@ class _Run:
     cluster: ClusterState
     view: LiveView
     stop: threading.Event
-    backend: str = "gloo"
+    num_gpus: int = 0
+    backend: Literal["nccl", "gloo"] = "gloo"
     coordinator: Any = None
     ranks: list[Any] = field(default_factory=list)
     servers: list[str] = field(default_factory=list)
     spec: RunSpec | None = None
+    wandb: WandbLog | None = None
+    has_made_folder: bool = False
+    is_training: bool = False
 
 
 def drive(inspected: Inspected) -> int:
-    """Run to the end; returns the exit status. Raises: OperatorError and NeighbourError, with everything ended."""
+    """Run to the end; returns the exit status.
+
+    Raises: OperatorError and NeighbourError, with everything ended. A run that failed before it trained leaves no new
+    folder behind; one that failed later has its report.
+    """
     cluster = read_cluster()
     # Ray reads how to authenticate when it is first imported: the environment comes before `learner.cluster`.
     os.environ |= cluster.ray_environment()
     from learner import cluster as ray_door
 
-    folder = inspected.start.folder
-    prepare_folder(inspected.start)
-    save_settings(inspected.settings, folder / "settings.yaml")
     ray_door.connect(cluster)
-    wandb = _start_wandb(inspected)
     with LiveView(inspected.settings.run.max_steps) as view, _signals() as stop:
         run = _Run(inspected, cluster, view, stop)
         if inspected.start.notice:
             view.message(inspected.start.notice)
         try:
+            _check(run)
+            _open_folder(run)
             _launch(run)
-            ended = _watch(run, wandb)
+            ended = _watch(run)
         except _Stopped:
             ended = "Stopped before the first step."
-        finally:
-            _clear_up(run)
-            if wandb is not None:
-                wandb.close()
+        except BaseException:
+            _end_failed(run)
+            raise
+        _clear_up(run)
+    folder = inspected.start.folder
     report = write_report(folder, inspected.model)
     print(f"{ended} Run folder: {folder}. Report: {report}.")
     return 0
 
 
-def _launch(run: _Run) -> None:
-    """Start everything: services are asked first, then servers and ranks start side by side."""
+def _check(run: _Run) -> None:
+    """Ask what only a running cluster can tell: nothing is started, nothing written."""
     from learner import cluster as ray_door
 
     inspected, settings = run.inspected, run.inspected.settings
-    gpus = ray_door.num_gpus()
-    run.backend = choose_backend(settings.weights.backend, gpus)
-    start = inspected.start
+    run.num_gpus = ray_door.num_gpus()
+    run.backend = choose_backend(settings.weights.backend, run.num_gpus)
+    check_gpus(settings, run.num_gpus)
     run.view.show_phase("asking reward services and retriever")
-    ray_door.check_services(run_spec(settings, start.run_id, 0, "unset"))
+    ray_door.check_services(run_spec(settings, inspected.start.run_id, 0, "unset"))
+
+
+def _open_folder(run: _Run) -> None:
+    inspected = run.inspected
+    run.has_made_folder = not inspected.start.folder.exists()
+    prepare_folder(inspected.start, inspected.settings)
+    run.wandb = _start_wandb(inspected)
+
+
+def _launch(run: _Run) -> None:
+    """Start everything: servers and ranks side by side."""
+    from learner import cluster as ray_door
+
+    inspected, settings = run.inspected, run.inspected.settings
+    start = inspected.start
     run.coordinator = ray_door.place_coordinator(
         settings, start.folder.resolve(), start.run_id, start.step, run.cluster.node_ip
     )
+    opening = run.coordinator.open.remote()
     servers = ray_door.ensure_servers(
         engine_request(settings, str(inspected.model), run.backend), settings.rollout.num_servers
     )
     run.view.show_phase("starting learner ranks and rollout servers")
-    run.ranks = ray_door.place_ranks(settings, start.folder.resolve(), inspected.model, run.cluster.node_ip, gpus > 0)
+    run.ranks = ray_door.place_ranks(
+        settings, start.folder.resolve(), inspected.model, run.cluster.node_ip, run.num_gpus > 0
+    )
     preparing = {rank.prepare.remote(start.checkpoint): f"learner rank {i}" for i, rank in enumerate(run.ranks)}
-    _await(run, {servers: "the fleet", **preparing}, settings.rollout.start_timeout_s)
+    _await(run, {opening: "the coordinator", servers: "the fleet", **preparing}, settings.rollout.start_timeout_s)
     run.servers = [server["name"] for server in ray_door.call(servers, "the fleet")]
-    address, incarnation = ray_door.call(run.coordinator.describe.remote(), "the coordinator")
+    address, incarnation = ray_door.call(opening, "the coordinator")
     run.spec = run_spec(settings, start.run_id, incarnation, address)
     run.view.show_phase("attaching rollout servers")
     ray_door.attach_servers(run.servers, run.spec)
 
 
-def _watch(run: _Run, wandb: WandbLog | None) -> str:
+def _watch(run: _Run) -> str:
     """Show the run until all ranks have returned; returns how it ended. Raises what ended a rank or the coordinator."""
     from learner import cluster as ray_door
     from learner.server_watch import ServerWatch
@@ -121,6 +147,7 @@ def _watch(run: _Run, wandb: WandbLog | None) -> str:
         weights_backend=run.backend,
         host=run.cluster.node_ip,
     )
+    run.is_training = True
     training = {rank.train.remote(place): f"learner rank {i}" for i, rank in enumerate(run.ranks)}
     first = next(iter(training))
     watch = ServerWatch(run.servers, run.spec, lambda name, why: run.coordinator.lose_server.remote(name, why))
@@ -129,7 +156,7 @@ def _watch(run: _Run, wandb: WandbLog | None) -> str:
     while training:
         finished = ray_door.wait_any(training, _POLL_S)
         training = {reference: who for reference, who in training.items() if who not in finished}
-        _show(run, metrics, wandb)
+        _show(run, metrics)
         now = time.monotonic()
         if now - servers_at > _SERVER_CHECK_S:
             servers_at = now
@@ -140,18 +167,18 @@ def _watch(run: _Run, wandb: WandbLog | None) -> str:
             run.view.message("Stopping after this step; again to stop at once.")
         if drain_until and now > drain_until:
             raise OperatorError(f"The step under way did not end within run.drain_s = {settings.run.drain_s:g} s.")
-    _show(run, metrics, wandb)
+    _show(run, metrics)
     return str(ray_door.call(first, "learner rank 0"))
 
 
-def _show(run: _Run, metrics: MetricsReader, wandb: WandbLog | None) -> None:
+def _show(run: _Run, metrics: MetricsReader) -> None:
     from learner import cluster as ray_door
 
     lines = metrics.new_lines()
     run.view.update(ray_door.call(run.coordinator.status.remote(), "the coordinator"), lines)
     for line in lines:
-        if wandb is not None:
-            wandb.log(line)
+        if run.wandb is not None:
+            run.wandb.log(line)
 
 
 def _check_servers(run: _Run, watch: "ServerWatch") -> None:
@@ -185,12 +212,30 @@ def _clear_up(run: _Run) -> None:
     """End this run's processes; the rollout servers stay warm for the next."""
     from learner import cluster as ray_door
 
-    if run.servers:
-        ray_door.detach_servers(run.servers)
-    if run.coordinator is not None:
-        with contextlib.suppress(NeighbourError):  # it is dead: there is nothing left to close
+    try:
+        if run.servers:
+            ray_door.detach_servers(run.servers)
+        if run.coordinator is not None:
             ray_door.call(run.coordinator.close.remote(), "the coordinator")
-    ray_door.end([*run.ranks, *([run.coordinator] if run.coordinator is not None else [])])
+        if run.wandb is not None:
+            run.wandb.close()
+    finally:
+        ray_door.end([*run.ranks, *([run.coordinator] if run.coordinator is not None else [])])
+
+
+def _end_failed(run: _Run) -> None:
+    """End what was started after an error, which the caller raises on: nothing here may take its place."""
+    folder = run.inspected.start.folder
+    with contextlib.suppress(NeighbourError, OperatorError):
+        _clear_up(run)
+    if run.is_training:
+        try:
+            report = write_report(folder, run.inspected.model)
+            run.view.message(f"The run failed. Run folder: {folder}. Report: {report}.")
+        except Exception as error:  # whatever it is, what ended the run is what the caller must see
+            run.view.message(f"The run failed, and its report could not be written: {error}")
+    elif run.has_made_folder:
+        shutil.rmtree(folder, ignore_errors=True)
 
 
 def choose_backend(wanted: str, num_gpus: int) -> Literal["nccl", "gloo"]:
@@ -205,6 +250,21 @@ def choose_backend(wanted: str, num_gpus: int) -> Literal["nccl", "gloo"]:
     if wanted == "auto":
         return "nccl" if num_gpus else "gloo"
     return "nccl" if wanted == "nccl" else "gloo"
+
+
+def check_gpus(settings: Settings, num_gpus: int) -> None:
+    """Raise SettingsError for more GPUs than the cluster has: Ray would wait for them until a deadline.
+
+    Without any GPU everything runs on CPUs.
+    """
+    ranks, rollout = settings.learner.num_ranks, settings.rollout
+    for_servers = rollout.num_servers * rollout.tensor_parallel_size
+    if num_gpus and ranks + for_servers > num_gpus:
+        raise SettingsError(
+            f"settings: learner.num_ranks = {ranks} and rollout.num_servers = {rollout.num_servers} with "
+            f"rollout.tensor_parallel_size = {rollout.tensor_parallel_size} need {ranks + for_servers} GPUs; "
+            f"the cluster has {num_gpus}. Lower one of them."
+        )
 
 
 def _start_wandb(inspected: Inspected) -> WandbLog | None:

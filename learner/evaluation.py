@@ -1,6 +1,7 @@
 """Evaluations under way: held-out prompts leased beside training, means when all are back.
 
-Used by the coordinator. An evaluation takes no slot of the staleness window and holds up no step; its leases go first.
+Used by the coordinator and `learner.lease_book`. An evaluation takes no slot of the staleness window and holds up no
+step; its leases go first.
 """
 
 from collections import deque
@@ -45,6 +46,65 @@ class Evaluation:
         if greedy:
             metrics["eval_reward_greedy"] = sum(greedy) / len(greedy)
         return metrics
+
+
+class Evaluations:
+    """The evaluations under way, by the step that each is reported with."""
+
+    def __init__(self, held_out: Sequence[Prompt], num_samples: int) -> None:
+        self._held_out = held_out
+        self._num_samples = num_samples
+        self._by_step: dict[int, Evaluation] = {}
+
+    def start(self, step: int, policy_version: int) -> None:
+        """Begin a step's evaluation, unless it is under way: rank 0 asks again after a lost answer."""
+        if step not in self._by_step:
+            self._by_step[step] = start_evaluation(step, policy_version, self._held_out, self._num_samples)
+
+    def progress(self, step: int) -> str | None:
+        """Return what a step's evaluation waits for; None when it has ended, or never began."""
+        evaluation = self._by_step.get(step)
+        if evaluation is None or evaluation.is_done:
+            return None
+        return f"evaluation: {len(evaluation.finished)} of {len(self._held_out)} prompts are back"
+
+    def take_metrics(self, step: int) -> dict[str, float]:
+        """Return a finished evaluation's means, and forget it; nothing for a step that has none."""
+        evaluation = self._by_step.pop(step, None)
+        return evaluation.metrics() if evaluation is not None else {}
+
+    def open_groups(self) -> list[Group]:
+        return [group for evaluation in self._by_step.values() for group in evaluation.open.values()]
+
+    def find(self, name: str) -> Group | None:
+        return next((e.open[name] for e in self._by_step.values() if name in e.open), None)
+
+    def next_group(self) -> Group | None:
+        """Take the next group to lease out of its queue."""
+        for evaluation in self._by_step.values():
+            while evaluation.to_lease:
+                group = evaluation.to_lease.popleft()
+                if group.name in evaluation.open and group.missing:
+                    return group
+        return None
+
+    def release(self, group: Group) -> None:
+        """Queue an open group's missing samples for another lease."""
+        queue = self._of(group).to_lease
+        if group not in queue:
+            queue.append(group)
+
+    def close(self, group: Group) -> None:
+        """Take an open group out of its evaluation: ready, or given up."""
+        self._of(group).close(group)
+
+    def status(self) -> str | None:
+        """Return how far the oldest evaluation under way is, as "3/8"; None when there is none."""
+        evaluation = next((e for e in self._by_step.values() if not e.is_done), None)
+        return None if evaluation is None else f"{len(evaluation.finished)}/{len(self._held_out)}"
+
+    def _of(self, group: Group) -> Evaluation:
+        return next(e for e in self._by_step.values() if group.name in e.open)
 
 
 def start_evaluation(step: int, policy_version: int, prompts: Sequence[Prompt], num_samples: int) -> Evaluation:

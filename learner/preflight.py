@@ -3,12 +3,14 @@
 Called by the driver (`learner.run`). Imports neither torch nor transformers unless prompts are chat messages.
 """
 
-import os
+import json
 import shutil
+import tempfile
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from safetensors import SafetensorError, safe_open
 from tokenizers import Tokenizer
 
 from learner.prompts import Prompt, load_prompts
@@ -32,6 +34,7 @@ class Inspected:
 def inspect(settings: Settings) -> Inspected:
     """Return the run that these settings describe; starts nothing. Raises: SettingsError or OperatorError."""
     model = find_model(settings)
+    check_warm_start(settings)
     start = plan_start(settings.run, model_digest(model))
     train = load_prompts(settings.data.train, settings.data)
     check_prompt_lengths(train, settings.data.train, model, settings)
@@ -51,12 +54,20 @@ def find_model(settings: Settings) -> Path:
         raise SettingsError("settings: policy.model is not set. Give a model folder or a Hugging Face name.")
     folder = Path(name)
     if not folder.is_dir():
+        if name.startswith((".", "/", "~")) or name.count("/") > 1:  # no name on the hub looks like this
+            raise SettingsError(f"settings: policy.model = {name} is not a folder. Give one that holds a model.")
         folder = _fetch(name)
-    if not (folder / "config.json").is_file():
-        raise SettingsError(f"settings: policy.model = {name} has no config.json. Give a Hugging Face model folder.")
-    if not any(path.suffix in _WEIGHT_SUFFIXES for path in folder.iterdir()):
-        raise SettingsError(f"settings: policy.model = {name} holds no weights (*.safetensors). Give a complete model.")
+    _check_model(folder, name)
     return folder.resolve()
+
+
+def check_warm_start(settings: Settings) -> None:
+    """Raise SettingsError when the demonstrations are not there; their rows are read when the warm start begins."""
+    path = settings.policy.warm_start.data
+    if path is not None and not Path(path).is_file():
+        raise SettingsError(
+            f"settings: policy.warm_start.data = {path} does not exist. Give a JSONL file, or null for no warm start."
+        )
 
 
 def check_prompt_lengths(prompts: Sequence[Prompt], path: str, model: Path, settings: Settings) -> None:
@@ -76,8 +87,13 @@ def check_disk(folder: Path, model: Path, num_checkpoints: int) -> None:
     existing = folder
     while not existing.exists():
         existing = existing.parent
-    if not os.access(existing, os.W_OK | os.X_OK):
-        raise OperatorError(f"{existing} cannot be written. Set run.dir to a folder of your own.")
+    try:
+        # Tried, not read from permissions: root has them all, on a read-only disk too.
+        tempfile.TemporaryFile(dir=existing).close()
+    except OSError as error:
+        raise OperatorError(
+            f"{existing} cannot be written: {error.strerror}. Set run.dir to a folder of your own."
+        ) from None
     weights = sum(path.stat().st_size for path in model.iterdir() if path.suffix in _WEIGHT_SUFFIXES)
     # Weights, two AdamW moments and an fp32 copy, for each kept checkpoint and the one being written.
     needed = (num_checkpoints + 1) * weights * 4 + (64 << 20)
@@ -102,7 +118,48 @@ def _fetch(name: str) -> Path:
         ) from None
 
 
+def _check_model(folder: Path, name: str) -> None:
+    """Raise SettingsError for a folder that is no whole model; reads the headers of its weights, not the weights."""
+    try:
+        config = json.loads((folder / "config.json").read_bytes())
+    except FileNotFoundError:
+        raise SettingsError(
+            f"settings: policy.model = {name} has no config.json. Give a Hugging Face model folder."
+        ) from None
+    except (OSError, ValueError) as error:
+        raise SettingsError(f"settings: policy.model = {name}: its config.json is not JSON: {error}.") from None
+    if not isinstance(config, dict):
+        raise SettingsError(f"settings: policy.model = {name}: its config.json is no JSON object.")
+    weights = sorted(path for path in folder.iterdir() if path.suffix in _WEIGHT_SUFFIXES)
+    if not weights:
+        raise SettingsError(f"settings: policy.model = {name} holds no weights (*.safetensors). Give a complete model.")
+    for path in weights:
+        if path.suffix == ".safetensors":
+            _check_weights(path)
+
+
+def _check_weights(path: Path) -> None:
+    try:
+        with safe_open(path, framework="numpy"):
+            pass
+    except (SafetensorError, OSError) as error:
+        raise SettingsError(
+            f"settings: policy.model: {path} cannot be read ({error}). Copy or download the model again."
+        ) from None
+
+
 def _lengths(prompts: Sequence[Prompt], model: Path, trust_remote_code: bool) -> list[int]:
+    """Return each prompt's number of tokens. Raises: SettingsError when the model's tokenizer cannot encode them."""
+    try:
+        return _count_tokens(prompts, model, trust_remote_code)
+    except Exception as error:  # tokenizers raise Exception itself, and templates whatever jinja does
+        reason = " ".join(str(error).split()) or type(error).__name__
+        raise SettingsError(
+            f"settings: the tokenizer of policy.model = {model} cannot encode the prompts: {reason[:300]}"
+        ) from error
+
+
+def _count_tokens(prompts: Sequence[Prompt], model: Path, trust_remote_code: bool) -> list[int]:
     if all(isinstance(prompt.prompt, str) for prompt in prompts) and (model / "tokenizer.json").is_file():
         tokenizer = Tokenizer.from_file(str(model / "tokenizer.json"))
         return [len(encoding.ids) for encoding in tokenizer.encode_batch([str(prompt.prompt) for prompt in prompts])]

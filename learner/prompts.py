@@ -42,6 +42,8 @@ def load_prompts(path: str, data: DataSettings) -> list[Prompt]:
     Raises: SettingsError for a missing file, a line that is not JSON, a row without prompt or label, an empty set; it
     names the file and the row's number, counted from 1.
     """
+    if not path:
+        raise SettingsError("settings: data.train is not set. Give a JSONL or Parquet file of prompts.")
     file = Path(path)
     if not file.is_file():
         raise SettingsError(f"data: {path} does not exist. Give a JSONL or Parquet file as data.train or data.eval.")

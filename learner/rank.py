@@ -59,8 +59,10 @@ class LearnerRank:
         self._tell("loading the policy")
         self._policy = PolicyEngine(policy_settings(settings, model))
         self._step = self._version = 0
+        self._saved_step = -1
         if checkpoint is not None:
             self._step, self._version = load_checkpoint(self._policy, checkpoint)
+            self._saved_step = self._step
         self._tell("the policy is ready")
 
     def train(self, run: RunPlace) -> str:
@@ -92,7 +94,6 @@ class LearnerRank:
         self._channel = channel
         self._coordinator = CoordinatorClient(channel, run.run_id, run.incarnation)
         self._pusher = RankPusher(self._policy, settings, self._servers(run), run.host, run.weights_backend)
-        self._saved_step = self._step
         self._evaluating: int | None = None
 
     def _servers(self, run: RunPlace) -> list[ServerControl]:

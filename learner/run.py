@@ -7,6 +7,7 @@ Exit status: 0 when the run ended as asked (all steps, Ctrl-C, SIGTERM); 1 with 
 import argparse
 import logging
 import sys
+import traceback
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -14,6 +15,7 @@ from rich.console import Console
 from rich.table import Table
 
 from protocol.errors import NeighbourError, OperatorError
+from protocol.home import read_cluster, sluice_home
 from protocol.settings import Settings
 from protocol.settings_loader import describe_settings, load_settings, settings_help
 
@@ -32,7 +34,14 @@ def main(arguments: Sequence[str]) -> int:
         print(error, file=sys.stderr)
         return error.exit_code
     except NeighbourError as error:
-        print(error, file=sys.stderr)
+        print(f"{error}{_kept_traceback(error) if error.__cause__ is not None else ''}", file=sys.stderr)
+        return 1
+    except KeyboardInterrupt:
+        print("Interrupted: what was under way is lost since the last checkpoint.", file=sys.stderr)
+        return 1
+    except Exception as error:  # a fault of ours: one sentence here, the rest where it can be reported from
+        sentence = f"learner.run failed by a fault of its own: {type(error).__name__}: {' '.join(str(error).split())}"
+        print(f"{sentence}{_kept_traceback(error)}", file=sys.stderr)
         return 1
 
 
@@ -46,6 +55,8 @@ def _main(arguments: Sequence[str]) -> int:
         print(_ABOUT, parser.format_usage(), settings_help(), sep="\n\n")
         return 0
     settings = load_settings(own.config, options)
+    if own.config == _DEFAULT_CONFIG:
+        read_cluster()  # the quick start's files are made with the cluster: without one they would seem to be missing
     logging.basicConfig(level=logging.WARNING, format="%(asctime)s %(levelname)-5s %(name)s  %(message)s")
     # Imported here: --help and a wrong setting answer at once, without Ray.
     from learner.plan import show_plan
@@ -68,6 +79,17 @@ def _show_settings(settings: Settings) -> None:
         if is_changed:
             table.add_row(name, value)
     Console().print(table)
+
+
+def _kept_traceback(error: BaseException) -> str:
+    """Return what to say of a traceback, after writing it to a file: those of other processes would be lost."""
+    path = sluice_home() / "logs" / "learner_run.traceback"
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
+        path.write_text("".join(traceback.format_exception(error)), encoding="utf-8", errors="replace")
+    except OSError as failure:
+        return f" (its traceback could not be kept: {failure.strerror})"
+    return f" (traceback: {path})"
 
 
 if __name__ == "__main__":

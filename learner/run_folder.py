@@ -11,7 +11,8 @@ from pathlib import Path
 
 from learner.checkpoint import Checkpoint, newest_valid, open_checkpoint
 from protocol.errors import OperatorError, SettingsError
-from protocol.settings import RunSettings
+from protocol.settings import RunSettings, Settings
+from protocol.settings_loader import save_settings
 
 LEDGER = "ledger.sqlite"
 CHECKPOINTS = "checkpoints"
@@ -60,12 +61,13 @@ def plan_start(run: RunSettings, model_digest: str) -> RunStart:
     return RunStart(folder, _of_model(checkpoint, model_digest), f"Resuming {folder} from step {checkpoint.step}.")
 
 
-def prepare_folder(start: RunStart) -> None:
+def prepare_folder(start: RunStart, settings: Settings) -> None:
     """Make the folder ready: free of an earlier life's accounts, or with the ledger of the checkpoint it resumes from.
 
-    Raises: OperatorError when it cannot be written.
+    Raises: OperatorError when it cannot be written; a folder that was not there before is then gone again.
     """
     folder = start.folder
+    is_new = not folder.exists()
     try:
         (folder / "logs").mkdir(parents=True, exist_ok=True)
         (folder / CHECKPOINTS).mkdir(exist_ok=True)
@@ -78,7 +80,10 @@ def prepare_folder(start: RunStart) -> None:
             for name in (LEDGER, "metrics.jsonl", "samples.jsonl"):
                 if (folder / name).exists():
                     (folder / name).rename(folder / "logs" / f"before_{_mtime(folder / name)}_{name}")
+        save_settings(settings, folder / "settings.yaml")
     except OSError as error:
+        if is_new:
+            shutil.rmtree(folder, ignore_errors=True)
         raise OperatorError(
             f"The run folder {folder} cannot be written: {error.strerror}. Set run.dir to a folder on a disk with room."
         ) from None

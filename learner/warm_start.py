@@ -5,6 +5,7 @@ Called by `learner.rank` on every rank. The result is kept under SLUICE_HOME/cac
 
 import hashlib
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 import torch.distributed
@@ -67,23 +68,15 @@ def policy_settings(settings: Settings, model: Path) -> PolicySettings:
 
 
 def _warm_start_settings(settings: Settings, model: Path) -> PolicySettings:
-    warm, learner = settings.policy.warm_start, settings.learner
-    return PolicySettings(
-        model_dir=model,
-        dtype=settings.policy.dtype,
-        zero_stage=learner.zero_stage,
+    warm = settings.policy.warm_start
+    return replace(
+        policy_settings(settings, model),
         lr=warm.lr,
         betas=warm.betas,
-        weight_decay=learner.weight_decay,
-        max_grad_norm=learner.max_grad_norm,
         warmup_steps=warm.lr_warmup_steps,
         total_steps=warm.max_steps,
         min_lr_ratio=warm.min_lr_ratio,
         schedule="linear",
-        deepspeed=learner.deepspeed,
-        gradient_checkpointing=learner.gradient_checkpointing,
-        seed=settings.run.seed,
-        trust_remote_code=settings.policy.trust_remote_code,
     )
 
 

@@ -51,7 +51,7 @@ class ClusterState(BaseModel):
         """Return the environment variables a process needs before it imports ray, to be let in."""
         environment = {"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN_PATH": self.ray_token_file}
         if self.node_ip == "127.0.0.1":
-            # Otherwise Ray takes 127.0.0.1 for "my address on the network", where a cluster on loopback does not listen.
+            # Otherwise Ray looks for 127.0.0.1 at its address on the network, where nothing of ours listens.
             environment["RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER"] = "0"
         return environment
 

@@ -153,7 +153,9 @@ class LearnerSettings(Section):
     clip_high: PositiveFloat = Field(0.2, description="Ratio is clipped above 1 + clip_high.")
     checkpoint_every_steps: NonNegativeInt = Field(50, description="Steps between checkpoints; 0: only the last one.")
     keep_checkpoints: Annotated[int, Field(ge=2)] = Field(2, description="Valid checkpoints kept on disk.")
-    num_threads: NonNegativeInt = Field(0, description="CPU threads of one rank; 0: its share of the cores, less one for each rollout server.")
+    num_threads: NonNegativeInt = Field(
+        0, description="CPU threads of one rank; 0: its share of the cores, less one for each rollout server."
+    )
     batch_timeout_s: PositiveFloat = Field(1800.0, description="Longest wait of a rank for its next batch.")
     deepspeed: dict[str, Any] = Field({}, description="Merged into DeepSpeed's own configuration.")
 

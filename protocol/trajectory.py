@@ -30,6 +30,10 @@ class FrameError(Exception):
         self.problem = problem
         self.reason = reason
 
+    def __reduce__(self) -> tuple[type["FrameError"], tuple[str, str, str]]:
+        # Errors cross process borders by their constructor's arguments; Exception would keep the joined text alone.
+        return type(self), (self.path, self.problem, self.reason)
+
 
 class VersionSpan(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
     """Tokens [start, end) of the trajectory were written by this policy version."""

@@ -112,7 +112,13 @@ def _move_into_place(aside: Path, folder: Path) -> None:
 
 
 def _refuse_strange_folder(folder: Path) -> None:
-    if folder.is_file() or (folder.is_dir() and not (folder / MANIFEST).exists() and any(folder.iterdir())):
+    try:
+        names = os.listdir(folder)
+    except FileNotFoundError:
+        return  # none, or another service has just renamed its own away
+    except NotADirectoryError:
+        names = [folder.name]
+    if names and MANIFEST not in names:
         raise OperatorError(
             f"retriever: {folder} holds something that is not an index of this service, and is left as it is. "
             "Choose another --index-path, or empty that one."

@@ -1,102 +1,26 @@
 """The door to vLLM: one long-lived engine that generates, reports exact logprobs and versions, and takes new weights.
 
 The rollout server owns one `Engine`. Tokens go in and tokens come out; nothing here knows of prompts' meaning,
-environments or rewards. Only this file, `vllm_plugin.py` and `weight_receive.py` import vllm.
+environments or rewards. Only this file, `engine_start.py`, `engine_requests.py`, `vllm_plugin.py` and
+`weight_receive.py` import vllm.
 """
 
 from __future__ import annotations
 
 import asyncio
-import os
 from collections.abc import Awaitable, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, field
-from hashlib import sha256
-from pathlib import Path
 from typing import Any, TypeVar
 
-import msgspec
+from protocol.errors import NeighbourError
+from rollout.engine_requests import generation_of, probe_params, sampling_params, token_request
+from rollout.engine_spec import EngineSpec
+from rollout.engine_start import BOUNDARY, start_vllm
+from rollout.generation import EngineStats, Generation, Sampling
 
-from protocol.errors import NeighbourError, SettingsError
-
-BOUNDARY = "engine"
 _SHUTDOWN_S = 5.0
 
 T = TypeVar("T")
-
-
-@dataclass(frozen=True)
-class EngineSpec:
-    """What an engine is started with. Two specs with one `fingerprint` can share a warm engine.
-
-    weights_backend: "gloo" (CPU) or "nccl" (GPU). engine_args: handed to vLLM unchanged, over our defaults.
-    """
-
-    model: str
-    dtype: str
-    tensor_parallel_size: int
-    seed: int
-    max_model_len: int
-    trust_remote_code: bool
-    weights_backend: str
-    engine_args: Mapping[str, Any] = field(default_factory=dict)
-
-    def fingerprint(self) -> str:
-        """Return a hash of the model's shape and tokenizer and of every engine setting, not of the weights.
-
-        Weights are left out because a push replaces them: a run that trains another checkpoint of the same
-        architecture can take over a warm engine.
-        """
-        settings = {name: getattr(self, name) for name in self.__dataclass_fields__ if name != "model"}
-        settings["engine_args"] = dict(self.engine_args)
-        digest = sha256(msgspec.json.encode(settings, order="deterministic"))
-        folder = Path(self.model)
-        if not folder.is_dir():
-            digest.update(self.model.encode())
-            return digest.hexdigest()
-        for path in sorted(folder.iterdir()):
-            if path.is_file() and path.suffix in _DESCRIPTION_SUFFIXES and not path.name.endswith(".index.json"):
-                digest.update(path.name.encode() + b"\0" + sha256(path.read_bytes()).digest())
-        return digest.hexdigest()
-
-
-@dataclass(frozen=True)
-class Sampling:
-    """How to sample one generation. `greedy` overrides temperature and top_p; `stop` strings stay in the output."""
-
-    max_tokens: int
-    temperature: float
-    top_p: float = 1.0
-    stop: tuple[str, ...] = ()
-    seed: int | None = None
-    greedy: bool = False
-
-
-@dataclass(frozen=True)
-class Generation:
-    """One model message as tokens.
-
-    logprobs: natural log, of the distribution really sampled from (after temperature and top_p), one per token.
-    version_spans: (start, end, policy version) over `tokens`, contiguous, in order.
-    text: what `tokens` decode to. When a stop string ends inside a token, the token's remaining characters are in
-    `text` too: the tokens are what is trained, so they are what counts.
-    """
-
-    tokens: list[int]
-    logprobs: list[float]
-    version_spans: tuple[tuple[int, int, int], ...]
-    finish_reason: str
-    stop_string: str | None
-    text: str
-
-
-@dataclass(frozen=True)
-class EngineStats:
-    """What the engine is doing now: requests inside it, tokens it has produced since its start."""
-
-    num_in_flight: int
-    num_output_tokens: int
-    is_paused: bool
 
 
 class Engine:
@@ -108,33 +32,7 @@ class Engine:
 
         Raises: SettingsError when vLLM refuses the settings, NeighbourError when its processes do not come up.
         """
-        _set_environment(spec)
-        from vllm import AsyncEngineArgs
-        from vllm.config.weight_transfer import WeightTransferConfig
-        from vllm.v1.engine.async_llm import AsyncLLM
-
-        from rollout.vllm_plugin import ENGINE_NAMES, register
-
-        register()
-        try:
-            args = AsyncEngineArgs(
-                model=spec.model,
-                dtype=spec.dtype,
-                tensor_parallel_size=spec.tensor_parallel_size,
-                seed=spec.seed,
-                max_model_len=spec.max_model_len,
-                trust_remote_code=spec.trust_remote_code,
-                weight_transfer_config=WeightTransferConfig(backend=ENGINE_NAMES[spec.weights_backend]),
-                **{**_default_engine_args(spec), **spec.engine_args},
-            )
-            config = args.create_engine_config()
-        except (TypeError, ValueError) as error:
-            raise SettingsError(f"settings: vLLM refuses the engine settings of {spec.model}: {error}") from error
-        try:
-            llm = AsyncLLM.from_vllm_config(config, disable_log_stats=args.disable_log_stats)
-        except RuntimeError as error:
-            raise NeighbourError(BOUNDARY, f"vLLM did not start for {spec.model}: {error}") from error
-        engine = cls(spec, llm)
+        engine = cls(spec, start_vllm(spec))
         await engine._warm_up()
         return engine
 
@@ -183,13 +81,13 @@ class Engine:
         """
         if self.policy_version is None:
             raise NeighbourError(BOUNDARY, "serves nothing: its weights were not verified against the learner's")
-        request = _request(prompt_tokens, cache_salt)
+        request = token_request(prompt_tokens, cache_salt)
         self._num_in_flight += 1
         try:
-            result = await self._finished(request, _sampling_params(sampling, self._can_seed), request_id)
+            result = await self._finished(request, sampling_params(sampling, self._can_seed), request_id)
         finally:
             self._num_in_flight -= 1
-        generation = self._generation(result.outputs[0])
+        generation = generation_of(result.outputs[0], self.decode(result.outputs[0].token_ids))
         self._num_output_tokens += len(generation.tokens)
         return generation
 
@@ -200,11 +98,8 @@ class Engine:
         """
         if self.policy_version != version:
             raise NeighbourError(BOUNDARY, f"probe of version {version}, but version {self.policy_version} is served")
-        from vllm import SamplingParams
-
-        params = SamplingParams(max_tokens=1, temperature=0.0, prompt_logprobs=0, detokenize=False)
-        request = _request(tokens, f"probe-{version}")
-        result = await self._finished(request, params, f"probe-{version}-{id(request)}")
+        request = token_request(tokens, f"probe-{version}")
+        result = await self._finished(request, probe_params(), f"probe-{version}-{id(request)}")
         entries = list(result.prompt_logprobs)[1:]
         return [entry[token].logprob for entry, token in zip(entries, tokens[1:], strict=True)]
 
@@ -285,7 +180,9 @@ class Engine:
 
     async def _warm_up(self) -> None:
         """Generate once: vLLM's first request takes seconds on a CPU, which no run's first lease should wait for."""
-        await self._finished(_request([1, 1], "warm-up"), _sampling_params(Sampling(2, 1.0), self._can_seed), "warm-up")
+        await self._finished(
+            token_request([1, 1], "warm-up"), sampling_params(Sampling(2, 1.0), self._can_seed), "warm-up"
+        )
 
     async def _finished(self, request: Mapping[str, Any], params: Any, request_id: str) -> Any:
         from vllm.exceptions import VLLMClientError
@@ -303,17 +200,6 @@ class Engine:
             raise NeighbourError(BOUNDARY, f"request {request_id} ended without a result")
         return result
 
-    def _generation(self, output: Any) -> Generation:
-        tokens = list(output.token_ids)
-        return Generation(
-            tokens=tokens,
-            logprobs=list(output.logprobs.logprobs),
-            version_spans=tuple((span.start, span.end, int(span.version)) for span in output.weight_versions),
-            finish_reason=output.finish_reason or "unknown",
-            stop_string=output.stop_reason if isinstance(output.stop_reason, str) else None,
-            text=self.decode(tokens),
-        )
-
     async def _call(self, call: Awaitable[T], timeout_s: float | None = None) -> T:
         try:
             return await asyncio.wait_for(call, timeout_s)
@@ -323,67 +209,5 @@ class Engine:
             raise NeighbourError(BOUNDARY, f"{type(error).__name__}: {error}") from error
 
 
-_DESCRIPTION_SUFFIXES = {".json", ".txt", ".model", ".jinja", ".py", ".tiktoken"}
-
-
-def _default_engine_args(spec: EngineSpec) -> dict[str, Any]:
-    """Return our settings of vLLM; a user's `engine_args` go over them."""
-    defaults: dict[str, Any] = {
-        "logprobs_mode": "processed_logprobs",
-        "generation_config": "vllm",  # a model folder's own sampling defaults must not change what is trained on
-        "enable_log_requests": False,
-        "disable_log_stats": True,
-    }
-    if spec.weights_backend == "gloo":
-        defaults |= {"enforce_eager": True, "max_num_seqs": 128}
-    return defaults
-
-
 def _nothing(timeout: float | None = None) -> None:
     """Do nothing."""
-
-
-def _request(tokens: Sequence[int], cache_salt: str) -> dict[str, Any]:
-    """Return tokens in the form that vLLM takes without rendering or tokenising anything."""
-    return {"type": "token", "prompt_token_ids": list(tokens), "cache_salt": cache_salt}
-
-
-def _sampling_params(sampling: Sampling, can_seed: bool) -> Any:
-    from vllm import SamplingParams
-    from vllm.sampling_params import RequestOutputKind
-
-    return SamplingParams(
-        max_tokens=sampling.max_tokens,
-        temperature=0.0 if sampling.greedy else sampling.temperature,
-        top_p=1.0 if sampling.greedy else sampling.top_p,
-        stop=list(sampling.stop) or None,
-        include_stop_str_in_output=True,
-        seed=sampling.seed if can_seed else None,
-        logprobs=0,
-        flat_logprobs=True,
-        output_kind=RequestOutputKind.FINAL_ONLY,
-        detokenize=bool(sampling.stop),  # stop strings are found in text; without them one decode at the end is cheaper
-        skip_special_tokens=False,
-    )
-
-
-def _set_environment(spec: EngineSpec) -> None:
-    """Set what vLLM reads from the environment, here and in the processes it starts, unless the user set it."""
-    settings = {
-        "VLLM_NO_USAGE_STATS": "1",
-        "DO_NOT_TRACK": "1",
-        "VLLM_LOGGING_LEVEL": "WARNING",
-        "HF_HUB_OFFLINE": "1" if Path(spec.model).is_dir() else "0",
-        "TOKENIZERS_PARALLELISM": "false",
-    }
-    if spec.weights_backend == "gloo":
-        settings |= {
-            "VLLM_CPU_KVCACHE_SPACE": "1",
-            "VLLM_CPU_OMP_THREADS_BIND": "nobind",
-            "OMP_NUM_THREADS": "1",
-            **({"VLLM_ENABLE_V1_MULTIPROCESSING": "0"} if spec.tensor_parallel_size == 1 else {}),
-            "VLLM_HOST_IP": "127.0.0.1",
-            "GLOO_SOCKET_IFNAME": "lo",
-        }
-    for name, value in settings.items():
-        os.environ.setdefault(name, value)

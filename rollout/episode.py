@@ -17,8 +17,8 @@ from typing import Any, Literal, Protocol, TypeVar, cast
 from protocol.errors import NeighbourError
 from protocol.settings import RolloutSettings
 from protocol.trajectory import FrameError, Trajectory, TrajectoryFacts
-from rollout.engine import EngineStats, Generation, Sampling
 from rollout.environments.base import Environment, MakeEnvironment, Observation, Prompt, Resources, Step, Task, Turn
+from rollout.generation import EngineStats, Generation, Sampling
 from rollout.reward_client import Score, ScoreRequest
 from rollout.transcript import Transcript
 from rollout.version_gate import VersionGate

@@ -18,7 +18,8 @@ from pydantic import BaseModel, ValidationError
 from protocol.errors import NeighbourError, SettingsError
 from protocol.run_spec import EngineRequest, RunSpec
 from rollout.attachment import Attachment, Finished, begin_attachment
-from rollout.engine import Engine, EngineSpec
+from rollout.engine import Engine
+from rollout.engine_spec import EngineSpec
 from rollout.episode import Generator
 from rollout.services import FindNode, Services, this_node
 from rollout.version_gate import VersionGate

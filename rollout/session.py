@@ -1,9 +1,9 @@
 """One run's life on a rollout server: leases in, trajectories out, from attach to detach.
 
 Made by `rollout.server` for each attached run. Two loops in one event loop share the socket: one takes in what the
-coordinator says, the other tells it what there is to tell; between them stands one task for every sample in flight.
+coordinator says, the other tells it what there is to tell; between them stand the samples in flight.
 
-    Lease -> [waiting leases] -> task per sample (EpisodePlayer) -> Outbox -> TrajectoryDone | SampleFailed
+    Lease -> SamplesInFlight (EpisodePlayer per sample) -> Outbox -> TrajectoryDone | SampleFailed
                                                                     Outbox <- Ack, Trained
     Demand = room for groups: max_groups_in_flight less those here, 0 when nothing could be made of them
 """
@@ -11,20 +11,16 @@ coordinator says, the other tells it what there is to tell; between them stands 
 import asyncio
 import logging
 import time
-from collections import Counter, deque
 from collections.abc import Callable
-from dataclasses import dataclass
 from typing import Protocol, TypedDict
 
 from protocol import messages as m
 from protocol.codec import Decoder, encode
-from protocol.errors import NeighbourError
 from protocol.run_spec import RunSpec
 from protocol.trajectory import FrameError
-from rollout.environments.base import Task
-from rollout.episode import EpisodePlayer, Generator, Sample, Scorer
+from rollout.episode import EpisodePlayer, Generator, Scorer
 from rollout.failure_counts import FailureCounts
-from rollout.outbox import Failure, Finished, Item, Key, Outbox
+from rollout.outbox import Finished, Item, Outbox
 
 _log = logging.getLogger(__name__)
 _TICK_S = 0.25
@@ -44,14 +40,6 @@ class Channel(Protocol):
 class _Stamp(TypedDict):
     run_id: str
     incarnation: int
-
-
-@dataclass
-class _Running:
-    """A sample in flight."""
-
-    attempt: int
-    task: asyncio.Task[None]
 
 
 class RolloutSession:
@@ -74,16 +62,13 @@ class RolloutSession:
         self.failures = FailureCounts(_log, server)
         self._server = server
         self._channel = channel
-        self._player = player
         self._engine = engine
         self._scorer = scorer
         self._clock = clock
         self._decoder: Decoder[m.Message] = Decoder(m.ToServer | m.Done)
-        self._leases: deque[m.Lease] = deque()
-        self._running: dict[tuple[str, int], _Running] = {}
-        self._open_groups: Counter[str] = Counter()
         self._tokens_before = engine.stats.num_output_tokens
         self._news = asyncio.Event()
+        self._samples = SamplesInFlight(player, outbox, self.failures, spec.rollout, clock, self.wake)
         self._is_welcome = False
         self._refusal: str | None = None
         self._demanded: tuple[int, int | None] | None = None
@@ -97,12 +82,12 @@ class RolloutSession:
     @property
     def num_groups(self) -> int:
         """Groups here: with a sample in flight, or waiting for room."""
-        return len(self._open_groups) + len(self._leases)
+        return self._samples.num_groups
 
     @property
     def num_samples(self) -> int:
         """Samples in flight."""
-        return len(self._running)
+        return self._samples.num_samples
 
     async def run(self) -> str:
         """Serve the run; returns why it ended by itself. Cancelling stops every sample in flight.
@@ -114,15 +99,14 @@ class RolloutSession:
             receiving = tasks.create_task(self._receive_all())
             while self._refusal is None:
                 self._news.clear()
-                self._admit(tasks)
+                self._samples.admit(tasks)
                 await self._say_hello()
                 await self._send_finished()
                 await self._send_demand()
                 await self._send_heartbeat()
                 await self._await_news()
             receiving.cancel()
-            for running in self._running.values():
-                running.task.cancel()
+            self._samples.cancel()
         return self._refusal
 
     def wake(self) -> None:
@@ -149,7 +133,7 @@ class RolloutSession:
         self._is_welcome = True
         match message:
             case m.Lease():
-                self._leases.append(message)
+                self._samples.add(message)
                 self._news.set()
             case m.Ack():
                 self._on_ack(message)
@@ -171,59 +155,6 @@ class RolloutSession:
             detail = f"{message.group}[{message.sample_index}] was rejected: {message.detail}"
             self.failures.add("trajectory", detail, "its part of the lease went back", self._clock())
         self.outbox.acknowledge(message.group, message.sample_index, message.outcome)
-
-    # -- samples ------------------------------------------------------------------------------------------------------
-
-    def _admit(self, tasks: asyncio.TaskGroup) -> None:
-        """Start leases while there is room. More than were asked for can come: a Demand and a Lease may cross."""
-        while self._leases and len(self._open_groups) < self.spec.rollout.max_groups_in_flight:
-            lease = self._leases.popleft()
-            for index in lease.sample_indices:
-                self._start(tasks, _sample(lease, index))
-
-    def _start(self, tasks: asyncio.TaskGroup, sample: Sample) -> None:
-        """Start a sample, in place of an older attempt at it; nothing when this very attempt is known."""
-        place = (sample.group, sample.sample_index)
-        older = self._running.get(place)
-        if _key(sample) in self.outbox or (older is not None and older.attempt >= sample.attempt):
-            return
-        if older is not None:
-            older.task.cancel()
-        self._open_groups[sample.group] += 1
-        task = tasks.create_task(self._make(sample), name=sample.key)
-        self._running[place] = _Running(sample.attempt, task)
-        # Not a `finally` in the task: a task that is cancelled before its first turn never enters its body.
-        task.add_done_callback(lambda _: self._leave(sample))
-
-    async def _make(self, sample: Sample) -> None:
-        self.outbox.put(await self._played(sample))
-
-    async def _played(self, sample: Sample) -> Item:
-        """Return the finished sample, or which neighbour failed it."""
-        limit_s = self.spec.rollout.lease_timeout_s
-        deadline = asyncio.timeout(limit_s)
-        try:
-            async with deadline:
-                return Finished(_key(sample), await self._player.play(sample))
-        except NeighbourError as error:
-            boundary, detail = error.boundary, error.detail
-        except TimeoutError:
-            if not deadline.expired():
-                raise
-            boundary, detail = "lease", f"{sample.key} was not made within rollout.lease_timeout_s = {limit_s:g} s"
-        self.failures.add(boundary, detail, "the sample's lease went back", self._clock())
-        return Failure(_key(sample), boundary, detail)
-
-    def _leave(self, sample: Sample) -> None:
-        """Give a sample's room back."""
-        place = (sample.group, sample.sample_index)
-        running = self._running.get(place)
-        if running is not None and running.attempt == sample.attempt:
-            del self._running[place]
-        self._open_groups[sample.group] -= 1
-        if not self._open_groups[sample.group]:
-            del self._open_groups[sample.group]
-        self._news.set()
 
     # -- to the coordinator -------------------------------------------------------------------------------------------
 
@@ -268,7 +199,7 @@ class RolloutSession:
     def _room(self) -> int:
         if self._engine.policy_version is None or not self._scorer.is_accepting:
             return 0
-        return max(0, self.spec.rollout.max_groups_in_flight - self.num_groups)
+        return self._samples.room
 
     async def _send_heartbeat(self) -> None:
         if not self._is_welcome or self._clock() - self._beat_at < _BEAT_EVERY_S:
@@ -300,12 +231,3 @@ class RolloutSession:
 
     def _stamp(self) -> _Stamp:
         return {"run_id": self.spec.run_id, "incarnation": self.spec.incarnation}
-
-
-def _key(sample: Sample) -> Key:
-    return Key(sample.group, sample.sample_index, sample.attempt)
-
-
-def _sample(lease: m.Lease, index: int) -> Sample:
-    task = Task(lease.prompt, lease.label, lease.columns, is_greedy=index in lease.greedy_indices)
-    return Sample(lease.group, index, lease.attempt, lease.kind, lease.seed, task)

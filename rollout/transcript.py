@@ -8,7 +8,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from protocol.trajectory import LOGPROBS, MASK, TOKENS, Trajectory, TrajectoryFacts, VersionSpan
-from rollout.engine import Generation
+from rollout.generation import Generation
 
 
 class Transcript:

@@ -15,7 +15,7 @@ from protocol.errors import NeighbourError
 from protocol.home import Keys
 from protocol.run_spec import RunSpec
 from protocol.settings import RetrieverSettings, RewardsSettings, RolloutSettings
-from rollout.engine import EngineStats, Generation, Sampling
+from rollout.generation import EngineStats, Generation, Sampling
 from rollout.reward_client import Score, ScoreRequest
 
 M = TypeVar("M")

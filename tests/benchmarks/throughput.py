@@ -95,7 +95,7 @@ def make_model(folder: Path, seed: int) -> None:
         num_hidden_layers=4,
         num_attention_heads=8,
         num_key_value_heads=8,
-        intermediate_size=640,
+        intermediate_size=616,
         max_position_embeddings=512,
         tie_word_embeddings=False,
         bos_token_id=None,

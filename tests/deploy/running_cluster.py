@@ -14,7 +14,7 @@ TINY_SERVER = """
 import os, sys
 from protocol.errors import NeighbourError
 from protocol.run_spec import EngineRequest
-from rollout.engine import EngineSpec
+from rollout.engine_spec import EngineSpec
 
 
 class TinyServer:

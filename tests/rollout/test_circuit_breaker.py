@@ -56,7 +56,7 @@ async def test_breaker_waits_twice_as_long_after_a_failed_trial() -> None:
     await fail(breaker)
     started = time.monotonic()
     await succeed(breaker)
-    assert 0.15 < time.monotonic() - started < 1.0
+    assert 0.15 < time.monotonic() - started < 10.0
 
 
 async def test_breaker_gives_the_trial_to_another_when_it_is_cancelled() -> None:

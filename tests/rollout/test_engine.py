@@ -14,7 +14,9 @@ import pytest
 import pytest_asyncio
 
 from protocol.errors import NeighbourError
-from rollout.engine import Engine, EngineSpec, Sampling
+from rollout.engine import Engine
+from rollout.engine_spec import EngineSpec
+from rollout.generation import Sampling
 from tests.tiny_models import TAGS, make_tiny_model
 
 pytestmark = [
@@ -182,7 +184,8 @@ async def test_engine_process_ends_when_its_server_is_killed(tmp_path: Path) -> 
 
 _SERVER = """
 import asyncio, sys
-from rollout.engine import Engine, EngineSpec
+from rollout.engine import Engine
+from rollout.engine_spec import EngineSpec
 
 async def serve():
     engine = await Engine.start(EngineSpec(sys.argv[1], "float32", 1, 0, 512, False, "gloo"))

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from rollout.engine import EngineSpec
+from rollout.engine_spec import EngineSpec
 
 
 @pytest.fixture

@@ -12,7 +12,7 @@ from protocol import messages as m
 from protocol.errors import NeighbourError, OperatorError, SettingsError
 from protocol.run_spec import EngineRequest
 from protocol.settings import RewardEndpoint, RewardsSettings
-from rollout.engine import EngineSpec
+from rollout.engine_spec import EngineSpec
 from rollout.server import RolloutServer
 from rollout.services import Node
 from tests.http_servers import Answer, ScriptedServer, free_address, serving

@@ -1,0 +1,67 @@
+"""What the coordinator has to say: messages stamped with this start of the run, kept until the loop sends them.
+
+Written by the coordinator and its books; emptied by `learner.coordinator_loop`.
+"""
+
+from collections.abc import Iterable
+from typing import Literal
+
+from learner.groups import Group
+from protocol import messages as m
+
+Outcome = Literal["accepted", "duplicate", "unknown", "rejected", "returned"]
+
+
+class Mailbox:
+    """The outgoing post of one start of a run."""
+
+    def __init__(self, run_id: str, incarnation: int) -> None:
+        self.run_id = run_id
+        self.incarnation = incarnation
+        self._outgoing: list[tuple[str, m.Message, list[bytes]]] = []
+
+    def is_ours(self, message: m.Message) -> bool:
+        """False for a message of another run, or of another start of this one."""
+        return (message.run_id, message.incarnation) == (self.run_id, self.incarnation)
+
+    def take(self) -> list[tuple[str, m.Message, list[bytes]]]:
+        """Return (peer, message, buffers) in the order they were written, and forget them."""
+        outgoing, self._outgoing = self._outgoing, []
+        return outgoing
+
+    def send(self, peer: str, message: m.Message, buffers: list[bytes] | None = None) -> None:
+        self._outgoing.append((peer, message, buffers or []))
+
+    def acknowledge(self, peer: str, group: str, sample_index: int, outcome: Outcome, detail: str = "") -> None:
+        """Tell a server what became of a sample."""
+        self.send(
+            peer,
+            m.Ack(
+                run_id=self.run_id,
+                incarnation=self.incarnation,
+                group=group,
+                sample_index=sample_index,
+                outcome=outcome,
+                detail=detail[:2000],
+            ),
+        )
+
+    def release(self, groups: Iterable[Group]) -> None:
+        """Tell the servers which finished trajectories they need not keep any longer."""
+        by_server: dict[str, list[str]] = {}
+        for group in groups:
+            for server in {t.facts.server for t in group.trajectories.values()}:
+                by_server.setdefault(server, []).append(group.name)
+        for server, names in by_server.items():
+            self.send(server, m.Trained(run_id=self.run_id, incarnation=self.incarnation, groups=names))
+
+    def refuse(self, peer: str, detail: str) -> None:
+        self.send(peer, m.Refused(run_id=self.run_id, incarnation=self.incarnation, detail=detail[:2000]))
+
+    def confirm(self, peer: str) -> None:
+        """Tell a peer that what it told was taken in."""
+        self.send(peer, m.Done(run_id=self.run_id, incarnation=self.incarnation))
+
+    def put_off(self, peer: str, detail: str) -> None:
+        """Tell a rank to ask again, and what is missing."""
+        self.send(peer, m.Wait(run_id=self.run_id, incarnation=self.incarnation, detail=detail[:2000]))

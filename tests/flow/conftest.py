@@ -1,0 +1,43 @@
+"""One real cluster for the tests of this room, and a user with a model, prompts and reward services of their own."""
+
+from collections.abc import Iterator
+
+import pytest
+
+from tests.flow.flow_cluster import FlowCluster
+from tests.flow.user_run import Bring, bring, score, score_slowly
+from tests.http_servers import ScriptedServer, serving
+
+
+@pytest.fixture(scope="session")
+def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[FlowCluster]:
+    """Yield a cluster that runs; everything of it is ended afterwards."""
+    running = FlowCluster(tmp_path_factory.mktemp("cluster"))
+    try:
+        started = running.start()
+        assert started.returncode == 0, started.stderr
+        yield running
+    finally:
+        running.stop()
+
+
+@pytest.fixture(scope="session")
+def rewards() -> Iterator[ScriptedServer]:
+    """Yield the user's own HTTP server; its scripts `fast` and `slow` are reward services."""
+    server = ScriptedServer()
+    with serving(server.app()) as address:
+        server.address = address
+        server.script_by("fast", score)
+        server.script_by("slow", score_slowly)
+        yield server
+
+
+@pytest.fixture(scope="session")
+def user(rewards: ScriptedServer, tmp_path_factory: pytest.TempPathFactory) -> Bring:
+    return bring(tmp_path_factory.mktemp("user"), f"{rewards.address}/fast")
+
+
+@pytest.fixture(scope="session")
+def slow_user(user: Bring) -> Bring:
+    """The same user, with the reward service that takes its time."""
+    return Bring(user.folder, user.model, user.reward_url.replace("fast", "slow"))

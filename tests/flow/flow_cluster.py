@@ -1,0 +1,114 @@
+"""A cluster started and stopped as a user does it, and the runs on it: all by command, in a home of its own."""
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import psutil
+
+from deploy.cluster_home import Home
+from deploy.cluster_processes import family
+from deploy.cluster_ray import ray_processes
+from protocol.home import ClusterState
+from protocol.listen import bind
+
+_RUN_S = 240.0
+_STOP_S = 60.0
+
+
+class FlowCluster:
+    """Everything of it is in `folder` and on ports of its own."""
+
+    def __init__(self, folder: Path) -> None:
+        self.home = folder / "home"
+        self.corpus = folder / "corpus.jsonl"
+        self.corpus.write_text('{"id": "a", "contents": "\\"Belarus\\"\\ncountry; alpha-2 BY."}\n', encoding="utf-8")
+        self._environment = {**os.environ, "SLUICE_HOME": str(self.home), "OMP_NUM_THREADS": "1", "COLUMNS": "200"}
+
+    def start(self) -> "subprocess.CompletedProcess[str]":
+        ports = [f"--{name}-port={_free_port()}" for name in ("ray", "retriever", "reward")]
+        return self._command("deploy.cluster", "start", *ports, "--corpus-path", str(self.corpus))
+
+    def stop(self) -> "subprocess.CompletedProcess[str]":
+        return self._command("deploy.cluster", "stop")
+
+    def run(self, *options: str, timeout_s: float = _RUN_S) -> "subprocess.CompletedProcess[str]":
+        """Return the finished `python -m learner.run OPTIONS`, with its output as text."""
+        return self._command("learner.run", *options, timeout_s=timeout_s)
+
+    @contextmanager
+    def running(self, *options: str) -> Iterator["Run"]:
+        """Yield a run that has been started; one that is still there when the block ends is ended."""
+        process = subprocess.Popen(
+            [sys.executable, "-m", "learner.run", *options],
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+            env=self._environment,
+        )
+        try:
+            yield Run(process)
+        finally:
+            if process.poll() is None:
+                process.send_signal(signal.SIGTERM)
+                try:
+                    process.communicate(timeout=_STOP_S)
+                except subprocess.TimeoutExpired:
+                    process.kill()
+                    process.communicate()
+
+    def processes(self) -> list[psutil.Process]:
+        """Return every process of this cluster: Ray's, those of its actors, retriever and reward server."""
+        state = ClusterState.model_validate_json((self.home / "cluster.json").read_bytes())
+        services = [psutil.Process(record.pid) for record in state.processes]
+        return list({process.pid: process for process in [*ray_processes(Home(self.home)), *family(services)]}.values())
+
+    def actors(self, name: str) -> list[psutil.Process]:
+        """Return the processes of the actors of a class, which Ray titles `ray::CLASS` with the method that runs."""
+        return [process for process in self.processes() if _title(process).startswith(f"ray::{name}")]
+
+    def _command(self, module: str, *options: str, timeout_s: float = _RUN_S) -> "subprocess.CompletedProcess[str]":
+        return subprocess.run(
+            [sys.executable, "-m", module, *options],
+            capture_output=True,
+            text=True,
+            timeout=timeout_s,
+            env=self._environment,
+        )
+
+
+class Run:
+    """A `python -m learner.run` that is under way."""
+
+    def __init__(self, process: "subprocess.Popen[str]") -> None:
+        self.process = process
+
+    def wait_until(self, is_so: Callable[[], bool], timeout_s: float = _RUN_S) -> None:
+        """Return as soon as it is so. Raises: AssertionError with the run's output when the run ended before."""
+        deadline = time.monotonic() + timeout_s
+        while not is_so():
+            assert self.process.poll() is None, "\n".join(self.process.communicate())
+            assert time.monotonic() < deadline, f"not so within {timeout_s:g} s"
+            time.sleep(0.05)
+
+    def finished(self, timeout_s: float = _RUN_S) -> "subprocess.CompletedProcess[str]":
+        """Return how the run ended; blocks until it has."""
+        output, errors = self.process.communicate(timeout=timeout_s)
+        return subprocess.CompletedProcess(self.process.args, self.process.returncode, output, errors)
+
+
+def _free_port() -> int:
+    with bind("test", "127.0.0.1", 0) as listener:
+        return int(listener.getsockname()[1])
+
+
+def _title(process: psutil.Process) -> str:
+    try:
+        return " ".join(process.cmdline())
+    except psutil.Error:
+        return ""

@@ -1,0 +1,71 @@
+"""What a command says of a wrong input, and what it may leave: used by the tests of wrong inputs and neighbours."""
+
+import os
+import re
+import subprocess
+import sys
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from tests.flow.user_run import Bring
+
+
+@dataclass(frozen=True)
+class Wrong:
+    """A wrong input. says: the whole of stderr, with `{user}` for the user's folder; a pattern when is_pattern.
+
+    prepare: makes what is wrong, given the user's folder. settings: laid over the user's sound ones.
+    """
+
+    name: str
+    status: int
+    says: str
+    settings: Mapping[str, object] = field(default_factory=dict)
+    prepare: Callable[[Path], object] | None = None
+    is_pattern: bool = False
+
+    def __str__(self) -> str:
+        return self.name
+
+
+def options_of(wrong: Wrong, user: Bring) -> list[str]:
+    """Return the command's options, after what is wrong was made; `{user}` in a text setting is the user's folder."""
+    if wrong.prepare is not None:
+        wrong.prepare(user.folder)
+    settings = {
+        name: value.replace("{user}", str(user.folder)) if isinstance(value, str) else value
+        for name, value in wrong.settings.items()
+    }
+    return user.options(wrong.name.replace(" ", "-"), settings)
+
+
+def expect_refusal(wrong: Wrong, user: Bring, finished: "subprocess.CompletedProcess[str]") -> None:
+    """Assert that the command ended with this status and this one line, and left no run folder."""
+    assert (finished.returncode, finished.stderr.count("\n")) == (wrong.status, 1), finished.stdout + finished.stderr
+    if wrong.is_pattern:
+        pattern = wrong.says.replace("{user}", re.escape(str(user.folder)))
+        assert re.fullmatch(pattern, finished.stderr[:-1]), finished.stderr
+    else:
+        assert finished.stderr[:-1] == wrong.says.replace("{user}", str(user.folder))
+    assert not (user.folder / "runs" / wrong.name.replace(" ", "-")).exists()
+
+
+def run_without_cluster(
+    home: Path, options: Sequence[str], module: str = "learner.run", file_size: int | None = None
+) -> "subprocess.CompletedProcess[str]":
+    """Return the finished command in a SLUICE_HOME where no cluster runs; a wrong input is answered in seconds.
+
+    file_size: most bytes of a file that the command may write.
+    """
+    command = [sys.executable, "-m", module, *options]
+    if file_size is not None:
+        command = ["prlimit", f"--fsize={file_size}", *command]
+    return subprocess.run(
+        command,
+        capture_output=True,
+        text=True,
+        timeout=60,
+        # Offline: whether the hub can be reached is no matter of these tests.
+        env={**os.environ, "SLUICE_HOME": str(home), "COLUMNS": "200", "HF_HUB_OFFLINE": "1"},
+    )

@@ -1,0 +1,45 @@
+"""Nothing of a cluster on one machine, or of a run on it, can be reached from another machine."""
+
+import ipaddress
+from collections.abc import Iterator
+
+import psutil
+import pytest
+
+from tests.flow.flow_cluster import FlowCluster
+from tests.flow.user_run import Bring
+
+pytestmark = pytest.mark.stack
+
+
+@pytest.fixture(scope="module")
+def listening(cluster: FlowCluster, user: Bring) -> Iterator[set[tuple[str, str]]]:
+    """Yield (process, address) of every socket that listens while a run is training."""
+    with cluster.running(*user.options("loopback", {"run.max_steps": 1000})) as run:
+        run.wait_until(lambda: user.left("loopback").last_step >= 1)
+        processes = [psutil.Process(run.process.pid), *cluster.processes()]
+        yield {found for process in processes for found in _listening(process)}
+
+
+def test_everything_that_listens_is_on_loopback(listening: set[tuple[str, str]]) -> None:
+    assert [found for found in sorted(listening) if not ipaddress.ip_address(found[1]).is_loopback] == []
+
+
+@pytest.mark.parametrize(
+    "name", ["gcs_server", "raylet", "retriever.serve", "rewards.serve", "CoordinatorProcess", "RankProcess"]
+)
+def test_the_sockets_of_every_part_are_among_those_looked_at(listening: set[tuple[str, str]], name: str) -> None:
+    assert [address for process, address in listening if name in process]
+
+
+def _listening(process: psutil.Process) -> list[tuple[str, str]]:
+    """Return the TCP sockets of a process that listen, and its UDP sockets that are bound."""
+    try:
+        name = " ".join(process.cmdline())[:300]
+        return [
+            (name, connection.laddr.ip)
+            for connection in process.net_connections(kind="inet")
+            if connection.status == psutil.CONN_LISTEN or (connection.status == psutil.CONN_NONE and connection.laddr)
+        ]
+    except psutil.NoSuchProcess:
+        return []

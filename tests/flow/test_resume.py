@@ -1,0 +1,171 @@
+"""Runs that are interrupted: a learner rank is killed, the user says stop, a rollout server dies."""
+
+import signal
+import subprocess
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import psutil
+import pytest
+
+from tests.flow.flow_cluster import FlowCluster
+from tests.flow.user_run import Bring, Left, each_trained_once
+
+pytestmark = [pytest.mark.stack, pytest.mark.timeout(600)]
+
+# Slow steps, so that each is met in its middle, and checkpoints behind the books.
+_OPTIONS = {"run.max_steps": 6, "learner.checkpoint_every_steps": 2, "learner.max_staleness": 0}
+
+
+@dataclass(frozen=True)
+class Killed:
+    """What the command said of a run whose learner rank was killed, and what stood in its folder then."""
+
+    command: "subprocess.CompletedProcess[str]"
+    steps: list[int]
+    newest_checkpoint: int
+
+
+@pytest.fixture(scope="module")
+def killed(cluster: FlowCluster, slow_user: Bring) -> Killed:
+    left = slow_user.left("killed")
+    with cluster.running(*slow_user.options("killed", _OPTIONS)) as run:
+        run.wait_until(lambda: left.last_step >= 3)
+        for rank in cluster.actors("RankProcess"):
+            rank.kill()
+        command = run.finished()
+    return Killed(command, [int(line["step"]) for line in left.metrics], newest_checkpoint(left))
+
+
+@pytest.fixture(scope="module")
+def resumed(cluster: FlowCluster, slow_user: Bring, killed: Killed) -> "subprocess.CompletedProcess[str]":
+    return cluster.run(*slow_user.options("killed", _OPTIONS))
+
+
+def test_a_killed_learner_rank_ends_the_command_with_one_sentence(killed: Killed) -> None:
+    assert killed.command.returncode == 1
+    lines = killed.command.stderr.strip().splitlines()
+    assert len(lines) == 1
+    assert lines[0].startswith("learner rank 0: died")
+
+
+def test_the_run_was_killed_past_its_newest_checkpoint(killed: Killed) -> None:
+    assert killed.steps == [1, 2, 3]
+    assert killed.newest_checkpoint == 2
+
+
+def test_the_same_command_goes_on_from_the_newest_checkpoint(
+    killed: Killed, resumed: "subprocess.CompletedProcess[str]", slow_user: Bring
+) -> None:
+    assert resumed.returncode == 0, resumed.stdout + resumed.stderr
+    assert "Resuming" in resumed.stdout
+    assert f"from step {killed.newest_checkpoint}." in resumed.stdout
+    assert newest_checkpoint(slow_user.left("killed")) == 6
+
+
+def test_after_a_resume_every_prompt_is_trained_once(
+    resumed: "subprocess.CompletedProcess[str]", slow_user: Bring
+) -> None:
+    left = slow_user.left("killed")
+
+    assert left.states == {"trained": 12}
+    assert left.trained == each_trained_once(6)
+    assert left.most_often_trained == 1
+    assert left.rows("SELECT value FROM meta WHERE key = 'incarnation'") == [("2",)]
+
+
+def test_after_a_resume_metrics_and_samples_have_every_step_once(
+    resumed: "subprocess.CompletedProcess[str]", slow_user: Bring
+) -> None:
+    left = slow_user.left("killed")
+
+    assert [line["step"] for line in left.metrics] == [1, 2, 3, 4, 5, 6]
+    assert [line["policy_version"] for line in left.metrics] == [1, 2, 3, 4, 5, 6]
+    assert [line["step"] for line in left.samples] == [1, 2, 3, 4, 5, 6]
+    times = [line["at_s"] for line in left.metrics]
+    assert times == sorted(times)
+
+
+# -- the user says stop -----------------------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def stopped(cluster: FlowCluster, slow_user: Bring) -> "subprocess.CompletedProcess[str]":
+    left = slow_user.left("stopped")
+    options = {"run.max_steps": 1000, "learner.checkpoint_every_steps": 0}
+    with cluster.running(*slow_user.options("stopped", options)) as run:
+        run.wait_until(lambda: left.last_step >= 2)
+        run.process.send_signal(signal.SIGTERM)
+        return run.finished()
+
+
+def test_sigterm_ends_a_run_well_with_a_checkpoint_of_its_last_step_and_a_report(
+    stopped: "subprocess.CompletedProcess[str]", slow_user: Bring
+) -> None:
+    left = slow_user.left("stopped")
+
+    assert stopped.returncode == 0, stopped.stdout + stopped.stderr
+    assert "stopped by the user" in stopped.stdout
+    assert newest_checkpoint(left) == left.last_step >= 2
+    assert "</html>" in (left.folder / "report.html").read_text(encoding="utf-8")
+
+
+def test_after_sigterm_nothing_of_the_run_is_left_running(
+    stopped: "subprocess.CompletedProcess[str]", cluster: FlowCluster
+) -> None:
+    leavings = [*cluster.actors("RankProcess"), *cluster.actors("CoordinatorProcess")]
+
+    # Ray ends an actor's process behind the command that asked for it.
+    _, alive = psutil.wait_procs(leavings, timeout=10)
+    assert alive == []
+    assert len(cluster.actors("RolloutServer")) == 1
+
+
+def test_what_was_out_when_the_run_was_stopped_is_not_trained(
+    stopped: "subprocess.CompletedProcess[str]", slow_user: Bring
+) -> None:
+    left = slow_user.left("stopped")
+
+    assert left.trained == each_trained_once(left.last_step)
+    assert left.rows("SELECT COUNT(*) FROM prompts WHERE state = 'assigned'") == [(0,)]
+
+
+# -- a rollout server dies --------------------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def survived(cluster: FlowCluster, slow_user: Bring) -> "subprocess.CompletedProcess[str]":
+    left = slow_user.left("survived")
+    with cluster.running(*slow_user.options("survived", {"run.max_steps": 6})) as run:
+        run.wait_until(lambda: left.last_step >= 2)
+        (server,) = cluster.actors("RolloutServer")
+        server.kill()
+        return run.finished()
+
+
+def test_a_run_whose_only_rollout_server_was_killed_ends_well(survived: "subprocess.CompletedProcess[str]") -> None:
+    assert survived.returncode == 0, survived.stdout + survived.stderr
+    assert "sluice-rollout-0 stopped serving" in survived.stdout
+    assert "sluice-rollout-0 serves again" in survived.stdout
+
+
+def test_no_prompt_is_lost_with_a_rollout_server(
+    survived: "subprocess.CompletedProcess[str]", slow_user: Bring
+) -> None:
+    left = slow_user.left("survived")
+
+    assert left.trained == each_trained_once(6)
+    assert left.most_often_trained == 1
+    assert left.states.keys() <= {"trained", "skipped"}
+    assert left.rows("SELECT COUNT(*) FROM prompts WHERE state = 'skipped' AND reason IS NULL") == [(0,)]
+    assert max(left.staleness) <= 1
+
+
+def newest_checkpoint(left: Left) -> int:
+    """Return the step of the newest checkpoint, 0 without one."""
+    return max((int(path.name.removeprefix("step_")) for path in _checkpoints(left.folder)), default=0)
+
+
+def _checkpoints(folder: Path) -> Iterator[Path]:
+    return (folder / "checkpoints").glob("step_*")

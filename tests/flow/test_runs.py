@@ -1,0 +1,253 @@
+"""Whole runs with what users bring, by settings alone: real commands on a real cluster, read back from their folders.
+
+Runs of one model folder share a warm engine; they stand together here, because another engine takes half a minute.
+"""
+
+import json
+import re
+import subprocess
+import time
+from dataclasses import dataclass
+
+import pytest
+
+from tests.flow.flow_cluster import FlowCluster
+from tests.flow.user_run import Bring, Left, bring, each_trained_once, score
+from tests.http_servers import Answer, Received, ScriptedServer
+from tests.tiny_models import byte_tokenizer
+
+pytestmark = [pytest.mark.stack, pytest.mark.timeout(600)]
+
+# metrics.jsonl as design section 10 names it; all of them are measured in a run with an evaluation.
+KEYS = {
+    *("step", "policy_version", "time_s", "reward_mean", "reward_std", "loss", "grad_norm", "kl", "entropy"),
+    *("ratio_mean", "clip_fraction", "staleness_mean", "staleness_max", "response_tokens_mean", "turns_mean"),
+    *("samples_per_s", "tokens_per_s", "wait_s", "train_s", "push_s", "pause_s", "window_used", "skipped", "retried"),
+}
+
+
+@dataclass(frozen=True)
+class Ran:
+    """A run that ended. started_at: of its command, Unix seconds."""
+
+    command: "subprocess.CompletedProcess[str]"
+    left: Left
+    started_at: float
+
+
+def run(cluster: FlowCluster, user: Bring, name: str, **settings: object) -> Ran:
+    """Return a run of the user's with these settings, `__` for the dot in their names; it has ended well."""
+    overrides = {key.replace("__", "."): value for key, value in settings.items()}
+    started_at = time.time()
+    command = cluster.run(*user.options(name, overrides))
+    assert command.returncode == 0, command.stdout + command.stderr
+    return Ran(command, user.left(name), started_at)
+
+
+# -- a user's model, prompts and reward service -----------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def plain(cluster: FlowCluster, user: Bring) -> Ran:
+    return run(cluster, user, "plain", eval__every_steps=2, learner__checkpoint_every_steps=2)
+
+
+def test_every_prompt_of_a_run_is_trained_once_and_none_is_outstanding(plain: Ran) -> None:
+    assert plain.left.states == {"trained": 6}
+    assert plain.left.trained == each_trained_once(3)
+    assert plain.left.most_often_trained == 1
+
+
+def test_metrics_have_every_key_that_tools_rely_on_in_every_step(plain: Ran) -> None:
+    lines = [line for line in plain.left.metrics if line["step"] > 0]
+
+    assert [line["step"] for line in lines] == [1, 2, 3]
+    assert [KEYS - line.keys() for line in lines] == [set(), set(), set()]
+    assert all(type(value) in (int, float) for line in lines for value in line.values())
+
+
+def test_metrics_have_the_evaluations_before_the_first_and_after_the_last_step(plain: Ran) -> None:
+    evaluated = {line["step"]: line for line in plain.left.metrics if "eval_reward" in line}
+
+    assert {0, 3} <= evaluated.keys()
+    assert all("eval_reward_greedy" in line for line in evaluated.values())
+
+
+def test_rewards_in_the_ledger_are_the_users(plain: Ran, rewards: ScriptedServer) -> None:
+    given = {answer for received in rewards.received["fast"] for answer in score(received).body["rewards"]}
+    found = {reward for (reward,) in plain.left.rows("SELECT reward FROM trajectories")}
+
+    assert len(found) > 1
+    assert found <= given
+
+
+def test_a_reward_service_gets_prompt_and_label_of_the_users_rows(plain: Ran, rewards: ScriptedServer) -> None:
+    body = rewards.received["fast"][0].body
+
+    assert sorted(body) == ["labels", "prompts", "query"]
+    assert re.fullmatch(r"[hp]\d+ \+ \d+ =", body["prompts"][0])
+    assert body["query"][0].startswith(body["prompts"][0])
+    assert body["labels"][0].isdigit()
+
+
+def test_the_report_opens_without_a_network(plain: Ran) -> None:
+    text = (plain.left.folder / "report.html").read_text(encoding="utf-8")
+
+    assert "</html>" in text
+    assert re.findall(r"""(?:src|href|action)\s*=\s*["']?\s*(?:https?:)?//""", text) == []
+    assert re.findall(r"@import|url\(\s*[\"']?(?:https?:)?//", text) == []
+
+
+def test_only_the_newest_checkpoints_are_kept_and_latest_is_the_last_step(plain: Ran) -> None:
+    folders = plain.left.folder / "checkpoints"
+
+    assert sorted(path.name for path in folders.iterdir()) == ["latest", "step_000002", "step_000003"]
+    assert (folders / "latest").resolve().name == "step_000003"
+
+
+# -- a warm server ----------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def synchronous(cluster: FlowCluster, user: Bring, plain: Ran) -> Ran:
+    """A second run: the server of `plain` is warm."""
+    return run(cluster, user, "synchronous", learner__max_staleness=0)
+
+
+def test_a_second_run_has_its_first_lease_soon(synchronous: Ran) -> None:
+    first_lease_s = synchronous.left.first_lease_at - synchronous.started_at
+    print(f"first lease after {first_lease_s:.1f} s")
+
+    # Generous: this is no benchmark. A server that was started anew would take three times as long.
+    assert first_lease_s < 30.0
+
+
+# -- staleness --------------------------------------------------------------------------------------------------------
+
+
+def test_nothing_stale_is_trained_when_none_is_allowed(synchronous: Ran) -> None:
+    assert synchronous.left.staleness == [0] * 24
+    assert synchronous.left.trained == each_trained_once(3)
+
+
+def test_tied_weights_are_the_same_on_both_sides_in_every_step(synchronous: Ran) -> None:
+    assert_same_weights(synchronous)
+
+
+def test_no_trajectory_is_staler_than_one_step_when_one_is_allowed(plain: Ran) -> None:
+    assert len(plain.left.staleness) == 24
+    assert max(plain.left.staleness) == 1
+
+
+def test_staleness_occurs_but_is_never_above_four_when_four_are_allowed(cluster: FlowCluster, user: Bring) -> None:
+    ran = run(cluster, user, "stale", learner__max_staleness=4, run__max_steps=8)
+
+    assert 0 < max(ran.left.staleness) <= 4
+    assert ran.left.states == {"trained": 16}
+    assert ran.left.trained == each_trained_once(8)
+
+
+# -- several ranks ----------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("stage", [2, 3])
+def test_two_ranks_with_zero_train_every_prompt_once_and_export_the_model(
+    cluster: FlowCluster, user: Bring, stage: int
+) -> None:
+    from transformers import AutoModelForCausalLM
+
+    ran = run(cluster, user, f"zero{stage}", learner__num_ranks=2, learner__zero_stage=stage)
+    model = AutoModelForCausalLM.from_pretrained(ran.left.folder / "checkpoints" / "latest" / "model")
+
+    assert ran.left.states == {"trained": 6}
+    assert ran.left.trained == each_trained_once(3)
+    assert model.config.tie_word_embeddings
+    assert model.num_parameters() == 465_664
+
+
+# -- search in a user's retriever -------------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def searching(cluster: FlowCluster, user: Bring, rewards: ScriptedServer) -> Ran:
+    """A run whose policy was taught, by the warm start, to search for "sum" first."""
+
+    def retrieve(received: Received) -> Answer:
+        passage = {"document": {"id": "7", "contents": '"Belarus"\nalpha-2 code BY'}, "score": 1.5}
+        return Answer({"result": [[passage] for _ in received.body["queries"]]})
+
+    shown = user.folder / "demonstrations.jsonl"
+    rows = [{"prompt": f"p{i} + {i + 1} =", "response": "<search>sum</search>"} for i in range(64)]
+    shown.write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
+    return run(
+        cluster, user, "searching", rollout__environment="search", report__samples_per_step=8,
+        retriever__url=rewards.script_by("retrieve", retrieve), retriever__topk=2,
+        policy__warm_start__data=str(shown), policy__warm_start__max_steps=60,
+        policy__warm_start__rows_per_step=16, policy__warm_start__lr_warmup_steps=5,
+    )  # fmt: skip
+
+
+def test_search_asks_the_users_retriever_what_the_policy_wrote(searching: Ran, rewards: ScriptedServer) -> None:
+    asked = [received.body for received in rewards.received["retrieve"]]
+    written = [body for body in asked if body["queries"] == ["sum"]]
+
+    assert len(written) >= 8
+    assert {body["topk"] for body in written} == {2}
+
+
+def test_passages_of_the_users_retriever_are_masked_out(searching: Ran) -> None:
+    tokenizer = byte_tokenizer()
+    passage = tokenizer.encode(" Belarus: alpha-2 code BY")
+    masks = [
+        mask
+        for sample in searching.left.samples
+        if (mask := _mask_over(passage, sample["tokens"], sample["loss_mask"]))
+    ]
+
+    assert len(masks) >= 4
+    assert {bit for mask in masks for bit in mask} == {0}
+
+
+def test_search_trains_every_prompt_once_with_trajectories_of_several_turns(searching: Ran) -> None:
+    assert searching.left.states == {"trained": 6}
+    assert searching.left.trained == each_trained_once(3)
+    assert max(turns for (turns,) in searching.left.rows("SELECT num_turns FROM trajectories")) > 1
+
+
+# -- another engine: untied embeddings, two servers -------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def two_servers(cluster: FlowCluster, user: Bring, tmp_path_factory: pytest.TempPathFactory) -> Ran:
+    untied = bring(tmp_path_factory.mktemp("untied"), user.reward_url, tied=False)
+    return run(
+        cluster, untied, "two", rollout__num_servers=2, rollout__max_groups_in_flight=1, learner__max_staleness=0
+    )
+
+
+def test_untied_weights_are_the_same_on_both_sides_in_every_step(two_servers: Ran) -> None:
+    assert_same_weights(two_servers)
+
+
+def test_two_servers_both_make_what_is_trained(two_servers: Ran) -> None:
+    query = "SELECT DISTINCT server FROM trajectories WHERE step IS NOT NULL"
+
+    assert sorted(two_servers.left.rows(query)) == [("sluice-rollout-0",), ("sluice-rollout-1",)]
+    assert two_servers.left.trained == each_trained_once(3)
+    assert two_servers.left.staleness == [0] * 24
+
+
+def assert_same_weights(ran: Ran) -> None:
+    """At staleness 0 behaviour and learner logprobs of the same tokens differ by rounding alone."""
+    differences = [line["logprob_difference_max"] for line in ran.left.metrics if line["step"] > 0]
+    print(f"largest logprob difference in each step: {differences}")
+    assert len(differences) == 3
+    assert all(0 <= difference < 1e-3 for difference in differences)
+
+
+def _mask_over(wanted: list[int], tokens: list[int], mask: list[int]) -> list[int]:
+    """Return the mask over the first place where the wanted tokens are; nothing when they are nowhere."""
+    for start in range(len(tokens) - len(wanted) + 1):
+        if tokens[start : start + len(wanted)] == wanted:
+            return [int(bit) for bit in mask[start : start + len(wanted)]]
+    return []

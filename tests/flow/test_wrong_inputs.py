@@ -1,0 +1,352 @@
+"""What needs no cluster to be found wrong: settings, models, data sets, run folders. One line each, nothing left behind.
+
+What only a running cluster can tell is in test_wrong_neighbours.py.
+"""
+
+import json
+import shutil
+import subprocess
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from learner.checkpoint import Checkpoint, begin, commit
+from protocol.home import ClusterState
+from protocol.listen import bind
+from tests.flow.refusals import Wrong, expect_refusal, options_of, run_without_cluster
+from tests.flow.user_run import Bring
+
+_ROW = '{"prompt": "1 + 1 =", "label": "2"}\n'
+_ENDPOINT = {"name": "mine", "url": "http://127.0.0.1:9/r"}
+
+
+def _write(name: str, text: str) -> Callable[[Path], object]:
+    return lambda folder: (folder / name).write_text(text, encoding="utf-8")
+
+
+def _copy_model(name: str, *without: str) -> Callable[[Path], object]:
+    return lambda folder: shutil.copytree(folder / "tied", folder / name, ignore=shutil.ignore_patterns(*without))
+
+
+def _cut_weights(folder: Path) -> None:
+    _copy_model("cut")(folder)
+    weights = folder / "cut" / "model.safetensors"
+    weights.write_bytes(weights.read_bytes()[:5000])
+
+
+def _checkpoint_of_another_model(folder: Path) -> None:
+    root = folder / "others"
+    aside = begin(root, 3)
+    (aside / "ledger.sqlite").write_bytes(b"")
+    commit(aside, Checkpoint(aside, step=3, policy_version=3, run_id="others", model_digest="0" * 64))
+
+
+SETTINGS = [
+    Wrong(
+        "unknown key", 2,
+        "settings: learner.max_stalenes does not exist. Did you mean learner.max_staleness?",
+        {"learner.max_stalenes": 1},
+    ),
+    Wrong(
+        "wrong type", 2,
+        "settings: learner.lr = 'fast' is wrong: Input should be a valid number, unable to parse string as a number.",
+        {"learner.lr": "fast"},
+    ),
+    Wrong(
+        "out of range", 2,
+        "settings: rollout.temperature = '-1' is wrong: Input should be greater than 0.",
+        {"rollout.temperature": -1},
+    ),
+    Wrong(
+        "not among the choices", 2,
+        "settings: learner.zero_stage = '1' is wrong: Input should be 0, 2 or 3.",
+        {"learner.zero_stage": 1},
+    ),
+    Wrong(
+        "map that is not JSON", 2,
+        'settings: Parsing error encountered for rollout.engine_args: Missing end delimiter "}". '
+        "Give lists and maps as JSON, in single quotes.",
+        {"rollout.engine_args": '{"seed": 1'},
+    ),
+    Wrong(
+        "run name with a slash", 2,
+        "settings: run.name = '../x' is wrong: String should match pattern '^[A-Za-z0-9][A-Za-z0-9._-]*$'.",
+        {"run.name": "../x"},
+    ),
+    Wrong(
+        "endpoint without url", 2,
+        "settings: rewards.endpoints.0.url = {'name': 'mine'} is wrong: Field required.",
+        {"rewards.endpoints": [{"name": "mine"}]},
+    ),
+    Wrong(
+        "two endpoints of one name", 2,
+        "settings: rewards.endpoints has the names ['mine', 'mine']. Give each endpoint a name of its own.",
+        {"rewards.endpoints": [_ENDPOINT, _ENDPOINT]},
+    ),
+    Wrong(
+        "groups not divisible by ranks", 2,
+        "settings: learner.groups_per_step = 6 cannot be split over 4 ranks. "
+        "Use a multiple of 4, or set learner.num_ranks to one of [1, 2, 3, 6].",
+        {"learner.groups_per_step": 6, "learner.num_ranks": 4},
+    ),
+    Wrong(
+        "group of one", 2,
+        "settings: rollout.group_size = 1 gives a group nothing to be compared with. "
+        "Use at least 2 samples of a prompt.",
+        {"rollout.group_size": 1},
+    ),
+    Wrong(
+        "no room for a prompt", 2,
+        "settings: rollout.max_response_tokens = 256 leaves no room for a prompt in "
+        "rollout.max_context_tokens = 256. Lower the first or raise the second.",
+        {"rollout.max_response_tokens": 256},
+    ),
+    Wrong(
+        "evaluation without prompts", 2,
+        "settings: eval.every_steps = 5 needs held-out prompts. Set data.eval, or eval.every_steps to 0.",
+        {"eval.every_steps": 5, "data.eval": None},
+    ),
+]  # fmt: skip
+
+MODELS = [
+    Wrong(
+        "no model", 2,
+        "settings: policy.model is not set. Give a model folder or a Hugging Face name.",
+        {"policy.model": ""},
+    ),
+    Wrong(
+        "missing model folder", 2,
+        "settings: policy.model = {user}/nowhere is not a folder. Give one that holds a model.",
+        {"policy.model": "{user}/nowhere"},
+    ),
+    Wrong(
+        "model that the hub does not give", 2,
+        r"settings: policy.model = nobody/nothing is neither a folder nor a model in reach of the Hugging Face hub "
+        r"\(\w+\). Give a model folder.",
+        {"policy.model": "nobody/nothing"},
+        is_pattern=True,
+    ),
+    Wrong(
+        "model without weights", 2,
+        "settings: policy.model = {user}/weightless holds no weights (*.safetensors). Give a complete model.",
+        {"policy.model": "{user}/weightless"},
+        _copy_model("weightless", "*.safetensors"),
+    ),
+    Wrong(
+        "model whose download was cut", 2,
+        r"settings: policy.model: {user}/cut/model.safetensors cannot be read \(.+\). "
+        r"Copy or download the model again.",
+        {"policy.model": "{user}/cut"},
+        _cut_weights,
+        is_pattern=True,
+    ),
+    Wrong(
+        "model without tokenizer", 2,
+        "settings: the tokenizer of policy.model = {user}/mute cannot encode the prompts: .+",
+        {"policy.model": "{user}/mute"},
+        _copy_model("mute", "tokenizer*"),
+        is_pattern=True,
+    ),
+    Wrong(
+        "missing demonstrations", 2,
+        "settings: policy.warm_start.data = {user}/none.jsonl does not exist. "
+        "Give a JSONL file, or null for no warm start.",
+        {"policy.warm_start.data": "{user}/none.jsonl"},
+    ),
+]  # fmt: skip
+
+DATA = [
+    Wrong(
+        "no data", 2,
+        "settings: data.train is not set. Give a JSONL or Parquet file of prompts.",
+        {"data.train": ""},
+    ),
+    Wrong(
+        "missing file", 2,
+        "data: {user}/none.jsonl does not exist. Give a JSONL or Parquet file as data.train or data.eval.",
+        {"data.train": "{user}/none.jsonl"},
+    ),
+    Wrong(
+        "line that is not JSON", 2,
+        "data: {user}/broken.jsonl line 2 is not JSON: Expecting ',' delimiter at column 16.",
+        {"data.train": "{user}/broken.jsonl"},
+        _write("broken.jsonl", _ROW + '{"prompt": "b?"\n' + _ROW),
+    ),
+    Wrong(
+        "empty data set", 2,
+        "data: {user}/empty.jsonl has no rows. A run needs at least one prompt.",
+        {"data.eval": "{user}/empty.jsonl"},
+        _write("empty.jsonl", "\n"),
+    ),
+    Wrong(
+        "missing label", 2,
+        "data: {user}/bare.jsonl line 2 has no label under 'label'. Set data.label_key to one of ['answer', 'prompt'], "
+        "or data.label_required to false when your reward needs none.",
+        {"data.train": "{user}/bare.jsonl"},
+        _write("bare.jsonl", _ROW + '{"prompt": "a?", "answer": "A"}\n'),
+    ),
+    Wrong(
+        "prompt under another key", 2,
+        "data: {user}/prompts.jsonl line 1 has question = None, expected text or a list of chat messages with role and "
+        "content. Set data.prompt_key to one of ['label', 'prompt'], or mend the row.",
+        {"data.prompt_key": "question"},
+    ),
+    Wrong(
+        "prompt longer than the window", 2,
+        "data: prompt 2 of {user}/long.jsonl has 300 tokens; rollout.max_context_tokens = 256 less "
+        "rollout.max_response_tokens = 24 leaves 232. Raise the first, or shorten the prompt.",
+        {"data.train": "{user}/long.jsonl"},
+        _write("long.jsonl", _ROW + json.dumps({"prompt": "x" * 300, "label": "y"}) + "\n"),
+    ),
+    Wrong(
+        "chat without a chat template", 2,
+        r"settings: the tokenizer of policy.model = {user}/tied cannot encode the prompts: .*chat.template.+",
+        {"data.train": "{user}/chat.jsonl"},
+        _write("chat.jsonl", '{"prompt": [{"role": "user", "content": "a?"}], "label": "A"}\n'),
+        is_pattern=True,
+    ),
+]  # fmt: skip
+
+FOLDERS = [
+    Wrong(
+        "resume from nothing", 2,
+        "settings: run.resume = {user}/nowhere is no valid checkpoint ({user}/nowhere has no MANIFEST.json). "
+        "Name a folder such as runs/NAME/checkpoints/step_000100, or use auto.",
+        {"run.resume": "{user}/nowhere"},
+    ),
+    Wrong(
+        "checkpoint of another model", 2,
+        "settings: {user}/others/step_000003 is a checkpoint of another model than policy.model. "
+        "Give the model it was made from, another run.name, or run.resume never.",
+        {"run.resume": "{user}/others/step_000003"},
+        _checkpoint_of_another_model,
+    ),
+    Wrong(
+        "unwritable run folder", 1,
+        "/sys cannot be written: .+. Set run.dir to a folder of your own.",
+        {"run.dir": "/sys/runs"},
+        is_pattern=True,
+    ),
+    Wrong(
+        "run folder inside a file", 1,
+        "{user}/prompts.jsonl cannot be written: Not a directory. Set run.dir to a folder of your own.",
+        {"run.dir": "{user}/prompts.jsonl"},
+    ),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("wrong", [*SETTINGS, *MODELS, *DATA, *FOLDERS], ids=str)
+def test_a_wrong_input_is_one_line_and_leaves_nothing(wrong: Wrong, user: Bring, tmp_path: Path) -> None:
+    expect_refusal(wrong, user, run_without_cluster(tmp_path / "home", options_of(wrong, user)))
+    assert not (tmp_path / "home").exists()
+
+
+def test_an_unknown_key_of_a_file_is_refused_as_one_of_the_command_line(user: Bring, tmp_path: Path) -> None:
+    config = tmp_path / "mine.yaml"
+    config.write_text("learner: {lrr: 1}\n", encoding="utf-8")
+    finished = run_without_cluster(tmp_path / "home", ["--config", str(config)])
+    assert (finished.returncode, finished.stderr) == (
+        2,
+        "settings: learner.lrr does not exist. Did you mean learner.lr?\n",
+    )
+
+
+def test_a_missing_settings_file_is_named(tmp_path: Path) -> None:
+    finished = run_without_cluster(tmp_path / "home", ["--config", f"{tmp_path}/none.yaml"])
+    assert (finished.returncode, finished.stderr) == (
+        2,
+        f"settings: --config {tmp_path}/none.yaml cannot be read: No such file or directory. "
+        "Give an existing YAML file.\n",
+    )
+
+
+def test_resume_never_keeps_off_a_folder_that_holds_a_run(user: Bring, tmp_path: Path) -> None:
+    used = user.folder / "runs" / "used"
+    used.mkdir(parents=True)
+    (used / "ledger.sqlite").touch()
+    finished = run_without_cluster(tmp_path / "home", user.options("used", {"run.resume": "never"}))
+    assert (finished.returncode, finished.stderr) == (
+        2,
+        f"settings: run.resume = never, and {used} holds a run already. "
+        "Choose another run.name, or resume with auto.\n",
+    )
+    assert [path.name for path in used.iterdir()] == ["ledger.sqlite"]
+
+
+@pytest.fixture
+def small_disk(tmp_path: Path) -> Iterator[Path]:
+    """Yield a folder on a disk of 8 MiB of its own. Fails where none can be mounted; see the next test for those."""
+    folder = tmp_path / "disk"
+    folder.mkdir()
+    mounted = subprocess.run(["mount", "-t", "tmpfs", "-o", "size=8m", "tmpfs", str(folder)], capture_output=True)
+    try:
+        yield folder if mounted.returncode == 0 else Path("/proc")  # the other file system without room
+    finally:
+        if mounted.returncode == 0:
+            subprocess.run(["umount", str(folder)], check=True)
+
+
+def test_a_full_disk_is_found_before_anything_starts(user: Bring, small_disk: Path, tmp_path: Path) -> None:
+    (small_disk / "fill").write_bytes(bytes(7 << 20))
+    finished = run_without_cluster(tmp_path / "home", user.options("full", {"run.dir": str(small_disk)}))
+    assert (finished.returncode, finished.stderr) == (
+        1,
+        f"{small_disk} has 1 MiB free; this run's checkpoints need about 85 MiB. "
+        "Free some, set run.dir to a larger disk, or lower learner.keep_checkpoints.\n",
+    )
+    assert [path.name for path in small_disk.iterdir()] == ["fill"]
+
+
+# -- the cluster is not there -------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("has_own_settings", [True, False], ids=["own settings", "quick start"])
+def test_without_a_cluster_the_command_says_how_to_start_one(
+    user: Bring, tmp_path: Path, has_own_settings: bool
+) -> None:
+    finished = run_without_cluster(tmp_path / "home", user.options("lonely") if has_own_settings else [])
+    assert (finished.returncode, finished.stderr) == (
+        1,
+        "No Sluice cluster runs here. Start one with deploy/start_cluster.sh.\n",
+    )
+    assert not (user.folder / "runs" / "lonely").exists()
+
+
+def test_a_broken_record_of_the_cluster_is_named(user: Bring, tmp_path: Path) -> None:
+    (tmp_path / "cluster.json").write_text("{", encoding="utf-8")
+    finished = run_without_cluster(tmp_path, user.options("broken-record"))
+    assert (finished.returncode, finished.stderr) == (
+        1,
+        f"{tmp_path}/cluster.json cannot be used (ValidationError). "
+        "No Sluice cluster runs here. Start one with deploy/start_cluster.sh.\n",
+    )
+
+
+def test_a_cluster_that_is_gone_is_found_within_seconds(user: Bring, tmp_path: Path) -> None:
+    with bind("test", "127.0.0.1", 0) as listener:
+        address = f"127.0.0.1:{listener.getsockname()[1]}"
+    state = ClusterState(
+        ray_address=address, namespace="sluice", node_ip="127.0.0.1", retriever_url="http://127.0.0.1:9/retrieve",
+        reward_url=None, token_file=f"{tmp_path}/token", ray_token_file=f"{tmp_path}/ray_token",
+        keys_dir=f"{tmp_path}/keys", processes=[],
+    )  # fmt: skip
+    (tmp_path / "cluster.json").write_text(state.model_dump_json(), encoding="utf-8")
+    finished = run_without_cluster(tmp_path, user.options("gone"))
+    assert (finished.returncode, finished.stderr) == (
+        1,
+        f"Ray at {address} does not answer ([Errno 111] Connection refused). Start it with deploy/start_cluster.sh.\n",
+    )
+    assert not (user.folder / "runs" / "gone").exists()
+
+
+def test_a_taken_port_is_named_with_who_has_it(tmp_path: Path) -> None:
+    with bind("test", "127.0.0.1", 0) as listener:
+        listener.listen()
+        port = listener.getsockname()[1]
+        finished = run_without_cluster(tmp_path / "home", ["start", "--ray-port", str(port)], "deploy.cluster")
+    assert finished.returncode == 1
+    assert finished.stderr.startswith(f"Port {port} of 127.0.0.1, wanted by the Ray head, is taken by process ")
+    assert finished.stderr.endswith("Stop what listens there, or choose another port with --ray-port.\n")
+    assert finished.stderr.count("\n") == 1
+    assert not (tmp_path / "home" / "cluster.json").exists()
