@@ -53,11 +53,11 @@ def place_coordinator(settings: Settings, folder: Path, run_id: str, last_step: 
     return actor.remote(settings, folder, run_id, last_step, host)
 
 
-def place_ranks(settings: Settings, folder: Path, model: Path, host: str, use_gpus: bool) -> list[Any]:
+def place_ranks(settings: Settings, folder: Path, model: Path, use_gpus: bool) -> list[Any]:
     """Start the learner ranks and tell each its place in their world. Returns their handles, by rank."""
     options = {"num_cpus": 0, "num_gpus": 1 if use_gpus else 0, "max_concurrency": 3}
     ranks = [
-        ray.remote(**options)(RankProcess).remote(settings, folder, model, host, RayServer)
+        ray.remote(**options)(RankProcess).remote(settings, folder, model, RayServer)
         for _ in range(settings.learner.num_ranks)
     ]
     host, port = call(ranks[0].offer_address.remote(), "learner rank 0", _IMPORT_S)

@@ -97,6 +97,7 @@ class Coordinator:
         if not self._steps.is_under_way:
             self._leases.drop_stale(self._steps.policy_version)
         self._steps.answer_ranks(now)
+        self._steps.push_again(self._servers.lack_weights(self._steps.versions), now)
         self._leases.lease_all(self._steps.versions, is_admitting=not self._steps.stop_reason, now=now)
         self._ledger.commit()
 

@@ -20,6 +20,7 @@ from protocol.messages import (
     Evaluate,
     Message,
     NextBatch,
+    PushAgain,
     Refused,
     SaveLedger,
     Stepped,
@@ -41,9 +42,10 @@ class CoordinatorClient:
         self._stamp: dict[str, Any] = {"run_id": run_id, "incarnation": incarnation}
         self._decoder: Decoder[Message] = Decoder(ToRank, _LIMITS)
 
-    def next_batch(self, step: int, rank: int, timeout_s: float) -> tuple[Batch, dict[int, Trajectory]] | str:
+    def next_batch(self, step: int, rank: int, timeout_s: float) -> tuple[Batch, dict[int, Trajectory]] | str | None:
         """Return this rank's share of a step with its trajectories by index, or why the run has no such step.
 
+        None: no server holds the current weights; push them and ask again. Every rank is told so, or none.
         Blocks until the coordinator has one, at most timeout_s. Raises: NeighbourError saying what was waited for.
         """
         deadline = time.monotonic() + timeout_s
@@ -54,6 +56,8 @@ class CoordinatorClient:
                     return answer, _trajectories(answer, buffers)
                 case Ended():
                     return answer.detail
+                case PushAgain():
+                    return None
                 case Wait() if time.monotonic() > deadline:
                     problem = (
                         f"no batch for step {step} within learner.batch_timeout_s = {timeout_s:g} s: {answer.detail}"

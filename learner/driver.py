@@ -145,7 +145,6 @@ def _watch(run: _Run) -> str:
         coordinator_address=run.spec.coordinator_address,
         servers=tuple(run.servers),
         weights_backend=run.backend,
-        host=run.cluster.node_ip,
     )
     run.is_training = True
     training = {rank.train.remote(place): f"learner rank {i}" for i, rank in enumerate(run.ranks)}

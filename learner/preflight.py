@@ -71,9 +71,11 @@ def check_warm_start(settings: Settings) -> None:
 
 
 def check_prompt_lengths(prompts: Sequence[Prompt], path: str, model: Path, settings: Settings) -> None:
-    """Raise SettingsError for the first prompt that leaves the policy no room in rollout.max_context_tokens."""
+    """Raise SettingsError for the first prompt without tokens, or without room for the policy after it."""
     room = settings.rollout.max_context_tokens - settings.rollout.max_response_tokens
     for number, length in enumerate(_lengths(prompts, model, settings.policy.trust_remote_code), start=1):
+        if not length:
+            raise SettingsError(f"data: prompt {number} of {path} has no tokens for the tokenizer of policy.model.")
         if length > room:
             raise SettingsError(
                 f"data: prompt {number} of {path} has {length} tokens; rollout.max_context_tokens = "
@@ -133,6 +135,9 @@ def _check_model(folder: Path, name: str) -> None:
     weights = sorted(path for path in folder.iterdir() if path.suffix in _WEIGHT_SUFFIXES)
     if not weights:
         raise SettingsError(f"settings: policy.model = {name} holds no weights (*.safetensors). Give a complete model.")
+    if not any(path.name.startswith(("tokenizer", "vocab")) or path.suffix == ".model" for path in folder.iterdir()):
+        # Asked for it, transformers would give an empty tokenizer of this kind of model: every text becomes no token.
+        raise SettingsError(f"settings: policy.model = {name} has no tokenizer. Give a complete model.")
     for path in weights:
         if path.suffix == ".safetensors":
             _check_weights(path)

@@ -4,6 +4,7 @@ Placed by `learner.cluster` as an actor, one process per rank. `train` is the ta
 """
 
 import os
+import socket
 import time
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -49,10 +50,14 @@ class LearnerRank:
         # Until training begins, no rollout server is at work on these cores.
         self._use_threads(others=0)
 
-    def prepare(self, checkpoint: Checkpoint | None) -> None:
-        """Join the world and bring the policy to where the run starts: its checkpoint, or the (warm-started) model."""
+    def prepare(self, checkpoint: Checkpoint | None, listener: socket.socket | None) -> None:
+        """Join the world and bring the policy to where the run starts: its checkpoint, or the (warm-started) model.
+
+        listener: rank 0's, where the world meets.
+        """
         place, settings = self._place, self._settings
-        join_world(place.rank, place.world_size, place.host, place.port, settings.rollout.start_timeout_s)
+        timeout_s = settings.rollout.start_timeout_s
+        join_world(place.rank, place.world_size, place.host, place.port, timeout_s, listener)
         model = self._model
         if checkpoint is None and settings.policy.warm_start.data is not None:
             model = warm_start(settings, model, self._tell)
@@ -93,7 +98,7 @@ class LearnerRank:
         channel = DealerChannel(run.coordinator_address, f"rank-{rank}", keys.peer, keys.coordinator.public)
         self._channel = channel
         self._coordinator = CoordinatorClient(channel, run.run_id, run.incarnation)
-        self._pusher = RankPusher(self._policy, settings, self._servers(run), run.host, run.weights_backend)
+        self._pusher = RankPusher(self._policy, settings, self._servers(run), self._place.host, run.weights_backend)
         self._evaluating: int | None = None
 
     def _servers(self, run: RunPlace) -> list[ServerControl]:
@@ -103,12 +108,15 @@ class LearnerRank:
     def _push(self) -> dict[str, float]:
         """Give every server the current weights; returns how long it took. Raises when a server holds other ones."""
         report = self._pusher.push(self._version)
-        return {} if report is None else {"push_s": report.push_s, "pause_s": report.pause_s}
+        return {"push_s": report.push_s, "pause_s": report.pause_s} if report is not None and report.synced else {}
 
     def _next_inputs(self) -> StepInputs | str:
         step, settings = self._step + 1, self._settings
         started = time.monotonic()
-        answer = self._coordinator.next_batch(step, self._place.rank, settings.learner.batch_timeout_s)
+        limit_s = settings.learner.batch_timeout_s
+        while (answer := self._coordinator.next_batch(step, self._place.rank, limit_s)) is None:
+            limit_s = settings.learner.batch_timeout_s - (time.monotonic() - started)
+            self._push()
         if isinstance(answer, str):
             return answer
         return prepare_step(*answer, settings, wait_s=time.monotonic() - started)

@@ -3,12 +3,14 @@
 Placed by `learner.cluster` as an actor; everything is done by `learner.rank`.
 """
 
+import socket
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from learner.checkpoint import Checkpoint
+from protocol.home import read_cluster
 from protocol.settings import Settings
 
 if TYPE_CHECKING:
@@ -27,14 +29,13 @@ class RankPlace:
 
 @dataclass(frozen=True)
 class RunPlace:
-    """What a rank needs to reach its run. host: the address under which rank 0 offers weights."""
+    """What a rank needs to reach its run."""
 
     run_id: str
     incarnation: int
     coordinator_address: str
     servers: tuple[str, ...]
     weights_backend: str
-    host: str
 
 
 class RankProcess:
@@ -45,23 +46,22 @@ class RankProcess:
         settings: Settings,
         folder: Path,
         model: Path,
-        host: str,
         reach_server: "Callable[[str], ServerControl]",
     ) -> None:
-        """host: this node's address. reach_server: returns the weight controls of a named rollout server."""
+        """reach_server: returns the weight controls of a named rollout server."""
         self._settings = settings
         self._folder = folder
         self._model = model
         self._reach_server = reach_server
-        self._host = host
+        self._listener: socket.socket | None = None
         self._phase = "starting learner ranks"
         self._asked_phase = ""
 
     def offer_address(self) -> tuple[str, int]:
-        """Return the address that the world meets at, of this rank's node."""
-        from learner.world import free_address
-
-        return free_address(self._host)
+        """Return the address that the world meets at: this rank's node, and a port that is taken from now on."""
+        host = read_cluster().node_ip
+        self._listener = socket.create_server((host, 0))
+        return host, int(self._listener.getsockname()[1])
 
     def take_place(self, place: RankPlace) -> None:
         """Become this rank."""
@@ -77,7 +77,7 @@ class RankProcess:
 
     def prepare(self, checkpoint: Checkpoint | None) -> None:
         """Join the world and bring the policy to where the run starts."""
-        self._rank.prepare(checkpoint)
+        self._rank.prepare(checkpoint, self._listener)
 
     def train(self, run: RunPlace) -> str:
         """Train until the coordinator ends the run; returns how it ended, in one sentence."""

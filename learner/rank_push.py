@@ -37,6 +37,7 @@ class RankPusher:
             for name, parameter in self._parameters.items()
         ]
         self._buckets = plan_buckets(self._metas, weights.bucket_mb << 20)
+        self._has_synced = False
         self._pusher = (
             WeightPusher(
                 servers,
@@ -53,7 +54,8 @@ class RankPusher:
     def push(self, version: int) -> PushReport | None:
         """Give every server the current weights under this version; returns what was done, on rank 0.
 
-        Raises: NeighbourError when no server took them, or when one computes other logprobs than the learner.
+        Raises: NeighbourError when no server takes the first push, or when one computes other logprobs than the
+        learner. Later, servers that died are started again: the coordinator has the weights pushed again then.
         """
         expected = self._expected_logprobs()
         if self._pusher is None:
@@ -61,7 +63,8 @@ class RankPusher:
                 pass
             return None
         report = self._pusher.push(version, self._gathered(), self._metas)
-        if not report.synced:
+        self._has_synced |= bool(report.synced)
+        if not self._has_synced:
             raise NeighbourError("weight push", f"no server took version {version}: {report.failed}")
         if expected:
             self._compare(expected, version)

@@ -5,6 +5,7 @@ checkpoints/step_000100/, logs/, report.html.
 """
 
 import hashlib
+import json
 import shutil
 from dataclasses import dataclass
 from pathlib import Path
@@ -16,6 +17,7 @@ from protocol.settings_loader import save_settings
 
 LEDGER = "ledger.sqlite"
 CHECKPOINTS = "checkpoints"
+_RECORDS = ("metrics.jsonl", "samples.jsonl")
 
 
 @dataclass(frozen=True)
@@ -75,9 +77,11 @@ def prepare_folder(start: RunStart, settings: Settings) -> None:
             (folder / leftover).unlink(missing_ok=True)
         if start.checkpoint is not None:
             shutil.copyfile(start.checkpoint.path / LEDGER, folder / LEDGER)
+            for name in _RECORDS:
+                _cut_back(folder / name, start.checkpoint.step)
         elif (folder / LEDGER).exists():
             # A run that died before its first checkpoint left accounts of weights that no longer exist.
-            for name in (LEDGER, "metrics.jsonl", "samples.jsonl"):
+            for name in (LEDGER, *_RECORDS):
                 if (folder / name).exists():
                     (folder / name).rename(folder / "logs" / f"before_{_mtime(folder / name)}_{name}")
         save_settings(settings, folder / "settings.yaml")
@@ -105,6 +109,17 @@ def _of_model(checkpoint: Checkpoint, digest: str) -> Checkpoint:
             "Give the model it was made from, another run.name, or run.resume never."
         )
     return checkpoint
+
+
+def _cut_back(record: Path, step: int) -> None:
+    """Keep a record's lines up to this step: later ones tell of weights that no longer exist, and will be told anew."""
+    if not record.exists():
+        return
+    lines = record.read_text(encoding="utf-8").splitlines(keepends=True)
+    kept = [line for line in lines if line.endswith("\n") and json.loads(line)["step"] <= step]
+    aside = record.with_name(f".{record.name}")
+    aside.write_text("".join(kept), encoding="utf-8")
+    aside.replace(record)
 
 
 def _next_free(folder: Path) -> Path:

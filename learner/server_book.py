@@ -11,8 +11,12 @@ from protocol import messages as m
 
 @dataclass
 class Server:
-    """A rollout server as its latest messages describe it. policy_version: None while its weights are not synced."""
+    """A rollout server as its latest messages describe it. policy_version: None while its weights are not synced.
 
+    is_here: it has spoken since it was last lost.
+    """
+
+    is_here: bool = False
     policy_version: int | None = None
     num_wanted: int = 0
     heartbeat: m.Heartbeat | None = None
@@ -25,8 +29,10 @@ class ServerBook:
         self._servers: dict[str, Server] = {}
 
     def note(self, name: str) -> Server:
-        """Make a server known; returns what is known of it, nothing yet for a new one."""
-        return self._servers.setdefault(name, Server())
+        """Take a server as being here; returns what is known of it, nothing yet for a new one."""
+        server = self._servers.setdefault(name, Server())
+        server.is_here = True
+        return server
 
     def note_hello(self, name: str, message: m.Hello) -> None:
         self.note(name).policy_version = message.policy_version
@@ -41,8 +47,8 @@ class ServerBook:
 
     def forget_state(self, name: str, num_wanted: int) -> None:
         """Take a server for one whose weights are unknown: it died or started again."""
-        server = self.note(name)
-        server.num_wanted, server.policy_version = num_wanted, None
+        server = self._servers.setdefault(name, Server())
+        server.is_here, server.num_wanted, server.policy_version = False, num_wanted, None
 
     def next_to_lease(self, versions: range) -> str | None:
         """Return the server that wants most, of those whose weights are of one of these versions."""
@@ -59,6 +65,11 @@ class ServerBook:
         assert server.policy_version is not None
         server.num_wanted -= 1
         return server.policy_version
+
+    def lack_weights(self, versions: range) -> bool:
+        """Return whether servers are here and none of them holds weights of these versions: nothing can be leased."""
+        here = [server for server in self._servers.values() if server.is_here]
+        return bool(here) and not any(server.policy_version in versions for server in here)
 
     def newest_version(self) -> int:
         """Return the newest version that a server says it holds, 0 when none holds any."""

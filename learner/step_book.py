@@ -16,6 +16,8 @@ from protocol.settings import Settings
 from protocol.trajectory import FrameError
 
 _ANSWER_WITHIN_S = 1.0
+# Servers say each second which weights they hold; a push that has just ended may not have been told of yet.
+_PUSH_AGAIN_AFTER_S = 3.0
 
 
 class StepBook:
@@ -46,6 +48,7 @@ class StepBook:
         self._counts = counts
         self._batch: StepBatch | None = None
         self._waiting: dict[int, tuple[str, m.NextBatch, float]] = {}
+        self._lacking_since: float | None = None
 
     @property
     def is_under_way(self) -> bool:
@@ -82,6 +85,26 @@ class StepBook:
             else:
                 continue
             del self._waiting[rank]
+
+    def push_again(self, is_lacking: bool, now: float) -> None:
+        """Have all ranks push their weights again, when no server holds them and all ranks wait for samples.
+
+        The next step's push would bring them to a server that was started again, but that step needs its samples first.
+        """
+        if not is_lacking:
+            self._lacking_since = None
+            return
+        if self._lacking_since is None:
+            self._lacking_since = now
+        # A push is a work of all ranks: none may be elsewhere.
+        are_free = len(self._waiting) == self._settings.learner.num_ranks and self._batch is None
+        if not are_free or now - self._lacking_since < _PUSH_AGAIN_AFTER_S:
+            return
+        run_id, incarnation = self._mailbox.run_id, self._mailbox.incarnation
+        for peer, message, _ in self._waiting.values():
+            self._mailbox.send(peer, m.PushAgain(run_id=run_id, incarnation=incarnation, step=message.step))
+        self._waiting.clear()
+        self._lacking_since = now
 
     def _assign(self) -> None:
         """Choose the next step's groups, if the window lets it."""

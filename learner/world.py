@@ -20,9 +20,12 @@ def free_address(host: str) -> tuple[str, int]:
         return host, int(probe.getsockname()[1])
 
 
-def join_world(rank: int, world_size: int, host: str, port: int, timeout_s: float) -> None:
+def join_world(
+    rank: int, world_size: int, host: str, port: int, timeout_s: float, listener: socket.socket | None = None
+) -> None:
     """Meet the other ranks: gloo on CPUs, nccl on GPUs. Blocks until all have come, at most timeout_s.
 
+    listener: rank 0's socket at host and port, where it was opened before; taken over.
     Raises: RuntimeError (torch's) when they do not.
     """
     if ipaddress.ip_address(host).is_loopback:
@@ -30,7 +33,8 @@ def join_world(rank: int, world_size: int, host: str, port: int, timeout_s: floa
     # DeepSpeed wants to know which of its node's devices is this rank's: the only one that it can see.
     os.environ["LOCAL_RANK"] = "0"
     deadline = timedelta(seconds=timeout_s)
-    listener = socket.create_server((host, port)) if rank == 0 else None
+    if rank == 0 and listener is None:
+        listener = socket.create_server((host, port))
     # Without a listening socket of ours, torch's store listens on every interface.
     store = TCPStore(
         host,

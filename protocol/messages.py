@@ -168,6 +168,12 @@ class Wait(Message, frozen=True, kw_only=True, tag="wait"):
     detail: Reason
 
 
+class PushAgain(Message, frozen=True, kw_only=True, tag="push_again"):
+    """No server holds the weights that the step needs: every rank hears it, pushes them together, and asks again."""
+
+    step: Count
+
+
 class Ended(Message, frozen=True, kw_only=True, tag="ended"):
     """The run has no such step: every rank hears it for the same step, so that they leave together."""
 
@@ -192,4 +198,4 @@ ToCoordinator = (
     Hello | Demand | TrajectoryDone | SampleFailed | Heartbeat | NextBatch | Stepped | Evaluate | EvalPoll | SaveLedger
 )
 ToServer = Lease | Ack | Trained | Refused | Done
-ToRank = Batch | Wait | Ended | Done | EvalResult | Refused
+ToRank = Batch | Wait | PushAgain | Ended | Done | EvalResult | Refused

@@ -180,9 +180,8 @@ class Engine:
 
     async def _warm_up(self) -> None:
         """Generate once: vLLM's first request takes seconds on a CPU, which no run's first lease should wait for."""
-        await self._finished(
-            token_request([1, 1], "warm-up"), sampling_params(Sampling(2, 1.0), self._can_seed), "warm-up"
-        )
+        params = sampling_params(Sampling(2, 1.0), self._can_seed)
+        await self._finished(token_request([1, 1], "warm-up"), params, "warm-up")
 
     async def _finished(self, request: Mapping[str, Any], params: Any, request_id: str) -> Any:
         from vllm.exceptions import VLLMClientError

@@ -1,6 +1,7 @@
 """What a vLLM engine is started with, and when a warm one may be taken over instead. Plain data: no vLLM here.
 
-Made by `rollout.server` from a run's settings, read by `deploy.fleet` to find warm servers and by `rollout.engine_start`.
+Made by `rollout.server` from what a run asks for, and by `deploy.fleet` to find a warm server for it; read by
+`rollout.engine_start`.
 """
 
 from collections.abc import Mapping

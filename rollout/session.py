@@ -21,6 +21,7 @@ from protocol.trajectory import FrameError
 from rollout.episode import EpisodePlayer, Generator, Scorer
 from rollout.failure_counts import FailureCounts
 from rollout.outbox import Finished, Item, Outbox
+from rollout.samples_in_flight import SamplesInFlight
 
 _log = logging.getLogger(__name__)
 _TICK_S = 0.25

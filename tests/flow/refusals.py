@@ -52,17 +52,11 @@ def expect_refusal(wrong: Wrong, user: Bring, finished: "subprocess.CompletedPro
 
 
 def run_without_cluster(
-    home: Path, options: Sequence[str], module: str = "learner.run", file_size: int | None = None
+    home: Path, options: Sequence[str], module: str = "learner.run"
 ) -> "subprocess.CompletedProcess[str]":
-    """Return the finished command in a SLUICE_HOME where no cluster runs; a wrong input is answered in seconds.
-
-    file_size: most bytes of a file that the command may write.
-    """
-    command = [sys.executable, "-m", module, *options]
-    if file_size is not None:
-        command = ["prlimit", f"--fsize={file_size}", *command]
+    """Return the finished command in a SLUICE_HOME where no cluster runs; a wrong input is answered in seconds."""
     return subprocess.run(
-        command,
+        [sys.executable, "-m", module, *options],
         capture_output=True,
         text=True,
         timeout=60,

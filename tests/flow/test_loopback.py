@@ -22,7 +22,7 @@ def listening(cluster: FlowCluster, user: Bring) -> Iterator[set[tuple[str, str]
 
 
 def test_everything_that_listens_is_on_loopback(listening: set[tuple[str, str]]) -> None:
-    assert [found for found in sorted(listening) if not ipaddress.ip_address(found[1]).is_loopback] == []
+    assert [found for found in sorted(listening) if not _is_loopback(found[1])] == []
 
 
 @pytest.mark.parametrize(
@@ -30,6 +30,12 @@ def test_everything_that_listens_is_on_loopback(listening: set[tuple[str, str]])
 )
 def test_the_sockets_of_every_part_are_among_those_looked_at(listening: set[tuple[str, str]], name: str) -> None:
     assert [address for process, address in listening if name in process]
+
+
+def _is_loopback(address: str) -> bool:
+    """Return whether an address is of this machine alone; an IPv6 socket shows an IPv4 one as ::ffff:127.0.0.1."""
+    parsed = ipaddress.ip_address(address)
+    return ((isinstance(parsed, ipaddress.IPv6Address) and parsed.ipv4_mapped) or parsed).is_loopback
 
 
 def _listening(process: psutil.Process) -> list[tuple[str, str]]:

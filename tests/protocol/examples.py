@@ -116,6 +116,7 @@ def example_messages() -> dict[str, tuple[m.Message, list[bytes]]]:
         (m.SaveLedger(**STAMP, path="/runs/r1/checkpoints/step_000003/ledger.sqlite", step=3), []),
         (batch, buffers),
         (m.Wait(**STAMP, detail="step 3 waits for 2 groups"), []),
+        (m.PushAgain(**STAMP, step=4), []),
         (m.Ended(**STAMP, step=4, detail="all steps are done"), []),
         (m.Done(**STAMP), []),
         (m.EvalResult(**STAMP, step=3, metrics={"eval_reward": 0.5}), []),

@@ -1,0 +1,208 @@
+"""What only a running cluster can find wrong: services, environments, backends. One line each, before anything starts.
+
+What needs no cluster is in test_wrong_inputs.py.
+"""
+
+import time
+from pathlib import Path
+
+import pytest
+
+from tests.flow.flow_cluster import FlowCluster
+from tests.flow.refusals import Wrong, expect_refusal, options_of
+from tests.flow.user_run import Bring
+from tests.http_servers import Answer, ScriptedServer, free_address
+
+pytestmark = pytest.mark.stack
+
+_NO_STEP = """
+class Half:
+    stop = ()
+
+    async def reset(self, task):
+        return task.prompt
+"""
+
+
+def _write_half(folder: Path) -> None:
+    (folder / "half.py").write_text(_NO_STEP, encoding="utf-8")
+
+
+CASES = [
+    Wrong(
+        "reward service down",
+        1,
+        r"reward:mine: http://127.0.0.1:\d+/score: no connection \(.+\). "
+        r"Start the service, or change rewards.endpoints \(name mine\).",
+        {"rewards.endpoints": [{"name": "mine", "url": "{down}/score"}]},
+        is_pattern=True,
+    ),
+    Wrong(
+        "reward service that answers nonsense",
+        1,
+        r"reward:mine: http://127.0.0.1:\d+/nonsense: in the reply \$.rewards is missing; "
+        r"the reply has the keys \['hello'\]. Start the service, or change rewards.endpoints \(name mine\).",
+        {"rewards.endpoints": [{"name": "mine", "url": "{rewards}/nonsense"}]},
+        is_pattern=True,
+    ),
+    Wrong(
+        "reward service that is not there",
+        1,
+        r"reward:mine: http://127.0.0.1:\d+/absent answered 404: \"no such page\". "
+        r"Start the service, or change rewards.endpoints \(name mine\).",
+        {"rewards.endpoints": [{"name": "mine", "url": "{rewards}/absent"}]},
+        is_pattern=True,
+    ),
+    Wrong(
+        "second of two reward services down",
+        1,
+        r"reward:other: http://127.0.0.1:\d+/: no connection \(.+\). "
+        r"Start the service, or change rewards.endpoints \(name other\).",
+        {
+            "rewards.endpoints": [
+                {"name": "mine", "url": "{rewards}/fast"},
+                {"name": "other", "url": "{down}/"},
+            ]
+        },
+        is_pattern=True,
+    ),
+    Wrong(
+        "header without its variable",
+        1,
+        "settings: rewards.endpoints mine: the header X-Key comes from the environment variable NO_SUCH_KEY, "
+        "which is not set. Export it before the cluster is started.",
+        {
+            "rewards.endpoints": [
+                {"name": "mine", "url": "http://127.0.0.1:9/", "headers_env": {"X-Key": "NO_SUCH_KEY"}}
+            ]
+        },
+    ),
+    Wrong(
+        "retriever down",
+        1,
+        r"retriever: http://127.0.0.1:\d+/retrieve: no connection \(.+\). "
+        r"Start it with deploy/start_cluster.sh, or change retriever.url.",
+        {"rollout.environment": "search", "retriever.url": "{down}/retrieve"},
+        is_pattern=True,
+    ),
+    Wrong(
+        "retriever that answers nonsense",
+        1,
+        r"retriever: http://127.0.0.1:\d+/nonsense: in the reply \$.result is missing. "
+        r"Start it with deploy/start_cluster.sh, or change retriever.url.",
+        {"rollout.environment": "search", "retriever.url": "{rewards}/nonsense"},
+        is_pattern=True,
+    ),
+    Wrong(
+        "nccl without a GPU",
+        2,
+        "settings: weights.backend = nccl needs GPUs, and this cluster has none. Use auto or gloo.",
+        {"weights.backend": "nccl"},
+    ),
+    Wrong(
+        "ipc",
+        2,
+        "settings: weights.backend = ipc needs learner and engine on one GPU; Sluice places them apart. "
+        "Use auto or nccl.",
+        {"weights.backend": "ipc"},
+    ),
+    Wrong(
+        "environment that is no name",
+        2,
+        "settings: rollout.environment = serch: expected one of single_turn, search, or module:Class, or "
+        "FILE.py:Class.",
+        {"rollout.environment": "serch"},
+    ),
+    Wrong(
+        "missing environment file",
+        2,
+        "settings: rollout.environment = {user}/none.py:Mine: there is no file {user}/none.py. "
+        "Give the path of a Python file.",
+        {"rollout.environment": "{user}/none.py:Mine"},
+    ),
+    Wrong(
+        "environment without a step",
+        2,
+        "settings: rollout.environment = {user}/half.py:Half: it has no `async def step`. "
+        "See rollout/environments/base.py.",
+        {"rollout.environment": "{user}/half.py:Half"},
+        _write_half,
+    ),
+]
+
+
+@pytest.mark.parametrize("wrong", CASES, ids=str)
+def test_a_wrong_neighbour_is_one_line_before_anything_starts(
+    wrong: Wrong, cluster: FlowCluster, user: Bring, rewards: ScriptedServer
+) -> None:
+    rewards.script("nonsense", Answer({"hello": 1}))
+    rewards.script("absent", Answer("no such page", 404))
+    before = {process.pid for process in cluster.actors("RolloutServer")}
+    options = [
+        option.replace("{down}", free_address()).replace("{rewards}", rewards.address)
+        for option in options_of(wrong, user)
+    ]
+    started_at = time.monotonic()
+
+    finished = cluster.run(*options, timeout_s=60.0)
+
+    expect_refusal(wrong, user, finished)
+    assert time.monotonic() - started_at < 30.0
+    assert cluster.actors("CoordinatorProcess") == []
+    assert cluster.actors("RankProcess") == []
+    assert {process.pid for process in cluster.actors("RolloutServer")} == before
+
+
+# -- found only once processes of the run have started -----------------------------------------------------------------
+
+LATE = [
+    Wrong(
+        "engine argument that vLLM does not know",
+        2,
+        "settings: .*no_such_argument.*",
+        {"rollout.engine_args": {"no_such_argument": 1}},
+        is_pattern=True,
+    ),
+    Wrong(
+        "demonstration that is no row",
+        1,
+        "{user}/demonstrations.jsonl, line 1: .+",
+        {"policy.warm_start.data": "{user}/demonstrations.jsonl"},
+        lambda folder: (folder / "demonstrations.jsonl").write_text('{"question": "?"}\n', encoding="utf-8"),
+        is_pattern=True,
+    ),
+    Wrong(
+        "DeepSpeed setting of a wrong type",
+        1,
+        r"learner rank 0: failed: \w+: .+ \(traceback: .+/logs/learner_run.traceback\)",
+        {"learner.deepspeed": {"zero_optimization": {"stage": "seven"}}},
+        is_pattern=True,
+    ),
+]
+
+
+@pytest.mark.timeout(300)
+@pytest.mark.parametrize("wrong", LATE, ids=str)
+def test_a_start_that_fails_halfway_leaves_neither_processes_nor_a_run_folder(
+    wrong: Wrong, cluster: FlowCluster, user: Bring
+) -> None:
+    expect_refusal(wrong, user, cluster.run(*options_of(wrong, user)))
+    assert cluster.actors("CoordinatorProcess") == []
+    assert cluster.actors("RankProcess") == []
+
+
+@pytest.mark.timeout(300)
+def test_a_run_that_fails_in_training_has_its_report_and_says_what_failed(
+    cluster: FlowCluster, slow_user: Bring
+) -> None:
+    left = slow_user.left("lost-ledger")
+    with cluster.running(*slow_user.options("lost-ledger", {"run.max_steps": 1000})) as run:
+        run.wait_until(lambda: left.last_step >= 1)
+        for coordinator in cluster.actors("CoordinatorProcess"):
+            coordinator.kill()
+        finished = run.finished()
+    assert (finished.returncode, finished.stderr.count("\n")) == (1, 1), finished.stdout + finished.stderr
+    assert "the coordinator: died" in finished.stderr
+    assert "<html" in (left.folder / "report.html").read_text(encoding="utf-8")
+    assert cluster.actors("CoordinatorProcess") == []
+    assert cluster.actors("RankProcess") == []

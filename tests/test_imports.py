@@ -1,0 +1,43 @@
+"""What importing a room costs: a heavy library has one door, and nobody goes through it by accident."""
+
+import json
+import pkgutil
+import subprocess
+import sys
+from collections.abc import Sequence
+
+import pytest
+
+import protocol
+
+_PROTOCOL = [f"protocol.{module.name}" for module in pkgutil.iter_modules(protocol.__path__)]
+_PROBE = """\
+import importlib, json, sys
+modules, heavy = json.loads(sys.argv[1])
+for module in modules:
+    importlib.import_module(module)
+print(json.dumps([name for name in heavy if name in sys.modules]))
+"""
+
+
+def heavy_imports(modules: Sequence[str], heavy: Sequence[str]) -> list[str]:
+    """Return which of the heavy libraries a fresh interpreter holds after it imported the modules."""
+    command = [sys.executable, "-c", _PROBE, json.dumps([modules, heavy])]
+    done = subprocess.run(command, capture_output=True, text=True, check=True, timeout=120)
+    found: list[str] = json.loads(done.stdout)
+    return found
+
+
+@pytest.mark.parametrize(
+    ("modules", "heavy"),
+    [
+        pytest.param(_PROTOCOL, ["torch", "vllm", "ray", "deepspeed", "transformers"], id="protocol"),
+        pytest.param(["learner.run"], ["torch", "ray"], id="learner.run"),
+    ],
+)
+def test_import_loads_no_heavy_library(modules: list[str], heavy: list[str]) -> None:
+    assert heavy_imports(modules, heavy) == []
+
+
+def test_probe_tells_a_library_that_was_imported() -> None:
+    assert heavy_imports(["email"], ["email", "torch"]) == ["email"]
