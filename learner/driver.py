@@ -120,9 +120,7 @@ def _launch(run: _Run) -> None:
         engine_request(settings, str(inspected.model), run.backend), settings.rollout.num_servers
     )
     run.view.show_phase("starting learner ranks and rollout servers")
-    run.ranks = ray_door.place_ranks(
-        settings, start.folder.resolve(), inspected.model, run.cluster.node_ip, run.num_gpus > 0
-    )
+    run.ranks = ray_door.place_ranks(settings, start.folder.resolve(), inspected.model, run.num_gpus > 0)
     preparing = {rank.prepare.remote(start.checkpoint): f"learner rank {i}" for i, rank in enumerate(run.ranks)}
     _await(run, {opening: "the coordinator", servers: "the fleet", **preparing}, settings.rollout.start_timeout_s)
     run.servers = [server["name"] for server in ray_door.call(servers, "the fleet")]

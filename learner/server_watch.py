@@ -16,7 +16,7 @@ _MAX_REVIVALS = 5
 
 @dataclass
 class _Watched:
-    """pending: the call under way, with what to do with its answer. is_serving: attached to this run, as far as known."""
+    """pending: the call under way; then: what its answer is for. is_serving: attached to this run, as far as known."""
 
     name: str
     is_serving: bool = True

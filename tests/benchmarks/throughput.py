@@ -80,7 +80,7 @@ def measure(work: Path, reward_url: str, max_staleness: int, num_steps: int, see
 
 
 def make_model(folder: Path, seed: int) -> None:
-    """Write the random model and its tokenizer: one token for each of the first 128 characters, the last two special."""
+    """Write the random model and its tokenizer: a token for each of 126 characters, and two special ones."""
     import torch
 
     torch.manual_seed(seed)
