@@ -61,8 +61,10 @@ def place_ranks(settings: Settings, folder: Path, model: Path, use_gpus: bool) -
         for _ in range(settings.learner.num_ranks)
     ]
     host, port = call(ranks[0].offer_address.remote(), "learner rank 0", _IMPORT_S)
-    for number, rank in enumerate(ranks):
-        call(rank.take_place.remote(RankPlace(number, len(ranks), host, port)), f"learner rank {number}")
+    # All at once: each spends seconds on its imports.
+    placing = [rank.take_place.remote(RankPlace(number, len(ranks), host, port)) for number, rank in enumerate(ranks)]
+    for number, reference in enumerate(placing):
+        call(reference, f"learner rank {number}", _IMPORT_S)
     return ranks
 
 

@@ -34,10 +34,12 @@ def main(arguments: Sequence[str]) -> int:
         print(error, file=sys.stderr)
         return error.exit_code
     except NeighbourError as error:
-        print(f"{error}{_kept_traceback(error) if error.__cause__ is not None else ''}", file=sys.stderr)
+        # Its cause, where it has one, is a fault of ours in another process.
+        note = _kept_traceback(error) if error.__cause__ is not None else ""
+        print(" ".join(str(error).split()) + note, file=sys.stderr)
         return 1
     except KeyboardInterrupt:
-        print("Interrupted: what was under way is lost since the last checkpoint.", file=sys.stderr)
+        print("Interrupted at once: what is in no checkpoint is lost.", file=sys.stderr)
         return 1
     except Exception as error:  # a fault of ours: one sentence here, the rest where it can be reported from
         sentence = f"learner.run failed by a fault of its own: {type(error).__name__}: {' '.join(str(error).split())}"

@@ -4,7 +4,7 @@ Made by `rollout.server` for each attached run. Two loops in one event loop shar
 coordinator says, the other tells it what there is to tell; between them stand the samples in flight.
 
     Lease -> SamplesInFlight (EpisodePlayer per sample) -> Outbox -> TrajectoryDone | SampleFailed
-                                                                    Outbox <- Ack, Trained
+                                                           Outbox <- Ack, Trained
     Demand = room for groups: max_groups_in_flight less those here, 0 when nothing could be made of them
 """
 

@@ -392,6 +392,32 @@ def test_server_that_died_is_given_nothing_until_it_asks_again(script: Script) -
     assert script.rows("SELECT DISTINCT reason FROM prompts") == [("s1 died",)]
 
 
+def test_ranks_push_again_together_when_the_only_server_is_back_without_weights(tmp_path: Path) -> None:
+    script = Script(tmp_path, settings_of(learner={"num_ranks": 2}))
+    script.demand()
+    script.coordinator.lose_server("s1", "s1 died")
+    script.advance(10.0)
+    script.ask(1, rank=0)
+    assert script.ask(1, rank=1) == []  # there is nobody to push to
+    script.tell("s1", m.Hello(**script.stamp, server="s1", policy_version=None))
+    script.advance()
+    script.advance(4.0)
+    wait = m.Wait(**script.stamp, detail="step 1 waits for a server with the current weights")
+    assert [script.take(f"rank-{rank}", m.Message) for rank in (0, 1)] == [[wait], [wait]]
+    assert script.ask(1, rank=0) == []  # the other rank is elsewhere
+    again = m.PushAgain(**script.stamp, step=1)
+    assert script.ask(1, rank=1) == [again]
+    assert script.take("rank-0", m.Message) == [again]
+
+
+def test_ranks_do_not_push_again_while_a_server_holds_the_weights(script: Script) -> None:
+    script.demand("s2", num_groups=1)
+    script.tell("s1", m.Hello(**script.stamp, server="s1", policy_version=None))
+    script.advance()
+    script.advance(10.0)
+    assert script.ask(1) == []
+
+
 # -- staleness --------------------------------------------------------------------------------------------------------
 
 

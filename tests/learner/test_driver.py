@@ -16,7 +16,7 @@ def test_backend_follows_the_gpus_unless_it_is_named(wanted: str, num_gpus: int,
 
 
 def test_nccl_is_refused_without_a_gpu() -> None:
-    with pytest.raises(SettingsError, match="weights.backend = nccl needs GPUs, and this cluster has none"):
+    with pytest.raises(SettingsError, match=r"weights\.backend = nccl needs GPUs, and this cluster has none"):
         choose_backend("nccl", 0)
 
 
