@@ -1,10 +1,10 @@
 """The engine's door to vLLM, with the real vLLM on a tiny model."""
 
 import asyncio
-import string
 import os
 import re
 import signal
+import string
 import subprocess
 import sys
 from collections.abc import AsyncIterator
