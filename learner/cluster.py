@@ -23,6 +23,7 @@ from protocol.settings import Settings
 FLEET = "sluice-fleet"
 _CONNECT_S = 5.0
 _CALL_S = 30.0
+_REASON_LENGTH = 300
 # A rank imports torch and DeepSpeed before its first answer.
 _IMPORT_S = 180.0
 
@@ -131,7 +132,8 @@ def call(reference: Any, who: str, timeout_s: float = _CALL_S) -> Any:
     except RayTaskError as error:
         if isinstance(error.cause, OperatorError | NeighbourError):
             raise error.cause from None
-        raise NeighbourError(who, f"failed: {type(error.cause).__name__}: {_first_line(error.cause)}") from error
+        reason = " ".join(str(error.cause).split())[:_REASON_LENGTH]
+        raise NeighbourError(who, f"failed: {type(error.cause).__name__}: {reason}") from error
     except (ActorDiedError, ActorUnavailableError) as error:
         raise NeighbourError(who, f"died: {_first_line(error)}") from None
     except RayError as error:

@@ -81,7 +81,7 @@ class Coordinator:
             case m.Evaluate():
                 self._on_evaluate(peer, message)
             case m.EvalPoll():
-                self._on_eval_poll(peer, message)
+                self._on_eval_poll(peer, message, now)
             case m.SaveLedger():
                 self._ledger.snapshot(Path(message.path))
                 self._mailbox.confirm(peer)
@@ -97,7 +97,8 @@ class Coordinator:
         if not self._steps.is_under_way:
             self._leases.drop_stale(self._steps.policy_version)
         self._steps.answer_ranks(now)
-        self._steps.push_again(self._servers.lack_weights(self._steps.versions), now)
+        self._steps.note_servers(self._servers.lack_weights(self._steps.versions), now)
+        self._steps.push_again(now)
         self._leases.lease_all(self._steps.versions, is_admitting=not self._steps.stop_reason, now=now)
         self._ledger.commit()
 
@@ -173,11 +174,12 @@ class Coordinator:
         self._evaluations.start(message.step, max(self.policy_version, self._servers.newest_version()))
         self._mailbox.confirm(peer)
 
-    def _on_eval_poll(self, peer: str, message: m.EvalPoll) -> None:
+    def _on_eval_poll(self, peer: str, message: m.EvalPoll, now: float) -> None:
         """Hand a finished evaluation to rank 0, which reports it with its step. Before the first step there is none to
         report it with: it gets a line of its own."""
         if (progress := self._evaluations.progress(message.step)) is not None:
-            self._mailbox.put_off(peer, progress)
+            if not self._steps.push_again(now, (peer, message.step)):
+                self._mailbox.put_off(peer, progress)
             return
         metrics = self._evaluations.take_metrics(message.step)
         if message.step == 0:

@@ -82,16 +82,22 @@ class CoordinatorClient:
     def start_evaluation(self, step: int) -> None:
         self._tell(Evaluate(**self._stamp, step=step))
 
-    def poll_evaluation(self, step: int) -> Mapping[str, float] | str:
-        """Return the means of the step's evaluation, or what it still waits for."""
+    def poll_evaluation(self, step: int) -> Mapping[str, float] | str | None:
+        """Return the means of the step's evaluation, or what it still waits for.
+
+        None: no server holds the current weights; push them and ask again, as every rank does.
+        """
         answer, _ = self._ask(EvalPoll(**self._stamp, step=step))
-        if isinstance(answer, EvalResult):
-            return answer.metrics
+        match answer:
+            case EvalResult():
+                return answer.metrics
+            case PushAgain():
+                return None
         assert isinstance(answer, Wait)
         return answer.detail
 
-    def await_evaluation(self, step: int, timeout_s: float) -> Mapping[str, float]:
-        """Return the means of the step's evaluation; blocks at most timeout_s. Raises: NeighbourError."""
+    def await_evaluation(self, step: int, timeout_s: float) -> Mapping[str, float] | None:
+        """Return what `poll_evaluation` does in the end; blocks at most timeout_s. Raises: NeighbourError."""
         deadline = time.monotonic() + timeout_s
         while isinstance(result := self.poll_evaluation(step), str):
             if time.monotonic() > deadline:

@@ -145,7 +145,7 @@ class LearnerRank:
         if self._place.rank == 0 and self._step == 0 and self._settings.eval.every_steps:
             self._tell("evaluating before the first step")
             self._coordinator.start_evaluation(0)
-            self._coordinator.await_evaluation(0, _EVALUATION_S)
+            self._await_evaluation(0)
         self._tell("training")
 
     def _evaluation_metrics(self) -> Mapping[str, float]:
@@ -157,17 +157,25 @@ class LearnerRank:
             return {}
         if self._evaluating is not None:
             result = (
-                self._coordinator.await_evaluation(self._evaluating, _EVALUATION_S)
+                self._await_evaluation(self._evaluating)
                 if is_last
                 else self._coordinator.poll_evaluation(self._evaluating)
             )
-            if not isinstance(result, str):
+            if result is None:
+                self._push()
+            elif not isinstance(result, str):
                 self._evaluating, metrics = None, dict(result)
         if self._evaluating is None and (is_last or self._step % every == 0):
             self._coordinator.start_evaluation(self._step)
             if is_last:
-                return self._coordinator.await_evaluation(self._step, _EVALUATION_S)
+                return self._await_evaluation(self._step)
             self._evaluating = self._step
+        return metrics
+
+    def _await_evaluation(self, step: int) -> Mapping[str, float]:
+        """Return the means of an evaluation; blocks until it has ended."""
+        while (metrics := self._coordinator.await_evaluation(step, _EVALUATION_S)) is None:
+            self._push()
         return metrics
 
     def _save_when_due(self) -> None:

@@ -86,25 +86,30 @@ class StepBook:
                 continue
             del self._waiting[rank]
 
-    def push_again(self, is_lacking: bool, now: float) -> None:
-        """Have all ranks push their weights again, when no server holds them and all ranks wait for samples.
+    def note_servers(self, are_lacking: bool, now: float) -> None:
+        """Note since when no server has held the current weights."""
+        if not are_lacking:
+            self._lacking_since = None
+        elif self._lacking_since is None:
+            self._lacking_since = now
+
+    def push_again(self, now: float, *also: tuple[str, int]) -> bool:
+        """Have all ranks push their weights again, when no server holds them; returns whether they were told to.
 
         The next step's push would bring them to a server that was started again, but that step needs its samples first.
+        also: (name, step) of a rank that waits for something else than its batch.
         """
-        if not is_lacking:
-            self._lacking_since = None
-            return
-        if self._lacking_since is None:
-            self._lacking_since = now
+        is_due = self._lacking_since is not None and now - self._lacking_since >= _PUSH_AGAIN_AFTER_S
+        ranks = [*((peer, message.step) for peer, message, _ in self._waiting.values()), *also]
         # A push is a work of all ranks: none may be elsewhere.
-        are_free = len(self._waiting) == self._settings.learner.num_ranks and self._batch is None
-        if not are_free or now - self._lacking_since < _PUSH_AGAIN_AFTER_S:
-            return
+        if not is_due or len(ranks) < self._settings.learner.num_ranks:
+            return False
         run_id, incarnation = self._mailbox.run_id, self._mailbox.incarnation
-        for peer, message, _ in self._waiting.values():
-            self._mailbox.send(peer, m.PushAgain(run_id=run_id, incarnation=incarnation, step=message.step))
+        for peer, step in ranks:
+            self._mailbox.send(peer, m.PushAgain(run_id=run_id, incarnation=incarnation, step=step))
         self._waiting.clear()
         self._lacking_since = now
+        return True
 
     def _assign(self) -> None:
         """Choose the next step's groups, if the window lets it."""

@@ -174,7 +174,8 @@ LATE = [
     Wrong(
         "DeepSpeed setting of a wrong type",
         1,
-        r"learner rank 0: failed: \w+: .+ \(traceback: .+/logs/learner_run.traceback\)",
+        r"learner rank 0: failed: ValidationError: .*\bstage Input should be 0, 1, 2.*'seven'.* "
+        r"\(traceback: .+/logs/learner_run.traceback\)",
         {"learner.deepspeed": {"zero_optimization": {"stage": "seven"}}},
         is_pattern=True,
     ),

@@ -603,6 +603,16 @@ def test_evaluation_ends_without_a_prompt_that_failed_three_times(evaluating: Sc
     }
 
 
+def test_learner_that_waits_for_an_evaluation_pushes_again_when_the_only_server_is_back(evaluating: Script) -> None:
+    evaluating.tell("s1", m.Hello(**evaluating.stamp, server="s1", policy_version=None))
+    evaluating.advance()
+    evaluating.advance(2.0)
+    assert poll(evaluating) == m.Wait(**evaluating.stamp, detail="evaluation: 0 of 2 prompts are back")
+    evaluating.advance(2.0)
+    assert poll(evaluating) == m.PushAgain(**evaluating.stamp, step=0)
+    assert isinstance(poll(evaluating), m.Wait)  # that push is given its time
+
+
 def test_evaluation_lease_of_a_silent_server_goes_out_again(evaluating: Script) -> None:
     leases = evaluating.demand("s1", num_groups=2)
     evaluating.advance(101.0)
