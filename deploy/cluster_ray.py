@@ -117,8 +117,6 @@ def _command(options: StartOptions, home: Home) -> list[str]:
     command += ["--dashboard-agent-listen-port", "0"]
     # Nobody reads workers' logs through Ray: they are files.
     command += ["--include-log-monitor", "false"]
-    # Nobody reads workers' logs through Ray: they are files.
-    command += ["--include-log-monitor", "false"]
     if options.head is not None:
         return [*command, "--address", options.head]
     # Its proxy for remote drivers cannot be switched off; on its usual port 10001 two clusters would meet.

@@ -9,7 +9,7 @@ import pytest
 from tests.flow.flow_cluster import FlowCluster
 from tests.flow.user_run import Bring
 
-pytestmark = pytest.mark.stack
+pytestmark = [pytest.mark.stack, pytest.mark.timeout(600)]
 
 
 @pytest.fixture(scope="module")
