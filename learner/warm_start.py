@@ -87,7 +87,7 @@ def _content_key(settings: Settings, model: Path) -> str:
     for path in [*sorted(model.glob("*.safetensors")), Path(warm.data)]:
         with path.open("rb") as file:
             digest.update(hashlib.file_digest(file, "sha256").digest())
-    # Not run.seed: rows are taken in file order and the weights come from the folder, so nothing here is drawn at random.
+    # Not run.seed: rows are taken in file order and the weights come from the folder, so nothing is drawn at random.
     numbers = warm.model_dump_json(exclude={"data"}) + settings.policy.dtype
     digest.update(numbers.encode())
     return digest.hexdigest()[:16]
