@@ -12,7 +12,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from learner.whole_file import replace_file
 from protocol.errors import OperatorError
+from protocol.failpoints import failpoint
 from protocol.trajectory import TrajectoryFacts
 
 _SCHEMA = """
@@ -74,9 +76,10 @@ class Ledger:
         incarnation = max(known) + 1
         self.set_meta("incarnation", str(incarnation))
         self.commit()
-        aside = self._incarnations.with_name(".incarnation")
-        aside.write_text(str(incarnation), encoding="utf-8")
-        aside.replace(self._incarnations)
+        # A death here gives the same number again, which no message has carried yet.
+        failpoint("ledger.incarnation.committed")
+        replace_file(self._incarnations, str(incarnation).encode())
+        failpoint("ledger.incarnation.replaced")
         return incarnation
 
     def meta(self, key: str) -> str | None:
@@ -144,18 +147,23 @@ class Ledger:
     def commit(self) -> None:
         """Make what was changed survive the end of this process. Raises: OperatorError, as every change does."""
         if self._db.in_transaction:
+            failpoint("ledger.commit.before")
             self._execute("COMMIT")
+            failpoint("ledger.commit.after")
 
     def snapshot(self, path: Path) -> None:
         """Write a consistent copy of everything committed, as one file. Raises: OperatorError when it cannot be."""
         self.commit()
+        failpoint("ledger.snapshot.begun")
         try:
             with contextlib.closing(sqlite3.connect(path)) as copy:
                 self._db.backup(copy)
+                failpoint("ledger.snapshot.copied")
                 # The copy inherits the WAL mode: opened as it is, it would grow two more files inside a checkpoint.
                 copy.execute("PRAGMA journal_mode=DELETE")
         except sqlite3.Error as error:
             raise OperatorError(f"The ledger's copy {path} cannot be written: {error}. Check the disk.") from None
+        failpoint("ledger.snapshot.after")
 
     def close(self) -> None:
         self.commit()
