@@ -1,9 +1,11 @@
-"""Lives of a run's books and checkpoints that end at a failpoint, run by test_crash_points: `python crash_lives.py FOLDER`.
+"""Lives of a run's books and checkpoints that end at a failpoint, run by test_crash_points.
+
+    python crash_lives.py FOLDER
 
 A life is what the driver and the coordinator do with the disk, without models: start from the run folder, take steps of
 two prompts, save a checkpoint with each. For each failpoint and each state of the run folder that a life can begin in,
-one life is killed there, what it leaves is looked at, and a next life goes on to the last step. Prints one JSON line for
-each: which failpoint, in which state, at which pass; whether it was met; and what was wrong.
+one life is killed there, what it leaves is looked at, and a next life goes on to the last step. Prints one JSON line
+for each: which failpoint, in which state, at which pass; whether it was met; and what was wrong.
 
 Lives are forks: starting Python for each would take a second, of 0.05.
 """
@@ -30,8 +32,8 @@ from protocol.settings import Settings
 
 ROOMS = ("checkpoint.", "run_folder.", "ledger.", "run_record.")
 REACHABLE = tuple(name for name in FAILPOINTS if name.startswith(ROOMS))
-STATES = ("new", "killed after three checkpoints", "killed before the first checkpoint")
-LAST_STEP = 4
+STATES = ("new", "killed after two checkpoints", "killed before the first checkpoint")
+LAST_STEP = 3
 _PER_STEP = 2
 
 
@@ -107,6 +109,15 @@ def look_at_the_dead(folder: Path, oldest_acceptable: int) -> list[str]:
     return wrong
 
 
+def look_at_a_half_prepared(folder: Path) -> list[str]:
+    """Return whether a life that died in `prepare_folder` left a checkpoint's ledger beside another one's log."""
+    found = newest_valid(folder / CHECKPOINTS)
+    if found is None or not (folder / f"{LEDGER}-wal").exists():
+        return []
+    is_restored = (folder / LEDGER).read_bytes() == (found.path / LEDGER).read_bytes()
+    return ["the checkpoint's ledger stands beside the old one's log"] if is_restored else []
+
+
 def look_at_the_end(folder: Path) -> list[str]:
     """Return what is wrong after the life that reached the last step."""
     wrong = look_at_the_dead(folder, LAST_STEP)
@@ -160,10 +171,10 @@ def make_state(state: str, folder: Path) -> int:
     if state == STATES[2]:
         in_a_process(lambda: live(folder, 2, is_saving=False))
         return 0
-    in_a_process(lambda: live(folder, 3))
+    in_a_process(lambda: live(folder, 2))
     in_a_process(lambda: live(folder, LAST_STEP, is_saving=False))
-    shutil.copytree(folder / CHECKPOINTS / "step_000003", folder / CHECKPOINTS / "step_000009")  # not what it says
-    return 3
+    shutil.copytree(folder / CHECKPOINTS / "step_000002", folder / CHECKPOINTS / "step_000009")  # not what it says
+    return 2
 
 
 def _cases() -> Iterator[tuple[str, str, int]]:
@@ -187,6 +198,7 @@ def main() -> None:
             shutil.copytree(work / state / "run", folder, symlinks=True)
         is_met = in_a_process(lambda folder=folder: live(folder), f"{name}:kill@{number}")  # type: ignore[misc]
         wrong = look_at_the_dead(folder, kept[state]) if is_met else []
+        wrong += look_at_a_half_prepared(folder) if is_met and name.startswith("run_folder.") else []
         in_a_process(lambda folder=folder: live(folder))  # type: ignore[misc]
         wrong += look_at_the_end(folder)
         shutil.rmtree(work / str(place))
