@@ -206,8 +206,7 @@ def _seal(aside: Path, checkpoint: Checkpoint) -> None:
     """Bring every byte to the disk, and the manifest after them."""
     files = seal_files(aside)
     failpoint("checkpoint.commit.files_sealed")
-    body = {"schema": SCHEMA, **_facts(checkpoint), "files": files}
-    (aside / MANIFEST).write_bytes(json.dumps({**body, "sha256": _digest(body)}, indent=1).encode())
+    (aside / MANIFEST).write_bytes(_manifest_bytes({"schema": SCHEMA, **_facts(checkpoint), "files": files}))
     failpoint("checkpoint.commit.manifest_written")
     sync(aside / MANIFEST)
     failpoint("checkpoint.commit.manifest_synced")
@@ -243,13 +242,18 @@ def _newest_first(root: Path) -> list[Path]:
     return sorted((path for path, n in numbers.items() if n.isascii() and n.isdecimal()), key=_step_of, reverse=True)
 
 
+def _manifest_bytes(body: Mapping[str, object]) -> bytes:
+    return json.dumps({**body, "sha256": _digest(body)}, indent=1).encode()
+
+
 def _digest(body: Mapping[str, object]) -> str:
     return hashlib.sha256(json.dumps(body, sort_keys=True).encode()).hexdigest()
 
 
 def _read_manifest(path: Path) -> dict[str, Any]:
     try:
-        manifest = json.loads((path / MANIFEST).read_bytes())
+        content = (path / MANIFEST).read_bytes()
+        manifest = json.loads(content)
     except FileNotFoundError:
         raise CorruptCheckpointError(f"{path} has no {MANIFEST}") from None
     except OSError as error:
@@ -261,6 +265,8 @@ def _read_manifest(path: Path) -> dict[str, Any]:
     digest = manifest.pop("sha256", None)
     if digest != _digest(manifest):
         raise CorruptCheckpointError(f"{path / MANIFEST} does not have the hash that it says")
+    if content != _manifest_bytes(manifest):  # a flipped bit can turn one white space into another
+        raise CorruptCheckpointError(f"{path / MANIFEST} is not as it was written")
     return manifest
 
 

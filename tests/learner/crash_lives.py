@@ -178,12 +178,14 @@ def make_state(state: str, folder: Path) -> int:
 
 
 def _cases() -> Iterator[tuple[str, str, int]]:
-    """Yield failpoint, state and pass. What a death while saving leaves does not depend on how the run began."""
+    """Yield failpoint, state and pass. Only a start's own deaths depend on all that the folder may hold."""
     for name in REACHABLE:
-        is_of_saving = name.startswith("checkpoint.")
-        yield from ((name, state, 1) for state in (STATES[:2] if is_of_saving else STATES))
-        if not name.startswith("run_folder."):
-            yield (name, STATES[0], 3)
+        if name.startswith("run_folder."):
+            yield from ((name, state, 1) for state in STATES)
+        elif name.startswith("checkpoint."):
+            yield from ((name, state, 1) for state in STATES[:2])
+        else:
+            yield from ((name, STATES[0], number) for number in (1, 3))
 
 
 def main() -> None:
