@@ -3,6 +3,7 @@
 Placed by `learner.cluster` as an actor; the driver calls its methods.
 """
 
+import threading
 from pathlib import Path
 
 from learner.coordinator import Coordinator
@@ -25,6 +26,7 @@ class CoordinatorProcess:
         self._run_id = run_id
         self._last_step = last_step
         self._host = host
+        self._has_ended = threading.Event()
 
     def open(self) -> tuple[str, int]:
         """Start the loop; returns (address of the ROUTER socket, incarnation of the run).
@@ -50,6 +52,10 @@ class CoordinatorProcess:
         self._loop.start()
         return channel.address, coordinator.incarnation
 
+    def live(self) -> None:
+        """Return when this coordinator has closed: what may live as long as it does waits for that."""
+        self._has_ended.wait()
+
     def status(self) -> dict[str, object]:
         """Return what the live view shows. Raises what ended the loop, if something did."""
         if self._loop.failure is not None:
@@ -68,3 +74,4 @@ class CoordinatorProcess:
         """Stop the loop, then close the ledger: everything accounted is on disk when this returns."""
         self._loop.close()
         self._ledger.close()
+        self._has_ended.set()
