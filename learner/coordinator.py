@@ -39,7 +39,16 @@ class Coordinator:
     ) -> None:
         """last_step: the step of the checkpoint that the run resumes from, 0 for a new run."""
         self.run_id = run_id
-        self.incarnation = ledger.begin_incarnation()
+        # A step that was not applied leaves the version behind the step's number: only the ledger knows by how many.
+        self.incarnation = ledger.begin_incarnation(int(ledger.meta("policy_version") or last_step))
+        ledger.begin_terms(
+            last_step + 1,
+            {
+                "group_size": settings.rollout.group_size,
+                "groups_per_step": settings.learner.groups_per_step,
+                "max_staleness": settings.learner.max_staleness,
+            },
+        )
         self.counts: Counter[str] = Counter()
         self._ledger = ledger
         self._record = record
