@@ -5,6 +5,7 @@ that a process which waited for hours runs the code that is there when it is use
 """
 
 import asyncio
+import contextlib
 from collections.abc import Sequence
 from importlib import import_module
 from typing import Any
@@ -74,10 +75,8 @@ class StandbyPool:
 
     async def _end_with(self, borrower: Any, lent: Sequence[Any]) -> None:
         """End what was lent when its borrower is gone, however it went; have as many wait for the next one."""
-        try:
+        with contextlib.suppress(RayError):  # it did not end by itself: all the same to us
             await borrower.live.remote()
-        except RayError:
-            pass  # it did not end by itself: all the same to us
         for process in lent:
             ray.kill(process)
         self.fill(len(lent))

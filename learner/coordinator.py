@@ -44,6 +44,14 @@ class Coordinator:
         # A step that was not applied leaves the version behind the step's number: only the ledger knows by how many.
         policy_version = int(ledger.meta("policy_version") or last_step)
         self.incarnation = ledger.begin_incarnation(policy_version)
+        ledger.begin_terms(
+            last_step + 1,
+            {
+                "group_size": settings.rollout.group_size,
+                "groups_per_step": settings.learner.groups_per_step,
+                "max_staleness": settings.learner.max_staleness,
+            },
+        )
         self.counts: Counter[str] = Counter()
         self._ledger = ledger
         self._record = record

@@ -73,7 +73,10 @@ class Evaluations:
         return self._taken is not None and self._taken[0] == step
 
     def take_metrics(self, step: int) -> dict[str, float]:
-        """Return a finished evaluation's means; nothing for a step that has none. Asked again, the last are the same."""
+        """Return a finished evaluation's means; nothing for a step that has none.
+
+        Asked again for the same step, it returns the same.
+        """
         if self._taken is not None and self.was_taken(step):
             return self._taken[1]
         evaluation = self._by_step.pop(step, None)

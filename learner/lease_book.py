@@ -109,7 +109,7 @@ class LeaseBook:
             self._pass_over(server, facts, "duplicate")
             return
         self._mailbox.acknowledge(server, facts.group, facts.sample_index, "accepted")
-        self._ledger.add_trajectory(facts)
+        self._ledger.add_trajectory(facts, facts.incarnation)
         if group.is_ready:
             self._note_ready(group, now)
 
@@ -222,9 +222,7 @@ class LeaseBook:
         for name in self._window.too_old(self.outstanding(policy_version), policy_version):
             group = self.groups[name]
             self._counts["dropped:stale"] += 1
-            for trajectory in group.trajectories.values():
-                facts = trajectory.facts
-                self._ledger.waste(name, facts.sample_index, facts.attempt, "stale", _num_model_tokens(facts))
+            self._waste_all(group, "stale")
             group.restart(self._mailbox.incarnation)
             self._ledger.forget_trajectories(name)
             self._release(group, f"too old at policy version {policy_version}")
@@ -247,8 +245,15 @@ class LeaseBook:
             self._evaluations.close(group)
             return
         self._source.replace_skipped()
+        self._waste_all(group, "failed")
         self._ledger.set_state([group.name], "skipped", reason=reason[:2000])
         self.close([group])
+
+    def _waste_all(self, group: Group, reason: str) -> None:
+        """Count a group's finished samples as tokens that will not be trained."""
+        for trajectory in group.trajectories.values():
+            facts = trajectory.facts
+            self._ledger.waste(group.name, facts.sample_index, facts.attempt, reason, _num_model_tokens(facts))
 
     # -- for the step side --------------------------------------------------------------------------------------------
 

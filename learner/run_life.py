@@ -88,7 +88,10 @@ class RunLife:
         ray_door.attach_servers(self._servers, self._spec)
 
     def watch(self) -> str:
-        """Show the run until all ranks have returned; returns how it ended. Raises what ended a rank or the coordinator."""
+        """Show the run until all ranks have returned; returns how it ended.
+
+        Raises: what ended a rank or the coordinator.
+        """
         assert self._spec is not None
         place = RunPlace(
             run_id=self.start.run_id,

@@ -111,7 +111,10 @@ class DealerChannel:
         self._socket.send_multipart(frames, zmq.NOBLOCK)
 
     def call(self, frames: list[bytes], timeout_s: float) -> list[bytes]:
-        """Send frames and return the next ones that come. Raises: NeighbourError("coordinator") when none do in time."""
+        """Send frames and return the next ones that come.
+
+        Raises: NeighbourError("coordinator") when none do in time.
+        """
         deadline = time.monotonic() + timeout_s
         self.send(frames, timeout_s)
         answer = self.receive(max(0.0, deadline - time.monotonic()))
