@@ -199,8 +199,8 @@ class LeaseBook:
             if not group.holders or age_s <= min(self._limit_s, self._clock.overdue_s):
                 continue
             if age_s > self._limit_s:
-                detail = f"not back {self._limit_s:g} s after its lease"
                 for server in sorted(set(group.holders.values())):
+                    detail = f"{server} did not bring it back within {self._limit_s:g} s"
                     self._fail(group, group.held_by(server), server, "lease", detail)
             elif not group.is_leased_twice:
                 self._lease_twice(group, versions, now)
