@@ -1,4 +1,4 @@
-"""A whole run under a fault schedule: processes forked, commanded, killed and started again as the driver and Ray do it.
+"""A whole run under a fault schedule: processes forked, killed and started again as the driver and Ray do it.
 
 Used by the chaos commands. The rig is one thread with no sockets of its own, so that it can fork at any time; a process
 that dies is noticed by its pipe.
@@ -251,7 +251,7 @@ def write_prompts(path: Path, num_prompts: int, seed: int) -> None:
 
 
 def _child(name: str, inherited: list[Connection], main: Callable[..., None], *arguments: Any) -> None:
-    """A forked process's life. inherited: the rig's ends of pipes; kept open, they would hide a death from their peers."""
+    """A forked process's life. inherited: the rig's ends of pipes; kept open, they would hide the rig's death."""
     for pipe in inherited:
         pipe.close()
     signal.signal(signal.SIGINT, signal.SIG_IGN)

@@ -1,7 +1,7 @@
-"""The processes of a rigged run: real coordinator, real rollout servers on a paced engine, a learner that only counts.
+"""The processes of a rigged run: real coordinator, real rollout servers on a paced engine, a learner that counts.
 
-Forked by `tests.chaos.rig`, each with a pipe to it. What Ray does in a cluster (start, call, restart) the rig does here;
-sockets, ledger, checkpoints, leases and accounts are the product's own.
+Forked by `tests.chaos.rig`, each with a pipe to it. What Ray does in a cluster (start, call, restart) the rig does
+here; sockets, ledger, checkpoints, leases and accounts are the product's own.
 """
 
 import asyncio
@@ -82,15 +82,17 @@ async def _serve(pipe: Connection, name: str, node: Node, pace: Pace) -> None:
             await server.commit(rest[0], "")
             await server.resume()
         elif verb == "stall":
-            time.sleep(rest[0])  # noqa: ASYNC251  # the stall: the whole event loop stands still
+            time.sleep(rest[0])  # the whole event loop stands still
         elif verb == "detach":
             await server.stop()
             pipe.send(("detach",))
             return
-        pipe.send((verb, *rest[:1] if verb == "push" else ()))
+        pipe.send((verb, rest[0]) if verb == "push" else (verb,))
 
 
-def run_learner(pipe: Connection, settings: Settings, start: RunStart, where: tuple[str, int], keys: Keys, pace: Pace) -> None:
+def run_learner(
+    pipe: Connection, settings: Settings, start: RunStart, where: tuple[str, int], keys: Keys, pace: Pace
+) -> None:
     """Be the only learner rank: count what a step would train, save it in checkpoints, have every version pushed."""
     learner = _CountingLearner(pipe, settings, start, where, keys)
     pipe.send(("ended", learner.train(pace.step_s)))

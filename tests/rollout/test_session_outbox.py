@@ -14,6 +14,7 @@ def _finished(key: Key = KEY, kind: str = "train") -> Finished:
         group=key.group,
         sample_index=key.sample_index,
         attempt=key.attempt,
+        incarnation=key.incarnation,
         kind=kind,  # type: ignore[arg-type]
         is_greedy=False,
         server="s0",
