@@ -78,6 +78,15 @@ def plan_start(run: RunSettings, model_digest: str) -> RunStart:
     return RunStart(folder, _of_model(checkpoint, model_digest), notice)
 
 
+def plan_restart(start: RunStart) -> RunStart:
+    """Return where a run goes on that started at `start` and died: its newest valid checkpoint, or `start` again."""
+    found = newest_valid(start.folder / CHECKPOINTS)
+    if found is not None and (start.checkpoint is None or _is_of(start.folder, start.checkpoint)):
+        return RunStart(start.folder, found)
+    # What the folder holds up to the step of a checkpoint that was brought from elsewhere is of another lineage.
+    return RunStart(start.folder, found if found is not None and found.step > start.step else start.checkpoint)
+
+
 def prepare_folder(start: RunStart, settings: Settings) -> None:
     """Make the folder ready: free of an earlier life's accounts, or with the ledger of the checkpoint it resumes from.
 
@@ -114,8 +123,17 @@ def model_digest(model_dir: Path) -> str:
     return digest.hexdigest()
 
 
+def _is_of(folder: Path, checkpoint: Checkpoint) -> bool:
+    return checkpoint.path.parent.resolve() == (folder / CHECKPOINTS).resolve()
+
+
+def _last_own_step(folder: Path, checkpoint: Checkpoint) -> int:
+    """Return the last step whose folder may stay; one of the very step of a checkpoint from elsewhere is another's."""
+    return checkpoint.step if _is_of(folder, checkpoint) else checkpoint.step - 1
+
+
 def _set_aside_notice(folder: Path, checkpoint: Checkpoint) -> str:
-    newer = [path.name for path in newer_than(folder / CHECKPOINTS, checkpoint.step)]
+    newer = [path.name for path in newer_than(folder / CHECKPOINTS, _last_own_step(folder, checkpoint))]
     return f" Set aside, because corrupt or of steps that are taken anew: {', '.join(newer)}." if newer else ""
 
 
@@ -133,9 +151,9 @@ def _go_back_to(checkpoint: Checkpoint, folder: Path) -> None:
     chooses by the checkpoints alone, which are intact, and does all of this again.
     """
     root = folder / CHECKPOINTS
-    if checkpoint.path.parent.resolve() == root.resolve():
+    if _is_of(folder, checkpoint):
         point_latest(root, checkpoint.path)
-    set_aside_newer(root, checkpoint.step)
+    set_aside_newer(root, _last_own_step(folder, checkpoint))
     failpoint("run_folder.newer_set_aside")
     ledger = folder / LEDGER
     copy_synced(checkpoint.path / LEDGER, aside_of(ledger))

@@ -43,7 +43,7 @@ def live(folder: Path, last_step: int = LAST_STEP, is_saving: bool = True) -> No
     start = plan_start(settings.run, "model-1")
     prepare_folder(start, settings)
     ledger = Ledger(folder / LEDGER)
-    ledger.begin_incarnation()
+    ledger.begin_incarnation(start.step)
     record = RunRecord(folder, 0)
     prompts = _prompts(ledger)
     for step in range(start.step + 1, last_step + 1):
