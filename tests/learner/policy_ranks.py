@@ -117,6 +117,7 @@ class Rank:
         found: dict[str, object] = {}
         probe = make_micro_batch(samples[:3])
         found["logprobs"] = self.policy.logprobs(probe)
+        found["loads_before_the_first_step"] = self.saves_and_loads()
         found["first"] = self.step(samples, micro_batch_tokens=50)
         found["moments"] = self.moments()
         found["weights"] = self.weights()
@@ -136,6 +137,13 @@ class Rank:
         found["refused_state"] = self.load_what_does_not_fit(state)
         found["sft"] = self.fine_tune(samples)
         return found
+
+    def saves_and_loads(self) -> bool:
+        """Return whether a state that no step was taken in can be saved and loaded, and changes nothing."""
+        before, state = self.weights(), self.folder / f"fresh_{self.world_size}_{self.stage}"
+        self.policy.save_state(state)
+        self.policy.load_state(state)
+        return same(before, self.weights())
 
     def further(self, samples: list[Sample]) -> dict[str, Any]:
         """Return losses, learning rates and weights of three steps more."""
