@@ -44,11 +44,15 @@ class VersionSpan(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_f
 
 
 class TrajectoryFacts(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
-    """Everything about a trajectory but its tokens. Times are Unix seconds, durations seconds."""
+    """Everything about a trajectory but its tokens. Times are Unix seconds, durations seconds.
+
+    attempt, incarnation: of the lease that it was made for. A later start of the run may still use it.
+    """
 
     group: Name
     sample_index: Count
     attempt: Count
+    incarnation: Count
     kind: Literal["train", "eval"]
     is_greedy: bool
     server: Name
