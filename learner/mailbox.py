@@ -53,7 +53,9 @@ class Mailbox:
             for server in {t.facts.server for t in group.trajectories.values()}:
                 by_server.setdefault(server, []).append(group.name)
         for server, names in by_server.items():
-            self.send(server, m.Trained(run_id=self.run_id, incarnation=self.incarnation, groups=names))
+            for first in range(0, len(names), m.MAX_GROUPS):
+                part = names[first : first + m.MAX_GROUPS]
+                self.send(server, m.Trained(run_id=self.run_id, incarnation=self.incarnation, groups=part))
 
     def refuse(self, peer: str, detail: str) -> None:
         self.send(peer, m.Refused(run_id=self.run_id, incarnation=self.incarnation, detail=detail[:2000]))

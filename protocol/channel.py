@@ -77,7 +77,7 @@ class RouterChannel:
     def send(self, peer: bytes, frames: list[bytes]) -> bool:
         """Queue frames for a peer; False when it is not connected or its queue is full. Never blocks."""
         try:
-            self._socket.send_multipart([peer, *frames], zmq.NOBLOCK, copy=len(frames) == 1)
+            self._socket.send_multipart([peer, *frames], zmq.NOBLOCK, copy=len(frames) <= 2)
         except zmq.Again:
             return False
         except zmq.ZMQError as error:
