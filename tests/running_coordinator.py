@@ -1,0 +1,63 @@
+"""A real coordinator behind a real encrypted socket, in this process: what chaos commands and benchmarks talk to."""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import zmq
+
+from learner.coordinator import Coordinator
+from learner.coordinator_loop import CoordinatorLoop
+from learner.ledger import Ledger
+from learner.prompts import Prompt
+from learner.run_record import RunRecord
+from protocol.channel import KeyPair, RouterChannel
+from protocol.settings import Settings
+
+RUN_ID = "r1"
+STAMP: dict[str, Any] = {"run_id": RUN_ID, "incarnation": 1}
+
+
+class RunningCoordinator:
+    """`channel`, `coordinator` and `loop` of a run that has just begun, and the keys of both sides."""
+
+    def __init__(self, folder: Path, settings: dict[str, dict[str, Any]], num_prompts: int) -> None:
+        self.keys = KeyPair(*zmq.curve_keypair())
+        self.peer_keys = KeyPair(*zmq.curve_keypair())
+        self.ledger = Ledger(folder / "ledger.sqlite")
+        prompts = [Prompt(f"p{i}", f"question {i}", f"answer {i}", {}) for i in range(num_prompts)]
+        self.coordinator = Coordinator(
+            Settings.model_validate(settings), RUN_ID, self.ledger, prompts, [], RunRecord(folder, 0), last_step=0
+        )
+        self.channel = RouterChannel("127.0.0.1", self.keys, [self.peer_keys.public])
+        self.address = self.channel.address
+        self.loop = CoordinatorLoop(self.coordinator, self.channel)
+
+    def connect(self, context: "zmq.Context[Any]", name: str, keys: KeyPair | None = None) -> "zmq.Socket[Any]":
+        """Return a new DEALER socket of a peer, on its way to the coordinator; without `keys`, an allowed peer's."""
+        socket = context.socket(zmq.DEALER)
+        socket.linger = 0
+        socket.sndhwm = socket.rcvhwm = 0
+        socket.identity = name.encode()
+        keys = keys or self.peer_keys
+        socket.curve_publickey, socket.curve_secretkey = keys.public, keys.secret
+        socket.curve_serverkey = self.keys.public
+        socket.connect(self.address)
+        return socket
+
+
+@contextmanager
+def running_coordinator(
+    folder: Path, settings: dict[str, dict[str, Any]], num_prompts: int = 1000
+) -> Iterator[RunningCoordinator]:
+    """Yield a coordinator at work; it is closed afterwards, and what ended its loop before is raised."""
+    run = RunningCoordinator(folder, settings, num_prompts)
+    run.loop.start()
+    try:
+        yield run
+    finally:
+        run.loop.close()
+        run.ledger.close()
+    if run.loop.failure is not None:
+        raise run.loop.failure
