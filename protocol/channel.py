@@ -88,6 +88,10 @@ class RouterChannel:
 
     def close(self, linger_s: float = 1.0) -> None:
         self._socket.close(linger=int(linger_s * 1000))
+        if not self._authenticator.is_alive() and self._authenticator.pipe:
+            # Its thread ended by an error: `stop` would wait for ever for one to take its word.
+            self._authenticator.pipe.close()
+            self._authenticator.pipe = None  # type: ignore[assignment]
         self._authenticator.stop()
         self._context.term()
 

@@ -259,9 +259,9 @@ def _nested(depth: int) -> list[Any]:
 _WILD: tuple[Any, ...] = (
     None, True, False, 0, 1, -1, 7, 2**31 - 1, 2**31, 2**63, 2**64 - 1, -(2**63), 0.0, -0.5, 1e18, 1.1e18, 1e308,
     -1e308, float("nan"), float("inf"), -float("inf"), "", "x", "x" * 200, "x" * 201, "x" * 2001, "x" * 100_000, "\0",
-    "\U0001f600", "../../etc/passwd", b"", b"bytes", [], [1], [[]], [0] * 5000, [None] * 70_000, {}, {"a": 1}, {"a": "b"},
-    {"": 1.0}, {str(i): 0.5 for i in range(65)}, {str(i): i for i in range(1100)}, [[2, 4, 3]], [[0, 1, 2, 3]],
-    {"x" * 201: 1.0}, {"em": float("nan")}, {"em": 1e19}, _nested(20), _nested(40), _nested(500),
+    "\U0001f600", "../../etc/passwd", b"", b"bytes", [], [1], [[]], [0] * 5000, [None] * 70_000, {}, {"a": 1},
+    {"a": "b"}, {"": 1.0}, {str(i): 0.5 for i in range(65)}, {str(i): i for i in range(1100)}, [[2, 4, 3]],
+    [[0, 1, 2, 3]], {"x" * 201: 1.0}, {"em": float("nan")}, {"em": 1e19}, _nested(20), _nested(40), _nested(500),
 )  # fmt: skip
 _WILD_HEADERS: tuple[bytes, ...] = (
     b"", b"\xc0", b"\xc1", b"\x80", b"\x90", b"\xdf\xff\xff\xff\xff", b"\xdd\xff\xff\xff\xff", b"\xdb\xff\xff\xff\xff",
