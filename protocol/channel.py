@@ -20,6 +20,10 @@ _MAX_FRAME_BYTES = 1 << 28
 _HEARTBEAT_MS = 5_000
 # A peer whose process is busy for half a minute is slow, not dead.
 _SILENCE_MS = 60_000
+# Who connects and says nothing holds a descriptor for so long.
+_HANDSHAKE_MS = 10_000
+# All servers come back at once when a coordinator was started again; the system may allow fewer (net.core.somaxconn).
+_BACKLOG = 4096
 
 
 @dataclass(frozen=True)
@@ -58,6 +62,8 @@ class RouterChannel:
         self._socket.setsockopt(zmq.ROUTER_MANDATORY, 1)
         self._socket.setsockopt(zmq.ROUTER_HANDOVER, 1)
         self._socket.setsockopt(zmq.MAXMSGSIZE, max_frame_bytes)
+        self._socket.setsockopt(zmq.HANDSHAKE_IVL, _HANDSHAKE_MS)
+        self._socket.setsockopt(zmq.BACKLOG, _BACKLOG)
         try:
             port = self._socket.bind_to_random_port(f"tcp://{host}")
         except zmq.ZMQError as error:

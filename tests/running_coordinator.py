@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -19,32 +20,39 @@ RUN_ID = "r1"
 STAMP: dict[str, Any] = {"run_id": RUN_ID, "incarnation": 1}
 
 
+@dataclass(frozen=True)
+class Place:
+    """What an allowed peer must know to reach a coordinator. It can be handed to another process."""
+
+    address: str
+    coordinator_key: bytes
+    peer_keys: KeyPair
+
+    def connect(self, context: "zmq.Context[Any]", name: str) -> "zmq.Socket[Any]":
+        """Return a new DEALER socket of a peer of this name, on its way to the coordinator."""
+        socket = context.socket(zmq.DEALER)
+        socket.linger = 0
+        socket.sndhwm = socket.rcvhwm = 0
+        socket.identity = name.encode()
+        socket.curve_publickey, socket.curve_secretkey = self.peer_keys.public, self.peer_keys.secret
+        socket.curve_serverkey = self.coordinator_key
+        socket.connect(self.address)
+        return socket
+
+
 class RunningCoordinator:
-    """`channel`, `coordinator` and `loop` of a run that has just begun, and the keys of both sides."""
+    """`coordinator`, `loop` and `ledger` of a run that has just begun, and the place where it is reached."""
 
     def __init__(self, folder: Path, settings: dict[str, dict[str, Any]], num_prompts: int) -> None:
-        self.keys = KeyPair(*zmq.curve_keypair())
-        self.peer_keys = KeyPair(*zmq.curve_keypair())
+        keys, peer_keys = KeyPair(*zmq.curve_keypair()), KeyPair(*zmq.curve_keypair())
         self.ledger = Ledger(folder / "ledger.sqlite")
         prompts = [Prompt(f"p{i}", f"question {i}", f"answer {i}", {}) for i in range(num_prompts)]
         self.coordinator = Coordinator(
             Settings.model_validate(settings), RUN_ID, self.ledger, prompts, [], RunRecord(folder, 0), last_step=0
         )
-        self.channel = RouterChannel("127.0.0.1", self.keys, [self.peer_keys.public])
-        self.address = self.channel.address
-        self.loop = CoordinatorLoop(self.coordinator, self.channel)
-
-    def connect(self, context: "zmq.Context[Any]", name: str, keys: KeyPair | None = None) -> "zmq.Socket[Any]":
-        """Return a new DEALER socket of a peer, on its way to the coordinator; without `keys`, an allowed peer's."""
-        socket = context.socket(zmq.DEALER)
-        socket.linger = 0
-        socket.sndhwm = socket.rcvhwm = 0
-        socket.identity = name.encode()
-        keys = keys or self.peer_keys
-        socket.curve_publickey, socket.curve_secretkey = keys.public, keys.secret
-        socket.curve_serverkey = self.keys.public
-        socket.connect(self.address)
-        return socket
+        channel = RouterChannel("127.0.0.1", keys, [peer_keys.public])
+        self.place = Place(channel.address, keys.public, peer_keys)
+        self.loop = CoordinatorLoop(self.coordinator, channel)
 
 
 @contextmanager

@@ -41,8 +41,8 @@ def fuzz_over_tcp(folder: Path, num_frames: int, random: Random) -> Verdicts:
     verdicts = Verdicts()
     with running_coordinator(folder, _SETTINGS) as run, zmq.Context() as context:
         rank = Rank(run)
-        holder = Holder(run.connect(context, "s1"), rank, random, verdicts)
-        fuzzer = Fuzzer(run.connect(context, "fuzz"), random, verdicts)
+        holder = Holder(run.place.connect(context, "s1"), rank, random, verdicts)
+        fuzzer = Fuzzer(run.place.connect(context, "fuzz"), random, verdicts)
         try:
             while verdicts.num_damaged < num_frames:
                 holder.await_lease()
@@ -73,7 +73,8 @@ class Rank:
         self._thread.join(_ANSWER_S)
 
     def _train(self) -> None:
-        channel = DealerChannel(self._run.address, "rank-0", self._run.peer_keys, self._run.keys.public)
+        place = self._run.place
+        channel = DealerChannel(place.address, "rank-0", place.peer_keys, place.coordinator_key)
         client = CoordinatorClient(channel, RUN_ID, 1)
         while not isinstance(client.next_batch(self.version + 1, 0, timeout_s=600.0), str):
             self.version += 1
