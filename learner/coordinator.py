@@ -88,7 +88,7 @@ class Coordinator:
     def refuse(self, peer: str, error: FrameError) -> None:
         """Count a frame that is no valid message, and tell its sender why."""
         self.counts[f"refused:{error.reason}"] += 1
-        self._mailbox.refuse(peer, str(error))
+        self._mailbox.refuse(peer, str(error), error.reason)
 
     def advance(self, now: float) -> None:
         """Do what time and the latest messages allow: take back, assign a step, answer ranks, lease."""
@@ -139,7 +139,7 @@ class Coordinator:
             f"this is run {self.run_id}, start {self.incarnation}; "
             f"you speak of run {message.run_id}, start {message.incarnation}"
         )
-        self._mailbox.refuse(peer, detail)
+        self._mailbox.refuse(peer, detail, "incarnation")
 
     def _receive_from_server(
         self,

@@ -57,8 +57,10 @@ class Mailbox:
                 part = names[first : first + m.MAX_GROUPS]
                 self.send(server, m.Trained(run_id=self.run_id, incarnation=self.incarnation, groups=part))
 
-    def refuse(self, peer: str, detail: str) -> None:
-        self.send(peer, m.Refused(run_id=self.run_id, incarnation=self.incarnation, detail=detail[:2000]))
+    def refuse(self, peer: str, detail: str, reason: str) -> None:
+        """Tell a peer that its message was not used. reason: for its program; detail: for people."""
+        stamp = {"run_id": self.run_id, "incarnation": self.incarnation}
+        self.send(peer, m.Refused(**stamp, detail=detail[:2000], reason=reason))
 
     def confirm(self, peer: str) -> None:
         """Tell a peer that what it told was taken in."""

@@ -75,9 +75,17 @@ class RouterChannel:
 
     def receive(self, timeout_s: float) -> tuple[bytes, list[bytes]] | None:
         """Return the next (peer, frames), or None after timeout_s without one."""
-        if not self._socket.poll(int(timeout_s * 1000)):
+        if timeout_s and not self._socket.poll(int(timeout_s * 1000)):
             return None
-        peer, *frames = self._socket.recv_multipart(zmq.NOBLOCK)
+        # Each frame tells whether another follows; recv_multipart asks the socket instead, which takes as long again.
+        try:
+            part = self._socket.recv(zmq.NOBLOCK, copy=False)
+        except zmq.Again:
+            return None
+        peer, frames = part.bytes, []
+        while part.more:
+            part = self._socket.recv(zmq.NOBLOCK, copy=False)
+            frames.append(part.bytes)
         return peer, frames
 
     def send(self, peer: bytes, frames: list[bytes]) -> bool:

@@ -122,9 +122,10 @@ class Trained(Message, frozen=True, kw_only=True, tag="trained"):
 
 
 class Refused(Message, frozen=True, kw_only=True, tag="refused"):
-    """The sender's message was not used; it is of another schema, run or incarnation."""
+    """The sender's message was not used. reason: the FrameError's ("checksum": send it again), or "incarnation"."""
 
     detail: Reason
+    reason: Name = "incarnation"
 
 
 # -- learner rank to coordinator --------------------------------------------------------------------------------------

@@ -142,10 +142,11 @@ class Trajectory:
             raise FrameError(f"{path}.loss_mask", f"holds {highest}, expected 0 or 1")
         if mask[: facts.num_prompt_tokens].any():
             raise FrameError(f"{path}.loss_mask", "is 1 inside the prompt")
-        if not np.isfinite(logprobs).all():
+        lowest_logprob, highest_logprob = float(logprobs.min()), float(logprobs.max())  # both NaN if any value is
+        if not (math.isfinite(lowest_logprob) and math.isfinite(highest_logprob)):
             raise FrameError(f"{path}.behaviour_logprobs", "holds a value that is not finite", "nonfinite")
-        if (above := float(logprobs.max())) > 1e-3:
-            raise FrameError(f"{path}.behaviour_logprobs", f"holds {above}, above 0")
+        if highest_logprob > 1e-3:
+            raise FrameError(f"{path}.behaviour_logprobs", f"holds {highest_logprob}, above 0")
         if ((logprobs != 0) > mask).any():
             raise FrameError(f"{path}.behaviour_logprobs", "is not 0 for a token that the model did not write")
 
@@ -157,7 +158,7 @@ class Trajectory:
                 raise FrameError(f"{path}.reward", f"{name} is {value}, expected at most {_LARGEST_REWARD} either way")
 
     def _check_spans(self, path: str) -> None:
-        covered = np.zeros_like(self.loss_mask)
+        covered = bytearray(len(self.loss_mask))
         end = 0
         for i, span in enumerate(self.facts.version_spans):
             if not end <= span.start < span.end <= self.facts.num_tokens:
@@ -166,6 +167,6 @@ class Trajectory:
                     f"is [{span.start}, {span.end}) after {end}, of {self.facts.num_tokens} tokens",
                 )
             end = span.end
-            covered[span.start : end] = 1
-        if not np.array_equal(covered, self.loss_mask):
+            covered[span.start : end] = b"\1" * (end - span.start)
+        if covered != self.loss_mask.tobytes():
             raise FrameError(f"{path}.version_spans", "do not cover exactly the tokens the model wrote")
