@@ -14,10 +14,10 @@ from protocol.errors import OperatorError
 
 
 class RunRecord:
-    """Appends lines and flushes each: a killed run leaves whole lines."""
+    """Appends lines to files of `folder` and flushes each: a killed run leaves whole lines."""
 
     def __init__(self, folder: Path, samples_per_step: int) -> None:
-        self._folder = folder
+        self.folder = folder
         self._samples_per_step = samples_per_step
         self._started = time.monotonic()
         self._last_step_at = self._started
@@ -58,7 +58,7 @@ class RunRecord:
             )
 
     def _append(self, name: str, line: Mapping[str, object]) -> None:
-        path = self._folder / name
+        path = self.folder / name
         try:
             with path.open("a", encoding="utf-8") as file:
                 file.write(json.dumps(line) + "\n")
