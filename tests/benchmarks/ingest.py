@@ -161,8 +161,9 @@ class Arrays:
         self._count = 0
         self._facts = TrajectoryFacts(
             group="g", sample_index=0, attempt=1, incarnation=1, kind="train", is_greedy=False, server="s",
-            num_tokens=NUM_TOKENS, num_prompt_tokens=100, num_turns=len(spans), finish="answer", reward=0.5, reward_parts={"exact_match": 0.5},
-            version_spans=spans, started_at=1.7e9, finished_at=1.7e9, generate_s=3.0, environment_s=0.25, reward_s=0.25,
+            num_tokens=NUM_TOKENS, num_prompt_tokens=100, num_turns=len(spans), finish="answer", reward=0.5,
+            reward_parts={"exact_match": 0.5}, version_spans=spans, started_at=1.7e9, finished_at=1.7e9,
+            generate_s=3.0, environment_s=0.25, reward_s=0.25,
         )  # fmt: skip
 
     def trajectory(self, lease: m.Lease, index: int, server: str) -> tuple[TrajectoryFacts, list[bytes]]:
