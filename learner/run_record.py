@@ -15,10 +15,10 @@ from protocol.failpoints import failpoint
 
 
 class RunRecord:
-    """Appends lines and flushes each: a killed run leaves whole lines."""
+    """Appends lines to files of `folder` and flushes each: a killed run leaves whole lines."""
 
     def __init__(self, folder: Path, samples_per_step: int) -> None:
-        self._folder = folder
+        self.folder = folder
         self._samples_per_step = samples_per_step
         self._started = time.monotonic()
         self._last_step_at = self._started
@@ -59,7 +59,7 @@ class RunRecord:
             )
 
     def _append(self, name: str, line: Mapping[str, object]) -> None:
-        path = self._folder / name
+        path = self.folder / name
         failpoint("run_record.before_append")
         try:
             with path.open("a", encoding="utf-8") as file:
