@@ -4,7 +4,8 @@
     python policy_ranks.py RANK WORLD_SIZE PORT FOLDER WRITTEN_BY  resume
 
 To train: for each ZeRO stage it steps on the same seven trajectories, then goes through what must leave the weights
-alone, saves, loads, goes on and exports. Rank 0 writes what it found to FOLDER/ranks_WORLD_SIZE.pt.
+alone, saves, loads, goes on and exports; two ranks then go on from what one rank saved. Rank 0 writes what it found to
+FOLDER/ranks_WORLD_SIZE.pt.
 To resume: in each ZeRO stage it goes on from each state that a world of WRITTEN_BY ranks saved. Rank 0 writes what it
 found to FOLDER/resumed_WORLD_SIZE_WRITTEN_BY.pt.
 """
@@ -136,6 +137,8 @@ class Rank:
         found["saved"] = saved
         found["refused_state"] = self.load_what_does_not_fit(state)
         found["sft"] = self.fine_tune(samples)
+        if self.world_size == 2:  # one rank alone was there before
+            found["resumed_from_1"] = self.resume(written_by=1)
         return found
 
     def saves_and_loads(self) -> bool:

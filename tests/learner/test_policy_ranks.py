@@ -38,7 +38,8 @@ def found(folder: Path) -> Found:
 @pytest.fixture(scope="module")
 def resumed(found: Found, folder: Path) -> dict[tuple[int, int], dict[int, dict[int, dict[str, Any]]]]:
     """Return [writer's ranks, reader's ranks] -> [reader's stage][writer's stage] -> what going on gave."""
-    return {(written, read): run_world(read, folder, written) for written, read in ((2, 1), (1, 2), (2, 3))}
+    in_this_start = {(1, 2): {stage: found[2][stage]["resumed_from_1"] for stage in STAGES}}
+    return in_this_start | {(2, read): run_world(read, folder, written_by=2) for read in (1, 3)}
 
 
 def run_world(world_size: int, folder: Path, written_by: int | None = None) -> dict[int, dict[Any, Any]]:
