@@ -122,5 +122,5 @@ class RunWriter:
 
     def _end(self, step: int, batch: StepBatch) -> None:
         self.ledger.set_meta("policy_version", str(self.version))
-        self.ledger.commit()
         self.record.write_step({"step": step, "policy_version": self.version, **batch.metrics()})
+        self.ledger.commit()

@@ -156,7 +156,7 @@ def test_audit_holds_at_every_moment_of_a_run(tmp_path: Path) -> None:
     writer.close()
     reports.append(audit_run_folder(tmp_path / "run1"))
     assert [report.breaches.lines() for report in reports] == [[]] * len(reports)
-    assert len({report.step for report in reports}) > 2
+    assert len({report.step for report in reports}) > 1
     assert reports[-1].step == 180
 
 
