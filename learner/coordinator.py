@@ -98,13 +98,12 @@ class Coordinator:
             case m.EvalPoll():
                 self._on_eval_poll(peer, message, now)
             case m.SaveLedger():
-                self._ledger.snapshot(Path(message.path))
-                self._mailbox.confirm(peer, message.request)
+                self._on_save_ledger(peer, message)
 
     def refuse(self, peer: str, error: FrameError, request: int = 0) -> None:
         """Count a frame that is no valid message, and tell its sender why."""
         self.counts[f"refused:{error.reason}"] += 1
-        self._mailbox.refuse(peer, str(error), request)
+        self._mailbox.refuse(peer, str(error), error.reason, request)
 
     def note_undeliverable(self, peer: str, message: m.Message, now: float) -> None:
         """Take in that a message found no connection: a lease goes back, and so does all else when that lasts."""
@@ -169,7 +168,7 @@ class Coordinator:
             f"this is run {self.run_id}, start {self.incarnation}; "
             f"you speak of run {message.run_id}, start {message.incarnation}"
         )
-        self._mailbox.refuse(peer, detail, message.request)
+        self._mailbox.refuse(peer, detail, "incarnation", message.request)
 
     def _receive_from_server(
         self,
@@ -200,6 +199,16 @@ class Coordinator:
         except FrameError as error:
             self.refuse(peer, error, message.request)
 
+    def _on_save_ledger(self, peer: str, message: m.SaveLedger) -> None:
+        """Write the ledger's copy into the run's folder, and nowhere else: any peer can send this message."""
+        path = Path(message.path)
+        if not _is_file_inside(path, self._record.folder):
+            problem = f"{message.path[:500]} is no new file inside {self._record.folder}"
+            self.refuse(peer, FrameError("$.path", problem, "path"), message.request)
+            return
+        self._ledger.snapshot(path)
+        self._mailbox.confirm(peer, message.request)
+
     def _on_evaluate(self, peer: str, message: m.Evaluate) -> None:
         # Rank 0 asks after its push and before it tells of the step: the servers may be ahead of the books.
         self._evaluations.start(message.step, max(self.policy_version, self._servers.newest_version()))
@@ -224,3 +233,13 @@ class Coordinator:
             metrics=metrics,
         )
         self._mailbox.send(peer, result)
+
+
+def _is_file_inside(path: Path, folder: Path) -> bool:
+    """Return whether a path is, or could become, a file below this folder, and none of the folder's own files."""
+    try:
+        path, folder = path.resolve(), folder.resolve()
+        is_own = path.parent == folder and path.exists()
+        return folder in path.parents and path.parent.is_dir() and not path.is_dir() and not is_own
+    except (OSError, ValueError):  # too long a name; a NUL inside
+        return False

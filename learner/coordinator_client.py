@@ -34,7 +34,8 @@ from protocol.trajectory import FrameError, Trajectory
 _ANSWER_S = 60.0
 _ASK_AGAIN_S = 5.0
 # The coordinator is ours and its batches are large: one rank's share of a step, with facts of all its trajectories.
-_LIMITS = Limits(header_bytes=1 << 28, buffer_bytes=1 << 28, num_buffers=1 << 20)
+# Every list of ToRank has a type, so that its values need no counting.
+_LIMITS = Limits(header_bytes=1 << 28, buffer_bytes=1 << 28, num_buffers=3 << 20, total_bytes=1 << 36, num_values=None)
 
 
 class CoordinatorClient:

@@ -59,15 +59,18 @@ class Mailbox:
             for server in {t.facts.server for t in group.trajectories.values()}:
                 by_server.setdefault(server, []).append(group.name)
         for server, names in by_server.items():
-            self.send(server, m.Trained(run_id=self.run_id, incarnation=self.incarnation, groups=names))
+            for first in range(0, len(names), m.MAX_GROUPS):
+                part = names[first : first + m.MAX_GROUPS]
+                self.send(server, m.Trained(run_id=self.run_id, incarnation=self.incarnation, groups=part))
 
     def ping(self, newest_leases: Mapping[str, int]) -> None:
         """Tell servers the number of the last lease that each was sent."""
         for server, number in newest_leases.items():
             self.send(server, m.Ping(run_id=self.run_id, incarnation=self.incarnation, newest_lease=number))
 
-    def refuse(self, peer: str, detail: str, request: int = 0) -> None:
-        self.send(peer, m.Refused(**self._stamp(request), detail=detail[:2000]))
+    def refuse(self, peer: str, detail: str, reason: str, request: int = 0) -> None:
+        """Tell a peer that its message was not used. reason: for its program; detail: for people."""
+        self.send(peer, m.Refused(**self._stamp(request), detail=detail[:2000], reason=reason))
 
     def confirm(self, peer: str, request: int = 0) -> None:
         """Tell a peer that what it told was taken in."""

@@ -16,10 +16,15 @@ import pyarrow.parquet
 
 from protocol.codec import Limits
 from protocol.errors import SettingsError
+from protocol.header_shape import MAX_VALUES, check_shape
+from protocol.messages import MAX_SAMPLES, Columns, Text, Turns
 from protocol.settings import DataSettings
+from protocol.trajectory import FrameError
 
 # A lease is one header of at most protocol.codec.Limits.header_bytes; the rest is for its own fields.
 MAX_ROW_BYTES = Limits().header_bytes - (1 << 16)
+_MAX_ROW_VALUES = MAX_VALUES - 4 * MAX_SAMPLES
+_row_decoder = msgspec.msgpack.Decoder(tuple[Text | Turns, Any, Columns])
 
 
 @dataclass(frozen=True)
@@ -104,11 +109,18 @@ def _prompt_of(row: dict[str, Any], file: Path, number: int, data: DataSettings)
 def _check_sendable(content: object, file: Path, number: int) -> None:
     """Refuse a row that no lease can carry: found here it costs a sentence, found in the loop it costs the run."""
     try:
-        size = len(msgspec.msgpack.encode(content))
-    except (OverflowError, TypeError, ValueError) as error:
+        encoded = msgspec.msgpack.encode(content)
+    except (OverflowError, RecursionError, TypeError, ValueError) as error:
         raise SettingsError(f"data: {file} line {number} holds a value that cannot be sent: {error}.") from None
-    if size > MAX_ROW_BYTES:
+    if (size := len(encoded)) > MAX_ROW_BYTES:
         raise SettingsError(f"data: {file} line {number} has {size} bytes, at most {MAX_ROW_BYTES}. Shorten the row.")
+    try:
+        check_shape(encoded, _MAX_ROW_VALUES)
+        _row_decoder.decode(encoded)
+    except FrameError as error:
+        raise SettingsError(f"data: {file} line {number} {error.problem}. Shorten the row.") from None
+    except msgspec.ValidationError as error:
+        raise SettingsError(f"data: {file} line {number} cannot be sent: {error}. Shorten the row.") from None
 
 
 def _verl_label(row: dict[str, Any]) -> Any:

@@ -11,13 +11,14 @@ from pathlib import Path
 
 from learner.step_batch import StepBatch
 from protocol.errors import OperatorError
+from protocol.failpoints import failpoint
 
 
 class RunRecord:
-    """Appends lines and flushes each: a killed run leaves whole lines."""
+    """Appends lines to files of `folder` and flushes each: a killed run leaves whole lines."""
 
     def __init__(self, folder: Path, samples_per_step: int) -> None:
-        self._folder = folder
+        self.folder = folder
         self._samples_per_step = samples_per_step
         self._started = time.monotonic()
         self._last_step_at = self._started
@@ -58,12 +59,14 @@ class RunRecord:
             )
 
     def _append(self, name: str, line: Mapping[str, object]) -> None:
-        path = self._folder / name
+        path = self.folder / name
+        failpoint("run_record.before_append")
         try:
             with path.open("a", encoding="utf-8") as file:
                 file.write(json.dumps(line) + "\n")
         except OSError as error:
             raise OperatorError(f"{path} cannot be written: {error.strerror}. Free the disk, then run again.") from None
+        failpoint("run_record.after_append")
 
 
 def _rounded(value: float) -> float:

@@ -20,6 +20,10 @@ _MAX_FRAME_BYTES = 1 << 28
 _HEARTBEAT_MS = 5_000
 # A peer whose process is busy for half a minute is slow, not dead.
 _SILENCE_MS = 60_000
+# Who connects and says nothing holds a descriptor for so long.
+_HANDSHAKE_MS = 10_000
+# All servers come back at once when a coordinator was started again; the system may allow fewer (net.core.somaxconn).
+_BACKLOG = 4096
 
 
 @dataclass(frozen=True)
@@ -58,6 +62,8 @@ class RouterChannel:
         self._socket.setsockopt(zmq.ROUTER_MANDATORY, 1)
         self._socket.setsockopt(zmq.ROUTER_HANDOVER, 1)
         self._socket.setsockopt(zmq.MAXMSGSIZE, max_frame_bytes)
+        self._socket.setsockopt(zmq.HANDSHAKE_IVL, _HANDSHAKE_MS)
+        self._socket.setsockopt(zmq.BACKLOG, _BACKLOG)
         try:
             port = self._socket.bind_to_random_port(f"tcp://{host}")
         except zmq.ZMQError as error:
@@ -69,15 +75,23 @@ class RouterChannel:
 
     def receive(self, timeout_s: float) -> tuple[bytes, list[bytes]] | None:
         """Return the next (peer, frames), or None after timeout_s without one."""
-        if not self._socket.poll(int(timeout_s * 1000)):
+        if timeout_s and not self._socket.poll(int(timeout_s * 1000)):
             return None
-        peer, *frames = self._socket.recv_multipart(zmq.NOBLOCK)
+        # Each frame tells whether another follows; recv_multipart asks the socket instead, which takes as long again.
+        try:
+            part = self._socket.recv(zmq.NOBLOCK, copy=False)
+        except zmq.Again:
+            return None
+        peer, frames = part.bytes, []
+        while part.more:
+            part = self._socket.recv(zmq.NOBLOCK, copy=False)
+            frames.append(part.bytes)
         return peer, frames
 
     def send(self, peer: bytes, frames: list[bytes]) -> bool:
         """Queue frames for a peer; False when it is not connected or its queue is full. Never blocks."""
         try:
-            self._socket.send_multipart([peer, *frames], zmq.NOBLOCK, copy=len(frames) == 1)
+            self._socket.send_multipart([peer, *frames], zmq.NOBLOCK, copy=len(frames) <= 2)
         except zmq.Again:
             return False
         except zmq.ZMQError as error:
@@ -88,6 +102,10 @@ class RouterChannel:
 
     def close(self, linger_s: float = 1.0) -> None:
         self._socket.close(linger=int(linger_s * 1000))
+        if not self._authenticator.is_alive() and self._authenticator.pipe:
+            # Its thread ended by an error: `stop` would wait for ever for one to take its word.
+            self._authenticator.pipe.close()
+            self._authenticator.pipe = None  # type: ignore[assignment]
         self._authenticator.stop()
         self._context.term()
 

@@ -1,7 +1,7 @@
-"""Frames on the wire: a MessagePack header, validated against its type, then raw buffers.
+"""Frames on the wire: a MessagePack header, raw buffers, and the seal over all of them.
 
-Used by `protocol.channel` on every socket. Limits are checked before anything is decoded, so that a hostile frame costs
-no more than its own bytes.
+Used by `protocol.channel` on every socket. Sizes are compared before anything is read and the seal before anything is
+decoded, so that a hostile frame costs no more than its own bytes and a damaged one never becomes data.
 """
 
 from collections.abc import Sequence
@@ -10,19 +10,28 @@ from typing import Any, Generic, TypeVar
 
 import msgspec
 
+from protocol.header_shape import MAX_VALUES, check_shape
 from protocol.messages import SCHEMA_VERSION, Message
+from protocol.seal import seal
 from protocol.trajectory import FrameError
 
-M = TypeVar("M")
+M = TypeVar("M", bound=Message)
+
+# The schema that had no seal: its messages are refused by their version, not as damaged ones.
+_UNSEALED_SCHEMA = 1
+# A header up to this size cannot become more than a few hundred kB of objects: counting its values would cost more.
+_SMALL_HEADER_BYTES = 4096
 
 
 @dataclass(frozen=True)
 class Limits:
-    """Largest accepted sizes of one message."""
+    """Largest accepted sizes of one message. num_values: in its header; None where the types bound every list."""
 
     header_bytes: int = 1 << 20
     buffer_bytes: int = 1 << 26
     num_buffers: int = 3
+    total_bytes: int = 1 << 27
+    num_values: int | None = MAX_VALUES
 
 
 class _Stamp(msgspec.Struct, kw_only=True):
@@ -34,8 +43,10 @@ _stamp_decoder = msgspec.msgpack.Decoder(_Stamp)
 
 
 def encode(message: Message, buffers: Sequence[bytes] = ()) -> list[bytes]:
-    """Return the frames of a message: header first, then its buffers."""
-    return [_encoder.encode(message), *buffers]
+    """Return the frames of a message: header first, then its buffers, the seal last."""
+    frames = [_encoder.encode(message), *buffers]
+    frames.append(seal(frames))
+    return frames
 
 
 class Decoder(Generic[M]):
@@ -53,32 +64,66 @@ class Decoder(Generic[M]):
         """Return the message and its buffers.
 
         Raises: FrameError whose text has the path of the bad field ("$.facts.reward") and whose reason is one of
-        "empty", "oversized", "schema", "invalid".
+        "empty", "oversized", "checksum", "schema", "invalid".
         """
-        limits = self._limits
         if not frames:
             raise FrameError("$", "no frames", "empty")
-        header, buffers = frames[0], list(frames[1:])
-        if len(header) > limits.header_bytes:
-            raise FrameError("$", f"header of {len(header)} bytes, at most {limits.header_bytes}", "oversized")
-        if len(buffers) > limits.num_buffers:
-            raise FrameError("$", f"{len(buffers)} buffers, at most {limits.num_buffers}", "oversized")
-        for i, buffer in enumerate(buffers):
-            if len(buffer) > limits.buffer_bytes:
-                raise FrameError(
-                    f"$[{i}]", f"buffer of {len(buffer)} bytes, at most {limits.buffer_bytes}", "oversized"
-                )
+        _check_sizes(frames, self._limits)
+        *content, last = frames
+        if seal(content) != last:
+            raise _damage(frames[0])
+        if not content:
+            raise FrameError("$", "no header", "empty")
+        header, *buffers = content
+        if self._limits.num_values is not None and len(header) > _SMALL_HEADER_BYTES:
+            check_shape(header, self._limits.num_values)
+        message = self._read(header)
+        if len(buffers) != message.num_buffers:
+            raise FrameError("$", f"{len(buffers)} buffers, expected {message.num_buffers}")
+        return message, buffers
+
+    def _read(self, header: bytes) -> M:
         try:
             schema = _stamp_decoder.decode(header).schema
             if schema != SCHEMA_VERSION:
-                raise FrameError(
-                    "$.schema",
-                    f"is {schema}, this process speaks {SCHEMA_VERSION}. Run the same version of Sluice everywhere",
-                    "schema",
-                )
-            return self._decoder.decode(header), buffers
+                raise _other_schema(schema)
+            return self._decoder.decode(header)
         except msgspec.ValidationError as error:
             text, _, path = str(error).partition(" - at `")
             raise FrameError(path.rstrip("`") or "$", text) from None
         except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
             raise FrameError("$", f"not a message: {error}") from None
+
+
+def _check_sizes(frames: Sequence[bytes], limits: Limits) -> None:
+    """Raise FrameError when there are more frames or bytes than a message may have. The last frame is the seal."""
+    num_buffers = max(0, len(frames) - 2)
+    if num_buffers > limits.num_buffers:
+        raise FrameError("$", f"{num_buffers} buffers, at most {limits.num_buffers}", "oversized")
+    if len(frames[0]) > limits.header_bytes:
+        raise FrameError("$", f"header of {len(frames[0])} bytes, at most {limits.header_bytes}", "oversized")
+    total = 0
+    for i, frame in enumerate(frames):
+        total += len(frame)
+        if i and len(frame) > limits.buffer_bytes:
+            raise FrameError(f"$[{i - 1}]", f"buffer of {len(frame)} bytes, at most {limits.buffer_bytes}", "oversized")
+    if total > limits.total_bytes:
+        raise FrameError("$", f"{total} bytes, at most {limits.total_bytes}", "oversized")
+
+
+def _damage(header: bytes) -> FrameError:
+    """Return the refusal of frames that their seal does not fit. Nothing but a schema without seals is read of them."""
+    try:
+        if _stamp_decoder.decode(header).schema == _UNSEALED_SCHEMA:
+            return _other_schema(_UNSEALED_SCHEMA)
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
+        pass
+    return FrameError("$", "the frames are not the ones that were sealed: damaged on the way", "checksum")
+
+
+def _other_schema(schema: int) -> FrameError:
+    return FrameError(
+        "$.schema",
+        f"is {schema}, this process speaks {SCHEMA_VERSION}. Run the same version of Sluice everywhere",
+        "schema",
+    )

@@ -10,9 +10,22 @@ import msgspec
 
 from protocol.trajectory import Count, Name, TrajectoryFacts
 
-SCHEMA_VERSION = 1
+SCHEMA_VERSION = 2
+
+MAX_SAMPLES = 4096
+MAX_GROUPS = 4096
+_MAX_TRAJECTORIES = 1 << 20
 
 Reason = Annotated[str, msgspec.Meta(max_length=2000)]
+# What a data set's row may hold. Inside `Any`, `protocol.header_shape` bounds depth and number of values.
+_Key = Annotated[str, msgspec.Meta(max_length=1000)]
+Text = Annotated[str, msgspec.Meta(max_length=1 << 20)]
+Turns = Annotated[list[Annotated[dict[_Key, Any], msgspec.Meta(max_length=64)]], msgspec.Meta(max_length=1024)]
+Columns = Annotated[dict[_Key, Any], msgspec.Meta(max_length=1024)]
+
+_SampleIndices = Annotated[list[Count], msgspec.Meta(max_length=MAX_SAMPLES)]
+_TrajectoryIndices = Annotated[list[Count], msgspec.Meta(max_length=_MAX_TRAJECTORIES)]
+_Metrics = Annotated[dict[Name, float], msgspec.Meta(max_length=1024)]
 
 
 class Message(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True, tag_field="type"):
@@ -25,6 +38,11 @@ class Message(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=T
     run_id: Name
     incarnation: Count
     request: Count = 0
+
+    @property
+    def num_buffers(self) -> int:
+        """How many raw frames stand behind the header."""
+        return 0
 
 
 # -- rollout server to coordinator ------------------------------------------------------------------------------------
@@ -47,13 +65,17 @@ class Demand(Message, frozen=True, kw_only=True, tag="demand"):
     num_groups: Count
     policy_version: Count | None
     heard_of_lease: Count
-    leases: Annotated[dict[Name, Count], msgspec.Meta(max_length=65536)]
+    leases: Annotated[dict[Name, Count], msgspec.Meta(max_length=MAX_GROUPS)]
 
 
 class TrajectoryDone(Message, frozen=True, kw_only=True, tag="trajectory"):
     """A finished trajectory; its three arrays are the frames behind the header."""
 
     facts: TrajectoryFacts
+
+    @property
+    def num_buffers(self) -> int:
+        return 3
 
 
 class SampleFailed(Message, frozen=True, kw_only=True, tag="failed"):
@@ -87,11 +109,11 @@ class Lease(Message, frozen=True, kw_only=True, tag="lease"):
     group: Name
     attempt: Count
     kind: Literal["train", "eval"]
-    prompt: str | list[dict[str, Any]]
+    prompt: Text | Turns
     label: Any
-    columns: dict[str, Any]
-    sample_indices: Annotated[list[Count], msgspec.Meta(min_length=1, max_length=4096)]
-    greedy_indices: list[Count]
+    columns: Columns
+    sample_indices: Annotated[list[Count], msgspec.Meta(min_length=1, max_length=MAX_SAMPLES)]
+    greedy_indices: _SampleIndices
     seed: Count
 
 
@@ -107,13 +129,14 @@ class Ack(Message, frozen=True, kw_only=True, tag="ack"):
 class Trained(Message, frozen=True, kw_only=True, tag="trained"):
     """These groups are inside an optimizer step: their trajectories need not be kept any longer."""
 
-    groups: list[Name]
+    groups: Annotated[list[Name], msgspec.Meta(max_length=MAX_GROUPS)]
 
 
 class Refused(Message, frozen=True, kw_only=True, tag="refused"):
-    """The sender's message was not used; it is of another schema, run or incarnation."""
+    """The sender's message was not used. reason: the FrameError's ("checksum": send it again), or "incarnation"."""
 
     detail: Reason
+    reason: Name = "incarnation"
 
 
 class Ping(Message, frozen=True, kw_only=True, tag="ping"):
@@ -139,7 +162,7 @@ class Stepped(Message, frozen=True, kw_only=True, tag="stepped"):
     policy_version: Count
     is_applied: bool
     detail: Reason
-    metrics: Annotated[dict[Name, float], msgspec.Meta(max_length=1024)]
+    metrics: _Metrics
 
 
 class Evaluate(Message, frozen=True, kw_only=True, tag="evaluate"):
@@ -173,10 +196,14 @@ class Batch(Message, frozen=True, kw_only=True, tag="batch"):
     """
 
     step: Count
-    facts: list[TrajectoryFacts]
-    groups: list[list[Count]]
-    planned: list[Count]
-    micro_batches: list[list[Count]]
+    facts: Annotated[list[TrajectoryFacts], msgspec.Meta(max_length=_MAX_TRAJECTORIES)]
+    groups: Annotated[list[_SampleIndices], msgspec.Meta(max_length=_MAX_TRAJECTORIES)]
+    planned: _TrajectoryIndices
+    micro_batches: Annotated[list[_TrajectoryIndices], msgspec.Meta(max_length=_MAX_TRAJECTORIES)]
+
+    @property
+    def num_buffers(self) -> int:
+        return 3 * sum(len(part) for part in self.micro_batches)
 
 
 class Wait(Message, frozen=True, kw_only=True, tag="wait"):
@@ -208,7 +235,7 @@ class EvalResult(Message, frozen=True, kw_only=True, tag="eval_result"):
     """Mean rewards of a finished evaluation."""
 
     step: Count
-    metrics: dict[Name, float]
+    metrics: _Metrics
 
 
 ToCoordinator = (

@@ -84,7 +84,7 @@ class DataSettings(Section):
 class RolloutSettings(Section):
     num_servers: PositiveInt = Field(1, description="vLLM servers.")
     tensor_parallel_size: PositiveInt = Field(1, description="GPUs of one server.")
-    group_size: PositiveInt = Field(8, description="Samples of one prompt.")
+    group_size: PositiveInt = Field(8, le=4096, description="Samples of one prompt.")
     environment: str = Field("single_turn", description="single_turn, search, module:Class or FILE.py:Class.")
     max_turns: PositiveInt = Field(4, description="Turns in which the policy may search before its last generation.")
     max_response_tokens: PositiveInt = Field(500, description="Tokens the policy may write in one turn.")
@@ -118,7 +118,9 @@ class RewardEndpoint(Section):
 
 
 class RewardsSettings(Section):
-    endpoints: list[RewardEndpoint] = Field([], description="Reward services; empty: the bundled one of this cluster.")
+    endpoints: list[RewardEndpoint] = Field(
+        [], max_length=64, description="Reward services; empty: the bundled one of this cluster."
+    )
     combine: Literal["sum", "mean", "product", "shard"] = Field(
         "sum", description="How the endpoints' parts become one reward."
     )
@@ -183,7 +185,7 @@ class EvalSettings(Section):
         256, description="Held-out prompts of one evaluation (the first ones of data.eval)."
     )
     samples: PositiveInt = Field(
-        1, description="Samples of a prompt at rollout.temperature; one greedy sample is added."
+        1, le=4095, description="Samples of a prompt at rollout.temperature; one greedy sample is added."
     )
 
 

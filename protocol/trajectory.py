@@ -4,6 +4,7 @@ Written by rollout servers, checked and stored by the coordinator, packed by the
 Shape letter: T tokens of the trajectory, prompt included.
 """
 
+import math
 from dataclasses import dataclass
 from typing import Annotated, Literal
 
@@ -13,12 +14,16 @@ from numpy.typing import NDArray
 
 Name = Annotated[str, msgspec.Meta(min_length=1, max_length=200)]
 Count = Annotated[int, msgspec.Meta(ge=0, le=2**31 - 1)]
+# Bounds that NaN and infinity fail too: a NaN would be NULL in the ledger, and end the coordinator there.
+Seconds = Annotated[float, msgspec.Meta(ge=0, le=1e11)]
 
 TOKENS = np.dtype("<i4")
 LOGPROBS = np.dtype("<f4")
 MASK = np.dtype("u1")
 _ARRAYS = ("tokens", "behaviour_logprobs", "loss_mask")
 _ITEM_BYTES = (TOKENS.itemsize, LOGPROBS.itemsize, MASK.itemsize)
+# Learners take rewards as float32, and squares of larger ones would be infinite there.
+_LARGEST_REWARD = 1e18
 
 
 class FrameError(Exception):
@@ -63,11 +68,11 @@ class TrajectoryFacts(msgspec.Struct, frozen=True, forbid_unknown_fields=True, k
     reward: float
     reward_parts: Annotated[dict[Name, float], msgspec.Meta(max_length=64)]
     version_spans: Annotated[list[VersionSpan], msgspec.Meta(min_length=1, max_length=4096)]
-    started_at: float
-    finished_at: float
-    generate_s: float
-    environment_s: float
-    reward_s: float
+    started_at: Seconds
+    finished_at: Seconds
+    generate_s: Seconds
+    environment_s: Seconds
+    reward_s: Seconds
 
     @property
     def oldest_version(self) -> int:
@@ -105,7 +110,8 @@ class Trajectory:
         """Return the trajectory that facts and three raw buffers describe, checked. Copies nothing.
 
         Raises: FrameError naming the field, for a wrong length, a token below 0, a mask value other than 0 and 1, a
-        logprob or reward that is not finite, no model token, or version spans that are not exactly the model's tokens.
+        logprob or reward that is not finite or out of range, a logprob where the mask is 0, no model token, or version
+        spans that are not exactly the model's tokens.
         """
         if len(buffers) != 3:
             raise FrameError(path, f"has {len(buffers)} buffers, expected tokens, logprobs and mask")
@@ -126,31 +132,45 @@ class Trajectory:
 
     def check(self, path: str = "$.trajectory") -> None:
         """Raise FrameError when the arrays and facts contradict each other or hold a value that cannot be trained."""
-        facts, mask = self.facts, self.loss_mask
+        self._check_arrays(path)
+        self._check_rewards(path)
+        self._check_spans(path)
+
+    def _check_arrays(self, path: str) -> None:
+        facts, mask, logprobs = self.facts, self.loss_mask, self.behaviour_logprobs
         if not 0 < facts.num_prompt_tokens < facts.num_tokens:
             raise FrameError(f"{path}.num_prompt_tokens", f"is {facts.num_prompt_tokens} of {facts.num_tokens} tokens")
-        if int(self.tokens.min()) < 0:
-            raise FrameError(f"{path}.tokens", f"holds the token {int(self.tokens.min())}, expected 0 or more")
-        if int(mask.max()) > 1:
-            raise FrameError(f"{path}.loss_mask", f"holds {int(mask.max())}, expected 0 or 1")
+        if (lowest := int(self.tokens.min())) < 0:
+            raise FrameError(f"{path}.tokens", f"holds the token {lowest}, expected 0 or more")
+        if (highest := int(mask.max())) > 1:
+            raise FrameError(f"{path}.loss_mask", f"holds {highest}, expected 0 or 1")
         if mask[: facts.num_prompt_tokens].any():
             raise FrameError(f"{path}.loss_mask", "is 1 inside the prompt")
-        if not np.isfinite(self.behaviour_logprobs).all():
+        lowest_logprob, highest_logprob = float(logprobs.min()), float(logprobs.max())  # both NaN if any value is
+        if not (math.isfinite(lowest_logprob) and math.isfinite(highest_logprob)):
             raise FrameError(f"{path}.behaviour_logprobs", "holds a value that is not finite", "nonfinite")
-        if float(self.behaviour_logprobs.max()) > 1e-3:
-            raise FrameError(f"{path}.behaviour_logprobs", f"holds {float(self.behaviour_logprobs.max())}, above 0")
-        for name, value in {"reward": facts.reward, **facts.reward_parts}.items():
-            if not np.isfinite(value):
+        if highest_logprob > 1e-3:
+            raise FrameError(f"{path}.behaviour_logprobs", f"holds {highest_logprob}, above 0")
+        if ((logprobs != 0) > mask).any():
+            raise FrameError(f"{path}.behaviour_logprobs", "is not 0 for a token that the model did not write")
+
+    def _check_rewards(self, path: str) -> None:
+        for name, value in (("reward", self.facts.reward), *self.facts.reward_parts.items()):
+            if not math.isfinite(value):
                 raise FrameError(f"{path}.reward", f"{name} is {value}", "nonfinite")
-        covered = np.zeros_like(mask)
+            if abs(value) > _LARGEST_REWARD:
+                raise FrameError(f"{path}.reward", f"{name} is {value}, expected at most {_LARGEST_REWARD} either way")
+
+    def _check_spans(self, path: str) -> None:
+        covered = bytearray(len(self.loss_mask))
         end = 0
-        for i, span in enumerate(facts.version_spans):
-            if not end <= span.start < span.end <= facts.num_tokens:
+        for i, span in enumerate(self.facts.version_spans):
+            if not end <= span.start < span.end <= self.facts.num_tokens:
                 raise FrameError(
                     f"{path}.version_spans[{i}]",
-                    f"is [{span.start}, {span.end}) after {end}, of {facts.num_tokens} tokens",
+                    f"is [{span.start}, {span.end}) after {end}, of {self.facts.num_tokens} tokens",
                 )
             end = span.end
-            covered[span.start : end] = 1
-        if not np.array_equal(covered, mask):
+            covered[span.start : end] = b"\1" * (end - span.start)
+        if covered != self.loss_mask.tobytes():
             raise FrameError(f"{path}.version_spans", "do not cover exactly the tokens the model wrote")

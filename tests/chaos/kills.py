@@ -3,9 +3,9 @@
     python -m tests.chaos.kills [--seed N] [--short]
 
 2,000 prompts x 4 samples, 2 epochs, 200 SIGKILLs (120 servers, 40 coordinators, 40 learners) at any moment.
-Real coordinator, ledger, checkpoints, sockets, rollout servers and reward service; the engine is paced by script and the
-learner counts instead of training (tests/chaos/rig_processes.py). Counted twice: by `learner.audit`, and by what the
-learner that survived had in its last checkpoint. `--short`: 200 prompts, one epoch, 20 kills.
+Real coordinator, ledger, checkpoints, sockets, rollout servers and reward service; the engine is paced by script and
+the learner counts instead of training (tests/chaos/rig_processes.py). Counted twice: by `learner.audit`, and by what
+the learner that survived had in its last checkpoint. `--short`: 200 prompts, one epoch, 20 kills.
 """
 
 import contextlib

@@ -81,7 +81,7 @@ class Script:
         heard_of: int = 0,
         here: dict[str, int] | None = None,
     ) -> list[m.Lease]:
-        """Have a server ask for groups; returns the leases it is given. heard_of, here: what it says of earlier ones."""
+        """Have a server ask for groups; returns the leases it is given. heard_of, here: what it says of others."""
         self.tell(
             server,
             m.Demand(

@@ -7,6 +7,7 @@ from hypothesis import strategies as st
 
 from protocol import messages as m
 from protocol.codec import Decoder, Limits, encode
+from protocol.seal import seal
 from protocol.trajectory import FrameError
 from tests.protocol.examples import STAMP, example_messages
 
@@ -21,8 +22,17 @@ def refusal(frames: list[bytes], decoder: Decoder[m.Message] = COORDINATOR) -> t
     return str(caught.value), caught.value.reason
 
 
+def sealed(*frames: bytes) -> list[bytes]:
+    """Return frames as their sender would have sealed them, whatever they hold."""
+    return [*frames, seal(frames)]
+
+
+def packed(value: object) -> list[bytes]:
+    return sealed(msgspec.msgpack.encode(value))
+
+
 def header(**fields: object) -> list[bytes]:
-    return [msgspec.msgpack.encode({"schema": 1, **STAMP, **fields})]
+    return packed({"schema": m.SCHEMA_VERSION, **STAMP, **fields})
 
 
 @pytest.mark.parametrize("tag", sorted(EXAMPLES))
@@ -41,16 +51,16 @@ def test_decode_refuses_no_frames() -> None:
 
 
 def test_decode_refuses_an_empty_header() -> None:
-    assert refusal([b""]) == ("$: not a message: Input data was truncated", "invalid")
+    assert refusal(sealed(b"")) == ("$: not a message: Input data was truncated", "invalid")
 
 
 def test_decode_refuses_a_truncated_header() -> None:
     frame = encode(EXAMPLES["hello"][0])[0]
-    assert refusal([frame[:-3]]) == ("$: not a message: Input data was truncated", "invalid")
+    assert refusal(sealed(frame[:-3])) == ("$: not a message: Input data was truncated", "invalid")
 
 
 def test_decode_refuses_trailing_bytes() -> None:
-    text, reason = refusal([encode(EXAMPLES["hello"][0])[0] + b"\x00"])
+    text, reason = refusal(sealed(encode(EXAMPLES["hello"][0])[0] + b"\x00"))
     assert (text, reason) == (
         "$: not a message: MessagePack data is malformed: trailing characters (byte 69)",
         "invalid",
@@ -58,19 +68,19 @@ def test_decode_refuses_trailing_bytes() -> None:
 
 
 def test_decode_refuses_another_schema_by_name() -> None:
-    frame = encode(msgspec.structs.replace(EXAMPLES["hello"][0], schema=2))
+    frame = encode(msgspec.structs.replace(EXAMPLES["hello"][0], schema=3))
     assert refusal(frame) == (
-        "$.schema: is 2, this process speaks 1. Run the same version of Sluice everywhere",
+        "$.schema: is 3, this process speaks 2. Run the same version of Sluice everywhere",
         "schema",
     )
 
 
 def test_decode_names_another_schema_when_the_type_is_unknown_too() -> None:
-    assert refusal([msgspec.msgpack.encode({"schema": 9, "type": "telepathy"})])[1] == "schema"
+    assert refusal(packed({"schema": 9, "type": "telepathy"}))[1] == "schema"
 
 
 def test_decode_refuses_a_header_without_schema() -> None:
-    assert refusal([msgspec.msgpack.encode({"type": "hello"})]) == (
+    assert refusal(packed({"type": "hello"})) == (
         "$: Object missing required field `schema`",
         "invalid",
     )
@@ -92,7 +102,7 @@ def test_decode_names_a_missing_field() -> None:
 def test_decode_names_the_path_of_a_nested_field() -> None:
     body = msgspec.to_builtins(EXAMPLES["trajectory"][0])
     body["facts"]["version_spans"][1] = [5, 6, -1]
-    text, _ = refusal([msgspec.msgpack.encode(body)])
+    text, _ = refusal(packed(body))
     assert text == "$.facts.version_spans[1][2]: Expected `int` >= 0"
 
 
@@ -108,7 +118,7 @@ def test_decode_refuses_an_oversized_header() -> None:
 
 def test_decode_refuses_an_oversized_buffer() -> None:
     small: Decoder[m.Message] = Decoder(m.ToCoordinator, Limits(buffer_bytes=10))
-    frames = [*encode(EXAMPLES["hello"][0]), b"", b"x" * 11]
+    frames = [encode(EXAMPLES["hello"][0])[0], b"", b"x" * 11, b""]
     assert refusal(frames, small) == ("$[1]: buffer of 11 bytes, at most 10", "oversized")
 
 
@@ -120,11 +130,80 @@ def test_decode_refuses_too_many_buffers() -> None:
 def test_decode_refuses_a_map_that_is_too_long() -> None:
     failures = {f"f{i}": 1 for i in range(257)}
     beat = msgspec.to_builtins(EXAMPLES["heartbeat"][0]) | {"failures": failures}
-    assert refusal([msgspec.msgpack.encode(beat)])[0] == "$.failures: Expected `object` of length <= 256"
+    assert refusal(packed(beat))[0] == "$.failures: Expected `object` of length <= 256"
+
+
+def test_decode_refuses_more_bytes_than_a_message_may_have() -> None:
+    small: Decoder[m.Message] = Decoder(m.ToCoordinator, Limits(total_bytes=100))
+    assert refusal([b"x" * 60, b"y" * 33, b"s" * 8], small) == ("$: 101 bytes, at most 100", "oversized")
+
+
+def test_decode_refuses_a_header_of_more_values_than_its_limit() -> None:
+    bomb = packed({"schema": m.SCHEMA_VERSION, "columns": [[] for _ in range(1 << 16)]})
+    assert refusal(bomb) == ("$: holds more than 65536 values", "oversized")
+
+
+@pytest.mark.parametrize("tag", sorted(EXAMPLES))
+def test_decode_refuses_a_message_with_a_buffer_too_many(tag: str) -> None:
+    message, buffers = EXAMPLES[tag]
+    every: Decoder[m.Message] = Decoder(m.ToCoordinator | m.ToServer | m.ToRank, Limits(num_buffers=9))
+    text, reason = refusal(encode(message, [*buffers, b"more"]), every)
+    assert (text, reason) == (f"$: {len(buffers) + 1} buffers, expected {len(buffers)}", "invalid")
+
+
+# -- the seal ---------------------------------------------------------------------------------------------------------
+
+
+def test_decode_refuses_every_single_bit_that_flipped() -> None:
+    frames = encode(*EXAMPLES["trajectory"])
+    for place, frame in enumerate(frames):
+        for bit in range(8 * len(frame)):
+            damaged = bytearray(frame)
+            damaged[bit // 8] ^= 1 << bit % 8
+            text, reason = refusal([*frames[:place], bytes(damaged), *frames[place + 1 :]])
+            assert (text, reason) == (
+                "$: the frames are not the ones that were sealed: damaged on the way",
+                "checksum",
+            )
+
+
+def test_decode_refuses_bytes_that_moved_over_a_frame_s_border() -> None:
+    header, tokens, logprobs, mask, last = encode(*EXAMPLES["trajectory"])
+    assert refusal([header, tokens + logprobs[:4], logprobs[4:], mask, last])[1] == "checksum"
+
+
+def test_decode_refuses_frames_in_another_order() -> None:
+    header, tokens, logprobs, mask, last = encode(*EXAMPLES["trajectory"])
+    assert refusal([header, logprobs, tokens, mask, last])[1] == "checksum"
+
+
+def test_decode_refuses_an_empty_frame_that_was_lost() -> None:
+    message, _ = EXAMPLES["trajectory"]
+    header, *_, last = encode(message, [b"", b"", b""])
+    assert refusal([header, b"", b"", last])[1] == "checksum"
+
+
+def test_decode_refuses_a_message_without_seal() -> None:
+    assert refusal(encode(EXAMPLES["hello"][0])[:-1])[1] == "checksum"
+
+
+def test_decode_refuses_a_seal_alone() -> None:
+    assert refusal(sealed()) == ("$: no header", "empty")
+
+
+@pytest.mark.parametrize("tag", ["hello", "trajectory"])
+def test_decode_refuses_a_message_of_the_schema_that_had_no_seal_by_name(tag: str) -> None:
+    message, buffers = EXAMPLES[tag]
+    first = msgspec.msgpack.encode(msgspec.structs.replace(message, schema=1))
+    assert refusal([first, *buffers]) == (
+        "$.schema: is 1, this process speaks 2. Run the same version of Sluice everywhere",
+        "schema",
+    )
 
 
 def test_decode_refuses_deep_nesting() -> None:
-    assert refusal([b"\x91" * 100_000 + b"\xc0"])[1] == "invalid"
+    assert refusal(sealed(b"\x91" * 100_000 + b"\xc0")) == ("$: nests deeper than 32", "oversized")
+    assert refusal(sealed(b"\x91" * 4000 + b"\xc0"))[1] == "invalid"
 
 
 @settings(max_examples=500, deadline=None)
@@ -144,15 +223,15 @@ def test_decode_raises_nothing_but_frame_errors_on_noise(frames: list[bytes]) ->
 def test_decode_raises_nothing_but_frame_errors_on_damaged_messages(
     tag: str, place: int, junk: bytes, cut: int
 ) -> None:
-    frame = encode(EXAMPLES[tag][0])[0]
+    frame, *buffers = encode(*EXAMPLES[tag])[:-1]
     at = place % len(frame)
     damaged = frame[:at] + junk + frame[at + cut :]
     try:
-        message, _ = COORDINATOR.decode([damaged])
+        message, _ = COORDINATOR.decode(sealed(damaged, *buffers))
     except FrameError:
         return
     # What still is a message has its types: it can be written again.
-    assert COORDINATOR.decode(encode(message))[0] == message or "nan" in repr(message)
+    assert COORDINATOR.decode(encode(message, buffers))[0] == message or "nan" in repr(message)
 
 
 _leaf = st.none() | st.booleans() | st.integers(-(2**63), 2**64 - 1) | st.floats() | st.text(max_size=20)
@@ -170,7 +249,7 @@ _leaf = st.none() | st.booleans() | st.integers(-(2**63), 2**64 - 1) | st.floats
 def test_decode_raises_nothing_but_frame_errors_on_wrong_types(tag: str, fields: dict[str, object]) -> None:
     body = msgspec.to_builtins(EXAMPLES[tag][0]) | fields
     try:
-        outcome: object = COORDINATOR.decode([msgspec.msgpack.encode(body)])[0]
+        outcome: object = COORDINATOR.decode(packed(body))[0]
     except FrameError as error:
         outcome = error.path
     assert isinstance(outcome, m.Message) or str(outcome).startswith("$")
