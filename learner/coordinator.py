@@ -67,6 +67,7 @@ class Coordinator:
             settings, self._leases, window, ledger, record, mailbox, self.counts, last_step, policy_version
         )
         self._pinged_at = float("-inf")
+        self._last_copy: Path | None = None
 
     @property
     def step(self) -> int:
@@ -206,7 +207,10 @@ class Coordinator:
             problem = f"{message.path[:500]} is no new file inside {self._record.folder}"
             self.refuse(peer, FrameError("$.path", problem, "path"), message.request)
             return
-        self._ledger.snapshot(path)
+        # Asked again after a lost answer, the copy stays as it is: by now it may be part of a checkpoint's manifest.
+        if path != self._last_copy:
+            self._ledger.snapshot(path)
+            self._last_copy = path
         self._mailbox.confirm(peer, message.request)
 
     def _on_evaluate(self, peer: str, message: m.Evaluate) -> None:

@@ -62,7 +62,7 @@ def test_decode_refuses_a_truncated_header() -> None:
 def test_decode_refuses_trailing_bytes() -> None:
     text, reason = refusal(sealed(encode(EXAMPLES["hello"][0])[0] + b"\x00"))
     assert (text, reason) == (
-        "$: not a message: MessagePack data is malformed: trailing characters (byte 69)",
+        "$: not a message: MessagePack data is malformed: trailing characters (byte 78)",
         "invalid",
     )
 
