@@ -7,7 +7,6 @@ here; sockets, ledger, checkpoints, leases and accounts are the product's own.
 import asyncio
 import json
 import os
-import threading
 import time
 from dataclasses import dataclass
 from multiprocessing.connection import Connection
@@ -121,8 +120,7 @@ class _CountingLearner:
         self.trained: dict[str, dict[str, list[int]]] = {}
         if start.checkpoint is not None:
             self.trained = json.loads((start.checkpoint.path / STATE).read_text())
-        self.step = self.version = start.step
-        self._is_stalled = threading.Event()
+        self.step = self.version = self._saved_step = start.step
 
     def train(self, step_s: float) -> str:
         self._push()
@@ -171,13 +169,14 @@ class _CountingLearner:
     def _save(self) -> None:
         folder, step = self._start.folder, self.step
         root = folder / CHECKPOINTS
-        if (root / f"step_{step:06d}").exists() and step == self._start.step:
+        if step == self._saved_step:
             return
         aside = begin(root, step)
         (aside / STATE).write_text(json.dumps(self.trained))
         self._client.save_ledger(aside / LEDGER, step)
         commit(aside, Checkpoint(aside, step, self.version, folder.name, MODEL_DIGEST))
         rotate(root, self._settings.learner.keep_checkpoints)
+        self._saved_step = step
         self._pipe.send(("saved", step))
 
 
