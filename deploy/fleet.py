@@ -1,5 +1,6 @@
 """The fleet: a detached Ray actor that keeps rollout servers warm between runs and starts or replaces them on request.
 
+It also lends warm processes to become learner ranks (`deploy.standby`).
 Created by `deploy.cluster` as `sluice-fleet`; asked by the learner's driver. It remembers nothing: which servers there
 are is read from Ray each time, so a fleet that Ray restarted knows as much as the one before.
 """
@@ -14,6 +15,7 @@ from ray.exceptions import RayActorError, RayTaskError
 from ray.util import list_named_actors
 
 from deploy.fleet_server import hosted
+from deploy.standby import StandbyPool
 from protocol.errors import NeighbourError, OperatorError
 from protocol.run_spec import EngineRequest, RunSpec
 
@@ -43,6 +45,12 @@ class Fleet:
     def __init__(self, server_class: str = "rollout.server:RolloutServer") -> None:
         self._server_class = server_class
         self._changing = asyncio.Lock()
+        self._standby = StandbyPool()
+        self._standby.fill(1)
+
+    async def lend_processes(self, num_processes: int, use_gpus: bool, borrower: list[Any]) -> list[Any]:
+        """Return handles of `StandbyProcess` actors: they end when `borrower` does, the one actor in this list."""
+        return await self._standby.lend(num_processes, use_gpus, borrower[0])
 
     async def ensure(self, spec: dict[str, Any], num_servers: int) -> list[ServerInfo]:
         """Return num_servers ready servers with the engine of `spec`, an EngineRequest.
@@ -81,7 +89,8 @@ class Fleet:
             await services.check()
 
     async def stop_all(self) -> None:
-        """Stop every server; returns when all are gone."""
+        """Stop every server, and what waits to be lent; returns when all servers are gone."""
+        self._standby.end()
         async with self._changing:
             await asyncio.gather(*(_stop(name) for name in server_names()))
 

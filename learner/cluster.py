@@ -14,7 +14,7 @@ from ray.exceptions import ActorDiedError, ActorUnavailableError, GetTimeoutErro
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 from learner.coordinator_process import CoordinatorProcess
-from learner.rank_process import RankPlace, RankProcess
+from learner.rank_process import RankPlace
 from protocol.errors import NeighbourError, OperatorError
 from protocol.home import ClusterState
 from protocol.run_spec import EngineRequest, RunSpec
@@ -50,22 +50,26 @@ def num_gpus() -> int:
 def place_coordinator(settings: Settings, folder: Path, run_id: str, last_step: int, host: str) -> Any:
     """Start the coordinator on this node, where the run folder is. Returns its handle."""
     here = NodeAffinitySchedulingStrategy(ray.get_runtime_context().get_node_id(), soft=False)
-    actor = ray.remote(num_cpus=0, max_concurrency=2, scheduling_strategy=here)(CoordinatorProcess)
+    actor = ray.remote(num_cpus=0, max_concurrency=3, scheduling_strategy=here)(CoordinatorProcess)
     return actor.remote(settings, folder, run_id, last_step, host)
 
 
-def place_ranks(settings: Settings, folder: Path, model: Path, use_gpus: bool) -> list[Any]:
-    """Start the learner ranks and tell each its place in their world. Returns their handles, by rank."""
-    options = {"num_cpus": 0, "num_gpus": 1 if use_gpus else 0, "max_concurrency": 3}
-    ranks = [
-        ray.remote(**options)(RankProcess).remote(settings, folder, model, RayServer)
-        for _ in range(settings.learner.num_ranks)
-    ]
-    host, port = call(ranks[0].offer_address.remote(), "learner rank 0", _IMPORT_S)
+def borrow_processes(settings: Settings, coordinator: Any, use_gpus: bool) -> Any:
+    """Ask the fleet for processes that become learner ranks; they end with the coordinator. Returns a reference."""
+    return _fleet().lend_processes.remote(settings.learner.num_ranks, use_gpus, [coordinator])
+
+
+def make_ranks(processes: Sequence[Any], settings: Settings, folder: Path, model: Path) -> "list[Rank]":
+    """Make a learner rank of each process and tell each its place in their world. Returns them in their order."""
+    ranks = [Rank(number, process) for number, process in enumerate(processes)]
+    becoming = [rank.become(settings, folder, model) for rank in ranks]
+    for rank, reference in zip(ranks, becoming, strict=True):
+        call(reference, rank.name, _IMPORT_S)
+    host, port = call(ranks[0].ask("offer_address"), ranks[0].name)
     # All at once: each spends seconds on its imports.
-    placing = [rank.take_place.remote(RankPlace(number, len(ranks), host, port)) for number, rank in enumerate(ranks)]
-    for number, reference in enumerate(placing):
-        call(reference, f"learner rank {number}", _IMPORT_S)
+    placing = [rank.ask("take_place", RankPlace(rank.number, len(ranks), host, port)) for rank in ranks]
+    for rank, reference in zip(ranks, placing, strict=True):
+        call(reference, rank.name, _IMPORT_S)
     return ranks
 
 
@@ -150,13 +154,36 @@ def wait_any(references: Mapping[Any, str], timeout_s: float) -> list[str]:
     return finished
 
 
-def end(actors: Sequence[Any]) -> None:
-    """Kill actors of this run and leave the cluster, which ends those that could not be killed."""
-    try:
-        for actor in actors:
-            ray.kill(actor)
-    finally:
-        ray.shutdown()
+def end(coordinator: Any, ranks: "Sequence[Rank]") -> None:
+    """Kill a run's actors. Those that could not be killed end with this process: the coordinator, and so the ranks."""
+    for rank in ranks:
+        rank.end()
+    if coordinator is not None:
+        ray.kill(coordinator)
+
+
+def disconnect() -> None:
+    """Leave the cluster; what this process started there ends, but for what is detached."""
+    ray.shutdown()
+
+
+class Rank:
+    """A learner rank: a process of the fleet's that has become a `learner.rank_process.RankProcess`."""
+
+    def __init__(self, number: int, process: Any) -> None:
+        self.number = number
+        self.name = f"learner rank {number}"
+        self._process = process
+
+    def become(self, settings: Settings, folder: Path, model: Path) -> Any:
+        return self._process.become.remote("learner.rank_process:RankProcess", settings, folder, model, RayServer)
+
+    def ask(self, method: str, *arguments: Any) -> Any:
+        """Return a reference to the answer of a RankProcess's method."""
+        return self._process.invoke.remote(method, *arguments)
+
+    def end(self) -> None:
+        ray.kill(self._process)
 
 
 class RayServer:

@@ -23,6 +23,8 @@ from protocol import messages as m
 from protocol.settings import Settings
 from protocol.trajectory import FrameError
 
+_PING_EVERY_S = 1.0
+
 
 class Coordinator:
     """One run's accounts. `now` arguments are monotonic seconds."""
@@ -39,7 +41,17 @@ class Coordinator:
     ) -> None:
         """last_step: the step of the checkpoint that the run resumes from, 0 for a new run."""
         self.run_id = run_id
-        self.incarnation = ledger.begin_incarnation()
+        # A step that was not applied leaves the version behind the step's number: only the ledger knows by how many.
+        policy_version = int(ledger.meta("policy_version") or last_step)
+        self.incarnation = ledger.begin_incarnation(policy_version)
+        ledger.begin_terms(
+            last_step + 1,
+            {
+                "group_size": settings.rollout.group_size,
+                "groups_per_step": settings.learner.groups_per_step,
+                "max_staleness": settings.learner.max_staleness,
+            },
+        )
         self.counts: Counter[str] = Counter()
         self._ledger = ledger
         self._record = record
@@ -51,7 +63,10 @@ class Coordinator:
         self._leases = LeaseBook(
             settings, source, self._evaluations, self._servers, window, ledger, mailbox, self.counts
         )
-        self._steps = StepBook(settings, self._leases, window, ledger, record, mailbox, self.counts, last_step)
+        self._steps = StepBook(
+            settings, self._leases, window, ledger, record, mailbox, self.counts, last_step, policy_version
+        )
+        self._pinged_at = float("-inf")
 
     @property
     def step(self) -> int:
@@ -72,12 +87,12 @@ class Coordinator:
             return
         match message:
             case m.Hello() | m.Demand() | m.Heartbeat() | m.TrajectoryDone() | m.SampleFailed():
-                self._receive_from_server(peer, message, buffers)
+                self._receive_from_server(peer, message, buffers, now)
             case m.NextBatch():
                 self._on_next(peer, message, now)
             case m.Stepped():
                 self._steps.finish(message)
-                self._mailbox.confirm(peer)
+                self._mailbox.confirm(peer, message.request)
             case m.Evaluate():
                 self._on_evaluate(peer, message)
             case m.EvalPoll():
@@ -85,20 +100,29 @@ class Coordinator:
             case m.SaveLedger():
                 self._on_save_ledger(peer, message)
 
-    def refuse(self, peer: str, error: FrameError) -> None:
+    def refuse(self, peer: str, error: FrameError, request: int = 0) -> None:
         """Count a frame that is no valid message, and tell its sender why."""
         self.counts[f"refused:{error.reason}"] += 1
-        self._mailbox.refuse(peer, str(error), error.reason)
+        self._mailbox.refuse(peer, str(error), request)
+
+    def note_undeliverable(self, peer: str, message: m.Message, now: float) -> None:
+        """Take in that a message found no connection: a lease goes back, and so does all else when that lasts."""
+        self.counts["undeliverable"] += 1
+        if isinstance(message, m.Lease):
+            self._leases.undo_lease(message.group, peer)
+        if self._servers.note_unreachable(peer, now):
+            self.lose_server(peer, f"{peer} has no connection")
 
     def advance(self, now: float) -> None:
         """Do what time and the latest messages allow: take back, assign a step, answer ranks, lease."""
-        self._leases.expire(now)
+        self._leases.expire(self._steps.versions, now)
         if not self._steps.is_under_way:
             self._leases.drop_stale(self._steps.policy_version)
         self._steps.answer_ranks(now)
         self._steps.note_servers(self._servers.lack_weights(self._steps.versions), now)
         self._steps.push_again(now)
         self._leases.lease_all(self._steps.versions, is_admitting=not self._steps.stop_reason, now=now)
+        self._ping(now)
         self._ledger.commit()
 
     def take_outgoing(self) -> list[tuple[str, m.Message, list[bytes]]]:
@@ -133,19 +157,25 @@ class Coordinator:
 
     # -- what peers tell ----------------------------------------------------------------------------------------------
 
+    def _ping(self, now: float) -> None:
+        if now - self._pinged_at >= _PING_EVERY_S:
+            self._pinged_at = now
+            self._mailbox.ping(self._servers.newest_leases())
+
     def _refuse_stranger(self, peer: str, message: m.Message) -> None:
         self.counts["refused:incarnation"] += 1
         detail = (
             f"this is run {self.run_id}, start {self.incarnation}; "
             f"you speak of run {message.run_id}, start {message.incarnation}"
         )
-        self._mailbox.refuse(peer, detail, "incarnation")
+        self._mailbox.refuse(peer, detail, message.request)
 
     def _receive_from_server(
         self,
         server: str,
         message: m.Hello | m.Demand | m.Heartbeat | m.TrajectoryDone | m.SampleFailed,
         buffers: list[bytes],
+        now: float,
     ) -> None:
         self._servers.note(server)  # by a message of any kind
         match message:
@@ -155,10 +185,11 @@ class Coordinator:
                 self._mailbox.confirm(server)
             case m.Demand():
                 self._servers.note_demand(server, message)
+                self._leases.take_back_lost(server, message.heard_of_lease, message.leases)
             case m.Heartbeat():
                 self._servers.note_heartbeat(server, message)
             case m.TrajectoryDone():
-                self._leases.receive(server, message.facts, buffers, self._steps.versions)
+                self._leases.receive(server, message.facts, buffers, self._steps.versions, now)
             case m.SampleFailed():
                 self._leases.receive_failure(server, message)
 
@@ -166,34 +197,41 @@ class Coordinator:
         try:
             self._steps.receive_ask(peer, message, now)
         except FrameError as error:
-            self.refuse(peer, error)
+            self.refuse(peer, error, message.request)
 
     def _on_save_ledger(self, peer: str, message: m.SaveLedger) -> None:
         """Write the ledger's copy into the run's folder, and nowhere else: any peer can send this message."""
         path = Path(message.path)
         if not _is_file_inside(path, self._record.folder):
             problem = f"{message.path[:500]} is no new file inside {self._record.folder}"
-            self.refuse(peer, FrameError("$.path", problem, "path"))
+            self.refuse(peer, FrameError("$.path", problem, "path"), message.request)
             return
         self._ledger.snapshot(path)
-        self._mailbox.confirm(peer)
+        self._mailbox.confirm(peer, message.request)
 
     def _on_evaluate(self, peer: str, message: m.Evaluate) -> None:
         # Rank 0 asks after its push and before it tells of the step: the servers may be ahead of the books.
         self._evaluations.start(message.step, max(self.policy_version, self._servers.newest_version()))
-        self._mailbox.confirm(peer)
+        self._mailbox.confirm(peer, message.request)
 
     def _on_eval_poll(self, peer: str, message: m.EvalPoll, now: float) -> None:
         """Hand a finished evaluation to rank 0, which reports it with its step. Before the first step there is none to
         report it with: it gets a line of its own."""
         if (progress := self._evaluations.progress(message.step)) is not None:
-            if not self._steps.push_again(now, (peer, message.step)):
-                self._mailbox.put_off(peer, progress)
+            if not self._steps.push_again(now, (peer, message)):
+                self._mailbox.put_off(peer, message.request, progress)
             return
+        is_new = not self._evaluations.was_taken(message.step)
         metrics = self._evaluations.take_metrics(message.step)
-        if message.step == 0:
+        if message.step == 0 and is_new:
             self._record.write_step({"step": 0, "policy_version": self.policy_version, **metrics})
-        result = m.EvalResult(run_id=self.run_id, incarnation=self.incarnation, step=message.step, metrics=metrics)
+        result = m.EvalResult(
+            run_id=self.run_id,
+            incarnation=self.incarnation,
+            request=message.request,
+            step=message.step,
+            metrics=metrics,
+        )
         self._mailbox.send(peer, result)
 
 

@@ -8,6 +8,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+import msgspec
+
 from protocol.channel import DealerChannel
 from protocol.codec import Decoder, Limits, encode
 from protocol.errors import NeighbourError
@@ -27,9 +29,10 @@ from protocol.messages import (
     ToRank,
     Wait,
 )
-from protocol.trajectory import Trajectory
+from protocol.trajectory import FrameError, Trajectory
 
 _ANSWER_S = 60.0
+_ASK_AGAIN_S = 5.0
 # The coordinator is ours and its batches are large: one rank's share of a step, with facts of all its trajectories.
 # Every list of ToRank has a type, so that its values need no counting.
 _LIMITS = Limits(header_bytes=1 << 28, buffer_bytes=1 << 28, num_buffers=3 << 20, total_bytes=1 << 36, num_values=None)
@@ -42,6 +45,8 @@ class CoordinatorClient:
         self._channel = channel
         self._stamp: dict[str, Any] = {"run_id": run_id, "incarnation": incarnation}
         self._decoder: Decoder[Message] = Decoder(ToRank, _LIMITS)
+        self._num_asked = 0
+        self._complaint = ""
 
     def next_batch(self, step: int, rank: int, timeout_s: float) -> tuple[Batch, dict[int, Trajectory]] | str | None:
         """Return this rank's share of a step with its trajectories by index, or why the run has no such step.
@@ -115,10 +120,37 @@ class CoordinatorClient:
         assert isinstance(answer, Done)
 
     def _ask(self, message: Message) -> tuple[Message, list[bytes]]:
-        answer, buffers = self._decoder.decode(self._channel.call(encode(message), _ANSWER_S))
-        if isinstance(answer, Refused):
-            raise NeighbourError("coordinator", f"refused {type(message).__name__}: {answer.detail}")
-        return answer, buffers
+        """Return the answer to a question, which is put again while none comes: asked twice, it changes nothing."""
+        self._num_asked += 1
+        frames = encode(msgspec.structs.replace(message, request=self._num_asked))
+        deadline = time.monotonic() + _ANSWER_S
+        while (left_s := deadline - time.monotonic()) > 0:
+            self._channel.send(frames, left_s)
+            answer = self._answer(self._num_asked, min(deadline, time.monotonic() + _ASK_AGAIN_S))
+            if answer is None:
+                continue
+            if isinstance(answer[0], Refused):
+                raise NeighbourError("coordinator", f"refused {type(message).__name__}: {answer[0].detail}")
+            return answer
+        problem = f"did not answer {type(message).__name__} within {_ANSWER_S:g} s{self._complaint}"
+        raise NeighbourError("coordinator", problem)
+
+    def _answer(self, request: int, deadline: float) -> tuple[Message, list[bytes]] | None:
+        """Return the answer to this question; None when none came in time. What answers older ones is passed over."""
+        while (left_s := deadline - time.monotonic()) > 0:
+            frames = self._channel.receive(left_s)
+            if frames is None:
+                return None
+            try:
+                answer, buffers = self._decoder.decode(frames)
+            except FrameError as error:
+                self._complaint = f"; it sent what is no message ({error})"
+                continue
+            if answer.request == request:
+                return answer, buffers
+            if isinstance(answer, Refused):
+                self._complaint = f"; it refused: {answer.detail}"
+        return None
 
 
 def _trajectories(batch: Batch, buffers: list[bytes]) -> dict[int, Trajectory]:

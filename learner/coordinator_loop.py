@@ -12,7 +12,7 @@ from collections.abc import Callable, Sequence
 from learner.coordinator import Coordinator
 from protocol.channel import RouterChannel
 from protocol.codec import Decoder, Limits, encode
-from protocol.messages import Lease, Message, ToCoordinator
+from protocol.messages import Message, ToCoordinator
 from protocol.trajectory import FrameError
 
 _log = logging.getLogger(__name__)
@@ -92,6 +92,4 @@ class CoordinatorLoop:
         for peer, message, buffers in self._coordinator.take_outgoing():
             if self._channel.send(peer.encode(), encode(message, buffers)):
                 continue
-            self._coordinator.counts["undeliverable"] += 1
-            if isinstance(message, Lease):
-                self._coordinator.lose_server(peer, f"{peer} could not be reached")
+            self._coordinator.note_undeliverable(peer, message, time.monotonic())

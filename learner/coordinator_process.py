@@ -3,15 +3,19 @@
 Placed by `learner.cluster` as an actor; the driver calls its methods.
 """
 
+import hashlib
+import threading
+from collections.abc import Sequence
 from pathlib import Path
 
 from learner.coordinator import Coordinator
 from learner.coordinator_loop import CoordinatorLoop
 from learner.ledger import Ledger
-from learner.prompts import load_prompts
+from learner.prompts import Prompt, load_prompts
 from learner.run_folder import LEDGER
 from learner.run_record import RunRecord
 from protocol.channel import RouterChannel
+from protocol.errors import SettingsError
 from protocol.home import load_keys
 from protocol.settings import Settings
 
@@ -25,6 +29,7 @@ class CoordinatorProcess:
         self._run_id = run_id
         self._last_step = last_step
         self._host = host
+        self._has_ended = threading.Event()
 
     def open(self) -> tuple[str, int]:
         """Start the loop; returns (address of the ROUTER socket, incarnation of the run).
@@ -35,8 +40,9 @@ class CoordinatorProcess:
         settings, folder, keys = self._settings, self._folder, load_keys()
         train = load_prompts(settings.data.train, settings.data)
         held_out = load_prompts(settings.data.eval, settings.data) if settings.data.eval else []
-        channel = RouterChannel(self._host, keys.coordinator, allowed=[keys.peer.public])
         self._ledger = Ledger(folder / LEDGER)
+        _claim_prompts(self._ledger, settings, train)
+        channel = RouterChannel(self._host, keys.coordinator, allowed=[keys.peer.public])
         coordinator = Coordinator(
             settings,
             self._run_id,
@@ -49,6 +55,10 @@ class CoordinatorProcess:
         self._loop = CoordinatorLoop(coordinator, channel)
         self._loop.start()
         return channel.address, coordinator.incarnation
+
+    def live(self) -> None:
+        """Return when this coordinator has closed: what may live as long as it does waits for that."""
+        self._has_ended.wait()
 
     def status(self) -> dict[str, object]:
         """Return what the live view shows. Raises what ended the loop, if something did."""
@@ -68,3 +78,19 @@ class CoordinatorProcess:
         """Stop the loop, then close the ledger: everything accounted is on disk when this returns."""
         self._loop.close()
         self._ledger.close()
+        self._has_ended.set()
+
+
+def _claim_prompts(ledger: Ledger, settings: Settings, train: Sequence[Prompt]) -> None:
+    """Raise SettingsError when the run began with other prompts, or another order of them: its accounts are of those."""
+    digest = hashlib.sha256("\n".join(prompt.uid for prompt in train).encode()).hexdigest()
+    if ledger.claim("prompts", digest) is not None:
+        raise SettingsError(
+            f"settings: data.train = {settings.data.train} holds other prompts than this run began with. "
+            "Put the earlier file back, or choose another run.name."
+        )
+    if (seed := ledger.claim("seed", str(settings.run.seed))) is not None:
+        raise SettingsError(
+            f"settings: run.seed = {settings.run.seed}, and this run began with {seed}, which orders its prompts. "
+            f"Set run.seed to {seed}, or choose another run.name."
+        )

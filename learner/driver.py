@@ -1,6 +1,7 @@
-"""The driver of a run: starts coordinator and ranks, attaches rollout servers, watches them all, and clears up.
+"""The driver of a run: checks it, lives it, and lives it again from the newest checkpoint when something in it died.
 
-Called by `learner.run`; `drive` is the table of contents of a run seen from outside.
+Called by `learner.run`; `drive` is the table of contents of a run seen from outside. Everything that touches Ray is
+imported late: Ray reads how to authenticate when it is first imported.
 """
 
 import contextlib
@@ -8,50 +9,33 @@ import os
 import shutil
 import signal
 import threading
-import time
 from collections.abc import Iterator
-from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, Literal
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Literal
 
 from learner.live_view import LiveView, MetricsReader
 from learner.preflight import Inspected
-from learner.rank_process import RunPlace
 from learner.report import write_report
-from learner.run_folder import prepare_folder
+from learner.run_folder import RunStart, plan_restart, prepare_folder
 from learner.wandb_log import WandbLog
 from protocol.errors import NeighbourError, OperatorError, SettingsError
 from protocol.home import ClusterState, read_cluster
-from protocol.run_spec import RunSpec, engine_request, run_spec
+from protocol.run_spec import run_spec
 from protocol.settings import Settings
 
 if TYPE_CHECKING:
-    from learner.server_watch import ServerWatch
-
-_POLL_S = 0.5
-_SERVER_CHECK_S = 2.0
-
-
-class _Stopped(Exception):
-    """Ctrl-C or SIGTERM came while the run was still starting."""
+    from learner.run_life import RunLife, Surroundings
 
 
 @dataclass
 class _Run:
-    """What has been started so far, so that all of it is ended whatever happens."""
+    """What the user asked for, and what stands of it in the run folder."""
 
     inspected: Inspected
-    cluster: ClusterState
     view: LiveView
-    stop: threading.Event
-    num_gpus: int = 0
-    backend: Literal["nccl", "gloo"] = "gloo"
-    coordinator: Any = None
-    ranks: list[Any] = field(default_factory=list)
-    servers: list[str] = field(default_factory=list)
-    spec: RunSpec | None = None
     wandb: WandbLog | None = None
     has_made_folder: bool = False
-    is_training: bool = False
+    has_trained: bool = False
 
 
 def drive(inspected: Inspected) -> int:
@@ -61,42 +45,53 @@ def drive(inspected: Inspected) -> int:
     folder behind; one that failed later has its report.
     """
     cluster = read_cluster()
-    # Ray reads how to authenticate when it is first imported: the environment comes before `learner.cluster`.
     os.environ |= cluster.ray_environment()
     from learner import cluster as ray_door
 
     ray_door.connect(cluster)
     with LiveView(inspected.settings.run.max_steps) as view, _signals() as stop:
-        run = _Run(inspected, cluster, view, stop)
+        run = _Run(inspected, view)
         if inspected.start.notice:
             view.message(inspected.start.notice)
         try:
-            _check(run)
+            around = _look_around(run, cluster, stop)
             _open_folder(run)
-            _launch(run)
-            ended = _watch(run)
-        except _Stopped:
-            ended = "Stopped before the first step."
+            ended = _live(run, around)
         except BaseException:
             _end_failed(run)
             raise
-        _clear_up(run)
+        finally:
+            ray_door.disconnect()
+            if run.wandb is not None:
+                run.wandb.close()
     folder = inspected.start.folder
     report = write_report(folder, inspected.model)
     print(f"{ended} Run folder: {folder}. Report: {report}.")
     return 0
 
 
-def _check(run: _Run) -> None:
+def _look_around(run: _Run, cluster: ClusterState, stop: threading.Event) -> "Surroundings":
     """Ask what only a running cluster can tell: nothing is started, nothing written."""
     from learner import cluster as ray_door
+    from learner.run_life import Surroundings
 
     inspected, settings = run.inspected, run.inspected.settings
-    run.num_gpus = ray_door.num_gpus()
-    run.backend = choose_backend(settings.weights.backend, run.num_gpus)
-    check_gpus(settings, run.num_gpus)
+    num_gpus = ray_door.num_gpus()
+    backend = choose_backend(settings.weights.backend, num_gpus)
+    check_gpus(settings, num_gpus)
     run.view.show_phase("asking reward services and retriever")
     ray_door.check_services(run_spec(settings, inspected.start.run_id, 0, "unset"))
+    return Surroundings(
+        settings=settings,
+        model=inspected.model,
+        node_ip=cluster.node_ip,
+        num_gpus=num_gpus,
+        backend=backend,
+        view=run.view,
+        stop=stop,
+        metrics=MetricsReader(inspected.start.folder / "metrics.jsonl"),
+        record=lambda line: run.wandb.log(line) if run.wandb is not None else None,
+    )
 
 
 def _open_folder(run: _Run) -> None:
@@ -106,126 +101,60 @@ def _open_folder(run: _Run) -> None:
     run.wandb = _start_wandb(inspected)
 
 
-def _launch(run: _Run) -> None:
-    """Start everything: servers and ranks side by side."""
-    from learner import cluster as ray_door
+def _live(run: _Run, around: "Surroundings") -> str:
+    """Return how the run ended. A death after training began is followed by another life, while lives get further.
 
-    inspected, settings = run.inspected, run.inspected.settings
-    start = inspected.start
-    run.coordinator = ray_door.place_coordinator(
-        settings, start.folder.resolve(), start.run_id, start.step, run.cluster.node_ip
-    )
-    opening = run.coordinator.open.remote()
-    servers = ray_door.ensure_servers(
-        engine_request(settings, str(inspected.model), run.backend), settings.rollout.num_servers
-    )
-    run.view.show_phase("starting learner ranks and rollout servers")
-    run.ranks = ray_door.place_ranks(settings, start.folder.resolve(), inspected.model, run.num_gpus > 0)
-    preparing = {rank.prepare.remote(start.checkpoint): f"learner rank {i}" for i, rank in enumerate(run.ranks)}
-    _await(run, {opening: "the coordinator", servers: "the fleet", **preparing}, settings.rollout.start_timeout_s)
-    run.servers = [server["name"] for server in ray_door.call(servers, "the fleet")]
-    address, incarnation = ray_door.call(opening, "the coordinator")
-    run.spec = run_spec(settings, start.run_id, incarnation, address)
-    run.view.show_phase("attaching rollout servers")
-    ray_door.attach_servers(run.servers, run.spec)
+    Raises: what ended the last life. However it ends, no process of the run is left, and the servers stay warm.
+    """
+    from learner.run_life import RunLife, Stopped
 
-
-def _watch(run: _Run) -> str:
-    """Show the run until all ranks have returned; returns how it ended. Raises what ended a rank or the coordinator."""
-    from learner import cluster as ray_door
-    from learner.server_watch import ServerWatch
-
-    start, settings = run.inspected.start, run.inspected.settings
-    assert run.spec is not None
-    place = RunPlace(
-        run_id=start.run_id,
-        incarnation=run.spec.incarnation,
-        coordinator_address=run.spec.coordinator_address,
-        servers=tuple(run.servers),
-        weights_backend=run.backend,
-    )
-    run.is_training = True
-    training = {rank.train.remote(place): f"learner rank {i}" for i, rank in enumerate(run.ranks)}
-    first = next(iter(training))
-    watch = ServerWatch(run.servers, run.spec, lambda name, why: run.coordinator.lose_server.remote(name, why))
-    metrics = MetricsReader(start.folder / "metrics.jsonl")
-    servers_at = drain_until = 0.0
-    while training:
-        finished = ray_door.wait_any(training, _POLL_S)
-        training = {reference: who for reference, who in training.items() if who not in finished}
-        _show(run, metrics)
-        now = time.monotonic()
-        if now - servers_at > _SERVER_CHECK_S:
-            servers_at = now
-            _check_servers(run, watch)
-        if run.stop.is_set() and not drain_until:
-            drain_until = now + settings.run.drain_s
-            run.coordinator.stop_after_step.remote("stopped by the user")
-            run.view.message("Stopping after this step; again to stop at once.")
-        if drain_until and now > drain_until:
-            raise OperatorError(f"The step under way did not end within run.drain_s = {settings.run.drain_s:g} s.")
-    _show(run, metrics)
-    return str(ray_door.call(first, "learner rank 0"))
+    start, furthest, num_restarts = run.inspected.start, -1, 0
+    while True:
+        life = RunLife(around, start)
+        try:
+            life.launch()
+            run.has_trained = True
+            ended = life.watch()
+        except Stopped:
+            ended = "Stopped before the first step."
+        except NeighbourError as error:
+            num_restarts = 1 if life.step > furthest else num_restarts + 1
+            furthest = max(furthest, life.step)
+            if not run.has_trained or num_restarts > run.inspected.settings.run.max_restarts:
+                _end_life(life)
+                raise
+            life.end()
+            start = _restart(run, around, start, error)
+            continue
+        except BaseException:
+            _end_life(life)
+            raise
+        life.detach_servers()
+        life.end()
+        return ended
 
 
-def _show(run: _Run, metrics: MetricsReader) -> None:
-    from learner import cluster as ray_door
-
-    lines = metrics.new_lines()
-    run.view.update(ray_door.call(run.coordinator.status.remote(), "the coordinator"), lines)
-    for line in lines:
-        if run.wandb is not None:
-            run.wandb.log(line)
+def _end_life(life: "RunLife") -> None:
+    """End a life after an error, which the caller raises on: nothing here may take its place."""
+    with contextlib.suppress(NeighbourError, OperatorError):
+        life.detach_servers()
+    with contextlib.suppress(NeighbourError, OperatorError):
+        life.end()
 
 
-def _check_servers(run: _Run, watch: "ServerWatch") -> None:
-    """Have servers that were restarted serve again. The run goes on while one serves, or may yet."""
-    for message in watch.poll():
-        run.view.message(message)
-    if not watch.num_hopeful:
-        raise NeighbourError("rollout", "every rollout server was given up; see their logs with deploy.cluster status")
-
-
-def _await(run: _Run, references: dict[Any, str], timeout_s: float) -> None:
-    """Wait for start-up calls, showing what rank 0 is at. Raises: what one of them raised; NeighbourError when late."""
-    from learner import cluster as ray_door
-
-    deadline = time.monotonic() + timeout_s
-    waiting = dict(references)
-    while waiting:
-        finished = ray_door.wait_any(waiting, _POLL_S)
-        waiting = {reference: who for reference, who in waiting.items() if who not in finished}
-        if run.stop.is_set():
-            raise _Stopped
-        phase, is_moving = ray_door.call(run.ranks[0].progress.remote(), "learner rank 0", 120.0)
-        run.view.show_phase(f"{phase}; waiting for {', '.join(sorted(waiting.values()))}" if waiting else phase)
-        if is_moving:
-            deadline = time.monotonic() + timeout_s
-        if time.monotonic() > deadline:
-            raise NeighbourError(", ".join(sorted(waiting.values())), f"not ready within {timeout_s:g} s")
-
-
-def _clear_up(run: _Run) -> None:
-    """End this run's processes; the rollout servers stay warm for the next."""
-    from learner import cluster as ray_door
-
-    try:
-        if run.servers:
-            ray_door.detach_servers(run.servers)
-        if run.coordinator is not None:
-            ray_door.call(run.coordinator.close.remote(), "the coordinator")
-        if run.wandb is not None:
-            run.wandb.close()
-    finally:
-        ray_door.end([*run.ranks, *([run.coordinator] if run.coordinator is not None else [])])
+def _restart(run: _Run, around: "Surroundings", start: RunStart, error: NeighbourError) -> RunStart:
+    """Put the run folder back to the newest checkpoint; returns where the next life starts."""
+    start = plan_restart(start)
+    run.view.message(f"{' '.join(str(error).split())[:300]}. Going on from step {start.step}.")
+    prepare_folder(start, run.inspected.settings)
+    around.metrics.skip_known()
+    return start
 
 
 def _end_failed(run: _Run) -> None:
-    """End what was started after an error, which the caller raises on: nothing here may take its place."""
+    """Leave a report, or no folder, after an error, which the caller raises on: nothing here may take its place."""
     folder = run.inspected.start.folder
-    with contextlib.suppress(NeighbourError, OperatorError):
-        _clear_up(run)
-    if run.is_training:
+    if run.has_trained:
         try:
             report = write_report(folder, run.inspected.model)
             run.view.message(f"The run failed. Run folder: {folder}. Report: {report}.")

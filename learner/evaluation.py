@@ -55,6 +55,7 @@ class Evaluations:
         self._held_out = held_out
         self._num_samples = num_samples
         self._by_step: dict[int, Evaluation] = {}
+        self._taken: tuple[int, dict[str, float]] | None = None
 
     def start(self, step: int, policy_version: int) -> None:
         """Begin a step's evaluation, unless it is under way: rank 0 asks again after a lost answer."""
@@ -68,10 +69,20 @@ class Evaluations:
             return None
         return f"evaluation: {len(evaluation.finished)} of {len(self._held_out)} prompts are back"
 
+    def was_taken(self, step: int) -> bool:
+        return self._taken is not None and self._taken[0] == step
+
     def take_metrics(self, step: int) -> dict[str, float]:
-        """Return a finished evaluation's means, and forget it; nothing for a step that has none."""
+        """Return a finished evaluation's means; nothing for a step that has none.
+
+        Asked again for the same step, it returns the same.
+        """
+        if self._taken is not None and self.was_taken(step):
+            return self._taken[1]
         evaluation = self._by_step.pop(step, None)
-        return evaluation.metrics() if evaluation is not None else {}
+        metrics = evaluation.metrics() if evaluation is not None else {}
+        self._taken = (step, metrics)
+        return metrics
 
     def open_groups(self) -> list[Group]:
         return [group for evaluation in self._by_step.values() for group in evaluation.open.values()]

@@ -11,6 +11,9 @@ from protocol.messages import Lease
 from protocol.trajectory import Trajectory, TrajectoryFacts
 
 MAX_ATTEMPTS = 3
+# A server's death says little about the samples that it held, unless it is always the same ones.
+MAX_SERVER_DEATHS = 5
+DIED = "server"
 
 
 @dataclass(eq=False)
@@ -19,7 +22,9 @@ class Group:
 
     epoch, position: where the prompt stands in the prompt order (-1 for evaluation). greedy_indices: samples drawn
     without randomness. attempt: leases of this group so far. oldest_version: of what is back and of the servers that
-    hold the rest. first_attempt: results of earlier leases are not taken (they were too old).
+    hold the rest. restarted_at: the last lease whose results are not taken, as (incarnation, attempt): too old.
+    holders: who makes which sample. leases: each server's newest lease of this group, as (number, attempt). failures:
+    of each sample, (boundary, detail), in this and earlier starts of the run. is_leased_twice: an overdue lease has gone out again.
     """
 
     name: str
@@ -30,12 +35,14 @@ class Group:
     num_samples: int
     greedy_indices: frozenset[int] = frozenset()
     attempt: int = 0
-    first_attempt: int = 0
+    restarted_at: tuple[int, int] = (0, 0)
     oldest_version: int = 0
     holders: dict[int, str] = field(default_factory=dict)
+    leases: dict[str, tuple[int, int]] = field(default_factory=dict)
     leased_at: float = 0.0
+    is_leased_twice: bool = False
     trajectories: dict[int, Trajectory] = field(default_factory=dict)
-    failures: dict[int, list[str]] = field(default_factory=dict)
+    failures: dict[int, list[tuple[str, str]]] = field(default_factory=dict)
 
     @property
     def is_ready(self) -> bool:
@@ -53,17 +60,22 @@ class Group:
 
     @property
     def dead_letter(self) -> str | None:
-        """Why this group is given up, or None: a sample failed MAX_ATTEMPTS times."""
-        for reasons in self.failures.values():
-            if len(reasons) >= MAX_ATTEMPTS:
-                return "; ".join(reasons)
+        """Why this group is given up, or None: a sample failed MAX_ATTEMPTS times, or MAX_SERVER_DEATHS servers died
+        while they made it."""
+        for index, failures in self.failures.items():
+            deaths = sum(boundary == DIED for boundary, _ in failures)
+            if deaths >= MAX_SERVER_DEATHS or len(failures) - deaths >= MAX_ATTEMPTS:
+                return f"sample {index}: " + "; ".join(f"{boundary}: {detail}" for boundary, detail in failures)
         return None
 
-    def lease_to(self, server: str, server_version: int, now: float, run_id: str, incarnation: int, seed: int) -> Lease:
-        """Return the lease of every missing sample, now held by `server`."""
+    def lease_to(
+        self, server: str, server_version: int, now: float, number: int, run_id: str, incarnation: int, seed: int
+    ) -> Lease:
+        """Return the lease of every missing sample, now held by `server`. number: of the lease, in this start."""
         indices = self.missing
         self.attempt += 1
         self.leased_at = now
+        self.leases[server] = (number, self.attempt)
         # A group of which nothing is left is as young as its new server. Were the version of its first lease kept, a
         # group dropped as too old, or recalled after a restart, would be too old again at once, for ever.
         self.oldest_version = min(self.oldest_version, server_version) if self.is_begun else server_version
@@ -71,6 +83,7 @@ class Group:
         return Lease(
             run_id=run_id,
             incarnation=incarnation,
+            number=number,
             group=self.name,
             attempt=self.attempt,
             kind=self.kind,
@@ -84,19 +97,21 @@ class Group:
 
     def receive(self, trajectory: Trajectory) -> bool:
         """Keep a trajectory; False when this sample is back already (the first valid one wins) or was given up."""
-        index = trajectory.facts.sample_index
-        if index in self.trajectories or trajectory.facts.attempt < self.first_attempt:
+        facts = trajectory.facts
+        index = facts.sample_index
+        if index in self.trajectories or (facts.incarnation, facts.attempt) <= self.restarted_at:
             return False
+        self.oldest_version = min(self.oldest_version, facts.oldest_version) if self.is_begun else facts.oldest_version
         self.holders.pop(index, None)
         self.trajectories[index] = trajectory
         if self.is_ready:
             self.oldest_version = min(t.facts.oldest_version for t in self.trajectories.values())
         return True
 
-    def fail(self, index: int, reason: str) -> None:
-        """Note that a sample failed for good on its server; it is missing again."""
+    def fail(self, index: int, boundary: str, detail: str) -> None:
+        """Note that a sample failed for good on its server; it is missing again. boundary: who failed it."""
         self.holders.pop(index, None)
-        self.failures.setdefault(index, []).append(reason)
+        self.failures.setdefault(index, []).append((boundary, detail))
 
     def contradiction(self, facts: TrajectoryFacts, server: str) -> str | None:
         """Return what in these facts is not what was leased to `server`, or None."""
@@ -108,16 +123,20 @@ class Group:
                 return f"{name} is {value!r}, leased was {expected!r}"
         return None
 
-    def take_back_from(self, server: str | None) -> bool:
-        """Make the samples that `server` (None: any server) holds missing again; True when there were some."""
-        lost = [i for i, holder in self.holders.items() if server is None or holder == server]
+    def held_by(self, server: str) -> list[int]:
+        """Return the samples that a server is making."""
+        return [index for index, holder in self.holders.items() if holder == server]
+
+    def take_back_from(self, server: str) -> list[int]:
+        """Make the samples that `server` holds missing again; returns them."""
+        lost = self.held_by(server)
         for index in lost:
             del self.holders[index]
-        return bool(lost)
+        return lost
 
-    def restart(self) -> None:
+    def restart(self, incarnation: int) -> None:
         """Forget every sample: the group is made again from its prompt, whatever still comes from earlier leases."""
-        self.first_attempt = self.attempt + 1
+        self.restarted_at = (incarnation, self.attempt)
         self.holders.clear()
         self.trajectories.clear()
 

@@ -5,10 +5,12 @@ leased, returned and taken back in the same way. `learner.step_book` is the othe
 """
 
 from collections import Counter, deque
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from typing import Literal
 
 from learner.evaluation import Evaluations
-from learner.groups import Group
+from learner.groups import DIED, Group
+from learner.lease_clock import LeaseClock
 from learner.ledger import Ledger
 from learner.mailbox import Mailbox
 from learner.prompt_source import PromptSource
@@ -33,8 +35,9 @@ class LeaseBook:
         mailbox: Mailbox,
         counts: Counter[str],
     ) -> None:
-        self.groups: dict[str, Group] = {}
         self._limit_s = settings.rollout.lease_timeout_s
+        self._clock = LeaseClock(self._limit_s)
+        self._num_leases = 0
         self._seed = settings.run.seed
         self._source = source
         self._evaluations = evaluations
@@ -43,7 +46,9 @@ class LeaseBook:
         self._ledger = ledger
         self._mailbox = mailbox
         self._counts = counts
-        self._to_lease: deque[Group] = deque()
+        # What an earlier start left unfinished has its slots at once: its samples may be on servers still.
+        self.groups: dict[str, Group] = {group.name: group for group in source.recall(window.size)}
+        self._to_lease: deque[Group] = deque(self.groups.values())
 
     # -- out ----------------------------------------------------------------------------------------------------------
 
@@ -61,7 +66,9 @@ class LeaseBook:
     def _lease(self, group: Group, server: str, now: float) -> None:
         version = self._servers.take_wish(server)
         run_id, incarnation = self._mailbox.run_id, self._mailbox.incarnation
-        lease = group.lease_to(server, version, now, run_id, incarnation, self._seed)
+        self._num_leases += 1
+        lease = group.lease_to(server, version, now, self._num_leases, run_id, incarnation, self._seed)
+        self._servers.note_lease(server, self._num_leases)
         if group.kind == "train":
             self._ledger.lease(group.name, group.epoch, group.prompt.uid, group.position, server, group.attempt)
         self._mailbox.send(server, lease)
@@ -86,12 +93,11 @@ class LeaseBook:
 
     # -- back ---------------------------------------------------------------------------------------------------------
 
-    def receive(self, server: str, facts: TrajectoryFacts, buffers: list[bytes], versions: range) -> None:
+    def receive(self, server: str, facts: TrajectoryFacts, buffers: list[bytes], versions: range, now: float) -> None:
         """Keep a trajectory if it is what was leased and of weights that exist; its server hears what became of it."""
         group = self._find(facts.group)
-        if group is None:
-            self._counts["duplicate"] += 1
-            self._mailbox.acknowledge(server, facts.group, facts.sample_index, "unknown")
+        if group is None or self._is_of_lost_weights(facts):
+            self._pass_over(server, facts, "unknown" if group is None else "lineage")
             return
         try:
             trajectory = Trajectory.from_buffers(facts, buffers, "$.facts")
@@ -100,21 +106,37 @@ class LeaseBook:
             self._reject(group, facts, server, error)
             return
         if not group.receive(trajectory):
-            self._counts["duplicate"] += 1
-            self._mailbox.acknowledge(server, facts.group, facts.sample_index, "duplicate")
+            self._pass_over(server, facts, "duplicate")
             return
         self._mailbox.acknowledge(server, facts.group, facts.sample_index, "accepted")
-        self._ledger.add_trajectory(facts, self._mailbox.incarnation)
+        self._ledger.add_trajectory(facts, facts.incarnation)
         if group.is_ready:
-            self._note_ready(group)
+            self._note_ready(group, now)
+
+    def _is_of_lost_weights(self, facts: TrajectoryFacts) -> bool:
+        """Return whether a trajectory of an earlier start holds tokens of steps that its checkpoint did not have."""
+        if facts.incarnation == self._mailbox.incarnation:
+            return False
+        newest = self._ledger.newest_valid_version(facts.incarnation)
+        return newest is None or facts.newest_version > newest
+
+    def _pass_over(self, server: str, facts: TrajectoryFacts, why: str) -> None:
+        """Have a server forget a trajectory that is of no use: its sample is back already, or its weights are lost."""
+        self._counts[f"unused:{why}"] += 1
+        self._ledger.waste(facts.group, facts.sample_index, facts.attempt, why, _num_model_tokens(facts))
+        outcome: Literal["duplicate", "unknown"] = "duplicate" if why == "duplicate" else "unknown"
+        self._mailbox.acknowledge(server, facts.group, facts.sample_index, outcome)
 
     def _reject(self, group: Group, facts: TrajectoryFacts, server: str, error: FrameError) -> None:
         self._counts[f"rejected:{error.reason}"] += 1
+        self._ledger.waste(facts.group, facts.sample_index, facts.attempt, "rejected", _num_model_tokens(facts))
         self._mailbox.acknowledge(server, facts.group, facts.sample_index, "rejected", str(error))
         if group.holders.get(facts.sample_index) == server:
-            self._fail(group, facts.sample_index, f"trajectory refused: {error}")
+            self._fail(group, [facts.sample_index], server, "trajectory", f"refused: {error}")
 
-    def _note_ready(self, group: Group) -> None:
+    def _note_ready(self, group: Group, now: float) -> None:
+        if group.attempt == 1:
+            self._clock.note(now - group.leased_at)
         if group.kind == "eval":
             self._evaluations.close(group)
         else:
@@ -126,53 +148,89 @@ class LeaseBook:
         group = self._find(message.group)
         if group is not None and group.holders.get(message.sample_index) == server:
             self._counts[f"failed:{message.boundary}"] += 1
-            self._fail(group, message.sample_index, f"{message.boundary}: {message.detail}")
+            self._fail(group, [message.sample_index], server, message.boundary, message.detail)
 
-    def _fail(self, group: Group, sample_index: int, reason: str) -> None:
-        group.fail(sample_index, reason)
-        self._ledger.add_event("failed", f"{group.name}[{sample_index}] {reason}")
-        self._skip_or_release(group, reason)
+    def _fail(self, group: Group, sample_indices: Sequence[int], server: str, boundary: str, detail: str) -> None:
+        """Note that samples failed on a server; they go out again, or their prompt is given up."""
+        for index in sample_indices:
+            group.fail(index, boundary, detail)
+            self._ledger.fail(group.name, index, group.attempt, server, boundary, detail)
+        if (why := group.dead_letter) is not None:
+            self._skip(group, why)
+        else:
+            self._release(group, f"{boundary}: {detail}")
 
     # -- taken back ---------------------------------------------------------------------------------------------------
 
     def take_back_from(self, server: str, reason: str) -> None:
-        """Release what a server held; its finished samples are kept."""
-        for group in self._open_groups():
-            if group.take_back_from(server):
-                self._release(group, reason)
+        """Release what a server held that is gone; its finished samples are kept.
 
-    def expire(self, now: float) -> None:
-        """Take back leases that outlived their time.
-
-        Every sample that is still out counts as failed: a prompt that never comes back is not leased for ever.
+        It counts against the samples that it held: were they what ends it, they would end every server, for ever.
         """
         for group in self._open_groups():
-            if not group.holders or now - group.leased_at <= self._limit_s:
+            if indices := group.held_by(server):
+                self._fail(group, indices, server, DIED, reason)
+
+    def take_back_lost(self, server: str, heard_of_lease: int, here: Mapping[str, int]) -> None:
+        """Release what a server does not have, though it has heard of a later lease: the lease was lost on the way.
+
+        here: the groups that it says it has, each with its newest lease's attempt.
+        """
+        for group in self._open_groups():
+            number, attempt = group.leases.get(server, (heard_of_lease + 1, 0))
+            if number <= heard_of_lease and here.get(group.name, 0) < attempt:
+                self.undo_lease(group.name, server)
+
+    def undo_lease(self, name: str, server: str) -> None:
+        """Release what a server was leased of a group and never got."""
+        group = self._find(name)
+        if group is not None and group.take_back_from(server):
+            self._counts["lost_leases"] += 1
+            self._release(group, f"{server} never got its lease")
+
+    def expire(self, versions: range, now: float) -> None:
+        """Lease a second time what is overdue, where another server has room; take back what outlived its time.
+
+        Every sample that is still out at the limit counts as failed: a prompt that never comes back is not leased for
+        ever.
+        """
+        for group in self._open_groups():
+            age_s = now - group.leased_at
+            if not group.holders or age_s <= min(self._limit_s, self._clock.overdue_s):
                 continue
-            reason = f"lease expired after {self._limit_s:g} s"
-            for index, server in list(group.holders.items()):
-                group.fail(index, f"{reason} on {server}")
-            self._ledger.add_event("expired", f"{group.name} {reason}")
-            self._skip_or_release(group, reason)
+            if age_s > self._limit_s:
+                for server in sorted(set(group.holders.values())):
+                    detail = f"{server} did not bring it back within {self._limit_s:g} s"
+                    self._fail(group, group.held_by(server), server, "lease", detail)
+            elif not group.is_leased_twice:
+                self._lease_twice(group, versions, now)
+
+    def _lease_twice(self, group: Group, versions: range, now: float) -> None:
+        """Have another server make the samples that are out; whoever is first with one counts."""
+        holders = set(group.holders.values())
+        server = self._servers.next_to_lease(versions, other_than=holders)
+        if server is None:
+            return
+        group.is_leased_twice = True
+        for holder in holders:
+            group.take_back_from(holder)
+        self._counts["leased_twice"] += 1
+        self._lease(group, server, now)
 
     def drop_stale(self, policy_version: int) -> None:
         """Make groups anew that no step on weights of this version, or a later one, could use."""
         for name in self._window.too_old(self.outstanding(policy_version), policy_version):
             group = self.groups[name]
             self._counts["dropped:stale"] += 1
-            group.restart()
+            self._waste_all(group, "stale")
+            group.restart(self._mailbox.incarnation)
             self._ledger.forget_trajectories(name)
             self._release(group, f"too old at policy version {policy_version}")
-
-    def _skip_or_release(self, group: Group, reason: str) -> None:
-        if (why := group.dead_letter) is not None:
-            self._skip(group, why)
-        else:
-            self._release(group, reason)
 
     def _release(self, group: Group, reason: str) -> None:
         """Queue the group's missing samples for another lease; its finished ones are kept."""
         self._counts["retried"] += 1
+        group.is_leased_twice = False
         if group.kind == "eval":
             self._evaluations.release(group)
             return
@@ -187,8 +245,15 @@ class LeaseBook:
             self._evaluations.close(group)
             return
         self._source.replace_skipped()
+        self._waste_all(group, "failed")
         self._ledger.set_state([group.name], "skipped", reason=reason[:2000])
         self.close([group])
+
+    def _waste_all(self, group: Group, reason: str) -> None:
+        """Count a group's finished samples as tokens that will not be trained."""
+        for trajectory in group.trajectories.values():
+            facts = trajectory.facts
+            self._ledger.waste(group.name, facts.sample_index, facts.attempt, reason, _num_model_tokens(facts))
 
     # -- for the step side --------------------------------------------------------------------------------------------
 
@@ -210,6 +275,10 @@ class LeaseBook:
 
     def _open_groups(self) -> list[Group]:
         return [*self.groups.values(), *self._evaluations.open_groups()]
+
+
+def _num_model_tokens(facts: TrajectoryFacts) -> int:
+    return sum(span.end - span.start for span in facts.version_spans)
 
 
 def _check_lease(group: Group, facts: TrajectoryFacts, server: str, versions: range) -> None:

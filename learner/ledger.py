@@ -8,41 +8,28 @@ import contextlib
 import json
 import sqlite3
 import time
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 
+from learner.ledger_schema import UNFINISHED, prepare_schema
 from protocol.errors import OperatorError
 from protocol.trajectory import TrajectoryFacts
-
-_SCHEMA = """
-CREATE TABLE IF NOT EXISTS meta (key TEXT PRIMARY KEY, value TEXT NOT NULL);
-CREATE TABLE IF NOT EXISTS prompts (
-    "group" TEXT PRIMARY KEY, epoch INTEGER NOT NULL, uid TEXT NOT NULL, position INTEGER NOT NULL,
-    state TEXT NOT NULL CHECK (state IN ('pending', 'leased', 'ready', 'assigned', 'trained', 'skipped')),
-    server TEXT, attempt INTEGER NOT NULL, step INTEGER, reason TEXT, changed_at REAL NOT NULL);
-CREATE INDEX IF NOT EXISTS prompts_by_state ON prompts (state);
-CREATE TABLE IF NOT EXISTS trajectories (
-    "group" TEXT NOT NULL, sample_index INTEGER NOT NULL, attempt INTEGER NOT NULL, incarnation INTEGER NOT NULL,
-    kind TEXT NOT NULL, is_greedy INTEGER NOT NULL, server TEXT NOT NULL, reward REAL NOT NULL,
-    reward_parts TEXT NOT NULL, num_tokens INTEGER NOT NULL, num_model_tokens INTEGER NOT NULL,
-    num_turns INTEGER NOT NULL, finish TEXT NOT NULL,
-    oldest_version INTEGER NOT NULL, newest_version INTEGER NOT NULL, step INTEGER, staleness INTEGER,
-    started_at REAL NOT NULL, finished_at REAL NOT NULL, received_at REAL NOT NULL,
-    PRIMARY KEY ("group", sample_index));
-CREATE TABLE IF NOT EXISTS events (at REAL NOT NULL, kind TEXT NOT NULL, detail TEXT NOT NULL);
-"""
 
 
 @dataclass(frozen=True)
 class LeasedPrompt:
-    """A prompt that was leased in an earlier life of the run and never trained: it goes out first."""
+    """A prompt that was leased in an earlier life of the run and never trained: it goes out first.
+
+    failures: sample index -> (boundary, detail) of each failure, in order.
+    """
 
     group: str
     epoch: int
     uid: str
     position: int
     attempt: int
+    failures: dict[int, list[tuple[str, str]]] = field(default_factory=dict)
 
 
 class Ledger:
@@ -56,14 +43,14 @@ class Ledger:
             self._db = sqlite3.connect(path, isolation_level=None, check_same_thread=False)
             self._db.execute("PRAGMA journal_mode=WAL")
             self._db.execute("PRAGMA synchronous=NORMAL")
-            self._db.executescript(_SCHEMA)
+            prepare_schema(self._db, path)
         except sqlite3.Error as error:
             raise OperatorError(
                 f"The ledger {path} cannot be opened: {error}. Check the disk and the folder."
             ) from None
 
-    def begin_incarnation(self) -> int:
-        """Return how many times this run has started, this time included.
+    def begin_incarnation(self, policy_version: int) -> int:
+        """Return how many times this run has started, this time included, and record the weights it started from.
 
         The count stands beside the ledger too: a resume puts a checkpoint's ledger back, whose count is that of the
         checkpoint's day, and a start after it would take the number of one whose messages may still be under way.
@@ -73,11 +60,41 @@ class Ledger:
             known.append(int(self._incarnations.read_text(encoding="utf-8")))
         incarnation = max(known) + 1
         self.set_meta("incarnation", str(incarnation))
+        self._change("INSERT INTO incarnations VALUES (?, ?, ?)", (incarnation, time.time(), policy_version))
         self.commit()
         aside = self._incarnations.with_name(".incarnation")
         aside.write_text(str(incarnation), encoding="utf-8")
         aside.replace(self._incarnations)
         return incarnation
+
+    def newest_valid_version(self, incarnation: int) -> int | None:
+        """Return the newest version that a trajectory of that earlier start may contain, None when none came after it.
+
+        The ledger is put back with its checkpoint, so the starts in it are those of the surviving lineage. A run at
+        version 23 that went on from a checkpoint of version 20 made other weights with the numbers 21 to 23 since: what
+        the earlier start made with those is of weights that no longer exist, though their numbers do.
+        """
+        row = self._db.execute("SELECT MIN(policy_version) FROM incarnations WHERE number > ?", (incarnation,))
+        version = row.fetchone()[0]
+        return None if version is None else int(version)
+
+    def begin_terms(self, from_step: int, terms: Mapping[str, int]) -> None:
+        """Record the settings that steps from this one on are accounted by; a resumed run may change them.
+
+        The audit measures every step by the terms of its day (`group_size`, `groups_per_step`, `max_staleness`).
+        """
+        for name, value in terms.items():
+            self._change("INSERT OR REPLACE INTO terms VALUES (?, ?, ?)", (from_step, name, value))
+
+    def claim(self, key: str, value: str) -> str | None:
+        """Return None when `value` is what the first start claimed under this key, else what that start claimed.
+
+        For what must not change between the starts of a run. The first claim is recorded.
+        """
+        claimed = self.meta(f"claim:{key}")
+        if claimed is None:
+            self.set_meta(f"claim:{key}", value)
+        return None if claimed in (None, value) else claimed
 
     def meta(self, key: str) -> str | None:
         row = self._db.execute("SELECT value FROM meta WHERE key = ?", (key,)).fetchone()
@@ -87,16 +104,32 @@ class Ledger:
         self._change("INSERT INTO meta VALUES (?, ?) ON CONFLICT DO UPDATE SET value = excluded.value", (key, value))
 
     def recall_unfinished(self) -> list[LeasedPrompt]:
-        """Return the prompts that were out when the run stopped, oldest first; their state becomes pending."""
+        """Return the prompts that were out when the run stopped, oldest first; their state becomes pending.
+
+        Their trajectories went with the process that held the tokens: they are dropped and counted as waste.
+        """
         rows = self._db.execute(
-            'SELECT "group", epoch, uid, position, attempt FROM prompts '
-            "WHERE state IN ('pending', 'leased', 'ready', 'assigned') ORDER BY position"
+            f'SELECT "group", epoch, uid, position, attempt FROM prompts WHERE {UNFINISHED} ORDER BY position'  # noqa: S608
         ).fetchall()
-        unfinished = "state IN ('leased', 'ready', 'assigned')"
-        self._change(f"UPDATE prompts SET state = 'pending', changed_at = ? WHERE {unfinished}", (time.time(),))  # noqa: S608
-        self._change("DELETE FROM trajectories WHERE step IS NULL AND kind = 'train'", ())
+        recalled = [
+            LeasedPrompt(group, epoch, uid, position, attempt, self._failures_of(group))
+            for group, epoch, uid, position, attempt in rows
+        ]
+        now = time.time()
+        for prompt in recalled:
+            self._change(
+                "INSERT INTO waste SELECT \"group\", sample_index, attempt, 'restart', num_model_tokens, ? "
+                'FROM trajectories WHERE "group" = ?',
+                (now, prompt.group),
+            )
+            self.forget_trajectories(prompt.group)
+        self._change(
+            f"UPDATE prompts SET state = 'pending', step = NULL, changed_at = ? "  # noqa: S608
+            f"WHERE {UNFINISHED} AND state != 'pending'",
+            (now,),
+        )
         self.commit()
-        return [LeasedPrompt(*row) for row in rows]
+        return recalled
 
     def lease(self, group: str, epoch: int, uid: str, position: int, server: str, attempt: int) -> None:
         self._change(
@@ -138,6 +171,23 @@ class Ledger:
                 (step, policy_version, group),
             )
 
+    def fail(self, group: str, sample_index: int, attempt: int, server: str, boundary: str, detail: str) -> None:
+        """Record why a sample did not come back. boundary: "server" when its server died while it was in flight."""
+        self._change(
+            "INSERT INTO failures VALUES (?, ?, ?, ?, ?, ?, ?)",
+            (group, sample_index, attempt, server, boundary, detail, time.time()),
+        )
+
+    def waste(self, group: str, sample_index: int, attempt: int, reason: str, num_tokens: int) -> None:
+        """Count model tokens that were generated and will not be trained.
+
+        reason: stale, duplicate, lineage, unknown, rejected, restart or failed.
+        """
+        self._change(
+            "INSERT INTO waste VALUES (?, ?, ?, ?, ?, ?)",
+            (group, sample_index, attempt, reason, num_tokens, time.time()),
+        )
+
     def add_event(self, kind: str, detail: str) -> None:
         self._change("INSERT INTO events VALUES (?, ?, ?)", (time.time(), kind, detail))
 
@@ -160,6 +210,14 @@ class Ledger:
     def close(self) -> None:
         self.commit()
         self._db.close()
+
+    def _failures_of(self, group: str) -> dict[int, list[tuple[str, str]]]:
+        failures: dict[int, list[tuple[str, str]]] = {}
+        for index, boundary, detail in self._db.execute(
+            'SELECT sample_index, boundary, detail FROM failures WHERE "group" = ? ORDER BY rowid', (group,)
+        ):
+            failures.setdefault(index, []).append((boundary, detail))
+        return failures
 
     def _change(self, statement: str, values: tuple[object, ...]) -> None:
         if not self._db.in_transaction:

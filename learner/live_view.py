@@ -141,6 +141,10 @@ class MetricsReader:
         self._path = path
         self._offset = 0
 
+    def skip_known(self) -> None:
+        """Take every line that stands there now as known."""
+        self._offset = self._path.stat().st_size if self._path.exists() else 0
+
     def new_lines(self) -> list[dict[str, float]]:
         """Return the whole lines written since the last call; a line still being written is returned once it is whole.
 

@@ -3,13 +3,19 @@
 Written by the coordinator and its books; emptied by `learner.coordinator_loop`.
 """
 
-from collections.abc import Iterable
-from typing import Literal
+from collections.abc import Iterable, Mapping
+from typing import Literal, TypedDict
 
 from learner.groups import Group
 from protocol import messages as m
 
 Outcome = Literal["accepted", "duplicate", "unknown", "rejected", "returned"]
+
+
+class _Stamp(TypedDict):
+    run_id: str
+    incarnation: int
+    request: int
 
 
 class Mailbox:
@@ -57,15 +63,29 @@ class Mailbox:
                 part = names[first : first + m.MAX_GROUPS]
                 self.send(server, m.Trained(run_id=self.run_id, incarnation=self.incarnation, groups=part))
 
-    def refuse(self, peer: str, detail: str, reason: str) -> None:
-        """Tell a peer that its message was not used. reason: for its program; detail: for people."""
-        stamp = {"run_id": self.run_id, "incarnation": self.incarnation}
-        self.send(peer, m.Refused(**stamp, detail=detail[:2000], reason=reason))
+    def ping(self, newest_leases: Mapping[str, int]) -> None:
+        """Tell servers the number of the last lease that each was sent."""
+        for server, number in newest_leases.items():
+            self.send(server, m.Ping(run_id=self.run_id, incarnation=self.incarnation, newest_lease=number))
 
-    def confirm(self, peer: str) -> None:
+    def refuse(self, peer: str, detail: str, request: int = 0) -> None:
+        self.send(peer, m.Refused(**self._stamp(request), detail=detail[:2000]))
+
+    def confirm(self, peer: str, request: int = 0) -> None:
         """Tell a peer that what it told was taken in."""
-        self.send(peer, m.Done(run_id=self.run_id, incarnation=self.incarnation))
+        self.send(peer, m.Done(**self._stamp(request)))
 
-    def put_off(self, peer: str, detail: str) -> None:
+    def put_off(self, peer: str, request: int, detail: str) -> None:
         """Tell a rank to ask again, and what is missing."""
-        self.send(peer, m.Wait(run_id=self.run_id, incarnation=self.incarnation, detail=detail[:2000]))
+        self.send(peer, m.Wait(**self._stamp(request), detail=detail[:2000]))
+
+    def push_again(self, peer: str, request: int, step: int) -> None:
+        """Tell a rank that no server holds the weights that its step needs."""
+        self.send(peer, m.PushAgain(**self._stamp(request), step=step))
+
+    def end(self, peer: str, request: int, step: int, detail: str) -> None:
+        """Tell a rank that the run has no such step."""
+        self.send(peer, m.Ended(**self._stamp(request), step=step, detail=detail[:2000]))
+
+    def _stamp(self, request: int) -> _Stamp:
+        return {"run_id": self.run_id, "incarnation": self.incarnation, "request": request}

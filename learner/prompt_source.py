@@ -25,8 +25,8 @@ class PromptSource:
         self._group_size = settings.rollout.group_size
         self._order = PromptOrder(len(train), settings.run.seed)
         self._position = int(ledger.meta("position") or 0)
-        self._recalled = deque(ledger.recall_unfinished())
-        self._by_uid = {prompt.uid: prompt for prompt in train} if self._recalled else {}
+        self._unfinished = deque(ledger.recall_unfinished())
+        self._by_uid = {prompt.uid: prompt for prompt in train} if self._unfinished else {}
         self._num_left = (settings.run.max_steps - last_step) * settings.learner.groups_per_step
 
     def take(self) -> Group | None:
@@ -34,21 +34,32 @@ class PromptSource:
         if self._num_left <= 0:
             return None
         self._num_left -= 1
-        return self._recall() or self._admit()
+        return self._next_unfinished() or self._admit()
+
+    def recall(self, limit: int) -> list[Group]:
+        """Return what an earlier start left unfinished, at most `limit` groups; `take` gives the others."""
+        groups: list[Group] = []
+        while self._unfinished and len(groups) < min(limit, self._num_left + len(groups)):
+            if (group := self._next_unfinished()) is not None:
+                groups.append(group)
+                self._num_left -= 1
+        return groups
 
     def replace_skipped(self) -> None:
         """Let one more prompt out, for one that was given up: every step still needs its groups."""
         self._num_left += 1
 
-    def _recall(self) -> Group | None:
+    def _next_unfinished(self) -> Group | None:
         """Return a prompt that was out when the run stopped, if one is left that the data set still holds."""
-        while self._recalled:
-            old = self._recalled.popleft()
+        while self._unfinished:
+            old = self._unfinished.popleft()
             prompt = self._by_uid.get(old.uid)
             if prompt is None:
                 self._ledger.set_state([old.group], "skipped", reason="the data set no longer holds this prompt")
                 continue
-            return Group(old.group, prompt, "train", old.epoch, old.position, self._group_size, attempt=old.attempt)
+            group = Group(old.group, prompt, "train", old.epoch, old.position, self._group_size, attempt=old.attempt)
+            group.failures.update(old.failures)
+            return group
         return None
 
     def _admit(self) -> Group:

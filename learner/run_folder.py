@@ -63,6 +63,11 @@ def plan_start(run: RunSettings, model_digest: str) -> RunStart:
     return RunStart(folder, _of_model(checkpoint, model_digest), f"Resuming {folder} from step {checkpoint.step}.")
 
 
+def plan_restart(start: RunStart) -> RunStart:
+    """Return where a run goes on that started at `start` and died: its newest valid checkpoint, or `start` again."""
+    return RunStart(start.folder, newest_valid(start.folder / CHECKPOINTS) or start.checkpoint)
+
+
 def prepare_folder(start: RunStart, settings: Settings) -> None:
     """Make the folder ready: free of an earlier life's accounts, or with the ledger of the checkpoint it resumes from.
 

@@ -4,19 +4,26 @@ Used by the coordinator and `learner.lease_book`.
 """
 
 import time
+from collections.abc import Set
 from dataclasses import dataclass
 
 from protocol import messages as m
+
+# A connection that broke is tried again after 0.1 to 2 s.
+_RECONNECT_S = 4.0
 
 
 @dataclass
 class Server:
     """A rollout server as its latest messages describe it. policy_version: None while its weights are not synced.
 
-    is_here: it has spoken since it was last lost.
+    is_here: it has spoken since it was last lost. newest_lease: the number of the last lease that it was sent.
+    unreachable_since: when a message to it was first refused for want of a connection, None while there is one.
     """
 
     is_here: bool = False
+    newest_lease: int = 0
+    unreachable_since: float | None = None
     policy_version: int | None = None
     num_wanted: int = 0
     heartbeat: m.Heartbeat | None = None
@@ -31,8 +38,27 @@ class ServerBook:
     def note(self, name: str) -> Server:
         """Take a server as being here; returns what is known of it, nothing yet for a new one."""
         server = self._servers.setdefault(name, Server())
-        server.is_here = True
+        server.is_here, server.unreachable_since = True, None
         return server
+
+    def note_lease(self, name: str, number: int) -> None:
+        self._servers[name].newest_lease = number
+
+    def note_unreachable(self, name: str, now: float) -> bool:
+        """Take in that a server has no connection; True when it had none for so long that it will not come back.
+
+        A process that ended closed its connections. One that is busy, or behind a slow link, keeps them.
+        """
+        server = self._servers.get(name)
+        if server is None or not server.is_here:
+            return False
+        if server.unreachable_since is None:
+            server.unreachable_since = now
+        return now - server.unreachable_since >= _RECONNECT_S
+
+    def newest_leases(self) -> dict[str, int]:
+        """Return, for each server that is here, the number of the last lease that it was sent."""
+        return {name: server.newest_lease for name, server in self._servers.items() if server.is_here}
 
     def note_hello(self, name: str, message: m.Hello) -> None:
         self.note(name).policy_version = message.policy_version
@@ -50,12 +76,12 @@ class ServerBook:
         server = self._servers.setdefault(name, Server())
         server.is_here, server.num_wanted, server.policy_version = False, num_wanted, None
 
-    def next_to_lease(self, versions: range) -> str | None:
+    def next_to_lease(self, versions: range, other_than: Set[str] = frozenset()) -> str | None:
         """Return the server that wants most, of those whose weights are of one of these versions."""
         able = [
             (server.num_wanted, name)
             for name, server in self._servers.items()
-            if server.num_wanted > 0 and server.policy_version in versions
+            if server.num_wanted > 0 and server.policy_version in versions and name not in other_than
         ]
         return max(able)[1] if able else None
 

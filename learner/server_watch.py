@@ -3,15 +3,18 @@
 Polled by the driver; never blocks. Rank 0 brings the server to the current weights at its next push.
 """
 
+import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from learner import cluster as ray_door
 from protocol.errors import NeighbourError, OperatorError
 from protocol.run_spec import RunSpec
 
+# In a row: a server that has served for a minute is well again.
 _MAX_REVIVALS = 5
+_WELL_AFTER_S = 60.0
 
 
 @dataclass
@@ -20,6 +23,7 @@ class _Watched:
 
     name: str
     is_serving: bool = True
+    serving_since: float = field(default_factory=time.monotonic)
     num_revivals: int = 0
     pending: Any = None
     then: str = "ask"
@@ -62,17 +66,23 @@ class ServerWatch:
         if server.then == "attach":
             server.pending, server.then = self._ask(server, "attach"), "serve"
             return None
-        server.is_serving = True
+        server.is_serving, server.serving_since = True, time.monotonic()
         return f"{server.name} serves again, from the next push on"
 
     def _judge(self, server: _Watched, described: dict[str, Any]) -> str | None:
         run = described["run"]
         if run is not None and run["incarnation"] == self._spec.incarnation and run["ended"] is None:
-            server.is_serving = True
+            self._note_serving(server)
             return None
         if server.num_revivals > _MAX_REVIVALS:
             return None
         return self._fail(server, "it was restarted" if run is None else f"its session ended: {run['ended']}")
+
+    def _note_serving(self, server: _Watched) -> None:
+        if not server.is_serving:
+            server.is_serving, server.serving_since = True, time.monotonic()
+        elif time.monotonic() - server.serving_since > _WELL_AFTER_S:
+            server.num_revivals = 0
 
     def _fail(self, server: _Watched, reason: str) -> str | None:
         """Take its leases back and have it start; Ray has restarted the process, or does so now."""

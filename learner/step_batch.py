@@ -26,12 +26,13 @@ class StepBatch:
     group_indices: list[list[int]]
     plan: list[list[list[int]]]
 
-    def share_of(self, rank: int, run_id: str, incarnation: int) -> tuple[Batch, list[bytes]]:
-        """Return a rank's message and its trajectories' raw arrays, three frames each."""
+    def share_of(self, rank: int, run_id: str, incarnation: int, request: int) -> tuple[Batch, list[bytes]]:
+        """Return a rank's message and its trajectories' raw arrays, three frames each. request: what it answers."""
         micro_batches = self.plan[rank]
         message = Batch(
             run_id=run_id,
             incarnation=incarnation,
+            request=request,
             step=self.step,
             facts=[t.facts for t in self.trajectories],
             groups=self.group_indices,

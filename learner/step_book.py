@@ -33,10 +33,10 @@ class StepBook:
         mailbox: Mailbox,
         counts: Counter[str],
         last_step: int,
+        policy_version: int,
     ) -> None:
         self.step = last_step
-        # A step that was not applied leaves the version behind the step's number: only the ledger knows by how many.
-        self.policy_version = int(ledger.meta("policy_version") or last_step)
+        self.policy_version = policy_version
         self.detail = "starting"
         self.stop_reason: str | None = None
         self._settings = settings
@@ -76,12 +76,13 @@ class StepBook:
             if message.step == self.step + 1 and self._batch is None and not self.stop_reason:
                 self._assign()
             if self._batch is not None and self._batch.step == message.step:
-                share, buffers = self._batch.share_of(rank, self._mailbox.run_id, self._mailbox.incarnation)
+                run_id, incarnation = self._mailbox.run_id, self._mailbox.incarnation
+                share, buffers = self._batch.share_of(rank, run_id, incarnation, message.request)
                 self._mailbox.send(peer, share, buffers)
             elif self._has_ended(message.step):
-                self._mailbox.send(peer, self._end(message.step))
+                self._mailbox.end(peer, message.request, message.step, self.stop_reason or "all steps are done")
             elif now - since > _ANSWER_WITHIN_S:
-                self._mailbox.put_off(peer, self.detail)
+                self._mailbox.put_off(peer, message.request, self.detail)
             else:
                 continue
             del self._waiting[rank]
@@ -93,20 +94,22 @@ class StepBook:
         elif self._lacking_since is None:
             self._lacking_since = now
 
-    def push_again(self, now: float, *also: tuple[str, int]) -> bool:
+    def push_again(self, now: float, *also: tuple[str, m.EvalPoll]) -> bool:
         """Have all ranks push their weights again, when no server holds them; returns whether they were told to.
 
         The next step's push would bring them to a server that was started again, but that step needs its samples first.
-        also: (name, step) of a rank that waits for something else than its batch.
+        also: a rank that waits for something else than its batch, and its question.
         """
         is_due = self._lacking_since is not None and now - self._lacking_since >= _PUSH_AGAIN_AFTER_S
-        ranks = [*((peer, message.step) for peer, message, _ in self._waiting.values()), *also]
+        ranks: list[tuple[str, m.NextBatch | m.EvalPoll]] = [
+            *((peer, message) for peer, message, _ in self._waiting.values()),
+            *also,
+        ]
         # A push is a work of all ranks: none may be elsewhere.
         if not is_due or len(ranks) < self._settings.learner.num_ranks:
             return False
-        run_id, incarnation = self._mailbox.run_id, self._mailbox.incarnation
-        for peer, step in ranks:
-            self._mailbox.send(peer, m.PushAgain(run_id=run_id, incarnation=incarnation, step=step))
+        for peer, question in ranks:
+            self._mailbox.push_again(peer, question.request, question.step)
         self._waiting.clear()
         self._lacking_since = now
         return True
@@ -132,10 +135,6 @@ class StepBook:
 
     def _has_ended(self, step: int) -> bool:
         return self._batch is None and (self.stop_reason is not None or step > self._settings.run.max_steps)
-
-    def _end(self, step: int) -> m.Ended:
-        detail = self.stop_reason or "all steps are done"
-        return m.Ended(run_id=self._mailbox.run_id, incarnation=self._mailbox.incarnation, step=step, detail=detail)
 
     def finish(self, message: m.Stepped) -> None:
         """Account the step under way and record it; a step that is told of again changes nothing."""

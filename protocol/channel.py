@@ -111,7 +111,7 @@ class RouterChannel:
 
 
 class DealerChannel:
-    """A learner rank's side: one request at a time, each with a deadline."""
+    """A learner rank's side. Every wait has a deadline."""
 
     def __init__(self, address: str, name: str, keys: KeyPair, coordinator_key: bytes) -> None:
         self._context = zmq.Context()
@@ -122,25 +122,33 @@ class DealerChannel:
         _connect(self._socket, address, name, keys, coordinator_key)
         self._address = address
 
-    def call(self, frames: list[bytes], timeout_s: float) -> list[bytes]:
-        """Send frames and return the answer's frames.
+    def send(self, frames: list[bytes], timeout_s: float) -> None:
+        """Send frames. Raises: NeighbourError("coordinator") naming the address when there is no connection in time."""
+        if not self._socket.poll(int(timeout_s * 1000), zmq.POLLOUT):
+            raise NeighbourError("coordinator", f"{self._address} could not be reached within {timeout_s:g} s")
+        self._socket.send_multipart(frames, zmq.NOBLOCK)
 
-        Raises: NeighbourError("coordinator") naming the address when no answer came within timeout_s.
+    def call(self, frames: list[bytes], timeout_s: float) -> list[bytes]:
+        """Send frames and return the next ones that come.
+
+        Raises: NeighbourError("coordinator") when none do in time.
         """
         deadline = time.monotonic() + timeout_s
-        self._await(zmq.POLLOUT, deadline, f"{self._address} could not be reached within {timeout_s:g} s")
-        self._socket.send_multipart(frames, zmq.NOBLOCK)
-        self._await(zmq.POLLIN, deadline, f"{self._address} did not answer within {timeout_s:g} s")
+        self.send(frames, timeout_s)
+        answer = self.receive(max(0.0, deadline - time.monotonic()))
+        if answer is None:
+            raise NeighbourError("coordinator", f"{self._address} did not answer within {timeout_s:g} s")
+        return answer
+
+    def receive(self, timeout_s: float) -> list[bytes] | None:
+        """Return the next frames, or None after timeout_s without any."""
+        if not self._socket.poll(int(timeout_s * 1000)):
+            return None
         return self._socket.recv_multipart(zmq.NOBLOCK)
 
     def close(self) -> None:
         self._socket.close(linger=0)
         self._context.term()
-
-    def _await(self, event: int, deadline: float, complaint: str) -> None:
-        left_ms = max(0, int((deadline - time.monotonic()) * 1000))
-        if not self._socket.poll(left_ms, event):
-            raise NeighbourError("coordinator", complaint)
 
 
 class AsyncDealerChannel:

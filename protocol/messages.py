@@ -29,11 +29,15 @@ _Metrics = Annotated[dict[Name, float], msgspec.Meta(max_length=1024)]
 
 
 class Message(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True, tag_field="type"):
-    """What every message carries: which run, and how many times its learner had started when it was written."""
+    """What every message carries: which run, and how many times its learner had started when it was written.
+
+    request: a learner rank numbers its questions, and an answer carries its question's number; 0 elsewhere.
+    """
 
     schema: int = SCHEMA_VERSION
     run_id: Name
     incarnation: Count
+    request: Count = 0
 
     @property
     def num_buffers(self) -> int:
@@ -52,10 +56,16 @@ class Hello(Message, frozen=True, kw_only=True, tag="hello"):
 
 
 class Demand(Message, frozen=True, kw_only=True, tag="demand"):
-    """The server could take this many more groups now. Absolute, so that a repeated message changes nothing."""
+    """The server could take this many more groups now. Absolute, so that a repeated message changes nothing.
+
+    heard_of_lease: the newest lease number that the coordinator told it. leases: the groups that it has here
+    unfinished, each with its newest lease's attempt. A lease that it has heard of and does not name was lost.
+    """
 
     num_groups: Count
     policy_version: Count | None
+    heard_of_lease: Count
+    leases: Annotated[dict[Name, Count], msgspec.Meta(max_length=1 << 14)]
 
 
 class TrajectoryDone(Message, frozen=True, kw_only=True, tag="trajectory"):
@@ -93,8 +103,9 @@ class Heartbeat(Message, frozen=True, kw_only=True, tag="heartbeat"):
 
 
 class Lease(Message, frozen=True, kw_only=True, tag="lease"):
-    """Make these samples of this prompt. `prompt` is text or chat messages."""
+    """Make these samples of this prompt. `prompt` is text or chat messages. number: counts the coordinator's leases."""
 
+    number: Count
     group: Name
     attempt: Count
     kind: Literal["train", "eval"]
@@ -122,10 +133,15 @@ class Trained(Message, frozen=True, kw_only=True, tag="trained"):
 
 
 class Refused(Message, frozen=True, kw_only=True, tag="refused"):
-    """The sender's message was not used. reason: the FrameError's ("checksum": send it again), or "incarnation"."""
+    """The sender's message was not used; it is of another schema, run or incarnation."""
 
     detail: Reason
-    reason: Name = "incarnation"
+
+
+class Ping(Message, frozen=True, kw_only=True, tag="ping"):
+    """Sent every second: which lease was the last for this server. That it can be sent shows a live connection."""
+
+    newest_lease: Count
 
 
 # -- learner rank to coordinator --------------------------------------------------------------------------------------
@@ -224,5 +240,5 @@ class EvalResult(Message, frozen=True, kw_only=True, tag="eval_result"):
 ToCoordinator = (
     Hello | Demand | TrajectoryDone | SampleFailed | Heartbeat | NextBatch | Stepped | Evaluate | EvalPoll | SaveLedger
 )
-ToServer = Lease | Ack | Trained | Refused | Done
+ToServer = Lease | Ack | Trained | Refused | Ping | Done
 ToRank = Batch | Wait | PushAgain | Ended | Done | EvalResult | Refused

@@ -36,6 +36,9 @@ class RunSettings(Section):
         "auto",
         description="auto: this run's newest valid checkpoint; never: refuse a used folder; or a checkpoint's path.",
     )
+    max_restarts: NonNegativeInt = Field(
+        3, description="Restarts after a death without a step that was not reached before; 0: the run ends."
+    )
     drain_s: PositiveFloat = Field(
         20.0, description="Longest time from Ctrl-C or SIGTERM until the last checkpoint is written."
     )

@@ -77,10 +77,7 @@ def begin_attachment(
         engine, gate, services.make_environment, services.resources, services.rewards, spec.rollout, server
     )
     channel = AsyncDealerChannel(spec.coordinator_address, server, node.keys.peer, node.keys.coordinator.public)
-    if finished is not None and finished.run_id == spec.run_id:
-        outbox = finished.outbox
-    else:
-        outbox = Outbox(keep_s=spec.rollout.lease_timeout_s)
+    outbox = finished.outbox if finished is not None and finished.run_id == spec.run_id else Outbox()
     session = RolloutSession(server, spec, channel, player, engine, services.rewards, outbox)
     task = asyncio.create_task(session.run(), name=f"session {spec.run_id}")
     return Attachment(session, task, channel, services, player)

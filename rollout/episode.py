@@ -35,6 +35,7 @@ class Sample:
     group: str
     sample_index: int
     attempt: int
+    incarnation: int
     kind: Literal["train", "eval"]
     seed: int
     task: Task
@@ -265,6 +266,7 @@ def _facts(episode: _Episode, transcript: Transcript, score: Score, server: str)
         group=sample.group,
         sample_index=sample.sample_index,
         attempt=sample.attempt,
+        incarnation=sample.incarnation,
         kind=sample.kind,
         is_greedy=sample.task.is_greedy,
         server=server,

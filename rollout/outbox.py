@@ -10,7 +10,7 @@ Kept ones are what a restarted learner can be given again. One that was not call
 again: the coordinator answers "duplicate" when it still has it, and "unknown" when its prompt was given up.
 """
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from itertools import takewhile
 from typing import Literal, NamedTuple
@@ -23,6 +23,7 @@ class Key(NamedTuple):
 
     group: str
     sample_index: int
+    incarnation: int
     attempt: int
 
 
@@ -50,7 +51,7 @@ Outcome = Literal["accepted", "duplicate", "unknown", "rejected", "returned"]
 class Outbox:
     """Items by key. Times are monotonic seconds, given by the caller."""
 
-    def __init__(self, resend_s: float = 10.0, keep_s: float = 1800.0) -> None:
+    def __init__(self, resend_s: float = 10.0, keep_s: float = 120.0) -> None:
         self._resend_s = resend_s
         self._keep_s = keep_s
         self._items: dict[Key, Item] = {}
@@ -70,6 +71,11 @@ class Outbox:
     def num_unanswered(self) -> int:
         """Items that the coordinator has not answered for."""
         return len(self._waiting) + len(self._sent_at)
+
+    def unanswered(self) -> Iterator[Key]:
+        """Yield the keys of items that the coordinator has not answered for."""
+        yield from self._waiting
+        yield from self._sent_at
 
     def put(self, item: Item) -> bool:
         """Take in an item to send; False when this very try is here already."""

@@ -16,6 +16,8 @@ from rollout.episode import EpisodePlayer, Sample
 from rollout.failure_counts import FailureCounts
 from rollout.outbox import Failure, Finished, Item, Key, Outbox
 
+_NUM_REMEMBERED = 65536
+
 
 class SamplesInFlight:
     """At most `max_groups_in_flight` groups are made at a time; leases beyond that wait."""
@@ -39,6 +41,7 @@ class SamplesInFlight:
         self._leases: deque[m.Lease] = deque()
         self._running: dict[tuple[str, int], _Running] = {}
         self._open_groups: Counter[str] = Counter()
+        self._newest: dict[str, tuple[int, int]] = {}
 
     @property
     def num_groups(self) -> int:
@@ -55,8 +58,22 @@ class SamplesInFlight:
         """How many more groups could come."""
         return max(0, self._settings.max_groups_in_flight - self.num_groups)
 
+    def unfinished(self) -> dict[str, int]:
+        """Return each group here whose samples the coordinator does not have all, with its newest lease's attempt."""
+        names = {lease.group for lease in self._leases} | self._open_groups.keys()
+        names |= {key.group for key in self._outbox.unanswered()}
+        return {name: self._newest[name][1] for name in names if name in self._newest}
+
     def add(self, lease: m.Lease) -> None:
-        """Queue a lease; `admit` starts it."""
+        """Queue a lease; `admit` starts it. One that came before is of no use, even if its samples left long ago."""
+        stamp = (lease.incarnation, lease.attempt)
+        if self._newest.get(lease.group, (0, 0)) >= stamp:
+            return
+        # Newest last: what is forgotten first was leased longest ago.
+        self._newest.pop(lease.group, None)
+        self._newest[lease.group] = stamp
+        if len(self._newest) > _NUM_REMEMBERED:
+            del self._newest[next(iter(self._newest))]
         self._leases.append(lease)
 
     def cancel(self) -> None:
@@ -74,10 +91,9 @@ class SamplesInFlight:
     def _start(self, tasks: asyncio.TaskGroup, sample: Sample) -> None:
         """Start a sample, in place of an older attempt at it; nothing when this very attempt is known."""
         place = (sample.group, sample.sample_index)
-        older = self._running.get(place)
-        if _key(sample) in self._outbox or (older is not None and older.attempt >= sample.attempt):
+        if _key(sample) in self._outbox:
             return
-        if older is not None:
+        if (older := self._running.get(place)) is not None:
             older.task.cancel()
         self._open_groups[sample.group] += 1
         task = tasks.create_task(self._make(sample), name=sample.key)
@@ -125,9 +141,9 @@ class _Running:
 
 
 def _key(sample: Sample) -> Key:
-    return Key(sample.group, sample.sample_index, sample.attempt)
+    return Key(sample.group, sample.sample_index, sample.incarnation, sample.attempt)
 
 
 def _sample(lease: m.Lease, index: int) -> Sample:
     task = Task(lease.prompt, lease.label, lease.columns, is_greedy=index in lease.greedy_indices)
-    return Sample(lease.group, index, lease.attempt, lease.kind, lease.seed, task)
+    return Sample(lease.group, index, lease.attempt, lease.incarnation, lease.kind, lease.seed, task)

@@ -72,7 +72,8 @@ class RolloutSession:
         self._samples = SamplesInFlight(player, outbox, self.failures, spec.rollout, clock, self.wake)
         self._is_welcome = False
         self._refusal: str | None = None
-        self._demanded: tuple[int, int | None] | None = None
+        self._heard_of_lease = 0
+        self._demanded: tuple[int, int | None, int] | None = None
         self._demanded_at = self._beat_at = self._greeted_at = float("-inf")
 
     @property
@@ -134,8 +135,11 @@ class RolloutSession:
         self._is_welcome = True
         match message:
             case m.Lease():
+                self._heard_of_lease = max(self._heard_of_lease, message.number)
                 self._samples.add(message)
                 self._news.set()
+            case m.Ping():
+                self._heard_of_lease = max(self._heard_of_lease, message.newest_lease)
             case m.Ack():
                 self._on_ack(message)
             case m.Trained():
@@ -176,7 +180,7 @@ class RolloutSession:
             message = m.TrajectoryDone(**self._stamp(), facts=item.trajectory.facts)
             await self._channel.send(encode(message, item.trajectory.to_buffers()))
             return
-        group, sample_index, attempt = item.key
+        group, sample_index, _, attempt = item.key
         await self._send(
             m.SampleFailed(
                 **self._stamp(),
@@ -189,13 +193,23 @@ class RolloutSession:
         )
 
     async def _send_demand(self) -> None:
-        """Tell how many groups could come: when it changed, and every second, since a message can be lost."""
-        demand = (self._room(), self._engine.policy_version)
+        """Tell how many groups could come and which are here: when that changed, and every second, since a message can
+        be lost."""
+        demand = (self._room(), self._engine.policy_version, self._heard_of_lease)
         is_news = demand != self._demanded or self._clock() - self._demanded_at >= _BEAT_EVERY_S
         if not self._is_welcome or not is_news:
             return
         self._demanded, self._demanded_at = demand, self._clock()
-        await self._send(m.Demand(**self._stamp(), num_groups=demand[0], policy_version=demand[1]))
+        num_groups, version, heard_of = demand
+        await self._send(
+            m.Demand(
+                **self._stamp(),
+                num_groups=num_groups,
+                policy_version=version,
+                heard_of_lease=heard_of,
+                leases=self._samples.unfinished(),
+            )
+        )
 
     def _room(self) -> int:
         if self._engine.policy_version is None or not self._scorer.is_accepting:

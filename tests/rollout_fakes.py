@@ -212,6 +212,7 @@ class ScriptedCoordinator:
             "columns": {},
             "sample_indices": list(range(num_samples)),
             "greedy_indices": [],
+            "number": 1,
             "seed": 7,
         }
         lease = m.Lease(**self.stamp, **{**values, **changes})

@@ -38,7 +38,7 @@ def record_run(folder: Path, num_steps: int, groups_per_step: int = 2, group_siz
     save_settings(settings, folder / "settings.yaml")
     tokenizer = save_tokenizer(folder.parent / "model")
     ledger, record = Ledger(folder / "ledger.sqlite"), RunRecord(folder, samples_per_step=1)
-    incarnation, began = ledger.begin_incarnation(), time.time() - 2.0 * num_steps
+    incarnation, began = ledger.begin_incarnation(0), time.time() - 2.0 * num_steps
     if num_steps:
         scores = _evaluate(ledger, tokenizer, 0, (0.0, 1.0), began)
         record.write_step({"step": 0, "policy_version": 0, **scores})

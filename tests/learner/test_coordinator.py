@@ -73,9 +73,21 @@ class Script:
 
     # -- a rollout server ---------------------------------------------------------------------------------------------
 
-    def demand(self, server: str = "s1", num_groups: int = 100, version: int | None = 0) -> list[m.Lease]:
-        """Have a server ask for groups; returns the leases it is given."""
-        self.tell(server, m.Demand(**self.stamp, num_groups=num_groups, policy_version=version))
+    def demand(
+        self,
+        server: str = "s1",
+        num_groups: int = 100,
+        version: int | None = 0,
+        heard_of: int = 0,
+        here: dict[str, int] | None = None,
+    ) -> list[m.Lease]:
+        """Have a server ask for groups; returns the leases it is given. heard_of, here: what it says of earlier ones."""
+        self.tell(
+            server,
+            m.Demand(
+                **self.stamp, num_groups=num_groups, policy_version=version, heard_of_lease=heard_of, leases=here or {}
+            ),
+        )
         return self.take(server, m.Lease)
 
     def finish(self, server: str, lease: m.Lease, version: int = 0, reward: float = 0.5) -> list[str]:
@@ -90,6 +102,7 @@ class Script:
             "kind": lease.kind,
             "attempt": lease.attempt,
             "is_greedy": index in lease.greedy_indices,
+            "incarnation": lease.incarnation,
         }
         trajectory = make_trajectory(lease.group, index, version=version, reward=reward, **(facts | changes))
         return self.send_trajectory(peer, trajectory)
@@ -205,8 +218,8 @@ def test_last_steps_leave_nothing_out(script: Script) -> None:
 
 
 def test_server_that_wants_most_is_served_first(script: Script) -> None:
-    script.tell("s1", m.Demand(**script.stamp, num_groups=1, policy_version=0))
-    script.tell("s2", m.Demand(**script.stamp, num_groups=3, policy_version=0))
+    script.tell("s1", m.Demand(**script.stamp, num_groups=1, policy_version=0, heard_of_lease=0, leases={}))
+    script.tell("s2", m.Demand(**script.stamp, num_groups=3, policy_version=0, heard_of_lease=0, leases={}))
     assert (len(script.take("s2", m.Lease)), len(script.take("s1", m.Lease))) == (3, 1)
 
 
@@ -283,7 +296,7 @@ def test_third_failure_skips_the_prompt_with_its_reasons_and_another_takes_its_s
         (lease,) = script.demand(num_groups=1)
     assert lease.group not in {known.group for known in leases}
     assert script.rows("SELECT \"group\", reason FROM prompts WHERE state = 'skipped'") == [
-        (first.group, "reward:em: 500; reward:em: 501; reward:em: 502")
+        (first.group, "sample 1: reward:em: 500; reward:em: 501; reward:em: 502")
     ]
     assert script.states() == {"leased": 4, "skipped": 1}
     # The finished sibling need not be kept by its server.
@@ -363,7 +376,7 @@ def test_lease_that_expires_three_times_is_a_dead_letter(script: Script) -> None
         assert again.group == lease.group
     script.advance(101.0)
     assert script.rows("SELECT \"group\", reason FROM prompts WHERE state = 'skipped'") == [
-        (lease.group, "; ".join(["lease expired after 100 s on s1"] * 3))
+        (lease.group, "sample 0: " + "; ".join(["lease: s1 did not bring it back within 100 s"] * 3))
     ]
 
 
@@ -385,11 +398,11 @@ def test_server_that_says_hello_again_has_lost_its_leases(script: Script) -> Non
 
 def test_server_that_died_is_given_nothing_until_it_asks_again(script: Script) -> None:
     script.demand(num_groups=2)
-    script.tell("s1", m.Demand(**script.stamp, num_groups=2, policy_version=0))
+    script.tell("s1", m.Demand(**script.stamp, num_groups=2, policy_version=0, heard_of_lease=0, leases={}))
     script.coordinator.lose_server("s1", "s1 died")
     assert script.take("s1", m.Lease) == []
     assert script.states() == {"pending": 2}
-    assert script.rows("SELECT DISTINCT reason FROM prompts") == [("s1 died",)]
+    assert script.rows("SELECT DISTINCT reason FROM prompts") == [("server: s1 died",)]
 
 
 def test_ranks_push_again_together_when_the_only_server_is_back_without_weights(tmp_path: Path) -> None:
@@ -626,6 +639,81 @@ def test_evaluation_group_that_came_back_late_is_not_leased_again(evaluating: Sc
     assert lease.group not in {again.group for again in evaluating.demand("s2")}
 
 
+# -- what is lost on the way ------------------------------------------------------------------------------------------
+
+
+def test_lease_that_a_server_heard_of_and_does_not_have_goes_out_again(script: Script) -> None:
+    lost, kept = script.demand(num_groups=2)
+    (again,) = script.demand(num_groups=1, heard_of=2, here={kept.group: 1})
+    assert (again.group, again.attempt, again.number) == (lost.group, 2, 3)
+    assert script.coordinator.counts["lost_leases"] == 1
+    assert script.rows("SELECT * FROM failures") == []
+
+
+def test_lease_that_a_server_has_not_heard_of_yet_stays_with_it(script: Script) -> None:
+    script.demand(num_groups=2)
+    assert {lease.number for lease in script.demand(num_groups=9, heard_of=0)} == {3, 4}
+
+
+def test_second_lease_that_was_lost_is_not_taken_for_the_first(script: Script) -> None:
+    (lease,) = script.demand(num_groups=1)
+    script.fail("s1", lease, 0)
+    (second,) = script.demand(num_groups=1)
+    (third,) = script.demand(num_groups=1, heard_of=2, here={lease.group: 1})
+    assert [second.attempt, third.attempt, third.sample_indices] == [2, 3, [0, 1]]
+
+
+def test_lease_that_could_not_be_sent_goes_to_another_server(script: Script) -> None:
+    (lease,) = script.demand(num_groups=1)
+    script.coordinator.note_undeliverable("s1", lease, script.now)
+    (again,) = script.demand("s2", num_groups=1)
+    assert again.group == lease.group
+    assert script.coordinator.counts["undeliverable"] == 1
+
+
+def test_server_without_a_connection_for_four_seconds_has_lost_its_leases(script: Script) -> None:
+    (lease,) = script.demand(num_groups=1)
+    (ping,) = script.take("s1", m.Ping)
+    assert ping.newest_lease == 1
+    for seconds in (0.0, 1.0, 2.0, 3.0):
+        script.coordinator.note_undeliverable("s1", ping, script.now + seconds)
+        assert script.demand("s2", num_groups=0) == []
+    script.coordinator.note_undeliverable("s1", ping, script.now + 4.0)
+    (again,) = script.demand("s2", num_groups=1)
+    assert again.group == lease.group
+    assert script.rows("SELECT sample_index, server, boundary FROM failures") == [
+        (0, "s1", "server"),
+        (1, "s1", "server"),
+    ]
+
+
+def test_server_that_is_silent_for_minutes_keeps_its_leases_while_it_has_a_connection(script: Script) -> None:
+    script.demand(num_groups=1)
+    script.advance(90.0)
+    assert script.states() == {"leased": 1}
+
+
+def test_overdue_lease_goes_to_another_server_as_well_and_the_first_result_counts(tmp_path: Path) -> None:
+    script = Script(tmp_path, settings_of(run={"max_steps": 100}, rollout={"lease_timeout_s": 1000}), num_prompts=200)
+    for step in range(1, 21):  # forty groups that take ten seconds each
+        leases = script.demand(num_groups=2, version=step - 1)
+        script.advance(10.0)
+        for lease in leases:
+            script.finish("s1", lease, version=step - 1)
+        script.batch(step)
+        script.step(step, version=step)
+    (late,) = script.demand(num_groups=1, version=20)
+    script.advance(39.0)
+    assert script.demand("s2", num_groups=1, version=20)[0].group != late.group
+    script.tell("s1", m.Demand(**script.stamp, num_groups=5, policy_version=20, heard_of_lease=0, leases={}))
+    script.advance(2.0)
+    assert script.coordinator.counts["leased_twice"] == 0  # not to the server that is late
+    (again,) = script.demand("s2", num_groups=1, version=20)
+    assert (again.group, again.attempt, again.sample_indices) == (late.group, 2, [0, 1])
+    assert script.finish("s1", late, version=20) == ["accepted", "accepted"]
+    assert script.finish("s2", again, version=20) == ["duplicate", "duplicate"]
+
+
 # -- resume -----------------------------------------------------------------------------------------------------------
 
 
@@ -672,6 +760,43 @@ def test_resumed_run_knows_that_a_step_was_not_applied(tmp_path: Path) -> None:
     resumed = script.resume(step=1)
     assert (resumed.coordinator.step, resumed.coordinator.policy_version) == (1, 0)
     assert len(resumed.demand(version=0)) == 4
+
+
+def test_result_that_its_server_kept_is_used_by_the_next_start(tmp_path: Path) -> None:
+    script = Script(tmp_path)
+    (lease,) = script.demand(num_groups=1)
+    script.deliver("s1", lease, 0)
+    resumed = script.resume(step=0)
+    assert resumed.deliver("s1", lease, 0).outcome == "accepted"
+    (again, *_) = resumed.demand("s2")
+    assert (again.group, again.sample_indices) == (lease.group, [1])
+
+
+def test_result_of_weights_that_the_checkpoint_did_not_have_is_not_used(tmp_path: Path) -> None:
+    script = Script(tmp_path)
+    leases = script.demand()
+    for lease in leases[:2]:
+        script.finish("s1", lease)
+    script.batch(1)
+    script.step(1, version=1)
+    resumed = script.resume(step=1)
+    assert resumed.deliver("s1", leases[2], 0, version=2).outcome == "unknown"
+    assert resumed.deliver("s1", leases[2], 0, version=1).outcome == "accepted"
+    assert resumed.coordinator.counts["unused:lineage"] == 1
+    assert resumed.rows("SELECT reason, num_tokens FROM waste") == [("lineage", 2)]
+
+
+def test_failures_of_an_earlier_start_count_towards_a_dead_letter(tmp_path: Path) -> None:
+    script = Script(tmp_path)
+    (lease,) = script.demand(num_groups=1)
+    script.fail("s1", lease, 0)
+    (again,) = script.demand(num_groups=1)
+    script.fail("s1", again, 0)
+    resumed = script.resume(step=0)
+    (last, *_) = resumed.demand()
+    assert last.group == lease.group
+    resumed.fail("s1", last, 0)
+    assert resumed.rows("SELECT \"group\" FROM prompts WHERE state = 'skipped'") == [(lease.group,)]
 
 
 def test_resumed_run_skips_a_prompt_that_the_data_set_no_longer_holds(tmp_path: Path) -> None:

@@ -89,7 +89,9 @@ class FakeServer:
             socket.connect(self._run.address)
             socket.send_multipart(encode(m.Hello(**STAMP, server=self.name, policy_version=self.version)))
             while not self._is_closing.is_set():
-                socket.send_multipart(encode(m.Demand(**STAMP, num_groups=2, policy_version=self.version)))
+                socket.send_multipart(
+                    encode(m.Demand(**STAMP, num_groups=2, policy_version=self.version, heard_of_lease=0, leases={}))
+                )
                 while socket.poll(20):
                     self._answer(socket, decoder.decode(socket.recv_multipart())[0])
 
@@ -99,7 +101,13 @@ class FakeServer:
         if isinstance(message, m.Lease):
             for index in message.sample_indices:
                 trajectory = make_trajectory(
-                    message.group, index, self.name, self.version, reward=float(index), attempt=message.attempt
+                    message.group,
+                    index,
+                    self.name,
+                    self.version,
+                    reward=float(index),
+                    attempt=message.attempt,
+                    incarnation=1,
                 )
                 socket.send_multipart(
                     encode(m.TrajectoryDone(**STAMP, facts=trajectory.facts), trajectory.to_buffers())
@@ -194,7 +202,7 @@ def test_lease_that_cannot_be_delivered_goes_back(running: Running) -> None:
     hello, _ = decoder.decode(channel.call(encode(m.Hello(**STAMP, server="s1", policy_version=0)), 5.0))
     assert isinstance(hello, m.Done)
     channel.close()
-    demand = m.Demand(**STAMP, num_groups=1, policy_version=0)
+    demand = m.Demand(**STAMP, num_groups=1, policy_version=0, heard_of_lease=0, leases={})
     deadline = time.monotonic() + 10.0
     while running.coordinator.counts["undeliverable"] == 0 and time.monotonic() < deadline:
         running.loop.submit(lambda coordinator: coordinator.receive("s1", demand, [], time.monotonic()))

@@ -30,19 +30,19 @@ def lease_all(ledger: Ledger, *groups: str) -> None:
 def test_incarnation_counts_the_starts_of_a_run(path: Path) -> None:
     for expected in (1, 2, 3):
         ledger = Ledger(path)
-        assert ledger.begin_incarnation() == expected
+        assert ledger.begin_incarnation(policy_version=0) == expected
         ledger.close()
 
 
 def test_incarnation_is_not_given_twice_when_an_older_ledger_is_put_back(path: Path) -> None:
     ledger = Ledger(path)
-    ledger.begin_incarnation()
+    ledger.begin_incarnation(policy_version=0)
     ledger.snapshot(path.with_name("checkpoint.sqlite"))
     ledger.close()
     for expected in (2, 3):
         path.write_bytes(path.with_name("checkpoint.sqlite").read_bytes())
         ledger = Ledger(path)
-        assert ledger.begin_incarnation() == expected
+        assert ledger.begin_incarnation(policy_version=0) == expected
         ledger.close()
 
 
@@ -184,3 +184,99 @@ def test_ledger_says_when_it_cannot_be_written(path: Path) -> None:
         f"The ledger {path} cannot be written: database or disk is full. Free the disk, then run again."
     )
     ledger._db.close()
+
+
+def test_newest_valid_version_is_the_oldest_start_after_an_incarnation(path: Path) -> None:
+    with closing(Ledger(path)) as ledger:
+        for policy_version in (0, 20, 15, 40):
+            ledger.begin_incarnation(policy_version)
+        assert [ledger.newest_valid_version(incarnation) for incarnation in range(1, 5)] == [15, 15, 40, None]
+
+
+def test_newest_valid_version_knows_only_the_surviving_lineage(path: Path) -> None:
+    ledger = Ledger(path)
+    ledger.begin_incarnation(0)
+    ledger.snapshot(path.with_name("checkpoint.sqlite"))
+    ledger.begin_incarnation(3)  # dies without a checkpoint of its own
+    ledger.close()
+    path.write_bytes(path.with_name("checkpoint.sqlite").read_bytes())
+    with closing(Ledger(path)) as ledger:
+        assert ledger.begin_incarnation(20) == 3
+        assert [ledger.newest_valid_version(incarnation) for incarnation in (1, 2, 3)] == [20, 20, None]
+    assert rows(path, "SELECT number, policy_version FROM incarnations") == [(1, 0), (3, 20)]
+
+
+def test_recall_returns_failures_by_sample_in_order(path: Path) -> None:
+    ledger = Ledger(path)
+    lease_all(ledger, "out", "trained")
+    ledger.fail("out", 1, 1, "s1", "reward:em", "HTTP 500")
+    ledger.fail("out", 0, 1, "s1", "server", "s1 died")
+    ledger.fail("out", 1, 2, "s2", "retriever", "timeout")
+    ledger.fail("trained", 0, 1, "s1", "server", "s1 died")
+    ledger.set_state(["trained"], "trained", 1)
+    ledger.close()
+    with closing(Ledger(path)) as ledger:
+        (recalled,) = ledger.recall_unfinished()
+    assert recalled.failures == {
+        0: [("server", "s1 died")],
+        1: [("reward:em", "HTTP 500"), ("retriever", "timeout")],
+    }
+
+
+def test_recall_counts_what_it_forgets_as_wasted_by_the_restart(path: Path) -> None:
+    ledger = Ledger(path)
+    lease_all(ledger, "unused", "used", "given-up")
+    for group in ("unused", "used", "given-up"):
+        ledger.add_trajectory(example_facts(group=group), incarnation=1)
+    ledger.add_trajectory(example_facts(group="eval-0-h", kind="eval"), incarnation=1)
+    ledger.mark_trained(["used"], step=1, policy_version=4)
+    ledger.set_state(["given-up"], "skipped", reason="failed three times")
+    ledger.recall_unfinished()
+    ledger.close()
+    assert rows(path, 'SELECT "group", sample_index, attempt, reason, num_tokens FROM waste') == [
+        ("unused", 1, 1, "restart", 3)
+    ]
+    assert rows(path, 'SELECT "group" FROM trajectories ORDER BY 1') == [("eval-0-h",), ("given-up",), ("used",)]
+
+
+def test_recall_forgets_the_step_that_a_prompt_was_assigned_to(path: Path) -> None:
+    ledger = Ledger(path)
+    lease_all(ledger, "g")
+    ledger.set_state(["g"], "assigned", 7)
+    ledger.recall_unfinished()
+    ledger.close()
+    assert rows(path, "SELECT state, step FROM prompts") == [("pending", None)]
+
+
+def test_waste_records_tokens_with_their_reason(path: Path) -> None:
+    ledger = Ledger(path)
+    ledger.waste("g", 2, 3, "stale", 17)
+    ledger.close()
+    assert rows(path, 'SELECT "group", sample_index, attempt, reason, num_tokens FROM waste') == [
+        ("g", 2, 3, "stale", 17)
+    ]
+
+
+def test_claim_returns_what_was_claimed_first_when_it_differs(path: Path) -> None:
+    with closing(Ledger(path)) as ledger:
+        assert ledger.claim("seed", "1") is None
+    with closing(Ledger(path)) as ledger:
+        assert [ledger.claim("seed", value) for value in ("1", "2", "1")] == [None, "1", None]
+        assert ledger.claim("data", "2") is None
+    assert rows(path, "SELECT key, value FROM meta WHERE key LIKE 'claim:%' ORDER BY 1") == [
+        ("claim:data", "2"),
+        ("claim:seed", "1"),
+    ]
+
+
+def test_terms_of_a_step_can_be_changed_until_it_is_taken(path: Path) -> None:
+    ledger = Ledger(path)
+    ledger.begin_terms(1, {"group_size": 4, "max_staleness": 1})
+    ledger.begin_terms(8, {"group_size": 8})
+    ledger.begin_terms(8, {"group_size": 16})
+    ledger.close()
+    assert rows(path, "SELECT from_step, name, value FROM terms ORDER BY 1, 2") == [
+        (1, "group_size", 4),
+        (1, "max_staleness", 1),
+        (8, "group_size", 16),
+    ]

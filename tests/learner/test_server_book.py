@@ -14,7 +14,9 @@ def book_of(**servers: tuple[int, int | None]) -> ServerBook:
     """Return a book of servers that want so many groups and hold weights of such a version."""
     book = ServerBook()
     for name, (num_wanted, version) in servers.items():
-        book.note_demand(name, m.Demand(**STAMP, num_groups=num_wanted, policy_version=version))
+        book.note_demand(
+            name, m.Demand(**STAMP, num_groups=num_wanted, policy_version=version, heard_of_lease=0, leases={})
+        )
     return book
 
 

@@ -38,7 +38,7 @@ def test_shares_hold_every_trajectory_once_with_its_arrays(num_ranks: int) -> No
     batch = build_step(1, 3, [group_of("a", [1, 0]), group_of("b", [0, 1])], settings)
     assert planned(batch) == [0, 1, 2, 3]
     for rank in range(num_ranks):
-        message, frames = batch.share_of(rank, "r1", 2)
+        message, frames = batch.share_of(rank, "r1", 2, 7)
         order = [index for part in message.micro_batches for index in part]
         assert (message.step, len(message.facts), message.groups) == (1, 4, [[0, 1], [2, 3]])
         assert len(frames) == 3 * len(order) == 3 * 4 // num_ranks

@@ -20,6 +20,7 @@ def example_facts(**changes: Any) -> TrajectoryFacts:
         group="e0-aa",
         sample_index=1,
         attempt=1,
+        incarnation=2,
         kind="train",
         is_greedy=False,
         server="s1",
@@ -76,6 +77,7 @@ def example_messages() -> dict[str, tuple[m.Message, list[bytes]]]:
     buffers = trajectory.to_buffers()
     lease = m.Lease(
         **STAMP,
+        number=7,
         group="e0-aa",
         attempt=1,
         kind="train",
@@ -90,7 +92,7 @@ def example_messages() -> dict[str, tuple[m.Message, list[bytes]]]:
     metrics = {"loss": -0.25}
     examples: list[tuple[m.Message, list[bytes]]] = [
         (m.Hello(**STAMP, server="s1", policy_version=None), []),
-        (m.Demand(**STAMP, num_groups=4, policy_version=3), []),
+        (m.Demand(**STAMP, num_groups=4, policy_version=3, heard_of_lease=7, leases={"e0-aa": 1}), []),
         (m.TrajectoryDone(**STAMP, facts=trajectory.facts), buffers),
         (m.SampleFailed(**STAMP, group="e0-aa", sample_index=1, attempt=1, boundary="reward:em", detail="503"), []),
         (
@@ -108,6 +110,7 @@ def example_messages() -> dict[str, tuple[m.Message, list[bytes]]]:
         (lease, []),
         (m.Ack(**STAMP, group="e0-aa", sample_index=1, outcome="accepted"), []),
         (m.Trained(**STAMP, groups=["e0-aa"]), []),
+        (m.Ping(**STAMP, newest_lease=7), []),
         (m.Refused(**STAMP, detail="another run"), []),
         (m.NextBatch(**STAMP, step=3, rank=0), []),
         (m.Stepped(**STAMP, step=3, policy_version=3, is_applied=True, detail="", metrics=metrics), []),

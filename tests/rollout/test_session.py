@@ -76,7 +76,9 @@ async def test_session_greets_and_asks_for_groups_once_it_is_welcome() -> None:
         demand = await scene.coordinator.next(m.Demand)
 
         assert hello == m.Hello(run_id="run", incarnation=1, server="s0", policy_version=3)
-        assert demand == m.Demand(run_id="run", incarnation=1, num_groups=5, policy_version=3)
+        assert demand == m.Demand(
+            run_id="run", incarnation=1, num_groups=5, policy_version=3, heard_of_lease=0, leases={}
+        )
 
 
 async def test_session_says_nothing_but_hello_before_it_is_welcome() -> None:

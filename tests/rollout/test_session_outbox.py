@@ -6,7 +6,7 @@ import pytest
 from protocol.trajectory import Trajectory, TrajectoryFacts, VersionSpan
 from rollout.outbox import Failure, Finished, Item, Key, Outbox, Outcome
 
-KEY = Key("g", 0, 1)
+KEY = Key("g", 0, 1, 1)
 
 
 def _finished(key: Key = KEY, kind: str = "train") -> Finished:
@@ -14,6 +14,7 @@ def _finished(key: Key = KEY, kind: str = "train") -> Finished:
         group=key.group,
         sample_index=key.sample_index,
         attempt=key.attempt,
+        incarnation=key.incarnation,
         kind=kind,  # type: ignore[arg-type]
         is_greedy=False,
         server="s0",
@@ -49,13 +50,13 @@ def test_outbox_refuses_the_same_try_twice() -> None:
     outbox = Outbox()
     outbox.put(_finished())
     assert not outbox.put(_finished())
-    assert outbox.put(_finished(Key("g", 0, 2)))
+    assert outbox.put(_finished(Key("g", 0, 1, 2)))
     assert len(outbox) == 2
 
 
 def test_outbox_sends_again_after_10_s_without_an_ack() -> None:
     outbox = Outbox()
-    first, second = _finished(), _finished(Key("g", 1, 1))
+    first, second = _finished(), _finished(Key("g", 1, 1, 1))
     outbox.put(first)
     outbox.due(0.0)
     outbox.put(second)
@@ -108,11 +109,11 @@ def test_outbox_ignores_an_ack_for_what_was_not_sent() -> None:
 def test_outbox_acknowledges_one_sample_only() -> None:
     outbox = Outbox()
     outbox.put(_finished())
-    outbox.put(_finished(Key("g", 1, 1)))
+    outbox.put(_finished(Key("g", 1, 1, 1)))
     outbox.due(0.0)
     outbox.acknowledge("g", 1, "unknown")
     assert KEY in outbox
-    assert Key("g", 1, 1) not in outbox
+    assert Key("g", 1, 1, 1) not in outbox
 
 
 def test_outbox_offers_a_kept_trajectory_again_after_keep_s() -> None:
@@ -133,7 +134,7 @@ def test_outbox_offers_a_kept_trajectory_again_after_keep_s() -> None:
 
 def test_outbox_sends_everything_again_to_another_coordinator() -> None:
     outbox = Outbox()
-    kept, sent, waiting = (_finished(Key("g", index, 1)) for index in range(3))
+    kept, sent, waiting = (_finished(Key("g", index, 1, 1)) for index in range(3))
     outbox.put(kept)
     outbox.put(sent)
     outbox.due(0.0)

@@ -1,0 +1,61 @@
+"""One thing that broke the promise: which rule, where, and what was found instead.
+
+Made by the rules of `learner.audit` (`audit_groups`, `audit_steps`, `audit_order`, ...), printed one line each.
+"""
+
+from collections import Counter
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+from learner.run_folder import LEDGER
+
+# A ledger that is wrong everywhere says so in a few lines, not in a million.
+MAX_LINES_PER_RULE = 100
+
+
+@dataclass(frozen=True)
+class Breach:
+    """rule: its short name. file: in the run folder.
+
+    Example:
+    >>> str(Breach("group_size", "has 3 trajectories of its step, expected 4", group="e0-a", step=2))
+    'ledger.sqlite, group e0-a, step 2: has 3 trajectories of its step, expected 4'
+    """
+
+    rule: str
+    problem: str
+    file: str = LEDGER
+    group: str | None = None
+    step: int | None = None
+
+    def __str__(self) -> str:
+        where = [self.file]
+        where += [f"group {self.group}"] if self.group is not None else []
+        where += [f"step {self.step}"] if self.step is not None else []
+        return f"{', '.join(where)}: {self.problem}"
+
+
+@dataclass(frozen=True)
+class Breaches:
+    """counts: of every breach, by rule. shown: at most MAX_LINES_PER_RULE of each rule."""
+
+    counts: dict[str, int]
+    shown: list[Breach]
+
+    def lines(self) -> list[str]:
+        """Return one line for each breach shown, then one for each rule with more of them."""
+        more = {rule: count - MAX_LINES_PER_RULE for rule, count in self.counts.items() if count > MAX_LINES_PER_RULE}
+        return [str(breach) for breach in self.shown] + [
+            f"and {count:,} more that break the rule {rule}" for rule, count in more.items()
+        ]
+
+
+def collect(found: Iterable[Breach]) -> Breaches:
+    """Return what was found, in order, cut where one rule has too many."""
+    counts: Counter[str] = Counter()
+    shown: list[Breach] = []
+    for breach in found:
+        counts[breach.rule] += 1
+        if counts[breach.rule] <= MAX_LINES_PER_RULE:
+            shown.append(breach)
+    return Breaches(dict(counts), shown)

@@ -1,0 +1,128 @@
+"""The rule that every kept checkpoint is whole, and its copy of the ledger says what the ledger says up to its step.
+
+Used by `learner.audit`. A checkpoint of weights that the run did not go on from (it was resumed from an older one) is
+noted: it is not of the surviving lineage, so nothing about it can be compared.
+"""
+
+import sqlite3
+from collections.abc import Iterator
+from contextlib import closing
+from dataclasses import dataclass, field
+
+from learner.audit_breach import Breach
+from learner.audit_lineage import newest_valid_version
+from learner.audit_run import AuditedRun, read_only
+from learner.audit_steps import Steps
+from learner.checkpoint import LATEST, Checkpoint, CorruptCheckpointError, verify
+from learner.run_folder import CHECKPOINTS, LEDGER
+
+_SETTLED = "state IN ('trained', 'skipped')"
+_PROMPT_COLUMNS = ("epoch", "uid", "position", "state", "step", "reason")
+_TRAJECTORY_COLUMNS = (
+    "attempt", "incarnation", "server", "reward", "reward_parts", "num_tokens", "num_model_tokens",
+    "oldest_version", "newest_version", "step", "staleness",
+)  # fmt: skip
+
+
+@dataclass
+class CheckpointAudit:
+    """valid: folders that verify, in step order. Filled by `check_checkpoints`."""
+
+    valid: list[str] = field(default_factory=list)
+    notes: list[str] = field(default_factory=list)
+
+
+def check_checkpoints(run: AuditedRun, steps: Steps, audit: CheckpointAudit) -> Iterator[Breach]:
+    """Yield what is wrong with the checkpoints; what was found to be right is added to `audit`."""
+    root = run.folder / CHECKPOINTS
+    for path in sorted(root.glob("step_*")):
+        try:
+            checkpoint = verify(path)
+        except CorruptCheckpointError as error:
+            if path.exists():  # a run under way removes its old checkpoints
+                yield Breach("checkpoint", str(error).replace(f"{run.folder}/", ""), f"{CHECKPOINTS}/{path.name}")
+            continue
+        audit.valid.append(path.name)
+        yield from _check_ledger(run, steps, checkpoint, audit)
+    latest = root / LATEST
+    if latest.is_symlink() and not latest.exists():
+        name = latest.readlink()
+        yield Breach("checkpoint", f"points at {name}, which is not there", f"{CHECKPOINTS}/{LATEST}")
+
+
+def _check_ledger(run: AuditedRun, steps: Steps, checkpoint: Checkpoint, audit: CheckpointAudit) -> Iterator[Breach]:
+    folder = f"{CHECKPOINTS}/{checkpoint.path.name}"
+    path = checkpoint.path / LEDGER
+    if not path.exists():
+        yield Breach("checkpoint_ledger", "is missing", f"{folder}/{LEDGER}")
+        return
+    try:
+        # Not the audit's own connection: a database cannot be detached from an open transaction.
+        with closing(sqlite3.connect(read_only(path), uri=True)) as db:
+            db.execute("ATTACH ? AS live", (read_only(run.folder / LEDGER),))
+            if (start := _lost_start(run, db, checkpoint)) is None:
+                yield from _compare(db, steps, checkpoint, f"{folder}/{LEDGER}")
+            else:
+                audit.notes.append(f"{folder} was made by start {start}; the run went on from an older checkpoint.")
+    except sqlite3.Error as error:
+        yield Breach("checkpoint_ledger", f"cannot be read: {error}", f"{folder}/{LEDGER}")
+
+
+def _lost_start(run: AuditedRun, db: sqlite3.Connection, checkpoint: Checkpoint) -> int | None:
+    """Return the start that made a checkpoint, when a later one went on from an older checkpoint; else None."""
+    if not db.execute("SELECT COUNT(*) FROM main.sqlite_master WHERE name = 'incarnations'").fetchone()[0]:
+        return None
+    start = db.execute("SELECT MAX(number) FROM main.incarnations").fetchone()[0]
+    if start is None:
+        return None
+    is_known = db.execute("SELECT COUNT(*) FROM live.incarnations WHERE number = ?", (start,)).fetchone()[0]
+    newest = newest_valid_version(run, start)
+    is_lost = not is_known or (newest is not None and checkpoint.policy_version > newest)
+    return int(start) if is_lost else None
+
+
+def _compare(db: sqlite3.Connection, steps: Steps, checkpoint: Checkpoint, file: str) -> Iterator[Breach]:
+    step = checkpoint.step
+    if step > steps.last:
+        yield Breach("checkpoint_ledger", f"is of step {step}, the run's ledger ends at step {steps.last}", file)
+        return
+    if checkpoint.policy_version != (version := steps.policy_version_after(step)):
+        problem = f"is of policy version {checkpoint.policy_version}, by the run's ledger it is {version}"
+        yield Breach("checkpoint_ledger", problem, file, step=step)
+    later_groups = f'SELECT "group", step FROM main.prompts WHERE {_SETTLED} AND step > ?'  # noqa: S608
+    for group, later in db.execute(later_groups, (step,)):
+        problem = f"is accounted for by step {later}, after the checkpoint's step {step}"
+        yield Breach("checkpoint_ledger", problem, file, group)
+    for table in ("prompts", "trajectories"):
+        for group, of_step in db.execute(_changed(table), (step,)):
+            problem = "is not in the run's ledger as it is in this copy"
+            yield Breach("checkpoint_ledger", problem, file, group, of_step)
+        for group, of_step in db.execute(_added(table), (step,)):
+            problem = "is accounted for in the run's ledger, but not in this copy"
+            yield Breach("checkpoint_ledger", problem, file, group, of_step)
+
+
+def _changed(table: str) -> str:
+    """Return the query for groups whose settled rows in the copy are other ones in the run's ledger, or not there."""
+    columns = _PROMPT_COLUMNS if table == "prompts" else _TRAJECTORY_COLUMNS
+    differs = " OR ".join(f"copy.{column} IS NOT run.{column}" for column in columns)
+    settled = f"{_SETTLED} AND (copy.step <= ?1 OR copy.step IS NULL)" if table == "prompts" else "copy.step <= ?1"
+    return (
+        f'SELECT DISTINCT copy."group", copy.step FROM main.{table} AS copy LEFT JOIN live.{table} AS run '  # noqa: S608
+        f"ON {_same_key(table)} WHERE {settled.replace('state', 'copy.state')} AND ({differs}) ORDER BY 2, 1"
+    )
+
+
+def _added(table: str) -> str:
+    """Return the query for groups that the run's ledger settled by the checkpoint's step and the copy did not."""
+    settled = "{0}.step <= ?1" + (f" AND {_SETTLED.replace('state', '{0}.state')}" if table == "prompts" else "")
+    return (
+        f'SELECT DISTINCT run."group", run.step FROM live.{table} AS run LEFT JOIN main.{table} AS copy '  # noqa: S608
+        f'ON {_same_key(table)} AND {settled.format("copy")} WHERE {settled.format("run")} AND copy."group" IS NULL '
+        "ORDER BY 2, 1"
+    )
+
+
+def _same_key(table: str) -> str:
+    same = 'copy."group" = run."group"'
+    return same if table == "prompts" else f"{same} AND copy.sample_index = run.sample_index"

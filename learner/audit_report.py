@@ -1,0 +1,103 @@
+"""Everything an audit found: the accounts of prompts and tokens, and what broke the promise.
+
+Built by `audit_run_folder` for `learner.audit`; shown by `learner.audit_view` or as JSON.
+"""
+
+from collections.abc import Iterator
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+from learner.audit_breach import Breach, Breaches, collect
+from learner.audit_checkpoints import CheckpointAudit, check_checkpoints
+from learner.audit_deciles import Survivorship, compare_lengths
+from learner.audit_epochs import EpochAccount, count_epochs
+from learner.audit_groups import check_groups
+from learner.audit_lineage import check_lineage
+from learner.audit_metrics import check_metrics, note_metrics
+from learner.audit_order import check_order
+from learner.audit_run import AuditedRun, open_run
+from learner.audit_steps import Steps, check_steps, read_steps
+from learner.audit_terms import Terms
+from learner.audit_waste import DeadLetter, Tokens, count_tokens, list_dead_letters
+
+
+@dataclass(frozen=True)
+class AuditReport:
+    """step: the last one that ended. num_starts: of the run, lost lineages included."""
+
+    run: str
+    step: int
+    max_steps: int
+    policy_version: int
+    num_starts: int
+    epochs: list[EpochAccount]
+    checkpoints: list[str]
+    dead_letters: list[DeadLetter]
+    tokens: list[Tokens]
+    survivorship: Survivorship
+    notes: list[str]
+    breaches: Breaches
+
+    @property
+    def holds(self) -> bool:
+        return not self.breaches.counts
+
+    @property
+    def verdict(self) -> str:
+        """One sentence."""
+        trained, skipped = sum(e.trained for e in self.epochs), sum(e.skipped for e in self.epochs)
+        if not self.holds:
+            return f"The accounts of {self.run} do not hold: {sum(self.breaches.counts.values()):,} breaches."
+        under_way = sum(sum(e.under_way.values()) for e in self.epochs)
+        return (
+            f"The accounts of {self.run} hold: in {self.step} steps {trained:,} prompts were trained exactly once, "
+            f"{skipped:,} skipped with a reason, {under_way:,} are under way, {sum(e.to_come for e in self.epochs):,} "
+            f"are to come. Checkpoints that verify: {', '.join(self.checkpoints) or 'none'}."
+        )
+
+    def to_json(self) -> dict[str, object]:
+        """Return every fact as JSON's types; a breach has its line too."""
+        facts = asdict(self) | {"holds": self.holds, "verdict": self.verdict}
+        facts["breaches"] = [asdict(breach) | {"line": str(breach)} for breach in self.breaches.shown]
+        facts["num_breaches"] = self.breaches.counts
+        return facts
+
+
+def audit_run_folder(folder: Path, data: Path | None = None) -> AuditReport:
+    """Return the audit of a run, reading only. data: where its prompts lie now, None: where its settings say.
+
+    Raises: SettingsError for a folder that is no run's, or prompts that are not there; OperatorError for a ledger that
+    cannot be read.
+    """
+    with open_run(folder, data) as run:
+        steps = read_steps(run)
+        checkpoints = CheckpointAudit()
+        breaches = collect(_check(run, steps, checkpoints))
+        return AuditReport(
+            run=folder.resolve().name,
+            step=steps.last,
+            max_steps=run.settings.run.max_steps,
+            policy_version=steps.policy_version_after(steps.last),
+            num_starts=int(run.meta("incarnation") or 0),
+            epochs=count_epochs(run),
+            checkpoints=checkpoints.valid,
+            dead_letters=list_dead_letters(run),
+            tokens=count_tokens(run),
+            survivorship=compare_lengths(run),
+            notes=[*note_metrics(run, steps), *checkpoints.notes],
+            breaches=breaches,
+        )
+
+
+def _check(run: AuditedRun, steps: Steps, checkpoints: CheckpointAudit) -> Iterator[Breach]:
+    """Yield what breaks any rule."""
+    terms = Terms(run)
+    for (damage,) in run.rows("PRAGMA quick_check(10)"):
+        if damage != "ok":
+            yield Breach("ledger_file", f"is damaged: {damage}")
+    yield from check_order(run)
+    yield from check_groups(run, steps, terms)
+    yield from check_steps(run, steps, terms)
+    yield from check_lineage(run)
+    yield from check_metrics(run, steps)
+    yield from check_checkpoints(run, steps, checkpoints)

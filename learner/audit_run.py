@@ -1,0 +1,84 @@
+"""A run folder opened for reading: one consistent view of its ledger, its settings, its prompts' uids, its metrics.
+
+Used by `learner.audit` and its rules. Nothing in the folder is written, whether the run is under way, was killed, or
+ended: SQLite alone may renew its lock table (`ledger.sqlite-shm`) beside a write-ahead log.
+"""
+
+import sqlite3
+from collections.abc import Iterator
+from contextlib import closing, contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from learner.ledger_schema import stand_in
+from learner.prompts import load_prompts
+from learner.run_folder import LEDGER
+from protocol.errors import OperatorError, SettingsError
+from protocol.settings import Settings
+from protocol.settings_loader import load_settings
+
+
+@dataclass(frozen=True)
+class AuditedRun:
+    """db: inside one read transaction. metrics: the bytes of metrics.jsonl just after it began. uids: in file order."""
+
+    folder: Path
+    settings: Settings
+    uids: list[str]
+    db: sqlite3.Connection
+    metrics: bytes
+
+    def rows(self, query: str, *values: object) -> Iterator[tuple[Any, ...]]:
+        return self.db.execute(query, values)
+
+    def meta(self, key: str) -> str | None:
+        row = self.db.execute("SELECT value FROM meta WHERE key = ?", (key,)).fetchone()
+        return str(row[0]) if row else None
+
+
+@contextmanager
+def open_run(folder: Path, data: Path | None) -> Iterator[AuditedRun]:
+    """Yield the run in a folder. data: where the training prompts lie now, None: where the settings say.
+
+    Raises: SettingsError for a folder that is no run's, or prompts that are not there; OperatorError for a ledger that
+    cannot be read.
+    """
+    for name in ("", "settings.yaml", LEDGER):
+        if not (folder / name).exists():
+            problem = f"has no {name}" if name else "does not exist"
+            raise SettingsError(f"{folder} {problem}. Give the folder of a run, such as runs/NAME.")
+    settings = load_settings(folder / "settings.yaml", [])
+    uids = _read_uids(settings, data)
+    path = folder / LEDGER
+    try:
+        with closing(sqlite3.connect(read_only(path), uri=True, isolation_level=None)) as db:
+            stand_in(db, path)
+            db.execute("BEGIN")
+            db.execute("SELECT COUNT(*) FROM meta").fetchone()  # the view of a transaction is that of its first read
+            metrics = folder / "metrics.jsonl"
+            yield AuditedRun(folder, settings, uids, db, metrics.read_bytes() if metrics.exists() else b"")
+    except sqlite3.Error as error:
+        raise OperatorError(
+            f"The ledger {path} cannot be read: {error}. While {LEDGER}-wal is beside it, this user must be allowed to "
+            "write in the folder; a ledger that is damaged is put back by resuming the run from a checkpoint."
+        ) from None
+
+
+def read_only(path: Path) -> str:
+    """Return the URI under which SQLite reads a ledger and writes nothing of it.
+
+    Without a write-ahead log there is nobody to share with: then SQLite is kept from making files of its own, too.
+    """
+    is_shared = path.with_name(f"{path.name}-wal").exists()
+    return f"{path.resolve().as_uri()}?{'mode=ro' if is_shared else 'mode=ro&immutable=1'}"
+
+
+def _read_uids(settings: Settings, data: Path | None) -> list[str]:
+    path = str(data) if data is not None else settings.data.train
+    try:
+        return [prompt.uid for prompt in load_prompts(path, settings.data)]
+    except SettingsError as error:
+        raise SettingsError(
+            f"{error} The audit compares the ledger with the prompts that the run was given: name the file with --data."
+        ) from None

@@ -1,0 +1,90 @@
+"""The steps of the surviving lineage as the ledger tells them, and the rules that hold for a step as a whole.
+
+Used by `learner.audit`; the other rules compare groups, metrics and checkpoints with `Steps`.
+"""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from learner.audit_breach import Breach
+from learner.audit_run import AuditedRun
+from learner.audit_terms import Terms
+
+NOT_APPLIED = "step not applied: "
+
+
+@dataclass(frozen=True)
+class StepAccount:
+    """policy_version: of the weights that the step was taken on: the number of applied steps before it."""
+
+    num_trained: int
+    num_skipped: int
+    policy_version: int
+
+    @property
+    def is_applied(self) -> bool:
+        return self.num_trained > 0
+
+
+@dataclass(frozen=True)
+class Steps:
+    """accounts: step -> what became of its groups. last: the newest step, 0 when none has ended."""
+
+    accounts: dict[int, StepAccount]
+    last: int
+
+    def policy_version_after(self, step: int) -> int:
+        """Return the number of applied steps up to and including this one."""
+        return sum(account.is_applied for number, account in self.accounts.items() if number <= step)
+
+
+def read_steps(run: AuditedRun) -> Steps:
+    """Return the steps that the ledger's trained groups, and those skipped with a step, belong to."""
+    accounts: dict[int, StepAccount] = {}
+    version = 0
+    for step, num_trained, num_skipped in run.rows(
+        "SELECT step, SUM(state = 'trained'), SUM(state = 'skipped') FROM prompts "
+        "WHERE state IN ('trained', 'skipped') AND step IS NOT NULL GROUP BY step ORDER BY step"
+    ):
+        accounts[step] = StepAccount(num_trained, num_skipped, version)
+        version += accounts[step].is_applied
+    return Steps(accounts, max(accounts, default=0))
+
+
+def check_steps(run: AuditedRun, steps: Steps, terms: Terms) -> Iterator[Breach]:
+    """Yield what is wrong with steps: gaps, wrong sizes, half applied ones, a wrong count of them."""
+    previous = 0
+    for step, account in steps.accounts.items():
+        if step < 1:
+            yield Breach("steps_contiguous", "is no step: they are counted from 1", step=step)
+            continue
+        if step > previous + 1:
+            missing = f"steps {previous + 1} to {step - 1}" if step > previous + 2 else f"step {previous + 1}"
+            yield Breach("steps_contiguous", f"no group is of {missing}, but some are of this one", step=step)
+        previous = step
+        yield from _check_step(step, account, terms.at(step).groups_per_step)
+    yield from _check_reasons(run)
+    version = int(run.meta("policy_version") or 0)
+    if version != (applied := steps.policy_version_after(steps.last)):
+        yield Breach("policy_version", f"says policy version {version}, but {applied} steps were applied")
+
+
+def _check_step(step: int, account: StepAccount, groups_per_step: int) -> Iterator[Breach]:
+    if account.num_trained and account.num_skipped:
+        problem = f"{account.num_trained} of its groups are trained and {account.num_skipped} skipped"
+        yield Breach("step_whole", f"{problem}: a step is applied whole or not at all", step=step)
+    elif account.is_applied and account.num_trained != groups_per_step:
+        yield Breach("step_size", f"trained {account.num_trained} groups, expected {groups_per_step}", step=step)
+    elif not account.is_applied and account.num_skipped != groups_per_step:
+        problem = f"was not applied, but {account.num_skipped} groups are skipped for it, expected {groups_per_step}"
+        yield Breach("step_size", problem, step=step)
+
+
+def _check_reasons(run: AuditedRun) -> Iterator[Breach]:
+    for group, step, reason in run.rows(
+        "SELECT \"group\", step, COALESCE(reason, '') FROM prompts WHERE state = 'skipped' AND step IS NOT NULL "
+        "AND COALESCE(reason, '') NOT LIKE ? ORDER BY step, position",
+        f"{NOT_APPLIED}%",
+    ):
+        problem = f"is skipped with its step for the reason {reason!r}, expected one that begins {NOT_APPLIED!r}"
+        yield Breach("not_applied_reason", problem, group=group, step=step)

@@ -1,0 +1,94 @@
+"""An audit as tables for a terminal.
+
+Used by `learner.audit`; `--json` prints the same facts without it.
+"""
+
+from collections.abc import Sequence
+
+from rich.console import Console
+from rich.markup import escape
+from rich.table import Table
+
+from learner.audit_deciles import Decile
+from learner.audit_epochs import EpochAccount
+from learner.audit_report import AuditReport
+from learner.audit_waste import DeadLetter, Tokens
+
+_MAX_DEAD_LETTERS = 50
+
+
+def show_audit(report: AuditReport, console: Console) -> None:
+    """Print the accounts, then what broke them, one line each, then the verdict."""
+    console.print(_epoch_table(report))
+    if report.dead_letters:
+        console.print(_dead_letter_table(report.dead_letters))
+    console.print(_token_table(report.tokens))
+    if report.survivorship.deciles:
+        console.print(_decile_table(report.survivorship.deciles))
+    console.print(escape(report.survivorship.sentence))
+    for line in (*(f"note: {note}" for note in report.notes), *report.breaches.lines(), report.verdict):
+        console.print(line, markup=False, highlight=False, soft_wrap=True)
+
+
+def _epoch_table(report: AuditReport) -> Table:
+    table = Table("epoch", title=f"Prompts of {report.run}, {report.step} steps", title_justify="left")
+    for column in ("prompts", "trained once", "skipped", "under way", "to come"):
+        table.add_column(column, justify="right")
+    for epoch in report.epochs:
+        table.add_row(
+            str(epoch.epoch),
+            f"{epoch.num_prompts:,}",
+            f"{epoch.trained:,}",
+            f"{epoch.skipped:,}",
+            _under_way(epoch),
+            f"{epoch.to_come:,}",
+        )
+    return table
+
+
+def _under_way(epoch: EpochAccount) -> str:
+    return ", ".join(f"{count:,} {state}" for state, count in epoch.under_way.items()) or "0"
+
+
+def _dead_letter_table(letters: Sequence[DeadLetter]) -> Table:
+    table = Table("prompt", "reason", "failures", title="Skipped prompts (dead letters)", title_justify="left")
+    for letter in letters[:_MAX_DEAD_LETTERS]:
+        failures = "\n".join(
+            f"sample {f.sample_index}, lease {f.attempt} on {f.server}: {f.boundary}: {f.detail}"
+            for f in letter.failures
+        )
+        table.add_row(escape(letter.uid), escape(letter.reason), escape(failures))
+    if len(letters) > _MAX_DEAD_LETTERS:
+        table.caption = f"and {len(letters) - _MAX_DEAD_LETTERS:,} more; --json lists all"
+    return table
+
+
+def _token_table(tokens: Sequence[Tokens]) -> Table:
+    table = Table("model tokens", title="Tokens: trained, and wasted by reason", title_justify="left")
+    for column in ("trajectories", "tokens", "share", "tokens of one"):
+        table.add_column(column, justify="right")
+    total = sum(t.num_tokens for t in tokens) or 1
+    for t in tokens:
+        table.add_row(
+            escape(t.what),
+            f"{t.num_trajectories:,}",
+            f"{t.num_tokens:,}",
+            f"{t.num_tokens / total:.1%}",
+            f"{t.num_tokens / t.num_trajectories:.1f}" if t.num_trajectories else "",
+        )
+    return table
+
+
+def _decile_table(deciles: Sequence[Decile]) -> Table:
+    table = Table("answer tokens", title="Attempts and skips by length of the answers", title_justify="left")
+    for column in ("prompts", "leases of one", "leased again", "skipped"):
+        table.add_column(column, justify="right")
+    for decile in deciles:
+        table.add_row(
+            "not known" if decile.shortest is None else f"{decile.shortest:.0f} to {decile.longest:.0f}",
+            f"{decile.num_prompts:,}",
+            f"{decile.attempts_mean:.3f}",
+            f"{decile.num_retried:,} ({decile.num_retried / decile.num_prompts:.1%})",
+            f"{decile.num_skipped:,} ({decile.num_skipped / decile.num_prompts:.1%})",
+        )
+    return table

@@ -1,0 +1,75 @@
+"""What was generated and not trained, by reason; and the prompts that were given up, with every failure of theirs.
+
+Used by `learner.audit`.
+"""
+
+from dataclasses import dataclass
+
+from learner.audit_run import AuditedRun
+
+
+@dataclass(frozen=True)
+class Tokens:
+    """Model tokens that share a fate. what: "trained", or the reason why they were not."""
+
+    what: str
+    num_trajectories: int
+    num_tokens: int
+
+
+@dataclass(frozen=True)
+class Failure:
+    sample_index: int
+    attempt: int
+    server: str
+    boundary: str
+    detail: str
+
+
+@dataclass(frozen=True)
+class DeadLetter:
+    """A prompt that no step took. step: of the step that was not applied, None when the prompt itself was given up."""
+
+    uid: str
+    group: str
+    reason: str
+    step: int | None
+    attempts: int
+    failures: list[Failure]
+
+
+def count_tokens(run: AuditedRun) -> list[Tokens]:
+    """Return trained tokens first, then wasted ones by reason, most first.
+
+    Besides the ledger's own entries, finished trajectories of prompts that were skipped are wasted: as "skipped".
+    """
+    trained = run.db.execute(
+        "SELECT COUNT(*), COALESCE(SUM(num_model_tokens), 0) FROM trajectories "
+        "WHERE step IS NOT NULL AND kind = 'train'"
+    ).fetchone()
+    wasted = run.rows(
+        "SELECT reason, COUNT(*), SUM(num_tokens) FROM ("
+        "SELECT reason, num_tokens FROM waste UNION ALL "
+        'SELECT \'skipped\', t.num_model_tokens FROM prompts AS p JOIN trajectories AS t ON t."group" = p."group" '
+        'LEFT JOIN waste AS w ON w."group" = t."group" AND w.sample_index = t.sample_index AND w.attempt = t.attempt '
+        "WHERE p.state = 'skipped' AND t.step IS NULL AND w.reason IS NULL) GROUP BY reason ORDER BY 3 DESC, 1"
+    )
+    return [Tokens("trained", *trained), *(Tokens(*row) for row in wasted)]
+
+
+def list_dead_letters(run: AuditedRun) -> list[DeadLetter]:
+    """Return every skipped prompt in the order in which they were given out."""
+    failures: dict[str, list[Failure]] = {}
+    for group, *facts in run.rows(
+        'SELECT "group", sample_index, attempt, server, boundary, detail FROM failures WHERE "group" IN '
+        "(SELECT \"group\" FROM prompts WHERE state = 'skipped') ORDER BY rowid"
+    ):
+        failures.setdefault(group, []).append(Failure(*facts))
+    rows = run.rows(
+        "SELECT uid, \"group\", COALESCE(reason, ''), step, attempt FROM prompts WHERE state = 'skipped' "
+        "ORDER BY position"
+    )
+    return [
+        DeadLetter(uid, group, reason, step, attempts, failures.get(group, []))
+        for uid, group, reason, step, attempts in rows
+    ]

@@ -1,0 +1,103 @@
+"""Servers, coordinators and learners are killed all through a run: no prompt is lost, trained twice or unaccounted.
+
+    python -m tests.chaos.kills [--seed N] [--short]
+
+2,000 prompts x 4 samples, 2 epochs, 200 SIGKILLs (120 servers, 40 coordinators, 40 learners) at any moment.
+Real coordinator, ledger, checkpoints, sockets, rollout servers and reward service; the engine is paced by script and the
+learner counts instead of training (tests/chaos/rig_processes.py). Counted twice: by `learner.audit`, and by what the
+learner that survived had in its last checkpoint. `--short`: 200 prompts, one epoch, 20 kills.
+"""
+
+import contextlib
+import random
+import sqlite3
+import sys
+import tempfile
+from collections import Counter
+from pathlib import Path
+
+from learner import audit
+from learner.prompts import load_prompts
+from learner.run_folder import LEDGER
+from protocol.settings import DataSettings
+from tests.chaos.rig import Rig, rig_home
+from tests.chaos.rig_processes import Pace, final_state
+from tests.chaos.rig_settings import reward_service, rig_settings
+from tests.chaos.verdict import conclude, options
+
+_GROUP_SIZE = 4
+
+
+class _Killer:
+    """Kills at random moments, spread over the run's steps; a coordinator or learner only when there is one."""
+
+    def __init__(self, seed: int, num_steps: int, **num_kills: int) -> None:
+        draw = random.Random(seed)
+        kinds = [kind for kind, number in num_kills.items() for _ in range(number)]
+        # The last steps are left alone, so that every kill is met by a run that has work left.
+        self._due = sorted((draw.uniform(0.0, 0.9 * num_steps), kind) for kind in kinds)
+        self._due.reverse()
+        self._random = draw
+        self._furthest = 0
+        self.killed: Counter[str] = Counter()
+
+    def __call__(self, rig: Rig, now: float) -> None:
+        self._furthest = max(self._furthest, rig.step)
+        if not self._due or self._due[-1][0] > self._furthest or self._random.random() < 0.8:
+            return  # not at once: anywhere within the step
+        kind = self._due[-1][1]
+        parts = {"coordinator": [rig.coordinator], "learner": [rig.learner], "server": [*rig.servers.values()]}[kind]
+        part = self._random.choice(parts)
+        if part is None or not part.process.is_alive() or rig.learner is None:
+            return
+        part.kill()
+        self._due.pop()
+        self.killed[kind] += 1
+
+
+def main() -> int:
+    arguments = options(__doc__)
+    num_prompts, epochs, kills = (200, 1, (12, 4, 4)) if arguments.short else (2000, 2, (120, 40, 40))
+    with tempfile.TemporaryDirectory() as name, rig_home(Path(name)) as keys, reward_service(Path(name)) as url:
+        folder = Path(name)
+        settings = rig_settings(
+            folder,
+            url,
+            num_prompts=num_prompts,
+            epochs=epochs,
+            seed=arguments.seed,
+            learner={"groups_per_step": 10, "max_staleness": 2},
+            rollout={"group_size": _GROUP_SIZE},
+        )
+        killer = _Killer(
+            arguments.seed,
+            settings.run.max_steps,
+            **dict(zip(("server", "coordinator", "learner"), kills, strict=True)),
+        )
+        rig = Rig(settings, keys, num_servers=4, pace=Pace(arguments.seed), disturb=killer)
+        print(f"kills: {rig.run(limit_s=120.0 if arguments.short else 1800.0)}", flush=True)
+        print(f"kills: {dict(rig.counts)}")
+        lost, twice, partial = _count(rig.folder, settings.data, epochs)
+        has_audit_passed = audit.main([str(rig.folder)]) == 0
+    figures = {f"killed_{kind}": number for kind, number in sorted(killer.killed.items())}
+    holds = has_audit_passed and sum(killer.killed.values()) == sum(kills) and lost == twice == partial == 0
+    audited = "passed" if has_audit_passed else "failed"
+    return conclude("kills", holds, **figures, lost=lost, trained_twice=twice, unaccounted=partial, audit=audited)
+
+
+def _count(run: Path, data: DataSettings, epochs: int) -> tuple[int, int, int]:
+    """Return how many groups no step trained, several did, and one did with a sample missing or doubled."""
+    times: Counter[str] = Counter()
+    partial = 0
+    for groups in final_state(run).values():
+        for group, samples in groups.items():
+            times[group] += 1
+            partial += sorted(samples) != list(range(_GROUP_SIZE))
+    wanted = {f"e{epoch}-{prompt.uid}" for epoch in range(epochs) for prompt in load_prompts(data.train, data)}
+    with contextlib.closing(sqlite3.connect(run / LEDGER)) as ledger:
+        skipped = {row[0] for row in ledger.execute("SELECT \"group\" FROM prompts WHERE state = 'skipped'")}
+    return len(wanted - times.keys() - skipped), sum(number > 1 for number in times.values()), partial
+
+
+if __name__ == "__main__":
+    sys.exit(main())

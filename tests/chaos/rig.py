@@ -1,0 +1,262 @@
+"""A whole run under a fault schedule: processes forked, killed and started again as the driver and Ray do it.
+
+Used by the chaos commands. The rig is one thread with no sockets of its own, so that it can fork at any time; a process
+that dies is noticed by its pipe.
+"""
+
+import json
+import multiprocessing
+import os
+import random
+import signal
+import sys
+import time
+from collections import Counter
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from multiprocessing.connection import Connection, wait
+from pathlib import Path
+from typing import Any
+
+import zmq
+
+from learner.run_folder import RunStart, plan_restart, prepare_folder
+from protocol.channel import KeyPair
+from protocol.home import Keys, write_secret
+from protocol.run_spec import run_spec
+from protocol.settings import Settings
+from rollout.services import Node
+from tests.chaos.rig_processes import Pace, run_coordinator, run_learner, run_server
+
+_fork = multiprocessing.get_context("fork")
+
+
+@dataclass
+class Part:
+    """A process of the run and the rig's end of its pipe."""
+
+    name: str
+    process: Any
+    pipe: Connection
+    born_at: float = field(default_factory=time.monotonic)
+
+    def tell(self, *message: Any) -> None:
+        """Send a command; one that died meanwhile is noticed elsewhere."""
+        try:
+            self.pipe.send(message)
+        except (BrokenPipeError, ConnectionResetError):
+            return
+
+    def kill(self) -> None:
+        os.kill(self.process.pid, signal.SIGKILL)
+
+    def bury(self) -> None:
+        if self.process.is_alive():
+            self.kill()
+        self.process.join(10.0)
+        self.pipe.close()
+
+
+class Rig:
+    """One run. `disturb(rig, now)` is called about every 20 ms and may kill, stop and stall.
+
+    route: turns the coordinator's address into the one that servers are told (a proxy's).
+    """
+
+    def __init__(
+        self,
+        settings: Settings,
+        keys: Keys,
+        num_servers: int,
+        pace: Pace,
+        disturb: Callable[["Rig", float], None] = lambda rig, now: None,
+        route: Callable[[str], str] = lambda address: address,
+    ) -> None:
+        self.settings = settings
+        self.keys = keys
+        self.counts: Counter[str] = Counter()
+        self.step = 0
+        self.saved_step = 0
+        self.log: list[str] = []
+        self._pace = pace
+        self._disturb = disturb
+        self._route = route
+        self._node = Node("http://127.0.0.1:1/", None, "unused", keys)
+        self._start = RunStart(Path(settings.run.dir) / settings.run.name, None)
+        self._where: tuple[str, int] | None = None
+        self.coordinator: Part | None = None
+        self.learner: Part | None = None
+        self.servers: dict[str, Part] = {}
+        self._attached: set[str] = set()
+        self._pushing: tuple[int, set[str]] | None = None
+        self._ended: str | None = None
+        self._num_servers = num_servers
+
+    @property
+    def folder(self) -> Path:
+        return self._start.folder
+
+    def run(self, limit_s: float) -> str:
+        """Run to the end; returns how the run ended. Raises: TimeoutError naming where it stands."""
+        deadline = time.monotonic() + limit_s
+        try:
+            for number in range(self._num_servers):
+                self._start_server(f"server-{number}")
+            self._begin_life()
+            while self._ended is None:
+                now = time.monotonic()
+                if now > deadline:
+                    raise TimeoutError(f"step {self.step} after {limit_s:g} s; {dict(self.counts)}; {self.log[-5:]}")
+                self._hear()
+                self._disturb(self, now)
+            self._close()
+            return self._ended
+        finally:
+            for part in self._parts():
+                part.bury()
+
+    def _parts(self) -> list[Part]:
+        return [part for part in (self.coordinator, self.learner, *self.servers.values()) if part is not None]
+
+    def _fork(self, name: str, main: Callable[..., None], *arguments: Any) -> Part:
+        ours, theirs = _fork.Pipe()
+        pipes = [part.pipe for part in self._parts()]
+        process = _fork.Process(target=_child, args=(name, [*pipes, ours], main, theirs, *arguments), daemon=True)
+        process.start()
+        theirs.close()
+        return Part(name, process, ours)
+
+    def _start_server(self, name: str) -> None:
+        self.servers[name] = self._fork(name, run_server, name, self._node, self._pace)
+        self._attached.discard(name)
+        if self._where is not None:
+            self._attach(name)
+
+    def _attach(self, name: str) -> None:
+        assert self._where is not None
+        address, incarnation = self._where
+        spec = run_spec(self.settings, self._start.run_id, incarnation, self._route(address))
+        self.servers[name].tell("attach", spec.model_dump(mode="json"))
+
+    def _begin_life(self) -> None:
+        """Put the folder back to the newest checkpoint and start a coordinator; its learner follows."""
+        for part in (self.learner, self.coordinator):
+            if part is not None:
+                part.bury()
+        self._where, self._pushing, self.learner = None, None, None
+        self._attached.clear()
+        if self.counts["lives"]:
+            self._start = plan_restart(self._start)
+        self.counts["lives"] += 1
+        self.step = self._start.step
+        prepare_folder(self._start, self.settings)
+        self.coordinator = self._fork("coordinator", run_coordinator, self.settings, self._start)
+
+    def _hear(self) -> None:
+        """Take what the processes say; a pipe at its end is a death."""
+        by_pipe = {part.pipe: part for part in self._parts()}
+        for ready in wait(list(by_pipe), timeout=0.02):
+            part = by_pipe[ready]  # type: ignore[index]
+            if part not in self._parts():
+                continue  # buried by what was heard before it
+            try:
+                message = part.pipe.recv()
+            except (EOFError, ConnectionResetError):
+                self._on_death(part)
+                continue
+            self._on_message(part, *message)
+
+    def _on_death(self, part: Part) -> None:
+        self.counts[f"deaths:{part.name.partition('-')[0]}"] += 1
+        part.bury()
+        if part.name in self.servers:
+            self._after_push(part.name)
+            self._start_server(part.name)
+        else:
+            self._begin_life()
+
+    def _on_message(self, part: Part, verb: str, *rest: Any) -> None:
+        if verb == "open":
+            self._where = (rest[0], rest[1])
+            for name in self.servers:
+                self._attach(name)
+        elif verb == "attach":
+            self._attached.add(part.name)
+            if self.learner is None and self._where is not None and self._attached == set(self.servers):
+                arguments = (self.settings, self._start, self._where, self.keys, self._pace)
+                self.learner = self._fork("learner", run_learner, *arguments)
+        elif verb == "push" and part is self.learner:
+            self._pushing = (rest[0], set(self._attached))
+            for name in self._attached:
+                self.servers[name].tell("push", rest[0])
+            self._after_push(None)
+        elif verb == "push":
+            if self._pushing is not None and self._pushing[0] == rest[0]:
+                self._after_push(part.name)
+        elif verb == "step":
+            self.step = rest[0]
+        elif verb == "saved":
+            self.saved_step = rest[0]
+        elif verb == "ended":
+            self._ended = rest[0]
+
+    def _after_push(self, name: str | None) -> None:
+        """Let the learner go on when every server of its push has it, or is gone."""
+        if self._pushing is None:
+            return
+        self._pushing[1].discard(name or "")
+        if not self._pushing[1]:
+            self._pushing = None
+            if self.learner is not None:
+                self.learner.tell("pushed")
+
+    def _close(self) -> None:
+        assert self.coordinator is not None
+        self.coordinator.tell("close")
+        deadline = time.monotonic() + 10.0
+        while time.monotonic() < deadline and self.coordinator.process.is_alive():
+            if self.coordinator.pipe.poll(0.1) and self.coordinator.pipe.recv()[0] == "closed":
+                break
+        for server in self.servers.values():
+            server.tell("detach")
+
+
+@contextmanager
+def rig_home(folder: Path) -> Iterator[Keys]:
+    """Yield CURVE keys that lie in a home of their own, as deploy/start_cluster.sh makes them."""
+    keys = Keys(KeyPair(*zmq.curve_keypair()), KeyPair(*zmq.curve_keypair()))
+    home = folder / "home"
+    for name, pair in zip(("coordinator", "peer"), keys, strict=True):
+        write_secret(home / "keys" / f"{name}.pub", pair.public.decode())
+        write_secret(home / "keys" / f"{name}.sec", pair.secret.decode())
+    before = os.environ.get("SLUICE_HOME")
+    os.environ["SLUICE_HOME"] = str(home)
+    try:
+        yield keys
+    finally:
+        if before is None:
+            del os.environ["SLUICE_HOME"]
+        else:
+            os.environ["SLUICE_HOME"] = before
+
+
+def write_prompts(path: Path, num_prompts: int, seed: int) -> None:
+    """Write prompts of several lengths, each with a label."""
+    draw = random.Random(seed)
+    with path.open("w", encoding="utf-8") as file:
+        for number in range(num_prompts):
+            text = f"prompt {number}: " + "x" * draw.randrange(1, 40)
+            file.write(json.dumps({"prompt": text, "label": str(number)}) + "\n")
+
+
+def _child(name: str, inherited: list[Connection], main: Callable[..., None], *arguments: Any) -> None:
+    """A forked process's life. inherited: the rig's ends of pipes; kept open, they would hide the rig's death."""
+    for pipe in inherited:
+        pipe.close()
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    try:
+        main(*arguments)
+    except BaseException as error:
+        print(f"[{name}] {type(error).__name__}: {error}", file=sys.stderr, flush=True)
+        raise

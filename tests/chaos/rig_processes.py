@@ -1,0 +1,193 @@
+"""The processes of a rigged run: real coordinator, real rollout servers on a paced engine, a learner that counts.
+
+Forked by `tests.chaos.rig`, each with a pipe to it. What Ray does in a cluster (start, call, restart) the rig does
+here; sockets, ledger, checkpoints, leases and accounts are the product's own.
+"""
+
+import asyncio
+import json
+import os
+import threading
+import time
+from dataclasses import dataclass
+from multiprocessing.connection import Connection
+from pathlib import Path
+from typing import Any
+
+from learner.checkpoint import Checkpoint, begin, commit, rotate
+from learner.coordinator_client import CoordinatorClient
+from learner.coordinator_process import CoordinatorProcess
+from learner.run_folder import CHECKPOINTS, LEDGER, RunStart
+from protocol.channel import DealerChannel
+from protocol.home import Keys
+from protocol.settings import Settings
+from rollout.engine_spec import EngineSpec
+from rollout.server import RolloutServer
+from rollout.services import Node
+from tests.chaos.scripted_engine import PacedEngine
+
+STATE = "state.json"
+
+
+@dataclass(frozen=True)
+class Pace:
+    """How fast things go. step_s: an optimizer step of the counting learner. seed: of the engines."""
+
+    seed: int
+    token_s: float = 0.0005
+    mean_tokens: float = 60.0
+    step_s: float = 0.01
+
+
+def run_coordinator(pipe: Connection, settings: Settings, start: RunStart) -> None:
+    """Be the coordinator until told to close, or until its loop fails."""
+    process = CoordinatorProcess(settings, start.folder, start.run_id, start.step, "127.0.0.1")
+    pipe.send(("open", *process.open()))
+    while True:
+        if not pipe.poll(0.2):
+            process.status()  # raises what ended the loop
+            continue
+        verb, *rest = pipe.recv()
+        if verb == "lose":
+            process.lose_server(*rest)
+        elif verb == "stop":
+            process.stop_after_step(*rest)
+        elif verb == "status":
+            pipe.send(("status", process.status()))
+        else:
+            process.close()
+            pipe.send(("closed",))
+            return
+
+
+def run_server(pipe: Connection, name: str, node: Node, pace: Pace) -> None:
+    """Be a rollout server: attach, push and detach by command."""
+    asyncio.run(_serve(pipe, name, node, pace))
+
+
+async def _serve(pipe: Connection, name: str, node: Node, pace: Pace) -> None:
+    async def start_engine(_: EngineSpec) -> PacedEngine:
+        return PacedEngine(pace.seed ^ os.getpid(), pace.token_s, pace.mean_tokens)
+
+    server = RolloutServer(name, ENGINE, start_engine, lambda: node)
+    await server.start()
+    loop = asyncio.get_running_loop()
+    while True:
+        verb, *rest = await loop.run_in_executor(None, pipe.recv)
+        if verb == "attach":
+            await server.attach(rest[0])
+        elif verb == "push":
+            await server.pause()
+            await server.receive({})
+            await server.commit(rest[0], "")
+            await server.resume()
+        elif verb == "stall":
+            time.sleep(rest[0])  # the whole event loop stands still
+        elif verb == "detach":
+            await server.stop()
+            pipe.send(("detach",))
+            return
+        pipe.send((verb, rest[0]) if verb == "push" else (verb,))
+
+
+def run_learner(
+    pipe: Connection, settings: Settings, start: RunStart, where: tuple[str, int], keys: Keys, pace: Pace
+) -> None:
+    """Be the only learner rank: count what a step would train, save it in checkpoints, have every version pushed."""
+    learner = _CountingLearner(pipe, settings, start, where, keys)
+    pipe.send(("ended", learner.train(pace.step_s)))
+
+
+class _CountingLearner:
+    """`trained`: step -> group -> sample indices, of the lineage: it comes back with the checkpoint."""
+
+    def __init__(
+        self, pipe: Connection, settings: Settings, start: RunStart, where: tuple[str, int], keys: Keys
+    ) -> None:
+        address, incarnation = where
+        self._pipe = pipe
+        self._settings = settings
+        self._start = start
+        self._client = CoordinatorClient(
+            DealerChannel(address, "rank-0", keys.peer, keys.coordinator.public), start.run_id, incarnation
+        )
+        self.trained: dict[str, dict[str, list[int]]] = {}
+        if start.checkpoint is not None:
+            self.trained = json.loads((start.checkpoint.path / STATE).read_text())
+        self.step = self.version = start.step
+        self._is_stalled = threading.Event()
+
+    def train(self, step_s: float) -> str:
+        self._push()
+        while True:
+            answer = self._client.next_batch(self.step + 1, 0, 120.0)
+            if answer is None:
+                self._push()
+                continue
+            if isinstance(answer, str):
+                break
+            batch, _ = answer
+            self._check_staleness([facts.oldest_version for facts in batch.facts])
+            self._wait(step_s)
+            self.step, self.version = batch.step, self.version + 1
+            groups: dict[str, list[int]] = {}
+            for facts in batch.facts:
+                groups.setdefault(facts.group, []).append(facts.sample_index)
+            self.trained[str(self.step)] = groups
+            self._push()
+            self._client.stepped(self.step, self.version, True, "", {"loss": 0.0})
+            self._pipe.send(("step", self.step))
+            if self.step % self._settings.learner.checkpoint_every_steps == 0:
+                self._save()
+        self._save()
+        return answer
+
+    def _check_staleness(self, oldest: list[int]) -> None:
+        staleness = self.version - min(oldest)
+        assert staleness <= self._settings.learner.max_staleness, f"staleness {staleness} at step {self.step + 1}"
+        assert max(oldest) <= self.version, f"version {max(oldest)} at version {self.version}"
+
+    def _wait(self, step_s: float) -> None:
+        """Take as long as a step, and longer when the rig says so."""
+        time.sleep(step_s)
+        while self._pipe.poll():
+            verb, seconds = self._pipe.recv()
+            assert verb == "stall"
+            time.sleep(seconds)
+
+    def _push(self) -> None:
+        """Have the rig bring every living server to this version."""
+        self._pipe.send(("push", self.version))
+        while (answer := self._pipe.recv())[0] != "pushed":
+            time.sleep(answer[1])
+
+    def _save(self) -> None:
+        folder, step = self._start.folder, self.step
+        root = folder / CHECKPOINTS
+        if (root / f"step_{step:06d}").exists() and step == self._start.step:
+            return
+        aside = begin(root, step)
+        (aside / STATE).write_text(json.dumps(self.trained))
+        self._client.save_ledger(aside / LEDGER, step)
+        commit(aside, Checkpoint(aside, step, self.version, folder.name, MODEL_DIGEST))
+        rotate(root, self._settings.learner.keep_checkpoints)
+        self._pipe.send(("saved", step))
+
+
+MODEL_DIGEST = "of no model"
+ENGINE: dict[str, Any] = {
+    "model": "none",
+    "dtype": "float32",
+    "tensor_parallel_size": 1,
+    "seed": 0,
+    "max_model_len": 4096,
+    "trust_remote_code": False,
+    "weights_backend": "gloo",
+    "engine_args": {},
+}
+
+
+def final_state(folder: Path) -> dict[str, dict[str, list[int]]]:
+    """Return what the last checkpoint's learner had trained: step -> group -> sample indices."""
+    state: dict[str, dict[str, list[int]]] = json.loads((folder / CHECKPOINTS / "latest" / STATE).read_text())
+    return state
