@@ -45,9 +45,17 @@ class RouterChannel:
     """
 
     def __init__(
-        self, host: str, keys: KeyPair, allowed: Iterable[bytes], max_frame_bytes: int = _MAX_FRAME_BYTES
+        self,
+        host: str,
+        keys: KeyPair,
+        allowed: Iterable[bytes],
+        max_frame_bytes: int = _MAX_FRAME_BYTES,
+        handshake_ms: int = _HANDSHAKE_MS,
     ) -> None:
-        """A peer that sends a longer frame is cut off. Raises: OperatorError when `host` is no address of this node."""
+        """A peer that sends a longer frame, or has not proved its key within handshake_ms, is cut off.
+
+        Raises: OperatorError when `host` is no address of this node.
+        """
         self._context = zmq.Context()
         self._authenticator = ThreadAuthenticator(self._context)
         self._authenticator.start()
@@ -62,7 +70,7 @@ class RouterChannel:
         self._socket.setsockopt(zmq.ROUTER_MANDATORY, 1)
         self._socket.setsockopt(zmq.ROUTER_HANDOVER, 1)
         self._socket.setsockopt(zmq.MAXMSGSIZE, max_frame_bytes)
-        self._socket.setsockopt(zmq.HANDSHAKE_IVL, _HANDSHAKE_MS)
+        self._socket.setsockopt(zmq.HANDSHAKE_IVL, handshake_ms)
         self._socket.setsockopt(zmq.BACKLOG, _BACKLOG)
         try:
             port = self._socket.bind_to_random_port(f"tcp://{host}")

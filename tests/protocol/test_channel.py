@@ -1,5 +1,6 @@
 """Real sockets on loopback: who gets in, and what happens to what cannot be delivered."""
 
+import socket
 import threading
 from collections.abc import Iterator
 
@@ -103,6 +104,23 @@ def test_router_refuses_new_peers_after_its_authenticator_stopped(router: Router
         with pytest.raises(NeighbourError, match=r"could not be reached within 0\.5 s$"):
             channel.call([b"let me in"], 0.5)
         assert router.receive(0.0) is None
+
+
+def test_router_closes_after_its_authenticator_s_thread_ended_by_itself() -> None:
+    channel = RouterChannel("127.0.0.1", ROUTER_KEYS, [PEER_KEYS.public])
+    channel._authenticator.pipe.send(b"TERMINATE")
+    channel._authenticator.thread.join()
+    channel.close(linger_s=0)
+    assert not channel._authenticator.is_alive()
+
+
+def test_router_closes_a_connection_that_says_nothing() -> None:
+    channel = RouterChannel("127.0.0.1", ROUTER_KEYS, [PEER_KEYS.public], handshake_ms=100)
+    with socket.create_connection(("127.0.0.1", int(channel.address.rsplit(":", 1)[1])), timeout=5.0) as silent:
+        greeting = silent.recv(100)
+        assert greeting.startswith(b"\xff")
+        assert silent.recv(100) == b""
+    channel.close(linger_s=0)
 
 
 def test_call_names_the_address_when_no_answer_comes(router: RouterChannel) -> None:
