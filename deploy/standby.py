@@ -34,8 +34,6 @@ class StandbyProcess:
         """Make an object of the class `module:Class`: `invoke` calls its methods from now on."""
         module, _, name = class_path.partition(":")
         self._object = getattr(import_module(module), name)(*arguments)
-        # Ray shows this name as the process's title.
-        self.__class__ = type(name, (StandbyProcess,), {})
 
     def is_warm(self) -> bool:
         """Return True, once everything is imported."""

@@ -18,8 +18,8 @@ class Breach:
     """rule: its short name. file: in the run folder.
 
     Example:
-    >>> str(Breach("group_size", "has 3 trajectories of its step, expected 4", group="e0-a", step=2))
-    'ledger.sqlite, group e0-a, step 2: has 3 trajectories of its step, expected 4'
+    >>> str(Breach("group_size", "trajectories of its step: 3, expected 4", group="e0-a", step=2))
+    'ledger.sqlite, group e0-a, step 2: trajectories of its step: 3, expected 4'
     """
 
     rule: str

@@ -68,12 +68,12 @@ def _check_trained(group: _Group, steps: Steps, terms: Terms) -> Iterator[Breach
     of_step = group.num_of_step or 0
     if group.num_trained > of_step:
         other = group.first_step if group.first_step != step else group.last_step
-        problem = f"{group.num_trained - of_step} of its trajectories are of another step, {other}"
+        problem = f"trajectories of another step, {other}: {group.num_trained - of_step}, expected none"
         yield Breach("trained_once", problem, group=name, step=step)
     elif of_step != size:
-        yield Breach("group_size", f"has {of_step} trajectories of its step, expected {size}", group=name, step=step)
+        yield Breach("group_size", f"trajectories of its step: {of_step}, expected {size}", group=name, step=step)
     elif group.num_trajectories > of_step:
-        problem = f"has {group.num_trajectories - of_step} trajectories that no step used, expected none"
+        problem = f"trajectories that no step used: {group.num_trajectories - of_step}, expected none"
         yield Breach("group_size", problem, group=name, step=step)
     elif (group.first_sample, group.last_sample) != (0, size - 1):
         problem = f"has the samples {group.first_sample} to {group.last_sample}, expected 0 to {size - 1}"
@@ -101,7 +101,7 @@ def _check_versions(group: _Group, step: int, version: int, max_staleness: int) 
 
 def _check_untrained(group: _Group) -> Iterator[Breach]:
     if group.num_trained:
-        problem = f"is {group.state}, but {group.num_trained} of its trajectories were trained"
+        problem = f"is {group.state}, its trajectories that were trained: {group.num_trained}, expected none"
         yield Breach("trained_once", problem, group=group.group, step=group.last_step)
     if group.state == "skipped" and not (group.reason or "").strip():
         yield Breach("skip_reason", "is skipped without a reason", group=group.group, step=group.step)

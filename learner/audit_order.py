@@ -40,4 +40,4 @@ def check_order(run: AuditedRun) -> Iterator[Breach]:
 
 def _gap(first: int, end: int) -> Breach:
     which = f"position {first}" if end == first + 1 else f"positions {first} to {end - 1}"
-    return Breach("positions", f"no prompt is accounted for at {which}, which were given out")
+    return Breach("positions", f"given out, but without a prompt: {which}")

@@ -47,7 +47,7 @@ class AuditReport:
         """One sentence."""
         trained, skipped = sum(e.trained for e in self.epochs), sum(e.skipped for e in self.epochs)
         if not self.holds:
-            return f"The accounts of {self.run} do not hold: {sum(self.breaches.counts.values()):,} breaches."
+            return f"The accounts of {self.run} do not hold. Breaches: {sum(self.breaches.counts.values()):,}."
         under_way = sum(sum(e.under_way.values()) for e in self.epochs)
         return (
             f"The accounts of {self.run} hold: in {self.step} steps {trained:,} prompts were trained exactly once, "

@@ -74,9 +74,9 @@ def _check_step(step: int, account: StepAccount, groups_per_step: int) -> Iterat
         problem = f"{account.num_trained} of its groups are trained and {account.num_skipped} skipped"
         yield Breach("step_whole", f"{problem}: a step is applied whole or not at all", step=step)
     elif account.is_applied and account.num_trained != groups_per_step:
-        yield Breach("step_size", f"trained {account.num_trained} groups, expected {groups_per_step}", step=step)
+        yield Breach("step_size", f"groups trained: {account.num_trained}, expected {groups_per_step}", step=step)
     elif not account.is_applied and account.num_skipped != groups_per_step:
-        problem = f"was not applied, but {account.num_skipped} groups are skipped for it, expected {groups_per_step}"
+        problem = f"was not applied; groups skipped for it: {account.num_skipped}, expected {groups_per_step}"
         yield Breach("step_size", problem, step=step)
 
 

@@ -38,23 +38,36 @@ class DeadLetter:
     failures: list[Failure]
 
 
+_WASTED = """
+WITH fates AS (
+    SELECT "group", sample_index, attempt, reason, num_tokens FROM waste
+    UNION ALL
+    SELECT t."group", t.sample_index, t.attempt, 'skipped', t.num_model_tokens
+    FROM prompts AS p JOIN trajectories AS t ON t."group" = p."group" WHERE p.state = 'skipped' AND t.step IS NULL
+), ranked AS (
+    SELECT *, ROW_NUMBER() OVER (
+        PARTITION BY "group", sample_index, attempt
+        ORDER BY reason IN ('skipped', 'restart', 'duplicate', 'unknown'), reason IN ('restart', 'duplicate', 'unknown')
+    ) AS place FROM fates
+)
+SELECT r.reason, COUNT(*), SUM(r.num_tokens) FROM ranked AS r LEFT JOIN trajectories AS t
+ON t."group" = r."group" AND t.sample_index = r.sample_index AND t.attempt = r.attempt AND t.step IS NOT NULL
+WHERE r.place = 1 AND t.step IS NULL GROUP BY r.reason ORDER BY 3 DESC, 1
+"""
+
+
 def count_tokens(run: AuditedRun) -> list[Tokens]:
     """Return trained tokens first, then wasted ones by reason, most first.
 
-    Besides the ledger's own entries, finished trajectories of prompts that were skipped are wasted: as "skipped".
+    Besides the ledger's own entries, finished trajectories of prompts that were skipped are wasted: as "skipped". What
+    one lease made of one sample was generated once, however often a server sent it: it counts once, by the reason that
+    says most, and not at all when it was trained after all (a server gave it again after a restart).
     """
     trained = run.db.execute(
         "SELECT COUNT(*), COALESCE(SUM(num_model_tokens), 0) FROM trajectories "
         "WHERE step IS NOT NULL AND kind = 'train'"
     ).fetchone()
-    wasted = run.rows(
-        "SELECT reason, COUNT(*), SUM(num_tokens) FROM ("
-        "SELECT reason, num_tokens FROM waste UNION ALL "
-        'SELECT \'skipped\', t.num_model_tokens FROM prompts AS p JOIN trajectories AS t ON t."group" = p."group" '
-        'LEFT JOIN waste AS w ON w."group" = t."group" AND w.sample_index = t.sample_index AND w.attempt = t.attempt '
-        "WHERE p.state = 'skipped' AND t.step IS NULL AND w.reason IS NULL) GROUP BY reason ORDER BY 3 DESC, 1"
-    )
-    return [Tokens("trained", *trained), *(Tokens(*row) for row in wasted)]
+    return [Tokens("trained", *trained), *(Tokens(*row) for row in run.rows(_WASTED))]
 
 
 def list_dead_letters(run: AuditedRun) -> list[DeadLetter]:

@@ -6,6 +6,11 @@ Called by `learner.rank_checkpoint` (`begin` and `commit` on rank 0, with all ra
     step_000100/...            the ranks' files and the ledger's copy
     step_000100/MANIFEST.json  written last: schema, step, version, run, model, and every file's size and SHA-256
     latest -> step_000100
+    .tmp-...                   being written, or being removed; the next `begin` removes what a death left of these
+    set_aside_step_000120      was newer than what a start resumed from: corrupt, or of a lineage that was given up
+
+A folder has its `step_` name only while it is whole, so a death at any point leaves the older checkpoints as they were,
+and `latest` at a whole one or, with none left to point at, absent.
 """
 
 import hashlib
@@ -15,15 +20,20 @@ import shutil
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
-from pathlib import Path, PurePosixPath
+from pathlib import Path
 from typing import Any
 
+from learner.sealed_files import first_difference, seal_files
+from learner.whole_file import move_synced, sync
 from protocol.errors import OperatorError, SettingsError
+from protocol.failpoints import failpoint
 
 SCHEMA = 1
 MANIFEST = "MANIFEST.json"
 LATEST = "latest"
+_STEP = "step_"
 _ASIDE = ".tmp-"
+_SET_ASIDE = "set_aside_"
 
 
 class CorruptCheckpointError(Exception):
@@ -54,12 +64,14 @@ def begin(root: Path, step: int) -> Path:
 
     Raises: OperatorError when the folder cannot be written.
     """
+    failpoint("checkpoint.begin.before")
     aside = aside_folder(root, step)
     with _written(root):
         root.mkdir(parents=True, exist_ok=True)
-        for leftover in root.glob(f"{_ASIDE}*"):
-            shutil.rmtree(leftover)
+        _remove_leftovers(root)
+        failpoint("checkpoint.begin.leftovers_removed")
         aside.mkdir()
+    failpoint("checkpoint.begin.made")
     return aside
 
 
@@ -71,20 +83,20 @@ def commit(aside: Path, checkpoint: Checkpoint) -> Checkpoint:
     """
     root = aside.parent
     target = root / _name(checkpoint.step)
+    failpoint("checkpoint.commit.begun")
     with _written(root, aside):
-        files = {str(PurePosixPath(path.relative_to(aside))): _sealed(path) for path in _files(aside)}
-        body = {"schema": SCHEMA, **_facts(checkpoint), "files": files}
-        _write_synced(aside / MANIFEST, json.dumps({**body, "sha256": _digest(body)}, indent=1).encode())
-        for folder in sorted({path.parent for path in _files(aside)}):
-            _sync_folder(folder)
+        _seal(aside, checkpoint)
         _displace(target)
         aside.rename(target)
-        _sync_folder(root)
+        failpoint("checkpoint.commit.renamed")
+        sync(root)
+        failpoint("checkpoint.commit.root_synced")
     committed = verify(target)
+    failpoint("checkpoint.commit.verified")
     with _written(root):
-        _point_latest(root, target)
-        for displaced in root.glob(f"{_ASIDE}*"):
-            shutil.rmtree(displaced)
+        point_latest(root, target)
+        _remove_leftovers(root)
+    failpoint("checkpoint.commit.displaced_removed")
     return committed
 
 
@@ -99,21 +111,9 @@ def verify(path: Path) -> Checkpoint:
     Raises: CorruptCheckpointError naming the first file that is missing, surplus, or of another size or hash.
     """
     manifest = _read_manifest(path)
-    listed: Mapping[str, Mapping[str, object]] = manifest["files"]
-    present = {str(PurePosixPath(file.relative_to(path))): file for file in _files(path)}
-    present.pop(MANIFEST, None)
-    for name in sorted(listed.keys() ^ present.keys()):
-        problem = "is missing" if name in listed else "is not in the manifest"
-        raise CorruptCheckpointError(f"{path / name} {problem}")
-    for name, file in present.items():
-        if file.is_symlink():
-            raise CorruptCheckpointError(f"{file} is a link: what it points at can change")
-        try:
-            found = {"bytes": file.lstat().st_size, "sha256": _hash(file)}
-        except OSError as error:
-            raise CorruptCheckpointError(f"{file} cannot be read: {error.strerror}") from None
-        if found != listed[name]:
-            raise CorruptCheckpointError(f"{file} is not what the manifest says: {found}, expected {listed[name]}")
+    problem = first_difference(path, manifest["files"], unlisted=MANIFEST)
+    if problem is not None:
+        raise CorruptCheckpointError(problem)
     return Checkpoint(
         step=manifest["step"],
         policy_version=manifest["policy_version"],
@@ -123,13 +123,20 @@ def verify(path: Path) -> Checkpoint:
     )
 
 
-def newest_valid(root: Path) -> Checkpoint | None:
-    """Return the valid checkpoint of the highest step, None when there is none. Corrupt ones are passed over."""
+def newest_valid(root: Path, highest_step: int | None = None) -> Checkpoint | None:
+    """Return the valid checkpoint of the highest step, None when there is none. Corrupt ones are passed over.
+
+    highest_step: look at none above it. A folder whose manifest tells of another step than its name is no checkpoint.
+    """
     for path in _newest_first(root):
+        if highest_step is not None and _step_of(path) > highest_step:
+            continue
         try:
-            return verify(path)
+            checkpoint = verify(path)
         except CorruptCheckpointError:
             continue
+        if checkpoint.step == _step_of(path):
+            return checkpoint
     return None
 
 
@@ -145,7 +152,8 @@ def open_checkpoint(path: Path) -> Checkpoint:
 
 
 def rotate(root: Path, keep: int) -> list[Path]:
-    """Remove all but the `keep` newest valid checkpoints; returns the removed ones.
+    """Remove all but the `keep` newest valid checkpoints; returns the removed ones. Call it after a commit, which has
+    verified the newest: nothing is removed before it stands.
 
     Corrupt folders newer than the oldest kept one stay, for whoever looks into what broke them.
     Raises: OperatorError when a folder cannot be removed.
@@ -155,11 +163,56 @@ def rotate(root: Path, keep: int) -> list[Path]:
     for path in _newest_first(root):
         if len(kept) >= keep:
             with _written(root):
-                shutil.rmtree(path)
+                _remove(path)
             removed.append(path)
         elif _is_valid(path):
             kept.append(path)
     return removed
+
+
+def newer_than(root: Path, step: int) -> list[Path]:
+    """Return the folders of steps above `step`, valid or not, newest first."""
+    return [path for path in _newest_first(root) if _step_of(path) > step]
+
+
+def set_aside_newer(root: Path, step: int) -> None:
+    """Take the name from the folders of steps above `step`. A run that goes on from `step` would find them at its next
+    start in place of its own: they are corrupt, or of a lineage that the operator gave up.
+
+    `latest` is led away from each before it moves. Raises: OSError.
+    """
+    for path in newer_than(root, step):
+        _lead_latest_away(root, path, step)
+        number, target = 1, root / f"{_SET_ASIDE}{path.name}"
+        while target.exists():
+            number += 1
+            target = root / f"{_SET_ASIDE}{path.name}-{number}"
+        move_synced(path, target)
+
+
+def point_latest(root: Path, target: Path) -> None:
+    """Have `latest` name this checkpoint of the folder. Raises: OSError; it then names what it named before."""
+    aside = root / f".{LATEST}"
+    aside.unlink(missing_ok=True)
+    aside.symlink_to(target.name)
+    failpoint("checkpoint.latest.linked_aside")
+    aside.replace(root / LATEST)
+    failpoint("checkpoint.latest.replaced")
+    sync(root)
+    failpoint("checkpoint.latest.synced")
+
+
+def _seal(aside: Path, checkpoint: Checkpoint) -> None:
+    """Bring every byte to the disk, and the manifest after them."""
+    files = seal_files(aside)
+    failpoint("checkpoint.commit.files_sealed")
+    (aside / MANIFEST).write_bytes(_manifest_bytes({"schema": SCHEMA, **_facts(checkpoint), "files": files}))
+    failpoint("checkpoint.commit.manifest_written")
+    sync(aside / MANIFEST)
+    failpoint("checkpoint.commit.manifest_synced")
+    for base, _, _ in os.walk(aside):
+        sync(Path(base))
+    failpoint("checkpoint.commit.folders_synced")
 
 
 def _is_valid(path: Path) -> bool:
@@ -177,31 +230,20 @@ def _facts(checkpoint: Checkpoint) -> dict[str, object]:
 
 
 def _name(step: int) -> str:
-    return f"step_{step:06d}"
+    return f"{_STEP}{step:06d}"
+
+
+def _step_of(path: Path) -> int:
+    return int(path.name.removeprefix(_STEP))
 
 
 def _newest_first(root: Path) -> list[Path]:
-    steps = {path: path.name.removeprefix("step_") for path in root.glob("step_*")}
-    return sorted((path for path, step in steps.items() if step.isdigit()), key=lambda p: -int(steps[p]))
+    numbers = {path: path.name.removeprefix(_STEP) for path in root.glob(f"{_STEP}*")}
+    return sorted((path for path, n in numbers.items() if n.isascii() and n.isdecimal()), key=_step_of, reverse=True)
 
 
-def _files(folder: Path) -> Iterator[Path]:
-    """Yield everything in the folder that is not a folder. A link to a folder counts as a file, and is refused."""
-    for base, folders, names in os.walk(folder):
-        for name in sorted([*names, *(f for f in folders if (Path(base) / f).is_symlink())]):
-            yield Path(base) / name
-
-
-def _sealed(path: Path) -> dict[str, object]:
-    """Return size and hash of a file after its bytes have reached the disk."""
-    with path.open("rb") as file:
-        os.fsync(file.fileno())
-    return {"bytes": path.stat().st_size, "sha256": _hash(path)}
-
-
-def _hash(path: Path) -> str:
-    with path.open("rb") as file:
-        return hashlib.file_digest(file, "sha256").hexdigest()
+def _manifest_bytes(body: Mapping[str, object]) -> bytes:
+    return json.dumps({**body, "sha256": _digest(body)}, indent=1).encode()
 
 
 def _digest(body: Mapping[str, object]) -> str:
@@ -210,48 +252,59 @@ def _digest(body: Mapping[str, object]) -> str:
 
 def _read_manifest(path: Path) -> dict[str, Any]:
     try:
-        manifest = json.loads((path / MANIFEST).read_bytes())
+        content = (path / MANIFEST).read_bytes()
+        manifest = json.loads(content)
     except FileNotFoundError:
         raise CorruptCheckpointError(f"{path} has no {MANIFEST}") from None
     except OSError as error:
         raise CorruptCheckpointError(f"{path / MANIFEST} cannot be read: {error.strerror}") from None
-    except ValueError:
+    except (ValueError, RecursionError):
         raise CorruptCheckpointError(f"{path / MANIFEST} is no JSON") from None
     if not isinstance(manifest, dict) or manifest.get("schema") != SCHEMA:
         raise CorruptCheckpointError(f"{path / MANIFEST} is not of schema {SCHEMA}")
     digest = manifest.pop("sha256", None)
     if digest != _digest(manifest):
         raise CorruptCheckpointError(f"{path / MANIFEST} does not have the hash that it says")
+    if content != _manifest_bytes(manifest):  # a flipped bit can turn one white space into another
+        raise CorruptCheckpointError(f"{path / MANIFEST} is not as it was written")
     return manifest
 
 
-def _write_synced(path: Path, content: bytes) -> None:
-    with path.open("wb") as file:
-        file.write(content)
-        file.flush()
-        os.fsync(file.fileno())
-
-
-def _sync_folder(path: Path) -> None:
-    descriptor = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
-
-
 def _displace(target: Path) -> None:
-    """Move a folder of the same step out of the way: it is corrupt, or of a life that was resumed before it."""
+    """Move a folder of the same step out of the way; `latest` is led away from it first, or it would name nothing."""
     if target.exists():
+        _lead_latest_away(target.parent, target, _step_of(target) - 1)
+        failpoint("checkpoint.commit.latest_taken_off")
         target.rename(target.with_name(f"{_ASIDE}displaced-{target.name}"))
+        failpoint("checkpoint.commit.displaced")
 
 
-def _point_latest(root: Path, target: Path) -> None:
-    aside = root / f".{LATEST}"
-    aside.unlink(missing_ok=True)
-    aside.symlink_to(target.name)
-    aside.replace(root / LATEST)
-    _sync_folder(root)
+def _lead_latest_away(root: Path, path: Path, highest_step: int) -> None:
+    """Have `latest` name a valid checkpoint of at most this step, or nothing, where it named `path`."""
+    latest = root / LATEST
+    if not latest.is_symlink() or latest.readlink().name != path.name:
+        return
+    other = newest_valid(root, highest_step)
+    if other is not None:
+        point_latest(root, other.path)
+    else:
+        latest.unlink()
+        sync(root)
+
+
+def _remove(path: Path) -> None:
+    """Remove a checkpoint: it loses its name first, so that no half of it is ever found."""
+    failpoint("checkpoint.rotate.before_removal")
+    aside = path.with_name(f"{_ASIDE}removed-{path.name}")
+    move_synced(path, aside)
+    failpoint("checkpoint.rotate.renamed")
+    shutil.rmtree(aside)
+    failpoint("checkpoint.rotate.after_removal")
+
+
+def _remove_leftovers(root: Path) -> None:
+    for leftover in root.glob(f"{_ASIDE}*"):
+        shutil.rmtree(leftover)
 
 
 @contextmanager

@@ -67,6 +67,7 @@ class Coordinator:
             settings, self._leases, window, ledger, record, mailbox, self.counts, last_step, policy_version
         )
         self._pinged_at = float("-inf")
+        self._last_copy: Path | None = None
 
     @property
     def step(self) -> int:
@@ -103,7 +104,7 @@ class Coordinator:
     def refuse(self, peer: str, error: FrameError, request: int = 0) -> None:
         """Count a frame that is no valid message, and tell its sender why."""
         self.counts[f"refused:{error.reason}"] += 1
-        self._mailbox.refuse(peer, str(error), request)
+        self._mailbox.refuse(peer, str(error), error.reason, request)
 
     def note_undeliverable(self, peer: str, message: m.Message, now: float) -> None:
         """Take in that a message found no connection: a lease goes back, and so does all else when that lasts."""
@@ -168,7 +169,7 @@ class Coordinator:
             f"this is run {self.run_id}, start {self.incarnation}; "
             f"you speak of run {message.run_id}, start {message.incarnation}"
         )
-        self._mailbox.refuse(peer, detail, message.request)
+        self._mailbox.refuse(peer, detail, "incarnation", message.request)
 
     def _receive_from_server(
         self,
@@ -206,7 +207,10 @@ class Coordinator:
             problem = f"{message.path[:500]} is no new file inside {self._record.folder}"
             self.refuse(peer, FrameError("$.path", problem, "path"), message.request)
             return
-        self._ledger.snapshot(path)
+        # Asked again after a lost answer, the copy stays as it is: by now it may be part of a checkpoint's manifest.
+        if path != self._last_copy:
+            self._ledger.snapshot(path)
+            self._last_copy = path
         self._mailbox.confirm(peer, message.request)
 
     def _on_evaluate(self, peer: str, message: m.Evaluate) -> None:

@@ -82,7 +82,7 @@ class CoordinatorProcess:
 
 
 def _claim_prompts(ledger: Ledger, settings: Settings, train: Sequence[Prompt]) -> None:
-    """Raise SettingsError when the run began with other prompts, or another order of them: its accounts are of those."""
+    """Raise SettingsError when the run began with other prompts, or in another order: its accounts are of those."""
     digest = hashlib.sha256("\n".join(prompt.uid for prompt in train).encode()).hexdigest()
     if ledger.claim("prompts", digest) is not None:
         raise SettingsError(

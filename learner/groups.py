@@ -24,7 +24,8 @@ class Group:
     without randomness. attempt: leases of this group so far. oldest_version: of what is back and of the servers that
     hold the rest. restarted_at: the last lease whose results are not taken, as (incarnation, attempt): too old.
     holders: who makes which sample. leases: each server's newest lease of this group, as (number, attempt). failures:
-    of each sample, (boundary, detail), in this and earlier starts of the run. is_leased_twice: an overdue lease has gone out again.
+    of each sample, (boundary, detail), in this and earlier starts of the run. is_leased_twice: an overdue lease has
+    gone out again.
     """
 
     name: str

@@ -13,7 +13,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from learner.ledger_schema import UNFINISHED, prepare_schema
+from learner.whole_file import replace_file
 from protocol.errors import OperatorError
+from protocol.failpoints import failpoint
 from protocol.trajectory import TrajectoryFacts
 
 
@@ -62,9 +64,10 @@ class Ledger:
         self.set_meta("incarnation", str(incarnation))
         self._change("INSERT INTO incarnations VALUES (?, ?, ?)", (incarnation, time.time(), policy_version))
         self.commit()
-        aside = self._incarnations.with_name(".incarnation")
-        aside.write_text(str(incarnation), encoding="utf-8")
-        aside.replace(self._incarnations)
+        # A death here gives the same number again, which no message has carried yet.
+        failpoint("ledger.incarnation.committed")
+        replace_file(self._incarnations, str(incarnation).encode())
+        failpoint("ledger.incarnation.replaced")
         return incarnation
 
     def newest_valid_version(self, incarnation: int) -> int | None:
@@ -194,18 +197,23 @@ class Ledger:
     def commit(self) -> None:
         """Make what was changed survive the end of this process. Raises: OperatorError, as every change does."""
         if self._db.in_transaction:
+            failpoint("ledger.commit.before")
             self._execute("COMMIT")
+            failpoint("ledger.commit.after")
 
     def snapshot(self, path: Path) -> None:
         """Write a consistent copy of everything committed, as one file. Raises: OperatorError when it cannot be."""
         self.commit()
+        failpoint("ledger.snapshot.begun")
         try:
             with contextlib.closing(sqlite3.connect(path)) as copy:
                 self._db.backup(copy)
+                failpoint("ledger.snapshot.copied")
                 # The copy inherits the WAL mode: opened as it is, it would grow two more files inside a checkpoint.
                 copy.execute("PRAGMA journal_mode=DELETE")
         except sqlite3.Error as error:
             raise OperatorError(f"The ledger's copy {path} cannot be written: {error}. Check the disk.") from None
+        failpoint("ledger.snapshot.after")
 
     def close(self) -> None:
         self.commit()

@@ -68,8 +68,9 @@ class Mailbox:
         for server, number in newest_leases.items():
             self.send(server, m.Ping(run_id=self.run_id, incarnation=self.incarnation, newest_lease=number))
 
-    def refuse(self, peer: str, detail: str, request: int = 0) -> None:
-        self.send(peer, m.Refused(**self._stamp(request), detail=detail[:2000]))
+    def refuse(self, peer: str, detail: str, reason: str, request: int = 0) -> None:
+        """Tell a peer that its message was not used. reason: for its program; detail: for people."""
+        self.send(peer, m.Refused(**self._stamp(request), detail=detail[:2000], reason=reason))
 
     def confirm(self, peer: str, request: int = 0) -> None:
         """Tell a peer that what it told was taken in."""

@@ -20,12 +20,10 @@ from learner.optimizer import GuardedAdamW
 from learner.policy_deepspeed import deepspeed_config, import_deepspeed, zero_stage_of
 from learner.policy_export import export_model
 from learner.policy_logprobs import token_logprobs
+from learner.policy_shards import ZeroShards
+from learner.policy_state import SHARD_BYTES, Writer, load_state, save_state
 from learner.schedule import learning_rate_factor
 from learner.world import reduce_max, reduce_sums
-from protocol.errors import OperatorError
-
-_STATE = "state"
-_LAYOUT = "layout.txt"
 
 # Sums over a micro-batch's tokens, for metrics; keys that start with "max_" are reduced by maximum.
 Sums = dict[str, float]
@@ -77,12 +75,12 @@ class PolicyEngine:
         self.vocab_size = int(model.config.vocab_size)
         parameters = list(model.parameters())
         optimizer = _make_optimizer(parameters, settings, self._zero_stage)
-        scheduler = torch.optim.lr_scheduler.LambdaLR(optimizer, _schedule_of(settings))
+        self._scheduler = torch.optim.lr_scheduler.LambdaLR(optimizer, _schedule_of(settings))
         self._engine, *_ = self._deepspeed.initialize(
             model=model,
             model_parameters=parameters,
             optimizer=optimizer,
-            lr_scheduler=scheduler,
+            lr_scheduler=self._scheduler,
             config=deepspeed_config(
                 settings.deepspeed,
                 zero_stage=self._zero_stage,
@@ -92,6 +90,7 @@ class PolicyEngine:
             ),
             dist_init_required=False,
         )
+        self._shards = ZeroShards(self._deepspeed, self._engine, self._zero_stage)
         self._model = self._engine.module
         self.device = torch.device(self._engine.device)
 
@@ -151,30 +150,29 @@ class PolicyEngine:
 
     def shape_of(self, parameter: Tensor) -> tuple[int, ...]:
         """Return a parameter's whole shape; `parameter.shape` is 0 in ZeRO 3."""
-        return tuple(getattr(parameter, "ds_shape", parameter.shape))
+        return self._shards.shape_of(parameter)
 
-    def save_state(self, folder: Path) -> None:
-        """Write weights, optimizer and schedule in DeepSpeed's format; every rank writes its part.
+    def save_state(self, folder: Path, shard_bytes: int = SHARD_BYTES) -> None:
+        """Write master weights, optimizer and schedule in a form that any number of ranks and any ZeRO stage load.
 
-        Raises: OSError or RuntimeError (torch's) when the disk refuses.
+        shard_bytes: size of one file, and of what a rank holds of other ranks' state meanwhile.
+        Raises: OSError when the disk refuses.
         """
-        self._engine.save_checkpoint(str(folder), tag=_STATE, save_latest=False)
-        if dist.get_rank() == 0:
-            (folder / _LAYOUT).write_text(self._layout() + "\n", encoding="utf-8")
+        writer = Writer(self._world_size, self._settings.zero_stage, self._settings.dtype)
+        save_state(folder, self._shards, self.weights(), int(self._scheduler.last_epoch), writer, shard_bytes)
 
     def load_state(self, folder: Path) -> None:
-        """Read what `save_state` wrote. The caller has verified the files: DeepSpeed unpickles them.
+        """Read what `save_state` wrote, on as many ranks and in whatever ZeRO stage and type. The learning rate follows
+        this run's settings from the saved number of updates on.
 
-        Raises: OperatorError when they are of another number of ranks, ZeRO stage or type.
+        Raises: OperatorError when it is not of this model.
         """
-        saved = _saved_layout(folder)
-        if saved != self._layout():
-            raise OperatorError(
-                f"{folder} was written with {saved}, and this run has {self._layout()}. "
-                "Resume with the same learner.num_ranks, learner.zero_stage and policy.dtype, "
-                f"or start a new run from the model in {folder.parent / 'model'}."
-            )
-        self._engine.load_checkpoint(str(folder), tag=_STATE)
+        num_updates = load_state(folder, self._shards, self.weights())
+        self._scheduler.load_state_dict(
+            {"last_epoch": num_updates, "_step_count": num_updates + 1, "lr_lambdas": [None]}
+        )
+        for group, peak in zip(self._scheduler.optimizer.param_groups, self._scheduler.base_lrs, strict=True):
+            group["lr"] = peak * _schedule_of(self._settings)(num_updates)
 
     def export_hf(self, folder: Path) -> None:
         """Write the policy as a Hugging Face model folder (safetensors, config, tokenizer files) from rank 0."""
@@ -182,10 +180,6 @@ class PolicyEngine:
 
     def _whole_numel(self, parameter: Tensor) -> int:
         return int(getattr(parameter, "ds_numel", parameter.numel()))
-
-    def _layout(self) -> str:
-        stage, dtype = self._settings.zero_stage, self._settings.dtype
-        return f"learner.num_ranks = {self._world_size}, learner.zero_stage = {stage}, policy.dtype = {dtype}"
 
     def _forward(
         self, micro_batch: MicroBatch, temperature: float | None = None, *, with_entropy: bool = True
@@ -238,12 +232,6 @@ def _schedule_of(settings: PolicySettings) -> Callable[[int], float]:
         min_ratio=settings.min_lr_ratio,
         schedule=settings.schedule,
     )
-
-
-def _saved_layout(folder: Path) -> str:
-    """Return the layout that rank 0 noted in the checkpoint's folder."""
-    path = folder / _LAYOUT
-    return path.read_text(encoding="utf-8").strip() if path.exists() else "nothing that says its layout"
 
 
 def _merge(sums: Sums, parts: Sums) -> None:

@@ -1,8 +1,12 @@
-"""Saving and loading of a run's state by all ranks together: weights, optimizer, the ledger's copy, then the manifest.
+"""Saving and loading of a run's state by all ranks together, inside `learner.checkpoint`'s folder and manifest:
 
-Called by `learner.rank`.
+    state/      master weights, optimizer, schedule, for any number of ranks     model/   a Hugging Face folder
+    random/     each rank's random generators                                    ledger.sqlite, wandb_run_id
+
+The place in the prompt order is in the ledger. Called by `learner.rank`.
 """
 
+import shutil
 from pathlib import Path
 
 import torch.distributed as dist
@@ -10,8 +14,10 @@ import torch.distributed as dist
 from learner.checkpoint import Checkpoint, aside_folder, begin, commit, rotate
 from learner.coordinator_client import CoordinatorClient
 from learner.policy import PolicyEngine
-from learner.run_folder import CHECKPOINTS, LEDGER, model_digest
+from learner.random_state import load_random_state, save_random_state
+from learner.run_folder import CHECKPOINTS, LEDGER, WANDB_ID, model_digest
 from protocol.errors import OperatorError
+from protocol.failpoints import failpoint
 
 
 def save_checkpoint(
@@ -33,7 +39,12 @@ def save_checkpoint(
     dist.barrier()
     try:
         policy.save_state(aside / "state")
+        save_random_state(_random_path(aside))
+        failpoint("rank_checkpoint.after_state")
         policy.export_hf(aside / "model")
+        failpoint("rank_checkpoint.after_model")
+        if is_first and (folder / WANDB_ID).exists():
+            shutil.copyfile(folder / WANDB_ID, aside / WANDB_ID)
     except (OSError, RuntimeError) as error:
         raise OperatorError(
             f"The checkpoint {aside} cannot be written: {error}. The earlier checkpoints are intact. "
@@ -41,12 +52,20 @@ def save_checkpoint(
         ) from None
     if is_first:
         coordinator.save_ledger(aside / LEDGER, step)
+        failpoint("rank_checkpoint.after_ledger")
         commit(aside, Checkpoint(aside, step, policy_version, folder.name, model_digest(model)))
         rotate(root, keep)
+    failpoint("rank_checkpoint.before_barrier")
     dist.barrier()
 
 
 def load_checkpoint(policy: PolicyEngine, checkpoint: Checkpoint) -> tuple[int, int]:
     """Return (step, policy version) of a verified checkpoint, now loaded into the policy."""
     policy.load_state(checkpoint.path / "state")
+    load_random_state(_random_path(checkpoint.path))
+    failpoint("rank_checkpoint.state_loaded")
     return checkpoint.step, checkpoint.policy_version
+
+
+def _random_path(folder: Path) -> Path:
+    return folder / "random" / f"rank_{dist.get_rank():05d}.json"

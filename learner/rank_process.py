@@ -3,6 +3,7 @@
 Placed by `learner.cluster` as an actor; everything is done by `learner.rank`.
 """
 
+import logging
 import socket
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -64,7 +65,10 @@ class RankProcess:
         return host, int(self._listener.getsockname()[1])
 
     def take_place(self, place: RankPlace) -> None:
-        """Become this rank."""
+        """Become this rank. What it logs stands in the run folder from now on."""
+        log = logging.FileHandler(self._folder / "logs" / f"rank_{place.rank}.log", encoding="utf-8")
+        log.setFormatter(logging.Formatter("%(asctime)s %(levelname)-5s %(name)s  %(message)s"))
+        logging.getLogger().addHandler(log)
         from learner.rank import LearnerRank
 
         self._rank = LearnerRank(place, self._settings, self._folder, self._model, self._reach_server, self._tell)

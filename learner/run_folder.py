@@ -7,17 +7,30 @@ checkpoints/step_000100/, logs/, report.html.
 import hashlib
 import json
 import shutil
+import time
 from dataclasses import dataclass
 from pathlib import Path
 
-from learner.checkpoint import Checkpoint, newest_valid, open_checkpoint
+from learner.checkpoint import (
+    Checkpoint,
+    newer_than,
+    newest_valid,
+    open_checkpoint,
+    point_latest,
+    set_aside_newer,
+)
+from learner.whole_file import aside_of, copy_synced, move_synced, replace_file, sync
 from protocol.errors import OperatorError, SettingsError
+from protocol.failpoints import failpoint
 from protocol.settings import RunSettings, Settings
 from protocol.settings_loader import save_settings
 
 LEDGER = "ledger.sqlite"
 CHECKPOINTS = "checkpoints"
+WANDB_ID = "wandb_run_id"
 _RECORDS = ("metrics.jsonl", "samples.jsonl")
+# What SQLite keeps beside a ledger that is open, or whose writer was killed.
+_LOGS = (f"{LEDGER}-wal", f"{LEDGER}-shm")
 
 
 @dataclass(frozen=True)
@@ -46,26 +59,32 @@ def plan_start(run: RunSettings, model_digest: str) -> RunStart:
     """
     folder = Path(run.dir) / run.name
     if run.resume not in ("auto", "never"):
-        return RunStart(folder, _of_model(open_checkpoint(Path(run.resume)), model_digest))
-    if not (folder / LEDGER).exists():
+        named = _of_model(open_checkpoint(Path(run.resume)), model_digest)
+        return RunStart(folder, named, f"Resuming from {named.path}.{_set_aside_notice(folder, named)}")
+    checkpoint = newest_valid(folder / CHECKPOINTS)
+    if checkpoint is None and not (folder / LEDGER).exists():
         return RunStart(folder, None)
     if run.resume == "never":
         raise SettingsError(
             f"settings: run.resume = never, and {folder} holds a run already. "
             "Choose another run.name, or resume with auto."
         )
-    checkpoint = newest_valid(folder / CHECKPOINTS)
     if checkpoint is None:
         return RunStart(folder, None, f"{folder} holds a run without a valid checkpoint: it starts again from step 0.")
     if checkpoint.step >= run.max_steps:
         free = _next_free(folder)
         return RunStart(free, None, f"{folder} is complete at step {checkpoint.step}: this is a new run, {free.name}.")
-    return RunStart(folder, _of_model(checkpoint, model_digest), f"Resuming {folder} from step {checkpoint.step}.")
+    notice = f"Resuming {folder} from step {checkpoint.step}.{_set_aside_notice(folder, checkpoint)}"
+    return RunStart(folder, _of_model(checkpoint, model_digest), notice)
 
 
 def plan_restart(start: RunStart) -> RunStart:
     """Return where a run goes on that started at `start` and died: its newest valid checkpoint, or `start` again."""
-    return RunStart(start.folder, newest_valid(start.folder / CHECKPOINTS) or start.checkpoint)
+    found = newest_valid(start.folder / CHECKPOINTS)
+    if found is not None and (start.checkpoint is None or _is_of(start.folder, start.checkpoint)):
+        return RunStart(start.folder, found)
+    # What the folder holds up to the step of a checkpoint that was brought from elsewhere is of another lineage.
+    return RunStart(start.folder, found if found is not None and found.step > start.step else start.checkpoint)
 
 
 def prepare_folder(start: RunStart, settings: Settings) -> None:
@@ -75,21 +94,18 @@ def prepare_folder(start: RunStart, settings: Settings) -> None:
     """
     folder = start.folder
     is_new = not folder.exists()
+    failpoint("run_folder.begun")
     try:
         (folder / "logs").mkdir(parents=True, exist_ok=True)
         (folder / CHECKPOINTS).mkdir(exist_ok=True)
-        for leftover in (f"{LEDGER}-wal", f"{LEDGER}-shm"):
-            (folder / leftover).unlink(missing_ok=True)
         if start.checkpoint is not None:
-            shutil.copyfile(start.checkpoint.path / LEDGER, folder / LEDGER)
-            for name in _RECORDS:
-                _cut_back(folder / name, start.checkpoint.step)
-        elif (folder / LEDGER).exists():
-            # A run that died before its first checkpoint left accounts of weights that no longer exist.
-            for name in (LEDGER, *_RECORDS):
-                if (folder / name).exists():
-                    (folder / name).rename(folder / "logs" / f"before_{_mtime(folder / name)}_{name}")
-        save_settings(settings, folder / "settings.yaml")
+            _go_back_to(start.checkpoint, folder)
+        else:
+            _set_aside_accounts(folder)
+        failpoint("run_folder.before_settings")
+        save_settings(settings, aside_of(folder / "settings.yaml"))
+        move_synced(aside_of(folder / "settings.yaml"), folder / "settings.yaml")
+        failpoint("run_folder.after_settings")
     except OSError as error:
         if is_new:
             shutil.rmtree(folder, ignore_errors=True)
@@ -107,6 +123,20 @@ def model_digest(model_dir: Path) -> str:
     return digest.hexdigest()
 
 
+def _is_of(folder: Path, checkpoint: Checkpoint) -> bool:
+    return checkpoint.path.parent.resolve() == (folder / CHECKPOINTS).resolve()
+
+
+def _last_own_step(folder: Path, checkpoint: Checkpoint) -> int:
+    """Return the last step whose folder may stay; one of the very step of a checkpoint from elsewhere is another's."""
+    return checkpoint.step if _is_of(folder, checkpoint) else checkpoint.step - 1
+
+
+def _set_aside_notice(folder: Path, checkpoint: Checkpoint) -> str:
+    newer = [path.name for path in newer_than(folder / CHECKPOINTS, _last_own_step(folder, checkpoint))]
+    return f" Set aside, because corrupt or of steps that are taken anew: {', '.join(newer)}." if newer else ""
+
+
 def _of_model(checkpoint: Checkpoint, digest: str) -> Checkpoint:
     if checkpoint.model_digest != digest:
         raise SettingsError(
@@ -116,15 +146,54 @@ def _of_model(checkpoint: Checkpoint, digest: str) -> Checkpoint:
     return checkpoint
 
 
+def _go_back_to(checkpoint: Checkpoint, folder: Path) -> None:
+    """Make the folder's accounts those of the checkpoint. A death in between changes nothing for the next start: it
+    chooses by the checkpoints alone, which are intact, and does all of this again.
+    """
+    root = folder / CHECKPOINTS
+    if _is_of(folder, checkpoint):
+        point_latest(root, checkpoint.path)
+    set_aside_newer(root, _last_own_step(folder, checkpoint))
+    failpoint("run_folder.newer_set_aside")
+    ledger = folder / LEDGER
+    copy_synced(checkpoint.path / LEDGER, aside_of(ledger))
+    failpoint("run_folder.ledger_copied_aside")
+    # The log goes before the new ledger comes, and its removal lasts before the renaming does. The other way round, a
+    # death in between leaves the new ledger beside the old one's log, and SQLite writes that log's pages into it when
+    # it is opened next. This way it leaves the old ledger without its last changes, which nobody reads any more.
+    for name in _LOGS:
+        (folder / name).unlink(missing_ok=True)
+    sync(folder)
+    failpoint("run_folder.old_log_removed")
+    move_synced(aside_of(ledger), ledger)
+    failpoint("run_folder.ledger_replaced")
+    for name in _RECORDS:
+        _cut_back(folder / name, checkpoint.step)
+        failpoint("run_folder.record_cut")
+    if checkpoint.run_id == folder.name and (checkpoint.path / WANDB_ID).exists() and not (folder / WANDB_ID).exists():
+        copy_synced(checkpoint.path / WANDB_ID, folder / WANDB_ID)
+
+
+def _set_aside_accounts(folder: Path) -> None:
+    """Move away what a run that died before its first checkpoint left: accounts of weights that no longer exist.
+
+    The ledger goes last: while it is there, the next start knows that there is something to move. Its log goes right
+    before it, under the matching name, so that the two still open as one.
+    """
+    before = f"before_{_mtime(folder / LEDGER) if (folder / LEDGER).exists() else int(time.time())}_"
+    for name in (*_RECORDS, *_LOGS, LEDGER):
+        if (folder / name).exists():
+            move_synced(folder / name, folder / "logs" / f"{before}{name}")
+            failpoint("run_folder.record_set_aside")
+
+
 def _cut_back(record: Path, step: int) -> None:
     """Keep a record's lines up to this step: later ones tell of weights that no longer exist, and will be told anew."""
     if not record.exists():
         return
     lines = record.read_text(encoding="utf-8").splitlines(keepends=True)
     kept = [line for line in lines if line.endswith("\n") and json.loads(line)["step"] <= step]
-    aside = record.with_name(f".{record.name}")
-    aside.write_text("".join(kept), encoding="utf-8")
-    aside.replace(record)
+    replace_file(record, "".join(kept).encode())
 
 
 def _next_free(folder: Path) -> Path:

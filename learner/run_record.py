@@ -11,6 +11,7 @@ from pathlib import Path
 
 from learner.step_batch import StepBatch
 from protocol.errors import OperatorError
+from protocol.failpoints import failpoint
 
 
 class RunRecord:
@@ -59,11 +60,13 @@ class RunRecord:
 
     def _append(self, name: str, line: Mapping[str, object]) -> None:
         path = self.folder / name
+        failpoint("run_record.before_append")
         try:
             with path.open("a", encoding="utf-8") as file:
                 file.write(json.dumps(line) + "\n")
         except OSError as error:
             raise OperatorError(f"{path} cannot be written: {error.strerror}. Free the disk, then run again.") from None
+        failpoint("run_record.after_append")
 
 
 def _rounded(value: float) -> float:

@@ -12,6 +12,7 @@ from learner.run_record import RunRecord
 from learner.step_batch import StepBatch, build_step
 from learner.window import Choice, StalenessWindow
 from protocol import messages as m
+from protocol.failpoints import failpoint
 from protocol.settings import Settings
 from protocol.trajectory import FrameError
 
@@ -143,9 +144,12 @@ class StepBook:
             return
         self._batch = None
         self.step = message.step
+        failpoint("step_book.before_account")
         self._account(batch, message)
+        failpoint("step_book.after_account")
         self._record.write_step(self._metrics(batch, message))
         self._record.write_samples(batch)
+        failpoint("step_book.after_record")
 
     def _account(self, batch: StepBatch, message: m.Stepped) -> None:
         """Account a step's groups as trained, or as skipped when the step was not applied; free their slots."""

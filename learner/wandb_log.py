@@ -13,8 +13,9 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from learner.run_folder import WANDB_ID
+
 _log = logging.getLogger("learner.wandb_log")
-_ID_FILE = "wandb_run_id"
 _INIT_S = 60.0
 _MAX_WAITING = 10_000
 
@@ -79,7 +80,7 @@ class WandbLog:
         if os.environ.get("WANDB_MODE", "online") == "online" and not wandb.login(prompt=False):
             # wandb would ask at the terminal, under the live view, and wait for ever.
             raise PermissionError("no API key. Set WANDB_API_KEY, or WANDB_MODE=offline")
-        path = self._folder / _ID_FILE
+        path = self._folder / WANDB_ID
         earlier_id = self._resume_id or (path.read_text(encoding="utf-8").strip() if path.exists() else None)
         run = wandb.init(
             project=self._project,

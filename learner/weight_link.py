@@ -15,6 +15,7 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
 from protocol.errors import NeighbourError
+from protocol.failpoints import failpoint
 from protocol.weight_group import BroadcastGroup, GlooGroup, NcclGroup, free_port, reach_store
 
 if TYPE_CHECKING:
@@ -143,11 +144,15 @@ class WeightLink:
         receiving: asyncio.Future[None] | None = None
         try:
             await self._each("pause", lambda server: server.pause(), self._deadline_s)
+            failpoint("weight_push.after_pause")
             # No deadline of its own: it lasts as long as the learner gathers. Each bucket and the end have one.
             receiving = asyncio.ensure_future(self._each("receive", lambda server: server.receive(update), None))
             digest = await self._broadcast_all(feed, receiving)
+            failpoint("weight_push.after_receive")
             await self._each("commit", lambda server: server.commit(version, digest), self._deadline_s)
+            failpoint("weight_push.before_resume")
             await self._each("resume", lambda server: server.resume(), self._deadline_s)
+            failpoint("weight_push.after_resume")
         except BaseException as error:
             if receiving is not None:
                 receiving.cancel()
@@ -190,6 +195,7 @@ class WeightLink:
                 return item
             sending = loop.run_in_executor(self._thread, self._group.broadcast, item)
             await self._while_alive(receiving, sending, "take a bucket")
+            failpoint("weight_push.after_bucket")
             feed.is_wanted.set()
 
     async def _each(

@@ -17,6 +17,8 @@ from protocol.errors import NeighbourError, OperatorError
 _AnySocket = zmq.Socket[Any]
 _DOMAIN = "sluice"
 _MAX_FRAME_BYTES = 1 << 28
+# More frames than any message to a coordinator has are read and dropped: the decoder refuses their number.
+_MAX_FRAMES_KEPT = 16
 _HEARTBEAT_MS = 5_000
 # A peer whose process is busy for half a minute is slow, not dead.
 _SILENCE_MS = 60_000
@@ -82,7 +84,7 @@ class RouterChannel:
         self.address = f"tcp://{host}:{port}"
 
     def receive(self, timeout_s: float) -> tuple[bytes, list[bytes]] | None:
-        """Return the next (peer, frames), or None after timeout_s without one."""
+        """Return the next (peer, frames), or None after timeout_s without one. Of frames it keeps the first 16."""
         if timeout_s and not self._socket.poll(int(timeout_s * 1000)):
             return None
         # Each frame tells whether another follows; recv_multipart asks the socket instead, which takes as long again.
@@ -90,10 +92,11 @@ class RouterChannel:
             part = self._socket.recv(zmq.NOBLOCK, copy=False)
         except zmq.Again:
             return None
-        peer, frames = part.bytes, []
+        peer, frames = part.bytes, list[bytes]()
         while part.more:
             part = self._socket.recv(zmq.NOBLOCK, copy=False)
-            frames.append(part.bytes)
+            if len(frames) < _MAX_FRAMES_KEPT:
+                frames.append(part.bytes)
         return peer, frames
 
     def send(self, peer: bytes, frames: list[bytes]) -> bool:

@@ -65,7 +65,7 @@ class Demand(Message, frozen=True, kw_only=True, tag="demand"):
     num_groups: Count
     policy_version: Count | None
     heard_of_lease: Count
-    leases: Annotated[dict[Name, Count], msgspec.Meta(max_length=1 << 14)]
+    leases: Annotated[dict[Name, Count], msgspec.Meta(max_length=MAX_GROUPS)]
 
 
 class TrajectoryDone(Message, frozen=True, kw_only=True, tag="trajectory"):
@@ -133,9 +133,10 @@ class Trained(Message, frozen=True, kw_only=True, tag="trained"):
 
 
 class Refused(Message, frozen=True, kw_only=True, tag="refused"):
-    """The sender's message was not used; it is of another schema, run or incarnation."""
+    """The sender's message was not used. reason: the FrameError's ("checksum": send it again), or "incarnation"."""
 
     detail: Reason
+    reason: Name = "incarnation"
 
 
 class Ping(Message, frozen=True, kw_only=True, tag="ping"):

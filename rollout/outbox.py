@@ -51,7 +51,7 @@ Outcome = Literal["accepted", "duplicate", "unknown", "rejected", "returned"]
 class Outbox:
     """Items by key. Times are monotonic seconds, given by the caller."""
 
-    def __init__(self, resend_s: float = 10.0, keep_s: float = 120.0) -> None:
+    def __init__(self, resend_s: float = 5.0, keep_s: float = 120.0) -> None:
         self._resend_s = resend_s
         self._keep_s = keep_s
         self._items: dict[Key, Item] = {}

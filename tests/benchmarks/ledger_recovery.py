@@ -142,6 +142,7 @@ def _facts(group: str, index: int, version: int) -> TrajectoryFacts:
         group=group,
         sample_index=index,
         attempt=1,
+        incarnation=1,
         kind="train",
         is_greedy=False,
         server="s1",

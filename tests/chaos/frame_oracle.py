@@ -92,7 +92,7 @@ _MESSAGES: dict[str, dict[str, Rule]] = {
         "num_groups": _count,
         "policy_version": _count_or_none,
         "heard_of_lease": _count,
-        "leases": _table(1 << 14, _count),
+        "leases": _table(4096, _count),
     },
     "trajectory": {"facts": _facts},
     "failed": {"group": _name, "sample_index": _count, "attempt": _count, "boundary": _name, "detail": _reason},

@@ -3,25 +3,21 @@
     python -m tests.chaos.kills [--seed N] [--short]
 
 2,000 prompts x 4 samples, 2 epochs, 200 SIGKILLs (120 servers, 40 coordinators, 40 learners) at any moment.
-Real coordinator, ledger, checkpoints, sockets, rollout servers and reward service; the engine is paced by script and the
-learner counts instead of training (tests/chaos/rig_processes.py). Counted twice: by `learner.audit`, and by what the
-learner that survived had in its last checkpoint. `--short`: 200 prompts, one epoch, 20 kills.
+Real coordinator, ledger, checkpoints, sockets, rollout servers and reward service; the engine is paced by script and
+the learner counts instead of training (tests/chaos/rig_processes.py). Counted twice: by `learner.audit`, and by what
+the learner that survived had in its last checkpoint. `--short`: 200 prompts, one epoch, 20 kills.
 """
 
-import contextlib
 import random
-import sqlite3
 import sys
 import tempfile
 from collections import Counter
 from pathlib import Path
 
 from learner import audit
-from learner.prompts import load_prompts
-from learner.run_folder import LEDGER
-from protocol.settings import DataSettings
+from tests.chaos.counting import count_trained
 from tests.chaos.rig import Rig, rig_home
-from tests.chaos.rig_processes import Pace, final_state
+from tests.chaos.rig_processes import Pace
 from tests.chaos.rig_settings import reward_service, rig_settings
 from tests.chaos.verdict import conclude, options
 
@@ -77,26 +73,12 @@ def main() -> int:
         rig = Rig(settings, keys, num_servers=4, pace=Pace(arguments.seed), disturb=killer)
         print(f"kills: {rig.run(limit_s=120.0 if arguments.short else 1800.0)}", flush=True)
         print(f"kills: {dict(rig.counts)}")
-        lost, twice, partial = _count(rig.folder, settings.data, epochs)
+        lost, twice, partial = count_trained(rig.folder, settings, epochs)
         has_audit_passed = audit.main([str(rig.folder)]) == 0
     figures = {f"killed_{kind}": number for kind, number in sorted(killer.killed.items())}
     holds = has_audit_passed and sum(killer.killed.values()) == sum(kills) and lost == twice == partial == 0
     audited = "passed" if has_audit_passed else "failed"
     return conclude("kills", holds, **figures, lost=lost, trained_twice=twice, unaccounted=partial, audit=audited)
-
-
-def _count(run: Path, data: DataSettings, epochs: int) -> tuple[int, int, int]:
-    """Return how many groups no step trained, several did, and one did with a sample missing or doubled."""
-    times: Counter[str] = Counter()
-    partial = 0
-    for groups in final_state(run).values():
-        for group, samples in groups.items():
-            times[group] += 1
-            partial += sorted(samples) != list(range(_GROUP_SIZE))
-    wanted = {f"e{epoch}-{prompt.uid}" for epoch in range(epochs) for prompt in load_prompts(data.train, data)}
-    with contextlib.closing(sqlite3.connect(run / LEDGER)) as ledger:
-        skipped = {row[0] for row in ledger.execute("SELECT \"group\" FROM prompts WHERE state = 'skipped'")}
-    return len(wanted - times.keys() - skipped), sum(number > 1 for number in times.values()), partial
 
 
 if __name__ == "__main__":

@@ -61,7 +61,7 @@ class Part:
 class Rig:
     """One run. `disturb(rig, now)` is called about every 20 ms and may kill, stop and stall.
 
-    route: turns the coordinator's address into the one that servers are told (a proxy's).
+    route: turns the coordinator's address into the one that its peers are told (a proxy's).
     """
 
     def __init__(
@@ -89,8 +89,11 @@ class Rig:
         self.learner: Part | None = None
         self.servers: dict[str, Part] = {}
         self._attached: set[str] = set()
+        self._dead: set[str] = set()
         self._pushing: tuple[int, set[str]] | None = None
         self._ended: str | None = None
+        self.may_revive = True
+        self.status: dict[str, Any] = {}
         self._num_servers = num_servers
 
     @property
@@ -116,8 +119,24 @@ class Rig:
             for part in self._parts():
                 part.bury()
 
+    def stop(self) -> None:
+        """Have the run end after the step under way."""
+        if self.coordinator is not None:
+            self.coordinator.tell("stop", "the rig has seen enough")
+
+    def ask_status(self) -> None:
+        """Have `status` brought up to date soon."""
+        if self.coordinator is not None:
+            self.coordinator.tell("status")
+
+    def revive(self) -> None:
+        """Start the servers that died while `may_revive` was False."""
+        for name in list(self._dead):
+            self._start_server(name)
+
     def _parts(self) -> list[Part]:
-        return [part for part in (self.coordinator, self.learner, *self.servers.values()) if part is not None]
+        servers = [part for name, part in self.servers.items() if name not in self._dead]
+        return [part for part in (self.coordinator, self.learner, *servers) if part is not None]
 
     def _fork(self, name: str, main: Callable[..., None], *arguments: Any) -> Part:
         ours, theirs = _fork.Pipe()
@@ -130,6 +149,7 @@ class Rig:
     def _start_server(self, name: str) -> None:
         self.servers[name] = self._fork(name, run_server, name, self._node, self._pace)
         self._attached.discard(name)
+        self._dead.discard(name)
         if self._where is not None:
             self._attach(name)
 
@@ -171,20 +191,25 @@ class Rig:
         self.counts[f"deaths:{part.name.partition('-')[0]}"] += 1
         part.bury()
         if part.name in self.servers:
+            self._attached.discard(part.name)
             self._after_push(part.name)
-            self._start_server(part.name)
+            if self.may_revive:
+                self._start_server(part.name)
+            else:
+                self._dead.add(part.name)
         else:
             self._begin_life()
 
     def _on_message(self, part: Part, verb: str, *rest: Any) -> None:
         if verb == "open":
             self._where = (rest[0], rest[1])
-            for name in self.servers:
+            for name in self.servers.keys() - self._dead:
                 self._attach(name)
         elif verb == "attach":
             self._attached.add(part.name)
             if self.learner is None and self._where is not None and self._attached == set(self.servers):
-                arguments = (self.settings, self._start, self._where, self.keys, self._pace)
+                where = (self._route(self._where[0]), self._where[1])
+                arguments = (self.settings, self._start, where, self.keys, self._pace)
                 self.learner = self._fork("learner", run_learner, *arguments)
         elif verb == "push" and part is self.learner:
             self._pushing = (rest[0], set(self._attached))
@@ -194,6 +219,8 @@ class Rig:
         elif verb == "push":
             if self._pushing is not None and self._pushing[0] == rest[0]:
                 self._after_push(part.name)
+        elif verb == "status":
+            self.status = rest[0]
         elif verb == "step":
             self.step = rest[0]
         elif verb == "saved":
@@ -218,8 +245,8 @@ class Rig:
         while time.monotonic() < deadline and self.coordinator.process.is_alive():
             if self.coordinator.pipe.poll(0.1) and self.coordinator.pipe.recv()[0] == "closed":
                 break
-        for server in self.servers.values():
-            server.tell("detach")
+        for name in self.servers.keys() - self._dead:
+            self.servers[name].tell("detach")
 
 
 @contextmanager

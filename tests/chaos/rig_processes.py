@@ -82,12 +82,19 @@ async def _serve(pipe: Connection, name: str, node: Node, pace: Pace) -> None:
             await server.commit(rest[0], "")
             await server.resume()
         elif verb == "stall":
-            time.sleep(rest[0])  # the whole event loop stands still
+            _burn(rest[0])
         elif verb == "detach":
             await server.stop()
             pipe.send(("detach",))
             return
         pipe.send((verb, rest[0]) if verb == "push" else (verb,))
+
+
+def _burn(seconds: float) -> None:
+    """Keep this process's event loop from everything else, at full CPU."""
+    until = time.monotonic() + seconds
+    while time.monotonic() < until:
+        sum(range(1000))
 
 
 def run_learner(

@@ -72,6 +72,10 @@ class FlowCluster:
         """Return the processes of the actors of a class, which Ray titles `ray::CLASS` with the method that runs."""
         return [process for process in self.processes() if _title(process).startswith(f"ray::{name}")]
 
+    def ranks(self) -> list[psutil.Process]:
+        """Return the processes that are learner ranks of a run: each has its log open in the run folder."""
+        return [process for process in self.actors("StandbyProcess") if _has_rank_log(process)]
+
     def _command(self, module: str, *options: str, timeout_s: float = _RUN_S) -> "subprocess.CompletedProcess[str]":
         return subprocess.run(
             [sys.executable, "-m", module, *options],
@@ -105,6 +109,13 @@ class Run:
 def _free_port() -> int:
     with bind("test", "127.0.0.1", 0) as listener:
         return int(listener.getsockname()[1])
+
+
+def _has_rank_log(process: psutil.Process) -> bool:
+    try:
+        return any("/logs/rank_" in file.path for file in process.open_files())
+    except psutil.Error:
+        return False
 
 
 def _title(process: psutil.Process) -> str:

@@ -26,7 +26,7 @@ def test_everything_that_listens_is_on_loopback(listening: set[tuple[str, str]])
 
 
 @pytest.mark.parametrize(
-    "name", ["gcs_server", "raylet", "retriever.serve", "rewards.serve", "CoordinatorProcess", "RankProcess"]
+    "name", ["gcs_server", "raylet", "retriever.serve", "rewards.serve", "CoordinatorProcess", "StandbyProcess"]
 )
 def test_the_sockets_of_every_part_are_among_those_looked_at(listening: set[tuple[str, str]], name: str) -> None:
     assert [address for process, address in listening if name in process]

@@ -9,6 +9,7 @@ from pathlib import Path
 import psutil
 import pytest
 
+from learner import audit
 from tests.flow.flow_cluster import FlowCluster
 from tests.flow.user_run import Bring, Left, each_trained_once
 
@@ -20,9 +21,8 @@ _OPTIONS = {"run.max_steps": 6, "learner.checkpoint_every_steps": 2, "learner.ma
 
 @dataclass(frozen=True)
 class Killed:
-    """What the command said of a run whose learner rank was killed, and what stood in its folder then."""
+    """What stood in the folder of a run whose command was killed."""
 
-    command: "subprocess.CompletedProcess[str]"
     steps: list[int]
     newest_checkpoint: int
 
@@ -32,10 +32,9 @@ def killed(cluster: FlowCluster, slow_user: Bring) -> Killed:
     left = slow_user.left("killed")
     with cluster.running(*slow_user.options("killed", _OPTIONS)) as run:
         run.wait_until(lambda: left.last_step >= 3)
-        for rank in cluster.actors("RankProcess"):
-            rank.kill()
-        command = run.finished()
-    return Killed(command, [int(line["step"]) for line in left.metrics], newest_checkpoint(left))
+        run.process.kill()
+        run.finished()
+    return Killed([int(line["step"]) for line in left.metrics], newest_checkpoint(left))
 
 
 @pytest.fixture(scope="module")
@@ -43,11 +42,8 @@ def resumed(cluster: FlowCluster, slow_user: Bring, killed: Killed) -> "subproce
     return cluster.run(*slow_user.options("killed", _OPTIONS))
 
 
-def test_a_killed_learner_rank_ends_the_command_with_one_sentence(killed: Killed) -> None:
-    assert killed.command.returncode == 1
-    lines = killed.command.stderr.strip().splitlines()
-    assert len(lines) == 1
-    assert lines[0].startswith("learner rank 0: died")
+def test_a_killed_command_leaves_nothing_running_but_its_warm_servers(killed: Killed, cluster: FlowCluster) -> None:
+    expect_no_leavings(cluster)
 
 
 def test_the_run_was_killed_past_its_newest_checkpoint(killed: Killed) -> None:
@@ -87,6 +83,49 @@ def test_after_a_resume_metrics_and_samples_have_every_step_once(
     assert times == sorted(times)
 
 
+# -- a part of the learner dies ---------------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module", params=["rank", "coordinator"])
+def lived_on(
+    request: pytest.FixtureRequest, cluster: FlowCluster, slow_user: Bring
+) -> "tuple[Left, subprocess.CompletedProcess[str]]":
+    name = f"lived_on_{request.param}"
+    left = slow_user.left(name)
+    with cluster.running(*slow_user.options(name, _OPTIONS)) as run:
+        run.wait_until(lambda: left.last_step >= 3)
+        for process in cluster.ranks() if request.param == "rank" else cluster.actors("CoordinatorProcess"):
+            process.kill()
+        return left, run.finished()
+
+
+def test_a_run_goes_on_from_its_newest_checkpoint_when_a_part_of_the_learner_dies(
+    lived_on: "tuple[Left, subprocess.CompletedProcess[str]]",
+) -> None:
+    left, command = lived_on
+
+    assert command.returncode == 0, command.stdout + command.stderr
+    assert "Going on from step 2." in command.stdout
+    assert left.trained == each_trained_once(6)
+    assert left.rows("SELECT value FROM meta WHERE key = 'incarnation'") == [("2",)]
+    assert [line["step"] for line in left.metrics] == [1, 2, 3, 4, 5, 6]
+    assert audit.main([str(left.folder)]) == 0
+
+
+def test_a_killed_learner_rank_ends_a_command_that_may_not_start_again(cluster: FlowCluster, slow_user: Bring) -> None:
+    left = slow_user.left("no_restart")
+    with cluster.running(*slow_user.options("no_restart", {**_OPTIONS, "run.max_restarts": 0})) as run:
+        run.wait_until(lambda: left.last_step >= 1)
+        for rank in cluster.ranks():
+            rank.kill()
+        command = run.finished()
+
+    assert command.returncode == 1
+    (line,) = command.stderr.strip().splitlines()
+    assert line.startswith("learner rank 0: died")
+    expect_no_leavings(cluster)
+
+
 # -- the user says stop -----------------------------------------------------------------------------------------------
 
 
@@ -114,11 +153,7 @@ def test_sigterm_ends_a_run_well_with_a_checkpoint_of_its_last_step_and_a_report
 def test_after_sigterm_nothing_of_the_run_is_left_running(
     stopped: "subprocess.CompletedProcess[str]", cluster: FlowCluster
 ) -> None:
-    leavings = [*cluster.actors("RankProcess"), *cluster.actors("CoordinatorProcess")]
-
-    # Ray ends an actor's process behind the command that asked for it.
-    _, alive = psutil.wait_procs(leavings, timeout=10)
-    assert alive == []
+    expect_no_leavings(cluster)
     assert len(cluster.actors("RolloutServer")) == 1
 
 
@@ -160,6 +195,13 @@ def test_no_prompt_is_lost_with_a_rollout_server(
     assert left.states.keys() <= {"trained", "skipped"}
     assert left.rows("SELECT COUNT(*) FROM prompts WHERE state = 'skipped' AND reason IS NULL") == [(0,)]
     assert max(left.staleness) <= 1
+
+
+def expect_no_leavings(cluster: FlowCluster) -> None:
+    # Ray ends an actor's process behind the command that asked for it.
+    leavings = [*cluster.ranks(), *cluster.actors("CoordinatorProcess")]
+    _, alive = psutil.wait_procs(leavings, timeout=10)
+    assert alive == []
 
 
 def newest_checkpoint(left: Left) -> int:

@@ -149,7 +149,7 @@ def test_a_wrong_neighbour_is_one_line_before_anything_starts(
     expect_refusal(wrong, user, finished)
     assert time.monotonic() - started_at < 30.0
     assert cluster.actors("CoordinatorProcess") == []
-    assert cluster.actors("RankProcess") == []
+    assert cluster.ranks() == []
     assert {process.pid for process in cluster.actors("RolloutServer")} == before
 
 
@@ -189,7 +189,7 @@ def test_a_start_that_fails_halfway_leaves_neither_processes_nor_a_run_folder(
 ) -> None:
     expect_refusal(wrong, user, cluster.run(*options_of(wrong, user)))
     assert cluster.actors("CoordinatorProcess") == []
-    assert cluster.actors("RankProcess") == []
+    assert cluster.ranks() == []
 
 
 @pytest.mark.timeout(300)
@@ -206,4 +206,4 @@ def test_a_run_that_fails_in_training_has_its_report_and_says_what_failed(
     assert "the coordinator: died" in finished.stderr
     assert "<html" in (left.folder / "report.html").read_text(encoding="utf-8")
     assert cluster.actors("CoordinatorProcess") == []
-    assert cluster.actors("RankProcess") == []
+    assert cluster.ranks() == []

@@ -1,14 +1,21 @@
-"""One rank of a small learner world, run by test_policy_ranks: `python policy_ranks.py RANK WORLD_SIZE PORT FOLDER`.
+"""One rank of a small learner world, run by test_policy_ranks.
 
-For each ZeRO stage it steps on the same seven trajectories, then goes through what must leave the weights alone, saves,
-loads and exports. Rank 0 writes what it found to FOLDER/ranks_WORLD_SIZE.pt.
+    python policy_ranks.py RANK WORLD_SIZE PORT FOLDER             train
+    python policy_ranks.py RANK WORLD_SIZE PORT FOLDER WRITTEN_BY  resume
+
+To train: for each ZeRO stage it steps on the same seven trajectories, then goes through what must leave the weights
+alone, saves, loads, goes on and exports. Rank 0 writes what it found to FOLDER/ranks_WORLD_SIZE.pt.
+To resume: in each ZeRO stage it goes on from each state that a world of WRITTEN_BY ranks saved. Rank 0 writes what it
+found to FOLDER/resumed_WORLD_SIZE_WRITTEN_BY.pt.
 """
 
+import json
+import shutil
 import sys
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 import numpy as np
 import torch
@@ -23,6 +30,9 @@ from learner.sft_data import SftRow
 from learner.world import join_world
 from protocol.errors import OperatorError
 
+STAGES: tuple[Literal[0, 2, 3], ...] = (0, 2, 3)
+# The tiny model's state is 0.8 MB: it goes to several files, so that each rank writes one.
+SHARD_BYTES = 200_000
 LENGTHS = (5, 31, 12, 12, 24, 40, 9)
 VOCAB = 272
 Loss = Callable[[Tensor, Tensor, MicroBatch], tuple[Tensor, dict[str, float]]]
@@ -114,23 +124,49 @@ class Rank:
         found["second"] = self.step(samples, micro_batch_tokens=90)
         found["few"] = self.step(samples[:1], micro_batch_tokens=90)
         state = self.folder / f"state_{self.world_size}_{self.stage}"
-        self.policy.save_state(state)
+        self.policy.save_state(state, SHARD_BYTES)
         self.policy.export_hf(self.folder / f"export_{self.world_size}_{self.stage}")
         saved = self.weights()
-        after_save = self.step(samples, micro_batch_tokens=50)
-        further = self.weights()
+        found["further"] = further = self.further(samples)
         self.policy.load_state(state)
         found["loads"] = same(saved, self.weights())
-        again = self.step(samples, micro_batch_tokens=50)
-        found["resumes"] = same(further, self.weights()) and after_save == again
+        again = self.further(samples)
+        found["resumes"] = same(further["weights"], again["weights"]) and further["losses"] == again["losses"]
         found["saved"] = saved
-        self.policy._settings = replace(self.policy._settings, dtype="bfloat16")
-        try:
-            self.policy.load_state(state)
-        except OperatorError as error:
-            found["other_layout"] = str(error)
+        found["refused_state"] = self.load_what_does_not_fit(state)
         found["sft"] = self.fine_tune(samples)
         return found
+
+    def further(self, samples: list[Sample]) -> dict[str, Any]:
+        """Return losses, learning rates and weights of three steps more."""
+        losses, rates = [], []
+        for part in (samples, samples[2:], samples[:5]):
+            losses.append(self.step(part, micro_batch_tokens=50).loss)
+            rates.append(self.policy._scheduler.get_last_lr()[0])
+        return {"losses": losses, "rates": rates, "weights": self.weights()}
+
+    def resume(self, written_by: int) -> dict[int, dict[str, Any]]:
+        """Return, by the ZeRO stage of the writer, what going on from its state gave."""
+        found = {}
+        for stage in STAGES:
+            self.policy.load_state(self.folder / f"state_{written_by}_{stage}")
+            found[stage] = self.further(trajectories())
+        return found
+
+    def load_what_does_not_fit(self, state: Path) -> str:
+        """Return what is said of a state with a parameter that the policy has not."""
+        copy = state.with_name(f"{state.name}_other")
+        if self.rank == 0:
+            shutil.copytree(state, copy)
+            description = json.loads((copy / "state.json").read_text())
+            description["files"]["model.extra.weight"] = "state_00000.safetensors"
+            (copy / "state.json").write_text(json.dumps(description))
+        dist.barrier()
+        try:
+            self.policy.load_state(copy)
+        except OperatorError as error:
+            return str(error)
+        return "accepted"
 
     def fine_tune(self, samples: list[Sample]) -> list[float]:
         """Return the loss of each of six steps on the seven rows, four at a time."""
@@ -172,12 +208,16 @@ def main() -> None:
     rank, world_size, port, folder = int(sys.argv[1]), int(sys.argv[2]), int(sys.argv[3]), Path(sys.argv[4])
     torch.set_num_threads(1)
     join_world(rank, world_size, "127.0.0.1", port, 120.0)
-    found = {}
-    stages: tuple[Literal[0, 2, 3], ...] = (0, 2, 3)
-    for stage in stages:
-        found[stage] = Rank(folder / "model", stage, folder).run()
+    found: dict[int, dict[Any, Any]] = {}
+    name = f"ranks_{world_size}"
+    for stage in STAGES:
+        of_stage = Rank(folder / "model", stage, folder)
+        if len(sys.argv) > 5:
+            found[stage], name = of_stage.resume(int(sys.argv[5])), f"resumed_{world_size}_{sys.argv[5]}"
+        else:
+            found[stage] = of_stage.run()
     if rank == 0:
-        torch.save(found, folder / f"ranks_{world_size}.pt")
+        torch.save(found, folder / f"{name}.pt")
     dist.barrier()
     dist.destroy_process_group()
 

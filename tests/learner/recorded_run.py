@@ -103,6 +103,7 @@ def make_trajectory(
         group=group,
         sample_index=index,
         attempt=1,
+        incarnation=1,
         kind=kind,
         is_greedy=is_greedy,
         server="rollout-0",

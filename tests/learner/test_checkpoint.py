@@ -1,6 +1,7 @@
 """Checkpoints: what makes one valid, which one is found, and what a bad disk leaves behind."""
 
 import json
+import os
 from pathlib import Path
 
 import pytest
@@ -26,6 +27,11 @@ def save(root: Path, step: int, content: str = "weights") -> Checkpoint:
     (aside / "state" / "rank_0.pt").write_text(content)
     (aside / "ledger.sqlite").write_text(f"ledger {step}")
     return commit(aside, Checkpoint(aside, step, step - 1, "run-1", "model-1"))
+
+
+def replace_by_a_pipe(path: Path) -> None:
+    path.unlink()
+    os.mkfifo(path)
 
 
 def test_committed_checkpoint_is_found_with_its_facts(tmp_path: Path) -> None:
@@ -61,9 +67,23 @@ def test_no_checkpoint_is_found_in_an_empty_or_missing_folder(tmp_path: Path) ->
         (lambda c: (c / "state" / "rank_1.pt").write_text("x"), "is not in the manifest"),
         (lambda c: (c / MANIFEST).unlink(), "has no MANIFEST.json"),
         (lambda c: (c / MANIFEST).write_text("{"), "is no JSON"),
+        (lambda c: (c / MANIFEST).write_text("[" * 100_000), "is no JSON"),
+        (lambda c: (c / MANIFEST).write_text((c / MANIFEST).read_text() + " "), "is not as it was written"),
+        (lambda c: replace_by_a_pipe(c / "ledger.sqlite"), "is no file but a device, socket or pipe"),
         (lambda c: (c / MANIFEST).write_text('{"schema": 2}'), "is not of schema 1"),
     ],
-    ids=["flipped", "truncated", "missing", "surplus", "no manifest", "torn manifest", "schema"],
+    ids=[
+        "flipped",
+        "truncated",
+        "missing",
+        "surplus",
+        "no manifest",
+        "torn manifest",
+        "deep manifest",
+        "spaced manifest",
+        "pipe",
+        "schema",
+    ],
 )
 def test_damaged_checkpoint_is_named_and_passed_over(tmp_path: Path, damage: object, message: str) -> None:
     save(tmp_path, 7)
@@ -106,6 +126,22 @@ def test_same_step_is_replaced(tmp_path: Path) -> None:
     path = save(tmp_path, 7, "after").path
     assert (path / "state" / "rank_0.pt").read_text() == "after"
     assert sorted(p.name for p in tmp_path.iterdir()) == ["latest", "step_000007"]
+
+
+def test_folder_of_another_step_than_its_name_is_passed_over(tmp_path: Path) -> None:
+    save(tmp_path, 7)
+    save(tmp_path, 8).path.rename(tmp_path / "step_000009")
+    found = newest_valid(tmp_path)
+    assert found is not None
+    assert found.step == 7
+
+
+def test_newest_up_to_a_step_is_found(tmp_path: Path) -> None:
+    for step in (1, 2, 3):
+        save(tmp_path, step)
+    found = newest_valid(tmp_path, highest_step=2)
+    assert found is not None
+    assert found.step == 2
 
 
 def test_rotate_keeps_the_newest_valid_ones(tmp_path: Path) -> None:

@@ -81,7 +81,7 @@ class Script:
         heard_of: int = 0,
         here: dict[str, int] | None = None,
     ) -> list[m.Lease]:
-        """Have a server ask for groups; returns the leases it is given. heard_of, here: what it says of earlier ones."""
+        """Have a server ask for groups; returns the leases it is given. heard_of, here: what it says of others."""
         self.tell(
             server,
             m.Demand(
@@ -521,7 +521,9 @@ def test_step_that_was_not_applied_skips_its_groups_and_trains_none(script: Scri
 
 
 def test_rank_outside_the_run_is_refused(script: Script) -> None:
-    assert script.ask(1, rank=1) == [m.Refused(**script.stamp, detail="$.rank: is 1, this run has 1 ranks")]
+    assert script.ask(1, rank=1) == [
+        m.Refused(**script.stamp, detail="$.rank: is 1, this run has 1 ranks", reason="rank")
+    ]
 
 
 def test_rank_that_asks_for_a_step_that_is_done_is_refused(script: Script) -> None:
@@ -529,7 +531,7 @@ def test_rank_that_asks_for_a_step_that_is_done_is_refused(script: Script) -> No
         script.finish("s1", lease)
     script.batch(1)
     script.step(1, version=1)
-    assert script.ask(1) == [m.Refused(**script.stamp, detail="$.step: is 1, step 1 is done")]
+    assert script.ask(1) == [m.Refused(**script.stamp, detail="$.step: is 1, step 1 is done", reason="step")]
 
 
 def test_stop_lets_the_step_under_way_finish_and_ends_every_rank_at_the_same_step(tmp_path: Path) -> None:

@@ -35,7 +35,13 @@ def found(folder: Path) -> Found:
     return {world_size: run_world(world_size, folder) for world_size in WORLDS}
 
 
-def run_world(world_size: int, folder: Path) -> dict[int, dict[str, Any]]:
+@pytest.fixture(scope="module")
+def resumed(found: Found, folder: Path) -> dict[tuple[int, int], dict[int, dict[int, dict[str, Any]]]]:
+    """Return [writer's ranks, reader's ranks] -> [reader's stage][writer's stage] -> what going on gave."""
+    return {(written, read): run_world(read, folder, written) for written, read in ((2, 1), (1, 2))}
+
+
+def run_world(world_size: int, folder: Path, written_by: int | None = None) -> dict[int, dict[Any, Any]]:
     _, port = free_address("127.0.0.1")
     root = Path(__file__).parents[2]
     environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(root)}
@@ -43,6 +49,7 @@ def run_world(world_size: int, folder: Path) -> dict[int, dict[str, Any]]:
     ranks = []
     for rank, log in enumerate(logs):
         command = [sys.executable, policy_ranks.__file__, str(rank), str(world_size), str(port), str(folder)]
+        command += [] if written_by is None else [str(written_by)]
         with log.open("wb") as file:
             ranks.append(subprocess.Popen(command, env=environment, cwd=root, stdout=file, stderr=subprocess.STDOUT))
     try:
@@ -52,7 +59,8 @@ def run_world(world_size: int, folder: Path) -> dict[int, dict[str, Any]]:
             rank.kill()
             rank.wait()
     assert codes == [0] * world_size, "\n".join(log.read_text()[-3000:] for log in logs)
-    result: dict[int, dict[str, Any]] = torch.load(folder / f"ranks_{world_size}.pt", weights_only=False)
+    name = f"ranks_{world_size}.pt" if written_by is None else f"resumed_{world_size}_{written_by}.pt"
+    result: dict[int, dict[Any, Any]] = torch.load(folder / name, weights_only=False)
     return result
 
 
@@ -121,12 +129,38 @@ def test_saved_state_resumes_bit_for_bit(found: Found, world_size: int, stage: i
     assert found[world_size][stage]["resumes"]
 
 
-def test_state_of_another_layout_is_refused_with_both_named(found: Found, folder: Path) -> None:
-    assert found[2][3]["other_layout"] == (
-        f"{folder / 'state_2_3'} was written with learner.num_ranks = 2, learner.zero_stage = 3, "
-        "policy.dtype = float32, and this run has learner.num_ranks = 2, learner.zero_stage = 3, "
-        "policy.dtype = bfloat16. Resume with the same learner.num_ranks, learner.zero_stage and policy.dtype, or "
-        f"start a new run from the model in {folder / 'model'}."
+@pytest.mark.parametrize("read_stage", STAGES)
+@pytest.mark.parametrize("written_stage", STAGES)
+@pytest.mark.parametrize(("written", "read"), [(2, 1), (1, 2)])
+def test_saved_state_resumes_on_another_number_of_ranks_in_any_stage(
+    found: Found, resumed: Any, written: int, read: int, written_stage: int, read_stage: int
+) -> None:
+    uninterrupted, result = found[written][written_stage]["further"], resumed[written, read][read_stage][written_stage]
+    assert result["losses"] == pytest.approx(uninterrupted["losses"], rel=1e-4)
+    assert result["rates"] == uninterrupted["rates"]
+    torch.testing.assert_close(flat(result["weights"]), flat(uninterrupted["weights"]), rtol=0, atol=2e-5)
+
+
+@pytest.mark.parametrize(("world_size", "stage"), CASES)
+def test_saved_state_holds_every_parameter_whole_in_float32_and_nothing_pickled(
+    found: Found, folder: Path, world_size: int, stage: int
+) -> None:
+    state = folder / f"state_{world_size}_{stage}"
+    names = sorted(path.name for path in state.iterdir())
+    assert names == ["state.json", *(f"state_{n:05d}.safetensors" for n in range(len(names) - 1))]
+    assert len(names) > 3
+    stored = {key: tensor for name in names[1:] for key, tensor in load_file(state / name).items()}
+    saved = found[world_size][stage]["saved"]
+    assert stored.keys() == {f"{key}/{name}" for key in ("weight", "exp_avg", "exp_avg_sq") for name in saved}
+    assert all(torch.equal(stored[f"weight/{name}"], saved[name]) for name in saved)
+    assert {tensor.dtype for tensor in stored.values()} == {torch.float32}
+
+
+def test_state_of_other_parameters_is_refused_with_one_named(found: Found, folder: Path) -> None:
+    assert found[2][3]["refused_state"] == (
+        f"The state in {folder / 'state_2_3_other'} cannot be put into this policy: it and the policy differ in "
+        "1 parameters, such as model.extra.weight. Resume with the policy.model that wrote it, or start a new run from "
+        f"the model in {folder / 'model'}."
     )
 
 

@@ -176,6 +176,14 @@ def test_router_takes_a_frame_of_the_longest_length(router: RouterChannel) -> No
     assert [len(frame) for frame in received[1]] == [MAX_FRAME_BYTES - 64]
 
 
+def test_receive_keeps_16_frames_of_a_message_of_more(router: RouterChannel) -> None:
+    channel = dealer(router)
+    channel.send([b"%d" % i for i in range(1000)], 5.0)
+    channel.send([b"next"], 5.0)
+    assert router.receive(5.0) == (b"rank-0", [b"%d" % i for i in range(16)])
+    assert router.receive(5.0) == (b"rank-0", [b"next"])
+
+
 def test_receive_returns_none_after_its_time(router: RouterChannel) -> None:
     assert router.receive(0.01) is None
 

@@ -1,0 +1,18 @@
+"""The chaos commands of checkpoints in their short form."""
+
+import subprocess
+import sys
+from pathlib import Path
+
+
+def test_checkpoint_mutations_holds_in_its_short_form() -> None:
+    finished = subprocess.run(
+        [sys.executable, "-m", "tests.chaos.checkpoint_mutations", "--short"],
+        cwd=Path(__file__).parents[2],
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert finished.returncode == 0, finished.stdout + finished.stderr
+    last = finished.stdout.splitlines()[-1]
+    assert last == "chaos.checkpoint_mutations mutations=80 corrupt_loads=0 wrong_choice=0 holds=yes"
