@@ -5,6 +5,7 @@ noted: it is not of the surviving lineage, so nothing about it can be compared.
 """
 
 import sqlite3
+import time
 from collections.abc import Iterator
 from contextlib import closing
 from dataclasses import dataclass, field
@@ -16,6 +17,8 @@ from learner.audit_steps import Steps
 from learner.checkpoint import LATEST, Checkpoint, CorruptCheckpointError, verify
 from learner.run_folder import CHECKPOINTS, LEDGER
 
+# A run under way removes its old checkpoints, file by file.
+_REMOVAL_S = 1.0
 _SETTLED = "state IN ('trained', 'skipped')"
 _PROMPT_COLUMNS = ("epoch", "uid", "position", "state", "step", "reason")
 _TRAJECTORY_COLUMNS = (
@@ -35,11 +38,12 @@ class CheckpointAudit:
 def check_checkpoints(run: AuditedRun, steps: Steps, audit: CheckpointAudit) -> Iterator[Breach]:
     """Yield what is wrong with the checkpoints; what was found to be right is added to `audit`."""
     root = run.folder / CHECKPOINTS
-    for path in sorted(root.glob("step_*")):
+    for path in run.checkpoints:
         try:
             checkpoint = verify(path)
         except CorruptCheckpointError as error:
-            if path.exists():  # a run under way removes its old checkpoints
+            time.sleep(_REMOVAL_S)
+            if path.exists():
                 yield Breach("checkpoint", str(error).replace(f"{run.folder}/", ""), f"{CHECKPOINTS}/{path.name}")
             continue
         audit.valid.append(path.name)

@@ -28,6 +28,11 @@ class _StepFacts:
 def note_metrics(run: AuditedRun, steps: Steps) -> list[str]:
     """Return what a reader should know that breaks nothing."""
     notes = []
+    first = _first_step(run)
+    if first > 1:
+        notes.append(
+            f"{METRICS}: begins at step {first}; earlier ones are in the folder that the run was resumed from."
+        )
     if run.metrics and not run.metrics.endswith(b"\n"):
         notes.append(f"{METRICS}: the last line is cut off, as a kill leaves it.")
     if any(line["step"] == steps.last + 1 for _, line in _lines(run) if line is not None):
@@ -38,13 +43,13 @@ def note_metrics(run: AuditedRun, steps: Steps) -> list[str]:
 def check_metrics(run: AuditedRun, steps: Steps) -> Iterator[Breach]:
     """Yield lines that are none, steps that are missing, told twice or unknown to the ledger, and other numbers."""
     trained = _trained(run)
-    previous = 0
+    previous = _first_step(run) - 1
     for number, line in _lines(run):
         if line is None:
             yield Breach("metrics", f"line {number} is no metrics line", METRICS)
             continue
         step = int(line["step"])
-        if step == 0 and previous == 0:
+        if step == 0 and previous < 1:
             continue  # the evaluation before the first step
         if step != previous + 1:
             yield Breach("metrics", f"line {number} follows step {previous}", METRICS, step=step)
@@ -59,6 +64,13 @@ def check_metrics(run: AuditedRun, steps: Steps) -> Iterator[Breach]:
     if previous < steps.last:
         missing = f"step {steps.last}" if previous == steps.last - 1 else f"steps {previous + 1} to {steps.last}"
         yield Breach("metrics", f"no line tells of {missing}, which the ledger accounts for", METRICS)
+
+
+def _first_step(run: AuditedRun) -> int:
+    """Return the step that the metrics rightly begin with: 1, or that of a start from another folder's checkpoint."""
+    first = next((int(line["step"]) for _, line in _lines(run) if line is not None and line["step"]), 1)
+    starts = {from_step for (from_step,) in run.rows("SELECT DISTINCT from_step FROM terms")}
+    return first if first in starts else 1
 
 
 def _compare(number: int, step: int, line: Mapping[str, float], expected: Mapping[str, float]) -> Iterator[Breach]:

@@ -13,21 +13,27 @@ from typing import Any
 
 from learner.ledger_schema import stand_in
 from learner.prompts import load_prompts
-from learner.run_folder import LEDGER
+from learner.run_folder import CHECKPOINTS, LEDGER
 from protocol.errors import OperatorError, SettingsError
 from protocol.settings import Settings
 from protocol.settings_loader import load_settings
 
+# The rules go over prompts and trajectories in the order of groups, which is not that of the file.
+_CACHE_KIB = 256 * 1024
+_MAX_MOMENTS = 100
+
 
 @dataclass(frozen=True)
 class AuditedRun:
-    """db: inside one read transaction. metrics: the bytes of metrics.jsonl just after it began. uids: in file order."""
+    """db: inside one read transaction. metrics: the bytes of metrics.jsonl, and checkpoints: their folders in step
+    order, both as they were when it began. uids: of the prompts, in file order."""
 
     folder: Path
     settings: Settings
     uids: list[str]
     db: sqlite3.Connection
     metrics: bytes
+    checkpoints: list[Path]
 
     def rows(self, query: str, *values: object) -> Iterator[tuple[Any, ...]]:
         return self.db.execute(query, values)
@@ -53,16 +59,37 @@ def open_run(folder: Path, data: Path | None) -> Iterator[AuditedRun]:
     path = folder / LEDGER
     try:
         with closing(sqlite3.connect(read_only(path), uri=True, isolation_level=None)) as db:
+            db.execute(f"PRAGMA cache_size = -{_CACHE_KIB}")
             stand_in(db, path)
-            db.execute("BEGIN")
-            db.execute("SELECT COUNT(*) FROM meta").fetchone()  # the view of a transaction is that of its first read
-            metrics = folder / "metrics.jsonl"
-            yield AuditedRun(folder, settings, uids, db, metrics.read_bytes() if metrics.exists() else b"")
+            # Before the ledger's moment: what a checkpoint made after it says, the ledger would not know yet.
+            checkpoints = sorted((folder / CHECKPOINTS).glob("step_*"))
+            yield AuditedRun(folder, settings, uids, db, _begin(db, folder / "metrics.jsonl"), checkpoints)
     except sqlite3.Error as error:
         raise OperatorError(
             f"The ledger {path} cannot be read: {error}. While {LEDGER}-wal is beside it, this user must be allowed to "
             "write in the folder; a ledger that is damaged is put back by resuming the run from a checkpoint."
         ) from None
+
+
+def _begin(db: sqlite3.Connection, metrics: Path) -> bytes:
+    """Begin the read transaction at a moment in which no step is being recorded; returns the metrics of that moment.
+
+    A run that records steps without pause is taken as it is after a while: its metrics may then be a few lines ahead.
+    """
+    for _ in range(_MAX_MOMENTS):
+        before = _read(metrics)
+        db.execute("BEGIN")
+        db.execute("SELECT COUNT(*) FROM meta").fetchone()  # the view of a transaction is that of its first read
+        if (after := _read(metrics)) == before:
+            break
+        db.execute("ROLLBACK")
+    else:
+        db.execute("BEGIN")
+    return after
+
+
+def _read(path: Path) -> bytes:
+    return path.read_bytes() if path.exists() else b""
 
 
 def read_only(path: Path) -> str:

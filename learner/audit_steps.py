@@ -3,8 +3,10 @@
 Used by `learner.audit`; the other rules compare groups, metrics and checkpoints with `Steps`.
 """
 
+from bisect import bisect_right
 from collections.abc import Iterator
 from dataclasses import dataclass
+from functools import cached_property
 
 from learner.audit_breach import Breach
 from learner.audit_run import AuditedRun
@@ -35,7 +37,15 @@ class Steps:
 
     def policy_version_after(self, step: int) -> int:
         """Return the number of applied steps up to and including this one."""
-        return sum(account.is_applied for number, account in self.accounts.items() if number <= step)
+        place = bisect_right(self._numbers, step)
+        if not place:
+            return 0
+        account = self.accounts[self._numbers[place - 1]]
+        return account.policy_version + account.is_applied
+
+    @cached_property
+    def _numbers(self) -> list[int]:
+        return sorted(self.accounts)
 
 
 def read_steps(run: AuditedRun) -> Steps:

@@ -25,17 +25,7 @@ NUM_PROMPTS = 10
 
 def make_run(folder: Path) -> list[str]:
     """Write the run; returns its groups by position."""
-    data = folder.parent / "prompts.jsonl"
-    rows = ({"prompt": f"question {i}", "label": f"answer {i}"} for i in range(NUM_PROMPTS))
-    data.write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
-    settings = Settings.model_validate(
-        {
-            "run": {"name": folder.name, "dir": str(folder.parent), "max_steps": 6},
-            "data": {"train": str(data)},
-            "rollout": {"group_size": 2},
-            "learner": {"groups_per_step": 2, "max_staleness": 1},
-        }
-    )
+    settings = run_settings(folder, NUM_PROMPTS, max_steps=6)
     first = RunWriter(settings)
     for step in (1, 2, 3):
         first.train(step, first.lease(2), staleness=min(1, step - 1))
@@ -52,6 +42,21 @@ def make_run(folder: Path) -> list[str]:
     second.deliver(second.lease(1)[0], 1, second.version)
     second.close()
     return second.groups[: second.position]
+
+
+def run_settings(folder: Path, num_prompts: int, max_steps: int) -> Settings:
+    """Write a run's prompts beside its folder; returns its settings."""
+    data = folder.parent / "prompts.jsonl"
+    rows = ({"prompt": f"question {i}", "label": f"answer {i}"} for i in range(num_prompts))
+    data.write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
+    return Settings.model_validate(
+        {
+            "run": {"name": folder.name, "dir": str(folder.parent), "max_steps": max_steps},
+            "data": {"train": str(data)},
+            "rollout": {"group_size": 2},
+            "learner": {"groups_per_step": 2, "max_staleness": 1},
+        }
+    )
 
 
 class RunWriter:
@@ -117,5 +122,5 @@ class RunWriter:
 
     def _end(self, step: int, batch: StepBatch) -> None:
         self.ledger.set_meta("policy_version", str(self.version))
-        self.ledger.commit()
         self.record.write_step({"step": step, "policy_version": self.version, **batch.metrics()})
+        self.ledger.commit()

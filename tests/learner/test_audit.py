@@ -4,14 +4,17 @@ import hashlib
 import json
 import shutil
 import sqlite3
+import threading
 from contextlib import closing
 from pathlib import Path
 
 import pytest
 
 from learner.audit import main
+from learner.audit_report import audit_run_folder
+from learner.checkpoint import rotate
 from learner.ledger import Ledger
-from tests.learner.audited_run import make_run
+from tests.learner.audited_run import RunWriter, make_run, run_settings
 
 VERDICT = (
     "The accounts of run1 hold: in 4 steps 6 prompts were trained exactly once, 3 skipped with a reason, 2 are under "
@@ -130,6 +133,31 @@ def test_audit_reads_the_write_ahead_log_of_a_run_that_was_killed(
     assert digests(killed) == before
     tokens = json.loads(capsys.readouterr().out)["tokens"]
     assert {"what": "lineage", "num_trajectories": 1, "num_tokens": 1000} in tokens
+
+
+def test_audit_holds_at_every_moment_of_a_run(tmp_path: Path) -> None:
+    """A run goes on, step by step as fast as it can, with checkpoints made and removed, while it is audited."""
+    settings = run_settings(tmp_path / "run1", num_prompts=400, max_steps=200)
+    writer = RunWriter(settings)
+
+    def go_on() -> None:
+        for step in range(1, 181):
+            writer.train(step, writer.lease(2), staleness=0)
+            if step % 10 == 0:
+                writer.save(step)
+                rotate(tmp_path / "run1" / "checkpoints", keep=2)
+
+    thread = threading.Thread(target=go_on)
+    thread.start()
+    reports = []
+    while thread.is_alive():
+        reports.append(audit_run_folder(tmp_path / "run1"))
+    thread.join()
+    writer.close()
+    reports.append(audit_run_folder(tmp_path / "run1"))
+    assert [report.breaches.lines() for report in reports] == [[]] * len(reports)
+    assert len({report.step for report in reports}) > 1
+    assert reports[-1].step == 180
 
 
 def test_audit_holds_for_a_ledger_of_the_first_schema(run: Path) -> None:

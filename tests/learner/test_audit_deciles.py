@@ -18,7 +18,7 @@ from tests.protocol.examples import example_facts
 def run(tmp_path: Path) -> Iterator[AuditedRun]:
     Ledger(tmp_path / "ledger.sqlite").close()
     with closing(sqlite3.connect(tmp_path / "ledger.sqlite")) as db:
-        yield AuditedRun(tmp_path, Settings(), [], db, b"")
+        yield AuditedRun(tmp_path, Settings(), [], db, b"", [])
 
 
 def write_prompts(

@@ -272,6 +272,19 @@ def test_audit_notes_one_step_that_a_kill_left_out_of_the_ledger_and_names_more(
     assert lines_of(run, "metrics") == ["metrics.jsonl, step 6: line 6 is of a step that the ledger does not know"]
 
 
+def test_audit_notes_metrics_that_begin_with_a_start_from_another_folder(good: Good, tmp_path: Path) -> None:
+    run = Path(shutil.copytree(good[0], tmp_path / "run1", symlinks=True))
+    lines = (run / "metrics.jsonl").read_text(encoding="utf-8").splitlines(keepends=True)
+    (run / "metrics.jsonl").write_text("".join(lines[2:]), encoding="utf-8")
+    report = audit_run_folder(run)
+    assert report.holds
+    assert report.notes == [
+        "metrics.jsonl: begins at step 3; earlier ones are in the folder that the run was resumed from."
+    ]
+    (run / "metrics.jsonl").write_text("".join(lines[1:]), encoding="utf-8")
+    assert lines_of(run, "metrics") == ["metrics.jsonl, step 2: line 1 follows step 0"]
+
+
 def test_audit_measures_each_step_by_the_settings_of_its_day(good: Good, tmp_path: Path) -> None:
     run = Path(shutil.copytree(good[0], tmp_path / "run1", symlinks=True))
     settings = (run / "settings.yaml").read_text(encoding="utf-8")

@@ -27,7 +27,7 @@ def ledger(tmp_path: Path) -> Iterator[Ledger]:
 @pytest.fixture
 def run(ledger: Ledger, tmp_path: Path) -> Iterator[AuditedRun]:
     with closing(sqlite3.connect(tmp_path / "ledger.sqlite")) as db:
-        yield AuditedRun(tmp_path, Settings(), [], db, b"")
+        yield AuditedRun(tmp_path, Settings(), [], db, b"", [])
 
 
 def wasted(ledger: Ledger, run: AuditedRun) -> list[Tokens]:
