@@ -17,6 +17,8 @@ from protocol.errors import NeighbourError, OperatorError
 _AnySocket = zmq.Socket[Any]
 _DOMAIN = "sluice"
 _MAX_FRAME_BYTES = 1 << 28
+# More frames than any message to a coordinator has are read and dropped: the decoder refuses their number.
+_MAX_FRAMES_KEPT = 16
 _HEARTBEAT_MS = 5_000
 # A peer whose process is busy for half a minute is slow, not dead.
 _SILENCE_MS = 60_000
@@ -45,9 +47,17 @@ class RouterChannel:
     """
 
     def __init__(
-        self, host: str, keys: KeyPair, allowed: Iterable[bytes], max_frame_bytes: int = _MAX_FRAME_BYTES
+        self,
+        host: str,
+        keys: KeyPair,
+        allowed: Iterable[bytes],
+        max_frame_bytes: int = _MAX_FRAME_BYTES,
+        handshake_ms: int = _HANDSHAKE_MS,
     ) -> None:
-        """A peer that sends a longer frame is cut off. Raises: OperatorError when `host` is no address of this node."""
+        """A peer that sends a longer frame, or has not proved its key within handshake_ms, is cut off.
+
+        Raises: OperatorError when `host` is no address of this node.
+        """
         self._context = zmq.Context()
         self._authenticator = ThreadAuthenticator(self._context)
         self._authenticator.start()
@@ -62,7 +72,7 @@ class RouterChannel:
         self._socket.setsockopt(zmq.ROUTER_MANDATORY, 1)
         self._socket.setsockopt(zmq.ROUTER_HANDOVER, 1)
         self._socket.setsockopt(zmq.MAXMSGSIZE, max_frame_bytes)
-        self._socket.setsockopt(zmq.HANDSHAKE_IVL, _HANDSHAKE_MS)
+        self._socket.setsockopt(zmq.HANDSHAKE_IVL, handshake_ms)
         self._socket.setsockopt(zmq.BACKLOG, _BACKLOG)
         try:
             port = self._socket.bind_to_random_port(f"tcp://{host}")
@@ -74,7 +84,7 @@ class RouterChannel:
         self.address = f"tcp://{host}:{port}"
 
     def receive(self, timeout_s: float) -> tuple[bytes, list[bytes]] | None:
-        """Return the next (peer, frames), or None after timeout_s without one."""
+        """Return the next (peer, frames), or None after timeout_s without one. Of frames it keeps the first 16."""
         if timeout_s and not self._socket.poll(int(timeout_s * 1000)):
             return None
         # Each frame tells whether another follows; recv_multipart asks the socket instead, which takes as long again.
@@ -82,10 +92,11 @@ class RouterChannel:
             part = self._socket.recv(zmq.NOBLOCK, copy=False)
         except zmq.Again:
             return None
-        peer, frames = part.bytes, []
+        peer, frames = part.bytes, list[bytes]()
         while part.more:
             part = self._socket.recv(zmq.NOBLOCK, copy=False)
-            frames.append(part.bytes)
+            if len(frames) < _MAX_FRAMES_KEPT:
+                frames.append(part.bytes)
         return peer, frames
 
     def send(self, peer: bytes, frames: list[bytes]) -> bool:

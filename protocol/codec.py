@@ -102,13 +102,12 @@ def _check_sizes(frames: Sequence[bytes], limits: Limits) -> None:
         raise FrameError("$", f"{num_buffers} buffers, at most {limits.num_buffers}", "oversized")
     if len(frames[0]) > limits.header_bytes:
         raise FrameError("$", f"header of {len(frames[0])} bytes, at most {limits.header_bytes}", "oversized")
-    total = 0
-    for i, frame in enumerate(frames):
-        total += len(frame)
-        if i and len(frame) > limits.buffer_bytes:
-            raise FrameError(f"$[{i - 1}]", f"buffer of {len(frame)} bytes, at most {limits.buffer_bytes}", "oversized")
-    if total > limits.total_bytes:
-        raise FrameError("$", f"{total} bytes, at most {limits.total_bytes}", "oversized")
+    sizes = [len(frame) for frame in frames]
+    for i, size in enumerate(sizes[1:]):
+        if size > limits.buffer_bytes:
+            raise FrameError(f"$[{i}]", f"buffer of {size} bytes, at most {limits.buffer_bytes}", "oversized")
+    if sum(sizes) > limits.total_bytes:
+        raise FrameError("$", f"{sum(sizes)} bytes, at most {limits.total_bytes}", "oversized")
 
 
 def _damage(header: bytes) -> FrameError:

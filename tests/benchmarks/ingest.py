@@ -6,8 +6,8 @@ Four rollout servers in another process answer their leases with finished trajec
 The coordinator is the real one: CURVE, decoder, seal, `Trajectory.from_buffers`, `LeaseBook`, a row in the ledger, an
 acknowledgement. Every trajectory is another one, and all must be accepted. Timed from the first one sent to the last
 one acknowledged, in several rounds with a new coordinator each. CPU milliseconds are those of the coordinator's
-process, of its loop's thread alone, and of the senders. `--profile` writes cProfile's figures of the loop's thread for
-the last round. holds: the median round took in at least 1,000 a second.
+process, of its loop's thread alone, and of the senders. `--profile` writes cProfile's figures (CPU time) of the loop's
+thread for the last round. holds: the median round took in at least 1,000 a second.
 """
 
 import cProfile
@@ -81,7 +81,7 @@ def measure(senders: Pool, num: int, seed: int, profile: str) -> Round:
         tempfile.TemporaryDirectory() as folder,
         running_coordinator(Path(folder), settings, num_prompts=num // _GROUP_SIZE) as run,
     ):
-        profiler = cProfile.Profile()
+        profiler = cProfile.Profile(time.thread_time)
         if profile:
             do_in_loop(run, lambda _: profiler.enable())
         cpu_s, loop_s = time.process_time(), loop_cpu_s(run)
@@ -125,9 +125,8 @@ class Server:
         self._arrays = arrays
         self._decoder: Decoder[m.Message] = Decoder(m.ToServer | m.Done)
         self.socket.send_multipart(encode(m.Hello(**STAMP, server=name, policy_version=0)))
-        self.socket.send_multipart(
-            encode(m.Demand(**STAMP, num_groups=num_groups, policy_version=0, heard_of_lease=0, leases={}))
-        )
+        demand = m.Demand(**STAMP, num_groups=num_groups, policy_version=0, heard_of_lease=0, leases={})
+        self.socket.send_multipart(encode(demand))
 
     def receive(self) -> None:
         message, _ = self._decoder.decode(self.socket.recv_multipart())
@@ -160,11 +159,26 @@ class Arrays:
         self._mask = mask
         self._count = 0
         self._facts = TrajectoryFacts(
-            group="g", sample_index=0, attempt=1, incarnation=1, kind="train", is_greedy=False, server="s",
-            num_tokens=NUM_TOKENS, num_prompt_tokens=100, num_turns=len(spans), finish="answer", reward=0.5,
-            reward_parts={"exact_match": 0.5}, version_spans=spans, started_at=1.7e9, finished_at=1.7e9,
-            generate_s=3.0, environment_s=0.25, reward_s=0.25,
-        )  # fmt: skip
+            group="g",
+            sample_index=0,
+            attempt=1,
+            incarnation=1,
+            kind="train",
+            is_greedy=False,
+            server="s",
+            num_tokens=NUM_TOKENS,
+            num_prompt_tokens=100,
+            num_turns=len(spans),
+            finish="answer",
+            reward=0.5,
+            reward_parts={"exact_match": 0.5},
+            version_spans=spans,
+            started_at=1.7e9,
+            finished_at=1.7e9,
+            generate_s=3.0,
+            environment_s=0.25,
+            reward_s=0.25,
+        )
 
     def trajectory(self, lease: m.Lease, index: int, server: str) -> tuple[TrajectoryFacts, list[bytes]]:
         """Return the facts and buffers of the next trajectory."""

@@ -105,9 +105,8 @@ class Holder:
         while not self._kept_back:
             if time.monotonic() > deadline:
                 raise TimeoutError(f"the holder got no lease within {_ANSWER_S:g} s")
-            self.socket.send_multipart(
-                encode(m.Demand(**STAMP, num_groups=2, policy_version=self._rank.version, heard_of_lease=0, leases={}))
-            )
+            demand = m.Demand(**STAMP, num_groups=2, policy_version=self._rank.version, heard_of_lease=0, leases={})
+            self.socket.send_multipart(encode(demand))
             self._receive(wait_ms=20)
 
     def deliver(self) -> None:
@@ -184,10 +183,15 @@ class Fuzzer:
             self.socket.send_multipart(frames)
             sent.append(frames)
         for frames in sent:
-            if not self.socket.poll(int(_ANSWER_S * 1000)):
-                raise TimeoutError(f"no answer within {_ANSWER_S:g} s to {[frame[:2000].hex() for frame in frames]}")
+            self._verdicts.note(frames, False, True, _refusal(self._receive(frames)))
+
+    def _receive(self, frames: Frames) -> m.Message:
+        """Return the answer to frames; answers come in the order of what they answer."""
+        while self.socket.poll(int(_ANSWER_S * 1000)):
             answer, _ = self._decoder.decode(self.socket.recv_multipart())
-            self._verdicts.note(frames, False, True, _refusal(answer))
+            if not isinstance(answer, m.Ping):
+                return answer
+        raise TimeoutError(f"no answer within {_ANSWER_S:g} s to {[frame[:2000].hex() for frame in frames]}")
 
 
 def _refusal(answer: m.Message) -> str | None:

@@ -36,7 +36,7 @@ def random_trajectory(random: Random, version: int = 3, **facts: Any) -> Traject
         "group": f"e0-{random.getrandbits(80):020x}",
         "sample_index": random.randint(0, 7),
         "attempt": 1,
-        "incarnation": 1,
+        "incarnation": INCARNATION,
         "kind": "train",
         "is_greedy": False,
         "server": "s1",
@@ -69,7 +69,7 @@ def other_frames(random: Random) -> Frames:
         random.choice(
             (
                 m.Hello(**STAMP, server="s1", policy_version=random.choice((None, count))),
-                m.Demand(**STAMP, num_groups=count, policy_version=3, heard_of_lease=0, leases={}),
+                m.Demand(**STAMP, num_groups=count, policy_version=3, heard_of_lease=count, leases={"e0-a": count}),
                 m.SampleFailed(**STAMP, group="e0-a", sample_index=1, attempt=1, boundary="reward:em", detail="503"),
                 m.Heartbeat(
                     **STAMP,

@@ -63,6 +63,7 @@ _FACTS: dict[str, Rule] = {
     "group": _name,
     "sample_index": _count,
     "attempt": _count,
+    "incarnation": _count,
     "kind": _one_of("train", "eval"),
     "is_greedy": _one_of(True, False),
     "server": _name,
@@ -79,10 +80,20 @@ _FACTS: dict[str, Rule] = {
     "environment_s": _seconds,
     "reward_s": _seconds,
 }
-_STAMP: dict[str, Rule] = {"schema": _one_of(SCHEMA), "run_id": _one_of(RUN_ID), "incarnation": _one_of(INCARNATION)}
+_STAMP: dict[str, Rule] = {
+    "schema": _one_of(SCHEMA),
+    "run_id": _one_of(RUN_ID),
+    "incarnation": _one_of(INCARNATION),
+    "request": _count,
+}
 _MESSAGES: dict[str, dict[str, Rule]] = {
     "hello": {"server": _name, "policy_version": _count_or_none},
-    "demand": {"num_groups": _count, "policy_version": _count_or_none},
+    "demand": {
+        "num_groups": _count,
+        "policy_version": _count_or_none,
+        "heard_of_lease": _count,
+        "leases": _table(4096, _count),
+    },
     "trajectory": {"facts": _facts},
     "failed": {"group": _name, "sample_index": _count, "attempt": _count, "boundary": _name, "detail": _reason},
     "heartbeat": {
@@ -115,7 +126,7 @@ def is_valid(header: bytes, buffers: list[bytes]) -> bool:
         return False
     if type(message) is not dict or type(kind := message.pop("type", None)) is not str or kind not in _MESSAGES:
         return False
-    if not _fits(message, _STAMP | _MESSAGES[kind]):
+    if not _fits({"request": 0} | message, _STAMP | _MESSAGES[kind]):
         return False
     if kind == "trajectory":
         return len(buffers) == 3 and _is_trainable(message["facts"], *buffers)

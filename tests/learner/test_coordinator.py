@@ -824,6 +824,19 @@ def test_save_ledger_writes_a_copy_that_a_run_can_resume_from(script: Script, tm
         assert len(ledger.recall_unfinished()) == 2
 
 
+@pytest.mark.parametrize(
+    "path",
+    ["/elsewhere.sqlite", "{}/../elsewhere.sqlite", "{}/ledger.sqlite", "{}/no/folder", "{}", "{}/\0", "x" * 4096],
+)
+def test_save_ledger_is_refused_outside_the_run_s_folder(script: Script, tmp_path: Path, path: str) -> None:
+    path = path.replace("{}", str(tmp_path))
+    script.tell("rank-0", m.SaveLedger(**script.stamp, path=path, step=1))
+    (refused,) = script.take("rank-0", m.Refused)
+    assert refused.detail == f"$.path: {path[:500]} is no new file inside {tmp_path}"
+    assert script.coordinator.counts["refused:path"] == 1
+    assert not (tmp_path.parent / "elsewhere.sqlite").exists()
+
+
 # -- whole runs in random orders --------------------------------------------------------------------------------------
 
 

@@ -8,7 +8,9 @@ import pyarrow.parquet
 import pytest
 
 from learner.prompts import MAX_ROW_BYTES, load_prompts
+from protocol.codec import Decoder, encode
 from protocol.errors import SettingsError
+from protocol.messages import Lease, Message, ToServer
 from protocol.settings import DataSettings
 
 
@@ -126,6 +128,35 @@ def test_load_names_the_row_whose_number_cannot_be_sent(tmp_path: Path) -> None:
 def test_load_names_the_row_that_is_too_long_for_a_lease(tmp_path: Path) -> None:
     path = jsonl(tmp_path, {"prompt": "x" * MAX_ROW_BYTES, "label": "A"})
     assert refusal(path).startswith(f"data: {path} line 1 has {MAX_ROW_BYTES + 9} bytes, at most {MAX_ROW_BYTES}.")
+
+
+def test_load_names_the_row_that_nests_too_deep_for_a_lease(tmp_path: Path) -> None:
+    path = jsonl(tmp_path, {"prompt": "a?", "label": "A", "tree": json.loads("[" * 40 + "1" + "]" * 40)})
+    assert refusal(path) == f"data: {path} line 1 nests deeper than 32. Shorten the row."
+
+
+def test_load_names_the_row_of_more_values_than_a_lease_may_have(tmp_path: Path) -> None:
+    path = jsonl(tmp_path, {"prompt": "a?", "label": list(range(50_000))})
+    assert refusal(path) == f"data: {path} line 1 holds more than 49152 values. Shorten the row."
+
+
+def test_load_names_the_row_of_more_columns_than_a_lease_may_have(tmp_path: Path) -> None:
+    path = jsonl(tmp_path, {"prompt": "a?", "label": "A"} | {f"c{i}": i for i in range(1025)})
+    assert refusal(path) == (
+        f"data: {path} line 1 cannot be sent: Expected `object` of length <= 1024 - at `$[2]`. Shorten the row."
+    )
+
+
+def test_the_largest_row_fits_a_lease(tmp_path: Path) -> None:
+    path = jsonl(tmp_path, {"prompt": "a?", "label": list(range(49_000)), "text": "x" * 600_000})
+    (prompt,) = load_prompts(path, DataSettings())
+    indices = list(range(4096))
+    lease = Lease(
+        run_id="r" * 200, incarnation=1, number=1, group="g" * 200, attempt=1, kind="train", prompt=prompt.prompt,
+        label=prompt.label, columns=prompt.columns, sample_indices=indices, greedy_indices=indices, seed=1,
+    )  # fmt: skip
+    decoder: Decoder[Message] = Decoder(ToServer)
+    assert decoder.decode(encode(lease)) == (lease, [])
 
 
 def test_load_explains_a_file_that_is_no_parquet(tmp_path: Path) -> None:

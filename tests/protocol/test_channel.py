@@ -1,5 +1,6 @@
 """Real sockets on loopback: who gets in, and what happens to what cannot be delivered."""
 
+import socket
 import threading
 from collections.abc import Iterator
 
@@ -105,6 +106,23 @@ def test_router_refuses_new_peers_after_its_authenticator_stopped(router: Router
         assert router.receive(0.0) is None
 
 
+def test_router_closes_after_its_authenticator_s_thread_ended_by_itself() -> None:
+    channel = RouterChannel("127.0.0.1", ROUTER_KEYS, [PEER_KEYS.public])
+    channel._authenticator.pipe.send(b"TERMINATE")
+    channel._authenticator.thread.join()
+    channel.close(linger_s=0)
+    assert not channel._authenticator.is_alive()
+
+
+def test_router_closes_a_connection_that_says_nothing() -> None:
+    channel = RouterChannel("127.0.0.1", ROUTER_KEYS, [PEER_KEYS.public], handshake_ms=100)
+    with socket.create_connection(("127.0.0.1", int(channel.address.rsplit(":", 1)[1])), timeout=5.0) as silent:
+        greeting = silent.recv(100)
+        assert greeting.startswith(b"\xff")
+        assert silent.recv(100) == b""
+    channel.close(linger_s=0)
+
+
 def test_call_names_the_address_when_no_answer_comes(router: RouterChannel) -> None:
     channel = dealer(router)
     join(router, channel)
@@ -156,6 +174,14 @@ def test_router_takes_a_frame_of_the_longest_length(router: RouterChannel) -> No
     received = router.receive(1.0)
     assert received is not None
     assert [len(frame) for frame in received[1]] == [MAX_FRAME_BYTES - 64]
+
+
+def test_receive_keeps_16_frames_of_a_message_of_more(router: RouterChannel) -> None:
+    channel = dealer(router)
+    channel.send([b"%d" % i for i in range(1000)], 5.0)
+    channel.send([b"next"], 5.0)
+    assert router.receive(5.0) == (b"rank-0", [b"%d" % i for i in range(16)])
+    assert router.receive(5.0) == (b"rank-0", [b"next"])
 
 
 def test_receive_returns_none_after_its_time(router: RouterChannel) -> None:

@@ -1,9 +1,12 @@
 """Frames on the wire: golden bytes, limits, and errors that name the field."""
 
+from typing import get_args
+
 import msgspec
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from msgspec import inspect
 
 from protocol import messages as m
 from protocol.codec import Decoder, Limits, encode
@@ -60,9 +63,9 @@ def test_decode_refuses_a_truncated_header() -> None:
 
 
 def test_decode_refuses_trailing_bytes() -> None:
-    text, reason = refusal(sealed(encode(EXAMPLES["hello"][0])[0] + b"\x00"))
-    assert (text, reason) == (
-        "$: not a message: MessagePack data is malformed: trailing characters (byte 78)",
+    frame = encode(EXAMPLES["hello"][0])[0]
+    assert refusal(sealed(frame + b"\x00")) == (
+        f"$: not a message: MessagePack data is malformed: trailing characters (byte {len(frame)})",
         "invalid",
     )
 
@@ -149,6 +152,49 @@ def test_decode_refuses_a_message_with_a_buffer_too_many(tag: str) -> None:
     every: Decoder[m.Message] = Decoder(m.ToCoordinator | m.ToServer | m.ToRank, Limits(num_buffers=9))
     text, reason = refusal(encode(message, [*buffers, b"more"]), every)
     assert (text, reason) == (f"$: {len(buffers) + 1} buffers, expected {len(buffers)}", "invalid")
+
+
+@pytest.mark.parametrize("name", ["started_at", "finished_at", "generate_s", "environment_s", "reward_s"])
+@pytest.mark.parametrize("value", [float("nan"), float("inf"), -1.0])
+def test_decode_refuses_a_time_that_is_none(name: str, value: float) -> None:
+    # As NaN it would be NULL in the ledger, whose columns refuse it by an error that ends the coordinator.
+    body = msgspec.to_builtins(EXAMPLES["trajectory"][0])
+    body["facts"][name] = value
+    text, reason = refusal([*(frames := [msgspec.msgpack.encode(body), b"", b"", b""]), seal(frames)])
+    assert (text[: len(name) + 8], reason) == (f"$.facts.{name}", "invalid")
+
+
+def test_every_list_map_and_text_of_a_message_is_bounded() -> None:
+    unbounded = []
+    seen: set[type] = set()
+
+    def look(kind: object, path: str) -> None:
+        match kind:
+            case inspect.StructType():
+                if kind.cls not in seen:
+                    seen.add(kind.cls)
+                    for field in kind.fields:
+                        look(field.type, f"{path}.{field.name}")
+            case inspect.ListType() | inspect.DictType() | inspect.StrType() | inspect.VarTupleType():
+                if kind.max_length is None:
+                    unbounded.append(path)
+                for part in ("item_type", "key_type", "value_type"):
+                    look(getattr(kind, part, None), f"{path}.{part}")
+            case inspect.UnionType():
+                for part in kind.types:
+                    look(part, path)
+            case inspect.IntType() | inspect.FloatType():
+                if kind.ge is None and not path.endswith(_MAY_BE_NEGATIVE):
+                    unbounded.append(path)
+
+    for kind in get_args(m.ToCoordinator | m.ToServer | m.ToRank):
+        look(inspect.type_info(kind), kind.__name__)
+    assert unbounded == []
+    assert len(seen) > 20
+
+
+# The schema is compared before anything; rewards are judged by `Trajectory.check`; metrics are a rank's own.
+_MAY_BE_NEGATIVE = ("schema", ".reward", "reward_parts.value_type", "metrics.value_type")
 
 
 # -- the seal ---------------------------------------------------------------------------------------------------------

@@ -114,6 +114,20 @@ def test_check_refuses_a_logprob_above_zero() -> None:
     )
 
 
+def test_check_refuses_a_logprob_of_a_token_that_the_model_did_not_write() -> None:
+    assert refusal(with_arrays(behaviour_logprobs=[0, 0, -0.5, -1.5, -0.5, -0.25]))[0] == (
+        "$.trajectory.behaviour_logprobs: is not 0 for a token that the model did not write"
+    )
+
+
+@pytest.mark.parametrize("value", [1.1e18, -1.1e18])
+def test_check_refuses_a_reward_whose_square_float32_cannot_hold(value: float) -> None:
+    assert refusal(example_trajectory(reward=value)) == (
+        f"$.trajectory.reward: reward is {value}, expected at most 1e+18 either way",
+        "invalid",
+    )
+
+
 @pytest.mark.parametrize("value", [math.nan, math.inf])
 def test_check_refuses_a_reward_that_is_not_finite(value: float) -> None:
     assert refusal(example_trajectory(reward=value)) == (f"$.trajectory.reward: reward is {value}", "nonfinite")
