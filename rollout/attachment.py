@@ -81,6 +81,6 @@ def begin_attachment(
         outbox = finished.outbox
     else:
         outbox = Outbox(keep_s=spec.rollout.lease_timeout_s)
-    session = RolloutSession(server, spec, channel, player, engine, services.rewards, outbox)
+    session = RolloutSession(server, spec, channel, player, engine, services, outbox)
     task = asyncio.create_task(session.run(), name=f"session {spec.run_id}")
     return Attachment(session, task, channel, services, player)
