@@ -119,19 +119,21 @@ class HttpEndpoint:
             client.stream("POST", self.url, content=body, headers=headers) as response,
         ):
             status, reply = response.status_code, bytearray()
-            if response.headers.get("content-encoding", "identity") != "identity":
-                raise self._unusable("the reply is compressed, which was not asked for")
+            limit = self.policy.max_reply_bytes if status == 200 else _ERROR_BYTES
             # What counts is what was read: Content-Length may be absent, or not true.
             async for chunk in response.aiter_raw():
                 reply += chunk
-                if status != 200 and len(reply) >= _ERROR_BYTES:
+                if len(reply) > limit:
                     break
-                if len(reply) > self.policy.max_reply_bytes:
-                    raise self._unusable(f"the reply is over {self.policy.max_reply_bytes} bytes")
-            if status == 200:
-                return bytes(reply)
+        # Judged outside: the connection is as good after an answer that is none as after any other.
+        if status != 200:
             text, retry_after = reply.decode(errors="replace"), response.headers.get("retry-after")
             raise failure_of_status(self.url, status, text, retry_after, self.policy)
+        if response.headers.get("content-encoding", "identity") != "identity":
+            raise self._unusable("the reply is compressed, which was not asked for")
+        if len(reply) > limit:
+            raise self._unusable(f"the reply is over {limit} bytes")
+        return bytes(reply)
 
     def _failed(self, reason: str) -> AttemptFailed:
         return AttemptFailed(f"{self.url}: {reason}", self.policy.max_attempts)
