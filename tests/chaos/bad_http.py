@@ -1,9 +1,10 @@
 """A reward service and retriever that misbehaves on a seeded schedule, as a process: `python -m tests.chaos.bad_http`.
 
 Of the requests to /score and /retrieve 30 % are answered 5xx, 10 % not at all, and 5 % with something that is no
-answer; which one a request meets follows from --seed and its number. Otherwise the answer is right: rewards and passages
-are functions of what was asked (`reward_of`, `passages_of`), so that a misassigned or invented one is seen. Nothing
-listens during an outage. `BadServer` starts one and speaks to it; used by the chaos commands of rewards and retrievers.
+answer; which one a request meets follows from --seed and its number. Otherwise the answer is right: rewards and
+passages are functions of what was asked (`reward_of`, `passages_of`), so that a misassigned or invented one is seen.
+Nothing listens during an outage. `BadServer` starts one and speaks to it; used by the chaos commands of rewards and
+retrievers.
 """
 
 import argparse

@@ -24,7 +24,7 @@ from rollout.environments.single_turn import SingleTurn
 from rollout.http_policy import HttpPolicy
 from rollout.reward_client import RewardClient, Score, ScoreRequest
 from tests.chaos.bad_http import BadServer, bad_server, reward_of
-from tests.chaos.neighbour_rig import GROUP_SIZE, GROUPS_PER_STEP, Outcome, Seat, play_run
+from tests.chaos.neighbour_rig import GROUP_SIZE, GROUPS_PER_STEP, Outcome, Seat, play_run, under_way
 from tests.chaos.verdict import conclude, options
 
 POLICY = HttpPolicy(min_backoff_s=0.05, max_backoff_s=2.0)
@@ -59,8 +59,8 @@ class CountedRewards:
 def main() -> int:
     arguments = options(__doc__ or "", **{"outage_s": 60.0})
     is_short = arguments.short
-    outage_s, before_s, after_s = (3.0, 4.0, 2.5) if is_short else (arguments.outage_s, 30.0, 10.0)
-    num_groups = int((before_s + 2 * after_s) * 2 * PACE / GROUP_SIZE / GROUPS_PER_STEP) * GROUPS_PER_STEP
+    outage_s, before_s, after_s = (3.0, 2.5, 2.5) if is_short else (arguments.outage_s, 30.0, 10.0)
+    num_groups = int((1 + before_s + 1.5 * after_s) * 2 * PACE / GROUP_SIZE / GROUPS_PER_STEP) * GROUPS_PER_STEP
     with bad_server(arguments.seed) as server:
         outage: list[float] = []
         rewards: list[CountedRewards] = []
@@ -73,8 +73,8 @@ def main() -> int:
     print(f"coordinator: {dict(sorted(outcome.counts.items()))}; prompts: {outcome.prompts}")
     began, ended = outage
     timeline = outcome.timeline
-    healthy = timeline.rate(began - before_s * 0.75, began)
-    calls = timeline.rate(began - before_s * 0.75, began, column=2)
+    healthy = timeline.rate(began - before_s, began)
+    calls = timeline.rate(began - before_s, began, column=2)
     back_s = timeline.back_s(ended, 0.9 * healthy, window_s=1.0)
     figures = {
         **judged(outcome, num_groups),
@@ -131,7 +131,8 @@ async def run(
             attempts = sum(each.client.stats["bad"].attempts for each in rewards)
             return sum(each.num_scored for each in rewards), attempts
 
-        async def during(start: float) -> None:
+        async def during() -> None:
+            await under_way(progress)
             await asyncio.sleep(before_s)
             await asyncio.to_thread(server.outage, outage_s)
             outage.append(time.monotonic() + 0.05)

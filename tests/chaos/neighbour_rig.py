@@ -109,9 +109,9 @@ async def play_run(
     num_groups: int,
     pace: float,
     progress: Callable[[], tuple[int, int]],
-    during: Callable[[float], Awaitable[None]],
+    during: Callable[[], Awaitable[None]],
 ) -> Outcome:
-    """Return what became of a run of num_groups prompts; `during(start)` is awaited beside it.
+    """Return what became of a run of num_groups prompts; `during()` is awaited beside it.
 
     pace: generations a second of each server. progress: samples finished and attempts at neighbours so far.
     """
@@ -142,9 +142,8 @@ async def play_run(
             _open_session(f"s{i}", seat, engine, settings, router.address, keys)
             for i, (seat, engine) in enumerate(zip(seats, engines, strict=True))
         ]
-        start = time.monotonic()
         watching = asyncio.create_task(_watch(outcome.timeline, progress))
-        await asyncio.gather(asyncio.to_thread(rank.join), during(start))
+        await asyncio.gather(asyncio.to_thread(rank.join), during())
         for task, channel in sessions:
             task.cancel()
             await asyncio.wait([task])
@@ -155,6 +154,12 @@ async def play_run(
         outcome.counts = coordinator.counts
         outcome.prompts = _states(Path(folder) / "ledger.sqlite")
     return outcome
+
+
+async def under_way(progress: Callable[[], tuple[int, int]]) -> None:
+    """Return once a step's worth of samples is finished."""
+    while progress()[0] < GROUP_SIZE * GROUPS_PER_STEP:
+        await asyncio.sleep(0.05)
 
 
 def _open_session(
