@@ -93,6 +93,8 @@ class HttpEndpoint:
         is_unreliable = len(seen) >= _MIN_ATTEMPTS and sum(seen) >= _UNRELIABLE_SHARE * len(seen)
         failure.is_held = is_absence(failure) and self.breaker.is_open
         failure.is_excused = failure.is_held or (is_absence(failure) and is_unreliable)
+        if is_unreliable and failure.max_attempts > 1:
+            failure.max_attempts += 1
 
     async def _attempt_once(self, body: bytes, read: Callable[[bytes], _T], key: str | None) -> _T:
         self.stats.attempts += 1

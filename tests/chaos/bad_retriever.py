@@ -27,12 +27,12 @@ from rollout.environments.search import Search, render_passages
 from rollout.http_policy import HttpPolicy
 from rollout.retriever_client import RetrieverClient
 from tests.chaos.bad_http import MARKER, BadServer, bad_server, passages_of
-from tests.chaos.bad_rewards import POLICY, SHORT_POLICY
+from tests.chaos.bad_rewards import POLICY, SHORT_POLICY, TIMEOUT_S
 from tests.chaos.neighbour_rig import GROUP_SIZE, GROUPS_PER_STEP, Outcome, Seat, play_run, under_way
 from tests.chaos.verdict import conclude, options
 from tests.rollout_fakes import ScriptedScorer
 
-PACE = 48.0
+PACE = 32.0
 _TOPK = 2
 _TURNS = re.compile(r"<search>(.*?)</search><information>(.*?)</information>", flags=re.DOTALL)
 
@@ -59,6 +59,8 @@ def main() -> int:
         for name, server in (("own", own), ("other", other)):
             print(f"the {name} retriever met {dict(sorted(server.counts().items()))}")
     print(f"coordinator: {dict(sorted(outcome.counts.items()))}; prompts: {outcome.prompts}")
+    for reasons in outcome.dead_letters:
+        print(f"given up: {reasons}")
     timeline = outcome.timeline
     since = marks["own"] - times.before
     healthy = timeline.rate(since, marks["own"])
@@ -88,7 +90,7 @@ def judged(outcome: Outcome, num_groups: int) -> dict[str, float]:
         "error_texts": errors,
         "lost": num_groups * GROUP_SIZE - len(outcome.trained),
         "trained_twice": outcome.num_trained_twice,
-        "dead_letters": outcome.prompts.get("skipped", 0),
+        "dead_letters": len(outcome.dead_letters),
     }
 
 
@@ -103,7 +105,7 @@ async def run(
 ) -> Outcome:
     """Return what became of the run; `marks` gets when the own retriever, then both were away, and both were back."""
     words = random.Random(seed)
-    policy = HttpPolicy(**{**vars(policy), "attempt_timeout_s": 0.5})
+    policy = HttpPolicy(**{**vars(policy), "attempt_timeout_s": TIMEOUT_S})
     urls = [f"{server.address}/retrieve" for server in (own, other)]
     async with AsyncExitStack() as stack:
         clients = [await stack.enter_async_context(RetrieverClient(urls, _TOPK, None, policy)) for _ in range(2)]

@@ -80,6 +80,7 @@ class Outcome:
     num_trained_twice: int = 0
     counts: Counter[str] = field(default_factory=Counter)
     prompts: dict[str, int] = field(default_factory=dict)
+    dead_letters: list[str] = field(default_factory=list)
     timeline: Timeline = field(default_factory=Timeline)
 
 
@@ -152,7 +153,7 @@ async def play_run(
         loop.close()
         ledger.close()
         outcome.counts = coordinator.counts
-        outcome.prompts = _states(Path(folder) / "ledger.sqlite")
+        _read_books(Path(folder) / "ledger.sqlite", outcome)
     return outcome
 
 
@@ -205,6 +206,7 @@ async def _watch(timeline: Timeline, progress: Callable[[], tuple[int, int]]) ->
         await asyncio.sleep(0.1)
 
 
-def _states(path: Path) -> dict[str, int]:
+def _read_books(path: Path, outcome: Outcome) -> None:
     with closing(sqlite3.connect(path)) as books:
-        return dict(books.execute("SELECT state, count(*) FROM prompts GROUP BY state").fetchall())
+        outcome.prompts = dict(books.execute("SELECT state, count(*) FROM prompts GROUP BY state").fetchall())
+        outcome.dead_letters = [row[0] for row in books.execute("SELECT reason FROM prompts WHERE state = 'skipped'")]
