@@ -9,8 +9,8 @@ does: report the step to a real coordinator, push over a real gloo group, save a
 
 holds: of 20 injections none was applied, pushed or saved (applied=0 pushed=0 saved=0), each is recorded as a step that
 was not applied or an error that says what is not finite (recorded=20), the weights afterwards are bit for bit those
-before, for a flipped bit those of the checkpoint (intact=20), and training goes on (steps_after). --short: ZeRO 2 alone,
-ten injections.
+before, for a flipped bit those of the checkpoint (intact=20), and training goes on (steps_after). --short: ZeRO 2
+alone, ten injections.
 """
 
 import json
