@@ -87,7 +87,7 @@ def main() -> int:
         make_tiny_model(Path(folder), tied=True)
         rig = asyncio.run(run(Path(folder), arguments.short, num_pushes, faulty))
     wrong = judged(rig, with_logprobs=not arguments.short)
-    figures = {name: rig.counts[name] for name in ("synced", "failed", "unexpected_failures", "refused")}
+    figures = {name: rig.counts[name] for name in ("synced", "failed", "unexpected_failures", "whole", "refused")}
     holds = not wrong and not rig.counts["served_unsynced"] and not rig.counts["unexpected_failures"]
     holds = holds and rig.counts["failed"] >= num_faults and len(rig.generations) > 0
     return conclude(
@@ -162,7 +162,7 @@ async def _push(rig: Rig, fault: str | None) -> None:
         rig.counts["unexpected_failures"] += 1
     if not is_synced:
         print(f"push {rig.version}: {fault}: {why[:150]}", flush=True)
-        await _try_to_be_served(rig, fault)
+        await _try_to_be_served(rig)
 
 
 async def _joined(rig: Rig) -> None:
@@ -172,10 +172,12 @@ async def _joined(rig: Rig) -> None:
         await asyncio.sleep(0.05)
 
 
-async def _try_to_be_served(rig: Rig, fault: str | None) -> None:
+async def _try_to_be_served(rig: Rig) -> None:
     """After a push that broke between the first byte and the commit, ask: every request must be refused."""
-    if fault in ("pause_hangs", "answer_lost", "resume_fails"):
-        return  # the weights held are whole, and confirmed
+    if rig.engine.policy_version is not None:
+        # It broke before the first byte, or after the commit: what is held is whole, and confirmed.
+        rig.counts["whole"] += 1
+        return
     for number in range(3):
         try:
             await asyncio.wait_for(_ask(rig, f"after-{rig.version}-{number}"), 5.0)
