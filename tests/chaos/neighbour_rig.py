@@ -121,7 +121,8 @@ async def play_run(
             "run": {"max_steps": num_groups // GROUPS_PER_STEP},
             "rollout": {
                 "group_size": GROUP_SIZE,
-                "max_groups_in_flight": 64,
+                # Few enough that no queue in front of the engine hides what the neighbours do.
+                "max_groups_in_flight": 12,
                 "max_response_tokens": 64,
                 "max_context_tokens": 1024,
             },
