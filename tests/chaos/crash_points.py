@@ -19,7 +19,7 @@ from learner.run_folder import CHECKPOINTS
 from protocol.failpoints import FAILPOINTS
 from tests.chaos.counting import count_trained
 from tests.chaos.rig import Rig, rig_home
-from tests.chaos.rig_processes import Pace
+from tests.chaos.rig_processes import STATE, Pace
 from tests.chaos.rig_settings import reward_service, rig_settings
 from tests.chaos.verdict import conclude, options
 
@@ -29,18 +29,29 @@ _SHORT = ("checkpoint.commit.renamed", "run_folder.ledger_replaced", "ledger.com
 _OFTEN = {"ledger.commit.before": 60, "ledger.commit.after": 60}
 _EACH_STEP = ("step_book.", "run_record.")
 _KILL_AT_STEP = 13
+# Passed only by a start that finds no checkpoint, and by one whose newest checkpoint is damaged and so made again.
+_BEFORE_ANY_CHECKPOINT = ("run_folder.record_set_aside",)
+_DAMAGED = ("checkpoint.commit.latest_taken_off", "checkpoint.commit.displaced")
 
 
 class _Once:
-    """Kills the learner at a step, once, so that a run has something to restore."""
+    """Kills the learner at a step, once, so that a run has something to restore. damaged: the checkpoint it damages."""
 
-    def __init__(self) -> None:
+    def __init__(self, failpoint: str) -> None:
         self.is_done = False
+        self.damaged: Path | None = None
+        self._at_step = 1 if failpoint in _BEFORE_ANY_CHECKPOINT else _KILL_AT_STEP
+        self._is_damaging = failpoint in _DAMAGED
 
     def __call__(self, rig: Rig, now: float) -> None:
-        if not self.is_done and rig.step >= _KILL_AT_STEP and rig.learner is not None:
-            rig.learner.kill()
-            self.is_done = True
+        if self.is_done or rig.step < self._at_step or rig.learner is None:
+            return
+        rig.learner.kill()
+        rig.learner.process.join()
+        self.is_done = True
+        if self._is_damaging:
+            self.damaged = (rig.folder / CHECKPOINTS / LATEST).resolve()
+            (self.damaged / "state" / STATE).write_text("not what was saved")
 
 
 class _Witness:
@@ -62,7 +73,7 @@ class _Witness:
             self.has_fired = True
             self._rig.failpoint = None
         latest = self._rig.folder / CHECKPOINTS / LATEST
-        if latest.is_symlink():
+        if latest.is_symlink() and latest.resolve() != self._killer.damaged:
             try:
                 verify(latest.resolve())
             except Exception as error:
@@ -88,7 +99,7 @@ def main() -> int:
                 learner={"groups_per_step": 4, "max_staleness": 1, "checkpoint_every_steps": 2},
                 rollout={"group_size": 2},
             )
-            killer = _Once()
+            killer = _Once(failpoint)
             rig = Rig(settings, keys, num_servers=2, pace=Pace(arguments.seed, mean_tokens=20.0), disturb=killer)
             witness = rig.on_death = _Witness(rig, killer)
             setting = rig.failpoint = f"{failpoint}:kill@{_pass(failpoint, draw)}"
@@ -108,6 +119,8 @@ def main() -> int:
 
 def _pass(failpoint: str, draw: random.Random) -> int:
     """Return at which pass to die: early enough that every run gets there."""
+    if failpoint in (*_DAMAGED, *_BEFORE_ANY_CHECKPOINT):
+        return 1
     if failpoint in _OFTEN:
         return draw.randrange(1, _OFTEN[failpoint])
     if failpoint.startswith(_EACH_STEP):

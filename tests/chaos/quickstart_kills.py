@@ -4,8 +4,8 @@
 
 One `python -m learner.run` with a checkpoint every fourth step. Between its steps five SIGKILLs each hit a rollout
 server (every other time its vLLM engine process), the coordinator and the learner rank, in an order that is drawn. It
-must exit with 0, pass `learner.audit`, and reach what the quick start must reach without kills: eval_reward 0.85, greedy
-0.9. `--short`: one kill of each kind in 12 steps, without the scores. Not part of CI: minutes.
+must exit with 0, pass `learner.audit`, and reach what the quick start must reach without kills: eval_reward 0.85,
+greedy 0.9. `--short`: one kill of each kind in 12 steps, without the scores. Not part of CI: minutes.
 """
 
 import json

@@ -121,6 +121,9 @@ class _CountingPolicy:
     def __init__(self) -> None:
         self.trained: dict[str, dict[str, list[int]]] = {}
 
+    def check_finite(self, with_optimizer: bool = False) -> None:
+        """Nothing that could be NaN."""
+
     def save_state(self, folder: Path) -> None:
         folder.mkdir()
         (folder / STATE).write_text(json.dumps(self.trained))
