@@ -19,7 +19,7 @@ from learner.run_folder import CHECKPOINTS
 from protocol.failpoints import FAILPOINTS
 from tests.chaos.counting import count_trained
 from tests.chaos.rig import Rig, rig_home
-from tests.chaos.rig_processes import STATE, Pace
+from tests.chaos.rig_processes import Pace
 from tests.chaos.rig_settings import reward_service, rig_settings
 from tests.chaos.verdict import conclude, options
 
@@ -29,29 +29,22 @@ _SHORT = ("checkpoint.commit.renamed", "run_folder.ledger_replaced", "ledger.com
 _OFTEN = {"ledger.commit.before": 60, "ledger.commit.after": 60}
 _EACH_STEP = ("step_book.", "run_record.")
 _KILL_AT_STEP = 13
-# Passed only by a start that finds no checkpoint, and by one whose newest checkpoint is damaged and so made again.
+# Passed only by a start that finds no checkpoint, and by a step that is saved again: the last one, once a run.
 _BEFORE_ANY_CHECKPOINT = ("run_folder.record_set_aside",)
-_DAMAGED = ("checkpoint.commit.latest_taken_off", "checkpoint.commit.displaced")
+_SAVED_AGAIN = ("checkpoint.commit.latest_taken_off", "checkpoint.commit.displaced")
 
 
 class _Once:
-    """Kills the learner at a step, once, so that a run has something to restore. damaged: the checkpoint it damages."""
+    """Kills the learner at a step, once, so that a run has something to restore."""
 
     def __init__(self, failpoint: str) -> None:
         self.is_done = False
-        self.damaged: Path | None = None
         self._at_step = 1 if failpoint in _BEFORE_ANY_CHECKPOINT else _KILL_AT_STEP
-        self._is_damaging = failpoint in _DAMAGED
 
     def __call__(self, rig: Rig, now: float) -> None:
-        if self.is_done or rig.step < self._at_step or rig.learner is None:
-            return
-        rig.learner.kill()
-        rig.learner.process.join()
-        self.is_done = True
-        if self._is_damaging:
-            self.damaged = (rig.folder / CHECKPOINTS / LATEST).resolve()
-            (self.damaged / "state" / STATE).write_text("not what was saved")
+        if not self.is_done and rig.step >= self._at_step and rig.learner is not None:
+            rig.learner.kill()
+            self.is_done = True
 
 
 class _Witness:
@@ -73,7 +66,7 @@ class _Witness:
             self.has_fired = True
             self._rig.failpoint = None
         latest = self._rig.folder / CHECKPOINTS / LATEST
-        if latest.is_symlink() and latest.resolve() != self._killer.damaged:
+        if latest.is_symlink():
             try:
                 verify(latest.resolve())
             except Exception as error:
@@ -119,7 +112,7 @@ def main() -> int:
 
 def _pass(failpoint: str, draw: random.Random) -> int:
     """Return at which pass to die: early enough that every run gets there."""
-    if failpoint in (*_DAMAGED, *_BEFORE_ANY_CHECKPOINT):
+    if failpoint in (*_SAVED_AGAIN, *_BEFORE_ANY_CHECKPOINT):
         return 1
     if failpoint in _OFTEN:
         return draw.randrange(1, _OFTEN[failpoint])
