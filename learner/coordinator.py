@@ -67,7 +67,7 @@ class Coordinator:
             settings, self._leases, window, ledger, record, mailbox, self.counts, last_step, policy_version
         )
         self._pinged_at = float("-inf")
-        self._last_copy: Path | None = None
+        self._last_copy: tuple[Path, int] | None = None
 
     @property
     def step(self) -> int:
@@ -208,9 +208,9 @@ class Coordinator:
             self.refuse(peer, FrameError("$.path", problem, "path"), message.request)
             return
         # Asked again after a lost answer, the copy stays as it is: by now it may be part of a checkpoint's manifest.
-        if path != self._last_copy:
+        if (path, message.request) != self._last_copy:
             self._ledger.snapshot(path)
-            self._last_copy = path
+            self._last_copy = (path, message.request)
         self._mailbox.confirm(peer, message.request)
 
     def _on_evaluate(self, peer: str, message: m.Evaluate) -> None:

@@ -3,14 +3,10 @@
 Called by `learner.run`.
 """
 
-from pathlib import Path
-
 from rich.console import Console
 from rich.table import Table
 
-from learner.preflight import Inspected
-
-_BYTES = {"float32": 4, "bfloat16": 2}
+from learner.preflight import BYTES, Inspected, count_parameters
 
 
 def show_plan(inspected: Inspected) -> None:
@@ -24,7 +20,7 @@ def show_plan(inspected: Inspected) -> None:
     table.add_row(
         "learner rank", str(learner.num_ranks), "1 (0 without GPUs)", f"{_mib(rank_bytes)} + activations", "packed"
     )
-    engine_bytes = parameters * _BYTES[settings.policy.dtype] // rollout.tensor_parallel_size
+    engine_bytes = parameters * BYTES[settings.policy.dtype] // rollout.tensor_parallel_size
     table.add_row(
         "rollout server",
         str(rollout.num_servers),
@@ -44,27 +40,12 @@ def show_plan(inspected: Inspected) -> None:
         console.print(start.notice)
 
 
-def count_parameters(model: Path) -> int:
-    """Return the number of parameters in a folder's safetensors files, from their headers alone."""
-    from safetensors import safe_open
-
-    total = 0
-    for path in sorted(model.glob("*.safetensors")):
-        with safe_open(path, framework="numpy") as file:
-            for name in list(file.keys()):  # safe_open is no mapping
-                size = 1
-                for length in file.get_slice(name).get_shape():
-                    size *= length
-                total += size
-    return total
-
-
 def learner_bytes(parameters: int, dtype: str, zero_stage: int, num_ranks: int) -> int:
     """Return the bytes of weights, gradients and AdamW state on one rank (bf16 keeps an fp32 copy).
 
     Source: ZeRO, arXiv:1910.02054, section 3: stage 2 splits optimizer state and gradients, stage 3 the weights too.
     """
-    weights = gradients = parameters * _BYTES[dtype]
+    weights = gradients = parameters * BYTES[dtype]
     optimizer = parameters * (8 if dtype == "float32" else 12)
     if zero_stage >= 2:
         gradients, optimizer = gradients // num_ranks, optimizer // num_ranks

@@ -4,7 +4,7 @@ Owned by a learner rank. Methods that change or gather weights are collective: e
 Shapes: K model tokens of a micro-batch.
 """
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
@@ -15,6 +15,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from learner import varlen_attention
+from learner.finite import NonFiniteWeightsError, first_non_finite
 from learner.microbatch import MicroBatch
 from learner.optimizer import GuardedAdamW
 from learner.policy_deepspeed import deepspeed_config, import_deepspeed, zero_stage_of
@@ -113,10 +114,11 @@ class PolicyEngine:
             loss, parts = loss_function(logprobs, entropies, micro_batch)
             # A loss that is not finite can have a finite gradient (a clipped infinity). Times NaN it has none, so that
             # the check of the reduced gradient stops every rank. Times 1 otherwise, without waiting for the value.
-            poisoned = loss * (loss.detach() * 0.0 + 1.0)
+            # The inputs count too: the clamped log ratio makes a finite loss of an infinite behaviour logprob.
+            poisoned = loss * ((loss.detach() + _input_sum(micro_batch).to(loss.device)) * 0.0 + 1.0)
             # DeepSpeed averages over the ranks; what is wanted is the sum.
             self._engine.backward(poisoned * (self._world_size / global_weight))
-            losses.append(loss.detach())
+            losses.append(poisoned.detach())
             _merge(sums, parts)
         self._engine.step()
         sums["loss"] = float(torch.stack(losses).double().sum())
@@ -136,6 +138,19 @@ class PolicyEngine:
         Collective in ZeRO 3.
         """
         return self._forward(micro_batch, temperature, with_entropy=False)[0]
+
+    def check_finite(self, *, with_optimizer: bool = False) -> None:
+        """Raise on every rank when a weight of any rank is not finite; with_optimizer: or a part of its state.
+
+        Collective. Each rank reads its own memory once; nothing is gathered. Raises: NonFiniteWeightsError.
+        """
+        found = first_non_finite(self._own_tensors(with_optimizer))
+        if reduce_max(float(found is not None), self.device):
+            where = f"{found} on rank {dist.get_rank()}" if found is not None else "a tensor on another rank"
+            raise NonFiniteWeightsError(
+                f"the policy is not finite: {where} holds NaN or infinity. Nothing was pushed or saved. "
+                "Run the same command again to go on from the newest checkpoint"
+            )
 
     def weights(self) -> list[tuple[str, Tensor]]:
         """Return (name in the Hugging Face state dict, parameter) in the model's order, a tied head once.
@@ -177,6 +192,27 @@ class PolicyEngine:
     def export_hf(self, folder: Path) -> None:
         """Write the policy as a Hugging Face model folder (safetensors, config, tokenizer files) from rank 0."""
         export_model(folder, self._settings.model_dir, self.weights(), self.gather, self._whole_numel)
+
+    def _own_tensors(self, with_optimizer: bool) -> Iterator[tuple[str, Tensor]]:
+        """Yield what this rank holds of the weights: in ZeRO 3 its partitions, not their padding, which nobody set."""
+        for name, parameter in self._model.named_parameters():
+            partition = getattr(parameter, "ds_tensor", None)
+            if partition is None:
+                yield name, parameter
+            else:
+                num_own = max(0, min(partition.numel(), parameter.ds_numel - dist.get_rank() * partition.numel()))
+                yield name, partition.flatten()[:num_own]
+        if not with_optimizer:
+            return
+        optimizer = getattr(self._engine.optimizer, "optimizer", self._engine.optimizer)
+        if self._zero_stage != 3:
+            for group in optimizer.param_groups:
+                for number, master in enumerate(group["params"]):
+                    yield f"master weights {number}", master
+        for number, state in enumerate(optimizer.state.values()):
+            for key, value in state.items():
+                if isinstance(value, Tensor):
+                    yield f"optimizer state {key} {number}", value
 
     def _whole_numel(self, parameter: Tensor) -> int:
         return int(getattr(parameter, "ds_numel", parameter.numel()))
@@ -232,6 +268,11 @@ def _schedule_of(settings: PolicySettings) -> Callable[[int], float]:
         min_ratio=settings.min_lr_ratio,
         schedule=settings.schedule,
     )
+
+
+def _input_sum(micro_batch: MicroBatch) -> Tensor:
+    """Return a number that is not finite when one that goes into the loss is not."""
+    return micro_batch.behaviour_logprobs.sum() + micro_batch.advantages.sum() + micro_batch.weights.sum()
 
 
 def _merge(sums: Sums, parts: Sums) -> None:

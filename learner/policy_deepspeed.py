@@ -48,13 +48,19 @@ def deepspeed_config(
 ) -> dict[str, Any]:
     """Return the configuration with the operator's `asked` merged in, section by section.
 
-    Raises: SettingsError for a key that the learner sets itself.
+    Raises: SettingsError for a key that the learner sets itself, and for an optimizer kept on NVMe.
     """
     for key in _OWNED:
         if key in asked:
             raise SettingsError(
                 f"settings: learner.deepspeed sets {key}, which follows from the other settings. Remove it."
             )
+    offload = (asked.get("zero_optimization") or {}).get("offload_optimizer") or {}
+    if offload.get("device") == "nvme":
+        raise SettingsError(
+            "settings: learner.deepspeed keeps the optimizer on NVMe, from where checkpoints cannot take it. "
+            "Set zero_optimization.offload_optimizer.device to cpu."
+        )
     config: dict[str, Any] = {
         "train_micro_batch_size_per_gpu": 1,
         # Every step() ends an accumulation, however many backward passes came before it: their number varies.

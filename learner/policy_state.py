@@ -3,7 +3,7 @@
 Called by `learner.policy` on every rank. For each parameter that is trained, under its name in the Hugging Face model:
 
     state_00000.safetensors   weight/NAME, exp_avg/NAME, exp_avg_sq/NAME: whole, float32 (the master weights)
-    state.json                written last: schema, optimizer updates inside, parameter -> file, and who wrote it
+    state.json                schema, optimizer updates inside, parameter -> file, and who wrote it
 
 Memory: beside its own state, a rank holds one shard while it saves, and one parameter while it loads.
 """
@@ -21,7 +21,6 @@ from safetensors.torch import save_file
 from torch import Tensor
 
 from learner.policy_shards import MOMENTS, WEIGHT, ZeroShards
-from learner.whole_file import write_synced
 from protocol.errors import OperatorError
 
 SCHEMA = 1
@@ -49,7 +48,7 @@ def save_state(
     writer: Writer,
     shard_bytes: int = SHARD_BYTES,
 ) -> None:
-    """Write the state of `weights`; all ranks together, each every so-manyth shard.
+    """Write the state of `weights`; all ranks together, each every so-manyth shard. All of it is there on returning.
 
     num_updates: optimizer updates inside. Raises: OSError when the disk refuses.
     """
@@ -74,10 +73,10 @@ def save_state(
             if mine:
                 save_file(mine, folder / mine_name, metadata={"format": "pt"})
             mine = {}
-    dist.barrier()
     if rank == 0:
         description = {"schema": SCHEMA, "num_updates": num_updates, "writer": vars(writer), "files": files}
-        write_synced(folder / _DESCRIPTION, json.dumps(description, indent=1).encode())
+        (folder / _DESCRIPTION).write_text(json.dumps(description, indent=1), encoding="utf-8")
+    dist.barrier()
 
 
 def load_state(folder: Path, shards: ZeroShards, weights: Weights) -> int:

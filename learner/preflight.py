@@ -18,6 +18,7 @@ from learner.run_folder import RunStart, model_digest, plan_start
 from protocol.errors import OperatorError, SettingsError
 from protocol.settings import Settings
 
+BYTES = {"float32": 4, "bfloat16": 2}
 _WEIGHT_SUFFIXES = (".safetensors", ".bin")
 
 
@@ -40,7 +41,7 @@ def inspect(settings: Settings) -> Inspected:
     check_prompt_lengths(train, settings.data.train, model, settings)
     if settings.data.eval:
         check_prompt_lengths(load_prompts(settings.data.eval, settings.data), settings.data.eval, model, settings)
-    check_disk(start.folder, model, settings.learner.keep_checkpoints)
+    check_disk(start.folder, model, settings.policy.dtype, settings.learner.keep_checkpoints)
     return Inspected(settings, model, start, len(train))
 
 
@@ -84,7 +85,7 @@ def check_prompt_lengths(prompts: Sequence[Prompt], path: str, model: Path, sett
             )
 
 
-def check_disk(folder: Path, model: Path, num_checkpoints: int) -> None:
+def check_disk(folder: Path, model: Path, dtype: str, num_checkpoints: int) -> None:
     """Raise OperatorError when the disk cannot hold the run's checkpoints, or the folder cannot be written."""
     existing = folder
     while not existing.exists():
@@ -96,15 +97,33 @@ def check_disk(folder: Path, model: Path, num_checkpoints: int) -> None:
         raise OperatorError(
             f"{existing} cannot be written: {error.strerror}. Set run.dir to a folder of your own."
         ) from None
-    weights = sum(path.stat().st_size for path in model.iterdir() if path.suffix in _WEIGHT_SUFFIXES)
-    # Weights, two AdamW moments and an fp32 copy, for each kept checkpoint and the one being written.
-    needed = (num_checkpoints + 1) * weights * 4 + (64 << 20)
+    # Master weights and two AdamW moments in float32 and the model as it is served, for each kept checkpoint and the
+    # one being written.
+    needed = (num_checkpoints + 1) * count_parameters(model) * (12 + BYTES[dtype]) + (64 << 20)
     free = shutil.disk_usage(existing).free
     if free < needed:
         raise OperatorError(
             f"{existing} has {free >> 20} MiB free; this run's checkpoints need about {needed >> 20} MiB. "
             "Free some, set run.dir to a larger disk, or lower learner.keep_checkpoints."
         )
+
+
+def count_parameters(model: Path) -> int:
+    """Return the number of parameters in a model folder: from the headers of its safetensors files; for one without
+    such files, as many as its files may hold at 2 bytes each.
+    """
+    stored = sorted(model.glob("*.safetensors"))
+    if not stored:
+        return sum(path.stat().st_size // 2 for path in model.glob("*.bin"))
+    total = 0
+    for path in stored:
+        with safe_open(path, framework="numpy") as file:
+            for name in list(file.keys()):  # safe_open is no mapping
+                size = 1
+                for length in file.get_slice(name).get_shape():
+                    size *= length
+                total += size
+    return total
 
 
 def _fetch(name: str) -> Path:

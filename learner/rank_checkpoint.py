@@ -31,8 +31,10 @@ def save_checkpoint(
 ) -> None:
     """Write checkpoints/step_N; all ranks call it at the same step. The folder is on a disk that all ranks share.
 
-    Raises: OperatorError when it cannot be written; the earlier checkpoints are intact then.
+    Raises: OperatorError when it cannot be written, NonFiniteWeightsError on every rank when the weights or the
+    optimizer's state are not finite; the earlier checkpoints are intact then.
     """
+    policy.check_finite(with_optimizer=True)
     root = folder / CHECKPOINTS
     is_first = dist.get_rank() == 0
     aside = begin(root, step) if is_first else aside_folder(root, step)

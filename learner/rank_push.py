@@ -54,9 +54,11 @@ class RankPusher:
     def push(self, version: int) -> PushReport | None:
         """Give every server the current weights under this version; returns what was done, on rank 0.
 
-        Raises: NeighbourError when no server takes the first push, or when one computes other logprobs than the
-        learner. Later, servers that died are started again: the coordinator has the weights pushed again then.
+        Raises: NonFiniteWeightsError on every rank, before a server hears of it, when the weights are not finite;
+        NeighbourError when no server takes the first push, or when one computes other logprobs than the learner.
+        Later, servers that died are started again: the coordinator has the weights pushed again then.
         """
+        self._policy.check_finite()
         expected = self._expected_logprobs()
         if self._pusher is None:
             for _ in self._gathered():  # ZeRO 3: every rank takes part in every gather

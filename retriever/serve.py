@@ -49,8 +49,9 @@ def _serve(arguments: argparse.Namespace) -> None:
     listener.listen(1024)
     state = "built" if was_built else "loaded"
     print(f"retriever: {len(corpus)} documents, index {state}, {address_of(listener)}", flush=True)
+    # h11 bounds a request's head (64 KiB) before anybody has shown a token; httptools, where installed, does not.
     config = uvicorn.Config(
-        app, log_level="warning", access_log=False, timeout_keep_alive=75, timeout_graceful_shutdown=5
+        app, http="h11", log_level="warning", access_log=False, timeout_keep_alive=75, timeout_graceful_shutdown=5
     )
     uvicorn.Server(config).run(sockets=[listener])
 

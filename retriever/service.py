@@ -14,6 +14,7 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 
+from protocol.body_limit import BodyTooLargeError, read_body
 from protocol.http_bodies import BodyError, RetrieveRequest, read_request
 from retriever.bm25 import Bm25Index, Hit
 from retriever.corpus import Corpus
@@ -55,10 +56,11 @@ class RetrieverService:
         )
 
     async def _retrieve(self, request: Request) -> Response:
-        if int(request.headers.get("content-length", "0")) > MAX_REQUEST_BYTES:
-            return self._answer(413, {"detail": f"the body is over {MAX_REQUEST_BYTES} bytes"})
         try:
-            asked = read_request(RetrieveRequest, await request.body())
+            body = await read_body(request.stream(), request.headers.get("content-length"), MAX_REQUEST_BYTES)
+            asked = read_request(RetrieveRequest, body)
+        except BodyTooLargeError as error:
+            return self._answer(413, {"detail": str(error)})
         except BodyError as error:
             return self._answer(422, {"detail": str(error), "path": error.path})
         if self._num_waiting >= self._limits.max_waiting:

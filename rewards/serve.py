@@ -35,8 +35,9 @@ def _serve(arguments: argparse.Namespace) -> None:
     # From here on connections wait in the backlog instead of being refused: who reads the line may call at once.
     listener.listen(1024)
     print(f"rewards: {name}, {address_of(listener)}", flush=True)
+    # h11 bounds a request's head (64 KiB) before anybody has shown a token; httptools, where installed, does not.
     config = uvicorn.Config(
-        app, log_level="warning", access_log=False, timeout_keep_alive=75, timeout_graceful_shutdown=5
+        app, http="h11", log_level="warning", access_log=False, timeout_keep_alive=75, timeout_graceful_shutdown=5
     )
     uvicorn.Server(config).run(sockets=[listener])
 

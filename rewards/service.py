@@ -10,6 +10,7 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 
+from protocol.body_limit import BodyTooLargeError, read_body
 from protocol.http_bodies import BodyError, RewardReply, RewardRequest, read_request
 from rewards.sample import Sample, SampleError, Score, Scorer, ScorerFailure, make_sample
 
@@ -35,12 +36,13 @@ class RewardService:
         )
 
     async def _score(self, request: Request) -> Response:
-        if int(request.headers.get("content-length", "0")) > MAX_REQUEST_BYTES:
-            return self._refuse(413, {"detail": f"the body is over {MAX_REQUEST_BYTES} bytes"})
         started = time.perf_counter()
         try:
-            samples = _samples_of(read_request(RewardRequest, await request.body()))
+            body = await read_body(request.stream(), request.headers.get("content-length"), MAX_REQUEST_BYTES)
+            samples = _samples_of(read_request(RewardRequest, body))
             scores = await self._scorer(samples)
+        except BodyTooLargeError as error:
+            return self._refuse(413, {"detail": str(error)})
         except (BodyError, SampleError) as error:
             return self._refuse(422, {"detail": str(error)})
         except ScorerFailure as failure:

@@ -78,6 +78,6 @@ def begin_attachment(
     )
     channel = AsyncDealerChannel(spec.coordinator_address, server, node.keys.peer, node.keys.coordinator.public)
     outbox = finished.outbox if finished is not None and finished.run_id == spec.run_id else Outbox()
-    session = RolloutSession(server, spec, channel, player, engine, services.rewards, outbox)
+    session = RolloutSession(server, spec, channel, player, engine, services, outbox)
     task = asyncio.create_task(session.run(), name=f"session {spec.run_id}")
     return Attachment(session, task, channel, services, player)

@@ -6,6 +6,7 @@ worth trying. Used by `rollout.reward_client` and `rollout.retriever_client`.
 
 import email.utils
 import time
+from collections import Counter
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from typing import TypeVar
@@ -29,14 +30,17 @@ class HttpPolicy:
     max_backoff_s: float = 10.0
     max_retry_after_s: float = 60.0
     max_reply_bytes: int = 1 << 20
-    breaker_threshold: int = 5
-    breaker_cooldown_s: float = 5.0
+    breaker_threshold: int = 3
+    breaker_after_s: float = 1.0
+    breaker_cooldown_s: float = 1.0
+    breaker_max_cooldown_s: float = 5.0
 
 
 class AttemptFailed(Exception):
-    """One attempt failed. max_attempts: attempts worth making in all; 1 means that trying again cannot help.
+    """One attempt failed. max_attempts: failures of this status worth having; 1: trying again cannot help.
 
-    status: of the answer; None when there was none.
+    status: of the answer; None when there was none. is_excused: the service fails others too, so that this one is not
+    held against the request. is_held: the service's breaker decides when to try again.
     """
 
     def __init__(
@@ -46,6 +50,8 @@ class AttemptFailed(Exception):
         self.max_attempts = max_attempts
         self.status = status
         self.retry_after_s = retry_after_s
+        self.is_excused = False
+        self.is_held = False
 
 
 def speaks_against_service(error: Exception) -> bool:
@@ -55,17 +61,32 @@ def speaks_against_service(error: Exception) -> bool:
     return error.retry_after_s is None and error.status not in (400, 413, 422, 429)
 
 
+def is_absence(failure: AttemptFailed) -> bool:
+    """Return whether nobody answered who could have scored or searched: no request has a part in that."""
+    return failure.status in (None, 408, 502, 503, 504)
+
+
 async def retried(
     boundary: str, policy: HttpPolicy, attempt: Callable[[], Awaitable[_T]], on_retry: Callable[[], None]
 ) -> _T:
     """Return what the first successful attempt returns; on_retry is called before each further one.
 
+    Excused failures do not count: the caller bounds the call as a whole.
     Raises: NeighbourError(boundary) with the last failure, the number of attempts and the time they took.
     """
     started = time.monotonic()
+    counted: Counter[int | None] = Counter()
+
+    def has_failed(state: tenacity.RetryCallState) -> bool:
+        failure = _failure_of(state)
+        if failure.is_excused:
+            return False
+        counted[failure.status] += 1
+        return counted[failure.status] >= failure.max_attempts or counted.total() >= policy.max_attempts
+
     retrying = tenacity.AsyncRetrying(
         retry=tenacity.retry_if_exception_type(AttemptFailed),
-        stop=lambda state: state.attempt_number >= _failure_of(state).max_attempts,
+        stop=has_failed,
         wait=_Backoff(policy),
         before_sleep=lambda state: on_retry(),
         reraise=True,
@@ -90,6 +111,7 @@ def failure_of_status(url: str, status: int, text: str, retry_after: str | None,
         wait_s = min(_seconds_of(retry_after), policy.max_retry_after_s) if retry_after else None
         return AttemptFailed(detail, policy.max_attempts, status, wait_s)
     # A 500 is often one flaky call inside the user's function; a second one is a bug there. Others are final.
+    # Both are answers: a function that always raises must show as a failure, not as an outage to be waited out.
     return AttemptFailed(detail, min(2, policy.max_attempts) if status == 500 else 1, status)
 
 
@@ -103,7 +125,8 @@ class _Backoff:
         )
 
     def __call__(self, state: tenacity.RetryCallState) -> float:
-        return max(self._jitter(state), _failure_of(state).retry_after_s or 0.0)
+        failure = _failure_of(state)
+        return 0.0 if failure.is_held else max(self._jitter(state), failure.retry_after_s or 0.0)
 
 
 def _failure_of(state: tenacity.RetryCallState) -> AttemptFailed:

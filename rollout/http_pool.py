@@ -22,7 +22,7 @@ class HttpPool:
         # The caller bounds the attempt as a whole.
         self._timeout = httpx.Timeout(None, connect=connect_timeout_s)
         self._idle: list[httpx.AsyncClient] = []
-        self._all: list[httpx.AsyncClient] = []
+        self._all: set[httpx.AsyncClient] = set()
 
     @asynccontextmanager
     async def client(self) -> AsyncIterator[httpx.AsyncClient]:
@@ -30,8 +30,13 @@ class HttpPool:
         client = self._idle.pop() if self._idle else self._open()
         try:
             yield client
-        finally:
-            self._idle.append(client)
+        except BaseException:
+            # A request broken off can leave its connection taken for ever inside the client. The client used last is
+            # used next: every further attempt would wait for that connection, and the service would never seem up.
+            self._all.discard(client)
+            await client.aclose()
+            raise
+        self._idle.append(client)
 
     async def close(self) -> None:
         for client in self._all:
@@ -41,7 +46,7 @@ class HttpPool:
         """Return a new client. Proxies and netrc of the environment are not used, redirects not followed."""
         limits = httpx.Limits(max_connections=1, keepalive_expiry=_KEEPALIVE_S)
         client = httpx.AsyncClient(limits=limits, timeout=self._timeout, trust_env=False, verify=_trusted())
-        self._all.append(client)
+        self._all.add(client)
         return client
 
 

@@ -11,7 +11,8 @@ from typing import Self
 
 from protocol.errors import NeighbourError, OperatorError
 from protocol.http_bodies import Passage, read_passages
-from rollout.http_endpoint import EndpointStats, HttpEndpoint
+from rollout.circuit_breaker import HeldBack, first_ready
+from rollout.http_endpoint import EndpointStats, HttpEndpoint, standing_still
 from rollout.http_policy import AttemptFailed, HttpPolicy, retried
 
 __all__ = ["Passage", "RetrieverClient"]
@@ -83,22 +84,32 @@ class RetrieverClient:
             raise NeighbourError(_BOUNDARY, f"{failure}. {advice}") from failure
 
     async def _ask_in_turn(self, body: bytes, limit: asyncio.Timeout) -> list[Passage]:
-        """Return the first valid answer; those whose breaker is open are passed over while another one is not."""
-        ready = [retriever for retriever in self._retrievers if not retriever.breaker.is_open] or self._retrievers
-        for retriever in ready[:-1]:
-            try:
-                return await self._ask(retriever, body, limit)
-            except AttemptFailed:
-                retriever.stats.retries += 1
-        return await self._ask(ready[-1], body, limit)
+        """Return the first valid answer, of the node's own retriever if it gives one.
+
+        Those whose breaker is open are passed over. When all are, it waits for the first that may be tried.
+        """
+        while True:
+            failure: AttemptFailed | None = None
+            for retriever in self._retrievers:
+                try:
+                    return await self._ask(retriever, body, limit)
+                except HeldBack:
+                    continue
+                except AttemptFailed as error:
+                    failure = error
+            if failure is not None:
+                raise failure
+            with standing_still(limit):
+                await first_ready([retriever.breaker for retriever in self._retrievers])
 
     async def _ask(self, retriever: HttpEndpoint, body: bytes, limit: asyncio.Timeout) -> list[Passage]:
-        retriever.stats.calls += 1
         try:
-            (found,) = await retriever.attempt(body, lambda reply: read_passages(reply, 1), limit=limit)
+            (found,) = await retriever.attempt(body, lambda reply: read_passages(reply, 1), limit=limit, waits=False)
         except AttemptFailed:
+            retriever.stats.calls += 1
             retriever.stats.failures += 1
             raise
+        retriever.stats.calls += 1
         return list(found[: self._topk])
 
     def _count_retry(self) -> None:

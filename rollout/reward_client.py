@@ -18,6 +18,7 @@ from typing import Any, Self
 
 from protocol.errors import NeighbourError, OperatorError
 from protocol.settings import RewardEndpoint
+from rollout.circuit_breaker import HeldBack, first_ready
 from rollout.http_endpoint import EndpointStats
 from rollout.http_policy import HttpPolicy
 from rollout.reward_endpoint import EndpointScorer, ScoreRequest
@@ -53,7 +54,8 @@ class RewardClient:
         self._combine = combine
         self._weights = {endpoint.name: endpoint.weight for endpoint in endpoints}
         self._scorers = [
-            EndpointScorer(endpoint, _headers_of(endpoint, default_token), policy) for endpoint in endpoints
+            EndpointScorer(endpoint, _headers_of(endpoint, default_token), policy, waits=combine != "shard")
+            for endpoint in endpoints
         ]
 
     async def __aenter__(self) -> Self:
@@ -67,8 +69,9 @@ class RewardClient:
 
     @property
     def is_accepting(self) -> bool:
-        """False while every endpoint's breaker is open: finished trajectories could not be scored now."""
-        return any(not scorer.is_open for scorer in self._scorers)
+        """False while finished trajectories could not be scored: an endpoint is down; with shard, all are."""
+        is_up = (not scorer.breaker.is_open for scorer in self._scorers)
+        return any(is_up) if self._combine == "shard" else all(is_up)
 
     @property
     def stats(self) -> Mapping[str, EndpointStats]:
@@ -78,10 +81,11 @@ class RewardClient:
     async def score(self, request: ScoreRequest) -> Score:
         """Return the sample's reward; blocks until every endpoint answered, at most its overall deadline.
 
+        That deadline stands still while the endpoint is down: the caller bounds the wait for it.
         Raises: NeighbourError("reward:<name>") when an endpoint gave no valid reward.
         """
         if self._combine == "shard":
-            parts = dict([await self._ask(self._shard_of(request.key), request)])
+            parts = dict([await self._ask_shard(request)])
         else:
             parts = await self._ask_all(request)
         reward = combine_parts(parts, self._weights, self._combine)
@@ -111,10 +115,14 @@ class RewardClient:
             raise failures.exceptions[0] from None
         return dict(task.result() for task in asked)
 
-    def _shard_of(self, key: str) -> EndpointScorer:
-        """Return the endpoint for a sample: always the same one while it is up."""
-        ready = [scorer for scorer in self._scorers if not scorer.is_open] or self._scorers
-        return ready[zlib.crc32(key.encode()) % len(ready)]
+    async def _ask_shard(self, request: ScoreRequest) -> tuple[str, float]:
+        """Ask one endpoint: always the same one for a sample while it is up, else another, or the first to be up."""
+        while True:
+            ready = [scorer for scorer in self._scorers if scorer.breaker.may_pass] or self._scorers
+            try:
+                return await self._ask(ready[zlib.crc32(request.key.encode()) % len(ready)], request)
+            except HeldBack:
+                await first_ready([scorer.breaker for scorer in self._scorers])
 
 
 def combine_parts(parts: Mapping[str, float], weights: Mapping[str, float], combine: str) -> float:

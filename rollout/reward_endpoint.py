@@ -12,6 +12,7 @@ from urllib.parse import quote
 from protocol.errors import NeighbourError
 from protocol.http_bodies import read_rewards
 from protocol.settings import RewardEndpoint
+from rollout.circuit_breaker import CircuitBreaker
 from rollout.http_endpoint import EndpointStats, HttpEndpoint
 from rollout.http_policy import AttemptFailed, HttpPolicy, retried
 from rollout.reward_batch import Batcher
@@ -33,7 +34,11 @@ _MADE_UP_PROBE = ScoreRequest(key="sluice-check", prompt="1 + 1 =", response=" 2
 class EndpointScorer:
     """Asks one endpoint for rewards."""
 
-    def __init__(self, endpoint: RewardEndpoint, headers: Mapping[str, str], policy: HttpPolicy) -> None:
+    def __init__(
+        self, endpoint: RewardEndpoint, headers: Mapping[str, str], policy: HttpPolicy, waits: bool = True
+    ) -> None:
+        """waits: whether samples wait here while the endpoint is down, since no other can score them."""
+        self._waits = waits
         self.name = endpoint.name
         self._boundary = f"reward:{endpoint.name}"
         self._policy = dataclasses.replace(
@@ -50,12 +55,15 @@ class EndpointScorer:
         return self._http.stats
 
     @property
-    def is_open(self) -> bool:
-        """True while its breaker holds requests back."""
-        return self._http.breaker.is_open
+    def breaker(self) -> CircuitBreaker:
+        """Open while the endpoint is down."""
+        return self._http.breaker
 
     async def score(self, request: ScoreRequest) -> float:
-        """Return the sample's reward. Raises: NeighbourError when none came."""
+        """Return the sample's reward; while the endpoint is down it waits, unless it was made not to.
+
+        Raises: NeighbourError when none came; HeldBack instead of waiting.
+        """
         if self._batcher is not None:
             return await self._batcher.add(request)
         return (await self._call([request]))[0]
@@ -103,7 +111,9 @@ class EndpointScorer:
                 return await retried(
                     self._boundary,
                     self._policy,
-                    lambda: self._http.attempt(body, lambda reply: read_rewards(reply, len(requests)), key, limit),
+                    lambda: self._http.attempt(
+                        body, lambda reply: read_rewards(reply, len(requests)), key, limit, self._waits
+                    ),
                     self._count_retry,
                 )
         except TimeoutError:

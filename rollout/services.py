@@ -63,6 +63,11 @@ class Services:
         await self.close()
 
     @property
+    def is_accepting(self) -> bool:
+        """False while no sample could be finished: a service that every sample needs is down."""
+        return self.rewards.is_accepting and (self.retriever is None or self.retriever.is_accepting)
+
+    @property
     def resources(self) -> Resources:
         """What environments are made with."""
         retriever = self.retriever

@@ -18,7 +18,7 @@ from protocol import messages as m
 from protocol.codec import Decoder, encode
 from protocol.run_spec import RunSpec
 from protocol.trajectory import FrameError
-from rollout.episode import EpisodePlayer, Generator, Scorer
+from rollout.episode import EpisodePlayer, Generator
 from rollout.failure_counts import FailureCounts
 from rollout.outbox import Finished, Item, Outbox
 from rollout.samples_in_flight import SamplesInFlight
@@ -38,6 +38,13 @@ class Channel(Protocol):
     async def receive(self, timeout_s: float) -> list[bytes] | None: ...
 
 
+class Neighbours(Protocol):
+    """The services that samples need: `rollout.services.Services`."""
+
+    @property
+    def is_accepting(self) -> bool: ...
+
+
 class _Stamp(TypedDict):
     run_id: str
     incarnation: int
@@ -53,7 +60,7 @@ class RolloutSession:
         channel: Channel,
         player: EpisodePlayer,
         engine: Generator,
-        scorer: Scorer,
+        services: Neighbours,
         outbox: Outbox,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
@@ -64,7 +71,7 @@ class RolloutSession:
         self._server = server
         self._channel = channel
         self._engine = engine
-        self._scorer = scorer
+        self._services = services
         self._clock = clock
         self._decoder: Decoder[m.Message] = Decoder(m.ToServer | m.Done)
         self._tokens_before = engine.stats.num_output_tokens
@@ -212,7 +219,7 @@ class RolloutSession:
         )
 
     def _room(self) -> int:
-        if self._engine.policy_version is None or not self._scorer.is_accepting:
+        if self._engine.policy_version is None or not self._services.is_accepting:
             return 0
         return self._samples.room
 

@@ -25,3 +25,9 @@ def count_trained(run: Path, settings: Settings, epochs: int) -> tuple[int, int,
     with contextlib.closing(sqlite3.connect(run / LEDGER)) as ledger:
         skipped = {row[0] for row in ledger.execute("SELECT \"group\" FROM prompts WHERE state = 'skipped'")}
     return len(wanted - times.keys() - skipped), sum(number > 1 for number in times.values()), partial
+
+
+def trajectory_bytes(ledger: Path) -> list[int]:
+    """Return the bytes of each trajectory's arrays: a token is 9 bytes."""
+    with contextlib.closing(sqlite3.connect(ledger)) as opened:
+        return [9 * row[0] for row in opened.execute("SELECT num_tokens FROM trajectories")]

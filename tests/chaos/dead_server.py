@@ -2,8 +2,8 @@
 
     python -m tests.chaos.dead_server [--seed N] [--short]
 
-100 SIGKILLs among six servers. Nobody tells the coordinator, and none is started again before its leases are out: it has
-to notice by itself that the connection is gone. `--short`: 4 kills.
+100 SIGKILLs among six servers. Nobody tells the coordinator, and none is started again before its leases are out: it
+has to notice by itself that the connection is gone. `--short`: 4 kills.
 """
 
 import contextlib

@@ -4,6 +4,7 @@ Used by the chaos commands. The rig is one thread with no sockets of its own, so
 that dies is noticed by its pipe.
 """
 
+import importlib
 import json
 import multiprocessing
 import os
@@ -21,13 +22,14 @@ from typing import Any
 
 import zmq
 
-from learner.run_folder import RunStart, plan_restart, prepare_folder
+from learner.run_folder import RunStart
+from protocol import failpoints
 from protocol.channel import KeyPair
 from protocol.home import Keys, write_secret
 from protocol.run_spec import run_spec
 from protocol.settings import Settings
 from rollout.services import Node
-from tests.chaos.rig_processes import Pace, run_coordinator, run_learner, run_server
+from tests.chaos.rig_processes import Pace, prepare, run_coordinator, run_learner, run_server
 
 _fork = multiprocessing.get_context("fork")
 
@@ -61,6 +63,7 @@ class Part:
 class Rig:
     """One run. `disturb(rig, now)` is called about every 20 ms and may kill, stop and stall.
 
+    on_death is told who died. failpoint: where processes started from now on die (`protocol.failpoints`).
     route: turns the coordinator's address into the one that its peers are told (a proxy's).
     """
 
@@ -85,6 +88,7 @@ class Rig:
         self._node = Node("http://127.0.0.1:1/", None, "unused", keys)
         self._start = RunStart(Path(settings.run.dir) / settings.run.name, None)
         self._where: tuple[str, int] | None = None
+        self.preparer: Part | None = None
         self.coordinator: Part | None = None
         self.learner: Part | None = None
         self.servers: dict[str, Part] = {}
@@ -93,6 +97,8 @@ class Rig:
         self._pushing: tuple[int, set[str]] | None = None
         self._ended: str | None = None
         self.may_revive = True
+        self.on_death: Callable[[str], None] = lambda name: None
+        self.failpoint: str | None = None
         self.status: dict[str, Any] = {}
         self._num_servers = num_servers
 
@@ -136,12 +142,13 @@ class Rig:
 
     def _parts(self) -> list[Part]:
         servers = [part for name, part in self.servers.items() if name not in self._dead]
-        return [part for part in (self.coordinator, self.learner, *servers) if part is not None]
+        return [part for part in (self.preparer, self.coordinator, self.learner, *servers) if part is not None]
 
     def _fork(self, name: str, main: Callable[..., None], *arguments: Any) -> Part:
         ours, theirs = _fork.Pipe()
         pipes = [part.pipe for part in self._parts()]
-        process = _fork.Process(target=_child, args=(name, [*pipes, ours], main, theirs, *arguments), daemon=True)
+        child = (name, [*pipes, ours], self.failpoint, main, theirs, *arguments)
+        process = _fork.Process(target=_child, args=child, daemon=True)
         process.start()
         theirs.close()
         return Part(name, process, ours)
@@ -161,17 +168,14 @@ class Rig:
 
     def _begin_life(self) -> None:
         """Put the folder back to the newest checkpoint and start a coordinator; its learner follows."""
-        for part in (self.learner, self.coordinator):
+        for part in (self.learner, self.coordinator, self.preparer):
             if part is not None:
                 part.bury()
-        self._where, self._pushing, self.learner = None, None, None
+        self._where = self._pushing = self.learner = self.coordinator = None
         self._attached.clear()
-        if self.counts["lives"]:
-            self._start = plan_restart(self._start)
         self.counts["lives"] += 1
-        self.step = self._start.step
-        prepare_folder(self._start, self.settings)
-        self.coordinator = self._fork("coordinator", run_coordinator, self.settings, self._start)
+        # In a process of its own, which may die in it as the driver may.
+        self.preparer = self._fork("preparer", prepare, self.settings, self._start, self.counts["lives"] > 1)
 
     def _hear(self) -> None:
         """Take what the processes say; a pipe at its end is a death."""
@@ -190,6 +194,9 @@ class Rig:
     def _on_death(self, part: Part) -> None:
         self.counts[f"deaths:{part.name.partition('-')[0]}"] += 1
         part.bury()
+        if part.process.exitcode != -signal.SIGKILL:
+            raise RuntimeError(f"{part.name} ended by itself, with status {part.process.exitcode}")
+        self.on_death(part.name)
         if part.name in self.servers:
             self._attached.discard(part.name)
             self._after_push(part.name)
@@ -201,7 +208,13 @@ class Rig:
             self._begin_life()
 
     def _on_message(self, part: Part, verb: str, *rest: Any) -> None:
-        if verb == "open":
+        if verb == "prepared":
+            self._start = rest[0]
+            self.step = self._start.step
+            part.bury()
+            self.preparer = None
+            self.coordinator = self._fork("coordinator", run_coordinator, self.settings, self._start)
+        elif verb == "open":
             self._where = (rest[0], rest[1])
             for name in self.servers.keys() - self._dead:
                 self._attach(name)
@@ -277,11 +290,16 @@ def write_prompts(path: Path, num_prompts: int, seed: int) -> None:
             file.write(json.dumps({"prompt": text, "label": str(number)}) + "\n")
 
 
-def _child(name: str, inherited: list[Connection], main: Callable[..., None], *arguments: Any) -> None:
+def _child(
+    name: str, inherited: list[Connection], failpoint: str | None, main: Callable[..., None], *arguments: Any
+) -> None:
     """A forked process's life. inherited: the rig's ends of pipes; kept open, they would hide the rig's death."""
     for pipe in inherited:
         pipe.close()
     signal.signal(signal.SIGINT, signal.SIG_IGN)
+    if failpoint is not None:
+        os.environ[failpoints.VARIABLE] = failpoint
+        importlib.reload(failpoints)
     try:
         main(*arguments)
     except BaseException as error:

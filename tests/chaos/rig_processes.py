@@ -7,17 +7,18 @@ here; sockets, ledger, checkpoints, leases and accounts are the product's own.
 import asyncio
 import json
 import os
-import threading
 import time
 from dataclasses import dataclass
 from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
 
-from learner.checkpoint import Checkpoint, begin, commit, rotate
+import torch.distributed as dist
+
 from learner.coordinator_client import CoordinatorClient
 from learner.coordinator_process import CoordinatorProcess
-from learner.run_folder import CHECKPOINTS, LEDGER, RunStart
+from learner.rank_checkpoint import load_checkpoint, save_checkpoint
+from learner.run_folder import CHECKPOINTS, RunStart, plan_restart, prepare_folder
 from protocol.channel import DealerChannel
 from protocol.home import Keys
 from protocol.settings import Settings
@@ -37,6 +38,15 @@ class Pace:
     token_s: float = 0.0005
     mean_tokens: float = 60.0
     step_s: float = 0.01
+
+
+def prepare(pipe: Connection, settings: Settings, start: RunStart, is_restart: bool) -> None:
+    """Bring the run folder to where the next life starts, as the driver does."""
+    if is_restart:
+        start = plan_restart(start)
+    prepare_folder(start, settings)
+    pipe.send(("prepared", start))
+    pipe.poll(None)
 
 
 def run_coordinator(pipe: Connection, settings: Settings, start: RunStart) -> None:
@@ -105,8 +115,26 @@ def run_learner(
     pipe.send(("ended", learner.train(pace.step_s)))
 
 
+class _CountingPolicy:
+    """In a policy's place: what is saved of it is `trained`, step -> group -> sample indices, of the lineage."""
+
+    def __init__(self) -> None:
+        self.trained: dict[str, dict[str, list[int]]] = {}
+
+    def save_state(self, folder: Path) -> None:
+        folder.mkdir()
+        (folder / STATE).write_text(json.dumps(self.trained))
+
+    def load_state(self, folder: Path) -> None:
+        self.trained = json.loads((folder / STATE).read_text())
+
+    def export_hf(self, folder: Path) -> None:
+        folder.mkdir()
+        (folder / "config.json").write_text("{}")
+
+
 class _CountingLearner:
-    """`trained`: step -> group -> sample indices, of the lineage: it comes back with the checkpoint."""
+    """Rank 0 of one, without a model."""
 
     def __init__(
         self, pipe: Connection, settings: Settings, start: RunStart, where: tuple[str, int], keys: Keys
@@ -118,11 +146,11 @@ class _CountingLearner:
         self._client = CoordinatorClient(
             DealerChannel(address, "rank-0", keys.peer, keys.coordinator.public), start.run_id, incarnation
         )
-        self.trained: dict[str, dict[str, list[int]]] = {}
+        dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+        self._policy: Any = _CountingPolicy()
+        self.step = self.version = self._saved_step = start.step
         if start.checkpoint is not None:
-            self.trained = json.loads((start.checkpoint.path / STATE).read_text())
-        self.step = self.version = start.step
-        self._is_stalled = threading.Event()
+            load_checkpoint(self._policy, start.checkpoint)
 
     def train(self, step_s: float) -> str:
         self._push()
@@ -140,7 +168,7 @@ class _CountingLearner:
             groups: dict[str, list[int]] = {}
             for facts in batch.facts:
                 groups.setdefault(facts.group, []).append(facts.sample_index)
-            self.trained[str(self.step)] = groups
+            self._policy.trained[str(self.step)] = groups
             self._push()
             self._client.stepped(self.step, self.version, True, "", {"loss": 0.0})
             self._pipe.send(("step", self.step))
@@ -170,18 +198,15 @@ class _CountingLearner:
 
     def _save(self) -> None:
         folder, step = self._start.folder, self.step
-        root = folder / CHECKPOINTS
-        if (root / f"step_{step:06d}").exists() and step == self._start.step:
+        if step == self._saved_step:
             return
-        aside = begin(root, step)
-        (aside / STATE).write_text(json.dumps(self.trained))
-        self._client.save_ledger(aside / LEDGER, step)
-        commit(aside, Checkpoint(aside, step, self.version, folder.name, MODEL_DIGEST))
-        rotate(root, self._settings.learner.keep_checkpoints)
+        save_checkpoint(
+            self._policy, self._client, folder, folder, step, self.version, self._settings.learner.keep_checkpoints
+        )
+        self._saved_step = step
         self._pipe.send(("saved", step))
 
 
-MODEL_DIGEST = "of no model"
 ENGINE: dict[str, Any] = {
     "model": "none",
     "dtype": "float32",
@@ -196,5 +221,5 @@ ENGINE: dict[str, Any] = {
 
 def final_state(folder: Path) -> dict[str, dict[str, list[int]]]:
     """Return what the last checkpoint's learner had trained: step -> group -> sample indices."""
-    state: dict[str, dict[str, list[int]]] = json.loads((folder / CHECKPOINTS / "latest" / STATE).read_text())
+    state: dict[str, dict[str, list[int]]] = json.loads((folder / CHECKPOINTS / "latest" / "state" / STATE).read_text())
     return state

@@ -83,6 +83,22 @@ def test_after_a_resume_metrics_and_samples_have_every_step_once(
     assert times == sorted(times)
 
 
+def test_a_run_goes_on_with_another_number_of_ranks_and_zero_stage(
+    resumed: "subprocess.CompletedProcess[str]", cluster: FlowCluster, slow_user: Bring
+) -> None:
+    left = slow_user.left("killed")
+    options = {**_OPTIONS, "run.max_steps": 8, "learner.num_ranks": 2, "learner.zero_stage": 3}
+
+    command = cluster.run(*slow_user.options("killed", options))
+
+    assert command.returncode == 0, command.stdout + command.stderr
+    assert "from step 6." in command.stdout
+    assert left.trained == each_trained_once(8)
+    assert [line["policy_version"] for line in left.metrics] == [1, 2, 3, 4, 5, 6, 7, 8]
+    assert newest_checkpoint(left) == 8
+    assert audit.main([str(left.folder)]) == 0
+
+
 # -- a part of the learner dies ---------------------------------------------------------------------------------------
 
 

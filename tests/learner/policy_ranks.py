@@ -4,7 +4,8 @@
     python policy_ranks.py RANK WORLD_SIZE PORT FOLDER WRITTEN_BY  resume
 
 To train: for each ZeRO stage it steps on the same seven trajectories, then goes through what must leave the weights
-alone, saves, loads, goes on and exports. Rank 0 writes what it found to FOLDER/ranks_WORLD_SIZE.pt.
+alone, saves, loads, goes on and exports; two ranks then go on from what one rank saved. Rank 0 writes what it found to
+FOLDER/ranks_WORLD_SIZE.pt.
 To resume: in each ZeRO stage it goes on from each state that a world of WRITTEN_BY ranks saved. Rank 0 writes what it
 found to FOLDER/resumed_WORLD_SIZE_WRITTEN_BY.pt.
 """
@@ -117,6 +118,7 @@ class Rank:
         found: dict[str, object] = {}
         probe = make_micro_batch(samples[:3])
         found["logprobs"] = self.policy.logprobs(probe)
+        found["loads_before_the_first_step"] = self.saves_and_loads()
         found["first"] = self.step(samples, micro_batch_tokens=50)
         found["moments"] = self.moments()
         found["weights"] = self.weights()
@@ -135,7 +137,16 @@ class Rank:
         found["saved"] = saved
         found["refused_state"] = self.load_what_does_not_fit(state)
         found["sft"] = self.fine_tune(samples)
+        if self.world_size == 2:  # one rank alone was there before
+            found["resumed_from_1"] = self.resume(written_by=1)
         return found
+
+    def saves_and_loads(self) -> bool:
+        """Return whether a state that no step was taken in can be saved and loaded, and changes nothing."""
+        before, state = self.weights(), self.folder / f"fresh_{self.world_size}_{self.stage}"
+        self.policy.save_state(state)
+        self.policy.load_state(state)
+        return same(before, self.weights())
 
     def further(self, samples: list[Sample]) -> dict[str, Any]:
         """Return losses, learning rates and weights of three steps more."""

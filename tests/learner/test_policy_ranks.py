@@ -38,7 +38,8 @@ def found(folder: Path) -> Found:
 @pytest.fixture(scope="module")
 def resumed(found: Found, folder: Path) -> dict[tuple[int, int], dict[int, dict[int, dict[str, Any]]]]:
     """Return [writer's ranks, reader's ranks] -> [reader's stage][writer's stage] -> what going on gave."""
-    return {(written, read): run_world(read, folder, written) for written, read in ((2, 1), (1, 2))}
+    in_this_start = {(1, 2): {stage: found[2][stage]["resumed_from_1"] for stage in STAGES}}
+    return in_this_start | {(2, read): run_world(read, folder, written_by=2) for read in (1, 3)}
 
 
 def run_world(world_size: int, folder: Path, written_by: int | None = None) -> dict[int, dict[Any, Any]]:
@@ -125,20 +126,21 @@ def test_weights_agree_after_refused_steps_and_steps_with_too_few_trajectories(
 
 @pytest.mark.parametrize(("world_size", "stage"), CASES)
 def test_saved_state_resumes_bit_for_bit(found: Found, world_size: int, stage: int) -> None:
+    assert found[world_size][stage]["loads_before_the_first_step"]
     assert found[world_size][stage]["loads"]
     assert found[world_size][stage]["resumes"]
 
 
 @pytest.mark.parametrize("read_stage", STAGES)
 @pytest.mark.parametrize("written_stage", STAGES)
-@pytest.mark.parametrize(("written", "read"), [(2, 1), (1, 2)])
+@pytest.mark.parametrize(("written", "read"), [(2, 1), (1, 2), (2, 3)])  # over 3 ranks the parameters do not divide
 def test_saved_state_resumes_on_another_number_of_ranks_in_any_stage(
     found: Found, resumed: Any, written: int, read: int, written_stage: int, read_stage: int
 ) -> None:
     uninterrupted, result = found[written][written_stage]["further"], resumed[written, read][read_stage][written_stage]
-    assert result["losses"] == pytest.approx(uninterrupted["losses"], rel=1e-4)
+    assert result["losses"] == pytest.approx(uninterrupted["losses"], rel=1e-5)
     assert result["rates"] == uninterrupted["rates"]
-    torch.testing.assert_close(flat(result["weights"]), flat(uninterrupted["weights"]), rtol=0, atol=2e-5)
+    torch.testing.assert_close(flat(result["weights"]), flat(uninterrupted["weights"]), rtol=0, atol=2e-6)
 
 
 @pytest.mark.parametrize(("world_size", "stage"), CASES)

@@ -5,7 +5,7 @@ import time
 
 import pytest
 
-from rollout.circuit_breaker import CircuitBreaker
+from rollout.circuit_breaker import CircuitBreaker, HeldBack, first_ready
 
 
 async def fail(breaker: CircuitBreaker) -> None:
@@ -20,7 +20,7 @@ async def succeed(breaker: CircuitBreaker) -> None:
 
 
 async def test_breaker_opens_after_failures_in_a_row_only() -> None:
-    breaker = CircuitBreaker(threshold=3, cooldown_s=60)
+    breaker = CircuitBreaker(threshold=3, cooldown_s=60, after_s=0.0)
     for _ in range(2):
         await fail(breaker)
         await fail(breaker)
@@ -32,7 +32,7 @@ async def test_breaker_opens_after_failures_in_a_row_only() -> None:
 
 
 async def test_breaker_lets_one_trial_through_and_all_after_its_success() -> None:
-    breaker = CircuitBreaker(threshold=1, cooldown_s=0.05)
+    breaker = CircuitBreaker(threshold=1, cooldown_s=0.05, after_s=0.0)
     await fail(breaker)
     running = 0
     most_before_success = 0
@@ -51,7 +51,7 @@ async def test_breaker_lets_one_trial_through_and_all_after_its_success() -> Non
 
 
 async def test_breaker_waits_twice_as_long_after_a_failed_trial() -> None:
-    breaker = CircuitBreaker(threshold=1, cooldown_s=0.1)
+    breaker = CircuitBreaker(threshold=1, cooldown_s=0.1, after_s=0.0)
     await fail(breaker)
     await fail(breaker)
     started = time.monotonic()
@@ -59,8 +59,8 @@ async def test_breaker_waits_twice_as_long_after_a_failed_trial() -> None:
     assert 0.15 < time.monotonic() - started < 10.0
 
 
-async def test_breaker_gives_the_trial_to_another_when_it_is_cancelled() -> None:
-    breaker = CircuitBreaker(threshold=1, cooldown_s=0.01)
+async def test_breaker_lets_another_trial_through_when_the_first_one_hangs() -> None:
+    breaker = CircuitBreaker(threshold=1, cooldown_s=0.05, after_s=0.0)
     await fail(breaker)
 
     async def hang() -> None:
@@ -68,15 +68,63 @@ async def test_breaker_gives_the_trial_to_another_when_it_is_cancelled() -> None
             await asyncio.sleep(60)
 
     trial = asyncio.create_task(hang())
-    await asyncio.sleep(0.05)
+    await asyncio.sleep(0.07)
     waiting = asyncio.create_task(succeed(breaker))
-    await asyncio.sleep(0.05)
+    await asyncio.sleep(0.02)
     assert not waiting.done()
-    trial.cancel()
     await asyncio.wait_for(waiting, 1)
+    assert not breaker.is_open
+    trial.cancel()
+
+
+async def test_breaker_tries_at_least_every_max_cooldown() -> None:
+    breaker = CircuitBreaker(threshold=1, cooldown_s=0.02, max_cooldown_s=0.04, after_s=0.0)
+    started = time.monotonic()
+    for _ in range(6):  # opened, then after 20, 40, 40, 40 and 40 ms
+        await fail(breaker)
+    assert 0.18 <= time.monotonic() - started < 1.28
+
+
+async def test_breaker_stays_closed_while_the_row_of_failures_is_short() -> None:
+    breaker = CircuitBreaker(threshold=3, after_s=0.1)
+    for _ in range(20):
+        await fail(breaker)
+    assert not breaker.is_open
+    await asyncio.sleep(0.1)
+    await fail(breaker)
+    assert breaker.is_open
+
+
+async def test_breaker_holds_back_who_does_not_wait() -> None:
+    breaker = CircuitBreaker(threshold=1, cooldown_s=60, after_s=0.0, name="http://a/")
+    await fail(breaker)
+    with pytest.raises(HeldBack, match="http://a/"):
+        async with breaker.attempt(waits=False):
+            pass
+
+
+async def test_breaker_is_open_when_a_trial_is_due_only_while_somebody_is_there_to_make_it() -> None:
+    breaker = CircuitBreaker(threshold=1, cooldown_s=0.05, after_s=0.0)
+    await fail(breaker)
+    waiting = asyncio.create_task(breaker.ready())
+    await asyncio.sleep(0)
+    assert breaker.is_open
+    time.sleep(0.06)  # the trial comes due before the one who waits can run
+    assert breaker.is_open
+    await waiting
+    assert not breaker.is_open
+    assert breaker.may_pass
+
+
+async def test_first_ready_returns_with_the_first_of_several() -> None:
+    slow, quick = (CircuitBreaker(threshold=1, cooldown_s=s, after_s=0.0) for s in (60, 0.05))
+    await fail(slow)
+    await fail(quick)
+    await asyncio.wait_for(first_ready([slow, quick]), 5)
+    assert (slow.may_pass, quick.may_pass) == (False, True)
 
 
 async def test_breaker_does_not_count_what_is_no_failure_of_the_service() -> None:
-    breaker = CircuitBreaker(threshold=1, is_failure=lambda error: not isinstance(error, RuntimeError))
+    breaker = CircuitBreaker(threshold=1, after_s=0.0, is_failure=lambda error: not isinstance(error, RuntimeError))
     await fail(breaker)
     assert not breaker.is_open

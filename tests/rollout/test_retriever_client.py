@@ -59,7 +59,7 @@ async def test_search_cuts_to_topk(server: ScriptedServer) -> None:
 
 async def test_search_falls_to_the_next_retriever_when_the_first_is_down(real: str) -> None:
     down = f"{free_address()}/retrieve"
-    policy = replace(FAST, breaker_threshold=3, breaker_cooldown_s=60.0)
+    policy = replace(FAST, breaker_threshold=3, breaker_after_s=0.0, breaker_cooldown_s=60.0)
     async with RetrieverClient([down, real], topk=1, default_token=TOKEN, policy=policy) as client:
         for _ in range(10):
             assert [passage.id for passage in await client.search("Oslo")] == ["10"]

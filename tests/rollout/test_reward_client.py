@@ -1,6 +1,7 @@
 """The reward client against real servers, most of them misbehaving."""
 
 import asyncio
+import gzip
 import time
 from collections.abc import Iterator
 from dataclasses import replace
@@ -130,7 +131,7 @@ async def test_score_raises_when_the_reply_is_no_reward(server: ScriptedServer, 
 
 async def test_score_raises_when_the_reply_is_too_long(server: ScriptedServer) -> None:
     url = server.script("long", Answer(b"[" + b" " * (1 << 20) + b"1]"))
-    with pytest.raises(NeighbourError, match=r"the reply is over 1048576 bytes \(1 attempt in "):
+    with pytest.raises(NeighbourError, match=r"the reply is over 1048576 bytes \(2 attempts in "):
         await score_once(endpoint(url))
 
 
@@ -157,7 +158,7 @@ async def test_score_names_an_endpoint_where_nothing_listens() -> None:
 
 async def test_score_survives_a_service_that_is_down_for_a_while() -> None:
     """The breaker opens, calls wait for it, and none is lost once the service is back on its address."""
-    policy = replace(FAST, breaker_threshold=2, overall_timeout_s=20.0)
+    policy = replace(FAST, breaker_threshold=2, breaker_after_s=0.0, overall_timeout_s=20.0)
     scripted = ScriptedServer()
     with serving(scripted.app()) as address:
         scripted.address = address
@@ -173,21 +174,71 @@ async def test_score_survives_a_service_that_is_down_for_a_while() -> None:
             assert client.is_accepting
 
 
-async def test_client_is_accepting_while_one_endpoint_is_up(server: ScriptedServer) -> None:
+@pytest.mark.parametrize(("combine", "with_one_up"), [("shard", True), ("sum", False)])
+async def test_client_is_accepting_while_samples_can_be_scored(
+    server: ScriptedServer, combine: str, with_one_up: bool
+) -> None:
     down = [endpoint(free_address(), "a"), endpoint(server.script("b", Answer("no", 503)), "b")]
     up = endpoint(server.script("c", GOOD), "c")
-    policy = replace(FAST, breaker_threshold=1, breaker_cooldown_s=60.0, overall_timeout_s=0.1, max_attempts=1)
-    for endpoints, expected in ((down, False), ([*down, up], True)):
-        async with RewardClient(endpoints, "shard", policy=policy) as client:
+    policy = replace(FAST, breaker_threshold=1, breaker_after_s=0.0, breaker_cooldown_s=60.0, max_attempts=1)
+    for endpoints, expected in ((down, False), ([*down, up], with_one_up)):
+        async with RewardClient(endpoints, combine, policy=policy) as client:
             assert client.is_accepting
-            for i in range(50):
-                if client.stats["a"].failures and client.stats["b"].failures:
-                    break
-                try:
-                    await client.score(request(f"p{i}"))
-                except NeighbourError:
-                    continue
-            assert client.is_accepting is expected
+            calls = [asyncio.create_task(client.score(request(f"p{i}"))) for i in range(50)]
+            async with asyncio.timeout(5.0):
+                while not all(client.stats[name].retries for name in ("a", "b")) or client.is_accepting is not expected:
+                    await asyncio.sleep(0.01)
+            for call in calls:
+                call.cancel()
+            await asyncio.gather(*calls, return_exceptions=True)
+
+
+async def test_score_of_a_shard_that_is_down_is_asked_of_another(server: ScriptedServer) -> None:
+    endpoints = [endpoint(free_address(), "a"), endpoint(server.script("shard_up", GOOD), "b")]
+    policy = replace(FAST, breaker_threshold=1, breaker_after_s=0.0, breaker_cooldown_s=60.0)
+    async with RewardClient(endpoints, "shard", policy=policy) as client:
+        scores = await asyncio.gather(*(client.score(request(f"p{i}")) for i in range(20)))
+    assert {tuple(score.parts) for score in scores} == {("b",)}
+
+
+async def test_score_waits_through_an_outage_longer_than_its_deadline(server: ScriptedServer) -> None:
+    up_at = time.monotonic() + 1.5
+
+    def answer(_: Received) -> Answer:
+        return GOOD if time.monotonic() > up_at else Answer("down", 503)
+
+    url = server.script_by("outage", answer)
+    policy = replace(FAST, overall_timeout_s=0.3, breaker_after_s=0.0, breaker_cooldown_s=0.05)
+    policy = replace(policy, breaker_max_cooldown_s=0.2)
+    async with RewardClient([endpoint(url, timeout_s=0.1)], "sum", policy=policy) as client:
+        scores = await asyncio.gather(*(client.score(request(f"p{i}")) for i in range(10)))
+        stats = client.stats["math"]
+    assert [score.reward for score in scores] == [0.5] * 10
+    assert stats.failures == 0
+    assert len(server.received["outage"]) < 10 + 9 + 10 + 10  # ten at once, one every 0.2 s, ten at the end
+
+
+async def test_score_does_not_give_up_because_the_service_fails_others_too(server: ScriptedServer) -> None:
+    """Every sample meets a busy service five times, which is once more than a call has attempts."""
+    counts: dict[str, int] = {}
+
+    def answer(received: Received) -> Answer:
+        key = received.headers["idempotency-key"]
+        counts[key] = counts.get(key, 0) + 1
+        return GOOD if counts[key] > 5 else Answer("busy", 503)
+
+    url = server.script_by("unreliable", answer)
+    async with RewardClient([endpoint(url)], "sum", policy=FAST) as client:
+        first = await asyncio.gather(*(client.score(request(f"p{i}")) for i in range(40)))
+    assert [score.reward for score in first] == [0.5] * 40
+
+
+async def test_score_refuses_a_compressed_reply(server: ScriptedServer) -> None:
+    bomb = gzip.compress(b"[" + b" " * (1 << 24) + b"1]")
+    url = server.script("bomb", Answer(bomb, headers={"content-encoding": "gzip"}))
+    with pytest.raises(NeighbourError, match=r"the reply is compressed, which was not asked for \(2 attempts"):
+        await score_once(endpoint(url))
+    assert server.received["bomb"][0].headers["accept-encoding"] == "identity"
 
 
 async def test_score_combines_endpoints_by_weight(server: ScriptedServer) -> None:

@@ -1,0 +1,263 @@
+"""Numbers that are not finite, put into everything a step is made of: none is applied, pushed or saved.
+
+    python -m tests.chaos.nonfinite [--seed N] [--short]
+
+Two DeepSpeed ranks in processes of their own train a tiny model in ZeRO 0, then 2. Ten injections each, on one rank
+that is drawn: NaN and infinity in behaviour logprobs, advantages, loss and gradient; a flipped bit in a weight; one in
+the optimizer's moments, which only the step after it carries into the weights. After each, the ranks do what a learner
+does: report the step to a real coordinator, push over a real gloo group, save a real checkpoint, or are refused.
+
+holds: of 20 injections none was applied, pushed or saved (applied=0 pushed=0 saved=0), each is recorded as a step that
+was not applied or an error that says what is not finite (recorded=20), the weights afterwards are bit for bit those
+before, for a flipped bit those of the checkpoint (intact=20), and training goes on (steps_after). --short: ZeRO 2
+alone, ten injections.
+"""
+
+import json
+import os
+import struct
+import subprocess
+import sys
+import tempfile
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from random import Random
+from typing import Any, Literal
+
+import numpy as np
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from learner.checkpoint import newest_valid
+from learner.finite import NonFiniteWeightsError
+from learner.microbatch import MicroBatch, Sample, make_micro_batch
+from learner.packing import plan_step
+from learner.policy import LossFunction, PolicyEngine, StepResult
+from learner.rank_checkpoint import save_checkpoint
+from learner.rank_push import RankPusher
+from learner.run_folder import CHECKPOINTS
+from learner.step import make_loss
+from learner.world import free_address, join_world
+from protocol.settings import Settings
+from tests.chaos.receiving_server import ReceivingServer
+from tests.chaos.verdict import conclude, options
+from tests.learner.policy_ranks import same, settings, trajectories
+from tests.learner.test_coordinator import Script, settings_of
+from tests.tiny_models import make_tiny_model
+
+NUM_RANKS = 2
+_COMMAND = (sys.executable, "-W", "ignore", "-m", "tests.chaos.nonfinite")
+COUNTS = ("injected", "applied", "pushed", "saved", "recorded", "intact", "steps_after")
+RUN_SETTINGS = Settings.model_validate({"policy": {"dtype": "float32"}, "weights": {"probe": False, "bucket_mb": 1}})
+INTO_SAMPLES: dict[str, Callable[[Sample, float], Sample]] = {
+    "behaviour": lambda sample, bad: replace(
+        sample, behaviour_logprobs=np.where(sample.loss_mask, bad, 0.0).astype(np.float32)
+    ),
+    "advantage": lambda sample, bad: replace(sample, advantage=bad),
+}
+
+
+def main() -> int:
+    arguments = options(__doc__ or "")
+    stages = "2" if arguments.short else "02"
+    with tempfile.TemporaryDirectory() as name:
+        folder = Path(name)
+        make_tiny_model(folder / "model", tied=True, hidden_size=64)
+        _, port = free_address("127.0.0.1")
+        environment = {**os.environ, "OMP_NUM_THREADS": "1"}
+        ranks = [
+            subprocess.Popen(
+                [*_COMMAND, "rank", str(rank), str(port), name, stages, str(arguments.seed)],
+                env=environment,
+                stderr=None if rank == 0 else subprocess.DEVNULL,
+            )
+            for rank in range(NUM_RANKS)
+        ]
+        try:
+            codes = [rank.wait(timeout=240) for rank in ranks]
+        finally:
+            for rank in ranks:
+                rank.kill()
+        if codes != [0] * NUM_RANKS:
+            return conclude("nonfinite", False, exit_codes=codes)
+        found: dict[str, int] = json.loads((folder / "found.json").read_text())
+    injected = found["injected"]
+    holds = injected == 10 * len(stages) == found["recorded"] == found["intact"]
+    holds = holds and not any(found[name] for name in ("applied", "pushed", "saved")) and found["steps_after"] > 0
+    return conclude("nonfinite", holds, **found)
+
+
+# -- a rank -----------------------------------------------------------------------------------------------------------
+
+
+class Rank:
+    """One rank in one ZeRO stage, and on rank 0 the coordinator, the server and the accounts."""
+
+    def __init__(self, folder: Path, stage: Literal[0, 2], seed: int) -> None:
+        self.rank = dist.get_rank()
+        self.folder = folder / f"run_{stage}"
+        self.model = folder / "model"
+        self.stage = stage
+        self.draw = Random(seed + stage)  # the same on every rank
+        self.policy = PolicyEngine(settings(self.model, stage))
+        self.server = ReceivingServer("server")
+        servers = [self.server] if self.rank == 0 else []
+        self.pusher = RankPusher(self.policy, RUN_SETTINGS, servers, "127.0.0.1", "gloo")
+        self.step_number = self.version = 0
+        self.found = dict.fromkeys(COUNTS, 0)
+        if self.rank == 0:
+            self.folder.mkdir()
+            self.script = Script(self.folder, settings_of(run={"max_steps": 1000}), num_prompts=4)
+
+    def save_ledger(self, path: Path, step: int) -> None:
+        """Stand in for the coordinator's client, as `save_checkpoint` needs it."""
+        path.write_bytes(b"")
+
+    def weights(self) -> dict[str, Tensor]:
+        return {name: parameter.detach().clone() for name, parameter in self.policy.weights()}
+
+    # -- what a learner does ------------------------------------------------------------------------------------------
+
+    def step(self, samples: list[Sample], loss: LossFunction) -> StepResult:
+        plan = plan_step([len(s.tokens) for s in samples], NUM_RANKS, 90)[self.rank]
+        parts = [make_micro_batch([samples[i] for i in part]) for part in plan]
+        result = self.policy.step(parts, loss, sum(int(s.loss_mask.sum()) for s in samples))
+        self.step_number += 1
+        self.version += result.applied
+        if self.rank == 0:
+            for lease in self.script.demand(version=self.version - result.applied):
+                self.script.finish("s1", lease, version=self.version - result.applied)
+            self.script.batch(self.step_number)
+            detail = f"loss {result.loss}, norm {result.grad_norm}"
+            self.script.step(self.step_number, self.version, result.applied, detail)
+        return result
+
+    def push(self) -> None:
+        self.pusher.push(self.version)
+
+    def save(self) -> None:
+        client: Any = self
+        save_checkpoint(self.policy, client, self.folder, self.model, self.step_number, self.version, 2)
+
+    def refusal(self, act: Callable[[], None]) -> str | None:
+        """Return why it was refused; None when it was done."""
+        try:
+            act()
+        except NonFiniteWeightsError as error:
+            return str(error)
+        return None
+
+    # -- what is done to it -------------------------------------------------------------------------------------------
+
+    def run(self) -> dict[str, int]:
+        """Return what became of ten injections."""
+        loss = make_loss(RUN_SETTINGS)
+        assert self.step(trajectories(), loss).applied
+        self.push()
+        self.save()
+        for kind in ("behaviour", "advantage", "loss", "gradient"):
+            for bad in (float("nan"), float("inf")):
+                self.put_into_step(kind, bad, loss)
+        self.put_into_weights("weight")
+        self.put_into_weights("moment")
+        for _ in range(2):
+            self.found["steps_after"] += self.step(trajectories(), loss).applied
+            self.push()
+            self.save()
+        self.policy.check_finite(with_optimizer=True)
+        self.pusher.close()
+        return self.found
+
+    def put_into_step(self, kind: str, bad: float, loss: LossFunction) -> None:
+        """Have one number of a step be bad; the step must leave everything as it was, and be on record."""
+        before, version, server = self.weights(), self.version, self.server.digest
+        victim, samples, handles = self.draw.randrange(NUM_RANKS), trajectories(), []
+        if kind in INTO_SAMPLES:
+            place = self.draw.randrange(len(samples))
+            samples[place] = INTO_SAMPLES[kind](samples[place], bad)
+        if kind == "gradient" and self.rank == victim:
+            _, parameter = self.draw_parameter()
+            handles.append(parameter.register_hook(lambda gradient: gradient * bad))
+        elif kind == "gradient":
+            self.draw_parameter()
+        result = self.step(samples, self.broken(loss, bad, victim) if kind == "loss" else loss)
+        for handle in handles:
+            handle.remove()
+        self.found["injected"] += 1
+        self.found["applied"] += result.applied
+        self.found["pushed"] += self.version != version or self.server.digest != server
+        self.found["intact"] += same(before, self.weights())
+        on_record = 1
+        if self.rank == 0:
+            ((detail,),) = self.script.rows(
+                "SELECT detail FROM events WHERE kind = 'not_applied' ORDER BY rowid DESC LIMIT 1"
+            )
+            on_record = int(detail.startswith(f"step {self.step_number}: "))
+            print(f"ZeRO {self.stage}: {bad} in {kind} of one rank: not applied; recorded {detail!r}")
+        self.found["recorded"] += on_record
+
+    def broken(self, loss: LossFunction, bad: float, victim: int) -> LossFunction:
+        def broken_loss(logprobs: Tensor, entropies: Tensor, batch: MicroBatch) -> tuple[Tensor, dict[str, float]]:
+            value, sums = loss(logprobs, entropies, batch)
+            return (value + bad if self.rank == victim else value), sums
+
+        return broken_loss
+
+    def put_into_weights(self, kind: str) -> None:
+        """Flip a bit of what one rank holds: push and save must refuse on every rank; the checkpoint is as it was."""
+        checkpoint = newest_valid(self.folder / CHECKPOINTS)
+        assert checkpoint is not None
+        self.policy.load_state(checkpoint.path / "state")
+        before, digest = self.weights(), self.server.digest
+        victim = self.draw.randrange(NUM_RANKS)
+        name, parameter = self.draw_parameter()
+        if self.rank == victim:
+            self.flip(kind, parameter)
+        refusals = [self.refusal(self.save)]
+        if kind == "moment":  # the next step carries it into the weights
+            self.step(trajectories(), make_loss(RUN_SETTINGS))
+        refusals.append(self.refusal(self.push))
+        dist.barrier()
+        self.found["injected"] += 1
+        self.found["saved"] += newest_valid(self.folder / CHECKPOINTS) != checkpoint
+        self.found["pushed"] += self.server.digest != digest
+        self.found["recorded"] += all(why is not None and "is not finite" in why for why in refusals)
+        self.policy.load_state(checkpoint.path / "state")
+        self.found["intact"] += same(before, self.weights())
+        if self.rank == 0:
+            print(f"ZeRO {self.stage}: bit flipped in a {kind} of rank {victim} ({name}): {refusals[0]}")
+
+    def flip(self, kind: str, parameter: Tensor) -> None:
+        """Make one number NaN by setting all bits of its exponent."""
+        if kind == "weight":
+            values = parameter.detach().view(-1)
+        else:
+            optimizer = getattr(self.policy._engine.optimizer, "optimizer", self.policy._engine.optimizer)
+            values = next(iter(optimizer.state.values()))["exp_avg"].view(-1)
+        bits = struct.unpack("<i", struct.pack("<f", float(values[3])))[0] | 0x7F800001
+        values[3] = struct.unpack("<f", struct.pack("<i", bits))[0]
+
+    def draw_parameter(self) -> tuple[str, Tensor]:
+        return self.draw.choice(self.policy.weights())
+
+
+def rank_main(rank: int, port: int, folder: Path, stages: str, seed: int) -> None:
+    torch.set_num_threads(1)
+    join_world(rank, NUM_RANKS, "127.0.0.1", port, 120.0)
+    found = dict.fromkeys(COUNTS, 0)
+    for stage in stages:
+        for key, value in Rank(folder, 0 if stage == "0" else 2, seed).run().items():
+            found[key] += value
+    if rank == 0:
+        (folder / "found.json").write_text(json.dumps(found))
+    dist.barrier()
+    dist.destroy_process_group()
+
+
+if __name__ == "__main__":
+    if sys.argv[1:2] == ["rank"]:
+        rank_main(int(sys.argv[2]), int(sys.argv[3]), Path(sys.argv[4]), sys.argv[5], int(sys.argv[6]))
+        sys.exit(0)
+    sys.exit(main())

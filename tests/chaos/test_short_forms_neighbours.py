@@ -1,0 +1,26 @@
+"""The short forms of the chaos commands for neighbours and numbers, as continuous integration runs them."""
+
+import os
+import re
+import subprocess
+import sys
+
+import pytest
+
+SHORT_FORMS = {
+    "bad_rewards": r"invented=0 misassigned=0 lost=0 trained_twice=0 dead_letters=0 .*",
+    "bad_retriever": r"wrong_observations=0 error_texts=0 lost=0 trained_twice=0 dead_letters=0 .*",
+    "nonfinite": r"injected=10 applied=0 pushed=0 saved=0 recorded=10 intact=10 steps_after=2 ",
+    "bad_pushes": r"pushes=12 .*unexpected_failures=0 .*wrong_tokens=0 served_unsynced=0 ",
+}
+
+
+@pytest.mark.stack
+@pytest.mark.parametrize("name", SHORT_FORMS)
+def test_short_form_holds(name: str) -> None:
+    command = [sys.executable, "-m", f"tests.chaos.{name}", "--seed", "1", "--short"]
+    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
+    finished = subprocess.run(command, capture_output=True, text=True, timeout=240, env=environment)
+    figures = finished.stdout.splitlines()[-1] if finished.stdout else ""
+    assert finished.returncode == 0, finished.stdout[-3000:] + finished.stderr[-3000:]
+    assert re.fullmatch(rf"{name} .*{SHORT_FORMS[name]}holds=yes", figures), figures
