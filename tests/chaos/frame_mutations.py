@@ -216,11 +216,18 @@ def _damage_spans(content: Frames, random: Random) -> Frames:
     return [_pack(message), *content[1:]]
 
 
+def _nudge_counts(content: Frames, random: Random) -> Frames:
+    """Have the facts count a few tokens more or fewer: in all, or in the prompt."""
+    message = _unpack(content[0])
+    message["facts"][random.choice(("num_tokens", "num_prompt_tokens"))] += random.choice((-3, -1, 1, 2, 4))
+    return [_pack(message), *content[1:]]
+
+
 _ARRAY_DAMAGES: tuple[Callable[[Frames, Random], Frames], ...] = (
     _set_item(1, "<i4", -1, -(2**31), -151_000),
     _set_item(2, "<f4", float("nan"), float("inf"), -float("inf"), 0.5, 1e30, -0.25),
     _set_item(3, "u1", 0, 1, 2, 255),
-    _resize, _shift, _damage_spans, _damage_spans,
+    _resize, _shift, _nudge_counts, _damage_spans, _damage_spans,
 )  # fmt: skip
 
 
