@@ -1,6 +1,6 @@
 """The ledger's tables, and what brings an older ledger up to them.
 
-Used by `learner.ledger`, which writes, and by `learner.audit_run`, which reads ledgers of any version.
+Used by `learner.ledger`, which writes, and by `learner.audit.run`, which reads ledgers of any version.
 """
 
 import sqlite3

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from learner.audit import main
-from learner.audit_report import audit_run_folder
+from learner.audit.report import audit_run_folder
 from learner.checkpoint import rotate
 from learner.ledger import Ledger
 from tests.learner.audited_run import RunWriter, make_run, run_settings

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from learner.audit_report import audit_run_folder
+from learner.audit.report import audit_run_folder
 from learner.checkpoint import Checkpoint, commit
 from learner.ledger import Ledger
 from tests.learner.audited_run import make_run

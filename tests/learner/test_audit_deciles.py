@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from learner.audit_deciles import Decile, compare_lengths
-from learner.audit_run import AuditedRun
+from learner.audit.deciles import Decile, compare_lengths
+from learner.audit.run import AuditedRun
 from learner.ledger import Ledger
 from protocol.settings import Settings
 from tests.protocol.examples import example_facts

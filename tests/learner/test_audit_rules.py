@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from learner.audit_report import audit_run_folder
+from learner.audit.report import audit_run_folder
 from tests.learner.audited_run import make_run
 
 # A run's groups by position, as in audited_run: steps 1 and 2 trained 0-3, 4 was given up, step 3 was not applied to 5

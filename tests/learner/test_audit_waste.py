@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from learner.audit_run import AuditedRun
-from learner.audit_waste import DeadLetter, Failure, Tokens, count_tokens, list_dead_letters
+from learner.audit.run import AuditedRun
+from learner.audit.waste import DeadLetter, Failure, Tokens, count_tokens, list_dead_letters
 from learner.ledger import Ledger
 from protocol.settings import Settings
 from tests.protocol.examples import example_facts

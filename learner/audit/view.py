@@ -9,10 +9,10 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
-from learner.audit_deciles import Decile
-from learner.audit_epochs import EpochAccount
-from learner.audit_report import AuditReport
-from learner.audit_waste import DeadLetter, Tokens
+from learner.audit.deciles import Decile
+from learner.audit.epochs import EpochAccount
+from learner.audit.report import AuditReport
+from learner.audit.waste import DeadLetter, Tokens
 
 _MAX_DEAD_LETTERS = 50
 

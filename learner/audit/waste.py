@@ -5,7 +5,7 @@ Used by `learner.audit`.
 
 from dataclasses import dataclass
 
-from learner.audit_run import AuditedRun
+from learner.audit.run import AuditedRun
 
 
 @dataclass(frozen=True)

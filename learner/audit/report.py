@@ -1,24 +1,24 @@
 """Everything an audit found: the accounts of prompts and tokens, and what broke the promise.
 
-Built by `audit_run_folder` for `learner.audit`; shown by `learner.audit_view` or as JSON.
+Built by `audit_run_folder` for `learner.audit`; shown by `learner.audit.view` or as JSON.
 """
 
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
-from learner.audit_breach import Breach, Breaches, collect
-from learner.audit_checkpoints import CheckpointAudit, check_checkpoints
-from learner.audit_deciles import Survivorship, compare_lengths
-from learner.audit_epochs import EpochAccount, count_epochs
-from learner.audit_groups import check_groups
-from learner.audit_lineage import check_lineage
-from learner.audit_metrics import check_metrics, note_metrics
-from learner.audit_order import check_order
-from learner.audit_run import AuditedRun, open_run
-from learner.audit_steps import Steps, check_steps, read_steps
-from learner.audit_terms import Terms
-from learner.audit_waste import DeadLetter, Tokens, count_tokens, list_dead_letters
+from learner.audit.breach import Breach, Breaches, collect
+from learner.audit.checkpoints import CheckpointAudit, check_checkpoints
+from learner.audit.deciles import Survivorship, compare_lengths
+from learner.audit.epochs import EpochAccount, count_epochs
+from learner.audit.groups import check_groups
+from learner.audit.lineage import check_lineage
+from learner.audit.metrics import check_metrics, note_metrics
+from learner.audit.order import check_order
+from learner.audit.run import AuditedRun, open_run
+from learner.audit.steps import Steps, check_steps, read_steps
+from learner.audit.terms import Terms
+from learner.audit.waste import DeadLetter, Tokens, count_tokens, list_dead_letters
 
 
 @dataclass(frozen=True)

@@ -5,8 +5,8 @@ Used by `learner.audit`. The order is `learner.prompt_order`'s, made anew from t
 
 from collections.abc import Iterator
 
-from learner.audit_breach import Breach
-from learner.audit_run import AuditedRun
+from learner.audit.breach import Breach
+from learner.audit.run import AuditedRun
 from learner.prompt_order import PromptOrder
 
 

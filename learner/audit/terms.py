@@ -6,7 +6,7 @@ Used by the rules of `learner.audit`. A resumed run may have another `learner.ma
 from bisect import bisect_right
 from dataclasses import dataclass
 
-from learner.audit_run import AuditedRun
+from learner.audit.run import AuditedRun
 
 
 @dataclass(frozen=True)

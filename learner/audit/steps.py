@@ -8,9 +8,9 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cached_property
 
-from learner.audit_breach import Breach
-from learner.audit_run import AuditedRun
-from learner.audit_terms import Terms
+from learner.audit.breach import Breach
+from learner.audit.run import AuditedRun
+from learner.audit.terms import Terms
 
 NOT_APPLIED = "step not applied: "
 

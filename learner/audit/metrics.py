@@ -8,9 +8,9 @@ import math
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
-from learner.audit_breach import Breach
-from learner.audit_run import AuditedRun
-from learner.audit_steps import Steps
+from learner.audit.breach import Breach
+from learner.audit.run import AuditedRun
+from learner.audit.steps import Steps
 from learner.live_view import parse_metrics_line
 
 METRICS = "metrics.jsonl"

@@ -1,12 +1,12 @@
 """The rule that nothing of a lost lineage was trained: weights that died with a start of the run leave no trace.
 
-Used by `learner.audit`, and by `learner.audit_checkpoints` to tell a checkpoint that the run did not go on from.
+Used by `learner.audit`, and by `learner.audit.checkpoints` to tell a checkpoint that the run did not go on from.
 """
 
 from collections.abc import Iterator
 
-from learner.audit_breach import Breach
-from learner.audit_run import AuditedRun
+from learner.audit.breach import Breach
+from learner.audit.run import AuditedRun
 
 
 def newest_valid_version(run: AuditedRun, incarnation: int) -> int | None:

@@ -7,7 +7,7 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from learner.audit_run import AuditedRun
+from learner.audit.run import AuditedRun
 
 _NUM_PARTS = 10
 _NUM_LONG = 3

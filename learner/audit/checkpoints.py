@@ -10,10 +10,10 @@ from collections.abc import Iterator
 from contextlib import closing
 from dataclasses import dataclass, field
 
-from learner.audit_breach import Breach
-from learner.audit_lineage import newest_valid_version
-from learner.audit_run import AuditedRun, read_only
-from learner.audit_steps import Steps
+from learner.audit.breach import Breach
+from learner.audit.lineage import newest_valid_version
+from learner.audit.run import AuditedRun, read_only
+from learner.audit.steps import Steps
 from learner.checkpoint import LATEST, Checkpoint, CorruptCheckpointError, verify
 from learner.run_folder import CHECKPOINTS, LEDGER
 

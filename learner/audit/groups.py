@@ -6,10 +6,10 @@ Used by `learner.audit`. One pass over prompts and their trajectories.
 from collections.abc import Iterator
 from typing import NamedTuple
 
-from learner.audit_breach import Breach
-from learner.audit_run import AuditedRun
-from learner.audit_steps import Steps
-from learner.audit_terms import Terms
+from learner.audit.breach import Breach
+from learner.audit.run import AuditedRun
+from learner.audit.steps import Steps
+from learner.audit.terms import Terms
 
 
 class _Group(NamedTuple):

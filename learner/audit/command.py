@@ -1,4 +1,4 @@
-"""`python -m learner.audit RUN_DIR`: prove that nothing of a run was lost and nothing trained twice, or name what was.
+"""The command `python -m learner.audit RUN_DIR`, without being run by it: for `learner.audit` and for tests.
 
 Exit status: 0 when in the surviving lineage every prompt of every epoch was trained exactly once, skipped with a
 reason, or is still to come; 1 with one line for each breach; 2 with one sentence for a wrong option or folder.
@@ -13,8 +13,8 @@ from pathlib import Path
 
 from rich.console import Console
 
-from learner.audit_report import audit_run_folder
-from learner.audit_view import show_audit
+from learner.audit.report import audit_run_folder
+from learner.audit.view import show_audit
 from protocol.errors import OperatorError
 
 _ABOUT = """\
@@ -40,7 +40,3 @@ def main(arguments: Sequence[str]) -> int:
     else:
         show_audit(report, Console())
     return 0 if report.holds else 1
-
-
-if __name__ == "__main__":
-    sys.exit(main(sys.argv[1:]))
