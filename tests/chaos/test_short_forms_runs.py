@@ -1,0 +1,35 @@
+"""Whole runs under faults, in the short form of each command."""
+
+import re
+import subprocess
+import sys
+
+import pytest
+
+_SHORT_FORMS = {
+    "kills": r"killed_coordinator=4 killed_learner=4 killed_server=12 lost=0 trained_twice=0 unaccounted=0 audit=passed",
+    "crash_points": r"failpoints=4 deaths=8 failed=0",
+    "bad_network": r"trajectories=200 messages=\d+ lost=0 trained_twice=0 unaccounted=0 audit=passed",
+    "dead_server": r"kills=4 median_s=[\d.]+ p99_s=[\d.]+ max_s=[\d.]+ limit_s=10 audit=passed",
+    "busy_server": r"seconds=15 stalls=\d+ stall_s=3 steps=\d+ samples_lost_to_deaths=0 audit=passed",
+}
+
+
+@pytest.mark.timeout(300)
+@pytest.mark.parametrize("name", _SHORT_FORMS)
+def test_short_form_holds(name: str) -> None:
+    command = [sys.executable, "-m", f"tests.chaos.{name}", "--seed", "1", "--short"]
+    finished = subprocess.run(command, capture_output=True, text=True, timeout=240)
+    figures = finished.stdout.splitlines()[-1] if finished.stdout else ""
+    assert re.fullmatch(rf"{name} {_SHORT_FORMS[name]} holds=yes", figures), finished.stdout[-3000:] + finished.stderr
+    assert finished.returncode == 0
+
+
+@pytest.mark.timeout(300)
+def test_a_stalled_learner_leaves_the_window_and_the_memory_bounded() -> None:
+    # How fast the rate comes back is the machine's matter, which may be busy; what is outstanding is not.
+    command = [sys.executable, "-m", "tests.chaos.stall", "--seed", "1", "--short"]
+    finished = subprocess.run(command, capture_output=True, text=True, timeout=240)
+    figures = dict(part.split("=") for part in finished.stdout.splitlines()[-1].split()[1:])
+    assert (figures["most_outstanding"], figures["window"], figures["audit"]) == ("256", "256", "passed")
+    assert float(figures["memory_growth_mb"]) <= float(figures["memory_limit_mb"])
