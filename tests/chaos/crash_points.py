@@ -29,16 +29,20 @@ _SHORT = ("checkpoint.commit.renamed", "run_folder.ledger_replaced", "ledger.com
 _OFTEN = {"ledger.commit.before": 60, "ledger.commit.after": 60}
 _EACH_STEP = ("step_book.", "run_record.")
 _KILL_AT_STEP = 13
+# Passed only by a start that finds no checkpoint, and by a step that is saved again: the last one, once a run.
+_BEFORE_ANY_CHECKPOINT = ("run_folder.record_set_aside",)
+_SAVED_AGAIN = ("checkpoint.commit.latest_taken_off", "checkpoint.commit.displaced")
 
 
 class _Once:
     """Kills the learner at a step, once, so that a run has something to restore."""
 
-    def __init__(self) -> None:
+    def __init__(self, failpoint: str) -> None:
         self.is_done = False
+        self._at_step = 1 if failpoint in _BEFORE_ANY_CHECKPOINT else _KILL_AT_STEP
 
     def __call__(self, rig: Rig, now: float) -> None:
-        if not self.is_done and rig.step >= _KILL_AT_STEP and rig.learner is not None:
+        if not self.is_done and rig.step >= self._at_step and rig.learner is not None:
             rig.learner.kill()
             self.is_done = True
 
@@ -88,7 +92,7 @@ def main() -> int:
                 learner={"groups_per_step": 4, "max_staleness": 1, "checkpoint_every_steps": 2},
                 rollout={"group_size": 2},
             )
-            killer = _Once()
+            killer = _Once(failpoint)
             rig = Rig(settings, keys, num_servers=2, pace=Pace(arguments.seed, mean_tokens=20.0), disturb=killer)
             witness = rig.on_death = _Witness(rig, killer)
             setting = rig.failpoint = f"{failpoint}:kill@{_pass(failpoint, draw)}"
@@ -108,6 +112,8 @@ def main() -> int:
 
 def _pass(failpoint: str, draw: random.Random) -> int:
     """Return at which pass to die: early enough that every run gets there."""
+    if failpoint in (*_SAVED_AGAIN, *_BEFORE_ANY_CHECKPOINT):
+        return 1
     if failpoint in _OFTEN:
         return draw.randrange(1, _OFTEN[failpoint])
     if failpoint.startswith(_EACH_STEP):

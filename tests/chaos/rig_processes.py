@@ -121,6 +121,9 @@ class _CountingPolicy:
     def __init__(self) -> None:
         self.trained: dict[str, dict[str, list[int]]] = {}
 
+    def check_finite(self, with_optimizer: bool = False) -> None:
+        """Nothing that could be NaN."""
+
     def save_state(self, folder: Path) -> None:
         folder.mkdir()
         (folder / STATE).write_text(json.dumps(self.trained))
@@ -148,7 +151,7 @@ class _CountingLearner:
         )
         dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
         self._policy: Any = _CountingPolicy()
-        self.step = self.version = self._saved_step = start.step
+        self.step = self.version = start.step
         if start.checkpoint is not None:
             load_checkpoint(self._policy, start.checkpoint)
 
@@ -174,7 +177,7 @@ class _CountingLearner:
             self._pipe.send(("step", self.step))
             if self.step % self._settings.learner.checkpoint_every_steps == 0:
                 self._save()
-        self._save()
+        self._save()  # the last step again, mostly: the folder of that name has to give way
         return answer
 
     def _check_staleness(self, oldest: list[int]) -> None:
@@ -198,12 +201,9 @@ class _CountingLearner:
 
     def _save(self) -> None:
         folder, step = self._start.folder, self.step
-        if step == self._saved_step:
-            return
         save_checkpoint(
             self._policy, self._client, folder, folder, step, self.version, self._settings.learner.keep_checkpoints
         )
-        self._saved_step = step
         self._pipe.send(("saved", step))
 
 
