@@ -98,6 +98,7 @@ def prepare_folder(start: RunStart, settings: Settings) -> None:
     try:
         (folder / "logs").mkdir(parents=True, exist_ok=True)
         (folder / CHECKPOINTS).mkdir(exist_ok=True)
+        sync(folder.parent)
         if start.checkpoint is not None:
             _go_back_to(start.checkpoint, folder)
         else:

@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from learner.run_folder import WANDB_ID
+from learner.whole_file import replace_file
 
 _log = logging.getLogger("learner.wandb_log")
 _INIT_S = 60.0
@@ -91,7 +92,7 @@ class WandbLog:
             config=self._settings,
             settings=wandb.Settings(console="off", silent=True, init_timeout=_INIT_S, finish_timeout=_INIT_S),
         )
-        path.write_text(f"{run.id}\n", encoding="utf-8")
+        replace_file(path, f"{run.id}\n".encode())
         # Steps that are taken again after a resume are logged again: wandb's own counter would refuse the smaller step.
         run.define_metric("step")
         run.define_metric("*", step_metric="step")

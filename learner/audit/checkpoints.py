@@ -58,7 +58,8 @@ def _check_ledger(run: AuditedRun, steps: Steps, checkpoint: Checkpoint, audit: 
     folder = f"{CHECKPOINTS}/{checkpoint.path.name}"
     path = checkpoint.path / LEDGER
     if not path.exists():
-        yield Breach("checkpoint_ledger", "is missing", f"{folder}/{LEDGER}")
+        if checkpoint.path.exists():  # not removed meanwhile
+            yield Breach("checkpoint_ledger", "is missing", f"{folder}/{LEDGER}")
         return
     try:
         # Not the audit's own connection: a database cannot be detached from an open transaction.
@@ -69,7 +70,8 @@ def _check_ledger(run: AuditedRun, steps: Steps, checkpoint: Checkpoint, audit: 
             else:
                 audit.notes.append(f"{folder} was made by start {start}; the run went on from an older checkpoint.")
     except sqlite3.Error as error:
-        yield Breach("checkpoint_ledger", f"cannot be read: {error}", f"{folder}/{LEDGER}")
+        if checkpoint.path.exists():
+            yield Breach("checkpoint_ledger", f"cannot be read: {error}", f"{folder}/{LEDGER}")
 
 
 def _lost_start(run: AuditedRun, db: sqlite3.Connection, checkpoint: Checkpoint) -> int | None:
