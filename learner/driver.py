@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Literal
 from learner.live_view import LiveView, MetricsReader
 from learner.preflight import Inspected
 from learner.report import write_report
-from learner.run_folder import RunStart, plan_restart, prepare_folder
+from learner.run_folder import RunStart, held, plan_restart, prepare_folder
 from learner.wandb_log import WandbLog
 from protocol.errors import NeighbourError, OperatorError, SettingsError
 from protocol.home import ClusterState, read_cluster
@@ -55,8 +55,11 @@ def drive(inspected: Inspected) -> int:
             view.message(inspected.start.notice)
         try:
             around = _look_around(run, cluster, stop)
-            _open_folder(run)
-            ended = _live(run, around)
+            run.has_made_folder = not inspected.start.folder.exists()
+            with held(inspected.start.folder):
+                prepare_folder(inspected.start, inspected.settings)
+                run.wandb = _start_wandb(inspected)
+                ended = _live(run, around)
         except BaseException:
             _end_failed(run)
             raise
@@ -92,13 +95,6 @@ def _look_around(run: _Run, cluster: ClusterState, stop: threading.Event) -> "Su
         metrics=MetricsReader(inspected.start.folder / "metrics.jsonl"),
         record=lambda line: run.wandb.log(line) if run.wandb is not None else None,
     )
-
-
-def _open_folder(run: _Run) -> None:
-    inspected = run.inspected
-    run.has_made_folder = not inspected.start.folder.exists()
-    prepare_folder(inspected.start, inspected.settings)
-    run.wandb = _start_wandb(inspected)
 
 
 def _live(run: _Run, around: "Surroundings") -> str:

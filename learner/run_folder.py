@@ -4,10 +4,13 @@ Used by the driver before anything starts. Layout (design section 10): settings.
 checkpoints/step_000100/, logs/, report.html.
 """
 
+import contextlib
+import fcntl
 import hashlib
 import json
 import shutil
 import time
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -28,6 +31,7 @@ from protocol.settings_loader import save_settings
 LEDGER = "ledger.sqlite"
 CHECKPOINTS = "checkpoints"
 WANDB_ID = "wandb_run_id"
+_LOCK = ".lock"
 _RECORDS = ("metrics.jsonl", "samples.jsonl")
 # What SQLite keeps beside a ledger that is open, or whose writer was killed.
 _LOGS = (f"{LEDGER}-wal", f"{LEDGER}-shm")
@@ -87,6 +91,27 @@ def plan_restart(start: RunStart) -> RunStart:
     return RunStart(start.folder, found if found is not None and found.step > start.step else start.checkpoint)
 
 
+@contextlib.contextmanager
+def held(folder: Path) -> Iterator[None]:
+    """Keep every other command from this run folder within the block; the hold ends with the process at the latest.
+
+    Raises: OperatorError when another command holds it, or the folder cannot be written.
+    """
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        lock = (folder / _LOCK).open("w")
+    except OSError as error:
+        raise _unwritable(folder, error) from None
+    with lock:
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            raise OperatorError(
+                f"Another command is running in {folder}. Wait for its end, or choose another run.name."
+            ) from None
+        yield
+
+
 def prepare_folder(start: RunStart, settings: Settings) -> None:
     """Make the folder ready: free of an earlier life's accounts, or with the ledger of the checkpoint it resumes from.
 
@@ -110,9 +135,7 @@ def prepare_folder(start: RunStart, settings: Settings) -> None:
     except OSError as error:
         if is_new:
             shutil.rmtree(folder, ignore_errors=True)
-        raise OperatorError(
-            f"The run folder {folder} cannot be written: {error.strerror}. Set run.dir to a folder on a disk with room."
-        ) from None
+        raise _unwritable(folder, error) from None
 
 
 def model_digest(model_dir: Path) -> str:
@@ -206,3 +229,9 @@ def _next_free(folder: Path) -> Path:
 
 def _mtime(path: Path) -> int:
     return int(path.stat().st_mtime)
+
+
+def _unwritable(folder: Path, error: OSError) -> OperatorError:
+    return OperatorError(
+        f"The run folder {folder} cannot be written: {error.strerror}. Set run.dir to a folder on a disk with room."
+    )

@@ -10,7 +10,7 @@ import pytest
 
 from learner.checkpoint import Checkpoint, begin, commit
 from learner.ledger import Ledger
-from learner.run_folder import RunStart, plan_restart, plan_start, prepare_folder
+from learner.run_folder import RunStart, held, plan_restart, plan_start, prepare_folder
 from protocol.errors import OperatorError, SettingsError
 from protocol.settings import RunSettings, Settings
 
@@ -198,3 +198,11 @@ def test_accounts_without_a_checkpoint_are_set_aside_with_the_log_that_belongs_t
         assert db.execute("SELECT value FROM meta WHERE key = 'of'").fetchall() == [("in the log alone",)]
     assert not (tmp_path / "runs" / "a" / "ledger.sqlite").exists()
     writer.close()
+
+
+def test_folder_that_a_command_holds_is_refused_to_another_until_that_ends(tmp_path: Path) -> None:
+    folder = tmp_path / "run"
+    with held(folder), pytest.raises(OperatorError, match="Another command is running in"), held(folder):
+        pass
+    with held(folder):
+        pass
