@@ -10,7 +10,7 @@ from typing import Any
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
 from prometheus_client.exposition import CONTENT_TYPE_LATEST
 from starlette.applications import Starlette
-from starlette.requests import Request
+from starlette.requests import ClientDisconnect, Request
 from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 
@@ -59,6 +59,8 @@ class RetrieverService:
         try:
             body = await read_body(request.stream(), request.headers.get("content-length"), MAX_REQUEST_BYTES)
             asked = read_request(RetrieveRequest, body)
+        except ClientDisconnect:
+            return self._answer(499, {"detail": "the client left"})  # nobody hears it; it is counted
         except BodyTooLargeError as error:
             return self._answer(413, {"detail": str(error)})
         except BodyError as error:

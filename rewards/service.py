@@ -6,7 +6,7 @@ from typing import Any
 from prometheus_client import CollectorRegistry, Counter, Histogram, generate_latest
 from prometheus_client.exposition import CONTENT_TYPE_LATEST
 from starlette.applications import Starlette
-from starlette.requests import Request
+from starlette.requests import ClientDisconnect, Request
 from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 
@@ -41,6 +41,8 @@ class RewardService:
             body = await read_body(request.stream(), request.headers.get("content-length"), MAX_REQUEST_BYTES)
             samples = _samples_of(read_request(RewardRequest, body))
             scores = await self._scorer(samples)
+        except ClientDisconnect:
+            return self._refuse(499, {"detail": "the client left"})  # nobody hears it; it is counted
         except BodyTooLargeError as error:
             return self._refuse(413, {"detail": str(error)})
         except (BodyError, SampleError) as error:
