@@ -6,7 +6,17 @@ Cross-field checks live in `Settings` itself, so that a wrong combination is ref
 
 from typing import Annotated, Any, Literal, Self
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, HttpUrl, PositiveFloat, PositiveInt, model_validator
+from pydantic import (
+    AfterValidator,
+    BaseModel,
+    BeforeValidator,
+    ConfigDict,
+    Field,
+    HttpUrl,
+    PositiveFloat,
+    PositiveInt,
+    model_validator,
+)
 from pydantic.types import NonNegativeFloat, NonNegativeInt
 
 
@@ -15,6 +25,14 @@ def _number_of_text(value: Any) -> Any:
     return int(value) if isinstance(value, str) and value.isdecimal() else value
 
 
+def _without_secrets(url: HttpUrl) -> HttpUrl:
+    """Raise ValueError for a URL with a user or password: URLs are in settings.yaml, logs and error messages."""
+    if url.username or url.password:
+        raise ValueError("holds a user or password, which would be in settings.yaml and logs. Use headers_env.")
+    return url
+
+
+ServiceUrl = Annotated[HttpUrl, AfterValidator(_without_secrets)]
 ZeroStage = Annotated[Literal[0, 2, 3], BeforeValidator(_number_of_text)]
 Fraction = Annotated[float, Field(ge=0.0, le=1.0)]
 
@@ -103,13 +121,13 @@ class RolloutSettings(Section):
 
 
 class RetrieverSettings(Section):
-    url: HttpUrl | None = Field(None, description="POST /retrieve address; null: each node's own retriever.")
+    url: ServiceUrl | None = Field(None, description="POST /retrieve address; null: each node's own retriever.")
     topk: PositiveInt = Field(3, description="Passages of one search.")
 
 
 class RewardEndpoint(Section):
     name: str = Field(pattern=r"^[A-Za-z0-9_.-]+$", description="Name of this reward's part on a trajectory.")
-    url: HttpUrl = Field(description="POST address, used exactly as given.")
+    url: ServiceUrl = Field(description="POST address, used exactly as given.")
     weight: float = Field(1.0, allow_inf_nan=False, description="Factor of this part when parts are combined.")
     timeout_s: PositiveFloat = Field(60.0, description="Longest wait for one attempt.")
     max_concurrency: PositiveInt = Field(64, description="Requests in flight to this endpoint from one server.")

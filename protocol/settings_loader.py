@@ -6,6 +6,7 @@ Called by the commands of learner/ and deploy/. Command line over file over defa
 import argparse
 import difflib
 import json
+import re
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, NoReturn
@@ -138,7 +139,10 @@ def _explain(error: ValidationError) -> str:
         elif problem["type"] == "value_error" and not name:
             lines.append(f"settings: {problem['ctx']['error']}")
         else:
-            lines.append(f"settings: {name} = {problem['input']!r} is wrong: {problem['msg']}.")
+            # A password that was refused inside a URL is not repeated: the message may be kept in a log.
+            value = re.sub(r"//[^/@\s]+@", "//***@", repr(problem["input"]))
+            message = problem["msg"].rstrip(".")
+            lines.append(f"settings: {name} = {value} is wrong: {message}.")
     return "\n".join(lines)
 
 

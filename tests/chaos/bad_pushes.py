@@ -207,13 +207,13 @@ async def _ask(rig: Rig, name: str) -> Generation:
 
 def judged(rig: Rig, with_logprobs: bool) -> int:
     """Return how many tokens carry a version whose weights are not the ones that wrote them."""
-    wrong = 0
+    wrong: int = 0
     for generation in rig.generations:
         for start, end, version in generation.version_spans:
             wrong += (end - start) * (rig.server.committed.get(version) != rig.digests.get(version))
         if with_logprobs:
             wrong += _num_off(rig, generation)
-    seen = getattr(rig.engine, "seen", {})
+    seen: dict[int, set[str | None]] = getattr(rig.engine, "seen", {})
     return wrong + sum(digests != {rig.digests[version]} for version, digests in seen.items())
 
 

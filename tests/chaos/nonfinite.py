@@ -19,7 +19,7 @@ import struct
 import subprocess
 import sys
 import tempfile
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import replace
 from pathlib import Path
 from random import Random
@@ -49,7 +49,16 @@ from tests.tiny_models import make_tiny_model
 
 NUM_RANKS = 2
 _COMMAND = (sys.executable, "-W", "ignore", "-m", "tests.chaos.nonfinite")
-COUNTS = ("injected", "applied", "pushed", "saved", "recorded", "intact", "steps_after")
+# What all ranks found, as the worst of them found it.
+_WORST: dict[str, Callable[[Iterable[int]], int]] = {
+    "injected": min,
+    "applied": max,
+    "pushed": max,
+    "saved": max,
+    "recorded": min,
+    "intact": min,
+    "steps_after": min,
+}
 RUN_SETTINGS = Settings.model_validate({"policy": {"dtype": "float32"}, "weights": {"probe": False, "bucket_mb": 1}})
 INTO_SAMPLES: dict[str, Callable[[Sample, float], Sample]] = {
     "behaviour": lambda sample, bad: replace(
@@ -82,7 +91,8 @@ def main() -> int:
                 rank.kill()
         if codes != [0] * NUM_RANKS:
             return conclude("nonfinite", False, exit_codes=codes)
-        found: dict[str, int] = json.loads((folder / "found.json").read_text())
+        by_rank = [json.loads((folder / f"found_{rank}.json").read_text()) for rank in range(NUM_RANKS)]
+    found = {name: _WORST[name](each[name] for each in by_rank) for name in _WORST}
     injected = found["injected"]
     holds = injected == 10 * len(stages) == found["recorded"] == found["intact"]
     holds = holds and not any(found[name] for name in ("applied", "pushed", "saved")) and found["steps_after"] > 0
@@ -106,7 +116,7 @@ class Rank:
         servers = [self.server] if self.rank == 0 else []
         self.pusher = RankPusher(self.policy, RUN_SETTINGS, servers, "127.0.0.1", "gloo")
         self.step_number = self.version = 0
-        self.found = dict.fromkeys(COUNTS, 0)
+        self.found = dict.fromkeys(_WORST, 0)
         if self.rank == 0:
             self.folder.mkdir()
             self.script = Script(self.folder, settings_of(run={"max_steps": 1000}), num_prompts=4)
@@ -179,7 +189,8 @@ class Rank:
             samples[place] = INTO_SAMPLES[kind](samples[place], bad)
         if kind == "gradient" and self.rank == victim:
             _, parameter = self.draw_parameter()
-            handles.append(parameter.register_hook(lambda gradient: gradient * bad))
+            hook: Any = parameter.register_hook
+            handles.append(hook(lambda gradient: gradient * bad))
         elif kind == "gradient":
             self.draw_parameter()
         result = self.step(samples, self.broken(loss, bad, victim) if kind == "loss" else loss)
@@ -246,12 +257,11 @@ class Rank:
 def rank_main(rank: int, port: int, folder: Path, stages: str, seed: int) -> None:
     torch.set_num_threads(1)
     join_world(rank, NUM_RANKS, "127.0.0.1", port, 120.0)
-    found = dict.fromkeys(COUNTS, 0)
+    found = dict.fromkeys(_WORST, 0)
     for stage in stages:
         for key, value in Rank(folder, 0 if stage == "0" else 2, seed).run().items():
             found[key] += value
-    if rank == 0:
-        (folder / "found.json").write_text(json.dumps(found))
+    (folder / f"found_{rank}.json").write_text(json.dumps(found))
     dist.barrier()
     dist.destroy_process_group()
 

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from types import SimpleNamespace
-from typing import Any, cast
+from typing import Any
 
 import torch
 
@@ -18,7 +18,7 @@ from rollout.generation import Generation, Sampling
 from rollout.weight_receive import GlooInit, GlooWeightEngine
 
 
-class PlainReceiver(GlooWeightEngine):  # type: ignore[misc]
+class PlainReceiver(GlooWeightEngine):
     """`rollout.weight_receive` with plain tensors in place of a model's: `held` is what was confirmed last."""
 
     def __init__(self) -> None:
@@ -57,7 +57,7 @@ class PlainEngine:
         for _ in range(sampling.max_tokens):
             await asyncio.sleep(0.002)
             await self._going.wait()
-            version = cast(int, self.policy_version)
+            version = self.policy_version
             self.seen.setdefault(version, set()).add(self._receiver.held_digest)
             versions.append(version)
         cuts = [i for i in range(1, len(versions)) if versions[i] != versions[i - 1]]

@@ -23,6 +23,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
+from learner.finite import NonFiniteWeightsError
 from learner.microbatch import MicroBatch, Sample, make_micro_batch
 from learner.packing import plan_step
 from learner.policy import PolicyEngine, PolicySettings, StepResult
@@ -123,6 +124,7 @@ class Rank:
         found["moments"] = self.moments()
         found["weights"] = self.weights()
         found["refused"] = self.refuse(samples)
+        found["flipped"] = self.flip()
         found["second"] = self.step(samples, micro_batch_tokens=90)
         found["few"] = self.step(samples[:1], micro_batch_tokens=90)
         state = self.folder / f"state_{self.world_size}_{self.stage}"
@@ -197,6 +199,8 @@ class Rank:
         """Take steps with one bad number on one rank; return what each reported and whether all bits stayed."""
         weights, moments = self.weights(), self.moments()
         broken = np.full(LENGTHS[0], np.nan, np.float32)
+        # Its clamped ratio, and so its loss, are finite.
+        broken_by_infinity = np.full(LENGTHS[0], np.inf, np.float32)
         bad_sample = replace(samples[0], behaviour_logprobs=broken)
 
         def infinite(logprobs: Tensor, entropies: Tensor, micro_batch: MicroBatch) -> tuple[Tensor, dict[str, float]]:
@@ -206,9 +210,32 @@ class Rank:
         outcomes = {
             "nan_gradient": self.step([bad_sample, *samples[1:]], 50),
             "infinite_loss": self.step(samples, 50, infinite),
+            "infinite_behaviour": self.step(
+                [replace(samples[0], behaviour_logprobs=-broken_by_infinity), *samples[1:]], 50
+            ),
         }
         applied = {name: outcome.applied for name, outcome in outcomes.items()}
         return {"applied": applied, "intact": same(weights, self.weights()) and same(moments, self.moments())}
+
+    def flip(self) -> list[str]:
+        """Make a weight of the last rank NaN, then a number of its optimizer's state; return what was said of it."""
+        self.policy.check_finite(with_optimizer=True)
+        optimizer = getattr(self.policy._engine.optimizer, "optimizer", self.policy._engine.optimizer)
+        _, parameter = self.policy.weights()[-1]
+        weights = getattr(parameter, "ds_tensor", parameter).detach().view(-1)
+        moments = next(iter(optimizer.state.values()))["exp_avg"].view(-1)
+        said = []
+        for numbers in (weights, moments):
+            kept = numbers[0].item()
+            if self.rank == self.world_size - 1:
+                numbers[0] = float("nan")
+            try:
+                self.policy.check_finite(with_optimizer=numbers is moments)
+            except NonFiniteWeightsError as error:
+                said.append(str(error))
+            numbers[0] = kept
+        self.policy.check_finite(with_optimizer=True)
+        return said
 
 
 def same(left: dict[str, Tensor], right: dict[str, Tensor]) -> bool:

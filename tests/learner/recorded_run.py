@@ -32,7 +32,8 @@ def record_run(folder: Path, num_steps: int, groups_per_step: int = 2, group_siz
             "policy": {"warm_start": {"data": "demonstrations.jsonl"}},
             "rollout": {"group_size": group_size},
             "learner": {"groups_per_step": groups_per_step},
-            "rewards": {"endpoints": [{"name": "em", "url": "http://user:secret@127.0.0.1:9/score"}]},
+            "data": {"train": "http://user:secret@127.0.0.1:9/rows.jsonl"},
+            "rewards": {"endpoints": [{"name": "em", "url": "http://127.0.0.1:9/score"}]},
         }
     )
     save_settings(settings, folder / "settings.yaml")

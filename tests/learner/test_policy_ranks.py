@@ -1,6 +1,7 @@
 """DeepSpeed for real: one and two ranks in processes of their own, ZeRO 0, 2 and 3, one start of each world."""
 
 import os
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -110,8 +111,16 @@ def test_step_reports_loss_norm_and_sums_of_all_ranks(found: Found, world_size: 
 @pytest.mark.parametrize(("world_size", "stage"), CASES)
 def test_step_is_refused_on_every_rank_when_one_number_is_not_finite(found: Found, world_size: int, stage: int) -> None:
     refused = found[world_size][stage]["refused"]
-    assert refused["applied"] == {"nan_gradient": False, "infinite_loss": False}
+    assert refused["applied"] == {"nan_gradient": False, "infinite_loss": False, "infinite_behaviour": False}
     assert refused["intact"]
+
+
+@pytest.mark.parametrize(("world_size", "stage"), CASES)
+def test_weight_or_moment_that_is_not_finite_is_found_on_every_rank(found: Found, world_size: int, stage: int) -> None:
+    where = {1: r"(model\.norm\.weight|optimizer state exp_avg 0) on rank 0", 2: "a tensor on another rank"}[world_size]
+    weight, moment = found[world_size][stage]["flipped"]
+    for said in (weight, moment):
+        assert re.match(rf"the policy is not finite: {where} holds NaN or infinity\. Nothing was pushed", said)
 
 
 @pytest.mark.parametrize(("world_size", "stage"), CASES)

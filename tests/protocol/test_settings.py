@@ -118,6 +118,12 @@ def test_settings_refuse_an_unknown_key() -> None:
         ("rollout", "turn_timeout_s", float("inf"), "Input should be a finite number"),
         ("run", "name", "../up", "String should match pattern '^[A-Za-z0-9][A-Za-z0-9._-]*$'"),
         ("retriever", "url", "ftp://host", "URL scheme should be 'http' or 'https'"),
+        (
+            "retriever",
+            "url",
+            "http://me:secret@host/retrieve",
+            "Value error, holds a user or password, which would be in settings.yaml and logs. Use headers_env.",
+        ),
         ("run", "max_steps", "many", "Input should be a valid integer, unable to parse string as an integer"),
     ],
 )

@@ -200,3 +200,12 @@ def test_described_values_are_what_the_command_line_takes() -> None:
     settings = load_settings(None, ["--learner.betas", "[0.5, 0.75]", "--policy.trust_remote_code", "true"])
     options = [part for name, value, _ in describe_settings(settings) for part in (f"--{name}", value)]
     assert load_settings(None, options) == settings
+
+
+def test_password_that_was_refused_inside_a_url_is_not_repeated() -> None:
+    with pytest.raises(SettingsError) as refused:
+        load_settings(None, ["--retriever.url", "http://me:hidden@host/retrieve"])
+    assert str(refused.value) == (
+        "settings: retriever.url = 'http://***@host/retrieve' is wrong: Value error, holds a user or password, which "
+        "would be in settings.yaml and logs. Use headers_env."
+    )
