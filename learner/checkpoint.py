@@ -13,45 +13,22 @@ A folder has its `step_` name only while it is whole, so a death at any point le
 and `latest` at a whole one or, with none left to point at, absent.
 """
 
-import hashlib
-import json
 import os
 import shutil
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any
 
-from learner.sealed_files import first_difference, seal_files
+from learner.manifest import MANIFEST, Checkpoint, CorruptCheckpointError, manifest_bytes, verify
+from learner.sealed_files import seal_files
 from learner.whole_file import move_synced, sync
 from protocol.errors import OperatorError, SettingsError
 from protocol.failpoints import failpoint
 
-SCHEMA = 1
-MANIFEST = "MANIFEST.json"
 LATEST = "latest"
 _STEP = "step_"
 _ASIDE = ".tmp-"
 _SET_ASIDE = "set_aside_"
-
-
-class CorruptCheckpointError(Exception):
-    """A checkpoint folder is not what its manifest says: nothing in it may be loaded."""
-
-
-@dataclass(frozen=True)
-class Checkpoint:
-    """What a checkpoint is of. model_digest: of the model's shape and tokenizer, not of its weights.
-
-    Those that `verify` returns hold only files of the size and hash that the manifest says.
-    """
-
-    path: Path
-    step: int
-    policy_version: int
-    run_id: str
-    model_digest: str
 
 
 def aside_folder(root: Path, step: int) -> Path:
@@ -103,24 +80,6 @@ def commit(aside: Path, checkpoint: Checkpoint) -> Checkpoint:
 def abandon(aside: Path) -> None:
     """Remove a folder that `begin` made and that will not be committed."""
     shutil.rmtree(aside, ignore_errors=True)
-
-
-def verify(path: Path) -> Checkpoint:
-    """Return the checkpoint in this folder, every file read and compared with the manifest.
-
-    Raises: CorruptCheckpointError naming the first file that is missing, surplus, or of another size or hash.
-    """
-    manifest = _read_manifest(path)
-    problem = first_difference(path, manifest["files"], unlisted=MANIFEST)
-    if problem is not None:
-        raise CorruptCheckpointError(problem)
-    return Checkpoint(
-        step=manifest["step"],
-        policy_version=manifest["policy_version"],
-        run_id=manifest["run_id"],
-        model_digest=manifest["model_digest"],
-        path=path,
-    )
 
 
 def newest_valid(root: Path, highest_step: int | None = None) -> Checkpoint | None:
@@ -206,7 +165,7 @@ def _seal(aside: Path, checkpoint: Checkpoint) -> None:
     """Bring every byte to the disk, and the manifest after them."""
     files = seal_files(aside)
     failpoint("checkpoint.commit.files_sealed")
-    (aside / MANIFEST).write_bytes(_manifest_bytes({"schema": SCHEMA, **_facts(checkpoint), "files": files}))
+    (aside / MANIFEST).write_bytes(manifest_bytes(checkpoint, files))
     failpoint("checkpoint.commit.manifest_written")
     sync(aside / MANIFEST)
     failpoint("checkpoint.commit.manifest_synced")
@@ -223,12 +182,6 @@ def _is_valid(path: Path) -> bool:
     return True
 
 
-def _facts(checkpoint: Checkpoint) -> dict[str, object]:
-    facts = asdict(checkpoint)
-    del facts["path"]  # the folder moves
-    return facts
-
-
 def _name(step: int) -> str:
     return f"{_STEP}{step:06d}"
 
@@ -240,34 +193,6 @@ def _step_of(path: Path) -> int:
 def _newest_first(root: Path) -> list[Path]:
     numbers = {path: path.name.removeprefix(_STEP) for path in root.glob(f"{_STEP}*")}
     return sorted((path for path, n in numbers.items() if n.isascii() and n.isdecimal()), key=_step_of, reverse=True)
-
-
-def _manifest_bytes(body: Mapping[str, object]) -> bytes:
-    return json.dumps({**body, "sha256": _digest(body)}, indent=1).encode()
-
-
-def _digest(body: Mapping[str, object]) -> str:
-    return hashlib.sha256(json.dumps(body, sort_keys=True).encode()).hexdigest()
-
-
-def _read_manifest(path: Path) -> dict[str, Any]:
-    try:
-        content = (path / MANIFEST).read_bytes()
-        manifest = json.loads(content)
-    except FileNotFoundError:
-        raise CorruptCheckpointError(f"{path} has no {MANIFEST}") from None
-    except OSError as error:
-        raise CorruptCheckpointError(f"{path / MANIFEST} cannot be read: {error.strerror}") from None
-    except (ValueError, RecursionError):
-        raise CorruptCheckpointError(f"{path / MANIFEST} is no JSON") from None
-    if not isinstance(manifest, dict) or manifest.get("schema") != SCHEMA:
-        raise CorruptCheckpointError(f"{path / MANIFEST} is not of schema {SCHEMA}")
-    digest = manifest.pop("sha256", None)
-    if digest != _digest(manifest):
-        raise CorruptCheckpointError(f"{path / MANIFEST} does not have the hash that it says")
-    if content != _manifest_bytes(manifest):  # a flipped bit can turn one white space into another
-        raise CorruptCheckpointError(f"{path / MANIFEST} is not as it was written")
-    return manifest
 
 
 def _displace(target: Path) -> None:

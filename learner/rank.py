@@ -11,8 +11,8 @@ from pathlib import Path
 
 import torch
 
-from learner.checkpoint import Checkpoint
 from learner.coordinator_client import CoordinatorClient
+from learner.manifest import Checkpoint
 from learner.policy import PolicyEngine, StepResult
 from learner.rank_checkpoint import load_checkpoint, save_checkpoint
 from learner.rank_process import RankPlace, RunPlace

@@ -11,8 +11,9 @@ from pathlib import Path
 
 import torch.distributed as dist
 
-from learner.checkpoint import Checkpoint, aside_folder, begin, commit, rotate
+from learner.checkpoint import aside_folder, begin, commit, rotate
 from learner.coordinator_client import CoordinatorClient
+from learner.manifest import Checkpoint
 from learner.policy import PolicyEngine
 from learner.random_state import load_random_state, save_random_state
 from learner.run_folder import CHECKPOINTS, LEDGER, WANDB_ID, model_digest

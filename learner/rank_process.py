@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from learner.checkpoint import Checkpoint
+from learner.manifest import Checkpoint
 from protocol.home import read_cluster
 from protocol.settings import Settings
 

@@ -14,14 +14,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from learner.checkpoint import (
-    Checkpoint,
-    newer_than,
-    newest_valid,
-    open_checkpoint,
-    point_latest,
-    set_aside_newer,
-)
+from learner.checkpoint import newer_than, newest_valid, open_checkpoint, point_latest, set_aside_newer
+from learner.manifest import Checkpoint
 from learner.whole_file import aside_of, copy_synced, move_synced, replace_file, sync
 from protocol.errors import OperatorError, SettingsError
 from protocol.failpoints import failpoint

@@ -14,7 +14,8 @@ from learner.audit.breach import Breach
 from learner.audit.lineage import newest_valid_version
 from learner.audit.run import AuditedRun, read_only
 from learner.audit.steps import Steps
-from learner.checkpoint import LATEST, Checkpoint, CorruptCheckpointError, verify
+from learner.checkpoint import LATEST
+from learner.manifest import Checkpoint, CorruptCheckpointError, verify
 from learner.run_folder import CHECKPOINTS, LEDGER
 
 # A run under way removes its old checkpoints, file by file.

@@ -16,8 +16,9 @@ from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
 
-from learner.checkpoint import MANIFEST, Checkpoint, CorruptCheckpointError, begin, commit, newest_valid, verify
+from learner.checkpoint import begin, commit, newest_valid
 from learner.ledger import Ledger
+from learner.manifest import MANIFEST, Checkpoint, CorruptCheckpointError, verify
 from learner.run_folder import CHECKPOINTS, LEDGER, plan_start, prepare_folder
 from protocol.settings import Settings
 from tests.chaos.verdict import conclude, options

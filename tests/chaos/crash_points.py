@@ -14,7 +14,8 @@ import tempfile
 from pathlib import Path
 
 from learner import audit
-from learner.checkpoint import LATEST, verify
+from learner.checkpoint import LATEST
+from learner.manifest import verify
 from learner.run_folder import CHECKPOINTS
 from protocol.failpoints import FAILPOINTS
 from tests.chaos.counting import count_trained

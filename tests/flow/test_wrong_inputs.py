@@ -12,7 +12,8 @@ from pathlib import Path
 
 import pytest
 
-from learner.checkpoint import Checkpoint, begin, commit
+from learner.checkpoint import begin, commit
+from learner.manifest import Checkpoint
 from protocol.home import ClusterState
 from protocol.listen import bind
 from tests.flow.refusals import Wrong, expect_refusal, options_of, run_without_cluster

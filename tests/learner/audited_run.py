@@ -9,8 +9,9 @@ import json
 from collections.abc import Sequence
 from pathlib import Path
 
-from learner.checkpoint import Checkpoint, begin, commit
+from learner.checkpoint import begin, commit
 from learner.ledger import Ledger
+from learner.manifest import Checkpoint
 from learner.prompt_order import PromptOrder
 from learner.prompts import load_prompts
 from learner.run_folder import CHECKPOINTS, LEDGER, plan_start, prepare_folder

@@ -23,8 +23,9 @@ from contextlib import closing
 from pathlib import Path
 
 import protocol.failpoints
-from learner.checkpoint import Checkpoint, CorruptCheckpointError, begin, commit, newest_valid, rotate, verify
+from learner.checkpoint import begin, commit, newest_valid, rotate
 from learner.ledger import Ledger
+from learner.manifest import Checkpoint, CorruptCheckpointError, verify
 from learner.run_folder import CHECKPOINTS, LEDGER, plan_start, prepare_folder
 from learner.run_record import RunRecord
 from protocol.failpoints import FAILPOINTS, VARIABLE

@@ -8,8 +8,9 @@ from pathlib import Path
 import pytest
 
 from learner.audit.report import audit_run_folder
-from learner.checkpoint import Checkpoint, commit
+from learner.checkpoint import commit
 from learner.ledger import Ledger
+from learner.manifest import Checkpoint
 from tests.learner.audited_run import make_run
 
 STEP_4 = "checkpoints/step_000004"

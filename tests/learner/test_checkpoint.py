@@ -6,18 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from learner.checkpoint import (
-    MANIFEST,
-    Checkpoint,
-    CorruptCheckpointError,
-    aside_folder,
-    begin,
-    commit,
-    newest_valid,
-    open_checkpoint,
-    rotate,
-    verify,
-)
+from learner.checkpoint import aside_folder, begin, commit, newest_valid, open_checkpoint, rotate
+from learner.manifest import MANIFEST, Checkpoint, CorruptCheckpointError, verify
 from protocol.errors import OperatorError, SettingsError
 
 

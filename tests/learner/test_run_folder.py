@@ -8,8 +8,9 @@ from pathlib import Path
 
 import pytest
 
-from learner.checkpoint import Checkpoint, begin, commit
+from learner.checkpoint import begin, commit
 from learner.ledger import Ledger
+from learner.manifest import Checkpoint
 from learner.run_folder import RunStart, held, plan_restart, plan_start, prepare_folder
 from protocol.errors import OperatorError, SettingsError
 from protocol.settings import RunSettings, Settings
