@@ -12,6 +12,7 @@ import asyncio
 import logging
 import time
 from collections.abc import Callable
+from itertools import islice
 from typing import Protocol, TypedDict
 
 from protocol import messages as m
@@ -214,7 +215,8 @@ class RolloutSession:
                 num_groups=num_groups,
                 policy_version=version,
                 heard_of_lease=heard_of,
-                leases=self._samples.unfinished(),
+                # One that is left out goes out again, which costs its work and no more.
+                leases=dict(islice(self._samples.unfinished().items(), m.MAX_GROUPS)),
             )
         )
 
