@@ -106,7 +106,7 @@ class RunLife:
         servers = ServerWatch(self._servers, self._spec, self._lose_server)
         servers_at = drain_until = 0.0
         while training:
-            finished = ray_door.wait_any(training, _POLL_S)
+            finished = self._finished(training)
             training = {reference: who for reference, who in training.items() if who not in finished}
             self._show()
             now = time.monotonic()
@@ -136,6 +136,15 @@ class RunLife:
                     ray_door.call(self._coordinator.close.remote(), "the coordinator")
         finally:
             ray_door.end(self._coordinator, self._ranks)
+
+    def _finished(self, training: dict[Any, str]) -> list[str]:
+        """Return who of the ranks has returned. Raises: NeighbourError naming who died first, if one can tell."""
+        try:
+            return ray_door.wait_any(training, _POLL_S)
+        except NeighbourError:
+            # Ranks end with their coordinator: when it is gone too, it is what died.
+            ray_door.call(self._coordinator.status.remote(), "the coordinator")
+            raise
 
     def _show(self) -> None:
         lines = self.around.metrics.new_lines()

@@ -197,7 +197,7 @@ def test_a_run_that_fails_in_training_has_its_report_and_says_what_failed(
     cluster: FlowCluster, slow_user: Bring
 ) -> None:
     left = slow_user.left("lost-ledger")
-    with cluster.running(*slow_user.options("lost-ledger", {"run.max_steps": 1000})) as run:
+    with cluster.running(*slow_user.options("lost-ledger", {"run.max_steps": 1000, "run.max_restarts": 0})) as run:
         run.wait_until(lambda: left.last_step >= 1)
         for coordinator in cluster.actors("CoordinatorProcess"):
             coordinator.kill()
