@@ -6,7 +6,8 @@ that a process which waited for hours runs the code that is there when it is use
 
 import asyncio
 import contextlib
-from collections.abc import Sequence
+import os
+from collections.abc import Mapping, Sequence
 from importlib import import_module
 from typing import Any
 
@@ -30,8 +31,12 @@ class StandbyProcess:
         for name in imports:
             import_module(name)
 
-    def become(self, class_path: str, *arguments: Any) -> None:
-        """Make an object of the class `module:Class`: `invoke` calls its methods from now on."""
+    def become(self, class_path: str, environment: Mapping[str, str], *arguments: Any) -> None:
+        """Make an object of the class `module:Class`: `invoke` calls its methods from now on.
+
+        environment: variables of the borrower's that this process was started without.
+        """
+        os.environ.update(environment)
         module, _, name = class_path.partition(":")
         self._object = getattr(import_module(module), name)(*arguments)
 

@@ -4,6 +4,7 @@ Used by the driver and, for the servers, by rank 0. Ray carries control calls on
 """
 
 import contextlib
+import os
 import socket
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -15,6 +16,7 @@ from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 from learner.coordinator_process import CoordinatorProcess
 from learner.rank_process import RankPlace
+from protocol import failpoints
 from protocol.errors import NeighbourError, OperatorError
 from protocol.home import ClusterState
 from protocol.run_spec import EngineRequest, RunSpec
@@ -50,7 +52,9 @@ def num_gpus() -> int:
 def place_coordinator(settings: Settings, folder: Path, run_id: str, last_step: int, host: str) -> Any:
     """Start the coordinator on this node, where the run folder is. Returns its handle."""
     here = NodeAffinitySchedulingStrategy(ray.get_runtime_context().get_node_id(), soft=False)
-    actor = ray.remote(num_cpus=0, max_concurrency=3, scheduling_strategy=here)(CoordinatorProcess)
+    environment = {"env_vars": _passed_on()} if _passed_on() else None
+    options = {"num_cpus": 0, "max_concurrency": 3, "scheduling_strategy": here, "runtime_env": environment}
+    actor = ray.remote(**options)(CoordinatorProcess)
     return actor.remote(settings, folder, run_id, last_step, host)
 
 
@@ -176,7 +180,8 @@ class Rank:
         self._process = process
 
     def become(self, settings: Settings, folder: Path, model: Path) -> Any:
-        return self._process.become.remote("learner.rank_process:RankProcess", settings, folder, model, RayServer)
+        path = "learner.rank_process:RankProcess"
+        return self._process.become.remote(path, _passed_on(), settings, folder, model, RayServer)
 
     def ask(self, method: str, *arguments: Any) -> Any:
         """Return a reference to the answer of a RankProcess's method."""
@@ -214,6 +219,11 @@ class RayServer:
 
     async def leave(self) -> None:
         await self._handle.leave.remote()
+
+
+def _passed_on() -> dict[str, str]:
+    """Return what of this process's environment concerns the whole run: the cluster's processes have their own."""
+    return {name: os.environ[name] for name in (failpoints.VARIABLE,) if os.environ.get(name)}
 
 
 def _fleet() -> Any:

@@ -2,13 +2,15 @@
 
 `failpoint(NAME)` stands at every point of saving, committing, restoring and pushing where a death matters. It does
 nothing unless SLUICE_FAILPOINT was set when the process started (`tests/chaos/crash_points.py` and
-`tests/learner/test_crash_points.py` set it):
+`tests/learner/test_crash_points.py` set it); set for `python -m learner.run`, it holds in the run's coordinator and
+learner ranks as well:
 
     SLUICE_FAILPOINT=checkpoint.commit.renamed:kill      SIGKILL at the first pass
     SLUICE_FAILPOINT=ledger.commit.after:kill@40         SIGKILL at the 40th pass
     SLUICE_FAILPOINT=...:raise@2 or ...:stop@2           FailpointError, or SIGSTOP, at the 2nd pass
 """
 
+import functools
 import os
 import signal
 import threading
@@ -111,7 +113,10 @@ class _Armed:
         os.kill(os.getpid(), signal.SIGKILL if self._action == "kill" else signal.SIGSTOP)
 
 
-_armed = _Armed(os.environ[VARIABLE]) if os.environ.get(VARIABLE) else None
+@functools.cache
+def _armed() -> _Armed | None:
+    """Return what the variable says when a failpoint is first passed: a learner rank is told it after its imports."""
+    return _Armed(os.environ[VARIABLE]) if os.environ.get(VARIABLE) else None
 
 
 def failpoint(name: str) -> None:
@@ -119,5 +124,5 @@ def failpoint(name: str) -> None:
 
     Raises: FailpointError when told to; ValueError for a name that is not in FAILPOINTS, while any is set.
     """
-    if _armed is not None:
-        _armed.passed(name)
+    if (armed := _armed()) is not None:
+        armed.passed(name)

@@ -1,125 +1,40 @@
-"""SIGKILL at every failpoint of saving, committing, restoring and accounting: every run recovers, `latest` stays valid.
+"""SIGKILL at every failpoint of saving, restoring, accounting and pushing: every run recovers, `latest` stays valid.
 
     python -m tests.chaos.crash_points [--seed N] [--short]
 
-For each failpoint one run of 24 steps with a checkpoint every second one; a process dies where the failpoint stands, at
-a pass that is drawn, and the learner is killed once more so that each run also restores. After every death what
-`latest` names must verify; at the end the audit and the count of what was trained must hold. The failpoints of the
-weight push are passed by a real push only: `chaos.bad_pushes`. `--short`: four failpoints.
+Every name of `protocol.failpoints.FAILPOINTS`: those of the weight push in runs on real vLLM, DeepSpeed and Ray
+(`push_crashes`), on a cluster of its own; all others in runs of the rig (`rig_crashes`). `--short`: four failpoints of
+the rig; `tests/flow/test_push_crashes.py` has a short form of the others.
 """
 
-import random
 import sys
 import tempfile
 from pathlib import Path
 
-from learner import audit
-from learner.checkpoint import LATEST
-from learner.manifest import verify
-from learner.run_folder import CHECKPOINTS
 from protocol.failpoints import FAILPOINTS
-from tests.chaos.counting import count_trained
-from tests.chaos.rig import Rig, rig_home
-from tests.chaos.rig_processes import Pace
-from tests.chaos.rig_settings import reward_service, rig_settings
+from tests.chaos.push_crashes import PUSH_FAILPOINTS, crash_in_pushes, pushing_cluster
+from tests.chaos.rig_crashes import crash_in_rig
 from tests.chaos.verdict import conclude, options
 
-_NAMES = tuple(name for name in FAILPOINTS if not name.startswith("weight_push."))
 _SHORT = ("checkpoint.commit.renamed", "run_folder.ledger_replaced", "ledger.commit.before", "step_book.after_account")
-# Passed in every turn of the coordinator, or once a step; the others once a checkpoint or once a start.
-_OFTEN = {"ledger.commit.before": 60, "ledger.commit.after": 60}
-_EACH_STEP = ("step_book.", "run_record.")
-_KILL_AT_STEP = 13
-# Passed only by a start that finds no checkpoint, and by a step that is saved again: the last one, once a run.
-_BEFORE_ANY_CHECKPOINT = ("run_folder.record_set_aside",)
-_SAVED_AGAIN = ("checkpoint.commit.latest_taken_off", "checkpoint.commit.displaced")
-
-
-class _Once:
-    """Kills the learner at a step, once, so that a run has something to restore."""
-
-    def __init__(self, failpoint: str) -> None:
-        self.is_done = False
-        self._at_step = 1 if failpoint in _BEFORE_ANY_CHECKPOINT else _KILL_AT_STEP
-
-    def __call__(self, rig: Rig, now: float) -> None:
-        if not self.is_done and rig.step >= self._at_step and rig.learner is not None:
-            rig.learner.kill()
-            self.is_done = True
-
-
-class _Witness:
-    """Counts deaths, disarms the failpoint after the first that the rig did not cause, and looks at `latest`."""
-
-    def __init__(self, rig: Rig, killer: _Once) -> None:
-        self.num_deaths = 0
-        self.has_fired = False
-        self.broken: list[str] = []
-        self._rig = rig
-        self._killer = killer
-        self._num_killed = 0
-
-    def __call__(self, name: str) -> None:
-        self.num_deaths += 1
-        if self._killer.is_done and not self._num_killed:
-            self._num_killed = 1
-        else:
-            self.has_fired = True
-            self._rig.failpoint = None
-        latest = self._rig.folder / CHECKPOINTS / LATEST
-        if latest.is_symlink():
-            try:
-                verify(latest.resolve())
-            except Exception as error:
-                self.broken.append(f"after the death of {name}: {error}")
 
 
 def main() -> int:
     arguments = options(__doc__)
-    draw = random.Random(arguments.seed)
-    names = _SHORT if arguments.short else _NAMES
-    failed = 0
-    deaths = 0
-    with tempfile.TemporaryDirectory() as name, rig_home(Path(name)) as keys, reward_service(Path(name)) as url:
-        for number, failpoint in enumerate(names):
-            folder = Path(name) / str(number)
-            folder.mkdir()
-            settings = rig_settings(
-                folder,
-                url,
-                num_prompts=96,
-                epochs=1,
-                seed=arguments.seed,
-                learner={"groups_per_step": 4, "max_staleness": 1, "checkpoint_every_steps": 2},
-                rollout={"group_size": 2},
-            )
-            killer = _Once(failpoint)
-            rig = Rig(settings, keys, num_servers=2, pace=Pace(arguments.seed, mean_tokens=20.0), disturb=killer)
-            witness = rig.on_death = _Witness(rig, killer)
-            setting = rig.failpoint = f"{failpoint}:kill@{_pass(failpoint, draw)}"
-            ended = rig.run(limit_s=120.0)
-            lost, twice, partial = count_trained(rig.folder, settings, epochs=1)
-            report = audit.audit_run_folder(rig.folder)
-            is_well = witness.has_fired and not witness.broken and report.holds and lost == twice == partial == 0
-            failed += not is_well
-            deaths += witness.num_deaths
-            print(
-                f"{'ok  ' if is_well else 'FAIL'} {setting} deaths={witness.num_deaths} fired={witness.has_fired} "
-                f"lost={lost} trained_twice={twice} audit={report.holds} {ended} {witness.broken}",
-                flush=True,
-            )
-    return conclude("crash_points", not failed, failpoints=len(names), deaths=deaths, failed=failed)
-
-
-def _pass(failpoint: str, draw: random.Random) -> int:
-    """Return at which pass to die: early enough that every run gets there."""
-    if failpoint in (*_SAVED_AGAIN, *_BEFORE_ANY_CHECKPOINT):
-        return 1
-    if failpoint in _OFTEN:
-        return draw.randrange(1, _OFTEN[failpoint])
-    if failpoint.startswith(_EACH_STEP):
-        return draw.randrange(1, 10)
-    return draw.randrange(1, 3) if failpoint.startswith(("checkpoint.", "rank_checkpoint.after", "ledger.snap")) else 1
+    in_rig = _SHORT if arguments.short else tuple(name for name in FAILPOINTS if name not in PUSH_FAILPOINTS)
+    outcomes = []
+    with tempfile.TemporaryDirectory() as name:
+        for outcome in crash_in_rig(Path(name), in_rig, arguments.seed):
+            print(outcome, flush=True)
+            outcomes.append(outcome)
+        if not arguments.short:
+            with pushing_cluster(Path(name)) as (cluster, user):
+                for failpoint in PUSH_FAILPOINTS:
+                    outcomes.append(crash_in_pushes(cluster, user, failpoint))
+                    print(outcomes[-1], flush=True)
+    failed = sum(bool(outcome.problems) for outcome in outcomes)
+    deaths = sum(outcome.deaths for outcome in outcomes)
+    return conclude("crash_points", not failed, failpoints=len(outcomes), deaths=deaths, failed=failed)
 
 
 if __name__ == "__main__":

@@ -5,7 +5,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -37,9 +37,14 @@ class FlowCluster:
     def stop(self) -> "subprocess.CompletedProcess[str]":
         return self._command("deploy.cluster", "stop")
 
-    def run(self, *options: str, timeout_s: float = _RUN_S) -> "subprocess.CompletedProcess[str]":
-        """Return the finished `python -m learner.run OPTIONS`, with its output as text."""
-        return self._command("learner.run", *options, timeout_s=timeout_s)
+    def run(
+        self, *options: str, timeout_s: float = _RUN_S, environment: Mapping[str, str] | None = None
+    ) -> "subprocess.CompletedProcess[str]":
+        """Return the finished `python -m learner.run OPTIONS`, with its output as text.
+
+        environment: what the user has set besides.
+        """
+        return self._command("learner.run", *options, timeout_s=timeout_s, environment=environment)
 
     @contextmanager
     def running(self, *options: str) -> Iterator["Run"]:
@@ -76,13 +81,15 @@ class FlowCluster:
         """Return the processes that are learner ranks of a run: each has its log open in the run folder."""
         return [process for process in self.actors("StandbyProcess") if _has_rank_log(process)]
 
-    def _command(self, module: str, *options: str, timeout_s: float = _RUN_S) -> "subprocess.CompletedProcess[str]":
+    def _command(
+        self, module: str, *options: str, timeout_s: float = _RUN_S, environment: Mapping[str, str] | None = None
+    ) -> "subprocess.CompletedProcess[str]":
         return subprocess.run(
             [sys.executable, "-m", module, *options],
             capture_output=True,
             text=True,
             timeout=timeout_s,
-            env=self._environment,
+            env={**self._environment, **(environment or {})},
         )
 
 
