@@ -7,6 +7,7 @@ are is read from Ray each time, so a fleet that Ray restarted knows as much as t
 
 import asyncio
 import contextlib
+import os
 from collections.abc import Awaitable
 from typing import Any, TypedDict, TypeVar
 
@@ -16,6 +17,7 @@ from ray.util import list_named_actors
 
 from deploy.fleet_server import hosted
 from deploy.standby import StandbyPool
+from protocol.code_digest import FLEET_ROOMS, code_digest
 from protocol.errors import NeighbourError, OperatorError
 from protocol.run_spec import EngineRequest, RunSpec
 
@@ -39,14 +41,27 @@ class ServerInfo(TypedDict):
     warm: bool
 
 
+class FleetInfo(TypedDict):
+    """The fleet itself. code: digest of what it runs. is_lending: a run lives on processes that would end with it."""
+
+    pid: int
+    code: str
+    is_lending: bool
+
+
 class Fleet:
     """All methods run in one event loop. server_class: `module:Class` of what is started."""
 
     def __init__(self, server_class: str = "rollout.server:RolloutServer") -> None:
         self._server_class = server_class
+        self._code = code_digest(FLEET_ROOMS)
         self._changing = asyncio.Lock()
         self._standby = StandbyPool()
         self._standby.fill(1)
+
+    async def describe_self(self) -> FleetInfo:
+        """Return which process this is, what code it runs, and whether a run uses processes of it."""
+        return FleetInfo(pid=os.getpid(), code=self._code, is_lending=self._standby.is_lending)
 
     async def lend_processes(self, num_processes: int, use_gpus: bool, borrower: list[Any]) -> list[Any]:
         """Return handles of `StandbyProcess` actors: they end when `borrower` does, the one actor in this list."""

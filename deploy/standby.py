@@ -55,6 +55,10 @@ class StandbyPool:
         self._idle: list[Any] = []
         self._watching: set[asyncio.Task[None]] = set()
 
+    @property
+    def is_lending(self) -> bool:
+        return bool(self._watching)
+
     def fill(self, num_processes: int) -> None:
         """Have this many wait, none on a cluster with GPUs. Returns at once: they import meanwhile."""
         if not ray.cluster_resources().get("GPU"):

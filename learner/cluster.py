@@ -6,6 +6,7 @@ Used by the driver and, for the servers, by rank 0. Ray carries control calls on
 import contextlib
 import os
 import socket
+import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -17,6 +18,7 @@ from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 from learner.coordinator_process import CoordinatorProcess
 from learner.rank_process import RankPlace
 from protocol import failpoints
+from protocol.code_digest import FLEET_ROOMS, code_digest
 from protocol.errors import NeighbourError, OperatorError
 from protocol.home import ClusterState
 from protocol.run_spec import EngineRequest, RunSpec
@@ -25,6 +27,7 @@ from protocol.settings import Settings
 FLEET = "sluice-fleet"
 _CONNECT_S = 5.0
 _CALL_S = 30.0
+_RETRY_S = 0.1
 _REASON_LENGTH = 300
 # A rank imports torch and DeepSpeed before its first answer.
 _IMPORT_S = 180.0
@@ -47,6 +50,35 @@ def connect(cluster: ClusterState) -> None:
 def num_gpus() -> int:
     """Return the GPUs of the whole cluster."""
     return int(ray.cluster_resources().get("GPU", 0))
+
+
+def renew_fleet() -> None:
+    """Have a fleet that was started with other code than this be started anew; warm servers of this code stay.
+
+    Raises: OperatorError when a run lives on processes that it lent, or when it comes back with other code again.
+    """
+    code, before = code_digest(FLEET_ROOMS), call(_fleet().describe_self.remote(), "the fleet")
+    if before["code"] == code:
+        return
+    if before["is_lending"]:
+        raise OperatorError(
+            "The code has changed since the cluster's fleet was started, and another run is using that fleet. "
+            "Wait until the run has ended; this command then has the fleet start anew."
+        )
+    ray.kill(_fleet(), no_restart=False)  # Ray starts it again: in a new process, which imports what is there now
+    deadline, now = time.monotonic() + _CALL_S, before
+    while now["pid"] == before["pid"]:
+        try:
+            now = call(_fleet().describe_self.remote(), "the fleet")
+        except NeighbourError:  # between the two
+            if time.monotonic() > deadline:
+                raise
+            time.sleep(_RETRY_S)
+    if now["code"] != code:
+        raise OperatorError(
+            f"The fleet on the cluster's head node runs other code than this checkout (digest {now['code']}, here "
+            f"{code}). Bring both to the same version, or start the run on the head node."
+        )
 
 
 def place_coordinator(settings: Settings, folder: Path, run_id: str, last_step: int, host: str) -> Any:

@@ -5,6 +5,7 @@ Written by the learner's driver, passed on by the fleet, read by rollout servers
 
 from typing import Any, Literal
 
+from protocol.code_digest import SERVER_ROOMS, code_digest
 from protocol.settings import RetrieverSettings, RewardsSettings, RolloutSettings, Section, Settings
 
 
@@ -21,7 +22,10 @@ class RunSpec(Section):
 
 
 class EngineRequest(Section):
-    """The engine a run wants. Two runs that ask for the same may use the same warm server."""
+    """The engine a run wants. Two runs that ask for the same may use the same warm server.
+
+    code: digest of the code that the server is to run.
+    """
 
     model: str
     dtype: Literal["float32", "bfloat16"]
@@ -31,6 +35,7 @@ class EngineRequest(Section):
     trust_remote_code: bool
     weights_backend: Literal["nccl", "gloo"]
     engine_args: dict[str, Any]
+    code: str = ""
 
 
 def run_spec(settings: Settings, run_id: str, incarnation: int, coordinator_address: str) -> RunSpec:
@@ -57,4 +62,5 @@ def engine_request(settings: Settings, model: str, weights_backend: Literal["ncc
         trust_remote_code=settings.policy.trust_remote_code,
         weights_backend=weights_backend,
         engine_args=settings.rollout.engine_args,
+        code=code_digest(SERVER_ROOMS),
     )

@@ -20,6 +20,7 @@ class EngineSpec:
     """What an engine is started with. Two specs with one `fingerprint` can share a warm engine.
 
     weights_backend: "gloo" (CPU) or "nccl" (GPU). engine_args: handed to vLLM unchanged, over our defaults.
+    code: digest of the code that serves it (`protocol.code_digest`).
     """
 
     model: str
@@ -30,9 +31,10 @@ class EngineSpec:
     trust_remote_code: bool
     weights_backend: str
     engine_args: Mapping[str, Any] = field(default_factory=dict)
+    code: str = ""
 
     def fingerprint(self) -> str:
-        """Return a hash of the model's shape and tokenizer and of every engine setting, not of the weights.
+        """Return a hash of the model's shape and tokenizer, every engine setting and the code, not of the weights.
 
         Weights are left out because a push replaces them: a run that trains another checkpoint of the same
         architecture can take over a warm engine.

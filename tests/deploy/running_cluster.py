@@ -10,6 +10,7 @@ from pathlib import Path
 from protocol.home import ClusterState
 from protocol.listen import bind
 
+_CHECKOUT = Path(__file__).parents[2]
 TINY_SERVER = """
 import os, sys
 from protocol.errors import NeighbourError
@@ -49,9 +50,13 @@ def free_port() -> int:
 
 
 class RunningCluster:
-    """Everything of it is in `folder`; its servers can import the module tiny_server from there."""
+    """Everything of it is in `folder`; its servers can import the module tiny_server from there.
 
-    def __init__(self, folder: Path) -> None:
+    checkout: the code that it runs.
+    """
+
+    def __init__(self, folder: Path, checkout: Path = _CHECKOUT) -> None:
+        self._checkout = checkout
         self.home = folder / "home"
         self.ray_port, self.retriever_port, self.reward_port = free_port(), free_port(), free_port()
         self.corpus = folder / "corpus.jsonl"
@@ -91,11 +96,16 @@ class RunningCluster:
         with connected(self.state.ray_address):
             yield
 
-    def _run(self, verb: str, *options: str) -> "subprocess.CompletedProcess[str]":
+    def python(self, *arguments: str) -> "subprocess.CompletedProcess[str]":
+        """Return the finished `python ARGUMENTS` in the cluster's checkout, with its output as text."""
         return subprocess.run(
-            [sys.executable, "-m", "deploy.cluster", verb, *options],
+            [sys.executable, *arguments],
             capture_output=True,
             text=True,
             timeout=200,
             env=self._environment,
+            cwd=self._checkout,
         )
+
+    def _run(self, verb: str, *options: str) -> "subprocess.CompletedProcess[str]":
+        return self.python("-m", "deploy.cluster", verb, *options)

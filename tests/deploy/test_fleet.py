@@ -21,7 +21,7 @@ def fleet(cluster: RunningCluster) -> Iterator[Any]:
         yield ray.remote(Fleet).options(num_cpus=0).remote("tiny_server:TinyServer")
 
 
-def request(seed: int) -> dict[str, Any]:
+def request(seed: int, code: str = "") -> dict[str, Any]:
     return {
         "model": "a/model",
         "dtype": "float32",
@@ -31,11 +31,12 @@ def request(seed: int) -> dict[str, Any]:
         "trust_remote_code": False,
         "weights_backend": "gloo",
         "engine_args": {},
+        "code": code,
     }
 
 
-def ensure(fleet: Any, seed: int, num_servers: int) -> list[tuple[str, bool]]:
-    infos = ray.get(fleet.ensure.remote(request(seed), num_servers), timeout=120)
+def ensure(fleet: Any, seed: int, num_servers: int, code: str = "") -> list[tuple[str, bool]]:
+    infos = ray.get(fleet.ensure.remote(request(seed, code), num_servers), timeout=120)
     assert all(info["node_ip"] for info in infos)
     return [(info["name"], info["warm"]) for info in infos]
 
@@ -61,6 +62,13 @@ def test_fleet_replaces_a_server_of_another_engine(fleet: Any) -> None:
     ensure(fleet, 0, 1)
     before = pids(fleet)
     assert ensure(fleet, 1, 1) == [("sluice-rollout-0", False)]
+    assert pids(fleet) != before
+
+
+def test_fleet_replaces_a_server_of_other_code(fleet: Any) -> None:
+    ensure(fleet, 1, 1, code="before")
+    before = pids(fleet)
+    assert ensure(fleet, 1, 1, code="after") == [("sluice-rollout-0", False)]
     assert pids(fleet) != before
 
 

@@ -1,0 +1,57 @@
+"""A checkout that changes under a running cluster: the next run gets a fleet of the new code, or hears why not."""
+
+import json
+from pathlib import Path
+
+import pytest
+
+from tests.deploy.running_cluster import RunningCluster
+
+pytestmark = pytest.mark.stack
+
+_RENEW = """
+import json, os
+from protocol.home import read_cluster
+cluster = read_cluster()
+os.environ |= cluster.ray_environment()
+from learner import cluster as door
+door.connect(cluster)
+if {is_lending}:
+    borrower = door.ray.remote(num_cpus=0)(type("Borrower", (), {{"live": lambda self: __import__("time").sleep(60)}}))
+    door.ray.get(door._fleet().lend_processes.remote(1, False, [borrower.remote()]))
+try:
+    door.renew_fleet()
+finally:
+    print(json.dumps(door.ray.get(door._fleet().describe_self.remote())))
+"""
+
+
+def renew(cluster: RunningCluster, *, is_lending: bool = False) -> tuple[dict[str, object], str]:
+    """Return what the fleet says of itself after a driver asked for one of its own code, and that driver's errors."""
+    finished = cluster.python("-c", _RENEW.format(is_lending=is_lending))
+    assert finished.stdout, finished.stderr
+    return json.loads(finished.stdout.splitlines()[-1]), finished.stderr
+
+
+def test_fleet_is_started_anew_when_its_code_has_changed_and_no_run_uses_it(
+    changeable: RunningCluster, checkout: Path
+) -> None:
+    first, _ = renew(changeable)
+    same, _ = renew(changeable)
+    with (checkout / "deploy" / "fleet.py").open("a") as file:
+        file.write("# another line\n")
+    second, errors = renew(changeable)
+    with (checkout / "learner" / "driver.py").open("a") as file:
+        file.write("# no part of the fleet\n")
+    third, _ = renew(changeable)
+    with (checkout / "rollout" / "session.py").open("a") as file:
+        file.write("# another line\n")
+    lent, refusal = renew(changeable, is_lending=True)
+
+    assert (same["pid"], same["code"]) == (first["pid"], first["code"])
+    assert second["pid"] != first["pid"]
+    assert second["code"] != first["code"]
+    assert "Error" not in errors
+    assert third["pid"] == second["pid"]
+    assert lent["pid"] == third["pid"]
+    assert "another run is using that fleet" in refusal
