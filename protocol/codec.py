@@ -4,6 +4,7 @@ Used by `protocol.channel` on every socket. Sizes are compared before anything i
 decoded, so that a hostile frame costs no more than its own bytes and a damaged one never becomes data.
 """
 
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Generic, TypeVar
@@ -89,10 +90,20 @@ class Decoder(Generic[M]):
                 raise _other_schema(schema)
             return self._decoder.decode(header)
         except msgspec.ValidationError as error:
-            text, _, path = str(error).partition(" - at `")
-            raise FrameError(path.rstrip("`") or "$", text) from None
+            raise _refused(str(error)) from None
         except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
             raise FrameError("$", f"not a message: {error}") from None
+
+
+# msgspec says where: "... - at `$.facts.reward`", or "... - at `key` in `$.metrics`" for a key of a map.
+_WHERE = re.compile(r"(?P<text>.*) - at (?P<is_key>`key` in )?`(?P<path>.*)`", re.DOTALL)
+
+
+def _refused(reason: str) -> FrameError:
+    found = _WHERE.fullmatch(reason)
+    if found is None:
+        return FrameError("$", reason)
+    return FrameError(found["path"], f"{found['text']} in each key" if found["is_key"] else found["text"])
 
 
 def _check_sizes(frames: Sequence[bytes], limits: Limits) -> None:

@@ -102,6 +102,11 @@ def test_decode_names_a_missing_field() -> None:
     assert refusal(header(type="next", step=1))[0] == "$: Object missing required field `rank`"
 
 
+def test_decode_names_the_map_that_has_a_wrong_key() -> None:
+    body = msgspec.to_builtins(EXAMPLES["stepped"][0]) | {"metrics": {"": 1.0}}
+    assert refusal(packed(body))[0] == "$.metrics: Expected `str` of length >= 1 in each key"
+
+
 def test_decode_names_the_path_of_a_nested_field() -> None:
     body = msgspec.to_builtins(EXAMPLES["trajectory"][0])
     body["facts"]["version_spans"][1] = [5, 6, -1]
