@@ -12,6 +12,7 @@ from pathlib import Path
 from learner.evaluation import Evaluations
 from learner.lease_book import LeaseBook
 from learner.ledger import Ledger
+from learner.ledger_copies import LedgerCopies
 from learner.mailbox import Mailbox
 from learner.prompt_source import PromptSource
 from learner.prompts import Prompt
@@ -38,8 +39,12 @@ class Coordinator:
         held_out: Sequence[Prompt],
         record: RunRecord,
         last_step: int,
+        copies: LedgerCopies | None = None,
     ) -> None:
-        """last_step: the step of the checkpoint that the run resumes from, 0 for a new run."""
+        """last_step: the step of the checkpoint that the run resumes from, 0 for a new run.
+
+        copies: of this ledger. By default each is made before its question has been taken in, which blocks.
+        """
         self.run_id = run_id
         # A step that was not applied leaves the version behind the step's number: only the ledger knows by how many.
         policy_version = int(ledger.meta("policy_version") or last_step)
@@ -67,7 +72,7 @@ class Coordinator:
             settings, self._leases, window, ledger, record, mailbox, self.counts, last_step, policy_version
         )
         self._pinged_at = float("-inf")
-        self._last_copy: tuple[Path, int] | None = None
+        self._copies = copies or LedgerCopies(ledger)
 
     @property
     def step(self) -> int:
@@ -115,7 +120,12 @@ class Coordinator:
             self.lose_server(peer, f"{peer} has no connection")
 
     def advance(self, now: float) -> None:
-        """Do what time and the latest messages allow: take back, assign a step, answer ranks, lease."""
+        """Do what time and the latest messages allow: take back, assign a step, answer ranks, lease.
+
+        Raises: OperatorError when the ledger, or a copy of it, cannot be written.
+        """
+        for peer, request in self._copies.take_answers():
+            self._mailbox.confirm(peer, request)
         self._leases.expire(self._steps.versions, now)
         if not self._steps.is_under_way:
             self._leases.drop_stale(self._steps.policy_version)
@@ -201,17 +211,16 @@ class Coordinator:
             self.refuse(peer, error, message.request)
 
     def _on_save_ledger(self, peer: str, message: m.SaveLedger) -> None:
-        """Write the ledger's copy into the run's folder, and nowhere else: any peer can send this message."""
+        """Have the ledger copied into the run's folder, and nowhere else: any peer can send this message."""
         path = Path(message.path)
         if not _is_file_inside(path, self._record.folder):
             problem = f"{message.path[:500]} is no new file inside {self._record.folder}"
             self.refuse(peer, FrameError("$.path", problem, "path"), message.request)
             return
-        # Asked again after a lost answer, the copy stays as it is: by now it may be part of a checkpoint's manifest.
-        if (path, message.request) != self._last_copy:
-            self._ledger.snapshot(path)
-            self._last_copy = (path, message.request)
-        self._mailbox.confirm(peer, message.request)
+        try:
+            self._copies.ask(peer, path, message.request)
+        except FrameError as error:
+            self.refuse(peer, error, message.request)
 
     def _on_evaluate(self, peer: str, message: m.Evaluate) -> None:
         # Rank 0 asks after its push and before it tells of the step: the servers may be ahead of the books.
