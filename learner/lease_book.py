@@ -148,6 +148,10 @@ class LeaseBook:
         group = self._find(message.group)
         if group is not None and group.holders.get(message.sample_index) == server:
             self._counts[f"failed:{message.boundary}"] += 1
+            if message.num_model_tokens:
+                self._ledger.waste(
+                    group.name, message.sample_index, message.attempt, "failed", message.num_model_tokens
+                )
             self._fail(group, [message.sample_index], server, message.boundary, message.detail)
 
     def _fail(self, group: Group, sample_indices: Sequence[int], server: str, boundary: str, detail: str) -> None:
