@@ -47,11 +47,13 @@ def num_gpus() -> int:
     return int(ray.cluster_resources().get("GPU", 0))
 
 
-def place_coordinator(settings: Settings, folder: Path, run_id: str, last_step: int, host: str) -> Any:
+def place_coordinator(
+    settings: Settings, folder: Path, run_id: str, last_step: int, host: str, vocab_size: int | None
+) -> Any:
     """Start the coordinator on this node, where the run folder is. Returns its handle."""
     here = NodeAffinitySchedulingStrategy(ray.get_runtime_context().get_node_id(), soft=False)
     actor = ray.remote(num_cpus=0, max_concurrency=3, scheduling_strategy=here)(CoordinatorProcess)
-    return actor.remote(settings, folder, run_id, last_step, host)
+    return actor.remote(settings, folder, run_id, last_step, host, vocab_size)
 
 
 def borrow_processes(settings: Settings, coordinator: Any, use_gpus: bool) -> Any:

@@ -40,10 +40,12 @@ class Coordinator:
         record: RunRecord,
         last_step: int,
         copies: LedgerCopies | None = None,
+        vocab_size: int | None = None,
     ) -> None:
         """last_step: the step of the checkpoint that the run resumes from, 0 for a new run.
 
         copies: of this ledger. By default each is made before its question has been taken in, which blocks.
+        vocab_size: of the policy; trajectories with other tokens are refused. None: any token is taken.
         """
         self.run_id = run_id
         # A step that was not applied leaves the version behind the step's number: only the ledger knows by how many.
@@ -66,7 +68,7 @@ class Coordinator:
         self._evaluations = Evaluations(held_out[: settings.eval.num_prompts], settings.eval.samples)
         source = PromptSource(train, settings, ledger, last_step)
         self._leases = LeaseBook(
-            settings, source, self._evaluations, self._servers, window, ledger, mailbox, self.counts
+            settings, source, self._evaluations, self._servers, window, ledger, mailbox, self.counts, vocab_size
         )
         self._steps = StepBook(
             settings, self._leases, window, ledger, record, mailbox, self.counts, last_step, policy_version

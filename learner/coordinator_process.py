@@ -22,14 +22,20 @@ from protocol.settings import Settings
 
 
 class CoordinatorProcess:
-    """One per run. Call order: open, then the others, then close. host: the address its ROUTER socket listens on."""
+    """One per run. Call order: open, then the others, then close.
 
-    def __init__(self, settings: Settings, folder: Path, run_id: str, last_step: int, host: str) -> None:
+    host: the address its ROUTER socket listens on. vocab_size: of the policy; None: any token is taken.
+    """
+
+    def __init__(
+        self, settings: Settings, folder: Path, run_id: str, last_step: int, host: str, vocab_size: int | None = None
+    ) -> None:
         self._settings = settings
         self._folder = folder
         self._run_id = run_id
         self._last_step = last_step
         self._host = host
+        self._vocab_size = vocab_size
         self._has_ended = threading.Event()
 
     def open(self) -> tuple[str, int]:
@@ -54,6 +60,7 @@ class CoordinatorProcess:
             record=RunRecord(folder, settings.report.samples_per_step),
             last_step=self._last_step,
             copies=self._copies,
+            vocab_size=self._vocab_size,
         )
         self._loop = CoordinatorLoop(coordinator, channel)
         self._loop.start()
