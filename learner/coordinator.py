@@ -19,6 +19,7 @@ from learner.prompts import Prompt
 from learner.run_record import RunRecord
 from learner.server_book import ServerBook
 from learner.step_book import StepBook
+from learner.whole_file import aside_of
 from learner.window import StalenessWindow
 from protocol import messages as m
 from protocol.settings import Settings
@@ -215,7 +216,8 @@ class Coordinator:
     def _on_save_ledger(self, peer: str, message: m.SaveLedger) -> None:
         """Have the ledger copied into the run's folder, and nowhere else: any peer can send this message."""
         path = Path(message.path)
-        if not _is_file_inside(path, self._record.folder):
+        is_new = not self._copies.knows(path, message.request)
+        if is_new and not _is_file_inside(path, self._record.folder):
             problem = f"{message.path[:500]} is no new file inside {self._record.folder}"
             self.refuse(peer, FrameError("$.path", problem, "path"), message.request)
             return
@@ -254,7 +256,9 @@ def _is_file_inside(path: Path, folder: Path) -> bool:
     """Return whether a path is, or could become, a file below this folder, and none of the folder's own files."""
     try:
         path, folder = path.resolve(), folder.resolve()
-        is_own = path.parent == folder and path.exists()
-        return folder in path.parents and path.parent.is_dir() and not path.is_dir() and not is_own
+        aside = aside_of(path)  # written first, whatever has that name
+        is_own = path.parent == folder and (path.exists() or aside.exists())
+        is_folder = path.is_dir() or aside.is_dir()
+        return folder in path.parents and path.parent.is_dir() and not is_folder and not is_own
     except (OSError, ValueError):  # too long a name; a NUL inside
         return False

@@ -37,6 +37,11 @@ class LedgerCopies:
         self._made: set[tuple[Path, int]] = set()
         self._answers: list[tuple[str, int]] = []
 
+    def knows(self, path: Path, request: int) -> bool:
+        """Return whether this question has begun a copy: then its file may be there, or moved with its folder."""
+        question = (path, request)
+        return question in self._made or (self._under_way is not None and self._under_way.question == question)
+
     def ask(self, peer: str, path: Path, request: int) -> None:
         """Begin the copy of this moment, unless this question began one before: then it changes nothing.
 

@@ -229,5 +229,21 @@ def test_coordinator_goes_on_while_a_copy_is_made_and_answers_when_it_is_whole(t
     coordinator.advance(4.0)
     assert ("rank-0", done, []) in coordinator.take_outgoing()
     assert groups_in(target) == []
+    target.parent.rename(tmp_path / "step_000001")
     assert answers(save, "rank-0", 5.0) == [done]
     ledger.close()
+
+
+@pytest.mark.parametrize("path", ["lock", "checkpoints/tmp-step_000001"])
+def test_copy_that_would_first_be_written_over_what_the_run_needs_is_refused(tmp_path: Path, path: str) -> None:
+    (tmp_path / "checkpoints" / ".tmp-step_000001").mkdir(parents=True)
+    (tmp_path / ".lock").touch()
+    prompts = [Prompt("p0", "question 0", "answer 0", {})]
+    with closing(Ledger(tmp_path / "ledger.sqlite")) as ledger:
+        coordinator = Coordinator(Settings(), "r1", ledger, prompts, [], RunRecord(tmp_path, 0), last_step=0)
+        save = m.SaveLedger(run_id="r1", incarnation=1, request=5, path=str(tmp_path / path), step=1)
+        coordinator.receive("rank-0", save, [], 1.0)
+        ((_, refused, _),) = coordinator.take_outgoing()
+    assert isinstance(refused, m.Refused)
+    assert refused.detail == f"$.path: {tmp_path / path} is no new file inside {tmp_path}"
+    assert (tmp_path / ".lock").exists()
