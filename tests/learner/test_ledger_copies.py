@@ -12,6 +12,7 @@ import pytest
 from learner.audit.report import audit_run_folder
 from learner.checkpoint import begin, commit
 from learner.coordinator import Coordinator
+from learner.coordinator_client import CoordinatorClient
 from learner.ledger import Ledger
 from learner.ledger_copies import LedgerCopies, in_a_thread
 from learner.manifest import Checkpoint
@@ -19,10 +20,12 @@ from learner.prompts import Prompt
 from learner.run_folder import CHECKPOINTS, LEDGER
 from learner.run_record import RunRecord
 from protocol import messages as m
+from protocol.channel import DealerChannel
 from protocol.errors import OperatorError
 from protocol.settings import Settings
 from protocol.trajectory import FrameError
 from tests.learner.audited_run import RunWriter, run_settings
+from tests.running_coordinator import RUN_ID, running_coordinator
 
 Work = Callable[[], None]
 
@@ -232,6 +235,22 @@ def test_coordinator_goes_on_while_a_copy_is_made_and_answers_when_it_is_whole(t
     target.parent.rename(tmp_path / "step_000001")
     assert answers(save, "rank-0", 5.0) == [done]
     ledger.close()
+
+
+def test_rank_s_question_is_answered_over_a_socket_when_a_thread_has_made_the_copy(
+    tmp_path: Path, target: Path
+) -> None:
+    with running_coordinator(tmp_path, {}) as run:
+        place = run.place
+        channel = DealerChannel(place.address, "rank-0", place.peer_keys, place.coordinator_key)
+        client = CoordinatorClient(channel, RUN_ID, 1)
+        for step in (1, 2):
+            client.save_ledger(target, step)
+            assert [file.name for file in target.parent.iterdir()] == ["ledger.sqlite"]
+            with closing(sqlite3.connect(target)) as db:
+                assert db.execute("SELECT number FROM incarnations").fetchall() == [(1,)]
+            target.unlink()
+        channel.close()
 
 
 @pytest.mark.parametrize("path", ["lock", "checkpoints/tmp-step_000001"])
