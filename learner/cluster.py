@@ -81,13 +81,15 @@ def renew_fleet() -> None:
         )
 
 
-def place_coordinator(settings: Settings, folder: Path, run_id: str, last_step: int, host: str) -> Any:
+def place_coordinator(
+    settings: Settings, folder: Path, run_id: str, last_step: int, host: str, vocab_size: int | None
+) -> Any:
     """Start the coordinator on this node, where the run folder is. Returns its handle."""
     here = NodeAffinitySchedulingStrategy(ray.get_runtime_context().get_node_id(), soft=False)
     environment = {"env_vars": _passed_on()} if _passed_on() else None
     options = {"num_cpus": 0, "max_concurrency": 3, "scheduling_strategy": here, "runtime_env": environment}
     actor = ray.remote(**options)(CoordinatorProcess)
-    return actor.remote(settings, folder, run_id, last_step, host)
+    return actor.remote(settings, folder, run_id, last_step, host, vocab_size)
 
 
 def borrow_processes(settings: Settings, coordinator: Any, use_gpus: bool) -> Any:

@@ -12,12 +12,14 @@ from pathlib import Path
 from learner.evaluation import Evaluations
 from learner.lease_book import LeaseBook
 from learner.ledger import Ledger
+from learner.ledger_copies import LedgerCopies
 from learner.mailbox import Mailbox
 from learner.prompt_source import PromptSource
 from learner.prompts import Prompt
 from learner.run_record import RunRecord
 from learner.server_book import ServerBook
 from learner.step_book import StepBook
+from learner.whole_file import aside_of
 from learner.window import StalenessWindow
 from protocol import messages as m
 from protocol.settings import Settings
@@ -38,8 +40,14 @@ class Coordinator:
         held_out: Sequence[Prompt],
         record: RunRecord,
         last_step: int,
+        copies: LedgerCopies | None = None,
+        vocab_size: int | None = None,
     ) -> None:
-        """last_step: the step of the checkpoint that the run resumes from, 0 for a new run."""
+        """last_step: the step of the checkpoint that the run resumes from, 0 for a new run.
+
+        copies: of this ledger. By default each is made before its question has been taken in, which blocks.
+        vocab_size: of the policy; trajectories with other tokens are refused. None: any token is taken.
+        """
         self.run_id = run_id
         # A step that was not applied leaves the version behind the step's number: only the ledger knows by how many.
         policy_version = int(ledger.meta("policy_version") or last_step)
@@ -61,13 +69,13 @@ class Coordinator:
         self._evaluations = Evaluations(held_out[: settings.eval.num_prompts], settings.eval.samples)
         source = PromptSource(train, settings, ledger, last_step)
         self._leases = LeaseBook(
-            settings, source, self._evaluations, self._servers, window, ledger, mailbox, self.counts
+            settings, source, self._evaluations, self._servers, window, ledger, mailbox, self.counts, vocab_size
         )
         self._steps = StepBook(
             settings, self._leases, window, ledger, record, mailbox, self.counts, last_step, policy_version
         )
         self._pinged_at = float("-inf")
-        self._last_copy: tuple[Path, int] | None = None
+        self._copies = copies or LedgerCopies(ledger)
 
     @property
     def step(self) -> int:
@@ -115,7 +123,12 @@ class Coordinator:
             self.lose_server(peer, f"{peer} has no connection")
 
     def advance(self, now: float) -> None:
-        """Do what time and the latest messages allow: take back, assign a step, answer ranks, lease."""
+        """Do what time and the latest messages allow: take back, assign a step, answer ranks, lease.
+
+        Raises: OperatorError when the ledger, or a copy of it, cannot be written.
+        """
+        for peer, request in self._copies.take_answers():
+            self._mailbox.confirm(peer, request)
         self._leases.expire(self._steps.versions, now)
         if not self._steps.is_under_way:
             self._leases.drop_stale(self._steps.policy_version)
@@ -201,17 +214,17 @@ class Coordinator:
             self.refuse(peer, error, message.request)
 
     def _on_save_ledger(self, peer: str, message: m.SaveLedger) -> None:
-        """Write the ledger's copy into the run's folder, and nowhere else: any peer can send this message."""
+        """Have the ledger copied into the run's folder, and nowhere else: any peer can send this message."""
         path = Path(message.path)
-        if not _is_file_inside(path, self._record.folder):
+        is_new = not self._copies.knows(path, message.request)
+        if is_new and not _is_file_inside(path, self._record.folder):
             problem = f"{message.path[:500]} is no new file inside {self._record.folder}"
             self.refuse(peer, FrameError("$.path", problem, "path"), message.request)
             return
-        # Asked again after a lost answer, the copy stays as it is: by now it may be part of a checkpoint's manifest.
-        if (path, message.request) != self._last_copy:
-            self._ledger.snapshot(path)
-            self._last_copy = (path, message.request)
-        self._mailbox.confirm(peer, message.request)
+        try:
+            self._copies.ask(peer, path, message.request)
+        except FrameError as error:
+            self.refuse(peer, error, message.request)
 
     def _on_evaluate(self, peer: str, message: m.Evaluate) -> None:
         # Rank 0 asks after its push and before it tells of the step: the servers may be ahead of the books.
@@ -243,7 +256,9 @@ def _is_file_inside(path: Path, folder: Path) -> bool:
     """Return whether a path is, or could become, a file below this folder, and none of the folder's own files."""
     try:
         path, folder = path.resolve(), folder.resolve()
-        is_own = path.parent == folder and path.exists()
-        return folder in path.parents and path.parent.is_dir() and not path.is_dir() and not is_own
+        aside = aside_of(path)  # written first, whatever has that name
+        is_own = path.parent == folder and (path.exists() or aside.exists())
+        is_folder = path.is_dir() or aside.is_dir()
+        return folder in path.parents and path.parent.is_dir() and not is_folder and not is_own
     except (OSError, ValueError):  # too long a name; a NUL inside
         return False

@@ -11,6 +11,7 @@ from pathlib import Path
 from learner.coordinator import Coordinator
 from learner.coordinator_loop import CoordinatorLoop
 from learner.ledger import Ledger
+from learner.ledger_copies import LedgerCopies, in_a_thread
 from learner.prompts import Prompt, load_prompts
 from learner.run_folder import LEDGER
 from learner.run_record import RunRecord
@@ -21,14 +22,20 @@ from protocol.settings import Settings
 
 
 class CoordinatorProcess:
-    """One per run. Call order: open, then the others, then close. host: the address its ROUTER socket listens on."""
+    """One per run. Call order: open, then the others, then close.
 
-    def __init__(self, settings: Settings, folder: Path, run_id: str, last_step: int, host: str) -> None:
+    host: the address its ROUTER socket listens on. vocab_size: of the policy; None: any token is taken.
+    """
+
+    def __init__(
+        self, settings: Settings, folder: Path, run_id: str, last_step: int, host: str, vocab_size: int | None = None
+    ) -> None:
         self._settings = settings
         self._folder = folder
         self._run_id = run_id
         self._last_step = last_step
         self._host = host
+        self._vocab_size = vocab_size
         self._has_ended = threading.Event()
 
     def open(self) -> tuple[str, int]:
@@ -42,6 +49,7 @@ class CoordinatorProcess:
         held_out = load_prompts(settings.data.eval, settings.data) if settings.data.eval else []
         self._ledger = Ledger(folder / LEDGER)
         _claim_prompts(self._ledger, settings, train)
+        self._copies = LedgerCopies(self._ledger, in_a_thread)
         channel = RouterChannel(self._host, keys.coordinator, allowed=[keys.peer.public])
         coordinator = Coordinator(
             settings,
@@ -51,6 +59,8 @@ class CoordinatorProcess:
             held_out=held_out,
             record=RunRecord(folder, settings.report.samples_per_step),
             last_step=self._last_step,
+            copies=self._copies,
+            vocab_size=self._vocab_size,
         )
         self._loop = CoordinatorLoop(coordinator, channel)
         self._loop.start()
@@ -75,8 +85,12 @@ class CoordinatorProcess:
         self._loop.submit(lambda coordinator: coordinator.lose_server(server, reason))
 
     def close(self) -> None:
-        """Stop the loop, then close the ledger: everything accounted is on disk when this returns."""
+        """Stop the loop, then close the ledger: everything accounted is on disk when this returns.
+
+        A copy of it that is under way is given up.
+        """
         self._loop.close()
+        self._copies.close()
         self._ledger.close()
         self._has_ended.set()
 

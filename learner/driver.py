@@ -17,6 +17,7 @@ from learner.live_view import LiveView, MetricsReader
 from learner.preflight import Inspected
 from learner.report import write_report
 from learner.run_folder import RunStart, held, plan_restart, prepare_folder
+from learner.vocabulary import read_vocab_size
 from learner.wandb_log import WandbLog
 from protocol.errors import NeighbourError, OperatorError, SettingsError
 from protocol.home import ClusterState, read_cluster
@@ -88,6 +89,7 @@ def _look_around(run: _Run, cluster: ClusterState, stop: threading.Event) -> "Su
     return Surroundings(
         settings=settings,
         model=inspected.model,
+        vocab_size=read_vocab_size(inspected.model),
         node_ip=cluster.node_ip,
         num_gpus=num_gpus,
         backend=backend,

@@ -34,7 +34,10 @@ class LeaseBook:
         ledger: Ledger,
         mailbox: Mailbox,
         counts: Counter[str],
+        vocab_size: int | None = None,
     ) -> None:
+        """vocab_size: of the policy; None: any token is taken."""
+        self._vocab_size = vocab_size
         self._limit_s = settings.rollout.lease_timeout_s
         self._clock = LeaseClock(self._limit_s)
         self._num_leases = 0
@@ -102,6 +105,7 @@ class LeaseBook:
         try:
             trajectory = Trajectory.from_buffers(facts, buffers, "$.facts")
             _check_lease(group, facts, server, versions)
+            _check_vocabulary(trajectory, self._vocab_size)
         except FrameError as error:
             self._reject(group, facts, server, error)
             return
@@ -148,6 +152,10 @@ class LeaseBook:
         group = self._find(message.group)
         if group is not None and group.holders.get(message.sample_index) == server:
             self._counts[f"failed:{message.boundary}"] += 1
+            if message.num_model_tokens:
+                self._ledger.waste(
+                    group.name, message.sample_index, message.attempt, "failed", message.num_model_tokens
+                )
             self._fail(group, [message.sample_index], server, message.boundary, message.detail)
 
     def _fail(self, group: Group, sample_indices: Sequence[int], server: str, boundary: str, detail: str) -> None:
@@ -288,3 +296,11 @@ def _check_lease(group: Group, facts: TrajectoryFacts, server: str, versions: ra
     if facts.newest_version > versions[-1]:
         problem = f"has version {facts.newest_version}, the learner is at {versions[0]}"
         raise FrameError("$.facts.version_spans", problem, "version")
+
+
+def _check_vocabulary(trajectory: Trajectory, vocab_size: int | None) -> None:
+    """Raise FrameError for a token that the policy does not know: its embedding has no such row, and a rank that looks
+    it up dies (on a GPU with "device-side assert triggered", which names neither token nor sample)."""
+    if vocab_size is not None and (highest := int(trajectory.tokens.max())) >= vocab_size:
+        problem = f"holds the token {highest}, the policy's vocabulary has {vocab_size}"
+        raise FrameError("$.facts.tokens", problem, "vocabulary")

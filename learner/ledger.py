@@ -4,7 +4,6 @@ Written by the coordinator's thread alone; read by reports and audits. A prompt 
 position in the prompt order stands for all of them, so a run over a million prompts starts with an empty table.
 """
 
-import contextlib
 import json
 import sqlite3
 import time
@@ -12,6 +11,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from learner.ledger_copy import LedgerCopy
 from learner.ledger_schema import UNFINISHED, prepare_schema
 from learner.whole_file import replace_file
 from protocol.errors import OperatorError
@@ -201,19 +201,17 @@ class Ledger:
             self._execute("COMMIT")
             failpoint("ledger.commit.after")
 
+    def begin_copy(self, path: Path) -> LedgerCopy:
+        """Return the copy of everything up to this moment, to be made at this path while the ledger goes on.
+
+        Raises: OperatorError.
+        """
+        self.commit()
+        return LedgerCopy(self._path, path)
+
     def snapshot(self, path: Path) -> None:
         """Write a consistent copy of everything committed, as one file. Raises: OperatorError when it cannot be."""
-        self.commit()
-        failpoint("ledger.snapshot.begun")
-        try:
-            with contextlib.closing(sqlite3.connect(path)) as copy:
-                self._db.backup(copy)
-                failpoint("ledger.snapshot.copied")
-                # The copy inherits the WAL mode: opened as it is, it would grow two more files inside a checkpoint.
-                copy.execute("PRAGMA journal_mode=DELETE")
-        except sqlite3.Error as error:
-            raise OperatorError(f"The ledger's copy {path} cannot be written: {error}. Check the disk.") from None
-        failpoint("ledger.snapshot.after")
+        self.begin_copy(path).make()
 
     def close(self) -> None:
         self.commit()

@@ -37,10 +37,12 @@ class Stopped(Exception):
 
 @dataclass(frozen=True)
 class Surroundings:
-    """What all lives of a run have in common. record: takes each new line of metrics.jsonl."""
+    """What all lives of a run have in common. vocab_size: of the model, None when it does not tell. record: takes each
+    new line of metrics.jsonl."""
 
     settings: Settings
     model: Path
+    vocab_size: int | None
     node_ip: str
     num_gpus: int
     backend: Literal["nccl", "gloo"]
@@ -70,7 +72,7 @@ class RunLife:
         """Start everything: servers and ranks side by side. Raises: what one of them raised; Stopped."""
         settings, folder = self.around.settings, self.start.folder.resolve()
         self._coordinator = ray_door.place_coordinator(
-            settings, folder, self.start.run_id, self.start.step, self.around.node_ip
+            settings, folder, self.start.run_id, self.start.step, self.around.node_ip, self.around.vocab_size
         )
         opening = self._coordinator.open.remote()
         processes = ray_door.borrow_processes(settings, self._coordinator, self.around.num_gpus > 0)

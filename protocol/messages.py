@@ -79,13 +79,17 @@ class TrajectoryDone(Message, frozen=True, kw_only=True, tag="trajectory"):
 
 
 class SampleFailed(Message, frozen=True, kw_only=True, tag="failed"):
-    """A neighbour failed for good while this sample was made: its part of the lease goes back."""
+    """A neighbour failed for good while this sample was made: its part of the lease goes back.
+
+    num_model_tokens: what the policy had written of it by then, in turns that ended. They will not be trained.
+    """
 
     group: Name
     sample_index: Count
     attempt: Count
     boundary: Name
     detail: Reason
+    num_model_tokens: Count = 0
 
 
 class Heartbeat(Message, frozen=True, kw_only=True, tag="heartbeat"):

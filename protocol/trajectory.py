@@ -160,7 +160,7 @@ class Trajectory:
     def _check_arrays(self, path: str) -> None:
         logprobs = self.behaviour_logprobs
         if (lowest := int(self.tokens.min())) < 0:
-            raise FrameError(f"{path}.tokens", f"holds the token {lowest}, expected 0 or more")
+            raise FrameError(f"{path}.tokens", f"holds the token {lowest}, expected 0 or more", "vocabulary")
         lowest_logprob, highest_logprob = float(logprobs.min()), float(logprobs.max())  # both NaN if any value is
         if not (math.isfinite(lowest_logprob) and math.isfinite(highest_logprob)):
             raise FrameError(f"{path}.behaviour_logprobs", "holds a value that is not finite", "nonfinite")

@@ -45,6 +45,13 @@ class Sample:
         return f"{self.group}/{self.sample_index}/{self.attempt}"
 
 
+@dataclass
+class WrittenSoFar:
+    """What the policy has written of a sample so far: known to its player's caller also when it is never finished."""
+
+    num_model_tokens: int = 0
+
+
 class Generator(Protocol):
     """The engine as a player needs it."""
 
@@ -97,12 +104,12 @@ class EpisodePlayer:
         self._request_numbers = itertools.count()
         self.num_cut_observations = 0
 
-    async def play(self, sample: Sample) -> Trajectory:
-        """Return the finished trajectory.
+    async def play(self, sample: Sample, written: WrittenSoFar | None = None) -> Trajectory:
+        """Return the finished trajectory. written: counts up with each turn that the engine ends.
 
         Raises: NeighbourError naming "engine", "retriever", "reward:<name>", "environment", "prompt" or "trajectory".
         """
-        episode = _Episode(sample)
+        episode = _Episode(sample, written or WrittenSoFar())
         with episode.measure("environment_s"), _failing_as_environment():
             environment = self._make_environment(self._resources)
             prompt = await self._within(environment.reset(sample.task), ENVIRONMENT, "no prompt")
@@ -120,7 +127,7 @@ class EpisodePlayer:
         while True:
             room = self._settings.max_context_tokens - len(transcript)
             with episode.measure("generate_s"):
-                generation = await self._generate(environment.stop, episode.sample, transcript, room)
+                generation = await self._generate(environment.stop, episode, transcript, room)
             transcript.add_turn(generation)
             turn = _turn_of(generation)
             with episode.measure("environment_s"), _failing_as_environment():
@@ -133,8 +140,10 @@ class EpisodePlayer:
                 return "context"
             transcript.add_observation(observation)
 
-    async def _generate(self, stop: tuple[str, ...], sample: Sample, transcript: Transcript, room: int) -> Generation:
-        settings = self._settings
+    async def _generate(
+        self, stop: tuple[str, ...], episode: "_Episode", transcript: Transcript, room: int
+    ) -> Generation:
+        settings, sample = self._settings, episode.sample
         sampling = Sampling(
             max_tokens=min(settings.max_response_tokens, room),
             temperature=settings.temperature,
@@ -146,6 +155,7 @@ class EpisodePlayer:
         request_id = f"{sample.key}/{transcript.num_turns}-{next(self._request_numbers)}"
         call = self._generate_when_synced(transcript.tokens, sampling, request_id)
         generation = await self._within(call, "engine", f"request {request_id} gave no generation")
+        episode.written.num_model_tokens += len(generation.tokens)
         if generation.finish_reason not in ("stop", "length") or not generation.tokens:
             ending = f"{len(generation.tokens)} tokens and the reason {generation.finish_reason}"
             raise NeighbourError("engine", f"request {request_id} ended with {ending}")
@@ -208,8 +218,9 @@ class EpisodePlayer:
 class _Episode:
     """What is noted about one sample while it is played."""
 
-    def __init__(self, sample: Sample) -> None:
+    def __init__(self, sample: Sample, written: WrittenSoFar) -> None:
         self.sample = sample
+        self.written = written
         self.finish: Finish = "stop"
         self.started_at = time.time()
         self.seconds = {"generate_s": 0.0, "environment_s": 0.0, "reward_s": 0.0}

@@ -29,11 +29,12 @@ class Key(NamedTuple):
 
 @dataclass(frozen=True)
 class Failure:
-    """A sample that could not be made: which neighbour failed, and how."""
+    """A sample that could not be made: which neighbour failed, how, and how much the policy had written by then."""
 
     key: Key
     boundary: str
     detail: str
+    num_model_tokens: int = 0
 
 
 @dataclass(frozen=True)

@@ -12,7 +12,7 @@ from protocol import messages as m
 from protocol.errors import NeighbourError
 from protocol.settings import RolloutSettings
 from rollout.environments.base import Task
-from rollout.episode import EpisodePlayer, Sample
+from rollout.episode import EpisodePlayer, Sample, WrittenSoFar
 from rollout.failure_counts import FailureCounts
 from rollout.outbox import Failure, Finished, Item, Key, Outbox
 
@@ -106,11 +106,11 @@ class SamplesInFlight:
 
     async def _played(self, sample: Sample) -> Item:
         """Return the finished sample, or which neighbour failed it."""
-        limit_s = self._settings.lease_timeout_s
+        limit_s, written = self._settings.lease_timeout_s, WrittenSoFar()
         deadline = asyncio.timeout(limit_s)
         try:
             async with deadline:
-                return Finished(_key(sample), await self._player.play(sample))
+                return Finished(_key(sample), await self._player.play(sample, written))
         except NeighbourError as error:
             boundary, detail = error.boundary, error.detail
         except TimeoutError:
@@ -118,7 +118,7 @@ class SamplesInFlight:
                 raise
             boundary, detail = "lease", f"{sample.key} was not made within rollout.lease_timeout_s = {limit_s:g} s"
         self._failures.add(boundary, detail, "the sample's lease went back", self._clock())
-        return Failure(_key(sample), boundary, detail)
+        return Failure(_key(sample), boundary, detail, written.num_model_tokens)
 
     def _leave(self, sample: Sample) -> None:
         """Give a sample's room back."""

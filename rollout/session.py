@@ -197,6 +197,7 @@ class RolloutSession:
                 attempt=attempt,
                 boundary=item.boundary[:200],
                 detail=item.detail[:2000],
+                num_model_tokens=min(item.num_model_tokens, 2**31 - 1),
             )
         )
 

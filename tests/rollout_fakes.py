@@ -150,15 +150,17 @@ def _generation(written: str | Written, sampling: Sampling, version: int) -> Gen
 
 
 class ScriptedScorer:
-    """Gives `reward` to everything under the part "fake", or raises it when it is an error."""
+    """Gives `reward` to everything under the part "fake", or raises it when it is an error; after `delay_s`."""
 
     def __init__(self, reward: float | NeighbourError = 1.0) -> None:
         self.reward = reward
+        self.delay_s = 0.0
         self.is_accepting = True
         self.requests: list[ScoreRequest] = []
 
     async def score(self, request: ScoreRequest) -> Score:
         self.requests.append(request)
+        await asyncio.sleep(self.delay_s)
         if isinstance(self.reward, NeighbourError):
             raise self.reward
         return Score(self.reward, {"fake": self.reward})

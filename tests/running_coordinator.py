@@ -11,6 +11,7 @@ import zmq
 from learner.coordinator import Coordinator
 from learner.coordinator_loop import CoordinatorLoop
 from learner.ledger import Ledger
+from learner.ledger_copies import LedgerCopies, in_a_thread
 from learner.prompts import Prompt
 from learner.run_record import RunRecord
 from protocol.channel import KeyPair, RouterChannel
@@ -47,8 +48,16 @@ class RunningCoordinator:
         keys, peer_keys = KeyPair(*zmq.curve_keypair()), KeyPair(*zmq.curve_keypair())
         self.ledger = Ledger(folder / "ledger.sqlite")
         prompts = [Prompt(f"p{i}", f"question {i}", f"answer {i}", {}) for i in range(num_prompts)]
+        self.copies = LedgerCopies(self.ledger, in_a_thread)
         self.coordinator = Coordinator(
-            Settings.model_validate(settings), RUN_ID, self.ledger, prompts, [], RunRecord(folder, 0), last_step=0
+            Settings.model_validate(settings),
+            RUN_ID,
+            self.ledger,
+            prompts,
+            [],
+            RunRecord(folder, 0),
+            last_step=0,
+            copies=self.copies,
         )
         channel = RouterChannel("127.0.0.1", keys, [peer_keys.public])
         self.place = Place(channel.address, keys.public, peer_keys)
@@ -66,6 +75,7 @@ def running_coordinator(
         yield run
     finally:
         run.loop.close()
+        run.copies.close()
         run.ledger.close()
     if run.loop.failure is not None:
         raise run.loop.failure

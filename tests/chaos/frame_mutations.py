@@ -70,7 +70,15 @@ def other_frames(random: Random) -> Frames:
             (
                 m.Hello(**STAMP, server="s1", policy_version=random.choice((None, count))),
                 m.Demand(**STAMP, num_groups=count, policy_version=3, heard_of_lease=count, leases={"e0-a": count}),
-                m.SampleFailed(**STAMP, group="e0-a", sample_index=1, attempt=1, boundary="reward:em", detail="503"),
+                m.SampleFailed(
+                    **STAMP,
+                    group="e0-a",
+                    sample_index=1,
+                    attempt=1,
+                    boundary="reward:em",
+                    detail="503",
+                    num_model_tokens=count,
+                ),
                 m.Heartbeat(
                     **STAMP,
                     policy_version=3,

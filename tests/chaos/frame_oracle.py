@@ -95,7 +95,14 @@ _MESSAGES: dict[str, dict[str, Rule]] = {
         "leases": _table(4096, _count),
     },
     "trajectory": {"facts": _facts},
-    "failed": {"group": _name, "sample_index": _count, "attempt": _count, "boundary": _name, "detail": _reason},
+    "failed": {
+        "group": _name,
+        "sample_index": _count,
+        "attempt": _count,
+        "boundary": _name,
+        "detail": _reason,
+        "num_model_tokens": _count,
+    },
     "heartbeat": {
         "policy_version": _count_or_none,
         "num_groups": _count,
@@ -117,6 +124,9 @@ _MESSAGES: dict[str, dict[str, Rule]] = {
     "save_ledger": {"path": _text(0, 4096), "step": _count},
 }
 
+# What an older peer leaves out, by message; `request` is left out by all that are no learner ranks.
+_DEFAULTS: dict[str, dict[str, Any]] = {"failed": {"num_model_tokens": 0}}
+
 
 def is_valid(header: bytes, buffers: list[bytes]) -> bool:
     """Return whether a header with buffers, rightly sealed, is a message of this run to its coordinator."""
@@ -126,7 +136,7 @@ def is_valid(header: bytes, buffers: list[bytes]) -> bool:
         return False
     if type(message) is not dict or type(kind := message.pop("type", None)) is not str or kind not in _MESSAGES:
         return False
-    if not _fits({"request": 0} | message, _STAMP | _MESSAGES[kind]):
+    if not _fits({"request": 0} | _DEFAULTS.get(kind, {}) | message, _STAMP | _MESSAGES[kind]):
         return False
     if kind == "trajectory":
         return len(buffers) == 3 and _is_trainable(message["facts"], *buffers)

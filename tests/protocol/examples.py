@@ -88,13 +88,16 @@ def example_messages() -> dict[str, tuple[m.Message, list[bytes]]]:
         greedy_indices=[],
         seed=7,
     )
+    failed = m.SampleFailed(
+        **STAMP, group="e0-aa", sample_index=1, attempt=1, boundary="reward:em", detail="503", num_model_tokens=412
+    )
     batch = m.Batch(**STAMP, step=3, facts=[trajectory.facts], groups=[[0]], planned=[0], micro_batches=[[0]])
     metrics = {"loss": -0.25}
     examples: list[tuple[m.Message, list[bytes]]] = [
         (m.Hello(**STAMP, server="s1", policy_version=None), []),
         (m.Demand(**STAMP, num_groups=4, policy_version=3, heard_of_lease=7, leases={"e0-aa": 1}), []),
         (m.TrajectoryDone(**STAMP, facts=trajectory.facts), buffers),
-        (m.SampleFailed(**STAMP, group="e0-aa", sample_index=1, attempt=1, boundary="reward:em", detail="503"), []),
+        (failed, []),
         (
             m.Heartbeat(
                 **STAMP,

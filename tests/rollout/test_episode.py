@@ -13,7 +13,7 @@ from protocol.trajectory import VersionSpan
 from rollout.environments.base import MakeEnvironment, Observation, Resources, Step, Task, Turn
 from rollout.environments.search import Search
 from rollout.environments.single_turn import SingleTurn
-from rollout.episode import EpisodePlayer, Sample
+from rollout.episode import EpisodePlayer, Sample, WrittenSoFar
 from rollout.version_gate import VersionGate
 from tests.rollout_fakes import BOS, ScriptedEngine, ScriptedScorer, Written
 
@@ -270,6 +270,31 @@ async def test_engine_output_that_cannot_be_trained_is_a_failure(written: Writte
     with pytest.raises(NeighbourError) as caught:
         await _player(ScriptedEngine(lambda context: written)).play(SAMPLE)
     assert str(caught.value) == problem
+
+
+async def test_what_was_written_is_known_when_a_later_neighbour_fails() -> None:
+    """Two turns of 18 and 19 tokens; what the retriever said between them was not written by the policy."""
+    answers = iter([["found"], NeighbourError("retriever", "down")])
+
+    async def search(query: str) -> list[str]:
+        if isinstance(answer := next(answers), NeighbourError):
+            raise answer
+        return answer
+
+    def write(context: str) -> str:
+        return "<search>BC</search>" if "<information>" in context else "<search>A</search>"
+
+    written = WrittenSoFar()
+    with pytest.raises(NeighbourError, match=r"^retriever: down$"):
+        await _player(ScriptedEngine(write), Search, resources=Resources(3, search)).play(SAMPLE, written)
+    assert written.num_model_tokens == 18 + 19
+
+
+async def test_tokens_of_a_generation_that_cannot_be_used_are_written_too() -> None:
+    engine, written = ScriptedEngine(lambda context: Written("abc", finish_reason="abort")), WrittenSoFar()
+    with pytest.raises(NeighbourError, match="the reason abort"):
+        await _player(engine).play(SAMPLE, written)
+    assert written.num_model_tokens == 3
 
 
 async def test_turn_waits_while_weights_change() -> None:

@@ -171,6 +171,7 @@ async def test_neighbours_failure_goes_back_as_a_failed_sample() -> None:
 
         assert (failed.group, failed.sample_index, failed.attempt) == ("e0-a", 0, 2)
         assert (failed.boundary, failed.detail) == ("reward:em", "answered 503")
+        assert failed.num_model_tokens == len("4")
         assert beat.failures == {"reward:em": 1}
         scene.coordinator.acknowledge("e0-a", 0, "returned")
         await _until(lambda: len(scene.session.outbox) == 0)
@@ -184,6 +185,16 @@ async def test_sample_that_outlives_its_lease_goes_back() -> None:
         failed = await scene.coordinator.next(m.SampleFailed)
         assert failed.boundary == "lease"
         assert failed.detail == "e0-a/0/1 was not made within rollout.lease_timeout_s = 0.1 s"
+        assert failed.num_model_tokens == 0
+
+
+async def test_sample_that_outlives_its_lease_tells_what_was_written_of_it() -> None:
+    async with _playing(lease_timeout_s=0.2) as scene:
+        scene.scorer.delay_s = 60.0
+        await scene.coordinator.welcome()
+        scene.coordinator.lease("e0-a")
+        failed = await scene.coordinator.next(m.SampleFailed)
+        assert (failed.boundary, failed.num_model_tokens) == ("lease", len("4"))
 
 
 async def test_newer_attempt_takes_the_place_of_a_running_one() -> None:
