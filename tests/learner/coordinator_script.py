@@ -148,6 +148,13 @@ class Script:
         self.tell("rank-0", stepped)
         assert len(self.take("rank-0", m.Done)) == 1
 
+    def train(self, step: int, reward: float = 0.5) -> None:
+        """Take a step on the version before it: s1 is leased what may go out and delivers it, rank 0 trains."""
+        for lease in self.demand(version=step - 1):
+            self.finish("s1", lease, version=step - 1, reward=reward)
+        self.batch(step)
+        self.step(step, version=step)
+
     # -- the books ----------------------------------------------------------------------------------------------------
 
     def rows(self, query: str) -> list[tuple[Any, ...]]:

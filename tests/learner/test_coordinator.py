@@ -46,10 +46,7 @@ def test_frame_that_is_no_message_is_answered_and_counted(script: Script) -> Non
 
 
 def test_save_ledger_writes_a_copy_that_a_run_can_resume_from(script: Script, tmp_path: Path) -> None:
-    for lease in script.demand():
-        script.finish("s1", lease)
-    script.batch(1)
-    script.step(1, version=1)
+    script.train(1)
     copy = tmp_path / "copy.sqlite"
     script.tell("rank-0", m.SaveLedger(**script.stamp, path=str(copy), step=1))
     assert len(script.take("rank-0", m.Done)) == 1

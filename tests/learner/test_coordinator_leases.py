@@ -24,10 +24,7 @@ def test_slots_are_free_again_when_the_step_is_trained_and_not_when_it_is_assign
 
 def test_last_steps_leave_nothing_out(script: Script) -> None:
     """Six groups are wanted in all: with four trained or out, two more go out, not the window's four."""
-    for lease in script.demand():
-        script.finish("s1", lease)
-    script.batch(1)
-    script.step(1, version=1)
+    script.train(1)
     assert len(script.demand(version=1)) == 2
     script.batch(2)
     script.step(2, version=2)

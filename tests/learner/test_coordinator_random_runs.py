@@ -99,10 +99,7 @@ def test_random_run_accounts_for_every_prompt_and_keeps_its_bounds(
 def test_every_prompt_is_trained_once_in_every_epoch(tmp_path: Path) -> None:
     script = Script(tmp_path, settings_of(run={"max_steps": 9}), num_prompts=6)
     for step in range(1, 10):
-        for lease in script.demand(version=step - 1):
-            script.finish("s1", lease, version=step - 1)
-        script.batch(step)
-        script.step(step, version=step)
+        script.train(step)
     trained = script.rows("SELECT epoch, uid FROM prompts WHERE state = 'trained'")
     assert Counter(trained) == {(epoch, f"p{i}"): 1 for epoch in range(3) for i in range(6)}
     assert script.states() == {"trained": 18}

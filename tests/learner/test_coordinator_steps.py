@@ -67,10 +67,7 @@ def test_rank_that_asks_twice_gets_the_same_share(tmp_path: Path) -> None:
 
 
 def test_stepped_told_twice_counts_once(script: Script) -> None:
-    for lease in script.demand():
-        script.finish("s1", lease)
-    script.batch(1)
-    script.step(1, version=1)
+    script.train(1)
     script.step(1, version=1)
     assert script.states() == {"trained": 2, "ready": 2}
     assert [line["step"] for line in script.metrics()] == [1]
@@ -96,10 +93,7 @@ def test_rank_outside_the_run_is_refused(script: Script) -> None:
 
 
 def test_rank_that_asks_for_a_step_that_is_done_is_refused(script: Script) -> None:
-    for lease in script.demand():
-        script.finish("s1", lease)
-    script.batch(1)
-    script.step(1, version=1)
+    script.train(1)
     assert script.ask(1) == [m.Refused(**script.stamp, detail="$.step: is 1, step 1 is done", reason="step")]
 
 
@@ -119,10 +113,7 @@ def test_stop_lets_the_step_under_way_finish_and_ends_every_rank_at_the_same_ste
 
 
 def test_metrics_of_a_step_hold_data_learner_and_coordinator_values(script: Script) -> None:
-    for lease in script.demand():
-        script.finish("s1", lease, reward=0.25)
-    script.batch(1)
-    script.step(1, version=1)
+    script.train(1, reward=0.25)
     (line,) = script.metrics()
     expected = {"step": 1, "policy_version": 1, "loss": 0.25, "reward_mean": 0.25, "staleness_max": 0}
     assert {name: line[name] for name in expected} == expected
