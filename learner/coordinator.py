@@ -10,7 +10,10 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from learner.evaluation import Evaluations
+from learner.group_book import GroupBook
 from learner.lease_book import LeaseBook
+from learner.lease_clock import LeaseClock
+from learner.lease_recall import LeaseRecall
 from learner.ledger import Ledger
 from learner.ledger_copies import LedgerCopies
 from learner.mailbox import Mailbox
@@ -68,11 +71,14 @@ class Coordinator:
         self._servers = ServerBook()
         self._evaluations = Evaluations(held_out[: settings.eval.num_prompts], settings.eval.samples)
         source = PromptSource(train, settings, ledger, last_step)
+        self._groups = groups = GroupBook(source, self._evaluations, window, ledger, mailbox, self.counts)
+        clock = LeaseClock(settings.rollout.lease_timeout_s)
         self._leases = LeaseBook(
-            settings, source, self._evaluations, self._servers, window, ledger, mailbox, self.counts, vocab_size
+            groups, self._servers, clock, ledger, mailbox, self.counts, settings.run.seed, vocab_size
         )
+        self._recall = LeaseRecall(groups, self._leases, self._servers, clock, self.counts)
         self._steps = StepBook(
-            settings, self._leases, window, ledger, record, mailbox, self.counts, last_step, policy_version
+            settings, groups, window, ledger, record, mailbox, self.counts, last_step, policy_version
         )
         self._pinged_at = float("-inf")
         self._copies = copies or LedgerCopies(ledger)
@@ -118,7 +124,7 @@ class Coordinator:
         """Take in that a message found no connection: a lease goes back, and so does all else when that lasts."""
         self.counts["undeliverable"] += 1
         if isinstance(message, m.Lease):
-            self._leases.undo_lease(message.group, peer)
+            self._recall.undo_lease(message.group, peer)
         if self._servers.note_unreachable(peer, now):
             self.lose_server(peer, f"{peer} has no connection")
 
@@ -129,9 +135,9 @@ class Coordinator:
         """
         for peer, request in self._copies.take_answers():
             self._mailbox.confirm(peer, request)
-        self._leases.expire(self._steps.versions, now)
+        self._recall.expire(self._steps.versions, now)
         if not self._steps.is_under_way:
-            self._leases.drop_stale(self._steps.policy_version)
+            self._groups.drop_stale(self._steps.policy_version)
         self._steps.answer_ranks(now)
         self._steps.note_servers(self._servers.lack_weights(self._steps.versions), now)
         self._steps.push_again(now)
@@ -150,11 +156,11 @@ class Coordinator:
     def lose_server(self, server: str, reason: str, num_wanted: int = 0) -> None:
         """Take back what a server held, because it died or started again."""
         self._servers.forget_state(server, num_wanted)
-        self._leases.take_back_from(server, reason)
+        self._recall.take_back_from(server, reason)
 
     def status(self) -> dict[str, object]:
         """Return what a live view shows."""
-        groups = self._leases.groups
+        groups = self._groups.training
         return {
             "step": self.step,
             "policy_version": self.policy_version,
@@ -199,7 +205,7 @@ class Coordinator:
                 self._mailbox.confirm(server)
             case m.Demand():
                 self._servers.note_demand(server, message)
-                self._leases.take_back_lost(server, message.heard_of_lease, message.leases)
+                self._recall.take_back_lost(server, message.heard_of_lease, message.leases)
             case m.Heartbeat():
                 self._servers.note_heartbeat(server, message)
             case m.TrajectoryDone():

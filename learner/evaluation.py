@@ -1,6 +1,6 @@
 """Evaluations under way: held-out prompts leased beside training, means when all are back.
 
-Used by the coordinator and `learner.lease_book`. An evaluation takes no slot of the staleness window and holds up no
+Used by the coordinator and `learner.group_book`. An evaluation takes no slot of the staleness window and holds up no
 step; its leases go first.
 """
 

@@ -23,9 +23,9 @@ class Group:
     epoch, position: where the prompt stands in the prompt order (-1 for evaluation). greedy_indices: samples drawn
     without randomness. attempt: leases of this group so far. oldest_version: of what is back and of the servers that
     hold the rest. restarted_at: the last lease whose results are not taken, as (incarnation, attempt): too old.
-    holders: who makes which sample. leases: each server's newest lease of this group, as (number, attempt). failures:
-    of each sample, (boundary, detail), in this and earlier starts of the run. is_leased_twice: an overdue lease has
-    gone out again.
+    holders: who makes which sample. attempts: each sample's newest. leases: each server's newest lease of this group,
+    as (number, attempt). failures: of each sample, (boundary, detail), in this and earlier starts of the run.
+    is_leased_twice: an overdue lease has gone out again.
     """
 
     name: str
@@ -39,6 +39,7 @@ class Group:
     restarted_at: tuple[int, int] = (0, 0)
     oldest_version: int = 0
     holders: dict[int, str] = field(default_factory=dict)
+    attempts: dict[int, int] = field(default_factory=dict)
     leases: dict[str, tuple[int, int]] = field(default_factory=dict)
     leased_at: float = 0.0
     is_leased_twice: bool = False
@@ -81,6 +82,7 @@ class Group:
         # group dropped as too old, or recalled after a restart, would be too old again at once, for ever.
         self.oldest_version = min(self.oldest_version, server_version) if self.is_begun else server_version
         self.holders.update(dict.fromkeys(indices, server))
+        self.attempts.update(dict.fromkeys(indices, self.attempt))
         return Lease(
             run_id=run_id,
             incarnation=incarnation,
@@ -123,6 +125,10 @@ class Group:
             if (value := getattr(facts, name)) != expected:
                 return f"{name} is {value!r}, leased was {expected!r}"
         return None
+
+    def is_held(self, index: int, server: str, attempt: int) -> bool:
+        """Return whether a server makes this sample by a lease of this attempt: what it says of others is history."""
+        return self.holders.get(index) == server and self.attempts[index] == attempt
 
     def held_by(self, server: str) -> list[int]:
         """Return the samples that a server is making."""

@@ -1,7 +1,7 @@
 """How long a lease may take before its group is leased a second time: learned from how long groups take.
 
-Used by `learner.lease_book`. A second lease is not a failure: the first one's samples count if they come first, so a
-long answer is never cut off by what is usual.
+Told by `learner.lease_book`, asked by `learner.lease_recall`. A second lease is not a failure: the first one's samples
+count if they come first, so a long answer is never cut off by what is usual.
 """
 
 from collections import deque
@@ -24,7 +24,7 @@ class LeaseClock:
 
     def __init__(self, limit_s: float) -> None:
         """limit_s: the most that a lease may take at all."""
-        self._limit_s = limit_s
+        self.limit_s = limit_s
         self._durations: deque[float] = deque(maxlen=_NUM_OBSERVED)
         self.overdue_s = limit_s
 
@@ -32,4 +32,4 @@ class LeaseClock:
         """Take in how long a group took from its lease to its last sample."""
         self._durations.append(duration_s)
         if len(self._durations) >= _NUM_NEEDED:
-            self.overdue_s = min(self._limit_s, max(_AT_LEAST_S, _MANY_TIMES * max(self._durations)))
+            self.overdue_s = min(self.limit_s, max(_AT_LEAST_S, _MANY_TIMES * max(self._durations)))

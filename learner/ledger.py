@@ -150,13 +150,12 @@ class Ledger:
             )
 
     def add_trajectory(self, facts: TrajectoryFacts, incarnation: int) -> None:
-        num_model_tokens = sum(span.end - span.start for span in facts.version_spans)
         self._change(
             f"INSERT OR REPLACE INTO trajectories VALUES ({', '.join('?' * 20)})",  # noqa: S608
             (
                 facts.group, facts.sample_index, facts.attempt, incarnation, facts.kind, facts.is_greedy, facts.server,
-                facts.reward, json.dumps(facts.reward_parts), facts.num_tokens, num_model_tokens, facts.num_turns,
-                facts.finish, facts.oldest_version, facts.newest_version, None, None,
+                facts.reward, json.dumps(facts.reward_parts), facts.num_tokens, facts.num_model_tokens,
+                facts.num_turns, facts.finish, facts.oldest_version, facts.newest_version, None, None,
                 facts.started_at, facts.finished_at, time.time(),
             ),
         )  # fmt: skip

@@ -1,6 +1,6 @@
 """Where the next training group comes from: what an earlier start left unfinished, then the prompt order.
 
-Used by `learner.lease_book`. It ends when as many groups went out as the remaining steps need.
+Used by `learner.group_book`. It ends when as many groups went out as the remaining steps need.
 """
 
 from collections import deque

@@ -1,6 +1,6 @@
 """What is known of the rollout servers, and which of them to lease to next.
 
-Used by the coordinator and `learner.lease_book`.
+Used by the coordinator, `learner.lease_book` and `learner.lease_recall`.
 """
 
 import time

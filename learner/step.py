@@ -16,7 +16,7 @@ from learner.policy import LossFunction, StepResult, Sums
 from learner.recipes import recipe_of
 from protocol.messages import Batch
 from protocol.settings import Settings
-from protocol.trajectory import Trajectory, TrajectoryFacts
+from protocol.trajectory import Trajectory
 
 # A token whose two logprobs differ by more than this is counted: the engine or the staleness has drifted.
 _OUTSIDE = (0.9, 1.1)
@@ -43,7 +43,7 @@ def prepare_step(batch: Batch, trajectories: Mapping[int, Trajectory], settings:
         make_micro_batch([_sample(trajectories[index], advantages[index]) for index in part])
         for part in batch.micro_batches
     )
-    num_model_tokens = sum(_num_model_tokens(batch.facts[index]) for index in batch.planned)
+    num_model_tokens = sum(batch.facts[index].num_model_tokens for index in batch.planned)
     return StepInputs(micro_batches, make_loss(settings), num_model_tokens, wait_s)
 
 
@@ -129,7 +129,3 @@ def _sample(trajectory: Trajectory, advantage: float) -> Sample:
         behaviour_logprobs=trajectory.behaviour_logprobs,
         advantage=advantage,
     )
-
-
-def _num_model_tokens(facts: TrajectoryFacts) -> int:
-    return sum(span.end - span.start for span in facts.version_spans)

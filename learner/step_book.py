@@ -1,11 +1,11 @@
 """The step under way: which groups it trains on, what each rank is answered, and how it is accounted when it ends.
 
-The coordinator's step side. `learner.lease_book` holds the groups until a step is done with them.
+The coordinator's step side. `learner.group_book` holds the groups until a step is done with them.
 """
 
 from collections import Counter
 
-from learner.lease_book import LeaseBook
+from learner.group_book import GroupBook
 from learner.ledger import Ledger
 from learner.mailbox import Mailbox
 from learner.run_record import RunRecord
@@ -27,7 +27,7 @@ class StepBook:
     def __init__(
         self,
         settings: Settings,
-        leases: LeaseBook,
+        groups: GroupBook,
         window: StalenessWindow,
         ledger: Ledger,
         record: RunRecord,
@@ -41,7 +41,7 @@ class StepBook:
         self.detail = "starting"
         self.stop_reason: str | None = None
         self._settings = settings
-        self._leases = leases
+        self._groups = groups
         self._window = window
         self._ledger = ledger
         self._record = record
@@ -119,18 +119,18 @@ class StepBook:
         """Choose the next step's groups, if the window lets it."""
         if self.step >= self._settings.run.max_steps:
             return
-        outstanding = self._leases.outstanding(self.policy_version)
+        outstanding = self._groups.outstanding(self.policy_version)
         choice = self._window.choose(outstanding, self.policy_version, self._settings.learner.stale_policy)
         if not choice.groups:
             self.detail = f"step {self.step + 1} waits for {self._missing(choice)}"
             return
-        groups = [self._leases.groups[name] for name in choice.groups]
+        groups = [self._groups.training[name] for name in choice.groups]
         self._batch = build_step(self.step + 1, self.policy_version, groups, self._settings.learner)
         self._ledger.set_state(choice.groups, "assigned", self._batch.step)
         self.detail = f"step {self._batch.step} is training"
 
     def _missing(self, choice: Choice) -> str:
-        awaited = [self._leases.groups[name] for name in choice.awaited]
+        awaited = [self._groups.training[name] for name in choice.awaited]
         servers = sorted({server for group in awaited for server in group.holders.values()})
         return f"{len(awaited)} groups on {', '.join(servers)}" if servers else "a server with the current weights"
 
@@ -162,7 +162,7 @@ class StepBook:
             self._ledger.add_event("not_applied", f"step {batch.step}: {message.detail}")
         self.policy_version = message.policy_version
         self._ledger.set_meta("policy_version", str(message.policy_version))
-        self._leases.close(batch.groups)
+        self._groups.close(batch.groups)
 
     def _metrics(self, batch: StepBatch, message: m.Stepped) -> dict[str, float]:
         return {
@@ -170,7 +170,7 @@ class StepBook:
             "policy_version": message.policy_version,
             **batch.metrics(),
             **message.metrics,
-            "window_used": len(self._leases.groups) + len(batch.groups),
+            "window_used": len(self._groups.training) + len(batch.groups),
             "skipped": self._counts["skipped"],
             "retried": self._counts["retried"],
         }

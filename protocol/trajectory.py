@@ -83,6 +83,11 @@ class TrajectoryFacts(msgspec.Struct, frozen=True, forbid_unknown_fields=True, k
     def newest_version(self) -> int:
         return max(span.version for span in self.version_spans)
 
+    @property
+    def num_model_tokens(self) -> int:
+        """The tokens that the model wrote; `num_tokens` counts prompts and replies to its turns, too."""
+        return sum(span.end - span.start for span in self.version_spans)
+
 
 @dataclass(frozen=True)
 class Trajectory:

@@ -108,6 +108,15 @@ class ScriptedServer:
         return Response(answer.encoded(), answer.status, answer.headers)
 
 
+@contextmanager
+def scripted_server() -> Iterator[ScriptedServer]:
+    """Yield a scripted server that is served; it has no scripts yet."""
+    server = ScriptedServer()
+    with serving(server.app()) as address:
+        server.address = address
+        yield server
+
+
 def run_module(*arguments: str, timeout_s: float = 60.0) -> "subprocess.CompletedProcess[str]":
     """Return the finished `python -m ARGUMENTS`, with its output as text."""
     return subprocess.run(

@@ -34,6 +34,7 @@ from protocol import messages as m
 from protocol.codec import Decoder, encode
 from protocol.trajectory import Trajectory, TrajectoryFacts, VersionSpan
 from tests.chaos.verdict import conclude, options
+from tests.protocol.examples import example_facts
 from tests.running_coordinator import STAMP, Place, RunningCoordinator, running_coordinator
 
 TARGET_PER_S = 1000.0
@@ -158,26 +159,15 @@ class Arrays:
         self._logprobs = (-random.random(NUM_TOKENS) * mask).astype(np.float32)
         self._mask = mask
         self._count = 0
-        self._facts = TrajectoryFacts(
-            group="g",
-            sample_index=0,
-            attempt=1,
+        self._facts = example_facts(
             incarnation=1,
-            kind="train",
-            is_greedy=False,
-            server="s",
             num_tokens=NUM_TOKENS,
             num_prompt_tokens=100,
             num_turns=len(spans),
-            finish="answer",
-            reward=0.5,
-            reward_parts={"exact_match": 0.5},
             version_spans=spans,
             started_at=1.7e9,
             finished_at=1.7e9,
             generate_s=3.0,
-            environment_s=0.25,
-            reward_s=0.25,
         )
 
     def trajectory(self, lease: m.Lease, index: int, server: str) -> tuple[TrajectoryFacts, list[bytes]]:

@@ -27,9 +27,12 @@ from itertools import pairwise
 from multiprocessing.connection import Connection
 from pathlib import Path
 
+import msgspec
+
 from learner.ledger import Ledger
 from protocol.trajectory import TrajectoryFacts, VersionSpan
 from tests.chaos.verdict import conclude, options
+from tests.protocol.examples import example_facts
 
 _GROUP_SIZE = 4
 _GROUPS_PER_STEP = 64
@@ -37,6 +40,7 @@ _OUTSTANDING = 1024
 _MAX_RECOVERY_S = 2.0
 _MIN_TRAJECTORIES_PER_S = 1000.0
 _MAX_BLOCKED_S = 1.0
+_FACTS = example_facts(incarnation=1, num_tokens=600, num_prompt_tokens=200)
 
 
 def main() -> int:
@@ -149,27 +153,8 @@ def _account_group(ledger: Ledger, group: str, position: int, version: int) -> N
 
 
 def _facts(group: str, index: int, version: int) -> TrajectoryFacts:
-    return TrajectoryFacts(
-        group=group,
-        sample_index=index,
-        attempt=1,
-        incarnation=1,
-        kind="train",
-        is_greedy=False,
-        server="s1",
-        num_tokens=600,
-        num_prompt_tokens=200,
-        num_turns=2,
-        finish="answer",
-        reward=0.5,
-        reward_parts={"exact_match": 0.5},
-        version_spans=[VersionSpan(200, 600, version)],
-        started_at=100.0,
-        finished_at=101.5,
-        generate_s=1.0,
-        environment_s=0.25,
-        reward_s=0.25,
-    )
+    spans = [VersionSpan(200, 600, version)]
+    return msgspec.structs.replace(_FACTS, group=group, sample_index=index, version_spans=spans)
 
 
 def recover(path: Path) -> tuple[float, float, float, bool, Ledger]:

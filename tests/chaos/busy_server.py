@@ -18,9 +18,10 @@ from pathlib import Path
 
 from learner import audit
 from learner.run_folder import LEDGER
-from tests.chaos.rig import Rig, rig_home
+from tests.chaos.rig import Rig
+from tests.chaos.rig_home import rig_home
 from tests.chaos.rig_processes import Pace
-from tests.chaos.rig_settings import reward_service, rig_settings
+from tests.chaos.rig_settings import endless_settings, reward_service
 from tests.chaos.verdict import conclude, options
 
 
@@ -53,15 +54,7 @@ def main() -> int:
     arguments = options(__doc__)
     seconds, stall_s = (15.0, 3.0) if arguments.short else (600.0, 5.0)
     with tempfile.TemporaryDirectory() as name, rig_home(Path(name)) as keys, reward_service(Path(name)) as url:
-        settings = rig_settings(
-            Path(name),
-            url,
-            num_prompts=60_000,
-            epochs=1,
-            seed=arguments.seed,
-            learner={"groups_per_step": 20, "max_staleness": 2, "checkpoint_every_steps": 50},
-            rollout={"group_size": 4},
-        )
+        settings = endless_settings(Path(name), url, arguments.seed)
         staller = _Staller(arguments.seed, seconds, stall_s)
         rig = Rig(settings, keys, num_servers=4, pace=Pace(arguments.seed, token_s=0.01), disturb=staller)
         with _burning(2):

@@ -16,7 +16,8 @@ from pathlib import Path
 
 from learner import audit
 from tests.chaos.counting import count_trained
-from tests.chaos.rig import Rig, rig_home
+from tests.chaos.rig import Rig
+from tests.chaos.rig_home import rig_home
 from tests.chaos.rig_processes import Pace
 from tests.chaos.rig_settings import reward_service, rig_settings
 from tests.chaos.verdict import conclude, options

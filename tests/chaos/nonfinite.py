@@ -43,8 +43,8 @@ from learner.world import free_address, join_world
 from protocol.settings import Settings
 from tests.chaos.receiving_server import ReceivingServer
 from tests.chaos.verdict import conclude, options
+from tests.learner.coordinator_script import Script, settings_of
 from tests.learner.policy_ranks import same, settings, trajectories
-from tests.learner.test_coordinator import Script, settings_of
 from tests.tiny_models import make_tiny_model
 
 NUM_RANKS = 2

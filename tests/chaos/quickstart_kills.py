@@ -17,12 +17,11 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
-import psutil
-
 from deploy.cluster_home import this_home
 from deploy.cluster_ray import ray_processes
 from learner import audit
 from tests.chaos.verdict import conclude, options
+from tests.process_facts import has_open, title_of
 
 _KINDS = ("server", "coordinator", "rank")
 _MIN_REWARD, _MIN_GREEDY = 0.85, 0.9
@@ -116,29 +115,15 @@ def _kill(kind: str, number: int, folder: Path) -> bool:
     processes = ray_processes(this_home())
     if kind == "server":
         title = "VLLM::EngineCore" if number % 2 else "ray::RolloutServer"
-        found = [process for process in processes if _title(process).startswith(title)]
+        found = [process for process in processes if title_of(process).startswith(title)]
     elif kind == "coordinator":
-        found = [process for process in processes if _title(process).startswith("ray::CoordinatorProcess")]
+        found = [process for process in processes if title_of(process).startswith("ray::CoordinatorProcess")]
     else:
-        found = [process for process in processes if _has_open(process, f"{folder}/logs/rank_")]
+        found = [process for process in processes if has_open(process, f"{folder}/logs/rank_")]
     if not found:
         return False
     found[0].kill()
     return True
-
-
-def _title(process: psutil.Process) -> str:
-    try:
-        return " ".join(process.cmdline())
-    except psutil.Error:
-        return ""
-
-
-def _has_open(process: psutil.Process, prefix: str) -> bool:
-    try:
-        return any(file.path.startswith(prefix) for file in process.open_files())
-    except psutil.Error:
-        return False
 
 
 if __name__ == "__main__":

@@ -4,60 +4,22 @@ Used by the chaos commands. The rig is one thread with no sockets of its own, so
 that dies is noticed by its pipe.
 """
 
-import importlib
-import json
-import multiprocessing
-import os
-import random
 import signal
-import sys
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
-from dataclasses import dataclass, field
-from multiprocessing.connection import Connection, wait
+from collections.abc import Callable
+from multiprocessing.connection import wait
 from pathlib import Path
 from typing import Any
 
-import zmq
-
 from learner.run_folder import RunStart
-from protocol import failpoints
-from protocol.channel import KeyPair
-from protocol.home import Keys, write_secret
+from protocol.home import Keys
 from protocol.run_spec import run_spec
 from protocol.settings import Settings
 from rollout.services import Node
+from tests.chaos.rig_part import Part, fork_part
 from tests.chaos.rig_processes import Pace, prepare, run_coordinator, run_learner, run_server
-
-_fork = multiprocessing.get_context("fork")
-
-
-@dataclass
-class Part:
-    """A process of the run and the rig's end of its pipe."""
-
-    name: str
-    process: Any
-    pipe: Connection
-    born_at: float = field(default_factory=time.monotonic)
-
-    def tell(self, *message: Any) -> None:
-        """Send a command; one that died meanwhile is noticed elsewhere."""
-        try:
-            self.pipe.send(message)
-        except (BrokenPipeError, ConnectionResetError):
-            return
-
-    def kill(self) -> None:
-        os.kill(self.process.pid, signal.SIGKILL)
-
-    def bury(self) -> None:
-        if self.process.is_alive():
-            self.kill()
-        self.process.join(10.0)
-        self.pipe.close()
+from tests.chaos.rig_push import RigPush
 
 
 class Rig:
@@ -80,8 +42,6 @@ class Rig:
         self.keys = keys
         self.counts: Counter[str] = Counter()
         self.step = 0
-        self.saved_step = 0
-        self.log: list[str] = []
         self._pace = pace
         self._disturb = disturb
         self._route = route
@@ -94,7 +54,7 @@ class Rig:
         self.servers: dict[str, Part] = {}
         self._attached: set[str] = set()
         self._dead: set[str] = set()
-        self._pushing: tuple[int, set[str]] | None = None
+        self._push = RigPush()
         self._ended: str | None = None
         self.may_revive = True
         self.on_death: Callable[[str], None] = lambda name: None
@@ -116,7 +76,7 @@ class Rig:
             while self._ended is None:
                 now = time.monotonic()
                 if now > deadline:
-                    raise TimeoutError(f"step {self.step} after {limit_s:g} s; {dict(self.counts)}; {self.log[-5:]}")
+                    raise TimeoutError(f"step {self.step} after {limit_s:g} s; {dict(self.counts)}")
                 self._hear()
                 self._disturb(self, now)
             self._close()
@@ -145,13 +105,7 @@ class Rig:
         return [part for part in (self.preparer, self.coordinator, self.learner, *servers) if part is not None]
 
     def _fork(self, name: str, main: Callable[..., None], *arguments: Any) -> Part:
-        ours, theirs = _fork.Pipe()
-        pipes = [part.pipe for part in self._parts()]
-        child = (name, [*pipes, ours], self.failpoint, main, theirs, *arguments)
-        process = _fork.Process(target=_child, args=child, daemon=True)
-        process.start()
-        theirs.close()
-        return Part(name, process, ours)
+        return fork_part(name, self._parts(), self.failpoint, main, *arguments)
 
     def _start_server(self, name: str) -> None:
         self.servers[name] = self._fork(name, run_server, name, self._node, self._pace)
@@ -171,7 +125,8 @@ class Rig:
         for part in (self.learner, self.coordinator, self.preparer):
             if part is not None:
                 part.bury()
-        self._where = self._pushing = self.learner = self.coordinator = None
+        self._where = self.learner = self.coordinator = None
+        self._push.forget()
         self._attached.clear()
         self.counts["lives"] += 1
         # In a process of its own, which may die in it as the driver may.
@@ -199,7 +154,8 @@ class Rig:
         self.on_death(part.name)
         if part.name in self.servers:
             self._attached.discard(part.name)
-            self._after_push(part.name)
+            if self._push.lose(part.name):
+                self._let_learner_go_on()
             if self.may_revive:
                 self._start_server(part.name)
             else:
@@ -225,31 +181,24 @@ class Rig:
                 arguments = (self.settings, self._start, where, self.keys, self._pace)
                 self.learner = self._fork("learner", run_learner, *arguments)
         elif verb == "push" and part is self.learner:
-            self._pushing = (rest[0], set(self._attached))
             for name in self._attached:
                 self.servers[name].tell("push", rest[0])
-            self._after_push(None)
+            if self._push.begin(rest[0], self._attached):
+                self._let_learner_go_on()
         elif verb == "push":
-            if self._pushing is not None and self._pushing[0] == rest[0]:
-                self._after_push(part.name)
+            if self._push.receive(part.name, rest[0]):
+                self._let_learner_go_on()
         elif verb == "status":
             self.status = rest[0]
         elif verb == "step":
             self.step = rest[0]
-        elif verb == "saved":
-            self.saved_step = rest[0]
         elif verb == "ended":
             self._ended = rest[0]
 
-    def _after_push(self, name: str | None) -> None:
-        """Let the learner go on when every server of its push has it, or is gone."""
-        if self._pushing is None:
-            return
-        self._pushing[1].discard(name or "")
-        if not self._pushing[1]:
-            self._pushing = None
-            if self.learner is not None:
-                self.learner.tell("pushed")
+    def _let_learner_go_on(self) -> None:
+        """Tell the learner that every server of its push has it, or is gone."""
+        if self.learner is not None:
+            self.learner.tell("pushed")
 
     def _close(self) -> None:
         assert self.coordinator is not None
@@ -260,48 +209,3 @@ class Rig:
                 break
         for name in self.servers.keys() - self._dead:
             self.servers[name].tell("detach")
-
-
-@contextmanager
-def rig_home(folder: Path) -> Iterator[Keys]:
-    """Yield CURVE keys that lie in a home of their own, as deploy/start_cluster.sh makes them."""
-    keys = Keys(KeyPair(*zmq.curve_keypair()), KeyPair(*zmq.curve_keypair()))
-    home = folder / "home"
-    for name, pair in zip(("coordinator", "peer"), keys, strict=True):
-        write_secret(home / "keys" / f"{name}.pub", pair.public.decode())
-        write_secret(home / "keys" / f"{name}.sec", pair.secret.decode())
-    before = os.environ.get("SLUICE_HOME")
-    os.environ["SLUICE_HOME"] = str(home)
-    try:
-        yield keys
-    finally:
-        if before is None:
-            del os.environ["SLUICE_HOME"]
-        else:
-            os.environ["SLUICE_HOME"] = before
-
-
-def write_prompts(path: Path, num_prompts: int, seed: int) -> None:
-    """Write prompts of several lengths, each with a label."""
-    draw = random.Random(seed)
-    with path.open("w", encoding="utf-8") as file:
-        for number in range(num_prompts):
-            text = f"prompt {number}: " + "x" * draw.randrange(1, 40)
-            file.write(json.dumps({"prompt": text, "label": str(number)}) + "\n")
-
-
-def _child(
-    name: str, inherited: list[Connection], failpoint: str | None, main: Callable[..., None], *arguments: Any
-) -> None:
-    """A forked process's life. inherited: the rig's ends of pipes; kept open, they would hide the rig's death."""
-    for pipe in inherited:
-        pipe.close()
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
-    if failpoint is not None:
-        os.environ[failpoints.VARIABLE] = failpoint
-        importlib.reload(failpoints)
-    try:
-        main(*arguments)
-    except BaseException as error:
-        print(f"[{name}] {type(error).__name__}: {error}", file=sys.stderr, flush=True)
-        raise

@@ -16,7 +16,8 @@ from learner.run_folder import CHECKPOINTS
 from protocol.home import Keys
 from tests.chaos.counting import count_trained
 from tests.chaos.crash_outcome import CrashOutcome
-from tests.chaos.rig import Rig, rig_home
+from tests.chaos.rig import Rig
+from tests.chaos.rig_home import rig_home
 from tests.chaos.rig_processes import Pace
 from tests.chaos.rig_settings import reward_service, rig_settings
 

@@ -204,7 +204,6 @@ class _CountingLearner:
         save_checkpoint(
             self._policy, self._client, folder, folder, step, self.version, self._settings.learner.keep_checkpoints
         )
-        self._pipe.send(("saved", step))
 
 
 ENGINE: dict[str, Any] = {

@@ -1,5 +1,7 @@
-"""A rigged run's settings and its reward service."""
+"""A rigged run's settings, its prompts and its reward service."""
 
+import json
+import random
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -8,7 +10,6 @@ from pathlib import Path
 from typing import Any
 
 from protocol.settings import Settings
-from tests.chaos.rig import write_prompts
 
 # A reward that only the right response gives: its number of a's, and nothing that a default could be taken for.
 _SCORER = """
@@ -47,7 +48,7 @@ def rig_settings(
 ) -> Settings:
     """Return a run over `epochs` epochs of `num_prompts` new prompts; the steps are as many as that needs."""
     prompts = folder / "prompts.jsonl"
-    write_prompts(prompts, num_prompts, seed)
+    _write_prompts(prompts, num_prompts, seed)
     groups_per_step = learner["groups_per_step"]
     assert num_prompts * epochs % groups_per_step == 0
     return Settings.model_validate(
@@ -66,3 +67,25 @@ def rig_settings(
             "eval": {"every_steps": 0},
         }
     )
+
+
+def endless_settings(folder: Path, reward_url: str, seed: int) -> Settings:
+    """Return a run of so many prompts that it ends only when it is told to."""
+    return rig_settings(
+        folder,
+        reward_url,
+        num_prompts=60_000,
+        epochs=1,
+        seed=seed,
+        learner={"groups_per_step": 20, "max_staleness": 2, "checkpoint_every_steps": 50},
+        rollout={"group_size": 4},
+    )
+
+
+def _write_prompts(path: Path, num_prompts: int, seed: int) -> None:
+    """Write prompts of several lengths, each with a label."""
+    draw = random.Random(seed)
+    with path.open("w", encoding="utf-8") as file:
+        for number in range(num_prompts):
+            text = f"prompt {number}: " + "x" * draw.randrange(1, 40)
+            file.write(json.dumps({"prompt": text, "label": str(number)}) + "\n")

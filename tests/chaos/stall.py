@@ -19,7 +19,8 @@ import psutil
 from learner import audit
 from learner.run_folder import LEDGER
 from tests.chaos.counting import trajectory_bytes
-from tests.chaos.rig import Rig, rig_home
+from tests.chaos.rig import Rig
+from tests.chaos.rig_home import rig_home
 from tests.chaos.rig_processes import Pace
 from tests.chaos.rig_settings import reward_service, rig_settings
 from tests.chaos.verdict import conclude, options

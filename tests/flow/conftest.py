@@ -6,7 +6,7 @@ import pytest
 
 from tests.flow.flow_cluster import FlowCluster
 from tests.flow.user_run import Bring, bring, score, score_slowly
-from tests.http_servers import ScriptedServer, serving
+from tests.http_servers import ScriptedServer, scripted_server
 
 
 @pytest.fixture(scope="session")
@@ -24,9 +24,7 @@ def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[FlowCluster]:
 @pytest.fixture(scope="session")
 def rewards() -> Iterator[ScriptedServer]:
     """Yield the user's own HTTP server; its scripts `fast` and `slow` are reward services."""
-    server = ScriptedServer()
-    with serving(server.app()) as address:
-        server.address = address
+    with scripted_server() as server:
         server.script_by("fast", score)
         server.script_by("slow", score_slowly)
         yield server

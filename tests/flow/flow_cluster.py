@@ -16,6 +16,7 @@ from deploy.cluster_processes import family
 from deploy.cluster_ray import ray_processes
 from protocol.home import ClusterState
 from protocol.listen import bind
+from tests.process_facts import has_open, title_of
 
 _RUN_S = 240.0
 _STOP_S = 60.0
@@ -75,11 +76,11 @@ class FlowCluster:
 
     def actors(self, name: str) -> list[psutil.Process]:
         """Return the processes of the actors of a class, which Ray titles `ray::CLASS` with the method that runs."""
-        return [process for process in self.processes() if _title(process).startswith(f"ray::{name}")]
+        return [process for process in self.processes() if title_of(process).startswith(f"ray::{name}")]
 
     def ranks(self) -> list[psutil.Process]:
         """Return the processes that are learner ranks of a run: each has its log open in the run folder."""
-        return [process for process in self.actors("StandbyProcess") if _has_rank_log(process)]
+        return [process for process in self.actors("StandbyProcess") if has_open(process, "/logs/rank_")]
 
     def _command(
         self, module: str, *options: str, timeout_s: float = _RUN_S, environment: Mapping[str, str] | None = None
@@ -116,17 +117,3 @@ class Run:
 def _free_port() -> int:
     with bind("test", "127.0.0.1", 0) as listener:
         return int(listener.getsockname()[1])
-
-
-def _has_rank_log(process: psutil.Process) -> bool:
-    try:
-        return any("/logs/rank_" in file.path for file in process.open_files())
-    except psutil.Error:
-        return False
-
-
-def _title(process: psutil.Process) -> str:
-    try:
-        return " ".join(process.cmdline())
-    except psutil.Error:
-        return ""

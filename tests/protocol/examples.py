@@ -1,6 +1,6 @@
 """One example of every message and of a trajectory, with fixed values: what golden bytes and tests are made from.
 
-Used by the tests of protocol/ and learner/, and by `python -m tests.protocol.make_golden`.
+Used by the tests of protocol/, learner/ and rollout/, by benchmarks, and by `python -m tests.protocol.make_golden`.
 """
 
 from typing import Any

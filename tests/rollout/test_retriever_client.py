@@ -12,7 +12,7 @@ from retriever.corpus import Corpus
 from retriever.service import RetrieverService
 from rollout.http_policy import HttpPolicy
 from rollout.retriever_client import Passage, RetrieverClient
-from tests.http_servers import Answer, ScriptedServer, free_address, serving
+from tests.http_servers import Answer, ScriptedServer, free_address, scripted_server, serving
 
 TOKEN = "a-token-of-the-cluster"
 FAST = HttpPolicy(min_backoff_s=0.005, max_backoff_s=0.02, attempt_timeout_s=2.0, overall_timeout_s=5.0)
@@ -28,9 +28,7 @@ def real() -> Iterator[str]:
 
 @pytest.fixture(scope="module")
 def server() -> Iterator[ScriptedServer]:
-    scripted = ScriptedServer()
-    with serving(scripted.app()) as address:
-        scripted.address = address
+    with scripted_server() as scripted:
         yield scripted
 
 

@@ -13,7 +13,7 @@ from protocol.errors import NeighbourError, OperatorError
 from protocol.settings import RewardEndpoint
 from rollout.http_policy import HttpPolicy
 from rollout.reward_client import RewardClient, Score, ScoreRequest
-from tests.http_servers import Answer, Received, ScriptedServer, free_address, serving
+from tests.http_servers import Answer, Received, ScriptedServer, free_address, scripted_server
 
 FAST = HttpPolicy(min_backoff_s=0.005, max_backoff_s=0.02, overall_timeout_s=5.0, breaker_cooldown_s=0.2)
 GOOD = Answer({"rewards": [0.5]})
@@ -21,9 +21,7 @@ GOOD = Answer({"rewards": [0.5]})
 
 @pytest.fixture(scope="module")
 def server() -> Iterator[ScriptedServer]:
-    scripted = ScriptedServer()
-    with serving(scripted.app()) as address:
-        scripted.address = address
+    with scripted_server() as scripted:
         yield scripted
 
 
@@ -159,9 +157,7 @@ async def test_score_names_an_endpoint_where_nothing_listens() -> None:
 async def test_score_survives_a_service_that_is_down_for_a_while() -> None:
     """The breaker opens, calls wait for it, and none is lost once the service is back on its address."""
     policy = replace(FAST, breaker_threshold=2, breaker_after_s=0.0, overall_timeout_s=20.0)
-    scripted = ScriptedServer()
-    with serving(scripted.app()) as address:
-        scripted.address = address
+    with scripted_server() as scripted:
         url = scripted.script("restart", Answer("starting", 503), Answer("starting", 503), Answer("up", 502), GOOD)
         async with RewardClient([endpoint(url)], "sum", policy=policy) as client:
             first = asyncio.create_task(client.score(request("p0/0")))

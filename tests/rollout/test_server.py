@@ -15,7 +15,7 @@ from protocol.settings import RewardEndpoint, RewardsSettings
 from rollout.engine_spec import EngineSpec
 from rollout.server import RolloutServer
 from rollout.services import Node
-from tests.http_servers import Answer, ScriptedServer, free_address, serving
+from tests.http_servers import Answer, ScriptedServer, free_address, scripted_server
 from tests.rollout_fakes import ScriptedCoordinator, ScriptedEngine, make_keys, make_spec
 
 ENGINE = EngineRequest(
@@ -59,9 +59,7 @@ class Stage:
 
 @pytest.fixture
 def services() -> Iterator[ScriptedServer]:
-    scripted = ScriptedServer()
-    with serving(scripted.app()) as address:
-        scripted.address = address
+    with scripted_server() as scripted:
         yield scripted
 
 

@@ -1,38 +1,16 @@
 """What the outbox sends when, and when it forgets. Times in seconds."""
 
-import numpy as np
 import pytest
 
-from protocol.trajectory import Trajectory, TrajectoryFacts, VersionSpan
 from rollout.outbox import Failure, Finished, Item, Key, Outbox, Outcome
+from tests.protocol.examples import make_trajectory
 
 KEY = Key("g", 0, 1, 1)
 
 
 def _finished(key: Key = KEY, kind: str = "train") -> Finished:
-    facts = TrajectoryFacts(
-        group=key.group,
-        sample_index=key.sample_index,
-        attempt=key.attempt,
-        incarnation=key.incarnation,
-        kind=kind,  # type: ignore[arg-type]
-        is_greedy=False,
-        server="s0",
-        num_tokens=2,
-        num_prompt_tokens=1,
-        num_turns=1,
-        finish="stop",
-        reward=1.0,
-        reward_parts={},
-        version_spans=[VersionSpan(1, 2, 0)],
-        started_at=0.0,
-        finished_at=0.0,
-        generate_s=0.0,
-        environment_s=0.0,
-        reward_s=0.0,
-    )
-    arrays = (np.array([1, 2], np.int32), np.array([0, -1], np.float32), np.array([0, 1], np.uint8))
-    return Finished(key, Trajectory(facts, *arrays))
+    lease = (key.group, key.sample_index, "s0", 0)
+    return Finished(key, make_trajectory(*lease, attempt=key.attempt, incarnation=key.incarnation, kind=kind))
 
 
 FAILURE = Failure(KEY, "retriever", "down")
