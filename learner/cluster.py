@@ -16,7 +16,7 @@ from ray.exceptions import ActorDiedError, ActorUnavailableError, GetTimeoutErro
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 from learner.coordinator_process import CoordinatorProcess
-from learner.rank_process import RankPlace
+from learner.rank_place import RankPlace
 from protocol import failpoints
 from protocol.code_digest import FLEET_ROOMS, code_digest
 from protocol.errors import NeighbourError, OperatorError

@@ -15,7 +15,7 @@ from learner.coordinator_client import CoordinatorClient
 from learner.manifest import Checkpoint
 from learner.policy import PolicyEngine, StepResult
 from learner.rank_checkpoint import load_checkpoint, save_checkpoint
-from learner.rank_process import RankPlace, RunPlace
+from learner.rank_place import RankPlace, RunPlace
 from learner.rank_push import RankPusher
 from learner.step import StepInputs, prepare_step, step_metrics
 from learner.warm_start import policy_settings, warm_start

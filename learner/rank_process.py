@@ -6,37 +6,16 @@ Placed by `learner.cluster` as an actor; everything is done by `learner.rank`.
 import logging
 import socket
 from collections.abc import Callable
-from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from learner.manifest import Checkpoint
+from learner.rank_place import RankPlace, RunPlace
 from protocol.home import read_cluster
 from protocol.settings import Settings
 
 if TYPE_CHECKING:
     from learner.weight_link import ServerControl
-
-
-@dataclass(frozen=True)
-class RankPlace:
-    """Where a rank stands in the learner's world. host, port: of rank 0's store."""
-
-    rank: int
-    world_size: int
-    host: str
-    port: int
-
-
-@dataclass(frozen=True)
-class RunPlace:
-    """What a rank needs to reach its run."""
-
-    run_id: str
-    incarnation: int
-    coordinator_address: str
-    servers: tuple[str, ...]
-    weights_backend: str
 
 
 class RankProcess:

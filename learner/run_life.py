@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Literal
 
 from learner import cluster as ray_door
-from learner.rank_process import RunPlace
+from learner.rank_place import RunPlace
 from learner.server_watch import ServerWatch
 from protocol.errors import NeighbourError, OperatorError
 from protocol.run_spec import RunSpec, engine_request, run_spec

@@ -5,8 +5,6 @@ from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from protocol.errors import OperatorError
-
 
 @dataclass(frozen=True)
 class Sample:
@@ -57,13 +55,3 @@ def make_sample(query: str, prompt: str | None, label: Any) -> Sample:
     prompt = prompt or ""
     response = query.removeprefix(prompt)
     return Sample(query, prompt, response, label)
-
-
-def scorer_named(name: str) -> Scorer:
-    """Return a bundled scorer. Raises: OperatorError listing them when there is none of that name."""
-    from rewards.exact_match import score_exact_match
-
-    bundled: dict[str, Scorer] = {"exact_match": score_exact_match}
-    if name not in bundled:
-        raise OperatorError(f"rewards: --scorer {name} is not known. Choose one of: {', '.join(sorted(bundled))}.")
-    return bundled[name]

@@ -10,7 +10,8 @@ import uvicorn
 from protocol.bearer import BearerGate, read_token
 from protocol.errors import OperatorError
 from protocol.listen import address_of, bind
-from rewards.sample import Scorer, scorer_named
+from rewards.bundled import scorer_named
+from rewards.sample import Scorer
 from rewards.service import RewardService
 from rewards.user_function import load_scorer
 

@@ -7,7 +7,7 @@ from typing import Any
 import httpx
 import pytest
 
-from rewards.sample import scorer_named
+from rewards.bundled import scorer_named
 from rewards.service import RewardService
 from rewards.user_function import load_scorer
 from tests.http_servers import module_serving, run_module, serving
