@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 import ray
-from ray.exceptions import RayTaskError
+from ray.exceptions import RayActorError, RayTaskError
 
 from deploy.fleet import Fleet, server_names
 from protocol.errors import NeighbourError
@@ -97,7 +97,9 @@ def test_server_that_dies_at_its_start_is_reported_and_removed(fleet: Any) -> No
 
 def test_fleet_starts_an_engine_anew_in_place_of_one_that_died(fleet: Any) -> None:
     ensure(fleet, 2, 1)
-    ray.get_actor("sluice-rollout-0", namespace="sluice").die.remote()
+    # Waited for: the fleet's question could else be answered before.
+    with pytest.raises(RayActorError):
+        ray.get(ray.get_actor("sluice-rollout-0", namespace="sluice").die.remote(), timeout=60)
     assert ensure(fleet, 2, 1) == [("sluice-rollout-0", False)]
     assert [server["is_alive"] for server in ray.get(fleet.describe.remote(), timeout=60)] == [True]
 
