@@ -14,14 +14,7 @@ from deploy.cluster_home import Home, exclusive, make_home, this_home
 from deploy.cluster_options import StartOptions, read_start_options
 from deploy.cluster_processes import check_port, end, family, find
 from deploy.cluster_ray import NAMESPACE, await_ray, end_ray, is_running, launch_ray, ray_processes
-from deploy.cluster_services import (
-    await_healthy,
-    is_healthy,
-    launch_retriever,
-    launch_reward,
-    retriever_command,
-    reward_command,
-)
+from deploy.cluster_services import Service, await_healthy, is_healthy, wanted_services
 from deploy.cluster_table import show_cluster, show_next_step
 from protocol.errors import OperatorError
 from protocol.home import ClusterState, ProcessRecord, cluster_path, read_cluster, write_cluster
@@ -57,18 +50,18 @@ def _start(arguments: Sequence[str]) -> None:
 
 
 def _bring_up(options: StartOptions, home: Home, known: dict[str, ProcessRecord]) -> ClusterState:
-    wanted = _commands(options, home)
+    wanted = wanted_services(options, home)
     kept = _keep_healthy(options, home, known, wanted)
     started: dict[str, ProcessRecord] = {}
     try:
         _check_ports(options, kept)
         ray_starting = None if "ray" in kept else launch_ray(options, home)
         if "reward" in wanted and "reward" not in kept:
-            started["reward"] = launch_reward(options, home)
+            started["reward"] = wanted["reward"].launch(home)
         if options.corpus_path is None:
             _make_quickstart(home)
         if "retriever" not in kept:
-            started["retriever"] = launch_retriever(options, home)
+            started["retriever"] = wanted["retriever"].launch(home)
         with ThreadPoolExecutor() as threads:
             waits = [
                 threads.submit(await_healthy, record, home.token_file, options.start_timeout_s)
@@ -151,22 +144,16 @@ def _stop_servers() -> None:
         print(f"{error} Its servers are ended with Ray.", file=sys.stderr)
 
 
-def _commands(options: StartOptions, home: Home) -> dict[str, tuple[str, ...]]:
-    commands = {"retriever": tuple(retriever_command(options, home))}
-    if options.reward_scorer is not None:
-        commands["reward"] = tuple(reward_command(options, home))
-    return commands
-
-
 def _keep_healthy(
-    options: StartOptions, home: Home, known: dict[str, ProcessRecord], wanted: dict[str, tuple[str, ...]]
+    options: StartOptions, home: Home, known: dict[str, ProcessRecord], wanted: dict[str, Service]
 ) -> dict[str, ProcessRecord]:
     """Return the processes that are healthy and as wanted now; the others of ours are ended, to be started afresh."""
     address = options.head or f"{options.node_ip}:{options.ray_port}"
     kept = {
         name: record
         for name, record in known.items()
-        if (record.url == address if name == "ray" else record.command == wanted.get(name)) and _is_well(record, home)
+        if (record.url == address if name == "ray" else name in wanted and wanted[name].is_in(record))
+        and _is_well(record, home)
     }
     if "ray" not in kept:
         end_ray(home)

@@ -24,9 +24,12 @@ _SHM = "/dev/shm/"  # noqa: S108  # where shared memory is, not a temporary file
 
 
 def launch(
-    name: str, command: Sequence[str], log: Path, environment: Mapping[str, str], url: str | None
+    name: str, command: Sequence[str], code: str, log: Path, environment: Mapping[str, str], url: str
 ) -> ProcessRecord:
-    """Start a process that outlives this one, its output in `log` (the last start's alone). Returns its record."""
+    """Start a process that outlives this one, its output in `log` (the last start's alone). Returns its record.
+
+    code: digest of what it runs.
+    """
     descriptor = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_APPEND, 0o600)
     try:
         process = subprocess.Popen(  # noqa: S603  # the user's own command, without a shell
@@ -45,7 +48,13 @@ def launch(
     process.returncode = 0
     started_at = psutil.Process(process.pid).create_time()
     return ProcessRecord(
-        name=name, pid=process.pid, started_at=started_at, url=url, log=str(log), command=tuple(command)
+        name=name,
+        pid=process.pid,
+        started_at=started_at,
+        url=url,
+        log=str(log),
+        command=tuple(command),
+        code=code,
     )
 
 

@@ -5,6 +5,8 @@ Called by `deploy.cluster`. Whether a service is healthy is asked of it, never g
 
 import sys
 import time
+from dataclasses import dataclass
+from hashlib import sha256
 from pathlib import Path
 
 import httpx
@@ -13,6 +15,7 @@ from deploy.cluster_home import Home
 from deploy.cluster_options import LOOPBACK, StartOptions
 from deploy.cluster_processes import MARK, find, last_lines, launch
 from protocol.bearer import read_token
+from protocol.code_digest import code_digest
 from protocol.errors import OperatorError
 from protocol.home import ProcessRecord
 
@@ -21,32 +24,58 @@ _ASK_S = 5.0
 _POLL_S = 0.05
 
 
-def launch_retriever(options: StartOptions, home: Home) -> ProcessRecord:
-    """Start the retriever, or the user's own script in its place, with the same arguments."""
-    url = f"http://{LOOPBACK}:{options.retriever_port}/retrieve"
-    return launch("retriever", retriever_command(options, home), home.logs / "retriever.log", _environment(home), url)
+@dataclass(frozen=True)
+class Service:
+    """A service as the options want it. code: digest of what it runs; one that runs other code is not the same."""
+
+    name: str
+    url: str
+    command: tuple[str, ...]
+    code: str
+
+    def is_in(self, record: ProcessRecord) -> bool:
+        """Return whether a process was started as this one would be now."""
+        return (record.command, record.code) == (self.command, self.code)
+
+    def launch(self, home: Home) -> ProcessRecord:
+        environment = {"SLUICE_HOME": str(home.root), MARK: str(home.ray_folder), "OMP_NUM_THREADS": "1"}
+        return launch(self.name, self.command, self.code, home.logs / f"{self.name}.log", environment, self.url)
 
 
-def launch_reward(options: StartOptions, home: Home) -> ProcessRecord:
-    """Start the bundled reward server."""
-    url = f"http://{LOOPBACK}:{options.reward_port}/"
-    return launch("reward", reward_command(options, home), home.logs / "reward.log", _environment(home), url)
+def wanted_services(options: StartOptions, home: Home) -> dict[str, Service]:
+    """Return the services of a node by name: the retriever and, unless it was declined, the reward server."""
+    services = [_retriever(options, home), *([_reward(options, home)] if options.reward_scorer is not None else [])]
+    return {service.name: service for service in services}
 
 
-def retriever_command(options: StartOptions, home: Home) -> list[str]:
-    """Return the retriever's command: launch_retriever.sh or the user's script, then its arguments."""
+def _retriever(options: StartOptions, home: Home) -> Service:
+    """Return launch_retriever.sh or the user's own script in its place, with the same arguments."""
     corpus = options.corpus_path or home.quickstart / "corpus.jsonl"
     index = options.index_path or home.root / "cache" / f"index-{corpus.stem}"
     arguments = ["--index-path", str(index), "--corpus-path", str(corpus), "--topk", str(options.topk)]
     arguments += ["--port", str(options.retriever_port), "--token-file", str(home.token_file)]
     script = options.retriever_script or _ROOT / "deploy" / "launch_retriever.sh"
-    return ["bash", str(script), *arguments]
+    return Service(
+        name="retriever",
+        url=f"http://{LOOPBACK}:{options.retriever_port}/retrieve",
+        command=("bash", str(script), *arguments),
+        code=_script_digest(script) if options.retriever_script else code_digest(("protocol", "retriever")),
+    )
 
 
-def reward_command(options: StartOptions, home: Home) -> list[str]:
-    """Return the reward server's command."""
-    module = [sys.executable, "-m", "rewards.serve", "--scorer", str(options.reward_scorer)]
-    return [*module, "--port", str(options.reward_port), "--token-file", str(home.token_file)]
+def _reward(options: StartOptions, home: Home) -> Service:
+    module = (sys.executable, "-m", "rewards.serve", "--scorer", str(options.reward_scorer))
+    return Service(
+        name="reward",
+        url=f"http://{LOOPBACK}:{options.reward_port}/",
+        command=(*module, "--port", str(options.reward_port), "--token-file", str(home.token_file)),
+        code=code_digest(("protocol", "rewards")),
+    )
+
+
+def _script_digest(script: Path) -> str:
+    """Return a hash of the user's script; what it runs in its turn is theirs. A missing one fails at its start."""
+    return sha256(script.read_bytes()).hexdigest()[:16] if script.is_file() else ""
 
 
 def await_healthy(record: ProcessRecord, token_file: Path, timeout_s: float) -> None:
@@ -86,7 +115,3 @@ def is_healthy(record: ProcessRecord, token_file: Path) -> bool:
         except httpx.HTTPError:
             return False
     return status == 200
-
-
-def _environment(home: Home) -> dict[str, str]:
-    return {"SLUICE_HOME": str(home.root), MARK: str(home.ray_folder), "OMP_NUM_THREADS": "1"}

@@ -19,7 +19,7 @@ _NO_CLUSTER = "No Sluice cluster runs here. Start one with deploy/start_cluster.
 class ProcessRecord(BaseModel):
     """A process of ours: pid and start time together say that it is still the same one.
 
-    command: what it was started with; a start that asks for another one replaces it.
+    command, code: what it was started with and which code it runs; a start that asks for others replaces it.
     """
 
     model_config = ConfigDict(extra="forbid", frozen=True)
@@ -30,6 +30,7 @@ class ProcessRecord(BaseModel):
     url: str | None
     log: str
     command: tuple[str, ...] = ()
+    code: str = ""
 
 
 class ClusterState(BaseModel):

@@ -33,9 +33,9 @@ from learner.coordinator import Coordinator
 from protocol import messages as m
 from protocol.codec import Decoder, encode
 from protocol.trajectory import Trajectory, TrajectoryFacts, VersionSpan
-from tests.chaos.verdict import conclude, options
 from tests.protocol.examples import example_facts
 from tests.running_coordinator import STAMP, Place, RunningCoordinator, running_coordinator
+from tests.verdict import conclude, options
 
 TARGET_PER_S = 1000.0
 NUM_TOKENS = 8192

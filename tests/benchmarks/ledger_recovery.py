@@ -31,8 +31,8 @@ import msgspec
 
 from learner.ledger import Ledger
 from protocol.trajectory import TrajectoryFacts, VersionSpan
-from tests.chaos.verdict import conclude, options
 from tests.protocol.examples import example_facts
+from tests.verdict import conclude, options
 
 _GROUP_SIZE = 4
 _GROUPS_PER_STEP = 64

@@ -18,8 +18,8 @@ import zmq
 
 from protocol import messages as m
 from protocol.codec import Decoder, encode
-from tests.chaos.verdict import conclude, options
 from tests.running_coordinator import STAMP, Place, running_coordinator
+from tests.verdict import conclude, options
 
 TARGET_S = 30.0
 _GIVE_UP_S = 120.0

@@ -8,7 +8,6 @@ The work: a random Qwen2-architecture model of 3.0M parameters (hidden 256, 4 la
 `--short` makes 6 steps of staleness 4 alone. holds: staleness 4 reaches 17 samples/s.
 """
 
-import argparse
 import asyncio
 import json
 import random
@@ -25,15 +24,14 @@ from fastapi import FastAPI, Request
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 from transformers import PreTrainedTokenizerFast, Qwen2Config, Qwen2ForCausalLM
 
+from tests.verdict import conclude, options
+
 TARGET_SAMPLES_PER_S = 17.0
 _REWARD_DELAY_S = 0.5
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--seed", type=int, default=1)
-    parser.add_argument("--short", action="store_true")
-    arguments = parser.parse_args()
+    arguments = options(__doc__ or "")
     stalenesses, num_steps = ([4], 6) if arguments.short else ([0, 1, 4], 30)
     rates = {}
     with tempfile.TemporaryDirectory() as folder, reward_service() as url:
@@ -43,10 +41,8 @@ def main() -> int:
         for staleness in stalenesses:
             rates[staleness] = measure(work, url, staleness, num_steps, arguments.seed)
             print(f"staleness {staleness}: {rates[staleness]:.1f} samples/s over {num_steps} steps", flush=True)
-    holds = rates[4] >= TARGET_SAMPLES_PER_S
-    figures = " ".join(f"staleness_{s}={rate:.1f}" for s, rate in rates.items())
-    print(f"throughput {figures} target={TARGET_SAMPLES_PER_S} holds={'yes' if holds else 'no'}")
-    return 0 if holds else 1
+    figures = {f"staleness_{staleness}": rate for staleness, rate in rates.items()}
+    return conclude("throughput", rates[4] >= TARGET_SAMPLES_PER_S, **figures, target=TARGET_SAMPLES_PER_S)
 
 
 def measure(work: Path, reward_url: str, max_staleness: int, num_steps: int, seed: int) -> float:

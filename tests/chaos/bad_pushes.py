@@ -33,8 +33,8 @@ from protocol.errors import NeighbourError
 from protocol.weight_wire import TensorMeta, WeightDigest, bucket_num_bytes, bucket_views, plan_buckets
 from rollout.generation import Generation, Sampling
 from tests.chaos.push_faults import FAULTS, Buckets, FaultyServer, FlippingGroup, breaking_off
-from tests.chaos.verdict import conclude, options
 from tests.tiny_models import make_tiny_model
+from tests.verdict import conclude, options
 
 PROMPT = [20, 21, 14, 22, 23, 32] * 3
 BUCKET_BYTES = 1 << 18

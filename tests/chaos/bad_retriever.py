@@ -30,8 +30,8 @@ from rollout.retriever_client import RetrieverClient
 from tests.chaos.bad_http import MARKER, BadServer, bad_server, passages_of
 from tests.chaos.bad_rewards import POLICY, SHORT_POLICY, TIMEOUT_S
 from tests.chaos.neighbour_rig import GROUP_SIZE, GROUPS_PER_STEP, Outcome, Seat, play_run, under_way
-from tests.chaos.verdict import conclude, options
 from tests.rollout_fakes import ScriptedScorer
+from tests.verdict import conclude, options
 
 PACE = 32.0
 _TOPK = 2

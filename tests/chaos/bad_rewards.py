@@ -26,7 +26,7 @@ from rollout.http_policy import HttpPolicy
 from rollout.reward_client import RewardClient, Score, ScoreRequest
 from tests.chaos.bad_http import BadServer, bad_server, reward_of
 from tests.chaos.neighbour_rig import GROUP_SIZE, GROUPS_PER_STEP, Outcome, Seat, play_run, under_way
-from tests.chaos.verdict import conclude, options
+from tests.verdict import conclude, options
 
 POLICY = HttpPolicy(min_backoff_s=0.05, max_backoff_s=2.0)
 SHORT_POLICY = HttpPolicy(

@@ -22,7 +22,7 @@ from tests.chaos.rig import Rig
 from tests.chaos.rig_home import rig_home
 from tests.chaos.rig_processes import Pace
 from tests.chaos.rig_settings import endless_settings, reward_service
-from tests.chaos.verdict import conclude, options
+from tests.verdict import conclude, options
 
 
 class _Staller:

@@ -21,7 +21,7 @@ from learner.ledger import Ledger
 from learner.manifest import MANIFEST, Checkpoint, CorruptCheckpointError, verify
 from learner.run_folder import CHECKPOINTS, LEDGER, plan_start, prepare_folder
 from protocol.settings import Settings
-from tests.chaos.verdict import conclude, options
+from tests.verdict import conclude, options
 
 _STEPS = (2, 4, 6, 8)
 _MODEL = "model-1"
@@ -56,7 +56,7 @@ def main() -> int:
         print(f"{kind:24} {count}")
     holds = num_done >= num_mutations and corrupt_loads == wrong_choice == 0
     figures = {"mutations": num_done, "corrupt_loads": corrupt_loads, "wrong_choice": wrong_choice}
-    return conclude("chaos.checkpoint_mutations", holds, **figures)
+    return conclude("checkpoint_mutations", holds, **figures)
 
 
 def make_run(folder: Path, draw: random.Random) -> None:

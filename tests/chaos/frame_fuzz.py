@@ -24,7 +24,7 @@ from tests.chaos.frame_fuzz_tcp import fuzz_over_tcp
 from tests.chaos.frame_mutations import Frames, mutate, other_frames, random_trajectory, trajectory_frames
 from tests.chaos.frame_oracle import INCARNATION, RUN_ID, is_valid
 from tests.chaos.frame_verdicts import Verdicts
-from tests.chaos.verdict import conclude, options
+from tests.verdict import conclude, options
 
 MAX_GROWTH_MB = 50.0
 _VALID_EVERY = 10

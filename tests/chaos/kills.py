@@ -20,7 +20,7 @@ from tests.chaos.rig import Rig
 from tests.chaos.rig_home import rig_home
 from tests.chaos.rig_processes import Pace
 from tests.chaos.rig_settings import reward_service, rig_settings
-from tests.chaos.verdict import conclude, options
+from tests.verdict import conclude, options
 
 _GROUP_SIZE = 4
 

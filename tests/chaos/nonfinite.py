@@ -42,10 +42,10 @@ from learner.step import make_loss
 from learner.world import free_address, join_world
 from protocol.settings import Settings
 from tests.chaos.receiving_server import ReceivingServer
-from tests.chaos.verdict import conclude, options
 from tests.learner.coordinator_script import Script, settings_of
 from tests.learner.policy_ranks import same, settings, trajectories
 from tests.tiny_models import make_tiny_model
+from tests.verdict import conclude, options
 
 NUM_RANKS = 2
 _COMMAND = (sys.executable, "-W", "ignore", "-m", "tests.chaos.nonfinite")

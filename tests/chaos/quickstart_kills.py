@@ -20,8 +20,8 @@ from pathlib import Path
 from deploy.cluster_home import this_home
 from deploy.cluster_ray import ray_processes
 from learner import audit
-from tests.chaos.verdict import conclude, options
 from tests.process_facts import has_open, title_of
+from tests.verdict import conclude, options
 
 _KINDS = ("server", "coordinator", "rank")
 _MIN_REWARD, _MIN_GREEDY = 0.85, 0.9

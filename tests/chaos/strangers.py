@@ -24,7 +24,7 @@ import zmq
 from protocol.channel import DealerChannel, KeyPair, RouterChannel
 from protocol.errors import NeighbourError
 from tests.chaos.stranger_kinds import KINDS, Closer, Door, knock, new_keys
-from tests.chaos.verdict import conclude, options
+from tests.verdict import conclude, options
 
 MAX_GROWTH_MB = 20.0
 _BATCH = 100

@@ -15,4 +15,4 @@ def test_checkpoint_mutations_holds_in_its_short_form() -> None:
     )
     assert finished.returncode == 0, finished.stdout + finished.stderr
     last = finished.stdout.splitlines()[-1]
-    assert last == "chaos.checkpoint_mutations mutations=80 corrupt_loads=0 wrong_choice=0 holds=yes"
+    assert last == "checkpoint_mutations mutations=80 corrupt_loads=0 wrong_choice=0 holds=yes"

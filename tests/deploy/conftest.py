@@ -46,18 +46,18 @@ def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningCluster
     _folder.cleanup()
 
 
-@pytest.fixture
-def checkout(tmp_path: Path) -> Path:
+@pytest.fixture(scope="module")
+def checkout(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Return a copy of the code, which a test may change."""
+    folder = tmp_path_factory.mktemp("checkout")
     for room in ("protocol", "rollout", "learner", "rewards", "retriever", "deploy"):
-        shutil.copytree(_CHECKOUT / room, tmp_path / "checkout" / room, ignore=shutil.ignore_patterns("__pycache__"))
-    (tmp_path / "checkout" / ".venv").symlink_to(_CHECKOUT / ".venv")
-    return tmp_path / "checkout"
+        shutil.copytree(_CHECKOUT / room, folder / room, ignore=shutil.ignore_patterns("__pycache__"))
+    (folder / ".venv").symlink_to(_CHECKOUT / ".venv")
+    return folder
 
 
-@pytest.fixture
-def changeable(checkout: Path, tmp_path: Path) -> Iterator[RunningCluster]:
+@pytest.fixture(scope="module")
+def changeable(checkout: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningCluster]:
     """Yield a cluster that runs the code in `checkout`."""
-    (tmp_path / "cluster").mkdir()
-    with started(RunningCluster(tmp_path / "cluster", checkout)) as running:
+    with started(RunningCluster(tmp_path_factory.mktemp("changeable"), checkout)) as running:
         yield running

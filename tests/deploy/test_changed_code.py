@@ -1,4 +1,5 @@
-"""A checkout that changes under a running cluster: the next run gets a fleet of the new code, or hears why not."""
+"""A checkout that changes under a running cluster: the next run gets a fleet of the new code, or hears why not, and the
+next start replaces the services that changed."""
 
 import json
 from pathlib import Path
@@ -55,3 +56,30 @@ def test_fleet_is_started_anew_when_its_code_has_changed_and_no_run_uses_it(
     assert third["pid"] == second["pid"]
     assert lent["pid"] == third["pid"]
     assert "another run is using that fleet" in refusal
+
+
+def test_start_replaces_the_service_whose_code_has_changed_and_no_other(
+    changeable: RunningCluster, checkout: Path
+) -> None:
+    before = changeable.pids
+    with (checkout / "retriever" / "bm25.py").open("a") as file:
+        file.write("# another line\n")
+    assert changeable.start().returncode == 0
+    after = changeable.pids
+
+    assert after["retriever"] != before["retriever"]
+    assert (after["reward"], after["ray"]) == (before["reward"], before["ray"])
+
+
+def test_start_replaces_a_retriever_script_that_was_edited(changeable: RunningCluster, checkout: Path) -> None:
+    script = checkout / "mine.sh"
+    script.write_text(f'exec {checkout}/deploy/launch_retriever.sh "$@"\n')
+    pids = []
+    for _ in range(2):
+        assert changeable.start("--retriever-script", str(script)).returncode == 0
+        pids.append(changeable.pids["retriever"])
+    with script.open("a") as file:
+        file.write("# another line\n")
+    assert changeable.start("--retriever-script", str(script)).returncode == 0
+
+    assert pids[0] == pids[1] != changeable.pids["retriever"]

@@ -1,4 +1,4 @@
-"""What every chaos command has in common: its options, its last line, its exit status."""
+"""What every chaos command and benchmark has in common: its options, its last line, its exit status."""
 
 import argparse
 from typing import Any
