@@ -6,13 +6,11 @@ Option names are the ones that retrieval servers of Search-R1 take, so that a la
 import argparse
 import sys
 from pathlib import Path
-from typing import Any
 
-import uvicorn
-
-from protocol.bearer import BearerGate, read_token
+from protocol.bearer import read_token
 from protocol.errors import OperatorError
-from protocol.listen import address_of, bind
+from protocol.http_service import serve_app
+from protocol.listen import bind
 from retriever.corpus import read_corpus
 from retriever.index_folder import open_or_build
 from retriever.service import Limits, RetrieverService
@@ -42,18 +40,9 @@ def _serve(arguments: argparse.Namespace) -> None:
     corpus = read_corpus(arguments.corpus_path)
     index, was_built = open_or_build(arguments.index_path, corpus)
     limits = Limits(arguments.topk, arguments.num_threads, arguments.max_waiting)
-    app: Any = RetrieverService(index, corpus, arguments.index_path.name, limits).app()
-    if token is not None:
-        app = BearerGate(app, token)
-    # From here on connections wait in the backlog instead of being refused: who reads the line may call at once.
-    listener.listen(1024)
+    app = RetrieverService(index, corpus, arguments.index_path.name, limits).app()
     state = "built" if was_built else "loaded"
-    print(f"retriever: {len(corpus)} documents, index {state}, {address_of(listener)}", flush=True)
-    # h11 bounds a request's head (64 KiB) before anybody has shown a token; httptools, where installed, does not.
-    config = uvicorn.Config(
-        app, http="h11", log_level="warning", access_log=False, timeout_keep_alive=75, timeout_graceful_shutdown=5
-    )
-    uvicorn.Server(config).run(sockets=[listener])
+    serve_app(app, listener, token, f"retriever: {len(corpus)} documents, index {state}")
 
 
 def _parser() -> argparse.ArgumentParser:

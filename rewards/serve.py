@@ -3,13 +3,11 @@
 import argparse
 import sys
 from pathlib import Path
-from typing import Any
 
-import uvicorn
-
-from protocol.bearer import BearerGate, read_token
+from protocol.bearer import read_token
 from protocol.errors import OperatorError
-from protocol.listen import address_of, bind
+from protocol.http_service import serve_app
+from protocol.listen import bind
 from rewards.bundled import scorer_named
 from rewards.sample import Scorer
 from rewards.service import RewardService
@@ -30,17 +28,7 @@ def _serve(arguments: argparse.Namespace) -> None:
     token = read_token(arguments.token_file) if arguments.token_file else None
     listener = bind("rewards", arguments.host, arguments.port)
     scorer, name = _choose_scorer(arguments)
-    app: Any = RewardService(scorer, name).app()
-    if token is not None:
-        app = BearerGate(app, token)
-    # From here on connections wait in the backlog instead of being refused: who reads the line may call at once.
-    listener.listen(1024)
-    print(f"rewards: {name}, {address_of(listener)}", flush=True)
-    # h11 bounds a request's head (64 KiB) before anybody has shown a token; httptools, where installed, does not.
-    config = uvicorn.Config(
-        app, http="h11", log_level="warning", access_log=False, timeout_keep_alive=75, timeout_graceful_shutdown=5
-    )
-    uvicorn.Server(config).run(sockets=[listener])
+    serve_app(RewardService(scorer, name).app(), listener, token, f"rewards: {name}")
 
 
 def _choose_scorer(arguments: argparse.Namespace) -> tuple[Scorer, str]:
