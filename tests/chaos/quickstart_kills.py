@@ -105,7 +105,7 @@ class _Run:
                 seen, until = self.step, time.monotonic() + _STALL_S
             if time.monotonic() > until:
                 raise TimeoutError(f"nothing moved for {_STALL_S:g} s at step {seen}")
-            if self.process.poll():
+            if self.process.poll() is not None:
                 raise RuntimeError(f"the run ended with {self.process.returncode} at step {seen}")
             time.sleep(0.1)
 
