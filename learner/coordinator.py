@@ -231,6 +231,10 @@ class Coordinator:
             self._copies.ask(peer, path, message.request)
         except FrameError as error:
             self.refuse(peer, error, message.request)
+        else:
+            # Asked again because it takes long: a disk may need minutes for a ledger of many gigabytes.
+            if not is_new and self._copies.is_making:
+                self._mailbox.put_off(peer, message.request, f"the ledger is being copied to {path}")
 
     def _on_evaluate(self, peer: str, message: m.Evaluate) -> None:
         # Rank 0 asks after its push and before it tells of the step: the servers may be ahead of the books.

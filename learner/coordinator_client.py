@@ -6,7 +6,7 @@ Used by `learner.rank`.
 import time
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import msgspec
 
@@ -33,16 +33,32 @@ from protocol.trajectory import FrameError, Trajectory
 
 _ANSWER_S = 60.0
 _ASK_AGAIN_S = 5.0
+_COPY_S = 1800.0
+_POLL_S = 0.2
 # The coordinator is ours and its batches are large: one rank's share of a step, with facts of all its trajectories.
 # Every list of ToRank has a type, so that its values need no counting.
 _LIMITS = Limits(header_bytes=1 << 28, buffer_bytes=1 << 28, num_buffers=3 << 20, total_bytes=1 << 36, num_values=None)
 
 
-class CoordinatorClient:
-    """Every method raises NeighbourError("coordinator") when no answer comes within a minute, or when it refuses."""
+class _Question(NamedTuple):
+    """A question with its number: put again under the same number, it changes nothing."""
 
-    def __init__(self, channel: DealerChannel, run_id: str, incarnation: int) -> None:
+    name: str
+    request: int
+    frames: list[bytes]
+
+
+class CoordinatorClient:
+    """Every method raises NeighbourError("coordinator") when no answer comes within a minute, or when it refuses.
+
+    ask_again_s: how long an answer may take before its question is put again.
+    """
+
+    def __init__(
+        self, channel: DealerChannel, run_id: str, incarnation: int, ask_again_s: float = _ASK_AGAIN_S
+    ) -> None:
         self._channel = channel
+        self._ask_again_s = ask_again_s
         self._stamp: dict[str, Any] = {"run_id": run_id, "incarnation": incarnation}
         self._decoder: Decoder[Message] = Decoder(ToRank, _LIMITS)
         self._num_asked = 0
@@ -108,32 +124,46 @@ class CoordinatorClient:
         while isinstance(result := self.poll_evaluation(step), str):
             if time.monotonic() > deadline:
                 raise NeighbourError("coordinator", f"the evaluation did not end within {timeout_s:g} s: {result}")
-            time.sleep(0.2)
+            time.sleep(_POLL_S)
         return result
 
     def save_ledger(self, path: Path, step: int) -> None:
-        """Have a consistent copy of the ledger written to a path on the coordinator's node."""
-        self._tell(SaveLedger(**self._stamp, path=str(path), step=step))
+        """Have a consistent copy of the ledger written to a path on the coordinator's node.
+
+        Blocks for as long as the coordinator says that it is at it, at most half an hour. Raises: NeighbourError.
+        """
+        question = self._question(SaveLedger(**self._stamp, path=str(path), step=step))
+        deadline = time.monotonic() + _COPY_S
+        while isinstance(answer := self._put(question)[0], Wait):
+            if time.monotonic() > deadline:
+                raise NeighbourError("coordinator", f"was not done within {_COPY_S:g} s: {answer.detail}")
+            time.sleep(_POLL_S)
+        assert isinstance(answer, Done)
 
     def _tell(self, message: Message) -> None:
         answer, _ = self._ask(message)
         assert isinstance(answer, Done)
 
     def _ask(self, message: Message) -> tuple[Message, list[bytes]]:
-        """Return the answer to a question, which is put again while none comes: asked twice, it changes nothing."""
+        return self._put(self._question(message))
+
+    def _question(self, message: Message) -> _Question:
         self._num_asked += 1
         frames = encode(msgspec.structs.replace(message, request=self._num_asked))
+        return _Question(type(message).__name__, self._num_asked, frames)
+
+    def _put(self, question: _Question) -> tuple[Message, list[bytes]]:
+        """Return the answer to a question, which is put again while none comes."""
         deadline = time.monotonic() + _ANSWER_S
         while (left_s := deadline - time.monotonic()) > 0:
-            self._channel.send(frames, left_s)
-            answer = self._answer(self._num_asked, min(deadline, time.monotonic() + _ASK_AGAIN_S))
+            self._channel.send(question.frames, left_s)
+            answer = self._answer(question.request, min(deadline, time.monotonic() + self._ask_again_s))
             if answer is None:
                 continue
             if isinstance(answer[0], Refused):
-                raise NeighbourError("coordinator", f"refused {type(message).__name__}: {answer[0].detail}")
+                raise NeighbourError("coordinator", f"refused {question.name}: {answer[0].detail}")
             return answer
-        problem = f"did not answer {type(message).__name__} within {_ANSWER_S:g} s{self._complaint}"
-        raise NeighbourError("coordinator", problem)
+        raise NeighbourError("coordinator", f"did not answer {question.name} within {_ANSWER_S:g} s{self._complaint}")
 
     def _answer(self, request: int, deadline: float) -> tuple[Message, list[bytes]] | None:
         """Return the answer to this question; None when none came in time. What answers older ones is passed over."""

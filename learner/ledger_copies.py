@@ -42,6 +42,11 @@ class LedgerCopies:
         question = (path, request)
         return question in self._made or (self._under_way is not None and self._under_way.question == question)
 
+    @property
+    def is_making(self) -> bool:
+        """Return whether a copy has been begun and is not whole yet."""
+        return self._under_way is not None and not self._under_way.has_ended.is_set()
+
     def ask(self, peer: str, path: Path, request: int) -> None:
         """Begin the copy of this moment, unless this question began one before: then it changes nothing.
 

@@ -1,6 +1,6 @@
 """A real coordinator behind a real encrypted socket, in this process: what chaos commands and benchmarks talk to."""
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -11,7 +11,7 @@ import zmq
 from learner.coordinator import Coordinator
 from learner.coordinator_loop import CoordinatorLoop
 from learner.ledger import Ledger
-from learner.ledger_copies import LedgerCopies, in_a_thread
+from learner.ledger_copies import LedgerCopies, Work, in_a_thread
 from learner.prompts import Prompt
 from learner.run_record import RunRecord
 from protocol.channel import KeyPair, RouterChannel
@@ -44,11 +44,17 @@ class Place:
 class RunningCoordinator:
     """`coordinator`, `loop` and `ledger` of a run that has just begun, and the place where it is reached."""
 
-    def __init__(self, folder: Path, settings: dict[str, dict[str, Any]], num_prompts: int) -> None:
+    def __init__(
+        self,
+        folder: Path,
+        settings: dict[str, dict[str, Any]],
+        num_prompts: int,
+        start_copy: Callable[[Work], None],
+    ) -> None:
         keys, peer_keys = KeyPair(*zmq.curve_keypair()), KeyPair(*zmq.curve_keypair())
         self.ledger = Ledger(folder / "ledger.sqlite")
         prompts = [Prompt(f"p{i}", f"question {i}", f"answer {i}", {}) for i in range(num_prompts)]
-        self.copies = LedgerCopies(self.ledger, in_a_thread)
+        self.copies = LedgerCopies(self.ledger, start_copy)
         self.coordinator = Coordinator(
             Settings.model_validate(settings),
             RUN_ID,
@@ -66,10 +72,13 @@ class RunningCoordinator:
 
 @contextmanager
 def running_coordinator(
-    folder: Path, settings: dict[str, dict[str, Any]], num_prompts: int = 1000
+    folder: Path,
+    settings: dict[str, dict[str, Any]],
+    num_prompts: int = 1000,
+    start_copy: Callable[[Work], None] = in_a_thread,
 ) -> Iterator[RunningCoordinator]:
     """Yield a coordinator at work; it is closed afterwards, and what ended its loop before is raised."""
-    run = RunningCoordinator(folder, settings, num_prompts)
+    run = RunningCoordinator(folder, settings, num_prompts, start_copy)
     run.loop.start()
     try:
         yield run

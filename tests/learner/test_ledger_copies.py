@@ -225,7 +225,8 @@ def test_coordinator_goes_on_while_a_copy_is_made_and_answers_when_it_is_whole(t
     assert answers(save, "rank-0", 1.0) == []
     demand = m.Demand(**stamp, num_groups=1, policy_version=0, heard_of_lease=0, leases={})
     assert [type(answer) for answer in answers(demand, "s1", 2.0)] == [m.Lease]
-    assert answers(save, "rank-0", 3.0) == []
+    waiting = m.Wait(**stamp, request=5, detail=f"the ledger is being copied to {target}")
+    assert answers(save, "rank-0", 3.0) == [waiting]
     (make,) = work
     make()
     done = m.Done(**stamp, request=5)
@@ -250,6 +251,24 @@ def test_rank_s_question_is_answered_over_a_socket_when_a_thread_has_made_the_co
             with closing(sqlite3.connect(target)) as db:
                 assert db.execute("SELECT number FROM incarnations").fetchall() == [(1,)]
             target.unlink()
+        channel.close()
+
+
+def test_rank_waits_for_a_copy_that_takes_long(tmp_path: Path, target: Path) -> None:
+    release = threading.Event()
+
+    def start_late(work: Work) -> None:
+        in_a_thread(lambda: (release.wait(10.0), work())[1])
+
+    with running_coordinator(tmp_path, {}, start_copy=start_late) as run:
+        place = run.place
+        channel = DealerChannel(place.address, "rank-0", place.peer_keys, place.coordinator_key)
+        client = CoordinatorClient(channel, RUN_ID, 1, ask_again_s=0.05)
+        threading.Timer(1.0, release.set).start()
+        client.save_ledger(target, 1)
+        assert release.is_set()
+        with closing(sqlite3.connect(target)) as db:
+            assert db.execute("SELECT number FROM incarnations").fetchall() == [(1,)]
         channel.close()
 
 
