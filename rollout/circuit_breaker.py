@@ -2,7 +2,8 @@
 
 closed: every attempt passes. It opens when at least `threshold` attempts in a row failed, over at least `after_s`:
 attempts wait, or are told so. When the cooldown is over one attempt passes as a trial; its success closes the breaker,
-without one another trial may come after twice the cooldown, up to `max_cooldown_s`.
+without one another trial may come after twice the cooldown, up to `max_cooldown_s`. A trial that fails by an answer,
+where there was none before, found a service that is back and fails now and then: the cooldowns begin anew.
 Attempts wait rather than fail: a finished trajectory survives an outage of its reward service.
 """
 
@@ -24,7 +25,7 @@ class CircuitBreaker:
     """Lives in one event loop.
 
     Example: cooldown_s 1, max_cooldown_s 5: a service that refuses connections for a minute is tried after 1, 3, 7, 12,
-    17, .. s, so it is found up again within 5 s.
+    17, .. s, so it is found up again within 5 s. If it then answers 503, further trials follow 1, 3, 7 s later.
     """
 
     def __init__(
@@ -34,12 +35,18 @@ class CircuitBreaker:
         max_cooldown_s: float = 5.0,
         after_s: float = 1.0,
         is_failure: Callable[[Exception], bool] = lambda error: True,
+        is_answer: Callable[[Exception], bool] = lambda error: False,
         name: str = "a service",
     ) -> None:
-        """after_s: shorter rows of failures are the bad luck of a busy service that fails now and then."""
+        """after_s: shorter rows of failures are the bad luck of a busy service that fails now and then.
+
+        is_answer: whether the service was there when an attempt failed.
+        """
         self._threshold = threshold
         self._after_s = after_s
         self._is_failure = is_failure
+        self._is_answer = is_answer
+        self._has_answered = False
         self._name = name
         self._first_cooldown_s = cooldown_s
         self._max_cooldown_s = max_cooldown_s
@@ -112,6 +119,12 @@ class CircuitBreaker:
         if self._failures_in_a_row == 0:
             self._row_began_at = now
         self._failures_in_a_row += 1
+        is_back = self._is_answer(error) and not self._has_answered
+        self._has_answered = self._is_answer(error)
+        if self._trial_at is not None and is_back:
+            self._cooldown_s = self._first_cooldown_s
+            self._trial_at = now + self._cooldown_s
+            self._wake()
         is_row = self._failures_in_a_row >= self._threshold and now - self._row_began_at >= self._after_s
         if self._trial_at is None and is_row:
             self._trial_at, self._opened_at = now + self._cooldown_s, now
@@ -125,8 +138,12 @@ class CircuitBreaker:
         if self._trial_at is not None:
             _log.info("%s is up again  down_s=%.1f", self._name, time.monotonic() - self._opened_at)
             self._trial_at = None
-            self._changed.set()
-            self._changed = asyncio.Event()
+            self._wake()
+
+    def _wake(self) -> None:
+        """Have those who wait look at the time of the next trial again."""
+        self._changed.set()
+        self._changed = asyncio.Event()
 
 
 async def first_ready(breakers: Sequence[CircuitBreaker]) -> None:

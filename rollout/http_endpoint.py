@@ -14,7 +14,14 @@ import httpx
 
 from protocol.http_bodies import BodyError
 from rollout.circuit_breaker import CircuitBreaker
-from rollout.http_policy import AttemptFailed, HttpPolicy, failure_of_status, is_absence, speaks_against_service
+from rollout.http_policy import (
+    AttemptFailed,
+    HttpPolicy,
+    failure_of_status,
+    is_absence,
+    is_answer,
+    speaks_against_service,
+)
 from rollout.http_pool import HttpPool
 
 _T = TypeVar("_T")
@@ -50,6 +57,7 @@ class HttpEndpoint:
             policy.breaker_max_cooldown_s,
             policy.breaker_after_s,
             is_failure=speaks_against_service,
+            is_answer=is_answer,
             name=url,
         )
         self._pool = HttpPool(policy.connect_timeout_s)

@@ -61,6 +61,11 @@ def speaks_against_service(error: Exception) -> bool:
     return error.retry_after_s is None and error.status not in (400, 413, 422, 429)
 
 
+def is_answer(error: Exception) -> bool:
+    """Return whether a failed attempt found somebody there: an answer of any status."""
+    return isinstance(error, AttemptFailed) and error.status is not None
+
+
 def is_absence(failure: AttemptFailed) -> bool:
     """Return whether nobody answered who could have scored or searched: no request has a part in that."""
     return failure.status in (None, 408, 502, 503, 504)

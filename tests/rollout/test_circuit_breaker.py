@@ -8,10 +8,14 @@ import pytest
 from rollout.circuit_breaker import CircuitBreaker, HeldBack, first_ready
 
 
-async def fail(breaker: CircuitBreaker) -> None:
-    with pytest.raises(RuntimeError):
+def is_answer(error: Exception) -> bool:
+    return isinstance(error, ConnectionAbortedError)
+
+
+async def fail(breaker: CircuitBreaker, error: type[Exception] = RuntimeError) -> None:
+    with pytest.raises(error):
         async with breaker.attempt():
-            raise RuntimeError
+            raise error
 
 
 async def succeed(breaker: CircuitBreaker) -> None:
@@ -75,6 +79,17 @@ async def test_breaker_lets_another_trial_through_when_the_first_one_hangs() -> 
     await asyncio.wait_for(waiting, 1)
     assert not breaker.is_open
     trial.cancel()
+
+
+async def test_breaker_begins_its_cooldowns_anew_when_a_trial_is_answered_and_does_so_once() -> None:
+    breaker = CircuitBreaker(threshold=1, cooldown_s=0.05, max_cooldown_s=60, after_s=0.0, is_answer=is_answer)
+    for _ in range(5):  # the next trials are 50, 100, 200, 400 and 800 ms later
+        await fail(breaker)
+    await fail(breaker, ConnectionAbortedError)
+    started = time.monotonic()
+    await fail(breaker, ConnectionAbortedError)  # 50 ms later, and the next one 100 ms after that
+    await succeed(breaker)
+    assert 0.14 < time.monotonic() - started < 0.7
 
 
 async def test_breaker_tries_at_least_every_max_cooldown() -> None:
