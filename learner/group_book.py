@@ -90,7 +90,7 @@ class GroupBook:
         """Note that samples failed on a server; they go out again, or their prompt is given up."""
         for index in sample_indices:
             group.fail(index, boundary, detail)
-            self._ledger.fail(group.name, index, group.attempt, server, boundary, detail)
+            self._ledger.fail(group.name, index, group.attempts[index], server, boundary, detail)
         if (why := group.dead_letter) is not None:
             self._skip(group, why)
         else:

@@ -66,6 +66,15 @@ def test_failure_told_twice_does_not_count_against_the_next_attempt(script: Scri
     assert script.states() == {"ready": 1}
 
 
+def test_failure_is_recorded_with_the_attempt_that_failed(script: Script) -> None:
+    first = script.demand(num_groups=1)[0]
+    script.fail("s1", first, 0)
+    (second,) = script.demand(num_groups=1)
+    script.fail("s1", first, 1)
+    script.fail("s1", second, 0)
+    assert script.rows("SELECT sample_index, attempt FROM failures") == [(0, 1), (1, 1), (0, 2)]
+
+
 def test_rejected_trajectory_told_twice_does_not_count_against_the_next_attempt(script: Script) -> None:
     first = script.demand(num_groups=1)[0]
     for _ in range(4):
