@@ -52,14 +52,16 @@ def num_gpus() -> int:
     return int(ray.cluster_resources().get("GPU", 0))
 
 
-def renew_fleet() -> None:
+def renew_fleet() -> bool:
     """Have a fleet that was started with other code than this be started anew; warm servers of this code stay.
+
+    Returns whether that was needed.
 
     Raises: OperatorError when a run lives on processes that it lent, or when it comes back with other code again.
     """
     code, before = code_digest(FLEET_ROOMS), call(_fleet().describe_self.remote(), "the fleet")
     if before["code"] == code:
-        return
+        return False
     if before["is_lending"]:
         raise OperatorError(
             "The code has changed since the cluster's fleet was started, and another run is using that fleet. "
@@ -79,6 +81,7 @@ def renew_fleet() -> None:
             f"The fleet on the cluster's head node runs other code than this checkout (digest {now['code']}, here "
             f"{code}). Bring both to the same version, or start the run on the head node."
         )
+    return True
 
 
 def place_coordinator(

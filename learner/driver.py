@@ -83,7 +83,8 @@ def _look_around(run: _Run, cluster: ClusterState, stop: threading.Event) -> "Su
     num_gpus = ray_door.num_gpus()
     backend = choose_backend(settings.weights.backend, num_gpus)
     check_gpus(settings, num_gpus)
-    ray_door.renew_fleet()
+    if ray_door.renew_fleet():
+        run.view.message("The code has changed since the cluster was started: what runs other code is started anew.")
     run.view.show_phase("asking reward services and retriever")
     ray_door.check_services(run_spec(settings, inspected.start.run_id, 0, "unset"))
     return Surroundings(
