@@ -55,9 +55,8 @@ def num_gpus() -> int:
 def renew_fleet() -> bool:
     """Have a fleet that was started with other code than this be started anew; warm servers of this code stay.
 
-    Returns whether that was needed.
-
-    Raises: OperatorError when a run lives on processes that it lent, or when it comes back with other code again.
+    Returns whether that was needed. Raises: OperatorError when a run lives on processes that it lent, or when it comes
+    back with other code again; NeighbourError when it does not come back.
     """
     code, before = code_digest(FLEET_ROOMS), call(_fleet().describe_self.remote(), "the fleet")
     if before["code"] == code:
@@ -68,14 +67,7 @@ def renew_fleet() -> bool:
             "Wait until the run has ended; this command then has the fleet start anew."
         )
     ray.kill(_fleet(), no_restart=False)  # Ray starts it again: in a new process, which imports what is there now
-    deadline, now = time.monotonic() + _CALL_S, before
-    while now["pid"] == before["pid"]:
-        try:
-            now = call(_fleet().describe_self.remote(), "the fleet")
-        except NeighbourError:  # between the two
-            if time.monotonic() > deadline:
-                raise
-            time.sleep(_RETRY_S)
+    now = _await_other_fleet(before["pid"])
     if now["code"] != code:
         raise OperatorError(
             f"The fleet on the cluster's head node runs other code than this checkout (digest {now['code']}, here "
@@ -261,6 +253,18 @@ class RayServer:
 def _passed_on() -> dict[str, str]:
     """Return what of this process's environment concerns the whole run: the cluster's processes have their own."""
     return {name: os.environ[name] for name in (failpoints.VARIABLE,) if os.environ.get(name)}
+
+
+def _await_other_fleet(old_pid: int) -> Any:
+    """Return what the fleet says of itself once it is another process. Raises: NeighbourError when that takes long."""
+    deadline = time.monotonic() + _CALL_S
+    while time.monotonic() < deadline:
+        with contextlib.suppress(NeighbourError):  # between the two nobody answers
+            now = call(_fleet().describe_self.remote(), "the fleet")
+            if now["pid"] != old_pid:
+                return now
+        time.sleep(_RETRY_S)
+    raise NeighbourError("the fleet", f"was not started anew within {_CALL_S:g} s")
 
 
 def _fleet() -> Any:
