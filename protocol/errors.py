@@ -30,3 +30,17 @@ class NeighbourError(Exception):
     def __reduce__(self) -> tuple[type["NeighbourError"], tuple[str, str]]:
         # Errors cross process borders by their constructor's arguments; Exception would keep the joined text alone.
         return type(self), (self.boundary, self.detail)
+
+
+class FrameError(Exception):
+    """A message from another process is not what the schema says: `path` names the field, `reason` the kind."""
+
+    def __init__(self, path: str, problem: str, reason: str = "invalid") -> None:
+        super().__init__(f"{path}: {problem}")
+        self.path = path
+        self.problem = problem
+        self.reason = reason
+
+    def __reduce__(self) -> tuple[type["FrameError"], tuple[str, str, str]]:
+        # Errors cross process borders by their constructor's arguments; Exception would keep the joined text alone.
+        return type(self), (self.path, self.problem, self.reason)

@@ -2,8 +2,8 @@
 
 `failpoint(NAME)` stands at every point of saving, committing, restoring and pushing where a death matters. It does
 nothing unless SLUICE_FAILPOINT was set when the process started (`tests/chaos/crash_points.py` and
-`tests/learner/test_crash_points.py` set it); set for `python -m learner.run`, it holds in the run's coordinator and
-learner ranks as well:
+`tests/learner/checkpoint/test_crash_points.py` set it); set for `python -m learner.run`, it holds in the run's
+coordinator and learner ranks as well:
 
     SLUICE_FAILPOINT=checkpoint.commit.renamed:kill      SIGKILL at the first pass
     SLUICE_FAILPOINT=ledger.commit.after:kill@40         SIGKILL at the 40th pass

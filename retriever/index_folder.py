@@ -15,10 +15,10 @@ from blake3 import blake3
 from pydantic import BaseModel, ValidationError
 
 from protocol.errors import OperatorError
-from retriever import bm25
-from retriever.bm25 import Bm25Index
 from retriever.corpus import Corpus
-from retriever.words import RULES
+from retriever.indexes import bm25
+from retriever.indexes.bm25 import Bm25Index
+from retriever.indexes.words import RULES
 
 MANIFEST = "MANIFEST.json"
 _MAX_RENAMES = 10

@@ -7,10 +7,10 @@ import argparse
 import sys
 from pathlib import Path
 
-from protocol.bearer import read_token
 from protocol.errors import OperatorError
-from protocol.http_service import serve_app
-from protocol.listen import bind
+from protocol.http.bearer import read_token
+from protocol.http.listen import bind
+from protocol.http.service import serve_app
 from retriever.corpus import read_corpus
 from retriever.index_folder import open_or_build
 from retriever.service import Limits, RetrieverService

@@ -14,10 +14,10 @@ from starlette.requests import ClientDisconnect, Request
 from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 
-from protocol.body_limit import BodyTooLargeError, read_body
-from protocol.http_bodies import BodyError, RetrieveRequest, read_request
-from retriever.bm25 import Bm25Index, Hit
+from protocol.http.bodies import BodyError, RetrieveRequest, read_request
+from protocol.http.body_limit import BodyTooLargeError, read_body
 from retriever.corpus import Corpus
+from retriever.indexes.bm25 import Bm25Index, Hit
 
 MAX_REQUEST_BYTES = 16 << 20
 _BUCKETS_S = (0.0005, 0.001, 0.002, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5)

@@ -4,10 +4,10 @@ import argparse
 import sys
 from pathlib import Path
 
-from protocol.bearer import read_token
 from protocol.errors import OperatorError
-from protocol.http_service import serve_app
-from protocol.listen import bind
+from protocol.http.bearer import read_token
+from protocol.http.listen import bind
+from protocol.http.service import serve_app
 from rewards.bundled import scorer_named
 from rewards.sample import Scorer
 from rewards.service import RewardService

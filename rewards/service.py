@@ -10,8 +10,8 @@ from starlette.requests import ClientDisconnect, Request
 from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 
-from protocol.body_limit import BodyTooLargeError, read_body
-from protocol.http_bodies import BodyError, RewardReply, RewardRequest, read_request
+from protocol.http.bodies import BodyError, RewardReply, RewardRequest, read_request
+from protocol.http.body_limit import BodyTooLargeError, read_body
 from rewards.sample import Sample, SampleError, Score, Scorer, ScorerFailure, make_sample
 
 MAX_REQUEST_BYTES = 64 << 20

@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import Any
 
 from protocol.errors import OperatorError
-from protocol.http_bodies import check_numbers
+from protocol.http.bodies import check_numbers
 from rewards.sample import Sample, Score, Scorer, ScorerFailure
 
 _NAMES = ("reward_func", "compute_score", "score")

@@ -1,19 +1,17 @@
-"""One run attached to a rollout server: its socket, services and session, begun and ended together.
-
-Used by `rollout.server`.
-"""
+"""One run attached to a rollout server: its socket, services and session, begun and ended together."""
 
 import asyncio
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
-from protocol.channel import AsyncDealerChannel
-from protocol.run_spec import RunSpec
-from rollout.episode import EpisodePlayer, Generator
-from rollout.outbox import Outbox
-from rollout.services import Node, Services
-from rollout.session import RolloutSession
-from rollout.version_gate import VersionGate
+from protocol.settings.run_spec import RunSpec
+from protocol.wire.channel import AsyncDealerChannel
+from rollout.engine.version_gate import VersionGate
+from rollout.episodes.player import EpisodePlayer
+from rollout.episodes.sample import Generator
+from rollout.neighbours.services import Node, Services
+from rollout.session.outbox import Outbox
+from rollout.session.session import RolloutSession
 
 
 class Finished(NamedTuple):

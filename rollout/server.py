@@ -1,6 +1,6 @@
 """A rollout server: one warm engine, and the one run that is attached to it now.
 
-`deploy.fleet` wraps the class into a detached actor, so every method's arguments and results are plain data. Call
+`deploy.fleet.fleet` wraps the class into a detached actor, so every method's arguments and results are plain data. Call
 order: start, then attach / weight controls / detach for each run, then stop. Nothing is generated for a run before a
 push was committed to this server: whatever weights are loaded at attach time are not that run's.
 """
@@ -16,13 +16,13 @@ from typing import Any, Protocol, TypeVar
 from pydantic import BaseModel, ValidationError
 
 from protocol.errors import NeighbourError, SettingsError
-from protocol.run_spec import EngineRequest, RunSpec
+from protocol.settings.run_spec import EngineRequest, RunSpec
 from rollout.attachment import Attachment, Finished, begin_attachment
-from rollout.engine import Engine
-from rollout.engine_spec import EngineSpec
-from rollout.episode import Generator
-from rollout.services import FindNode, Services, this_node
-from rollout.version_gate import VersionGate
+from rollout.engine.engine import Engine
+from rollout.engine.spec import EngineSpec
+from rollout.engine.version_gate import VersionGate
+from rollout.episodes.sample import Generator
+from rollout.neighbours.services import FindNode, Services, this_node
 
 M = TypeVar("M", bound=BaseModel)
 _log = logging.getLogger(__name__)

@@ -10,7 +10,7 @@ import pytest
 
 import protocol
 
-_PROTOCOL = [f"protocol.{module.name}" for module in pkgutil.iter_modules(protocol.__path__)]
+_PROTOCOL = [module.name for module in pkgutil.walk_packages(protocol.__path__, "protocol.")]
 _PROBE = """\
 import importlib, json, sys
 modules, heavy = json.loads(sys.argv[1])
@@ -32,7 +32,7 @@ def heavy_imports(modules: Sequence[str], heavy: Sequence[str]) -> list[str]:
     ("modules", "heavy"),
     [
         pytest.param(_PROTOCOL, ["torch", "vllm", "ray", "deepspeed", "transformers"], id="protocol"),
-        pytest.param(["learner.run"], ["torch", "ray"], id="learner.run"),
+        pytest.param(["learner.run.command"], ["torch", "ray"], id="learner.run"),
     ],
 )
 def test_import_loads_no_heavy_library(modules: list[str], heavy: list[str]) -> None:

@@ -1,7 +1,4 @@
-"""Writes the quick start's files into a folder, once for each content.
-
-Called by `deploy.quickstart.__main__` and by the launcher of the default run.
-"""
+"""Writes the quick start's files into a folder, once for each content."""
 
 import hashlib
 import json

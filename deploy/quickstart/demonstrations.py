@@ -1,6 +1,6 @@
 """Demonstrations of the search loop for the warm start, in the order in which they are to be trained on.
 
-Called by `build`. Most demonstrations are about invented entities: names and codes that are nowhere in the corpus can
+Most demonstrations are about invented entities: names and codes that are nowhere in the corpus can
 only be copied from the question and the passage, and copying is the skill that held-out entities need. The last part
 shows a careless searcher (guesses, reads the wrong field, asks for the wrong thing): reinforcement learning has to
 find out that care pays.

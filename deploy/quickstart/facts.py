@@ -1,6 +1,6 @@
 """The facts of the quick start: ISO countries, subdivisions, currencies and languages as entities with named fields.
 
-Called by `corpus`, `questions` and `demonstrations`. The data is the `pycountry` package's, nothing is made up here.
+The data is the `pycountry` package's, nothing is made up here.
 """
 
 import re

@@ -1,6 +1,6 @@
 """The texts of the search loop: what a passage, a query, an observation and an answer look like.
 
-Called by `build` and `demonstrations`. Observations are written by the `search` environment's own functions, so that a
+Observations are written by the `search` environment's own functions, so that a
 demonstration has the very text that the policy will read later.
 """
 

@@ -1,6 +1,6 @@
 """The tiny policy: a byte-level tokenizer of 512 tokens and a Qwen2-architecture model of 0.56M random weights.
 
-Called by `build`. The folder loads in transformers and vLLM like any other model. Written with numpy, so that making
+The folder loads in transformers and vLLM like any other model. Written with numpy, so that making
 it takes no second and no torch.
 """
 

@@ -1,7 +1,4 @@
-"""Questions about the facts, split by entity into warm start, training and held-out.
-
-Called by `build`; `demonstrations` phrases its own questions with `one_hop` and `two_hop`.
-"""
+"""Questions about the facts, split by entity into warm start, training and held-out."""
 
 import random
 from collections import Counter

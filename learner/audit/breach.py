@@ -7,7 +7,7 @@ from collections import Counter
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-from learner.run_folder import LEDGER
+from learner.disk.layout import LEDGER
 
 # A ledger that is wrong everywhere says so in a few lines, not in a million.
 MAX_LINES_PER_RULE = 100

@@ -1,6 +1,6 @@
 """The rule that every kept checkpoint is whole, and its copy of the ledger says what the ledger says up to its step.
 
-Used by `learner.audit`. A checkpoint of weights that the run did not go on from (it was resumed from an older one) is
+A checkpoint of weights that the run did not go on from (it was resumed from an older one) is
 noted: it is not of the surviving lineage, so nothing about it can be compared.
 """
 
@@ -14,9 +14,9 @@ from learner.audit.breach import Breach
 from learner.audit.lineage import newest_valid_version
 from learner.audit.run import AuditedRun, read_only
 from learner.audit.steps import Steps
-from learner.checkpoint import LATEST
-from learner.manifest import Checkpoint, CorruptCheckpointError, verify
-from learner.run_folder import CHECKPOINTS, LEDGER
+from learner.checkpoint.folder import LATEST
+from learner.checkpoint.manifest import Checkpoint, CorruptCheckpointError, verify
+from learner.disk.layout import CHECKPOINTS, LEDGER
 
 # A run under way removes its old checkpoints, file by file.
 _REMOVAL_S = 1.0

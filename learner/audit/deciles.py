@@ -1,6 +1,6 @@
 """Survivorship: are prompts with long answers leased again, or skipped, more often than those with short ones?
 
-Used by `learner.audit`. A system that loses what takes long trains on short answers, and no curve shows it.
+A system that loses what takes long trains on short answers, and no curve shows it.
 """
 
 import math

@@ -1,7 +1,4 @@
-"""What became of every prompt of every epoch: trained, skipped, still out, or not given out yet.
-
-Used by `learner.audit`.
-"""
+"""What became of every prompt of every epoch: trained, skipped, still out, or not given out yet."""
 
 from dataclasses import dataclass
 

@@ -1,6 +1,6 @@
 """The rules that hold for one group: trained once and whole, within the staleness bound, or skipped with a reason.
 
-Used by `learner.audit`. One pass over prompts and their trajectories.
+One pass over prompts and their trajectories.
 """
 
 from collections.abc import Iterator

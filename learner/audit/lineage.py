@@ -1,7 +1,4 @@
-"""The rule that nothing of a lost lineage was trained: weights that died with a start of the run leave no trace.
-
-Used by `learner.audit`, and by `learner.audit.checkpoints` to tell a checkpoint that the run did not go on from.
-"""
+"""The rule that nothing of a lost lineage was trained: weights that died with a start of the run leave no trace."""
 
 from collections.abc import Iterator
 

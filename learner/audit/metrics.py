@@ -1,6 +1,6 @@
 """The rule that metrics.jsonl tells of the same steps as the ledger.
 
-Used by `learner.audit`. The coordinator writes a step's line just before it commits the step: a run that is under way
+The coordinator writes a step's line just before it commits the step: a run that is under way
 or was killed may be one line ahead, and its last line may be cut off. Both are noted, and mended by the next start.
 """
 
@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from learner.audit.breach import Breach
 from learner.audit.run import AuditedRun
 from learner.audit.steps import Steps
-from learner.live_view import parse_metrics_line
+from learner.disk.metrics_lines import parse_metrics_line
 
 METRICS = "metrics.jsonl"
 

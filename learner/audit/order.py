@@ -1,13 +1,13 @@
 """The rule that no prompt was left out or taken twice: positions without gaps, holding the prompts of the prompt order.
 
-Used by `learner.audit`. The order is `learner.prompt_order`'s, made anew from the run's seed and data.
+The order is `learner.data.prompt_order`'s, made anew from the run's seed and data.
 """
 
 from collections.abc import Iterator
 
 from learner.audit.breach import Breach
 from learner.audit.run import AuditedRun
-from learner.prompt_order import PromptOrder
+from learner.data.prompt_order import PromptOrder
 
 
 def check_order(run: AuditedRun) -> Iterator[Breach]:

@@ -1,6 +1,6 @@
 """A run folder opened for reading: one consistent view of its ledger, its settings, its prompts' uids, its metrics.
 
-Used by `learner.audit` and its rules. Nothing in the folder is written, whether the run is under way, was killed, or
+Nothing in the folder is written, whether the run is under way, was killed, or
 ended: SQLite alone may renew its lock table (`ledger.sqlite-shm`) beside a write-ahead log.
 """
 
@@ -11,12 +11,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from learner.ledger_schema import stand_in
-from learner.prompts import load_prompts
-from learner.run_folder import CHECKPOINTS, LEDGER
+from learner.data.prompts import load_prompts
+from learner.disk.layout import CHECKPOINTS, LEDGER
+from learner.ledger.schema import stand_in
 from protocol.errors import OperatorError, SettingsError
-from protocol.settings import Settings
-from protocol.settings_loader import load_settings
+from protocol.settings.loader import load_settings
+from protocol.settings.settings import Settings
 
 # The rules go over prompts and trajectories in the order of groups, which is not that of the file.
 _CACHE_KIB = 256 * 1024

@@ -1,7 +1,4 @@
-"""The steps of the surviving lineage as the ledger tells them, and the rules that hold for a step as a whole.
-
-Used by `learner.audit`; the other rules compare groups, metrics and checkpoints with `Steps`.
-"""
+"""The steps of the surviving lineage as the ledger tells them, and the rules that hold for a step as a whole."""
 
 from bisect import bisect_right
 from collections.abc import Iterator

@@ -1,6 +1,6 @@
 """By which settings each step is measured: those of the start that took it.
 
-Used by the rules of `learner.audit`. A resumed run may have another `learner.max_staleness` than its first start.
+A resumed run may have another `learner.max_staleness` than its first start.
 """
 
 from bisect import bisect_right

@@ -1,7 +1,4 @@
-"""An audit as tables for a terminal.
-
-Used by `learner.audit`; `--json` prints the same facts without it.
-"""
+"""An audit as tables for a terminal."""
 
 from collections.abc import Sequence
 

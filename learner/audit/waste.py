@@ -1,7 +1,4 @@
-"""What was generated and not trained, by reason; and the prompts that were given up, with every failure of theirs.
-
-Used by `learner.audit`.
-"""
+"""What was generated and not trained, by reason; and the prompts that were given up, with every failure of theirs."""
 
 from dataclasses import dataclass
 

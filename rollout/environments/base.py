@@ -1,7 +1,7 @@
 """What an environment is: it gives the prompt, then answers each turn of the policy with an observation or the end.
 
-`rollout.episode` plays environments; bundled ones and a user's own have this one interface. Texts only: tokens, masks
-and limits are the player's matter.
+`rollout.episodes.player` plays environments; bundled ones and a user's own have this one interface. Texts only:
+tokens, masks and limits are the player's matter.
 """
 
 from collections.abc import Awaitable, Callable, Mapping

@@ -29,13 +29,13 @@ import msgspec
 import numpy as np
 import zmq
 
-from learner.coordinator import Coordinator
-from protocol import messages as m
-from protocol.codec import Decoder, encode
-from protocol.trajectory import Trajectory, TrajectoryFacts, VersionSpan
-from tests.protocol.examples import example_facts
-from tests.running_coordinator import STAMP, Place, RunningCoordinator, running_coordinator
-from tests.verdict import conclude, options
+from learner.coordinator.coordinator import Coordinator
+from protocol.wire import messages as m
+from protocol.wire.codec import Decoder, encode
+from protocol.wire.trajectory import Trajectory, TrajectoryFacts, VersionSpan
+from tests.chaos.rig.verdict import conclude, options
+from tests.fakes.running_coordinator import STAMP, Place, RunningCoordinator, running_coordinator
+from tests.protocol.wire.examples import example_facts
 
 TARGET_PER_S = 1000.0
 NUM_TOKENS = 8192

@@ -29,10 +29,10 @@ from pathlib import Path
 
 import msgspec
 
-from learner.ledger import Ledger
-from protocol.trajectory import TrajectoryFacts, VersionSpan
-from tests.protocol.examples import example_facts
-from tests.verdict import conclude, options
+from learner.ledger.ledger import Ledger
+from protocol.wire.trajectory import TrajectoryFacts, VersionSpan
+from tests.chaos.rig.verdict import conclude, options
+from tests.protocol.wire.examples import example_facts
 
 _GROUP_SIZE = 4
 _GROUPS_PER_STEP = 64

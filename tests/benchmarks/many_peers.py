@@ -16,10 +16,10 @@ from pathlib import Path
 
 import zmq
 
-from protocol import messages as m
-from protocol.codec import Decoder, encode
-from tests.running_coordinator import STAMP, Place, running_coordinator
-from tests.verdict import conclude, options
+from protocol.wire import messages as m
+from protocol.wire.codec import Decoder, encode
+from tests.chaos.rig.verdict import conclude, options
+from tests.fakes.running_coordinator import STAMP, Place, running_coordinator
 
 TARGET_S = 30.0
 _GIVE_UP_S = 120.0

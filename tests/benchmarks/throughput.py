@@ -24,7 +24,7 @@ from fastapi import FastAPI, Request
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 from transformers import PreTrainedTokenizerFast, Qwen2Config, Qwen2ForCausalLM
 
-from tests.verdict import conclude, options
+from tests.chaos.rig.verdict import conclude, options
 
 TARGET_SAMPLES_PER_S = 17.0
 _REWARD_DELAY_S = 0.5

@@ -2,10 +2,10 @@
 
     python -m tests.chaos.bad_pushes [--seed N] [--short]
 
-A plain model steps at random and is pushed by the real pusher over real gloo into a real vLLM engine of the same model,
-while requests run all the time. Seeded pushes meet one of the faults of `tests.chaos.push_faults`. --short: 12 pushes,
-four of them failing, into the receiving half alone (`rollout/weight_receive.py`, without vLLM's model: its start alone
-takes longer than the short form may).
+A plain model steps at random and is pushed by the real pusher over real gloo into a real vLLM engine of the same
+model, while requests run all the time. Seeded pushes meet one of the faults of `tests.chaos.rig.faulty_pushes`.
+--short: 12 pushes, four of them failing, into the receiving half alone (`rollout/engine/weight_receive.py`, without
+vLLM's model: its start alone takes longer than the short form may).
 
 holds: each version that any token carries was confirmed by the engine with the learner's own digest of that version,
 and the tokens' logprobs are those of the learner's weights of it (wrong_tokens=0; compared where a request began, since
@@ -28,13 +28,13 @@ import torch
 from torch import Tensor
 from transformers import Qwen2ForCausalLM
 
-from learner.weight_push import WeightPusher
+from learner.weights.push import WeightPusher
 from protocol.errors import NeighbourError
-from protocol.weight_wire import TensorMeta, WeightDigest, bucket_num_bytes, bucket_views, plan_buckets
-from rollout.generation import Generation, Sampling
-from tests.chaos.push_faults import FAULTS, Buckets, FaultyServer, FlippingGroup, breaking_off
-from tests.tiny_models import make_tiny_model
-from tests.verdict import conclude, options
+from protocol.weights.wire import TensorMeta, WeightDigest, bucket_num_bytes, bucket_views, plan_buckets
+from rollout.engine.generation import Generation, Sampling
+from tests.chaos.rig.faulty_pushes import FAULTS, Buckets, FaultyServer, FlippingGroup, breaking_off
+from tests.chaos.rig.verdict import conclude, options
+from tests.fakes.tiny_models import make_tiny_model
 
 PROMPT = [20, 21, 14, 22, 23, 32] * 3
 BUCKET_BYTES = 1 << 18
@@ -133,11 +133,11 @@ async def run(folder: Path, is_short: bool, num_pushes: int, faulty: dict[int, s
 
 async def _start(folder: Path, is_short: bool) -> Any:
     if is_short:
-        from tests.chaos.plain_engine import PlainEngine
+        from tests.chaos.rig.plain_engine import PlainEngine
 
         return PlainEngine()
-    from rollout.engine import Engine
-    from rollout.engine_spec import EngineSpec
+    from rollout.engine.engine import Engine
+    from rollout.engine.spec import EngineSpec
 
     return await Engine.start(EngineSpec(str(folder), "float32", 1, 0, 512, False, "gloo"))
 

@@ -3,7 +3,7 @@
     python -m tests.chaos.bad_retriever [--seed N] [--short]
 
 A run as in `tests.chaos.bad_rewards`, of conversations that search once and then answer. Each rollout server has a
-retriever of its own node and another node's, both `tests.chaos.bad_http`: 30 % 5xx, 10 % without an answer, 5 %
+retriever of its own node and another node's, both `tests.chaos.rig.bad_http`: 30 % 5xx, 10 % without an answer, 5 %
 nonsense. The node's own is away for 60 s; for 20 s of these the other one is away too.
 
 holds: every observation of every trained trajectory is exactly the passages of its query, with no word of an error
@@ -25,13 +25,13 @@ from dataclasses import dataclass
 from rollout.environments.base import Resources
 from rollout.environments.base import Search as SearchFunction
 from rollout.environments.search import Search, render_passages
-from rollout.http_policy import HttpPolicy
-from rollout.retriever_client import RetrieverClient
-from tests.chaos.bad_http import MARKER, BadServer, bad_server, passages_of
+from rollout.neighbours.http.retries import HttpPolicy
+from rollout.neighbours.retriever_client import RetrieverClient
 from tests.chaos.bad_rewards import POLICY, SHORT_POLICY, TIMEOUT_S
-from tests.chaos.neighbour_rig import GROUP_SIZE, GROUPS_PER_STEP, Outcome, Seat, play_run, under_way
-from tests.rollout_fakes import ScriptedScorer
-from tests.verdict import conclude, options
+from tests.chaos.rig.bad_http import MARKER, BadServer, bad_server, passages_of
+from tests.chaos.rig.neighbours import GROUP_SIZE, GROUPS_PER_STEP, Outcome, Seat, play_run, under_way
+from tests.chaos.rig.verdict import conclude, options
+from tests.fakes.rollout_fakes import ScriptedScorer
 
 PACE = 32.0
 _TOPK = 2

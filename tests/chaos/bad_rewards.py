@@ -2,9 +2,10 @@
 
     python -m tests.chaos.bad_rewards [--seed N] [--short]
 
-A run with real coordinator, sockets, sessions and reward clients around a scripted engine (`tests.chaos.neighbour_rig`)
-against `tests.chaos.bad_http` in a process of its own: 30 % 5xx, 10 % without an answer, 5 % nonsense, and an outage of
-60 s in which connections are refused. One rollout server asks sample by sample, the other in batches of four.
+A run with real coordinator, sockets, sessions and reward clients around a scripted engine
+(`tests.chaos.rig.neighbours`) against `tests.chaos.rig.bad_http` in a process of its own: 30 % 5xx, 10 % without an
+answer, 5 % nonsense, and an outage of 60 s in which connections are refused. One rollout server asks sample by sample,
+the other in batches of four.
 
 holds: every prompt is trained once, each sample with the reward of its own text (invented=0 misassigned=0 lost=0
 trained_twice=0 dead_letters=0); attempts per second in the outage are at most 1.1 x those before it (calls_ratio); at
@@ -19,14 +20,14 @@ import sys
 import time
 from contextlib import AsyncExitStack
 
-from protocol.settings import RewardEndpoint
+from protocol.settings.rewards import RewardEndpoint
 from rollout.environments.base import Resources
 from rollout.environments.single_turn import SingleTurn
-from rollout.http_policy import HttpPolicy
-from rollout.reward_client import RewardClient, Score, ScoreRequest
-from tests.chaos.bad_http import BadServer, bad_server, reward_of
-from tests.chaos.neighbour_rig import GROUP_SIZE, GROUPS_PER_STEP, Outcome, Seat, play_run, under_way
-from tests.verdict import conclude, options
+from rollout.neighbours.http.retries import HttpPolicy
+from rollout.neighbours.reward_client import RewardClient, Score, ScoreRequest
+from tests.chaos.rig.bad_http import BadServer, bad_server, reward_of
+from tests.chaos.rig.neighbours import GROUP_SIZE, GROUPS_PER_STEP, Outcome, Seat, play_run, under_way
+from tests.chaos.rig.verdict import conclude, options
 
 POLICY = HttpPolicy(min_backoff_s=0.05, max_backoff_s=2.0)
 SHORT_POLICY = HttpPolicy(

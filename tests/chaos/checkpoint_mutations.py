@@ -16,12 +16,13 @@ from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
 
-from learner.checkpoint import begin, commit, newest_valid
-from learner.ledger import Ledger
-from learner.manifest import MANIFEST, Checkpoint, CorruptCheckpointError, verify
-from learner.run_folder import CHECKPOINTS, LEDGER, plan_start, prepare_folder
-from protocol.settings import Settings
-from tests.verdict import conclude, options
+from learner.checkpoint.folder import begin, commit, newest_valid
+from learner.checkpoint.manifest import MANIFEST, Checkpoint, CorruptCheckpointError, verify
+from learner.disk.layout import CHECKPOINTS, LEDGER
+from learner.ledger.ledger import Ledger
+from learner.run.start import plan_start, prepare_folder
+from protocol.settings.settings import Settings
+from tests.chaos.rig.verdict import conclude, options
 
 _STEPS = (2, 4, 6, 8)
 _MODEL = "model-1"

@@ -12,9 +12,9 @@ import tempfile
 from pathlib import Path
 
 from protocol.failpoints import FAILPOINTS
-from tests.chaos.push_crashes import PUSH_FAILPOINTS, crash_in_pushes, pushing_cluster
-from tests.chaos.rig_crashes import crash_in_rig
-from tests.verdict import conclude, options
+from tests.chaos.rig.crashes import crash_in_rig
+from tests.chaos.rig.push_crashes import PUSH_FAILPOINTS, crash_in_pushes, pushing_cluster
+from tests.chaos.rig.verdict import conclude, options
 
 _SHORT = ("checkpoint.commit.renamed", "run_folder.ledger_replaced", "ledger.commit.before", "step_book.after_account")
 

@@ -15,12 +15,12 @@ import tempfile
 from pathlib import Path
 
 from learner import audit
-from learner.run_folder import LEDGER
-from tests.chaos.rig import Rig
-from tests.chaos.rig_home import rig_home
-from tests.chaos.rig_processes import Pace
-from tests.chaos.rig_settings import endless_settings, reward_service
-from tests.verdict import conclude, options
+from learner.disk.layout import LEDGER
+from tests.chaos.rig.home import rig_home
+from tests.chaos.rig.processes import Pace
+from tests.chaos.rig.run import Rig
+from tests.chaos.rig.settings import endless_settings, reward_service
+from tests.chaos.rig.verdict import conclude, options
 
 _LIMIT_S = 10.0
 _BETWEEN_S = 0.5

@@ -3,7 +3,7 @@
     python -m tests.chaos.frame_fuzz [--seed N] [--short] [--frames N] [--tcp_frames N]
 
 In process: every message goes through `Decoder`, the check of run and start, and `Trajectory.from_buffers`, and must be
-taken exactly when `tests.chaos.frame_oracle` says that it is valid, or when its bytes did not change. Over TCP: an
+taken exactly when `tests.chaos.frames.oracle` says that it is valid, or when its bytes did not change. Over TCP: an
 allowed peer sends what the oracle refuses, about leased samples, into a real coordinator, while another peer and a rank
 do a run's work. holds: no crash, nothing invalid taken, everything valid taken, memory grown by less than 50 MB.
 """
@@ -16,15 +16,16 @@ from random import Random
 
 import psutil
 
-from learner.mailbox import Mailbox
-from protocol import messages as m
-from protocol.codec import Decoder
-from protocol.trajectory import FrameError, Trajectory
-from tests.chaos.frame_fuzz_tcp import fuzz_over_tcp
-from tests.chaos.frame_mutations import Frames, mutate, other_frames, random_trajectory, trajectory_frames
-from tests.chaos.frame_oracle import INCARNATION, RUN_ID, is_valid
-from tests.chaos.frame_verdicts import Verdicts
-from tests.verdict import conclude, options
+from learner.coordinator.mailbox import Mailbox
+from protocol.errors import FrameError
+from protocol.wire import messages as m
+from protocol.wire.codec import Decoder
+from protocol.wire.trajectory import Trajectory
+from tests.chaos.frames.mutations import Frames, mutate, other_frames, random_trajectory, trajectory_frames
+from tests.chaos.frames.oracle import INCARNATION, RUN_ID, is_valid
+from tests.chaos.frames.over_tcp import fuzz_over_tcp
+from tests.chaos.frames.verdicts import Verdicts
+from tests.chaos.rig.verdict import conclude, options
 
 MAX_GROWTH_MB = 50.0
 _VALID_EVERY = 10

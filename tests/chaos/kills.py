@@ -4,7 +4,7 @@
 
 2,000 prompts x 4 samples, 2 epochs, 200 SIGKILLs (120 servers, 40 coordinators, 40 learners) at any moment.
 Real coordinator, ledger, checkpoints, sockets, rollout servers and reward service; the engine is paced by script and
-the learner counts instead of training (tests/chaos/rig_processes.py). Counted twice: by `learner.audit`, and by what
+the learner counts instead of training (tests/chaos/rig/processes.py). Counted twice: by `learner.audit`, and by what
 the learner that survived had in its last checkpoint. `--short`: 200 prompts, one epoch, 20 kills.
 """
 
@@ -15,12 +15,12 @@ from collections import Counter
 from pathlib import Path
 
 from learner import audit
-from tests.chaos.counting import count_trained
-from tests.chaos.rig import Rig
-from tests.chaos.rig_home import rig_home
-from tests.chaos.rig_processes import Pace
-from tests.chaos.rig_settings import reward_service, rig_settings
-from tests.verdict import conclude, options
+from tests.chaos.rig.counting import count_trained
+from tests.chaos.rig.home import rig_home
+from tests.chaos.rig.processes import Pace
+from tests.chaos.rig.run import Rig
+from tests.chaos.rig.settings import reward_service, rig_settings
+from tests.chaos.rig.verdict import conclude, options
 
 _GROUP_SIZE = 4
 

@@ -30,22 +30,23 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from learner.checkpoint import newest_valid
-from learner.finite import NonFiniteWeightsError
-from learner.microbatch import MicroBatch, Sample, make_micro_batch
-from learner.packing import plan_step
-from learner.policy import LossFunction, PolicyEngine, StepResult
-from learner.rank_checkpoint import save_checkpoint
-from learner.rank_push import RankPusher
-from learner.run_folder import CHECKPOINTS
-from learner.step import make_loss
-from learner.world import free_address, join_world
-from protocol.settings import Settings
-from tests.chaos.receiving_server import ReceivingServer
-from tests.learner.coordinator_script import Script, settings_of
-from tests.learner.policy_ranks import same, settings, trajectories
-from tests.tiny_models import make_tiny_model
-from tests.verdict import conclude, options
+from learner.checkpoint.folder import newest_valid
+from learner.disk.layout import CHECKPOINTS
+from learner.models.finite import NonFiniteWeightsError
+from learner.models.policy import PolicyEngine
+from learner.models.step_result import LossFunction, StepResult
+from learner.models.world import free_address, join_world
+from learner.objectives.policy_gradient import make_loss
+from learner.packing.micro_batch import MicroBatch, Sample, make_micro_batch
+from learner.packing.plan import plan_step
+from learner.rank.checkpoint import save_checkpoint
+from learner.rank.push import RankPusher
+from protocol.settings.settings import Settings
+from tests.chaos.rig.receiving_server import ReceivingServer
+from tests.chaos.rig.verdict import conclude, options
+from tests.fakes.tiny_models import make_tiny_model
+from tests.learner.coordinator.coordinator_script import Script, settings_of
+from tests.learner.models.policy_ranks import same, settings, trajectories
 
 NUM_RANKS = 2
 _COMMAND = (sys.executable, "-W", "ignore", "-m", "tests.chaos.nonfinite")

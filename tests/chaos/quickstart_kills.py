@@ -17,11 +17,11 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
-from deploy.cluster_home import this_home
-from deploy.cluster_ray import ray_processes
+from deploy.cluster.home import this_home
+from deploy.cluster.ray_processes import ray_processes
 from learner import audit
-from tests.process_facts import has_open, title_of
-from tests.verdict import conclude, options
+from tests.chaos.rig.verdict import conclude, options
+from tests.fakes.process_facts import has_open, title_of
 
 _KINDS = ("server", "coordinator", "rank")
 _MIN_REWARD, _MIN_GREEDY = 0.85, 0.9

@@ -17,13 +17,13 @@ from pathlib import Path
 import psutil
 
 from learner import audit
-from learner.run_folder import LEDGER
-from tests.chaos.counting import trajectory_bytes
-from tests.chaos.rig import Rig
-from tests.chaos.rig_home import rig_home
-from tests.chaos.rig_processes import Pace
-from tests.chaos.rig_settings import reward_service, rig_settings
-from tests.verdict import conclude, options
+from learner.disk.layout import LEDGER
+from tests.chaos.rig.counting import trajectory_bytes
+from tests.chaos.rig.home import rig_home
+from tests.chaos.rig.processes import Pace
+from tests.chaos.rig.run import Rig
+from tests.chaos.rig.settings import reward_service, rig_settings
+from tests.chaos.rig.verdict import conclude, options
 
 _RATE_OVER_S = 10.0
 _BACK_WITHIN_S = 5.0

@@ -2,7 +2,7 @@
 
     python -m tests.chaos.strangers [--seed N] [--short] [--connections N]
 
-Strangers of every kind (`tests.chaos.stranger_kinds`) knock at a `RouterChannel`. In the first half an allowed peer
+Strangers of every kind (`tests.chaos.rig.stranger_kinds`) knock at a `RouterChannel`. In the first half an allowed peer
 that is connected, and a new one with every hundred strangers, must get their answers. Then the authenticator's thread
 ends in the middle of a hundred, its socket left as it is; for the last quarter that is closed too. From its end on
 nobody new gets in, allowed keys included; the peer that was connected is still answered. holds: no frame of a stranger
@@ -21,10 +21,10 @@ from typing import Any
 import psutil
 import zmq
 
-from protocol.channel import DealerChannel, KeyPair, RouterChannel
 from protocol.errors import NeighbourError
-from tests.chaos.stranger_kinds import KINDS, Closer, Door, knock, new_keys
-from tests.verdict import conclude, options
+from protocol.wire.channel import DealerChannel, KeyPair, RouterChannel
+from tests.chaos.rig.stranger_kinds import KINDS, Closer, Door, knock, new_keys
+from tests.chaos.rig.verdict import conclude, options
 
 MAX_GROWTH_MB = 20.0
 _BATCH = 100

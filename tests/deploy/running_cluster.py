@@ -7,15 +7,15 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from protocol.home import ClusterState
-from protocol.listen import bind
+from protocol.http.listen import bind
+from protocol.node.home import ClusterState
 
 _CHECKOUT = Path(__file__).parents[2]
 TINY_SERVER = """
 import os, sys
 from protocol.errors import NeighbourError
-from protocol.run_spec import EngineRequest
-from rollout.engine_spec import EngineSpec
+from protocol.settings.run_spec import EngineRequest
+from rollout.engine.spec import EngineSpec
 
 
 class TinyServer:
@@ -91,7 +91,7 @@ class RunningCluster:
     @contextmanager
     def connected(self) -> Iterator[None]:
         """Be a driver of this cluster within the block; conftest.py has set what Ray needs to be let in."""
-        from deploy.cluster_fleet import connected
+        from deploy.cluster.fleet_client import connected
 
         with connected(self.state.ray_address):
             yield

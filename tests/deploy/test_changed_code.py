@@ -12,18 +12,18 @@ pytestmark = pytest.mark.stack
 
 _RENEW = """
 import json, os
-from protocol.home import read_cluster
+from protocol.node.home import read_cluster
 cluster = read_cluster()
 os.environ |= cluster.ray_environment()
-from learner import cluster as door
+from learner.run import fleet, ray_door as door
 door.connect(cluster)
 if {is_lending}:
     borrower = door.ray.remote(num_cpus=0)(type("Borrower", (), {{"live": lambda self: __import__("time").sleep(60)}}))
-    door.ray.get(door._fleet().lend_processes.remote(1, False, [borrower.remote()]))
+    door.ray.get(fleet._fleet().lend_processes.remote(1, False, [borrower.remote()]))
 try:
-    door.renew_fleet()
+    fleet.renew_fleet()
 finally:
-    print(json.dumps(door.ray.get(door._fleet().describe_self.remote())))
+    print(json.dumps(door.ray.get(fleet._fleet().describe_self.remote())))
 """
 
 

@@ -9,8 +9,8 @@ import pytest
 from deploy.quickstart.facts import Entity, load_entities, plain_name
 from deploy.quickstart.passages import contents, observation
 from deploy.quickstart.questions import questions, split_entities, unambiguous
-from retriever.bm25 import Bm25Index
 from retriever.corpus import read_corpus
+from retriever.indexes.bm25 import Bm25Index
 
 
 @pytest.fixture(scope="module")

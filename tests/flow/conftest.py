@@ -4,9 +4,9 @@ from collections.abc import Iterator
 
 import pytest
 
+from tests.fakes.http_servers import ScriptedServer, scripted_server
 from tests.flow.flow_cluster import FlowCluster
 from tests.flow.user_run import Bring, bring, score, score_slowly
-from tests.http_servers import ScriptedServer, scripted_server
 
 
 @pytest.fixture(scope="session")

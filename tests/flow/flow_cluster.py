@@ -11,12 +11,12 @@ from pathlib import Path
 
 import psutil
 
-from deploy.cluster_home import Home
-from deploy.cluster_processes import family
-from deploy.cluster_ray import ray_processes
-from protocol.home import ClusterState
-from protocol.listen import bind
-from tests.process_facts import has_open, title_of
+from deploy.cluster.home import Home
+from deploy.cluster.processes import family
+from deploy.cluster.ray_processes import ray_processes
+from protocol.http.listen import bind
+from protocol.node.home import ClusterState
+from tests.fakes.process_facts import has_open, title_of
 
 _RUN_S = 240.0
 _STOP_S = 60.0

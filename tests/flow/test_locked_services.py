@@ -13,7 +13,7 @@ from urllib.parse import urlsplit
 import httpx
 import pytest
 
-from tests.http_servers import module_serving
+from tests.fakes.http_servers import module_serving
 
 TOKEN = "a-secret-that-must-not-be-seen-0123456789"
 MIB = 1 << 20

@@ -2,7 +2,7 @@
 
 import pytest
 
-from tests.chaos.push_crashes import PUSH_FAILPOINTS, crash_in_pushes
+from tests.chaos.rig.push_crashes import PUSH_FAILPOINTS, crash_in_pushes
 from tests.flow.flow_cluster import FlowCluster
 from tests.flow.user_run import Bring
 

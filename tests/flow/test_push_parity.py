@@ -13,12 +13,12 @@ import pytest_asyncio
 import torch
 from transformers import Qwen2ForCausalLM
 
-from learner.weight_push import PushReport, WeightPusher
+from learner.weights.push import PushReport, WeightPusher
 from protocol.errors import NeighbourError
-from protocol.weight_wire import TensorMeta
-from rollout.engine import Engine, EngineSpec, Generation, Sampling
-from tests.in_process_server import InProcessServer
-from tests.tiny_models import make_tiny_model
+from protocol.weights.wire import TensorMeta
+from rollout.engine.engine import Engine, EngineSpec, Generation, Sampling
+from tests.fakes.in_process_server import InProcessServer
+from tests.fakes.tiny_models import make_tiny_model
 
 pytestmark = [
     pytest.mark.stack,

@@ -11,10 +11,10 @@ from dataclasses import dataclass
 
 import pytest
 
+from tests.fakes.http_servers import Answer, Received, ScriptedServer
+from tests.fakes.tiny_models import byte_tokenizer
 from tests.flow.flow_cluster import FlowCluster
 from tests.flow.user_run import Bring, Left, bring, each_trained_once, score
-from tests.http_servers import Answer, Received, ScriptedServer
-from tests.tiny_models import byte_tokenizer
 
 pytestmark = [pytest.mark.stack, pytest.mark.timeout(600)]
 

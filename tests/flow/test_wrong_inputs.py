@@ -12,10 +12,10 @@ from pathlib import Path
 
 import pytest
 
-from learner.checkpoint import begin, commit
-from learner.manifest import Checkpoint
-from protocol.home import ClusterState
-from protocol.listen import bind
+from learner.checkpoint.folder import begin, commit
+from learner.checkpoint.manifest import Checkpoint
+from protocol.http.listen import bind
+from protocol.node.home import ClusterState
 from tests.flow.refusals import Wrong, expect_refusal, options_of, run_without_cluster
 from tests.flow.user_run import Bring
 

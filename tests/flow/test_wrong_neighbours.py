@@ -8,10 +8,10 @@ from pathlib import Path
 
 import pytest
 
+from tests.fakes.http_servers import Answer, ScriptedServer, free_address
 from tests.flow.flow_cluster import FlowCluster
 from tests.flow.refusals import Wrong, expect_refusal, options_of
 from tests.flow.user_run import Bring
-from tests.http_servers import Answer, ScriptedServer, free_address
 
 pytestmark = pytest.mark.stack
 

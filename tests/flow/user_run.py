@@ -14,8 +14,8 @@ from typing import Any
 
 import yaml
 
-from tests.http_servers import Answer, Received
-from tests.tiny_models import make_tiny_model
+from tests.fakes.http_servers import Answer, Received
+from tests.fakes.tiny_models import make_tiny_model
 
 NUM_PROMPTS = 64
 GROUPS_PER_STEP = 2

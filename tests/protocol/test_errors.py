@@ -4,8 +4,7 @@ import pickle
 
 import pytest
 
-from protocol.errors import NeighbourError, OperatorError, SettingsError
-from protocol.trajectory import FrameError
+from protocol.errors import FrameError, NeighbourError, OperatorError, SettingsError
 
 
 @pytest.mark.parametrize(

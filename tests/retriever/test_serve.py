@@ -9,7 +9,7 @@ from pathlib import Path
 import httpx
 import pytest
 
-from tests.http_servers import module_serving, run_module
+from tests.fakes.http_servers import module_serving, run_module
 
 TOKEN = "0123456789abcdef"
 

@@ -7,10 +7,10 @@ from typing import Any
 import httpx
 import pytest
 
-from retriever.bm25 import Bm25Index, Hit
 from retriever.corpus import Corpus
+from retriever.indexes.bm25 import Bm25Index, Hit
 from retriever.service import Limits, RetrieverService
-from tests.http_servers import serving
+from tests.fakes.http_servers import serving
 
 CORPUS = Corpus(
     ["10", "11", "12"],

@@ -10,7 +10,7 @@ import pytest
 from rewards.bundled import scorer_named
 from rewards.service import RewardService
 from rewards.user_function import load_scorer
-from tests.http_servers import module_serving, run_module, serving
+from tests.fakes.http_servers import module_serving, run_module, serving
 
 
 @pytest.fixture(scope="module")

@@ -8,15 +8,15 @@ from typing import Any
 
 import pytest
 
-from protocol import messages as m
 from protocol.errors import NeighbourError, OperatorError, SettingsError
-from protocol.run_spec import EngineRequest
-from protocol.settings import RewardEndpoint, RewardsSettings
-from rollout.engine_spec import EngineSpec
+from protocol.settings.rewards import RewardEndpoint, RewardsSettings
+from protocol.settings.run_spec import EngineRequest
+from protocol.wire import messages as m
+from rollout.engine.spec import EngineSpec
+from rollout.neighbours.services import Node
 from rollout.server import RolloutServer
-from rollout.services import Node
-from tests.http_servers import Answer, ScriptedServer, free_address, scripted_server
-from tests.rollout_fakes import ScriptedCoordinator, ScriptedEngine, make_keys, make_spec
+from tests.fakes.http_servers import Answer, ScriptedServer, free_address, scripted_server
+from tests.fakes.rollout_fakes import ScriptedCoordinator, ScriptedEngine, make_keys, make_spec
 
 ENGINE = EngineRequest(
     model="tiny",

@@ -1,0 +1,111 @@
+"""Makes SLUICE_HOME: folders, CURVE keys and tokens that are this user's alone."""
+
+import fcntl
+import hashlib
+import os
+import secrets
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+import zmq
+
+from protocol.errors import OperatorError
+from protocol.node.home import sluice_home, write_secret
+
+
+@dataclass(frozen=True)
+class Home:
+    """Files of this node's cluster."""
+
+    root: Path
+
+    @property
+    def token_file(self) -> Path:
+        return self.root / "token"
+
+    @property
+    def ray_token_file(self) -> Path:
+        return self.root / "ray_token"
+
+    @property
+    def keys(self) -> Path:
+        return self.root / "keys"
+
+    @property
+    def logs(self) -> Path:
+        return self.root / "logs"
+
+    @property
+    def quickstart(self) -> Path:
+        return self.root / "quickstart"
+
+    @property
+    def ray_folder(self) -> Path:
+        """Where Ray keeps its sockets. Not in SLUICE_HOME: a unix socket's whole path has at most 107 characters.
+
+        Private, so Ray is given a folder inside it: Ray opens its own folder to every user of the machine.
+        """
+        digest = hashlib.sha256(str(self.root).encode()).hexdigest()[:8]
+        return Path(tempfile.gettempdir()) / f"sluice-{os.getuid()}-{digest}"
+
+
+def this_home() -> Home:
+    return Home(sluice_home().absolute())
+
+
+def make_home(home: Home, is_joining: bool) -> None:
+    """Make folders, keys and tokens that are missing; those that exist are kept.
+
+    Raises: OperatorError when a folder cannot be ours, or when a joining node lacks the head's secrets.
+    """
+    for folder in (home.root, home.keys, home.logs, home.ray_folder):
+        _make_private(folder)
+    secret_files = [home.token_file, home.ray_token_file]
+    secret_files += [home.keys / f"{name}.{kind}" for name in ("coordinator", "peer") for kind in ("pub", "sec")]
+    missing = [path for path in secret_files if not path.is_file()]
+    if is_joining and missing:
+        names = ", ".join(str(path.relative_to(home.root)) for path in missing)
+        raise OperatorError(
+            f"To join a cluster this node needs the head's secrets: {names} in {home.root}. "
+            "Copy token, ray_token and keys/ there from the head's SLUICE_HOME, with their permissions."
+        )
+    for path in (home.token_file, home.ray_token_file):
+        if not path.is_file():
+            write_secret(path, secrets.token_hex(32))
+    for name in ("coordinator", "peer"):
+        # A pair is made whole: a public key without its secret would lock every peer out.
+        if not (home.keys / f"{name}.sec").is_file() or not (home.keys / f"{name}.pub").is_file():
+            public, secret = zmq.curve_keypair()
+            write_secret(home.keys / f"{name}.pub", public.decode())
+            write_secret(home.keys / f"{name}.sec", secret.decode())
+
+
+@contextmanager
+def exclusive(home: Home) -> Iterator[None]:
+    """Hold the lock of starting and stopping. Raises: OperatorError when another start or stop is under way."""
+    _make_private(home.root)
+    with open(home.root / ".lock", "w", encoding="ascii") as file:
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            raise OperatorError(
+                f"Another start or stop of the cluster in {home.root} is under way. Wait for it."
+            ) from None
+        yield
+
+
+def _make_private(folder: Path) -> None:
+    try:
+        folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+        found = folder.lstat()
+        # In a shared temp folder somebody else could have put a folder or a link of this name first.
+        if folder.is_symlink() or found.st_uid != os.getuid():
+            raise OperatorError(f"{folder} belongs to somebody else. Set SLUICE_HOME to a folder of your own.")
+        folder.chmod(0o700)
+    except OSError as error:
+        raise OperatorError(
+            f"{folder} cannot be made ({error.strerror}). Set SLUICE_HOME to a folder of your own."
+        ) from None

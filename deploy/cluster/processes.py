@@ -1,0 +1,161 @@
+"""Processes of the cluster: started detached, recognised by pid and start time, and only then ended."""
+
+import os
+import signal
+import subprocess
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from pathlib import Path
+
+import psutil
+
+from protocol.errors import OperatorError
+from protocol.http.listen import bind
+from protocol.node.home import ProcessRecord
+
+MARK = "SLUICE_CLUSTER_FOLDER"
+"""Environment variable of everything that a start launches: the cluster's own folder for Ray."""
+
+_TERM_S = 10.0
+_KILL_S = 5.0
+_SHM = "/dev/shm/"  # noqa: S108  # where shared memory is, not a temporary file of ours
+
+
+def launch(
+    name: str, command: Sequence[str], code: str, log: Path, environment: Mapping[str, str], url: str
+) -> ProcessRecord:
+    """Start a process that outlives this one, its output in `log` (the last start's alone). Returns its record.
+
+    code: digest of what it runs.
+    """
+    descriptor = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_APPEND, 0o600)
+    try:
+        process = subprocess.Popen(  # noqa: S603  # the user's own command, without a shell
+            list(command),
+            stdin=subprocess.DEVNULL,
+            stdout=descriptor,
+            stderr=subprocess.STDOUT,
+            env={**os.environ, **environment},
+            start_new_session=True,
+        )
+    except OSError as error:
+        raise OperatorError(f"{name}: {command[0]} cannot be run ({error.strerror}).") from None
+    finally:
+        os.close(descriptor)
+    # Polled by psutil from here on; without a waiting Popen it warns that its child still runs.
+    process.returncode = 0
+    started_at = psutil.Process(process.pid).create_time()
+    return ProcessRecord(
+        name=name,
+        pid=process.pid,
+        started_at=started_at,
+        url=url,
+        log=str(log),
+        command=tuple(command),
+        code=code,
+    )
+
+
+def find(record: ProcessRecord) -> psutil.Process | None:
+    """Return the recorded process, or None when it ended; another one that got its pid is not it."""
+    try:
+        process = psutil.Process(record.pid)
+        is_same = abs(process.create_time() - record.started_at) < 0.05
+        return process if is_same and process.status() != psutil.STATUS_ZOMBIE else None
+    except psutil.NoSuchProcess:
+        return None
+
+
+def family(roots: Iterable[psutil.Process]) -> list[psutil.Process]:
+    """Return these processes and all that they started, without doubles and without this one."""
+    found: dict[int, psutil.Process] = {}
+    for root in roots:
+        try:
+            for process in (root, *root.children(recursive=True)):
+                found[process.pid] = process
+        except psutil.NoSuchProcess:
+            continue
+    found.pop(os.getpid(), None)
+    return list(found.values())
+
+
+def marked(is_ours: Callable[[psutil.Process], bool]) -> list[psutil.Process]:
+    """Return the running processes of this user that `is_ours` says are the cluster's."""
+    found = []
+    for process in psutil.process_iter():
+        try:
+            if process.uids().real == os.getuid() and process.status() != psutil.STATUS_ZOMBIE and is_ours(process):
+                found.append(process)
+        except (psutil.NoSuchProcess, psutil.AccessDenied):
+            continue
+    return [process for process in found if process.pid != os.getpid()]
+
+
+def end(processes: Sequence[psutil.Process], term_s: float = _TERM_S) -> None:
+    """End processes, politely first; returns when they are gone, at most about 15 s later.
+
+    Shared memory that they leave behind because they had to be killed is removed.
+    Raises: OperatorError naming one that cannot be ended.
+    """
+    shared = {path for process in processes for path in _shared_memory(process)}
+    _signal(processes, signal.SIGTERM)
+    _, left = psutil.wait_procs(processes, timeout=term_s)
+    _signal(left, signal.SIGKILL)
+    _, left = psutil.wait_procs(left, timeout=_KILL_S)
+    stuck = [process for process in left if process.is_running() and process.status() != psutil.STATUS_ZOMBIE]
+    if stuck:
+        raise OperatorError(
+            f"Process {stuck[0].pid} ({stuck[0].name()}) cannot be ended. See what it waits for with ps."
+        )
+    for path in shared:
+        path.unlink(missing_ok=True)
+
+
+def check_port(service: str, host: str, port: int, flag: str) -> None:
+    """Raise OperatorError, naming who listens when that is known, unless `port` is free."""
+    try:
+        bind(service, host, port).close()
+    except OperatorError:
+        raise OperatorError(
+            f"Port {port} of {host}, wanted by the {service}, is taken{_listener(port)}. "
+            f"Stop what listens there, or choose another port with {flag}."
+        ) from None
+
+
+def last_lines(log: Path, number: int = 5) -> str:
+    """Return the end of a log on one line, for an error message."""
+    try:
+        lines = [
+            line.strip() for line in log.read_text(encoding="utf-8", errors="replace").splitlines() if line.strip()
+        ]
+    except OSError:
+        return "its log cannot be read"
+    return " | ".join(lines[-number:]) or "its log is empty"
+
+
+def _listener(port: int) -> str:
+    try:
+        for connection in psutil.net_connections("tcp"):
+            if connection.status == psutil.CONN_LISTEN and connection.laddr[1:] == (port,) and connection.pid:
+                process = psutil.Process(connection.pid)
+                return f" by process {process.pid} ({' '.join(process.cmdline()[:4])})"
+    except (psutil.AccessDenied, psutil.NoSuchProcess):
+        pass  # another user's process: only root may know more
+    return ""
+
+
+def _signal(processes: Iterable[psutil.Process], number: signal.Signals) -> None:
+    for process in processes:
+        try:
+            process.send_signal(number)
+        except psutil.NoSuchProcess:
+            continue
+
+
+def _shared_memory(process: psutil.Process) -> set[Path]:
+    """Return the named shared-memory files that a process has mapped."""
+    try:
+        maps = Path(f"/proc/{process.pid}/maps").read_text(encoding="utf-8", errors="replace")
+    except OSError:
+        return set()
+    paths = (line.split(maxsplit=5)[-1] for line in maps.splitlines() if _SHM in line)
+    return {Path(path) for path in paths if path.startswith(_SHM) and not path.endswith("(deleted)")}

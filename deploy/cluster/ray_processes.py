@@ -1,0 +1,129 @@
+"""Ray's processes on this node: started for this cluster alone, recognised, and ended.
+
+`ray stop` is never used: it would end every Ray cluster of the machine, other people's too.
+"""
+
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import psutil
+
+from deploy.cluster.home import Home
+from deploy.cluster.options import LOOPBACK, StartOptions
+from deploy.cluster.processes import MARK, end, family, find, last_lines, marked
+from protocol.errors import OperatorError
+from protocol.http.listen import bind
+from protocol.node.home import ProcessRecord
+
+NAMESPACE = "sluice"
+# Ray carries neither trajectories nor weights here; the smallest store that it takes is 75 MB.
+_OBJECT_STORE_BYTES = 200_000_000
+# Ray has nothing to save: its processes wait for each other more than they clear up.
+_TERM_S = 3.0
+
+
+def ray_environment(home: Home, node_ip: str) -> dict[str, str]:
+    """Return what Ray and everything it starts find in their environment."""
+    venv = Path(sys.executable).parent
+    return {
+        "RAY_AUTH_MODE": "token",
+        "RAY_AUTH_TOKEN_PATH": str(home.ray_token_file),
+        "RAY_USAGE_STATS_ENABLED": "0",
+        # Ray lowers its workers' priority; the learner and the engine are what this machine is here for.
+        "RAY_worker_niceness": "0",
+        # Importing torch, vLLM and DeepSpeed takes three times as long when Python may not keep what it compiled.
+        "PYTHONDONTWRITEBYTECODE": "",
+        # Ray takes 127.0.0.1 for "find my address on the network" and listens there, unless it is told that this
+        # machine is no part of a cluster of machines.
+        **({"RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER": "0"} if node_ip == LOOPBACK else {}),
+        "SLUICE_HOME": str(home.root),
+        MARK: str(home.ray_folder),
+        # DeepSpeed builds an extension at its first use, and finds ninja on PATH only.
+        "PATH": f"{venv}{os.pathsep}{os.environ.get('PATH', os.defpath)}",
+    }
+
+
+def launch_ray(options: StartOptions, home: Home) -> "subprocess.Popen[bytes]":
+    """Begin `ray start` for this node; `await_ray` waits for its end."""
+    with open(home.logs / "ray_start.log", "wb") as log:
+        return subprocess.Popen(  # noqa: S603  # our own command, without a shell
+            _command(options, home),
+            stdin=subprocess.DEVNULL,
+            stdout=log,
+            stderr=subprocess.STDOUT,
+            env={**os.environ, **ray_environment(home, options.node_ip)},
+            start_new_session=True,
+        )
+
+
+def await_ray(starting: "subprocess.Popen[bytes]", home: Home, address: str, timeout_s: float) -> ProcessRecord:
+    """Return the record of this node's raylet, which ends when Ray does. Raises: OperatorError with Ray's reason."""
+    log = home.logs / "ray_start.log"
+    try:
+        status = starting.wait(timeout_s)
+    except subprocess.TimeoutExpired:
+        starting.kill()
+        starting.wait()
+        raise OperatorError(f"Ray did not start within {timeout_s:g} s: {last_lines(log)} (log: {log})") from None
+    raylet = next((process for process in ray_processes(home) if process.name() == "raylet"), None)
+    if status or raylet is None:
+        raise OperatorError(f"Ray did not start: {last_lines(log)} (log: {log})")
+    logs = home.ray_folder / "r" / "session_latest" / "logs"
+    return ProcessRecord(
+        name="ray", pid=raylet.pid, started_at=raylet.create_time(), url=address, log=str(logs.resolve())
+    )
+
+
+def ray_processes(home: Home) -> list[psutil.Process]:
+    """Return this cluster's Ray processes on this node, and all that they started."""
+    return family(marked(lambda process: _belongs(process, home.ray_folder)))
+
+
+def end_ray(home: Home) -> None:
+    """End this cluster's Ray on this node and remove its folder."""
+    while processes := ray_processes(home):
+        end(processes, term_s=_TERM_S)
+    shutil.rmtree(home.ray_folder, ignore_errors=True)
+
+
+def is_running(record: ProcessRecord) -> bool:
+    return find(record) is not None
+
+
+def _belongs(process: psutil.Process, folder: Path) -> bool:
+    """Return whether Ray of this cluster started the process: it says so in its environment, or logs into the folder.
+
+    Workers overwrite the memory where the environment was when they set their title, so both are looked at.
+    """
+    if process.environ().get(MARK) == str(folder):
+        return True
+    for descriptor in (1, 2):
+        try:
+            if os.readlink(f"/proc/{process.pid}/fd/{descriptor}").startswith(f"{folder}/"):
+                return True
+        except OSError:
+            return False
+    return False
+
+
+def _command(options: StartOptions, home: Home) -> list[str]:
+    command = [str(Path(sys.executable).parent / "ray"), "start", "--disable-usage-stats"]
+    command += ["--node-ip-address", options.node_ip, "--object-store-memory", str(_OBJECT_STORE_BYTES)]
+    # Ports that the system chooses: two clusters on one machine do not meet.
+    command += ["--temp-dir", str(home.ray_folder / "r"), "--min-worker-port", "0", "--max-worker-port", "0"]
+    command += ["--dashboard-agent-listen-port", "0"]
+    # Nobody reads workers' logs through Ray: they are files.
+    command += ["--include-log-monitor", "false"]
+    if options.head is not None:
+        return [*command, "--address", options.head]
+    # Its proxy for remote drivers cannot be switched off; on its usual port 10001 two clusters would meet.
+    command += ["--head", "--port", str(options.ray_port), "--ray-client-server-port", str(_free_port(options.node_ip))]
+    return [*command, "--include-dashboard", "false", "--dashboard-host", LOOPBACK]
+
+
+def _free_port(host: str) -> int:
+    with bind("ray client proxy", host, 0) as free:
+        return int(free.getsockname()[1])

@@ -1,0 +1,230 @@
+"""The fleet: a detached Ray actor that keeps rollout servers warm between runs and starts or replaces them on request.
+
+It also lends warm processes to become learner ranks (`deploy.fleet.standby`).
+Created by `deploy.cluster` as `sluice-fleet`; asked by the learner's driver. It remembers nothing: which servers there
+are is read from Ray each time, so a fleet that Ray restarted knows as much as the one before.
+"""
+
+import asyncio
+import contextlib
+import os
+from collections.abc import Awaitable
+from typing import Any, TypedDict, TypeVar
+
+import ray
+from ray.exceptions import RayActorError, RayTaskError
+from ray.util import list_named_actors
+
+from deploy.fleet.hosted_server import hosted
+from deploy.fleet.standby import StandbyPool
+from protocol.errors import NeighbourError, OperatorError
+from protocol.node.code_digest import FLEET_ROOMS, code_digest
+from protocol.settings.run_spec import EngineRequest, RunSpec
+
+FLEET = "sluice-fleet"
+NAMESPACE = "sluice"
+SERVER_PREFIX = "sluice-rollout-"
+
+_T = TypeVar("_T")
+_ANSWER_S = 20.0
+_STOP_S = 30.0
+_PLACE_S = 120.0
+# Loading a model of hundreds of GB takes this long; the driver that waits has a deadline of its own.
+_START_S = 3600.0
+
+
+class ServerInfo(TypedDict):
+    """A rollout server that is ready. warm: it ran already, with this very engine."""
+
+    name: str
+    node_ip: str
+    warm: bool
+
+
+class FleetInfo(TypedDict):
+    """The fleet itself. code: digest of what it runs. is_lending: a run lives on processes that would end with it."""
+
+    pid: int
+    code: str
+    is_lending: bool
+
+
+class Fleet:
+    """All methods run in one event loop. server_class: `module:Class` of what is started."""
+
+    def __init__(self, server_class: str = "rollout.server:RolloutServer") -> None:
+        self._server_class = server_class
+        self._code = code_digest(FLEET_ROOMS)
+        self._changing = asyncio.Lock()
+        self._standby = StandbyPool()
+        self._standby.fill(1)
+
+    async def describe_self(self) -> FleetInfo:
+        """Return which process this is, what code it runs, and whether a run uses processes of it."""
+        return FleetInfo(pid=os.getpid(), code=self._code, is_lending=self._standby.is_lending)
+
+    async def lend_processes(self, num_processes: int, use_gpus: bool, borrower: list[Any]) -> list[Any]:
+        """Return handles of `StandbyProcess` actors: they end when `borrower` does, the one actor in this list."""
+        return await self._standby.lend(num_processes, use_gpus, borrower[0])
+
+    async def ensure(self, spec: dict[str, Any], num_servers: int) -> list[ServerInfo]:
+        """Return num_servers ready servers with the engine of `spec`, an EngineRequest.
+
+        Servers that have this engine are kept, warm; others are stopped, missing ones started side by side.
+        Raises: OperatorError that the operator can mend; NeighbourError with the end of the engine's log.
+        """
+        request = EngineRequest.model_validate(spec)
+        _check_gpus(request, num_servers)
+        fingerprint = _fingerprint(request)
+        async with self._changing:
+            alike = [server for server in await self.describe() if _has_engine(server, fingerprint)]
+            warm = [str(server["name"]) for server in alike][:num_servers]
+            await asyncio.gather(*(_stop(name) for name in server_names() if name not in warm))
+            infos = [ServerInfo(name=str(s["name"]), node_ip=str(s["node_ip"]), warm=True) for s in alike[:num_servers]]
+            numbers = (number for number in range(num_servers) if f"{SERVER_PREFIX}{number}" not in warm)
+            missing = [
+                f"{SERVER_PREFIX}{number}" for number, _ in zip(numbers, range(num_servers - len(warm)), strict=False)
+            ]
+            infos += await _all_or_none(missing, [self._start(name, request) for name in missing])
+        return sorted(infos, key=lambda info: int(info["name"].removeprefix(SERVER_PREFIX)))
+
+    async def describe(self) -> list[dict[str, Any]]:
+        """Return each server's `describe()` with node_ip, pid and log; one that does not answer has is_alive False."""
+        return list(await asyncio.gather(*(_describe(name) for name in server_names())))
+
+    async def check_services(self, run: dict[str, Any]) -> None:
+        """Ask the reward services and the retriever of a run (a RunSpec) once.
+
+        Raises: NeighbourError, OperatorError or SettingsError with what to change.
+        """
+        # Imported here: a fleet must come up, and say what is wrong, when a room of the checkout is broken.
+        from rollout.neighbours.services import Services, this_node
+
+        async with Services(RunSpec.model_validate(run), this_node()) as services:
+            await services.check()
+
+    async def stop_all(self) -> None:
+        """Stop every server, and what waits to be lent; returns when all servers are gone."""
+        self._standby.end()
+        async with self._changing:
+            await asyncio.gather(*(_stop(name) for name in server_names()))
+
+    async def _start(self, name: str, request: EngineRequest) -> ServerInfo:
+        """Start one server. Raises: what its start raised; nothing of it is left then."""
+        num_gpus = request.tensor_parallel_size if request.weights_backend == "nccl" else 0
+        actor = ray.remote(hosted(self._server_class)).options(
+            name=name,
+            namespace=NAMESPACE,
+            lifetime="detached",
+            num_cpus=0,
+            num_gpus=num_gpus,
+            max_restarts=-1,
+            max_concurrency=1000,
+            scheduling_strategy="SPREAD",
+        )
+        handle = actor.remote(name, request.model_dump(mode="json"))
+        where: dict[str, Any] = {"log": ""}
+        try:
+            where = await _call(name, handle.where.remote(), _PLACE_S)
+            await _call(name, handle.start.remote(), _START_S)
+        except NeighbourError as error:
+            log = await _log_tail(handle)
+            await _remove(name)
+            raise NeighbourError(name, f"did not start: {error}{log} Log: {where['log'] or 'none yet'}") from None
+        except BaseException:
+            await _remove(name)
+            raise
+        return ServerInfo(name=name, node_ip=where["node_ip"], warm=False)
+
+
+def server_names() -> list[str]:
+    """Return the names of the rollout servers that Ray knows."""
+    actors = list_named_actors(all_namespaces=True)
+    names = [actor["name"] for actor in actors if actor["namespace"] == NAMESPACE]
+    return sorted(name for name in names if name.startswith(SERVER_PREFIX))
+
+
+def _fingerprint(request: EngineRequest) -> str:
+    from rollout.engine.spec import EngineSpec
+
+    return EngineSpec(**request.model_dump()).fingerprint()
+
+
+def _has_engine(server: dict[str, Any], fingerprint: str) -> bool:
+    return bool(server["is_alive"]) and server.get("fingerprint") == fingerprint
+
+
+def _check_gpus(request: EngineRequest, num_servers: int) -> None:
+    """Raise OperatorError for more GPUs than there are: Ray would wait for them for ever."""
+    if request.weights_backend != "nccl":
+        return
+    needed, present = request.tensor_parallel_size * num_servers, int(ray.cluster_resources().get("GPU", 0))
+    if needed > present:
+        raise OperatorError(
+            f"settings: rollout.num_servers = {num_servers} with rollout.tensor_parallel_size = "
+            f"{request.tensor_parallel_size} needs {needed} GPUs; the cluster has {present}. Lower one of them."
+        )
+
+
+async def _all_or_none(names: list[str], starts: list[Awaitable[ServerInfo]]) -> list[ServerInfo]:
+    """Return what all starts return; when one fails, the others' servers are stopped and its error is raised."""
+    results = await asyncio.gather(*starts, return_exceptions=True)
+    failures = [result for result in results if isinstance(result, BaseException)]
+    if failures:
+        await asyncio.gather(*(_stop(name) for name in names))
+        raise failures[0]
+    return [result for result in results if not isinstance(result, BaseException)]
+
+
+async def _describe(name: str) -> dict[str, Any]:
+    unknown = {"name": name, "is_alive": False, "node_ip": "", "pid": 0, "log": ""}
+    try:
+        handle = ray.get_actor(name, namespace=NAMESPACE)
+        where = await _call(name, handle.where.remote(), _ANSWER_S)
+        return {**unknown, **where, **await _call(name, handle.describe.remote(), _ANSWER_S)}
+    except (ValueError, NeighbourError):  # it ended since it was listed, or it does not answer
+        return unknown
+
+
+async def _stop(name: str) -> None:
+    """Stop a server in an orderly way, or without its consent."""
+    # Suppressed: it is gone already, or cannot stop by itself and is ended below.
+    with contextlib.suppress(ValueError, NeighbourError, OperatorError):
+        await _call(name, ray.get_actor(name, namespace=NAMESPACE).stop.remote(), _STOP_S)
+    await _remove(name)
+
+
+async def _remove(name: str) -> None:
+    """End a server's process; returns when its name is free. Raises: NeighbourError when that takes too long."""
+    try:
+        ray.kill(ray.get_actor(name, namespace=NAMESPACE), no_restart=True)
+        async with asyncio.timeout(_STOP_S):
+            while name in server_names():
+                await asyncio.sleep(0.02)  # Ray tells nobody when a name is free
+    except ValueError:
+        return
+    except TimeoutError:
+        raise NeighbourError(name, f"was still there {_STOP_S:g} s after it was ended") from None
+
+
+async def _log_tail(handle: Any) -> str:
+    try:
+        tail = str(await _call("", handle.log_tail.remote(), _ANSWER_S))
+    except NeighbourError:
+        return "."
+    return f". The end of its log: {tail}." if tail else "."
+
+
+async def _call(name: str, reference: Awaitable[_T], timeout_s: float) -> _T:
+    """Return a server's answer. Raises: what it raised, unwrapped; NeighbourError when it died or did not answer."""
+    try:
+        async with asyncio.timeout(timeout_s):
+            return await reference
+    except TimeoutError:
+        raise NeighbourError(name, f"did not answer within {timeout_s:g} s") from None
+    except RayTaskError as error:
+        if isinstance(error.cause, OperatorError | NeighbourError):
+            raise error.cause from None
+        raise NeighbourError(name, f"{type(error.cause).__name__}: {error.cause}") from None
+    except RayActorError as error:
+        raise NeighbourError(name, f"died: {str(error).strip().splitlines()[0]}") from None

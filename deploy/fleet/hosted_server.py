@@ -1,0 +1,35 @@
+"""A rollout server's class as the fleet starts it: the class itself, and where its process is and logs."""
+
+import os
+from importlib import import_module
+from pathlib import Path
+
+import ray
+
+_TAIL_LINES = 12
+
+
+class Hosted:
+    """What the fleet asks of a server beside the server's own methods."""
+
+    async def where(self) -> dict[str, object]:
+        """Return the node, the process and the log of this server."""
+        return {"node_ip": ray.util.get_node_ip_address(), "pid": os.getpid(), "log": _own_log()}
+
+    async def log_tail(self) -> str:
+        """Return the last lines that this process and its engine wrote."""
+        lines = Path(_own_log()).read_text(encoding="utf-8", errors="replace").splitlines()
+        # Ray writes marks for its own log reader between the lines: ":job_id:...", ":actor_name:...".
+        said = [line.strip() for line in lines if line.strip() and not line.startswith(":")]
+        return " | ".join(said[-_TAIL_LINES:])
+
+
+def hosted(server_class: str) -> type:
+    """Return the class named `module:Class` with the methods of Hosted."""
+    module, _, name = server_class.partition(":")
+    return type(name, (Hosted, getattr(import_module(module), name)), {})
+
+
+def _own_log() -> str:
+    """Ray sends an actor's errors, and those of the processes it starts, to a file of its own."""
+    return os.readlink("/proc/self/fd/2")

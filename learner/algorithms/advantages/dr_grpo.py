@@ -1,0 +1,14 @@
+"""Dr. GRPO's advantage."""
+
+from torch import Tensor
+
+from learner.algorithms.advantages.of_groups import centred, check_group
+
+
+def dr_grpo_advantages(rewards: Tensor) -> Tensor:
+    """Return each reward's distance from its group's mean.
+
+    rewards: [P, G] float. Returns [P, G]. Raises: ValueError when G < 2. Source: Dr. GRPO, arXiv:2503.20783.
+    """
+    check_group(rewards)
+    return centred(rewards)

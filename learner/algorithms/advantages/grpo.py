@@ -1,0 +1,18 @@
+"""GRPO's advantage."""
+
+from torch import Tensor
+
+from learner.algorithms.advantages.of_groups import centred, check_group
+
+_EPSILON = 1e-6
+
+
+def grpo_advantages(rewards: Tensor) -> Tensor:
+    """Return each reward's distance from its group's mean, in group standard deviations.
+
+    rewards: [P, G] float. Returns [P, G]. A group whose rewards are all equal gives zeros.
+    Raises: ValueError when G < 2.
+    Source: GRPO, arXiv:2402.03300, eq. 3; unbiased standard deviation plus 1e-6.
+    """
+    check_group(rewards)
+    return centred(rewards) / (rewards.std(dim=1, keepdim=True) + _EPSILON)

@@ -1,0 +1,17 @@
+"""RLOO's advantage."""
+
+import torch
+from torch import Tensor
+
+from learner.algorithms.advantages.of_groups import check_group, is_equal
+
+
+def rloo_advantages(rewards: Tensor) -> Tensor:
+    """Return each reward's distance from the mean of its group's other rewards.
+
+    rewards: [P, G] float. Returns [P, G]. Raises: ValueError when G < 2. Source: RLOO, arXiv:2402.14740.
+    """
+    check_group(rewards)
+    num_others = rewards.shape[1] - 1
+    others = (rewards.sum(dim=1, keepdim=True) - rewards) / num_others
+    return torch.where(is_equal(rewards), torch.zeros_like(rewards), rewards - others)

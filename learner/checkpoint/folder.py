@@ -1,0 +1,245 @@
+"""Checkpoint folders that are whole or not there: written aside, hashed, fsynced, renamed; verified before any use.
+
+Layout under a run's checkpoints/:
+
+    step_000100/...            the ranks' files and the ledger's copy
+    step_000100/MANIFEST.json  written last: schema, step, version, run, model, and every file's size and SHA-256
+    latest -> step_000100
+    .tmp-...                   being written, or being removed; the next `begin` removes what a death left of these
+    set_aside_step_000120      was newer than what a start resumed from: corrupt, or of a lineage that was given up
+
+A folder has its `step_` name only while it is whole, so a death at any point leaves the older checkpoints as they were,
+and `latest` at a whole one or, with none left to point at, absent.
+"""
+
+import os
+import shutil
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from learner.checkpoint.manifest import MANIFEST, Checkpoint, CorruptCheckpointError, manifest_bytes, verify
+from learner.checkpoint.sealed_files import seal_files
+from learner.disk.whole_file import move_synced, sync
+from protocol.errors import OperatorError, SettingsError
+from protocol.failpoints import failpoint
+
+LATEST = "latest"
+_STEP = "step_"
+_ASIDE = ".tmp-"
+_SET_ASIDE = "set_aside_"
+
+
+def aside_folder(root: Path, step: int) -> Path:
+    """Return where step's checkpoint is written before it is committed; `begin` makes the folder."""
+    return root / f"{_ASIDE}{_name(step)}"
+
+
+def begin(root: Path, step: int) -> Path:
+    """Return a new folder aside for all ranks to write into; what earlier lives left aside is removed.
+
+    Raises: OperatorError when the folder cannot be written.
+    """
+    failpoint("checkpoint.begin.before")
+    aside = aside_folder(root, step)
+    with _written(root):
+        root.mkdir(parents=True, exist_ok=True)
+        _remove_leftovers(root)
+        failpoint("checkpoint.begin.leftovers_removed")
+        aside.mkdir()
+    failpoint("checkpoint.begin.made")
+    return aside
+
+
+def commit(aside: Path, checkpoint: Checkpoint) -> Checkpoint:
+    """Return the finished checkpoint: `aside`, hashed and renamed. Called on rank 0 when every rank has written.
+
+    Older checkpoints are untouched until this one has been read back and verified. Blocks for a read of all its bytes.
+    Raises: OperatorError when the disk refuses; the aside folder is then gone and older checkpoints are intact.
+    """
+    root = aside.parent
+    target = root / _name(checkpoint.step)
+    failpoint("checkpoint.commit.begun")
+    with _written(root, aside):
+        _seal(aside, checkpoint)
+        _displace(target)
+        aside.rename(target)
+        failpoint("checkpoint.commit.renamed")
+        sync(root)
+        failpoint("checkpoint.commit.root_synced")
+    committed = verify(target)
+    failpoint("checkpoint.commit.verified")
+    with _written(root):
+        point_latest(root, target)
+        _remove_leftovers(root)
+    failpoint("checkpoint.commit.displaced_removed")
+    return committed
+
+
+def abandon(aside: Path) -> None:
+    """Remove a folder that `begin` made and that will not be committed."""
+    shutil.rmtree(aside, ignore_errors=True)
+
+
+def newest_valid(root: Path, highest_step: int | None = None) -> Checkpoint | None:
+    """Return the valid checkpoint of the highest step, None when there is none. Corrupt ones are passed over.
+
+    highest_step: look at none above it. A folder whose manifest tells of another step than its name is no checkpoint.
+    """
+    for path in _newest_first(root):
+        if highest_step is not None and _step_of(path) > highest_step:
+            continue
+        try:
+            checkpoint = verify(path)
+        except CorruptCheckpointError:
+            continue
+        if checkpoint.step == _step_of(path):
+            return checkpoint
+    return None
+
+
+def open_checkpoint(path: Path) -> Checkpoint:
+    """Return the checkpoint that the operator named. Raises: SettingsError when there is no valid one."""
+    try:
+        return verify(path.resolve())
+    except CorruptCheckpointError as error:
+        raise SettingsError(
+            f"settings: run.resume = {path} is no valid checkpoint ({error}). "
+            "Name a folder such as runs/NAME/checkpoints/step_000100, or use auto."
+        ) from None
+
+
+def rotate(root: Path, keep: int) -> list[Path]:
+    """Remove all but the `keep` newest valid checkpoints; returns the removed ones. Call it after a commit, which has
+    verified the newest: nothing is removed before it stands.
+
+    Corrupt folders newer than the oldest kept one stay, for whoever looks into what broke them.
+    Raises: OperatorError when a folder cannot be removed.
+    """
+    kept: list[Path] = []
+    removed: list[Path] = []
+    for path in _newest_first(root):
+        if len(kept) >= keep:
+            with _written(root):
+                _remove(path)
+            removed.append(path)
+        elif _is_valid(path):
+            kept.append(path)
+    return removed
+
+
+def newer_than(root: Path, step: int) -> list[Path]:
+    """Return the folders of steps above `step`, valid or not, newest first."""
+    return [path for path in _newest_first(root) if _step_of(path) > step]
+
+
+def set_aside_newer(root: Path, step: int) -> None:
+    """Take the name from the folders of steps above `step`. A run that goes on from `step` would find them at its next
+    start in place of its own: they are corrupt, or of a lineage that the operator gave up.
+
+    `latest` is led away from each before it moves. Raises: OSError.
+    """
+    for path in newer_than(root, step):
+        _lead_latest_away(root, path, step)
+        number, target = 1, root / f"{_SET_ASIDE}{path.name}"
+        while target.exists():
+            number += 1
+            target = root / f"{_SET_ASIDE}{path.name}-{number}"
+        move_synced(path, target)
+
+
+def point_latest(root: Path, target: Path) -> None:
+    """Have `latest` name this checkpoint of the folder. Raises: OSError; it then names what it named before."""
+    aside = root / f".{LATEST}"
+    aside.unlink(missing_ok=True)
+    aside.symlink_to(target.name)
+    failpoint("checkpoint.latest.linked_aside")
+    aside.replace(root / LATEST)
+    failpoint("checkpoint.latest.replaced")
+    sync(root)
+    failpoint("checkpoint.latest.synced")
+
+
+def _seal(aside: Path, checkpoint: Checkpoint) -> None:
+    """Bring every byte to the disk, and the manifest after them."""
+    files = seal_files(aside)
+    failpoint("checkpoint.commit.files_sealed")
+    (aside / MANIFEST).write_bytes(manifest_bytes(checkpoint, files))
+    failpoint("checkpoint.commit.manifest_written")
+    sync(aside / MANIFEST)
+    failpoint("checkpoint.commit.manifest_synced")
+    for base, _, _ in os.walk(aside):
+        sync(Path(base))
+    failpoint("checkpoint.commit.folders_synced")
+
+
+def _is_valid(path: Path) -> bool:
+    try:
+        verify(path)
+    except CorruptCheckpointError:
+        return False
+    return True
+
+
+def _name(step: int) -> str:
+    return f"{_STEP}{step:06d}"
+
+
+def _step_of(path: Path) -> int:
+    return int(path.name.removeprefix(_STEP))
+
+
+def _newest_first(root: Path) -> list[Path]:
+    numbers = {path: path.name.removeprefix(_STEP) for path in root.glob(f"{_STEP}*")}
+    return sorted((path for path, n in numbers.items() if n.isascii() and n.isdecimal()), key=_step_of, reverse=True)
+
+
+def _displace(target: Path) -> None:
+    """Move a folder of the same step out of the way; `latest` is led away from it first, or it would name nothing."""
+    if target.exists():
+        _lead_latest_away(target.parent, target, _step_of(target) - 1)
+        failpoint("checkpoint.commit.latest_taken_off")
+        target.rename(target.with_name(f"{_ASIDE}displaced-{target.name}"))
+        failpoint("checkpoint.commit.displaced")
+
+
+def _lead_latest_away(root: Path, path: Path, highest_step: int) -> None:
+    """Have `latest` name a valid checkpoint of at most this step, or nothing, where it named `path`."""
+    latest = root / LATEST
+    if not latest.is_symlink() or latest.readlink().name != path.name:
+        return
+    other = newest_valid(root, highest_step)
+    if other is not None:
+        point_latest(root, other.path)
+    else:
+        latest.unlink()
+        sync(root)
+
+
+def _remove(path: Path) -> None:
+    """Remove a checkpoint: it loses its name first, so that no half of it is ever found."""
+    failpoint("checkpoint.rotate.before_removal")
+    aside = path.with_name(f"{_ASIDE}removed-{path.name}")
+    move_synced(path, aside)
+    failpoint("checkpoint.rotate.renamed")
+    shutil.rmtree(aside)
+    failpoint("checkpoint.rotate.after_removal")
+
+
+def _remove_leftovers(root: Path) -> None:
+    for leftover in root.glob(f"{_ASIDE}*"):
+        shutil.rmtree(leftover)
+
+
+@contextmanager
+def _written(root: Path, aside: Path | None = None) -> Iterator[None]:
+    """Turn the disk's refusal into a sentence, and free what was written aside."""
+    try:
+        yield
+    except OSError as error:
+        if aside is not None:
+            abandon(aside)
+        raise OperatorError(
+            f"The checkpoint folder {root} cannot be written: {error.strerror or error}. "
+            "Free the disk or set run.dir to a folder on another one; older checkpoints are intact."
+        ) from None

@@ -1,0 +1,92 @@
+"""A checkpoint's manifest: what the checkpoint is of, and every file's size and hash, in a form that shows damage.
+
+Written by `learner.checkpoint.folder` as a folder's last file; `verify` is what everyone calls who would use a
+checkpoint.
+"""
+
+import hashlib
+import json
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from learner.checkpoint.sealed_files import first_difference
+
+SCHEMA = 1
+MANIFEST = "MANIFEST.json"
+
+
+class CorruptCheckpointError(Exception):
+    """A checkpoint folder is not what its manifest says: nothing in it may be loaded."""
+
+
+@dataclass(frozen=True)
+class Checkpoint:
+    """What a checkpoint is of. model_digest: of the model's shape and tokenizer, not of its weights.
+
+    Those that `verify` returns hold only files of the size and hash that the manifest says.
+    """
+
+    path: Path
+    step: int
+    policy_version: int
+    run_id: str
+    model_digest: str
+
+
+def verify(path: Path) -> Checkpoint:
+    """Return the checkpoint in this folder, every file read and compared with the manifest.
+
+    Raises: CorruptCheckpointError naming the first file that is missing, surplus, or of another size or hash.
+    """
+    manifest = _read_manifest(path)
+    problem = first_difference(path, manifest["files"], unlisted=MANIFEST)
+    if problem is not None:
+        raise CorruptCheckpointError(problem)
+    return Checkpoint(
+        step=manifest["step"],
+        policy_version=manifest["policy_version"],
+        run_id=manifest["run_id"],
+        model_digest=manifest["model_digest"],
+        path=path,
+    )
+
+
+def manifest_bytes(checkpoint: Checkpoint, files: Mapping[str, object]) -> bytes:
+    """Return the manifest of a checkpoint with these files, as `sealed_files.seal_files` lists them."""
+    return _written({"schema": SCHEMA, **_facts(checkpoint), "files": files})
+
+
+def _facts(checkpoint: Checkpoint) -> dict[str, object]:
+    facts = asdict(checkpoint)
+    del facts["path"]  # the folder moves
+    return facts
+
+
+def _written(body: Mapping[str, object]) -> bytes:
+    return json.dumps({**body, "sha256": _digest(body)}, indent=1).encode()
+
+
+def _digest(body: Mapping[str, object]) -> str:
+    return hashlib.sha256(json.dumps(body, sort_keys=True).encode()).hexdigest()
+
+
+def _read_manifest(path: Path) -> dict[str, Any]:
+    try:
+        content = (path / MANIFEST).read_bytes()
+        manifest = json.loads(content)
+    except FileNotFoundError:
+        raise CorruptCheckpointError(f"{path} has no {MANIFEST}") from None
+    except OSError as error:
+        raise CorruptCheckpointError(f"{path / MANIFEST} cannot be read: {error.strerror}") from None
+    except (ValueError, RecursionError):
+        raise CorruptCheckpointError(f"{path / MANIFEST} is no JSON") from None
+    if not isinstance(manifest, dict) or manifest.get("schema") != SCHEMA:
+        raise CorruptCheckpointError(f"{path / MANIFEST} is not of schema {SCHEMA}")
+    digest = manifest.pop("sha256", None)
+    if digest != _digest(manifest):
+        raise CorruptCheckpointError(f"{path / MANIFEST} does not have the hash that it says")
+    if content != _written(manifest):  # a flipped bit can turn one white space into another
+        raise CorruptCheckpointError(f"{path / MANIFEST} is not as it was written")
+    return manifest

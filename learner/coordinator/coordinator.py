@@ -1,0 +1,274 @@
+"""The coordinator's decisions: which prompt goes to which server, what trains next, what is accounted as what.
+
+A state machine without sockets or threads: messages in through `receive`, messages out through `take_outgoing`. Driven
+by `learner.coordinator.loop`. A group's life: `LeaseBook.lease_all`, `LeaseBook.receive`, `StepBook.answer_ranks`,
+`StepBook.finish`.
+"""
+
+from collections import Counter
+from collections.abc import Sequence
+from pathlib import Path
+
+from learner.coordinator.groups.evaluations import Evaluations
+from learner.coordinator.groups.open_groups import GroupBook
+from learner.coordinator.groups.prompt_source import PromptSource
+from learner.coordinator.leases.leases import LeaseBook
+from learner.coordinator.leases.overdue import LeaseClock
+from learner.coordinator.leases.recall import LeaseRecall
+from learner.coordinator.leases.servers import ServerBook
+from learner.coordinator.mailbox import Mailbox
+from learner.coordinator.steps.current_step import StepBook
+from learner.coordinator.steps.record import RunRecord
+from learner.coordinator.window import StalenessWindow
+from learner.data.prompts import Prompt
+from learner.disk.whole_file import aside_of
+from learner.ledger.ledger import Ledger
+from learner.ledger.snapshots import LedgerCopies
+from protocol.errors import FrameError
+from protocol.settings.settings import Settings
+from protocol.wire import messages as m
+
+_PING_EVERY_S = 1.0
+
+
+class Coordinator:
+    """One run's accounts. `now` arguments are monotonic seconds."""
+
+    def __init__(
+        self,
+        settings: Settings,
+        run_id: str,
+        ledger: Ledger,
+        train: Sequence[Prompt],
+        held_out: Sequence[Prompt],
+        record: RunRecord,
+        last_step: int,
+        copies: LedgerCopies | None = None,
+        vocab_size: int | None = None,
+    ) -> None:
+        """last_step: the step of the checkpoint that the run resumes from, 0 for a new run.
+
+        copies: of this ledger. By default each is made before its question has been taken in, which blocks.
+        vocab_size: of the policy; trajectories with other tokens are refused. None: any token is taken.
+        """
+        self.run_id = run_id
+        # A step that was not applied leaves the version behind the step's number: only the ledger knows by how many.
+        policy_version = int(ledger.meta("policy_version") or last_step)
+        self.incarnation = ledger.begin_incarnation(policy_version)
+        ledger.begin_terms(
+            last_step + 1,
+            {
+                "group_size": settings.rollout.group_size,
+                "groups_per_step": settings.learner.groups_per_step,
+                "max_staleness": settings.learner.max_staleness,
+            },
+        )
+        self.counts: Counter[str] = Counter()
+        self._ledger = ledger
+        self._record = record
+        self._mailbox = mailbox = Mailbox(run_id, self.incarnation)
+        self._window = window = StalenessWindow(settings.learner.groups_per_step, settings.learner.max_staleness)
+        self._servers = ServerBook()
+        self._evaluations = Evaluations(held_out[: settings.eval.num_prompts], settings.eval.samples)
+        source = PromptSource(train, settings, ledger, last_step)
+        self._groups = groups = GroupBook(source, self._evaluations, window, ledger, mailbox, self.counts)
+        clock = LeaseClock(settings.rollout.lease_timeout_s)
+        self._leases = LeaseBook(
+            groups, self._servers, clock, ledger, mailbox, self.counts, settings.run.seed, vocab_size
+        )
+        self._recall = LeaseRecall(groups, self._leases, self._servers, clock, self.counts)
+        self._steps = StepBook(
+            settings, groups, window, ledger, record, mailbox, self.counts, last_step, policy_version
+        )
+        self._pinged_at = float("-inf")
+        self._copies = copies or LedgerCopies(ledger)
+
+    @property
+    def step(self) -> int:
+        """The last step that ended."""
+        return self._steps.step
+
+    @property
+    def policy_version(self) -> int:
+        """The optimizer steps inside the weights that the last step left."""
+        return self._steps.policy_version
+
+    # -- in and out ---------------------------------------------------------------------------------------------------
+
+    def receive(self, peer: str, message: m.Message, buffers: list[bytes], now: float) -> None:
+        """Take in one message. What a stranger to this run sends is answered, counted and used for nothing."""
+        if not self._mailbox.is_ours(message):
+            self._refuse_stranger(peer, message)
+            return
+        match message:
+            case m.Hello() | m.Demand() | m.Heartbeat() | m.TrajectoryDone() | m.SampleFailed():
+                self._receive_from_server(peer, message, buffers, now)
+            case m.NextBatch():
+                self._on_next(peer, message, now)
+            case m.Stepped():
+                self._steps.finish(message)
+                self._mailbox.confirm(peer, message.request)
+            case m.Evaluate():
+                self._on_evaluate(peer, message)
+            case m.EvalPoll():
+                self._on_eval_poll(peer, message, now)
+            case m.SaveLedger():
+                self._on_save_ledger(peer, message)
+
+    def refuse(self, peer: str, error: FrameError, request: int = 0) -> None:
+        """Count a frame that is no valid message, and tell its sender why."""
+        self.counts[f"refused:{error.reason}"] += 1
+        self._mailbox.refuse(peer, str(error), error.reason, request)
+
+    def note_undeliverable(self, peer: str, message: m.Message, now: float) -> None:
+        """Take in that a message found no connection: a lease goes back, and so does all else when that lasts."""
+        self.counts["undeliverable"] += 1
+        if isinstance(message, m.Lease):
+            self._recall.undo_lease(message.group, peer)
+        if self._servers.note_unreachable(peer, now):
+            self.lose_server(peer, f"{peer} has no connection")
+
+    def advance(self, now: float) -> None:
+        """Do what time and the latest messages allow: take back, assign a step, answer ranks, lease.
+
+        Raises: OperatorError when the ledger, or a copy of it, cannot be written.
+        """
+        for peer, request in self._copies.take_answers():
+            self._mailbox.confirm(peer, request)
+        self._recall.expire(self._steps.versions, now)
+        if not self._steps.is_under_way:
+            self._groups.drop_stale(self._steps.policy_version)
+        self._steps.answer_ranks(now)
+        self._steps.note_servers(self._servers.lack_weights(self._steps.versions), now)
+        self._steps.push_again(now)
+        self._leases.lease_all(self._steps.versions, is_admitting=not self._steps.stop_reason, now=now)
+        self._ping(now)
+        self._ledger.commit()
+
+    def take_outgoing(self) -> list[tuple[str, m.Message, list[bytes]]]:
+        """Return (peer, message, buffers) to send, and forget them."""
+        return self._mailbox.take()
+
+    def stop_after_step(self, reason: str) -> None:
+        """Let the step under way finish and start no other: the ranks hear `Ended` in place of their next batch."""
+        self._steps.stop_reason = self._steps.stop_reason or reason
+
+    def lose_server(self, server: str, reason: str, num_wanted: int = 0) -> None:
+        """Take back what a server held, because it died or started again."""
+        self._servers.forget_state(server, num_wanted)
+        self._recall.take_back_from(server, reason)
+
+    def status(self) -> dict[str, object]:
+        """Return what a live view shows."""
+        groups = self._groups.training
+        return {
+            "step": self.step,
+            "policy_version": self.policy_version,
+            "window_used": len(groups),
+            "window_size": self._window.size,
+            "ready": sum(group.is_ready for group in groups.values()),
+            "skipped": self.counts["skipped"],
+            "retried": self.counts["retried"],
+            "detail": self._steps.detail,
+            "evaluation": self._evaluations.status(),
+            "servers": self._servers.status(),
+            "counts": dict(self.counts),
+        }
+
+    # -- what peers tell ----------------------------------------------------------------------------------------------
+
+    def _ping(self, now: float) -> None:
+        if now - self._pinged_at >= _PING_EVERY_S:
+            self._pinged_at = now
+            self._mailbox.ping(self._servers.newest_leases())
+
+    def _refuse_stranger(self, peer: str, message: m.Message) -> None:
+        self.counts["refused:incarnation"] += 1
+        detail = (
+            f"this is run {self.run_id}, start {self.incarnation}; "
+            f"you speak of run {message.run_id}, start {message.incarnation}"
+        )
+        self._mailbox.refuse(peer, detail, "incarnation", message.request)
+
+    def _receive_from_server(
+        self,
+        server: str,
+        message: m.Hello | m.Demand | m.Heartbeat | m.TrajectoryDone | m.SampleFailed,
+        buffers: list[bytes],
+        now: float,
+    ) -> None:
+        self._servers.note(server)  # by a message of any kind
+        match message:
+            case m.Hello():
+                self.lose_server(server, f"{server} started again")
+                self._servers.note_hello(server, message)
+                self._mailbox.confirm(server)
+            case m.Demand():
+                self._servers.note_demand(server, message)
+                self._recall.take_back_lost(server, message.heard_of_lease, message.leases)
+            case m.Heartbeat():
+                self._servers.note_heartbeat(server, message)
+            case m.TrajectoryDone():
+                self._leases.receive(server, message.facts, buffers, self._steps.versions, now)
+            case m.SampleFailed():
+                self._leases.receive_failure(server, message)
+
+    def _on_next(self, peer: str, message: m.NextBatch, now: float) -> None:
+        try:
+            self._steps.receive_ask(peer, message, now)
+        except FrameError as error:
+            self.refuse(peer, error, message.request)
+
+    def _on_save_ledger(self, peer: str, message: m.SaveLedger) -> None:
+        """Have the ledger copied into the run's folder, and nowhere else: any peer can send this message."""
+        path = Path(message.path)
+        is_new = not self._copies.knows(path, message.request)
+        if is_new and not _is_file_inside(path, self._record.folder):
+            problem = f"{message.path[:500]} is no new file inside {self._record.folder}"
+            self.refuse(peer, FrameError("$.path", problem, "path"), message.request)
+            return
+        try:
+            self._copies.ask(peer, path, message.request)
+        except FrameError as error:
+            self.refuse(peer, error, message.request)
+        else:
+            # Asked again because it takes long: a disk may need minutes for a ledger of many gigabytes.
+            if not is_new and self._copies.is_making:
+                self._mailbox.put_off(peer, message.request, f"the ledger is being copied to {path}")
+
+    def _on_evaluate(self, peer: str, message: m.Evaluate) -> None:
+        # Rank 0 asks after its push and before it tells of the step: the servers may be ahead of the books.
+        self._evaluations.start(message.step, max(self.policy_version, self._servers.newest_version()))
+        self._mailbox.confirm(peer, message.request)
+
+    def _on_eval_poll(self, peer: str, message: m.EvalPoll, now: float) -> None:
+        """Hand a finished evaluation to rank 0, which reports it with its step. Before the first step there is none to
+        report it with: it gets a line of its own."""
+        if (progress := self._evaluations.progress(message.step)) is not None:
+            if not self._steps.push_again(now, (peer, message)):
+                self._mailbox.put_off(peer, message.request, progress)
+            return
+        is_new = not self._evaluations.was_taken(message.step)
+        metrics = self._evaluations.take_metrics(message.step)
+        if message.step == 0 and is_new:
+            self._record.write_step({"step": 0, "policy_version": self.policy_version, **metrics})
+        result = m.EvalResult(
+            run_id=self.run_id,
+            incarnation=self.incarnation,
+            request=message.request,
+            step=message.step,
+            metrics=metrics,
+        )
+        self._mailbox.send(peer, result)
+
+
+def _is_file_inside(path: Path, folder: Path) -> bool:
+    """Return whether a path is, or could become, a file below this folder, and none of the folder's own files."""
+    try:
+        path, folder = path.resolve(), folder.resolve()
+        aside = aside_of(path)  # written first, whatever has that name
+        is_own = path.parent == folder and (path.exists() or aside.exists())
+        is_folder = path.is_dir() or aside.is_dir()
+        return folder in path.parents and path.parent.is_dir() and not is_folder and not is_own
+    except (OSError, ValueError):  # too long a name; a NUL inside
+        return False

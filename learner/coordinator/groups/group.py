@@ -1,0 +1,149 @@
+"""A group on its way: which samples of a prompt are out, which are back, which failed and how often."""
+
+from dataclasses import dataclass, field
+from typing import Literal
+
+from learner.data.prompts import Prompt
+from protocol.wire.messages import Lease
+from protocol.wire.trajectory import Trajectory, TrajectoryFacts
+
+MAX_ATTEMPTS = 3
+# A server's death says little about the samples that it held, unless it is always the same ones.
+MAX_SERVER_DEATHS = 5
+DIED = "server"
+
+
+@dataclass(eq=False)
+class Group:
+    """The samples of one prompt.
+
+    epoch, position: where the prompt stands in the prompt order (-1 for evaluation). greedy_indices: samples drawn
+    without randomness. attempt: leases of this group so far. oldest_version: of what is back and of the servers that
+    hold the rest. restarted_at: the last lease whose results are not taken, as (incarnation, attempt): too old.
+    holders: who makes which sample. attempts: each sample's newest. leases: each server's newest lease of this group,
+    as (number, attempt). failures: of each sample, (boundary, detail), in this and earlier starts of the run.
+    is_leased_twice: an overdue lease has gone out again.
+    """
+
+    name: str
+    prompt: Prompt
+    kind: Literal["train", "eval"]
+    epoch: int
+    position: int
+    num_samples: int
+    greedy_indices: frozenset[int] = frozenset()
+    attempt: int = 0
+    restarted_at: tuple[int, int] = (0, 0)
+    oldest_version: int = 0
+    holders: dict[int, str] = field(default_factory=dict)
+    attempts: dict[int, int] = field(default_factory=dict)
+    leases: dict[str, tuple[int, int]] = field(default_factory=dict)
+    leased_at: float = 0.0
+    is_leased_twice: bool = False
+    trajectories: dict[int, Trajectory] = field(default_factory=dict)
+    failures: dict[int, list[tuple[str, str]]] = field(default_factory=dict)
+
+    @property
+    def is_ready(self) -> bool:
+        return len(self.trajectories) == self.num_samples
+
+    @property
+    def is_begun(self) -> bool:
+        """False while no sample is out or back: the group has no age yet."""
+        return bool(self.holders or self.trajectories)
+
+    @property
+    def missing(self) -> list[int]:
+        """Samples that nobody holds and that are not back."""
+        return [i for i in range(self.num_samples) if i not in self.trajectories and i not in self.holders]
+
+    @property
+    def dead_letter(self) -> str | None:
+        """Why this group is given up, or None: a sample failed MAX_ATTEMPTS times, or MAX_SERVER_DEATHS servers died
+        while they made it."""
+        for index, failures in self.failures.items():
+            deaths = sum(boundary == DIED for boundary, _ in failures)
+            if deaths >= MAX_SERVER_DEATHS or len(failures) - deaths >= MAX_ATTEMPTS:
+                return f"sample {index}: " + "; ".join(f"{boundary}: {detail}" for boundary, detail in failures)
+        return None
+
+    def lease_to(
+        self, server: str, server_version: int, now: float, number: int, run_id: str, incarnation: int, seed: int
+    ) -> Lease:
+        """Return the lease of every missing sample, now held by `server`. number: of the lease, in this start."""
+        indices = self.missing
+        self.attempt += 1
+        self.leased_at = now
+        self.leases[server] = (number, self.attempt)
+        # A group of which nothing is left is as young as its new server. Were the version of its first lease kept, a
+        # group dropped as too old, or recalled after a restart, would be too old again at once, for ever.
+        self.oldest_version = min(self.oldest_version, server_version) if self.is_begun else server_version
+        self.holders.update(dict.fromkeys(indices, server))
+        self.attempts.update(dict.fromkeys(indices, self.attempt))
+        return Lease(
+            run_id=run_id,
+            incarnation=incarnation,
+            number=number,
+            group=self.name,
+            attempt=self.attempt,
+            kind=self.kind,
+            prompt=self.prompt.prompt,
+            label=self.prompt.label,
+            columns=self.prompt.columns,
+            sample_indices=indices,
+            greedy_indices=[i for i in indices if i in self.greedy_indices],
+            seed=seed,
+        )
+
+    def receive(self, trajectory: Trajectory) -> bool:
+        """Keep a trajectory; False when this sample is back already (the first valid one wins) or was given up."""
+        facts = trajectory.facts
+        index = facts.sample_index
+        if index in self.trajectories or (facts.incarnation, facts.attempt) <= self.restarted_at:
+            return False
+        self.oldest_version = min(self.oldest_version, facts.oldest_version) if self.is_begun else facts.oldest_version
+        self.holders.pop(index, None)
+        self.trajectories[index] = trajectory
+        if self.is_ready:
+            self.oldest_version = min(t.facts.oldest_version for t in self.trajectories.values())
+        return True
+
+    def fail(self, index: int, boundary: str, detail: str) -> None:
+        """Note that a sample failed for good on its server; it is missing again. boundary: who failed it."""
+        self.holders.pop(index, None)
+        self.failures.setdefault(index, []).append((boundary, detail))
+
+    def contradiction(self, facts: TrajectoryFacts, server: str) -> str | None:
+        """Return what in these facts is not what was leased to `server`, or None."""
+        if facts.sample_index >= self.num_samples:
+            return f"sample_index is {facts.sample_index}, the group has {self.num_samples} samples"
+        leased = {"server": server, "kind": self.kind, "is_greedy": facts.sample_index in self.greedy_indices}
+        for name, expected in leased.items():
+            if (value := getattr(facts, name)) != expected:
+                return f"{name} is {value!r}, leased was {expected!r}"
+        return None
+
+    def is_held(self, index: int, server: str, attempt: int) -> bool:
+        """Return whether a server makes this sample by a lease of this attempt: what it says of others is history."""
+        return self.holders.get(index) == server and self.attempts[index] == attempt
+
+    def held_by(self, server: str) -> list[int]:
+        """Return the samples that a server is making."""
+        return [index for index, holder in self.holders.items() if holder == server]
+
+    def take_back_from(self, server: str) -> list[int]:
+        """Make the samples that `server` holds missing again; returns them."""
+        lost = self.held_by(server)
+        for index in lost:
+            del self.holders[index]
+        return lost
+
+    def restart(self, incarnation: int) -> None:
+        """Forget every sample: the group is made again from its prompt, whatever still comes from earlier leases."""
+        self.restarted_at = (incarnation, self.attempt)
+        self.holders.clear()
+        self.trajectories.clear()
+
+    def equal_rewards(self) -> bool:
+        rewards = [t.facts.reward for t in self.trajectories.values()]
+        return max(rewards) - min(rewards) < 1e-8

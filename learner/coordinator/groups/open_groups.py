@@ -1,0 +1,140 @@
+"""Every group between its first lease and its training: which goes out next, and what becomes of it.
+
+Training groups take slots of the
+staleness window; an evaluation's groups do not, but go out, fail and go out again in the same way.
+"""
+
+from collections import Counter, deque
+from collections.abc import Sequence
+
+from learner.coordinator.groups.evaluations import Evaluations
+from learner.coordinator.groups.group import Group
+from learner.coordinator.groups.prompt_source import PromptSource
+from learner.coordinator.mailbox import Mailbox
+from learner.coordinator.window import Outstanding, StalenessWindow
+from learner.ledger.ledger import Ledger
+
+
+class GroupBook:
+    """`training`: the training groups that hold a slot of the window, in lease order."""
+
+    def __init__(
+        self,
+        source: PromptSource,
+        evaluations: Evaluations,
+        window: StalenessWindow,
+        ledger: Ledger,
+        mailbox: Mailbox,
+        counts: Counter[str],
+    ) -> None:
+        self._source = source
+        self._evaluations = evaluations
+        self._window = window
+        self._ledger = ledger
+        self._mailbox = mailbox
+        self._counts = counts
+        # What an earlier start left unfinished has its slots at once: its samples may be on servers still.
+        self.training: dict[str, Group] = {group.name: group for group in source.recall(window.size)}
+        self._to_lease: deque[Group] = deque(self.training.values())
+
+    def find(self, name: str) -> Group | None:
+        """Return the open group of this name, of training or of an evaluation."""
+        return self.training.get(name) or self._evaluations.find(name)
+
+    def all_open(self) -> list[Group]:
+        """Return training's and evaluations' groups; they may fail and be closed while they are gone through."""
+        return [*self.training.values(), *self._evaluations.open_groups()]
+
+    def outstanding(self, policy_version: int) -> list[Outstanding]:
+        """Return the training groups as the window sees them. One that waits for a lease will be of these weights."""
+        return [
+            Outstanding(g.name, g.oldest_version if g.is_begun else policy_version, g.is_ready)
+            for g in self.training.values()
+        ]
+
+    # -- to lease -----------------------------------------------------------------------------------------------------
+
+    def next_group(self, is_admitting: bool) -> Group | None:
+        """Take the next group with missing samples: an evaluation's, one that came back, one that was never out.
+
+        is_admitting: whether prompts that were never out may go out.
+        """
+        return self._evaluations.next_group() or self._next_returned() or (self._next_new() if is_admitting else None)
+
+    def _next_returned(self) -> Group | None:
+        while self._to_lease:
+            group = self._to_lease.popleft()
+            if group.name in self.training and group.missing:
+                return group
+        return None
+
+    def _next_new(self) -> Group | None:
+        if not self._window.num_free(len(self.training)):
+            return None
+        group = self._source.take()
+        if group is not None:
+            self.training[group.name] = group
+        return group
+
+    # -- what becomes of a group --------------------------------------------------------------------------------------
+
+    def note_ready(self, group: Group) -> None:
+        """Take in that all of a group's samples are back."""
+        if group.kind == "eval":
+            self._evaluations.close(group)
+        else:
+            self._ledger.set_state([group.name], "ready")
+
+    def fail(self, group: Group, sample_indices: Sequence[int], server: str, boundary: str, detail: str) -> None:
+        """Note that samples failed on a server; they go out again, or their prompt is given up."""
+        for index in sample_indices:
+            group.fail(index, boundary, detail)
+            self._ledger.fail(group.name, index, group.attempts[index], server, boundary, detail)
+        if (why := group.dead_letter) is not None:
+            self._skip(group, why)
+        else:
+            self.release(group, f"{boundary}: {detail}")
+
+    def release(self, group: Group, reason: str) -> None:
+        """Queue the group's missing samples for another lease; its finished ones are kept."""
+        self._counts["retried"] += 1
+        group.is_leased_twice = False
+        if group.kind == "eval":
+            self._evaluations.release(group)
+            return
+        if group not in self._to_lease:
+            self._to_lease.append(group)
+        self._ledger.set_state([group.name], "pending", reason=reason[:500])
+
+    def drop_stale(self, policy_version: int) -> None:
+        """Make groups anew that no step on weights of this version, or a later one, could use."""
+        for name in self._window.too_old(self.outstanding(policy_version), policy_version):
+            group = self.training[name]
+            self._counts["dropped:stale"] += 1
+            self._waste_all(group, "stale")
+            group.restart(self._mailbox.incarnation)
+            self._ledger.forget_trajectories(name)
+            self.release(group, f"too old at policy version {policy_version}")
+
+    def close(self, groups: Sequence[Group]) -> None:
+        """Free the slots of groups that are accounted for; their servers need not keep them any longer."""
+        for group in groups:
+            self.training.pop(group.name)
+        self._mailbox.release(groups)
+
+    def _skip(self, group: Group, reason: str) -> None:
+        """Give a prompt up, with its reason in the ledger. Its slot is free for another prompt."""
+        self._counts["skipped"] += 1
+        if group.kind == "eval":
+            self._evaluations.close(group)
+            return
+        self._source.replace_skipped()
+        self._waste_all(group, "failed")
+        self._ledger.set_state([group.name], "skipped", reason=reason[:2000])
+        self.close([group])
+
+    def _waste_all(self, group: Group, reason: str) -> None:
+        """Count a group's finished samples as tokens that will not be trained."""
+        for trajectory in group.trajectories.values():
+            facts = trajectory.facts
+            self._ledger.waste(group.name, facts.sample_index, facts.attempt, reason, facts.num_model_tokens)

@@ -1,0 +1,71 @@
+"""Where the next training group comes from: what an earlier start left unfinished, then the prompt order.
+
+It ends when as many groups went out as the remaining steps need.
+"""
+
+from collections import deque
+from collections.abc import Sequence
+
+from learner.coordinator.groups.group import Group
+from learner.data.prompt_order import PromptOrder
+from learner.data.prompts import Prompt
+from learner.ledger.ledger import Ledger
+from protocol.settings.settings import Settings
+
+
+class PromptSource:
+    """Its place in the prompt order is in the ledger, so a resumed run goes on where the checkpoint was made.
+
+    Example: with max_steps=3, groups_per_step=2 and last_step=1, `take` returns four groups and then None.
+    """
+
+    def __init__(self, train: Sequence[Prompt], settings: Settings, ledger: Ledger, last_step: int) -> None:
+        self._train = train
+        self._ledger = ledger
+        self._group_size = settings.rollout.group_size
+        self._order = PromptOrder(len(train), settings.run.seed)
+        self._position = int(ledger.meta("position") or 0)
+        self._unfinished = deque(ledger.recall_unfinished())
+        self._by_uid = {prompt.uid: prompt for prompt in train} if self._unfinished else {}
+        self._num_left = (settings.run.max_steps - last_step) * settings.learner.groups_per_step
+
+    def take(self) -> Group | None:
+        """Return the next group, or None when the run needs no other."""
+        if self._num_left <= 0:
+            return None
+        self._num_left -= 1
+        return self._next_unfinished() or self._admit()
+
+    def recall(self, limit: int) -> list[Group]:
+        """Return what an earlier start left unfinished, at most `limit` groups; `take` gives the others."""
+        groups: list[Group] = []
+        while self._unfinished and len(groups) < min(limit, self._num_left + len(groups)):
+            if (group := self._next_unfinished()) is not None:
+                groups.append(group)
+                self._num_left -= 1
+        return groups
+
+    def replace_skipped(self) -> None:
+        """Let one more prompt out, for one that was given up: every step still needs its groups."""
+        self._num_left += 1
+
+    def _next_unfinished(self) -> Group | None:
+        """Return a prompt that was out when the run stopped, if one is left that the data set still holds."""
+        while self._unfinished:
+            old = self._unfinished.popleft()
+            prompt = self._by_uid.get(old.uid)
+            if prompt is None:
+                self._ledger.set_state([old.group], "skipped", reason="the data set no longer holds this prompt")
+                continue
+            group = Group(old.group, prompt, "train", old.epoch, old.position, self._group_size, attempt=old.attempt)
+            group.failures.update(old.failures)
+            return group
+        return None
+
+    def _admit(self) -> Group:
+        position = self._position
+        epoch, index = self._order.at(position)
+        self._position += 1
+        self._ledger.set_meta("position", str(self._position))
+        prompt = self._train[index]
+        return Group(f"e{epoch}-{prompt.uid}", prompt, "train", epoch, position, self._group_size)

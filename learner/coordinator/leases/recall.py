@@ -1,0 +1,82 @@
+"""Leases that do not come back by themselves: whose server is gone, that were lost on the way, that are overdue.
+
+What is taken back is failed or released in the book of groups; `learner.coordinator.leases.leases` leases it
+out again.
+"""
+
+from collections import Counter
+from collections.abc import Mapping
+
+from learner.coordinator.groups.group import DIED, Group
+from learner.coordinator.groups.open_groups import GroupBook
+from learner.coordinator.leases.leases import LeaseBook
+from learner.coordinator.leases.overdue import LeaseClock
+from learner.coordinator.leases.servers import ServerBook
+
+
+class LeaseRecall:
+    """Without state of its own: what is out, and on which server, is in the groups."""
+
+    def __init__(
+        self, groups: GroupBook, leases: LeaseBook, servers: ServerBook, clock: LeaseClock, counts: Counter[str]
+    ) -> None:
+        self._groups = groups
+        self._leases = leases
+        self._servers = servers
+        self._clock = clock
+        self._counts = counts
+
+    def take_back_from(self, server: str, reason: str) -> None:
+        """Release what a server held that is gone; its finished samples are kept.
+
+        It counts against the samples that it held: were they what ends it, they would end every server, for ever.
+        """
+        for group in self._groups.all_open():
+            if indices := group.held_by(server):
+                self._groups.fail(group, indices, server, DIED, reason)
+
+    def take_back_lost(self, server: str, heard_of_lease: int, here: Mapping[str, int]) -> None:
+        """Release what a server does not have, though it has heard of a later lease: the lease was lost on the way.
+
+        here: the groups that it says it has, each with its newest lease's attempt.
+        """
+        for group in self._groups.all_open():
+            number, attempt = group.leases.get(server, (heard_of_lease + 1, 0))
+            if number <= heard_of_lease and here.get(group.name, 0) < attempt:
+                self.undo_lease(group.name, server)
+
+    def undo_lease(self, name: str, server: str) -> None:
+        """Release what a server was leased of a group and never got."""
+        group = self._groups.find(name)
+        if group is not None and group.take_back_from(server):
+            self._counts["lost_leases"] += 1
+            self._groups.release(group, f"{server} never got its lease")
+
+    def expire(self, versions: range, now: float) -> None:
+        """Lease a second time what is overdue, where another server has room; take back what outlived its time.
+
+        Every sample that is still out at the limit counts as failed: a prompt that never comes back is not leased for
+        ever.
+        """
+        for group in self._groups.all_open():
+            age_s = now - group.leased_at
+            if not group.holders or age_s <= self._clock.overdue_s:
+                continue
+            if age_s > self._clock.limit_s:
+                for server in sorted(set(group.holders.values())):
+                    detail = f"{server} did not bring it back within {self._clock.limit_s:g} s"
+                    self._groups.fail(group, group.held_by(server), server, "lease", detail)
+            elif not group.is_leased_twice:
+                self._lease_twice(group, versions, now)
+
+    def _lease_twice(self, group: Group, versions: range, now: float) -> None:
+        """Have another server make the samples that are out; whoever is first with one counts."""
+        holders = set(group.holders.values())
+        server = self._servers.next_to_lease(versions, other_than=holders)
+        if server is None:
+            return
+        group.is_leased_twice = True
+        for holder in holders:
+            group.take_back_from(holder)
+        self._counts["leased_twice"] += 1
+        self._leases.lease(group, server, now)

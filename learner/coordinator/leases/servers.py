@@ -1,0 +1,116 @@
+"""What is known of the rollout servers, and which of them to lease to next."""
+
+import time
+from collections.abc import Set
+from dataclasses import dataclass
+
+from protocol.wire import messages as m
+
+# A connection that broke is tried again after 0.1 to 2 s.
+_RECONNECT_S = 4.0
+
+
+@dataclass
+class Server:
+    """A rollout server as its latest messages describe it. policy_version: None while its weights are not synced.
+
+    is_here: it has spoken since it was last lost. newest_lease: the number of the last lease that it was sent.
+    unreachable_since: when a message to it was first refused for want of a connection, None while there is one.
+    """
+
+    is_here: bool = False
+    newest_lease: int = 0
+    unreachable_since: float | None = None
+    policy_version: int | None = None
+    num_wanted: int = 0
+    heartbeat: m.Heartbeat | None = None
+
+
+class ServerBook:
+    """Servers by name; one is known from its first message on."""
+
+    def __init__(self) -> None:
+        self._servers: dict[str, Server] = {}
+
+    def note(self, name: str) -> Server:
+        """Take a server as being here; returns what is known of it, nothing yet for a new one."""
+        server = self._servers.setdefault(name, Server())
+        server.is_here, server.unreachable_since = True, None
+        return server
+
+    def note_lease(self, name: str, number: int) -> None:
+        self._servers[name].newest_lease = number
+
+    def note_unreachable(self, name: str, now: float) -> bool:
+        """Take in that a server has no connection; True when it had none for so long that it will not come back.
+
+        A process that ended closed its connections. One that is busy, or behind a slow link, keeps them.
+        """
+        server = self._servers.get(name)
+        if server is None or not server.is_here:
+            return False
+        if server.unreachable_since is None:
+            server.unreachable_since = now
+        return now - server.unreachable_since >= _RECONNECT_S
+
+    def newest_leases(self) -> dict[str, int]:
+        """Return, for each server that is here, the number of the last lease that it was sent."""
+        return {name: server.newest_lease for name, server in self._servers.items() if server.is_here}
+
+    def note_hello(self, name: str, message: m.Hello) -> None:
+        self.note(name).policy_version = message.policy_version
+
+    def note_demand(self, name: str, message: m.Demand) -> None:
+        server = self.note(name)
+        server.num_wanted, server.policy_version = message.num_groups, message.policy_version
+
+    def note_heartbeat(self, name: str, message: m.Heartbeat) -> None:
+        server = self.note(name)
+        server.heartbeat, server.policy_version = message, message.policy_version
+
+    def forget_state(self, name: str, num_wanted: int) -> None:
+        """Take a server for one whose weights are unknown: it died or started again."""
+        server = self._servers.setdefault(name, Server())
+        server.is_here, server.num_wanted, server.policy_version = False, num_wanted, None
+
+    def next_to_lease(self, versions: range, other_than: Set[str] = frozenset()) -> str | None:
+        """Return the server that wants most, of those whose weights are of one of these versions."""
+        able = [
+            (server.num_wanted, name)
+            for name, server in self._servers.items()
+            if server.num_wanted > 0 and server.policy_version in versions and name not in other_than
+        ]
+        return max(able)[1] if able else None
+
+    def take_wish(self, name: str) -> int:
+        """Count one of the groups that a server wants as given; returns the version of its weights."""
+        server = self._servers[name]
+        assert server.policy_version is not None
+        server.num_wanted -= 1
+        return server.policy_version
+
+    def lack_weights(self, versions: range) -> bool:
+        """Return whether servers are here and none of them holds weights of these versions: nothing can be leased."""
+        here = [server for server in self._servers.values() if server.is_here]
+        return bool(here) and not any(server.policy_version in versions for server in here)
+
+    def newest_version(self) -> int:
+        """Return the newest version that a server says it holds, 0 when none holds any."""
+        return max((server.policy_version or 0 for server in self._servers.values()), default=0)
+
+    def status(self) -> dict[str, dict[str, object] | None]:
+        """Return what a live view shows of each server; None before its first heartbeat."""
+        return {name: _beat(server.heartbeat) for name, server in self._servers.items()}
+
+
+def _beat(heartbeat: m.Heartbeat | None) -> dict[str, object] | None:
+    if heartbeat is None:
+        return None
+    return {
+        "policy_version": heartbeat.policy_version,
+        "running": heartbeat.num_running,
+        "waiting": heartbeat.num_waiting,
+        "generated_tokens": heartbeat.generated_tokens,
+        "failures": heartbeat.failures,
+        "at": time.time(),
+    }

@@ -1,0 +1,95 @@
+"""The coordinator's one thread: it owns the ROUTER socket, decodes what arrives and sends what the coordinator decides.
+
+Started by `learner.coordinator.process`. Other threads talk to it through `submit` and read `status` only.
+"""
+
+import logging
+import queue
+import threading
+import time
+from collections.abc import Callable, Sequence
+
+from learner.coordinator.coordinator import Coordinator
+from protocol.errors import FrameError
+from protocol.wire.channel import RouterChannel
+from protocol.wire.codec import Decoder, Limits, encode
+from protocol.wire.messages import Message, ToCoordinator
+
+_log = logging.getLogger(__name__)
+_TURN_S = 0.05
+_STATUS_EVERY_S = 0.5
+
+
+class CoordinatorLoop:
+    """`failure` is set when the thread ended by an error; the process must then end too."""
+
+    def __init__(self, coordinator: Coordinator, channel: RouterChannel) -> None:
+        self._coordinator = coordinator
+        self._channel = channel
+        self._decoder: Decoder[Message] = Decoder(ToCoordinator, Limits())
+        self._commands: queue.SimpleQueue[Callable[[Coordinator], None]] = queue.SimpleQueue()
+        self._is_closing = threading.Event()
+        self._thread = threading.Thread(target=self._run, name="coordinator")
+        self.status: dict[str, object] = coordinator.status()
+        self.failure: BaseException | None = None
+
+    def start(self) -> None:
+        self._thread.start()
+
+    def submit(self, command: Callable[[Coordinator], None]) -> None:
+        """Have a change made by the owning thread, at its next turn."""
+        self._commands.put(command)
+
+    def close(self, timeout_s: float = 10.0) -> None:
+        """Stop the thread and close the socket. Raises TimeoutError when the thread does not end."""
+        self._is_closing.set()
+        self._thread.join(timeout_s)
+        if self._thread.is_alive():
+            raise TimeoutError(f"the coordinator's thread did not end within {timeout_s:g} s")
+
+    def _run(self) -> None:
+        try:
+            status_at = 0.0
+            while not self._is_closing.is_set():
+                self._receive_all()
+                self._obey()
+                self._coordinator.advance(time.monotonic())
+                self._send_all()
+                if time.monotonic() - status_at > _STATUS_EVERY_S:
+                    self.status, status_at = self._coordinator.status(), time.monotonic()
+        except BaseException as error:
+            self.failure = error
+            _log.exception("the coordinator's loop ended")
+        finally:
+            self._channel.close()
+
+    def _receive_all(self) -> None:
+        """Take what has arrived, waiting up to one turn for the first frame; at most 1,000 so that a flood cannot
+        keep the loop from its other work."""
+        received = self._channel.receive(_TURN_S)
+        for _ in range(1000):
+            if received is None:
+                return
+            self._receive(*received)
+            received = self._channel.receive(0.0)
+        if received is not None:
+            self._receive(*received)
+
+    def _receive(self, peer: bytes, frames: Sequence[bytes]) -> None:
+        name = peer.decode("utf-8", errors="replace")
+        try:
+            message, buffers = self._decoder.decode(frames)
+        except FrameError as error:
+            self._coordinator.refuse(name, error)
+            return
+        self._coordinator.receive(name, message, buffers, time.monotonic())
+
+    def _obey(self) -> None:
+        while not self._commands.empty():
+            self._commands.get()(self._coordinator)
+
+    def _send_all(self) -> None:
+        for peer, message, buffers in self._coordinator.take_outgoing():
+            if self._channel.send(peer.encode(), encode(message, buffers)):
+                continue
+            self._coordinator.note_undeliverable(peer, message, time.monotonic())

@@ -1,0 +1,110 @@
+"""The coordinator's process: builds the coordinator from a run's settings and runs its loop until told to close.
+
+Placed by `learner.run.ray_door` as an actor; the driver calls its methods.
+"""
+
+import hashlib
+import threading
+from collections.abc import Sequence
+from pathlib import Path
+
+from learner.coordinator.coordinator import Coordinator
+from learner.coordinator.loop import CoordinatorLoop
+from learner.coordinator.steps.record import RunRecord
+from learner.data.prompts import Prompt, load_prompts
+from learner.disk.layout import LEDGER
+from learner.ledger.ledger import Ledger
+from learner.ledger.snapshots import LedgerCopies, in_a_thread
+from protocol.errors import SettingsError
+from protocol.node.home import load_keys
+from protocol.settings.settings import Settings
+from protocol.wire.channel import RouterChannel
+
+
+class CoordinatorProcess:
+    """One per run. Call order: open, then the others, then close.
+
+    host: the address its ROUTER socket listens on. vocab_size: of the policy; None: any token is taken.
+    """
+
+    def __init__(
+        self, settings: Settings, folder: Path, run_id: str, last_step: int, host: str, vocab_size: int | None = None
+    ) -> None:
+        self._settings = settings
+        self._folder = folder
+        self._run_id = run_id
+        self._last_step = last_step
+        self._host = host
+        self._vocab_size = vocab_size
+        self._has_ended = threading.Event()
+
+    def open(self) -> tuple[str, int]:
+        """Start the loop; returns (address of the ROUTER socket, incarnation of the run).
+
+        Not done by the constructor: of what an actor's constructor raises, Ray passes on the text alone.
+        Raises: SettingsError and OperatorError of the data sets and the ledger.
+        """
+        settings, folder, keys = self._settings, self._folder, load_keys()
+        train = load_prompts(settings.data.train, settings.data)
+        held_out = load_prompts(settings.data.eval, settings.data) if settings.data.eval else []
+        self._ledger = Ledger(folder / LEDGER)
+        _claim_prompts(self._ledger, settings, train)
+        self._copies = LedgerCopies(self._ledger, in_a_thread)
+        channel = RouterChannel(self._host, keys.coordinator, allowed=[keys.peer.public])
+        coordinator = Coordinator(
+            settings,
+            self._run_id,
+            self._ledger,
+            train=train,
+            held_out=held_out,
+            record=RunRecord(folder, settings.report.samples_per_step),
+            last_step=self._last_step,
+            copies=self._copies,
+            vocab_size=self._vocab_size,
+        )
+        self._loop = CoordinatorLoop(coordinator, channel)
+        self._loop.start()
+        return channel.address, coordinator.incarnation
+
+    def live(self) -> None:
+        """Return when this coordinator has closed: what may live as long as it does waits for that."""
+        self._has_ended.wait()
+
+    def status(self) -> dict[str, object]:
+        """Return what the live view shows. Raises what ended the loop, if something did."""
+        if self._loop.failure is not None:
+            raise self._loop.failure
+        return self._loop.status
+
+    def stop_after_step(self, reason: str) -> None:
+        """Let the step under way end and start no other."""
+        self._loop.submit(lambda coordinator: coordinator.stop_after_step(reason))
+
+    def lose_server(self, server: str, reason: str) -> None:
+        """Take back the leases of a server that died."""
+        self._loop.submit(lambda coordinator: coordinator.lose_server(server, reason))
+
+    def close(self) -> None:
+        """Stop the loop, then close the ledger: everything accounted is on disk when this returns.
+
+        A copy of it that is under way is given up.
+        """
+        self._loop.close()
+        self._copies.close()
+        self._ledger.close()
+        self._has_ended.set()
+
+
+def _claim_prompts(ledger: Ledger, settings: Settings, train: Sequence[Prompt]) -> None:
+    """Raise SettingsError when the run began with other prompts, or in another order: its accounts are of those."""
+    digest = hashlib.sha256("\n".join(prompt.uid for prompt in train).encode()).hexdigest()
+    if ledger.claim("prompts", digest) is not None:
+        raise SettingsError(
+            f"settings: data.train = {settings.data.train} holds other prompts than this run began with. "
+            "Put the earlier file back, or choose another run.name."
+        )
+    if (seed := ledger.claim("seed", str(settings.run.seed))) is not None:
+        raise SettingsError(
+            f"settings: run.seed = {settings.run.seed}, and this run began with {seed}, which orders its prompts. "
+            f"Set run.seed to {seed}, or choose another run.name."
+        )

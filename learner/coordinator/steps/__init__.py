@@ -1,0 +1,1 @@
+"""What a step trains, who has been told, and the lines that are written of it."""

@@ -1,0 +1,176 @@
+"""The step under way: which groups it trains on, what each rank is answered, and how it is accounted when it ends.
+
+The coordinator's step side. `learner.coordinator.groups.open_groups` holds the groups until a step is done with them.
+"""
+
+from collections import Counter
+
+from learner.coordinator.groups.open_groups import GroupBook
+from learner.coordinator.mailbox import Mailbox
+from learner.coordinator.steps.record import RunRecord
+from learner.coordinator.steps.step_batch import StepBatch, build_step
+from learner.coordinator.window import Choice, StalenessWindow
+from learner.ledger.ledger import Ledger
+from protocol.errors import FrameError
+from protocol.failpoints import failpoint
+from protocol.settings.settings import Settings
+from protocol.wire import messages as m
+
+_ANSWER_WITHIN_S = 1.0
+# Servers say each second which weights they hold; a push that has just ended may not have been told of yet.
+_PUSH_AGAIN_AFTER_S = 3.0
+
+
+class StepBook:
+    """`step`, `policy_version`: of the last step that ended. detail: what the run is doing, for people."""
+
+    def __init__(
+        self,
+        settings: Settings,
+        groups: GroupBook,
+        window: StalenessWindow,
+        ledger: Ledger,
+        record: RunRecord,
+        mailbox: Mailbox,
+        counts: Counter[str],
+        last_step: int,
+        policy_version: int,
+    ) -> None:
+        self.step = last_step
+        self.policy_version = policy_version
+        self.detail = "starting"
+        self.stop_reason: str | None = None
+        self._settings = settings
+        self._groups = groups
+        self._window = window
+        self._ledger = ledger
+        self._record = record
+        self._mailbox = mailbox
+        self._counts = counts
+        self._batch: StepBatch | None = None
+        self._waiting: dict[int, tuple[str, m.NextBatch, float]] = {}
+        self._lacking_since: float | None = None
+
+    @property
+    def is_under_way(self) -> bool:
+        return self._batch is not None
+
+    @property
+    def versions(self) -> range:
+        """The versions that a server may hold: the current one, and the one that a step under way pushes before it is
+        told of. Older weights would count against the staleness bound from a sample's start; newer ones are those of a
+        lost lineage, on a server that this start of the run has not synced yet."""
+        return range(self.policy_version, self.policy_version + self.is_under_way + 1)
+
+    def receive_ask(self, peer: str, message: m.NextBatch, now: float) -> None:
+        """Have a rank wait for its share. Raises: FrameError for a rank or a step that this run has no share for."""
+        num_ranks = self._settings.learner.num_ranks
+        if message.rank >= num_ranks:
+            raise FrameError("$.rank", f"is {message.rank}, this run has {num_ranks} ranks", "rank")
+        if message.step <= self.step:
+            raise FrameError("$.step", f"is {message.step}, step {self.step} is done", "step")
+        self._waiting[message.rank] = (peer, message, now)
+
+    def answer_ranks(self, now: float) -> None:
+        """Give every rank that waits its share, or the end of the run, or after a second the word to ask again."""
+        for rank, (peer, message, since) in list(self._waiting.items()):
+            if message.step == self.step + 1 and self._batch is None and not self.stop_reason:
+                self._assign()
+            if self._batch is not None and self._batch.step == message.step:
+                run_id, incarnation = self._mailbox.run_id, self._mailbox.incarnation
+                share, buffers = self._batch.share_of(rank, run_id, incarnation, message.request)
+                self._mailbox.send(peer, share, buffers)
+            elif self._has_ended(message.step):
+                self._mailbox.end(peer, message.request, message.step, self.stop_reason or "all steps are done")
+            elif now - since > _ANSWER_WITHIN_S:
+                self._mailbox.put_off(peer, message.request, self.detail)
+            else:
+                continue
+            del self._waiting[rank]
+
+    def note_servers(self, are_lacking: bool, now: float) -> None:
+        """Note since when no server has held the current weights."""
+        if not are_lacking:
+            self._lacking_since = None
+        elif self._lacking_since is None:
+            self._lacking_since = now
+
+    def push_again(self, now: float, *also: tuple[str, m.EvalPoll]) -> bool:
+        """Have all ranks push their weights again, when no server holds them; returns whether they were told to.
+
+        The next step's push would bring them to a server that was started again, but that step needs its samples first.
+        also: a rank that waits for something else than its batch, and its question.
+        """
+        is_due = self._lacking_since is not None and now - self._lacking_since >= _PUSH_AGAIN_AFTER_S
+        ranks: list[tuple[str, m.NextBatch | m.EvalPoll]] = [
+            *((peer, message) for peer, message, _ in self._waiting.values()),
+            *also,
+        ]
+        # A push is a work of all ranks: none may be elsewhere.
+        if not is_due or len(ranks) < self._settings.learner.num_ranks:
+            return False
+        for peer, question in ranks:
+            self._mailbox.push_again(peer, question.request, question.step)
+        self._waiting.clear()
+        self._lacking_since = now
+        return True
+
+    def _assign(self) -> None:
+        """Choose the next step's groups, if the window lets it."""
+        if self.step >= self._settings.run.max_steps:
+            return
+        outstanding = self._groups.outstanding(self.policy_version)
+        choice = self._window.choose(outstanding, self.policy_version, self._settings.learner.stale_policy)
+        if not choice.groups:
+            self.detail = f"step {self.step + 1} waits for {self._missing(choice)}"
+            return
+        groups = [self._groups.training[name] for name in choice.groups]
+        self._batch = build_step(self.step + 1, self.policy_version, groups, self._settings.learner)
+        self._ledger.set_state(choice.groups, "assigned", self._batch.step)
+        self.detail = f"step {self._batch.step} is training"
+
+    def _missing(self, choice: Choice) -> str:
+        awaited = [self._groups.training[name] for name in choice.awaited]
+        servers = sorted({server for group in awaited for server in group.holders.values()})
+        return f"{len(awaited)} groups on {', '.join(servers)}" if servers else "a server with the current weights"
+
+    def _has_ended(self, step: int) -> bool:
+        return self._batch is None and (self.stop_reason is not None or step > self._settings.run.max_steps)
+
+    def finish(self, message: m.Stepped) -> None:
+        """Account the step under way and record it; a step that is told of again changes nothing."""
+        batch = self._batch
+        if batch is None or batch.step != message.step:
+            return
+        self._batch = None
+        self.step = message.step
+        failpoint("step_book.before_account")
+        self._account(batch, message)
+        failpoint("step_book.after_account")
+        self._record.write_step(self._metrics(batch, message))
+        self._record.write_samples(batch)
+        failpoint("step_book.after_record")
+
+    def _account(self, batch: StepBatch, message: m.Stepped) -> None:
+        """Account a step's groups as trained, or as skipped when the step was not applied; free their slots."""
+        names = [group.name for group in batch.groups]
+        if message.is_applied:
+            self._ledger.mark_trained(names, batch.step, batch.policy_version)
+        else:
+            self._counts["skipped"] += len(names)
+            self._ledger.set_state(names, "skipped", batch.step, f"step not applied: {message.detail}")
+            self._ledger.add_event("not_applied", f"step {batch.step}: {message.detail}")
+        self.policy_version = message.policy_version
+        self._ledger.set_meta("policy_version", str(message.policy_version))
+        self._groups.close(batch.groups)
+
+    def _metrics(self, batch: StepBatch, message: m.Stepped) -> dict[str, float]:
+        return {
+            "step": message.step,
+            "policy_version": message.policy_version,
+            **batch.metrics(),
+            **message.metrics,
+            "window_used": len(self._groups.training) + len(batch.groups),
+            "skipped": self._counts["skipped"],
+            "retried": self._counts["retried"],
+        }

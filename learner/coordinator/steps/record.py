@@ -1,0 +1,74 @@
+"""The run folder's append-only files: metrics.jsonl, one line per step, and samples.jsonl, readable trajectories.
+
+Written by the coordinator alone; read by the live view, the report and users' own tools.
+"""
+
+import json
+import math
+import time
+from collections.abc import Mapping
+from pathlib import Path
+
+from learner.coordinator.steps.step_batch import StepBatch
+from protocol.errors import OperatorError
+from protocol.failpoints import failpoint
+
+
+class RunRecord:
+    """Appends lines to files of `folder` and flushes each: a killed run leaves whole lines."""
+
+    def __init__(self, folder: Path, samples_per_step: int) -> None:
+        self.folder = folder
+        self._samples_per_step = samples_per_step
+        self._started = time.monotonic()
+        self._last_step_at = self._started
+
+    def write_step(self, metrics: Mapping[str, float]) -> None:
+        """Append one line. A value that was not measured is absent: NaN and infinity are left out, never written."""
+        now = time.monotonic()
+        line: dict[str, float] = {"step": metrics["step"], "policy_version": metrics["policy_version"]}
+        line["time_s"] = now - self._started
+        line["at_s"] = time.time()
+        line |= {key: value for key, value in metrics.items() if math.isfinite(value)}
+        if "num_samples" in metrics:
+            seconds = now - self._last_step_at
+            line["samples_per_s"] = metrics["num_samples"] / seconds
+            line["tokens_per_s"] = metrics["num_model_tokens"] / seconds
+        self._last_step_at = now
+        self._append("metrics.jsonl", {key: _rounded(value) for key, value in line.items()})
+
+    def write_samples(self, batch: StepBatch) -> None:
+        """Append the first samples of a step as token ids with their mask; the report turns them into text."""
+        for trajectory in batch.trajectories[:: max(1, len(batch.trajectories) // max(1, self._samples_per_step))][
+            : self._samples_per_step
+        ]:
+            facts = trajectory.facts
+            self._append(
+                "samples.jsonl",
+                {
+                    "step": batch.step,
+                    "group": facts.group,
+                    "reward": facts.reward,
+                    "reward_parts": facts.reward_parts,
+                    "staleness": batch.policy_version - facts.oldest_version,
+                    "finish": facts.finish,
+                    "num_prompt_tokens": facts.num_prompt_tokens,
+                    "tokens": trajectory.tokens.tolist(),
+                    "loss_mask": trajectory.loss_mask.tolist(),
+                },
+            )
+
+    def _append(self, name: str, line: Mapping[str, object]) -> None:
+        path = self.folder / name
+        failpoint("run_record.before_append")
+        try:
+            with path.open("a", encoding="utf-8") as file:
+                file.write(json.dumps(line) + "\n")
+        except OSError as error:
+            raise OperatorError(f"{path} cannot be written: {error.strerror}. Free the disk, then run again.") from None
+        failpoint("run_record.after_append")
+
+
+def _rounded(value: float) -> float:
+    """Whole numbers as such; else seven digits, but to the millisecond for Unix times."""
+    return value if isinstance(value, int) else float(f"{value:.7g}") if abs(value) < 1e8 else round(value, 3)

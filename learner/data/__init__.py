@@ -1,0 +1,1 @@
+"""What is trained on: prompts, their order, demonstrations."""

@@ -1,0 +1,192 @@
+"""Rows for supervised fine-tuning: tokens and what each of them counts in the loss, from a JSONL file.
+
+A line is one of
+
+    {"messages": [{"role": ..., "content": ...}, ...]}            loss on what the assistant says
+    {"prompt": text or messages, "response": text}                loss on the response and the end token after it
+    {"segments": [{"text": ..., "weight": number}, ...]}          loss as weighted; 0: none
+
+Every segment is encoded by itself, as in rollouts, where the model's turns and the environment's never share a token.
+"""
+
+import json
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from math import isfinite
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from protocol.errors import OperatorError
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerBase
+
+Segment = tuple[str, float]
+
+
+@dataclass(frozen=True)
+class SftRow:
+    """tokens: [T] int32. weights: [T] float32, what each token counts in the loss; the first counts nothing."""
+
+    tokens: NDArray[np.int32]
+    weights: NDArray[np.float32]
+
+
+class _BadLineError(Exception):
+    pass
+
+
+def load_rows(path: Path, model_dir: Path) -> list[SftRow]:
+    """Return the file's rows in order, in the tokens of the model in `model_dir`.
+
+    Raises: OperatorError naming the file and the line for a line that is no row, has nothing to learn, or is longer
+    than the model's positions; and for a file that is empty or cannot be read.
+    """
+    from transformers import AutoTokenizer
+
+    tokenizer = AutoTokenizer.from_pretrained(model_dir)
+    max_tokens = _max_positions(model_dir)
+    lines = _read_lines(path)
+    segmented = []
+    for number, line in lines:
+        try:
+            segmented.append(_segments(_parse(line), tokenizer))
+        except _BadLineError as error:
+            raise OperatorError(f"{path}, line {number}: {error}") from None
+    ids = _encode({text for row in segmented for text, _ in row}, tokenizer)
+    rows = []
+    for (number, _), row in zip(lines, segmented, strict=True):
+        try:
+            rows.append(_join(row, ids, max_tokens))
+        except _BadLineError as error:
+            raise OperatorError(f"{path}, line {number}: {error}") from None
+    if not rows:
+        raise OperatorError(f"{path} has no rows. Give a JSONL file with one training row on each line.")
+    return rows
+
+
+def _read_lines(path: Path) -> list[tuple[int, str]]:
+    try:
+        text = path.read_text(encoding="utf-8")
+    except OSError as error:
+        raise OperatorError(f"{path} cannot be read: {error.strerror}. Give an existing JSONL file.") from None
+    except UnicodeDecodeError as error:
+        raise OperatorError(f"{path} is not UTF-8 at byte {error.start}. Save it as UTF-8.") from None
+    return [(number, line) for number, line in enumerate(text.split("\n"), 1) if line.strip()]
+
+
+def _parse(line: str) -> dict[str, Any]:
+    try:
+        row = json.loads(line)
+    except ValueError as error:
+        raise _BadLineError(f"is no JSON ({error})") from None
+    if not isinstance(row, dict):
+        raise _BadLineError(f"is {type(row).__name__}, expected an object")
+    return row
+
+
+def _segments(row: dict[str, Any], tokenizer: "PreTrainedTokenizerBase") -> list[Segment]:
+    if "segments" in row:
+        return _weighted_segments(row["segments"])
+    if "messages" in row:
+        return _chat_segments(_checked_messages(row["messages"], "messages"), tokenizer)
+    if "prompt" in row and "response" in row:
+        return _completion_segments(row["prompt"], row["response"], tokenizer)
+    raise _BadLineError(f'has the keys {sorted(row)}, expected "segments", "messages", or "prompt" and "response"')
+
+
+def _weighted_segments(segments: Any) -> list[Segment]:
+    if not isinstance(segments, list):
+        raise _BadLineError("segments is no list")
+    checked = []
+    for i, segment in enumerate(segments):
+        text, weight = (segment.get("text"), segment.get("weight")) if isinstance(segment, dict) else (None, None)
+        if not isinstance(text, str):
+            raise _BadLineError(f"segments[{i}].text is {text!r}, expected a string")
+        if isinstance(weight, bool) or not isinstance(weight, int | float) or not (isfinite(weight) and weight >= 0):
+            raise _BadLineError(f"segments[{i}].weight is {weight!r}, expected a number of at least 0")
+        checked.append((text, float(weight)))
+    return checked
+
+
+def _completion_segments(prompt: Any, response: Any, tokenizer: "PreTrainedTokenizerBase") -> list[Segment]:
+    if not isinstance(response, str):
+        raise _BadLineError(f"response is {response!r}, expected a string")
+    if not isinstance(prompt, str):
+        prompt = _rendered(_checked_messages(prompt, "prompt"), tokenizer, add_generation_prompt=True)
+    return [(prompt, 0.0), (response, 1.0), (str(tokenizer.eos_token or ""), 1.0)]
+
+
+def _chat_segments(messages: Sequence[dict[str, Any]], tokenizer: "PreTrainedTokenizerBase") -> list[Segment]:
+    """Return the template's text, cut where an assistant's words begin and end."""
+    segments: list[Segment] = []
+    done = ""
+    for i, message in enumerate(messages):
+        if message["role"] != "assistant":
+            continue
+        for until, weight in (
+            (_rendered(messages[:i], tokenizer, add_generation_prompt=True), 0.0),
+            (_rendered(messages[: i + 1], tokenizer, add_generation_prompt=False), 1.0),
+        ):
+            if not until.startswith(done):
+                raise _BadLineError(
+                    f"messages[{i}]: the model's chat template writes earlier messages in another way once later ones "
+                    'follow. Give the row as "segments"'
+                )
+            segments.append((until[len(done) :], weight))
+            done = until
+    return segments
+
+
+def _rendered(
+    messages: Sequence[dict[str, Any]], tokenizer: "PreTrainedTokenizerBase", *, add_generation_prompt: bool
+) -> str:
+    if not messages:
+        return ""
+    if not tokenizer.chat_template:
+        raise _BadLineError('has chat messages, and the model has no chat template. Give "segments", or text')
+    return str(
+        tokenizer.apply_chat_template(list(messages), tokenize=False, add_generation_prompt=add_generation_prompt)
+    )
+
+
+def _checked_messages(messages: Any, key: str) -> list[dict[str, Any]]:
+    if not isinstance(messages, list):
+        raise _BadLineError(f"{key} is {messages!r}, expected a list of messages")
+    for i, message in enumerate(messages):
+        if not isinstance(message, dict) or not isinstance(message.get("role"), str):
+            raise _BadLineError(f"{key}[{i}] has no role")
+        if not isinstance(message.get("content"), str):
+            raise _BadLineError(f"{key}[{i}].content is {message.get('content')!r}, expected a string")
+    return messages
+
+
+def _encode(texts: Iterable[str], tokenizer: "PreTrainedTokenizerBase") -> dict[str, NDArray[np.int32]]:
+    """Return the tokens of each text. All at once: the tokenizer then uses every core."""
+    ordered = [text for text in texts if text]
+    if not ordered:
+        return {}
+    encoded = tokenizer(ordered, add_special_tokens=False, return_attention_mask=False)["input_ids"]
+    return {text: np.array(ids, np.int32) for text, ids in zip(ordered, encoded, strict=True)}
+
+
+def _join(segments: Sequence[Segment], ids: dict[str, NDArray[np.int32]], max_tokens: int) -> SftRow:
+    parts = [(ids[text], weight) for text, weight in segments if text]
+    if not parts:
+        raise _BadLineError("has no text")
+    tokens = np.concatenate([part for part, _ in parts])
+    weights = np.concatenate([np.full(len(part), weight, np.float32) for part, weight in parts])
+    weights[0] = 0.0  # nothing stands before the first token to predict it from
+    if len(tokens) > max_tokens:
+        raise _BadLineError(f"has {len(tokens)} tokens, and the model has {max_tokens} positions. Shorten it")
+    if not weights.any():
+        raise _BadLineError("has no token with a weight above 0: there is nothing to learn from it")
+    return SftRow(tokens, weights)
+
+
+def _max_positions(model_dir: Path) -> int:
+    config = json.loads((model_dir / "config.json").read_text(encoding="utf-8"))
+    return int(config.get("max_position_embeddings") or 2**31)

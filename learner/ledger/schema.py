@@ -1,0 +1,89 @@
+"""The ledger's tables, and what brings an older ledger up to them."""
+
+import sqlite3
+from pathlib import Path
+
+from protocol.errors import OperatorError
+
+# 1 had no `failures`, `waste`, `incarnations` and `terms`, and did not say its version.
+VERSION = 2
+
+# The one condition of the partial index: SQLite uses it only for a query that repeats the condition word for word.
+UNFINISHED = "state NOT IN ('trained', 'skipped')"
+
+_TABLES = """
+CREATE TABLE IF NOT EXISTS meta (key TEXT PRIMARY KEY, value TEXT NOT NULL);
+CREATE TABLE IF NOT EXISTS prompts (
+    "group" TEXT PRIMARY KEY, epoch INTEGER NOT NULL, uid TEXT NOT NULL, position INTEGER NOT NULL,
+    state TEXT NOT NULL CHECK (state IN ('pending', 'leased', 'ready', 'assigned', 'trained', 'skipped')),
+    server TEXT, attempt INTEGER NOT NULL, step INTEGER, reason TEXT, changed_at REAL NOT NULL);
+CREATE TABLE IF NOT EXISTS trajectories (
+    "group" TEXT NOT NULL, sample_index INTEGER NOT NULL, attempt INTEGER NOT NULL, incarnation INTEGER NOT NULL,
+    kind TEXT NOT NULL, is_greedy INTEGER NOT NULL, server TEXT NOT NULL, reward REAL NOT NULL,
+    reward_parts TEXT NOT NULL, num_tokens INTEGER NOT NULL, num_model_tokens INTEGER NOT NULL,
+    num_turns INTEGER NOT NULL, finish TEXT NOT NULL,
+    oldest_version INTEGER NOT NULL, newest_version INTEGER NOT NULL, step INTEGER, staleness INTEGER,
+    started_at REAL NOT NULL, finished_at REAL NOT NULL, received_at REAL NOT NULL,
+    PRIMARY KEY ("group", sample_index));
+CREATE TABLE IF NOT EXISTS events (at REAL NOT NULL, kind TEXT NOT NULL, detail TEXT NOT NULL);
+"""
+
+_TABLES_SINCE_2 = """
+CREATE TABLE IF NOT EXISTS incarnations (
+    number INTEGER PRIMARY KEY, started_at REAL NOT NULL, policy_version INTEGER NOT NULL);
+CREATE TABLE IF NOT EXISTS terms (
+    from_step INTEGER NOT NULL, name TEXT NOT NULL, value INTEGER NOT NULL, PRIMARY KEY (from_step, name));
+CREATE TABLE IF NOT EXISTS failures (
+    "group" TEXT NOT NULL, sample_index INTEGER NOT NULL, attempt INTEGER NOT NULL, server TEXT NOT NULL,
+    boundary TEXT NOT NULL, detail TEXT NOT NULL, at REAL NOT NULL);
+CREATE TABLE IF NOT EXISTS waste (
+    "group" TEXT NOT NULL, sample_index INTEGER NOT NULL, attempt INTEGER NOT NULL, reason TEXT NOT NULL,
+    num_tokens INTEGER NOT NULL, at REAL NOT NULL);
+"""
+
+_INDEXES = f"""
+CREATE INDEX IF NOT EXISTS prompts_unfinished ON prompts (position) WHERE {UNFINISHED};
+CREATE INDEX IF NOT EXISTS failures_by_group ON failures ("group");
+DROP INDEX IF EXISTS prompts_by_state;
+"""
+
+_SET_VERSION = f"""
+INSERT INTO meta VALUES ('schema', '{VERSION}') ON CONFLICT DO UPDATE SET value = excluded.value;
+"""  # noqa: S608
+
+
+def prepare_schema(db: sqlite3.Connection, path: Path) -> None:
+    """Make the tables that are missing. A ledger that has them all is left untouched.
+
+    Raises: OperatorError for a ledger of a newer version; sqlite3.Error for a file that is none.
+    """
+    if schema_version(db, path) != VERSION:
+        # Each statement may be repeated after a kill; the version is set by the last one.
+        db.executescript(_TABLES + _TABLES_SINCE_2 + _INDEXES + _SET_VERSION)
+
+
+def stand_in(db: sqlite3.Connection, path: Path) -> None:
+    """Give a connection that may not write empty tables of its own for those that an older ledger lacks.
+
+    Raises: OperatorError for a ledger of a newer version, or an empty one.
+    """
+    version = schema_version(db, path)
+    if version == 0:
+        raise OperatorError(f"The ledger {path} has no tables. Name the folder of a run that has started.")
+    if version < 2:
+        db.executescript(_TABLES_SINCE_2.replace("CREATE TABLE", "CREATE TEMP TABLE"))
+
+
+def schema_version(db: sqlite3.Connection, path: Path) -> int:
+    """Return the version of a ledger's tables, 0 of an empty one. Raises: OperatorError when this program is older."""
+    tables = {name for (name,) in db.execute("SELECT name FROM sqlite_master WHERE type = 'table'")}
+    if "meta" not in tables:
+        return 0
+    row = db.execute("SELECT value FROM meta WHERE key = 'schema'").fetchone()
+    version = int(row[0]) if row else 1
+    if version > VERSION:
+        raise OperatorError(
+            f"The ledger {path} has schema {version}, this version of Sluice knows {VERSION}. "
+            "Use the version of Sluice that wrote it."
+        )
+    return version

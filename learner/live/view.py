@@ -1,0 +1,141 @@
+"""What one sees while a run goes on: a live panel on a terminal, one plain line per step anywhere else.
+
+`learner.live.panel` draws the panel.
+"""
+
+import re
+import sys
+import time
+from collections import deque
+from collections.abc import Mapping, Sequence
+from types import TracebackType
+from typing import Any, Self, TextIO
+
+from rich.console import Console
+from rich.live import Live
+
+from learner.live.panel import PanelState, one_line, render_panel
+
+# A step's plain line shows these, in this order, as far as the step measured them.
+_LINE_KEYS = (
+    ("step", "step"),
+    ("policy_version", "policy_version"),
+    ("reward_mean", "reward"),
+    ("eval_reward", "eval_reward"),
+    ("eval_reward_greedy", "eval_reward_greedy"),
+    ("loss", "loss"),
+    ("grad_norm", "grad_norm"),
+    ("staleness_mean", "staleness_mean"),
+    ("staleness_max", "staleness_max"),
+    ("samples_per_s", "samples_per_s"),
+    ("tokens_per_s", "tokens_per_s"),
+    ("wait_s", "wait_s"),
+    ("train_s", "train_s"),
+    ("push_s", "push_s"),
+    ("pause_s", "pause_s"),
+    ("window_used", "window_used"),
+    ("retried", "retried"),
+    ("skipped", "skipped"),
+)
+_REFRESH_S = 0.45
+_PHASE_EVERY_S = 30.0
+_NUM_HISTORY = 4096
+_NUM_WARNINGS = 3
+
+
+class LiveView:
+    """Shows a run until the `with` block ends, however it ends; leaves the terminal's cursor and modes as they were."""
+
+    def __init__(
+        self, total_steps: int, is_terminal: bool | None = None, *, file: TextIO | None = None, width: int | None = None
+    ) -> None:
+        """is_terminal: None asks `file` (None: standard output) and TERM; width: columns, None for the terminal's."""
+        self._file = file if file is not None else sys.stdout
+        console = Console(file=self._file, force_terminal=is_terminal or None, width=width, highlight=False)
+        self._is_terminal = console.is_terminal and not console.is_dumb_terminal if is_terminal is None else is_terminal
+        self._is_open = True
+        self._started_at = time.time()
+        self._state = PanelState(total_steps=total_steps, lines=deque(maxlen=_NUM_HISTORY))
+        self._messages: deque[tuple[float, str]] = deque(maxlen=_NUM_WARNINGS)
+        self._drawn_at = self._phase_at = float("-inf")
+        self._phase_shape = ""
+        # Drawn from `update` alone: a refresh thread would draw four times a second on cores that the run needs.
+        self._live = Live(console=console, auto_refresh=False, transient=False) if self._is_terminal else None
+
+    def __enter__(self) -> Self:
+        if self._live is not None:
+            self._live.start()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if self._live is not None:
+            try:
+                self._draw(is_forced=True)
+            finally:
+                self._live.stop()
+
+    def show_phase(self, text: str) -> None:
+        """Say what the start-up is doing. In plain form a phase that only counts on appears every 30 s."""
+        text = one_line(text)
+        self._state.phase = text
+        now, shape = time.monotonic(), re.sub(r"[\d.,]+", "#", text)
+        is_new = shape != self._phase_shape
+        self._phase_shape = shape
+        if not self._is_terminal and (is_new or now - self._phase_at >= _PHASE_EVERY_S):
+            self._phase_at = now
+            self._write_line("INFO ", "phase", text)
+        self._draw(is_forced=is_new)
+
+    def update(self, status: Mapping[str, Any], new_lines: Sequence[Mapping[str, float]]) -> None:
+        """Take the coordinator's status and the metrics lines written since the last call."""
+        state = self._state
+        state.status = status
+        state.rates.take(status.get("servers", {}), time.monotonic())
+        for line in new_lines:
+            is_earlier_life = line.get("at_s", self._started_at) < self._started_at
+            state.lines.append(line)
+            if is_earlier_life:
+                continue
+            state.num_new_lines += 1
+            if not self._is_terminal:
+                self._write_line("INFO ", "step", describe_step(line), at_s=line.get("at_s"))
+        self._draw(is_forced=False)
+
+    def message(self, text: str) -> None:
+        """Show a warning: as a line, or in the panel until three newer ones have come."""
+        text = one_line(text)
+        self._messages.append((time.time(), text))
+        if self._is_terminal:
+            self._draw(is_forced=True)
+        else:
+            self._write_line("WARN ", text)
+
+    def _draw(self, *, is_forced: bool) -> None:
+        now = time.monotonic()
+        if self._live is None or not (is_forced or now - self._drawn_at >= _REFRESH_S):
+            return
+        self._drawn_at = now
+        panel = render_panel(self._state, list(self._messages), time.time() - self._started_at)
+        self._live.update(panel, refresh=True)
+
+    def _write_line(self, level: str, *parts: str, at_s: float | None = None) -> None:
+        if not self._is_open:
+            return
+        clock = time.strftime("%H:%M:%S", time.localtime(at_s))
+        try:
+            self._file.write(f"{clock} {level} learner  {'  '.join(parts)}\n")
+            self._file.flush()
+        except OSError:
+            # The reader of a pipe has left (`| head`) or its disk is full: the run goes on without a view.
+            self._is_open = False
+
+
+def describe_step(line: Mapping[str, float]) -> str:
+    """Return a step as `key=value` pairs, with four significant digits."""
+    return " ".join(f"{shown}={_short(line[key])}" for key, shown in _LINE_KEYS if key in line)
+
+
+def _short(value: float) -> str:
+    return str(value) if isinstance(value, int) else f"{value:.0f}" if abs(value) >= 10_000 else f"{value:.4g}"

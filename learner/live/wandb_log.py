@@ -1,0 +1,104 @@
+"""Sends a run's metrics lines to Weights & Biases, when the settings name a project.
+
+wandb is imported in a thread of its own, and only that thread speaks to it: a slow or absent service costs the user the
+web page, never a step. WANDB_MODE=offline and =disabled work as wandb defines them.
+"""
+
+import logging
+import os
+import queue
+import threading
+import time
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from learner.disk.layout import WANDB_ID
+from learner.disk.whole_file import replace_file
+
+_log = logging.getLogger("learner.live.wandb_log")
+_INIT_S = 60.0
+_MAX_WAITING = 10_000
+
+
+class WandbLog:
+    """One run's page. It never raises and never waits, but for `close`; what fails is said once, as a warning."""
+
+    def __init__(
+        self,
+        project: str,
+        run_name: str,
+        settings: Mapping[str, Any],
+        folder: Path,
+        run_id_resume: str | None = None,
+    ) -> None:
+        """run_id_resume: wandb's id of the page to go on with; None: the one that this folder's earlier life used."""
+        self._project, self._run_name, self._settings, self._folder = project, run_name, dict(settings), folder
+        self._resume_id = run_id_resume
+        self._started_at = time.time()
+        self._has_failed = False
+        self._lines: queue.Queue[dict[str, float] | None] = queue.Queue(_MAX_WAITING)
+        self._thread = threading.Thread(target=self._send_all, name="wandb", daemon=True)
+        self._thread.start()
+
+    def log(self, line: Mapping[str, float]) -> None:
+        """Queue a metrics line. When ten thousand wait already, the page is given up: it must not eat the memory."""
+        if self._has_failed:
+            return
+        try:
+            self._lines.put_nowait(dict(line))
+        except queue.Full:
+            self._warn(f"{_MAX_WAITING} lines wait to be sent")
+
+    def close(self, timeout_s: float = 30.0) -> None:
+        """Send what is queued and end the page; waits `timeout_s` at most."""
+        if not self._thread.is_alive():
+            return
+        try:
+            self._lines.put(None, timeout=timeout_s)
+        except queue.Full:
+            self._warn(f"{_MAX_WAITING} lines wait to be sent")
+            return
+        self._thread.join(timeout_s)
+        if self._thread.is_alive():
+            self._warn(f"it did not end within {timeout_s:g} s")
+
+    def _send_all(self) -> None:
+        try:
+            run, is_resumed = self._start()
+            while (line := self._lines.get()) is not None:
+                # After a resume the reader shows the earlier life's lines again: the page has them already.
+                if not (is_resumed and line.get("at_s", self._started_at) < self._started_at):
+                    run.log(line)
+            run.finish()
+        except Exception as error:  # wandb is a neighbour: whatever ends it, training goes on
+            self._warn(f"{type(error).__name__}: {error}")
+
+    def _start(self) -> tuple[Any, bool]:
+        """Return wandb's run, and whether this folder's earlier life had begun it."""
+        import wandb
+
+        if os.environ.get("WANDB_MODE", "online") == "online" and not wandb.login(prompt=False):
+            # wandb would ask at the terminal, under the live view, and wait for ever.
+            raise PermissionError("no API key. Set WANDB_API_KEY, or WANDB_MODE=offline")
+        path = self._folder / WANDB_ID
+        earlier_id = self._resume_id or (path.read_text(encoding="utf-8").strip() if path.exists() else None)
+        run = wandb.init(
+            project=self._project,
+            name=self._run_name,
+            id=earlier_id,
+            resume="allow",
+            dir=str(self._folder),
+            config=self._settings,
+            settings=wandb.Settings(console="off", silent=True, init_timeout=_INIT_S, finish_timeout=_INIT_S),
+        )
+        replace_file(path, f"{run.id}\n".encode())
+        # Steps that are taken again after a resume are logged again: wandb's own counter would refuse the smaller step.
+        run.define_metric("step")
+        run.define_metric("*", step_metric="step")
+        return run, earlier_id is not None
+
+    def _warn(self, problem: str) -> None:
+        if not self._has_failed:
+            self._has_failed = True
+            _log.warning('wandb failed  last="%s" consequence="metrics are in metrics.jsonl only"', problem)

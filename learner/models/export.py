@@ -1,0 +1,77 @@
+"""The policy as a Hugging Face model folder: safetensors in shards, config and tokenizer files.
+
+No more than one shard of the model is whole at a time.
+"""
+
+import json
+import shutil
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from safetensors.torch import save_file
+from torch import Tensor
+
+_SHARD_BYTES = 4 << 30
+_SKIPPED = (".safetensors", ".bin", ".pt", ".pth", ".gguf", ".index.json")
+Weights = Sequence[tuple[str, Tensor]]
+
+
+def export_model(
+    folder: Path,
+    source: Path,
+    weights: Weights,
+    gather: Callable[[Sequence[Tensor]], AbstractContextManager[Any]],
+    whole_numel: Callable[[Tensor], int],
+    shard_bytes: int = _SHARD_BYTES,
+) -> None:
+    """Write the weights into `folder` from rank 0, beside everything but the weights of the model folder `source`.
+
+    gather: makes tensors whole while its context lasts; all ranks enter it together, shard by shard. A tied head is not
+    written: its config says that it is the embedding. Raises: OSError when the disk refuses.
+    """
+    is_first = dist.get_rank() == 0
+    if is_first:
+        folder.mkdir(parents=True, exist_ok=True)
+        _copy_description(source, folder, weights[0][1].dtype)
+    shards = list(_split(weights, whole_numel, shard_bytes))
+    index: dict[str, str] = {}
+    total = 0
+    for number, shard in enumerate(shards, 1):
+        name = f"model-{number:05d}-of-{len(shards):05d}.safetensors" if len(shards) > 1 else "model.safetensors"
+        with gather([tensor for _, tensor in shard]):
+            if is_first:
+                whole = {key: tensor.detach().to("cpu").contiguous() for key, tensor in shard}
+                save_file(whole, folder / name, metadata={"format": "pt"})
+                index |= dict.fromkeys(whole, name)
+                total += sum(tensor.nbytes for tensor in whole.values())
+    if is_first and len(shards) > 1:
+        body = {"metadata": {"total_size": total}, "weight_map": index}
+        (folder / "model.safetensors.index.json").write_text(json.dumps(body, indent=1), encoding="utf-8")
+    dist.barrier()
+
+
+def _split(weights: Weights, whole_numel: Callable[[Tensor], int], shard_bytes: int) -> Iterator[Weights]:
+    shard: list[tuple[str, Tensor]] = []
+    filled = 0
+    for name, tensor in weights:
+        size = whole_numel(tensor) * tensor.element_size()
+        if shard and filled + size > shard_bytes:
+            yield shard
+            shard, filled = [], 0
+        shard.append((name, tensor))
+        filled += size
+    yield shard
+
+
+def _copy_description(source: Path, folder: Path, dtype: torch.dtype) -> None:
+    """Copy config, tokenizer, template and code; the config then names the type that the weights now have."""
+    for path in source.iterdir():
+        if path.is_file() and not path.name.endswith(_SKIPPED):
+            shutil.copyfile(path, folder / path.name)
+    config = json.loads((folder / "config.json").read_text(encoding="utf-8"))
+    config["torch_dtype" if "torch_dtype" in config else "dtype"] = str(dtype).removeprefix("torch.")
+    (folder / "config.json").write_text(json.dumps(config, indent=2) + "\n", encoding="utf-8")

@@ -1,0 +1,251 @@
+"""The policy under training: a transformers model inside DeepSpeed.
+
+Owned by a learner rank. Methods that change or gather weights are collective: every rank calls them in the same order.
+Shapes: K model tokens of a micro-batch.
+"""
+
+from collections.abc import Callable, Iterator, Sequence
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from learner.models import varlen_attention
+from learner.models.deepspeed_config import deepspeed_config, import_deepspeed, zero_stage_of
+from learner.models.export import export_model
+from learner.models.finite import NonFiniteWeightsError, first_non_finite
+from learner.models.logprobs import token_logprobs
+from learner.models.optimizer import GuardedAdamW
+from learner.models.schedule import learning_rate_factor
+from learner.models.settings import PolicySettings
+from learner.models.shards import ZeroShards
+from learner.models.state import SHARD_BYTES, Writer, load_state, save_state
+from learner.models.step_result import LossFunction, StepResult, Sums
+from learner.models.world import reduce_max, reduce_sums
+from learner.packing.micro_batch import MicroBatch
+
+
+class PolicyEngine:
+    """torch.distributed has been initialised by `learner.models.world.join_world`."""
+
+    def __init__(self, settings: PolicySettings) -> None:
+        self._deepspeed = import_deepspeed()
+        torch.manual_seed(settings.seed)
+        self._settings = settings
+        self._world_size = dist.get_world_size()
+        self._zero_stage = zero_stage_of(settings.zero_stage, settings.dtype)
+        model = _load_model(settings)
+        self.vocab_size = int(model.config.vocab_size)
+        parameters = list(model.parameters())
+        optimizer = _make_optimizer(parameters, settings, self._zero_stage)
+        self._scheduler = torch.optim.lr_scheduler.LambdaLR(optimizer, _schedule_of(settings))
+        self._engine, *_ = self._deepspeed.initialize(
+            model=model,
+            model_parameters=parameters,
+            optimizer=optimizer,
+            lr_scheduler=self._scheduler,
+            config=deepspeed_config(
+                settings.deepspeed,
+                zero_stage=self._zero_stage,
+                dtype=settings.dtype,
+                max_grad_norm=settings.max_grad_norm,
+                num_parameters=sum(parameter.numel() for parameter in parameters),
+            ),
+            dist_init_required=False,
+        )
+        self._shards = ZeroShards(self._deepspeed, self._engine, self._zero_stage)
+        self._model = self._engine.module
+        self.device = torch.device(self._engine.device)
+
+    def step(
+        self,
+        micro_batches: Sequence[MicroBatch],
+        loss_function: LossFunction,
+        global_weight: float,
+        *,
+        with_entropy: bool = True,
+    ) -> StepResult:
+        """Return what one optimizer step did: its gradient is that of sum(losses over all ranks) / global_weight.
+
+        loss_function: (logprobs [K], entropies [K], micro-batch) -> (sum of token losses, sums for metrics). Every rank
+        brings the same number of micro-batches. with_entropy: False saves the loss that needs none, and gives it zeros.
+        """
+        losses, sums = [], Sums()
+        for micro_batch in micro_batches:
+            logprobs, entropies = self._forward(micro_batch, with_entropy=with_entropy)
+            loss, parts = loss_function(logprobs, entropies, micro_batch)
+            # A loss that is not finite can have a finite gradient (a clipped infinity). Times NaN it has none, so that
+            # the check of the reduced gradient stops every rank. Times 1 otherwise, without waiting for the value.
+            # The inputs count too: the clamped log ratio makes a finite loss of an infinite behaviour logprob.
+            poisoned = loss * ((loss.detach() + _input_sum(micro_batch).to(loss.device)) * 0.0 + 1.0)
+            # DeepSpeed averages over the ranks; what is wanted is the sum.
+            self._engine.backward(poisoned * (self._world_size / global_weight))
+            losses.append(poisoned.detach())
+            _merge(sums, parts)
+        self._engine.step()
+        sums["loss"] = float(torch.stack(losses).double().sum())
+        reduced = _reduce(sums, self.device)
+        norm = self._engine.get_global_grad_norm()
+        return StepResult(
+            applied=bool(self._engine.was_step_applied()),
+            loss=reduced.pop("loss") / global_weight,
+            grad_norm=float(norm) if norm is not None else float("nan"),
+            sums=reduced,
+        )
+
+    @torch.no_grad()
+    def logprobs(self, micro_batch: MicroBatch, temperature: float | None = None) -> Tensor:
+        """Return the model tokens' logprobs, float32 [K], at the sampling temperature or the one given.
+
+        Collective in ZeRO 3.
+        """
+        return self._forward(micro_batch, temperature, with_entropy=False)[0]
+
+    def check_finite(self, *, with_optimizer: bool = False) -> None:
+        """Raise on every rank when a weight of any rank is not finite; with_optimizer: or a part of its state.
+
+        Collective. Each rank reads its own memory once; nothing is gathered. Raises: NonFiniteWeightsError.
+        """
+        found = first_non_finite(self._own_tensors(with_optimizer))
+        if reduce_max(float(found is not None), self.device):
+            where = f"{found} on rank {dist.get_rank()}" if found is not None else "a tensor on another rank"
+            raise NonFiniteWeightsError(
+                f"the policy is not finite: {where} holds NaN or infinity. Nothing was pushed or saved. "
+                "Run the same command again to go on from the newest checkpoint"
+            )
+
+    def weights(self) -> list[tuple[str, Tensor]]:
+        """Return (name in the Hugging Face state dict, parameter) in the model's order, a tied head once.
+
+        In ZeRO 3 the tensors are partitioned: `gather` makes them whole.
+        """
+        return list(self._model.named_parameters())
+
+    def gather(self, parameters: Sequence[Tensor]) -> Any:
+        """Return a context in which these parameters are whole on every rank. All ranks enter it together."""
+        return self._deepspeed.zero.GatheredParameters(list(parameters), enabled=self._zero_stage == 3)
+
+    def shape_of(self, parameter: Tensor) -> tuple[int, ...]:
+        """Return a parameter's whole shape; `parameter.shape` is 0 in ZeRO 3."""
+        return self._shards.shape_of(parameter)
+
+    def save_state(self, folder: Path, shard_bytes: int = SHARD_BYTES) -> None:
+        """Write master weights, optimizer and schedule in a form that any number of ranks and any ZeRO stage load.
+
+        shard_bytes: size of one file, and of what a rank holds of other ranks' state meanwhile.
+        Raises: OSError when the disk refuses.
+        """
+        writer = Writer(self._world_size, self._settings.zero_stage, self._settings.dtype)
+        save_state(folder, self._shards, self.weights(), int(self._scheduler.last_epoch), writer, shard_bytes)
+
+    def load_state(self, folder: Path) -> None:
+        """Read what `save_state` wrote, on as many ranks and in whatever ZeRO stage and type. The learning rate follows
+        this run's settings from the saved number of updates on.
+
+        Raises: OperatorError when it is not of this model.
+        """
+        num_updates = load_state(folder, self._shards, self.weights())
+        self._scheduler.load_state_dict(
+            {"last_epoch": num_updates, "_step_count": num_updates + 1, "lr_lambdas": [None]}
+        )
+        for group, peak in zip(self._scheduler.optimizer.param_groups, self._scheduler.base_lrs, strict=True):
+            group["lr"] = peak * _schedule_of(self._settings)(num_updates)
+
+    def export_hf(self, folder: Path) -> None:
+        """Write the policy as a Hugging Face model folder (safetensors, config, tokenizer files) from rank 0."""
+        export_model(folder, self._settings.model_dir, self.weights(), self.gather, self._whole_numel)
+
+    def _own_tensors(self, with_optimizer: bool) -> Iterator[tuple[str, Tensor]]:
+        """Yield what this rank holds of the weights: in ZeRO 3 its partitions, not their padding, which nobody set."""
+        for name, parameter in self._model.named_parameters():
+            partition = getattr(parameter, "ds_tensor", None)
+            if partition is None:
+                yield name, parameter
+            else:
+                num_own = max(0, min(partition.numel(), parameter.ds_numel - dist.get_rank() * partition.numel()))
+                yield name, partition.flatten()[:num_own]
+        if not with_optimizer:
+            return
+        optimizer = getattr(self._engine.optimizer, "optimizer", self._engine.optimizer)
+        if self._zero_stage != 3:
+            for group in optimizer.param_groups:
+                for number, master in enumerate(group["params"]):
+                    yield f"master weights {number}", master
+        for number, state in enumerate(optimizer.state.values()):
+            for key, value in state.items():
+                if isinstance(value, Tensor):
+                    yield f"optimizer state {key} {number}", value
+
+    def _whole_numel(self, parameter: Tensor) -> int:
+        return int(getattr(parameter, "ds_numel", parameter.numel()))
+
+    def _forward(
+        self, micro_batch: MicroBatch, temperature: float | None = None, *, with_entropy: bool = True
+    ) -> tuple[Tensor, Tensor]:
+        """Return (logprobs [K], entropies [K]), float32; logits exist only where a model token is predicted."""
+        logits = self._engine(
+            input_ids=micro_batch.tokens.to(self.device),
+            position_ids=micro_batch.position_ids.to(self.device),
+            logits_to_keep=micro_batch.predict_at.to(self.device),
+            segments=varlen_attention.Segments(micro_batch.lengths, self.device),
+            use_cache=False,
+        ).logits[0]
+        temperature = temperature or self._settings.temperature
+        return token_logprobs(logits, micro_batch.targets.to(self.device), temperature, with_entropy=with_entropy)
+
+
+def _load_model(settings: PolicySettings) -> Any:
+    from transformers import AutoModelForCausalLM
+
+    varlen_attention.register()
+    model = AutoModelForCausalLM.from_pretrained(
+        settings.model_dir,
+        dtype=getattr(torch, settings.dtype),
+        attn_implementation=varlen_attention.NAME,
+        trust_remote_code=settings.trust_remote_code,
+    )
+    if settings.gradient_checkpointing:
+        model.gradient_checkpointing_enable({"use_reentrant": False})
+    for module in model.modules():  # dropout would make the ratio of a fresh trajectory differ from 1
+        if isinstance(module, torch.nn.Dropout):
+            module.p = 0.0
+        elif getattr(module, "attention_dropout", 0.0):
+            module.attention_dropout = 0.0
+    model.train()
+    return model
+
+
+def _make_optimizer(parameters: list[Any], settings: PolicySettings, zero_stage: int) -> torch.optim.Optimizer:
+    common: dict[str, Any] = {"lr": settings.lr, "betas": settings.betas, "weight_decay": settings.weight_decay}
+    if zero_stage == 0:
+        return GuardedAdamW(parameters, max_grad_norm=settings.max_grad_norm, fused=True, **common)
+    return torch.optim.AdamW(parameters, fused=True, **common)
+
+
+def _schedule_of(settings: PolicySettings) -> Callable[[int], float]:
+    return partial(
+        learning_rate_factor,
+        warmup_steps=settings.warmup_steps,
+        total_steps=settings.total_steps,
+        min_ratio=settings.min_lr_ratio,
+        schedule=settings.schedule,
+    )
+
+
+def _input_sum(micro_batch: MicroBatch) -> Tensor:
+    """Return a number that is not finite when one that goes into the loss is not."""
+    return micro_batch.behaviour_logprobs.sum() + micro_batch.advantages.sum() + micro_batch.weights.sum()
+
+
+def _merge(sums: Sums, parts: Sums) -> None:
+    for key, value in parts.items():
+        sums[key] = max(sums.get(key, value), value) if key.startswith("max_") else sums.get(key, 0.0) + value
+
+
+def _reduce(sums: Sums, device: torch.device) -> Sums:
+    added = sorted(key for key in sums if not key.startswith("max_"))
+    reduced = dict(zip(added, reduce_sums([sums[key] for key in added], device), strict=True))
+    return reduced | {key: reduce_max(sums[key], device) for key in sorted(sums) if key.startswith("max_")}

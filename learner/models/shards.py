@@ -1,0 +1,113 @@
+"""Master weights and AdamW moments of each parameter, whole or this rank's part, however the ZeRO stage splits them.
+
+Used by `learner.models.state`; written against DeepSpeed 0.19. What the stages keep on a rank, in float32:
+
+    0   every parameter, and AdamW's moments under it (the parameter is its own master)
+    2   one flat partition of all parameters' masters; a parameter knows which fragment of it lies there, if any
+    3   of every parameter one part of the same length on each rank, the last padded with zeros
+"""
+
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+WEIGHT = "weight"
+MOMENTS = ("exp_avg", "exp_avg_sq")
+
+
+class ZeroShards:
+    """Methods on parameters are collective: every rank calls them with the same parameter in the same order."""
+
+    def __init__(self, deepspeed: Any, engine: Any, zero_stage: int) -> None:
+        self._utils = deepspeed.utils
+        self._gathered = deepspeed.zero.GatheredParameters
+        self._stage = zero_stage
+        self._zero = engine.optimizer
+        self._adamw = engine.optimizer if zero_stage == 0 else engine.optimizer.optimizer
+
+    def prepare(self) -> None:
+        """Make the moments that AdamW makes at its first step, where it has not taken one: zeros, after no update."""
+        for stepped in self._stepped():
+            state = self._adamw.state[stepped]
+            if not state:
+                # A tensor on the parameter's device: what the fused AdamW counts in.
+                state["step"] = torch.zeros((), dtype=torch.float32, device=stepped.device)
+                for key in MOMENTS:
+                    state[key] = torch.zeros_like(stepped)
+        if self._stage == 2:
+            self._zero._lazy_init_hp_params_optimizer_state()  # what it does itself after a first step
+
+    def shape_of(self, parameter: Tensor) -> tuple[int, ...]:
+        """Return a parameter's whole shape; `parameter.shape` is 0 in ZeRO 3."""
+        return tuple(getattr(parameter, "ds_shape", parameter.shape))
+
+    def whole(self, parameter: Tensor, key: str) -> Tensor:
+        """Return the parameter's master weight or moment, gathered from the ranks."""
+        if self._stage == 0:
+            found: Tensor = parameter if key == WEIGHT else self._adamw.state[parameter][key]
+        elif key == WEIGHT:
+            found = self._utils.safe_get_full_fp32_param(parameter)
+        else:
+            found = self._utils.safe_get_full_optimizer_state(parameter, key)
+        return found
+
+    def kept_range(self, parameter: Tensor) -> tuple[int, int]:
+        """Return the elements of the flattened parameter, start to stop, whose state this rank keeps."""
+        if self._stage == 0:
+            return 0, parameter.numel()
+        if self._stage == 2:
+            mapping: Any = parameter._hp_mapping  # type: ignore[attr-defined]
+            if mapping is None:
+                return 0, 0
+            address = mapping.lp_fragment_address
+            return address.start, address.start + address.numel
+        part: int = parameter.ds_tensor.numel()  # type: ignore[attr-defined]
+        whole: int = parameter.ds_numel  # type: ignore[attr-defined]
+        return min(whole, dist.get_rank() * part), min(whole, (dist.get_rank() + 1) * part)
+
+    @torch.no_grad()
+    def set_kept(self, parameter: Tensor, key: str, values: Tensor) -> None:
+        """Put the elements of `kept_range` into this rank's master weight or moment."""
+        if self._stage == 0:
+            self.whole(parameter, key).copy_(values.view(parameter.shape))
+        elif self._stage == 2:
+            mapping: Any = parameter._hp_mapping  # type: ignore[attr-defined]
+            if mapping is not None:
+                mapping.get_hp_fragment(None if key == WEIGHT else key).copy_(values)
+        else:
+            part: Any = parameter.ds_tensor  # type: ignore[attr-defined]
+            padded = torch.zeros(part.numel(), dtype=torch.float32)
+            padded[: values.numel()] = values
+            if key == WEIGHT:
+                self._utils.safe_set_local_fp32_param(parameter, padded)
+            else:
+                self._utils.safe_set_local_optimizer_state(parameter, padded, key)
+
+    @torch.no_grad()
+    def set_weight(self, parameter: Tensor, read: Callable[[], Tensor]) -> None:
+        """Put the whole weight into the parameter that the model computes with. read: called where it is needed."""
+        if self._stage != 3:
+            parameter.copy_(read())
+            return
+        # On leaving, rank 0's value goes to every rank, which keeps its part of it.
+        with self._gathered([parameter], modifier_rank=0):
+            if dist.get_rank() == 0:
+                parameter.copy_(read())
+
+    def set_num_updates(self, num_updates: int) -> None:
+        """Have AdamW go on as after so many updates: its bias correction depends on their number."""
+        for stepped in self._stepped():
+            self._adamw.state[stepped]["step"].fill_(num_updates)
+
+    def _stepped(self) -> Iterator[Tensor]:
+        """Yield the tensors that AdamW itself steps on."""
+        if self._stage == 0:
+            for group in self._adamw.param_groups:
+                yield from group["params"]
+        elif self._stage == 2:
+            yield from self._zero.single_partition_of_fp32_groups
+        else:
+            yield from self._zero.fp32_partitioned_groups_flat

@@ -1,0 +1,157 @@
+"""A policy's training state in files that any number of ranks and any ZeRO stage read: safetensors, nothing pickled.
+
+For each parameter that is trained, under its name in the Hugging Face model:
+
+    state_00000.safetensors   weight/NAME, exp_avg/NAME, exp_avg_sq/NAME: whole, float32 (the master weights)
+    state.json                schema, optimizer updates inside, parameter -> file, and who wrote it
+
+Memory: beside its own state, a rank holds one shard while it saves, and one parameter while it loads.
+"""
+
+import json
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from safetensors import SafetensorError, safe_open
+from safetensors.torch import save_file
+from torch import Tensor
+
+from learner.models.shards import MOMENTS, WEIGHT, ZeroShards
+from protocol.errors import OperatorError
+
+SCHEMA = 1
+_DESCRIPTION = "state.json"
+_KEYS = (WEIGHT, *MOMENTS)
+SHARD_BYTES = 1 << 30
+
+Weights = Sequence[tuple[str, Tensor]]
+
+
+@dataclass(frozen=True)
+class Writer:
+    """Who writes a state; said in its description for people, compared with nothing."""
+
+    num_ranks: int
+    zero_stage: int
+    dtype: str
+
+
+def save_state(
+    folder: Path,
+    shards: ZeroShards,
+    weights: Weights,
+    num_updates: int,
+    writer: Writer,
+    shard_bytes: int = SHARD_BYTES,
+) -> None:
+    """Write the state of `weights`; all ranks together, each every so-manyth shard. All of it is there on returning.
+
+    num_updates: optimizer updates inside. Raises: OSError when the disk refuses.
+    """
+    rank, world_size = dist.get_rank(), dist.get_world_size()
+    folder.mkdir(parents=True, exist_ok=True)
+    shards.prepare()
+    files: dict[str, str] = {}
+    mine: dict[str, Tensor] = {}
+    mine_name = ""
+    plan = list(_split(weights, shards, shard_bytes))
+    for number, shard in enumerate(plan):
+        name = f"state_{number:05d}.safetensors"
+        files |= dict.fromkeys((weight for weight, _ in shard), name)
+        is_mine = number % world_size == rank
+        for key in _KEYS:
+            for weight, parameter in shard:
+                whole = shards.whole(parameter, key)
+                if is_mine:
+                    mine[f"{key}/{weight}"], mine_name = whole.detach().to("cpu").contiguous(), name
+        # Every rank has one now, or there are no more: they write side by side.
+        if (number + 1) % world_size == 0 or number + 1 == len(plan):
+            if mine:
+                save_file(mine, folder / mine_name, metadata={"format": "pt"})
+            mine = {}
+    if rank == 0:
+        description = {"schema": SCHEMA, "num_updates": num_updates, "writer": vars(writer), "files": files}
+        (folder / _DESCRIPTION).write_text(json.dumps(description, indent=1), encoding="utf-8")
+    dist.barrier()
+
+
+def load_state(folder: Path, shards: ZeroShards, weights: Weights) -> int:
+    """Put a state into the policy, whoever wrote it; returns the optimizer updates inside. All ranks together.
+
+    Raises: OperatorError when it is not of these parameters; the policy is then as before, or useless.
+    """
+    description = _read_description(folder)
+    files: dict[str, str] = description["files"]
+    if files.keys() != {name for name, _ in weights}:
+        names = sorted(files.keys() ^ {name for name, _ in weights})
+        raise _unfit(folder, f"it and the policy differ in {len(names)} parameters, such as {names[0]}")
+    shards.prepare()
+    for file in sorted(set(files.values())):
+        try:
+            with safe_open(folder / file, framework="pt") as opened:
+                for name, parameter in weights:
+                    if files[name] == file:
+                        _load(folder, opened, shards, name, parameter)
+        except (SafetensorError, OSError) as error:
+            raise _unfit(folder, f"{file} cannot be read: {error}") from None
+    num_updates = int(description["num_updates"])
+    shards.set_num_updates(num_updates)
+    return num_updates
+
+
+def _load(folder: Path, file: Any, shards: ZeroShards, name: str, parameter: Tensor) -> None:
+    shape = shards.shape_of(parameter)
+    for key in _KEYS:
+        found = tuple(file.get_slice(f"{key}/{name}").get_shape())
+        if found != shape:
+            raise _unfit(folder, f"{key} of {name} has the shape {found} in it and {shape} in the policy")
+    shards.set_weight(parameter, lambda: file.get_tensor(f"{WEIGHT}/{name}"))
+    start, stop = shards.kept_range(parameter)
+    for key in _KEYS:
+        shards.set_kept(parameter, key, _read_range(file.get_slice(f"{key}/{name}"), shape, start, stop))
+
+
+def _read_range(stored: Any, shape: tuple[int, ...], start: int, stop: int) -> Tensor:
+    """Return elements start to stop of the flattened tensor, reading no more rows of it than they lie in."""
+    if not shape or start == stop:
+        whole: Tensor = stored[:] if shape else stored[...]
+        return whole.flatten()[start:stop]
+    row = max(1, torch.Size(shape[1:]).numel())
+    first = start // row
+    rows: Tensor = stored[first : -(-stop // row)]
+    return rows.flatten()[start - first * row : stop - first * row]
+
+
+def _split(weights: Weights, shards: ZeroShards, shard_bytes: int) -> Iterator[Weights]:
+    shard: list[tuple[str, Tensor]] = []
+    filled = 0
+    for name, parameter in weights:
+        size = torch.Size(shards.shape_of(parameter)).numel() * 4 * len(_KEYS)
+        if shard and filled + size > shard_bytes:
+            yield shard
+            shard, filled = [], 0
+        shard.append((name, parameter))
+        filled += size
+    if shard:
+        yield shard
+
+
+def _read_description(folder: Path) -> dict[str, Any]:
+    try:
+        description = json.loads((folder / _DESCRIPTION).read_bytes())
+    except (OSError, ValueError) as error:
+        raise _unfit(folder, f"its {_DESCRIPTION} cannot be read: {error}") from None
+    if not isinstance(description, dict) or description.get("schema") != SCHEMA:
+        raise _unfit(folder, f"its {_DESCRIPTION} is not of schema {SCHEMA}")
+    return description
+
+
+def _unfit(folder: Path, problem: str) -> OperatorError:
+    return OperatorError(
+        f"The state in {folder} cannot be put into this policy: {problem}. Resume with the policy.model that wrote it, "
+        f"or start a new run from the model in {folder.parent / 'model'}."
+    )

@@ -1,0 +1,173 @@
+"""Causal attention over trajectories laid end to end, registered with transformers as "sluice_varlen".
+
+Linear layers see no padding at all; only here are segments gathered into rows of similar length, and on GPUs not even
+here. Selected by `learner.models.policy`; the micro-batch's lengths reach it as the model's keyword `segments`.
+Shapes: H heads, T tokens of all segments, D head size, B rows, L longest of a block's segments.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+from torch.autograd import Function
+from torch.nn.functional import scaled_dot_product_attention
+
+NAME = "sluice_varlen"
+# Segments share a block while the shortest has at least this share of the longest one's length.
+_SIMILAR = 0.75
+# What some models ask of their attention and this one does not do: ignoring it would give other logprobs in silence.
+_UNKNOWN = ("softcap", "s_aux", "sinks", "position_bias")
+
+
+class Block:
+    """Segments of similar length that follow each other in the flat tokens.
+
+    index: [B * L], the token of the block that each place of the padded rows shows. place: [tokens of the block], where
+    each token is in them. Both None when the segments are equally long, and rows are the tokens as they are.
+    """
+
+    def __init__(self, lengths: list[int], device: torch.device) -> None:
+        self.num_rows, self.longest, self.num_tokens = len(lengths), lengths[0], sum(lengths)
+        self.index: Tensor | None = None
+        self.place: Tensor | None = None
+        if lengths[-1] < self.longest:
+            sizes, columns = np.array(lengths)[:, None], np.arange(self.longest)[None]
+            starts = np.cumsum(sizes, axis=0) - sizes
+            # Padding shows the segment's last token and is read by nobody: causality keeps it out of the real rows.
+            self.index = torch.from_numpy((starts + np.minimum(columns, sizes - 1)).reshape(-1)).to(device)
+            self.place = torch.from_numpy(np.flatnonzero(columns < sizes)).to(device)
+
+
+class Segments:
+    """Where the segments of a micro-batch lie in its flat tokens. Made once for a forward pass, used by every layer."""
+
+    def __init__(self, lengths: tuple[int, ...], device: torch.device) -> None:
+        """lengths: of the segments in their order, decreasing."""
+        self.longest = lengths[0]
+        self.bounds = torch.from_numpy(np.cumsum([0, *lengths], dtype=np.int32)).to(device)
+        self.blocks: list[Block] = []
+        begin = 0
+        for end in range(1, len(lengths) + 1):
+            if end == len(lengths) or lengths[end] < _SIMILAR * lengths[begin]:
+                self.blocks.append(Block(list(lengths[begin:end]), device))
+                begin = end
+        self.num_tokens = [block.num_tokens for block in self.blocks]
+
+
+def varlen_attention(
+    module: torch.nn.Module,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    attention_mask: Tensor | None,
+    scaling: float | None = None,
+    dropout: float = 0.0,
+    sliding_window: int | None = None,
+    segments: Segments | None = None,
+    **others: Any,
+) -> tuple[Tensor, None]:
+    """Return attention in which every segment sees itself alone, as ([1, T, H, D], None).
+
+    query: [1, H, T, D]; key, value: [1, H_kv, T, D]. attention_mask is not read: the segments say it all.
+    Raises: ValueError without `segments`, and for what a model asks of its attention that is not done here.
+    """
+    if segments is None:
+        raise ValueError("sluice_varlen needs the micro-batch's segments")
+    for name in _UNKNOWN:
+        if others.get(name) is not None:
+            raise ValueError(f"sluice_varlen has no {name}: this model cannot be trained with packed micro-batches")
+    if sliding_window is not None and sliding_window < segments.longest:
+        raise ValueError(
+            f"sluice_varlen has no sliding window: this model's is {sliding_window} tokens, and a trajectory has "
+            f"{segments.longest}"
+        )
+    tokens = [tensor[0].transpose(0, 1) for tensor in (query, key, value)]  # [T, H, D]
+    if query.is_cuda and query.dtype in (torch.bfloat16, torch.float16) and dropout == 0.0:
+        return _flash(tokens, segments, scaling)[None], None
+    parts = zip(*(torch.split(tensor, segments.num_tokens) for tensor in tokens), segments.blocks, strict=True)
+    outputs = [_attend(q, k, v, block, scaling, dropout) for q, k, v, block in parts]
+    return (outputs[0] if len(outputs) == 1 else torch.cat(outputs))[None], None
+
+
+def register() -> None:
+    """Make the attention known to transformers; twice does no harm."""
+    from transformers import AttentionInterface
+
+    AttentionInterface.register(NAME, varlen_attention)
+
+
+def _attend(q: Tensor, k: Tensor, v: Tensor, block: Block, scaling: float | None, dropout: float) -> Tensor:
+    """Return one block's attention, [tokens of the block, H, D]."""
+    rows_q, rows_k, rows_v = (_rows(tensor, block) for tensor in (q, k, v))
+    has_groups = q.shape[1] != k.shape[1]
+    out = scaled_dot_product_attention(
+        rows_q, rows_k, rows_v, is_causal=True, scale=scaling, dropout_p=dropout, enable_gqa=has_groups
+    )
+    flat = out.transpose(1, 2).reshape(block.num_rows * block.longest, *q.shape[1:])
+    return flat if block.place is None else _from_rows(flat, block.place)
+
+
+def _rows(tokens: Tensor, block: Block) -> Tensor:
+    """Return a block's tokens as [B, H, L, D]."""
+    padded = tokens if block.index is None else _to_rows(tokens, block.index, block.place)
+    return padded.view(block.num_rows, block.longest, *tokens.shape[1:]).transpose(1, 2)
+
+
+def _flash(tokens: list[Tensor], segments: Segments, scaling: float | None) -> Tensor:
+    from torch.nn.attention.varlen import varlen_attn
+
+    q, k, v = tokens
+    bounds, longest = segments.bounds, segments.longest
+    out = varlen_attn(
+        q,
+        k,
+        v,
+        bounds,
+        bounds,
+        longest,
+        longest,
+        scale=scaling,
+        window_size=(-1, 0),
+        enable_gqa=q.shape[1] != k.shape[1],
+    )
+    assert isinstance(out, Tensor)
+    return out
+
+
+class _ToRows(Function):
+    """Tokens to padded rows. Padding gets no gradient, so each token takes its own back: nothing has to be added up,
+    which the backward pass of plain indexing does, several times slower."""
+
+    @staticmethod
+    def forward(ctx: Any, tokens: Tensor, index: Tensor, place: Tensor) -> Tensor:
+        ctx.save_for_backward(place)
+        return tokens.index_select(0, index)
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, None, None]:
+        return grads[0].index_select(0, *ctx.saved_tensors), None, None
+
+
+class _FromRows(Function):
+    """Padded rows back to tokens."""
+
+    @staticmethod
+    def forward(ctx: Any, rows: Tensor, place: Tensor) -> Tensor:
+        ctx.save_for_backward(place)
+        ctx.num_places = rows.shape[0]
+        return rows.index_select(0, place)
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, None]:
+        (place,) = ctx.saved_tensors
+        rows = grads[0].new_zeros((ctx.num_places, *grads[0].shape[1:]))
+        return rows.index_copy_(0, place, grads[0]), None
+
+
+# `apply` has no types of its own.
+_to_rows: Callable[[Tensor, Tensor, Tensor | None], Tensor] = _ToRows.apply
+_from_rows: Callable[[Tensor, Tensor], Tensor] = _FromRows.apply

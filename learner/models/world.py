@@ -1,0 +1,63 @@
+"""The learner's world of ranks: how they meet, and the one reduction they need.
+
+Nothing listens beyond the address that was asked for.
+"""
+
+import ipaddress
+import os
+import socket
+from collections.abc import Sequence
+from datetime import timedelta
+
+import torch
+import torch.distributed as dist
+from torch.distributed import TCPStore  # type: ignore[attr-defined]  # not declared in its stubs
+
+
+def free_address(host: str) -> tuple[str, int]:
+    """Return host and a port that is free on it now."""
+    with socket.create_server((host, 0)) as probe:
+        return host, int(probe.getsockname()[1])
+
+
+def join_world(
+    rank: int, world_size: int, host: str, port: int, timeout_s: float, listener: socket.socket | None = None
+) -> None:
+    """Meet the other ranks: gloo on CPUs, nccl on GPUs. Blocks until all have come, at most timeout_s.
+
+    listener: rank 0's socket at host and port, where it was opened before; taken over.
+    Raises: RuntimeError (torch's) when they do not.
+    """
+    if ipaddress.ip_address(host).is_loopback:
+        os.environ["GLOO_SOCKET_IFNAME"] = "lo"
+    # DeepSpeed wants to know which of its node's devices is this rank's: the only one that it can see.
+    os.environ["LOCAL_RANK"] = "0"
+    deadline = timedelta(seconds=timeout_s)
+    if rank == 0 and listener is None:
+        listener = socket.create_server((host, port))
+    # Without a listening socket of ours, torch's store listens on every interface.
+    store = TCPStore(
+        host,
+        port,
+        world_size,
+        rank == 0,
+        timeout=deadline,
+        master_listen_fd=None if listener is None else listener.detach(),
+        use_libuv=True,
+    )
+    backend = "nccl" if torch.cuda.is_available() else "gloo"
+    dist.init_process_group(backend, store=store, rank=rank, world_size=world_size, timeout=deadline)
+
+
+def reduce_sums(values: Sequence[float], device: torch.device) -> list[float]:
+    """Return the sum over all ranks of each value, in float64."""
+    tensor = torch.tensor(values, dtype=torch.float64, device=device)
+    dist.all_reduce(tensor)
+    return [float(value) for value in tensor]
+
+
+def reduce_max(value: float, device: torch.device) -> float:
+    """Return the largest value of any rank."""
+    tensor = torch.tensor([value], dtype=torch.float64, device=device)
+    dist.all_reduce(tensor, op=dist.ReduceOp.MAX)
+    return float(tensor)

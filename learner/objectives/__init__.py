@@ -1,0 +1,1 @@
+"""What a step optimises: policy gradient and supervised fine-tuning."""

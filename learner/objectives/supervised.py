@@ -1,0 +1,57 @@
+"""Supervised fine-tuning with the engine and the packing of reinforcement learning."""
+
+from collections.abc import Callable, Sequence
+
+import numpy as np
+import torch.distributed as dist
+from torch import Tensor
+
+from learner.data.sft_rows import SftRow
+from learner.models.policy import PolicyEngine
+from learner.models.step_result import Sums
+from learner.packing.micro_batch import MicroBatch, Sample, make_micro_batch
+from learner.packing.plan import plan_step
+from protocol.errors import OperatorError
+
+_MAX_REFUSED_IN_A_ROW = 3
+
+
+def run_sft(
+    engine: PolicyEngine,
+    rows: Sequence[SftRow],
+    *,
+    rows_per_step: int,
+    max_steps: int,
+    micro_batch_tokens: int,
+    on_step: Callable[[int, float], None] = lambda step, loss: None,
+) -> None:
+    """Train on the rows in their order, starting over at their end. Every rank calls it with the same rows.
+
+    A step's loss is the weighted mean of its tokens' negative logprobs, over all ranks. on_step: hears step and loss.
+    Raises: OperatorError when several steps in a row had no finite gradient.
+    """
+    rank, world_size = dist.get_rank(), dist.get_world_size()
+    refused = 0
+    for step in range(1, max_steps + 1):
+        first = (step - 1) * rows_per_step
+        batch = [rows[i % len(rows)] for i in range(first, first + rows_per_step)]
+        plan = plan_step([len(row.tokens) for row in batch], world_size, micro_batch_tokens)[rank]
+        micro_batches = [make_micro_batch([_sample(batch[i]) for i in part]) for part in plan]
+        weight = float(sum(row.weights.sum(dtype=np.float64) for row in batch))
+        result = engine.step(micro_batches, weighted_nll, weight, with_entropy=False)
+        refused = 0 if result.applied else refused + 1
+        if refused == _MAX_REFUSED_IN_A_ROW:
+            raise OperatorError(
+                f"Supervised fine-tuning diverged: no finite gradient since step {step - refused + 1} of {max_steps}. "
+                "Lower policy.warm_start.lr."
+            )
+        on_step(step, result.loss)
+
+
+def weighted_nll(logprobs: Tensor, entropies: Tensor, micro_batch: MicroBatch) -> tuple[Tensor, Sums]:
+    """Return the weighted sum of the tokens' negative logprobs, and no metrics. Called by `PolicyEngine.step`."""
+    return -(micro_batch.weights * logprobs).sum(), {}
+
+
+def _sample(row: SftRow) -> Sample:
+    return Sample(row.tokens, row.weights > 0.0, np.zeros(len(row.tokens), np.float32), weights=row.weights)

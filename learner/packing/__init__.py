@@ -1,0 +1,1 @@
+"""How trajectories become micro-batches. Reading order: plan, micro_batch."""

@@ -1,0 +1,4 @@
+"""One learner rank: takes a batch, steps, pushes, saves.
+
+Reading order: process, rank, coordinator_client, push, checkpoint.
+"""

@@ -1,0 +1,188 @@
+"""A learner rank's conversation with the coordinator: one question at a time, every wait with a deadline."""
+
+import time
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import msgspec
+
+from protocol.errors import FrameError, NeighbourError
+from protocol.wire.channel import DealerChannel
+from protocol.wire.codec import Decoder, Limits, encode
+from protocol.wire.messages import (
+    Batch,
+    Done,
+    Ended,
+    EvalPoll,
+    EvalResult,
+    Evaluate,
+    Message,
+    NextBatch,
+    PushAgain,
+    Refused,
+    SaveLedger,
+    Stepped,
+    ToRank,
+    Wait,
+)
+from protocol.wire.trajectory import Trajectory
+
+_ANSWER_S = 60.0
+_ASK_AGAIN_S = 5.0
+_COPY_S = 1800.0
+_POLL_S = 0.2
+# The coordinator is ours and its batches are large: one rank's share of a step, with facts of all its trajectories.
+# Every list of ToRank has a type, so that its values need no counting.
+_LIMITS = Limits(header_bytes=1 << 28, buffer_bytes=1 << 28, num_buffers=3 << 20, total_bytes=1 << 36, num_values=None)
+
+
+class _Question(NamedTuple):
+    """A question with its number: put again under the same number, it changes nothing."""
+
+    name: str
+    request: int
+    frames: list[bytes]
+
+
+class CoordinatorClient:
+    """Every method raises NeighbourError("coordinator") when no answer comes within a minute, or when it refuses.
+
+    ask_again_s: how long an answer may take before its question is put again.
+    """
+
+    def __init__(
+        self, channel: DealerChannel, run_id: str, incarnation: int, ask_again_s: float = _ASK_AGAIN_S
+    ) -> None:
+        self._channel = channel
+        self._ask_again_s = ask_again_s
+        self._stamp: dict[str, Any] = {"run_id": run_id, "incarnation": incarnation}
+        self._decoder: Decoder[Message] = Decoder(ToRank, _LIMITS)
+        self._num_asked = 0
+        self._complaint = ""
+
+    def next_batch(self, step: int, rank: int, timeout_s: float) -> tuple[Batch, dict[int, Trajectory]] | str | None:
+        """Return this rank's share of a step with its trajectories by index, or why the run has no such step.
+
+        None: no server holds the current weights; push them and ask again. Every rank is told so, or none.
+        Blocks until the coordinator has one, at most timeout_s. Raises: NeighbourError saying what was waited for.
+        """
+        deadline = time.monotonic() + timeout_s
+        while True:
+            answer, buffers = self._ask(NextBatch(**self._stamp, step=step, rank=rank))
+            match answer:
+                case Batch():
+                    return answer, _trajectories(answer, buffers)
+                case Ended():
+                    return answer.detail
+                case PushAgain():
+                    return None
+                case Wait() if time.monotonic() > deadline:
+                    problem = (
+                        f"no batch for step {step} within learner.batch_timeout_s = {timeout_s:g} s: {answer.detail}"
+                    )
+                    raise NeighbourError("coordinator", problem)
+
+    def stepped(
+        self, step: int, policy_version: int, is_applied: bool, detail: str, metrics: Mapping[str, float]
+    ) -> None:
+        """Tell that a step ended and which policy version the servers hold now."""
+        self._tell(
+            Stepped(
+                **self._stamp,
+                step=step,
+                policy_version=policy_version,
+                is_applied=is_applied,
+                detail=detail[:2000],
+                metrics=dict(metrics),
+            )
+        )
+
+    def start_evaluation(self, step: int) -> None:
+        self._tell(Evaluate(**self._stamp, step=step))
+
+    def poll_evaluation(self, step: int) -> Mapping[str, float] | str | None:
+        """Return the means of the step's evaluation, or what it still waits for.
+
+        None: no server holds the current weights; push them and ask again, as every rank does.
+        """
+        answer, _ = self._ask(EvalPoll(**self._stamp, step=step))
+        match answer:
+            case EvalResult():
+                return answer.metrics
+            case PushAgain():
+                return None
+        assert isinstance(answer, Wait)
+        return answer.detail
+
+    def await_evaluation(self, step: int, timeout_s: float) -> Mapping[str, float] | None:
+        """Return what `poll_evaluation` does in the end; blocks at most timeout_s. Raises: NeighbourError."""
+        deadline = time.monotonic() + timeout_s
+        while isinstance(result := self.poll_evaluation(step), str):
+            if time.monotonic() > deadline:
+                raise NeighbourError("coordinator", f"the evaluation did not end within {timeout_s:g} s: {result}")
+            time.sleep(_POLL_S)
+        return result
+
+    def save_ledger(self, path: Path, step: int) -> None:
+        """Have a consistent copy of the ledger written to a path on the coordinator's node.
+
+        Blocks for as long as the coordinator says that it is at it, at most half an hour. Raises: NeighbourError.
+        """
+        question = self._question(SaveLedger(**self._stamp, path=str(path), step=step))
+        deadline = time.monotonic() + _COPY_S
+        while isinstance(answer := self._put(question)[0], Wait):
+            if time.monotonic() > deadline:
+                raise NeighbourError("coordinator", f"was not done within {_COPY_S:g} s: {answer.detail}")
+            time.sleep(_POLL_S)
+        assert isinstance(answer, Done)
+
+    def _tell(self, message: Message) -> None:
+        answer, _ = self._ask(message)
+        assert isinstance(answer, Done)
+
+    def _ask(self, message: Message) -> tuple[Message, list[bytes]]:
+        return self._put(self._question(message))
+
+    def _question(self, message: Message) -> _Question:
+        self._num_asked += 1
+        frames = encode(msgspec.structs.replace(message, request=self._num_asked))
+        return _Question(type(message).__name__, self._num_asked, frames)
+
+    def _put(self, question: _Question) -> tuple[Message, list[bytes]]:
+        """Return the answer to a question, which is put again while none comes."""
+        deadline = time.monotonic() + _ANSWER_S
+        while (left_s := deadline - time.monotonic()) > 0:
+            self._channel.send(question.frames, left_s)
+            answer = self._answer(question.request, min(deadline, time.monotonic() + self._ask_again_s))
+            if answer is None:
+                continue
+            if isinstance(answer[0], Refused):
+                raise NeighbourError("coordinator", f"refused {question.name}: {answer[0].detail}")
+            return answer
+        raise NeighbourError("coordinator", f"did not answer {question.name} within {_ANSWER_S:g} s{self._complaint}")
+
+    def _answer(self, request: int, deadline: float) -> tuple[Message, list[bytes]] | None:
+        """Return the answer to this question; None when none came in time. What answers older ones is passed over."""
+        while (left_s := deadline - time.monotonic()) > 0:
+            frames = self._channel.receive(left_s)
+            if frames is None:
+                return None
+            try:
+                answer, buffers = self._decoder.decode(frames)
+            except FrameError as error:
+                self._complaint = f"; it sent what is no message ({error})"
+                continue
+            if answer.request == request:
+                return answer, buffers
+            if isinstance(answer, Refused):
+                self._complaint = f"; it refused: {answer.detail}"
+        return None
+
+
+def _trajectories(batch: Batch, buffers: list[bytes]) -> dict[int, Trajectory]:
+    order = [index for part in batch.micro_batches for index in part]
+    return {
+        index: Trajectory.from_buffers(batch.facts[index], buffers[3 * place : 3 * place + 3])
+        for place, index in enumerate(order)
+    }

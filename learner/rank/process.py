@@ -1,0 +1,70 @@
+"""A learner rank's process: what the driver places and calls, without importing torch into the driver.
+
+Placed by `learner.run.ray_door` as an actor; everything is done by `learner.rank.rank`.
+"""
+
+import logging
+import socket
+from collections.abc import Callable
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from learner.checkpoint.manifest import Checkpoint
+from learner.rank.place import RankPlace, RunPlace
+from protocol.node.home import read_cluster
+from protocol.settings.settings import Settings
+
+if TYPE_CHECKING:
+    from learner.weights.server_control import ServerControl
+
+
+class RankProcess:
+    """Call order: offer_address (rank 0), take_place, prepare, train. `progress` may be asked at any time."""
+
+    def __init__(
+        self,
+        settings: Settings,
+        folder: Path,
+        model: Path,
+        reach_server: "Callable[[str], ServerControl]",
+    ) -> None:
+        """reach_server: returns the weight controls of a named rollout server."""
+        self._settings = settings
+        self._folder = folder
+        self._model = model
+        self._reach_server = reach_server
+        self._listener: socket.socket | None = None
+        self._phase = "starting learner ranks"
+        self._asked_phase = ""
+
+    def offer_address(self) -> tuple[str, int]:
+        """Return the address that the world meets at: this rank's node, and a port that is taken from now on."""
+        host = read_cluster().node_ip
+        self._listener = socket.create_server((host, 0))
+        return host, int(self._listener.getsockname()[1])
+
+    def take_place(self, place: RankPlace) -> None:
+        """Become this rank. What it logs stands in the run folder from now on."""
+        log = logging.FileHandler(self._folder / "logs" / f"rank_{place.rank}.log", encoding="utf-8")
+        log.setFormatter(logging.Formatter("%(asctime)s %(levelname)-5s %(name)s  %(message)s"))
+        logging.getLogger().addHandler(log)
+        from learner.rank.rank import LearnerRank
+
+        self._rank = LearnerRank(place, self._settings, self._folder, self._model, self._reach_server, self._tell)
+
+    def progress(self) -> tuple[str, bool]:
+        """Return what this rank is at, and whether that changed since it was last asked."""
+        is_moving = self._phase != self._asked_phase
+        self._asked_phase = self._phase
+        return self._phase, is_moving
+
+    def prepare(self, checkpoint: Checkpoint | None) -> None:
+        """Join the world and bring the policy to where the run starts."""
+        self._rank.prepare(checkpoint, self._listener)
+
+    def train(self, run: RunPlace) -> str:
+        """Train until the coordinator ends the run; returns how it ended, in one sentence."""
+        return self._rank.train(run)
+
+    def _tell(self, phase: str) -> None:
+        self._phase = phase

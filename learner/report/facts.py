@@ -1,0 +1,202 @@
+"""Reads what a run left behind into plain facts for the report, whatever state the run is in.
+
+A file that is missing or unreadable becomes a sentence in `RunFacts.notes`, never an error:
+the report of a run that was killed is the one that is needed most.
+"""
+
+import math
+import re
+import sqlite3
+from collections.abc import Sequence
+from contextlib import closing
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import numpy as np
+from numpy.typing import NDArray
+
+from learner.disk.metrics_lines import parse_metrics_line
+from protocol.errors import SettingsError
+from protocol.settings.loader import describe_settings, load_settings
+from protocol.settings.settings import Settings
+
+NUM_SKIPPED = 50
+_NUM_REASONS = 20
+
+
+@dataclass(frozen=True)
+class SkippedPrompt:
+    uid: str
+    group: str
+    reason: str
+    step: int | None
+
+
+@dataclass(frozen=True)
+class EvalScore:
+    """A held-out score from the ledger. error: standard error over prompts, NaN when there is one prompt only."""
+
+    mean: float
+    error: float
+    num_prompts: int
+
+
+@dataclass(frozen=True)
+class Spans:
+    """When each trajectory was being made, in Unix seconds; server: index into servers. All [N]."""
+
+    servers: tuple[str, ...] = ()
+    server: NDArray[np.int64] = field(default_factory=lambda: np.zeros(0, np.int64))
+    started_at: NDArray[np.float64] = field(default_factory=lambda: np.zeros(0))
+    finished_at: NDArray[np.float64] = field(default_factory=lambda: np.zeros(0))
+
+
+@dataclass(frozen=True)
+class LedgerFacts:
+    """What the ledger says. Histograms: value -> trajectories. eval_scores: (step, is greedy) -> score."""
+
+    num_starts: int
+    states: dict[str, int]
+    staleness: dict[int, int]
+    lengths: dict[int, int]
+    finishes: dict[str, int]
+    reasons: list[tuple[str, int]]
+    skipped: list[SkippedPrompt]
+    events: dict[str, int]
+    eval_scores: dict[tuple[int, bool], EvalScore]
+    spans: Spans
+
+
+@dataclass(frozen=True)
+class RunFacts:
+    """lines: the metrics of the run's lineage, one line per step. num_redone: lines of steps that were taken again."""
+
+    name: str
+    settings: Settings | None
+    lines: list[dict[str, float]]
+    num_redone: int
+    ledger: LedgerFacts | None
+    notes: list[str]
+
+
+def read_run(folder: Path) -> RunFacts:
+    """Return everything the report shows but the sample trajectories."""
+    notes: list[str] = []
+    settings = _read_settings(folder / "settings.yaml", notes)
+    lines, num_redone = _read_metrics(folder / "metrics.jsonl", notes)
+    ledger = _read_ledger(folder / "ledger.sqlite", notes)
+    return RunFacts(folder.resolve().name, settings, lines, num_redone, ledger, notes)
+
+
+def settings_table(settings: Settings) -> list[tuple[str, str, bool]]:
+    """Return (name, value, differs from its default); a password inside a URL is not shown."""
+    return [
+        (name, re.sub(r"//[^/@\s]+@", "//***@", value), changed) for name, value, changed in describe_settings(settings)
+    ]
+
+
+def _read_settings(path: Path, notes: list[str]) -> Settings | None:
+    if not path.exists():
+        notes.append("settings.yaml is missing: the settings of this run are not known.")
+        return None
+    try:
+        return load_settings(path, [])
+    except SettingsError as error:
+        notes.append(f"settings.yaml is not what this version of the program writes: {error}")
+        return None
+
+
+def _read_metrics(path: Path, notes: list[str]) -> tuple[list[dict[str, float]], int]:
+    """Return the lines in step order. A run resumed at step n takes the steps after n again: the later line counts."""
+    if not path.exists():
+        notes.append("metrics.jsonl is missing: no step had ended when the run stopped.")
+        return [], 0
+    parsed = [parse_metrics_line(text) for text in path.read_bytes().splitlines()]
+    if num_broken := sum(line is None for line in parsed):
+        notes.append(f"metrics.jsonl has {num_broken} broken line(s), left out (a kill cuts a line off).")
+    lineage: list[dict[str, float]] = []
+    num_redone = 0
+    for line in parsed:
+        if line is None:
+            continue
+        while lineage and lineage[-1]["step"] >= line["step"]:
+            lineage.pop()
+            num_redone += 1
+        lineage.append({key: value for key, value in line.items() if math.isfinite(value)})
+    if not lineage:
+        notes.append("metrics.jsonl holds no step: the run stopped before its first one ended.")
+    return lineage, num_redone
+
+
+def _read_ledger(path: Path, notes: list[str]) -> LedgerFacts | None:
+    if not path.exists():
+        notes.append("ledger.sqlite is missing: nothing is known about prompts and single trajectories.")
+        return None
+    has_wal = path.with_name(f"{path.name}-wal").exists()
+    # Without a write-ahead log there is nobody to share with, and a folder that may not be written can still be read.
+    options = "mode=ro" if has_wal else "mode=ro&immutable=1"
+    try:
+        with closing(sqlite3.connect(f"{path.resolve().as_uri()}?{options}", uri=True)) as db:
+            return _query(db)
+    except sqlite3.Error as error:
+        notes.append(f"ledger.sqlite cannot be read ({error}): nothing is known about prompts and trajectories.")
+        return None
+
+
+def _query(db: sqlite3.Connection) -> LedgerFacts:
+    trained = "FROM trajectories WHERE kind = 'train' AND step IS NOT NULL"
+    starts = db.execute("SELECT value FROM meta WHERE key = 'incarnation'").fetchone()
+    skipped = db.execute(
+        "SELECT uid, \"group\", COALESCE(reason, ''), step FROM prompts WHERE state = 'skipped' "
+        "ORDER BY changed_at, position LIMIT ?",
+        (NUM_SKIPPED,),
+    )
+    return LedgerFacts(
+        num_starts=int(starts[0]) if starts else 0,
+        states=dict(db.execute("SELECT state, COUNT(*) FROM prompts GROUP BY state")),
+        staleness=dict(db.execute(f"SELECT staleness, COUNT(*) {trained} GROUP BY staleness")),
+        lengths=dict(db.execute(f"SELECT num_model_tokens, COUNT(*) {trained} GROUP BY num_model_tokens")),
+        finishes=dict(db.execute(f"SELECT finish, COUNT(*) {trained} GROUP BY finish ORDER BY 2 DESC")),
+        reasons=db.execute(
+            "SELECT COALESCE(reason, ''), COUNT(*) FROM prompts WHERE state = 'skipped' "
+            "GROUP BY 1 ORDER BY 2 DESC LIMIT ?",
+            (_NUM_REASONS,),
+        ).fetchall(),
+        skipped=[SkippedPrompt(*row) for row in skipped],
+        events=dict(db.execute("SELECT kind, COUNT(*) FROM events GROUP BY kind ORDER BY 2 DESC")),
+        eval_scores=_eval_scores(db),
+        spans=_spans(db),
+    )
+
+
+def _eval_scores(db: sqlite3.Connection) -> dict[tuple[int, bool], EvalScore]:
+    """Return held-out scores by step. An evaluation's groups are named eval-STEP-UID."""
+    rows = db.execute(
+        'SELECT "group", is_greedy, AVG(reward) FROM trajectories WHERE kind = \'eval\' GROUP BY "group", is_greedy'
+    )
+    by_score: dict[tuple[int, bool], list[float]] = {}
+    for group, is_greedy, mean in rows:
+        if match := re.match(r"eval-(\d+)-", group):
+            by_score.setdefault((int(match[1]), bool(is_greedy)), []).append(mean)
+    return {key: _score(means) for key, means in by_score.items()}
+
+
+def _score(means: Sequence[float]) -> EvalScore:
+    error = float(np.std(means, ddof=1)) / math.sqrt(len(means)) if len(means) > 1 else math.nan
+    return EvalScore(float(np.mean(means)), error, len(means))
+
+
+def _spans(db: sqlite3.Connection) -> Spans:
+    """Return the spans of the run's last start: the hours between two starts would squeeze both into lines."""
+    rows = db.execute(
+        "SELECT server, started_at, finished_at FROM trajectories "
+        "WHERE incarnation = (SELECT MAX(incarnation) FROM trajectories)"
+    ).fetchall()
+    names = sorted({row[0] for row in rows})
+    place = {name: index for index, name in enumerate(names)}
+    return Spans(
+        tuple(names),
+        np.array([place[row[0]] for row in rows], np.int64),
+        np.array([row[1] for row in rows], np.float64),
+        np.array([row[2] for row in rows], np.float64),
+    )

@@ -1,0 +1,119 @@
+"""Chooses sample trajectories and turns their tokens into text, piece by piece: prompt, model's words, observations.
+
+Used by `learner.report`; reads samples.jsonl as `learner.coordinator.steps.record` writes it.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import groupby
+from pathlib import Path
+from typing import Literal
+
+import msgspec
+from tokenizers import Tokenizer
+
+Author = Literal["prompt", "model", "observation"]
+
+
+class SampleLine(msgspec.Struct, frozen=True):
+    """One line of samples.jsonl."""
+
+    step: int
+    group: str
+    reward: float
+    reward_parts: dict[str, float]
+    staleness: int
+    finish: str
+    num_prompt_tokens: int
+    tokens: list[int]
+    loss_mask: list[int]
+
+
+@dataclass(frozen=True)
+class Piece:
+    author: Author
+    text: str
+
+
+@dataclass(frozen=True)
+class ReadableSample:
+    line: SampleLine
+    pieces: list[Piece]
+
+
+def read_samples(path: Path, tokenizer_dir: Path | None, num_samples: int, notes: list[str]) -> list[ReadableSample]:
+    """Return up to num_samples trajectories spread evenly over the run, oldest first; adds to notes what is missing."""
+    if not path.exists():
+        notes.append("samples.jsonl is missing: there are no trajectories to read.")
+        return []
+    tokenizer = _open_tokenizer(tokenizer_dir, notes)
+    samples = []
+    for text in _choose_lines(path, num_samples):
+        try:
+            line = msgspec.json.decode(text, type=SampleLine)
+        except msgspec.DecodeError:
+            notes.append("samples.jsonl has a broken line, left out (a kill cuts a line off).")
+            continue
+        samples.append(ReadableSample(line, split_text(line, tokenizer)))
+    return samples
+
+
+def split_text(line: SampleLine, tokenizer: Tokenizer | None) -> list[Piece]:
+    """Return the trajectory's text in pieces by author. Without a tokenizer the text is the token ids.
+
+    Each piece is what its tokens add to the text before them, because some tokenizers drop the space in front of a
+    piece that is decoded alone.
+    """
+    authors: list[Author] = [
+        "model" if is_model else "prompt" if index < line.num_prompt_tokens else "observation"
+        for index, is_model in enumerate(line.loss_mask)
+    ]
+    pieces: list[Piece] = []
+    before, end = "", 0
+    for author, run in groupby(authors):
+        start, end = end, end + len(list(run))
+        if tokenizer is None:
+            pieces.append(Piece(author, " ".join(map(str, line.tokens[start:end])) + " "))
+            continue
+        after = _decode(tokenizer, line.tokens[:end])
+        # A character whose bytes lie on both sides changes the text before the border: then the piece stands alone.
+        text = after[len(before) :] if after.startswith(before) else _decode(tokenizer, line.tokens[start:end])
+        pieces.append(Piece(author, _visible(text)))
+        before = after
+    return pieces
+
+
+def _choose_lines(path: Path, num: int) -> list[bytes]:
+    """Return lines spread evenly over the file, the first and the last included, without parsing the others."""
+    with path.open("rb") as file:
+        offsets = [0]
+        for text in file:
+            offsets.append(offsets[-1] + len(text))
+        total = len(offsets) - 1
+        chosen = sorted({round(i * (total - 1) / max(1, num - 1)) for i in range(num)}) if total else []
+        lines = []
+        for index in chosen:
+            file.seek(offsets[index])
+            lines.append(file.readline())
+        return lines
+
+
+def _open_tokenizer(folder: Path | None, notes: list[str]) -> Tokenizer | None:
+    path = folder / "tokenizer.json" if folder else None
+    if path is None or not path.is_file():
+        notes.append(f"{path or 'tokenizer.json'} is not there: trajectories are shown as token ids.")
+        return None
+    try:
+        return Tokenizer.from_file(str(path))
+    except Exception as error:  # what `tokenizers` raises for a file it cannot use is Exception itself
+        notes.append(f"{path} is not a tokenizer ({error}): trajectories are shown as token ids.")
+        return None
+
+
+def _decode(tokenizer: Tokenizer, tokens: Sequence[int]) -> str:
+    return str(tokenizer.decode(list(tokens), skip_special_tokens=False))
+
+
+def _visible(text: str) -> str:
+    """Return text with control characters as their pictures: HTML has no place for most of them."""
+    return "".join(chr(0x2400 + ord(c)) if ord(c) < 32 and c not in "\n\t" else c for c in text)

@@ -1,0 +1,99 @@
+"""Writes a run's report.html: one file that opens without a network. `python -m learner.report RUN_DIR`.
+
+Works on any run folder, finished, killed or empty.
+"""
+
+import argparse
+import os
+import sys
+import time
+from collections.abc import Sequence
+from pathlib import Path
+
+from jinja2 import Environment, FileSystemLoader, StrictUndefined, Template
+
+from learner.report.curves import length_chart, metric_charts, not_measured, reward_chart, staleness_chart
+from learner.report.facts import RunFacts, read_run, settings_table
+from learner.report.headline import make_headline
+from learner.report.samples import read_samples
+from learner.report.timeline import draw_timelines
+from protocol.errors import OperatorError
+
+_NUM_SAMPLES = 10
+
+
+def write_report(run_folder: Path, tokenizer_dir: Path | None) -> Path:
+    """Write report.html into the run folder and return its path.
+
+    tokenizer_dir: folder with tokenizer.json; None: policy.model of the run's settings, where that is a folder.
+    Raises: OperatorError when run_folder is no folder or cannot be written.
+    """
+    if not run_folder.is_dir():
+        raise OperatorError(f"{run_folder} is not a folder. Give a run's folder, such as runs/NAME.")
+    run = read_run(run_folder)
+    notes = list(run.notes)
+    samples = read_samples(run_folder / "samples.jsonl", tokenizer_dir or _model_folder(run), _NUM_SAMPLES, notes)
+    ledger = run.ledger
+    page = _template().render(
+        run=run,
+        written_at=time.strftime("%Y-%m-%d %H:%M:%S %Z"),
+        headline=make_headline(run),
+        reward=reward_chart(run.lines),
+        charts=metric_charts(run.lines),
+        histograms=[c for c in (staleness_chart(ledger.staleness), length_chart(ledger.lengths)) if c]
+        if ledger
+        else [],
+        timelines=draw_timelines(ledger.spans, run.lines) if ledger else [],
+        not_measured=not_measured(run.lines),
+        samples=samples,
+        settings=settings_table(run.settings) if run.settings else [],
+        notes=notes,
+    )
+    return _write(run_folder / "report.html", page)
+
+
+def main(arguments: Sequence[str]) -> int:
+    """Return the command's exit status."""
+    parser = argparse.ArgumentParser(prog="python -m learner.report", description="Writes a run's report.html.")
+    parser.add_argument("run_dir", type=Path, metavar="RUN_DIR", help="the run's folder, such as runs/quickstart")
+    parser.add_argument(
+        "--tokenizer", type=Path, metavar="DIR", help="folder with tokenizer.json (default: the run's policy.model)"
+    )
+    options = parser.parse_args(arguments)
+    try:
+        print(write_report(options.run_dir, options.tokenizer))
+    except OperatorError as error:
+        print(error, file=sys.stderr)
+        return 1
+    return 0
+
+
+def _model_folder(run: RunFacts) -> Path | None:
+    return Path(run.settings.policy.model) if run.settings and run.settings.policy.model else None
+
+
+def _template() -> Template:
+    # Everything that came from a model, a data set or another process is escaped: autoescape, and no |safe anywhere.
+    environment = Environment(
+        loader=FileSystemLoader(Path(__file__).parent),
+        autoescape=True,
+        undefined=StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
+    )
+    return environment.get_template("page.html.j2")
+
+
+def _write(path: Path, page: str) -> Path:
+    """Write aside and rename: a reader who reloads the page never sees half of it."""
+    aside = path.with_name(f".{path.name}.{os.getpid()}")
+    try:
+        aside.write_text(page, encoding="utf-8", errors="replace")
+        aside.replace(path)
+    except OSError as error:
+        raise OperatorError(
+            f"{path} cannot be written: {error.strerror}. Free the disk or give the folder write permission."
+        ) from None
+    finally:
+        aside.unlink(missing_ok=True)
+    return path

@@ -1,0 +1,94 @@
+"""`python -m learner.run`: train a policy with the settings given, on the cluster that runs here.
+
+Exit status: 0 when the run ended as asked (all steps, Ctrl-C, SIGTERM); 1 with one sentence when something failed;
+2 for a wrong setting, before anything was started.
+"""
+
+import argparse
+import logging
+import sys
+import traceback
+from collections.abc import Sequence
+from pathlib import Path
+
+from rich.console import Console
+from rich.table import Table
+
+from protocol.errors import NeighbourError, OperatorError
+from protocol.node.home import read_cluster, sluice_home
+from protocol.settings.loader import describe_settings, load_settings, settings_help
+from protocol.settings.settings import Settings
+
+_DEFAULT_CONFIG = Path(__file__).resolve().parents[2] / "deploy" / "configs" / "quickstart.yaml"
+_ABOUT = """\
+Train a language model with reinforcement learning on the cluster that deploy/start_cluster.sh started.
+Without --config it runs the embedded quick start. Every setting below may stand in the YAML file or on the command
+line; lists and maps as JSON."""
+
+
+def main(arguments: Sequence[str]) -> int:
+    """Run the command; returns its exit status."""
+    try:
+        return _main(arguments)
+    except OperatorError as error:
+        print(error, file=sys.stderr)
+        return error.exit_code
+    except NeighbourError as error:
+        # Its cause, where it has one, is a fault of ours in another process.
+        note = _kept_traceback(error) if error.__cause__ is not None else ""
+        print(" ".join(str(error).split()) + note, file=sys.stderr)
+        return 1
+    except KeyboardInterrupt:
+        print("Interrupted at once: what is in no checkpoint is lost.", file=sys.stderr)
+        return 1
+    except Exception as error:  # a fault of ours: one sentence here, the rest where it can be reported from
+        sentence = f"learner.run failed by a fault of its own: {type(error).__name__}: {' '.join(str(error).split())}"
+        print(f"{sentence}{_kept_traceback(error)}", file=sys.stderr)
+        return 1
+
+
+def _main(arguments: Sequence[str]) -> int:
+    parser = argparse.ArgumentParser("python -m learner.run", add_help=False, allow_abbrev=False)
+    parser.add_argument("--config", type=Path, default=_DEFAULT_CONFIG, help="YAML file of settings")
+    parser.add_argument("--plan", action="store_true", help="print what would run where, and stop")
+    parser.add_argument("-h", "--help", action="store_true", help="show this text")
+    own, options = parser.parse_known_args(arguments)
+    if own.help:
+        print(_ABOUT, parser.format_usage(), settings_help(), sep="\n\n")
+        return 0
+    settings = load_settings(own.config, options)
+    if own.config == _DEFAULT_CONFIG:
+        read_cluster()  # the quick start's files are made with the cluster: without one they would seem to be missing
+    logging.basicConfig(level=logging.WARNING, format="%(asctime)s %(levelname)-5s %(name)s  %(message)s")
+    # Imported here: --help and a wrong setting answer at once, without Ray.
+    from learner.run.plan import show_plan
+    from learner.run.preflight import inspect
+
+    inspected = inspect(settings)
+    if own.plan:
+        show_plan(inspected)
+        return 0
+    _show_settings(inspected.settings)
+    from learner.run.driver import drive
+
+    return drive(inspected)
+
+
+def _show_settings(settings: Settings) -> None:
+    """Print the settings that differ from their defaults; settings.yaml in the run folder has all of them."""
+    table = Table("setting", "value", title="Settings that differ from their defaults", title_justify="left")
+    for name, value, is_changed in describe_settings(settings):
+        if is_changed:
+            table.add_row(name, value)
+    Console().print(table)
+
+
+def _kept_traceback(error: BaseException) -> str:
+    """Return what to say of a traceback, after writing it to a file: those of other processes would be lost."""
+    path = sluice_home() / "logs" / "learner_run.traceback"
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
+        path.write_text("".join(traceback.format_exception(error)), encoding="utf-8", errors="replace")
+    except OSError as failure:
+        return f" (its traceback could not be kept: {failure.strerror})"
+    return f" (traceback: {path})"

@@ -1,0 +1,64 @@
+"""The fleet of rollout servers as a run's command asks it."""
+
+import contextlib
+import time
+from typing import Any
+
+import ray
+
+from learner.run.ray_door import CALL_S, RETRY_S, call
+from protocol.errors import NeighbourError, OperatorError
+from protocol.node.code_digest import FLEET_ROOMS, code_digest
+from protocol.settings.run_spec import RunSpec
+
+FLEET = "sluice-fleet"
+
+
+def renew_fleet() -> bool:
+    """Have a fleet that was started with other code than this be started anew; warm servers of this code stay.
+
+    Returns whether that was needed. Raises: OperatorError when a run lives on processes that it lent, or when it comes
+    back with other code again; NeighbourError when it does not come back.
+    """
+    code, before = code_digest(FLEET_ROOMS), call(_fleet().describe_self.remote(), "the fleet")
+    if before["code"] == code:
+        return False
+    if before["is_lending"]:
+        raise OperatorError(
+            "The code has changed since the cluster's fleet was started, and another run is using that fleet. "
+            "Wait until the run has ended; this command then has the fleet start anew."
+        )
+    ray.kill(_fleet(), no_restart=False)  # Ray starts it again: in a new process, which imports what is there now
+    now = _await_other_fleet(before["pid"])
+    if now["code"] != code:
+        raise OperatorError(
+            f"The fleet on the cluster's head node runs other code than this checkout (digest {now['code']}, here "
+            f"{code}). Bring both to the same version, or start the run on the head node."
+        )
+    return True
+
+
+def check_services(spec: RunSpec) -> None:
+    """Have the fleet ask every reward endpoint and the retriever, before anything slow starts."""
+    call(_fleet().check_services.remote(spec.model_dump(mode="json")), "the fleet", 60.0)
+
+
+def _await_other_fleet(old_pid: int) -> Any:
+    """Return what the fleet says of itself once it is another process. Raises: NeighbourError when that takes long."""
+    deadline = time.monotonic() + CALL_S
+    while time.monotonic() < deadline:
+        with contextlib.suppress(NeighbourError):  # between the two nobody answers
+            now = call(_fleet().describe_self.remote(), "the fleet")
+            if now["pid"] != old_pid:
+                return now
+        time.sleep(RETRY_S)
+    raise NeighbourError("the fleet", f"was not started anew within {CALL_S:g} s")
+
+
+def _fleet() -> Any:
+    try:
+        return ray.get_actor(FLEET, namespace="sluice")
+    except ValueError:
+        raise OperatorError(
+            "The cluster has no fleet. Run deploy/start_cluster.sh again: it starts what is missing."
+        ) from None

@@ -1,0 +1,183 @@
+"""One start of a run: its coordinator and ranks, launched, watched and ended. The rollout servers outlive it."""
+
+from __future__ import annotations
+
+import contextlib
+import threading
+import time
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, Literal
+
+from learner.rank.place import RunPlace
+from learner.run import processes, ray_door, servers
+from learner.run.server_watch import ServerWatch
+from protocol.errors import NeighbourError, OperatorError
+from protocol.settings.run_spec import RunSpec, engine_request, run_spec
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from pathlib import Path
+
+    from learner.disk.metrics_lines import MetricsReader
+    from learner.live.view import LiveView
+    from learner.run.start import RunStart
+    from protocol.settings.settings import Settings
+
+_POLL_S = 0.5
+_SERVER_CHECK_S = 2.0
+# The fleet's processes import torch before they are lent.
+_IMPORT_S = 180.0
+
+
+class Stopped(Exception):
+    """Ctrl-C or SIGTERM came while the run was still starting."""
+
+
+@dataclass(frozen=True)
+class Surroundings:
+    """What all lives of a run have in common. vocab_size: of the model, None when it does not tell. record: takes each
+    new line of metrics.jsonl."""
+
+    settings: Settings
+    model: Path
+    vocab_size: int | None
+    node_ip: str
+    num_gpus: int
+    backend: Literal["nccl", "gloo"]
+    view: LiveView
+    stop: threading.Event
+    metrics: MetricsReader
+    record: Callable[[dict[str, float]], None]
+
+
+@dataclass
+class RunLife:
+    """Call order: launch, watch, end; `end` whatever happened before.
+
+    step: the last step that was seen to end.
+    """
+
+    around: Surroundings
+    start: RunStart
+    step: int = 0
+    is_training: bool = False
+    _coordinator: Any = None
+    _ranks: list[processes.Rank] = field(default_factory=list)
+    _servers: list[str] = field(default_factory=list)
+    _spec: RunSpec | None = None
+
+    def launch(self) -> None:
+        """Start everything: servers and ranks side by side. Raises: what one of them raised; Stopped."""
+        settings, folder = self.around.settings, self.start.folder.resolve()
+        self._coordinator = processes.place_coordinator(
+            settings, folder, self.start.run_id, self.start.step, self.around.node_ip, self.around.vocab_size
+        )
+        opening = self._coordinator.open.remote()
+        borrowing = processes.borrow_processes(settings, self._coordinator, self.around.num_gpus > 0)
+        engine = engine_request(settings, str(self.around.model), self.around.backend)
+        ensuring = servers.ensure_servers(engine, settings.rollout.num_servers)
+        self.around.view.show_phase("starting learner ranks and rollout servers")
+        borrowed = ray_door.call(borrowing, "the fleet", _IMPORT_S)
+        self._ranks = processes.make_ranks(borrowed, settings, folder, self.around.model)
+        preparing = {rank.ask("prepare", self.start.checkpoint): rank.name for rank in self._ranks}
+        self._await({opening: "the coordinator", ensuring: "the fleet", **preparing})
+        self._servers = [server["name"] for server in ray_door.call(ensuring, "the fleet")]
+        address, incarnation = ray_door.call(opening, "the coordinator")
+        self._spec = run_spec(settings, self.start.run_id, incarnation, address)
+        self.around.view.show_phase("attaching rollout servers")
+        servers.attach_servers(self._servers, self._spec)
+
+    def watch(self) -> str:
+        """Show the run until all ranks have returned; returns how it ended.
+
+        Raises: what ended a rank or the coordinator.
+        """
+        assert self._spec is not None
+        place = RunPlace(
+            run_id=self.start.run_id,
+            incarnation=self._spec.incarnation,
+            coordinator_address=self._spec.coordinator_address,
+            servers=tuple(self._servers),
+            weights_backend=self.around.backend,
+        )
+        self.is_training = True
+        training = {rank.ask("train", place): rank.name for rank in self._ranks}
+        first = next(iter(training))
+        servers = ServerWatch(self._servers, self._spec, self._lose_server)
+        servers_at = drain_until = 0.0
+        while training:
+            finished = self._finished(training)
+            training = {reference: who for reference, who in training.items() if who not in finished}
+            self._show()
+            now = time.monotonic()
+            if now - servers_at > _SERVER_CHECK_S:
+                servers_at = now
+                self._check_servers(servers)
+            if drain_until and now > drain_until:
+                return f"Stopped. The step after {self.step} did not end in time and was given up."
+            if self.around.stop.is_set() and not drain_until:
+                drain_until = now + self.around.settings.run.drain_s
+                self._coordinator.stop_after_step.remote("stopped by the user")
+                self.around.view.message("Stopping after this step; again to stop at once.")
+        self._show()
+        return str(ray_door.call(first, "learner rank 0"))
+
+    def detach_servers(self) -> None:
+        """Have the rollout servers forget the run; they stay warm for the next."""
+        if self._servers:
+            servers.detach_servers(self._servers)
+
+    def end(self) -> None:
+        """End coordinator and ranks; what the ledger was told is on disk afterwards."""
+        try:
+            if self._coordinator is not None:
+                # It may be what died: everything it committed is on disk already then.
+                with contextlib.suppress(NeighbourError, OperatorError):
+                    ray_door.call(self._coordinator.close.remote(), "the coordinator")
+        finally:
+            processes.end(self._coordinator, self._ranks)
+
+    def _finished(self, training: dict[Any, str]) -> list[str]:
+        """Return who of the ranks has returned. Raises: NeighbourError naming who died first, if one can tell."""
+        try:
+            return ray_door.wait_any(training, _POLL_S)
+        except NeighbourError:
+            # Ranks end with their coordinator: when it is gone too, it is what died.
+            ray_door.call(self._coordinator.status.remote(), "the coordinator")
+            raise
+
+    def _show(self) -> None:
+        lines = self.around.metrics.new_lines()
+        self.around.view.update(ray_door.call(self._coordinator.status.remote(), "the coordinator"), lines)
+        for line in lines:
+            self.step = max(self.step, int(line["step"]))
+            self.around.record(line)
+
+    def _lose_server(self, name: str, why: str) -> None:
+        self._coordinator.lose_server.remote(name, why)
+
+    def _check_servers(self, watch: ServerWatch) -> None:
+        """Have servers that were restarted serve again. The run goes on while one serves, or may yet."""
+        for message in watch.poll():
+            self.around.view.message(message)
+        if not watch.num_hopeful:
+            raise OperatorError("Every rollout server was given up; see their logs with deploy.cluster status.")
+
+    def _await(self, references: dict[Any, str]) -> None:
+        """Wait for start-up calls, showing what rank 0 is at. Raises: what one raised; NeighbourError when late."""
+        limit_s = self.around.settings.rollout.start_timeout_s
+        deadline = time.monotonic() + limit_s
+        waiting = dict(references)
+        while waiting:
+            finished = ray_door.wait_any(waiting, _POLL_S)
+            waiting = {reference: who for reference, who in waiting.items() if who not in finished}
+            if self.around.stop.is_set():
+                raise Stopped
+            first = self._ranks[0]
+            phase, is_moving = ray_door.call(first.ask("progress"), first.name, 120.0)
+            names = ", ".join(sorted(waiting.values()))
+            self.around.view.show_phase(f"{phase}; waiting for {names}" if waiting else phase)
+            if is_moving:
+                deadline = time.monotonic() + limit_s
+            if time.monotonic() > deadline:
+                raise NeighbourError(names, f"not ready within {limit_s:g} s")

@@ -1,0 +1,113 @@
+"""What is checked before anything starts: model, prompts, disk. A mistake is one sentence and leaves nothing behind.
+
+Imports neither torch nor transformers unless prompts are chat messages.
+"""
+
+import shutil
+import tempfile
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from tokenizers import Tokenizer
+
+from learner.data.prompts import Prompt, load_prompts
+from learner.disk.model_folder import BYTES, count_parameters, find_model, model_digest
+from learner.run.start import RunStart, plan_start
+from protocol.errors import OperatorError, SettingsError
+from protocol.settings.settings import Settings
+
+
+@dataclass(frozen=True)
+class Inspected:
+    """A run that passed every check made before anything starts. model: local folder. num_prompts: of data.train."""
+
+    settings: Settings
+    model: Path
+    start: RunStart
+    num_prompts: int
+
+
+def inspect(settings: Settings) -> Inspected:
+    """Return the run that these settings describe; starts nothing. Raises: SettingsError or OperatorError."""
+    model = find_model(settings)
+    check_warm_start(settings)
+    start = plan_start(settings.run, model_digest(model))
+    train = load_prompts(settings.data.train, settings.data)
+    check_prompt_lengths(train, settings.data.train, model, settings)
+    if settings.data.eval:
+        check_prompt_lengths(load_prompts(settings.data.eval, settings.data), settings.data.eval, model, settings)
+    check_disk(start.folder, model, settings.policy.dtype, settings.learner.keep_checkpoints)
+    return Inspected(settings, model, start, len(train))
+
+
+def check_warm_start(settings: Settings) -> None:
+    """Raise SettingsError when the demonstrations are not there; their rows are read when the warm start begins."""
+    path = settings.policy.warm_start.data
+    if path is not None and not Path(path).is_file():
+        raise SettingsError(
+            f"settings: policy.warm_start.data = {path} does not exist. Give a JSONL file, or null for no warm start."
+        )
+
+
+def check_prompt_lengths(prompts: Sequence[Prompt], path: str, model: Path, settings: Settings) -> None:
+    """Raise SettingsError for the first prompt without tokens, or without room for the policy after it."""
+    room = settings.rollout.max_context_tokens - settings.rollout.max_response_tokens
+    for number, length in enumerate(_lengths(prompts, model, settings.policy.trust_remote_code), start=1):
+        if not length:
+            raise SettingsError(f"data: prompt {number} of {path} has no tokens for the tokenizer of policy.model.")
+        if length > room:
+            raise SettingsError(
+                f"data: prompt {number} of {path} has {length} tokens; rollout.max_context_tokens = "
+                f"{settings.rollout.max_context_tokens} less rollout.max_response_tokens = "
+                f"{settings.rollout.max_response_tokens} leaves {room}. Raise the first, or shorten the prompt."
+            )
+
+
+def check_disk(folder: Path, model: Path, dtype: str, num_checkpoints: int) -> None:
+    """Raise OperatorError when the disk cannot hold the run's checkpoints, or the folder cannot be written."""
+    existing = folder
+    while not existing.exists():
+        existing = existing.parent
+    try:
+        # Tried, not read from permissions: root has them all, on a read-only disk too.
+        tempfile.TemporaryFile(dir=existing).close()
+    except OSError as error:
+        raise OperatorError(
+            f"{existing} cannot be written: {error.strerror}. Set run.dir to a folder of your own."
+        ) from None
+    # Master weights and two AdamW moments in float32 and the model as it is served, for each kept checkpoint and the
+    # one being written.
+    needed = (num_checkpoints + 1) * count_parameters(model) * (12 + BYTES[dtype]) + (64 << 20)
+    free = shutil.disk_usage(existing).free
+    if free < needed:
+        raise OperatorError(
+            f"{existing} has {free >> 20} MiB free; this run's checkpoints need about {needed >> 20} MiB. "
+            "Free some, set run.dir to a larger disk, or lower learner.keep_checkpoints."
+        )
+
+
+def _lengths(prompts: Sequence[Prompt], model: Path, trust_remote_code: bool) -> list[int]:
+    """Return each prompt's number of tokens. Raises: SettingsError when the model's tokenizer cannot encode them."""
+    try:
+        return _count_tokens(prompts, model, trust_remote_code)
+    except Exception as error:  # tokenizers raise Exception itself, and templates whatever jinja does
+        reason = " ".join(str(error).split()) or type(error).__name__
+        raise SettingsError(
+            f"settings: the tokenizer of policy.model = {model} cannot encode the prompts: {reason[:300]}"
+        ) from error
+
+
+def _count_tokens(prompts: Sequence[Prompt], model: Path, trust_remote_code: bool) -> list[int]:
+    if all(isinstance(prompt.prompt, str) for prompt in prompts) and (model / "tokenizer.json").is_file():
+        tokenizer = Tokenizer.from_file(str(model / "tokenizer.json"))
+        return [len(encoding.ids) for encoding in tokenizer.encode_batch([str(prompt.prompt) for prompt in prompts])]
+    from transformers import AutoTokenizer
+
+    slow = AutoTokenizer.from_pretrained(model, trust_remote_code=trust_remote_code)
+    return [
+        len(slow.encode(p.prompt))
+        if isinstance(p.prompt, str)
+        else len(slow.apply_chat_template(p.prompt, add_generation_prompt=True)["input_ids"])
+        for p in prompts
+    ]

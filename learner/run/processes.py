@@ -1,0 +1,83 @@
+"""The processes of one start of a run: its coordinator and its learner ranks, placed, told their place, and ended."""
+
+import os
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import ray
+from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
+
+from learner.coordinator.process import CoordinatorProcess
+from learner.rank.place import RankPlace
+from learner.run.fleet import _fleet
+from learner.run.ray_door import call
+from learner.run.servers import RayServer
+from protocol import failpoints
+from protocol.settings.settings import Settings
+
+# A rank imports torch and DeepSpeed before its first answer.
+_IMPORT_S = 180.0
+
+
+def place_coordinator(
+    settings: Settings, folder: Path, run_id: str, last_step: int, host: str, vocab_size: int | None
+) -> Any:
+    """Start the coordinator on this node, where the run folder is. Returns its handle."""
+    here = NodeAffinitySchedulingStrategy(ray.get_runtime_context().get_node_id(), soft=False)
+    environment = {"env_vars": _passed_on()} if _passed_on() else None
+    options = {"num_cpus": 0, "max_concurrency": 3, "scheduling_strategy": here, "runtime_env": environment}
+    actor = ray.remote(**options)(CoordinatorProcess)
+    return actor.remote(settings, folder, run_id, last_step, host, vocab_size)
+
+
+def borrow_processes(settings: Settings, coordinator: Any, use_gpus: bool) -> Any:
+    """Ask the fleet for processes that become learner ranks; they end with the coordinator. Returns a reference."""
+    return _fleet().lend_processes.remote(settings.learner.num_ranks, use_gpus, [coordinator])
+
+
+def make_ranks(processes: Sequence[Any], settings: Settings, folder: Path, model: Path) -> "list[Rank]":
+    """Make a learner rank of each process and tell each its place in their world. Returns them in their order."""
+    ranks = [Rank(number, process) for number, process in enumerate(processes)]
+    becoming = [rank.become(settings, folder, model) for rank in ranks]
+    for rank, reference in zip(ranks, becoming, strict=True):
+        call(reference, rank.name, _IMPORT_S)
+    host, port = call(ranks[0].ask("offer_address"), ranks[0].name)
+    # All at once: each spends seconds on its imports.
+    placing = [rank.ask("take_place", RankPlace(rank.number, len(ranks), host, port)) for rank in ranks]
+    for rank, reference in zip(ranks, placing, strict=True):
+        call(reference, rank.name, _IMPORT_S)
+    return ranks
+
+
+def end(coordinator: Any, ranks: "Sequence[Rank]") -> None:
+    """Kill a run's actors. Those that could not be killed end with this process: the coordinator, and so the ranks."""
+    for rank in ranks:
+        rank.end()
+    if coordinator is not None:
+        ray.kill(coordinator)
+
+
+class Rank:
+    """A learner rank: a process of the fleet's that has become a `learner.rank.process.RankProcess`."""
+
+    def __init__(self, number: int, process: Any) -> None:
+        self.number = number
+        self.name = f"learner rank {number}"
+        self._process = process
+
+    def become(self, settings: Settings, folder: Path, model: Path) -> Any:
+        path = "learner.rank.process:RankProcess"
+        return self._process.become.remote(path, _passed_on(), settings, folder, model, RayServer)
+
+    def ask(self, method: str, *arguments: Any) -> Any:
+        """Return a reference to the answer of a RankProcess's method."""
+        return self._process.invoke.remote(method, *arguments)
+
+    def end(self) -> None:
+        ray.kill(self._process)
+
+
+def _passed_on() -> dict[str, str]:
+    """Return what of this process's environment concerns the whole run: the cluster's processes have their own."""
+    return {name: os.environ[name] for name in (failpoints.VARIABLE,) if os.environ.get(name)}

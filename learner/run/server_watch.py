@@ -1,0 +1,102 @@
+"""Keeps a run's rollout servers attached: a server that Ray restarted is started, attached and so used again.
+
+Polled by the driver; never blocks. Rank 0 brings the server to the current weights at its next push.
+"""
+
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from learner.run import ray_door, servers
+from protocol.errors import NeighbourError, OperatorError
+from protocol.settings.run_spec import RunSpec
+
+# In a row: a server that has served for a minute is well again.
+_MAX_REVIVALS = 5
+_WELL_AFTER_S = 60.0
+
+
+@dataclass
+class _Watched:
+    """pending: the call under way; then: what its answer is for. is_serving: attached to this run, as far as known."""
+
+    name: str
+    is_serving: bool = True
+    serving_since: float = field(default_factory=time.monotonic)
+    num_revivals: int = 0
+    pending: Any = None
+    then: str = "ask"
+
+
+class ServerWatch:
+    """lost: told (server, reason) as soon as a server is found not to serve the run."""
+
+    def __init__(self, names: Sequence[str], spec: RunSpec, lost: Callable[[str, str], None]) -> None:
+        self._servers = [_Watched(name) for name in names]
+        self._spec = spec
+        self._lost = lost
+
+    @property
+    def num_serving(self) -> int:
+        return sum(server.is_serving for server in self._servers)
+
+    @property
+    def num_hopeful(self) -> int:
+        """Servers that serve or may yet."""
+        return sum(server.is_serving or server.num_revivals <= _MAX_REVIVALS for server in self._servers)
+
+    def poll(self) -> list[str]:
+        """Take answers that have come and ask on; returns what the user should be told."""
+        return [message for server in self._servers if (message := self._advance(server)) is not None]
+
+    def _advance(self, server: _Watched) -> str | None:
+        if server.pending is None:
+            server.pending, server.then = self._ask(server, "describe"), "judge"
+            return None
+        if not ray_door.is_done(server.pending):
+            return None
+        reference, server.pending = server.pending, None
+        try:
+            answer = ray_door.call(reference, server.name)
+        except (NeighbourError, OperatorError) as error:
+            return self._fail(server, str(error))
+        if server.then == "judge":
+            return self._judge(server, answer)
+        if server.then == "attach":
+            server.pending, server.then = self._ask(server, "attach"), "serve"
+            return None
+        server.is_serving, server.serving_since = True, time.monotonic()
+        return f"{server.name} serves again, from the next push on"
+
+    def _judge(self, server: _Watched, described: dict[str, Any]) -> str | None:
+        run = described["run"]
+        if run is not None and run["incarnation"] == self._spec.incarnation and run["ended"] is None:
+            self._note_serving(server)
+            return None
+        if server.num_revivals > _MAX_REVIVALS:
+            return None
+        return self._fail(server, "it was restarted" if run is None else f"its session ended: {run['ended']}")
+
+    def _note_serving(self, server: _Watched) -> None:
+        if not server.is_serving:
+            server.is_serving, server.serving_since = True, time.monotonic()
+        elif time.monotonic() - server.serving_since > _WELL_AFTER_S:
+            server.num_revivals = 0
+
+    def _fail(self, server: _Watched, reason: str) -> str | None:
+        """Take its leases back and have it start; Ray has restarted the process, or does so now."""
+        message = None
+        if server.is_serving:
+            server.is_serving = False
+            self._lost(server.name, reason)
+            message = f"{server.name} stopped serving ({reason}); its leases went back, it is being started again"
+        server.num_revivals += 1
+        if server.num_revivals > _MAX_REVIVALS:
+            return f"{server.name} is given up after {_MAX_REVIVALS} restarts; last: {reason}"
+        server.pending, server.then = self._ask(server, "start"), "attach"
+        return message
+
+    def _ask(self, server: _Watched, what: str) -> Any:
+        body = [self._spec.model_dump(mode="json")] if what == "attach" else []
+        return servers.ask(server.name, what, *body)

@@ -1,0 +1,83 @@
+"""The rollout servers as a run's command and its ranks reach them, each call one call of Ray's."""
+
+import contextlib
+from collections.abc import Sequence
+from typing import Any
+
+import ray
+from ray.exceptions import RayError
+
+from learner.run.fleet import _fleet
+from learner.run.ray_door import call
+from protocol.errors import NeighbourError
+from protocol.settings.run_spec import EngineRequest, RunSpec
+
+
+def ensure_servers(engine: EngineRequest, num_servers: int) -> Any:
+    """Ask the fleet for warm or new rollout servers. Returns a reference to a list of {name, node_ip, warm}."""
+    return _fleet().ensure.remote(engine.model_dump(mode="json"), num_servers)
+
+
+def attach_servers(names: Sequence[str], spec: RunSpec) -> None:
+    """Tell every rollout server of the run; returns when all have answered. Raises: what the first of them raised."""
+    body = spec.model_dump(mode="json")
+    for name, reference in [(name, server(name).attach.remote(body)) for name in names]:
+        call(reference, name, 120.0)
+
+
+def detach_servers(names: Sequence[str]) -> None:
+    """Have the servers forget the run and stay warm. One that does not answer is left to the fleet."""
+    with contextlib.suppress(RayError):
+        references = [server(name).detach.remote() for name in names if is_alive(name)]
+        ray.wait(references, num_returns=len(references), timeout=10.0) if references else None
+
+
+def ask(name: str, method: str, *arguments: Any) -> Any:
+    """Return a reference to a rollout server's answer; a server that is gone answers by failing."""
+    return getattr(server(name), method).remote(*arguments)
+
+
+def server(name: str) -> Any:
+    """Return the handle of a rollout server. Raises: NeighbourError when no such server runs."""
+    try:
+        return ray.get_actor(name, namespace="sluice")
+    except ValueError:
+        raise NeighbourError(name, "is not running") from None
+
+
+def is_alive(name: str) -> bool:
+    try:
+        server(name)
+    except NeighbourError:
+        return False
+    return True
+
+
+class RayServer:
+    """A rollout server's weight controls, as `learner.weights.push` wants them; each call is one Ray call."""
+
+    def __init__(self, name: str) -> None:
+        self.name = name
+        self._handle = server(name)
+
+    async def join(self, init: dict[str, Any], timeout_s: float) -> None:
+        await self._handle.join_weights.remote(init, timeout_s)
+
+    async def pause(self) -> None:
+        await self._handle.pause.remote()
+
+    async def receive(self, update: dict[str, Any]) -> None:
+        await self._handle.receive.remote(update)
+
+    async def commit(self, version: int, digest: str) -> None:
+        await self._handle.commit.remote(version, digest)
+
+    async def resume(self) -> None:
+        await self._handle.resume.remote()
+
+    async def probe(self, tokens: list[int]) -> list[float]:
+        logprobs: list[float] = await self._handle.probe.remote(tokens)
+        return logprobs
+
+    async def leave(self) -> None:
+        await self._handle.leave.remote()

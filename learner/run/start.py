@@ -1,0 +1,215 @@
+"""The run folder: where a run starts from and what it may overwrite.
+
+Layout (design section 10): settings.yaml, metrics.jsonl, ledger.sqlite,
+checkpoints/step_000100/, logs/, report.html.
+"""
+
+import contextlib
+import fcntl
+import json
+import shutil
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+from learner.checkpoint.folder import newer_than, newest_valid, open_checkpoint, point_latest, set_aside_newer
+from learner.checkpoint.manifest import Checkpoint
+from learner.disk.layout import CHECKPOINTS, LEDGER, LOCK, LOGS, RECORDS, WANDB_ID
+from learner.disk.whole_file import aside_of, copy_synced, move_synced, replace_file, sync
+from protocol.errors import OperatorError, SettingsError
+from protocol.failpoints import failpoint
+from protocol.settings.loader import save_settings
+from protocol.settings.run import RunSettings
+from protocol.settings.settings import Settings
+
+
+@dataclass(frozen=True)
+class RunStart:
+    """checkpoint: what the run resumes from, None for a new one. notice: a choice that the user should see."""
+
+    folder: Path
+    checkpoint: Checkpoint | None
+    notice: str | None = None
+
+    @property
+    def run_id(self) -> str:
+        return self.folder.name
+
+    @property
+    def step(self) -> int:
+        return self.checkpoint.step if self.checkpoint else 0
+
+
+def plan_start(run: RunSettings, model_digest: str) -> RunStart:
+    """Return where the run starts, touching nothing.
+
+    auto: the newest valid checkpoint of this name; when that run is complete, a new run under the next free name.
+    Raises: SettingsError for a checkpoint of another model, a path without a valid checkpoint, or resume=never on a
+    folder that holds a run.
+    """
+    folder = Path(run.dir) / run.name
+    if run.resume not in ("auto", "never"):
+        named = _of_model(open_checkpoint(Path(run.resume)), model_digest)
+        return RunStart(folder, named, f"Resuming from {named.path}.{_set_aside_notice(folder, named)}")
+    checkpoint = newest_valid(folder / CHECKPOINTS)
+    if checkpoint is None and not (folder / LEDGER).exists():
+        return RunStart(folder, None)
+    if run.resume == "never":
+        raise SettingsError(
+            f"settings: run.resume = never, and {folder} holds a run already. "
+            "Choose another run.name, or resume with auto."
+        )
+    if checkpoint is None:
+        return RunStart(folder, None, f"{folder} holds a run without a valid checkpoint: it starts again from step 0.")
+    if checkpoint.step >= run.max_steps:
+        free = _next_free(folder)
+        return RunStart(free, None, f"{folder} is complete at step {checkpoint.step}: this is a new run, {free.name}.")
+    notice = f"Resuming {folder} from step {checkpoint.step}.{_set_aside_notice(folder, checkpoint)}"
+    return RunStart(folder, _of_model(checkpoint, model_digest), notice)
+
+
+def plan_restart(start: RunStart) -> RunStart:
+    """Return where a run goes on that started at `start` and died: its newest valid checkpoint, or `start` again."""
+    found = newest_valid(start.folder / CHECKPOINTS)
+    if found is not None and (start.checkpoint is None or _is_of(start.folder, start.checkpoint)):
+        return RunStart(start.folder, found)
+    # What the folder holds up to the step of a checkpoint that was brought from elsewhere is of another lineage.
+    return RunStart(start.folder, found if found is not None and found.step > start.step else start.checkpoint)
+
+
+@contextlib.contextmanager
+def held(folder: Path) -> Iterator[None]:
+    """Keep every other command from this run folder within the block; the hold ends with the process at the latest.
+
+    Raises: OperatorError when another command holds it, or the folder cannot be written.
+    """
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        lock = (folder / LOCK).open("w")
+    except OSError as error:
+        raise _unwritable(folder, error) from None
+    with lock:
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            raise OperatorError(
+                f"Another command is running in {folder}. Wait for its end, or choose another run.name."
+            ) from None
+        yield
+
+
+def prepare_folder(start: RunStart, settings: Settings) -> None:
+    """Make the folder ready: free of an earlier life's accounts, or with the ledger of the checkpoint it resumes from.
+
+    Raises: OperatorError when it cannot be written; a folder that was not there before is then gone again.
+    """
+    folder = start.folder
+    is_new = not folder.exists()
+    failpoint("run_folder.begun")
+    try:
+        (folder / "logs").mkdir(parents=True, exist_ok=True)
+        (folder / CHECKPOINTS).mkdir(exist_ok=True)
+        sync(folder.parent)
+        if start.checkpoint is not None:
+            _go_back_to(start.checkpoint, folder)
+        else:
+            _set_aside_accounts(folder)
+        failpoint("run_folder.before_settings")
+        save_settings(settings, aside_of(folder / "settings.yaml"))
+        move_synced(aside_of(folder / "settings.yaml"), folder / "settings.yaml")
+        failpoint("run_folder.after_settings")
+    except OSError as error:
+        if is_new:
+            shutil.rmtree(folder, ignore_errors=True)
+        raise _unwritable(folder, error) from None
+
+
+def _is_of(folder: Path, checkpoint: Checkpoint) -> bool:
+    return checkpoint.path.parent.resolve() == (folder / CHECKPOINTS).resolve()
+
+
+def _last_own_step(folder: Path, checkpoint: Checkpoint) -> int:
+    """Return the last step whose folder may stay; one of the very step of a checkpoint from elsewhere is another's."""
+    return checkpoint.step if _is_of(folder, checkpoint) else checkpoint.step - 1
+
+
+def _set_aside_notice(folder: Path, checkpoint: Checkpoint) -> str:
+    newer = [path.name for path in newer_than(folder / CHECKPOINTS, _last_own_step(folder, checkpoint))]
+    return f" Set aside, because corrupt or of steps that are taken anew: {', '.join(newer)}." if newer else ""
+
+
+def _of_model(checkpoint: Checkpoint, digest: str) -> Checkpoint:
+    if checkpoint.model_digest != digest:
+        raise SettingsError(
+            f"settings: {checkpoint.path} is a checkpoint of another model than policy.model. "
+            "Give the model it was made from, another run.name, or run.resume never."
+        )
+    return checkpoint
+
+
+def _go_back_to(checkpoint: Checkpoint, folder: Path) -> None:
+    """Make the folder's accounts those of the checkpoint. A death in between changes nothing for the next start: it
+    chooses by the checkpoints alone, which are intact, and does all of this again.
+    """
+    root = folder / CHECKPOINTS
+    if _is_of(folder, checkpoint):
+        point_latest(root, checkpoint.path)
+    set_aside_newer(root, _last_own_step(folder, checkpoint))
+    failpoint("run_folder.newer_set_aside")
+    ledger = folder / LEDGER
+    copy_synced(checkpoint.path / LEDGER, aside_of(ledger))
+    failpoint("run_folder.ledger_copied_aside")
+    # The log goes before the new ledger comes, and its removal lasts before the renaming does. The other way round, a
+    # death in between leaves the new ledger beside the old one's log, and SQLite writes that log's pages into it when
+    # it is opened next. This way it leaves the old ledger without its last changes, which nobody reads any more.
+    for name in LOGS:
+        (folder / name).unlink(missing_ok=True)
+    sync(folder)
+    failpoint("run_folder.old_log_removed")
+    move_synced(aside_of(ledger), ledger)
+    failpoint("run_folder.ledger_replaced")
+    for name in RECORDS:
+        _cut_back(folder / name, checkpoint.step)
+        failpoint("run_folder.record_cut")
+    if checkpoint.run_id == folder.name and (checkpoint.path / WANDB_ID).exists() and not (folder / WANDB_ID).exists():
+        copy_synced(checkpoint.path / WANDB_ID, folder / WANDB_ID)
+
+
+def _set_aside_accounts(folder: Path) -> None:
+    """Move away what a run that died before its first checkpoint left: accounts of weights that no longer exist.
+
+    The ledger goes last: while it is there, the next start knows that there is something to move. Its log goes right
+    before it, under the matching name, so that the two still open as one.
+    """
+    before = f"before_{_mtime(folder / LEDGER) if (folder / LEDGER).exists() else int(time.time())}_"
+    for name in (*RECORDS, *LOGS, LEDGER):
+        if (folder / name).exists():
+            move_synced(folder / name, folder / "logs" / f"{before}{name}")
+            failpoint("run_folder.record_set_aside")
+
+
+def _cut_back(record: Path, step: int) -> None:
+    """Keep a record's lines up to this step: later ones tell of weights that no longer exist, and will be told anew."""
+    if not record.exists():
+        return
+    lines = record.read_text(encoding="utf-8").splitlines(keepends=True)
+    kept = [line for line in lines if line.endswith("\n") and json.loads(line)["step"] <= step]
+    replace_file(record, "".join(kept).encode())
+
+
+def _next_free(folder: Path) -> Path:
+    number = 2
+    while (free := folder.with_name(f"{folder.name}-{number}")).exists():
+        number += 1
+    return free
+
+
+def _mtime(path: Path) -> int:
+    return int(path.stat().st_mtime)
+
+
+def _unwritable(folder: Path, error: OSError) -> OperatorError:
+    return OperatorError(
+        f"The run folder {folder} cannot be written: {error.strerror}. Set run.dir to a folder on a disk with room."
+    )

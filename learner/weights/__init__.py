@@ -1,0 +1,1 @@
+"""The learner's half of a weight push. Reading order: push, link, meeting, server_control."""

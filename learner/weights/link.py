@@ -1,0 +1,203 @@
+"""One broadcast group of a weight push and the servers in it, with a deadline on every state.
+
+`learner.weights.push` makes one link per server over gloo, so that a server that dies disturbs no other, and one link
+for all servers over NCCL, where a single broadcast is what makes many GPUs affordable. All coroutines run on the
+pusher's event loop; broadcasts block a thread of the link.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Callable, Coroutine, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from typing import TYPE_CHECKING, Any, TypeVar
+
+from learner.weights.meeting import Meeting
+from learner.weights.server_control import ServerControl
+from protocol.errors import NeighbourError
+from protocol.failpoints import failpoint
+from protocol.weights.group import BroadcastGroup
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+BOUNDARY = "weight push"
+_LEAVE_S = 5.0
+_LAST_WORDS_S = 0.2
+
+T = TypeVar("T")
+
+
+class WeightLink:
+    """Servers that share one broadcast group. `failure` says why they have none now; they must join again then."""
+
+    def __init__(self, servers: Sequence[ServerControl], deadline_s: float, meet: Callable[[], Meeting]) -> None:
+        self.servers = list(servers)
+        self.failure: str | None = None
+        self._deadline_s = deadline_s
+        self._meet = meet
+        self._group: BroadcastGroup | None = None
+        self._thread: ThreadPoolExecutor | None = None
+        self._joining: asyncio.Task[None] | None = None
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        return tuple(server.name for server in self.servers)
+
+    @property
+    def is_joined(self) -> bool:
+        return self._group is not None
+
+    @property
+    def is_new(self) -> bool:
+        """True until the first attempt to join has ended."""
+        return self._group is None and self.failure is None
+
+    async def join(self) -> None:
+        """Meet the servers, within the deadline; on failure `failure` says who did not come."""
+        thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix="weight-link")
+        meeting = self._meet()
+        calls = asyncio.ensure_future(
+            self._each("join", lambda server: server.join(meeting.init, self._deadline_s), self._deadline_s)
+        )
+        met = asyncio.get_running_loop().run_in_executor(thread, meeting.join)
+        try:
+            await self._while_alive(calls, met, "join its group")
+            await calls
+        except NeighbourError as error:
+            calls.cancel()
+            thread.shutdown(wait=False, cancel_futures=True)
+            self.failure = error.detail
+        else:
+            self._group, self._thread, self.failure = met.result(), thread, None
+
+    def join_behind(self) -> None:
+        """Start to join again without waiting for it, unless that is under way."""
+        if self._joining is None or self._joining.done():
+            self._joining = asyncio.get_running_loop().create_task(self.join())
+
+    async def push(self, version: int, update: dict[str, Any], feed: Feed) -> float:
+        """Pass the feed's buckets on and commit; returns the seconds from the first pause call to the last resume.
+
+        Raises: NeighbourError naming the servers that failed; the link is unjoined then.
+        """
+        start = time.perf_counter()
+        receiving: asyncio.Future[None] | None = None
+        try:
+            await self._each("pause", lambda server: server.pause(), self._deadline_s)
+            failpoint("weight_push.after_pause")
+            # No deadline of its own: it lasts as long as the learner gathers. Each bucket and the end have one.
+            receiving = asyncio.ensure_future(self._each("receive", lambda server: server.receive(update), None))
+            digest = await self._broadcast_all(feed, receiving)
+            failpoint("weight_push.after_receive")
+            await self._each("commit", lambda server: server.commit(version, digest), self._deadline_s)
+            failpoint("weight_push.before_resume")
+            await self._each("resume", lambda server: server.resume(), self._deadline_s)
+            failpoint("weight_push.after_resume")
+        except BaseException as error:
+            if receiving is not None:
+                receiving.cancel()
+            self.drop(error.detail if isinstance(error, NeighbourError) else "the learner broke the push off")
+            raise
+        return time.perf_counter() - start
+
+    async def probe(self, tokens: list[int]) -> dict[str, list[float]]:
+        """Return each server's logprobs of tokens[1:]. Raises: NeighbourError naming who did not answer."""
+        answers: dict[str, list[float]] = {}
+
+        async def ask(server: ServerControl) -> None:
+            answers[server.name] = await server.probe(tokens)
+
+        await self._each("probe", ask, self._deadline_s)
+        return answers
+
+    async def leave(self) -> None:
+        """Tell the servers that the learner goes, and drop the group; a server that does not listen is left alone."""
+        if self.is_joined:
+            calls = (asyncio.wait_for(server.leave(), _LEAVE_S) for server in self.servers)
+            await asyncio.gather(*calls, return_exceptions=True)
+        self.drop("the learner left")
+
+    def drop(self, reason: str) -> None:
+        """Give the group up; peers that still wait in it see the connection close and fail at once."""
+        if self._thread is not None:
+            self._thread.shutdown(wait=False, cancel_futures=True)
+        if self._joining is not None:
+            self._joining.cancel()
+        self._group, self._thread, self.failure = None, None, reason
+
+    async def _broadcast_all(self, feed: Feed, receiving: asyncio.Future[None]) -> str:
+        assert self._group is not None
+        loop = asyncio.get_running_loop()
+        while True:
+            item = await self._while_alive(receiving, asyncio.ensure_future(feed.items.get()), "take buckets", None)
+            if isinstance(item, str):
+                await self._while_alive(receiving, receiving, "receive the last bucket")
+                return item
+            sending = loop.run_in_executor(self._thread, self._group.broadcast, item)
+            await self._while_alive(receiving, sending, "take a bucket")
+            failpoint("weight_push.after_bucket")
+            feed.is_wanted.set()
+
+    async def _each(
+        self, state: str, call: Callable[[ServerControl], Coroutine[Any, Any, None]], limit_s: float | None
+    ) -> None:
+        """Call all servers at once. Raises: NeighbourError naming everyone who failed or was silent too long."""
+        calls = (asyncio.wait_for(call(server), limit_s) for server in self.servers)
+        results = await asyncio.gather(*calls, return_exceptions=True)
+        reasons = []
+        for name, result in zip(self.names, results, strict=True):
+            if isinstance(result, TimeoutError):
+                reasons.append(f"{name} did not {state} within {limit_s} s")
+            elif isinstance(result, BaseException):
+                reasons.append(f"{name} failed to {state}: {_first_line(result)}")
+        if reasons:
+            raise NeighbourError(BOUNDARY, "; ".join(reasons))
+
+    async def _while_alive(
+        self, calls: asyncio.Future[None], awaited: asyncio.Future[T], state: str, limit_s: float | None = 0.0
+    ) -> T:
+        """Return what `awaited` gives, unless the servers' calls fail first: then nobody is left to wait for.
+
+        limit_s: 0.0 stands for the link's deadline, None for no limit. Raises: NeighbourError.
+        """
+        limit_s = self._deadline_s if limit_s == 0.0 else limit_s
+        waiting: set[asyncio.Future[Any]] = {awaited, calls}
+        end = None if limit_s is None else time.monotonic() + limit_s
+        while not awaited.done():
+            left = None if end is None else end - time.monotonic()
+            done, waiting = await asyncio.wait(waiting, timeout=left, return_when=asyncio.FIRST_COMPLETED)
+            if calls in done and calls.exception() is not None:
+                awaited.cancel()
+                calls.result()
+            if not done:
+                awaited.cancel()
+                raise NeighbourError(BOUNDARY, f"{', '.join(self.names)} did not {state} within {limit_s} s")
+        if awaited.exception() is not None:
+            # A server that failed by itself also closes its connection; its own words say more than the closing does.
+            await asyncio.wait({calls}, timeout=_LAST_WORDS_S)
+            if calls.done() and calls.exception() is not None:
+                calls.result()
+            raise NeighbourError(
+                BOUNDARY, f"{', '.join(self.names)} did not {state}: {_first_line(awaited.exception())}"
+            )
+        return awaited.result()
+
+
+class Feed:
+    """One link's buckets, in order, and at the end the digest as a string. `is_wanted`: the last one has gone out."""
+
+    def __init__(self) -> None:
+        self.items: asyncio.Queue[Tensor | str] = asyncio.Queue()
+        self.is_wanted = asyncio.Event()
+        self.is_wanted.set()
+
+    def put(self, item: Tensor | str) -> None:
+        self.is_wanted.clear()
+        self.items.put_nowait(item)
+
+
+def _first_line(error: BaseException | None) -> str:
+    text = str(error).strip()
+    return text.splitlines()[0] if text else type(error).__name__

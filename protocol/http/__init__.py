@@ -1,0 +1,1 @@
+"""What our HTTP services share: bodies, limits, tokens, addresses."""

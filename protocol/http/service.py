@@ -1,0 +1,32 @@
+"""How an HTTP service of the cluster is served once it is ready; used by the retriever and by the reward service."""
+
+import socket
+from typing import Any
+
+import uvicorn
+
+from protocol.http.bearer import BearerGate
+from protocol.http.listen import address_of
+
+_BACKLOG = 1024
+
+
+def serve_app(app: Any, listener: socket.socket, token: str | None, introduction: str) -> None:
+    """Serve an ASGI application on a bound socket until the process is told to end.
+
+    token: what every request has to bring, but for /health; None: nothing is asked for. Once it can be called it
+    prints `introduction` and its address.
+    """
+    # From here on connections wait in the backlog instead of being refused: who reads the line may call at once.
+    listener.listen(_BACKLOG)
+    print(f"{introduction}, {address_of(listener)}", flush=True)
+    # h11 bounds a request's head (64 KiB) before anybody has shown a token; httptools, where installed, does not.
+    config = uvicorn.Config(
+        BearerGate(app, token) if token is not None else app,
+        http="h11",
+        log_level="warning",
+        access_log=False,
+        timeout_keep_alive=75,
+        timeout_graceful_shutdown=5,
+    )
+    uvicorn.Server(config).run(sockets=[listener])

@@ -1,0 +1,1 @@
+"""What a node keeps for all processes: keys, tokens, addresses, the digest of the code."""

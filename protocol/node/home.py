@@ -1,0 +1,113 @@
+"""Where a node's cluster keeps its files, and what is known of the cluster that runs here.
+
+SLUICE_HOME (default: .sluice beside the code) holds cluster.json, keys/, token, ray_token, logs/, cache/, quickstart/.
+Folders are 0700 and secrets 0600. Written by deploy/, read by every process.
+"""
+
+import os
+from pathlib import Path
+from typing import NamedTuple
+
+from pydantic import BaseModel, ConfigDict, ValidationError
+
+from protocol.errors import OperatorError
+from protocol.wire.channel import KeyPair
+
+_NO_CLUSTER = "No Sluice cluster runs here. Start one with deploy/start_cluster.sh"
+
+
+class ProcessRecord(BaseModel):
+    """A process of ours: pid and start time together say that it is still the same one.
+
+    command, code: what it was started with and which code it runs; a start that asks for others replaces it.
+    """
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    name: str
+    pid: int
+    started_at: float
+    url: str | None
+    log: str
+    command: tuple[str, ...] = ()
+    code: str = ""
+
+
+class ClusterState(BaseModel):
+    """cluster.json: addresses and files, never a secret itself."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    ray_address: str
+    namespace: str
+    node_ip: str
+    retriever_url: str
+    reward_url: str | None
+    token_file: str
+    ray_token_file: str
+    keys_dir: str
+    processes: list[ProcessRecord]
+
+    def ray_environment(self) -> dict[str, str]:
+        """Return the environment variables a process needs before it imports ray, to be let in."""
+        environment = {"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN_PATH": self.ray_token_file}
+        if self.node_ip == "127.0.0.1":
+            # Otherwise Ray looks for 127.0.0.1 at its address on the network, where nothing of ours listens.
+            environment["RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER"] = "0"
+        return environment
+
+
+class Keys(NamedTuple):
+    """CURVE keys of a run's sockets: the coordinator's own, and the one every rank and rollout server comes with."""
+
+    coordinator: KeyPair
+    peer: KeyPair
+
+
+def sluice_home() -> Path:
+    """Return the folder of this node's cluster."""
+    return Path(os.environ.get("SLUICE_HOME") or Path(__file__).resolve().parents[2] / ".sluice")
+
+
+def cluster_path() -> Path:
+    return sluice_home() / "cluster.json"
+
+
+def read_cluster() -> ClusterState:
+    """Return what is known of the cluster that runs here. Raises: OperatorError when there is none."""
+    try:
+        return ClusterState.model_validate_json(cluster_path().read_bytes())
+    except FileNotFoundError:
+        raise OperatorError(f"{_NO_CLUSTER}.") from None
+    except (OSError, ValidationError) as error:
+        raise OperatorError(f"{cluster_path()} cannot be used ({type(error).__name__}). {_NO_CLUSTER}.") from None
+
+
+def write_cluster(state: ClusterState) -> None:
+    """Replace cluster.json in one step."""
+    write_secret(cluster_path(), state.model_dump_json(indent=1))
+
+
+def load_keys() -> Keys:
+    """Return the CURVE keys of this cluster. Raises: OperatorError when they are missing or others may read them."""
+    return Keys(_load_pair("coordinator"), _load_pair("peer"))
+
+
+def write_secret(path: Path, text: str) -> None:
+    """Write a file that only its owner can read, in one step."""
+    path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
+    aside = path.with_name(f".{path.name}.{os.getpid()}")
+    with open(os.open(aside, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600), "w", encoding="utf-8") as file:
+        file.write(text)
+    aside.replace(path)
+
+
+def _load_pair(name: str) -> KeyPair:
+    folder = sluice_home() / "keys"
+    secret = folder / f"{name}.sec"
+    try:
+        if secret.stat().st_mode & 0o077:
+            raise OperatorError(f"{secret} can be read by others. Run: chmod 600 {secret}")
+        return KeyPair((folder / f"{name}.pub").read_bytes().strip(), secret.read_bytes().strip())
+    except OSError as error:
+        raise OperatorError(f"{error.filename} cannot be read: {error.strerror}. {_NO_CLUSTER}.") from None

@@ -1,0 +1,1 @@
+"""Every setting of a run, one file per section. Reading order: settings, loader, run_spec."""

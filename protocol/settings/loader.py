@@ -1,0 +1,157 @@
+"""Loads `Settings` from one YAML file and `--section.field value` options; every mistake becomes one clear sentence.
+
+Command line over file over defaults; lists and maps as JSON.
+"""
+
+import argparse
+import difflib
+import json
+import re
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, NoReturn
+
+import yaml
+from pydantic import ValidationError
+from pydantic_settings import (
+    BaseSettings,
+    CliSettingsSource,
+    PydanticBaseSettingsSource,
+    SettingsConfigDict,
+)
+from pydantic_settings.exceptions import SettingsError as UnparsableOption
+
+from protocol.errors import SettingsError
+from protocol.node.home import sluice_home
+from protocol.settings.section import Section
+from protocol.settings.settings import Settings
+
+
+def load_settings(config: Path | None, options: Sequence[str]) -> Settings:
+    """Return the settings of a YAML file (may be None) with command-line options laid over it.
+
+    Raises: SettingsError naming the setting, its value, what was expected and what to change.
+    """
+    from_file = _read_yaml(config) if config else {}
+    try:
+        return Settings.model_validate(_merge(from_file, _parse_options(options)))
+    except ValidationError as error:
+        raise SettingsError(_explain(error)) from None
+
+
+def settings_help() -> str:
+    """Return the text that documents every setting, for `--help`."""
+    parser = _Parser(prog="", add_help=False, formatter_class=argparse.RawDescriptionHelpFormatter, usage="")
+    CliSettingsSource(_OnCommandLine, cli_parse_args=[], root_parser=parser)
+    return parser.format_help()
+
+
+def describe_settings(settings: Settings) -> list[tuple[str, str, bool]]:
+    """Return (name, value as the command line takes it, differs from its default) of every setting, in order."""
+    defaults = dict(_flatten("", Settings().model_dump(mode="json")))
+    given = _flatten("", settings.model_dump(mode="json"))
+    return [(name, _shown(value), value != defaults.get(name)) for name, value in given]
+
+
+def save_settings(settings: Settings, path: Path) -> None:
+    """Write the resolved settings as YAML that `--config` reads back."""
+    path.write_text(yaml.safe_dump(settings.model_dump(mode="json"), sort_keys=False), encoding="utf-8")
+
+
+# Files that the cluster makes, such as the quick start's, are named relative to where it keeps them.
+_HOME_VARIABLE = "$SLUICE_HOME"
+
+
+class _OnCommandLine(Settings, BaseSettings):
+    """The same settings, read from command-line options only: no environment variable may change a run unseen."""
+
+    model_config = SettingsConfigDict(extra="allow", cli_avoid_json=False)
+
+    @classmethod
+    def settings_customise_sources(cls, *_: Any, **__: Any) -> tuple[PydanticBaseSettingsSource, ...]:
+        return ()
+
+
+class _Parser(argparse.ArgumentParser):
+    def error(self, message: str) -> NoReturn:
+        raise SettingsError(f"settings: {message}. --help lists every setting.")
+
+
+def _parse_options(options: Sequence[str]) -> dict[str, Any]:
+    """Return the options as a nested mapping, unvalidated. Raises SettingsError for a name that does not exist."""
+    known = {name for name, _ in _flatten("", Settings().model_dump(mode="json"))} | set(Settings.model_fields)
+    for option in options:
+        if option.startswith("--") and (name := option[2:].partition("=")[0]) not in known:
+            # A key inside a map setting (--rollout.engine_args.seed) is not an option: maps are given as JSON.
+            raise SettingsError(_unknown(name, sorted(known)))
+    parser = _Parser(add_help=False, allow_abbrev=False)
+    try:
+        return dict(CliSettingsSource(_OnCommandLine, cli_parse_args=list(options), root_parser=parser)())
+    except UnparsableOption as error:
+        raise SettingsError(f"settings: {error}. Give lists and maps as JSON, in single quotes.") from None
+
+
+def _read_yaml(path: Path) -> dict[str, Any]:
+    try:
+        text = path.read_text(encoding="utf-8").replace(_HOME_VARIABLE, str(sluice_home()))
+        content = yaml.safe_load(text)
+    except OSError as error:
+        raise SettingsError(
+            f"settings: --config {path} cannot be read: {error.strerror}. Give an existing YAML file."
+        ) from None
+    except (yaml.YAMLError, UnicodeDecodeError) as error:
+        raise SettingsError(f"settings: --config {path} is not YAML: {' '.join(str(error).split())}") from None
+    if content is None:
+        return {}
+    if not isinstance(content, dict):
+        raise SettingsError(
+            f"settings: --config {path} holds a {type(content).__name__}; expected one section per room."
+        )
+    return content
+
+
+def _merge(below: dict[str, Any], above: dict[str, Any]) -> dict[str, Any]:
+    merged = dict(below)
+    for key, value in above.items():
+        old = merged.get(key)
+        merged[key] = _merge(old, value) if isinstance(old, dict) and isinstance(value, dict) else value
+    return merged
+
+
+def _flatten(prefix: str, value: Any, model: type[Section] | None = Settings) -> list[tuple[str, Any]]:
+    """Return dotted names and values; a map that is itself one setting (engine_args) stays whole."""
+    if model is None:
+        return [(prefix, value)]
+    pairs = []
+    for key, field in model.model_fields.items():
+        inner = field.annotation
+        section = inner if isinstance(inner, type) and issubclass(inner, Section) else None
+        pairs += _flatten(f"{prefix}.{key}" if prefix else key, value[key], section)
+    return pairs
+
+
+def _explain(error: ValidationError) -> str:
+    lines = []
+    for problem in error.errors():
+        name = ".".join(str(part) for part in problem["loc"])
+        if problem["type"] == "extra_forbidden":
+            known = [known_name for known_name, _ in _flatten("", Settings().model_dump(mode="json"))]
+            lines.append(_unknown(name, known))
+        elif problem["type"] == "value_error" and not name:
+            lines.append(f"settings: {problem['ctx']['error']}")
+        else:
+            # A password that was refused inside a URL is not repeated: the message may be kept in a log.
+            value = re.sub(r"//[^/@\s]+@", "//***@", repr(problem["input"]))
+            message = problem["msg"].rstrip(".")
+            lines.append(f"settings: {name} = {value} is wrong: {message}.")
+    return "\n".join(lines)
+
+
+def _unknown(name: str, known: Sequence[str]) -> str:
+    close = difflib.get_close_matches(name, known, n=1)
+    hint = f" Did you mean {close[0]}?" if close else " --help lists every setting."
+    return f"settings: {name} does not exist.{hint}"
+
+
+def _shown(value: Any) -> str:
+    return value if isinstance(value, str) else json.dumps(value)

@@ -1,0 +1,70 @@
+"""What a rollout server is told when a run attaches to it, and how an engine is asked for.
+
+Written by the learner's driver, passed on by the fleet, read by rollout servers.
+"""
+
+from typing import Any, Literal
+
+from protocol.node.code_digest import SERVER_ROOMS, code_digest
+from protocol.settings.retriever import RetrieverSettings
+from protocol.settings.rewards import RewardsSettings
+from protocol.settings.rollout import RolloutSettings
+from protocol.settings.section import Section
+from protocol.settings.settings import Settings
+
+
+class RunSpec(Section):
+    """One run's start, as a rollout server needs to know it. Keys, tokens and default addresses are its node's own."""
+
+    run_id: str
+    incarnation: int
+    coordinator_address: str
+    seed: int
+    rollout: RolloutSettings
+    retriever: RetrieverSettings
+    rewards: RewardsSettings
+
+
+class EngineRequest(Section):
+    """The engine a run wants. Two runs that ask for the same may use the same warm server.
+
+    code: digest of the code that the server is to run.
+    """
+
+    model: str
+    dtype: Literal["float32", "bfloat16"]
+    tensor_parallel_size: int
+    seed: int
+    max_model_len: int
+    trust_remote_code: bool
+    weights_backend: Literal["nccl", "gloo"]
+    engine_args: dict[str, Any]
+    code: str = ""
+
+
+def run_spec(settings: Settings, run_id: str, incarnation: int, coordinator_address: str) -> RunSpec:
+    """Return what the rollout servers of this run are told."""
+    return RunSpec(
+        run_id=run_id,
+        incarnation=incarnation,
+        coordinator_address=coordinator_address,
+        seed=settings.run.seed,
+        rollout=settings.rollout,
+        retriever=settings.retriever,
+        rewards=settings.rewards,
+    )
+
+
+def engine_request(settings: Settings, model: str, weights_backend: Literal["nccl", "gloo"]) -> EngineRequest:
+    """Return the engine for a local model folder."""
+    return EngineRequest(
+        model=model,
+        dtype=settings.policy.dtype,
+        tensor_parallel_size=settings.rollout.tensor_parallel_size,
+        seed=0,
+        max_model_len=settings.rollout.max_context_tokens,
+        trust_remote_code=settings.policy.trust_remote_code,
+        weights_backend=weights_backend,
+        engine_args=settings.rollout.engine_args,
+        code=code_digest(SERVER_ROOMS),
+    )

@@ -1,0 +1,39 @@
+"""What the sections of the settings share: how a section refuses what it does not know, and the types of its fields."""
+
+from typing import Annotated, Any, Literal
+
+from pydantic import (
+    AfterValidator,
+    BaseModel,
+    BeforeValidator,
+    ConfigDict,
+    Field,
+    HttpUrl,
+)
+
+
+def _number_of_text(value: Any) -> Any:
+    """Return the number that a command line's text stands for: a choice of numbers would refuse "2" for 2."""
+    return int(value) if isinstance(value, str) and value.isdecimal() else value
+
+
+def _without_secrets(url: HttpUrl) -> HttpUrl:
+    """Raise ValueError for a URL with a user or password: URLs are in settings.yaml, logs and error messages."""
+    if url.username or url.password:
+        raise ValueError("holds a user or password, which would be in settings.yaml and logs. Use headers_env.")
+    return url
+
+
+ServiceUrl = Annotated[HttpUrl, AfterValidator(_without_secrets)]
+
+
+ZeroStage = Annotated[Literal[0, 2, 3], BeforeValidator(_number_of_text)]
+
+
+Fraction = Annotated[float, Field(ge=0.0, le=1.0)]
+
+
+class Section(BaseModel):
+    """A part of the settings: unknown keys are refused, nothing changes after loading."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False)

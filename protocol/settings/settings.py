@@ -1,0 +1,67 @@
+"""Every setting of a run, one section per room, with its unit, range and meaning.
+
+Read by all rooms; loaded by `protocol.settings.loader`. Names follow the command line: `--learner.max_staleness 1`.
+Cross-field checks live in `Settings` itself, so that a wrong combination is refused before anything starts.
+"""
+
+from typing import Self
+
+from pydantic import (
+    model_validator,
+)
+
+from protocol.settings.data import DataSettings
+from protocol.settings.evaluation import EvalSettings
+from protocol.settings.learner import LearnerSettings
+from protocol.settings.policy import PolicySection
+from protocol.settings.report import ReportSettings
+from protocol.settings.retriever import RetrieverSettings
+from protocol.settings.rewards import RewardsSettings
+from protocol.settings.rollout import RolloutSettings
+from protocol.settings.run import RunSettings
+from protocol.settings.section import Section
+from protocol.settings.weights import WeightsSettings
+
+
+class Settings(Section):
+    """All settings of a run."""
+
+    run: RunSettings = RunSettings()
+    policy: PolicySection = PolicySection()
+    data: DataSettings = DataSettings()
+    rollout: RolloutSettings = RolloutSettings()
+    retriever: RetrieverSettings = RetrieverSettings()
+    rewards: RewardsSettings = RewardsSettings()
+    learner: LearnerSettings = LearnerSettings()
+    weights: WeightsSettings = WeightsSettings()
+    eval: EvalSettings = EvalSettings()
+    report: ReportSettings = ReportSettings()
+
+    @model_validator(mode="after")
+    def _check_across_fields(self) -> Self:
+        learner, rollout, rewards = self.learner, self.rollout, self.rewards
+        if learner.groups_per_step % learner.num_ranks:
+            divisors = [n for n in range(1, learner.groups_per_step + 1) if learner.groups_per_step % n == 0]
+            raise ValueError(
+                f"learner.groups_per_step = {learner.groups_per_step} cannot be split over {learner.num_ranks} ranks. "
+                f"Use a multiple of {learner.num_ranks}, or set learner.num_ranks to one of {divisors}."
+            )
+        if rollout.group_size < 2 and (learner.advantage or learner.recipe) in ("grpo", "rloo", "dr_grpo"):
+            raise ValueError(
+                f"rollout.group_size = {rollout.group_size} gives a group nothing to be compared with. "
+                "Use at least 2 samples of a prompt."
+            )
+        if rollout.max_response_tokens >= rollout.max_context_tokens:
+            raise ValueError(
+                f"rollout.max_response_tokens = {rollout.max_response_tokens} leaves no room for a prompt in "
+                f"rollout.max_context_tokens = {rollout.max_context_tokens}. Lower the first or raise the second."
+            )
+        names = [endpoint.name for endpoint in rewards.endpoints]
+        if len(set(names)) < len(names):
+            raise ValueError(f"rewards.endpoints has the names {names}. Give each endpoint a name of its own.")
+        if self.eval.every_steps and not self.data.eval:
+            raise ValueError(
+                f"eval.every_steps = {self.eval.every_steps} needs held-out prompts. "
+                "Set data.eval, or eval.every_steps to 0."
+            )
+        return self

@@ -1,0 +1,152 @@
+"""What the learner's weight push and the rollout server's weight receiver must agree on, byte by byte.
+
+`learner/weights/push.py` sends, `rollout/engine/weight_receive.py` receives. A push is one metadata message
+(`update_message`), then flat uint8 buckets by broadcast in the order of `plan_buckets`, then a commit with the digest
+of all of it. Torch is imported inside functions only: importing `protocol` must stay cheap.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from math import prod
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+from blake3 import blake3
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+SCHEMA_VERSION = 1
+ALIGNMENT_BYTES = 16  # every tensor starts on such a boundary in its bucket, so that a typed view of it is legal
+MAX_TENSORS = 1_000_000
+
+ITEM_BYTES = {"float64": 8, "float32": 4, "bfloat16": 2, "float16": 2, "int64": 8, "int32": 4, "uint8": 1, "bool": 1}
+
+
+@dataclass(frozen=True)
+class TensorMeta:
+    """One tensor of the policy as it travels: its Hugging Face name, torch dtype name and full shape.
+
+    Example: TensorMeta("lm_head.weight", "float32", (512, 128)).num_bytes == 262144
+    """
+
+    name: str
+    dtype: str
+    shape: tuple[int, ...]
+
+    @property
+    def num_bytes(self) -> int:
+        return prod(self.shape) * ITEM_BYTES[self.dtype]
+
+
+Bucket = tuple[TensorMeta, ...]
+
+
+def plan_buckets(metas: Sequence[TensorMeta], bucket_bytes: int) -> tuple[Bucket, ...]:
+    """Return the tensors in their order, cut into runs of at most `bucket_bytes`.
+
+    A tensor larger than `bucket_bytes` travels alone. Example: 48, 48, 48 and 208 bytes in buckets of 100 give
+    [48, 48], [48], [208].
+    """
+    buckets: list[Bucket] = []
+    current: list[TensorMeta] = []
+    filled = 0
+    for meta in metas:
+        size = _aligned(meta.num_bytes)
+        if current and filled + size > bucket_bytes:
+            buckets.append(tuple(current))
+            current, filled = [], 0
+        current.append(meta)
+        filled += size
+    if current:
+        buckets.append(tuple(current))
+    return tuple(buckets)
+
+
+def bucket_num_bytes(bucket: Bucket) -> int:
+    """Return the length of the flat buffer that carries this bucket, padding included."""
+    return sum(_aligned(meta.num_bytes) for meta in bucket)
+
+
+def bucket_views(flat: Tensor, bucket: Bucket) -> Iterator[tuple[str, Tensor]]:
+    """Yield (name, view) for each tensor of the bucket; the views share memory with `flat`, a uint8 tensor."""
+    import torch
+
+    offset = 0
+    for meta in bucket:
+        end = offset + meta.num_bytes
+        yield meta.name, flat[offset:end].view(getattr(torch, meta.dtype)).view(meta.shape)
+        offset += _aligned(meta.num_bytes)
+
+
+def update_message(buckets: Sequence[Bucket]) -> dict[str, Any]:
+    """Return the metadata message of a push: plain lists, ints and strings."""
+    metas = [meta for bucket in buckets for meta in bucket]
+    return {
+        "schema": SCHEMA_VERSION,
+        "names": [meta.name for meta in metas],
+        "dtype_names": [meta.dtype for meta in metas],
+        "shapes": [list(meta.shape) for meta in metas],
+        "bucket_lengths": [len(bucket) for bucket in buckets],
+    }
+
+
+def read_update_message(message: Mapping[str, Any]) -> tuple[Bucket, ...]:
+    """Return the buckets that `update_message` described.
+
+    Raises: ValueError naming the field when the message is of another schema, inconsistent or out of bounds.
+    """
+    if message.get("schema") != SCHEMA_VERSION:
+        raise ValueError(f"weight update: schema {message.get('schema')!r}, this process speaks {SCHEMA_VERSION}")
+    fields = msgspec.convert(dict(message), _Update)
+    num_tensors = len(fields.names)
+    for name, length in (("dtype_names", len(fields.dtype_names)), ("shapes", len(fields.shapes))):
+        if length != num_tensors:
+            raise ValueError(f"weight update: {name} has {length} entries, names has {num_tensors}")
+    if num_tensors > MAX_TENSORS or len(set(fields.names)) != num_tensors:
+        raise ValueError(f"weight update: {num_tensors} names, expected at most {MAX_TENSORS}, each once")
+    if sum(fields.bucket_lengths) != num_tensors or min(fields.bucket_lengths, default=1) < 1:
+        raise ValueError(f"weight update: bucket_lengths {fields.bucket_lengths} do not cover {num_tensors} tensors")
+    unknown = sorted(set(fields.dtype_names) - set(ITEM_BYTES))
+    if unknown:
+        raise ValueError(f"weight update: dtype_names {unknown}, expected some of {sorted(ITEM_BYTES)}")
+    if any(size < 0 for shape in fields.shapes for size in shape):
+        raise ValueError("weight update: shapes hold a negative size")
+    tensors = zip(fields.names, fields.dtype_names, fields.shapes, strict=True)
+    metas = [TensorMeta(name, dtype, tuple(shape)) for name, dtype, shape in tensors]
+    buckets, start = [], 0
+    for length in fields.bucket_lengths:
+        buckets.append(tuple(metas[start : start + length]))
+        start += length
+    return tuple(buckets)
+
+
+class WeightDigest:
+    """The hash over a push: names, dtypes, shapes and bucket layout first, then every bucket's bytes in order.
+
+    Both sides feed it what they really sent or received, so equal digests mean equal weights under equal names.
+    """
+
+    def __init__(self, buckets: Sequence[Bucket]) -> None:
+        self._hash = blake3(msgspec.msgpack.encode(update_message(buckets)))
+
+    def add(self, flat: Tensor) -> None:
+        """Add one bucket, a contiguous uint8 tensor; a tensor on a GPU is copied to the host for it."""
+        self._hash.update(flat.cpu().numpy().data)
+
+    def hexdigest(self) -> str:
+        return self._hash.hexdigest()
+
+
+class _Update(msgspec.Struct):
+    schema: int
+    names: list[str]
+    dtype_names: list[str]
+    shapes: list[list[int]]
+    bucket_lengths: list[int]
+
+
+def _aligned(num_bytes: int) -> int:
+    return -(-num_bytes // ALIGNMENT_BYTES) * ALIGNMENT_BYTES

@@ -1,0 +1,219 @@
+"""ZeroMQ sockets with CURVE: one ROUTER at the coordinator, a DEALER at every rollout server and learner rank.
+
+A channel belongs to the thread that made it. Frames in, frames out: what they mean is `protocol.wire.codec`'s matter.
+"""
+
+import time
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Any
+
+import zmq
+import zmq.asyncio
+from zmq.auth.thread import ThreadAuthenticator
+
+from protocol.errors import NeighbourError, OperatorError
+
+_AnySocket = zmq.Socket[Any]
+_DOMAIN = "sluice"
+_MAX_FRAME_BYTES = 1 << 28
+# More frames than any message to a coordinator has are read and dropped: the decoder refuses their number.
+_MAX_FRAMES_KEPT = 16
+_HEARTBEAT_MS = 5_000
+# A peer whose process is busy for half a minute is slow, not dead.
+_SILENCE_MS = 60_000
+# Who connects and says nothing holds a descriptor for so long.
+_HANDSHAKE_MS = 10_000
+# All servers come back at once when a coordinator was started again; the system may allow fewer (net.core.somaxconn).
+_BACKLOG = 4096
+
+
+@dataclass(frozen=True)
+class KeyPair:
+    """A CURVE key pair, Z85 text of 40 characters each. The secret never enters a log or an argument list."""
+
+    public: bytes
+    secret: bytes
+
+    def __repr__(self) -> str:
+        return f"KeyPair(public={self.public.decode()})"
+
+
+class RouterChannel:
+    """The coordinator's side: many named peers, encrypted, only keys of the allowlist get in.
+
+    Fails closed: ZAP_ENFORCE_DOMAIN refuses every connection when no authenticator answers. By default libzmq then
+    accepts any key, which one would notice only when a stranger's frame arrives.
+    """
+
+    def __init__(
+        self,
+        host: str,
+        keys: KeyPair,
+        allowed: Iterable[bytes],
+        max_frame_bytes: int = _MAX_FRAME_BYTES,
+        handshake_ms: int = _HANDSHAKE_MS,
+    ) -> None:
+        """A peer that sends a longer frame, or has not proved its key within handshake_ms, is cut off.
+
+        Raises: OperatorError when `host` is no address of this node.
+        """
+        self._context = zmq.Context()
+        self._authenticator = ThreadAuthenticator(self._context)
+        self._authenticator.start()
+        self._authenticator.configure_curve_callback(_DOMAIN, _Allowlist(allowed))
+        self._socket = self._context.socket(zmq.ROUTER)
+        _secure(self._socket, keys)
+        self._socket.curve_server = True
+        self._socket.zap_domain = _DOMAIN.encode()
+        self._socket.setsockopt(zmq.ZAP_ENFORCE_DOMAIN, 1)
+        # Without MANDATORY a frame for a peer that left is dropped in silence. With HANDOVER a peer that reconnects
+        # before its old connection was noticed dead takes its name over, instead of being ignored.
+        self._socket.setsockopt(zmq.ROUTER_MANDATORY, 1)
+        self._socket.setsockopt(zmq.ROUTER_HANDOVER, 1)
+        self._socket.setsockopt(zmq.MAXMSGSIZE, max_frame_bytes)
+        self._socket.setsockopt(zmq.HANDSHAKE_IVL, handshake_ms)
+        self._socket.setsockopt(zmq.BACKLOG, _BACKLOG)
+        try:
+            port = self._socket.bind_to_random_port(f"tcp://{host}")
+        except zmq.ZMQError as error:
+            self.close(linger_s=0)
+            raise OperatorError(
+                f"The coordinator cannot listen on {host}: {error}. Use an address of this node."
+            ) from None
+        self.address = f"tcp://{host}:{port}"
+
+    def receive(self, timeout_s: float) -> tuple[bytes, list[bytes]] | None:
+        """Return the next (peer, frames), or None after timeout_s without one. Of frames it keeps the first 16."""
+        if timeout_s and not self._socket.poll(int(timeout_s * 1000)):
+            return None
+        # Each frame tells whether another follows; recv_multipart asks the socket instead, which takes as long again.
+        try:
+            part = self._socket.recv(zmq.NOBLOCK, copy=False)
+        except zmq.Again:
+            return None
+        peer, frames = part.bytes, list[bytes]()
+        while part.more:
+            part = self._socket.recv(zmq.NOBLOCK, copy=False)
+            if len(frames) < _MAX_FRAMES_KEPT:
+                frames.append(part.bytes)
+        return peer, frames
+
+    def send(self, peer: bytes, frames: list[bytes]) -> bool:
+        """Queue frames for a peer; False when it is not connected or its queue is full. Never blocks."""
+        try:
+            self._socket.send_multipart([peer, *frames], zmq.NOBLOCK, copy=len(frames) <= 2)
+        except zmq.Again:
+            return False
+        except zmq.ZMQError as error:
+            if error.errno == zmq.EHOSTUNREACH:
+                return False
+            raise
+        return True
+
+    def close(self, linger_s: float = 1.0) -> None:
+        self._socket.close(linger=int(linger_s * 1000))
+        if not self._authenticator.is_alive() and self._authenticator.pipe:
+            # Its thread ended by an error: `stop` would wait for ever for one to take its word.
+            self._authenticator.pipe.close()
+            self._authenticator.pipe = None  # type: ignore[assignment]
+        self._authenticator.stop()
+        self._context.term()
+
+
+class DealerChannel:
+    """A learner rank's side. Every wait has a deadline."""
+
+    def __init__(self, address: str, name: str, keys: KeyPair, coordinator_key: bytes) -> None:
+        self._context = zmq.Context()
+        self._socket = self._context.socket(zmq.DEALER)
+        # Only a connection whose keys were accepted takes a frame, so that "could not be reached" is told from "no
+        # answer".
+        self._socket.setsockopt(zmq.IMMEDIATE, 1)
+        _connect(self._socket, address, name, keys, coordinator_key)
+        self._address = address
+
+    def send(self, frames: list[bytes], timeout_s: float) -> None:
+        """Send frames. Raises: NeighbourError("coordinator") naming the address when there is no connection in time."""
+        if not self._socket.poll(int(timeout_s * 1000), zmq.POLLOUT):
+            raise NeighbourError("coordinator", f"{self._address} could not be reached within {timeout_s:g} s")
+        self._socket.send_multipart(frames, zmq.NOBLOCK)
+
+    def call(self, frames: list[bytes], timeout_s: float) -> list[bytes]:
+        """Send frames and return the next ones that come.
+
+        Raises: NeighbourError("coordinator") when none do in time.
+        """
+        deadline = time.monotonic() + timeout_s
+        self.send(frames, timeout_s)
+        answer = self.receive(max(0.0, deadline - time.monotonic()))
+        if answer is None:
+            raise NeighbourError("coordinator", f"{self._address} did not answer within {timeout_s:g} s")
+        return answer
+
+    def receive(self, timeout_s: float) -> list[bytes] | None:
+        """Return the next frames, or None after timeout_s without any."""
+        if not self._socket.poll(int(timeout_s * 1000)):
+            return None
+        return self._socket.recv_multipart(zmq.NOBLOCK)
+
+    def close(self) -> None:
+        self._socket.close(linger=0)
+        self._context.term()
+
+
+class AsyncDealerChannel:
+    """A rollout server's side, inside its event loop. It reconnects by itself; what was not acked is sent again."""
+
+    def __init__(self, address: str, name: str, keys: KeyPair, coordinator_key: bytes) -> None:
+        self._context = zmq.asyncio.Context()
+        self._socket = self._context.socket(zmq.DEALER)
+        _connect(self._socket, address, name, keys, coordinator_key)
+
+    async def send(self, frames: list[bytes]) -> None:
+        await self._socket.send_multipart(frames)
+
+    async def receive(self, timeout_s: float) -> list[bytes] | None:
+        """Return the next frames, or None after timeout_s.
+
+        Polls first and then receives without waiting: cancelling a waiting recv_multipart can lose a message.
+        """
+        deadline = time.monotonic() + timeout_s
+        while (left_s := deadline - time.monotonic()) > 0:
+            if await self._socket.poll(int(left_s * 1000) + 1):
+                frames: list[bytes] = await self._socket.recv_multipart(zmq.NOBLOCK)
+                return frames
+        return None
+
+    def close(self) -> None:
+        self._socket.close(linger=200)
+        self._context.term()
+
+
+class _Allowlist:
+    """The authenticator's question: may this key come in?"""
+
+    def __init__(self, allowed: Iterable[bytes]) -> None:
+        self._allowed = frozenset(allowed)
+
+    def callback(self, domain: str, key: bytes) -> bool:
+        return domain == _DOMAIN and key in self._allowed
+
+
+def _secure(socket: _AnySocket, keys: KeyPair) -> None:
+    socket.curve_publickey, socket.curve_secretkey = keys.public, keys.secret
+    socket.setsockopt(zmq.MAXMSGSIZE, _MAX_FRAME_BYTES)
+    # Credit is explicit (leases): queues have no say in what is dropped.
+    socket.setsockopt(zmq.SNDHWM, 0)
+    socket.setsockopt(zmq.RCVHWM, 0)
+    socket.setsockopt(zmq.HEARTBEAT_IVL, _HEARTBEAT_MS)
+    socket.setsockopt(zmq.HEARTBEAT_TIMEOUT, _SILENCE_MS)
+
+
+def _connect(socket: _AnySocket, address: str, name: str, keys: KeyPair, coordinator_key: bytes) -> None:
+    _secure(socket, keys)
+    socket.curve_serverkey = coordinator_key
+    socket.setsockopt(zmq.IDENTITY, name.encode())
+    socket.setsockopt(zmq.RECONNECT_IVL, 100)
+    socket.setsockopt(zmq.RECONNECT_IVL_MAX, 2_000)
+    socket.connect(address)

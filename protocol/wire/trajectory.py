@@ -1,0 +1,170 @@
+"""The transport unit: one finished conversation as tokens and facts.
+
+Written by rollout servers, checked and stored by the coordinator, packed by the learner ranks.
+Shape letter: T tokens of the trajectory, prompt included.
+"""
+
+import math
+from dataclasses import dataclass
+from typing import Annotated, Literal
+
+import msgspec
+import numpy as np
+from numpy.typing import NDArray
+
+from protocol.errors import FrameError
+
+Name = Annotated[str, msgspec.Meta(min_length=1, max_length=200)]
+Count = Annotated[int, msgspec.Meta(ge=0, le=2**31 - 1)]
+# Bounds that NaN and infinity fail too: a NaN would be NULL in the ledger, and end the coordinator there.
+Seconds = Annotated[float, msgspec.Meta(ge=0, le=1e11)]
+
+TOKENS = np.dtype("<i4")
+LOGPROBS = np.dtype("<f4")
+MASK = np.dtype("u1")
+_ARRAYS = ("tokens", "behaviour_logprobs", "loss_mask")
+_ITEM_BYTES = (TOKENS.itemsize, LOGPROBS.itemsize, MASK.itemsize)
+# Learners take rewards as float32, and squares of larger ones would be infinite there.
+_LARGEST_REWARD = 1e18
+
+
+class VersionSpan(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
+    """Tokens [start, end) of the trajectory were written by this policy version."""
+
+    start: Count
+    end: Count
+    version: Count
+
+
+class TrajectoryFacts(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
+    """Everything about a trajectory but its tokens. Times are Unix seconds, durations seconds.
+
+    attempt, incarnation: of the lease that it was made for. A later start of the run may still use it.
+    """
+
+    group: Name
+    sample_index: Count
+    attempt: Count
+    incarnation: Count
+    kind: Literal["train", "eval"]
+    is_greedy: bool
+    server: Name
+    num_tokens: Count
+    num_prompt_tokens: Count
+    num_turns: Count
+    finish: Literal["answer", "stop", "length", "turns", "context"]
+    reward: float
+    reward_parts: Annotated[dict[Name, float], msgspec.Meta(max_length=64)]
+    version_spans: Annotated[list[VersionSpan], msgspec.Meta(min_length=1, max_length=4096)]
+    started_at: Seconds
+    finished_at: Seconds
+    generate_s: Seconds
+    environment_s: Seconds
+    reward_s: Seconds
+
+    @property
+    def oldest_version(self) -> int:
+        """The oldest policy version among the model's tokens: what staleness is counted from."""
+        return min(span.version for span in self.version_spans)
+
+    @property
+    def newest_version(self) -> int:
+        return max(span.version for span in self.version_spans)
+
+    @property
+    def num_model_tokens(self) -> int:
+        """The tokens that the model wrote; `num_tokens` counts prompts and replies to its turns, too."""
+        return sum(span.end - span.start for span in self.version_spans)
+
+
+@dataclass(frozen=True)
+class Trajectory:
+    """Facts and arrays of one trajectory.
+
+    tokens: [T] int32. loss_mask: [T] uint8, 1 where the model wrote the token.
+    behaviour_logprobs: [T] float32, natural log, of the sampling engine at its temperature; 0 where loss_mask is 0.
+    """
+
+    facts: TrajectoryFacts
+    tokens: NDArray[np.int32]
+    behaviour_logprobs: NDArray[np.float32]
+    loss_mask: NDArray[np.uint8]
+
+    def to_buffers(self) -> list[bytes]:
+        """Return the arrays as raw little-endian bytes, in the order `from_buffers` reads them."""
+        return [
+            self.tokens.astype(TOKENS, copy=False).tobytes(),
+            self.behaviour_logprobs.astype(LOGPROBS, copy=False).tobytes(),
+            self.loss_mask.astype(MASK, copy=False).tobytes(),
+        ]
+
+    @classmethod
+    def from_buffers(cls, facts: TrajectoryFacts, buffers: list[bytes], path: str = "$.trajectory") -> "Trajectory":
+        """Return the trajectory that facts and three raw buffers describe, checked. Copies nothing.
+
+        Raises: FrameError naming the field, for a wrong length, a token below 0, a mask value other than 0 and 1, a
+        logprob or reward that is not finite or out of range, a logprob where the mask is 0, no model token, or version
+        spans that are not exactly the model's tokens.
+        """
+        if len(buffers) != 3:
+            raise FrameError(path, f"has {len(buffers)} buffers, expected tokens, logprobs and mask")
+        n = facts.num_tokens
+        for name, size, buffer in zip(_ARRAYS, _ITEM_BYTES, buffers, strict=True):
+            expected = n * size
+            if len(buffer) != expected:
+                problem = f"has {len(buffer)} bytes, expected {expected} for {n} tokens"
+                raise FrameError(f"{path}.{name}", problem, "length")
+        trajectory = cls(
+            facts,
+            tokens=np.frombuffer(buffers[0], TOKENS),
+            behaviour_logprobs=np.frombuffer(buffers[1], LOGPROBS),
+            loss_mask=np.frombuffer(buffers[2], MASK),
+        )
+        trajectory.check(path)
+        return trajectory
+
+    def check(self, path: str = "$.trajectory") -> None:
+        """Raise FrameError when the arrays and facts contradict each other or hold a value that cannot be trained."""
+        self._check_spans(path)
+        self._check_arrays(path)
+        self._check_rewards(path)
+
+    def _check_spans(self, path: str) -> None:
+        """Compare the loss mask with what the version spans cover: exactly the tokens that the model wrote."""
+        facts, mask = self.facts, self.loss_mask
+        if not 0 < facts.num_prompt_tokens < facts.num_tokens:
+            raise FrameError(f"{path}.num_prompt_tokens", f"is {facts.num_prompt_tokens} of {facts.num_tokens} tokens")
+        covered = bytearray(facts.num_tokens)
+        end = 0
+        for i, span in enumerate(facts.version_spans):
+            if not end <= span.start < span.end <= facts.num_tokens:
+                problem = f"is [{span.start}, {span.end}) after {end}, of {facts.num_tokens} tokens"
+                raise FrameError(f"{path}.version_spans[{i}]", problem)
+            end = span.end
+            covered[span.start : end] = b"\1" * (end - span.start)
+        if mask[: facts.num_prompt_tokens].any():
+            raise FrameError(f"{path}.loss_mask", "is 1 inside the prompt")
+        if covered == mask.tobytes():
+            return
+        if (highest := int(mask.max())) > 1:
+            raise FrameError(f"{path}.loss_mask", f"holds {highest}, expected 0 or 1")
+        raise FrameError(f"{path}.version_spans", "do not cover exactly the tokens the model wrote")
+
+    def _check_arrays(self, path: str) -> None:
+        logprobs = self.behaviour_logprobs
+        if (lowest := int(self.tokens.min())) < 0:
+            raise FrameError(f"{path}.tokens", f"holds the token {lowest}, expected 0 or more", "vocabulary")
+        lowest_logprob, highest_logprob = float(logprobs.min()), float(logprobs.max())  # both NaN if any value is
+        if not (math.isfinite(lowest_logprob) and math.isfinite(highest_logprob)):
+            raise FrameError(f"{path}.behaviour_logprobs", "holds a value that is not finite", "nonfinite")
+        if highest_logprob > 1e-3:
+            raise FrameError(f"{path}.behaviour_logprobs", f"holds {highest_logprob}, above 0")
+        if ((logprobs != 0) > self.loss_mask).any():
+            raise FrameError(f"{path}.behaviour_logprobs", "is not 0 for a token that the model did not write")
+
+    def _check_rewards(self, path: str) -> None:
+        for name, value in (("reward", self.facts.reward), *self.facts.reward_parts.items()):
+            if not math.isfinite(value):
+                raise FrameError(f"{path}.reward", f"{name} is {value}", "nonfinite")
+            if abs(value) > _LARGEST_REWARD:
+                raise FrameError(f"{path}.reward", f"{name} is {value}, expected at most {_LARGEST_REWARD} either way")

@@ -1,0 +1,1 @@
+"""Indexes that searches are answered from: BM25."""

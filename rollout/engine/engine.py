@@ -1,0 +1,212 @@
+"""The door to vLLM: one long-lived engine that generates, reports exact logprobs and versions, and takes new weights.
+
+The rollout server owns one `Engine`. Tokens go in and tokens come out; nothing here knows of prompts' meaning,
+environments or rewards. Only this file, `engine_start.py`, `engine_requests.py`, `vllm_plugin.py` and
+`weight_receive.py` import vllm.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Mapping, Sequence
+from contextlib import suppress
+from typing import Any, TypeVar
+
+from protocol.errors import NeighbourError
+from rollout.engine.generation import EngineStats, Generation, Sampling
+from rollout.engine.requests import generation_of, probe_params, sampling_params, token_request
+from rollout.engine.spec import EngineSpec
+from rollout.engine.start import BOUNDARY, start_vllm
+
+_SHUTDOWN_S = 5.0
+
+T = TypeVar("T")
+
+
+class Engine:
+    """A running vLLM engine. Start it with `await Engine.start(spec)` inside the event loop that will use it."""
+
+    @classmethod
+    async def start(cls, spec: EngineSpec) -> Engine:
+        """Return an engine that has loaded `spec.model`; takes 10 to 30 s on a CPU.
+
+        Raises: SettingsError when vLLM refuses the settings, NeighbourError when its processes do not come up.
+        """
+        engine = cls(spec, start_vllm(spec))
+        await engine._warm_up()
+        return engine
+
+    def __init__(self, spec: EngineSpec, llm: Any) -> None:
+        self.spec = spec
+        self.policy_version: int | None = None
+        self._llm = llm
+        # A seeded request whose prompt is prefilled in parts kills vLLM's engine on CPUs ("CPU Generator does not use
+        # offset"): there the engine's own seed has to do.
+        self._can_seed = spec.weights_backend != "gloo"
+        self._tokenizer = llm.get_tokenizer()
+        self._num_in_flight = 0
+        self._num_output_tokens = 0
+        self._is_paused = False
+        self._is_updating = False
+
+    @property
+    def is_alive(self) -> bool:
+        """False as soon as vLLM's engine process is known to be gone; it never comes back."""
+        return self._llm is not None and not self._llm.errored
+
+    @property
+    def stats(self) -> EngineStats:
+        return EngineStats(self._num_in_flight, self._num_output_tokens, self._is_paused)
+
+    @property
+    def tokenizer(self) -> Any:
+        """The model's Hugging Face tokenizer."""
+        return self._tokenizer
+
+    def encode(self, text: str) -> list[int]:
+        """Return the token ids of `text`, without adding special tokens."""
+        return list(self._tokenizer.encode(text, add_special_tokens=False))
+
+    def decode(self, tokens: Sequence[int]) -> str:
+        """Return the text of `tokens`, special tokens kept."""
+        return str(self._tokenizer.decode(tokens, skip_special_tokens=False))
+
+    async def generate(
+        self, prompt_tokens: Sequence[int], sampling: Sampling, request_id: str, cache_salt: str
+    ) -> Generation:
+        """Return one generation; cancelling the call aborts it inside the engine.
+
+        cache_salt: give `str(policy version)`, so that no cached prefix of older weights is used.
+        Raises: NeighbourError when the weights are not synced, the request is refused or the engine died.
+        """
+        if self.policy_version is None:
+            raise NeighbourError(BOUNDARY, "serves nothing: its weights were not verified against the learner's")
+        request = token_request(prompt_tokens, cache_salt)
+        self._num_in_flight += 1
+        try:
+            result = await self._finished(request, sampling_params(sampling, self._can_seed), request_id)
+        finally:
+            self._num_in_flight -= 1
+        generation = generation_of(result.outputs[0], self.decode(result.outputs[0].token_ids))
+        self._num_output_tokens += len(generation.tokens)
+        return generation
+
+    async def probe(self, tokens: Sequence[int], version: int) -> list[float]:
+        """Return the logprobs of tokens[1:], each given what stands before it, under policy version `version`.
+
+        Natural log at temperature 1. Raises: NeighbourError when another version is being served.
+        """
+        if self.policy_version != version:
+            raise NeighbourError(BOUNDARY, f"probe of version {version}, but version {self.policy_version} is served")
+        request = token_request(tokens, f"probe-{version}")
+        result = await self._finished(request, probe_params(), f"probe-{version}-{id(request)}")
+        entries = list(result.prompt_logprobs)[1:]
+        return [entry[token].logprob for entry, token in zip(entries, tokens[1:], strict=True)]
+
+    async def serve_loaded_weights(self, version: int) -> None:
+        """Declare the weights loaded from `spec.model` to be policy version `version`, without a push."""
+        await self._call(self._llm.update_weight_version(str(version)))
+        self.policy_version = version
+
+    async def join_weights(self, init_info: Mapping[str, Any], timeout_s: float) -> None:
+        """Start joining the learner's weight group; the engine goes on generating while the peers meet."""
+        from vllm.distributed.weight_transfer.base import WeightTransferInitRequest
+
+        await self._abandon_update()
+        await self._call(self._llm.shutdown_weight_transfer_engine(), timeout_s)
+        request = WeightTransferInitRequest(init_info=dict(init_info))
+        await self._call(self._llm.init_weight_transfer_engine(request), timeout_s)
+
+    async def pause(self) -> None:
+        """Freeze all generation after the current token; requests in flight keep their cache and go on at `resume`.
+
+        Returns when the current engine step has ended (one step: milliseconds). vLLM's own `pause_generation` adds a
+        fixed sleep of 20 ms after the same call, which its comment says is not needed for correctness.
+        """
+        await self._call(self._llm.engine_core.pause_scheduler_async(mode="keep", clear_cache=False))
+        self._is_paused = True
+
+    async def receive(self, update_info: Mapping[str, Any]) -> None:
+        """Receive one push's buckets; blocks until the last has come. From here on nothing is served until `commit`."""
+        await self._abandon_update()
+        self.policy_version = None
+        self._is_updating = True
+        await self._call(self._llm.start_weight_update())
+        await self._update_weights(dict(update_info))
+
+    async def commit(self, version: int, digest: str) -> None:
+        """Make the received weights policy version `version`, if what was received has this digest.
+
+        Raises: NeighbourError otherwise; the engine then stays paused and unsynced until a push succeeds.
+        """
+        await self._update_weights({"expected_digest": digest})
+        await self._call(self._llm.finish_weight_update(str(version)))
+        self._is_updating = False
+        self.policy_version = version
+
+    async def resume(self) -> None:
+        """Go on generating. Raises: NeighbourError while the weights are not synced."""
+        if self.policy_version is None:
+            raise NeighbourError(BOUNDARY, "cannot resume: its weights were not verified against the learner's")
+        await self._call(self._llm.resume_generation())
+        self._is_paused = False
+
+    async def leave(self) -> None:
+        """Leave the weight group; an engine whose weights are intact goes on generating with them."""
+        await self._abandon_update()
+        await self._call(self._llm.shutdown_weight_transfer_engine())
+        if self._is_paused and self.policy_version is not None:
+            await self.resume()
+
+    def shutdown(self) -> None:
+        """Stop vLLM's processes; returns when they are gone, after at most about 10 s. The engine is of no use then."""
+        llm, self._llm, self.policy_version = self._llm, None, None
+        if llm is not None:
+            llm.shutdown(timeout=_SHUTDOWN_S)
+            llm.engine_core.resources.ctx.destroy(linger=0)  # vLLM closes its sockets, but not their context
+            llm.shutdown = _nothing  # its __del__ calls it again, which fails noisily while the interpreter ends
+
+    async def _update_weights(self, update_info: dict[str, Any]) -> None:
+        from vllm.distributed.weight_transfer.base import WeightTransferUpdateRequest
+
+        await self._call(self._llm.update_weights(WeightTransferUpdateRequest(update_info=update_info)))
+
+    async def _abandon_update(self) -> None:
+        """End an update that was begun and never finished, which vLLM's workers would otherwise wait for."""
+        if self._is_updating:
+            with suppress(NeighbourError):  # the workers answer by refusing
+                await self._update_weights({"expected_digest": ""})
+            self._is_updating = False
+
+    async def _warm_up(self) -> None:
+        """Generate once: vLLM's first request takes seconds on a CPU, which no run's first lease should wait for."""
+        params = sampling_params(Sampling(2, 1.0), self._can_seed)
+        await self._finished(token_request([1, 1], "warm-up"), params, "warm-up")
+
+    async def _finished(self, request: Mapping[str, Any], params: Any, request_id: str) -> Any:
+        from vllm.exceptions import VLLMClientError
+        from vllm.v1.engine.exceptions import EngineDeadError, EngineGenerateError
+
+        result = None
+        try:
+            async for output in self._llm.generate(request, params, request_id):
+                result = output
+        except (EngineDeadError, EngineGenerateError) as error:
+            raise NeighbourError(BOUNDARY, f"request {request_id} died with the engine: {error}") from error
+        except (VLLMClientError, ValueError) as error:
+            raise NeighbourError(BOUNDARY, f"request {request_id} was refused: {error}") from error
+        if result is None:
+            raise NeighbourError(BOUNDARY, f"request {request_id} ended without a result")
+        return result
+
+    async def _call(self, call: Awaitable[T], timeout_s: float | None = None) -> T:
+        try:
+            return await asyncio.wait_for(call, timeout_s)
+        except TimeoutError as error:
+            raise NeighbourError(BOUNDARY, f"did not answer within {timeout_s} s") from error
+        except Exception as error:  # vLLM raises bare Exception for a call that failed in its engine process
+            raise NeighbourError(BOUNDARY, f"{type(error).__name__}: {error}") from error
+
+
+def _nothing(timeout: float | None = None) -> None:
+    """Do nothing."""

@@ -1,0 +1,50 @@
+"""Our requests and answers in vLLM's words: tokens and sampling in, a `Generation` out."""
+
+from collections.abc import Sequence
+from typing import Any
+
+from rollout.engine.generation import Generation, Sampling
+
+
+def token_request(tokens: Sequence[int], cache_salt: str) -> dict[str, Any]:
+    """Return tokens in the form that vLLM takes without rendering or tokenising anything."""
+    return {"type": "token", "prompt_token_ids": list(tokens), "cache_salt": cache_salt}
+
+
+def sampling_params(sampling: Sampling, can_seed: bool) -> Any:
+    """Return how vLLM is to sample; can_seed: whether the engine survives a request with a seed of its own."""
+    from vllm import SamplingParams
+    from vllm.sampling_params import RequestOutputKind
+
+    return SamplingParams(
+        max_tokens=sampling.max_tokens,
+        temperature=0.0 if sampling.greedy else sampling.temperature,
+        top_p=1.0 if sampling.greedy else sampling.top_p,
+        stop=list(sampling.stop) or None,
+        include_stop_str_in_output=True,
+        seed=sampling.seed if can_seed else None,
+        logprobs=0,
+        flat_logprobs=True,
+        output_kind=RequestOutputKind.FINAL_ONLY,
+        detokenize=bool(sampling.stop),  # stop strings are found in text; without them one decode at the end is cheaper
+        skip_special_tokens=False,
+    )
+
+
+def probe_params() -> Any:
+    """Return the parameters of a request that is made for its prompt's logprobs alone."""
+    from vllm import SamplingParams
+
+    return SamplingParams(max_tokens=1, temperature=0.0, prompt_logprobs=0, detokenize=False)
+
+
+def generation_of(output: Any, text: str) -> Generation:
+    """Return a finished vLLM output, whose tokens decode to `text`."""
+    return Generation(
+        tokens=list(output.token_ids),
+        logprobs=list(output.logprobs.logprobs),
+        version_spans=tuple((span.start, span.end, int(span.version)) for span in output.weight_versions),
+        finish_reason=output.finish_reason or "unknown",
+        stop_string=output.stop_reason if isinstance(output.stop_reason, str) else None,
+        text=text,
+    )

@@ -1,0 +1,78 @@
+"""Starting vLLM: its environment, our arguments under the user's, and its refusals in our words."""
+
+import os
+from pathlib import Path
+from typing import Any
+
+from protocol.errors import NeighbourError, SettingsError
+from rollout.engine.spec import EngineSpec
+
+BOUNDARY = "engine"
+
+
+def start_vllm(spec: EngineSpec) -> Any:
+    """Return a vLLM `AsyncLLM` that has loaded `spec.model`; blocks for 10 to 30 s on a CPU.
+
+    Raises: SettingsError when vLLM refuses the settings, NeighbourError when its processes do not come up.
+    """
+    _set_environment(spec)
+    from vllm import AsyncEngineArgs
+    from vllm.config.weight_transfer import WeightTransferConfig
+    from vllm.v1.engine.async_llm import AsyncLLM
+
+    from rollout.engine.vllm_plugin import ENGINE_NAMES, register
+
+    register()
+    try:
+        args = AsyncEngineArgs(
+            model=spec.model,
+            dtype=spec.dtype,
+            tensor_parallel_size=spec.tensor_parallel_size,
+            seed=spec.seed,
+            max_model_len=spec.max_model_len,
+            trust_remote_code=spec.trust_remote_code,
+            weight_transfer_config=WeightTransferConfig(backend=ENGINE_NAMES[spec.weights_backend]),
+            **{**_default_engine_args(spec), **spec.engine_args},
+        )
+        config = args.create_engine_config()
+    except (TypeError, ValueError) as error:
+        raise SettingsError(f"settings: vLLM refuses the engine settings of {spec.model}: {error}") from error
+    try:
+        return AsyncLLM.from_vllm_config(config, disable_log_stats=args.disable_log_stats)
+    except RuntimeError as error:
+        raise NeighbourError(BOUNDARY, f"vLLM did not start for {spec.model}: {error}") from error
+
+
+def _set_environment(spec: EngineSpec) -> None:
+    """Set what vLLM reads from the environment, here and in the processes it starts, unless the user set it."""
+    settings = {
+        "VLLM_NO_USAGE_STATS": "1",
+        "DO_NOT_TRACK": "1",
+        "VLLM_LOGGING_LEVEL": "WARNING",
+        "HF_HUB_OFFLINE": "1" if Path(spec.model).is_dir() else "0",
+        "TOKENIZERS_PARALLELISM": "false",
+    }
+    if spec.weights_backend == "gloo":
+        settings |= {
+            "VLLM_CPU_KVCACHE_SPACE": "1",
+            "VLLM_CPU_OMP_THREADS_BIND": "nobind",
+            "OMP_NUM_THREADS": "1",
+            **({"VLLM_ENABLE_V1_MULTIPROCESSING": "0"} if spec.tensor_parallel_size == 1 else {}),
+            "VLLM_HOST_IP": "127.0.0.1",
+            "GLOO_SOCKET_IFNAME": "lo",
+        }
+    for name, value in settings.items():
+        os.environ.setdefault(name, value)
+
+
+def _default_engine_args(spec: EngineSpec) -> dict[str, Any]:
+    """Return our settings of vLLM; a user's `engine_args` go over them."""
+    defaults: dict[str, Any] = {
+        "logprobs_mode": "processed_logprobs",
+        "generation_config": "vllm",  # a model folder's own sampling defaults must not change what is trained on
+        "enable_log_requests": False,
+        "disable_log_stats": True,
+    }
+    if spec.weights_backend == "gloo":
+        defaults |= {"enforce_eager": True, "max_num_seqs": 128}
+    return defaults

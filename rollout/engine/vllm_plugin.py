@@ -1,0 +1,42 @@
+"""What vLLM loads in each of its processes: Sluice's weight-transfer engines, and an end together with the server.
+
+vLLM calls `register` through the `vllm.general_plugins` entry point of this project, in the server process and again in
+every engine and worker process. It may run more than once in one process.
+"""
+
+import multiprocessing
+import os
+import threading
+
+ENGINE_NAMES = {"gloo": "gloo", "nccl": "sluice_nccl"}
+"""Our weights.backend -> the name in `WeightTransferConfig(backend=...)`."""
+
+_CLASS_NAMES = {"gloo": "GlooWeightEngine", "nccl": "NcclWeightEngine"}
+_WATCHER = "server-watcher"
+
+
+def register() -> None:
+    """Make both engines known to vLLM, which imports `rollout.engine.weight_receive` when one is used; repeatable."""
+    from vllm.distributed.weight_transfer.factory import WeightTransferEngineFactory
+
+    for backend, name in ENGINE_NAMES.items():
+        if name not in WeightTransferEngineFactory._registry:
+            WeightTransferEngineFactory.register_engine(name, "rollout.engine.weight_receive", _CLASS_NAMES[backend])
+    _end_with_the_server()
+
+
+def _end_with_the_server() -> None:
+    """In a process that vLLM started, watch its starter: a server that was killed would leave it running for ever.
+
+    vLLM's processes end on a signal from a server that shuts down, which one killed by SIGKILL never sends; each
+    left-over holds its memory, on a GPU all of the card.
+    """
+    server = multiprocessing.parent_process()
+    if server is None or any(thread.name == _WATCHER for thread in threading.enumerate()):
+        return
+
+    def watch() -> None:
+        server.join()
+        os._exit(1)
+
+    threading.Thread(target=watch, name=_WATCHER, daemon=True).start()

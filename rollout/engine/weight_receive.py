@@ -1,0 +1,192 @@
+"""The rollout server's half of the weight push, run inside vLLM's worker processes.
+
+vLLM creates one of these engines per worker and calls it by its weight-transfer protocol: `init_transfer_engine`, then
+per push `start_weight_update`, `update_weights` (the buckets), `update_weights` (the digest to expect) and
+`finish_weight_update`. The learner's half is `learner/weights/push.py`, the wire is `protocol/weights/wire.py`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass, field
+from functools import partial
+from typing import Any
+
+import torch
+from vllm.distributed.weight_transfer.base import (
+    WeightTransferEngine,
+    WeightTransferInitInfo,
+    WeightTransferUpdateInfo,
+)
+from vllm.distributed.weight_transfer.nccl_engine import NCCLWeightTransferEngine
+from vllm.model_executor.layers.vocab_parallel_embedding import ParallelLMHead
+from vllm.model_executor.model_loader.reload import finalize_layerwise_reload, initialize_layerwise_reload
+
+from protocol.weights.group import GlooGroup, nccl_broadcast, reach_store
+from protocol.weights.wire import Bucket, WeightDigest, bucket_num_bytes, bucket_views, read_update_message
+
+
+@dataclass
+class GlooInit(WeightTransferInitInfo):  # type: ignore[misc]
+    """Where the learner's store is and which group of it this server joins; sent by the learner."""
+
+    address: str
+    port: int
+    key: str
+    rank_offset: int
+    world_size: int
+    deadline_s: float
+
+
+@dataclass
+class WeightUpdate(WeightTransferUpdateInfo):  # type: ignore[misc]
+    """A push's metadata message, or the digest that its buckets must have had."""
+
+    message: dict[str, Any] = field(default_factory=dict)
+    expected_digest: str | None = None
+
+
+class _Received:
+    """What one push has brought so far: its digest, and whether that was confirmed by the learner's."""
+
+    def __init__(self) -> None:
+        self.digest: str | None = None
+        self.is_confirmed = False
+
+    def buckets(self, message: dict[str, Any], device: Any, broadcast: Any) -> Iterator[tuple[Bucket, torch.Tensor]]:
+        """Yield each bucket with its bytes as they come."""
+        plan = read_update_message(message)
+        digest = WeightDigest(plan)
+        for bucket in plan:
+            flat = torch.empty(bucket_num_bytes(bucket), dtype=torch.uint8, device=device)
+            broadcast(flat)
+            digest.add(flat)
+            yield bucket, flat
+        self.digest = digest.hexdigest()
+
+    def confirm(self, expected: str) -> None:
+        """Raises: ValueError when something else was sent than received."""
+        if self.digest is None or self.digest != expected:
+            raise ValueError(f"weight digest differs: sent {expected or 'nothing'}, received {self.digest}")
+        self.is_confirmed = True
+
+
+class GlooWeightEngine(WeightTransferEngine):  # type: ignore[misc]
+    """Receives into a staging copy and loads it only after its digest was confirmed.
+
+    A push that breaks before the commit therefore leaves the weights in use untouched.
+    """
+
+    init_info_cls = GlooInit
+    update_info_cls = WeightUpdate
+
+    def __init__(self, *args: Any) -> None:
+        super().__init__(*args)
+        self._group: Future[GlooGroup] | None = None
+        self._received = _Received()
+        self._staged: list[tuple[Bucket, torch.Tensor]] = []
+
+    def init_transfer_engine(self, init_info: GlooInit) -> None:
+        """Start meeting the learner in a thread: a learner that is gone must not stop this worker's generation."""
+        meeting = ThreadPoolExecutor(max_workers=1, thread_name_prefix="weight-group")
+        self._group = meeting.submit(_join, init_info, self.parallel_config.rank)
+        meeting.shutdown(wait=False)
+
+    def parse_update_info(self, update_dict: dict[str, Any]) -> WeightUpdate:
+        return _read_update(update_dict)
+
+    def start_weight_update(self) -> None:
+        self._received, self._staged = _Received(), []
+
+    def update_weights(self, update_info: dict[str, Any]) -> None:
+        # The base class synchronises an accelerator after this, which a CPU does not have.
+        self.receive_weights(self.parse_update_info(update_info))
+
+    def receive_weights(self, update_info: WeightUpdate) -> None:
+        if update_info.expected_digest is not None:
+            self._received.confirm(update_info.expected_digest)
+            return
+        if self._group is None:
+            raise RuntimeError("weight push before this server joined a weight group")
+        group = self._group.result()
+        self._staged = list(self._received.buckets(update_info.message, group.device, group.broadcast))
+
+    def finish_weight_update(self) -> None:
+        if not self._received.is_confirmed:
+            raise RuntimeError("weight commit before the digest was confirmed")
+        named = [pair for bucket, flat in self._staged for pair in bucket_views(flat, bucket)]
+        initialize_layerwise_reload(self.model)
+        try:
+            loaded = self.model.load_weights(named)
+        finally:
+            finalize_layerwise_reload(self.model, self.model_config)
+            self._received, self._staged = _Received(), []
+        _complete(self.model, loaded)
+
+    def shutdown(self) -> None:
+        self._group = None
+        self._received, self._staged = _Received(), []
+
+
+class NcclWeightEngine(NCCLWeightTransferEngine):  # type: ignore[misc]
+    """vLLM's NCCL engine, with our buckets and digest on its communicator.
+
+    There is no room for a second copy of the model beside it on a GPU: buckets are loaded as they come, and a push
+    that breaks leaves mixed weights, which are not served.
+    """
+
+    update_info_cls = WeightUpdate
+
+    def __init__(self, *args: Any) -> None:
+        super().__init__(*args)
+        self._received = _Received()
+        self._loaded: set[str] = set()
+
+    def parse_update_info(self, update_dict: dict[str, Any]) -> WeightUpdate:
+        return _read_update(update_dict)
+
+    def start_weight_update(self) -> None:
+        self._received, self._loaded = _Received(), set()
+        super().start_weight_update()
+
+    def receive_weights(self, update_info: WeightUpdate) -> None:
+        if update_info.expected_digest is not None:
+            self._received.confirm(update_info.expected_digest)
+            return
+        broadcast = partial(nccl_broadcast, self.model_update_group)
+        for bucket, flat in self._received.buckets(update_info.message, self.device, broadcast):
+            self._loaded |= self.model.load_weights(list(bucket_views(flat, bucket)))
+
+    def finish_weight_update(self) -> None:
+        if not self._received.is_confirmed:
+            raise RuntimeError("weight commit before the digest was confirmed")
+        super().finish_weight_update()
+        _complete(self.model, self._loaded)
+
+
+def _read_update(update: dict[str, Any]) -> WeightUpdate:
+    if set(update) == {"expected_digest"}:
+        return WeightUpdate(expected_digest=update["expected_digest"])
+    return WeightUpdate(message=update)
+
+
+def _join(init: GlooInit, worker_rank: int) -> GlooGroup:
+    store = reach_store(init.address, init.port, init.deadline_s)
+    rank = init.rank_offset + worker_rank
+    return GlooGroup(store, init.key, rank, init.world_size, init.address, init.deadline_s)
+
+
+def _complete(model: Any, loaded: Iterable[str]) -> None:
+    """Bring what vLLM's reload leaves behind up to date, and check that every parameter was in the push.
+
+    Raises: ValueError naming parameters that were not: they would stay old without anyone noticing.
+    """
+    for head in model.modules():
+        # With tied embeddings the packed copy inside the head is still made of the old embedding: every logprob
+        # would be wrong by up to nats, and no request would fail.
+        if isinstance(head, ParallelLMHead):
+            head.quant_method.process_weights_after_loading(head)
+    missing = {name for name, _ in model.named_parameters()} - set(loaded)
+    if missing:
+        raise ValueError(f"the push lacks {len(missing)} parameters of the model, first {sorted(missing)[:3]}")

@@ -1,0 +1,1 @@
+"""One sample, from prompt to trajectory. Reading order: sample, player, transcript."""

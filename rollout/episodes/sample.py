@@ -1,0 +1,64 @@
+"""What an episode starts from, and the engine and reward services as an episode needs them."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, Literal, Protocol
+
+from rollout.engine.generation import EngineStats, Generation, Sampling
+from rollout.environments.base import Task
+from rollout.neighbours.reward_client import Score, ScoreRequest
+
+Finish = Literal["answer", "stop", "length", "turns", "context"]
+
+
+@dataclass(frozen=True)
+class Sample:
+    """One trajectory to make: its place in its lease, and what it starts from."""
+
+    group: str
+    sample_index: int
+    attempt: int
+    incarnation: int
+    kind: Literal["train", "eval"]
+    seed: int
+    task: Task
+
+    @property
+    def key(self) -> str:
+        return f"{self.group}/{self.sample_index}/{self.attempt}"
+
+
+@dataclass
+class WrittenSoFar:
+    """What the policy has written of a sample so far: known to its player's caller also when it is never finished."""
+
+    num_model_tokens: int = 0
+
+
+class Generator(Protocol):
+    """The engine as a player needs it."""
+
+    policy_version: int | None
+
+    @property
+    def stats(self) -> EngineStats: ...
+
+    @property
+    def tokenizer(self) -> Any: ...
+
+    def encode(self, text: str) -> list[int]: ...
+
+    def decode(self, tokens: Sequence[int]) -> str: ...
+
+    async def generate(
+        self, prompt_tokens: Sequence[int], sampling: Sampling, request_id: str, cache_salt: str
+    ) -> Generation: ...
+
+
+class Scorer(Protocol):
+    """The reward services as a player needs them."""
+
+    @property
+    def is_accepting(self) -> bool: ...
+
+    async def score(self, request: ScoreRequest) -> Score: ...

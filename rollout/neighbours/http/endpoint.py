@@ -1,0 +1,182 @@
+"""One URL that JSON is posted to: pooled connections, a cap on requests in flight, a circuit breaker, counters.
+
+`rollout.neighbours.reward_client` has one per reward endpoint, `rollout.neighbours.retriever_client` one per retriever.
+"""
+
+import asyncio
+from collections import deque
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import TypeVar
+
+import httpx
+
+from protocol.http.bodies import BodyError
+from rollout.neighbours.http.circuit_breaker import CircuitBreaker
+from rollout.neighbours.http.pool import HttpPool
+from rollout.neighbours.http.retries import (
+    AttemptFailed,
+    HttpPolicy,
+    failure_of_status,
+    is_absence,
+    is_answer,
+    speaks_against_service,
+)
+
+_T = TypeVar("_T")
+
+# An endpoint is unreliable when so many of its last attempts found nobody there.
+_LAST_ATTEMPTS = 32
+_MIN_ATTEMPTS = 16
+_UNRELIABLE_SHARE = 0.2
+# So much of an error page is read; 500 characters of it are shown.
+_ERROR_BYTES = 4000
+
+
+@dataclass
+class EndpointStats:
+    """Counts since start, for metrics. A call ends in success or failure; it may take several attempts."""
+
+    calls: int = 0
+    failures: int = 0
+    retries: int = 0
+    attempts: int = 0
+
+
+class HttpEndpoint:
+    """Makes single attempts; retrying is the caller's, through `http_policy.retried`."""
+
+    def __init__(self, url: str, headers: Mapping[str, str], policy: HttpPolicy, max_concurrency: int) -> None:
+        self.url = url
+        self.stats = EndpointStats()
+        self.policy = policy
+        self.breaker = CircuitBreaker(
+            policy.breaker_threshold,
+            policy.breaker_cooldown_s,
+            policy.breaker_max_cooldown_s,
+            policy.breaker_after_s,
+            is_failure=speaks_against_service,
+            is_answer=is_answer,
+            name=url,
+        )
+        self._pool = HttpPool(policy.connect_timeout_s)
+        # A compressed reply could be a thousand times what was read of it.
+        self._headers = {"content-type": "application/json", "accept-encoding": "identity", **headers}
+        self._slots = asyncio.Semaphore(max_concurrency)
+        self._were_absences: deque[bool] = deque(maxlen=_LAST_ATTEMPTS)
+
+    async def attempt(
+        self,
+        body: bytes,
+        read: Callable[[bytes], _T],
+        key: str | None = None,
+        limit: asyncio.Timeout | None = None,
+        waits: bool = True,
+    ) -> _T:
+        """Post body once and return what `read` makes of the reply. key: sent as Idempotency-Key.
+
+        Waits for a free slot and while the breaker is open; `limit` stands still then, and during a trial: a queue, or
+        an outage, is no fault of this request. Whoever holds a slot has a deadline.
+        Raises: AttemptFailed, also when `read` raises BodyError; HeldBack at an open breaker unless `waits`.
+        """
+        with standing_still(limit) as go_on:
+            # The slot first: what queues for it must not have been let through before an outage began.
+            async with self._slots:
+                try:
+                    async with self.breaker.attempt(waits) as is_trial:
+                        if not is_trial:
+                            go_on()
+                        reply = await self._attempt_once(body, read, key)
+                except AttemptFailed as failure:
+                    self._excuse(failure)
+                    raise
+                self._were_absences.append(False)
+                return reply
+
+    def _excuse(self, failure: AttemptFailed) -> None:
+        """Note whether a failure is one of many: then the request waits for the service instead of giving up."""
+        self._were_absences.append(is_absence(failure))
+        seen = self._were_absences
+        is_unreliable = len(seen) >= _MIN_ATTEMPTS and sum(seen) >= _UNRELIABLE_SHARE * len(seen)
+        failure.is_held = is_absence(failure) and self.breaker.is_open
+        failure.is_excused = failure.is_held or (is_absence(failure) and is_unreliable)
+        if is_unreliable and failure.max_attempts > 1:
+            failure.max_attempts += 1
+
+    async def _attempt_once(self, body: bytes, read: Callable[[bytes], _T], key: str | None) -> _T:
+        self.stats.attempts += 1
+        try:
+            async with asyncio.timeout(self.policy.attempt_timeout_s):
+                reply = await self._post(body, key)
+        except TimeoutError:
+            raise self._failed(f"no answer within {self.policy.attempt_timeout_s:g} s") from None
+        except httpx.HTTPError as error:
+            raise self._failed(_reason_of(error)) from error
+        try:
+            return read(reply)
+        except BodyError as error:
+            raise self._unusable(f"in the reply {error}") from error
+
+    async def close(self) -> None:
+        """Close the kept connections."""
+        await self._pool.close()
+
+    async def _post(self, body: bytes, key: str | None) -> bytes:
+        headers = {**self._headers, "idempotency-key": key} if key else self._headers
+        async with (
+            self._pool.client() as client,
+            client.stream("POST", self.url, content=body, headers=headers) as response,
+        ):
+            status, reply = response.status_code, bytearray()
+            limit = self.policy.max_reply_bytes if status == 200 else _ERROR_BYTES
+            # What counts is what was read: Content-Length may be absent, or not true.
+            async for chunk in response.aiter_raw():
+                reply += chunk
+                if len(reply) > limit:
+                    break
+        # Judged outside: the connection is as good after an answer that is none as after any other.
+        if status != 200:
+            text, retry_after = reply.decode(errors="replace"), response.headers.get("retry-after")
+            raise failure_of_status(self.url, status, text, retry_after, self.policy)
+        if response.headers.get("content-encoding", "identity") != "identity":
+            raise self._unusable("the reply is compressed, which was not asked for")
+        if len(reply) > limit:
+            raise self._unusable(f"the reply is over {limit} bytes")
+        return bytes(reply)
+
+    def _failed(self, reason: str) -> AttemptFailed:
+        return AttemptFailed(f"{self.url}: {reason}", self.policy.max_attempts)
+
+    def _unusable(self, problem: str) -> AttemptFailed:
+        """Return the failure of an answer that is no answer to what was asked; a second one like it is final."""
+        return AttemptFailed(f"{self.url}: {problem}", min(2, self.policy.max_attempts), status=200)
+
+
+@contextmanager
+def standing_still(limit: asyncio.Timeout | None) -> Iterator[Callable[[], None]]:
+    """Stop a deadline's clock until the block ends, or the function it yields is called."""
+    clock = asyncio.get_running_loop()
+    when = limit.when() if limit is not None else None
+    if limit is None or when is None:
+        yield lambda: None
+        return
+    left_s = when - clock.time()
+    limit.reschedule(None)
+
+    def go_on() -> None:
+        if limit.when() is None:
+            limit.reschedule(clock.time() + left_s)
+
+    try:
+        yield go_on
+    finally:
+        go_on()
+
+
+def _reason_of(error: httpx.HTTPError) -> str:
+    if isinstance(error, httpx.ConnectTimeout):
+        return "no connection in time"
+    if isinstance(error, httpx.ConnectError):
+        return f"no connection ({error})"
+    return f"{type(error).__name__} {error}".strip()

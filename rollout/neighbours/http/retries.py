@@ -1,0 +1,152 @@
+"""How requests to reward services and retrievers are retried; the numbers of the contract in one place.
+
+`retried` runs attempts until one succeeds; what an attempt may raise is `AttemptFailed`, which says how often it is
+worth trying.
+"""
+
+import email.utils
+import time
+from collections import Counter
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass
+from typing import TypeVar
+
+import tenacity
+
+from protocol.errors import NeighbourError
+
+_T = TypeVar("_T")
+
+
+@dataclass(frozen=True)
+class HttpPolicy:
+    """Deadlines, attempts and caps of one call. A backoff is drawn at random below a bound that doubles."""
+
+    connect_timeout_s: float = 2.0
+    attempt_timeout_s: float = 60.0
+    overall_timeout_s: float = 180.0
+    max_attempts: int = 4
+    min_backoff_s: float = 0.2
+    max_backoff_s: float = 10.0
+    max_retry_after_s: float = 60.0
+    max_reply_bytes: int = 1 << 20
+    breaker_threshold: int = 3
+    breaker_after_s: float = 1.0
+    breaker_cooldown_s: float = 1.0
+    breaker_max_cooldown_s: float = 5.0
+
+
+class AttemptFailed(Exception):
+    """One attempt failed. max_attempts: failures of this status worth having; 1: trying again cannot help.
+
+    status: of the answer; None when there was none. is_excused: the service fails others too, so that this one is not
+    held against the request. is_held: the service's breaker decides when to try again.
+    """
+
+    def __init__(
+        self, detail: str, max_attempts: int, status: int | None = None, retry_after_s: float | None = None
+    ) -> None:
+        super().__init__(detail)
+        self.max_attempts = max_attempts
+        self.status = status
+        self.retry_after_s = retry_after_s
+        self.is_excused = False
+        self.is_held = False
+
+
+def speaks_against_service(error: Exception) -> bool:
+    """Return whether a failed attempt is the service's fault, rather than of one request or of too many at once."""
+    if not isinstance(error, AttemptFailed):
+        return True
+    return error.retry_after_s is None and error.status not in (400, 413, 422, 429)
+
+
+def is_answer(error: Exception) -> bool:
+    """Return whether a failed attempt found somebody there: an answer of any status."""
+    return isinstance(error, AttemptFailed) and error.status is not None
+
+
+def is_absence(failure: AttemptFailed) -> bool:
+    """Return whether nobody answered who could have scored or searched: no request has a part in that."""
+    return failure.status in (None, 408, 502, 503, 504)
+
+
+async def retried(
+    boundary: str, policy: HttpPolicy, attempt: Callable[[], Awaitable[_T]], on_retry: Callable[[], None]
+) -> _T:
+    """Return what the first successful attempt returns; on_retry is called before each further one.
+
+    Excused failures do not count: the caller bounds the call as a whole.
+    Raises: NeighbourError(boundary) with the last failure, the number of attempts and the time they took.
+    """
+    started = time.monotonic()
+    counted: Counter[int | None] = Counter()
+
+    def has_failed(state: tenacity.RetryCallState) -> bool:
+        failure = _failure_of(state)
+        if failure.is_excused:
+            return False
+        counted[failure.status] += 1
+        return counted[failure.status] >= failure.max_attempts or counted.total() >= policy.max_attempts
+
+    retrying = tenacity.AsyncRetrying(
+        retry=tenacity.retry_if_exception_type(AttemptFailed),
+        stop=has_failed,
+        wait=_Backoff(policy),
+        before_sleep=lambda state: on_retry(),
+        reraise=True,
+    )
+
+    async def attempt_once() -> _T:  # tenacity awaits what is declared async; a lambda's coroutine it would return
+        return await attempt()
+
+    try:
+        return await retrying(attempt_once)
+    except AttemptFailed as failure:
+        attempts = retrying.statistics["attempt_number"]
+        took_s = time.monotonic() - started
+        times = "1 attempt" if attempts == 1 else f"{attempts} attempts"
+        raise NeighbourError(boundary, f"{failure} ({times} in {took_s:.1f} s)") from failure
+
+
+def failure_of_status(url: str, status: int, text: str, retry_after: str | None, policy: HttpPolicy) -> AttemptFailed:
+    """Return the failure that an HTTP status other than 200 means, with the body's first 500 characters."""
+    detail = f"{url} answered {status}: {text[:500]}"
+    if status in (408, 429, 502, 503, 504):
+        wait_s = min(_seconds_of(retry_after), policy.max_retry_after_s) if retry_after else None
+        return AttemptFailed(detail, policy.max_attempts, status, wait_s)
+    # A 500 is often one flaky call inside the user's function; a second one is a bug there. Others are final.
+    # Both are answers: a function that always raises must show as a failure, not as an outage to be waited out.
+    return AttemptFailed(detail, min(2, policy.max_attempts) if status == 500 else 1, status)
+
+
+class _Backoff:
+    """Full jitter between the policy's bounds, and never sooner than the service asked for."""
+
+    def __init__(self, policy: HttpPolicy) -> None:
+        # The window starts at five times the minimum: 1, 2, 4 s by default.
+        self._jitter = tenacity.wait_random_exponential(
+            multiplier=5 * policy.min_backoff_s, min=policy.min_backoff_s, max=policy.max_backoff_s
+        )
+
+    def __call__(self, state: tenacity.RetryCallState) -> float:
+        failure = _failure_of(state)
+        return 0.0 if failure.is_held else max(self._jitter(state), failure.retry_after_s or 0.0)
+
+
+def _failure_of(state: tenacity.RetryCallState) -> AttemptFailed:
+    failure = state.outcome.exception() if state.outcome else None
+    assert isinstance(failure, AttemptFailed)  # the only type that `retry` lets through
+    return failure
+
+
+def _seconds_of(retry_after: str) -> float:
+    """Return a Retry-After header as seconds from now: a number, or an HTTP date; 0 for anything else."""
+    try:
+        return max(0.0, float(retry_after))
+    except ValueError:
+        pass
+    try:
+        return max(0.0, email.utils.parsedate_to_datetime(retry_after).timestamp() - time.time())
+    except ValueError:
+        return 0.0

@@ -1,0 +1,75 @@
+"""Gathers samples that are scored at the same time into one request; used by `rollout.neighbours.reward_client`."""
+
+import asyncio
+from collections.abc import Awaitable, Callable, Sequence
+from typing import Generic, TypeVar
+
+_Item = TypeVar("_Item")
+_Result = TypeVar("_Result")
+
+MAX_WAIT_S = 0.005
+
+
+class Batcher(Generic[_Item, _Result]):
+    """Calls `send` with up to `size` items, as soon as so many wait or the first has waited MAX_WAIT_S.
+
+    `send` returns one result per item, in order; an exception among them goes to its own item alone.
+    Example: size 4 and 6 items at once: one call with 4 immediately, one with 2 after 5 ms.
+    """
+
+    def __init__(self, size: int, send: Callable[[Sequence[_Item]], Awaitable[Sequence[_Result | Exception]]]) -> None:
+        self._size = size
+        self._send = send
+        self._waiting: list[tuple[_Item, asyncio.Future[_Result]]] = []
+        self._timer: asyncio.TimerHandle | None = None
+        self._sending: set[asyncio.Task[None]] = set()
+
+    async def add(self, item: _Item) -> _Result:
+        """Return the item's own result. Raises: the exception that `send` gave for it, or raised for its batch."""
+        loop = asyncio.get_running_loop()
+        future: asyncio.Future[_Result] = loop.create_future()
+        self._waiting.append((item, future))
+        if len(self._waiting) >= self._size:
+            self._flush()
+        elif self._timer is None:
+            self._timer = loop.call_later(MAX_WAIT_S, self._flush)
+        return await future
+
+    async def close(self) -> None:
+        """Cancel what is under way; those who wait for it are cancelled too."""
+        self._flush()
+        for task in self._sending:
+            task.cancel()
+        await asyncio.gather(*self._sending, return_exceptions=True)
+
+    def _flush(self) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+        # Whoever stopped waiting (a lease was cancelled) is not scored.
+        batch = [(item, future) for item, future in self._waiting if not future.done()]
+        self._waiting = []
+        if batch:
+            task = asyncio.get_running_loop().create_task(self._deliver(batch))
+            self._sending.add(task)
+            task.add_done_callback(self._sending.discard)
+
+    async def _deliver(self, batch: Sequence[tuple[_Item, "asyncio.Future[_Result]"]]) -> None:
+        try:
+            results = await self._send([item for item, _ in batch])
+        except asyncio.CancelledError:
+            for _, future in batch:
+                future.cancel()
+            raise
+        except Exception as error:
+            for _, future in batch:
+                if not future.done():
+                    future.set_exception(error)
+            return
+        for (_, future), result in zip(batch, results, strict=True):
+            if future.done():
+                continue
+            if isinstance(result, Exception):
+                future.set_exception(result)
+            else:
+                future.set_result(result)

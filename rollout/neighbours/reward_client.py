@@ -1,0 +1,161 @@
+"""Rewards of finished trajectories, asked for over HTTP at every configured endpoint and combined into one.
+
+A reward is never invented: whatever goes wrong raises
+NeighbourError("reward:<name>"), and the group goes back.
+
+    score(request) -> [each endpoint: breaker -> slot -> POST -> strict reply, retried by http_policy] -> combine
+"""
+
+import asyncio
+import dataclasses
+import math
+import os
+import zlib
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from types import TracebackType
+from typing import Any, Self
+
+from protocol.errors import NeighbourError, OperatorError
+from protocol.settings.rewards import RewardEndpoint
+from rollout.neighbours.http.circuit_breaker import HeldBack, first_ready
+from rollout.neighbours.http.endpoint import EndpointStats
+from rollout.neighbours.http.retries import HttpPolicy
+from rollout.neighbours.reward_endpoint import EndpointScorer, ScoreRequest
+
+__all__ = ["RewardClient", "Score", "ScoreRequest"]
+
+
+@dataclass(frozen=True)
+class Score:
+    """The combined reward, and each endpoint's own part under its name, before weights."""
+
+    reward: float
+    parts: Mapping[str, float]
+
+
+class RewardClient:
+    """Scores samples at all endpoints; an async context manager, of one event loop.
+
+    default_token: bearer token for endpoints without an Authorization header of their own; give it only where all of
+    them are this cluster's services, since it is sent to each of them.
+    Raises: OperatorError when a header's environment variable is not set, or the weights cannot be combined.
+    """
+
+    def __init__(
+        self,
+        endpoints: Sequence[RewardEndpoint],
+        combine: str,
+        default_token: str | None = None,
+        policy: HttpPolicy | None = None,
+    ) -> None:
+        _check_settings(endpoints, combine)
+        policy = policy or HttpPolicy()
+        self._combine = combine
+        self._weights = {endpoint.name: endpoint.weight for endpoint in endpoints}
+        self._scorers = [
+            EndpointScorer(endpoint, _headers_of(endpoint, default_token), policy, waits=combine != "shard")
+            for endpoint in endpoints
+        ]
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        for scorer in self._scorers:
+            await scorer.close()
+
+    @property
+    def is_accepting(self) -> bool:
+        """False while finished trajectories could not be scored: an endpoint is down; with shard, all are."""
+        is_up = (not scorer.breaker.is_open for scorer in self._scorers)
+        return any(is_up) if self._combine == "shard" else all(is_up)
+
+    @property
+    def stats(self) -> Mapping[str, EndpointStats]:
+        """Calls, failures and retries since start, by endpoint name."""
+        return {scorer.name: dataclasses.replace(scorer.stats) for scorer in self._scorers}
+
+    async def score(self, request: ScoreRequest) -> Score:
+        """Return the sample's reward; blocks until every endpoint answered, at most its overall deadline.
+
+        That deadline stands still while the endpoint is down: the caller bounds the wait for it.
+        Raises: NeighbourError("reward:<name>") when an endpoint gave no valid reward.
+        """
+        if self._combine == "shard":
+            parts = dict([await self._ask_shard(request)])
+        else:
+            parts = await self._ask_all(request)
+        reward = combine_parts(parts, self._weights, self._combine)
+        if not math.isfinite(reward):
+            raise NeighbourError("reward:" + "+".join(parts), f"the parts {parts} combine to {reward}")
+        return Score(reward, parts)
+
+    async def check(self, probe: ScoreRequest | None = None) -> None:
+        """Ask every endpoint once for a reward; for start-up.
+
+        probe: a real row with an empty response; every status but 200 is then a failure. Without one the endpoints
+        get a made-up sample, which a sound function may refuse (400, 422) or trip over (500).
+        Raises: NeighbourError naming the first endpoint that cannot be used, and what to change.
+        """
+        for scorer in self._scorers:
+            await scorer.check(probe)
+
+    async def _ask(self, scorer: EndpointScorer, request: ScoreRequest) -> tuple[str, float]:
+        return scorer.name, await scorer.score(request)
+
+    async def _ask_all(self, request: ScoreRequest) -> dict[str, float]:
+        try:
+            async with asyncio.TaskGroup() as group:
+                asked = [group.create_task(self._ask(scorer, request)) for scorer in self._scorers]
+        except* NeighbourError as failures:
+            # The first one cancelled its siblings; it is the one to report.
+            raise failures.exceptions[0] from None
+        return dict(task.result() for task in asked)
+
+    async def _ask_shard(self, request: ScoreRequest) -> tuple[str, float]:
+        """Ask one endpoint: always the same one for a sample while it is up, else another, or the first to be up."""
+        while True:
+            ready = [scorer for scorer in self._scorers if scorer.breaker.may_pass] or self._scorers
+            try:
+                return await self._ask(ready[zlib.crc32(request.key.encode()) % len(ready)], request)
+            except HeldBack:
+                await first_ready([scorer.breaker for scorer in self._scorers])
+
+
+def combine_parts(parts: Mapping[str, float], weights: Mapping[str, float], combine: str) -> float:
+    """Return one reward: the sum, weighted mean or product of weight * part; shard: the one part there is."""
+    weighted = [weights[name] * part for name, part in parts.items()]
+    if combine == "product":
+        return math.prod(weighted)
+    if combine == "mean":
+        return math.fsum(weighted) / math.fsum(weights[name] for name in parts)
+    return math.fsum(weighted)
+
+
+def _check_settings(endpoints: Sequence[RewardEndpoint], combine: str) -> None:
+    if not endpoints:
+        raise OperatorError("settings: rewards.endpoints is empty. Give at least one endpoint.")
+    if combine not in ("sum", "mean", "product", "shard"):
+        raise OperatorError(f"settings: rewards.combine = {combine}. Expected sum, mean, product or shard.")
+    if combine == "mean" and math.fsum(endpoint.weight for endpoint in endpoints) == 0:
+        raise OperatorError(
+            "settings: rewards.combine = mean over endpoints whose weights add up to 0. Change a weight."
+        )
+
+
+def _headers_of(endpoint: RewardEndpoint, default_token: str | None) -> dict[str, str]:
+    headers: dict[str, Any] = {}
+    for header, variable in endpoint.headers_env.items():
+        value = os.environ.get(variable)
+        if not value:
+            raise OperatorError(
+                f"settings: rewards.endpoints {endpoint.name}: the header {header} comes from the environment variable "
+                f"{variable}, which is not set. Export it before the cluster is started."
+            )
+        headers[header.lower()] = value
+    if default_token and "authorization" not in headers:
+        headers["authorization"] = f"Bearer {default_token}"
+    return headers

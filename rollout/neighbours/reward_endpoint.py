@@ -1,0 +1,144 @@
+"""One reward endpoint as the reward client sees it: requests in the contract's form, batches, retries, one check."""
+
+import asyncio
+import dataclasses
+import hashlib
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+from urllib.parse import quote
+
+from protocol.errors import NeighbourError
+from protocol.http.bodies import read_rewards
+from protocol.settings.rewards import RewardEndpoint
+from rollout.neighbours.http.circuit_breaker import CircuitBreaker
+from rollout.neighbours.http.endpoint import EndpointStats, HttpEndpoint
+from rollout.neighbours.http.retries import AttemptFailed, HttpPolicy, retried
+from rollout.neighbours.reward_batch import Batcher
+
+
+@dataclass(frozen=True)
+class ScoreRequest:
+    """A finished sample. key: the same whenever this very sample is sent again. label: the data row's, any JSON."""
+
+    key: str
+    prompt: str
+    response: str
+    label: Any
+
+
+_MADE_UP_PROBE = ScoreRequest(key="sluice-check", prompt="1 + 1 =", response=" 2", label="2")
+
+
+class EndpointScorer:
+    """Asks one endpoint for rewards."""
+
+    def __init__(
+        self, endpoint: RewardEndpoint, headers: Mapping[str, str], policy: HttpPolicy, waits: bool = True
+    ) -> None:
+        """waits: whether samples wait here while the endpoint is down, since no other can score them."""
+        self._waits = waits
+        self.name = endpoint.name
+        self._boundary = f"reward:{endpoint.name}"
+        self._policy = dataclasses.replace(
+            policy,
+            attempt_timeout_s=endpoint.timeout_s,
+            # A user who allows one attempt more than a minute wants more than one of them.
+            overall_timeout_s=max(policy.overall_timeout_s, 3 * endpoint.timeout_s),
+        )
+        self._http = HttpEndpoint(str(endpoint.url), headers, self._policy, endpoint.max_concurrency)
+        self._batcher = Batcher(endpoint.batch_size, self._score_batch) if endpoint.batch_size > 1 else None
+
+    @property
+    def stats(self) -> EndpointStats:
+        return self._http.stats
+
+    @property
+    def breaker(self) -> CircuitBreaker:
+        """Open while the endpoint is down."""
+        return self._http.breaker
+
+    async def score(self, request: ScoreRequest) -> float:
+        """Return the sample's reward; while the endpoint is down it waits, unless it was made not to.
+
+        Raises: NeighbourError when none came; HeldBack instead of waiting.
+        """
+        if self._batcher is not None:
+            return await self._batcher.add(request)
+        return (await self._call([request]))[0]
+
+    async def check(self, probe: ScoreRequest | None) -> None:
+        """Ask once, without retries. Raises: NeighbourError saying what to change."""
+        request = probe or _MADE_UP_PROBE
+        try:
+            await self._http.attempt(_body_of([request]), lambda reply: read_rewards(reply, 1), _key_of([request]))
+        except AttemptFailed as failure:
+            if probe is None and failure.status in (400, 422, 500):
+                return
+            advice = f"Start the service, or change rewards.endpoints (name {self.name})."
+            raise NeighbourError(self._boundary, f"{failure}. {advice}") from failure
+
+    async def close(self) -> None:
+        if self._batcher is not None:
+            await self._batcher.close()
+        await self._http.close()
+
+    async def _score_batch(self, requests: Sequence[ScoreRequest]) -> Sequence[float | Exception]:
+        """Return the rewards of a batch; one that fails as a whole is asked again sample by sample.
+
+        Otherwise a single sample that the user's function trips over would cost its neighbours their rewards.
+        """
+        try:
+            return await self._call(requests)
+        except NeighbourError as error:
+            cause = error.__cause__
+            if len(requests) == 1 or not isinstance(cause, AttemptFailed) or cause.status not in (400, 422, 500):
+                raise
+        return await asyncio.gather(*(self._score_alone(request) for request in requests))
+
+    async def _score_alone(self, request: ScoreRequest) -> float | Exception:
+        try:
+            return (await self._call([request]))[0]
+        except NeighbourError as error:
+            return error
+
+    async def _call(self, requests: Sequence[ScoreRequest]) -> tuple[float, ...]:
+        body, key = _body_of(requests), _key_of(requests)
+        self.stats.calls += 1
+        try:
+            async with asyncio.timeout(self._policy.overall_timeout_s) as limit:
+                return await retried(
+                    self._boundary,
+                    self._policy,
+                    lambda: self._http.attempt(
+                        body, lambda reply: read_rewards(reply, len(requests)), key, limit, self._waits
+                    ),
+                    self._count_retry,
+                )
+        except TimeoutError:
+            self.stats.failures += 1
+            detail = f"{self._http.url}: no reward within {self._policy.overall_timeout_s:g} s over all attempts"
+            raise NeighbourError(self._boundary, detail) from None
+        except NeighbourError:
+            self.stats.failures += 1
+            raise
+
+    def _count_retry(self) -> None:
+        self.stats.retries += 1
+
+
+def _body_of(requests: Sequence[ScoreRequest]) -> bytes:
+    body = {
+        "query": [request.prompt + request.response for request in requests],
+        "prompts": [request.prompt for request in requests],
+        "labels": [request.label for request in requests],
+    }
+    return json.dumps(body, ensure_ascii=False, allow_nan=False).encode(errors="replace")
+
+
+def _key_of(requests: Sequence[ScoreRequest]) -> str:
+    """Return the Idempotency-Key: the sample's own, in characters that a header may hold; of a batch a hash of all."""
+    if len(requests) == 1:
+        return quote(requests[0].key, safe="/:;,=.+-_ #")
+    return hashlib.sha256("\n".join(request.key for request in requests).encode()).hexdigest()

@@ -1,0 +1,1 @@
+"""A server's part in one run: leases in, finished samples out. Reading order: session, samples_in_flight, outbox."""

@@ -1,0 +1,29 @@
+"""Counts failures of neighbours by name, and warns of them without flooding the log."""
+
+import logging
+from collections import Counter
+
+_WARN_EVERY_S = 60.0
+
+
+class FailureCounts:
+    """Counts since the run attached. The first failure of a boundary is logged at once, then one line a minute."""
+
+    def __init__(self, log: logging.Logger, server: str) -> None:
+        self.totals: Counter[str] = Counter()
+        self._log = log
+        self._server = server
+        self._unlogged: Counter[str] = Counter()
+        self._logged_at: dict[str, float] = {}
+
+    def add(self, boundary: str, detail: str, consequence: str, now: float) -> None:
+        """Count one failure. consequence: what becomes of one of them. now: monotonic seconds."""
+        self.totals[boundary] += 1
+        self._unlogged[boundary] += 1
+        since_s = now - self._logged_at.get(boundary, -_WARN_EVERY_S)
+        if since_s < _WARN_EVERY_S:
+            return
+        count, self._unlogged[boundary], self._logged_at[boundary] = self._unlogged[boundary], 0, now
+        self._log.warning(
+            '%s  %s failed  count=%d last="%s" consequence="%s"', self._server, boundary, count, detail, consequence
+        )

@@ -1,0 +1,150 @@
+"""The samples that a run has in flight here: leases that wait for room, and one task for each sample being made.
+
+What a task makes, a trajectory or which neighbour failed it, goes into the outbox.
+"""
+
+import asyncio
+from collections import Counter, deque
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from protocol.errors import NeighbourError
+from protocol.settings.rollout import RolloutSettings
+from protocol.wire import messages as m
+from rollout.environments.base import Task
+from rollout.episodes.player import EpisodePlayer
+from rollout.episodes.sample import Sample, WrittenSoFar
+from rollout.session.failure_counts import FailureCounts
+from rollout.session.outbox import Failure, Finished, Item, Key, Outbox
+
+_NUM_REMEMBERED = 65536
+
+
+class SamplesInFlight:
+    """At most `max_groups_in_flight` groups are made at a time; leases beyond that wait."""
+
+    def __init__(
+        self,
+        player: EpisodePlayer,
+        outbox: Outbox,
+        failures: FailureCounts,
+        settings: RolloutSettings,
+        clock: Callable[[], float],
+        on_change: Callable[[], None],
+    ) -> None:
+        """on_change: called when a sample has ended, which makes room and mostly news."""
+        self._player = player
+        self._outbox = outbox
+        self._failures = failures
+        self._settings = settings
+        self._clock = clock
+        self._on_change = on_change
+        self._leases: deque[m.Lease] = deque()
+        self._running: dict[tuple[str, int], _Running] = {}
+        self._open_groups: Counter[str] = Counter()
+        self._newest: dict[str, tuple[int, int]] = {}
+
+    @property
+    def num_groups(self) -> int:
+        """Groups here: with a sample in flight, or waiting for room."""
+        return len(self._open_groups) + len(self._leases)
+
+    @property
+    def num_samples(self) -> int:
+        """Samples in flight."""
+        return len(self._running)
+
+    @property
+    def room(self) -> int:
+        """How many more groups could come."""
+        return max(0, self._settings.max_groups_in_flight - self.num_groups)
+
+    def unfinished(self) -> dict[str, int]:
+        """Return each group here whose samples the coordinator does not have all, with its newest lease's attempt."""
+        names = {lease.group for lease in self._leases} | self._open_groups.keys()
+        names |= {key.group for key in self._outbox.unanswered()}
+        return {name: self._newest[name][1] for name in names if name in self._newest}
+
+    def add(self, lease: m.Lease) -> None:
+        """Queue a lease; `admit` starts it. One that came before is of no use, even if its samples left long ago."""
+        stamp = (lease.incarnation, lease.attempt)
+        if self._newest.get(lease.group, (0, 0)) >= stamp:
+            return
+        # Newest last: what is forgotten first was leased longest ago.
+        self._newest.pop(lease.group, None)
+        self._newest[lease.group] = stamp
+        if len(self._newest) > _NUM_REMEMBERED:
+            del self._newest[next(iter(self._newest))]
+        self._leases.append(lease)
+
+    def cancel(self) -> None:
+        """Stop every sample in flight."""
+        for running in self._running.values():
+            running.task.cancel()
+
+    def admit(self, tasks: asyncio.TaskGroup) -> None:
+        """Start leases while there is room. More than were asked for can come: a Demand and a Lease may cross."""
+        while self._leases and len(self._open_groups) < self._settings.max_groups_in_flight:
+            lease = self._leases.popleft()
+            for index in lease.sample_indices:
+                self._start(tasks, _sample(lease, index))
+
+    def _start(self, tasks: asyncio.TaskGroup, sample: Sample) -> None:
+        """Start a sample, in place of an older attempt at it; nothing when this very attempt is known."""
+        place = (sample.group, sample.sample_index)
+        if _key(sample) in self._outbox:
+            return
+        if (older := self._running.get(place)) is not None:
+            older.task.cancel()
+        self._open_groups[sample.group] += 1
+        task = tasks.create_task(self._make(sample), name=sample.key)
+        self._running[place] = _Running(sample.attempt, task)
+        # Not a `finally` in the task: a task that is cancelled before its first turn never enters its body.
+        task.add_done_callback(lambda _: self._leave(sample))
+
+    async def _make(self, sample: Sample) -> None:
+        self._outbox.put(await self._played(sample))
+
+    async def _played(self, sample: Sample) -> Item:
+        """Return the finished sample, or which neighbour failed it."""
+        limit_s, written = self._settings.lease_timeout_s, WrittenSoFar()
+        deadline = asyncio.timeout(limit_s)
+        try:
+            async with deadline:
+                return Finished(_key(sample), await self._player.play(sample, written))
+        except NeighbourError as error:
+            boundary, detail = error.boundary, error.detail
+        except TimeoutError:
+            if not deadline.expired():
+                raise
+            boundary, detail = "lease", f"{sample.key} was not made within rollout.lease_timeout_s = {limit_s:g} s"
+        self._failures.add(boundary, detail, "the sample's lease went back", self._clock())
+        return Failure(_key(sample), boundary, detail, written.num_model_tokens)
+
+    def _leave(self, sample: Sample) -> None:
+        """Give a sample's room back."""
+        place = (sample.group, sample.sample_index)
+        running = self._running.get(place)
+        if running is not None and running.attempt == sample.attempt:
+            del self._running[place]
+        self._open_groups[sample.group] -= 1
+        if not self._open_groups[sample.group]:
+            del self._open_groups[sample.group]
+        self._on_change()
+
+
+@dataclass
+class _Running:
+    """A sample in flight."""
+
+    attempt: int
+    task: asyncio.Task[None]
+
+
+def _key(sample: Sample) -> Key:
+    return Key(sample.group, sample.sample_index, sample.incarnation, sample.attempt)
+
+
+def _sample(lease: m.Lease, index: int) -> Sample:
+    task = Task(lease.prompt, lease.label, lease.columns, is_greedy=index in lease.greedy_indices)
+    return Sample(lease.group, index, lease.attempt, lease.incarnation, lease.kind, lease.seed, task)

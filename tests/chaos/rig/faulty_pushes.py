@@ -1,0 +1,116 @@
+"""What goes wrong in the middle of a weight push, and a server that it goes wrong on.
+
+Each fault strikes one push; what it leaves behind is what a server has to cope with.
+"""
+
+import asyncio
+from collections.abc import Coroutine, Iterator, Sequence
+from typing import Any, Protocol, TypeVar
+
+from torch import Tensor
+
+from protocol.weights.group import BroadcastGroup
+
+T = TypeVar("T")
+Buckets = Iterator[Sequence[tuple[str, Tensor]]]
+
+FAULTS = (
+    "learner_breaks_off",  # the learner fails between two buckets
+    "byte_flipped",  # another byte arrives than was sent
+    "wrong_digest",  # the learner's digest is not that of what it sent
+    "commit_lost",  # the commit never reaches the server
+    "answer_lost",  # the server commits, and its answer never reaches the learner
+    "receive_fails",  # the server refuses the metadata
+    "peer_leaves",  # the server leaves the group between join and push
+    "pause_hangs",  # the server does not answer within the deadline
+    "resume_fails",  # the weights are verified, and generation is not resumed
+)
+
+
+class Receiver(Protocol):
+    """The weight side of an engine: `rollout.engine.engine.Engine`, or what stands in for it in the short form."""
+
+    policy_version: int | None
+
+    async def join_weights(self, init_info: dict[str, Any], timeout_s: float) -> None: ...
+    async def pause(self) -> None: ...
+    async def receive(self, update_info: dict[str, Any]) -> None: ...
+    async def commit(self, version: int, digest: str) -> None: ...
+    async def resume(self) -> None: ...
+    async def leave(self) -> None: ...
+
+
+class FaultyServer:
+    """A rollout server's weight controls on an engine of this process, with one fault at a time.
+
+    Made in the engine's event loop; called from the pusher's. committed: version -> digest that the engine confirmed.
+    """
+
+    def __init__(self, engine: Receiver) -> None:
+        self.name = "server"
+        self.fault: str | None = None
+        self.committed: dict[int, str] = {}
+        self._engine = engine
+        self._loop = asyncio.get_running_loop()
+
+    async def join(self, init: dict[str, Any], timeout_s: float) -> None:
+        await self._there(self._engine.join_weights(init, timeout_s))
+
+    async def pause(self) -> None:
+        if self.fault == "pause_hangs":
+            await asyncio.sleep(3600)
+        if self.fault == "peer_leaves":
+            await self._there(self._engine.leave())
+        await self._there(self._engine.pause())
+
+    async def receive(self, update: dict[str, Any]) -> None:
+        if self.fault == "receive_fails":
+            update = {**update, "names": update["names"][:-1]}
+        await self._there(self._engine.receive(update))
+
+    async def commit(self, version: int, digest: str) -> None:
+        if self.fault == "commit_lost":
+            raise ConnectionError("the commit was lost")
+        digest = "0" * 64 if self.fault == "wrong_digest" else digest
+        await self._there(self._engine.commit(version, digest))
+        self.committed[version] = digest
+        if self.fault == "answer_lost":
+            raise ConnectionError("the answer to the commit was lost")
+
+    async def resume(self) -> None:
+        if self.fault == "resume_fails":
+            raise ConnectionError("the call to resume was lost")
+        await self._there(self._engine.resume())
+
+    async def probe(self, tokens: list[int]) -> list[float]:
+        return []
+
+    async def leave(self) -> None:
+        await self._there(self._engine.leave())
+
+    async def _there(self, call: Coroutine[Any, Any, T]) -> T:
+        return await asyncio.wrap_future(asyncio.run_coroutine_threadsafe(call, self._loop))
+
+
+class FlippingGroup:
+    """A broadcast group whose first bucket arrives with another byte than was sent."""
+
+    def __init__(self, group: BroadcastGroup) -> None:
+        self.device = group.device
+        self._group = group
+        self._is_first = True
+
+    def broadcast(self, flat: Tensor) -> None:
+        sent = flat.clone()
+        if self._is_first:
+            sent[len(sent) // 2] ^= 1
+            self._is_first = False
+        self._group.broadcast(sent)
+
+
+def breaking_off(buckets: Buckets) -> Buckets:
+    """Yield the first buckets, then fail as a learner that lost a rank does."""
+    for number, bucket in enumerate(buckets):
+        if number == 3:
+            raise RuntimeError("the learner failed between two buckets")
+        yield bucket

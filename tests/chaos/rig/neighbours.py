@@ -1,0 +1,213 @@
+"""A run with real coordinator, sockets, sessions and players around a scripted engine, for neighbours that misbehave.
+
+The engine's pace
+bounds the samples per second, so that a rate is a fact about what the neighbours let through.
+"""
+
+import asyncio
+import itertools
+import sqlite3
+import tempfile
+import threading
+import time
+from collections import Counter
+from collections.abc import Awaitable, Callable, Sequence
+from contextlib import closing
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from learner.coordinator.coordinator import Coordinator
+from learner.coordinator.loop import CoordinatorLoop
+from learner.coordinator.steps.record import RunRecord
+from learner.data.prompts import Prompt
+from learner.ledger.ledger import Ledger
+from learner.rank.coordinator_client import CoordinatorClient
+from protocol.node.home import Keys
+from protocol.settings.run_spec import run_spec
+from protocol.settings.settings import Settings
+from protocol.wire.channel import AsyncDealerChannel, DealerChannel, RouterChannel
+from protocol.wire.trajectory import Trajectory
+from rollout.engine.generation import Generation, Sampling
+from rollout.engine.version_gate import VersionGate
+from rollout.environments.base import MakeEnvironment, Resources
+from rollout.episodes.player import EpisodePlayer
+from rollout.episodes.sample import Scorer
+from rollout.session.outbox import Outbox
+from rollout.session.session import Neighbours, RolloutSession
+from tests.fakes.rollout_fakes import CharacterTokenizer, ScriptedEngine, make_keys
+
+GROUP_SIZE = 4
+GROUPS_PER_STEP = 8
+Write = Callable[[str, int], str]
+"""(context, number of the generation) -> what the policy writes."""
+
+
+@dataclass(frozen=True)
+class Seat:
+    """What one rollout server has beside its engine."""
+
+    scorer: Scorer
+    resources: Resources
+    services: Neighbours
+    make_environment: MakeEnvironment
+
+
+@dataclass
+class Timeline:
+    """(time, samples finished, attempts at neighbours), ten times a second."""
+
+    rows: list[tuple[float, int, int]] = field(default_factory=list)
+
+    def rate(self, start: float, end: float, column: int = 1) -> float:
+        """Return finished samples (column 2: attempts) per second between two times."""
+        first, last = self._at(start), self._at(end)
+        return (last[column] - first[column]) / max(1e-9, last[0] - first[0])
+
+    def back_s(self, since: float, rate: float, window_s: float) -> float:
+        """Return how long after `since` a window began that reached `rate`; infinity when none did."""
+        ends = [row[0] for row in self.rows if row[0] >= since and row[0] + window_s <= self.rows[-1][0]]
+        return next((t - since for t in ends if self.rate(t, t + window_s) >= rate), float("inf"))
+
+    def _at(self, when: float) -> tuple[float, int, int]:
+        return min(self.rows, key=lambda row: abs(row[0] - when))
+
+
+@dataclass
+class Outcome:
+    """What the rank was given: (text, reward, parts) of each trajectory by its place, and the coordinator's books."""
+
+    trained: dict[tuple[str, int], tuple[str, float, dict[str, float]]] = field(default_factory=dict)
+    num_trained_twice: int = 0
+    counts: Counter[str] = field(default_factory=Counter)
+    prompts: dict[str, int] = field(default_factory=dict)
+    dead_letters: list[str] = field(default_factory=list)
+    timeline: Timeline = field(default_factory=Timeline)
+
+
+class PacedEngine(ScriptedEngine):
+    """Starts at most `pace` generations a second, and writes by the generation's number."""
+
+    def __init__(self, write: Write, pace: float) -> None:
+        numbers = itertools.count()
+        super().__init__(lambda context: write(context, next(numbers)))
+        self._interval_s = 1.0 / pace
+        self._next_at = 0.0
+
+    async def generate(
+        self, prompt_tokens: Sequence[int], sampling: Sampling, request_id: str, cache_salt: str
+    ) -> Generation:
+        now = time.monotonic()
+        # Time that nobody used is not made up for: the pace is a bound at every moment.
+        self._next_at = max(self._next_at + self._interval_s, now)
+        await asyncio.sleep(self._next_at - now)
+        self.requests.clear()
+        return await super().generate(prompt_tokens, sampling, request_id, cache_salt)
+
+
+async def play_run(
+    seats: Sequence[Seat],
+    write: Write,
+    num_groups: int,
+    pace: float,
+    progress: Callable[[], tuple[int, int]],
+    during: Callable[[], Awaitable[None]],
+) -> Outcome:
+    """Return what became of a run of num_groups prompts; `during()` is awaited beside it.
+
+    pace: generations a second of each server. progress: samples finished and attempts at neighbours so far.
+    """
+    settings = Settings.model_validate(
+        {
+            "run": {"max_steps": num_groups // GROUPS_PER_STEP},
+            "rollout": {
+                "group_size": GROUP_SIZE,
+                # Few enough that no queue in front of the engine hides what the neighbours do.
+                "max_groups_in_flight": 12,
+                "max_response_tokens": 64,
+                "max_context_tokens": 1024,
+            },
+            "learner": {"groups_per_step": GROUPS_PER_STEP, "max_staleness": 15},
+        }
+    )
+    outcome, keys = Outcome(), make_keys()
+    engines = [PacedEngine(write, pace) for _ in seats]
+    with tempfile.TemporaryDirectory() as folder:
+        ledger = Ledger(Path(folder) / "ledger.sqlite")
+        prompts = [Prompt(f"p{i}", f"question {i}: ", f"answer {i}", {}) for i in range(num_groups)]
+        coordinator = Coordinator(settings, "chaos", ledger, prompts, [], RunRecord(Path(folder), 0), last_step=0)
+        router = RouterChannel("127.0.0.1", keys.coordinator, [keys.peer.public])
+        loop = CoordinatorLoop(coordinator, router)
+        loop.start()
+        rank = threading.Thread(target=_train, args=(router.address, keys, engines, outcome))
+        rank.start()
+        sessions = [
+            _open_session(f"s{i}", seat, engine, settings, router.address, keys)
+            for i, (seat, engine) in enumerate(zip(seats, engines, strict=True))
+        ]
+        watching = asyncio.create_task(_watch(outcome.timeline, progress))
+        await asyncio.gather(asyncio.to_thread(rank.join), during())
+        for task, channel in sessions:
+            task.cancel()
+            await asyncio.wait([task])
+            channel.close()
+        watching.cancel()
+        loop.close()
+        ledger.close()
+        outcome.counts = coordinator.counts
+        _read_books(Path(folder) / "ledger.sqlite", outcome)
+    return outcome
+
+
+async def under_way(progress: Callable[[], tuple[int, int]]) -> None:
+    """Return once a step's worth of samples is finished."""
+    while progress()[0] < GROUP_SIZE * GROUPS_PER_STEP:
+        await asyncio.sleep(0.05)
+
+
+def _open_session(
+    name: str, seat: Seat, engine: PacedEngine, settings: Settings, address: str, keys: Keys
+) -> tuple["asyncio.Task[str]", AsyncDealerChannel]:
+    spec = run_spec(settings, "chaos", 1, address)
+    gate = VersionGate()
+    gate.open()
+    player = EpisodePlayer(engine, gate, seat.make_environment, seat.resources, seat.scorer, spec.rollout, name)
+    channel = AsyncDealerChannel(address, name, keys.peer, keys.coordinator.public)
+    session = RolloutSession(name, spec, channel, player, engine, seat.services, Outbox())
+    return asyncio.create_task(session.run()), channel
+
+
+def _train(address: str, keys: Keys, engines: Sequence[PacedEngine], outcome: Outcome) -> None:
+    """Take every batch of the run, note it, and say that it was trained."""
+    channel = DealerChannel(address, "rank-0", keys.peer, keys.coordinator.public)
+    client = CoordinatorClient(channel, "chaos", 1)
+    step = 0
+    while not isinstance(share := client.next_batch(step + 1, 0, timeout_s=300.0), str):
+        assert share is not None
+        batch, trajectories = share
+        for trajectory in trajectories.values():
+            _note(trajectory, outcome)
+        step = batch.step
+        for engine in engines:
+            engine.policy_version = step
+        client.stepped(step, step, True, "", {})
+    channel.close()
+
+
+def _note(trajectory: Trajectory, outcome: Outcome) -> None:
+    facts = trajectory.facts
+    place = (facts.group, facts.sample_index)
+    outcome.num_trained_twice += place in outcome.trained
+    text = CharacterTokenizer().decode([int(token) for token in trajectory.tokens])
+    outcome.trained[place] = (text, facts.reward, dict(facts.reward_parts))
+
+
+async def _watch(timeline: Timeline, progress: Callable[[], tuple[int, int]]) -> None:
+    while True:
+        timeline.rows.append((time.monotonic(), *progress()))
+        await asyncio.sleep(0.1)
+
+
+def _read_books(path: Path, outcome: Outcome) -> None:
+    with closing(sqlite3.connect(path)) as books:
+        outcome.prompts = dict(books.execute("SELECT state, count(*) FROM prompts GROUP BY state").fetchall())
+        outcome.dead_letters = [row[0] for row in books.execute("SELECT reason FROM prompts WHERE state = 'skipped'")]

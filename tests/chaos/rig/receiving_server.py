@@ -1,0 +1,66 @@
+"""The receiving half of a weight push without an engine: real store, gloo group, wire and digest, plain tensors.
+
+A `ServerControl` for chaos commands; the pusher's event loop calls it, a thread of its own receives.
+"""
+
+import asyncio
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+import torch
+
+from protocol.weights.group import GlooGroup, reach_store
+from protocol.weights.wire import WeightDigest, bucket_num_bytes, read_update_message
+
+
+class ReceivingServer:
+    """`version` and `digest`: of what was committed last; both None from the first byte received until then."""
+
+    def __init__(self, name: str) -> None:
+        self.name = name
+        self.version: int | None = None
+        self.digest: str | None = None
+        self._received: str | None = None
+        self._group: GlooGroup | None = None
+        self._thread = ThreadPoolExecutor(max_workers=1)
+
+    async def join(self, init: dict[str, Any], timeout_s: float) -> None:
+        def meet() -> GlooGroup:
+            store = reach_store(init["address"], init["port"], init["deadline_s"])
+            return GlooGroup(store, init["key"], 1, init["world_size"], init["address"], init["deadline_s"])
+
+        self._group = await self._there(meet)
+
+    async def pause(self) -> None:
+        pass
+
+    async def receive(self, update: dict[str, Any]) -> None:
+        self.version = self.digest = self._received = None
+        self._received = await self._there(self._take, update)
+
+    async def commit(self, version: int, digest: str) -> None:
+        if digest != self._received:
+            raise ValueError(f"weight digest differs: sent {digest}, received {self._received}")
+        self.version, self.digest = version, digest
+
+    async def resume(self) -> None:
+        pass
+
+    async def probe(self, tokens: list[int]) -> list[float]:
+        return [0.0] * (len(tokens) - 1)
+
+    async def leave(self) -> None:
+        self._group = None
+
+    def _take(self, update: dict[str, Any]) -> str:
+        plan = read_update_message(update)
+        digest = WeightDigest(plan)
+        for bucket in plan:
+            flat = torch.empty(bucket_num_bytes(bucket), dtype=torch.uint8)
+            assert self._group is not None
+            self._group.broadcast(flat)
+            digest.add(flat)
+        return digest.hexdigest()
+
+    async def _there(self, call: Any, *args: Any) -> Any:
+        return await asyncio.get_running_loop().run_in_executor(self._thread, call, *args)

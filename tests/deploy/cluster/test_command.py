@@ -1,0 +1,142 @@
+"""A real cluster on this machine: started, found healthy, mended, refused a port, stopped without a trace."""
+
+import os
+import signal
+from pathlib import Path
+
+import psutil
+import pytest
+
+from deploy.cluster.home import Home
+from deploy.cluster.processes import find
+from deploy.cluster.ray_processes import ray_processes
+from protocol.http.listen import bind
+from tests.deploy.running_cluster import RunningCluster
+
+pytestmark = pytest.mark.stack
+
+# A retriever as users bring it: it has no GET /health.
+OWN_RETRIEVER = """
+import sys
+from http.server import BaseHTTPRequestHandler, HTTPServer
+
+class Retriever(BaseHTTPRequestHandler):
+    def do_POST(self):
+        self.rfile.read(int(self.headers["content-length"]))
+        self.send_response(200)
+        self.send_header("content-type", "application/json")
+        self.end_headers()
+        self.wfile.write(b'{"result": []}')
+
+HTTPServer(("127.0.0.1", int(sys.argv[sys.argv.index("--port") + 1])), Retriever).serve_forever()
+"""
+
+
+def processes_of(cluster: RunningCluster) -> list[psutil.Process]:
+    services = [process for record in cluster.state.processes if (process := find(record))]
+    return [*services, *ray_processes(Home(cluster.home))]
+
+
+def test_second_start_keeps_what_is_healthy(cluster: RunningCluster) -> None:
+    before = cluster.pids
+    again = cluster.start()
+    assert again.returncode == 0, again.stderr
+    assert cluster.pids == before
+    assert "python -m learner.run" in again.stdout
+
+
+def test_status_shows_each_process_with_its_log(cluster: RunningCluster) -> None:
+    shown = cluster.status()
+    assert shown.returncode == 0, shown.stderr
+    for record in cluster.state.processes:
+        assert record.name in shown.stdout
+        assert str(record.pid) in shown.stdout
+        assert Path(record.log).exists()
+    assert shown.stdout.count("healthy") == 3
+
+
+def test_nothing_but_loopback_listens(cluster: RunningCluster) -> None:
+    addresses = {
+        connection.laddr[0].removeprefix("::ffff:")
+        for process in processes_of(cluster)
+        for connection in process.net_connections("inet")
+        if connection.status == psutil.CONN_LISTEN
+    }
+    assert addresses == {"127.0.0.1"}
+
+
+def test_others_of_the_machine_cannot_reach_rays_sockets(cluster: RunningCluster) -> None:
+    assert Home(cluster.home).ray_folder.stat().st_mode & 0o077 == 0
+
+
+def test_secrets_are_in_no_argument_list(cluster: RunningCluster) -> None:
+    secrets = [(cluster.home / name).read_text() for name in ("token", "ray_token", "keys/peer.sec")]
+    arguments = " ".join(" ".join(process.cmdline()) for process in processes_of(cluster))
+    assert not [secret for secret in secrets if secret in arguments]
+
+
+def test_service_that_died_is_reported_and_alone_started_again(cluster: RunningCluster) -> None:
+    before = cluster.pids
+    os.kill(before["retriever"], signal.SIGKILL)
+    shown = cluster.status()
+    assert (shown.returncode, "Down: retriever." in shown.stderr) == (1, True)
+    assert cluster.start().returncode == 0
+    after = cluster.pids
+    assert after["retriever"] != before["retriever"]
+    assert (after["ray"], after["reward"]) == (before["ray"], before["reward"])
+
+
+def test_own_retriever_takes_the_place_of_the_bundled_one(cluster: RunningCluster, tmp_path: Path) -> None:
+    (tmp_path / "own.py").write_text(OWN_RETRIEVER, encoding="utf-8")
+    script = tmp_path / "own.sh"
+    script.write_text(f'exec python3 {tmp_path}/own.py "$@"\n', encoding="utf-8")
+    started = cluster.start("--retriever-script", str(script))
+    assert started.returncode == 0, started.stderr
+    assert str(script) in cluster.state.processes[1].command
+    assert cluster.start().returncode == 0
+    assert str(script) not in cluster.state.processes[1].command
+
+
+def test_second_cluster_of_other_ports_stops_at_a_taken_one(cluster: RunningCluster, tmp_path: Path) -> None:
+    other = RunningCluster(tmp_path)
+    with bind("test", "127.0.0.1", other.reward_port) as stranger:
+        stranger.listen()
+        refused = other.start()
+    assert refused.returncode == 1
+    assert refused.stderr.startswith(
+        f"Port {other.reward_port} of 127.0.0.1, wanted by the reward server, is taken by process {os.getpid()} ("
+    )
+    assert refused.stderr.endswith("Stop what listens there, or choose another port with --reward-port.\n")
+    assert ray_processes(Home(other.home)) == []
+    assert not (other.home / "cluster.json").exists()
+    assert not Home(other.home).ray_folder.exists()
+
+
+def test_service_that_ends_at_its_start_leaves_nothing_running(cluster: RunningCluster, tmp_path: Path) -> None:
+    other = RunningCluster(tmp_path)
+    script = tmp_path / "broken.sh"
+    script.write_text("echo no index here; exit 3\n", encoding="utf-8")
+    failed = other.start("--retriever-script", str(script))
+    assert failed.returncode == 1
+    assert failed.stderr.startswith("The retriever ended at its start: no index here (log: ")
+    assert ray_processes(Home(other.home)) == []
+    bind("test", "127.0.0.1", other.reward_port).close()
+    assert not Home(other.home).ray_folder.exists()
+
+
+def test_stop_leaves_no_process_port_or_folder(tmp_path: Path) -> None:
+    cluster = RunningCluster(tmp_path)
+    shared_before = set(Path("/dev/shm").iterdir())  # noqa: S108  # where shared memory is
+    assert cluster.start("--no-reward").returncode == 0
+    processes = processes_of(cluster)
+    assert len(processes) > 3
+    stopped = cluster.stop()
+    assert (stopped.returncode, stopped.stdout) == (0, "Stopped.\n")
+    assert [process for process in processes if process.is_running()] == []
+    for port in (cluster.ray_port, cluster.retriever_port):
+        bind("test", "127.0.0.1", port).close()
+    assert not Home(cluster.home).ray_folder.exists()
+    ours = [path for path in set(Path("/dev/shm").iterdir()) - shared_before if "plasma" in path.name]  # noqa: S108
+    assert ours == []
+    again = cluster.stop()
+    assert (again.returncode, again.stdout) == (0, "No Sluice cluster runs here.\n")

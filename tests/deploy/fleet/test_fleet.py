@@ -1,0 +1,116 @@
+"""The fleet with real Ray and a small server class in place of the engine: warm, replaced, surplus, failed, dead."""
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import ray
+from ray.exceptions import RayActorError, RayTaskError
+
+from deploy.fleet.fleet import Fleet, server_names
+from protocol.errors import NeighbourError
+from tests.deploy.running_cluster import RunningCluster
+
+pytestmark = pytest.mark.stack
+
+
+@pytest.fixture(scope="module")
+def fleet(cluster: RunningCluster) -> Iterator[Any]:
+    with cluster.connected():
+        yield ray.remote(Fleet).options(num_cpus=0).remote("tiny_server:TinyServer")
+
+
+def request(seed: int, code: str = "") -> dict[str, Any]:
+    return {
+        "model": "a/model",
+        "dtype": "float32",
+        "tensor_parallel_size": 1,
+        "seed": seed,
+        "max_model_len": 64,
+        "trust_remote_code": False,
+        "weights_backend": "gloo",
+        "engine_args": {},
+        "code": code,
+    }
+
+
+def ensure(fleet: Any, seed: int, num_servers: int, code: str = "") -> list[tuple[str, bool]]:
+    infos = ray.get(fleet.ensure.remote(request(seed, code), num_servers), timeout=120)
+    assert all(info["node_ip"] for info in infos)
+    return [(info["name"], info["warm"]) for info in infos]
+
+
+def pids(fleet: Any) -> dict[str, int]:
+    return {server["name"]: server["pid"] for server in ray.get(fleet.describe.remote(), timeout=60)}
+
+
+def test_fleet_starts_servers_and_finds_them_warm(fleet: Any) -> None:
+    assert ensure(fleet, 0, 2) == [("sluice-rollout-0", False), ("sluice-rollout-1", False)]
+    before = pids(fleet)
+    assert ensure(fleet, 0, 2) == [("sluice-rollout-0", True), ("sluice-rollout-1", True)]
+    assert pids(fleet) == before
+
+
+def test_fleet_stops_servers_that_are_too_many(fleet: Any) -> None:
+    ensure(fleet, 0, 2)
+    assert ensure(fleet, 0, 1) == [("sluice-rollout-0", True)]
+    assert server_names() == ["sluice-rollout-0"]
+
+
+def test_fleet_replaces_a_server_of_another_engine(fleet: Any) -> None:
+    ensure(fleet, 0, 1)
+    before = pids(fleet)
+    assert ensure(fleet, 1, 1) == [("sluice-rollout-0", False)]
+    assert pids(fleet) != before
+
+
+def test_fleet_replaces_a_server_of_other_code(fleet: Any) -> None:
+    ensure(fleet, 1, 1, code="before")
+    before = pids(fleet)
+    assert ensure(fleet, 1, 1, code="after") == [("sluice-rollout-0", False)]
+    assert pids(fleet) != before
+
+
+def test_fleet_of_another_process_finds_the_servers(fleet: Any) -> None:
+    ensure(fleet, 1, 1)
+    other = ray.remote(Fleet).options(num_cpus=0).remote("tiny_server:TinyServer")
+    assert ensure(other, 1, 1) == [("sluice-rollout-0", True)]
+    ray.kill(other)
+
+
+def test_server_that_refuses_to_start_is_reported_with_its_log_and_removed(fleet: Any) -> None:
+    with pytest.raises(RayTaskError) as caught:
+        ensure(fleet, 13, 2)
+    assert isinstance(caught.value.cause, NeighbourError)
+    assert "did not start: engine: unlucky. The end of its log: the engine's own words." in str(caught.value.cause)
+    assert server_names() == []
+
+
+def test_server_that_dies_at_its_start_is_reported_and_removed(fleet: Any) -> None:
+    with pytest.raises(RayTaskError) as caught:
+        ensure(fleet, 14, 1)
+    assert isinstance(caught.value.cause, NeighbourError)
+    assert "sluice-rollout-0: did not start" in str(caught.value.cause)
+    assert server_names() == []
+
+
+def test_fleet_starts_an_engine_anew_in_place_of_one_that_died(fleet: Any) -> None:
+    ensure(fleet, 2, 1)
+    # Waited for: the fleet's question could else be answered before.
+    with pytest.raises(RayActorError):
+        ray.get(ray.get_actor("sluice-rollout-0", namespace="sluice").die.remote(), timeout=60)
+    assert ensure(fleet, 2, 1) == [("sluice-rollout-0", False)]
+    assert [server["is_alive"] for server in ray.get(fleet.describe.remote(), timeout=60)] == [True]
+
+
+def test_stop_all_leaves_no_server(fleet: Any) -> None:
+    ensure(fleet, 0, 2)
+    ray.get(fleet.stop_all.remote(), timeout=60)
+    assert server_names() == []
+
+
+def test_fleet_logs_are_files_of_the_server_itself(fleet: Any) -> None:
+    ensure(fleet, 0, 1)
+    (server,) = ray.get(fleet.describe.remote(), timeout=60)
+    assert Path(server["log"]).is_file()

@@ -1,0 +1,44 @@
+"""A rollout server's weight controls, straight onto an `Engine` of this process: what Ray calls do in a cluster."""
+
+import asyncio
+from collections.abc import Coroutine
+from typing import Any, TypeVar
+
+from rollout.engine.engine import Engine
+
+T = TypeVar("T")
+
+
+class InProcessServer:
+    """Made in the engine's event loop; called from the weight pusher's."""
+
+    def __init__(self, name: str, engine: Engine) -> None:
+        self.name = name
+        self._engine = engine
+        self._loop = asyncio.get_running_loop()
+
+    async def join(self, init: dict[str, Any], timeout_s: float) -> None:
+        await self._there(self._engine.join_weights(init, timeout_s))
+
+    async def pause(self) -> None:
+        await self._there(self._engine.pause())
+
+    async def receive(self, update: dict[str, Any]) -> None:
+        await self._there(self._engine.receive(update))
+
+    async def commit(self, version: int, digest: str) -> None:
+        await self._there(self._engine.commit(version, digest))
+
+    async def resume(self) -> None:
+        await self._there(self._engine.resume())
+
+    async def probe(self, tokens: list[int]) -> list[float]:
+        version = self._engine.policy_version
+        assert version is not None
+        return await self._there(self._engine.probe(tokens, version))
+
+    async def leave(self) -> None:
+        await self._there(self._engine.leave())
+
+    async def _there(self, call: Coroutine[Any, Any, T]) -> T:
+        return await asyncio.wrap_future(asyncio.run_coroutine_threadsafe(call, self._loop))

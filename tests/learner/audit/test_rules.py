@@ -1,0 +1,318 @@
+"""Every rule of the audit against one run that breaks it, made from a run whose accounts hold."""
+
+import shutil
+import sqlite3
+from contextlib import closing
+from pathlib import Path
+
+import pytest
+
+from learner.audit.report import audit_run_folder
+from tests.learner.audit.audited_run import make_run
+
+# A run's groups by position, as in audited_run: steps 1 and 2 trained 0-3, 4 was given up, step 3 was not applied to 5
+# and 6, step 4 trained 7 and 8; 9 and 10 are out.
+Good = tuple[Path, list[str]]
+
+
+@pytest.fixture(scope="module")
+def good(tmp_path_factory: pytest.TempPathFactory) -> Good:
+    folder = tmp_path_factory.mktemp("rules") / "run1"
+    groups = make_run(folder)
+    return folder, groups
+
+
+def break_ledger(path: Path, groups: list[str], *statements: str) -> None:
+    """Run SQL in which {3} stands for the group at position 3."""
+    with closing(sqlite3.connect(path)) as db:
+        for statement in statements:
+            db.execute(statement.format(*groups))
+        db.commit()
+
+
+def lines_of(folder: Path, rule: str) -> list[str]:
+    """Return the audit's lines on one rule."""
+    breaches = audit_run_folder(folder).breaches
+    return [str(breach) for breach in breaches.shown if breach.rule == rule]
+
+
+LEDGER_RULES: list[tuple[str, list[str], list[str]]] = [
+    (
+        "positions",
+        [
+            "DELETE FROM prompts WHERE position IN (8, 10)",
+            "DELETE FROM trajectories WHERE \"group\" IN ('{8}', '{10}')",
+        ],
+        [
+            "ledger.sqlite: given out, but without a prompt: position 8",
+            "ledger.sqlite: given out, but without a prompt: position 10",
+        ],
+    ),
+    (
+        "positions",
+        ["UPDATE prompts SET position = 1 WHERE position = 2"],
+        [
+            "ledger.sqlite, group {later}: is at position 1, where {earlier} is too",
+            "ledger.sqlite: given out, but without a prompt: position 2",
+        ],
+    ),
+    (
+        "positions",
+        ["UPDATE meta SET value = '7' WHERE key = 'position'"],
+        ["ledger.sqlite: says that 7 prompts were given out, but one is at position 10"],
+    ),
+    (
+        "prompt_order",
+        ["UPDATE prompts SET uid = 'other' WHERE position = 3"],
+        ["ledger.sqlite, group {3}: is prompt other of epoch 0 at position 3, where the prompt order has {3}"],
+    ),
+    (
+        "prompt_order",
+        ["UPDATE prompts SET epoch = 1 WHERE position = 3"],
+        ["ledger.sqlite, group {3}: is prompt {3uid} of epoch 1 at position 3, where the prompt order has {3}"],
+    ),
+    (
+        "trained_once",
+        ["UPDATE prompts SET step = NULL WHERE position = 0"],
+        ["ledger.sqlite, group {0}: is trained, but by no step"],
+    ),
+    (
+        "trained_once",
+        ["UPDATE trajectories SET step = 4 WHERE \"group\" = '{0}' AND sample_index = 1"],
+        ["ledger.sqlite, group {0}, step 1: trajectories of another step, 4: 1, expected none"],
+    ),
+    (
+        "trained_once",
+        ["UPDATE trajectories SET step = 4 WHERE \"group\" = '{10}'"],
+        ["ledger.sqlite, group {10}, step 4: is leased, its trajectories that were trained: 1, expected none"],
+    ),
+    (
+        "trained_once",
+        ["UPDATE trajectories SET step = 3 WHERE \"group\" = '{5}'"],
+        ["ledger.sqlite, group {5}, step 3: is skipped, its trajectories that were trained: 2, expected none"],
+    ),
+    (
+        "trained_once",
+        ["DELETE FROM prompts WHERE position = 8"],
+        ["ledger.sqlite, group {8}, step 4: has trajectories, but no prompt is accounted for by it"],
+    ),
+    (
+        "group_size",
+        ["DELETE FROM trajectories WHERE \"group\" = '{2}' AND sample_index = 0"],
+        ["ledger.sqlite, group {2}, step 2: trajectories of its step: 1, expected 2"],
+    ),
+    (
+        "group_size",
+        ["UPDATE trajectories SET sample_index = 7 WHERE \"group\" = '{2}' AND sample_index = 1"],
+        ["ledger.sqlite, group {2}, step 2: has the samples 0 to 7, expected 0 to 1"],
+    ),
+    (
+        "staleness",
+        ["UPDATE trajectories SET staleness = 2, oldest_version = 0 WHERE \"group\" = '{7}'"],
+        ["ledger.sqlite, group {7}, step 4: was trained at staleness 2, at most 1 is allowed"],
+    ),
+    (
+        "staleness",
+        ["UPDATE trajectories SET staleness = NULL WHERE \"group\" = '{7}'"],
+        ["ledger.sqlite, group {7}, step 4: was trained without a staleness"],
+    ),
+    (
+        "step_version",
+        ["UPDATE trajectories SET oldest_version = 1 WHERE \"group\" = '{7}' AND sample_index = 0"],
+        ["ledger.sqlite, group {7}, step 4: its staleness was counted from policy version 1, the step was taken on 2"],
+    ),
+    (
+        "step_version",
+        ["UPDATE trajectories SET newest_version = 3 WHERE \"group\" = '{7}' AND sample_index = 0"],
+        ["ledger.sqlite, group {7}, step 4: contains policy version 3, the step was taken on 2"],
+    ),
+    (
+        "skip_reason",
+        ["UPDATE prompts SET reason = ' ' WHERE position = 4"],
+        ["ledger.sqlite, group {4}: is skipped without a reason"],
+    ),
+    (
+        "not_applied_reason",
+        ["UPDATE prompts SET reason = 'lost' WHERE position = 5"],
+        [
+            "ledger.sqlite, group {5}, step 3: is skipped with its step for the reason 'lost', "
+            "expected one that begins 'step not applied: '"
+        ],
+    ),
+    (
+        "steps_contiguous",
+        ["UPDATE prompts SET step = 7 WHERE step = 4", "UPDATE trajectories SET step = 7 WHERE step = 4"],
+        ["ledger.sqlite, step 7: no group is of steps 4 to 6, but some are of this one"],
+    ),
+    (
+        "steps_contiguous",
+        ["UPDATE prompts SET step = 0 WHERE step = 1"],
+        [
+            "ledger.sqlite, step 0: is no step: they are counted from 1",
+            "ledger.sqlite, step 2: no group is of step 1, but some are of this one",
+        ],
+    ),
+    (
+        "step_whole",
+        ["UPDATE prompts SET state = 'trained' WHERE position = 5"],
+        ["ledger.sqlite, step 3: 1 of its groups are trained and 1 skipped: a step is applied whole or not at all"],
+    ),
+    (
+        "step_size",
+        ["UPDATE prompts SET state = 'leased', step = NULL WHERE position = 1"],
+        ["ledger.sqlite, step 1: groups trained: 1, expected 2"],
+    ),
+    (
+        "step_size",
+        ["UPDATE prompts SET step = NULL WHERE position = 5"],
+        ["ledger.sqlite, step 3: was not applied; groups skipped for it: 1, expected 2"],
+    ),
+    (
+        "policy_version",
+        ["UPDATE meta SET value = '4' WHERE key = 'policy_version'"],
+        ["ledger.sqlite: says policy version 4, but 3 steps were applied"],
+    ),
+    (
+        "lineage",
+        ["UPDATE trajectories SET incarnation = 1, newest_version = 3 WHERE \"group\" = '{7}'"],
+        [
+            "ledger.sqlite, group {7}, step 4: contains policy version 3 of start 1, "
+            "after which the run began again at 2"
+        ],
+    ),
+    (
+        "lineage",
+        ["UPDATE trajectories SET incarnation = 5 WHERE \"group\" = '{7}'"],
+        ["ledger.sqlite: trajectories were made for start 5 of the run, which has started 2 times"],
+    ),
+]
+
+
+@pytest.mark.parametrize(("rule", "statements", "expected"), LEDGER_RULES)
+def test_audit_names_what_broke_in_the_ledger(
+    good: Good, tmp_path: Path, rule: str, statements: list[str], expected: list[str]
+) -> None:
+    folder, groups = good
+    run = Path(shutil.copytree(folder, tmp_path / "run1", symlinks=True))
+    shutil.rmtree(run / "checkpoints")  # their copies would tell of the change, too
+    break_ledger(run / "ledger.sqlite", groups, *statements)
+    earlier, later = sorted(groups[1:3])
+    names = {"earlier": earlier, "later": later, "3uid": groups[3][3:]}
+    expected = [_named(line, groups, names) for line in expected]
+    assert lines_of(run, rule) == expected
+
+
+def _named(line: str, groups: list[str], names: dict[str, str]) -> str:
+    for key, name in [*names.items(), *((str(place), group) for place, group in enumerate(groups))]:
+        line = line.replace(f"{{{key}}}", name)
+    return line
+
+
+METRICS_RULES: list[tuple[str, str, list[str]]] = [
+    ('"step": 3,', '"step": 5,', [
+        "metrics.jsonl, step 5: line 3 follows step 2",
+        "metrics.jsonl, step 4: line 4 follows step 5",
+    ]),
+    ('{"step": 2,', '{"step" 2,', [
+        "metrics.jsonl: line 2 is no metrics line",
+        "metrics.jsonl, step 3: line 3 follows step 1",
+    ]),
+    ('"policy_version": 1,', '"policy_version": 2,', [
+        "metrics.jsonl, step 1: line 1 says policy_version 2, the ledger 1",
+    ]),
+    ('"policy_version": 1, ', "", ["metrics.jsonl, step 1: line 1 says policy_version None, the ledger 1"]),
+    ('"staleness_max": 1.0', '"staleness_max": 0.0', [
+        "metrics.jsonl, step 2: line 2 says staleness_max 0, the ledger 1",
+    ]),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("found", "written", "expected"), METRICS_RULES)
+def test_audit_names_what_broke_in_the_metrics(
+    good: Good, tmp_path: Path, found: str, written: str, expected: list[str]
+) -> None:
+    run = Path(shutil.copytree(good[0], tmp_path / "run1", symlinks=True))
+    text = (run / "metrics.jsonl").read_text(encoding="utf-8")
+    (run / "metrics.jsonl").write_text(text.replace(found, written, 1), encoding="utf-8")
+    assert lines_of(run, "metrics") == expected
+
+
+def test_audit_names_rewards_that_the_metrics_tell_otherwise(good: Good, tmp_path: Path) -> None:
+    run = Path(shutil.copytree(good[0], tmp_path / "run1", symlinks=True))
+    break_ledger(run / "ledger.sqlite", good[1], "UPDATE trajectories SET reward = 1 WHERE \"group\" = '{7}'")
+    assert lines_of(run, "metrics") == ["metrics.jsonl, step 4: line 4 says reward_mean 0.5, the ledger 0.75"]
+
+
+@pytest.mark.parametrize(
+    ("num_kept", "expected"),
+    [
+        (3, "metrics.jsonl: no line tells of step 4, which the ledger accounts for"),
+        (1, "metrics.jsonl: no line tells of steps 2 to 4, which the ledger accounts for"),
+    ],
+)
+def test_audit_names_steps_that_the_metrics_lack(good: Good, tmp_path: Path, num_kept: int, expected: str) -> None:
+    run = Path(shutil.copytree(good[0], tmp_path / "run1", symlinks=True))
+    lines = (run / "metrics.jsonl").read_text(encoding="utf-8").splitlines(keepends=True)
+    (run / "metrics.jsonl").write_text("".join(lines[:num_kept]), encoding="utf-8")
+    assert lines_of(run, "metrics") == [expected]
+
+
+def test_audit_notes_one_step_that_a_kill_left_out_of_the_ledger_and_names_more(good: Good, tmp_path: Path) -> None:
+    run = Path(shutil.copytree(good[0], tmp_path / "run1", symlinks=True))
+    with (run / "metrics.jsonl").open("a", encoding="utf-8") as file:
+        file.write('{"step": 5, "policy_version": 4}\n{"step": 6, "poli')
+    report = audit_run_folder(run)
+    assert report.holds
+    assert report.notes == [
+        "metrics.jsonl: the last line is cut off, as a kill leaves it.",
+        "metrics.jsonl: the line of step 5 was written, its step not yet committed.",
+    ]
+    with (run / "metrics.jsonl").open("a", encoding="utf-8") as file:
+        file.write('cy_version": 5}\n')
+    assert lines_of(run, "metrics") == ["metrics.jsonl, step 6: line 6 is of a step that the ledger does not know"]
+
+
+def test_audit_notes_metrics_that_begin_with_a_start_from_another_folder(good: Good, tmp_path: Path) -> None:
+    run = Path(shutil.copytree(good[0], tmp_path / "run1", symlinks=True))
+    lines = (run / "metrics.jsonl").read_text(encoding="utf-8").splitlines(keepends=True)
+    (run / "metrics.jsonl").write_text("".join(lines[2:]), encoding="utf-8")
+    report = audit_run_folder(run)
+    assert report.holds
+    assert report.notes == [
+        "metrics.jsonl: begins at step 3; earlier ones are in the folder that the run was resumed from."
+    ]
+    (run / "metrics.jsonl").write_text("".join(lines[1:]), encoding="utf-8")
+    assert lines_of(run, "metrics") == ["metrics.jsonl, step 2: line 1 follows step 0"]
+
+
+def test_audit_measures_each_step_by_the_settings_of_its_day(good: Good, tmp_path: Path) -> None:
+    run = Path(shutil.copytree(good[0], tmp_path / "run1", symlinks=True))
+    settings = (run / "settings.yaml").read_text(encoding="utf-8")
+    changed = settings.replace("max_staleness: 1", "max_staleness: 0").replace("group_size: 2", "group_size: 8")
+    (run / "settings.yaml").write_text(changed, encoding="utf-8")
+    assert audit_run_folder(run).holds
+    break_ledger(
+        run / "ledger.sqlite", good[1], "UPDATE terms SET value = 0 WHERE name = 'max_staleness' AND from_step = 1"
+    )
+    assert lines_of(run, "staleness") == [
+        f"ledger.sqlite, group {group}, step 2: was trained at staleness 1, at most 0 is allowed"
+        for group in sorted(good[1][2:4])
+    ]
+
+
+def test_audit_shows_a_hundred_lines_of_a_rule_and_counts_the_rest(good: Good, tmp_path: Path) -> None:
+    run = Path(shutil.copytree(good[0], tmp_path / "run1", symlinks=True))
+    shutil.rmtree(run / "checkpoints")
+    break_ledger(
+        run / "ledger.sqlite",
+        good[1],
+        "WITH RECURSIVE n(i) AS (SELECT 0 UNION ALL SELECT i + 1 FROM n WHERE i < 249) "
+        "INSERT INTO prompts SELECT 'x' || i, 0, 'x', -1, 'skipped', 's1', 1, NULL, '', 0 FROM n",
+    )
+    breaches = audit_run_folder(run).breaches
+    assert breaches.counts == {"positions": 250, "skip_reason": 250}
+    assert len(breaches.shown) == 200
+    assert breaches.lines()[-2:] == [
+        "and 150 more that break the rule positions",
+        "and 150 more that break the rule skip_reason",
+    ]

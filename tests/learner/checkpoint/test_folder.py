@@ -1,0 +1,173 @@
+"""Checkpoints: what makes one valid, which one is found, and what a bad disk leaves behind."""
+
+import json
+import os
+from pathlib import Path
+
+import pytest
+
+from learner.checkpoint.folder import aside_folder, begin, commit, newest_valid, open_checkpoint, rotate
+from learner.checkpoint.manifest import MANIFEST, Checkpoint, CorruptCheckpointError, verify
+from protocol.errors import OperatorError, SettingsError
+
+
+def save(root: Path, step: int, content: str = "weights") -> Checkpoint:
+    aside = begin(root, step)
+    (aside / "state").mkdir()
+    (aside / "state" / "rank_0.pt").write_text(content)
+    (aside / "ledger.sqlite").write_text(f"ledger {step}")
+    return commit(aside, Checkpoint(aside, step, step - 1, "run-1", "model-1"))
+
+
+def replace_by_a_pipe(path: Path) -> None:
+    path.unlink()
+    os.mkfifo(path)
+
+
+def test_committed_checkpoint_is_found_with_its_facts(tmp_path: Path) -> None:
+    save(tmp_path, 7)
+    assert newest_valid(tmp_path) == Checkpoint(tmp_path / "step_000007", 7, 6, "run-1", "model-1")
+
+
+def test_latest_points_at_the_newest(tmp_path: Path) -> None:
+    save(tmp_path, 7)
+    save(tmp_path, 8)
+    assert (tmp_path / "latest").resolve() == tmp_path / "step_000008"
+
+
+def test_newest_is_the_highest_step_even_beyond_six_digits(tmp_path: Path) -> None:
+    save(tmp_path, 999_999)
+    save(tmp_path, 1_000_000)
+    found = newest_valid(tmp_path)
+    assert found is not None
+    assert found.step == 1_000_000
+
+
+def test_no_checkpoint_is_found_in_an_empty_or_missing_folder(tmp_path: Path) -> None:
+    assert newest_valid(tmp_path) is None
+    assert newest_valid(tmp_path / "missing") is None
+
+
+@pytest.mark.parametrize(
+    ("damage", "message"),
+    [
+        (lambda c: (c / "state" / "rank_0.pt").write_text("weighty"), "is not what the manifest says"),
+        (lambda c: (c / "state" / "rank_0.pt").write_text("weight"), "is not what the manifest says"),
+        (lambda c: (c / "state" / "rank_0.pt").unlink(), "is missing"),
+        (lambda c: (c / "state" / "rank_1.pt").write_text("x"), "is not in the manifest"),
+        (lambda c: (c / MANIFEST).unlink(), "has no MANIFEST.json"),
+        (lambda c: (c / MANIFEST).write_text("{"), "is no JSON"),
+        (lambda c: (c / MANIFEST).write_text("[" * 100_000), "is no JSON"),
+        (lambda c: (c / MANIFEST).write_text((c / MANIFEST).read_text() + " "), "is not as it was written"),
+        (lambda c: replace_by_a_pipe(c / "ledger.sqlite"), "is no file but a device, socket or pipe"),
+        (lambda c: (c / MANIFEST).write_text('{"schema": 2}'), "is not of schema 1"),
+    ],
+    ids=[
+        "flipped",
+        "truncated",
+        "missing",
+        "surplus",
+        "no manifest",
+        "torn manifest",
+        "deep manifest",
+        "spaced manifest",
+        "pipe",
+        "schema",
+    ],
+)
+def test_damaged_checkpoint_is_named_and_passed_over(tmp_path: Path, damage: object, message: str) -> None:
+    save(tmp_path, 7)
+    newest = save(tmp_path, 8).path
+    assert callable(damage)
+    damage(newest)
+    with pytest.raises(CorruptCheckpointError, match=message):
+        verify(newest)
+    found = newest_valid(tmp_path)
+    assert found is not None
+    assert found.step == 7
+
+
+def test_manifest_that_was_edited_is_corrupt(tmp_path: Path) -> None:
+    manifest = save(tmp_path, 8).path / MANIFEST
+    manifest.write_text(json.dumps({**json.loads(manifest.read_text()), "step": 9}))
+    with pytest.raises(CorruptCheckpointError, match="does not have the hash that it says"):
+        verify(manifest.parent)
+
+
+def test_link_in_a_checkpoint_is_corrupt(tmp_path: Path) -> None:
+    state = save(tmp_path, 8).path / "state" / "rank_0.pt"
+    state.rename(tmp_path / "elsewhere")
+    state.symlink_to(tmp_path / "elsewhere")
+    with pytest.raises(CorruptCheckpointError, match="is a link"):
+        verify(state.parents[1])
+
+
+def test_unfinished_checkpoint_is_not_found_and_goes_with_the_next(tmp_path: Path) -> None:
+    aside = begin(tmp_path, 7)
+    (aside / "half").write_text("written")
+    assert aside == aside_folder(tmp_path, 7)
+    assert newest_valid(tmp_path) is None
+    save(tmp_path, 8)
+    assert not aside.exists()
+
+
+def test_same_step_is_replaced(tmp_path: Path) -> None:
+    save(tmp_path, 7, "before")
+    path = save(tmp_path, 7, "after").path
+    assert (path / "state" / "rank_0.pt").read_text() == "after"
+    assert sorted(p.name for p in tmp_path.iterdir()) == ["latest", "step_000007"]
+
+
+def test_folder_of_another_step_than_its_name_is_passed_over(tmp_path: Path) -> None:
+    save(tmp_path, 7)
+    save(tmp_path, 8).path.rename(tmp_path / "step_000009")
+    found = newest_valid(tmp_path)
+    assert found is not None
+    assert found.step == 7
+
+
+def test_newest_up_to_a_step_is_found(tmp_path: Path) -> None:
+    for step in (1, 2, 3):
+        save(tmp_path, step)
+    found = newest_valid(tmp_path, highest_step=2)
+    assert found is not None
+    assert found.step == 2
+
+
+def test_rotate_keeps_the_newest_valid_ones(tmp_path: Path) -> None:
+    for step in (1, 2, 3, 4):
+        save(tmp_path, step)
+    (tmp_path / "step_000004" / "ledger.sqlite").write_text("damaged")
+    removed = rotate(tmp_path, keep=2)
+    assert [path.name for path in removed] == ["step_000001"]
+    found = newest_valid(tmp_path)
+    assert found is not None
+    assert found.step == 3
+
+
+def test_named_path_without_a_checkpoint_is_a_wrong_setting(tmp_path: Path) -> None:
+    with pytest.raises(SettingsError, match=r"run.resume = .*nothing is no valid checkpoint .*has no MANIFEST.json"):
+        open_checkpoint(tmp_path / "nothing")
+
+
+def test_named_path_may_be_latest(tmp_path: Path) -> None:
+    save(tmp_path, 7)
+    assert open_checkpoint(tmp_path / "latest").path == tmp_path / "step_000007"
+
+
+def test_folder_that_cannot_be_written_is_the_operators(tmp_path: Path) -> None:
+    (tmp_path / "checkpoints").write_text("a file stands where the folder should be")
+    with pytest.raises(
+        OperatorError, match=r"checkpoints cannot be written: File exists. Free the disk or set run.dir"
+    ):
+        begin(tmp_path / "checkpoints", 1)
+
+
+def test_failed_commit_leaves_the_older_checkpoint_and_no_rest(tmp_path: Path) -> None:
+    save(tmp_path, 7)
+    aside = begin(tmp_path, 8)
+    (aside / "ledger.sqlite").symlink_to("nowhere")  # a file that cannot be read back
+    with pytest.raises(OperatorError, match="older checkpoints are intact"):
+        commit(aside, Checkpoint(aside, 8, 8, "run-1", "model-1"))
+    assert sorted(p.name for p in tmp_path.iterdir()) == ["latest", "step_000007"]
+    assert newest_valid(tmp_path) is not None

@@ -1,0 +1,149 @@
+"""A group's samples: leased, back, failed, made again."""
+
+from learner.coordinator.groups.group import Group
+from learner.data.prompts import Prompt
+from tests.protocol.wire.examples import example_facts, make_trajectory
+
+PROMPT = Prompt("aa", "Which?", "A", {"hops": 1})
+
+
+def new_group(num_samples: int = 3) -> Group:
+    return Group("e0-aa", PROMPT, "train", 0, 0, num_samples)
+
+
+def lease(group: Group, server: str = "s1", version: int = 3, now: float = 0.0) -> list[int]:
+    return group.lease_to(server, version, now, 1, "r1", 2, seed=7).sample_indices
+
+
+def test_first_lease_holds_every_sample_and_the_prompt() -> None:
+    group = new_group()
+    message = group.lease_to("s1", 3, 5.0, 4, "r1", 2, seed=7)
+    assert (message.group, message.attempt, message.kind, message.seed) == ("e0-aa", 1, "train", 7)
+    assert (message.prompt, message.label, message.columns) == ("Which?", "A", {"hops": 1})
+    assert (message.sample_indices, message.greedy_indices) == ([0, 1, 2], [])
+    assert (message.run_id, message.incarnation) == ("r1", 2)
+    assert (message.number, group.leases) == (4, {"s1": (4, 1)})
+    assert (group.missing, group.leased_at, group.oldest_version) == ([], 5.0, 3)
+
+
+def test_lease_names_greedy_samples_among_the_missing_ones() -> None:
+    group = Group("eval-1-aa", PROMPT, "eval", -1, -1, 3, frozenset({2}))
+    assert group.lease_to("s1", 3, 0.0, 1, "r1", 2, seed=7).greedy_indices == [2]
+
+
+def test_group_is_ready_when_every_sample_is_back_and_as_old_as_its_oldest_token() -> None:
+    group = new_group()
+    lease(group, version=3)
+    for index, version in enumerate((5, 4, 6)):
+        assert not group.is_ready
+        assert group.receive(make_trajectory("e0-aa", index, "s1", version))
+    assert group.is_ready
+    assert group.oldest_version == 4
+
+
+def test_second_result_of_a_sample_is_not_taken() -> None:
+    group = new_group()
+    lease(group)
+    assert group.receive(make_trajectory("e0-aa", 0, "s1", 3, reward=1.0))
+    assert not group.receive(make_trajectory("e0-aa", 0, "s1", 3, reward=0.0))
+    assert group.trajectories[0].facts.reward == 1.0
+
+
+def test_failed_sample_alone_is_leased_again_under_the_next_attempt() -> None:
+    group = new_group()
+    lease(group)
+    group.receive(make_trajectory("e0-aa", 0, "s1", 3))
+    group.fail(1, "retriever", "down")
+    assert group.missing == [1]
+    message = group.lease_to("s2", 4, 0.0, 2, "r1", 2, seed=7)
+    assert (message.attempt, message.sample_indices) == (2, [1])
+    assert group.holders == {1: "s2", 2: "s1"}
+
+
+def test_lease_of_the_rest_is_as_old_as_what_is_back() -> None:
+    group = new_group()
+    lease(group, version=3)
+    group.receive(make_trajectory("e0-aa", 0, "s1", 3))
+    group.take_back_from("s1")
+    lease(group, version=5)
+    assert group.oldest_version == 3
+
+
+def test_lease_of_a_group_of_which_nothing_is_left_is_as_young_as_its_server() -> None:
+    group = new_group()
+    lease(group, version=3)
+    group.take_back_from("s1")
+    lease(group, version=5)
+    assert group.oldest_version == 5
+
+
+def test_dead_letter_tells_why_a_sample_failed_three_times() -> None:
+    group = new_group()
+    for number in range(3):
+        assert group.dead_letter is None
+        lease(group)
+        group.fail(1, "reward", f"50{number}")
+    assert group.dead_letter == "sample 1: reward: 500; reward: 501; reward: 502"
+
+
+def test_failures_of_different_samples_do_not_add_up() -> None:
+    group = new_group()
+    lease(group)
+    for index in range(3):
+        group.fail(index, "retriever", "down")
+    assert group.dead_letter is None
+
+
+def test_deaths_of_its_servers_count_less_than_other_failures() -> None:
+    group = new_group()
+    for number in range(5):
+        assert group.dead_letter is None
+        lease(group)
+        group.fail(1, "server", f"s{number} died")
+    assert group.dead_letter == "sample 1: " + "; ".join(f"server: s{number} died" for number in range(5))
+
+
+def test_group_that_came_from_an_earlier_start_is_as_old_as_its_oldest_token() -> None:
+    group = new_group(num_samples=2)
+    group.receive(make_trajectory("e0-aa", 0, "s1", 5))
+    group.receive(make_trajectory("e0-aa", 1, "s1", 4))
+    assert (group.is_ready, group.oldest_version) == (True, 4)
+
+
+def test_take_back_returns_the_samples_that_the_server_held() -> None:
+    group = new_group()
+    lease(group)
+    group.receive(make_trajectory("e0-aa", 0, "s1", 3))
+    assert group.take_back_from("s2") == []
+    assert group.take_back_from("s1") == [1, 2]
+    assert group.missing == [1, 2]
+
+
+def test_restarted_group_takes_no_results_of_earlier_leases() -> None:
+    group = new_group(num_samples=1)
+    lease(group, version=3)
+    group.receive(make_trajectory("e0-aa", 0, "s1", 3))
+    group.restart(2)
+    lease(group, version=6)
+    assert group.oldest_version == 6
+    assert not group.receive(make_trajectory("e0-aa", 0, "s1", 3, attempt=1))
+    assert group.receive(make_trajectory("e0-aa", 0, "s1", 6, attempt=2))
+
+
+def test_contradiction_names_what_was_not_leased() -> None:
+    group = new_group()
+    facts = example_facts(sample_index=1)
+    assert group.contradiction(facts, "s1") is None
+    assert group.contradiction(facts, "s2") == "server is 's1', leased was 's2'"
+    assert group.contradiction(example_facts(kind="eval"), "s1") == "kind is 'eval', leased was 'train'"
+    assert group.contradiction(example_facts(is_greedy=True), "s1") == "is_greedy is True, leased was False"
+    assert group.contradiction(example_facts(sample_index=3), "s1") == "sample_index is 3, the group has 3 samples"
+
+
+def test_equal_rewards_are_told_from_others() -> None:
+    group = new_group(num_samples=2)
+    group.receive(make_trajectory("e0-aa", 0, "s1", 3, reward=0.5))
+    group.receive(make_trajectory("e0-aa", 1, "s1", 3, reward=0.5))
+    assert group.equal_rewards()
+    group.trajectories[1] = make_trajectory("e0-aa", 1, "s1", 3, reward=0.75)
+    assert not group.equal_rewards()

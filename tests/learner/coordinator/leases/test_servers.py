@@ -1,0 +1,47 @@
+"""What the coordinator knows of servers, and whom it leases to next."""
+
+from typing import Any
+
+import pytest
+
+from learner.coordinator.leases.servers import ServerBook
+from protocol.wire import messages as m
+
+STAMP: dict[str, Any] = {"run_id": "r1", "incarnation": 1}
+
+
+def book_of(**servers: tuple[int, int | None]) -> ServerBook:
+    """Return a book of servers that want so many groups and hold weights of such a version."""
+    book = ServerBook()
+    for name, (num_wanted, version) in servers.items():
+        book.note_demand(
+            name, m.Demand(**STAMP, num_groups=num_wanted, policy_version=version, heard_of_lease=0, leases={})
+        )
+    return book
+
+
+def test_next_to_lease_is_the_server_that_wants_most() -> None:
+    assert book_of(s1=(1, 4), s2=(3, 4), s3=(2, 4)).next_to_lease(range(4, 5)) == "s2"
+
+
+@pytest.mark.parametrize(("num_wanted", "version"), [(0, 4), (3, None), (3, 3), (3, 6)])
+def test_next_to_lease_is_nobody_without_a_wish_or_the_right_weights(num_wanted: int, version: int | None) -> None:
+    assert book_of(s1=(num_wanted, version)).next_to_lease(range(4, 6)) is None
+
+
+def test_taken_wishes_are_counted_down() -> None:
+    book = book_of(s1=(2, 4))
+    assert [book.take_wish("s1"), book.take_wish("s1")] == [4, 4]
+    assert book.next_to_lease(range(4, 5)) is None
+
+
+def test_server_that_was_lost_is_not_leased_to_until_it_tells_its_version() -> None:
+    book = book_of(s1=(2, 4))
+    book.forget_state("s1", num_wanted=1)
+    assert book.next_to_lease(range(4, 5)) is None
+    book.note_hello("s1", m.Hello(**STAMP, server="s1", policy_version=4))
+    assert book.next_to_lease(range(4, 5)) == "s1"
+
+
+def test_newest_version_is_that_of_the_server_furthest_ahead() -> None:
+    assert (ServerBook().newest_version(), book_of(s1=(0, 4), s2=(0, None), s3=(0, 5)).newest_version()) == (0, 5)

@@ -1,0 +1,91 @@
+"""metrics.jsonl and samples.jsonl: whole lines, and no value that was not measured."""
+
+import json
+import math
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from learner.coordinator.groups.group import Group
+from learner.coordinator.steps.record import RunRecord
+from learner.coordinator.steps.step_batch import StepBatch, build_step
+from learner.data.prompts import Prompt
+from protocol.errors import OperatorError
+from protocol.settings.learner import LearnerSettings
+from tests.protocol.wire.examples import make_trajectory
+
+
+def lines(path: Path) -> list[dict[str, Any]]:
+    return [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()]
+
+
+def four_trajectories() -> StepBatch:
+    group = Group("a", Prompt("a", "?", "A", {}), "train", 0, 0, 4)
+    for index in range(4):
+        group.receive(make_trajectory("a", index, "s1", 3, index / 4))
+    return build_step(2, 5, [group], LearnerSettings(groups_per_step=1))
+
+
+def test_write_step_appends_one_line_with_its_times(tmp_path: Path) -> None:
+    record = RunRecord(tmp_path, samples_per_step=1)
+    record.write_step({"step": 1, "policy_version": 1, "loss": -0.5})
+    record.write_step({"step": 2, "policy_version": 2, "loss": -0.25})
+    first, second = lines(tmp_path / "metrics.jsonl")
+    assert (first["step"], first["policy_version"], first["loss"]) == (1, 1, -0.5)
+    assert (second["step"], second["loss"]) == (2, -0.25)
+    assert 0 <= first["time_s"] <= second["time_s"] < 60
+    assert set(first) == {"step", "policy_version", "time_s", "at_s", "loss"}
+
+
+def test_write_step_leaves_out_what_is_not_finite(tmp_path: Path) -> None:
+    RunRecord(tmp_path, 1).write_step({"step": 1, "policy_version": 1, "loss": math.nan, "kl": math.inf, "entropy": 0})
+    (line,) = lines(tmp_path / "metrics.jsonl")
+    assert "loss" not in line
+    assert "kl" not in line
+    assert line["entropy"] == 0
+
+
+def test_write_step_adds_speeds_when_samples_were_counted(tmp_path: Path) -> None:
+    record = RunRecord(tmp_path, 1)
+    record.write_step({"step": 1, "policy_version": 1, "num_samples": 8, "num_model_tokens": 80})
+    (line,) = lines(tmp_path / "metrics.jsonl")
+    assert line["tokens_per_s"] == pytest.approx(10 * line["samples_per_s"], rel=1e-5)
+
+
+def test_write_step_keeps_earlier_lines_of_the_run(tmp_path: Path) -> None:
+    RunRecord(tmp_path, 1).write_step({"step": 1, "policy_version": 1})
+    RunRecord(tmp_path, 1).write_step({"step": 2, "policy_version": 2})
+    assert [line["step"] for line in lines(tmp_path / "metrics.jsonl")] == [1, 2]
+
+
+def test_write_samples_keeps_as_many_as_asked_for_spread_over_the_step(tmp_path: Path) -> None:
+    RunRecord(tmp_path, samples_per_step=2).write_samples(four_trajectories())
+    samples = lines(tmp_path / "samples.jsonl")
+    assert [sample["reward"] for sample in samples] == [0.0, 0.5]
+    assert samples[0] == {
+        "step": 2,
+        "group": "a",
+        "reward": 0.0,
+        "reward_parts": {"exact_match": 0.0},
+        "staleness": 2,
+        "finish": "answer",
+        "num_prompt_tokens": 2,
+        "tokens": [1, 2, 3, 4],
+        "loss_mask": [0, 0, 1, 1],
+    }
+
+
+def test_write_samples_writes_nothing_when_none_are_asked_for(tmp_path: Path) -> None:
+    RunRecord(tmp_path, samples_per_step=0).write_samples(four_trajectories())
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_write_step_says_when_the_folder_is_gone(tmp_path: Path) -> None:
+    record = RunRecord(tmp_path / "gone", 1)
+    with pytest.raises(OperatorError) as caught:
+        record.write_step({"step": 1, "policy_version": 1})
+    assert str(caught.value) == (
+        f"{tmp_path / 'gone' / 'metrics.jsonl'} cannot be written: No such file or directory. "
+        "Free the disk, then run again."
+    )

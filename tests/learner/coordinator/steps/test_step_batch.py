@@ -1,0 +1,84 @@
+"""One step's batch: who gets which trajectories, and what the data alone says."""
+
+import pytest
+
+from learner.coordinator.groups.group import Group
+from learner.coordinator.steps.step_batch import StepBatch, build_step
+from learner.data.prompts import Prompt
+from protocol.settings.learner import LearnerSettings
+from protocol.wire.trajectory import Trajectory
+from tests.protocol.wire.examples import make_trajectory
+
+
+def group_of(name: str, rewards: list[float], version: int = 3) -> Group:
+    group = Group(name, Prompt(name, "?", "A", {}), "train", 0, 0, len(rewards))
+    for index, reward in enumerate(rewards):
+        group.receive(make_trajectory(name, index, "s1", version, reward))
+    return group
+
+
+def planned(batch: StepBatch) -> list[int]:
+    return sorted(index for rank in batch.plan for part in rank for index in part)
+
+
+def test_batch_numbers_trajectories_group_by_group() -> None:
+    batch = build_step(1, 3, [group_of("a", [1, 0]), group_of("b", [0, 1])], LearnerSettings(groups_per_step=2))
+    assert batch.group_indices == [[0, 1], [2, 3]]
+    assert [(t.facts.group, t.facts.sample_index) for t in batch.trajectories] == [
+        ("a", 0),
+        ("a", 1),
+        ("b", 0),
+        ("b", 1),
+    ]
+
+
+@pytest.mark.parametrize("num_ranks", [1, 2])
+def test_shares_hold_every_trajectory_once_with_its_arrays(num_ranks: int) -> None:
+    settings = LearnerSettings(groups_per_step=2, num_ranks=num_ranks, micro_batch_tokens=8)
+    batch = build_step(1, 3, [group_of("a", [1, 0]), group_of("b", [0, 1])], settings)
+    assert planned(batch) == [0, 1, 2, 3]
+    for rank in range(num_ranks):
+        message, frames = batch.share_of(rank, "r1", 2, 7)
+        order = [index for part in message.micro_batches for index in part]
+        assert (message.step, len(message.facts), message.groups) == (1, 4, [[0, 1], [2, 3]])
+        assert len(frames) == 3 * len(order) == 3 * 4 // num_ranks
+        for place, index in enumerate(order):
+            got = Trajectory.from_buffers(message.facts[index], frames[3 * place : 3 * place + 3])
+            assert got.tokens.tolist() == batch.trajectories[index].tokens.tolist()
+
+
+def test_groups_without_spread_are_left_out_of_the_plan_when_asked_for() -> None:
+    settings = LearnerSettings(groups_per_step=2, equal_groups="skip")
+    batch = build_step(1, 3, [group_of("a", [1, 1]), group_of("b", [0, 1])], settings)
+    assert planned(batch) == [2, 3]
+    assert batch.metrics()["equal_groups"] == 1
+
+
+def test_groups_without_spread_are_planned_when_nothing_else_is_left() -> None:
+    settings = LearnerSettings(groups_per_step=2, equal_groups="skip")
+    assert planned(build_step(1, 3, [group_of("a", [1, 1]), group_of("b", [0, 0])], settings)) == [0, 1, 2, 3]
+
+
+def test_metrics_say_what_the_data_says() -> None:
+    settings = LearnerSettings(groups_per_step=2)
+    batch = build_step(1, 5, [group_of("a", [1, 0], version=3), group_of("b", [1, 0], version=5)], settings)
+    assert batch.metrics() == {
+        "reward_mean": 0.5,
+        "reward_std": 0.5,
+        "staleness_mean": 1.0,
+        "staleness_max": 2.0,
+        "response_tokens_mean": 2.0,
+        "turns_mean": 2.0,
+        "num_samples": 4,
+        "num_model_tokens": 8,
+        "equal_groups": 0,
+        "reward/exact_match": 0.5,
+    }
+
+
+def test_mean_of_a_reward_part_is_over_the_trajectories_that_have_it() -> None:
+    group = Group("a", Prompt("a", "?", "A", {}), "train", 0, 0, 2)
+    group.receive(make_trajectory("a", 0, "s1", 3, 1.0, reward_parts={"left": 1.0}))
+    group.receive(make_trajectory("a", 1, "s1", 3, 0.5, reward_parts={"right": 0.5}))
+    metrics = build_step(1, 3, [group], LearnerSettings(groups_per_step=1)).metrics()
+    assert (metrics["reward/left"], metrics["reward/right"]) == (1.0, 0.5)

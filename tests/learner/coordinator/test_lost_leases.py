@@ -1,0 +1,126 @@
+"""Leases that do not come back: servers that go silent or die, messages that are lost on the way."""
+
+from pathlib import Path
+
+from protocol.wire import messages as m
+from tests.learner.coordinator.coordinator_script import Script, settings_of
+
+
+def test_expired_lease_goes_out_again_for_the_missing_sample(script: Script) -> None:
+    lease = script.demand(num_groups=1)[0]
+    script.deliver("s1", lease, 0)
+    script.advance(99.0)
+    assert script.demand("s2", num_groups=1)[0].group != lease.group
+    script.advance(2.0)
+    (again,) = script.demand("s2", num_groups=1)
+    assert (again.group, again.attempt, again.sample_indices) == (lease.group, 2, [1])
+    assert script.states() == {"leased": 2}
+
+
+def test_lease_that_expires_three_times_is_a_dead_letter(script: Script) -> None:
+    (lease,) = script.demand(num_groups=1)
+    for _ in range(2):
+        script.advance(101.0)
+        (again,) = script.demand(num_groups=1)
+        assert again.group == lease.group
+    script.advance(101.0)
+    assert script.rows("SELECT \"group\", reason FROM prompts WHERE state = 'skipped'") == [
+        (lease.group, "sample 0: " + "; ".join(["lease: s1 did not bring it back within 100 s"] * 3))
+    ]
+
+
+def test_late_result_of_an_expired_lease_is_used_and_the_second_one_is_a_duplicate(script: Script) -> None:
+    (lease,) = script.demand(num_groups=1)
+    script.advance(101.0)
+    (again,) = script.demand("s2", num_groups=1)
+    assert script.finish("s1", lease) == ["accepted", "accepted"]
+    assert script.finish("s2", again) == ["duplicate", "duplicate"]
+
+
+def test_server_that_says_hello_again_has_lost_its_leases(script: Script) -> None:
+    leases = script.demand(num_groups=2)
+    script.tell("s1", m.Hello(**script.stamp, server="s1", policy_version=0))
+    again = script.demand("s2", num_groups=2)
+    assert [lease.group for lease in again] == [lease.group for lease in leases]
+    assert {lease.attempt for lease in again} == {2}
+
+
+def test_server_that_died_is_given_nothing_until_it_asks_again(script: Script) -> None:
+    script.demand(num_groups=2)
+    script.tell("s1", m.Demand(**script.stamp, num_groups=2, policy_version=0, heard_of_lease=0, leases={}))
+    script.coordinator.lose_server("s1", "s1 died")
+    assert script.take("s1", m.Lease) == []
+    assert script.states() == {"pending": 2}
+    assert script.rows("SELECT DISTINCT reason FROM prompts") == [("server: s1 died",)]
+
+
+def test_lease_that_a_server_heard_of_and_does_not_have_goes_out_again(script: Script) -> None:
+    lost, kept = script.demand(num_groups=2)
+    (again,) = script.demand(num_groups=1, heard_of=2, here={kept.group: 1})
+    assert (again.group, again.attempt, again.number) == (lost.group, 2, 3)
+    assert script.coordinator.counts["lost_leases"] == 1
+    assert script.rows("SELECT * FROM failures") == []
+
+
+def test_lease_that_a_server_has_not_heard_of_yet_stays_with_it(script: Script) -> None:
+    script.demand(num_groups=2)
+    assert {lease.number for lease in script.demand(num_groups=9, heard_of=0)} == {3, 4}
+
+
+def test_second_lease_that_was_lost_is_not_taken_for_the_first(script: Script) -> None:
+    (lease,) = script.demand(num_groups=1)
+    script.fail("s1", lease, 0)
+    (second,) = script.demand(num_groups=1)
+    (third,) = script.demand(num_groups=1, heard_of=2, here={lease.group: 1})
+    assert [second.attempt, third.attempt, third.sample_indices] == [2, 3, [0, 1]]
+
+
+def test_lease_that_could_not_be_sent_goes_to_another_server(script: Script) -> None:
+    (lease,) = script.demand(num_groups=1)
+    script.coordinator.note_undeliverable("s1", lease, script.now)
+    (again,) = script.demand("s2", num_groups=1)
+    assert again.group == lease.group
+    assert script.coordinator.counts["undeliverable"] == 1
+
+
+def test_server_without_a_connection_for_four_seconds_has_lost_its_leases(script: Script) -> None:
+    (lease,) = script.demand(num_groups=1)
+    (ping,) = script.take("s1", m.Ping)
+    assert ping.newest_lease == 1
+    for seconds in (0.0, 1.0, 2.0, 3.0):
+        script.coordinator.note_undeliverable("s1", ping, script.now + seconds)
+        assert script.demand("s2", num_groups=0) == []
+    script.coordinator.note_undeliverable("s1", ping, script.now + 4.0)
+    (again,) = script.demand("s2", num_groups=1)
+    assert again.group == lease.group
+    assert script.rows("SELECT sample_index, server, boundary FROM failures") == [
+        (0, "s1", "server"),
+        (1, "s1", "server"),
+    ]
+
+
+def test_server_that_is_silent_for_minutes_keeps_its_leases_while_it_has_a_connection(script: Script) -> None:
+    script.demand(num_groups=1)
+    script.advance(90.0)
+    assert script.states() == {"leased": 1}
+
+
+def test_overdue_lease_goes_to_another_server_as_well_and_the_first_result_counts(tmp_path: Path) -> None:
+    script = Script(tmp_path, settings_of(run={"max_steps": 100}, rollout={"lease_timeout_s": 1000}), num_prompts=200)
+    for step in range(1, 21):  # forty groups that take ten seconds each
+        leases = script.demand(num_groups=2, version=step - 1)
+        script.advance(10.0)
+        for lease in leases:
+            script.finish("s1", lease, version=step - 1)
+        script.batch(step)
+        script.step(step, version=step)
+    (late,) = script.demand(num_groups=1, version=20)
+    script.advance(39.0)
+    assert script.demand("s2", num_groups=1, version=20)[0].group != late.group
+    script.tell("s1", m.Demand(**script.stamp, num_groups=5, policy_version=20, heard_of_lease=0, leases={}))
+    script.advance(2.0)
+    assert script.coordinator.counts["leased_twice"] == 0  # not to the server that is late
+    (again,) = script.demand("s2", num_groups=1, version=20)
+    assert (again.group, again.attempt, again.sample_indices) == (late.group, 2, [0, 1])
+    assert script.finish("s1", late, version=20) == ["accepted", "accepted"]
+    assert script.finish("s2", again, version=20) == ["duplicate", "duplicate"]

@@ -1,0 +1,128 @@
+"""What servers send of a lease: results that count or do not, failures and their dead letters."""
+
+from typing import Any
+
+import pytest
+
+from protocol.wire import messages as m
+from tests.learner.coordinator.coordinator_script import Script
+from tests.protocol.wire.examples import make_trajectory
+
+
+def test_second_result_is_a_duplicate_and_the_first_one_counts(script: Script) -> None:
+    lease = script.demand()[0]
+    assert script.deliver("s1", lease, 0, reward=1.0).outcome == "accepted"
+    assert script.deliver("s1", lease, 0, reward=0.0).outcome == "duplicate"
+    assert script.rows("SELECT reward FROM trajectories") == [(1.0,)]
+
+
+def test_result_of_a_group_that_is_not_out_is_unknown(script: Script) -> None:
+    assert script.send_trajectory("s1", make_trajectory("e9-zz", 0, "s1", 0)).outcome == "unknown"
+
+
+def test_failure_leases_the_missing_sample_alone_again(script: Script) -> None:
+    lease = script.demand(num_groups=1)[0]
+    script.deliver("s1", lease, 0)
+    assert script.fail("s1", lease, 1).outcome == "returned"
+    (again,) = script.demand(num_groups=1)
+    assert (again.group, again.attempt, again.sample_indices) == (lease.group, 2, [1])
+    assert script.coordinator.counts["failed:reward:em"] == 1
+    assert script.finish("s1", again) == ["accepted"]
+    assert script.states() == {"ready": 1}
+
+
+def test_third_failure_skips_the_prompt_with_its_reasons_and_another_takes_its_slot(script: Script) -> None:
+    leases = script.demand(num_groups=4)
+    first = lease = leases[0]
+    script.deliver("s1", lease, 0)
+    for number in range(3):
+        script.fail("s1", lease, 1, detail=f"50{number}")
+        (lease,) = script.demand(num_groups=1)
+    assert lease.group not in {known.group for known in leases}
+    assert script.rows("SELECT \"group\", reason FROM prompts WHERE state = 'skipped'") == [
+        (first.group, "sample 1: reward:em: 500; reward:em: 501; reward:em: 502")
+    ]
+    assert script.states() == {"leased": 4, "skipped": 1}
+    # The finished sibling need not be kept by its server.
+    assert [t.groups for t in script.take("s1", m.Trained)] == [[first.group]]
+
+
+def test_failure_told_by_a_server_that_does_not_hold_the_sample_changes_nothing(script: Script) -> None:
+    lease = script.demand(num_groups=1)[0]
+    assert script.fail("s2", lease, 0).outcome == "returned"
+    assert script.demand("s2", num_groups=1)[0].group != lease.group
+
+
+def test_failure_told_twice_does_not_count_against_the_next_attempt(script: Script) -> None:
+    first = script.demand(num_groups=1)[0]
+    script.fail("s1", first, 0)
+    (second,) = script.demand(num_groups=1)
+    for _ in range(3):
+        assert script.fail("s1", first, 0).outcome == "returned"
+    assert (second.group, second.attempt) == (first.group, 2)
+    assert script.coordinator.counts["failed:reward:em"] == 1
+    script.deliver("s1", first, 1)
+    assert script.finish("s1", second) == ["accepted"]
+    assert script.states() == {"ready": 1}
+
+
+def test_failure_is_recorded_with_the_attempt_that_failed(script: Script) -> None:
+    first = script.demand(num_groups=1)[0]
+    script.fail("s1", first, 0)
+    (second,) = script.demand(num_groups=1)
+    script.fail("s1", first, 1)
+    script.fail("s1", second, 0)
+    assert script.rows("SELECT sample_index, attempt FROM failures") == [(0, 1), (1, 1), (0, 2)]
+
+
+def test_rejected_trajectory_told_twice_does_not_count_against_the_next_attempt(script: Script) -> None:
+    first = script.demand(num_groups=1)[0]
+    for _ in range(4):
+        assert script.deliver("s1", first, 0, reward=float("nan")).outcome == "rejected"
+        script.demand(num_groups=1)
+    assert script.rows("SELECT attempt, boundary FROM failures") == [(1, "trajectory")]
+
+
+def test_rejected_trajectory_gives_its_sample_back(script: Script) -> None:
+    lease = script.demand(num_groups=1)[0]
+    ack = script.deliver("s1", lease, 0, reward=float("nan"))
+    assert (ack.outcome, ack.detail) == ("rejected", "$.facts.reward: reward is nan")
+    assert script.coordinator.counts["rejected:nonfinite"] == 1
+    (again,) = script.demand(num_groups=1)
+    assert (again.group, again.sample_indices) == (lease.group, [0])
+
+
+def test_rejected_trajectories_of_a_sample_that_is_back_do_not_touch_the_step(script: Script) -> None:
+    """Three of them once took the group out from under the step that trained on it."""
+    leases = script.demand(num_groups=2)
+    for lease in leases:
+        script.finish("s1", lease)
+    script.batch(1)
+    for _ in range(3):
+        assert script.deliver("s1", leases[0], 0, reward=float("nan")).outcome == "rejected"
+    assert script.states() == {"assigned": 2}
+    script.step(1, version=1)
+    assert script.states() == {"trained": 2}
+
+
+@pytest.mark.parametrize(
+    ("index", "changes", "detail"),
+    [
+        (0, {"server": "s9"}, "$.facts: server is 's9', leased was 's1'"),
+        (0, {"kind": "eval"}, "$.facts: kind is 'eval', leased was 'train'"),
+        (0, {"is_greedy": True}, "$.facts: is_greedy is True, leased was False"),
+        (7, {}, "$.facts: sample_index is 7, the group has 2 samples"),
+    ],
+)
+def test_trajectory_that_is_not_what_was_leased_is_rejected(
+    script: Script, index: int, changes: dict[str, Any], detail: str
+) -> None:
+    lease = script.demand(num_groups=1)[0]
+    ack = script.deliver("s1", lease, index, **changes)
+    assert (ack.outcome, ack.detail) == ("rejected", detail)
+
+
+def test_trajectory_of_weights_that_do_not_exist_is_rejected(script: Script) -> None:
+    lease = script.demand(num_groups=1)[0]
+    ack = script.deliver("s1", lease, 0, version=1)
+    assert (ack.outcome, ack.detail) == ("rejected", "$.facts.version_spans: has version 1, the learner is at 0")

@@ -1,0 +1,146 @@
+"""Steps: which groups they wait for, what each rank is answered, how they are accounted."""
+
+from pathlib import Path
+
+from protocol.wire import messages as m
+from tests.learner.coordinator.coordinator_script import Script, settings_of
+
+
+def test_waiting_learner_hears_which_servers_it_waits_for(script: Script) -> None:
+    script.demand("s1", num_groups=1)
+    script.demand("s2", num_groups=1)
+    assert script.ask(1) == []
+    script.advance(1.5)
+    assert script.take("rank-0", m.Wait) == [m.Wait(**script.stamp, detail="step 1 waits for 2 groups on s1, s2")]
+
+
+def train_without_the_first(script: Script, num_steps: int) -> m.Lease:
+    """Train steps of everything but the very first group; returns that group's lease."""
+    kept: m.Lease | None = None
+    for step in range(1, num_steps + 1):
+        for lease in script.demand(version=step - 1):
+            if kept is None:
+                kept = lease
+            else:
+                script.finish("s1", lease, version=step - 1)
+        script.batch(step)
+        script.step(step, version=step)
+    assert kept is not None
+    return kept
+
+
+def test_waiting_for_a_slow_group_keeps_the_bound(tmp_path: Path) -> None:
+    script = Script(tmp_path)
+    slow = train_without_the_first(script, num_steps=1)
+    for lease in script.demand(version=1):
+        script.finish("s1", lease, version=1)
+    assert script.ask(2) == []
+    script.finish("s1", slow, version=0)
+    assert slow.group in {facts.group for facts in script.take("rank-0", m.Batch)[0].facts}
+    script.step(2, version=2)
+    assert script.rows("SELECT max(staleness) FROM trajectories") == [(1,)]
+
+
+def test_dropped_group_is_made_again_on_current_weights_and_trained(tmp_path: Path) -> None:
+    script = Script(tmp_path, settings_of(learner={"stale_policy": "drop"}, run={"max_steps": 4}))
+    slow = train_without_the_first(script, num_steps=2)
+    again = {lease.group: lease for lease in script.demand(version=2)}[slow.group]
+    assert (again.attempt, again.sample_indices) == (2, [0, 1])
+    assert script.coordinator.counts["dropped:stale"] == 1
+    reasons = dict(script.rows('SELECT "group", reason FROM prompts'))
+    assert reasons[slow.group] == "too old at policy version 2"
+    # What still comes of the first lease is not taken: it would make the group too old once more.
+    assert script.finish("s1", slow, version=0) == ["duplicate", "duplicate"]
+    assert script.finish("s1", again, version=2) == ["accepted", "accepted"]
+    assert dict(script.rows('SELECT "group", state FROM prompts'))[slow.group] == "ready"
+    assert script.coordinator.counts["dropped:stale"] == 1
+
+
+def test_rank_that_asks_twice_gets_the_same_share(tmp_path: Path) -> None:
+    script = Script(tmp_path, settings_of(learner={"num_ranks": 2}))
+    for lease in script.demand():
+        script.finish("s1", lease)
+    first = script.batch(1, rank=0)
+    other = script.batch(1, rank=1)
+    assert script.batch(1, rank=0) == first
+    assert sorted(i for share in (first, other) for part in share.micro_batches for i in part) == [0, 1, 2, 3]
+
+
+def test_stepped_told_twice_counts_once(script: Script) -> None:
+    script.train(1)
+    script.step(1, version=1)
+    assert script.states() == {"trained": 2, "ready": 2}
+    assert [line["step"] for line in script.metrics()] == [1]
+
+
+def test_step_that_was_not_applied_skips_its_groups_and_trains_none(script: Script) -> None:
+    for lease in script.demand(num_groups=2):
+        script.finish("s1", lease)
+    script.batch(1)
+    script.step(1, version=0, is_applied=False, detail="loss is nan")
+    assert (
+        script.rows("SELECT state, step, reason FROM prompts") == [("skipped", 1, "step not applied: loss is nan")] * 2
+    )
+    assert script.rows("SELECT count(*) FROM trajectories WHERE step IS NOT NULL") == [(0,)]
+    assert (script.coordinator.step, script.coordinator.policy_version) == (1, 0)
+    assert len(script.demand(version=0)) == 4
+
+
+def test_rank_outside_the_run_is_refused(script: Script) -> None:
+    assert script.ask(1, rank=1) == [
+        m.Refused(**script.stamp, detail="$.rank: is 1, this run has 1 ranks", reason="rank")
+    ]
+
+
+def test_rank_that_asks_for_a_step_that_is_done_is_refused(script: Script) -> None:
+    script.train(1)
+    assert script.ask(1) == [m.Refused(**script.stamp, detail="$.step: is 1, step 1 is done", reason="step")]
+
+
+def test_stop_lets_the_step_under_way_finish_and_ends_every_rank_at_the_same_step(tmp_path: Path) -> None:
+    script = Script(tmp_path, settings_of(learner={"num_ranks": 2}))
+    for lease in script.demand():
+        script.finish("s1", lease)
+    script.batch(1, rank=0)
+    script.coordinator.stop_after_step("stopped by the user")
+    script.batch(1, rank=1)
+    assert script.ask(2, rank=1) == []
+    script.step(1, version=1)
+    ended = m.Ended(**script.stamp, step=2, detail="stopped by the user")
+    assert script.take("rank-1", m.Ended) == [ended]
+    assert script.ask(2, rank=0) == [ended]
+    assert script.demand(version=1) == []
+
+
+def test_metrics_of_a_step_hold_data_learner_and_coordinator_values(script: Script) -> None:
+    script.train(1, reward=0.25)
+    (line,) = script.metrics()
+    expected = {"step": 1, "policy_version": 1, "loss": 0.25, "reward_mean": 0.25, "staleness_max": 0}
+    assert {name: line[name] for name in expected} == expected
+    assert (line["window_used"], line["skipped"], line["retried"]) == (4, 0, 0)
+
+
+def test_ranks_push_again_together_when_the_only_server_is_back_without_weights(tmp_path: Path) -> None:
+    script = Script(tmp_path, settings_of(learner={"num_ranks": 2}))
+    script.demand()
+    script.coordinator.lose_server("s1", "s1 died")
+    script.advance(10.0)
+    script.ask(1, rank=0)
+    assert script.ask(1, rank=1) == []  # there is nobody to push to
+    script.tell("s1", m.Hello(**script.stamp, server="s1", policy_version=None))
+    script.advance()
+    script.advance(4.0)
+    wait = m.Wait(**script.stamp, detail="step 1 waits for a server with the current weights")
+    assert [script.take(f"rank-{rank}", m.Message) for rank in (0, 1)] == [[wait], [wait]]
+    assert script.ask(1, rank=0) == []  # the other rank is elsewhere
+    again = m.PushAgain(**script.stamp, step=1)
+    assert script.ask(1, rank=1) == [again]
+    assert script.take("rank-0", m.Message) == [again]
+
+
+def test_ranks_do_not_push_again_while_a_server_holds_the_weights(script: Script) -> None:
+    script.demand("s2", num_groups=1)
+    script.tell("s1", m.Hello(**script.stamp, server="s1", policy_version=None))
+    script.advance()
+    script.advance(10.0)
+    assert script.ask(1) == []

@@ -1,0 +1,165 @@
+"""Prompts from files of ours, verl and OpenRLHF; a bad row is refused by its number."""
+
+import json
+from pathlib import Path
+
+import pyarrow
+import pyarrow.parquet
+import pytest
+
+from learner.data.prompts import MAX_ROW_BYTES, load_prompts
+from protocol.errors import SettingsError
+from protocol.settings.data import DataSettings
+from protocol.wire.codec import Decoder, encode
+from protocol.wire.messages import Lease, Message, ToServer
+
+
+def jsonl(tmp_path: Path, *rows: object) -> str:
+    path = tmp_path / "train.jsonl"
+    path.write_text("".join((r if isinstance(r, str) else json.dumps(r)) + "\n" for r in rows), encoding="utf-8")
+    return str(path)
+
+
+def refusal(path: str, data: DataSettings | None = None) -> str:
+    with pytest.raises(SettingsError) as caught:
+        load_prompts(path, data or DataSettings())
+    return str(caught.value)
+
+
+def test_load_returns_rows_in_file_order_with_their_other_columns(tmp_path: Path) -> None:
+    path = jsonl(tmp_path, {"prompt": "a?", "label": "A", "hops": 1}, "", {"prompt": "b?", "label": ["B", "b"]})
+    first, second = load_prompts(path, DataSettings())
+    assert (first.prompt, first.label, first.columns) == ("a?", "A", {"hops": 1})
+    assert (second.prompt, second.label, second.columns) == ("b?", ["B", "b"], {})
+
+
+def test_load_gives_equal_rows_uids_of_their_own_and_the_same_ones_every_time(tmp_path: Path) -> None:
+    path = jsonl(tmp_path, {"prompt": "a?", "label": "A"}, {"prompt": "a?", "label": "A"})
+    first, second = load_prompts(path, DataSettings())
+    assert first.uid != second.uid
+    assert [p.uid for p in load_prompts(path, DataSettings())] == [first.uid, second.uid]
+
+
+def test_load_reads_rows_of_verl(tmp_path: Path) -> None:
+    row = {
+        "data_source": "nq",
+        "prompt": [{"role": "user", "content": "who?"}],
+        "ability": "qa",
+        "reward_model": {"style": "rule", "ground_truth": {"target": ["X"]}},
+        "extra_info": {"split": "train", "index": 0},
+    }
+    (prompt,) = load_prompts(jsonl(tmp_path, row), DataSettings())
+    assert prompt.prompt == [{"role": "user", "content": "who?"}]
+    assert prompt.label == {"target": ["X"]}
+    assert sorted(prompt.columns) == ["ability", "data_source", "extra_info", "reward_model"]
+
+
+def test_load_reads_rows_under_other_keys(tmp_path: Path) -> None:
+    path = jsonl(tmp_path, {"input": "a?", "answer": 4})
+    (prompt,) = load_prompts(path, DataSettings(prompt_key="input", label_key="answer"))
+    assert (prompt.prompt, prompt.label) == ("a?", 4)
+
+
+def test_load_takes_rows_without_label_when_told_to(tmp_path: Path) -> None:
+    (prompt,) = load_prompts(jsonl(tmp_path, {"prompt": "a?"}), DataSettings(label_required=False))
+    assert prompt.label is None
+
+
+def test_load_reads_parquet(tmp_path: Path) -> None:
+    path = tmp_path / "train.parquet"
+    pyarrow.parquet.write_table(pyarrow.Table.from_pylist([{"prompt": "a?", "label": ["A"]}]), path)
+    (prompt,) = load_prompts(str(path), DataSettings())
+    assert (prompt.prompt, prompt.label) == ("a?", ["A"])
+
+
+def test_load_explains_a_missing_file() -> None:
+    assert refusal("/nowhere/train.jsonl") == (
+        "data: /nowhere/train.jsonl does not exist. Give a JSONL or Parquet file as data.train or data.eval."
+    )
+
+
+def test_load_explains_an_empty_file(tmp_path: Path) -> None:
+    path = jsonl(tmp_path)
+    assert refusal(path) == f"data: {path} has no rows. A run needs at least one prompt."
+
+
+def test_load_names_the_line_that_is_no_json(tmp_path: Path) -> None:
+    path = jsonl(tmp_path, {"prompt": "a?", "label": "A"}, '{"prompt": "b?"')
+    assert refusal(path) == f"data: {path} line 2 is not JSON: Expecting ',' delimiter at column 16."
+
+
+def test_load_names_the_line_that_is_no_object(tmp_path: Path) -> None:
+    path = jsonl(tmp_path, "[1]")
+    assert refusal(path) == f"data: {path} line 1 is a list, expected an object."
+
+
+def test_load_names_the_line_that_is_no_utf8(tmp_path: Path) -> None:
+    path = tmp_path / "train.jsonl"
+    path.write_bytes(b'{"prompt": "a?", "label": "A"}\n{"prompt": "\xff", "label": "A"}\n')
+    assert refusal(str(path)) == f"data: {path} line 2 is not UTF-8: invalid start byte."
+
+
+@pytest.mark.parametrize(
+    ("prompt", "shown"), [("", "''"), (None, "None"), ([], "[]"), ([{"role": "user"}], "[{'role': 'user'}]")]
+)
+def test_load_names_the_row_without_a_prompt(tmp_path: Path, prompt: object, shown: str) -> None:
+    path = jsonl(tmp_path, {"prompt": prompt, "label": "A"})
+    assert refusal(path) == (
+        f"data: {path} line 1 has prompt = {shown}, expected text or a list of chat messages with role and content. "
+        "Set data.prompt_key to one of ['label', 'prompt'], or mend the row."
+    )
+
+
+def test_load_names_the_row_without_a_label(tmp_path: Path) -> None:
+    path = jsonl(tmp_path, {"prompt": "a?", "answer": "A"})
+    assert refusal(path) == (
+        f"data: {path} line 1 has no label under 'label'. Set data.label_key to one of ['answer', 'prompt'], "
+        "or data.label_required to false when your reward needs none."
+    )
+
+
+def test_load_names_the_row_whose_number_cannot_be_sent(tmp_path: Path) -> None:
+    path = jsonl(tmp_path, {"prompt": "2**64 = ?", "label": 2**64})
+    assert refusal(path) == (
+        f"data: {path} line 1 holds a value that cannot be sent: can't serialize ints < -2**63 or > 2**64 - 1."
+    )
+
+
+def test_load_names_the_row_that_is_too_long_for_a_lease(tmp_path: Path) -> None:
+    path = jsonl(tmp_path, {"prompt": "x" * MAX_ROW_BYTES, "label": "A"})
+    assert refusal(path).startswith(f"data: {path} line 1 has {MAX_ROW_BYTES + 9} bytes, at most {MAX_ROW_BYTES}.")
+
+
+def test_load_names_the_row_that_nests_too_deep_for_a_lease(tmp_path: Path) -> None:
+    path = jsonl(tmp_path, {"prompt": "a?", "label": "A", "tree": json.loads("[" * 40 + "1" + "]" * 40)})
+    assert refusal(path) == f"data: {path} line 1 nests deeper than 32. Shorten the row."
+
+
+def test_load_names_the_row_of_more_values_than_a_lease_may_have(tmp_path: Path) -> None:
+    path = jsonl(tmp_path, {"prompt": "a?", "label": list(range(50_000))})
+    assert refusal(path) == f"data: {path} line 1 holds more than 49152 values. Shorten the row."
+
+
+def test_load_names_the_row_of_more_columns_than_a_lease_may_have(tmp_path: Path) -> None:
+    path = jsonl(tmp_path, {"prompt": "a?", "label": "A"} | {f"c{i}": i for i in range(1025)})
+    assert refusal(path) == (
+        f"data: {path} line 1 cannot be sent: Expected `object` of length <= 1024 - at `$[2]`. Shorten the row."
+    )
+
+
+def test_the_largest_row_fits_a_lease(tmp_path: Path) -> None:
+    path = jsonl(tmp_path, {"prompt": "a?", "label": list(range(49_000)), "text": "x" * 600_000})
+    (prompt,) = load_prompts(path, DataSettings())
+    indices = list(range(4096))
+    lease = Lease(
+        run_id="r" * 200, incarnation=1, number=1, group="g" * 200, attempt=1, kind="train", prompt=prompt.prompt,
+        label=prompt.label, columns=prompt.columns, sample_indices=indices, greedy_indices=indices, seed=1,
+    )  # fmt: skip
+    decoder: Decoder[Message] = Decoder(ToServer)
+    assert decoder.decode(encode(lease)) == (lease, [])
+
+
+def test_load_explains_a_file_that_is_no_parquet(tmp_path: Path) -> None:
+    path = tmp_path / "train.parquet"
+    path.write_text("no parquet", encoding="utf-8")
+    assert refusal(str(path)).startswith(f"data: {path} is not a Parquet file: ")

@@ -1,0 +1,115 @@
+"""Rows for supervised fine-tuning: what of them is learnt, and how a bad line is named."""
+
+import json
+from pathlib import Path
+
+import pytest
+from transformers import AutoTokenizer
+
+from learner.data.sft_rows import SftRow, load_rows
+from protocol.errors import OperatorError
+from tests.fakes.tiny_models import make_tiny_model
+
+TEMPLATE = (
+    "{% for m in messages %}<{{ m.role[0] }}>{{ m.content }}.{% endfor %}{% if add_generation_prompt %}<a>{% endif %}"
+)
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = make_tiny_model(tmp_path_factory.mktemp("sft") / "model", tied=True, hidden_size=32, max_positions=40)
+    tokenizer = AutoTokenizer.from_pretrained(folder)
+    tokenizer.chat_template = TEMPLATE
+    tokenizer.save_pretrained(folder)
+    return folder
+
+
+def load(tmp_path: Path, model: Path, *lines: object) -> list[SftRow]:
+    path = tmp_path / "rows.jsonl"
+    path.write_text("\n".join(line if isinstance(line, str) else json.dumps(line) for line in lines))
+    return load_rows(path, model)
+
+
+def learnt(row: SftRow, model: Path) -> list[tuple[str, float]]:
+    """Return the row's text in runs of one weight."""
+    tokenizer = AutoTokenizer.from_pretrained(model)
+    runs: list[tuple[str, float]] = []
+    for token, weight in zip(row.tokens.tolist(), row.weights.tolist(), strict=True):
+        text = tokenizer.decode([token])
+        if runs and runs[-1][1] == weight:
+            runs[-1] = (runs[-1][0] + text, weight)
+        else:
+            runs.append((text, weight))
+    return runs
+
+
+def test_segments_count_as_weighted(tmp_path: Path, model: Path) -> None:
+    segments = [{"text": "ab", "weight": 0}, {"text": "<search>c", "weight": 1.0}, {"text": "d", "weight": 0.5}]
+    (row,) = load(tmp_path, model, {"segments": segments})
+    assert learnt(row, model) == [("ab", 0.0), ("<search>c", 1.0), ("d", 0.5)]
+    assert len(row.tokens) == 5
+
+
+def test_response_and_its_end_token_are_learnt(tmp_path: Path, model: Path) -> None:
+    (row,) = load(tmp_path, model, {"prompt": "2+2=", "response": "4"})
+    assert learnt(row, model) == [("2+2=", 0.0), ("4<eos>", 1.0)]
+
+
+def test_prompt_of_messages_goes_through_the_template(tmp_path: Path, model: Path) -> None:
+    (row,) = load(tmp_path, model, {"prompt": [{"role": "user", "content": "hi"}], "response": "yo"})
+    assert learnt(row, model) == [("<u>hi.<a>", 0.0), ("yo<eos>", 1.0)]
+
+
+def test_only_what_the_assistant_says_is_learnt(tmp_path: Path, model: Path) -> None:
+    messages = [
+        {"role": "user", "content": "q"},
+        {"role": "assistant", "content": "w"},
+        {"role": "user", "content": "e"},
+        {"role": "assistant", "content": "r"},
+    ]
+    (row,) = load(tmp_path, model, {"messages": messages})
+    assert learnt(row, model) == [("<u>q.<a>", 0.0), ("w.", 1.0), ("<u>e.<a>", 0.0), ("r.", 1.0)]
+
+
+def test_first_token_is_never_learnt(tmp_path: Path, model: Path) -> None:
+    (row,) = load(tmp_path, model, {"segments": [{"text": "abc", "weight": 1}]})
+    assert row.weights.tolist() == [0.0, 1.0, 1.0]
+
+
+def test_blank_lines_are_no_rows_and_keep_the_count(tmp_path: Path, model: Path) -> None:
+    good = {"prompt": "a", "response": "b"}
+    with pytest.raises(OperatorError, match="line 4: is no JSON"):
+        load(tmp_path, model, good, "", good, "{")
+
+
+@pytest.mark.parametrize(
+    ("line", "message"),
+    [
+        ("[1]", "is list, expected an object"),
+        ({"text": "x"}, 'has the keys [\'text\'], expected "segments", "messages", or "prompt" and "response"'),
+        ({"segments": 3}, "segments is no list"),
+        ({"segments": [{"text": 1, "weight": 1}]}, "segments[0].text is 1, expected a string"),
+        ({"segments": [{"text": "a", "weight": -1}]}, "segments[0].weight is -1, expected a number of at least 0"),
+        ('{"segments": [{"text": "a", "weight": NaN}]}', "segments[0].weight is nan, expected a number of at least 0"),
+        ({"segments": [{"text": "abc", "weight": 0}]}, "has no token with a weight above 0: there is nothing to learn"),
+        ({"segments": []}, "has no text"),
+        ({"prompt": "a", "response": None}, "response is None, expected a string"),
+        ({"messages": [{"content": "a"}]}, "messages[0] has no role"),
+        ({"messages": [{"role": "user", "content": 1}]}, "messages[0].content is 1, expected a string"),
+        ({"prompt": "a" * 41, "response": "b"}, "has 43 tokens, and the model has 40 positions. Shorten it"),
+    ],
+)
+def test_bad_line_is_refused_with_its_number(tmp_path: Path, model: Path, line: object, message: str) -> None:
+    with pytest.raises(OperatorError) as caught:
+        load(tmp_path, model, {"prompt": "a", "response": "b"}, line)
+    assert f"rows.jsonl, line 2: {message}" in str(caught.value)
+
+
+def test_file_without_rows_is_refused(tmp_path: Path, model: Path) -> None:
+    with pytest.raises(OperatorError, match=r"rows\.jsonl has no rows"):
+        load(tmp_path, model, "")
+
+
+def test_missing_file_is_refused(tmp_path: Path, model: Path) -> None:
+    with pytest.raises(OperatorError, match=r"missing\.jsonl cannot be read: No such file or directory"):
+        load_rows(tmp_path / "missing.jsonl", model)

@@ -1,0 +1,40 @@
+"""The size of a model's vocabulary, from its config.json."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from learner.disk.model_folder import read_vocab_size
+from protocol.errors import SettingsError
+
+
+@pytest.mark.parametrize(
+    ("config", "expected"),
+    [
+        ({"vocab_size": 151936}, 151936),
+        ({"text_config": {"vocab_size": 262208}}, 262208),
+        ({"vocab_size": 7, "text_config": {"vocab_size": 262208}}, 262208),
+        ({"vocab_size": 151936, "text_config": {"hidden_size": 8}}, 151936),
+        ({"vocab_size": 151936, "text_config": {"vocab_size": None}}, 151936),
+        ({"vocab_size": 151936, "text_config": None}, 151936),
+        ({"model_type": "other"}, None),
+    ],
+)
+def test_vocabulary_is_as_large_as_the_config_says(
+    tmp_path: Path, config: dict[str, Any], expected: int | None
+) -> None:
+    (tmp_path / "config.json").write_text(json.dumps(config), encoding="utf-8")
+    assert read_vocab_size(tmp_path) == expected
+
+
+@pytest.mark.parametrize("size", [0, -1, 1.5, True, "272"])
+def test_vocabulary_that_is_no_number_of_tokens_is_refused(tmp_path: Path, size: object) -> None:
+    (tmp_path / "config.json").write_text(json.dumps({"vocab_size": size}), encoding="utf-8")
+    with pytest.raises(SettingsError) as caught:
+        read_vocab_size(tmp_path)
+    assert str(caught.value) == (
+        f"settings: policy.model = {tmp_path}: its config.json has vocab_size = {size!r}, expected a whole number "
+        "above 0. Give a complete model."
+    )

@@ -1,0 +1,282 @@
+"""The ledger: states of prompts, facts of trajectories, recovery, and copies that open anywhere."""
+
+import sqlite3
+from contextlib import closing
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from learner.ledger.ledger import LeasedPrompt, Ledger
+from protocol.errors import OperatorError
+from tests.protocol.wire.examples import example_facts
+
+
+@pytest.fixture
+def path(tmp_path: Path) -> Path:
+    return tmp_path / "ledger.sqlite"
+
+
+def rows(path: Path, query: str) -> list[tuple[Any, ...]]:
+    with closing(sqlite3.connect(path)) as db:
+        return db.execute(query).fetchall()
+
+
+def lease_all(ledger: Ledger, *groups: str) -> None:
+    for position, group in enumerate(groups):
+        ledger.lease(group, epoch=0, uid=f"uid-{group}", position=position, server="s1", attempt=1)
+
+
+def test_incarnation_counts_the_starts_of_a_run(path: Path) -> None:
+    for expected in (1, 2, 3):
+        ledger = Ledger(path)
+        assert ledger.begin_incarnation(policy_version=0) == expected
+        ledger.close()
+
+
+def test_incarnation_is_not_given_twice_when_an_older_ledger_is_put_back(path: Path) -> None:
+    ledger = Ledger(path)
+    ledger.begin_incarnation(policy_version=0)
+    ledger.snapshot(path.with_name("checkpoint.sqlite"))
+    ledger.close()
+    for expected in (2, 3):
+        path.write_bytes(path.with_name("checkpoint.sqlite").read_bytes())
+        ledger = Ledger(path)
+        assert ledger.begin_incarnation(policy_version=0) == expected
+        ledger.close()
+
+
+def test_ledger_records_each_state_of_a_prompt(path: Path) -> None:
+    ledger = Ledger(path)
+    lease_all(ledger, "g")
+    seen = []
+    for state, step, reason in (
+        ("ready", None, None),
+        ("assigned", 3, None),
+        ("pending", None, "lease expired"),
+        ("skipped", None, "failed three times"),
+    ):
+        ledger.set_state(["g"], state, step, reason)
+        ledger.commit()
+        seen += rows(path, "SELECT state, step, reason FROM prompts")
+    ledger.close()
+    assert seen == [
+        ("ready", None, None),
+        ("assigned", 3, None),
+        ("pending", None, "lease expired"),
+        ("skipped", None, "failed three times"),
+    ]
+
+
+def test_ledger_refuses_a_state_that_does_not_exist(path: Path) -> None:
+    with closing(Ledger(path)) as ledger:
+        lease_all(ledger, "g")
+        with pytest.raises(sqlite3.IntegrityError, match="CHECK constraint failed"):
+            ledger.set_state(["g"], "lost")
+
+
+def test_a_second_lease_changes_server_and_attempt_only(path: Path) -> None:
+    ledger = Ledger(path)
+    lease_all(ledger, "g")
+    ledger.lease("g", epoch=0, uid="uid-g", position=0, server="s2", attempt=2)
+    ledger.close()
+    assert rows(path, 'SELECT "group", epoch, uid, position, state, server, attempt FROM prompts') == [
+        ("g", 0, "uid-g", 0, "leased", "s2", 2)
+    ]
+
+
+def test_mark_trained_writes_step_and_staleness(path: Path) -> None:
+    ledger = Ledger(path)
+    lease_all(ledger, "e0-aa")
+    ledger.add_trajectory(example_facts(), incarnation=2)
+    ledger.mark_trained(["e0-aa"], step=6, policy_version=5)
+    ledger.close()
+    assert rows(path, "SELECT state, step FROM prompts") == [("trained", 6)]
+    assert rows(
+        path,
+        "SELECT sample_index, attempt, incarnation, server, reward, reward_parts, num_tokens, num_model_tokens, "
+        "num_turns, finish, oldest_version, newest_version, step, staleness FROM trajectories",
+    ) == [(1, 1, 2, "s1", 0.5, '{"exact_match": 0.5}', 6, 3, 2, "answer", 3, 4, 6, 2)]
+
+
+def test_nothing_is_seen_of_changes_before_commit(path: Path) -> None:
+    ledger = Ledger(path)
+    lease_all(ledger, "g")
+    assert rows(path, "SELECT count(*) FROM prompts") == [(0,)]
+    ledger.commit()
+    assert rows(path, "SELECT count(*) FROM prompts") == [(1,)]
+    ledger.close()
+
+
+def test_recall_returns_what_was_out_oldest_first_and_makes_it_pending(path: Path) -> None:
+    ledger = Ledger(path)
+    lease_all(ledger, "trained", "ready", "leased", "assigned", "skipped", "pending")
+    for state in ("trained", "ready", "assigned", "skipped", "pending"):
+        ledger.set_state([state], state)
+    unfinished = ledger.recall_unfinished()
+    ledger.close()
+    assert unfinished == [
+        LeasedPrompt(name, 0, f"uid-{name}", position, 1)
+        for name, position in (("ready", 1), ("leased", 2), ("assigned", 3), ("pending", 5))
+    ]
+    states = dict(rows(path, 'SELECT "group", state FROM prompts'))
+    assert [name for name, state in states.items() if state == "pending"] == ["ready", "leased", "assigned", "pending"]
+    assert (states["trained"], states["skipped"]) == ("trained", "skipped")
+
+
+def test_recall_forgets_trajectories_that_no_step_used(path: Path) -> None:
+    ledger = Ledger(path)
+    lease_all(ledger, "used", "unused")
+    for group in ("used", "unused"):
+        ledger.add_trajectory(example_facts(group=group), incarnation=1)
+    ledger.mark_trained(["used"], step=1, policy_version=4)
+    ledger.recall_unfinished()
+    ledger.close()
+    assert rows(path, 'SELECT "group" FROM trajectories') == [("used",)]
+
+
+def test_snapshot_is_one_file_with_everything_up_to_now(path: Path, tmp_path: Path) -> None:
+    folder = tmp_path / "checkpoint"
+    folder.mkdir()
+    ledger = Ledger(path)
+    lease_all(ledger, "a", "b")
+    ledger.set_meta("position", "2")
+    ledger.snapshot(folder / "ledger.sqlite")
+    ledger.set_state(["a"], "trained", 1)
+    ledger.set_meta("position", "9")
+    ledger.close()
+    assert rows(folder / "ledger.sqlite", 'SELECT "group", state FROM prompts') == [("a", "leased"), ("b", "leased")]
+    assert [file.name for file in folder.iterdir()] == ["ledger.sqlite"]
+    with closing(Ledger(folder / "ledger.sqlite")) as copy:
+        assert copy.meta("position") == "2"
+
+
+def test_snapshot_says_when_it_cannot_be_written(path: Path, tmp_path: Path) -> None:
+    target = tmp_path / "gone" / "ledger.sqlite"
+    with closing(Ledger(path)) as ledger, pytest.raises(OperatorError) as caught:
+        ledger.snapshot(target)
+    assert str(caught.value) == (
+        f"The ledger's copy {target} cannot be written: unable to open database file. Check the disk."
+    )
+
+
+def test_ledger_says_when_it_cannot_be_opened(tmp_path: Path) -> None:
+    path = tmp_path / "gone" / "ledger.sqlite"
+    with pytest.raises(OperatorError) as caught:
+        Ledger(path)
+    assert str(caught.value) == (
+        f"The ledger {path} cannot be opened: unable to open database file. Check the disk and the folder."
+    )
+
+
+def test_ledger_says_when_the_file_is_no_ledger(path: Path) -> None:
+    path.write_bytes(b"no database" * 100)
+    with pytest.raises(OperatorError, match=r"cannot be opened: file is not a database\. Check the disk"):
+        Ledger(path)
+
+
+def test_ledger_says_when_it_cannot_be_written(path: Path) -> None:
+    ledger = Ledger(path)
+    ledger._db.execute("PRAGMA max_page_count = 1")
+    with pytest.raises(OperatorError) as caught:
+        ledger.add_event("filler", "x" * 1_000_000)
+    assert str(caught.value) == (
+        f"The ledger {path} cannot be written: database or disk is full. Free the disk, then run again."
+    )
+    ledger._db.close()
+
+
+def test_newest_valid_version_is_the_oldest_start_after_an_incarnation(path: Path) -> None:
+    with closing(Ledger(path)) as ledger:
+        for policy_version in (0, 20, 15, 40):
+            ledger.begin_incarnation(policy_version)
+        assert [ledger.newest_valid_version(incarnation) for incarnation in range(1, 5)] == [15, 15, 40, None]
+
+
+def test_newest_valid_version_knows_only_the_surviving_lineage(path: Path) -> None:
+    ledger = Ledger(path)
+    ledger.begin_incarnation(0)
+    ledger.snapshot(path.with_name("checkpoint.sqlite"))
+    ledger.begin_incarnation(3)  # dies without a checkpoint of its own
+    ledger.close()
+    path.write_bytes(path.with_name("checkpoint.sqlite").read_bytes())
+    with closing(Ledger(path)) as ledger:
+        assert ledger.begin_incarnation(20) == 3
+        assert [ledger.newest_valid_version(incarnation) for incarnation in (1, 2, 3)] == [20, 20, None]
+    assert rows(path, "SELECT number, policy_version FROM incarnations") == [(1, 0), (3, 20)]
+
+
+def test_recall_returns_failures_by_sample_in_order(path: Path) -> None:
+    ledger = Ledger(path)
+    lease_all(ledger, "out", "trained")
+    ledger.fail("out", 1, 1, "s1", "reward:em", "HTTP 500")
+    ledger.fail("out", 0, 1, "s1", "server", "s1 died")
+    ledger.fail("out", 1, 2, "s2", "retriever", "timeout")
+    ledger.fail("trained", 0, 1, "s1", "server", "s1 died")
+    ledger.set_state(["trained"], "trained", 1)
+    ledger.close()
+    with closing(Ledger(path)) as ledger:
+        (recalled,) = ledger.recall_unfinished()
+    assert recalled.failures == {
+        0: [("server", "s1 died")],
+        1: [("reward:em", "HTTP 500"), ("retriever", "timeout")],
+    }
+
+
+def test_recall_counts_what_it_forgets_as_wasted_by_the_restart(path: Path) -> None:
+    ledger = Ledger(path)
+    lease_all(ledger, "unused", "used", "given-up")
+    for group in ("unused", "used", "given-up"):
+        ledger.add_trajectory(example_facts(group=group), incarnation=1)
+    ledger.add_trajectory(example_facts(group="eval-0-h", kind="eval"), incarnation=1)
+    ledger.mark_trained(["used"], step=1, policy_version=4)
+    ledger.set_state(["given-up"], "skipped", reason="failed three times")
+    ledger.recall_unfinished()
+    ledger.close()
+    assert rows(path, 'SELECT "group", sample_index, attempt, reason, num_tokens FROM waste') == [
+        ("unused", 1, 1, "restart", 3)
+    ]
+    assert rows(path, 'SELECT "group" FROM trajectories ORDER BY 1') == [("eval-0-h",), ("given-up",), ("used",)]
+
+
+def test_recall_forgets_the_step_that_a_prompt_was_assigned_to(path: Path) -> None:
+    ledger = Ledger(path)
+    lease_all(ledger, "g")
+    ledger.set_state(["g"], "assigned", 7)
+    ledger.recall_unfinished()
+    ledger.close()
+    assert rows(path, "SELECT state, step FROM prompts") == [("pending", None)]
+
+
+def test_waste_records_tokens_with_their_reason(path: Path) -> None:
+    ledger = Ledger(path)
+    ledger.waste("g", 2, 3, "stale", 17)
+    ledger.close()
+    assert rows(path, 'SELECT "group", sample_index, attempt, reason, num_tokens FROM waste') == [
+        ("g", 2, 3, "stale", 17)
+    ]
+
+
+def test_claim_returns_what_was_claimed_first_when_it_differs(path: Path) -> None:
+    with closing(Ledger(path)) as ledger:
+        assert ledger.claim("seed", "1") is None
+    with closing(Ledger(path)) as ledger:
+        assert [ledger.claim("seed", value) for value in ("1", "2", "1")] == [None, "1", None]
+        assert ledger.claim("data", "2") is None
+    assert rows(path, "SELECT key, value FROM meta WHERE key LIKE 'claim:%' ORDER BY 1") == [
+        ("claim:data", "2"),
+        ("claim:seed", "1"),
+    ]
+
+
+def test_terms_of_a_step_can_be_changed_until_it_is_taken(path: Path) -> None:
+    ledger = Ledger(path)
+    ledger.begin_terms(1, {"group_size": 4, "max_staleness": 1})
+    ledger.begin_terms(8, {"group_size": 8})
+    ledger.begin_terms(8, {"group_size": 16})
+    ledger.close()
+    assert rows(path, "SELECT from_step, name, value FROM terms ORDER BY 1, 2") == [
+        (1, "group_size", 4),
+        (1, "max_staleness", 1),
+        (8, "group_size", 16),
+    ]

@@ -1,0 +1,193 @@
+"""The live view in both forms, and the reader that follows metrics.jsonl."""
+
+import io
+import re
+import time
+from collections import deque
+from collections.abc import Mapping
+from pathlib import Path
+
+import pytest
+
+from learner.disk.metrics_lines import MetricsReader
+from learner.live.panel import GenerationRates, PanelState, one_line, seconds_left, sparkline
+from learner.live.view import LiveView, describe_step
+
+_BEAT = {"policy_version": 4, "running": 31, "waiting": 2, "generated_tokens": 100, "failures": {}, "at": 0.0}
+_STATUS = {
+    "step": 4,
+    "policy_version": 4,
+    "window_used": 12,
+    "window_size": 16,
+    "ready": 3,
+    "skipped": 1,
+    "retried": 2,
+    "detail": "step 5 waits for 2 groups on sluice-rollout-0",
+    "evaluation": "10/64",
+    "servers": {"sluice-rollout-0": _BEAT, "sluice-rollout-1": None},
+    "counts": {"failed:retriever": 17, "duplicate": 3},
+}
+
+
+def _line(step: int, **values: float) -> dict[str, float]:
+    return {"step": step, "policy_version": step, "at_s": time.time() + 60 + step, "reward_mean": step / 10, **values}
+
+
+def test_plain_view_writes_one_line_per_step_in_the_log_format() -> None:
+    file = io.StringIO()
+    line = {"step": 412, "policy_version": 412, "loss": -0.0131234, "reward_mean": 0.482, "tokens_per_s": 41800.4}
+    with LiveView(500, is_terminal=False, file=file) as view:
+        view.update(_STATUS, [])
+        view.update(_STATUS, [line])
+    clock, rest = file.getvalue().split(" ", 1)
+    assert time.strptime(clock, "%H:%M:%S").tm_min < 60
+    assert rest == ("INFO  learner  step  step=412 policy_version=412 reward=0.482 loss=-0.01312 tokens_per_s=41800\n")
+
+
+def test_plain_view_leaves_out_lines_of_an_earlier_life_of_the_run() -> None:
+    file = io.StringIO()
+    with LiveView(500, is_terminal=False, file=file) as view:
+        view.update(_STATUS, [{"step": 1, "at_s": time.time() - 3600}, {"step": 2, "at_s": time.time() + 1}])
+    assert [line.split("  ")[-1] for line in file.getvalue().splitlines()] == ["step=2"]
+
+
+def test_plain_view_shows_a_phase_that_only_counts_on_once() -> None:
+    file = io.StringIO()
+    with LiveView(5, is_terminal=False, file=file) as view:
+        for step in range(3):
+            view.show_phase(f"warm start {step}/3 loss 0.{step}")
+        view.show_phase("starting servers")
+    assert [line.split("  ", 2)[2] for line in file.getvalue().splitlines()] == [
+        "phase  warm start 0/3 loss 0.0",
+        "phase  starting servers",
+    ]
+
+
+def test_plain_view_writes_a_message_as_one_warning_line_without_control_characters() -> None:
+    file = io.StringIO()
+    with LiveView(5, is_terminal=False, file=file) as view:
+        view.message("server lost\n\x1b[31mred")
+    assert file.getvalue()[8:] == " WARN  learner  server lost [31mred\n"
+
+
+def test_plain_view_lets_the_run_go_on_when_its_reader_has_left() -> None:
+    class ClosedPipe(io.StringIO):
+        num_writes = 0
+
+        def write(self, text: str) -> int:
+            self.num_writes += 1
+            raise BrokenPipeError
+
+    file = ClosedPipe()
+    with LiveView(5, is_terminal=False, file=file) as view:
+        view.message("one")
+        view.message("two")
+    assert file.num_writes == 1
+
+
+def _panel(num_messages: int = 0) -> str:
+    """Return every frame that a terminal was sent, without colours and cursor moves."""
+    file = io.StringIO()
+    with LiveView(100, is_terminal=True, file=file, width=110) as view:
+        view.show_phase("starting servers")
+        for index in range(num_messages):
+            view.message(f"warning {index} [bold]")
+        lines = [_line(step, staleness_mean=0.5, staleness_max=1, push_s=0.085) for step in range(1, 5)]
+        view.update(_STATUS, [*lines, _line(5, eval_reward=0.7, eval_reward_greedy=0.875, staleness_mean=0.5)])
+    return re.sub(r"\x1b\[[0-9;?]*[A-Za-z]", "", file.getvalue())
+
+
+@pytest.mark.parametrize(
+    "shown",
+    [
+        "step 4/100",
+        "1:35 left",
+        "0.500  ▁▃▄▆█",
+        "0.700 sampled, 0.875 greedy, at step 5, scoring 10/64",
+        "mean 0.50",
+        "12/16 groups, 3 ready",
+        "2 retried, 1 skipped",
+        "failed:retriever 17",
+        "sluice-rollout-0",
+        "not heard yet",
+        "step 5 waits for 2 groups on sluice-rollout-0",
+    ],
+)
+def test_panel_shows_what_a_run_is_watched_for(shown: str) -> None:
+    assert shown in _panel()
+
+
+def test_panel_keeps_the_last_three_messages_as_plain_text() -> None:
+    last_frame = _panel(num_messages=4).rsplit("╭", 1)[1]
+    assert "warning 0" not in last_frame
+    assert "warning 3 [bold]" in last_frame
+
+
+def test_terminal_gets_its_cursor_back_when_the_run_is_interrupted() -> None:
+    file = io.StringIO()
+    with pytest.raises(KeyboardInterrupt), LiveView(5, is_terminal=True, file=file, width=80):
+        raise KeyboardInterrupt
+    assert file.getvalue().rfind("\x1b[?25h") > file.getvalue().rfind("\x1b[?25l") >= 0
+
+
+def test_panel_is_drawn_at_most_about_twice_a_second() -> None:
+    file = io.StringIO()
+    with LiveView(5, is_terminal=True, file=file, width=80) as view:
+        before = file.getvalue().count("╭")
+        for _ in range(50):
+            view.update(_STATUS, [])
+        assert file.getvalue().count("╭") - before <= 1
+
+
+def test_sparkline_averages_what_does_not_fit() -> None:
+    assert sparkline([0, 0, 1, 1, 7, 7], num_points=3) == "▁▂█"
+
+
+def test_sparkline_of_equal_values_is_flat() -> None:
+    assert sparkline([3.0, 3.0]) == "▁▁"
+
+
+def test_seconds_left_follows_the_pace_of_this_life_of_the_run() -> None:
+    lines: deque[Mapping[str, float]] = deque(
+        [{"step": 1, "at_s": 0.0}, {"step": 2, "at_s": 1000.0}, {"step": 4, "at_s": 1010.0}]
+    )
+    assert seconds_left(PanelState(total_steps=10, lines=lines, num_new_lines=2)) == 30.0
+    assert seconds_left(PanelState(total_steps=10, lines=lines, num_new_lines=1)) is None
+
+
+def test_generation_rate_starts_again_when_a_server_counts_from_zero() -> None:
+    rates = GenerationRates()
+    rates.take({"a": {"generated_tokens": 100}}, now=0.0)
+    rates.take({"a": {"generated_tokens": 300}}, now=2.0)
+    assert rates.of("a") == 100.0
+    rates.take({"a": {"generated_tokens": 5}}, now=3.0)
+    assert rates.of("a") is None
+
+
+def test_one_line_keeps_words_and_drops_escape_sequences() -> None:
+    assert one_line("a\x1b[2Jb\r\nc\u202ed") == "a [2Jb c d"
+
+
+def test_step_description_leaves_out_what_was_not_measured() -> None:
+    assert describe_step({"step": 3, "policy_version": 3, "wait_s": 0.25}) == "step=3 policy_version=3 wait_s=0.25"
+
+
+def test_metrics_reader_returns_a_line_once_it_is_whole(tmp_path: Path) -> None:
+    path = tmp_path / "metrics.jsonl"
+    reader = MetricsReader(path)
+    assert reader.new_lines() == []
+    path.write_text('{"step": 1, "loss": 0.5}\n{"step": 2, "lo')
+    assert reader.new_lines() == [{"step": 1, "loss": 0.5}]
+    assert reader.new_lines() == []
+    with path.open("a") as file:
+        file.write('ss": 0.25}\nnonsense\n{"step": 3}\n')
+    assert reader.new_lines() == [{"step": 2, "loss": 0.25}, {"step": 3}]
+
+
+def test_metrics_reader_starts_again_when_the_file_was_replaced(tmp_path: Path) -> None:
+    path = tmp_path / "metrics.jsonl"
+    reader = MetricsReader(path)
+    path.write_text('{"step": 1}\n{"step": 2}\n')
+    reader.new_lines()
+    path.write_text('{"step": 1}\n')
+    assert reader.new_lines() == [{"step": 1}]

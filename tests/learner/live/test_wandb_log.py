@@ -1,0 +1,47 @@
+"""Weights & Biases for real, offline; and what a run notices when it fails: one warning."""
+
+import subprocess
+import sys
+from pathlib import Path
+
+_RECORD = """
+import sys, time
+from pathlib import Path
+from learner.live.wandb_log import WandbLog
+
+log = WandbLog("sluice-test", "a-run", {"learner": {"lr": 0.5}}, Path(sys.argv[1]))
+for step in range(3):
+    log.log({"step": step, "reward_mean": step / 2, "at_s": time.time()})
+
+log.close()
+"""
+
+
+def _record(folder: Path, **environment: str) -> subprocess.CompletedProcess[str]:
+    """Log three steps in a process of its own: wandb leaves threads and a service behind until its process ends."""
+    env = {"PATH": "/usr/bin:/bin", "HOME": str(folder), "WANDB_CONFIG_DIR": str(folder / "config"), **environment}
+    command = [sys.executable, "-c", _RECORD, str(folder)]
+    return subprocess.run(command, env=env, capture_output=True, text=True, timeout=120, check=False)
+
+
+def test_wandb_log_writes_an_offline_run_that_a_second_start_goes_on_with(tmp_path: Path) -> None:
+    first = _record(tmp_path, WANDB_MODE="offline")
+    run_id = (tmp_path / "wandb_run_id").read_text()
+    second = _record(tmp_path, WANDB_MODE="offline")
+    assert (first.returncode, first.stderr, second.returncode) == (0, "", 0)
+    assert (tmp_path / "wandb_run_id").read_text() == run_id
+    files = list(tmp_path.glob(f"wandb/offline-run-*/run-{run_id.strip()}.wandb"))
+    assert files
+    assert b"reward_mean" in files[0].read_bytes()
+
+
+def test_wandb_log_warns_once_and_ends_when_there_is_no_key(tmp_path: Path) -> None:
+    ended = _record(tmp_path)
+    assert ended.returncode == 0
+    assert ended.stderr.count("wandb failed") == 1
+    assert "no API key. Set WANDB_API_KEY, or WANDB_MODE=offline" in ended.stderr
+
+
+def test_wandb_is_imported_only_when_asked_for() -> None:
+    code = "import learner.live.wandb_log, sys; sys.exit('wandb' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", code], check=False, timeout=60).returncode == 0

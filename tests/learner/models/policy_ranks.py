@@ -1,0 +1,266 @@
+"""One rank of a small learner world, run by test_policy_ranks.
+
+    python policy_ranks.py RANK WORLD_SIZE PORT FOLDER             train
+    python policy_ranks.py RANK WORLD_SIZE PORT FOLDER WRITTEN_BY  resume
+
+To train: for each ZeRO stage it steps on the same seven trajectories, then goes through what must leave the weights
+alone, saves, loads, goes on and exports; two ranks then go on from what one rank saved. Rank 0 writes what it found to
+FOLDER/ranks_WORLD_SIZE.pt.
+To resume: in each ZeRO stage it goes on from each state that a world of WRITTEN_BY ranks saved. Rank 0 writes what it
+found to FOLDER/resumed_WORLD_SIZE_WRITTEN_BY.pt.
+"""
+
+import json
+import shutil
+import sys
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any, Literal
+
+import numpy as np
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from learner.data.sft_rows import SftRow
+from learner.models.finite import NonFiniteWeightsError
+from learner.models.policy import PolicyEngine
+from learner.models.settings import PolicySettings
+from learner.models.step_result import StepResult
+from learner.models.world import join_world
+from learner.objectives.supervised import run_sft
+from learner.packing.micro_batch import MicroBatch, Sample, make_micro_batch
+from learner.packing.plan import plan_step
+from protocol.errors import OperatorError
+
+STAGES: tuple[Literal[0, 2, 3], ...] = (0, 2, 3)
+# The tiny model's state is 0.8 MB: it goes to several files, so that each rank writes one.
+SHARD_BYTES = 200_000
+LENGTHS = (5, 31, 12, 12, 24, 40, 9)
+VOCAB = 272
+Loss = Callable[[Tensor, Tensor, MicroBatch], tuple[Tensor, dict[str, float]]]
+
+
+def trajectories() -> list[Sample]:
+    """Return seven random trajectories with masked parts inside."""
+    rng = np.random.default_rng(7)
+    samples = []
+    for length in LENGTHS:
+        mask = rng.random(length) < 0.7
+        mask[:2], mask[-1] = False, True
+        samples.append(
+            Sample(
+                rng.integers(0, VOCAB, length).astype(np.int32),
+                mask,
+                np.where(mask, rng.normal(-5.0, 0.5, length), 0.0).astype(np.float32),
+                float(rng.normal()),
+            )
+        )
+    return samples
+
+
+def loss(logprobs: Tensor, entropies: Tensor, micro_batch: MicroBatch) -> tuple[Tensor, dict[str, float]]:
+    ratio = (logprobs - micro_batch.behaviour_logprobs).clamp(-20.0, 20.0).exp()
+    sums = {"entropy": float(entropies.sum()), "max_ratio": float(ratio.detach().max()) if len(ratio) else 0.0}
+    return -(ratio * micro_batch.advantages).sum(), sums
+
+
+def settings(model: Path, zero_stage: Literal[0, 2, 3]) -> PolicySettings:
+    return PolicySettings(
+        model_dir=model,
+        dtype="float32",
+        zero_stage=zero_stage,
+        lr=1e-3,
+        betas=(0.9, 0.95),
+        weight_decay=0.01,
+        max_grad_norm=1.0,
+        warmup_steps=2,
+        total_steps=10,
+        min_lr_ratio=0.1,
+        schedule="linear",
+        seed=0,
+    )
+
+
+class Rank:
+    """What one rank does with one ZeRO stage."""
+
+    def __init__(self, model: Path, zero_stage: Literal[0, 2, 3], folder: Path) -> None:
+        self.rank, self.world_size = dist.get_rank(), dist.get_world_size()
+        self.stage, self.folder = zero_stage, folder
+        self.policy = PolicyEngine(settings(model, zero_stage))
+
+    def step(self, samples: list[Sample], micro_batch_tokens: int, loss_function: Loss = loss) -> StepResult:
+        plan = plan_step([len(s.tokens) for s in samples], self.world_size, micro_batch_tokens)[self.rank]
+        parts = [make_micro_batch([samples[i] for i in part]) for part in plan]
+        total = sum(int(s.loss_mask.sum()) for s in samples)
+        return self.policy.step(parts, loss_function, total)
+
+    def weights(self) -> dict[str, Tensor]:
+        found = {}
+        for name, parameter in self.policy.weights():
+            with self.policy.gather([parameter]):
+                found[name] = parameter.detach().clone()
+        return found
+
+    def moments(self) -> dict[str, Tensor]:
+        """Return AdamW's first moments: after one step, the clipped gradient times 0.1."""
+        from deepspeed.utils import safe_get_full_optimizer_state
+
+        found = {}
+        for name, parameter in self.policy.weights():
+            if self.stage == 0:
+                found[name] = self.policy._engine.optimizer.state[parameter]["exp_avg"].clone()
+            else:
+                found[name] = safe_get_full_optimizer_state(parameter, "exp_avg").clone()
+        return found
+
+    def run(self) -> dict[str, object]:
+        samples = trajectories()
+        found: dict[str, object] = {}
+        probe = make_micro_batch(samples[:3])
+        found["logprobs"] = self.policy.logprobs(probe)
+        found["loads_before_the_first_step"] = self.saves_and_loads()
+        found["first"] = self.step(samples, micro_batch_tokens=50)
+        found["moments"] = self.moments()
+        found["weights"] = self.weights()
+        found["refused"] = self.refuse(samples)
+        found["flipped"] = self.flip()
+        found["second"] = self.step(samples, micro_batch_tokens=90)
+        found["few"] = self.step(samples[:1], micro_batch_tokens=90)
+        state = self.folder / f"state_{self.world_size}_{self.stage}"
+        self.policy.save_state(state, SHARD_BYTES)
+        self.policy.export_hf(self.folder / f"export_{self.world_size}_{self.stage}")
+        saved = self.weights()
+        found["further"] = further = self.further(samples)
+        self.policy.load_state(state)
+        found["loads"] = same(saved, self.weights())
+        again = self.further(samples)
+        found["resumes"] = same(further["weights"], again["weights"]) and further["losses"] == again["losses"]
+        found["saved"] = saved
+        found["refused_state"] = self.load_what_does_not_fit(state)
+        found["sft"] = self.fine_tune(samples)
+        if self.world_size == 2:  # one rank alone was there before
+            found["resumed_from_1"] = self.resume(written_by=1)
+        return found
+
+    def saves_and_loads(self) -> bool:
+        """Return whether a state that no step was taken in can be saved and loaded, and changes nothing."""
+        before, state = self.weights(), self.folder / f"fresh_{self.world_size}_{self.stage}"
+        self.policy.save_state(state)
+        self.policy.load_state(state)
+        return same(before, self.weights())
+
+    def further(self, samples: list[Sample]) -> dict[str, Any]:
+        """Return losses, learning rates and weights of three steps more."""
+        losses, rates = [], []
+        for part in (samples, samples[2:], samples[:5]):
+            losses.append(self.step(part, micro_batch_tokens=50).loss)
+            rates.append(self.policy._scheduler.get_last_lr()[0])
+        return {"losses": losses, "rates": rates, "weights": self.weights()}
+
+    def resume(self, written_by: int) -> dict[int, dict[str, Any]]:
+        """Return, by the ZeRO stage of the writer, what going on from its state gave."""
+        found = {}
+        for stage in STAGES:
+            self.policy.load_state(self.folder / f"state_{written_by}_{stage}")
+            found[stage] = self.further(trajectories())
+        return found
+
+    def load_what_does_not_fit(self, state: Path) -> str:
+        """Return what is said of a state with a parameter that the policy has not."""
+        copy = state.with_name(f"{state.name}_other")
+        if self.rank == 0:
+            shutil.copytree(state, copy)
+            description = json.loads((copy / "state.json").read_text())
+            description["files"]["model.extra.weight"] = "state_00000.safetensors"
+            (copy / "state.json").write_text(json.dumps(description))
+        dist.barrier()
+        try:
+            self.policy.load_state(copy)
+        except OperatorError as error:
+            return str(error)
+        return "accepted"
+
+    def fine_tune(self, samples: list[Sample]) -> list[float]:
+        """Return the loss of each of six steps on the seven rows, four at a time."""
+        losses: list[float] = []
+        rows = [SftRow(s.tokens, np.where(s.loss_mask, 0.5, 0.0).astype(np.float32)) for s in samples]
+        run_sft(
+            self.policy,
+            rows,
+            rows_per_step=4,
+            max_steps=6,
+            micro_batch_tokens=60,
+            on_step=lambda step, loss: losses.append(loss),
+        )
+        return losses
+
+    def refuse(self, samples: list[Sample]) -> dict[str, object]:
+        """Take steps with one bad number on one rank; return what each reported and whether all bits stayed."""
+        weights, moments = self.weights(), self.moments()
+        broken = np.full(LENGTHS[0], np.nan, np.float32)
+        # Its clamped ratio, and so its loss, are finite.
+        broken_by_infinity = np.full(LENGTHS[0], np.inf, np.float32)
+        bad_sample = replace(samples[0], behaviour_logprobs=broken)
+
+        def infinite(logprobs: Tensor, entropies: Tensor, micro_batch: MicroBatch) -> tuple[Tensor, dict[str, float]]:
+            value, sums = loss(logprobs, entropies, micro_batch)
+            return (value + float("inf") if self.rank == self.world_size - 1 else value), sums
+
+        outcomes = {
+            "nan_gradient": self.step([bad_sample, *samples[1:]], 50),
+            "infinite_loss": self.step(samples, 50, infinite),
+            "infinite_behaviour": self.step(
+                [replace(samples[0], behaviour_logprobs=-broken_by_infinity), *samples[1:]], 50
+            ),
+        }
+        applied = {name: outcome.applied for name, outcome in outcomes.items()}
+        return {"applied": applied, "intact": same(weights, self.weights()) and same(moments, self.moments())}
+
+    def flip(self) -> list[str]:
+        """Make a weight of the last rank NaN, then a number of its optimizer's state; return what was said of it."""
+        self.policy.check_finite(with_optimizer=True)
+        optimizer = getattr(self.policy._engine.optimizer, "optimizer", self.policy._engine.optimizer)
+        _, parameter = self.policy.weights()[-1]
+        weights = getattr(parameter, "ds_tensor", parameter).detach().view(-1)
+        moments = next(iter(optimizer.state.values()))["exp_avg"].view(-1)
+        said = []
+        for numbers in (weights, moments):
+            kept = numbers[0].item()
+            if self.rank == self.world_size - 1:
+                numbers[0] = float("nan")
+            try:
+                self.policy.check_finite(with_optimizer=numbers is moments)
+            except NonFiniteWeightsError as error:
+                said.append(str(error))
+            numbers[0] = kept
+        self.policy.check_finite(with_optimizer=True)
+        return said
+
+
+def same(left: dict[str, Tensor], right: dict[str, Tensor]) -> bool:
+    return left.keys() == right.keys() and all(torch.equal(left[name], right[name]) for name in left)
+
+
+def main() -> None:
+    rank, world_size, port, folder = int(sys.argv[1]), int(sys.argv[2]), int(sys.argv[3]), Path(sys.argv[4])
+    torch.set_num_threads(1)
+    join_world(rank, world_size, "127.0.0.1", port, 120.0)
+    found: dict[int, dict[Any, Any]] = {}
+    name = f"ranks_{world_size}"
+    for stage in STAGES:
+        of_stage = Rank(folder / "model", stage, folder)
+        if len(sys.argv) > 5:
+            found[stage], name = of_stage.resume(int(sys.argv[5])), f"resumed_{world_size}_{sys.argv[5]}"
+        else:
+            found[stage] = of_stage.run()
+    if rank == 0:
+        torch.save(found, folder / f"{name}.pt")
+    dist.barrier()
+    dist.destroy_process_group()
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,36 @@
+"""What of DeepSpeed's configuration is the operator's to set."""
+
+from typing import Any
+
+import pytest
+
+from learner.models.deepspeed_config import deepspeed_config
+from protocol.errors import SettingsError
+
+
+def config(asked: dict[str, Any]) -> dict[str, Any]:
+    return deepspeed_config(asked, zero_stage=2, dtype="float32", max_grad_norm=1.0, num_parameters=1000)
+
+
+def test_a_section_is_merged_key_by_key() -> None:
+    merged = config({"zero_optimization": {"offload_optimizer": {"device": "cpu"}}})
+    assert merged["zero_optimization"] == {
+        "stage": 2,
+        "reduce_bucket_size": 1000,
+        "offload_optimizer": {"device": "cpu"},
+    }
+
+
+@pytest.mark.parametrize(
+    ("asked", "message"),
+    [
+        ({"gradient_clipping": 1.0}, "learner.deepspeed sets gradient_clipping, which follows from the other settings"),
+        (
+            {"zero_optimization": {"offload_optimizer": {"device": "nvme"}}},
+            "learner.deepspeed keeps the optimizer on NVMe, from where checkpoints cannot take it",
+        ),
+    ],
+)
+def test_what_would_break_a_step_or_a_checkpoint_is_refused(asked: dict[str, Any], message: str) -> None:
+    with pytest.raises(SettingsError, match=message):
+        config(asked)

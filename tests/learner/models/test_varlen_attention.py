@@ -1,0 +1,105 @@
+"""The packed forward and backward pass against transformers' own attention, one trajectory at a time."""
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from transformers import AutoModelForCausalLM
+
+from learner.models import varlen_attention
+from learner.models.logprobs import token_logprobs
+from learner.models.varlen_attention import Segments
+from learner.models.varlen_attention import varlen_attention as attend
+from learner.packing.micro_batch import Sample, make_micro_batch
+from tests.fakes.tiny_models import make_tiny_model
+
+LENGTHS = (1, 40, 40, 33, 7, 3, 40, 21)
+
+
+def samples() -> list[Sample]:
+    rng = np.random.default_rng(0)
+    made = []
+    for length in LENGTHS:
+        mask = rng.random(length) < 0.6
+        mask[0] = False
+        made.append(Sample(rng.integers(0, 272, length).astype(np.int32), mask, np.zeros(length, np.float32)))
+    return sorted(made, key=lambda s: -len(s.tokens))
+
+
+@pytest.fixture(params=["tied", "untied"])
+def folder(request: pytest.FixtureRequest, tmp_path: Path) -> Path:
+    return make_tiny_model(tmp_path / "model", tied=request.param == "tied", hidden_size=64)
+
+
+def test_packed_logprobs_and_gradients_equal_the_unpacked_ones(folder: Path) -> None:
+    varlen_attention.register()
+    packed = AutoModelForCausalLM.from_pretrained(folder, attn_implementation=varlen_attention.NAME)
+    plain = AutoModelForCausalLM.from_pretrained(folder, attn_implementation="sdpa")
+
+    batch = make_micro_batch(samples())
+    logits = packed(
+        input_ids=batch.tokens,
+        position_ids=batch.position_ids,
+        logits_to_keep=batch.predict_at,
+        segments=Segments(batch.lengths, torch.device("cpu")),
+    ).logits[0]
+    found, _ = token_logprobs(logits, batch.targets)
+    found.sum().backward()
+
+    expected = []
+    for sample in samples():
+        tokens = torch.from_numpy(sample.tokens.astype(np.int64))[None]
+        scores = plain(input_ids=tokens).logits[0, :-1].log_softmax(-1)
+        every = scores.gather(1, tokens[0, 1:, None])[:, 0]
+        expected.append(every[torch.from_numpy(sample.loss_mask[1:])])
+    torch.cat(expected).sum().backward()
+
+    assert len(found) == sum(int(s.loss_mask.sum()) for s in samples()) > 50
+    torch.testing.assert_close(found, torch.cat(expected), rtol=0, atol=1e-5)
+    for (name, ours), theirs in zip(packed.named_parameters(), plain.parameters(), strict=True):
+        torch.testing.assert_close(ours.grad, theirs.grad, rtol=1e-4, atol=1e-4, msg=lambda m, n=name: f"{n}: {m}")
+
+
+@pytest.mark.parametrize("num_key_heads", [4, 2, 1])
+@pytest.mark.parametrize("lengths", [(5,), (9, 9, 9), (16, 13, 12, 4, 1)])
+def test_attention_equals_the_formula_in_float64(lengths: tuple[int, ...], num_key_heads: int) -> None:
+    torch.manual_seed(0)
+    total = sum(lengths)
+    q = torch.randn(1, 4, total, 8, dtype=torch.float64)
+    k, v = torch.randn(2, 1, num_key_heads, total, 8, dtype=torch.float64)
+    found, _ = attend(torch.nn.Module(), q, k, v, None, 0.3, segments=Segments(lengths, torch.device("cpu")))
+    start = 0
+    for length in lengths:
+        for t in range(start, start + length):
+            for head in range(4):
+                group = head * num_key_heads // 4
+                weights = (0.3 * k[0, group, start : t + 1] @ q[0, head, t]).softmax(0)
+                torch.testing.assert_close(found[0, t, head], weights @ v[0, group, start : t + 1])
+        start += length
+
+
+def test_attention_gradient_passes_the_numeric_check() -> None:
+    torch.manual_seed(0)
+    lengths = (4, 3, 3, 1)
+    inputs = [torch.randn(1, 2, sum(lengths), 3, dtype=torch.float64, requires_grad=True) for _ in range(3)]
+    segments = Segments(lengths, torch.device("cpu"))
+    assert torch.autograd.gradcheck(
+        lambda q, k, v: attend(torch.nn.Module(), q, k, v, None, 0.5, segments=segments)[0], inputs
+    )
+
+
+@pytest.mark.parametrize(
+    ("asked", "message"),
+    [({"softcap": 30.0}, "has no softcap"), ({"sliding_window": 4}, "has no sliding window: this model's is 4 tokens")],
+)
+def test_attention_refuses_what_it_does_not_do(asked: dict[str, float], message: str) -> None:
+    q = torch.zeros(1, 1, 5, 2)
+    with pytest.raises(ValueError, match=message):
+        attend(torch.nn.Module(), q, q, q, None, segments=Segments((5,), torch.device("cpu")), **asked)
+
+
+def test_attention_refuses_a_batch_without_segments() -> None:
+    q = torch.zeros(1, 1, 5, 2)
+    with pytest.raises(ValueError, match="needs the micro-batch's segments"):
+        attend(torch.nn.Module(), q, q, q, None)

@@ -1,0 +1,50 @@
+"""What a micro-batch holds of its samples."""
+
+import numpy as np
+import torch
+
+from learner.packing.micro_batch import Sample, make_micro_batch
+
+
+def sample(tokens: list[int], mask: list[int], advantage: float = 0.0, weights: list[float] | None = None) -> Sample:
+    return Sample(
+        np.array(tokens, np.int32),
+        np.array(mask, np.bool_),
+        np.array([-0.1 * t for t in tokens], np.float32),
+        advantage,
+        None if weights is None else np.array(weights, np.float32),
+    )
+
+
+def test_micro_batch_lays_samples_end_to_end_longest_first() -> None:
+    batch = make_micro_batch([sample([7, 8], [0, 1], 2.0), sample([1, 2, 3, 4], [0, 1, 0, 1], -1.0)])
+    assert batch.tokens.tolist() == [[1, 2, 3, 4, 7, 8]]
+    assert batch.position_ids.tolist() == [[0, 1, 2, 3, 0, 1]]
+    assert batch.lengths == (4, 2)
+
+
+def test_micro_batch_predicts_each_written_token_from_the_one_before() -> None:
+    batch = make_micro_batch([sample([7, 8], [0, 1], 2.0), sample([1, 2, 3, 4], [0, 1, 0, 1], -1.0)])
+    assert batch.predict_at.tolist() == [0, 2, 4]
+    assert batch.targets.tolist() == [2, 4, 8]
+    torch.testing.assert_close(batch.behaviour_logprobs, torch.tensor([-0.2, -0.4, -0.8]))
+    assert batch.advantages.tolist() == [-1.0, -1.0, 2.0]
+    assert batch.weights.tolist() == [1.0, 1.0, 1.0]
+
+
+def test_micro_batch_keeps_the_weights_of_written_tokens() -> None:
+    batch = make_micro_batch([sample([1, 2, 3], [0, 1, 1], weights=[0.0, 0.5, 1.0])])
+    assert batch.weights.tolist() == [0.5, 1.0]
+
+
+def test_micro_batch_of_no_samples_has_one_token_and_predicts_nothing() -> None:
+    batch = make_micro_batch([])
+    assert batch.tokens.shape == (1, 1)
+    assert batch.num_model_tokens == 0
+
+
+def test_micro_batch_does_not_change_when_a_sample_changes_later() -> None:
+    one = sample([1, 2, 3], [0, 1, 1])
+    batch = make_micro_batch([one])
+    one.tokens[:] = 9
+    assert batch.tokens.tolist() == [[1, 2, 3]]

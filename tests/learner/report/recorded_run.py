@@ -1,0 +1,142 @@
+"""A run folder as the coordinator's own classes write it, without a run: for tests of the report.
+
+`record_run(folder, num_steps=3)` records an evaluation before the first step and one after the last.
+"""
+
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Literal
+
+import numpy as np
+from tokenizers import Tokenizer, decoders, models, pre_tokenizers
+
+from learner.coordinator.steps.record import RunRecord
+from learner.coordinator.steps.step_batch import StepBatch
+from learner.ledger.ledger import Ledger
+from protocol.settings.loader import save_settings
+from protocol.settings.settings import Settings
+from protocol.wire.trajectory import Trajectory, TrajectoryFacts, VersionSpan
+
+PROMPT = "What is the code of <b>Belarus</b>?"
+SEARCH = "<search>Belarus</search>"
+OBSERVATION = "<script>alert(1)</script> code BY"
+ANSWER = "<answer>BY</answer>"
+
+
+def record_run(folder: Path, num_steps: int, groups_per_step: int = 2, group_size: int = 4) -> Settings:
+    """Write settings, metrics, samples and ledger of a run of num_steps steps; returns its settings."""
+    settings = Settings.model_validate(
+        {
+            "run": {"name": folder.name, "max_steps": num_steps},
+            "policy": {"warm_start": {"data": "demonstrations.jsonl"}},
+            "rollout": {"group_size": group_size},
+            "learner": {"groups_per_step": groups_per_step},
+            "data": {"train": "http://user:secret@127.0.0.1:9/rows.jsonl"},
+            "rewards": {"endpoints": [{"name": "em", "url": "http://127.0.0.1:9/score"}]},
+        }
+    )
+    save_settings(settings, folder / "settings.yaml")
+    tokenizer = save_tokenizer(folder.parent / "model")
+    ledger, record = Ledger(folder / "ledger.sqlite"), RunRecord(folder, samples_per_step=1)
+    incarnation, began = ledger.begin_incarnation(0), time.time() - 2.0 * num_steps
+    if num_steps:
+        scores = _evaluate(ledger, tokenizer, 0, (0.0, 1.0), began)
+        record.write_step({"step": 0, "policy_version": 0, **scores})
+    for step in range(1, num_steps + 1):
+        trajectories = []
+        for place in range(groups_per_step):
+            name = f"e0-q{step}-{place}"
+            ledger.lease(name, 0, f"q{step}-{place}", step * groups_per_step + place, "rollout-0", 1)
+            for index in range(group_size):
+                version = max(0, step - 1 - index % 2)
+                trajectory = make_trajectory(
+                    tokenizer, name, index, version, began + 2.0 * step - index / group_size, reward=float(index % 2)
+                )
+                ledger.add_trajectory(trajectory.facts, incarnation)
+                trajectories.append(trajectory)
+            ledger.mark_trained([name], step, step - 1)
+        batch = StepBatch(step, step - 1, (), tuple(trajectories), [], [])
+        metrics = {"loss": 0.1 / step, "wait_s": 0.5, "train_s": 1.0, "push_s": 0.1, "retried": 0, "skipped": 1}
+        if step == num_steps:
+            metrics |= _evaluate(ledger, tokenizer, step, (1.0, 1.0), began + 2.0 * num_steps)
+        record.write_step({"step": step, "policy_version": step, **batch.metrics(), **metrics})
+        record.write_samples(batch)
+    ledger.lease("e0-bad", 0, "bad", 10**6, "rollout-0", 3)
+    ledger.set_state(["e0-bad"], "skipped", reason="reward: <i>timeout</i>")
+    ledger.close()
+    return settings
+
+
+def save_tokenizer(folder: Path) -> Tokenizer:
+    """Write tokenizer.json with one token per byte; returns the tokenizer."""
+    vocabulary = {token: index for index, token in enumerate(sorted(pre_tokenizers.ByteLevel.alphabet()))}
+    tokenizer = Tokenizer(models.BPE(vocab=vocabulary, merges=[]))
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    tokenizer.decoder = decoders.ByteLevel()
+    folder.mkdir(exist_ok=True)
+    tokenizer.save(str(folder / "tokenizer.json"))
+    return tokenizer
+
+
+def make_trajectory(
+    tokenizer: Tokenizer,
+    group: str,
+    index: int,
+    version: int,
+    at: float,
+    *,
+    kind: Literal["train", "eval"] = "train",
+    is_greedy: bool = False,
+    reward: float = 1.0,
+) -> Trajectory:
+    """Return a trajectory of one search and one answer, finished at `at`."""
+    tokens: list[int] = []
+    mask: list[int] = []
+    spans: list[VersionSpan] = []
+    for text, is_model in ((PROMPT, 0), (SEARCH, 1), (OBSERVATION, 0), (ANSWER, 1)):
+        piece = tokenizer.encode(text, add_special_tokens=False).ids
+        if is_model:
+            spans.append(VersionSpan(len(tokens), len(tokens) + len(piece), version))
+        tokens += piece
+        mask += [is_model] * len(piece)
+    facts = TrajectoryFacts(
+        group=group,
+        sample_index=index,
+        attempt=1,
+        incarnation=1,
+        kind=kind,
+        is_greedy=is_greedy,
+        server="rollout-0",
+        num_tokens=len(tokens),
+        num_prompt_tokens=len(PROMPT),
+        num_turns=2,
+        finish="answer",
+        reward=reward,
+        reward_parts={"em": reward},
+        version_spans=spans,
+        started_at=at - 1.5,
+        finished_at=at,
+        generate_s=1.0,
+        environment_s=0.3,
+        reward_s=0.1,
+    )
+    return Trajectory(facts, np.array(tokens, np.int32), np.zeros(len(tokens), np.float32), np.array(mask, np.uint8))
+
+
+def _evaluate(ledger: Ledger, tokenizer: Tokenizer, step: int, sampled: Sequence[float], at: float) -> dict[str, float]:
+    """Record one sampled and one greedy trajectory for each held-out prompt; greedy ones score 1."""
+    for place, reward in enumerate(sampled):
+        for index, is_greedy in enumerate((False, True)):
+            trajectory = make_trajectory(
+                tokenizer,
+                f"eval-{step}-h{place}",
+                index,
+                step,
+                at,
+                kind="eval",
+                is_greedy=is_greedy,
+                reward=1.0 if is_greedy else reward,
+            )
+            ledger.add_trajectory(trajectory.facts, 1)
+    return {"eval_policy_version": step, "eval_reward": sum(sampled) / len(sampled), "eval_reward_greedy": 1.0}

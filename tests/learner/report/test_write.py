@@ -1,0 +1,175 @@
+"""The report of runs in every state, from folders that the coordinator's own classes wrote."""
+
+import json
+import re
+import sqlite3
+from html.parser import HTMLParser
+from pathlib import Path
+
+import pytest
+
+from learner.report.facts import read_run
+from learner.report.write import main, write_report
+from protocol.errors import OperatorError
+from tests.learner.report.recorded_run import record_run
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    folder = tmp_path / "short"
+    folder.mkdir()
+    record_run(folder, num_steps=3)
+    return folder
+
+
+def _page(folder: Path) -> str:
+    return write_report(folder, folder.parent / "model").read_text(encoding="utf-8")
+
+
+def _text(page: str) -> str:
+    """Return what a reader sees, white space made single."""
+    return " ".join(re.sub(r"<style>.*?</style>|<[^>]+>", " ", page, flags=re.DOTALL).split())
+
+
+class _Tags(HTMLParser):
+    def __init__(self, page: str) -> None:
+        super().__init__()
+        self.tags: list[str] = []
+        self.attributes: list[str] = []
+        self.feed(page)
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.tags.append(tag)
+        self.attributes += [name for name, _ in attrs]
+
+
+def test_report_says_what_the_warm_start_had_reached_and_what_rl_added(folder: Path) -> None:
+    text = _text(_page(folder))
+    assert "sampled at temperature 1 (eval_reward) 0.500 ± 0.500 1.000 ± 0.000 +0.500" in text
+    assert "greedy (eval_reward_greedy) 1.000 ± 0.000 1.000 ± 0.000 +0.000" in text
+    assert "after the warm start, before RL after 3 steps of RL" in text
+
+
+def test_report_names_the_weights_that_an_evaluation_scored_when_a_later_step_reports_it(folder: Path) -> None:
+    path = folder / "metrics.jsonl"
+    path.write_text(path.read_text().replace('"eval_policy_version": 3', '"eval_policy_version": 2'))
+    text = _text(_page(folder))
+    assert "before RL after 2 steps of RL" in text
+    assert "1.000 ± 0.000 1.000 +0.000" in text  # the ledger knows no evaluation of these weights: no error bar
+
+
+def test_report_loads_and_runs_nothing_whatever_a_trajectory_holds(folder: Path) -> None:
+    page = _page(folder)
+    tags = _Tags(page)
+    assert not {"script", "link", "img", "iframe", "object"} & set(tags.tags)
+    assert not {"src", "href", "onload", "onclick"} & set(tags.attributes)
+    assert "&lt;script&gt;alert(1)&lt;/script&gt; code BY" in page
+    assert "reward: &lt;i&gt;timeout&lt;/i&gt;" in page
+
+
+def test_report_sets_prompt_model_and_observation_apart(folder: Path) -> None:
+    page = _page(folder)
+    pieces = re.findall(r'<span class="piece (\w+)">(.*?)</span>', page)[:4]
+    assert pieces == [
+        ("prompt", "What is the code of &lt;b&gt;Belarus&lt;/b&gt;?"),
+        ("model", "&lt;search&gt;Belarus&lt;/search&gt;"),
+        ("observation", "&lt;script&gt;alert(1)&lt;/script&gt; code BY"),
+        ("model", "&lt;answer&gt;BY&lt;/answer&gt;"),
+    ]
+
+
+def test_report_lists_skipped_prompts_and_marks_changed_settings(folder: Path) -> None:
+    page = _page(folder)
+    assert "The first 1 of 1 skipped prompts" in page
+    assert '<tr class="changed"><td>run.max_steps</td><td>3</td></tr>' in page
+    assert "<tr><td>learner.lr</td>" in page
+
+
+def test_report_shows_no_password_of_a_url(folder: Path) -> None:
+    page = _page(folder)
+    assert "http://***@127.0.0.1:9/rows.jsonl" in page
+    assert "secret" not in page
+
+
+def test_report_names_metrics_that_were_not_measured(folder: Path) -> None:
+    assert "Not measured in this run: grad_norm, entropy, kl, ratio_mean, clip_fraction." in _page(folder)
+
+
+def test_report_flags_a_staleness_above_what_was_allowed(folder: Path) -> None:
+    with sqlite3.connect(folder / "ledger.sqlite") as db:
+        db.execute("UPDATE trajectories SET staleness = 5 WHERE step = 3")
+    db.close()
+    assert '<div class="alarm"><small>largest staleness trained</small><b>5 (allowed 1)</b></div>' in _page(folder)
+
+
+def test_report_of_an_empty_folder_says_what_is_missing(tmp_path: Path) -> None:
+    text = _text(write_report(tmp_path, None).read_text(encoding="utf-8"))
+    for name in ("settings.yaml", "metrics.jsonl", "ledger.sqlite", "samples.jsonl"):
+        assert f"{name} is missing" in text
+    assert "0 steps recorded." in text
+
+
+def test_report_of_a_run_without_a_step_has_its_settings_and_prompts(tmp_path: Path) -> None:
+    folder = tmp_path / "none"
+    folder.mkdir()
+    record_run(folder, num_steps=0)
+    text = _text(write_report(folder, None).read_text(encoding="utf-8"))
+    assert "metrics.jsonl is missing: no step had ended when the run stopped." in text
+    assert "No held-out evaluation is on record" in text
+    assert "skipped 1" in text
+
+
+def test_report_of_a_killed_run_leaves_out_the_lines_that_were_cut_off(folder: Path) -> None:
+    for name in ("metrics.jsonl", "samples.jsonl"):
+        path = folder / name
+        path.write_text(path.read_text()[:-20])
+    text = _text(_page(folder))
+    assert "metrics.jsonl has 1 broken line(s), left out" in text
+    assert "samples.jsonl has a broken line, left out" in text
+    assert "Not complete: it stopped (or still is) at step 2 of 3." in text
+    assert "There is one evaluation only: what RL added was not measured." in text
+
+
+def test_report_reads_the_ledger_of_a_run_that_still_writes_it(folder: Path) -> None:
+    with sqlite3.connect(folder / "ledger.sqlite", isolation_level=None) as db:
+        db.execute("INSERT INTO events VALUES (1.0, 'failed', 'x')")
+        assert (folder / "ledger.sqlite-wal").exists()
+        page = _page(folder)
+    db.close()
+    assert "Events: failed 1." in page
+
+
+def test_report_says_when_a_ledger_is_damaged(folder: Path) -> None:
+    (folder / "ledger.sqlite").write_bytes(b"no database" * 100)
+    assert "ledger.sqlite cannot be read (file is not a database)" in _page(folder)
+
+
+def test_report_shows_token_ids_when_the_tokenizer_is_not_there(folder: Path) -> None:
+    page = write_report(folder, folder / "nowhere").read_text(encoding="utf-8")
+    first = json.loads((folder / "samples.jsonl").read_text().splitlines()[0])
+    assert "tokenizer.json is not there: trajectories are shown as token ids." in page
+    assert f'<span class="piece prompt">{first["tokens"][0]} {first["tokens"][1]} ' in page
+
+
+def test_steps_taken_again_after_a_resume_count_once(folder: Path) -> None:
+    with (folder / "metrics.jsonl").open("a") as file:
+        file.write('{"step": 2, "policy_version": 2, "loss": 9.0}\n')
+    run = read_run(folder)
+    assert [line["step"] for line in run.lines] == [0, 1, 2]
+    assert (run.lines[-1]["loss"], run.num_redone) == (9.0, 2)
+
+
+def test_report_command_prints_the_path(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main([str(folder), "--tokenizer", str(folder.parent / "model")]) == 0
+    assert capsys.readouterr().out == f"{folder / 'report.html'}\n"
+
+
+def test_report_command_refuses_what_is_no_folder(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main([str(tmp_path / "gone")]) == 1
+    assert capsys.readouterr().err == f"{tmp_path / 'gone'} is not a folder. Give a run's folder, such as runs/NAME.\n"
+
+
+def test_report_that_cannot_be_written_is_an_operator_error(folder: Path) -> None:
+    (folder / "report.html").mkdir()
+    with pytest.raises(OperatorError, match=r"report\.html cannot be written: Is a directory\."):
+        write_report(folder, None)

@@ -1,0 +1,210 @@
+"""The run folder: made whole or not at all."""
+
+import sqlite3
+import subprocess
+import sys
+from contextlib import closing
+from pathlib import Path
+
+import pytest
+
+from learner.checkpoint.folder import begin, commit
+from learner.checkpoint.manifest import Checkpoint
+from learner.ledger.ledger import Ledger
+from learner.run.start import RunStart, held, plan_restart, plan_start, prepare_folder
+from protocol.errors import OperatorError, SettingsError
+from protocol.settings.run import RunSettings
+from protocol.settings.settings import Settings
+
+# A disk that refuses every byte: files of size 0 may still be made, as on a disk that fills up between check and write.
+_ON_A_FULL_DISK = """
+import resource, sys
+from pathlib import Path
+from learner.run.start import RunStart, prepare_folder
+from protocol.errors import OperatorError
+from protocol.settings.settings import Settings
+resource.setrlimit(resource.RLIMIT_FSIZE, (0, 0))
+try:
+    prepare_folder(RunStart(Path(sys.argv[1]), None), Settings())
+except OperatorError as error:
+    print(error)
+"""
+
+
+def test_prepare_makes_a_folder_with_its_settings(tmp_path: Path) -> None:
+    prepare_folder(RunStart(tmp_path / "runs" / "a", None), Settings())
+    assert sorted(path.name for path in (tmp_path / "runs" / "a").iterdir()) == ["checkpoints", "logs", "settings.yaml"]
+
+
+def test_prepare_sets_aside_the_accounts_of_a_life_without_a_checkpoint(tmp_path: Path) -> None:
+    for name in ("ledger.sqlite", "metrics.jsonl"):
+        (tmp_path / name).write_text("old", encoding="utf-8")
+    prepare_folder(RunStart(tmp_path, None), Settings())
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["checkpoints", "logs", "settings.yaml"]
+    aside = sorted(path.name.split("_", 2)[2] for path in (tmp_path / "logs").iterdir())
+    assert aside == ["ledger.sqlite", "metrics.jsonl"]
+
+
+def test_prepare_leaves_no_new_folder_when_the_disk_is_full(tmp_path: Path) -> None:
+    folder = tmp_path / "full"
+    finished = subprocess.run(
+        [sys.executable, "-c", _ON_A_FULL_DISK, str(folder)], capture_output=True, text=True, check=True
+    )
+    assert finished.stdout == (
+        f"The run folder {folder} cannot be written: File too large. Set run.dir to a folder on a disk with room.\n"
+    )
+    assert not folder.exists()
+
+
+def test_prepare_keeps_a_folder_that_was_there_before(tmp_path: Path) -> None:
+    (tmp_path / "checkpoints").write_text("in the way", encoding="utf-8")
+    with pytest.raises(OperatorError, match=f"The run folder {tmp_path} cannot be written: File exists."):
+        prepare_folder(RunStart(tmp_path, None), Settings())
+    assert (tmp_path / "checkpoints").read_text(encoding="utf-8") == "in the way"
+
+
+# -- a folder that holds a run ----------------------------------------------------------------------------------------
+
+
+def save(folder: Path, step: int, wandb_id: str | None = None) -> Checkpoint:
+    """Save a checkpoint whose ledger says of which folder and step it is."""
+    aside = begin(folder / "checkpoints", step)
+    ledger = Ledger(aside / "writing.sqlite")
+    ledger.set_meta("of", f"{folder.name} {step}")
+    ledger.snapshot(aside / "ledger.sqlite")
+    ledger.close()
+    (aside / "writing.sqlite").unlink()
+    if wandb_id is not None:
+        (aside / "wandb_run_id").write_text(wandb_id)
+    return commit(aside, Checkpoint(aside, step, step, folder.name, "model-1"))
+
+
+def ledger_of(folder: Path) -> str:
+    with closing(sqlite3.connect(folder / "ledger.sqlite")) as db:
+        return str(db.execute("SELECT value FROM meta WHERE key = 'of'").fetchone()[0])
+
+
+def settings_of(folder: Path, resume: str = "auto") -> RunSettings:
+    return RunSettings(dir=str(folder.parent), name=folder.name, resume=resume, max_steps=100)
+
+
+def start(folder: Path, resume: str = "auto") -> RunStart:
+    planned = plan_start(settings_of(folder, resume), "model-1")
+    prepare_folder(planned, Settings())
+    return planned
+
+
+def steps(folder: Path) -> list[str]:
+    return sorted(path.name for path in (folder / "checkpoints").iterdir())
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    """A run folder whose checkpoints are of steps 2, 4 and 6 and whose ledger is further."""
+    folder = tmp_path / "runs" / "a"
+    for step in (2, 4, 6):
+        save(folder, step)
+    ledger = Ledger(folder / "ledger.sqlite")
+    ledger.set_meta("of", "a 7")
+    ledger.close()
+    (folder / "metrics.jsonl").write_text("".join(f'{{"step": {step}}}\n' for step in range(8)) + '{"step": 8')
+    return folder
+
+
+def test_start_goes_back_to_the_newest_checkpoint(folder: Path) -> None:
+    planned = start(folder)
+    assert (planned.step, planned.notice) == (6, f"Resuming {folder} from step 6.")
+    assert ledger_of(folder) == "a 6"
+    assert (folder / "metrics.jsonl").read_text().splitlines() == [f'{{"step": {step}}}' for step in range(7)]
+    assert steps(folder) == ["latest", "step_000002", "step_000004", "step_000006"]
+
+
+def test_start_goes_back_to_the_newest_checkpoint_when_the_ledger_is_lost(folder: Path) -> None:
+    (folder / "ledger.sqlite").unlink()
+    assert start(folder).step == 6
+    assert ledger_of(folder) == "a 6"
+
+
+def test_start_removes_the_log_of_the_ledger_that_it_replaces(folder: Path) -> None:
+    writer = Ledger(folder / "ledger.sqlite")
+    writer.set_meta("of", "a later step, in the log alone")
+    writer.commit()
+    assert (folder / "ledger.sqlite-wal").exists()
+    start(folder)
+    assert not (folder / "ledger.sqlite-wal").exists()
+    assert ledger_of(folder) == "a 6"
+    writer.close()
+
+
+def test_start_sets_a_corrupt_newest_checkpoint_aside_and_says_so(folder: Path) -> None:
+    (folder / "checkpoints" / "step_000006" / "ledger.sqlite").write_bytes(b"damaged")
+    planned = start(folder)
+    assert planned.step == 4
+    assert planned.notice == (
+        f"Resuming {folder} from step 4. Set aside, because corrupt or of steps that are taken anew: step_000006."
+    )
+    assert steps(folder) == ["latest", "set_aside_step_000006", "step_000002", "step_000004"]
+    assert (folder / "checkpoints" / "latest").readlink() == Path("step_000004")
+
+
+def test_run_that_was_put_back_to_an_older_checkpoint_does_not_find_the_newer_ones(folder: Path) -> None:
+    start(folder, str(folder / "checkpoints" / "step_000002"))
+    assert steps(folder) == ["latest", "set_aside_step_000004", "set_aside_step_000006", "step_000002"]
+    assert plan_start(settings_of(folder), "model-1").step == 2
+    save(folder, 4)
+    assert start(folder, str(folder / "checkpoints" / "step_000002")).step == 2
+    assert "set_aside_step_000004-2" in steps(folder)
+
+
+def test_run_that_was_given_a_checkpoint_from_elsewhere_restarts_from_it_until_it_has_one(
+    folder: Path, tmp_path: Path
+) -> None:
+    elsewhere = tmp_path / "runs" / "b"
+    save(elsewhere, 4)
+    planned = start(folder, str(elsewhere / "checkpoints" / "step_000004"))
+    assert ledger_of(folder) == "b 4"
+    assert steps(folder) == ["latest", "set_aside_step_000004", "set_aside_step_000006", "step_000002"]
+    assert plan_restart(planned).checkpoint == planned.checkpoint
+    save(folder, 5)
+    assert plan_restart(planned).step == 5
+
+
+def test_restart_falls_back_when_the_checkpoint_that_it_started_from_is_damaged(folder: Path) -> None:
+    planned = start(folder)
+    (folder / "checkpoints" / "step_000006" / "ledger.sqlite").write_bytes(b"damaged")
+    assert plan_restart(planned).step == 4
+
+
+def test_resume_never_refuses_a_folder_with_checkpoints_alone(folder: Path) -> None:
+    (folder / "ledger.sqlite").unlink()
+    with pytest.raises(SettingsError, match=r"run.resume = never, and .*a holds a run already"):
+        plan_start(settings_of(folder, "never"), "model-1")
+
+
+def test_wandb_page_comes_back_with_the_checkpoint_of_the_same_run(tmp_path: Path) -> None:
+    checkpoint = save(tmp_path / "old" / "a", 2, wandb_id="page-1").path
+    start(tmp_path / "new" / "a", str(checkpoint))
+    assert (tmp_path / "new" / "a" / "wandb_run_id").read_text() == "page-1"
+    start(tmp_path / "new" / "another-run", str(checkpoint))
+    assert not (tmp_path / "new" / "another-run" / "wandb_run_id").exists()
+
+
+def test_accounts_without_a_checkpoint_are_set_aside_with_the_log_that_belongs_to_them(tmp_path: Path) -> None:
+    (tmp_path / "runs" / "a").mkdir(parents=True)
+    writer = Ledger(tmp_path / "runs" / "a" / "ledger.sqlite")
+    writer.set_meta("of", "in the log alone")
+    writer.commit()
+    start(tmp_path / "runs" / "a")
+    (aside,) = (tmp_path / "runs" / "a" / "logs").glob("before_*_ledger.sqlite")
+    with closing(sqlite3.connect(aside)) as db:
+        assert db.execute("SELECT value FROM meta WHERE key = 'of'").fetchall() == [("in the log alone",)]
+    assert not (tmp_path / "runs" / "a" / "ledger.sqlite").exists()
+    writer.close()
+
+
+def test_folder_that_a_command_holds_is_refused_to_another_until_that_ends(tmp_path: Path) -> None:
+    folder = tmp_path / "run"
+    with held(folder), pytest.raises(OperatorError, match="Another command is running in"), held(folder):
+        pass
+    with held(folder):
+        pass

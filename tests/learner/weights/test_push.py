@@ -1,0 +1,309 @@
+"""The weight push against servers that are healthy, dead, silent or lying; gloo, sockets and deadlines are real.
+
+The servers here run the receiving half of the wire without vLLM, each in threads of this process, and fail on command
+in one exact state. The real engine behind the same push is in tests/flow/test_push_parity.py.
+"""
+
+import asyncio
+import threading
+import time
+from collections.abc import Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+import psutil
+import pytest
+import torch
+
+from learner.weights.push import PushReport, WeightPusher
+from protocol.weights.group import GlooGroup, reach_store
+from protocol.weights.wire import TensorMeta, WeightDigest, bucket_num_bytes, bucket_views, read_update_message
+
+DEADLINE_S = 20.0
+SHORT_DEADLINE_S = 3.0  # where a test waits for it to pass; still long enough for a healthy server on a busy machine
+METAS = [TensorMeta("a", "float32", (64, 8)), TensorMeta("b", "bfloat16", (100,)), TensorMeta("c", "float32", (300,))]
+NUM_BUCKETS = 3
+
+
+class FakeServer:
+    """A rollout server without an engine. `fault` is (state, "raise" | "hang"); "bucket" is after the first bucket."""
+
+    def __init__(self, name: str, fault: tuple[str, str] | None = None) -> None:
+        self.name = name
+        self.fault = fault
+        self.calls: list[str] = []
+        self.version: int | None = None
+        self.weights: dict[str, torch.Tensor] = {}
+        self._thread = ThreadPoolExecutor(max_workers=1)
+        self._group: GlooGroup | None = None
+        self._digest = ""
+        self._released = threading.Event()
+
+    async def join(self, init: dict[str, Any], timeout_s: float) -> None:
+        await self._enter("join")
+        self._group = await self._there(self._join, init)
+
+    async def pause(self) -> None:
+        await self._enter("pause")
+
+    async def receive(self, update: dict[str, Any]) -> None:
+        self.version = None
+        await self._enter("receive")
+        await self._there(self._receive, update)
+
+    async def commit(self, version: int, digest: str) -> None:
+        await self._enter("commit")
+        if digest != self._digest:
+            raise ValueError(f"weight digest differs: sent {digest}, received {self._digest}")
+        self.version = version
+
+    async def resume(self) -> None:
+        await self._enter("resume")
+
+    async def probe(self, tokens: list[int]) -> list[float]:
+        await self._enter("probe")
+        return [-float(token) for token in tokens[1:]]
+
+    async def leave(self) -> None:
+        await self._enter("leave")
+        self._group = None
+
+    def release(self) -> None:
+        """End its hanging thread, and the thread that its calls run in."""
+        self._released.set()
+        self._thread.shutdown(wait=True)
+
+    async def _enter(self, state: str) -> None:
+        self.calls.append(state)
+        if self.fault == (state, "raise"):
+            raise ConnectionError(f"{self.name} is gone")
+        if self.fault == (state, "hang"):
+            await asyncio.sleep(3600)
+
+    async def _there(self, call: Any, *args: Any) -> Any:
+        return await asyncio.get_running_loop().run_in_executor(self._thread, call, *args)
+
+    def _join(self, init: dict[str, Any]) -> GlooGroup:
+        store = reach_store(init["address"], init["port"], init["deadline_s"])
+        return GlooGroup(store, init["key"], 1, init["world_size"], init["address"], init["deadline_s"])
+
+    def _receive(self, update: dict[str, Any]) -> None:
+        plan = read_update_message(update)
+        digest = WeightDigest(plan)
+        for bucket in plan:
+            flat = torch.empty(bucket_num_bytes(bucket), dtype=torch.uint8)
+            assert self._group is not None
+            self._group.broadcast(flat)
+            digest.add(flat)
+            self.weights |= {name: view.clone() for name, view in bucket_views(flat, bucket)}
+            if self.fault == ("bucket", "raise"):
+                self._group = None
+                raise ConnectionError(f"{self.name} is gone")
+            if self.fault == ("bucket", "hang"):
+                self._released.wait()
+                return
+        self._digest = digest.hexdigest()
+
+
+@pytest.fixture
+def pushers() -> Iterator[list[WeightPusher]]:
+    made: list[WeightPusher] = []
+    yield made
+    for pusher in made:
+        pusher.close()
+
+
+def make_pusher(
+    pushers: list[WeightPusher], servers: Sequence[FakeServer], deadline_s: float = DEADLINE_S
+) -> WeightPusher:
+    pusher = WeightPusher(servers, "127.0.0.1", "gloo", deadline_s, bucket_bytes=2100)
+    pushers.append(pusher)
+    return pusher
+
+
+def weights(value: float) -> dict[str, torch.Tensor]:
+    return {meta.name: torch.full(meta.shape, value) for meta in METAS}
+
+
+def push(pusher: WeightPusher, version: int) -> PushReport:
+    named = list(weights(float(version)).items())
+    return pusher.push(version, iter([named[:2], named[2:]]), METAS)
+
+
+def holds(server: FakeServer, version: int) -> bool:
+    return server.version == version and all(bool((tensor == version).all()) for tensor in server.weights.values())
+
+
+def test_push_gives_every_server_the_weights_and_the_version(pushers: list[WeightPusher]) -> None:
+    servers = [FakeServer("one"), FakeServer("two")]
+    report = push(make_pusher(pushers, servers), 1)
+
+    assert (report.synced, report.failed) == (("one", "two"), {})
+    assert [holds(server, 1) for server in servers] == [True, True]
+    assert servers[0].calls == ["join", "pause", "receive", "commit", "resume"]
+    assert servers[0].weights["b"].dtype == torch.bfloat16
+    assert report.num_bytes == 2048 + 208 + 1200
+    assert 0.0 < report.pause_s <= report.push_s
+
+
+def test_second_push_reuses_the_group(pushers: list[WeightPusher]) -> None:
+    server = FakeServer("one")
+    pusher = make_pusher(pushers, [server])
+    first, second = push(pusher, 1), push(pusher, 2)
+
+    assert holds(server, 2)
+    assert server.calls.count("join") == 1
+    assert first.digest != second.digest
+
+
+def test_first_bucket_is_gathered_before_anyone_pauses(pushers: list[WeightPusher]) -> None:
+    server = FakeServer("one")
+    seen: list[list[str]] = []
+
+    def gather() -> Iterator[list[tuple[str, torch.Tensor]]]:
+        for pair in weights(1.0).items():
+            seen.append(list(server.calls))
+            yield [pair]
+
+    make_pusher(pushers, [server]).push(1, gather(), METAS)
+
+    assert seen[0] == ["join"]
+    assert "pause" in seen[2]
+
+
+@pytest.mark.parametrize("kind", ["raise", "hang"])
+@pytest.mark.parametrize("state", ["join", "pause", "receive", "bucket", "commit", "resume"])
+def test_failing_server_is_named_within_the_deadline_and_the_other_gets_the_weights(
+    pushers: list[WeightPusher], state: str, kind: str
+) -> None:
+    servers = [FakeServer("good"), FakeServer("bad", (state, kind))]
+    pusher = make_pusher(pushers, servers, SHORT_DEADLINE_S)
+    start = time.monotonic()
+    report = push(pusher, 1)
+    took_s = time.monotonic() - start
+    servers[1].release()
+
+    assert report.synced == ("good",)
+    assert holds(servers[0], 1)
+    assert list(report.failed) == ["bad"]
+    assert "bad" in report.failed["bad"]
+    assert ("is gone" if kind == "raise" else "did not") in report.failed["bad"]
+    assert took_s < (SHORT_DEADLINE_S if kind == "raise" else 2 * SHORT_DEADLINE_S)
+    assert servers[0].calls == ["join", "pause", "receive", "commit", "resume"]
+
+
+def test_hanging_server_does_not_lengthen_the_others_pause(pushers: list[WeightPusher]) -> None:
+    servers = [FakeServer("good"), FakeServer("bad", ("bucket", "hang"))]
+    report = push(make_pusher(pushers, servers, SHORT_DEADLINE_S), 1)
+    servers[1].release()
+
+    assert report.synced == ("good",)
+    assert report.pause_s < SHORT_DEADLINE_S / 2
+
+
+def test_next_push_does_not_wait_for_a_server_that_failed(pushers: list[WeightPusher]) -> None:
+    servers = [FakeServer("good"), FakeServer("bad", ("pause", "hang"))]
+    pusher = make_pusher(pushers, servers, SHORT_DEADLINE_S)
+    push(pusher, 1)
+    servers[1].fault = ("join", "hang")
+    start = time.monotonic()
+    report = push(pusher, 2)
+    took_s = time.monotonic() - start
+
+    assert took_s < SHORT_DEADLINE_S / 2
+    assert report.synced == ("good",)
+    assert list(report.failed) == ["bad"]
+
+
+def test_failed_server_that_came_back_is_synced_by_a_later_push(pushers: list[WeightPusher]) -> None:
+    server = FakeServer("back", ("commit", "raise"))
+    pusher = make_pusher(pushers, [server])
+    first = push(pusher, 1)
+    server.fault = None
+    end = time.monotonic() + 10.0
+    version = 2
+    while not push(pusher, version).synced and time.monotonic() < end:
+        version += 1
+        time.sleep(0.05)
+
+    assert list(first.failed) == ["back"]
+    assert holds(server, version)
+
+
+def test_changed_servers_leave_and_join(pushers: list[WeightPusher]) -> None:
+    old, kept, new = FakeServer("old"), FakeServer("kept"), FakeServer("new")
+    pusher = make_pusher(pushers, [old, kept])
+    push(pusher, 1)
+    pusher.set_servers([kept, new])
+    report = push(pusher, 2)
+
+    assert report.synced == ("kept", "new")
+    assert old.calls[-1] == "leave"
+    assert kept.calls.count("join") == 1
+    assert (holds(old, 1), holds(kept, 2), holds(new, 2)) == (True, True, True)
+
+
+def test_learner_that_fails_between_buckets_leaves_servers_without_a_version(pushers: list[WeightPusher]) -> None:
+    server = FakeServer("one")
+
+    def gather() -> Iterator[list[tuple[str, torch.Tensor]]]:
+        yield [("a", torch.zeros(64, 8))]
+        raise RuntimeError("the learner failed")
+
+    with pytest.raises(RuntimeError, match="the learner failed"):
+        make_pusher(pushers, [server]).push(1, gather(), METAS)
+
+    assert server.version is None
+    assert "commit" not in server.calls
+
+
+@pytest.mark.parametrize(
+    ("named", "text"),
+    [
+        ([("a", (64, 8)), ("c", (300,))], r"meta has b \(100,\) where the buckets have c \(300,\)"),
+        ([("a", (8, 64))], r"meta has a \(64, 8\) where the buckets have a \(8, 64\)"),
+        ([("a", (64, 8)), ("b", (100,))], r"meta has c \(300,\) where the buckets have nothing None"),
+        ([("a", (64, 8)), ("b", (100,)), ("c", (300,)), ("d", (1,))], "the buckets have d, which is not in meta"),
+    ],
+    ids=["missing", "shape", "short", "surplus"],
+)
+def test_buckets_that_are_not_what_meta_says_are_refused(
+    pushers: list[WeightPusher], named: list[tuple[str, tuple[int, ...]]], text: str
+) -> None:
+    server = FakeServer("one")
+    tensors = [(name, torch.zeros(shape)) for name, shape in named]
+
+    with pytest.raises(ValueError, match=text):
+        make_pusher(pushers, [server]).push(1, iter([tensors]), METAS)
+
+    assert "commit" not in server.calls
+
+
+def test_probe_asks_every_synced_server(pushers: list[WeightPusher]) -> None:
+    servers = [FakeServer("good"), FakeServer("bad", ("pause", "raise")), FakeServer("mute", ("probe", "raise"))]
+    pusher = make_pusher(pushers, servers)
+    push(pusher, 1)
+
+    assert pusher.probe([7, 8, 9]) == {"good": [-8.0, -9.0]}
+
+
+def test_closing_leaves_the_groups_of_the_servers_that_are_there(pushers: list[WeightPusher]) -> None:
+    servers = [FakeServer("good"), FakeServer("bad", ("pause", "raise"))]
+    pusher = WeightPusher(servers, "127.0.0.1", "gloo", DEADLINE_S, bucket_bytes=2100)
+    push(pusher, 1)
+    pusher.close()
+
+    assert servers[0].calls[-1] == "leave"
+
+
+def test_push_listens_on_its_address_alone(pushers: list[WeightPusher]) -> None:
+    push(make_pusher(pushers, [FakeServer("one")]), 1)
+    listening = [c.laddr.ip for c in psutil.Process().net_connections("tcp") if c.status == psutil.CONN_LISTEN]
+
+    assert set(listening) == {"127.0.0.1"}
+
+
+def test_push_to_no_servers_reports_nobody(pushers: list[WeightPusher]) -> None:
+    report = push(make_pusher(pushers, []), 1)
+
+    assert (report.synced, report.failed, report.pause_s) == ((), {}, 0.0)

@@ -1,0 +1,211 @@
+"""Loading: options over file over defaults, and one clear sentence for every mistake."""
+
+from pathlib import Path
+
+import pytest
+
+from protocol.errors import SettingsError
+from protocol.settings.loader import describe_settings, load_settings, save_settings, settings_help
+from protocol.settings.settings import Settings
+
+
+def refusal(options: list[str], config: Path | None = None) -> str:
+    with pytest.raises(SettingsError) as caught:
+        load_settings(config, options)
+    assert caught.value.exit_code == 2
+    return str(caught.value)
+
+
+def yaml_file(tmp_path: Path, text: str) -> Path:
+    path = tmp_path / "settings.yaml"
+    path.write_text(text, encoding="utf-8")
+    return path
+
+
+def test_load_returns_the_defaults_when_nothing_is_given() -> None:
+    assert load_settings(None, []) == Settings()
+
+
+def test_load_lays_options_over_the_file_over_the_defaults(tmp_path: Path) -> None:
+    config = yaml_file(tmp_path, "learner:\n  lr: 1e-3\n  max_staleness: 4\n")
+    settings = load_settings(config, ["--learner.max_staleness", "2"])
+    assert (settings.learner.lr, settings.learner.max_staleness, settings.learner.groups_per_step) == (1e-3, 2, 32)
+
+
+def test_load_takes_the_last_of_a_repeated_option() -> None:
+    assert load_settings(None, ["--learner.lr", "1", "--learner.lr=2e-3"]).learner.lr == 2e-3
+
+
+def test_load_ignores_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("LEARNER", '{"lr": 5}')
+    monkeypatch.setenv("LEARNER__LR", "5")
+    assert load_settings(None, ["--run.seed", "3"]) == load_settings(None, []).model_copy(
+        update={"run": Settings().run.model_copy(update={"seed": 3})}
+    )
+
+
+def test_load_reads_lists_and_maps_as_json() -> None:
+    settings = load_settings(
+        None,
+        [
+            "--rewards.endpoints",
+            '[{"name": "em", "url": "http://127.0.0.1:9/r", "weight": 2}]',
+            "--rollout.engine_args",
+            '{"seed": 1, "enforce_eager": true}',
+            "--learner.betas",
+            "[0.5, 0.75]",
+        ],
+    )
+    assert settings.rewards.endpoints[0].weight == 2.0
+    assert str(settings.rewards.endpoints[0].url) == "http://127.0.0.1:9/r"
+    assert settings.rollout.engine_args == {"seed": 1, "enforce_eager": True}
+    assert settings.learner.betas == (0.5, 0.75)
+
+
+def test_load_merges_a_map_option_into_the_file_s_map(tmp_path: Path) -> None:
+    config = yaml_file(tmp_path, "rollout:\n  engine_args: {seed: 1, max_num_seqs: 8}\n")
+    settings = load_settings(config, ["--rollout.engine_args", '{"seed": 2}'])
+    assert settings.rollout.engine_args == {"seed": 2, "max_num_seqs": 8}
+
+
+def test_load_reads_null_as_not_set(tmp_path: Path) -> None:
+    config = yaml_file(tmp_path, "data: {eval: held_out.jsonl}\nretriever: {url: 'http://127.0.0.1:8000/retrieve'}\n")
+    settings = load_settings(config, ["--data.eval", "null", "--retriever.url", "null"])
+    assert (settings.data.eval, settings.retriever.url) == (None, None)
+
+
+def test_load_keeps_digits_as_text_where_text_is_wanted() -> None:
+    assert load_settings(None, ["--policy.model", "123"]).policy.model == "123"
+
+
+def test_load_reads_a_number_from_a_list_of_choices() -> None:
+    assert load_settings(None, ["--learner.zero_stage", "2"]).learner.zero_stage == 2
+
+
+@pytest.mark.parametrize(
+    ("options", "text"),
+    [
+        (
+            ["--learner.max_stalenes", "1"],
+            "settings: learner.max_stalenes does not exist. Did you mean learner.max_staleness?",
+        ),
+        (["--zebra", "1"], "settings: zebra does not exist. --help lists every setting."),
+        (
+            ["--rollout.engine_args.seed", "1"],
+            "settings: rollout.engine_args.seed does not exist. Did you mean rollout.engine_args?",
+        ),
+        (["stray"], "settings: unrecognized arguments: stray. --help lists every setting."),
+        (["--learner.lr"], "settings: argument --learner.lr: expected one argument. --help lists every setting."),
+        (
+            ["--learner.lr", "fast"],
+            "settings: learner.lr = 'fast' is wrong: Input should be a valid number, "
+            "unable to parse string as a number.",
+        ),
+        (
+            ["--learner.max_staleness", "-1"],
+            "settings: learner.max_staleness = '-1' is wrong: Input should be greater than or equal to 0.",
+        ),
+        (
+            ["--run.seed", "1.5"],
+            "settings: run.seed = '1.5' is wrong: Input should be a valid integer, "
+            "unable to parse string as an integer.",
+        ),
+        (
+            ["--rewards.endpoints", '[{"name": "em"}]'],
+            "settings: rewards.endpoints.0.url = {'name': 'em'} is wrong: Field required.",
+        ),
+        (
+            ["--learner.groups_per_step", "6", "--learner.num_ranks", "4"],
+            "settings: learner.groups_per_step = 6 cannot be split over 4 ranks. "
+            "Use a multiple of 4, or set learner.num_ranks to one of [1, 2, 3, 6].",
+        ),
+        (
+            ["--rollout.engine_args", '{"seed": 1'],
+            'settings: Parsing error encountered for rollout.engine_args: Missing end delimiter "}". '
+            "Give lists and maps as JSON, in single quotes.",
+        ),
+    ],
+)
+def test_load_explains_a_wrong_option(options: list[str], text: str) -> None:
+    assert refusal(options) == text
+
+
+def test_load_explains_every_mistake_of_a_file_at_once(tmp_path: Path) -> None:
+    config = yaml_file(tmp_path, "learner: {lrr: 1, groups_per_step: 0}\n")
+    assert refusal([], config) == (
+        "settings: learner.groups_per_step = 0 is wrong: Input should be greater than 0.\n"
+        "settings: learner.lrr does not exist. Did you mean learner.lr?"
+    )
+
+
+def test_load_explains_a_missing_file(tmp_path: Path) -> None:
+    missing = tmp_path / "none.yaml"
+    assert refusal([], missing) == (
+        f"settings: --config {missing} cannot be read: No such file or directory. Give an existing YAML file."
+    )
+
+
+def test_load_explains_a_file_that_is_no_yaml(tmp_path: Path) -> None:
+    config = yaml_file(tmp_path, "learner: [1\n")
+    assert refusal([], config).startswith(f"settings: --config {config} is not YAML: while parsing a flow sequence")
+
+
+def test_load_explains_a_file_that_is_a_list(tmp_path: Path) -> None:
+    config = yaml_file(tmp_path, "- learner\n")
+    assert refusal([], config) == f"settings: --config {config} holds a list; expected one section per room."
+
+
+def test_load_takes_an_empty_file(tmp_path: Path) -> None:
+    assert load_settings(yaml_file(tmp_path, ""), []) == Settings()
+
+
+def test_saved_settings_are_read_back_as_they_were(tmp_path: Path) -> None:
+    settings = load_settings(
+        None,
+        [
+            "--rewards.endpoints",
+            '[{"name": "em", "url": "http://127.0.0.1:9/r", "headers_env": {"X-Key": "KEY"}}]',
+            "--learner.betas",
+            "[0.5, 0.75]",
+            "--learner.lr",
+            "1e-6",
+            "--policy.model",
+            "123",
+            "--rollout.engine_args",
+            '{"hf_overrides": {"a": [1, null]}}',
+        ],
+    )
+    save_settings(settings, tmp_path / "saved.yaml")
+    assert load_settings(tmp_path / "saved.yaml", []) == settings
+
+
+def test_help_documents_every_setting() -> None:
+    text = " ".join(settings_help().split())
+    for name, _, _ in describe_settings(Settings()):
+        assert f"--{name} " in text, name
+    assert "Optimizer steps a trained token may lag behind; 0 is synchronous. (default: 1)" in text
+
+
+def test_describe_marks_what_differs_from_its_default() -> None:
+    settings = load_settings(None, ["--learner.lr", "0.5", "--rollout.engine_args", '{"seed": 1}'])
+    described = describe_settings(settings)
+    assert [row for row in described if row[2]] == [
+        ("rollout.engine_args", '{"seed": 1}', True),
+        ("learner.lr", "0.5", True),
+    ]
+    assert ("data.eval", "null", False) in described
+
+
+def test_described_values_are_what_the_command_line_takes() -> None:
+    settings = load_settings(None, ["--learner.betas", "[0.5, 0.75]", "--policy.trust_remote_code", "true"])
+    options = [part for name, value, _ in describe_settings(settings) for part in (f"--{name}", value)]
+    assert load_settings(None, options) == settings
+
+
+def test_password_that_was_refused_inside_a_url_is_not_repeated() -> None:
+    with pytest.raises(SettingsError) as refused:
+        load_settings(None, ["--retriever.url", "http://me:hidden@host/retrieve"])
+    assert str(refused.value) == (
+        "settings: retriever.url = 'http://***@host/retrieve' is wrong: Value error, holds a user or password, which "
+        "would be in settings.yaml and logs. Use headers_env."
+    )

@@ -1,0 +1,178 @@
+"""The settings themselves: defaults that work, ranges, and combinations that are refused."""
+
+from typing import Any
+
+import pytest
+from pydantic import BaseModel, ValidationError
+
+from protocol.settings.section import Section
+from protocol.settings.settings import Settings
+
+
+def refusal(**sections: dict[str, Any]) -> list[tuple[str, str]]:
+    """Return (dotted name, text) of every problem of these sections."""
+    with pytest.raises(ValidationError) as caught:
+        Settings.model_validate(sections)
+    return [(".".join(str(part) for part in e["loc"]), e["msg"]) for e in caught.value.errors()]
+
+
+def every_field(model: type[BaseModel], prefix: str = "") -> dict[str, str | None]:
+    """Return the description of every field that is no section, by dotted name."""
+    found: dict[str, str | None] = {}
+    for name, field in model.model_fields.items():
+        kind = field.annotation
+        if isinstance(kind, type) and issubclass(kind, Section):
+            found |= every_field(kind, f"{prefix}{name}.")
+        else:
+            found[f"{prefix}{name}"] = field.description
+    return found
+
+
+def test_settings_have_defaults_for_everything() -> None:
+    settings = Settings()
+    assert settings.learner.groups_per_step == 32
+    assert settings.learner.max_staleness == 1
+    assert settings.learner.stale_policy == "wait"
+    assert settings.rollout.group_size == 8
+    assert settings.rewards.endpoints == []
+    assert settings.retriever.url is None
+    assert settings.weights.backend == "auto"
+    assert settings.run.resume == "auto"
+
+
+def test_every_setting_has_a_description() -> None:
+    assert [name for name, text in every_field(Settings).items() if not text] == []
+
+
+RELIED_ON = {
+    "run.name",
+    "run.dir",
+    "run.seed",
+    "run.max_steps",
+    "run.resume",
+    "policy.model",
+    "policy.dtype",
+    "policy.trust_remote_code",
+    "data.train",
+    "data.eval",
+    "data.prompt_key",
+    "data.label_key",
+    "rollout.num_servers",
+    "rollout.tensor_parallel_size",
+    "rollout.group_size",
+    "rollout.environment",
+    "rollout.max_turns",
+    "rollout.max_response_tokens",
+    "rollout.max_observation_tokens",
+    "rollout.max_context_tokens",
+    "rollout.temperature",
+    "rollout.engine_args",
+    "retriever.url",
+    "retriever.topk",
+    "rewards.endpoints",
+    "rewards.combine",
+    "learner.num_ranks",
+    "learner.zero_stage",
+    "learner.groups_per_step",
+    "learner.max_staleness",
+    "learner.stale_policy",
+    "learner.lr",
+    "learner.micro_batch_tokens",
+    "learner.recipe",
+    "learner.advantage",
+    "learner.loss",
+    "learner.correction",
+    "learner.checkpoint_every_steps",
+    "learner.deepspeed",
+    "weights.backend",
+    "eval.every_steps",
+    "eval.num_prompts",
+    "eval.samples",
+    "report.wandb_project",
+}
+
+
+def test_settings_have_the_names_that_scripts_rely_on() -> None:
+    assert RELIED_ON - set(every_field(Settings)) == set()
+
+
+def test_settings_do_not_change_after_loading() -> None:
+    with pytest.raises(ValidationError, match="Instance is frozen"):
+        Settings().learner.lr = 1.0  # type: ignore[misc]
+
+
+def test_settings_refuse_an_unknown_key() -> None:
+    assert refusal(learner={"colour": "red"}) == [("learner.colour", "Extra inputs are not permitted")]
+
+
+@pytest.mark.parametrize(
+    ("section", "field", "value", "text"),
+    [
+        ("learner", "groups_per_step", 0, "Input should be greater than 0"),
+        ("learner", "max_staleness", -1, "Input should be greater than or equal to 0"),
+        ("learner", "zero_stage", 1, "Input should be 0, 2 or 3"),
+        ("learner", "lr", float("inf"), "Input should be a finite number"),
+        ("learner", "min_lr_ratio", 1.5, "Input should be less than or equal to 1"),
+        ("learner", "keep_checkpoints", 1, "Input should be greater than or equal to 2"),
+        ("learner", "stale_policy", "skip", "Input should be 'wait' or 'drop'"),
+        ("rollout", "temperature", 0, "Input should be greater than 0"),
+        ("rollout", "turn_timeout_s", float("inf"), "Input should be a finite number"),
+        ("run", "name", "../up", "String should match pattern '^[A-Za-z0-9][A-Za-z0-9._-]*$'"),
+        ("retriever", "url", "ftp://host", "URL scheme should be 'http' or 'https'"),
+        (
+            "retriever",
+            "url",
+            "http://me:secret@host/retrieve",
+            "Value error, holds a user or password, which would be in settings.yaml and logs. Use headers_env.",
+        ),
+        ("run", "max_steps", "many", "Input should be a valid integer, unable to parse string as an integer"),
+    ],
+)
+def test_settings_refuse_a_value_out_of_range(section: str, field: str, value: object, text: str) -> None:
+    assert refusal(**{section: {field: value}}) == [(f"{section}.{field}", text)]
+
+
+def test_settings_refuse_groups_that_cannot_be_split_over_the_ranks() -> None:
+    assert refusal(learner={"groups_per_step": 6, "num_ranks": 4}) == [
+        (
+            "",
+            "Value error, learner.groups_per_step = 6 cannot be split over 4 ranks. "
+            "Use a multiple of 4, or set learner.num_ranks to one of [1, 2, 3, 6].",
+        )
+    ]
+
+
+def test_settings_refuse_a_group_of_one() -> None:
+    assert refusal(rollout={"group_size": 1}) == [
+        (
+            "",
+            "Value error, rollout.group_size = 1 gives a group nothing to be compared with. "
+            "Use at least 2 samples of a prompt.",
+        )
+    ]
+
+
+def test_settings_refuse_a_response_that_fills_the_context() -> None:
+    assert refusal(rollout={"max_response_tokens": 64, "max_context_tokens": 64}) == [
+        (
+            "",
+            "Value error, rollout.max_response_tokens = 64 leaves no room for a prompt in "
+            "rollout.max_context_tokens = 64. Lower the first or raise the second.",
+        )
+    ]
+
+
+def test_settings_refuse_two_endpoints_of_one_name() -> None:
+    endpoint = {"name": "em", "url": "http://127.0.0.1:1/r"}
+    assert refusal(rewards={"endpoints": [endpoint, endpoint]}) == [
+        ("", "Value error, rewards.endpoints has the names ['em', 'em']. Give each endpoint a name of its own.")
+    ]
+
+
+def test_settings_refuse_an_evaluation_without_held_out_prompts() -> None:
+    assert refusal(eval={"every_steps": 5}) == [
+        (
+            "",
+            "Value error, eval.every_steps = 5 needs held-out prompts. Set data.eval, or eval.every_steps to 0.",
+        )
+    ]

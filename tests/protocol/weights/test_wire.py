@@ -1,0 +1,121 @@
+"""The wire of a weight push: bucket plans, typed views, the metadata message and the digest."""
+
+from typing import Any
+
+import msgspec
+import pytest
+import torch
+
+from protocol.weights.wire import (
+    TensorMeta,
+    WeightDigest,
+    bucket_num_bytes,
+    bucket_views,
+    plan_buckets,
+    read_update_message,
+    update_message,
+)
+
+METAS = [
+    TensorMeta("embed", "float32", (3, 4)),
+    TensorMeta("norm", "bfloat16", (5,)),
+    TensorMeta("head", "float32", (4, 13)),
+]
+
+
+def test_plan_cuts_in_order_and_lets_a_large_tensor_travel_alone() -> None:
+    metas = [TensorMeta(name, "uint8", (size,)) for name, size in zip("abcd", (48, 48, 48, 208), strict=True)]
+    plan = plan_buckets(metas, 100)
+
+    assert [[meta.name for meta in bucket] for bucket in plan] == [["a", "b"], ["c"], ["d"]]
+
+
+def test_plan_of_no_tensors_is_empty() -> None:
+    assert plan_buckets([], 100) == ()
+
+
+def test_bucket_aligns_every_tensor_to_sixteen_bytes() -> None:
+    (bucket,) = plan_buckets(METAS, 1 << 20)
+
+    assert bucket_num_bytes(bucket) == 48 + 16 + 208
+
+
+def test_views_share_the_buckets_bytes_and_have_their_dtype_and_shape() -> None:
+    (bucket,) = plan_buckets(METAS, 1 << 20)
+    flat = torch.zeros(bucket_num_bytes(bucket), dtype=torch.uint8)
+    for _, view in bucket_views(flat, bucket):
+        view.fill_(1.0)
+
+    views = dict(bucket_views(flat, bucket))
+    assert [(name, view.dtype, tuple(view.shape)) for name, view in views.items()] == [
+        ("embed", torch.float32, (3, 4)),
+        ("norm", torch.bfloat16, (5,)),
+        ("head", torch.float32, (4, 13)),
+    ]
+    assert all(bool((view == 1.0).all()) for view in views.values())
+    assert flat[58:64].tolist() == [0] * 6  # the padding after norm's ten bytes
+
+
+def test_message_survives_msgpack_and_gives_the_same_plan() -> None:
+    plan = plan_buckets(METAS, 64)
+    message = msgspec.msgpack.decode(msgspec.msgpack.encode(update_message(plan)))
+
+    assert read_update_message(message) == plan
+
+
+@pytest.mark.parametrize(
+    ("change", "text"),
+    [
+        ({"schema": 2}, "weight update: schema 2, this process speaks 1"),
+        ({"dtype_names": ["float32"]}, "weight update: dtype_names has 1 entries, names has 3"),
+        ({"shapes": [[1]]}, "weight update: shapes has 1 entries, names has 3"),
+        ({"names": ["a", "a", "b"]}, "weight update: 3 names, expected at most 1000000, each once"),
+        ({"bucket_lengths": [1, 1]}, r"weight update: bucket_lengths \[1, 1\] do not cover 3 tensors"),
+        ({"bucket_lengths": [4, -1]}, r"weight update: bucket_lengths \[4, -1\] do not cover 3 tensors"),
+        ({"dtype_names": ["float32", "float32", "complex64"]}, r"weight update: dtype_names \['complex64'\]"),
+        ({"shapes": [[1], [2], [-3]]}, "weight update: shapes hold a negative size"),
+        ({"names": "embed"}, r"Expected `array`, got `str` - at `\$.names`"),
+    ],
+    ids=lambda value: next(iter(value)) if isinstance(value, dict) else "",
+)
+def test_bad_message_is_refused_with_the_field(change: dict[str, Any], text: str) -> None:
+    message = update_message(plan_buckets(METAS, 1 << 20)) | change
+
+    with pytest.raises(ValueError, match=text):
+        read_update_message(message)
+
+
+def digest_of(metas: list[TensorMeta], *flats: torch.Tensor) -> str:
+    digest = WeightDigest(plan_buckets(metas, 1 << 20))
+    for flat in flats:
+        digest.add(flat)
+    return digest.hexdigest()
+
+
+def test_digest_is_stable() -> None:
+    flat = torch.arange(272, dtype=torch.int64).to(torch.uint8)
+
+    assert digest_of(METAS, flat) == "fd3ec4abfca427a0ea441006cfe56f46a369dae8fcc66d4e01e1b0720c0488fa"
+
+
+def test_digest_changes_with_one_bit() -> None:
+    flat = torch.zeros(272, dtype=torch.uint8)
+    flipped = flat.clone()
+    flipped[100] ^= 1
+
+    assert digest_of(METAS, flat) != digest_of(METAS, flipped)
+
+
+def test_digest_changes_with_a_name_a_dtype_or_a_shape() -> None:
+    flat = torch.zeros(272, dtype=torch.uint8)
+    digests = {
+        digest_of([TensorMeta(name, dtype, shape), *METAS[1:]], flat)
+        for name, dtype, shape in [
+            ("embed", "float32", (3, 4)),
+            ("other", "float32", (3, 4)),
+            ("embed", "int32", (3, 4)),
+            ("embed", "float32", (4, 3)),
+        ]
+    }
+
+    assert len(digests) == 4

@@ -1,0 +1,127 @@
+"""One example of every message and of a trajectory, with fixed values: what golden bytes and tests are made from."""
+
+from typing import Any
+
+import msgspec
+import numpy as np
+
+from protocol.wire import messages as m
+from protocol.wire.trajectory import Trajectory, TrajectoryFacts, VersionSpan
+
+STAMP: dict[str, Any] = {"run_id": "r1", "incarnation": 2}
+
+
+def example_facts(**changes: Any) -> TrajectoryFacts:
+    """Return facts of six tokens: two of the prompt, [2, 4) by version 3, [5, 6) by version 4."""
+    facts = TrajectoryFacts(
+        group="e0-aa",
+        sample_index=1,
+        attempt=1,
+        incarnation=2,
+        kind="train",
+        is_greedy=False,
+        server="s1",
+        num_tokens=6,
+        num_prompt_tokens=2,
+        num_turns=2,
+        finish="answer",
+        reward=0.5,
+        reward_parts={"exact_match": 0.5},
+        version_spans=[VersionSpan(2, 4, 3), VersionSpan(5, 6, 4)],
+        started_at=100.0,
+        finished_at=101.5,
+        generate_s=1.0,
+        environment_s=0.25,
+        reward_s=0.25,
+    )
+    return msgspec.structs.replace(facts, **changes)
+
+
+def example_trajectory(**changes: Any) -> Trajectory:
+    """Return the trajectory that `example_facts` describes, its facts changed as given."""
+    return Trajectory(
+        facts=example_facts(**changes),
+        tokens=np.array([10, 11, 12, 13, 14, 15], np.int32),
+        behaviour_logprobs=np.array([0.0, 0.0, -0.5, -1.5, 0.0, -0.25], np.float32),
+        loss_mask=np.array([0, 0, 1, 1, 0, 1], np.uint8),
+    )
+
+
+def make_trajectory(
+    group: str, sample_index: int, server: str, version: int, reward: float = 0.0, **changes: Any
+) -> Trajectory:
+    """Return a trajectory of four tokens, two of them written by `version`."""
+    facts = example_facts(
+        group=group,
+        sample_index=sample_index,
+        server=server,
+        reward=reward,
+        reward_parts={"exact_match": reward},
+        num_tokens=4,
+        version_spans=[VersionSpan(2, 4, version)],
+    )
+    return Trajectory(
+        facts=msgspec.structs.replace(facts, **changes),
+        tokens=np.array([1, 2, 3, 4], np.int32),
+        behaviour_logprobs=np.array([0.0, 0.0, -0.5, -0.5], np.float32),
+        loss_mask=np.array([0, 0, 1, 1], np.uint8),
+    )
+
+
+def example_messages() -> dict[str, tuple[m.Message, list[bytes]]]:
+    """Return an example of every message with its buffers, by the message's tag."""
+    trajectory = example_trajectory()
+    buffers = trajectory.to_buffers()
+    lease = m.Lease(
+        **STAMP,
+        number=7,
+        group="e0-aa",
+        attempt=1,
+        kind="train",
+        prompt="What is the alpha-3 code of the country Belarus?",
+        label={"target": ["BLR"]},
+        columns={"hops": 1},
+        sample_indices=[0, 1],
+        greedy_indices=[],
+        seed=7,
+    )
+    failed = m.SampleFailed(
+        **STAMP, group="e0-aa", sample_index=1, attempt=1, boundary="reward:em", detail="503", num_model_tokens=412
+    )
+    batch = m.Batch(**STAMP, step=3, facts=[trajectory.facts], groups=[[0]], planned=[0], micro_batches=[[0]])
+    metrics = {"loss": -0.25}
+    examples: list[tuple[m.Message, list[bytes]]] = [
+        (m.Hello(**STAMP, server="s1", policy_version=None), []),
+        (m.Demand(**STAMP, num_groups=4, policy_version=3, heard_of_lease=7, leases={"e0-aa": 1}), []),
+        (m.TrajectoryDone(**STAMP, facts=trajectory.facts), buffers),
+        (failed, []),
+        (
+            m.Heartbeat(
+                **STAMP,
+                policy_version=3,
+                num_groups=4,
+                num_running=30,
+                num_waiting=2,
+                generated_tokens=12345,
+                failures={"retriever": 1},
+            ),
+            [],
+        ),
+        (lease, []),
+        (m.Ack(**STAMP, group="e0-aa", sample_index=1, outcome="accepted"), []),
+        (m.Trained(**STAMP, groups=["e0-aa"]), []),
+        (m.Ping(**STAMP, newest_lease=7), []),
+        (m.Refused(**STAMP, detail="another run"), []),
+        (m.NextBatch(**STAMP, step=3, rank=0), []),
+        (m.Stepped(**STAMP, step=3, policy_version=3, is_applied=True, detail="", metrics=metrics), []),
+        (m.Evaluate(**STAMP, step=3), []),
+        (m.EvalPoll(**STAMP, step=3), []),
+        (m.SaveLedger(**STAMP, path="/runs/r1/checkpoints/step_000003/ledger.sqlite", step=3), []),
+        (batch, buffers),
+        (m.Wait(**STAMP, detail="step 3 waits for 2 groups"), []),
+        (m.PushAgain(**STAMP, step=4), []),
+        (m.Ended(**STAMP, step=4, detail="all steps are done"), []),
+        (m.Done(**STAMP), []),
+        (m.EvalResult(**STAMP, step=3, metrics={"eval_reward": 0.5}), []),
+    ]
+    return {msgspec.inspect.type_info(type(message)).tag: (message, frames) for message, frames in examples}  # type: ignore[attr-defined]

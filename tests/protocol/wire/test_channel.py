@@ -1,0 +1,211 @@
+"""Real sockets on loopback: who gets in, and what happens to what cannot be delivered."""
+
+import socket
+import threading
+from collections.abc import Iterator
+
+import pytest
+import zmq
+
+from protocol.errors import NeighbourError, OperatorError
+from protocol.wire.channel import AsyncDealerChannel, DealerChannel, KeyPair, RouterChannel
+
+MAX_FRAME_BYTES = 1 << 16
+
+
+def new_keys() -> KeyPair:
+    return KeyPair(*zmq.curve_keypair())
+
+
+ROUTER_KEYS, PEER_KEYS = new_keys(), new_keys()
+
+
+@pytest.fixture
+def router() -> Iterator[RouterChannel]:
+    channel = RouterChannel("127.0.0.1", ROUTER_KEYS, [PEER_KEYS.public], MAX_FRAME_BYTES)
+    yield channel
+    channel.close(linger_s=0)
+
+
+_opened: list[DealerChannel] = []
+
+
+@pytest.fixture(autouse=True)
+def _close_dealers() -> Iterator[None]:
+    yield
+    while _opened:
+        _opened.pop().close()
+
+
+def dealer(router: RouterChannel, name: str = "rank-0", keys: KeyPair = PEER_KEYS) -> DealerChannel:
+    channel = DealerChannel(router.address, name, keys, ROUTER_KEYS.public)
+    _opened.append(channel)
+    return channel
+
+
+def join(router: RouterChannel, channel: DealerChannel) -> None:
+    """Have a peer say one word and get it back, so that both sides know each other."""
+
+    def echo() -> None:
+        received = router.receive(5.0)
+        if received is not None:
+            router.send(*received)
+
+    thread = threading.Thread(target=echo)
+    thread.start()
+    try:
+        assert channel.call([b"here"], 5.0) == [b"here"]
+    finally:
+        thread.join()
+
+
+def test_router_receives_from_a_peer_with_an_allowed_key(router: RouterChannel) -> None:
+    channel = dealer(router)
+    join(router, channel)
+    assert router.send(b"rank-0", [b"head", b"tail"])
+    assert router.receive(0.0) is None
+
+
+def test_call_returns_all_frames_of_the_answer(router: RouterChannel) -> None:
+    channel = dealer(router)
+    join(router, channel)
+    router.send(b"rank-0", [b"1", b"", b"3"])
+    assert channel.call([b"question"], 5.0) == [b"1", b"", b"3"]
+
+
+def test_router_refuses_a_key_outside_its_allowlist(router: RouterChannel) -> None:
+    channel = dealer(router, keys=new_keys())
+    with pytest.raises(NeighbourError) as caught:
+        channel.call([b"let me in"], 0.5)
+    assert str(caught.value) == f"coordinator: {router.address} could not be reached within 0.5 s"
+    assert router.receive(0.1) is None
+
+
+def test_dealer_refuses_a_router_with_another_key(router: RouterChannel) -> None:
+    channel = DealerChannel(router.address, "rank-0", PEER_KEYS, new_keys().public)
+    _opened.append(channel)
+    with pytest.raises(NeighbourError, match=r"could not be reached within 0\.3 s$"):
+        channel.call([b"who are you"], 0.3)
+
+
+def test_router_refuses_a_peer_without_keys(router: RouterChannel) -> None:
+    with zmq.Context() as context, context.socket(zmq.DEALER) as plain:
+        plain.linger = 0
+        plain.connect(router.address)
+        plain.send(b"let me in")
+        assert router.receive(0.5) is None
+
+
+def test_router_refuses_new_peers_after_its_authenticator_stopped(router: RouterChannel) -> None:
+    # libzmq's own default is the opposite: it then lets any key in.
+    router._authenticator.stop()
+    for keys in (PEER_KEYS, new_keys()):
+        channel = dealer(router, name="late", keys=keys)
+        with pytest.raises(NeighbourError, match=r"could not be reached within 0\.5 s$"):
+            channel.call([b"let me in"], 0.5)
+        assert router.receive(0.0) is None
+
+
+def test_router_closes_after_its_authenticator_s_thread_ended_by_itself() -> None:
+    channel = RouterChannel("127.0.0.1", ROUTER_KEYS, [PEER_KEYS.public])
+    channel._authenticator.pipe.send(b"TERMINATE")
+    channel._authenticator.thread.join()
+    channel.close(linger_s=0)
+    assert not channel._authenticator.is_alive()
+
+
+def test_router_closes_a_connection_that_says_nothing() -> None:
+    channel = RouterChannel("127.0.0.1", ROUTER_KEYS, [PEER_KEYS.public], handshake_ms=100)
+    with socket.create_connection(("127.0.0.1", int(channel.address.rsplit(":", 1)[1])), timeout=5.0) as silent:
+        greeting = silent.recv(100)
+        assert greeting.startswith(b"\xff")
+        assert silent.recv(100) == b""
+    channel.close(linger_s=0)
+
+
+def test_call_names_the_address_when_no_answer_comes(router: RouterChannel) -> None:
+    channel = dealer(router)
+    join(router, channel)
+    with pytest.raises(NeighbourError) as caught:
+        channel.call([b"hello?"], 0.2)
+    assert str(caught.value) == f"coordinator: {router.address} did not answer within 0.2 s"
+
+
+def test_send_returns_false_for_a_peer_that_never_came(router: RouterChannel) -> None:
+    assert router.send(b"nobody", [b"hello"]) is False
+
+
+def test_send_returns_false_for_a_peer_that_left(router: RouterChannel) -> None:
+    channel = dealer(router)
+    join(router, channel)
+    channel.close()
+    # The goodbye is on its way: receiving lets the router take note of it.
+    for _ in range(100):
+        router.receive(0.02)
+        if not router.send(b"rank-0", [b"still there?"]):
+            break
+    assert router.send(b"rank-0", [b"still there?"]) is False
+
+
+def test_a_peer_that_comes_back_takes_its_name_over(router: RouterChannel) -> None:
+    first = dealer(router)
+    # A dead peer does not connect again. This one would, and the two would take the name from each other for ever.
+    first._socket.reconnect_ivl = -1
+    join(router, first)
+    second = dealer(router)
+    join(router, second)
+    assert router.send(b"rank-0", [b"for the second"])
+    assert second.call([b"anything for me?"], 5.0) == [b"for the second"]
+
+
+def test_router_cuts_off_a_peer_whose_frame_is_too_long(router: RouterChannel) -> None:
+    channel = dealer(router)
+    join(router, channel)
+    with pytest.raises(NeighbourError, match=r"did not answer within 0\.3 s$"):
+        channel.call([b"x" * (MAX_FRAME_BYTES + 1)], 0.3)
+    assert router.receive(0.0) is None
+
+
+def test_router_takes_a_frame_of_the_longest_length(router: RouterChannel) -> None:
+    channel = dealer(router)
+    join(router, channel)
+    with pytest.raises(NeighbourError, match="did not answer"):
+        channel.call([b"x" * (MAX_FRAME_BYTES - 64)], 0.2)
+    received = router.receive(1.0)
+    assert received is not None
+    assert [len(frame) for frame in received[1]] == [MAX_FRAME_BYTES - 64]
+
+
+def test_receive_keeps_16_frames_of_a_message_of_more(router: RouterChannel) -> None:
+    channel = dealer(router)
+    channel.send([b"%d" % i for i in range(1000)], 5.0)
+    channel.send([b"next"], 5.0)
+    assert router.receive(5.0) == (b"rank-0", [b"%d" % i for i in range(16)])
+    assert router.receive(5.0) == (b"rank-0", [b"next"])
+
+
+def test_receive_returns_none_after_its_time(router: RouterChannel) -> None:
+    assert router.receive(0.01) is None
+
+
+def test_router_says_when_it_cannot_listen() -> None:
+    with pytest.raises(OperatorError) as caught:
+        RouterChannel("203.0.113.7", ROUTER_KEYS, [])
+    assert str(caught.value) == (
+        "The coordinator cannot listen on 203.0.113.7: Cannot assign requested address (addr='tcp://203.0.113.7:*'). "
+        "Use an address of this node."
+    )
+
+
+async def test_async_dealer_sends_and_receives(router: RouterChannel) -> None:
+    channel = AsyncDealerChannel(router.address, "server-0", PEER_KEYS, ROUTER_KEYS.public)
+    await channel.send([b"hello", b"there"])
+    assert router.receive(5.0) == (b"server-0", [b"hello", b"there"])
+    router.send(b"server-0", [b"lease"])
+    assert await channel.receive(5.0) == [b"lease"]
+    assert await channel.receive(0.05) is None
+    channel.close()
+
+
+def test_secret_key_is_not_in_the_key_pair_s_text() -> None:
+    assert PEER_KEYS.secret.decode() not in repr(PEER_KEYS)

@@ -1,0 +1,178 @@
+"""A trajectory's arrays and facts must agree: every contradiction is named."""
+
+import math
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from protocol.errors import FrameError
+from protocol.wire.trajectory import Trajectory, VersionSpan
+from tests.protocol.wire.examples import example_facts, example_trajectory
+
+
+def refusal(trajectory: Trajectory) -> tuple[str, str]:
+    with pytest.raises(FrameError) as caught:
+        Trajectory.from_buffers(trajectory.facts, trajectory.to_buffers())
+    return str(caught.value), caught.value.reason
+
+
+def with_arrays(**arrays: list[float]) -> Trajectory:
+    kinds: dict[str, Any] = {"tokens": np.int32, "behaviour_logprobs": np.float32, "loss_mask": np.uint8}
+    changed: dict[str, Any] = {name: np.array(values, kinds[name]) for name, values in arrays.items()}
+    return replace(example_trajectory(), **changed)
+
+
+def test_from_buffers_returns_what_to_buffers_wrote() -> None:
+    sent = example_trajectory()
+    got = Trajectory.from_buffers(sent.facts, sent.to_buffers())
+    assert got.facts == sent.facts
+    assert got.tokens.tolist() == [10, 11, 12, 13, 14, 15]
+    assert got.behaviour_logprobs.tolist() == [0.0, 0.0, -0.5, -1.5, 0.0, -0.25]
+    assert got.loss_mask.tolist() == [0, 0, 1, 1, 0, 1]
+
+
+def test_to_buffers_is_little_endian() -> None:
+    tokens, logprobs, mask = example_trajectory().to_buffers()
+    assert tokens[:4] == b"\x0a\x00\x00\x00"
+    assert logprobs[8:12] == b"\x00\x00\x00\xbf"
+    assert mask == b"\x00\x00\x01\x01\x00\x01"
+
+
+def test_to_buffers_converts_wider_arrays() -> None:
+    wide = example_trajectory()
+    wide = replace(wide, tokens=wide.tokens.astype(np.int64), behaviour_logprobs=wide.behaviour_logprobs.astype(float))
+    assert wide.to_buffers() == example_trajectory().to_buffers()
+
+
+def test_versions_are_those_of_the_spans() -> None:
+    facts = example_facts()
+    assert (facts.oldest_version, facts.newest_version) == (3, 4)
+
+
+def test_from_buffers_refuses_two_buffers() -> None:
+    trajectory = example_trajectory()
+    with pytest.raises(FrameError, match=r"^\$\.trajectory: has 2 buffers, expected tokens, logprobs and mask$"):
+        Trajectory.from_buffers(trajectory.facts, trajectory.to_buffers()[:2])
+
+
+@pytest.mark.parametrize(
+    ("place", "text"),
+    [
+        (0, "$.trajectory.tokens: has 23 bytes, expected 24 for 6 tokens"),
+        (1, "$.trajectory.behaviour_logprobs: has 23 bytes, expected 24 for 6 tokens"),
+        (2, "$.trajectory.loss_mask: has 5 bytes, expected 6 for 6 tokens"),
+    ],
+)
+def test_from_buffers_refuses_a_short_buffer(place: int, text: str) -> None:
+    trajectory = example_trajectory()
+    buffers = trajectory.to_buffers()
+    buffers[place] = buffers[place][:-1]
+    with pytest.raises(FrameError) as caught:
+        Trajectory.from_buffers(trajectory.facts, buffers)
+    assert (str(caught.value), caught.value.reason) == (text, "length")
+
+
+def test_from_buffers_refuses_an_empty_trajectory() -> None:
+    with pytest.raises(FrameError, match=r"^\$\.trajectory\.num_prompt_tokens: is 2 of 0 tokens$"):
+        Trajectory.from_buffers(example_facts(num_tokens=0), [b"", b"", b""])
+
+
+@pytest.mark.parametrize("num_prompt_tokens", [0, 6, 7])
+def test_check_refuses_a_prompt_that_is_nothing_or_all(num_prompt_tokens: int) -> None:
+    text, reason = refusal(example_trajectory(num_prompt_tokens=num_prompt_tokens))
+    assert (text, reason) == (f"$.trajectory.num_prompt_tokens: is {num_prompt_tokens} of 6 tokens", "invalid")
+
+
+def test_check_refuses_a_negative_token() -> None:
+    assert refusal(with_arrays(tokens=[10, 11, -1, 13, 14, 15]))[0] == (
+        "$.trajectory.tokens: holds the token -1, expected 0 or more"
+    )
+
+
+def test_check_refuses_a_mask_value_above_one() -> None:
+    assert refusal(with_arrays(loss_mask=[0, 0, 2, 1, 0, 1]))[0] == "$.trajectory.loss_mask: holds 2, expected 0 or 1"
+
+
+def test_check_refuses_a_mask_inside_the_prompt() -> None:
+    assert refusal(with_arrays(loss_mask=[0, 1, 1, 1, 0, 1]))[0] == "$.trajectory.loss_mask: is 1 inside the prompt"
+
+
+@pytest.mark.parametrize("value", [math.nan, math.inf, -math.inf])
+def test_check_refuses_a_logprob_that_is_not_finite(value: float) -> None:
+    assert refusal(with_arrays(behaviour_logprobs=[0, 0, -0.5, value, 0, 0])) == (
+        "$.trajectory.behaviour_logprobs: holds a value that is not finite",
+        "nonfinite",
+    )
+
+
+def test_check_refuses_a_logprob_above_zero() -> None:
+    assert refusal(with_arrays(behaviour_logprobs=[0, 0, -0.5, 0.5, 0, 0]))[0] == (
+        "$.trajectory.behaviour_logprobs: holds 0.5, above 0"
+    )
+
+
+def test_check_refuses_a_logprob_of_a_token_that_the_model_did_not_write() -> None:
+    assert refusal(with_arrays(behaviour_logprobs=[0, 0, -0.5, -1.5, -0.5, -0.25]))[0] == (
+        "$.trajectory.behaviour_logprobs: is not 0 for a token that the model did not write"
+    )
+
+
+@pytest.mark.parametrize("value", [1.1e18, -1.1e18])
+def test_check_refuses_a_reward_whose_square_float32_cannot_hold(value: float) -> None:
+    assert refusal(example_trajectory(reward=value)) == (
+        f"$.trajectory.reward: reward is {value}, expected at most 1e+18 either way",
+        "invalid",
+    )
+
+
+@pytest.mark.parametrize("value", [math.nan, math.inf])
+def test_check_refuses_a_reward_that_is_not_finite(value: float) -> None:
+    assert refusal(example_trajectory(reward=value)) == (f"$.trajectory.reward: reward is {value}", "nonfinite")
+
+
+def test_check_refuses_a_reward_part_that_is_not_finite() -> None:
+    assert refusal(example_trajectory(reward_parts={"em": math.nan}))[0] == "$.trajectory.reward: em is nan"
+
+
+@pytest.mark.parametrize(
+    ("span", "text"),
+    [
+        (VersionSpan(4, 4, 3), "is [4, 4) after 4, of 6 tokens"),
+        (VersionSpan(5, 7, 3), "is [5, 7) after 4, of 6 tokens"),
+        (VersionSpan(3, 6, 3), "is [3, 6) after 4, of 6 tokens"),
+    ],
+)
+def test_check_refuses_a_span_that_is_empty_outside_or_overlapping(span: VersionSpan, text: str) -> None:
+    trajectory = example_trajectory(version_spans=[VersionSpan(2, 4, 3), span])
+    assert refusal(trajectory)[0] == f"$.trajectory.version_spans[1]: {text}"
+
+
+def test_check_refuses_one_span_given_257_times() -> None:
+    # A count of covers in uint8 would come back to 1 here.
+    trajectory = example_trajectory(version_spans=[VersionSpan(2, 4, 3)] * 257 + [VersionSpan(5, 6, 4)])
+    assert refusal(trajectory)[0] == "$.trajectory.version_spans[1]: is [2, 4) after 4, of 6 tokens"
+
+
+def test_check_refuses_spans_that_leave_out_a_token() -> None:
+    trajectory = example_trajectory(version_spans=[VersionSpan(2, 4, 3)])
+    assert refusal(trajectory)[0] == "$.trajectory.version_spans: do not cover exactly the tokens the model wrote"
+
+
+def test_check_refuses_spans_over_an_observation() -> None:
+    trajectory = example_trajectory(version_spans=[VersionSpan(2, 6, 3)])
+    assert refusal(trajectory)[0] == "$.trajectory.version_spans: do not cover exactly the tokens the model wrote"
+
+
+@settings(max_examples=300, deadline=None)
+@given(st.lists(st.binary(max_size=30), max_size=4), st.integers(0, 8), st.integers(0, 8))
+def test_from_buffers_raises_nothing_but_frame_errors_on_noise(buffers: list[bytes], n: int, prompt: int) -> None:
+    facts = example_facts(num_tokens=n, num_prompt_tokens=prompt)
+    try:
+        outcome: object = int(Trajectory.from_buffers(facts, buffers).loss_mask.sum())
+    except FrameError as error:
+        outcome = error.path
+    assert outcome == 3 or str(outcome).startswith("$.trajectory")

@@ -1,0 +1,83 @@
+"""BM25 against its formula, and the order of what is found."""
+
+import math
+from collections import Counter
+from pathlib import Path
+
+import pytest
+
+from protocol.errors import OperatorError
+from retriever.corpus import Corpus, title_of
+from retriever.indexes.bm25 import K1, B, Bm25Index, Hit
+from retriever.indexes.words import words_of
+
+CONTENTS = [
+    '"Belarus"\nBelarus is a country; alpha-2 code BY.',
+    '"Brest"\nBrest is a subdivision of the country Belarus; code BY-BR.',
+    '"Belarusian ruble"\nBelarusian ruble is a currency; code BYN.',
+    "A text without a title that mentions the country Belarus, the country Belarus and the country Belarus.",
+]
+
+
+def corpus_of(contents: list[str]) -> Corpus:
+    return Corpus([str(i) for i in range(len(contents))], contents, digest="test")
+
+
+def score_by_the_formula(contents: list[str], query: str, row: int) -> float:
+    """Lucene's BM25, term by term; a title counts three times."""
+    documents = [words_of(text) + 2 * words_of(title_of(text)) for text in contents]
+    mean_length = sum(map(len, documents)) / len(documents)
+    total = 0.0
+    for word in words_of(query):
+        containing = sum(word in document for document in documents)
+        idf = math.log(1 + (len(documents) - containing + 0.5) / (containing + 0.5))
+        count = Counter(documents[row])[word]
+        total += idf * count / (count + K1 * (1 - B + B * len(documents[row]) / mean_length))
+    return total
+
+
+def test_search_scores_are_those_of_the_formula() -> None:
+    index = Bm25Index.build(corpus_of(CONTENTS))
+    query = "country Belarus code"
+    hits = index.search(query, 4)
+    assert sorted(hit.row for hit in hits) == [0, 1, 2, 3]
+    for hit in hits:
+        assert hit.score == pytest.approx(score_by_the_formula(CONTENTS, query, hit.row), rel=1e-5)
+
+
+def test_search_puts_the_page_called_so_first() -> None:
+    """The second text is shorter and names both words, so without the title's weight it would win."""
+    contents = [
+        '"Belarus"\nBelarus is a country; alpha-2 code BY; alpha-3 code BLR; numeric code 112.',
+        '"Brest"\nBrest, country Belarus.',
+        '"Oslo"\nOslo is the capital of the country Norway.',
+    ]
+    assert Bm25Index.build(corpus_of(contents)).search("country Belarus", 1)[0].row == 0
+
+
+def test_search_finds_nothing_when_no_word_is_shared() -> None:
+    index = Bm25Index.build(corpus_of(CONTENTS))
+    assert index.search("zebra", 3) == []
+    assert index.search("", 3) == []
+
+
+def test_search_returns_fewer_than_topk_when_fewer_share_a_word() -> None:
+    assert [hit.row for hit in Bm25Index.build(corpus_of(CONTENTS)).search("ruble", 100)] == [2]
+
+
+def test_search_decides_equal_scores_by_corpus_order() -> None:
+    index = Bm25Index.build(corpus_of(["same words"] * 50 + ["other text"]))
+    assert [hit.row for hit in index.search("same", 5)] == [0, 1, 2, 3, 4]
+
+
+def test_index_is_the_same_after_saving_and_loading(tmp_path: Path) -> None:
+    index = Bm25Index.build(corpus_of(CONTENTS))
+    index.save(tmp_path)
+    hits: list[Hit] = index.search("country Belarus", 4)
+    assert Bm25Index.load(tmp_path).search("country Belarus", 4) == hits
+    assert {path.suffix for path in tmp_path.iterdir()} == {".npy", ".json"}
+
+
+def test_build_refuses_a_corpus_without_words() -> None:
+    with pytest.raises(OperatorError, match="no document of the corpus holds a letter or digit"):
+        Bm25Index.build(corpus_of(["?", "!"]))

@@ -1,0 +1,203 @@
+"""The engine's door to vLLM, with the real vLLM on a tiny model."""
+
+import asyncio
+import os
+import re
+import signal
+import string
+import subprocess
+import sys
+from collections.abc import AsyncIterator
+from pathlib import Path
+
+import psutil
+import pytest
+import pytest_asyncio
+
+from protocol.errors import NeighbourError
+from rollout.engine.engine import Engine
+from rollout.engine.generation import Sampling
+from rollout.engine.spec import EngineSpec
+from tests.fakes.tiny_models import TAGS, make_tiny_model
+
+pytestmark = [
+    pytest.mark.stack,
+    pytest.mark.asyncio(loop_scope="module"),
+    pytest.mark.filterwarnings("ignore::FutureWarning", "ignore::DeprecationWarning", "ignore::UserWarning"),
+]
+
+PROMPT = [20, 21, 14, 22, 23, 32]
+
+
+@pytest_asyncio.fixture(scope="module", loop_scope="module")
+async def engine(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Engine]:
+    folder = make_tiny_model(tmp_path_factory.mktemp("model"), tied=False)
+    engine = await Engine.start(EngineSpec(str(folder), "float32", 1, 0, 512, False, "gloo"))
+    yield engine
+    engine.shutdown()
+
+
+async def test_engine_refuses_to_generate_before_its_weights_have_a_version(engine: Engine) -> None:
+    with pytest.raises(NeighbourError, match=r"^engine: serves nothing: its weights were not verified"):
+        await engine.generate(PROMPT, Sampling(4, 1.0), "unsynced", "0")
+
+
+async def test_generation_has_a_logprob_for_every_token_and_ends_at_the_length(engine: Engine) -> None:
+    await engine.serve_loaded_weights(3)
+    generation = await engine.generate(PROMPT, Sampling(5, 1.0, seed=1), "length", "3")
+
+    assert len(generation.tokens) == 5
+    assert len(generation.logprobs) == 5
+    assert all(logprob <= 0.0 for logprob in generation.logprobs)
+    assert generation.version_spans == ((0, 5, 3),)
+    assert (generation.finish_reason, generation.stop_string) == ("length", None)
+    assert generation.text == engine.decode(generation.tokens)
+
+
+async def test_greedy_generations_are_equal(engine: Engine) -> None:
+    await engine.serve_loaded_weights(3)
+    sampling = Sampling(12, 1.0, greedy=True)
+    first = await engine.generate(PROMPT, sampling, "greedy-1", "3")
+    second = await engine.generate(PROMPT, sampling, "greedy-2", "3")
+
+    assert first.tokens == second.tokens
+
+
+async def test_stop_string_is_kept_and_ends_the_generation(engine: Engine) -> None:
+    await engine.serve_loaded_weights(3)
+    letters = tuple(string.ascii_lowercase)
+    stopped = await engine.generate(PROMPT, Sampling(400, 1.0, stop=letters), "stopped", "3")
+
+    texts = [engine.decode([token]) for token in stopped.tokens]
+    assert [any(letter in text for letter in letters) for text in texts] == [False] * (len(texts) - 1) + [True]
+    assert len(stopped.logprobs) == len(texts)
+    assert stopped.version_spans == ((0, len(texts), 3),)
+    assert stopped.finish_reason == "stop"
+    assert stopped.stop_string is not None
+    assert stopped.stop_string in texts[-1]
+
+
+async def test_token_that_a_stop_string_ends_inside_is_kept_whole(engine: Engine) -> None:
+    await engine.serve_loaded_weights(3)
+    for seed in range(100):  # until one of the four tags comes up before any other "<"
+        stopped = await engine.generate(PROMPT, Sampling(200, 1.0, stop=("<",), seed=seed), f"inside-{seed}", "3")
+        if stopped.text.endswith(">"):
+            break
+
+    assert stopped.stop_string == "<"
+    assert engine.decode(stopped.tokens[-1:]) in TAGS
+    assert stopped.text == engine.decode(stopped.tokens)
+
+
+async def test_cancelled_generation_leaves_the_engine(engine: Engine) -> None:
+    await engine.serve_loaded_weights(3)
+    task = asyncio.create_task(engine.generate(PROMPT, Sampling(480, 1.0, seed=2), "cancelled", "3"))
+    while engine.stats.num_in_flight == 0:
+        await asyncio.sleep(0.01)
+    task.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await task
+    after = await engine.generate(PROMPT, Sampling(3, 1.0, seed=2), "cancelled", "3")
+
+    assert engine.stats.num_in_flight == 0
+    assert len(after.tokens) == 3
+
+
+async def test_prompt_longer_than_the_window_is_refused_by_name(engine: Engine) -> None:
+    await engine.serve_loaded_weights(3)
+    with pytest.raises(NeighbourError, match=r"request too-long was refused: .*512"):
+        await engine.generate([20] * 600, Sampling(4, 1.0), "too-long", "3")
+
+
+async def test_paused_engine_generates_nothing_until_it_is_resumed(engine: Engine) -> None:
+    await engine.serve_loaded_weights(3)
+    await engine.pause()
+    task = asyncio.create_task(engine.generate(PROMPT, Sampling(3, 1.0), "paused", "3"))
+    done, _ = await asyncio.wait({task}, timeout=0.5)
+    await engine.resume()
+    generation = await task
+
+    assert not done
+    assert len(generation.tokens) == 3
+
+
+async def test_probe_of_another_version_is_refused(engine: Engine) -> None:
+    await engine.serve_loaded_weights(3)
+    with pytest.raises(NeighbourError, match="probe of version 4, but version 3 is served"):
+        await engine.probe(PROMPT, 4)
+
+
+async def test_probe_gives_the_logprobs_of_a_generation(engine: Engine) -> None:
+    await engine.serve_loaded_weights(3)
+    generation = await engine.generate(PROMPT, Sampling(16, 1.0, seed=5), "probed", "3")
+    logprobs = await engine.probe(PROMPT + generation.tokens, 3)
+
+    assert logprobs[len(PROMPT) - 1 :] == pytest.approx(generation.logprobs, abs=1e-4)
+
+
+@pytest.mark.usefixtures("engine")
+async def test_no_process_of_the_engine_listens_beyond_loopback() -> None:
+    me = psutil.Process()
+    own = {process.pid for process in [me, *me.children(recursive=True)]}
+    lines = subprocess.run(["ss", "-Hltnp"], capture_output=True, text=True, check=True).stdout.splitlines()
+    addresses = [line.split()[3] for line in lines if own & {int(pid) for pid in re.findall(r"pid=(\d+)", line)}]
+
+    assert len(own) > 1
+    assert [address for address in addresses if not address.startswith(("127.0.0.1:", "[::1]:"))] == []
+
+
+async def test_death_of_the_engine_process_is_noticed_at_once(tmp_path: Path) -> None:
+    folder = make_tiny_model(tmp_path, tied=True)
+    known = set(psutil.Process().children(recursive=True))
+    engine = await Engine.start(EngineSpec(str(folder), "float32", 1, 0, 512, False, "gloo"))
+    await engine.serve_loaded_weights(0)
+    task = asyncio.create_task(engine.generate(PROMPT, Sampling(480, 1.0, seed=2), "dying", "0"))
+    await asyncio.sleep(0.2)
+    for process in set(psutil.Process().children(recursive=True)) - known:
+        if "EngineCor" in " ".join(process.cmdline()):
+            os.kill(process.pid, signal.SIGKILL)
+    async with asyncio.timeout(5.0):
+        with pytest.raises(NeighbourError, match=r"^engine: request dying died with the engine"):
+            await task
+
+    assert not engine.is_alive
+    engine.shutdown()
+
+
+async def test_engine_process_ends_when_its_server_is_killed(tmp_path: Path) -> None:
+    folder = make_tiny_model(tmp_path / "model", tied=True)
+    script = tmp_path / "server.py"
+    script.write_text(_SERVER)
+    command = [sys.executable, "-W", "ignore", str(script), str(folder)]
+    server = await asyncio.create_subprocess_exec(*command, stdout=asyncio.subprocess.PIPE, env=_environment())
+    assert server.stdout is not None
+    async with asyncio.timeout(180.0):
+        while b"started" not in (line := await server.stdout.readline()):
+            assert line, "the server ended before it had started"
+    children = [child for child in psutil.Process(server.pid).children(recursive=True) if "EngineCor" in child.name()]
+    server.kill()
+    await server.wait()
+    _, alive = psutil.wait_procs(children, timeout=10.0)
+
+    assert len(children) == 1
+    assert alive == []
+
+
+_SERVER = """
+import asyncio, sys
+from rollout.engine.engine import Engine
+from rollout.engine.spec import EngineSpec
+
+async def serve():
+    engine = await Engine.start(EngineSpec(sys.argv[1], "float32", 1, 0, 512, False, "gloo"))
+    print("started", engine.is_alive, flush=True)
+    await asyncio.sleep(600)
+
+if __name__ == "__main__":
+    asyncio.run(serve())
+"""
+
+
+def _environment() -> dict[str, str]:
+    root = str(Path(__file__).parents[3])
+    return {**os.environ, "PYTHONPATH": root}

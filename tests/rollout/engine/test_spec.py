@@ -1,0 +1,46 @@
+"""Which engines can serve which runs: the fingerprint of an engine's settings and its model's description."""
+
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from rollout.engine.spec import EngineSpec
+
+
+@pytest.fixture
+def spec(tmp_path: Path) -> EngineSpec:
+    folder = tmp_path / "model"
+    folder.mkdir()
+    (folder / "config.json").write_text('{"hidden_size": 128}')
+    (folder / "tokenizer.json").write_text("{}")
+    (folder / "model.safetensors").write_bytes(b"weights")
+    return EngineSpec(str(folder), "float32", 1, 0, 512, False, "gloo", {"max_num_seqs": 64})
+
+
+def test_fingerprint_is_the_same_for_another_folder_with_the_same_description(spec: EngineSpec, tmp_path: Path) -> None:
+    copy = Path(spec.model).rename(tmp_path / "elsewhere")
+    (copy / "model.safetensors").write_bytes(b"other weights")
+    moved = replace(spec, model=str(copy))
+    (tmp_path / "model").mkdir()
+    for name in ("config.json", "tokenizer.json"):
+        (tmp_path / "model" / name).write_bytes((copy / name).read_bytes())
+
+    assert moved.fingerprint() == spec.fingerprint()
+
+
+def test_fingerprint_changes_with_the_tokenizer(spec: EngineSpec) -> None:
+    before = spec.fingerprint()
+    (Path(spec.model) / "tokenizer.json").write_text('{"version": "1.0"}')
+
+    assert spec.fingerprint() != before
+
+
+@pytest.mark.parametrize(
+    "change",
+    [{"dtype": "bfloat16"}, {"max_model_len": 1024}, {"engine_args": {"max_num_seqs": 32}}, {"seed": 1}],
+    ids=["dtype", "max_model_len", "engine_args", "seed"],
+)
+def test_fingerprint_changes_with_a_setting(spec: EngineSpec, change: dict[str, Any]) -> None:
+    assert replace(spec, **change).fingerprint() != spec.fingerprint()

@@ -1,0 +1,115 @@
+"""The retriever client against the real service and against misbehaving ones."""
+
+from collections.abc import Iterator
+from dataclasses import replace
+
+import pytest
+
+from protocol.errors import NeighbourError, OperatorError
+from protocol.http.bearer import BearerGate
+from retriever.corpus import Corpus
+from retriever.indexes.bm25 import Bm25Index
+from retriever.service import RetrieverService
+from rollout.neighbours.http.retries import HttpPolicy
+from rollout.neighbours.retriever_client import Passage, RetrieverClient
+from tests.fakes.http_servers import Answer, ScriptedServer, free_address, scripted_server, serving
+
+TOKEN = "a-token-of-the-cluster"
+FAST = HttpPolicy(min_backoff_s=0.005, max_backoff_s=0.02, attempt_timeout_s=2.0, overall_timeout_s=5.0)
+CORPUS = Corpus(["10", "11"], ['"Oslo"\nOslo is a capital.', '"Bergen"\nBergen is a town.'], digest="d")
+
+
+@pytest.fixture(scope="module")
+def real() -> Iterator[str]:
+    app = BearerGate(RetrieverService(Bm25Index.build(CORPUS), CORPUS, "towns").app(), TOKEN)
+    with serving(app) as address:
+        yield f"{address}/retrieve"
+
+
+@pytest.fixture(scope="module")
+def server() -> Iterator[ScriptedServer]:
+    with scripted_server() as scripted:
+        yield scripted
+
+
+async def test_search_finds_passages_of_the_real_service(real: str) -> None:
+    async with RetrieverClient([real], topk=3, default_token=TOKEN) as client:
+        await client.check()
+        (passage,) = await client.search("Bergen")
+        assert (passage.id, passage.contents) == ("11", '"Bergen"\nBergen is a town.')
+        assert passage.score is not None
+        assert passage.score > 0
+        assert await client.search("zebra") == []
+
+
+async def test_search_says_when_the_token_is_missing(real: str) -> None:
+    async with RetrieverClient([real], topk=3, policy=FAST) as client:
+        with pytest.raises(NeighbourError, match=r"answered 401: .*asks for the cluster's token.* \(1 attempt in "):
+            await client.search("Bergen")
+
+
+async def test_search_cuts_to_topk(server: ScriptedServer) -> None:
+    url = server.script("many", Answer({"result": [["a", "b", "c"]]}))
+    async with RetrieverClient([url], topk=2, policy=FAST) as client:
+        assert await client.search("q") == [Passage("", "a", None), Passage("", "b", None)]
+    assert server.received["many"][0].body == {"queries": ["q"], "topk": 2, "return_scores": True}
+
+
+async def test_search_falls_to_the_next_retriever_when_the_first_is_down(real: str) -> None:
+    down = f"{free_address()}/retrieve"
+    policy = replace(FAST, breaker_threshold=3, breaker_after_s=0.0, breaker_cooldown_s=60.0)
+    async with RetrieverClient([down, real], topk=1, default_token=TOKEN, policy=policy) as client:
+        for _ in range(10):
+            assert [passage.id for passage in await client.search("Oslo")] == ["10"]
+        assert client.is_accepting
+        assert client.stats[down].calls == 3
+        assert client.stats[real].calls == 10
+
+
+async def test_search_goes_back_to_the_own_node_when_it_is_up_again(server: ScriptedServer) -> None:
+    own = server.script("own", Answer("down", 502), Answer({"result": [["own"]]}))
+    other = server.script("other", Answer({"result": [["other"]]}))
+    policy = replace(FAST, breaker_threshold=2)
+    async with RetrieverClient([own, other], topk=1, policy=policy) as client:
+        assert [(await client.search("q"))[0].contents for _ in range(3)] == ["other", "own", "own"]
+
+
+async def test_search_tries_again_when_all_are_busy(server: ScriptedServer) -> None:
+    url = server.script("busy", Answer("full", 503, headers={"retry-after": "0.01"}), Answer({"result": [["a"]]}))
+    async with RetrieverClient([url], topk=1, policy=FAST) as client:
+        assert await client.search("q") == [Passage("", "a", None)]
+
+
+@pytest.mark.parametrize(
+    ("answer", "problem"),
+    [
+        (Answer({"result": []}), r"in the reply \$\.result has 0 entries, expected 1 \(one per query\)"),
+        (Answer({"result": [[{"document": {}}]]}), r"in the reply \$\.result\[0\]\[0\]\.document\.contents is None"),
+        (Answer(b"Traceback"), r"in the reply \$ is not JSON"),
+        (Answer("index is gone", 500), r'answered 500: "index is gone" \(2 attempts'),
+    ],
+)
+async def test_search_raises_instead_of_making_up_passages(
+    server: ScriptedServer, answer: Answer, problem: str
+) -> None:
+    url = server.script("bad", answer)
+    async with RetrieverClient([url], topk=1, policy=FAST) as client:
+        with pytest.raises(NeighbourError, match=problem) as error:
+            await client.search("q")
+    assert error.value.boundary == "retriever"
+
+
+async def test_check_says_what_to_change_when_nothing_listens() -> None:
+    down = free_address()
+    async with RetrieverClient([f"{down}/retrieve"], topk=1, policy=FAST) as client:
+        with pytest.raises(NeighbourError) as error:
+            await client.check()
+    assert str(error.value) == (
+        f"retriever: {down}/retrieve: no connection (All connection attempts failed). "
+        "Start it with deploy/start_cluster.sh, or change retriever.url."
+    )
+
+
+def test_client_refuses_to_start_without_a_retriever() -> None:
+    with pytest.raises(OperatorError, match="no retriever"):
+        RetrieverClient([], topk=1)

@@ -1,0 +1,67 @@
+"""Gathering samples into requests."""
+
+import asyncio
+from collections.abc import Sequence
+
+import pytest
+
+from rollout.neighbours.reward_batch import Batcher
+
+
+async def test_batcher_sends_full_batches_and_the_rest_after_a_moment() -> None:
+    sizes: list[int] = []
+
+    async def send(items: Sequence[int]) -> Sequence[int | Exception]:
+        sizes.append(len(items))
+        return [10 * item for item in items]
+
+    batcher: Batcher[int, int] = Batcher(4, send)
+    assert await asyncio.gather(*(batcher.add(i) for i in range(10))) == [10 * i for i in range(10)]
+    assert sizes == [4, 4, 2]
+
+
+async def test_batcher_gives_an_exception_to_its_own_item() -> None:
+    async def send(items: Sequence[int]) -> Sequence[int | Exception]:
+        return [ValueError("odd") if item % 2 else item for item in items]
+
+    batcher: Batcher[int, int] = Batcher(3, send)
+    results = await asyncio.gather(*(batcher.add(i) for i in range(3)), return_exceptions=True)
+    assert [str(result) for result in results] == ["0", "odd", "2"]
+
+
+async def test_batcher_gives_the_batchs_exception_to_all() -> None:
+    async def send(items: Sequence[int]) -> Sequence[int | Exception]:
+        raise ValueError("down")
+
+    batcher: Batcher[int, int] = Batcher(2, send)
+    results = await asyncio.gather(*(batcher.add(i) for i in range(2)), return_exceptions=True)
+    assert [str(result) for result in results] == ["down", "down"]
+
+
+async def test_batcher_leaves_out_who_stopped_waiting() -> None:
+    sent: list[int] = []
+
+    async def send(items: Sequence[int]) -> Sequence[int | Exception]:
+        sent.extend(items)
+        return list(items)
+
+    batcher: Batcher[int, int] = Batcher(10, send)
+    gone = asyncio.create_task(batcher.add(1))
+    stays = asyncio.create_task(batcher.add(2))
+    await asyncio.sleep(0)
+    gone.cancel()
+    assert await stays == 2
+    assert sent == [2]
+
+
+async def test_batcher_cancels_what_is_under_way_when_closed() -> None:
+    async def send(items: Sequence[int]) -> Sequence[int | Exception]:
+        await asyncio.sleep(60)
+        return list(items)
+
+    batcher: Batcher[int, int] = Batcher(1, send)
+    waiting = asyncio.create_task(batcher.add(1))
+    await asyncio.sleep(0.01)
+    await batcher.close()
+    with pytest.raises(asyncio.CancelledError):
+        await waiting

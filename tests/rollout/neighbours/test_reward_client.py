@@ -1,0 +1,381 @@
+"""The reward client against real servers, most of them misbehaving."""
+
+import asyncio
+import gzip
+import time
+from collections.abc import Iterator
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from protocol.errors import NeighbourError, OperatorError
+from protocol.settings.rewards import RewardEndpoint
+from rollout.neighbours.http.retries import HttpPolicy
+from rollout.neighbours.reward_client import RewardClient, Score, ScoreRequest
+from tests.fakes.http_servers import Answer, Received, ScriptedServer, free_address, scripted_server
+
+FAST = HttpPolicy(min_backoff_s=0.005, max_backoff_s=0.02, overall_timeout_s=5.0, breaker_cooldown_s=0.2)
+GOOD = Answer({"rewards": [0.5]})
+
+
+@pytest.fixture(scope="module")
+def server() -> Iterator[ScriptedServer]:
+    with scripted_server() as scripted:
+        yield scripted
+
+
+def endpoint(url: str, name: str = "math", **more: Any) -> RewardEndpoint:
+    return RewardEndpoint.model_validate({"name": name, "url": url, "timeout_s": 2.0, **more})
+
+
+def request(key: str = "p1/0") -> ScoreRequest:
+    return ScoreRequest(key=key, prompt="What? ", response="That.", label={"target": ["That"]})
+
+
+async def score_once(*endpoints: RewardEndpoint, combine: str = "sum", policy: HttpPolicy = FAST) -> Score:
+    async with RewardClient(endpoints, combine, policy=policy) as client:
+        return await client.score(request())
+
+
+async def test_score_sends_the_contracts_body_and_headers(
+    server: ScriptedServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("MY_KEY", "secret")
+    url = server.script("body", GOOD)
+    async with RewardClient(
+        [endpoint(url, headers_env={"X-Key": "MY_KEY"})], "sum", "a-token-of-the-cluster"
+    ) as client:
+        assert await client.score(request("p1/0 é")) == Score(0.5, {"math": 0.5})
+    (received,) = server.received["body"]
+    assert received.body == {"query": ["What? That."], "prompts": ["What? "], "labels": [{"target": ["That"]}]}
+    assert received.headers["idempotency-key"] == "p1/0 %C3%A9"
+    assert received.headers["x-key"] == "secret"
+    assert received.headers["authorization"] == "Bearer a-token-of-the-cluster"
+
+
+async def test_score_does_not_use_the_environments_proxy(
+    server: ScriptedServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("HTTP_PROXY", free_address())
+    assert (await score_once(endpoint(server.script("proxy", GOOD)))).reward == 0.5
+
+
+@pytest.mark.parametrize("status", [408, 429, 502, 503, 504])
+async def test_score_tries_again_when_the_service_is_busy(server: ScriptedServer, status: int) -> None:
+    url = server.script(f"busy{status}", Answer("busy", status), Answer("busy", status), Answer("busy", status), GOOD)
+    async with RewardClient([endpoint(url)], "sum", policy=FAST) as client:
+        assert (await client.score(request())).reward == 0.5
+        assert client.stats["math"].retries == 3
+
+
+async def test_score_gives_up_after_four_attempts(server: ScriptedServer) -> None:
+    url = server.script("down", Answer("down", 503))
+    with pytest.raises(NeighbourError) as error:
+        await score_once(endpoint(url))
+    assert error.value.boundary == "reward:math"
+    assert error.value.detail.startswith(f'{url} answered 503: "down" (4 attempts in ')
+    assert len(server.received["down"]) == 4
+
+
+async def test_score_tries_a_500_once_more_only(server: ScriptedServer) -> None:
+    assert (await score_once(endpoint(server.script("flaky", Answer("oops", 500), GOOD)))).reward == 0.5
+    with pytest.raises(NeighbourError, match=r'answered 500: "oops" \(2 attempts in '):
+        await score_once(endpoint(server.script("broken", Answer("oops", 500))))
+    assert len(server.received["broken"]) == 2
+
+
+@pytest.mark.parametrize("status", [400, 401, 404, 413, 422, 301])
+async def test_score_fails_at_once_on_other_statuses_with_the_first_500_characters(
+    server: ScriptedServer, status: int
+) -> None:
+    url = server.script(f"refused{status}", Answer(b"x" * 499 + b"yz", status))
+    with pytest.raises(NeighbourError, match=rf"answered {status}: x{{499}}y \(1 attempt in "):
+        await score_once(endpoint(url))
+    assert len(server.received[f"refused{status}"]) == 1
+
+
+async def test_score_waits_as_long_as_the_service_asks(server: ScriptedServer) -> None:
+    url = server.script("later", Answer("busy", 503, headers={"retry-after": "0.4"}), GOOD)
+    started = time.monotonic()
+    assert (await score_once(endpoint(url))).reward == 0.5
+    assert time.monotonic() - started > 0.4
+
+
+async def test_score_waits_no_longer_than_the_policys_cap(server: ScriptedServer) -> None:
+    url = server.script("much_later", Answer("busy", 429, headers={"retry-after": "3600"}), GOOD)
+    assert (await score_once(endpoint(url), policy=replace(FAST, max_retry_after_s=0.1))).reward == 0.5
+
+
+@pytest.mark.parametrize(
+    ("body", "problem"),
+    [
+        ({"rewards": [float("nan")]}, "$.rewards[0] is nan, expected a finite number"),
+        ({"rewards": [float("inf")]}, "$.rewards[0] is inf, expected a finite number"),
+        ({"rewards": []}, "$.rewards has 0 entries, expected 1 (one per sample)"),
+        ({"rewards": [1, 2]}, "$.rewards has 2 entries, expected 1 (one per sample)"),
+        ({"rewards": ["1"]}, "$.rewards[0] is '1', expected a number"),
+        ({"error": "no"}, "$.rewards is missing; the reply has the keys ['error']"),
+        (b"<html>hello</html>", "$ is not JSON (expected value at line 1 column 1): '<html>hello</html>'"),
+        (b"", "$ is not JSON (EOF while parsing a value at line 1 column 0): ''"),
+    ],
+)
+async def test_score_raises_when_the_reply_is_no_reward(server: ScriptedServer, body: Any, problem: str) -> None:
+    url = server.script("nonsense", Answer(body))
+    with pytest.raises(NeighbourError) as error:
+        await score_once(endpoint(url))
+    assert error.value.detail.startswith(f"{url}: in the reply {problem} (2 attempts in ")
+
+
+async def test_score_raises_when_the_reply_is_too_long(server: ScriptedServer) -> None:
+    url = server.script("long", Answer(b"[" + b" " * (1 << 20) + b"1]"))
+    with pytest.raises(NeighbourError, match=r"the reply is over 1048576 bytes \(2 attempts in "):
+        await score_once(endpoint(url))
+
+
+async def test_score_bounds_each_attempt(server: ScriptedServer) -> None:
+    url = server.script("slow", Answer({"rewards": [1]}, delay_s=1.0), GOOD)
+    assert (await score_once(endpoint(url, timeout_s=0.2))).reward == 0.5
+
+
+async def test_score_bounds_all_attempts_together(server: ScriptedServer) -> None:
+    url = server.script("slower", Answer({"rewards": [1]}, delay_s=1.0))
+    started = time.monotonic()
+    with pytest.raises(NeighbourError, match=r"no reward within 0.6 s over all attempts"):
+        await score_once(endpoint(url, timeout_s=0.2), policy=replace(FAST, overall_timeout_s=0.1, max_attempts=50))
+    assert time.monotonic() - started < 10.0  # 50 attempts would take that long
+
+
+async def test_score_names_an_endpoint_where_nothing_listens() -> None:
+    url = free_address()
+    with pytest.raises(NeighbourError) as error:
+        await score_once(endpoint(url, "style"))
+    assert error.value.boundary == "reward:style"
+    assert error.value.detail.startswith(f"{url}/: no connection (All connection attempts failed) (4 attempts in ")
+
+
+async def test_score_survives_a_service_that_is_down_for_a_while() -> None:
+    """The breaker opens, calls wait for it, and none is lost once the service is back on its address."""
+    policy = replace(FAST, breaker_threshold=2, breaker_after_s=0.0, overall_timeout_s=20.0)
+    with scripted_server() as scripted:
+        url = scripted.script("restart", Answer("starting", 503), Answer("starting", 503), Answer("up", 502), GOOD)
+        async with RewardClient([endpoint(url)], "sum", policy=policy) as client:
+            first = asyncio.create_task(client.score(request("p0/0")))
+            while client.is_accepting:
+                await asyncio.sleep(0.005)
+            others = [asyncio.create_task(client.score(request(f"p{i}/0"))) for i in range(1, 20)]
+            await asyncio.sleep(0.05)
+            assert len(scripted.received["restart"]) == 2
+            assert {(await call).reward for call in [first, *others]} == {0.5}
+            assert client.is_accepting
+
+
+@pytest.mark.parametrize(("combine", "with_one_up"), [("shard", True), ("sum", False)])
+async def test_client_is_accepting_while_samples_can_be_scored(
+    server: ScriptedServer, combine: str, with_one_up: bool
+) -> None:
+    down = [endpoint(free_address(), "a"), endpoint(server.script("b", Answer("no", 503)), "b")]
+    up = endpoint(server.script("c", GOOD), "c")
+    policy = replace(FAST, breaker_threshold=1, breaker_after_s=0.0, breaker_cooldown_s=60.0, max_attempts=1)
+    for endpoints, expected in ((down, False), ([*down, up], with_one_up)):
+        async with RewardClient(endpoints, combine, policy=policy) as client:
+            assert client.is_accepting
+            calls = [asyncio.create_task(client.score(request(f"p{i}"))) for i in range(50)]
+            async with asyncio.timeout(5.0):
+                while not all(client.stats[name].retries for name in ("a", "b")) or client.is_accepting is not expected:
+                    await asyncio.sleep(0.01)
+            for call in calls:
+                call.cancel()
+            await asyncio.gather(*calls, return_exceptions=True)
+
+
+async def test_score_of_a_shard_that_is_down_is_asked_of_another(server: ScriptedServer) -> None:
+    endpoints = [endpoint(free_address(), "a"), endpoint(server.script("shard_up", GOOD), "b")]
+    policy = replace(FAST, breaker_threshold=1, breaker_after_s=0.0, breaker_cooldown_s=60.0)
+    async with RewardClient(endpoints, "shard", policy=policy) as client:
+        scores = await asyncio.gather(*(client.score(request(f"p{i}")) for i in range(20)))
+    assert {tuple(score.parts) for score in scores} == {("b",)}
+
+
+async def test_score_waits_through_an_outage_longer_than_its_deadline(server: ScriptedServer) -> None:
+    up_at = time.monotonic() + 1.5
+
+    def answer(_: Received) -> Answer:
+        return GOOD if time.monotonic() > up_at else Answer("down", 503)
+
+    url = server.script_by("outage", answer)
+    policy = replace(FAST, overall_timeout_s=0.3, breaker_after_s=0.0, breaker_cooldown_s=0.05)
+    policy = replace(policy, breaker_max_cooldown_s=0.2)
+    async with RewardClient([endpoint(url, timeout_s=0.1)], "sum", policy=policy) as client:
+        scores = await asyncio.gather(*(client.score(request(f"p{i}")) for i in range(10)))
+        stats = client.stats["math"]
+    assert [score.reward for score in scores] == [0.5] * 10
+    assert stats.failures == 0
+    assert len(server.received["outage"]) < 10 + 9 + 10 + 10  # ten at once, one every 0.2 s, ten at the end
+
+
+async def test_score_does_not_give_up_because_the_service_fails_others_too(server: ScriptedServer) -> None:
+    """Every sample meets a busy service five times, which is once more than a call has attempts."""
+    counts: dict[str, int] = {}
+
+    def answer(received: Received) -> Answer:
+        key = received.headers["idempotency-key"]
+        counts[key] = counts.get(key, 0) + 1
+        return GOOD if counts[key] > 5 else Answer("busy", 503)
+
+    url = server.script_by("unreliable", answer)
+    async with RewardClient([endpoint(url)], "sum", policy=FAST) as client:
+        first = await asyncio.gather(*(client.score(request(f"p{i}")) for i in range(40)))
+    assert [score.reward for score in first] == [0.5] * 40
+
+
+async def test_score_refuses_a_compressed_reply(server: ScriptedServer) -> None:
+    bomb = gzip.compress(b"[" + b" " * (1 << 24) + b"1]")
+    url = server.script("bomb", Answer(bomb, headers={"content-encoding": "gzip"}))
+    with pytest.raises(NeighbourError, match=r"the reply is compressed, which was not asked for \(2 attempts"):
+        await score_once(endpoint(url))
+    assert server.received["bomb"][0].headers["accept-encoding"] == "identity"
+
+
+async def test_score_combines_endpoints_by_weight(server: ScriptedServer) -> None:
+    endpoints = [
+        endpoint(server.script("two", Answer({"rewards": [2.0]})), "two", weight=3.0),
+        endpoint(server.script("five", Answer(5)), "five", weight=-1.0),
+    ]
+    parts = {"two": 2.0, "five": 5.0}
+    assert await score_once(*endpoints, combine="sum") == Score(1.0, parts)
+    assert await score_once(*endpoints, combine="mean") == Score(0.5, parts)
+    assert await score_once(*endpoints, combine="product") == Score(-30.0, parts)
+
+
+async def test_score_by_shard_asks_one_endpoint_and_the_same_for_a_key(server: ScriptedServer) -> None:
+    endpoints = [
+        endpoint(server.script("left", Answer({"rewards": [1]})), "left"),
+        endpoint(server.script("right", Answer({"rewards": [1]})), "right"),
+    ]
+    async with RewardClient(endpoints, "shard", policy=FAST) as client:
+        first = [set((await client.score(request(f"p{i}"))).parts) for i in range(30)]
+        again = [set((await client.score(request(f"p{i}"))).parts) for i in range(30)]
+    assert first == again
+    assert {name for parts in first for name in parts} == {"left", "right"}
+    assert all(len(parts) == 1 for parts in first)
+
+
+async def test_score_raises_when_one_of_several_endpoints_fails(server: ScriptedServer) -> None:
+    endpoints = [endpoint(server.script("fine", GOOD), "fine"), endpoint(server.script("bad", Answer("x", 404)), "bad")]
+    with pytest.raises(NeighbourError) as error:
+        await score_once(*endpoints)
+    assert error.value.boundary == "reward:bad"
+
+
+async def test_score_raises_when_parts_combine_to_infinity(server: ScriptedServer) -> None:
+    huge = endpoint(server.script("huge", Answer(1e300)), weight=1e300)
+    with pytest.raises(NeighbourError, match="combine to inf"):
+        await score_once(huge)
+
+
+async def test_score_keeps_to_the_cap_on_requests_in_flight(server: ScriptedServer) -> None:
+    url = server.script("capped", Answer({"rewards": [1]}, delay_s=0.02))
+    async with RewardClient([endpoint(url, max_concurrency=3)], "sum", policy=FAST) as client:
+        await asyncio.gather(*(client.score(request(f"p{i}")) for i in range(12)))
+    assert server.most_at_once["capped"] == 3
+
+
+async def test_score_does_not_count_the_queue_before_a_slow_service(server: ScriptedServer) -> None:
+    url = server.script("queue", Answer({"rewards": [1]}, delay_s=0.2))
+    policy = replace(FAST, overall_timeout_s=0.1)  # becomes 3 times timeout_s: 3 s, for 4 s of queue
+    async with RewardClient([endpoint(url, max_concurrency=1, timeout_s=1.0)], "sum", policy=policy) as client:
+        scores = await asyncio.gather(*(client.score(request(f"p{i}")) for i in range(20)))
+    assert len(scores) == 20
+
+
+async def test_score_of_128_asks_most_of_them_at_once(server: ScriptedServer) -> None:
+    url = server.script("half_a_second", Answer({"rewards": [1]}, delay_s=0.5))
+    async with RewardClient([endpoint(url, max_concurrency=128, timeout_s=10.0)], "sum") as client:
+        await asyncio.gather(*(client.score(request(f"p{i}")) for i in range(128)))
+    assert server.most_at_once["half_a_second"] > 64
+
+
+async def test_score_gathers_batches(server: ScriptedServer) -> None:
+    url = server.script_by("batch", lambda received: Answer({"rewards": received.body["labels"]}))
+    async with RewardClient([endpoint(url, batch_size=4)], "sum", policy=FAST) as client:
+        requests = [ScoreRequest(f"p{i}", "q", "r", label=float(i)) for i in range(10)]
+        scores = await asyncio.gather(*(client.score(each) for each in requests))
+    assert [score.reward for score in scores] == [float(i) for i in range(10)]
+    assert sorted(len(received.body["query"]) for received in server.received["batch"]) == [2, 4, 4]
+
+
+async def test_score_of_a_batch_loses_only_the_sample_that_breaks_the_function(server: ScriptedServer) -> None:
+    def answer(received: Received) -> Answer:
+        labels = received.body["labels"]
+        return Answer("bad sample", 500) if 2 in labels else Answer({"rewards": labels})
+
+    url = server.script_by("poison", answer)
+    async with RewardClient([endpoint(url, batch_size=4)], "sum", policy=FAST) as client:
+        requests = [ScoreRequest(f"p{i}", "q", "r", label=i) for i in range(4)]
+        results = await asyncio.gather(*(client.score(each) for each in requests), return_exceptions=True)
+    assert [result.reward if isinstance(result, Score) else type(result) for result in results] == [
+        0.0,
+        1.0,
+        NeighbourError,
+        3.0,
+    ]
+
+
+async def test_stats_count_calls_failures_and_retries(server: ScriptedServer) -> None:
+    url = server.script("stats", GOOD, Answer("busy", 503), GOOD, Answer("no", 404))
+    async with RewardClient([endpoint(url)], "sum", policy=FAST) as client:
+        await client.score(request())
+        await client.score(request())
+        with pytest.raises(NeighbourError):
+            await client.score(request())
+        stats = client.stats["math"]
+    assert (stats.calls, stats.failures, stats.retries) == (3, 1, 1)
+
+
+@pytest.mark.parametrize("status", [200, 400, 422, 500])
+async def test_check_passes_an_endpoint_that_answers_a_made_up_sample(server: ScriptedServer, status: int) -> None:
+    url = server.script(f"check{status}", Answer({"rewards": [0]}, status))
+    async with RewardClient([endpoint(url)], "sum", policy=FAST) as client:
+        await client.check()
+    assert len(server.received[f"check{status}"]) == 1
+
+
+@pytest.mark.parametrize("status", [401, 404, 422, 500, 503])
+async def test_check_with_a_real_row_wants_a_reward(server: ScriptedServer, status: int) -> None:
+    url = server.script(f"real{status}", Answer("no", status))
+    async with RewardClient([endpoint(url)], "sum", policy=FAST) as client:
+        with pytest.raises(NeighbourError, match=rf'answered {status}: "no"\. Start the service, or change rewards'):
+            await client.check(request())
+
+
+async def test_check_names_the_endpoint_that_is_down_and_what_to_change(server: ScriptedServer) -> None:
+    down = free_address()
+    endpoints = [endpoint(server.script("up", GOOD), "up"), endpoint(down, "down")]
+    async with RewardClient(endpoints, "sum", policy=FAST) as client:
+        with pytest.raises(NeighbourError) as error:
+            await client.check()
+    assert str(error.value) == (
+        f"reward:down: {down}/: no connection (All connection attempts failed). "
+        "Start the service, or change rewards.endpoints (name down)."
+    )
+
+
+async def test_check_refuses_an_endpoint_that_answers_nonsense(server: ScriptedServer) -> None:
+    async with RewardClient([endpoint(server.script("odd", Answer({"status": "ok"})))], "sum", policy=FAST) as client:
+        with pytest.raises(NeighbourError, match=r"\$\.rewards is missing; the reply has the keys \['status'\]"):
+            await client.check()
+
+
+@pytest.mark.parametrize(
+    ("endpoints", "combine", "message"),
+    [
+        ([], "sum", "rewards.endpoints is empty"),
+        ([endpoint("http://a/")], "median", "rewards.combine = median. Expected sum, mean, product or shard"),
+        ([endpoint("http://a/", weight=0)], "mean", "weights add up to 0"),
+        ([endpoint("http://a/", headers_env={"X": "NOT_SET_ANYWHERE"})], "sum", "NOT_SET_ANYWHERE, which is not set"),
+    ],
+)
+def test_client_refuses_settings_that_cannot_work(endpoints: list[RewardEndpoint], combine: str, message: str) -> None:
+    with pytest.raises(OperatorError, match=message):
+        RewardClient(endpoints, combine)
