@@ -13,11 +13,12 @@ from typing import Any
 from deploy.cluster.home import Home, exclusive, make_home, this_home
 from deploy.cluster.options import StartOptions, read_start_options
 from deploy.cluster.processes import check_port, end, family, find
-from deploy.cluster.ray_processes import NAMESPACE, await_ray, end_ray, is_running, launch_ray, ray_processes
+from deploy.cluster.ray_processes import await_ray, end_ray, is_running, launch_ray, ray_processes
 from deploy.cluster.services import Service, await_healthy, is_healthy, wanted_services
 from deploy.cluster.table import show_cluster, show_next_step
 from protocol.errors import OperatorError
 from protocol.node.home import ClusterState, ProcessRecord, cluster_path, read_cluster, write_cluster
+from protocol.ray_calls import NAMESPACE
 
 _FLEET_S = 60.0
 _ANSWER_S = 10.0

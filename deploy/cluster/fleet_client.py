@@ -8,11 +8,11 @@ from contextlib import contextmanager
 from typing import Any
 
 import ray
-from ray.exceptions import GetTimeoutError, RayError
+from ray.exceptions import RayError
 
-from deploy.cluster.ray_processes import NAMESPACE
-from deploy.fleet.fleet import FLEET, Fleet
-from protocol.errors import OperatorError
+from deploy.fleet.fleet import Fleet
+from protocol.errors import NeighbourError, OperatorError
+from protocol.ray_calls import FLEET, NAMESPACE, first_line, naming_ray_errors
 
 
 @contextmanager
@@ -21,8 +21,7 @@ def connected(address: str) -> Iterator[None]:
     try:
         ray.init(address=address, namespace=NAMESPACE, log_to_driver=False, logging_level="ERROR")
     except (ConnectionError, RuntimeError, RayError) as error:
-        reason = (str(error).strip().splitlines() or [type(error).__name__])[0]
-        raise OperatorError(f"Ray at {address} does not answer ({reason}).") from None
+        raise OperatorError(f"Ray at {address} does not answer ({first_line(error)}).") from None
     try:
         yield
     finally:
@@ -56,11 +55,10 @@ def stop_servers(timeout_s: float) -> None:
 def ask(reference: Any, timeout_s: float) -> Any:
     """Return the fleet's answer. Raises: OperatorError when none came in time or the fleet failed."""
     try:
-        return ray.get(reference, timeout=timeout_s)
-    except GetTimeoutError:
-        raise OperatorError(f"The fleet did not answer within {timeout_s:g} s.") from None
-    except RayError as error:
-        raise OperatorError(f"The fleet failed: {str(error).strip().splitlines()[-1]}") from None
+        with naming_ray_errors("the fleet", timeout_s):
+            return ray.get(reference, timeout=timeout_s)
+    except NeighbourError as error:
+        raise OperatorError(f"The fleet {error.detail}.") from None
 
 
 def _find() -> Any:

@@ -18,7 +18,6 @@ from protocol.errors import OperatorError
 from protocol.http.listen import bind
 from protocol.node.home import ProcessRecord
 
-NAMESPACE = "sluice"
 # Ray carries neither trajectories nor weights here; the smallest store that it takes is 75 MB.
 _OBJECT_STORE_BYTES = 200_000_000
 # Ray has nothing to save: its processes wait for each other more than they clear up.

@@ -12,18 +12,14 @@ from collections.abc import Awaitable
 from typing import Any, TypedDict, TypeVar
 
 import ray
-from ray.exceptions import RayActorError, RayTaskError
 from ray.util import list_named_actors
 
 from deploy.fleet.hosted_server import hosted
 from deploy.fleet.standby import StandbyPool
 from protocol.errors import NeighbourError, OperatorError
 from protocol.node.code_digest import FLEET_ROOMS, code_digest
+from protocol.ray_calls import NAMESPACE, SERVER_PREFIX, naming_ray_errors
 from protocol.settings.run_spec import EngineRequest, RunSpec
-
-FLEET = "sluice-fleet"
-NAMESPACE = "sluice"
-SERVER_PREFIX = "sluice-rollout-"
 
 _T = TypeVar("_T")
 _ANSWER_S = 20.0
@@ -216,15 +212,7 @@ async def _log_tail(handle: Any) -> str:
 
 
 async def _call(name: str, reference: Awaitable[_T], timeout_s: float) -> _T:
-    """Return a server's answer. Raises: what it raised, unwrapped; NeighbourError when it died or did not answer."""
-    try:
+    """Return a server's answer. Raises: as `naming_ray_errors` says."""
+    with naming_ray_errors(name, timeout_s):
         async with asyncio.timeout(timeout_s):
             return await reference
-    except TimeoutError:
-        raise NeighbourError(name, f"did not answer within {timeout_s:g} s") from None
-    except RayTaskError as error:
-        if isinstance(error.cause, OperatorError | NeighbourError):
-            raise error.cause from None
-        raise NeighbourError(name, f"{type(error.cause).__name__}: {error.cause}") from None
-    except RayActorError as error:
-        raise NeighbourError(name, f"died: {str(error).strip().splitlines()[0]}") from None

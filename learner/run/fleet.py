@@ -9,9 +9,8 @@ import ray
 from learner.run.ray_door import CALL_S, RETRY_S, call
 from protocol.errors import NeighbourError, OperatorError
 from protocol.node.code_digest import FLEET_ROOMS, code_digest
+from protocol.ray_calls import FLEET, NAMESPACE
 from protocol.settings.run_spec import RunSpec
-
-FLEET = "sluice-fleet"
 
 
 def renew_fleet() -> bool:
@@ -20,7 +19,7 @@ def renew_fleet() -> bool:
     Returns whether that was needed. Raises: OperatorError when a run lives on processes that it lent, or when it comes
     back with other code again; NeighbourError when it does not come back.
     """
-    code, before = code_digest(FLEET_ROOMS), call(_fleet().describe_self.remote(), "the fleet")
+    code, before = code_digest(FLEET_ROOMS), call(find_fleet().describe_self.remote(), "the fleet")
     if before["code"] == code:
         return False
     if before["is_lending"]:
@@ -28,7 +27,7 @@ def renew_fleet() -> bool:
             "The code has changed since the cluster's fleet was started, and another run is using that fleet. "
             "Wait until the run has ended; this command then has the fleet start anew."
         )
-    ray.kill(_fleet(), no_restart=False)  # Ray starts it again: in a new process, which imports what is there now
+    ray.kill(find_fleet(), no_restart=False)  # Ray starts it again: in a new process, which imports what is there now
     now = _await_other_fleet(before["pid"])
     if now["code"] != code:
         raise OperatorError(
@@ -40,7 +39,7 @@ def renew_fleet() -> bool:
 
 def check_services(spec: RunSpec) -> None:
     """Have the fleet ask every reward endpoint and the retriever, before anything slow starts."""
-    call(_fleet().check_services.remote(spec.model_dump(mode="json")), "the fleet", 60.0)
+    call(find_fleet().check_services.remote(spec.model_dump(mode="json")), "the fleet", 60.0)
 
 
 def _await_other_fleet(old_pid: int) -> Any:
@@ -48,16 +47,17 @@ def _await_other_fleet(old_pid: int) -> Any:
     deadline = time.monotonic() + CALL_S
     while time.monotonic() < deadline:
         with contextlib.suppress(NeighbourError):  # between the two nobody answers
-            now = call(_fleet().describe_self.remote(), "the fleet")
+            now = call(find_fleet().describe_self.remote(), "the fleet")
             if now["pid"] != old_pid:
                 return now
         time.sleep(RETRY_S)
     raise NeighbourError("the fleet", f"was not started anew within {CALL_S:g} s")
 
 
-def _fleet() -> Any:
+def find_fleet() -> Any:
+    """Return the fleet's handle. Raises: OperatorError when the cluster has none."""
     try:
-        return ray.get_actor(FLEET, namespace="sluice")
+        return ray.get_actor(FLEET, namespace=NAMESPACE)
     except ValueError:
         raise OperatorError(
             "The cluster has no fleet. Run deploy/start_cluster.sh again: it starts what is missing."

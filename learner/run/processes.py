@@ -10,7 +10,7 @@ from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 from learner.coordinator.process import CoordinatorProcess
 from learner.rank.place import RankPlace
-from learner.run.fleet import _fleet
+from learner.run.fleet import find_fleet
 from learner.run.ray_door import call
 from learner.run.servers import RayServer
 from protocol import failpoints
@@ -33,7 +33,7 @@ def place_coordinator(
 
 def borrow_processes(settings: Settings, coordinator: Any, use_gpus: bool) -> Any:
     """Ask the fleet for processes that become learner ranks; they end with the coordinator. Returns a reference."""
-    return _fleet().lend_processes.remote(settings.learner.num_ranks, use_gpus, [coordinator])
+    return find_fleet().lend_processes.remote(settings.learner.num_ranks, use_gpus, [coordinator])
 
 
 def make_ranks(processes: Sequence[Any], settings: Settings, folder: Path, model: Path) -> "list[Rank]":

@@ -8,15 +8,15 @@ from collections.abc import Mapping
 from typing import Any
 
 import ray
-from ray.exceptions import ActorDiedError, ActorUnavailableError, GetTimeoutError, RayError, RayTaskError
+from ray.exceptions import RayError
 
-from protocol.errors import NeighbourError, OperatorError
+from protocol.errors import OperatorError
 from protocol.node.home import ClusterState
+from protocol.ray_calls import first_line, naming_ray_errors
 
 _CONNECT_S = 5.0
 CALL_S = 30.0
 RETRY_S = 0.1
-_REASON_LENGTH = 300
 
 
 def connect(cluster: ClusterState) -> None:
@@ -28,7 +28,7 @@ def connect(cluster: ClusterState) -> None:
         ray.init(address=cluster.ray_address, namespace=cluster.namespace, log_to_driver=False, logging_level="ERROR")
     except (OSError, RuntimeError, RayError) as error:
         raise OperatorError(
-            f"Ray at {cluster.ray_address} does not answer ({_first_line(error)}). "
+            f"Ray at {cluster.ray_address} does not answer ({first_line(error)}). "
             "Start it with deploy/start_cluster.sh."
         ) from None
 
@@ -44,24 +44,9 @@ def is_done(reference: Any) -> bool:
 
 
 def call(reference: Any, who: str, timeout_s: float = CALL_S) -> Any:
-    """Return a remote call's result.
-
-    Raises: what the callee raised, unwrapped, when it says what is wrong; NeighbourError naming `who` when it died, did
-    not answer in time, or failed by a fault of its own, whose traceback is then the NeighbourError's cause.
-    """
-    try:
+    """Return a remote call's result. Blocks for timeout_s at most. Raises: as `naming_ray_errors` says."""
+    with naming_ray_errors(who, timeout_s):
         return ray.get(reference, timeout=timeout_s)
-    except GetTimeoutError:
-        raise NeighbourError(who, f"did not answer within {timeout_s:g} s") from None
-    except RayTaskError as error:
-        if isinstance(error.cause, OperatorError | NeighbourError):
-            raise error.cause from None
-        reason = " ".join(str(error.cause).split())[:_REASON_LENGTH]
-        raise NeighbourError(who, f"failed: {type(error.cause).__name__}: {reason}") from error
-    except (ActorDiedError, ActorUnavailableError) as error:
-        raise NeighbourError(who, f"died: {_first_line(error)}") from None
-    except RayError as error:
-        raise NeighbourError(who, f"failed: {_first_line(error)}") from error
 
 
 def wait_any(references: Mapping[Any, str], timeout_s: float) -> list[str]:
@@ -77,7 +62,3 @@ def wait_any(references: Mapping[Any, str], timeout_s: float) -> list[str]:
 def disconnect() -> None:
     """Leave the cluster; what this process started there ends, but for what is detached."""
     ray.shutdown()
-
-
-def _first_line(error: BaseException) -> str:
-    return str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__

@@ -7,15 +7,16 @@ from typing import Any
 import ray
 from ray.exceptions import RayError
 
-from learner.run.fleet import _fleet
+from learner.run.fleet import find_fleet
 from learner.run.ray_door import call
 from protocol.errors import NeighbourError
+from protocol.ray_calls import NAMESPACE
 from protocol.settings.run_spec import EngineRequest, RunSpec
 
 
 def ensure_servers(engine: EngineRequest, num_servers: int) -> Any:
     """Ask the fleet for warm or new rollout servers. Returns a reference to a list of {name, node_ip, warm}."""
-    return _fleet().ensure.remote(engine.model_dump(mode="json"), num_servers)
+    return find_fleet().ensure.remote(engine.model_dump(mode="json"), num_servers)
 
 
 def attach_servers(names: Sequence[str], spec: RunSpec) -> None:
@@ -40,7 +41,7 @@ def ask(name: str, method: str, *arguments: Any) -> Any:
 def server(name: str) -> Any:
     """Return the handle of a rollout server. Raises: NeighbourError when no such server runs."""
     try:
-        return ray.get_actor(name, namespace="sluice")
+        return ray.get_actor(name, namespace=NAMESPACE)
     except ValueError:
         raise NeighbourError(name, "is not running") from None
 

@@ -1,0 +1,57 @@
+"""Calls through Ray between the rooms: the names both sides look up, and what a call that failed is reported as.
+
+Imports Ray only when a call has failed: then it is imported already.
+"""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+from protocol.errors import NeighbourError, OperatorError
+
+NAMESPACE = "sluice"
+FLEET = "sluice-fleet"
+SERVER_PREFIX = "sluice-rollout-"
+
+_REASON_LENGTH = 300
+
+
+@contextmanager
+def naming_ray_errors(who: str, timeout_s: float) -> Iterator[None]:
+    """Report what a call to `who` raises within the block in our own errors.
+
+    Raises: what the callee raised, unwrapped, when it says what is wrong (OperatorError, NeighbourError);
+    NeighbourError naming `who` when it died, did not answer within timeout_s, or failed by a fault of its own, whose
+    traceback is then the NeighbourError's cause. An error that is none of Ray's passes as it is.
+    """
+    try:
+        yield
+    except Exception as error:
+        reported, cause = _reported(error, who, timeout_s)
+        if reported is error:
+            raise
+        raise reported from cause
+
+
+def first_line(error: BaseException) -> str:
+    """Return the first line of an error's text; Ray's texts go on for a page. Its type's name when it has none."""
+    lines = str(error).strip().splitlines()
+    return lines[0] if lines else type(error).__name__
+
+
+def _reported(error: Exception, who: str, timeout_s: float) -> tuple[Exception, Exception | None]:
+    """Return the error to raise, and the one whose traceback is worth keeping."""
+    from ray.exceptions import ActorDiedError, ActorUnavailableError, RayError, RayTaskError
+
+    # Asked first: what a callee raised is of its own type too, so that a TimeoutError over there is one here.
+    if isinstance(error, RayTaskError):
+        if isinstance(error.cause, OperatorError | NeighbourError):
+            return error.cause, None
+        reason = " ".join(str(error.cause).split())[:_REASON_LENGTH]
+        return NeighbourError(who, f"failed: {type(error.cause).__name__}: {reason}"), error
+    if isinstance(error, TimeoutError):
+        return NeighbourError(who, f"did not answer within {timeout_s:g} s"), None
+    if isinstance(error, ActorDiedError | ActorUnavailableError):
+        return NeighbourError(who, f"died: {first_line(error)}"), None
+    if isinstance(error, RayError):
+        return NeighbourError(who, f"failed: {first_line(error)}"), error
+    return error, None
