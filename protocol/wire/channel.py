@@ -19,11 +19,11 @@ _DOMAIN = "sluice"
 _MAX_FRAME_BYTES = 1 << 28
 # More frames than any message to a coordinator has are read and dropped: the decoder refuses their number.
 _MAX_FRAMES_KEPT = 16
-_HEARTBEAT_MS = 5_000
-# A peer whose process is busy for half a minute is slow, not dead.
-_SILENCE_MS = 60_000
 # Who connects and says nothing holds a descriptor for so long.
 _HANDSHAKE_MS = 10_000
+# A first packet that was lost is sent again by the kernel after 1, 3, 7, 15 s and so on: a link that returns would not
+# be noticed for half a minute. Instead a new attempt begins.
+_CONNECT_MS = 3_000
 # All servers come back at once when a coordinator was started again; the system may allow fewer (net.core.somaxconn).
 _BACKLOG = 4096
 
@@ -37,6 +37,18 @@ class KeyPair:
 
     def __repr__(self) -> str:
         return f"KeyPair(public={self.public.decode()})"
+
+
+@dataclass(frozen=True)
+class Pulse:
+    """How soon a connection whose other end went silent is given up: after every_ms + silence_ms at most.
+
+    TCP alone says nothing of a cut link for minutes. Heartbeats are sent and answered by libzmq's own threads, so that
+    a process whose event loop or interpreter is busy keeps its connections; one that was stopped loses them.
+    """
+
+    every_ms: int = 1_000  # time between two heartbeats on a quiet connection
+    silence_ms: int = 5_000  # longest time from a heartbeat to the next sign of life of the peer
 
 
 class RouterChannel:
@@ -53,6 +65,7 @@ class RouterChannel:
         allowed: Iterable[bytes],
         max_frame_bytes: int = _MAX_FRAME_BYTES,
         handshake_ms: int = _HANDSHAKE_MS,
+        pulse: Pulse = Pulse(),
     ) -> None:
         """A peer that sends a longer frame, or has not proved its key within handshake_ms, is cut off.
 
@@ -63,7 +76,7 @@ class RouterChannel:
         self._authenticator.start()
         self._authenticator.configure_curve_callback(_DOMAIN, _Allowlist(allowed))
         self._socket = self._context.socket(zmq.ROUTER)
-        _secure(self._socket, keys)
+        _secure(self._socket, keys, pulse)
         self._socket.curve_server = True
         self._socket.zap_domain = _DOMAIN.encode()
         self._socket.setsockopt(zmq.ZAP_ENFORCE_DOMAIN, 1)
@@ -124,13 +137,13 @@ class RouterChannel:
 class DealerChannel:
     """A learner rank's side. Every wait has a deadline."""
 
-    def __init__(self, address: str, name: str, keys: KeyPair, coordinator_key: bytes) -> None:
+    def __init__(self, address: str, name: str, keys: KeyPair, coordinator_key: bytes, pulse: Pulse = Pulse()) -> None:
         self._context = zmq.Context()
         self._socket = self._context.socket(zmq.DEALER)
         # Only a connection whose keys were accepted takes a frame, so that "could not be reached" is told from "no
         # answer".
         self._socket.setsockopt(zmq.IMMEDIATE, 1)
-        _connect(self._socket, address, name, keys, coordinator_key)
+        _connect(self._socket, address, name, keys, coordinator_key, pulse)
         self._address = address
 
     def send(self, frames: list[bytes], timeout_s: float) -> None:
@@ -165,10 +178,10 @@ class DealerChannel:
 class AsyncDealerChannel:
     """A rollout server's side, inside its event loop. It reconnects by itself; what was not acked is sent again."""
 
-    def __init__(self, address: str, name: str, keys: KeyPair, coordinator_key: bytes) -> None:
+    def __init__(self, address: str, name: str, keys: KeyPair, coordinator_key: bytes, pulse: Pulse = Pulse()) -> None:
         self._context = zmq.asyncio.Context()
         self._socket = self._context.socket(zmq.DEALER)
-        _connect(self._socket, address, name, keys, coordinator_key)
+        _connect(self._socket, address, name, keys, coordinator_key, pulse)
 
     async def send(self, frames: list[bytes]) -> None:
         await self._socket.send_multipart(frames)
@@ -200,18 +213,20 @@ class _Allowlist:
         return domain == _DOMAIN and key in self._allowed
 
 
-def _secure(socket: _AnySocket, keys: KeyPair) -> None:
+def _secure(socket: _AnySocket, keys: KeyPair, pulse: Pulse) -> None:
     socket.curve_publickey, socket.curve_secretkey = keys.public, keys.secret
     socket.setsockopt(zmq.MAXMSGSIZE, _MAX_FRAME_BYTES)
     # Credit is explicit (leases): queues have no say in what is dropped.
     socket.setsockopt(zmq.SNDHWM, 0)
     socket.setsockopt(zmq.RCVHWM, 0)
-    socket.setsockopt(zmq.HEARTBEAT_IVL, _HEARTBEAT_MS)
-    socket.setsockopt(zmq.HEARTBEAT_TIMEOUT, _SILENCE_MS)
+    socket.setsockopt(zmq.HEARTBEAT_IVL, pulse.every_ms)
+    socket.setsockopt(zmq.HEARTBEAT_TIMEOUT, pulse.silence_ms)
 
 
-def _connect(socket: _AnySocket, address: str, name: str, keys: KeyPair, coordinator_key: bytes) -> None:
-    _secure(socket, keys)
+def _connect(socket: _AnySocket, address: str, name: str, keys: KeyPair, coordinator_key: bytes, pulse: Pulse) -> None:
+    _secure(socket, keys, pulse)
+    socket.setsockopt(zmq.CONNECT_TIMEOUT, _CONNECT_MS)
+    socket.setsockopt(zmq.HANDSHAKE_IVL, _HANDSHAKE_MS)
     socket.curve_serverkey = coordinator_key
     socket.setsockopt(zmq.IDENTITY, name.encode())
     socket.setsockopt(zmq.RECONNECT_IVL, 100)
