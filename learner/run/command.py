@@ -16,14 +16,17 @@ from rich.table import Table
 
 from protocol.errors import NeighbourError, OperatorError
 from protocol.node.home import read_cluster, sluice_home
-from protocol.settings.loader import describe_settings, load_settings, settings_help
+from protocol.settings.loader import describe_settings, load_settings, names_own_run, settings_help
+from protocol.settings.paths import with_absolute_paths
 from protocol.settings.settings import Settings
 
-_DEFAULT_CONFIG = Path(__file__).resolve().parents[2] / "deploy" / "configs" / "quickstart.yaml"
+_QUICK_START = "quickstart"
+_QUICK_START_CONFIG = Path(__file__).resolve().parents[2] / "deploy" / "configs" / "quickstart.yaml"
 _ABOUT = """\
 Train a language model with reinforcement learning on the cluster that deploy/start_cluster.sh started.
-Without --config it runs the embedded quick start. Every setting below may stand in the YAML file or on the command
-line; lists and maps as JSON."""
+A command that names policy.model or data.train, or gives a --config file, is a run of your own and gets nothing of the
+quick start; the quick start runs when none of them is given, or by --config quickstart. Every setting below may stand
+in the YAML file or on the command line; lists and maps as JSON. Relative paths mean the folder you are in."""
 
 
 def main(arguments: Sequence[str]) -> int:
@@ -49,15 +52,16 @@ def main(arguments: Sequence[str]) -> int:
 
 def _main(arguments: Sequence[str]) -> int:
     parser = argparse.ArgumentParser("python -m learner.run", add_help=False, allow_abbrev=False)
-    parser.add_argument("--config", type=Path, default=_DEFAULT_CONFIG, help="YAML file of settings")
+    parser.add_argument("--config", metavar="FILE", help=f"YAML file of settings, or {_QUICK_START}")
     parser.add_argument("--plan", action="store_true", help="print what would run where, and stop")
     parser.add_argument("-h", "--help", action="store_true", help="show this text")
     own, options = parser.parse_known_args(arguments)
     if own.help:
         print(_ABOUT, parser.format_usage(), settings_help(), sep="\n\n")
         return 0
-    settings = load_settings(own.config, options)
-    if own.config == _DEFAULT_CONFIG:
+    config = _config(own.config, options)
+    settings = with_absolute_paths(load_settings(config, options), Path.cwd())
+    if config == _QUICK_START_CONFIG:
         read_cluster()  # the quick start's files are made with the cluster: without one they would seem to be missing
     logging.basicConfig(level=logging.WARNING, format="%(asctime)s %(levelname)-5s %(name)s  %(message)s")
     # Imported here: --help and a wrong setting answer at once, without Ray.
@@ -72,6 +76,18 @@ def _main(arguments: Sequence[str]) -> int:
     from learner.run.driver import drive
 
     return drive(inspected)
+
+
+def _config(given: str | None, options: Sequence[str]) -> Path | None:
+    """Return the settings file of a command: the one it names; of none, none for a user's own run.
+
+    The quick start's other settings (its warm start, its temperature) would do a user's model harm unseen.
+    """
+    if given == _QUICK_START:
+        return _QUICK_START_CONFIG
+    if given is not None:
+        return Path(given)
+    return None if names_own_run(options) else _QUICK_START_CONFIG
 
 
 def _show_settings(settings: Settings) -> None:

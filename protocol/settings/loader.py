@@ -4,7 +4,6 @@ Command line over file over defaults; lists and maps as JSON.
 """
 
 import argparse
-import difflib
 import json
 import re
 from collections.abc import Sequence
@@ -22,9 +21,10 @@ from pydantic_settings import (
 from pydantic_settings.exceptions import SettingsError as UnparsableOption
 
 from protocol.errors import SettingsError
-from protocol.node.home import sluice_home
+from protocol.settings.did_you_mean import unknown_setting
 from protocol.settings.section import Section
 from protocol.settings.settings import Settings
+from protocol.settings.yaml_file import read_yaml
 
 
 def load_settings(config: Path | None, options: Sequence[str]) -> Settings:
@@ -32,11 +32,17 @@ def load_settings(config: Path | None, options: Sequence[str]) -> Settings:
 
     Raises: SettingsError naming the setting, its value, what was expected and what to change.
     """
-    from_file = _read_yaml(config) if config else {}
+    from_file = read_yaml(config) if config else {}
     try:
         return Settings.model_validate(_merge(from_file, _parse_options(options)))
     except ValidationError as error:
         raise SettingsError(_explain(error)) from None
+
+
+def names_own_run(options: Sequence[str]) -> bool:
+    """Return whether command-line options name a model or prompts: such a command is a run of the user's own."""
+    given = _parse_options(options)
+    return any(isinstance(given.get(room), dict) and key in given[room] for room, key in _OWN)
 
 
 def settings_help() -> str:
@@ -58,8 +64,7 @@ def save_settings(settings: Settings, path: Path) -> None:
     path.write_text(yaml.safe_dump(settings.model_dump(mode="json"), sort_keys=False), encoding="utf-8")
 
 
-# Files that the cluster makes, such as the quick start's, are named relative to where it keeps them.
-_HOME_VARIABLE = "$SLUICE_HOME"
+_OWN = (("policy", "model"), ("data", "train"))
 
 
 class _OnCommandLine(Settings, BaseSettings):
@@ -83,31 +88,12 @@ def _parse_options(options: Sequence[str]) -> dict[str, Any]:
     for option in options:
         if option.startswith("--") and (name := option[2:].partition("=")[0]) not in known:
             # A key inside a map setting (--rollout.engine_args.seed) is not an option: maps are given as JSON.
-            raise SettingsError(_unknown(name, sorted(known)))
+            raise SettingsError(unknown_setting(name, sorted(known)))
     parser = _Parser(add_help=False, allow_abbrev=False)
     try:
         return dict(CliSettingsSource(_OnCommandLine, cli_parse_args=list(options), root_parser=parser)())
     except UnparsableOption as error:
         raise SettingsError(f"settings: {error}. Give lists and maps as JSON, in single quotes.") from None
-
-
-def _read_yaml(path: Path) -> dict[str, Any]:
-    try:
-        text = path.read_text(encoding="utf-8").replace(_HOME_VARIABLE, str(sluice_home()))
-        content = yaml.safe_load(text)
-    except OSError as error:
-        raise SettingsError(
-            f"settings: --config {path} cannot be read: {error.strerror}. Give an existing YAML file."
-        ) from None
-    except (yaml.YAMLError, UnicodeDecodeError) as error:
-        raise SettingsError(f"settings: --config {path} is not YAML: {' '.join(str(error).split())}") from None
-    if content is None:
-        return {}
-    if not isinstance(content, dict):
-        raise SettingsError(
-            f"settings: --config {path} holds a {type(content).__name__}; expected one section per room."
-        )
-    return content
 
 
 def _merge(below: dict[str, Any], above: dict[str, Any]) -> dict[str, Any]:
@@ -136,21 +122,15 @@ def _explain(error: ValidationError) -> str:
         name = ".".join(str(part) for part in problem["loc"])
         if problem["type"] == "extra_forbidden":
             known = [known_name for known_name, _ in _flatten("", Settings().model_dump(mode="json"))]
-            lines.append(_unknown(name, known))
+            lines.append(unknown_setting(name, known))
         elif problem["type"] == "value_error" and not name:
             lines.append(f"settings: {problem['ctx']['error']}")
         else:
             # A password that was refused inside a URL is not repeated: the message may be kept in a log.
             value = re.sub(r"//[^/@\s]+@", "//***@", repr(problem["input"]))
-            message = problem["msg"].rstrip(".")
+            message = problem["msg"].removeprefix("Value error, ").rstrip(".")
             lines.append(f"settings: {name} = {value} is wrong: {message}.")
     return "\n".join(lines)
-
-
-def _unknown(name: str, known: Sequence[str]) -> str:
-    close = difflib.get_close_matches(name, known, n=1)
-    hint = f" Did you mean {close[0]}?" if close else " --help lists every setting."
-    return f"settings: {name} does not exist.{hint}"
 
 
 def _shown(value: Any) -> str:

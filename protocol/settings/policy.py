@@ -5,11 +5,9 @@ from typing import Literal
 from pydantic import (
     Field,
     PositiveFloat,
-    PositiveInt,
 )
-from pydantic.types import NonNegativeInt
 
-from protocol.settings.section import Fraction, Section
+from protocol.settings.section import Count, CountAboveZero, Fraction, Section
 
 
 class WarmStartSettings(Section):
@@ -18,10 +16,10 @@ class WarmStartSettings(Section):
     data: str | None = Field(
         None, description="JSONL of messages, prompt + response, or weighted segments; null: no warm start."
     )
-    max_steps: PositiveInt = Field(1000, description="Optimizer steps; rows are taken in file order.")
-    rows_per_step: PositiveInt = Field(64, description="Rows in one step.")
+    max_steps: CountAboveZero = Field(1000, description="Optimizer steps; rows are taken in file order.")
+    rows_per_step: CountAboveZero = Field(64, description="Rows in one step.")
     lr: PositiveFloat = Field(2e-3, description="Peak learning rate.")
-    lr_warmup_steps: NonNegativeInt = Field(50, description="Steps of linear warm-up.")
+    lr_warmup_steps: Count = Field(50, description="Steps of linear warm-up.")
     min_lr_ratio: Fraction = Field(0.1, description="Last learning rate over the peak (linear decay).")
     betas: tuple[Fraction, Fraction] = Field((0.9, 0.98), description="AdamW betas.")
 

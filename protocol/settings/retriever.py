@@ -1,13 +1,10 @@
 """Settings of searches."""
 
-from pydantic import (
-    Field,
-    PositiveInt,
-)
+from pydantic import Field
 
-from protocol.settings.section import Section, ServiceUrl
+from protocol.settings.section import CountAboveZero, Section, ServiceUrl
 
 
 class RetrieverSettings(Section):
     url: ServiceUrl | None = Field(None, description="POST /retrieve address; null: each node's own retriever.")
-    topk: PositiveInt = Field(3, description="Passages of one search.")
+    topk: CountAboveZero = Field(3, description="Passages of one search.")

@@ -2,28 +2,26 @@
 
 from typing import Literal
 
-from pydantic import (
-    Field,
-    PositiveFloat,
-    PositiveInt,
-)
+from pydantic import Field
 
-from protocol.settings.section import Section, ServiceUrl
+from protocol.settings.section import CountAboveZero, Seconds, Section, ServiceUrl
 
 
 class RewardEndpoint(Section):
-    name: str = Field(pattern=r"^[A-Za-z0-9_.-]+$", description="Name of this reward's part on a trajectory.")
+    name: str = Field(
+        pattern=r"^[A-Za-z0-9_.-]+$", max_length=200, description="Name of this reward's part on a trajectory."
+    )
     url: ServiceUrl = Field(description="POST address, used exactly as given.")
     weight: float = Field(1.0, allow_inf_nan=False, description="Factor of this part when parts are combined.")
-    timeout_s: PositiveFloat = Field(60.0, description="Longest wait for one attempt.")
-    max_concurrency: PositiveInt = Field(64, description="Requests in flight to this endpoint from one server.")
+    timeout_s: Seconds = Field(60.0, description="Longest wait for one attempt.")
+    max_concurrency: CountAboveZero = Field(64, description="Requests in flight to this endpoint from one server.")
     headers_env: dict[str, str] = Field({}, description="HTTP header -> environment variable that holds its value.")
-    batch_size: PositiveInt = Field(1, description="Samples sent in one request.")
+    batch_size: CountAboveZero = Field(1, description="Samples sent in one request.")
 
 
 class RewardsSettings(Section):
     endpoints: list[RewardEndpoint] = Field(
-        [], max_length=64, description="Reward services; empty: the bundled one of this cluster."
+        [], max_length=63, description="Reward services; empty: the bundled one of this cluster."
     )
     combine: Literal["sum", "mean", "product", "shard"] = Field(
         "sum", description="How the endpoints' parts become one reward."

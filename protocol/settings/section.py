@@ -30,6 +30,16 @@ ServiceUrl = Annotated[HttpUrl, AfterValidator(_without_secrets)]
 ZeroStage = Annotated[Literal[0, 2, 3], BeforeValidator(_number_of_text)]
 
 
+# What a message may carry (protocol.wire.trajectory.Count): each peer that hears a larger number would refuse it.
+LARGEST_COUNT = 2**31 - 1
+Count = Annotated[int, Field(ge=0, le=LARGEST_COUNT)]
+CountAboveZero = Annotated[int, Field(gt=0, le=LARGEST_COUNT)]
+
+
+# Waits: 11 days at most, which every timer takes; libzmq counts milliseconds in 31 bits.
+Seconds = Annotated[float, Field(gt=0.0, le=1e6)]
+
+
 Fraction = Annotated[float, Field(ge=0.0, le=1.0)]
 
 

@@ -22,6 +22,9 @@ from protocol.settings.run import RunSettings
 from protocol.settings.section import Section
 from protocol.settings.weights import WeightsSettings
 
+# What one message to a rank may name (protocol.wire.messages.Batch).
+_MAX_STEP_SAMPLES = 1 << 20
+
 
 class Settings(Section):
     """All settings of a run."""
@@ -50,6 +53,11 @@ class Settings(Section):
             raise ValueError(
                 f"rollout.group_size = {rollout.group_size} gives a group nothing to be compared with. "
                 "Use at least 2 samples of a prompt."
+            )
+        if (num_samples := learner.groups_per_step * rollout.group_size) > _MAX_STEP_SAMPLES:
+            raise ValueError(
+                f"learner.groups_per_step = {learner.groups_per_step} times rollout.group_size = {rollout.group_size} "
+                f"is {num_samples} samples in one step, at most {_MAX_STEP_SAMPLES}. Lower one of them."
             )
         if rollout.max_response_tokens >= rollout.max_context_tokens:
             raise ValueError(

@@ -5,16 +5,15 @@ from typing import Literal
 from pydantic import (
     Field,
     PositiveFloat,
-    PositiveInt,
 )
 
-from protocol.settings.section import Section
+from protocol.settings.section import CountAboveZero, Seconds, Section
 
 
 class WeightsSettings(Section):
     backend: Literal["auto", "nccl", "ipc", "gloo"] = Field("auto", description="auto: nccl with GPUs, gloo without.")
-    bucket_mb: PositiveInt = Field(256, description="Size of one bucket of weights on the wire, MiB.")
-    deadline_s: PositiveFloat = Field(120.0, description="Longest wait for any one state of a push.")
+    bucket_mb: CountAboveZero = Field(256, description="Size of one bucket of weights on the wire, MiB.")
+    deadline_s: Seconds = Field(120.0, description="Longest wait for any one state of a push.")
     probe: bool = Field(
         True, description="After each push compare logprobs of a fixed text between learner and server."
     )

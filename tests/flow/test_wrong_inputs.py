@@ -73,7 +73,8 @@ SETTINGS = [
     ),
     Wrong(
         "run name with a slash", 2,
-        "settings: run.name = '../x' is wrong: String should match pattern '^[A-Za-z0-9][A-Za-z0-9._-]*$'.",
+        "settings: run.name = '../x' is wrong: expected at most 180 of A-Z a-z 0-9 . _ -, of which the first is "
+        "a letter or digit; a folder is run.dir's.",
         {"run.name": "../x"},
     ),
     Wrong(

@@ -5,8 +5,10 @@ from pathlib import Path
 import pytest
 
 from protocol.errors import SettingsError
-from protocol.settings.loader import describe_settings, load_settings, save_settings, settings_help
+from protocol.settings.loader import describe_settings, load_settings, names_own_run, save_settings, settings_help
 from protocol.settings.settings import Settings
+
+_TOO_LARGE = "Input should be less than or equal to 2147483647"
 
 
 def refusal(options: list[str], config: Path | None = None) -> str:
@@ -89,6 +91,16 @@ def test_load_reads_a_number_from_a_list_of_choices() -> None:
             ["--learner.max_stalenes", "1"],
             "settings: learner.max_stalenes does not exist. Did you mean learner.max_staleness?",
         ),
+        (
+            ["--learner.learning_rate", "1"],
+            "settings: learner.learning_rate does not exist. Did you mean learner.lr?",
+        ),
+        (["--model", "m"], "settings: model does not exist. Did you mean policy.model?"),
+        (
+            ["--policy.group_size", "8"],
+            "settings: policy.group_size does not exist. Did you mean rollout.group_size?",
+        ),
+        (["--run.seed", str(2**31)], f"settings: run.seed = '{2**31}' is wrong: {_TOO_LARGE}."),
         (["--zebra", "1"], "settings: zebra does not exist. --help lists every setting."),
         (
             ["--rollout.engine_args.seed", "1"],
@@ -150,6 +162,44 @@ def test_load_explains_a_file_that_is_no_yaml(tmp_path: Path) -> None:
     assert refusal([], config).startswith(f"settings: --config {config} is not YAML: while parsing a flow sequence")
 
 
+def test_load_refuses_a_key_that_stands_twice(tmp_path: Path) -> None:
+    config = yaml_file(tmp_path, "learner:\n  lr: 1\n  betas: [0, 0]\n  lr: 2\n")
+    assert refusal([], config) == (
+        f"settings: --config {config} line 4 has lr again, which line 2 has already. Keep one of the two."
+    )
+
+
+def test_load_refuses_a_section_that_stands_twice(tmp_path: Path) -> None:
+    config = yaml_file(tmp_path, "run: {seed: 1}\nlearner: {lr: 1}\nrun: {name: a}\n")
+    assert refusal([], config) == (
+        f"settings: --config {config} line 3 has run again, which line 1 has already. Keep one of the two."
+    )
+
+
+def test_load_takes_a_merged_map_whose_keys_are_given_anew(tmp_path: Path) -> None:
+    config = yaml_file(tmp_path, "run: &run {seed: 1, name: a}\nrollout: {engine_args: {<<: *run, seed: 2}}\n")
+    assert load_settings(config, []).rollout.engine_args == {"seed": 2, "name": "a"}
+
+
+def test_load_takes_a_file_with_a_byte_order_mark(tmp_path: Path) -> None:
+    assert load_settings(yaml_file(tmp_path, "\ufeffrun: {seed: 7}\n"), []).run.seed == 7
+
+
+@pytest.mark.parametrize(
+    ("options", "is_own"),
+    [
+        ([], False),
+        (["--learner.lr", "1"], False),
+        (["--policy.dtype", "float32", "--data.eval", "e.jsonl"], False),
+        (["--policy.model", "mine"], True),
+        (["--data.train=mine.jsonl"], True),
+        (["--policy", '{"model": "mine"}'], True),
+    ],
+)
+def test_command_that_names_a_model_or_prompts_is_the_users_own_run(options: list[str], is_own: bool) -> None:
+    assert names_own_run(options) is is_own
+
+
 def test_load_explains_a_file_that_is_a_list(tmp_path: Path) -> None:
     config = yaml_file(tmp_path, "- learner\n")
     assert refusal([], config) == f"settings: --config {config} holds a list; expected one section per room."
@@ -206,6 +256,6 @@ def test_password_that_was_refused_inside_a_url_is_not_repeated() -> None:
     with pytest.raises(SettingsError) as refused:
         load_settings(None, ["--retriever.url", "http://me:hidden@host/retrieve"])
     assert str(refused.value) == (
-        "settings: retriever.url = 'http://***@host/retrieve' is wrong: Value error, holds a user or password, which "
+        "settings: retriever.url = 'http://***@host/retrieve' is wrong: holds a user or password, which "
         "would be in settings.yaml and logs. Use headers_env."
     )

@@ -1,12 +1,15 @@
 """The settings themselves: defaults that work, ranges, and combinations that are refused."""
 
-from typing import Any
+from typing import Any, get_args
 
 import pytest
 from pydantic import BaseModel, ValidationError
 
 from protocol.settings.section import Section
 from protocol.settings.settings import Settings
+from protocol.wire.trajectory import Count
+
+_NAME_RULE = "expected at most 180 of A-Z a-z 0-9 . _ -, of which the first is a letter or digit; a folder is run.dir's"
 
 
 def refusal(**sections: dict[str, Any]) -> list[tuple[str, str]]:
@@ -117,7 +120,12 @@ def test_settings_refuse_an_unknown_key() -> None:
         ("learner", "stale_policy", "skip", "Input should be 'wait' or 'drop'"),
         ("rollout", "temperature", 0, "Input should be greater than 0"),
         ("rollout", "turn_timeout_s", float("inf"), "Input should be a finite number"),
-        ("run", "name", "../up", "String should match pattern '^[A-Za-z0-9][A-Za-z0-9._-]*$'"),
+        (
+            "run",
+            "name",
+            "../up",
+            f"Value error, {_NAME_RULE}",
+        ),
         ("retriever", "url", "ftp://host", "URL scheme should be 'http' or 'https'"),
         (
             "retriever",
@@ -174,5 +182,48 @@ def test_settings_refuse_an_evaluation_without_held_out_prompts() -> None:
         (
             "",
             "Value error, eval.every_steps = 5 needs held-out prompts. Set data.eval, or eval.every_steps to 0.",
+        )
+    ]
+
+
+def whole_numbers(model: type[BaseModel], prefix: str = "") -> list[str]:
+    """Return the dotted names of the settings that are whole numbers."""
+    found = []
+    for name, field in model.model_fields.items():
+        if isinstance(field.annotation, type) and issubclass(field.annotation, Section):
+            found += whole_numbers(field.annotation, f"{prefix}{name}.")
+        elif field.annotation is int:
+            found.append(f"{prefix}{name}")
+    return found
+
+
+@pytest.mark.parametrize("name", whole_numbers(Settings))
+def test_whole_number_is_no_larger_than_a_message_carries(name: str) -> None:
+    (largest,) = (meta.le for meta in get_args(Count)[1:])
+    *path, field = name.split(".")
+    sections: dict[str, Any] = {field: largest + 1}
+    for section in reversed(path):
+        sections = {section: sections}
+    assert any(where == name and "less than or equal to" in text for where, text in refusal(**sections))
+
+
+def wait_names(model: type[BaseModel], prefix: str = "") -> list[str]:
+    """Return the dotted names of the settings that are seconds."""
+    return [name for name in every_field(model, prefix) if name.endswith("_s")]
+
+
+@pytest.mark.parametrize("name", wait_names(Settings))
+def test_wait_is_no_longer_than_timers_take(name: str) -> None:
+    section, field = name.split(".")
+    assert refusal(**{section: {field: 1e300}}) == [(name, "Input should be less than or equal to 1000000")]
+
+
+def test_settings_refuse_more_samples_in_a_step_than_a_message_names() -> None:
+    found = refusal(learner={"groups_per_step": 1024}, rollout={"group_size": 2048})
+    assert found == [
+        (
+            "",
+            "Value error, learner.groups_per_step = 1024 times rollout.group_size = 2048 is 2097152 samples in one "
+            "step, at most 1048576. Lower one of them.",
         )
     ]

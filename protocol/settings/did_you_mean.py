@@ -1,0 +1,90 @@
+"""The setting that somebody meant who wrote a name that does not exist."""
+
+import difflib
+from collections.abc import Sequence
+
+# What other trainers call it -> what it is called here.
+_ELSEWHERE = {
+    "learning_rate": "learner.lr",
+    "warmup_steps": "learner.lr_warmup_steps",
+    "lr_scheduler_type": "learner.lr_schedule",
+    "grad_clip": "learner.max_grad_norm",
+    "algorithm": "learner.recipe",
+    "adv_estimator": "learner.recipe",
+    "algo": "learner.recipe",
+    "batch_size": "learner.groups_per_step",
+    "train_batch_size": "learner.groups_per_step",
+    "rollout_batch_size": "learner.groups_per_step",
+    "micro_batch_size": "learner.micro_batch_tokens",
+    "save_steps": "learner.checkpoint_every_steps",
+    "save_freq": "learner.checkpoint_every_steps",
+    "save_interval": "learner.checkpoint_every_steps",
+    "eps_clip": "learner.clip_low",
+    "clip_ratio": "learner.clip_low",
+    "num_gpus": "learner.num_ranks",
+    "world_size": "learner.num_ranks",
+    "num_generations": "rollout.group_size",
+    "n_samples_per_prompt": "rollout.group_size",
+    "num_samples": "rollout.group_size",
+    "n": "rollout.group_size",
+    "max_tokens": "rollout.max_response_tokens",
+    "max_new_tokens": "rollout.max_response_tokens",
+    "generate_max_len": "rollout.max_response_tokens",
+    "max_completion_length": "rollout.max_response_tokens",
+    "max_model_len": "rollout.max_context_tokens",
+    "max_length": "rollout.max_context_tokens",
+    "tp": "rollout.tensor_parallel_size",
+    "num_engines": "rollout.num_servers",
+    "vllm_num_engines": "rollout.num_servers",
+    "vllm_args": "rollout.engine_args",
+    "env": "rollout.environment",
+    "model_name_or_path": "policy.model",
+    "model_path": "policy.model",
+    "pretrain": "policy.model",
+    "torch_dtype": "policy.dtype",
+    "precision": "policy.dtype",
+    "train_files": "data.train",
+    "prompt_data": "data.train",
+    "train_file": "data.train",
+    "dataset": "data.train",
+    "val_files": "data.eval",
+    "eval_dataset": "data.eval",
+    "input_key": "data.prompt_key",
+    "reward_url": "rewards.endpoints",
+    "remote_rm_url": "rewards.endpoints",
+    "output_dir": "run.dir",
+    "save_path": "run.dir",
+    "run_name": "run.name",
+    "experiment_name": "run.name",
+    "total_training_steps": "run.max_steps",
+    "num_steps": "run.max_steps",
+    "steps": "run.max_steps",
+    "resume_from_checkpoint": "run.resume",
+    "eval_steps": "eval.every_steps",
+    "test_freq": "eval.every_steps",
+    "wandb": "report.wandb_project",
+    "use_wandb": "report.wandb_project",
+    "project": "report.wandb_project",
+    "project_name": "report.wandb_project",
+}
+
+
+def unknown_setting(name: str, known: Sequence[str]) -> str:
+    """Return the sentence about a name that is not among the `known` dotted names, with the likeliest one."""
+    meant = _meant(name, known)
+    return f"settings: {name} does not exist.{f' Did you mean {meant}?' if meant else ' --help lists every setting.'}"
+
+
+def _meant(name: str, known: Sequence[str]) -> str | None:
+    """In this order: a map that the name reaches into; another trainer's name; another section's; a misspelling."""
+    for setting in known:
+        if "." in setting and name.startswith(f"{setting}."):
+            return setting
+    last = name.rpartition(".")[2].replace("-", "_")
+    if _ELSEWHERE.get(last) in known:
+        return _ELSEWHERE[last]
+    same = [setting for setting in known if setting.rpartition(".")[2] == last]
+    if same:
+        return min(same, key=len)
+    close = difflib.get_close_matches(name, known, n=1)
+    return close[0] if close else None

@@ -1,0 +1,47 @@
+"""Paths in the settings, made absolute once: the processes of a run have other working folders than its command."""
+
+from pathlib import Path
+
+from protocol.settings.settings import Settings
+
+_FILE_SUFFIX = ".py"
+
+
+def with_absolute_paths(settings: Settings, folder: Path) -> Settings:
+    """Return the settings with every path absolute: `~` is the user's home, a relative path stands in `folder`.
+
+    policy.model stays as it is unless it is a folder there: it may be a name on the Hugging Face hub. Of
+    rollout.environment only FILE.py:Class holds a path.
+    """
+    run, data, policy = settings.run, settings.data, settings.policy
+    warm = policy.warm_start
+    resume = run.resume if run.resume in ("auto", "never") else _absolute(run.resume, folder)
+    model = _absolute(policy.model, folder)
+    is_folder = bool(policy.model) and Path(model).is_dir()
+    return settings.model_copy(
+        update={
+            "run": run.model_copy(update={"dir": _absolute(run.dir, folder), "resume": resume}),
+            "data": data.model_copy(
+                update={"train": _absolute(data.train, folder), "eval": data.eval and _absolute(data.eval, folder)}
+            ),
+            "policy": policy.model_copy(
+                update={
+                    "model": model if is_folder else policy.model,
+                    "warm_start": warm.model_copy(update={"data": warm.data and _absolute(warm.data, folder)}),
+                }
+            ),
+            "rollout": settings.rollout.model_copy(
+                update={"environment": _absolute_environment(settings.rollout.environment, folder)}
+            ),
+        }
+    )
+
+
+def _absolute_environment(name: str, folder: Path) -> str:
+    where, colon, class_name = name.rpartition(":")
+    return f"{_absolute(where, folder)}:{class_name}" if colon and where.endswith(_FILE_SUFFIX) else name
+
+
+def _absolute(path: str, folder: Path) -> str:
+    """Return the path from the root on, links kept; a path that is not set stays so."""
+    return str(folder.resolve() / Path(path).expanduser()) if path else path

@@ -1,0 +1,32 @@
+"""The command as it is typed: which settings it takes, and what it answers before anything starts."""
+
+from pathlib import Path
+
+import pytest
+
+from tests.flow.refusals import run_without_cluster
+
+
+def answer(folder: Path, *options: str) -> tuple[int, str]:
+    """Return (exit status, stderr) of the command, in a SLUICE_HOME where no cluster runs."""
+    done = run_without_cluster(folder / "home", options)
+    return done.returncode, done.stderr.strip()
+
+
+@pytest.mark.parametrize("options", [(), ("--learner.lr", "1e-3"), ("--config", "quickstart", "--policy.model", "m")])
+def test_command_without_a_model_or_prompts_is_the_quick_start(tmp_path: Path, options: tuple[str, ...]) -> None:
+    # The quick start's files are made with the cluster.
+    assert answer(tmp_path, *options) == (1, "No Sluice cluster runs here. Start one with deploy/start_cluster.sh.")
+
+
+def test_command_that_names_a_model_gets_nothing_of_the_quick_start(tmp_path: Path) -> None:
+    status, says = answer(tmp_path, "--policy.model", str(tmp_path / "mine"))
+    assert (status, says) == (
+        2,
+        f"settings: policy.model = {tmp_path}/mine is not a folder. Give one that holds a model.",
+    )
+
+
+def test_command_that_names_prompts_gets_no_model_of_the_quick_start(tmp_path: Path) -> None:
+    status, says = answer(tmp_path, "--data.train", str(tmp_path / "mine.jsonl"))
+    assert (status, says) == (2, "settings: policy.model is not set. Give a model folder or a Hugging Face name.")

@@ -1,0 +1,54 @@
+"""Paths of the settings mean the command's folder, and stay what they mean in any other process."""
+
+from pathlib import Path
+
+import pytest
+
+from protocol.settings.loader import load_settings
+from protocol.settings.paths import with_absolute_paths
+from protocol.settings.settings import Settings
+
+
+def resolved(folder: Path, *options: str) -> Settings:
+    return with_absolute_paths(load_settings(None, options), folder)
+
+
+def test_relative_paths_stand_in_the_commands_folder(tmp_path: Path) -> None:
+    (tmp_path / "model").mkdir()
+    settings = resolved(
+        tmp_path,
+        *("--policy.model", "model", "--policy.warm_start.data", "sft/rows.jsonl", "--run.dir", "out"),
+        *(
+            "--data.train",
+            "train.jsonl",
+            "--data.eval",
+            "../held.jsonl",
+            "--run.resume",
+            "out/a/step_000001",
+        ),
+        *("--rollout.environment", "games/chess.py:Chess"),
+    )
+    assert settings.policy.model == f"{tmp_path}/model"
+    assert settings.policy.warm_start.data == f"{tmp_path}/sft/rows.jsonl"
+    assert (settings.data.train, settings.data.eval) == (f"{tmp_path}/train.jsonl", f"{tmp_path}/../held.jsonl")
+    assert (settings.run.dir, settings.run.resume) == (f"{tmp_path}/out", f"{tmp_path}/out/a/step_000001")
+    assert settings.rollout.environment == f"{tmp_path}/games/chess.py:Chess"
+
+
+def test_home_sign_is_the_users_home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HOME", "/home/ada")
+    assert resolved(tmp_path, "--data.train", "~/train.jsonl").data.train == "/home/ada/train.jsonl"
+
+
+def test_absolute_paths_stay_as_they_are(tmp_path: Path) -> None:
+    once = resolved(tmp_path, "--data.train", "train.jsonl", "--rollout.environment", "game.py:Game")
+    assert with_absolute_paths(once, Path("/elsewhere")) == once
+
+
+def test_what_is_no_path_stays_as_it_is(tmp_path: Path) -> None:
+    settings = resolved(tmp_path, "--policy.model", "Qwen/Qwen3-0.6B", "--rollout.environment", "games.chess:Chess")
+    assert settings.policy.model == "Qwen/Qwen3-0.6B"
+    assert settings.rollout.environment == "games.chess:Chess"
+    assert (settings.run.resume, settings.data.train, settings.data.eval) == ("auto", "", None)
+    assert settings.policy.warm_start.data is None
+    assert resolved(tmp_path, "--run.resume", "never").run.resume == "never"
