@@ -1,7 +1,8 @@
 """The rule that metrics.jsonl tells of the same steps as the ledger.
 
-The coordinator writes a step's line just before it commits the step: a run that is under way
-or was killed may be one line ahead, and its last line may be cut off. Both are noted, and mended by the next start.
+The coordinator writes a step's line just before it commits the step: a run that is under way or was killed may be one
+line ahead, and its last line may be cut off. A line that has to carry an evaluation is held back until that is done:
+the metrics may then be one line behind. All three are noted, and put right by the next start.
 """
 
 import math
@@ -12,6 +13,7 @@ from learner.audit.breach import Breach
 from learner.audit.run import AuditedRun
 from learner.audit.steps import Steps
 from learner.disk.metrics_lines import parse_metrics_line
+from learner.ledger.ledger import HELD_LINE
 
 METRICS = "metrics.jsonl"
 
@@ -35,6 +37,8 @@ def note_metrics(run: AuditedRun, steps: Steps) -> list[str]:
         )
     if run.metrics and not run.metrics.endswith(b"\n"):
         notes.append(f"{METRICS}: the last line is cut off, as a kill leaves it.")
+    if _last_step(run) == steps.last - 1 == _held_step(run) - 1:
+        notes.append(f"{METRICS}: the line of step {steps.last} waits for an evaluation; the next start writes it.")
     if any(line["step"] == steps.last + 1 for _, line in _lines(run) if line is not None):
         notes.append(f"{METRICS}: the line of step {steps.last + 1} was written, its step not yet committed.")
     return notes
@@ -61,9 +65,19 @@ def check_metrics(run: AuditedRun, steps: Steps) -> Iterator[Breach]:
             yield from _compare(number, step, line, expected)
         elif step > steps.last + 1:
             yield Breach("metrics", f"line {number} is of a step that the ledger does not know", METRICS, step=step)
-    if previous < steps.last:
+    if previous < steps.last and not previous == steps.last - 1 == _held_step(run) - 1:
         missing = f"step {steps.last}" if previous == steps.last - 1 else f"steps {previous + 1} to {steps.last}"
         yield Breach("metrics", f"no line tells of {missing}, which the ledger accounts for", METRICS)
+
+
+def _held_step(run: AuditedRun) -> int:
+    """Return the step whose line the coordinator had held back when the ledger was written last, 0 when it had none."""
+    line = parse_metrics_line(run.meta(HELD_LINE) or "")
+    return 0 if line is None else int(line["step"])
+
+
+def _last_step(run: AuditedRun) -> int:
+    return max((int(line["step"]) for _, line in _lines(run) if line is not None), default=0)
 
 
 def _first_step(run: AuditedRun) -> int:

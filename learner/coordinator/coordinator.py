@@ -9,7 +9,7 @@ from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
 
-from learner.coordinator.groups.evaluations import Evaluations
+from learner.coordinator.groups.evaluations import Evaluations, EvaluationSchedule
 from learner.coordinator.groups.open_groups import GroupBook
 from learner.coordinator.groups.prompt_source import PromptSource
 from learner.coordinator.leases.leases import LeaseBook
@@ -19,6 +19,7 @@ from learner.coordinator.leases.servers import ServerBook
 from learner.coordinator.mailbox import Mailbox
 from learner.coordinator.steps.current_step import StepBook
 from learner.coordinator.steps.record import RunRecord
+from learner.coordinator.steps.step_lines import StepLines
 from learner.coordinator.window import StalenessWindow
 from learner.data.prompts import Prompt
 from learner.disk.whole_file import aside_of
@@ -77,9 +78,9 @@ class Coordinator:
             groups, self._servers, clock, ledger, mailbox, self.counts, settings.run.seed, vocab_size
         )
         self._recall = LeaseRecall(groups, self._leases, self._servers, clock, self.counts)
-        self._steps = StepBook(
-            settings, groups, window, ledger, record, mailbox, self.counts, last_step, policy_version
-        )
+        schedule = EvaluationSchedule(settings.eval.every_steps, settings.run.max_steps)
+        lines = StepLines(record, self._evaluations, schedule, ledger, last_step, policy_version)
+        self._steps = StepBook(settings, groups, window, ledger, lines, mailbox, self.counts, last_step, policy_version)
         self._pinged_at = float("-inf")
         self._copies = copies or LedgerCopies(ledger)
 
@@ -108,10 +109,6 @@ class Coordinator:
             case m.Stepped():
                 self._steps.finish(message)
                 self._mailbox.confirm(peer, message.request)
-            case m.Evaluate():
-                self._on_evaluate(peer, message)
-            case m.EvalPoll():
-                self._on_eval_poll(peer, message, now)
             case m.SaveLedger():
                 self._on_save_ledger(peer, message)
 
@@ -235,31 +232,6 @@ class Coordinator:
             # Asked again because it takes long: a disk may need minutes for a ledger of many gigabytes.
             if not is_new and self._copies.is_making:
                 self._mailbox.put_off(peer, message.request, f"the ledger is being copied to {path}")
-
-    def _on_evaluate(self, peer: str, message: m.Evaluate) -> None:
-        # Rank 0 asks after its push and before it tells of the step: the servers may be ahead of the books.
-        self._evaluations.start(message.step, max(self.policy_version, self._servers.newest_version()))
-        self._mailbox.confirm(peer, message.request)
-
-    def _on_eval_poll(self, peer: str, message: m.EvalPoll, now: float) -> None:
-        """Hand a finished evaluation to rank 0, which reports it with its step. Before the first step there is none to
-        report it with: it gets a line of its own."""
-        if (progress := self._evaluations.progress(message.step)) is not None:
-            if not self._steps.push_again(now, (peer, message)):
-                self._mailbox.put_off(peer, message.request, progress)
-            return
-        is_new = not self._evaluations.was_taken(message.step)
-        metrics = self._evaluations.take_metrics(message.step)
-        if message.step == 0 and is_new:
-            self._record.write_step({"step": 0, "policy_version": self.policy_version, **metrics})
-        result = m.EvalResult(
-            run_id=self.run_id,
-            incarnation=self.incarnation,
-            request=message.request,
-            step=message.step,
-            metrics=metrics,
-        )
-        self._mailbox.send(peer, result)
 
 
 def _is_file_inside(path: Path, folder: Path) -> bool:

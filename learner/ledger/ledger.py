@@ -18,6 +18,9 @@ from protocol.errors import OperatorError
 from protocol.failpoints import failpoint
 from protocol.wire.trajectory import TrajectoryFacts
 
+# In `meta`: the JSON of a step's line of metrics that waits for an evaluation, "" when none does.
+HELD_LINE = "held_line"
+
 
 @dataclass(frozen=True)
 class LeasedPrompt:

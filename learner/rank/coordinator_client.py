@@ -14,9 +14,6 @@ from protocol.wire.messages import (
     Batch,
     Done,
     Ended,
-    EvalPoll,
-    EvalResult,
-    Evaluate,
     Message,
     NextBatch,
     PushAgain,
@@ -97,32 +94,6 @@ class CoordinatorClient:
                 metrics=dict(metrics),
             )
         )
-
-    def start_evaluation(self, step: int) -> None:
-        self._tell(Evaluate(**self._stamp, step=step))
-
-    def poll_evaluation(self, step: int) -> Mapping[str, float] | str | None:
-        """Return the means of the step's evaluation, or what it still waits for.
-
-        None: no server holds the current weights; push them and ask again, as every rank does.
-        """
-        answer, _ = self._ask(EvalPoll(**self._stamp, step=step))
-        match answer:
-            case EvalResult():
-                return answer.metrics
-            case PushAgain():
-                return None
-        assert isinstance(answer, Wait)
-        return answer.detail
-
-    def await_evaluation(self, step: int, timeout_s: float) -> Mapping[str, float] | None:
-        """Return what `poll_evaluation` does in the end; blocks at most timeout_s. Raises: NeighbourError."""
-        deadline = time.monotonic() + timeout_s
-        while isinstance(result := self.poll_evaluation(step), str):
-            if time.monotonic() > deadline:
-                raise NeighbourError("coordinator", f"the evaluation did not end within {timeout_s:g} s: {result}")
-            time.sleep(_POLL_S)
-        return result
 
     def save_ledger(self, path: Path, step: int) -> None:
         """Have a consistent copy of the ledger written to a path on the coordinator's node.

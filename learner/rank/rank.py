@@ -27,8 +27,6 @@ from protocol.node.home import load_keys
 from protocol.settings.settings import Settings
 from protocol.wire.channel import DealerChannel
 
-_EVALUATION_S = 1800.0
-
 
 class LearnerRank:
     """Call order: prepare, train."""
@@ -77,7 +75,7 @@ class LearnerRank:
         self._open(run)
         self._use_threads(others=len(run.servers))
         self._push()
-        self._evaluate_first()
+        self._tell("training")
         while not isinstance(inputs := self._next_inputs(), str):
             result, timings = self._take_step(inputs)
             self._report(inputs, result, timings)
@@ -101,7 +99,6 @@ class LearnerRank:
         self._channel = channel
         self._coordinator = CoordinatorClient(channel, run.run_id, run.incarnation)
         self._pusher = RankPusher(self._policy, settings, self._servers(run), self._place.host, run.weights_backend)
-        self._evaluating: int | None = None
 
     def _servers(self, run: RunPlace) -> list[ServerControl]:
         """Return the weight controls of the rollout servers: rank 0 alone talks to them."""
@@ -138,51 +135,14 @@ class LearnerRank:
         """Tell the coordinator, which then frees the step's slots: the servers hold the new weights by now."""
         if self._place.rank != 0:
             return
-        metrics = {**step_metrics(result, inputs), **timings, **self._evaluation_metrics()}
+        metrics = {**step_metrics(result, inputs), **timings}
         detail = "" if result.applied else f"non-finite loss or gradient (loss {result.loss}, norm {result.grad_norm})"
         self._coordinator.stepped(self._step, self._version, result.applied, detail, metrics)
 
-    def _evaluate_first(self) -> None:
-        """Score the held-out prompts before the first step, so that the report can say what training added."""
-        if self._place.rank == 0 and self._step == 0 and self._settings.eval.every_steps:
-            self._tell("evaluating before the first step")
-            self._coordinator.start_evaluation(0)
-            self._await_evaluation(0)
-        self._tell("training")
-
-    def _evaluation_metrics(self) -> Mapping[str, float]:
-        """Return the means of an evaluation that ended, starting one when it is due. Only the run's last is waited for:
-        the others run beside training."""
-        every, metrics = self._settings.eval.every_steps, {}
-        is_last = self._step == self._settings.run.max_steps
-        if not every:
-            return {}
-        if self._evaluating is not None:
-            result = (
-                self._await_evaluation(self._evaluating)
-                if is_last
-                else self._coordinator.poll_evaluation(self._evaluating)
-            )
-            if result is None:
-                self._push()
-            elif not isinstance(result, str):
-                self._evaluating, metrics = None, dict(result)
-        if self._evaluating is None and (is_last or self._step % every == 0):
-            self._coordinator.start_evaluation(self._step)
-            if is_last:
-                return self._await_evaluation(self._step)
-            self._evaluating = self._step
-        return metrics
-
-    def _await_evaluation(self, step: int) -> Mapping[str, float]:
-        """Return the means of an evaluation; blocks until it has ended."""
-        while (metrics := self._coordinator.await_evaluation(step, _EVALUATION_S)) is None:
-            self._push()
-        return metrics
-
     def _save_when_due(self) -> None:
+        """Save after every so many steps; `train` saves after the last, when its evaluation is done too."""
         every = self._settings.learner.checkpoint_every_steps
-        if every and self._step % every == 0:
+        if every and self._step % every == 0 and self._step < self._settings.run.max_steps:
             self._save()
 
     def _save(self) -> None:

@@ -10,7 +10,8 @@ import msgspec
 
 from protocol.wire.trajectory import Count, Name, TrajectoryFacts
 
-SCHEMA_VERSION = 2
+# Not 3: one bit that flips would make it 1, the schema without a seal, and damage would be taken for an older peer.
+SCHEMA_VERSION = 4
 
 MAX_SAMPLES = 4096
 MAX_GROUPS = 4096
@@ -169,18 +170,6 @@ class Stepped(Message, frozen=True, kw_only=True, tag="stepped"):
     metrics: _Metrics
 
 
-class Evaluate(Message, frozen=True, kw_only=True, tag="evaluate"):
-    """Rank 0: score the held-out prompts at the current weights and report them under this step."""
-
-    step: Count
-
-
-class EvalPoll(Message, frozen=True, kw_only=True, tag="eval_poll"):
-    """Rank 0 asks whether the evaluation of a step has ended."""
-
-    step: Count
-
-
 class SaveLedger(Message, frozen=True, kw_only=True, tag="save_ledger"):
     """Rank 0: write a snapshot of the ledger into a checkpoint that is being made."""
 
@@ -235,15 +224,6 @@ class Done(Message, frozen=True, kw_only=True, tag="done"):
     detail: Reason = ""
 
 
-class EvalResult(Message, frozen=True, kw_only=True, tag="eval_result"):
-    """Mean rewards of a finished evaluation."""
-
-    step: Count
-    metrics: _Metrics
-
-
-ToCoordinator = (
-    Hello | Demand | TrajectoryDone | SampleFailed | Heartbeat | NextBatch | Stepped | Evaluate | EvalPoll | SaveLedger
-)
+ToCoordinator = Hello | Demand | TrajectoryDone | SampleFailed | Heartbeat | NextBatch | Stepped | SaveLedger
 ToServer = Lease | Ack | Trained | Refused | Ping | Done
-ToRank = Batch | Wait | PushAgain | Ended | Done | EvalResult | Refused
+ToRank = Batch | Wait | PushAgain | Ended | Done | Refused

@@ -1,7 +1,6 @@
-"""Evaluations under way: held-out prompts leased beside training, means when all are back.
+"""Evaluations: held-out prompts leased beside training, and the mean rewards of what came back.
 
-An evaluation takes no slot of the staleness window and holds up no
-step; its leases go first.
+An evaluation takes no slot of the staleness window; its leases go first. One is under way at a time.
 """
 
 from collections import deque
@@ -12,16 +11,37 @@ from learner.coordinator.groups.group import Group
 from learner.data.prompts import Prompt
 
 
+@dataclass(frozen=True)
+class EvaluationSchedule:
+    """After which steps evaluations are due, and which step's line of metrics each is in at the latest.
+
+    Example: with every_steps=25 and last_step=60 they are due at 0, 25, 50 and 60. The one of step 25 runs beside
+    training and is in one of the lines 25 to 49. The first and the last are in their own step's line.
+    """
+
+    every_steps: int  # 0: none at all
+    last_step: int  # run.max_steps
+
+    def is_due(self, step: int) -> bool:
+        return self.every_steps > 0 and (step % self.every_steps == 0 or step == self.last_step)
+
+    def reported_by(self, step: int) -> int:
+        """Return the last step whose line may carry this step's evaluation: every line carries one at most."""
+        if step == 0 or step >= self.last_step:
+            return step
+        return min((step // self.every_steps + 1) * self.every_steps, self.last_step) - 1
+
+
 @dataclass
 class Evaluation:
-    """One pass over the held-out prompts, reported under `step`. Groups that failed for good count, without a score."""
+    """One pass over the held-out prompts."""
 
-    step: int
-    policy_version: int
-    to_lease: deque[Group]
-    open: dict[str, Group]
+    step: int  # its groups are named by it
+    policy_version: int  # of the newest weights when it began
+    to_lease: deque[Group]  # groups with samples that nobody makes
+    open: dict[str, Group]  # groups that are not ready and not given up, by name
     finished: list[Group] = field(default_factory=list)
-    num_failed: int = 0
+    num_failed: int = 0  # prompts given up: counted, without a score
 
     @property
     def is_done(self) -> bool:
@@ -49,73 +69,69 @@ class Evaluation:
 
 
 class Evaluations:
-    """The evaluations under way, by the step that each is reported with."""
+    """The evaluation that has begun and whose means nobody has taken yet, if there is one."""
 
     def __init__(self, held_out: Sequence[Prompt], num_samples: int) -> None:
+        """num_samples: of each prompt at rollout.temperature; a greedy one is added."""
         self._held_out = held_out
         self._num_samples = num_samples
-        self._by_step: dict[int, Evaluation] = {}
-        self._taken: tuple[int, dict[str, float]] | None = None
+        self._current: Evaluation | None = None
 
-    def start(self, step: int, policy_version: int) -> None:
-        """Begin a step's evaluation, unless it is under way: rank 0 asks again after a lost answer."""
-        if step not in self._by_step:
-            self._by_step[step] = start_evaluation(step, policy_version, self._held_out, self._num_samples)
+    @property
+    def step(self) -> int | None:
+        """The step of the evaluation that is under way, or done and not taken yet."""
+        return None if self._current is None else self._current.step
 
-    def progress(self, step: int) -> str | None:
-        """Return what a step's evaluation waits for; None when it has ended, or never began."""
-        evaluation = self._by_step.get(step)
-        if evaluation is None or evaluation.is_done:
+    def begin(self, step: int, policy_version: int) -> None:
+        """Begin an evaluation in place of the one before it."""
+        self._current = start_evaluation(step, policy_version, self._held_out, self._num_samples)
+
+    def progress(self) -> str | None:
+        """Return what the evaluation under way waits for; None when none is, or it is done."""
+        if self._current is None or self._current.is_done:
             return None
-        return f"evaluation: {len(evaluation.finished)} of {len(self._held_out)} prompts are back"
+        return (
+            f"the evaluation of step {self._current.step}: "
+            f"{len(self._current.finished)} of {len(self._held_out)} prompts are back"
+        )
 
-    def was_taken(self, step: int) -> bool:
-        return self._taken is not None and self._taken[0] == step
-
-    def take_metrics(self, step: int) -> dict[str, float]:
-        """Return a finished evaluation's means; nothing for a step that has none.
-
-        Asked again for the same step, it returns the same.
-        """
-        if self._taken is not None and self.was_taken(step):
-            return self._taken[1]
-        evaluation = self._by_step.pop(step, None)
-        metrics = evaluation.metrics() if evaluation is not None else {}
-        self._taken = (step, metrics)
+    def take_metrics(self) -> dict[str, float]:
+        """Return the means of the evaluation that is done and forget it; nothing while none is."""
+        if self._current is None or not self._current.is_done:
+            return {}
+        metrics, self._current = self._current.metrics(), None
         return metrics
 
     def open_groups(self) -> list[Group]:
-        return [group for evaluation in self._by_step.values() for group in evaluation.open.values()]
+        return [] if self._current is None else list(self._current.open.values())
 
     def find(self, name: str) -> Group | None:
-        return next((e.open[name] for e in self._by_step.values() if name in e.open), None)
+        return None if self._current is None else self._current.open.get(name)
 
     def next_group(self) -> Group | None:
         """Take the next group to lease out of its queue."""
-        for evaluation in self._by_step.values():
-            while evaluation.to_lease:
-                group = evaluation.to_lease.popleft()
-                if group.name in evaluation.open and group.missing:
-                    return group
+        while self._current is not None and self._current.to_lease:
+            group = self._current.to_lease.popleft()
+            if group.name in self._current.open and group.missing:
+                return group
         return None
 
     def release(self, group: Group) -> None:
         """Queue an open group's missing samples for another lease."""
-        queue = self._of(group).to_lease
-        if group not in queue:
-            queue.append(group)
+        assert self._current is not None
+        if group not in self._current.to_lease:
+            self._current.to_lease.append(group)
 
     def close(self, group: Group) -> None:
-        """Take an open group out of its evaluation: ready, or given up."""
-        self._of(group).close(group)
+        """Take an open group out of the evaluation: ready, or given up."""
+        assert self._current is not None
+        self._current.close(group)
 
     def status(self) -> str | None:
-        """Return how far the oldest evaluation under way is, as "3/8"; None when there is none."""
-        evaluation = next((e for e in self._by_step.values() if not e.is_done), None)
-        return None if evaluation is None else f"{len(evaluation.finished)}/{len(self._held_out)}"
-
-    def _of(self, group: Group) -> Evaluation:
-        return next(e for e in self._by_step.values() if group.name in e.open)
+        """Return how far the evaluation under way is, as "3/8"; None when there is none."""
+        if self._current is None or self._current.is_done:
+            return None
+        return f"{len(self._current.finished)}/{len(self._held_out)}"
 
 
 def start_evaluation(step: int, policy_version: int, prompts: Sequence[Prompt], num_samples: int) -> Evaluation:

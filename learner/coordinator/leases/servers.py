@@ -94,10 +94,6 @@ class ServerBook:
         here = [server for server in self._servers.values() if server.is_here]
         return bool(here) and not any(server.policy_version in versions for server in here)
 
-    def newest_version(self) -> int:
-        """Return the newest version that a server says it holds, 0 when none holds any."""
-        return max((server.policy_version or 0 for server in self._servers.values()), default=0)
-
     def status(self) -> dict[str, dict[str, object] | None]:
         """Return what a live view shows of each server; None before its first heartbeat."""
         return {name: _beat(server.heartbeat) for name, server in self._servers.items()}

@@ -7,8 +7,8 @@ from collections import Counter
 
 from learner.coordinator.groups.open_groups import GroupBook
 from learner.coordinator.mailbox import Mailbox
-from learner.coordinator.steps.record import RunRecord
 from learner.coordinator.steps.step_batch import StepBatch, build_step
+from learner.coordinator.steps.step_lines import StepLines
 from learner.coordinator.window import Choice, StalenessWindow
 from learner.ledger.ledger import Ledger
 from protocol.errors import FrameError
@@ -30,7 +30,7 @@ class StepBook:
         groups: GroupBook,
         window: StalenessWindow,
         ledger: Ledger,
-        record: RunRecord,
+        lines: StepLines,
         mailbox: Mailbox,
         counts: Counter[str],
         last_step: int,
@@ -44,7 +44,7 @@ class StepBook:
         self._groups = groups
         self._window = window
         self._ledger = ledger
-        self._record = record
+        self._lines = lines
         self._mailbox = mailbox
         self._counts = counts
         self._batch: StepBatch | None = None
@@ -72,9 +72,14 @@ class StepBook:
         self._waiting[message.rank] = (peer, message, now)
 
     def answer_ranks(self, now: float) -> None:
-        """Give every rank that waits its share, or the end of the run, or after a second the word to ask again."""
+        """Give every rank that waits its share, or the end of the run, or after a second the word to ask again.
+
+        No rank gets either while a step's line is held back: one that did would wait for the others in a collective.
+        """
+        if (waits_for := self._lines.settle()) is not None:
+            self.detail = f"waits for {waits_for}"
         for rank, (peer, message, since) in list(self._waiting.items()):
-            if message.step == self.step + 1 and self._batch is None and not self.stop_reason:
+            if message.step == self.step + 1 and self._batch is None and not self.stop_reason and waits_for is None:
                 self._assign()
             if self._batch is not None and self._batch.step == message.step:
                 run_id, incarnation = self._mailbox.run_id, self._mailbox.incarnation
@@ -95,25 +100,19 @@ class StepBook:
         elif self._lacking_since is None:
             self._lacking_since = now
 
-    def push_again(self, now: float, *also: tuple[str, m.EvalPoll]) -> bool:
-        """Have all ranks push their weights again, when no server holds them; returns whether they were told to.
+    def push_again(self, now: float) -> None:
+        """Have all ranks push their weights again, when no server holds them.
 
         The next step's push would bring them to a server that was started again, but that step needs its samples first.
-        also: a rank that waits for something else than its batch, and its question.
         """
         is_due = self._lacking_since is not None and now - self._lacking_since >= _PUSH_AGAIN_AFTER_S
-        ranks: list[tuple[str, m.NextBatch | m.EvalPoll]] = [
-            *((peer, message) for peer, message, _ in self._waiting.values()),
-            *also,
-        ]
         # A push is a work of all ranks: none may be elsewhere.
-        if not is_due or len(ranks) < self._settings.learner.num_ranks:
-            return False
-        for peer, question in ranks:
+        if not is_due or len(self._waiting) < self._settings.learner.num_ranks:
+            return
+        for peer, question, _ in self._waiting.values():
             self._mailbox.push_again(peer, question.request, question.step)
         self._waiting.clear()
         self._lacking_since = now
-        return True
 
     def _assign(self) -> None:
         """Choose the next step's groups, if the window lets it."""
@@ -135,7 +134,10 @@ class StepBook:
         return f"{len(awaited)} groups on {', '.join(servers)}" if servers else "a server with the current weights"
 
     def _has_ended(self, step: int) -> bool:
-        return self._batch is None and (self.stop_reason is not None or step > self._settings.run.max_steps)
+        last, held = self._settings.run.max_steps, self._lines.held_step
+        if self._batch is not None or (held is not None and (not self.stop_reason or held >= last)):
+            return False
+        return self.stop_reason is not None or step > last
 
     def finish(self, message: m.Stepped) -> None:
         """Account the step under way and record it; a step that is told of again changes nothing."""
@@ -147,8 +149,7 @@ class StepBook:
         failpoint("step_book.before_account")
         self._account(batch, message)
         failpoint("step_book.after_account")
-        self._record.write_step(self._metrics(batch, message))
-        self._record.write_samples(batch)
+        self._lines.add(self._metrics(batch, message), batch)
         failpoint("step_book.after_record")
 
     def _account(self, batch: StepBatch, message: m.Stepped) -> None:

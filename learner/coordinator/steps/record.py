@@ -10,6 +10,7 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from learner.coordinator.steps.step_batch import StepBatch
+from learner.disk.metrics_lines import parse_metrics_line
 from protocol.errors import OperatorError
 from protocol.failpoints import failpoint
 
@@ -23,8 +24,11 @@ class RunRecord:
         self._started = time.monotonic()
         self._last_step_at = self._started
 
-    def write_step(self, metrics: Mapping[str, float]) -> None:
-        """Append one line. A value that was not measured is absent: NaN and infinity are left out, never written."""
+    def stamped(self, metrics: Mapping[str, float]) -> dict[str, float]:
+        """Return the line of a step that has just ended, with its times.
+
+        A value that was not measured is absent: NaN and infinity are left out, never written.
+        """
         now = time.monotonic()
         line: dict[str, float] = {"step": metrics["step"], "policy_version": metrics["policy_version"]}
         line["time_s"] = now - self._started
@@ -35,7 +39,17 @@ class RunRecord:
             line["samples_per_s"] = metrics["num_samples"] / seconds
             line["tokens_per_s"] = metrics["num_model_tokens"] / seconds
         self._last_step_at = now
+        return line
+
+    def write_line(self, line: Mapping[str, float]) -> None:
         self._append("metrics.jsonl", {key: _rounded(value) for key, value in line.items()})
+
+    def newest_step(self) -> int | None:
+        """Return the step of the newest line of metrics, None when there is none."""
+        path = self.folder / "metrics.jsonl"
+        lines = path.read_bytes().splitlines() if path.exists() else []
+        newest = parse_metrics_line(lines[-1]) if lines else None
+        return None if newest is None else int(newest["step"])
 
     def write_samples(self, batch: StepBatch) -> None:
         """Append the first samples of a step as token ids with their mask; the report turns them into text."""

@@ -90,8 +90,6 @@ def other_frames(random: Random) -> Frames:
                 ),
                 m.NextBatch(**STAMP, step=count, rank=0),
                 m.Stepped(**STAMP, step=3, policy_version=3, is_applied=True, detail="", metrics={"loss": 0.5}),
-                m.Evaluate(**STAMP, step=count),
-                m.EvalPoll(**STAMP, step=count),
                 m.SaveLedger(**STAMP, path="checkpoints/ledger.sqlite", step=3),
             )
         )
@@ -255,7 +253,7 @@ def damage_fields(content: Frames, random: Random) -> Frames:
         case 2:
             message["type"] = random.choice(("trajectory", "hello", "ack", "batch", "lease", "telepathy", "", 1, None))
         case 3:
-            message["schema"] = random.choice((1, 3, 0, -1, 2**64 - 1, 2.0, "2", None, True))
+            message["schema"] = random.choice((1, 2, 5, 0, -1, 2**64 - 1, 4.0, "4", None, True))
         case 4:
             message[random.choice(("run_id", "incarnation"))] = random.choice(("r2", "", 0, 2, 2**31, None, "r1 "))
         case 5:
@@ -282,6 +280,6 @@ _WILD: tuple[Any, ...] = (
 _WILD_HEADERS: tuple[bytes, ...] = (
     b"", b"\xc0", b"\xc1", b"\x80", b"\x90", b"\xdf\xff\xff\xff\xff", b"\xdd\xff\xff\xff\xff", b"\xdb\xff\xff\xff\xff",
     b"\x91" * 5000, b"\x81\xa4type" * 900, b"\x90" * 70_000, b"\xff" * 3000, b"\xc7\xff\xff" + b"x" * 255,
-    b"\x81\xa6schema\x02", b"\x82\xa6schema\x02\xa4type\xa5hello", _pack([{"schema": 2}]), _pack({"schema": [2] * 10}),
+    b"\x81\xa6schema\x04", b"\x82\xa6schema\x04\xa4type\xa5hello", _pack([{"schema": 4}]), _pack({"schema": [4] * 10}),
     b"\xdd\x00\x01\x86\xa0" + b"\x80" * 100_000, bytes((1 << 20) + 1),
 )  # fmt: skip

@@ -13,7 +13,7 @@ import msgpack
 
 Rule = Callable[[Any], bool]
 
-RUN_ID, INCARNATION, SCHEMA = "r1", 1, 2
+RUN_ID, INCARNATION, SCHEMA = "r1", 1, 4
 
 
 def _text(least: int, most: int) -> Rule:
@@ -119,8 +119,6 @@ _MESSAGES: dict[str, dict[str, Rule]] = {
         "detail": _reason,
         "metrics": _table(1024, _number()),
     },
-    "evaluate": {"step": _count},
-    "eval_poll": {"step": _count},
     "save_ledger": {"path": _text(0, 4096), "step": _count},
 }
 

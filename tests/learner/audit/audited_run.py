@@ -124,5 +124,5 @@ class RunWriter:
 
     def _end(self, step: int, batch: StepBatch) -> None:
         self.ledger.set_meta("policy_version", str(self.version))
-        self.record.write_step({"step": step, "policy_version": self.version, **batch.metrics()})
+        self.record.write_line(self.record.stamped({"step": step, "policy_version": self.version, **batch.metrics()}))
         self.ledger.commit()

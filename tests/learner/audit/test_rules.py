@@ -272,6 +272,20 @@ def test_audit_notes_one_step_that_a_kill_left_out_of_the_ledger_and_names_more(
     assert lines_of(run, "metrics") == ["metrics.jsonl, step 6: line 6 is of a step that the ledger does not know"]
 
 
+def test_audit_notes_a_line_that_waits_for_an_evaluation_and_names_others(good: Good, tmp_path: Path) -> None:
+    run = Path(shutil.copytree(good[0], tmp_path / "run1", symlinks=True))
+    lines = (run / "metrics.jsonl").read_text(encoding="utf-8").splitlines(keepends=True)
+    with closing(sqlite3.connect(run / "ledger.sqlite")) as db:
+        db.execute("INSERT INTO meta VALUES ('held_line', ?)", (lines[3].strip(),))
+        db.commit()
+    (run / "metrics.jsonl").write_text("".join(lines[:3]), encoding="utf-8")
+    report = audit_run_folder(run)
+    assert report.holds
+    assert report.notes == ["metrics.jsonl: the line of step 4 waits for an evaluation; the next start writes it."]
+    (run / "metrics.jsonl").write_text("".join(lines[:2]), encoding="utf-8")
+    assert lines_of(run, "metrics") == ["metrics.jsonl: no line tells of steps 3 to 4, which the ledger accounts for"]
+
+
 def test_audit_notes_metrics_that_begin_with_a_start_from_another_folder(good: Good, tmp_path: Path) -> None:
     run = Path(shutil.copytree(good[0], tmp_path / "run1", symlinks=True))
     lines = (run / "metrics.jsonl").read_text(encoding="utf-8").splitlines(keepends=True)

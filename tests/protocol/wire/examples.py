@@ -114,14 +114,11 @@ def example_messages() -> dict[str, tuple[m.Message, list[bytes]]]:
         (m.Refused(**STAMP, detail="another run"), []),
         (m.NextBatch(**STAMP, step=3, rank=0), []),
         (m.Stepped(**STAMP, step=3, policy_version=3, is_applied=True, detail="", metrics=metrics), []),
-        (m.Evaluate(**STAMP, step=3), []),
-        (m.EvalPoll(**STAMP, step=3), []),
         (m.SaveLedger(**STAMP, path="/runs/r1/checkpoints/step_000003/ledger.sqlite", step=3), []),
         (batch, buffers),
         (m.Wait(**STAMP, detail="step 3 waits for 2 groups"), []),
         (m.PushAgain(**STAMP, step=4), []),
         (m.Ended(**STAMP, step=4, detail="all steps are done"), []),
         (m.Done(**STAMP), []),
-        (m.EvalResult(**STAMP, step=3, metrics={"eval_reward": 0.5}), []),
     ]
     return {msgspec.inspect.type_info(type(message)).tag: (message, frames) for message, frames in examples}  # type: ignore[attr-defined]

@@ -71,9 +71,9 @@ def test_decode_refuses_trailing_bytes() -> None:
 
 
 def test_decode_refuses_another_schema_by_name() -> None:
-    frame = encode(msgspec.structs.replace(EXAMPLES["hello"][0], schema=3))
+    frame = encode(msgspec.structs.replace(EXAMPLES["hello"][0], schema=2))
     assert refusal(frame) == (
-        "$.schema: is 3, this process speaks 2. Run the same version of Sluice everywhere",
+        "$.schema: is 2, this process speaks 4. Run the same version of Sluice everywhere",
         "schema",
     )
 
@@ -195,7 +195,7 @@ def test_every_list_map_and_text_of_a_message_is_bounded() -> None:
     for kind in get_args(m.ToCoordinator | m.ToServer | m.ToRank):
         look(inspect.type_info(kind), kind.__name__)
     assert unbounded == []
-    assert len(seen) > 20
+    assert len(seen) >= 20
 
 
 # The schema is compared before anything; rewards are judged by `Trajectory.check`; metrics are a rank's own.
@@ -247,7 +247,7 @@ def test_decode_refuses_a_message_of_the_schema_that_had_no_seal_by_name(tag: st
     message, buffers = EXAMPLES[tag]
     first = msgspec.msgpack.encode(msgspec.structs.replace(message, schema=1))
     assert refusal([first, *buffers]) == (
-        "$.schema: is 1, this process speaks 2. Run the same version of Sluice everywhere",
+        "$.schema: is 1, this process speaks 4. Run the same version of Sluice everywhere",
         "schema",
     )
 

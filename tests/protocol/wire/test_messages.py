@@ -36,15 +36,6 @@ def test_golden_bytes_are_read_as_the_message(tag: str) -> None:
     assert decoder.decode(golden_frames(tag)) == EXAMPLES[tag]
 
 
-def test_a_failure_of_an_older_server_is_read_as_one_of_no_tokens() -> None:
-    frames = [
-        bytes.fromhex(line) for line in (GOLDEN / "older" / "failed.hex").read_text(encoding="ascii").splitlines()
-    ]
-    decoder: Decoder[m.Message] = Decoder(m.ToCoordinator)
-    expected = msgspec.structs.replace(EXAMPLES["failed"][0], num_model_tokens=0)
-    assert decoder.decode(frames) == (expected, [])
-
-
 class LaterNext(m.Message, frozen=True, kw_only=True, tag="next"):
     """NextBatch as it would be with one more field."""
 

@@ -41,7 +41,3 @@ def test_server_that_was_lost_is_not_leased_to_until_it_tells_its_version() -> N
     assert book.next_to_lease(range(4, 5)) is None
     book.note_hello("s1", m.Hello(**STAMP, server="s1", policy_version=4))
     assert book.next_to_lease(range(4, 5)) == "s1"
-
-
-def test_newest_version_is_that_of_the_server_furthest_ahead() -> None:
-    assert (ServerBook().newest_version(), book_of(s1=(0, 4), s2=(0, None), s3=(0, 5)).newest_version()) == (0, 5)

@@ -27,10 +27,10 @@ def four_trajectories() -> StepBatch:
     return build_step(2, 5, [group], LearnerSettings(groups_per_step=1))
 
 
-def test_write_step_appends_one_line_with_its_times(tmp_path: Path) -> None:
+def test_a_steps_line_appends_one_line_with_its_times(tmp_path: Path) -> None:
     record = RunRecord(tmp_path, samples_per_step=1)
-    record.write_step({"step": 1, "policy_version": 1, "loss": -0.5})
-    record.write_step({"step": 2, "policy_version": 2, "loss": -0.25})
+    record.write_line(record.stamped({"step": 1, "policy_version": 1, "loss": -0.5}))
+    record.write_line(record.stamped({"step": 2, "policy_version": 2, "loss": -0.25}))
     first, second = lines(tmp_path / "metrics.jsonl")
     assert (first["step"], first["policy_version"], first["loss"]) == (1, 1, -0.5)
     assert (second["step"], second["loss"]) == (2, -0.25)
@@ -38,24 +38,27 @@ def test_write_step_appends_one_line_with_its_times(tmp_path: Path) -> None:
     assert set(first) == {"step", "policy_version", "time_s", "at_s", "loss"}
 
 
-def test_write_step_leaves_out_what_is_not_finite(tmp_path: Path) -> None:
-    RunRecord(tmp_path, 1).write_step({"step": 1, "policy_version": 1, "loss": math.nan, "kl": math.inf, "entropy": 0})
+def test_a_steps_line_leaves_out_what_is_not_finite(tmp_path: Path) -> None:
+    record = RunRecord(tmp_path, 1)
+    record.write_line(record.stamped({"step": 1, "policy_version": 1, "loss": math.nan, "kl": math.inf, "entropy": 0}))
     (line,) = lines(tmp_path / "metrics.jsonl")
     assert "loss" not in line
     assert "kl" not in line
     assert line["entropy"] == 0
 
 
-def test_write_step_adds_speeds_when_samples_were_counted(tmp_path: Path) -> None:
+def test_a_steps_line_adds_speeds_when_samples_were_counted(tmp_path: Path) -> None:
     record = RunRecord(tmp_path, 1)
-    record.write_step({"step": 1, "policy_version": 1, "num_samples": 8, "num_model_tokens": 80})
+    record.write_line(record.stamped({"step": 1, "policy_version": 1, "num_samples": 8, "num_model_tokens": 80}))
     (line,) = lines(tmp_path / "metrics.jsonl")
     assert line["tokens_per_s"] == pytest.approx(10 * line["samples_per_s"], rel=1e-5)
 
 
-def test_write_step_keeps_earlier_lines_of_the_run(tmp_path: Path) -> None:
-    RunRecord(tmp_path, 1).write_step({"step": 1, "policy_version": 1})
-    RunRecord(tmp_path, 1).write_step({"step": 2, "policy_version": 2})
+def test_a_steps_line_keeps_earlier_lines_of_the_run(tmp_path: Path) -> None:
+    record = RunRecord(tmp_path, 1)
+    record.write_line(record.stamped({"step": 1, "policy_version": 1}))
+    record = RunRecord(tmp_path, 1)
+    record.write_line(record.stamped({"step": 2, "policy_version": 2}))
     assert [line["step"] for line in lines(tmp_path / "metrics.jsonl")] == [1, 2]
 
 
@@ -81,10 +84,10 @@ def test_write_samples_writes_nothing_when_none_are_asked_for(tmp_path: Path) ->
     assert list(tmp_path.iterdir()) == []
 
 
-def test_write_step_says_when_the_folder_is_gone(tmp_path: Path) -> None:
+def test_a_steps_line_says_when_the_folder_is_gone(tmp_path: Path) -> None:
     record = RunRecord(tmp_path / "gone", 1)
     with pytest.raises(OperatorError) as caught:
-        record.write_step({"step": 1, "policy_version": 1})
+        record.write_line(record.stamped({"step": 1, "policy_version": 1}))
     assert str(caught.value) == (
         f"{tmp_path / 'gone' / 'metrics.jsonl'} cannot be written: No such file or directory. "
         "Free the disk, then run again."
