@@ -36,6 +36,8 @@ class ServedEngine(Generator, Protocol):
     @property
     def is_alive(self) -> bool: ...
 
+    def forget_weights(self) -> None: ...
+
     async def join_weights(self, init_info: Mapping[str, Any], timeout_s: float) -> None: ...
 
     async def pause(self) -> None: ...
@@ -131,7 +133,7 @@ class RolloutServer:
                 raise
             finished = await self._end_attachment()
             self._gate.close()
-            engine.policy_version = None
+            engine.forget_weights()
             self._attachment = begin_attachment(self.name, spec, node, services, engine, self._gate, finished)
         _log.info("%s  attached  run=%s start=%d", self.name, spec.run_id, spec.incarnation)
         return await self.describe()

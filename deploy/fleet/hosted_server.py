@@ -17,11 +17,8 @@ class Hosted:
         return {"node_ip": ray.util.get_node_ip_address(), "pid": os.getpid(), "log": _own_log()}
 
     async def log_tail(self) -> str:
-        """Return the last lines that this process and its engine wrote."""
-        lines = Path(_own_log()).read_text(encoding="utf-8", errors="replace").splitlines()
-        # Ray writes marks for its own log reader between the lines: ":job_id:...", ":actor_name:...".
-        said = [line.strip() for line in lines if line.strip() and not line.startswith(":")]
-        return " | ".join(said[-_TAIL_LINES:])
+        """Return the last lines that this process and its engine wrote, to standard output and to standard error."""
+        return " | ".join(line for descriptor in (1, 2) for line in _last_lines(descriptor))
 
 
 def hosted(server_class: str) -> type:
@@ -33,3 +30,11 @@ def hosted(server_class: str) -> type:
 def _own_log() -> str:
     """Ray sends an actor's errors, and those of the processes it starts, to a file of its own."""
     return os.readlink("/proc/self/fd/2")
+
+
+def _last_lines(descriptor: int) -> list[str]:
+    """Return the last lines of the file behind an output of this process; none when there is no such file."""
+    path = Path(os.readlink(f"/proc/self/fd/{descriptor}"))
+    lines = path.read_text(encoding="utf-8", errors="replace").splitlines() if path.is_file() else []
+    # Ray writes marks for its own log reader between the lines: ":job_id:...", ":actor_name:...".
+    return [line.strip() for line in lines if line.strip() and not line.startswith(":")][-_TAIL_LINES:]

@@ -14,6 +14,7 @@ from typing import Any, TypeVar
 
 from protocol.errors import NeighbourError
 from rollout.engine.generation import EngineStats, Generation, Sampling
+from rollout.engine.process_facts import ChildProcess, endings
 from rollout.engine.requests import generation_of, probe_params, sampling_params, token_request
 from rollout.engine.spec import EngineSpec
 from rollout.engine.start import BOUNDARY, start_vllm
@@ -39,7 +40,9 @@ class Engine:
     def __init__(self, spec: EngineSpec, llm: Any) -> None:
         self.spec = spec
         self.policy_version: int | None = None
+        self._num_forgotten = 0
         self._llm = llm
+        self._processes = _processes_of(llm)
         # A seeded request whose prompt is prefilled in parts kills vLLM's engine on CPUs ("CPU Generator does not use
         # offset"): there the engine's own seed has to do.
         self._can_seed = spec.weights_backend != "gloo"
@@ -71,17 +74,14 @@ class Engine:
         """Return the text of `tokens`, special tokens kept."""
         return str(self._tokenizer.decode(tokens, skip_special_tokens=False))
 
-    async def generate(
-        self, prompt_tokens: Sequence[int], sampling: Sampling, request_id: str, cache_salt: str
-    ) -> Generation:
+    async def generate(self, prompt_tokens: Sequence[int], sampling: Sampling, request_id: str) -> Generation:
         """Return one generation; cancelling the call aborts it inside the engine.
 
-        cache_salt: give `str(policy version)`, so that no cached prefix of older weights is used.
         Raises: NeighbourError when the weights are not synced, the request is refused or the engine died.
         """
         if self.policy_version is None:
             raise NeighbourError(BOUNDARY, "serves nothing: its weights were not verified against the learner's")
-        request = token_request(prompt_tokens, cache_salt)
+        request = token_request(prompt_tokens, self._cache_salt())
         self._num_in_flight += 1
         try:
             result = await self._finished(request, sampling_params(sampling, self._can_seed), request_id)
@@ -98,10 +98,19 @@ class Engine:
         """
         if self.policy_version != version:
             raise NeighbourError(BOUNDARY, f"probe of version {version}, but version {self.policy_version} is served")
-        request = token_request(tokens, f"probe-{version}")
+        request = token_request(tokens, f"probe/{self._cache_salt()}")
         result = await self._finished(request, probe_params(), f"probe-{version}-{id(request)}")
         entries = list(result.prompt_logprobs)[1:]
         return [entry[token].logprob for entry, token in zip(entries, tokens[1:], strict=True)]
+
+    def forget_weights(self) -> None:
+        """Serve nothing until the next push, and never again what is cached of the weights so far.
+
+        Policy versions are numbered anew by each start of each run: without this, version 1 of one run would be
+        generated from the keys and values that version 1 of another left for the same prompt.
+        """
+        self.policy_version = None
+        self._num_forgotten += 1
 
     async def serve_loaded_weights(self, version: int) -> None:
         """Declare the weights loaded from `spec.model` to be policy version `version`, without a push."""
@@ -166,6 +175,10 @@ class Engine:
             llm.engine_core.resources.ctx.destroy(linger=0)  # vLLM closes its sockets, but not their context
             llm.shutdown = _nothing  # its __del__ calls it again, which fails noisily while the interpreter ends
 
+    def _cache_salt(self) -> str:
+        """Return a name that no other weights in this process have: vLLM shares cached prefixes under one salt."""
+        return f"{self._num_forgotten}/{self.policy_version}"
+
     async def _update_weights(self, update_info: dict[str, Any]) -> None:
         from vllm.distributed.weight_transfer.base import WeightTransferUpdateRequest
 
@@ -192,7 +205,8 @@ class Engine:
             async for output in self._llm.generate(request, params, request_id):
                 result = output
         except (EngineDeadError, EngineGenerateError) as error:
-            raise NeighbourError(BOUNDARY, f"request {request_id} died with the engine: {error}") from error
+            how = f" ({said})" if (said := endings(self._processes)) else ""
+            raise NeighbourError(BOUNDARY, f"request {request_id} died with the engine{how}: {error}") from error
         except (VLLMClientError, ValueError) as error:
             raise NeighbourError(BOUNDARY, f"request {request_id} was refused: {error}") from error
         if result is None:
@@ -206,6 +220,12 @@ class Engine:
             raise NeighbourError(BOUNDARY, f"did not answer within {timeout_s} s") from error
         except Exception as error:  # vLLM raises bare Exception for a call that failed in its engine process
             raise NeighbourError(BOUNDARY, f"{type(error).__name__}: {error}") from error
+
+
+def _processes_of(llm: Any) -> tuple[ChildProcess, ...]:
+    """Return the processes that vLLM started for this engine: once they are gone it drops its own references."""
+    started = llm.engine_core.resources.engine_manager
+    return tuple(started.processes) if started is not None else ()
 
 
 def _nothing(timeout: float | None = None) -> None:

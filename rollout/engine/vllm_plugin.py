@@ -1,12 +1,16 @@
-"""What vLLM loads in each of its processes: Sluice's weight-transfer engines, and an end together with the server.
+"""What vLLM loads in each of its processes: Sluice's weight-transfer engines, leave to use AMX, words when it dies, and
+an end together with the server.
 
 vLLM calls `register` through the `vllm.general_plugins` entry point of this project, in the server process and again in
 every engine and worker process. It may run more than once in one process.
 """
 
+import faulthandler
 import multiprocessing
 import os
 import threading
+
+from rollout.engine.process_facts import allow_matrix_tiles
 
 ENGINE_NAMES = {"gloo": "gloo", "nccl": "sluice_nccl"}
 """Our weights.backend -> the name in `WeightTransferConfig(backend=...)`."""
@@ -22,7 +26,15 @@ def register() -> None:
     for backend, name in ENGINE_NAMES.items():
         if name not in WeightTransferEngineFactory._registry:
             WeightTransferEngineFactory.register_engine(name, "rollout.engine.weight_receive", _CLASS_NAMES[backend])
-    _end_with_the_server()
+    prepare_process()
+
+
+def prepare_process() -> None:
+    """Have this process of vLLM's run what the CPU can, say what killed it, and end together with the server."""
+    allow_matrix_tiles()
+    if multiprocessing.parent_process() is not None:
+        faulthandler.enable()  # a signal that ends this process leaves its name and the stack in the server's log
+        _end_with_the_server()
 
 
 def _end_with_the_server() -> None:

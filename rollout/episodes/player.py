@@ -109,8 +109,7 @@ class EpisodePlayer:
 
     async def _generate_when_synced(self, tokens: list[int], sampling: Sampling, request_id: str) -> Generation:
         await self._gate.passed()
-        salt = str(self._engine.policy_version)
-        return await self._engine.generate(tokens, sampling, request_id, salt)
+        return await self._engine.generate(tokens, sampling, request_id)
 
     def _prompt_tokens(self, prompt: Prompt) -> list[int]:
         """Return the prompt as tokens: text as the tokenizer takes it by default, messages by its chat template."""

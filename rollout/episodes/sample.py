@@ -50,9 +50,7 @@ class Generator(Protocol):
 
     def decode(self, tokens: Sequence[int]) -> str: ...
 
-    async def generate(
-        self, prompt_tokens: Sequence[int], sampling: Sampling, request_id: str, cache_salt: str
-    ) -> Generation: ...
+    async def generate(self, prompt_tokens: Sequence[int], sampling: Sampling, request_id: str) -> Generation: ...
 
 
 class Scorer(Protocol):

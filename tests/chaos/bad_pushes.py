@@ -197,8 +197,7 @@ async def _ask_forever(rig: Rig, number: int) -> None:
 
 
 async def _ask(rig: Rig, name: str) -> Generation:
-    salt = str(rig.engine.policy_version)
-    generation: Generation = await rig.engine.generate(PROMPT, Sampling(NUM_TOKENS, 1.0), name, salt)
+    generation: Generation = await rig.engine.generate(PROMPT, Sampling(NUM_TOKENS, 1.0), name)
     return generation
 
 

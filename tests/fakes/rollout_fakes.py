@@ -64,7 +64,7 @@ class ScriptedEngine:
         self.is_alive = True
         self.tokenizer = CharacterTokenizer()
         self.calls: list[str] = []
-        self.requests: list[tuple[str, Sampling, str, str]] = []
+        self.requests: list[tuple[str, Sampling, str, int]] = []
         self.is_slow = False
         self.write = write
         self._released = asyncio.Event()
@@ -84,13 +84,11 @@ class ScriptedEngine:
     def release(self) -> None:
         self._released.set()
 
-    async def generate(
-        self, prompt_tokens: Sequence[int], sampling: Sampling, request_id: str, cache_salt: str
-    ) -> Generation:
+    async def generate(self, prompt_tokens: Sequence[int], sampling: Sampling, request_id: str) -> Generation:
         if self.policy_version is None:
             raise NeighbourError("engine", "serves nothing")
         context = self.decode(prompt_tokens)
-        self.requests.append((context, sampling, request_id, cache_salt))
+        self.requests.append((context, sampling, request_id, self.policy_version))
         self._num_in_flight += 1
         try:
             await (self._released.wait() if self.is_slow else asyncio.sleep(0))
@@ -99,6 +97,10 @@ class ScriptedEngine:
         generation = _generation(self.write(context), sampling, self.policy_version)
         self._num_output_tokens += len(generation.tokens)
         return generation
+
+    def forget_weights(self) -> None:
+        self.calls.append("forget_weights")
+        self.policy_version = None
 
     async def join_weights(self, init_info: Mapping[str, Any], timeout_s: float) -> None:
         self.calls.append("join_weights")

@@ -27,6 +27,7 @@ pytestmark = [
 ]
 
 PROMPT = [20, 21, 14, 22, 23, 32] * 3
+LONG_PROMPT = PROMPT * 17  # 306 tokens: vLLM caches prefixes in blocks of 128 on CPUs
 
 
 @dataclass
@@ -51,8 +52,7 @@ class Pair:
 
     async def generate(self, index: int, num_tokens: int, temperature: float = 1.0) -> Generation:
         sampling = Sampling(num_tokens, temperature, seed=index)
-        salt = str(self.engine.policy_version)
-        return await self.engine.generate(PROMPT, sampling, f"request-{self.version}-{index}", salt)
+        return await self.engine.generate(PROMPT, sampling, f"request-{self.version}-{index}")
 
 
 @pytest_asyncio.fixture(scope="module", loop_scope="module", params=[True, False], ids=["tied", "untied"])
@@ -119,6 +119,18 @@ async def test_requests_in_flight_go_on_through_a_push_with_exact_spans(pair: Pa
     assert worst_difference(pair.learner, fresh) < 1e-4
 
 
+async def test_prefix_that_other_weights_of_the_same_version_cached_is_not_reused(pair: Pair) -> None:
+    differences = []
+    for run in range(2):
+        pair.engine.forget_weights()
+        pair.step()
+        await asyncio.to_thread(pair.pusher.push, 1, buckets(pair.learner), metas(pair.learner))
+        generation = await pair.engine.generate(LONG_PROMPT, Sampling(8, 1.0), f"run-{run}")
+        differences.append(worst_difference(pair.learner, generation, prompt=LONG_PROMPT))
+
+    assert max(differences) < 1e-4
+
+
 async def test_probe_gives_the_learners_logprobs_of_fixed_tokens(pair: Pair) -> None:
     pair.step()
     await pair.push()
@@ -169,10 +181,15 @@ def buckets(model: Qwen2ForCausalLM) -> Iterator[Sequence[tuple[str, torch.Tenso
 
 
 def worst_difference(
-    model: Qwen2ForCausalLM, generation: Generation, start: int = 0, end: int | None = None, temperature: float = 1.0
+    model: Qwen2ForCausalLM,
+    generation: Generation,
+    start: int = 0,
+    end: int | None = None,
+    temperature: float = 1.0,
+    prompt: list[int] = PROMPT,
 ) -> float:
     """Return the largest |behaviour - learner| logprob difference over tokens[start:end], in nats."""
-    expected = learner_logprobs(model, PROMPT + generation.tokens, temperature)[len(PROMPT) - 1 :]
+    expected = learner_logprobs(model, prompt + generation.tokens, temperature)[len(prompt) - 1 :]
     return (torch.tensor(generation.logprobs) - expected)[start:end].abs().max().item()
 
 

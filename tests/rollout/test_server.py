@@ -131,7 +131,7 @@ async def test_server_generates_nothing_for_a_run_before_a_push_was_committed(st
     assert done.facts.oldest_version == 8
     assert done.facts.reward_parts == {"bundled": 0.5}
     assert done.facts.finish == "answer"
-    assert stage.engine.calls == ["pause", "receive", "commit", "resume"]
+    assert stage.engine.calls == ["forget_weights", "pause", "receive", "commit", "resume"]
 
 
 async def test_new_turns_wait_from_pause_to_resume(stage: Stage) -> None:

@@ -93,15 +93,13 @@ class PacedEngine(ScriptedEngine):
         self._interval_s = 1.0 / pace
         self._next_at = 0.0
 
-    async def generate(
-        self, prompt_tokens: Sequence[int], sampling: Sampling, request_id: str, cache_salt: str
-    ) -> Generation:
+    async def generate(self, prompt_tokens: Sequence[int], sampling: Sampling, request_id: str) -> Generation:
         now = time.monotonic()
         # Time that nobody used is not made up for: the pace is a bound at every moment.
         self._next_at = max(self._next_at + self._interval_s, now)
         await asyncio.sleep(self._next_at - now)
         self.requests.clear()
-        return await super().generate(prompt_tokens, sampling, request_id, cache_salt)
+        return await super().generate(prompt_tokens, sampling, request_id)
 
 
 async def play_run(

@@ -48,9 +48,7 @@ class PlainEngine:
         self._going.set()
         self._is_updating = False
 
-    async def generate(
-        self, prompt_tokens: Sequence[int], sampling: Sampling, request_id: str, cache_salt: str
-    ) -> Generation:
+    async def generate(self, prompt_tokens: Sequence[int], sampling: Sampling, request_id: str) -> Generation:
         if self.policy_version is None:
             raise NeighbourError("engine", "serves nothing: its weights were not verified")
         versions: list[int] = []

@@ -41,9 +41,7 @@ class PacedEngine:
     def decode(self, tokens: Sequence[int]) -> str:
         return self.tokenizer.decode(tokens)
 
-    async def generate(
-        self, prompt_tokens: Sequence[int], sampling: Sampling, request_id: str, cache_salt: str
-    ) -> Generation:
+    async def generate(self, prompt_tokens: Sequence[int], sampling: Sampling, request_id: str) -> Generation:
         if self.policy_version is None:
             raise NeighbourError("engine", "serves nothing")
         num_tokens = min(sampling.max_tokens, 1 + int(self._random.expovariate(1 / self._mean_tokens)))
@@ -76,6 +74,9 @@ class PacedEngine:
             else:
                 spans.append((start, end, self.policy_version))
         return spans
+
+    def forget_weights(self) -> None:
+        self.policy_version = None
 
     async def join_weights(self, init_info: Mapping[str, Any], timeout_s: float) -> None:
         """Nothing to join: versions come by command."""

@@ -39,12 +39,12 @@ async def engine(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Engi
 
 async def test_engine_refuses_to_generate_before_its_weights_have_a_version(engine: Engine) -> None:
     with pytest.raises(NeighbourError, match=r"^engine: serves nothing: its weights were not verified"):
-        await engine.generate(PROMPT, Sampling(4, 1.0), "unsynced", "0")
+        await engine.generate(PROMPT, Sampling(4, 1.0), "unsynced")
 
 
 async def test_generation_has_a_logprob_for_every_token_and_ends_at_the_length(engine: Engine) -> None:
     await engine.serve_loaded_weights(3)
-    generation = await engine.generate(PROMPT, Sampling(5, 1.0, seed=1), "length", "3")
+    generation = await engine.generate(PROMPT, Sampling(5, 1.0, seed=1), "length")
 
     assert len(generation.tokens) == 5
     assert len(generation.logprobs) == 5
@@ -57,8 +57,8 @@ async def test_generation_has_a_logprob_for_every_token_and_ends_at_the_length(e
 async def test_greedy_generations_are_equal(engine: Engine) -> None:
     await engine.serve_loaded_weights(3)
     sampling = Sampling(12, 1.0, greedy=True)
-    first = await engine.generate(PROMPT, sampling, "greedy-1", "3")
-    second = await engine.generate(PROMPT, sampling, "greedy-2", "3")
+    first = await engine.generate(PROMPT, sampling, "greedy-1")
+    second = await engine.generate(PROMPT, sampling, "greedy-2")
 
     assert first.tokens == second.tokens
 
@@ -66,7 +66,7 @@ async def test_greedy_generations_are_equal(engine: Engine) -> None:
 async def test_stop_string_is_kept_and_ends_the_generation(engine: Engine) -> None:
     await engine.serve_loaded_weights(3)
     letters = tuple(string.ascii_lowercase)
-    stopped = await engine.generate(PROMPT, Sampling(400, 1.0, stop=letters), "stopped", "3")
+    stopped = await engine.generate(PROMPT, Sampling(400, 1.0, stop=letters), "stopped")
 
     texts = [engine.decode([token]) for token in stopped.tokens]
     assert [any(letter in text for letter in letters) for text in texts] == [False] * (len(texts) - 1) + [True]
@@ -80,7 +80,7 @@ async def test_stop_string_is_kept_and_ends_the_generation(engine: Engine) -> No
 async def test_token_that_a_stop_string_ends_inside_is_kept_whole(engine: Engine) -> None:
     await engine.serve_loaded_weights(3)
     for seed in range(100):  # until one of the four tags comes up before any other "<"
-        stopped = await engine.generate(PROMPT, Sampling(200, 1.0, stop=("<",), seed=seed), f"inside-{seed}", "3")
+        stopped = await engine.generate(PROMPT, Sampling(200, 1.0, stop=("<",), seed=seed), f"inside-{seed}")
         if stopped.text.endswith(">"):
             break
 
@@ -91,13 +91,13 @@ async def test_token_that_a_stop_string_ends_inside_is_kept_whole(engine: Engine
 
 async def test_cancelled_generation_leaves_the_engine(engine: Engine) -> None:
     await engine.serve_loaded_weights(3)
-    task = asyncio.create_task(engine.generate(PROMPT, Sampling(480, 1.0, seed=2), "cancelled", "3"))
+    task = asyncio.create_task(engine.generate(PROMPT, Sampling(480, 1.0, seed=2), "cancelled"))
     while engine.stats.num_in_flight == 0:
         await asyncio.sleep(0.01)
     task.cancel()
     with pytest.raises(asyncio.CancelledError):
         await task
-    after = await engine.generate(PROMPT, Sampling(3, 1.0, seed=2), "cancelled", "3")
+    after = await engine.generate(PROMPT, Sampling(3, 1.0, seed=2), "cancelled")
 
     assert engine.stats.num_in_flight == 0
     assert len(after.tokens) == 3
@@ -106,13 +106,13 @@ async def test_cancelled_generation_leaves_the_engine(engine: Engine) -> None:
 async def test_prompt_longer_than_the_window_is_refused_by_name(engine: Engine) -> None:
     await engine.serve_loaded_weights(3)
     with pytest.raises(NeighbourError, match=r"request too-long was refused: .*512"):
-        await engine.generate([20] * 600, Sampling(4, 1.0), "too-long", "3")
+        await engine.generate([20] * 600, Sampling(4, 1.0), "too-long")
 
 
 async def test_paused_engine_generates_nothing_until_it_is_resumed(engine: Engine) -> None:
     await engine.serve_loaded_weights(3)
     await engine.pause()
-    task = asyncio.create_task(engine.generate(PROMPT, Sampling(3, 1.0), "paused", "3"))
+    task = asyncio.create_task(engine.generate(PROMPT, Sampling(3, 1.0), "paused"))
     done, _ = await asyncio.wait({task}, timeout=0.5)
     await engine.resume()
     generation = await task
@@ -129,7 +129,7 @@ async def test_probe_of_another_version_is_refused(engine: Engine) -> None:
 
 async def test_probe_gives_the_logprobs_of_a_generation(engine: Engine) -> None:
     await engine.serve_loaded_weights(3)
-    generation = await engine.generate(PROMPT, Sampling(16, 1.0, seed=5), "probed", "3")
+    generation = await engine.generate(PROMPT, Sampling(16, 1.0, seed=5), "probed")
     logprobs = await engine.probe(PROMPT + generation.tokens, 3)
 
     assert logprobs[len(PROMPT) - 1 :] == pytest.approx(generation.logprobs, abs=1e-4)
@@ -149,15 +149,18 @@ async def test_no_process_of_the_engine_listens_beyond_loopback() -> None:
 async def test_death_of_the_engine_process_is_noticed_at_once(tmp_path: Path) -> None:
     folder = make_tiny_model(tmp_path, tied=True)
     known = set(psutil.Process().children(recursive=True))
-    engine = await Engine.start(EngineSpec(str(folder), "float32", 1, 0, 512, False, "gloo"))
+    # In bfloat16, where a CPU with AMX ends an engine process that has not asked for leave.
+    engine = await Engine.start(EngineSpec(str(folder), "bfloat16", 1, 0, 512, False, "gloo"))
     await engine.serve_loaded_weights(0)
-    task = asyncio.create_task(engine.generate(PROMPT, Sampling(480, 1.0, seed=2), "dying", "0"))
+    task = asyncio.create_task(engine.generate(PROMPT, Sampling(480, 1.0, seed=2), "dying"))
     await asyncio.sleep(0.2)
     for process in set(psutil.Process().children(recursive=True)) - known:
         if "EngineCor" in " ".join(process.cmdline()):
             os.kill(process.pid, signal.SIGKILL)
     async with asyncio.timeout(5.0):
-        with pytest.raises(NeighbourError, match=r"^engine: request dying died with the engine"):
+        with pytest.raises(
+            NeighbourError, match=r"^engine: request dying died with the engine \(EngineCore\w* died by SIGKILL\)"
+        ):
             await task
 
     assert not engine.is_alive

@@ -92,7 +92,7 @@ async def test_each_turn_sees_all_tokens_before_it_under_the_version_held() -> N
     (first, second) = engine.requests
     assert first[0] == "<bos>Q?"
     assert second[0] == "<bos>Q?<search>AB</search><information> Nothing was found.</information>"
-    assert (first[3], second[3]) == ("7", "8")
+    assert (first[3], second[3]) == (7, 8)
     assert first[1].stop == ("</search>", "</answer>")
     assert (first[1].max_tokens, first[1].temperature, first[1].greedy) == (32, 1.0, False)
     assert first[2] != second[2]
@@ -309,7 +309,7 @@ async def test_turn_waits_while_weights_change() -> None:
     gate.open()
 
     assert (await playing).facts.version_spans == [VersionSpan(3, 4, 3)]
-    assert engine.requests[0][3] == "3"
+    assert engine.requests[0][3] == 3
 
 
 async def test_times_are_measured_where_they_pass() -> None:

@@ -1,0 +1,60 @@
+"""What vLLM's processes ask of Linux, and how their ends are told."""
+
+import os
+import platform
+import signal
+import subprocess
+import sys
+from types import SimpleNamespace
+
+import pytest
+
+from rollout.engine.process_facts import allow_matrix_tiles, endings
+
+
+@pytest.mark.skipif(platform.machine() != "x86_64", reason="AMX is of x86-64")
+def test_leave_for_matrix_tiles_is_asked_of_linux() -> None:
+    calls: list[tuple[int, ...]] = []
+    allow_matrix_tiles(lambda *numbers: calls.append(numbers) or 0)  # type: ignore[func-returns-value]
+
+    assert calls == [(158, 0x1023, 18)]
+
+
+def test_a_refusal_of_matrix_tiles_is_no_error() -> None:
+    allow_matrix_tiles()
+
+
+@pytest.mark.parametrize(
+    ("code", "text"),
+    [
+        (-4, "EngineCore died by SIGILL"),
+        (-99, "EngineCore died by signal 99"),
+        (1, "EngineCore ended with exit status 1"),
+    ],
+)
+def test_end_of_a_process_is_told(code: int, text: str) -> None:
+    assert endings([SimpleNamespace(name="EngineCore", exitcode=code)]) == text
+
+
+def test_processes_that_live_are_not_told_of() -> None:
+    dead, alive = SimpleNamespace(name="a", exitcode=0), SimpleNamespace(name="b", exitcode=None)
+    assert endings([alive, dead]) == "a ended with exit status 0"
+
+
+def test_plugin_has_a_process_of_vllms_tell_what_killed_it() -> None:
+    script = (
+        "import multiprocessing, os, signal\n"
+        "def child():\n"
+        "    from rollout.engine.vllm_plugin import prepare_process\n"
+        "    prepare_process()\n"
+        "    os.kill(os.getpid(), signal.SIGILL)\n"
+        "if __name__ == '__main__':\n"
+        "    context = multiprocessing.get_context('fork')\n"
+        "    process = context.Process(target=child)\n"
+        "    process.start(); process.join()\n"
+        "    raise SystemExit(-process.exitcode)\n"
+    )
+    ended = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, cwd=os.getcwd())
+
+    assert ended.returncode == signal.SIGILL
+    assert "Fatal Python error: Illegal instruction" in ended.stderr
