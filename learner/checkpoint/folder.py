@@ -14,12 +14,12 @@ and `latest` at a whole one or, with none left to point at, absent.
 
 import os
 import shutil
-from collections.abc import Iterator
+from collections.abc import Container, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from learner.checkpoint.manifest import MANIFEST, Checkpoint, CorruptCheckpointError, manifest_bytes, verify
-from learner.checkpoint.sealed_files import seal_files
+from learner.checkpoint.manifest import MANIFEST, Checkpoint, CorruptCheckpointError, look_at, manifest_bytes, verify
+from learner.checkpoint.sealed_files import Tell, quiet, seal_files
 from learner.disk.whole_file import move_synced, sync
 from protocol.errors import OperatorError, SettingsError
 from protocol.failpoints import failpoint
@@ -42,7 +42,7 @@ def begin(root: Path, step: int) -> Path:
     """
     failpoint("checkpoint.begin.before")
     aside = aside_folder(root, step)
-    with _written(root):
+    with _naming_disk_errors(root):
         root.mkdir(parents=True, exist_ok=True)
         _remove_leftovers(root)
         failpoint("checkpoint.begin.leftovers_removed")
@@ -51,25 +51,26 @@ def begin(root: Path, step: int) -> Path:
     return aside
 
 
-def commit(aside: Path, checkpoint: Checkpoint) -> Checkpoint:
+def commit(aside: Path, checkpoint: Checkpoint, tell: Tell = quiet) -> Checkpoint:
     """Return the finished checkpoint: `aside`, hashed and renamed. Called on rank 0 when every rank has written.
 
-    Older checkpoints are untouched until this one has been read back and verified. Blocks for a read of all its bytes.
+    Older checkpoints are untouched until this one has been read back and verified. Blocks for two reads of all its
+    bytes: one to hash them, one to verify. tell: takes how far it is.
     Raises: OperatorError when the disk refuses; the aside folder is then gone and older checkpoints are intact.
     """
     root = aside.parent
     target = root / _name(checkpoint.step)
     failpoint("checkpoint.commit.begun")
-    with _written(root, aside):
-        _seal(aside, checkpoint)
+    with _naming_disk_errors(root, aside):
+        _seal(aside, checkpoint, tell)
         _displace(target)
         aside.rename(target)
         failpoint("checkpoint.commit.renamed")
         sync(root)
         failpoint("checkpoint.commit.root_synced")
-    committed = verify(target)
+    committed = verify(target, tell)
     failpoint("checkpoint.commit.verified")
-    with _written(root):
+    with _naming_disk_errors(root):
         point_latest(root, target)
         _remove_leftovers(root)
     failpoint("checkpoint.commit.displaced_removed")
@@ -109,10 +110,11 @@ def open_checkpoint(path: Path) -> Checkpoint:
         ) from None
 
 
-def rotate(root: Path, keep: int) -> list[Path]:
+def rotate(root: Path, keep: int, verified: Container[Path] = ()) -> list[Path]:
     """Remove all but the `keep` newest valid checkpoints; returns the removed ones. Call it after a commit, which has
     verified the newest: nothing is removed before it stands.
 
+    verified: folders that this process has verified before; of these only names, kinds and sizes are looked at again.
     Corrupt folders newer than the oldest kept one stay, for whoever looks into what broke them.
     Raises: OperatorError when a folder cannot be removed.
     """
@@ -120,10 +122,10 @@ def rotate(root: Path, keep: int) -> list[Path]:
     removed: list[Path] = []
     for path in _newest_first(root):
         if len(kept) >= keep:
-            with _written(root):
+            with _naming_disk_errors(root):
                 _remove(path)
             removed.append(path)
-        elif _is_valid(path):
+        elif _is_valid(path, is_known=path in verified):
             kept.append(path)
     return removed
 
@@ -137,10 +139,10 @@ def set_aside_newer(root: Path, step: int) -> None:
     """Take the name from the folders of steps above `step`. A run that goes on from `step` would find them at its next
     start in place of its own: they are corrupt, or of a lineage that the operator gave up.
 
-    `latest` is led away from each before it moves. Raises: OSError.
+    `latest` is made to name another one before each moves. Raises: OSError.
     """
     for path in newer_than(root, step):
-        _lead_latest_away(root, path, step)
+        _repoint_latest(root, path, step)
         number, target = 1, root / f"{_SET_ASIDE}{path.name}"
         while target.exists():
             number += 1
@@ -160,9 +162,9 @@ def point_latest(root: Path, target: Path) -> None:
     failpoint("checkpoint.latest.synced")
 
 
-def _seal(aside: Path, checkpoint: Checkpoint) -> None:
+def _seal(aside: Path, checkpoint: Checkpoint, tell: Tell) -> None:
     """Bring every byte to the disk, and the manifest after them."""
-    files = seal_files(aside)
+    files = seal_files(aside, tell)
     failpoint("checkpoint.commit.files_sealed")
     (aside / MANIFEST).write_bytes(manifest_bytes(checkpoint, files))
     failpoint("checkpoint.commit.manifest_written")
@@ -173,9 +175,9 @@ def _seal(aside: Path, checkpoint: Checkpoint) -> None:
     failpoint("checkpoint.commit.folders_synced")
 
 
-def _is_valid(path: Path) -> bool:
+def _is_valid(path: Path, is_known: bool) -> bool:
     try:
-        verify(path)
+        (look_at if is_known else verify)(path)
     except CorruptCheckpointError:
         return False
     return True
@@ -195,15 +197,15 @@ def _newest_first(root: Path) -> list[Path]:
 
 
 def _displace(target: Path) -> None:
-    """Move a folder of the same step out of the way; `latest` is led away from it first, or it would name nothing."""
+    """Move a folder of the same step out of the way; `latest` names another one first, or it would name nothing."""
     if target.exists():
-        _lead_latest_away(target.parent, target, _step_of(target) - 1)
+        _repoint_latest(target.parent, target, _step_of(target) - 1)
         failpoint("checkpoint.commit.latest_taken_off")
         target.rename(target.with_name(f"{_ASIDE}displaced-{target.name}"))
         failpoint("checkpoint.commit.displaced")
 
 
-def _lead_latest_away(root: Path, path: Path, highest_step: int) -> None:
+def _repoint_latest(root: Path, path: Path, highest_step: int) -> None:
     """Have `latest` name a valid checkpoint of at most this step, or nothing, where it named `path`."""
     latest = root / LATEST
     if not latest.is_symlink() or latest.readlink().name != path.name:
@@ -232,7 +234,7 @@ def _remove_leftovers(root: Path) -> None:
 
 
 @contextmanager
-def _written(root: Path, aside: Path | None = None) -> Iterator[None]:
+def _naming_disk_errors(root: Path, aside: Path | None = None) -> Iterator[None]:
     """Turn the disk's refusal into a sentence, and free what was written aside."""
     try:
         yield

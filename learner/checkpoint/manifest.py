@@ -11,7 +11,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from learner.checkpoint.sealed_files import first_difference
+from learner.checkpoint.sealed_files import Tell, first_difference, first_wrong_entry, quiet
 
 SCHEMA = 1
 MANIFEST = "MANIFEST.json"
@@ -23,27 +23,45 @@ class CorruptCheckpointError(Exception):
 
 @dataclass(frozen=True)
 class Checkpoint:
-    """What a checkpoint is of. model_digest: of the model's shape and tokenizer, not of its weights.
+    """What a checkpoint is of. Of one that `verify` returned, every file is as the manifest says."""
 
-    Those that `verify` returns hold only files of the size and hash that the manifest says.
-    """
-
-    path: Path
-    step: int
-    policy_version: int
-    run_id: str
-    model_digest: str
+    path: Path  # the folder, as it is named now
+    step: int  # the last step in it
+    policy_version: int  # of its weights
+    run_id: str  # the run that wrote it
+    model_digest: str  # of the model's shape and tokenizer, not of its weights
 
 
-def verify(path: Path) -> Checkpoint:
+def verify(path: Path, tell: Tell = quiet) -> Checkpoint:
     """Return the checkpoint in this folder, every file read and compared with the manifest.
 
     Raises: CorruptCheckpointError naming the first file that is missing, surplus, or of another size or hash.
     """
     manifest = _read_manifest(path)
-    problem = first_difference(path, manifest["files"], unlisted=MANIFEST)
+    problem = first_difference(path, manifest["files"], unlisted=MANIFEST, tell=tell)
     if problem is not None:
         raise CorruptCheckpointError(problem)
+    return _checkpoint(path, manifest)
+
+
+def look_at(path: Path) -> Checkpoint:
+    """Return the checkpoint in this folder by its manifest and its files' names, kinds and sizes: no content is read.
+
+    Raises: CorruptCheckpointError naming the first file that is missing, surplus, or of another kind or size.
+    """
+    manifest = _read_manifest(path)
+    problem = first_wrong_entry(path, manifest["files"], unlisted=MANIFEST)
+    if problem is not None:
+        raise CorruptCheckpointError(problem)
+    return _checkpoint(path, manifest)
+
+
+def manifest_bytes(checkpoint: Checkpoint, files: Mapping[str, object]) -> bytes:
+    """Return the manifest of a checkpoint with these files, as `sealed_files.seal_files` lists them."""
+    return _to_json({"schema": SCHEMA, **_facts(checkpoint), "files": files})
+
+
+def _checkpoint(path: Path, manifest: Mapping[str, Any]) -> Checkpoint:
     return Checkpoint(
         step=manifest["step"],
         policy_version=manifest["policy_version"],
@@ -53,18 +71,13 @@ def verify(path: Path) -> Checkpoint:
     )
 
 
-def manifest_bytes(checkpoint: Checkpoint, files: Mapping[str, object]) -> bytes:
-    """Return the manifest of a checkpoint with these files, as `sealed_files.seal_files` lists them."""
-    return _written({"schema": SCHEMA, **_facts(checkpoint), "files": files})
-
-
 def _facts(checkpoint: Checkpoint) -> dict[str, object]:
     facts = asdict(checkpoint)
     del facts["path"]  # the folder moves
     return facts
 
 
-def _written(body: Mapping[str, object]) -> bytes:
+def _to_json(body: Mapping[str, object]) -> bytes:
     return json.dumps({**body, "sha256": _digest(body)}, indent=1).encode()
 
 
@@ -87,6 +100,6 @@ def _read_manifest(path: Path) -> dict[str, Any]:
     digest = manifest.pop("sha256", None)
     if digest != _digest(manifest):
         raise CorruptCheckpointError(f"{path / MANIFEST} does not have the hash that it says")
-    if content != _written(manifest):  # a flipped bit can turn one white space into another
+    if content != _to_json(manifest):  # a flipped bit can turn one white space into another
         raise CorruptCheckpointError(f"{path / MANIFEST} is not as it was written")
     return manifest

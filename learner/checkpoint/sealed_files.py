@@ -3,7 +3,8 @@
 import hashlib
 import os
 import stat
-from collections.abc import Iterable, Iterator, Mapping
+import threading
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path, PurePosixPath
 
@@ -12,36 +13,44 @@ from learner.disk.whole_file import sync
 # Hashing is what takes longest at a large checkpoint; it runs outside the interpreter's lock.
 _HASH_THREADS = min(8, os.cpu_count() or 1)
 
+_READ_BYTES = 1 << 20
+_TELL_EVERY_BYTES = 1 << 28
+
+Tell = Callable[[str], None]
+"""Takes, in words, what long work is at. Others wait for as long as it has something new to tell."""
+
 Listed = Mapping[str, Mapping[str, object]]
 
 
-def seal_files(folder: Path) -> dict[str, dict[str, object]]:
+def quiet(_: str) -> None:
+    """Tell nobody."""
+
+
+def seal_files(folder: Path, tell: Tell = quiet) -> dict[str, dict[str, object]]:
     """Return name -> {bytes, sha256} of every file under the folder; their bytes are on the disk then.
 
     Raises: OSError.
     """
     files = files_under(folder)
-    for file in files.values():
+    for name, file in files.items():
+        tell(f"bringing {name} to the disk")
         sync(file)
     sizes = [file.stat().st_size for file in files.values()]
-    hashes = _hash_all(files.values())
+    hashes = _hash_all(files.values(), _Progress("hashing", tell))
     return {name: {"bytes": size, "sha256": sha256} for name, size, sha256 in zip(files, sizes, hashes, strict=True)}
 
 
-def first_difference(folder: Path, listed: Listed, unlisted: str) -> str | None:
+def first_difference(folder: Path, listed: Listed, unlisted: str, tell: Tell = quiet) -> str | None:
     """Return what is not as listed, None when every byte is. unlisted: the one file that the list leaves out.
 
     Nothing is opened before its name, kind and size are right: a pipe would block whoever opens it.
     """
-    present = files_under(folder)
-    present.pop(unlisted, None)
-    for name in sorted(listed.keys() ^ present.keys()):
-        return f"{folder / name} {'is missing' if name in listed else 'is not in the manifest'}"
+    if (problem := first_wrong_entry(folder, listed, unlisted)) is not None:
+        return problem
+    present = _listable(folder, unlisted)
     try:
-        for name, file in present.items():
-            if (problem := _wrong_kind_or_size(file, listed[name])) is not None:
-                return problem
-        for (name, file), found in zip(present.items(), _hash_all(present.values()), strict=True):
+        hashes = _hash_all(present.values(), _Progress("reading back", tell))
+        for (name, file), found in zip(present.items(), hashes, strict=True):
             if found != (expected := listed[name]["sha256"]):
                 return f"{file} is not what the manifest says: its SHA-256 is {found}, expected {expected}"
     except OSError as error:
@@ -49,9 +58,25 @@ def first_difference(folder: Path, listed: Listed, unlisted: str) -> str | None:
     return None
 
 
+def first_wrong_entry(folder: Path, listed: Listed, unlisted: str) -> str | None:
+    """Return whose name, kind or size is not as listed, None when all are. No file's content is read."""
+    present = _listable(folder, unlisted)
+    for name in sorted(listed.keys() ^ present.keys()):
+        return f"{folder / name} {'is missing' if name in listed else 'is not in the manifest'}"
+    try:
+        problems = (_wrong_kind_or_size(file, listed[name]) for name, file in present.items())
+        return next((problem for problem in problems if problem is not None), None)
+    except OSError as error:
+        return f"{error.filename} cannot be read: {error.strerror}"
+
+
 def files_under(folder: Path) -> dict[str, Path]:
     """Return everything under the folder that is no folder, by name. A link to a folder is one of them."""
     return {str(PurePosixPath(path.relative_to(folder))): path for path in _walk(folder)}
+
+
+def _listable(folder: Path, unlisted: str) -> dict[str, Path]:
+    return {name: file for name, file in files_under(folder).items() if name != unlisted}
 
 
 def _walk(folder: Path) -> Iterator[Path]:
@@ -71,11 +96,33 @@ def _wrong_kind_or_size(file: Path, listed: Mapping[str, object]) -> str | None:
     return None
 
 
-def _hash_all(paths: Iterable[Path]) -> list[str]:
+class _Progress:
+    """Counts the bytes that several threads have read, and tells of them now and then."""
+
+    def __init__(self, verb: str, tell: Tell) -> None:
+        self._verb = verb
+        self._tell = tell
+        self._num_bytes = self._num_told = 0
+        self._lock = threading.Lock()
+
+    def add(self, num_bytes: int) -> None:
+        with self._lock:
+            self._num_bytes += num_bytes
+            if self._num_bytes - self._num_told >= _TELL_EVERY_BYTES:
+                self._num_told = self._num_bytes
+                self._tell(f"{self._verb}: {self._num_bytes >> 20} MiB")
+
+
+def _hash_all(paths: Iterable[Path], progress: _Progress) -> list[str]:
     with ThreadPoolExecutor(_HASH_THREADS) as pool:
-        return list(pool.map(_hash, paths))
+        return list(pool.map(lambda path: _hash(path, progress), paths))
 
 
-def _hash(path: Path) -> str:
-    with path.open("rb") as file:
-        return hashlib.file_digest(file, "sha256").hexdigest()
+def _hash(path: Path, progress: _Progress) -> str:
+    digest = hashlib.sha256()
+    buffer = memoryview(bytearray(_READ_BYTES))
+    with path.open("rb", buffering=0) as file:
+        while num_bytes := file.readinto(buffer):
+            digest.update(buffer[:num_bytes])
+            progress.add(num_bytes)
+    return digest.hexdigest()

@@ -22,9 +22,10 @@ def free_address(host: str) -> tuple[str, int]:
 
 def join_world(
     rank: int, world_size: int, host: str, port: int, timeout_s: float, listener: socket.socket | None = None
-) -> None:
-    """Meet the other ranks: gloo on CPUs, nccl on GPUs. Blocks until all have come, at most timeout_s.
+) -> TCPStore:
+    """Meet the other ranks: gloo on CPUs, nccl on GPUs; returns the world's store, which rank 0's process serves.
 
+    timeout_s: longest wait for the others, here and in each collective from now on.
     listener: rank 0's socket at host and port, where it was opened before; taken over.
     Raises: RuntimeError (torch's) when they do not.
     """
@@ -47,6 +48,7 @@ def join_world(
     )
     backend = "nccl" if torch.cuda.is_available() else "gloo"
     dist.init_process_group(backend, store=store, rank=rank, world_size=world_size, timeout=deadline)
+    return store
 
 
 def reduce_sums(values: Sequence[float], device: torch.device) -> list[float]:

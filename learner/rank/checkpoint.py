@@ -13,54 +13,70 @@ import torch.distributed as dist
 
 from learner.checkpoint.folder import aside_folder, begin, commit, rotate
 from learner.checkpoint.manifest import Checkpoint
+from learner.checkpoint.sealed_files import Tell
 from learner.disk.layout import CHECKPOINTS, LEDGER, WANDB_ID
 from learner.disk.model_folder import model_digest
 from learner.models.policy import PolicyEngine
 from learner.rank.coordinator_client import CoordinatorClient
 from learner.rank.random_state import load_random_state, save_random_state
+from learner.rank.solo_work import SoloWork
 from protocol.errors import OperatorError
 from protocol.failpoints import failpoint
 
 
-def save_checkpoint(
-    policy: PolicyEngine,
-    coordinator: CoordinatorClient,
-    folder: Path,
-    model: Path,
-    step: int,
-    policy_version: int,
-    keep: int,
-) -> None:
-    """Write checkpoints/step_N; all ranks call it at the same step. The folder is on a disk that all ranks share.
+class CheckpointWriter:
+    """Writes the checkpoints of a run; one on every rank, and all ranks call `save` at the same step."""
 
-    Raises: OperatorError when it cannot be written, NonFiniteWeightsError on every rank when the weights or the
-    optimizer's state are not finite; the earlier checkpoints are intact then.
-    """
-    policy.check_finite(with_optimizer=True)
-    root = folder / CHECKPOINTS
-    is_first = dist.get_rank() == 0
-    aside = begin(root, step) if is_first else aside_folder(root, step)
-    dist.barrier()
-    try:
-        policy.save_state(aside / "state")
-        save_random_state(_random_path(aside))
-        failpoint("rank_checkpoint.after_state")
-        policy.export_hf(aside / "model")
-        failpoint("rank_checkpoint.after_model")
-        if is_first and (folder / WANDB_ID).exists():
-            shutil.copyfile(folder / WANDB_ID, aside / WANDB_ID)
-    except (OSError, RuntimeError) as error:
-        raise OperatorError(
-            f"The checkpoint {aside} cannot be written: {error}. The earlier checkpoints are intact. "
-            "Make room, then run the same command again to go on from the newest."
-        ) from None
-    if is_first:
-        coordinator.save_ledger(aside / LEDGER, step)
+    def __init__(
+        self, policy: PolicyEngine, coordinator: CoordinatorClient, solo: SoloWork, folder: Path, model: Path, keep: int
+    ) -> None:
+        """folder: the run's, on a disk that all ranks share. keep: how many valid checkpoints stay."""
+        self._policy = policy
+        self._coordinator = coordinator
+        self._solo = solo
+        self._folder = folder
+        self._model = model
+        self._keep = keep
+        self._verified: set[Path] = set()
+
+    def save(self, step: int, policy_version: int) -> None:
+        """Write checkpoints/step_N.
+
+        Raises: OperatorError when it cannot be written, NonFiniteWeightsError on every rank when the weights or the
+        optimizer's state are not finite; the earlier checkpoints are intact then. NeighbourError when rank 0, which
+        does the last part alone, is gone or stuck.
+        """
+        self._policy.check_finite(with_optimizer=True)
+        root = self._folder / CHECKPOINTS
+        aside = aside_folder(root, step)
+        self._solo.do(f"make {aside}", lambda tell: begin(root, step))
+        self._write(aside)
+        dist.barrier()
+        self._solo.do(f"seal {aside}", lambda tell: self._seal(aside, step, policy_version, tell))
+
+    def _write(self, aside: Path) -> None:
+        try:
+            self._policy.save_state(aside / "state")
+            save_random_state(_random_path(aside))
+            failpoint("rank_checkpoint.after_state")
+            self._policy.export_hf(aside / "model")
+            failpoint("rank_checkpoint.after_model")
+            if dist.get_rank() == 0 and (self._folder / WANDB_ID).exists():
+                shutil.copyfile(self._folder / WANDB_ID, aside / WANDB_ID)
+        except (OSError, RuntimeError) as error:
+            raise OperatorError(
+                f"The checkpoint {aside} cannot be written: {error}. The earlier checkpoints are intact. "
+                "Make room, then run the same command again to go on from the newest."
+            ) from None
+
+    def _seal(self, aside: Path, step: int, policy_version: int, tell: Tell) -> None:
+        """Add the ledger, hash and verify everything, and remove what is older than the newest `keep`."""
+        self._coordinator.save_ledger(aside / LEDGER, step, tell)
         failpoint("rank_checkpoint.after_ledger")
-        commit(aside, Checkpoint(aside, step, policy_version, folder.name, model_digest(model)))
-        rotate(root, keep)
-    failpoint("rank_checkpoint.before_barrier")
-    dist.barrier()
+        checkpoint = Checkpoint(aside, step, policy_version, self._folder.name, model_digest(self._model))
+        self._verified.add(commit(aside, checkpoint, tell).path)
+        self._verified.difference_update(rotate(aside.parent, self._keep, self._verified))
+        failpoint("rank_checkpoint.before_barrier")
 
 
 def load_checkpoint(policy: PolicyEngine, checkpoint: Checkpoint) -> tuple[int, int]:

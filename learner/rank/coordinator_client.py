@@ -7,6 +7,7 @@ from typing import Any, NamedTuple
 
 import msgspec
 
+from learner.checkpoint.sealed_files import Tell, quiet
 from protocol.errors import FrameError, NeighbourError
 from protocol.wire.channel import DealerChannel
 from protocol.wire.codec import Decoder, Limits, encode
@@ -95,16 +96,19 @@ class CoordinatorClient:
             )
         )
 
-    def save_ledger(self, path: Path, step: int) -> None:
+    def save_ledger(self, path: Path, step: int, tell: Tell = quiet) -> None:
         """Have a consistent copy of the ledger written to a path on the coordinator's node.
 
-        Blocks for as long as the coordinator says that it is at it, at most half an hour. Raises: NeighbourError.
+        Blocks for as long as the coordinator says that it is at it, at most half an hour. tell: takes how long it has
+        been at it. Raises: NeighbourError.
         """
         question = self._question(SaveLedger(**self._stamp, path=str(path), step=step))
-        deadline = time.monotonic() + _COPY_S
+        started = time.monotonic()
         while isinstance(answer := self._put(question)[0], Wait):
-            if time.monotonic() > deadline:
+            passed_s = time.monotonic() - started
+            if passed_s > _COPY_S:
                 raise NeighbourError("coordinator", f"was not done within {_COPY_S:g} s: {answer.detail}")
+            tell(f"waiting {passed_s:.0f} s for the coordinator: {answer.detail}")
             time.sleep(_POLL_S)
         assert isinstance(answer, Done)
 

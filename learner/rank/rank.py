@@ -18,10 +18,11 @@ from learner.models.step_result import StepResult
 from learner.models.world import join_world
 from learner.objectives.policy_gradient import StepInputs, prepare_step, step_metrics
 from learner.objectives.warm_start import warm_start
-from learner.rank.checkpoint import load_checkpoint, save_checkpoint
+from learner.rank.checkpoint import CheckpointWriter, load_checkpoint
 from learner.rank.coordinator_client import CoordinatorClient
 from learner.rank.place import RankPlace, RunPlace
 from learner.rank.push import RankPusher
+from learner.rank.solo_work import SoloWork
 from learner.weights.server_control import ServerControl
 from protocol.node.home import load_keys
 from protocol.settings.settings import Settings
@@ -56,8 +57,9 @@ class LearnerRank:
         listener: rank 0's, where the world meets.
         """
         place, settings = self._place, self._settings
-        timeout_s = settings.rollout.start_timeout_s
-        join_world(place.rank, place.world_size, place.host, place.port, timeout_s, listener)
+        limit_s = settings.learner.rank_timeout_s
+        store = join_world(place.rank, place.world_size, place.host, place.port, limit_s, listener)
+        self._solo = SoloWork(store, place.rank, limit_s)
         model = self._model
         if checkpoint is None and settings.policy.warm_start.data is not None:
             model = warm_start(settings, model, self._tell)
@@ -98,6 +100,10 @@ class LearnerRank:
         channel = DealerChannel(run.coordinator_address, f"rank-{rank}", keys.peer, keys.coordinator.public)
         self._channel = channel
         self._coordinator = CoordinatorClient(channel, run.run_id, run.incarnation)
+        keep = settings.learner.keep_checkpoints
+        self._checkpoints = CheckpointWriter(
+            self._policy, self._coordinator, self._solo, self._folder, self._model, keep
+        )
         self._pusher = RankPusher(self._policy, settings, self._servers(run), self._place.host, run.weights_backend)
 
     def _servers(self, run: RunPlace) -> list[ServerControl]:
@@ -148,8 +154,7 @@ class LearnerRank:
     def _save(self) -> None:
         if self._step == self._saved_step:
             return
-        keep = self._settings.learner.keep_checkpoints
-        save_checkpoint(self._policy, self._coordinator, self._folder, self._model, self._step, self._version, keep)
+        self._checkpoints.save(self._step, self._version)
         self._saved_step = self._step
 
     def _close(self) -> None:

@@ -45,4 +45,9 @@ class LearnerSettings(Section):
         0, description="CPU threads of one rank; 0: its share of the cores, less one for each rollout server."
     )
     batch_timeout_s: Seconds = Field(1800.0, description="Longest wait of a rank for its next batch.")
+    rank_timeout_s: Seconds = Field(
+        600.0,
+        description="Longest wait of one rank for another that shows no progress: to meet, in a collective, "
+        "or while rank 0 writes a checkpoint.",
+    )
     deepspeed: dict[str, Any] = Field({}, description="Merged into DeepSpeed's own configuration.")

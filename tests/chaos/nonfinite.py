@@ -31,6 +31,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from learner.checkpoint.folder import newest_valid
+from learner.checkpoint.sealed_files import Tell
 from learner.disk.layout import CHECKPOINTS
 from learner.models.finite import NonFiniteWeightsError
 from learner.models.policy import PolicyEngine
@@ -39,8 +40,9 @@ from learner.models.world import free_address, join_world
 from learner.objectives.policy_gradient import make_loss
 from learner.packing.micro_batch import MicroBatch, Sample, make_micro_batch
 from learner.packing.plan import plan_step
-from learner.rank.checkpoint import save_checkpoint
+from learner.rank.checkpoint import CheckpointWriter
 from learner.rank.push import RankPusher
+from learner.rank.solo_work import SoloWork
 from protocol.settings.settings import Settings
 from tests.chaos.rig.receiving_server import ReceivingServer
 from tests.chaos.rig.verdict import conclude, options
@@ -106,8 +108,9 @@ def main() -> int:
 class Rank:
     """One rank in one ZeRO stage, and on rank 0 the coordinator, the server and the accounts."""
 
-    def __init__(self, folder: Path, stage: Literal[0, 2], seed: int) -> None:
+    def __init__(self, folder: Path, stage: Literal[0, 2], seed: int, solo: SoloWork) -> None:
         self.rank = dist.get_rank()
+        self.solo = solo
         self.folder = folder / f"run_{stage}"
         self.model = folder / "model"
         self.stage = stage
@@ -122,8 +125,8 @@ class Rank:
             self.folder.mkdir()
             self.script = Script(self.folder, settings_of(run={"max_steps": 1000}), num_prompts=4)
 
-    def save_ledger(self, path: Path, step: int) -> None:
-        """Stand in for the coordinator's client, as `save_checkpoint` needs it."""
+    def save_ledger(self, path: Path, step: int, tell: Tell) -> None:
+        """Stand in for the coordinator's client, as `CheckpointWriter` needs it."""
         path.write_bytes(b"")
 
     def weights(self) -> dict[str, Tensor]:
@@ -150,7 +153,9 @@ class Rank:
 
     def save(self) -> None:
         client: Any = self
-        save_checkpoint(self.policy, client, self.folder, self.model, self.step_number, self.version, 2)
+        CheckpointWriter(self.policy, client, self.solo, self.folder, self.model, 2).save(
+            self.step_number, self.version
+        )
 
     def refusal(self, act: Callable[[], None]) -> str | None:
         """Return why it was refused; None when it was done."""
@@ -257,10 +262,10 @@ class Rank:
 
 def rank_main(rank: int, port: int, folder: Path, stages: str, seed: int) -> None:
     torch.set_num_threads(1)
-    join_world(rank, NUM_RANKS, "127.0.0.1", port, 120.0)
+    solo = SoloWork(join_world(rank, NUM_RANKS, "127.0.0.1", port, 120.0), rank, 120.0)
     found = dict.fromkeys(_WORST, 0)
     for stage in stages:
-        for key, value in Rank(folder, 0 if stage == "0" else 2, seed).run().items():
+        for key, value in Rank(folder, 0 if stage == "0" else 2, seed, solo).run().items():
             found[key] += value
     (folder / f"found_{rank}.json").write_text(json.dumps(found))
     dist.barrier()

@@ -17,8 +17,9 @@ import torch.distributed as dist
 
 from learner.coordinator.process import CoordinatorProcess
 from learner.disk.layout import CHECKPOINTS
-from learner.rank.checkpoint import load_checkpoint, save_checkpoint
+from learner.rank.checkpoint import CheckpointWriter, load_checkpoint
 from learner.rank.coordinator_client import CoordinatorClient
+from learner.rank.solo_work import SoloWork
 from learner.run.start import RunStart, plan_restart, prepare_folder
 from protocol.node.home import Keys
 from protocol.settings.settings import Settings
@@ -150,8 +151,17 @@ class _CountingLearner:
         self._client = CoordinatorClient(
             DealerChannel(address, "rank-0", keys.peer, keys.coordinator.public), start.run_id, incarnation
         )
-        dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
         self._policy: Any = _CountingPolicy()
+        store = dist.HashStore()
+        dist.init_process_group("gloo", store=store, rank=0, world_size=1)
+        self._checkpoints = CheckpointWriter(
+            self._policy,
+            self._client,
+            SoloWork(store, 0, 60.0),
+            start.folder,
+            start.folder,
+            settings.learner.keep_checkpoints,
+        )
         self.step = self.version = start.step
         if start.checkpoint is not None:
             load_checkpoint(self._policy, start.checkpoint)
@@ -201,10 +211,7 @@ class _CountingLearner:
             time.sleep(answer[1])
 
     def _save(self) -> None:
-        folder, step = self._start.folder, self.step
-        save_checkpoint(
-            self._policy, self._client, folder, folder, step, self.version, self._settings.learner.keep_checkpoints
-        )
+        self._checkpoints.save(self.step, self.version)
 
 
 ENGINE: dict[str, Any] = {

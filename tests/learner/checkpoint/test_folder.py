@@ -2,10 +2,13 @@
 
 import json
 import os
+from collections import Counter
 from pathlib import Path
+from typing import Any
 
 import pytest
 
+from learner.checkpoint import sealed_files
 from learner.checkpoint.folder import aside_folder, begin, commit, newest_valid, open_checkpoint, rotate
 from learner.checkpoint.manifest import MANIFEST, Checkpoint, CorruptCheckpointError, verify
 from protocol.errors import OperatorError, SettingsError
@@ -171,3 +174,62 @@ def test_failed_commit_leaves_the_older_checkpoint_and_no_rest(tmp_path: Path) -
         commit(aside, Checkpoint(aside, 8, 8, "run-1", "model-1"))
     assert sorted(p.name for p in tmp_path.iterdir()) == ["latest", "step_000007"]
     assert newest_valid(tmp_path) is not None
+
+
+@pytest.fixture
+def bytes_read(monkeypatch: pytest.MonkeyPatch) -> Counter[str]:
+    """The bytes that are hashed, by the folder that they are in."""
+    read: Counter[str] = Counter()
+    hash_file = sealed_files._hash
+
+    def counted(path: Path, *rest: Any) -> str:
+        read[path.parent.name.removeprefix(".tmp-")] += path.stat().st_size
+        return hash_file(path, *rest)
+
+    monkeypatch.setattr(sealed_files, "_hash", counted)
+    return read
+
+
+def test_saving_reads_a_checkpoint_twice_and_those_before_it_not_at_all(
+    tmp_path: Path, bytes_read: Counter[str]
+) -> None:
+    verified: set[Path] = set()
+    for step in (1, 2, 3):
+        bytes_read.clear()
+        aside = begin(tmp_path, step)
+        (aside / "state").write_bytes(b"x" * 1000)
+        verified.add(commit(aside, Checkpoint(aside, step, step, "run-1", "model-1")).path)
+        rotate(tmp_path, 2, verified)
+
+    assert bytes_read == {"step_000003": 2000}
+
+
+def test_rotate_reads_what_nobody_has_verified_yet(tmp_path: Path) -> None:
+    for step in (1, 2, 3):
+        save(tmp_path, step, "weights")
+    (tmp_path / "step_000002" / "state" / "rank_0.pt").write_text("weighty")
+
+    assert rotate(tmp_path, 2, verified={tmp_path / "step_000003"}) == []
+
+
+def test_rotate_looks_at_the_sizes_of_what_was_verified_before(tmp_path: Path) -> None:
+    paths = {save(tmp_path, step, "weights").path for step in (1, 2, 3)}
+    (tmp_path / "step_000002" / "state" / "rank_0.pt").write_text("cut")
+
+    assert rotate(tmp_path, 2, verified=paths) == []
+
+
+def test_commit_tells_how_far_it_is(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sealed_files, "_TELL_EVERY_BYTES", 1 << 20)
+    told: list[str] = []
+    aside = begin(tmp_path, 1)
+    (aside / "state").write_bytes(b"x" * (2 << 20))
+    commit(aside, Checkpoint(aside, 1, 1, "run-1", "model-1"), told.append)
+
+    assert told == [
+        "bringing state to the disk",
+        "hashing: 1 MiB",
+        "hashing: 2 MiB",
+        "reading back: 1 MiB",
+        "reading back: 2 MiB",
+    ]

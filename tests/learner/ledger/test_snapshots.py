@@ -264,8 +264,10 @@ def test_rank_waits_for_a_copy_that_takes_long(tmp_path: Path, target: Path) -> 
         channel = DealerChannel(place.address, "rank-0", place.peer_keys, place.coordinator_key)
         client = CoordinatorClient(channel, RUN_ID, 1, ask_again_s=0.05)
         threading.Timer(1.0, release.set).start()
-        client.save_ledger(target, 1)
+        told: list[str] = []
+        client.save_ledger(target, 1, told.append)
         assert release.is_set()
+        assert told[-1].endswith(f"for the coordinator: the ledger is being copied to {target}")
         with closing(sqlite3.connect(target)) as db:
             assert db.execute("SELECT number FROM incarnations").fetchall() == [(1,)]
         channel.close()

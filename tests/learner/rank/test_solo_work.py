@@ -1,0 +1,107 @@
+"""Waiting for rank 0's own work: as long as it makes progress, and no longer."""
+
+import threading
+import time
+from concurrent.futures import ThreadPoolExecutor
+from datetime import timedelta
+
+import pytest
+import torch.distributed as dist
+
+from learner.checkpoint.sealed_files import Tell
+from learner.rank.solo_work import SoloWork
+from protocol.errors import NeighbourError
+
+LIMIT_S = 1.0
+
+
+class DictStore:
+    """A store in this process. `is_gone`: the process that served it has ended."""
+
+    def __init__(self) -> None:
+        self.values: dict[str, str] = {}
+        self.is_gone = False
+
+    def set(self, key: str, value: str) -> None:
+        self.values[key] = value
+
+    def get(self, key: str) -> bytes:
+        return self.values[key].encode()
+
+    def check(self, keys: list[str]) -> bool:
+        if self.is_gone:
+            raise RuntimeError("Connection reset by peer")
+        return all(key in self.values for key in keys)
+
+
+def test_others_wait_longer_than_the_limit_while_rank_0_makes_progress() -> None:
+    store = dist.TCPStore("127.0.0.1", 0, None, True, timedelta(seconds=5), False)  # type: ignore[attr-defined]
+
+    def slow(tell: Tell) -> None:
+        for number in range(4):
+            tell(f"part {number}")
+            time.sleep(LIMIT_S * 0.6)
+
+    with ThreadPoolExecutor(1) as pool:
+        started = time.monotonic()
+        waiting = pool.submit(SoloWork(store, 1, LIMIT_S).do, "save step 3", slow)
+        SoloWork(store, 0, LIMIT_S).do("save step 3", slow)
+        worked_s = time.monotonic() - started
+        waiting.result(timeout=5.0)
+
+    assert worked_s > 2 * LIMIT_S
+
+
+def test_rank_0_that_tells_nothing_new_is_named_with_its_last_words() -> None:
+    store, stop = DictStore(), threading.Event()
+
+    def stuck(tell: Tell) -> None:
+        tell("hashing: 256 MiB")
+        stop.wait(10.0)
+
+    with ThreadPoolExecutor(1) as pool:
+        working = pool.submit(SoloWork(store, 0, LIMIT_S).do, "save step 3", stuck)
+        started = time.monotonic()
+        with pytest.raises(NeighbourError) as raised:
+            SoloWork(store, 1, LIMIT_S).do("save step 3", stuck)
+        waited_s = time.monotonic() - started
+        stop.set()
+        working.result(timeout=5.0)
+
+    assert str(raised.value) == (
+        "learner rank 0: told nothing new for 1 s (learner.rank_timeout_s) while rank 1 waited for it to save step 3; "
+        "last: hashing: 256 MiB"
+    )
+    assert LIMIT_S <= waited_s < LIMIT_S + 1.0
+
+
+def test_rank_0_that_never_begins_is_named() -> None:
+    with pytest.raises(NeighbourError, match=r"waited for it to save step 3; last: nothing yet$"):
+        SoloWork(DictStore(), 1, 0.2).do("save step 3", lambda tell: None)
+
+
+def test_rank_0_that_is_gone_is_named_at_once() -> None:
+    store = DictStore()
+    store.is_gone = True
+    with pytest.raises(NeighbourError, match=r"^learner rank 0: is gone: it was to save step 3 while rank 2 waited"):
+        SoloWork(store, 2, 60.0).do("save step 3", lambda tell: None)
+
+
+def test_the_second_work_is_not_taken_for_done_by_the_first() -> None:
+    store = DictStore()
+    first, other = SoloWork(store, 0, 0.2), SoloWork(store, 1, 0.2)
+    first.do("one", lambda tell: None)
+    other.do("one", lambda tell: None)
+    with pytest.raises(NeighbourError, match="waited for it to two"):
+        other.do("two", lambda tell: None)
+
+
+def test_what_the_work_raises_is_raised_on_rank_0_alone() -> None:
+    store = DictStore()
+
+    def fail(tell: Tell) -> None:
+        raise OSError("full")
+
+    with pytest.raises(OSError, match="full"):
+        SoloWork(store, 0, 0.2).do("one", fail)
+    assert "solo-work/0/done" not in store.values
