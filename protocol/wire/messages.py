@@ -30,15 +30,12 @@ _Metrics = Annotated[dict[Name, float], msgspec.Meta(max_length=1024)]
 
 
 class Message(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True, tag_field="type"):
-    """What every message carries: which run, and how many times its learner had started when it was written.
+    """What every message carries: which run, and which start of it."""
 
-    request: a learner rank numbers its questions, and an answer carries its question's number; 0 elsewhere.
-    """
-
-    schema: int = SCHEMA_VERSION
-    run_id: Name
-    incarnation: Count
-    request: Count = 0
+    schema: int = SCHEMA_VERSION  # the sender's SCHEMA_VERSION; a peer of another one is refused
+    run_id: Name  # a message of another run is refused
+    incarnation: Count  # how many times the run's learner had started, from 1; of another start: refused
+    request: Count = 0  # number of a learner rank's question, repeated in the answer to it; 0 elsewhere
 
     @property
     def num_buffers(self) -> int:
@@ -50,29 +47,29 @@ class Message(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=T
 
 
 class Hello(Message, frozen=True, kw_only=True, tag="hello"):
-    """A server is here and holds this policy version (None: not synced yet). What it was leased before is lost."""
+    """A server is here, for the first time or again. What it was leased before is lost."""
 
-    server: Name
-    policy_version: Count | None
+    server: Name  # the server's name, as in the fleet
+    policy_version: Count | None  # of the weights it holds; None: not synced yet
 
 
 class Demand(Message, frozen=True, kw_only=True, tag="demand"):
-    """The server could take this many more groups now. Absolute, so that a repeated message changes nothing.
+    """How many groups a server could take, and which it has. Absolute numbers: a repeated message changes nothing.
 
-    heard_of_lease: the newest lease number that the coordinator told it. leases: the groups that it has here
-    unfinished, each with its newest lease's attempt. A lease that it has heard of and does not name was lost.
+    A lease that it has heard of and does not name was lost.
     """
 
-    num_groups: Count
-    policy_version: Count | None
-    heard_of_lease: Count
+    num_groups: Count  # groups it could take now, besides those that it has; 0 when it could make nothing of them
+    policy_version: Count | None  # of the weights it holds; None: not synced yet
+    heard_of_lease: Count  # newest lease number that the coordinator told it, in a Lease or a Ping
+    # group here whose samples the coordinator does not have all -> attempt of its newest lease
     leases: Annotated[dict[Name, Count], msgspec.Meta(max_length=MAX_GROUPS)]
 
 
 class TrajectoryDone(Message, frozen=True, kw_only=True, tag="trajectory"):
     """A finished trajectory; its three arrays are the frames behind the header."""
 
-    facts: TrajectoryFacts
+    facts: TrajectoryFacts  # all but the arrays
 
     @property
     def num_buffers(self) -> int:
@@ -80,27 +77,26 @@ class TrajectoryDone(Message, frozen=True, kw_only=True, tag="trajectory"):
 
 
 class SampleFailed(Message, frozen=True, kw_only=True, tag="failed"):
-    """A neighbour failed for good while this sample was made: its part of the lease goes back.
+    """A neighbour failed for good while this sample was made: its part of the lease goes back."""
 
-    num_model_tokens: what the policy had written of it by then, in turns that ended. They will not be trained.
-    """
-
-    group: Name
-    sample_index: Count
-    attempt: Count
+    group: Name  # as in the lease
+    sample_index: Count  # as in the lease
+    attempt: Count  # as in the lease
+    # which neighbour: "engine", "retriever", "reward:NAME", "environment", "prompt", "trajectory", "lease"
     boundary: Name
-    detail: Reason
-    num_model_tokens: Count = 0
+    detail: Reason  # for people: what the neighbour said or did
+    num_model_tokens: Count = 0  # written by the policy until then, in turns that ended; never trained
 
 
 class Heartbeat(Message, frozen=True, kw_only=True, tag="heartbeat"):
     """What the server is doing. Sent about once a second."""
 
-    policy_version: Count | None
-    num_groups: Count
-    num_running: Count
-    num_waiting: Count
-    generated_tokens: Count
+    policy_version: Count | None  # of the weights it holds; None: not synced yet
+    num_groups: Count  # groups here: with a sample in flight, or waiting for room
+    num_running: Count  # requests inside the engine now
+    num_waiting: Count  # samples in flight that are not in the engine: in the environment, or being scored
+    generated_tokens: Count  # written by the policy since the run attached to this server
+    # neighbour (as SampleFailed.boundary, or "coordinator") -> failures since the run attached
     failures: Annotated[dict[Name, Count], msgspec.Meta(max_length=256)]
 
 
@@ -108,46 +104,50 @@ class Heartbeat(Message, frozen=True, kw_only=True, tag="heartbeat"):
 
 
 class Lease(Message, frozen=True, kw_only=True, tag="lease"):
-    """Make these samples of this prompt. `prompt` is text or chat messages. number: counts the coordinator's leases."""
+    """Make these samples of this prompt."""
 
-    number: Count
-    group: Name
-    attempt: Count
-    kind: Literal["train", "eval"]
-    prompt: Text | Turns
-    label: Any
-    columns: Columns
+    number: Count  # counts all leases of this start of the run, from 1
+    group: Name  # name of the group; the same one when its missing samples are leased again
+    attempt: Count  # leases of this group so far, this one included
+    kind: Literal["train", "eval"]  # eval: held-out, to be scored and not trained
+    prompt: Text | Turns  # text, or chat messages
+    label: Any  # of the data set's row, as the reward services and the environment get it
+    columns: Columns  # other columns of the row, for the environment
+    # samples of the group to make: those that are missing
     sample_indices: Annotated[list[Count], msgspec.Meta(min_length=1, max_length=MAX_SAMPLES)]
-    greedy_indices: _SampleIndices
-    seed: Count
+    greedy_indices: _SampleIndices  # those among them to make without randomness
+    seed: Count  # the run's; together with group, sample, attempt and turn it decides a generation's seed
 
 
 class Ack(Message, frozen=True, kw_only=True, tag="ack"):
     """A trajectory or failure arrived and what became of it."""
 
-    group: Name
-    sample_index: Count
+    group: Name  # as in the trajectory or failure
+    sample_index: Count  # as in the trajectory or failure
+    # "accepted": kept. "duplicate": the sample was there already. "unknown": its group is closed, or its weights were
+    # lost. "rejected": not what was leased, or not trainable. "returned": a failure was noted
     outcome: Literal["accepted", "duplicate", "unknown", "rejected", "returned"]
-    detail: Reason = ""
+    detail: Reason = ""  # for people: why it was rejected
 
 
 class Trained(Message, frozen=True, kw_only=True, tag="trained"):
     """These groups are inside an optimizer step: their trajectories need not be kept any longer."""
 
-    groups: Annotated[list[Name], msgspec.Meta(max_length=MAX_GROUPS)]
+    groups: Annotated[list[Name], msgspec.Meta(max_length=MAX_GROUPS)]  # names, as in their leases
 
 
 class Refused(Message, frozen=True, kw_only=True, tag="refused"):
-    """The sender's message was not used. reason: the FrameError's ("checksum": send it again), or "incarnation"."""
+    """The sender's message was not used."""
 
-    detail: Reason
+    detail: Reason  # for people: what was wrong and what was expected
+    # for programs: the FrameError's, such as "checksum" (send it again); "incarnation": of another start of the run
     reason: Name = "incarnation"
 
 
 class Ping(Message, frozen=True, kw_only=True, tag="ping"):
-    """Sent every second: which lease was the last for this server. That it can be sent shows a live connection."""
+    """Sent every second. That it can be sent shows a live connection."""
 
-    newest_lease: Count
+    newest_lease: Count  # number of the last lease that this server was sent
 
 
 # -- learner rank to coordinator --------------------------------------------------------------------------------------
@@ -156,42 +156,39 @@ class Ping(Message, frozen=True, kw_only=True, tag="ping"):
 class NextBatch(Message, frozen=True, kw_only=True, tag="next"):
     """Rank asks for its share of a step. Asked again after a lost answer, it gets the same share."""
 
-    step: Count
-    rank: Count
+    step: Count  # the step it wants to take, from 1
+    rank: Count  # whose share, from 0
 
 
 class Stepped(Message, frozen=True, kw_only=True, tag="stepped"):
     """Rank 0: the step ended and the servers hold `policy_version`. Not applied: nothing was trained by it."""
 
-    step: Count
-    policy_version: Count
-    is_applied: bool
-    detail: Reason
-    metrics: _Metrics
+    step: Count  # the step that ended, from 1
+    policy_version: Count  # applied optimizer steps inside the weights after it
+    is_applied: bool  # False: loss or gradient was not finite; the step's groups are skipped
+    detail: Reason  # for people: why it was not applied
+    metrics: _Metrics  # what the ranks measured: loss, norms, seconds; the coordinator adds the rest of the line
 
 
 class SaveLedger(Message, frozen=True, kw_only=True, tag="save_ledger"):
     """Rank 0: write a snapshot of the ledger into a checkpoint that is being made."""
 
-    path: Annotated[str, msgspec.Meta(max_length=4096)]
-    step: Count
+    path: Annotated[str, msgspec.Meta(max_length=4096)]  # the snapshot's file, inside the run's folder
+    step: Count  # the checkpoint's
 
 
 # -- coordinator to learner rank --------------------------------------------------------------------------------------
 
 
 class Batch(Message, frozen=True, kw_only=True, tag="batch"):
-    """One rank's share of a step.
+    """One rank's share of a step. Behind the header: three frames for each index of micro_batches, in their order."""
 
-    facts: of every trajectory of the step. groups: the indices that form each group. planned: the
-    indices that take part in the loss, on any rank. micro_batches: this rank's indices. Behind the header come three
-    frames for each of this rank's trajectories, in the order of micro_batches.
-    """
-
-    step: Count
+    step: Count  # as in the question
+    # of every trajectory of the step, in the order that indices count
     facts: Annotated[list[TrajectoryFacts], msgspec.Meta(max_length=_MAX_TRAJECTORIES)]
-    groups: Annotated[list[_SampleIndices], msgspec.Meta(max_length=_MAX_TRAJECTORIES)]
-    planned: _TrajectoryIndices
+    groups: Annotated[list[_SampleIndices], msgspec.Meta(max_length=_MAX_TRAJECTORIES)]  # indices that form each group
+    planned: _TrajectoryIndices  # indices that take part in the loss, on any rank
+    # this rank's indices, one list for each micro-batch
     micro_batches: Annotated[list[_TrajectoryIndices], msgspec.Meta(max_length=_MAX_TRAJECTORIES)]
 
     @property
@@ -200,28 +197,28 @@ class Batch(Message, frozen=True, kw_only=True, tag="batch"):
 
 
 class Wait(Message, frozen=True, kw_only=True, tag="wait"):
-    """Not yet. The rank asks again; `detail` says what is missing, for its deadline's error."""
+    """Not yet: the rank asks again."""
 
-    detail: Reason
+    detail: Reason  # for people: what is missing; part of the rank's error when its deadline passes
 
 
 class PushAgain(Message, frozen=True, kw_only=True, tag="push_again"):
     """No server holds the weights that the step needs: every rank hears it, pushes them together, and asks again."""
 
-    step: Count
+    step: Count  # as in the question
 
 
 class Ended(Message, frozen=True, kw_only=True, tag="ended"):
     """The run has no such step: every rank hears it for the same step, so that they leave together."""
 
-    step: Count
-    detail: Reason
+    step: Count  # as in the question
+    detail: Reason  # for people: all steps are done, or why the run stops early
 
 
 class Done(Message, frozen=True, kw_only=True, tag="done"):
     """What rank 0 told was taken in."""
 
-    detail: Reason = ""
+    detail: Reason = ""  # always empty today
 
 
 ToCoordinator = Hello | Demand | TrajectoryDone | SampleFailed | Heartbeat | NextBatch | Stepped | SaveLedger

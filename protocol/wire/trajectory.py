@@ -1,6 +1,6 @@
 """The transport unit: one finished conversation as tokens and facts.
 
-Written by rollout servers, checked and stored by the coordinator, packed by the learner ranks.
+What arrives is checked before anything uses it: lengths, finite values, spans that fit the mask.
 Shape letter: T tokens of the trajectory, prompt included.
 """
 
@@ -31,36 +31,38 @@ _LARGEST_REWARD = 1e18
 class VersionSpan(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
     """Tokens [start, end) of the trajectory were written by this policy version."""
 
-    start: Count
-    end: Count
-    version: Count
+    start: Count  # place of its first token in the trajectory, the prompt's first being 0
+    end: Count  # place behind its last token
+    version: Count  # optimizer steps inside the weights that wrote it
 
 
 class TrajectoryFacts(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
-    """Everything about a trajectory but its tokens. Times are Unix seconds, durations seconds.
+    """Everything about a trajectory but its tokens."""
 
-    attempt, incarnation: of the lease that it was made for. A later start of the run may still use it.
-    """
-
-    group: Name
-    sample_index: Count
-    attempt: Count
-    incarnation: Count
-    kind: Literal["train", "eval"]
-    is_greedy: bool
-    server: Name
-    num_tokens: Count
-    num_prompt_tokens: Count
-    num_turns: Count
+    group: Name  # the lease's group: "e{epoch}-{prompt uid}", or "eval-{step}-{prompt uid}"
+    sample_index: Count  # which sample of its group, from 0
+    attempt: Count  # of the lease that it was made for: leases of the group so far, that one included
+    incarnation: Count  # start of the run that gave the lease; a later start may still train the trajectory
+    kind: Literal["train", "eval"]  # eval: scored at a held-out prompt, never trained
+    is_greedy: bool  # true: the likeliest token was taken each time; only in evaluations
+    server: Name  # rollout server that made it
+    num_tokens: Count  # T: prompt, the policy's turns and the replies to them
+    num_prompt_tokens: Count  # first tokens of the T, which the policy read before its first turn
+    num_turns: Count  # times that the policy wrote
+    # "answer": the environment got its answer. "stop": end of text or a stop string. "length": a turn reached
+    # rollout.max_response_tokens. "turns": the environment gives no more of them (rollout.max_turns).
+    # "context": no room in rollout.max_context_tokens for more
     finish: Literal["answer", "stop", "length", "turns", "context"]
-    reward: float
+    reward: float  # the reward services', by rewards.combine, plus the environment's; advantages are computed from it
+    # reward by the endpoint's name, or "environment"; only parts that were measured
     reward_parts: Annotated[dict[Name, float], msgspec.Meta(max_length=64)]
+    # in order; together exactly the model's tokens
     version_spans: Annotated[list[VersionSpan], msgspec.Meta(min_length=1, max_length=4096)]
-    started_at: Seconds
-    finished_at: Seconds
-    generate_s: Seconds
-    environment_s: Seconds
-    reward_s: Seconds
+    started_at: Seconds  # Unix seconds by the server's clock: before the environment gave the prompt
+    finished_at: Seconds  # Unix seconds by the server's clock: after the reward came
+    generate_s: Seconds  # seconds in the engine, all turns together, waiting for weights included
+    environment_s: Seconds  # seconds in the environment, searches included
+    reward_s: Seconds  # seconds until the reward services had answered
 
     @property
     def oldest_version(self) -> int:
@@ -69,6 +71,7 @@ class TrajectoryFacts(msgspec.Struct, frozen=True, forbid_unknown_fields=True, k
 
     @property
     def newest_version(self) -> int:
+        """The newest policy version among the model's tokens."""
         return max(span.version for span in self.version_spans)
 
     @property
@@ -79,16 +82,13 @@ class TrajectoryFacts(msgspec.Struct, frozen=True, forbid_unknown_fields=True, k
 
 @dataclass(frozen=True)
 class Trajectory:
-    """Facts and arrays of one trajectory.
+    """Facts and arrays of one trajectory."""
 
-    tokens: [T] int32. loss_mask: [T] uint8, 1 where the model wrote the token.
-    behaviour_logprobs: [T] float32, natural log, of the sampling engine at its temperature; 0 where loss_mask is 0.
-    """
-
-    facts: TrajectoryFacts
-    tokens: NDArray[np.int32]
+    facts: TrajectoryFacts  # everything but the arrays
+    tokens: NDArray[np.int32]  # [T] prompt, turns and replies, end to end
+    # [T] natural log, of the sampling engine at its temperature; 0 where loss_mask is 0
     behaviour_logprobs: NDArray[np.float32]
-    loss_mask: NDArray[np.uint8]
+    loss_mask: NDArray[np.uint8]  # [T] 1 where the model wrote the token, else 0
 
     def to_buffers(self) -> list[bytes]:
         """Return the arrays as raw little-endian bytes, in the order `from_buffers` reads them."""
