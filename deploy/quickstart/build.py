@@ -17,9 +17,9 @@ FILES = ("corpus.jsonl", "train.jsonl", "eval.jsonl", "warmstart.jsonl", "model/
 class QuickstartSettings:
     """What decides the files' content, beside this package's own source."""
 
-    seed: int = 0
-    two_hop_share: float = 0.125
-    recipe: Recipe = field(default_factory=Recipe)
+    seed: int = 0  # decides the splits, the questions, the demonstrations and the weights
+    two_hop_share: float = 0.125  # of the questions of each split, those that take two searches, 0 to 1
+    recipe: Recipe = field(default_factory=Recipe)  # of the demonstrations
 
 
 def content_key(settings: QuickstartSettings) -> str:

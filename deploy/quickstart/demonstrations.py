@@ -26,12 +26,12 @@ class Recipe:
     """How many demonstrations there are and how careless the last ones are."""
 
     num_rows: int = 32_000  # 1,000 steps of 32
-    invented_share: float = 0.7
-    two_hop_share: float = 0.25
-    careless_from: float = 0.88  # of num_rows
-    guess_share: float = 0.30  # answers without a search
-    wrong_field_share: float = 0.30  # reads another field of the right passage
-    bad_query_share: float = 0.0  # searches for another entity than the one asked about
+    invented_share: float = 0.7  # of the demonstrations, those about invented entities, 0 to 1
+    two_hop_share: float = 0.25  # of the demonstrations, those that search twice
+    careless_from: float = 0.88  # share of num_rows after which demonstrations are careless
+    guess_share: float = 0.30  # of the careless ones: answers without a search
+    wrong_field_share: float = 0.30  # of those that search: reads another field of the passage
+    bad_query_share: float = 0.0  # of those that search: looks for another entity than the one asked about
 
 
 Segment = dict[str, object]  # {"text": str, "weight": float}
@@ -55,11 +55,11 @@ def demonstrations(
 
 @dataclass(frozen=True)
 class _Task:
-    """A question, the field it asks for, and the entities to search for, one after the other."""
+    """What a demonstration is about."""
 
-    question: Question
-    field: str
-    chain: tuple[Entity, ...]
+    question: Question  # with its true answer
+    field: str  # name of the fact it asks for
+    chain: tuple[Entity, ...]  # entities to search for, one after the other; the last one has the fact
 
 
 def _draw_task(source: "_Source", recipe: Recipe, rng: random.Random) -> _Task:

@@ -19,10 +19,10 @@ class Entity:
     Example: Entity("country-BY", "country", "Belarus", (("alpha-2", "BY"), ("alpha-3", "BLR")), "BY")
     """
 
-    id: str
-    kind: str
-    name: str
-    fields: tuple[tuple[str, str], ...]
+    id: str  # kind and code, such as country-BY
+    kind: str  # country, subdivision, currency or language
+    name: str  # as questions and passages write it: plain_name of the package's
+    fields: tuple[tuple[str, str], ...]  # (name, value) of each fact, in the passage's order
     cluster: str  # entities of one cluster fall into the same split: a country and its subdivisions share one
 
     def value(self, field: str) -> str:

@@ -21,12 +21,12 @@ ARTICLES = ("a", "an", "the")  # exact match drops them: such a label would equa
 
 @dataclass(frozen=True)
 class Question:
-    """A prompt with its label; `kind` says how many searches it takes: one_hop 1, two_hop 2."""
+    """A data-set row: what is asked and what is right."""
 
-    prompt: str
-    label: str
-    kind: str
-    entity: str
+    prompt: str  # what the policy reads first
+    label: str  # the right answer
+    kind: str  # one_hop: one search answers it; two_hop: it takes two
+    entity: str  # id of the entity that it names
 
     def row(self) -> dict[str, str]:
         """Return the question as a data-set row."""

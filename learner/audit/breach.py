@@ -1,7 +1,4 @@
-"""One thing that broke the promise: which rule, where, and what was found instead.
-
-Made by the rules of `learner.audit` (`audit_groups`, `audit_steps`, `audit_order`, ...), printed one line each.
-"""
+"""One thing that broke the promise: which rule, where, and what was found instead."""
 
 from collections import Counter
 from collections.abc import Iterable
@@ -15,18 +12,18 @@ MAX_LINES_PER_RULE = 100
 
 @dataclass(frozen=True)
 class Breach:
-    """rule: its short name. file: in the run folder.
+    """One breach; as text, one line.
 
     Example:
     >>> str(Breach("group_size", "trajectories of its step: 3, expected 4", group="e0-a", step=2))
     'ledger.sqlite, group e0-a, step 2: trajectories of its step: 3, expected 4'
     """
 
-    rule: str
-    problem: str
-    file: str = LEDGER
-    group: str | None = None
-    step: int | None = None
+    rule: str  # short name of the rule that was broken, such as group_size; breaches are counted by it
+    problem: str  # what was found, and what was expected instead
+    file: str = LEDGER  # path inside the run folder
+    group: str | None = None  # name of the group it is about; None: of none
+    step: int | None = None  # the step it is about, from 1; None: of none
 
     def __str__(self) -> str:
         where = [self.file]
@@ -37,10 +34,10 @@ class Breach:
 
 @dataclass(frozen=True)
 class Breaches:
-    """counts: of every breach, by rule. shown: at most MAX_LINES_PER_RULE of each rule."""
+    """Everything that broke the promise: all of it counted, the first of each rule kept."""
 
-    counts: dict[str, int]
-    shown: list[Breach]
+    counts: dict[str, int]  # rule -> how often it was broken; empty: the promise holds
+    shown: list[Breach]  # in the order found, at most MAX_LINES_PER_RULE of each rule
 
     def lines(self) -> list[str]:
         """Return one line for each breach shown, then one for each rule with more of them."""

@@ -30,9 +30,10 @@ _TRAJECTORY_COLUMNS = (
 
 @dataclass
 class CheckpointAudit:
-    """valid: folders that verify, in step order. Filled by `check_checkpoints`."""
+    """What was found right, or worth a note, while the checkpoints were checked."""
 
-    valid: list[str] = field(default_factory=list)
+    valid: list[str] = field(default_factory=list)  # names of the folders that verify, in step order
+    # sentences about checkpoints of weights that the run did not go on from; they break nothing
     notes: list[str] = field(default_factory=list)
 
 

@@ -17,29 +17,29 @@ _SIGNIFICANT = 2.0
 
 @dataclass(frozen=True)
 class Decile:
-    """A tenth of the prompts, by their answers' length (model tokens, mean of the group). None: no answer is known."""
+    """A tenth of the prompts, by the length of their answers."""
 
-    shortest: float | None
-    longest: float | None
-    num_prompts: int
-    num_retried: int
-    num_skipped: int
-    attempts_mean: float
+    shortest: float | None  # model tokens, mean of the prompt's group; None: no answer of these prompts is known
+    longest: float | None  # in the same unit; None as above
+    num_prompts: int  # trained or skipped
+    num_retried: int  # of them, leased more than once
+    num_skipped: int  # of them, skipped
+    attempts_mean: float  # leases of one prompt
 
 
 @dataclass(frozen=True)
 class Survivorship:
-    """deciles: shortest answers first; prompts without any known answer last."""
+    """What became of prompts with short answers, and of those with long ones."""
 
-    deciles: list[Decile]
-    sentence: str
+    deciles: list[Decile]  # shortest answers first; prompts without any known answer last
+    sentence: str  # whether long answers were leased again or skipped more often, beyond chance
 
 
 @dataclass(frozen=True)
 class _Prompt:
-    length: float
-    attempts: int
-    is_skipped: bool
+    length: float  # model tokens, mean of the group's trajectories; NaN: not known
+    attempts: int  # leases
+    is_skipped: bool  # False: trained
 
 
 def compare_lengths(run: AuditedRun) -> Survivorship:

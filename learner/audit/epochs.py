@@ -7,14 +7,15 @@ from learner.audit.run import AuditedRun
 
 @dataclass(frozen=True)
 class EpochAccount:
-    """under_way: given out and not settled, by state. to_come: not given out yet; no loss."""
+    """How many prompts of one epoch are where; the four add up to num_prompts."""
 
-    epoch: int
-    num_prompts: int
-    trained: int
-    skipped: int
+    epoch: int  # from 0
+    num_prompts: int  # rows of the training data
+    trained: int  # prompts inside an applied step
+    skipped: int  # prompts given up, or of a step that was not applied
+    # prompts given out and not settled yet, by the ledger's state: pending, leased, ready, assigned
     under_way: dict[str, int]
-    to_come: int
+    to_come: int  # prompts not given out yet; no loss
 
 
 def count_epochs(run: AuditedRun) -> list[EpochAccount]:

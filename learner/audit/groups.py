@@ -13,26 +13,23 @@ from learner.audit.terms import Terms
 
 
 class _Group(NamedTuple):
-    """A prompt's row and what its trajectories say together; None where it has none.
+    """A prompt's row and what its trajectories say together; None where it has none."""
 
-    first_version, last_version: of the weights that its trajectories' staleness was counted from.
-    """
-
-    group: str
-    state: str
-    step: int | None
-    reason: str | None
-    num_trajectories: int
-    num_trained: int
-    num_of_step: int | None
-    first_step: int | None
-    last_step: int | None
-    first_sample: int | None
-    last_sample: int | None
-    staleness: int | None
-    first_version: int | None
-    last_version: int | None
-    newest_version: int | None
+    group: str  # its name
+    state: str  # pending, leased, ready, assigned, trained or skipped
+    step: int | None  # that trained it, or that was not applied
+    reason: str | None  # why it was skipped
+    num_trajectories: int  # that the ledger has of it
+    num_trained: int  # of them, inside any step
+    num_of_step: int | None  # of them, inside the prompt's own step
+    first_step: int | None  # smallest step of its trajectories
+    last_step: int | None  # largest step of its trajectories
+    first_sample: int | None  # smallest sample index
+    last_sample: int | None  # largest sample index
+    staleness: int | None  # largest of its trajectories, policy versions
+    first_version: int | None  # smallest policy version that a staleness was counted from: oldest version + staleness
+    last_version: int | None  # largest of these
+    newest_version: int | None  # of any token
 
 
 _GROUPS = """

@@ -1,6 +1,6 @@
 """Everything an audit found: the accounts of prompts and tokens, and what broke the promise.
 
-Built by `audit_run_folder` for `learner.audit`; shown by `learner.audit.view` or as JSON.
+A table and JSON show the same facts: both are made of `AuditReport`.
 """
 
 from collections.abc import Iterator
@@ -23,23 +23,24 @@ from learner.audit.waste import DeadLetter, Tokens, count_tokens, list_dead_lett
 
 @dataclass(frozen=True)
 class AuditReport:
-    """step: the last one that ended. num_starts: of the run, lost lineages included."""
+    """One run, audited at one moment."""
 
-    run: str
-    step: int
-    max_steps: int
-    policy_version: int
-    num_starts: int
-    epochs: list[EpochAccount]
-    checkpoints: list[str]
-    dead_letters: list[DeadLetter]
-    tokens: list[Tokens]
-    survivorship: Survivorship
-    notes: list[str]
-    breaches: Breaches
+    run: str  # name of the run's folder
+    step: int  # the last one that ended; 0: none has
+    max_steps: int  # of the run's settings
+    policy_version: int  # applied optimizer steps inside the last step's weights
+    num_starts: int  # of the run, those whose steps were lost included
+    epochs: list[EpochAccount]  # every epoch of which a prompt was given out
+    checkpoints: list[str]  # names of the folders that verify, in step order
+    dead_letters: list[DeadLetter]  # every skipped prompt, in the order they were given out
+    tokens: list[Tokens]  # trained ones first, then wasted ones by reason, most first
+    survivorship: Survivorship  # whether long answers are lost more often
+    notes: list[str]  # sentences about what breaks nothing, such as a last line that a kill cut off
+    breaches: Breaches  # what broke the promise
 
     @property
     def holds(self) -> bool:
+        """True when nothing broke the promise."""
         return not self.breaches.counts
 
     @property

@@ -25,20 +25,21 @@ _MAX_MOMENTS = 100
 
 @dataclass(frozen=True)
 class AuditedRun:
-    """db: inside one read transaction. metrics: the bytes of metrics.jsonl, and checkpoints: their folders in step
-    order, both as they were when it began. uids: of the prompts, in file order."""
+    """A run's files as they were at one moment."""
 
-    folder: Path
-    settings: Settings
-    uids: list[str]
-    db: sqlite3.Connection
-    metrics: bytes
-    checkpoints: list[Path]
+    folder: Path  # the run's
+    settings: Settings  # of its settings.yaml: those of its last start
+    uids: list[str]  # of its training prompts, in file order
+    db: sqlite3.Connection  # its ledger, inside one read transaction
+    metrics: bytes  # bytes of metrics.jsonl when that transaction began; empty without the file
+    checkpoints: list[Path]  # their folders just before it began, in step order
 
     def rows(self, query: str, *values: object) -> Iterator[tuple[Any, ...]]:
+        """Return the rows of a query over the ledger."""
         return self.db.execute(query, values)
 
     def meta(self, key: str) -> str | None:
+        """Return what the ledger says under a key, None when nothing."""
         row = self.db.execute("SELECT value FROM meta WHERE key = ?", (key,)).fetchone()
         return str(row[0]) if row else None
 

@@ -14,11 +14,11 @@ NOT_APPLIED = "step not applied: "
 
 @dataclass(frozen=True)
 class StepAccount:
-    """policy_version: of the weights that the step was taken on: the number of applied steps before it."""
+    """What the ledger's groups of one step say together."""
 
-    num_trained: int
-    num_skipped: int
-    policy_version: int
+    num_trained: int  # groups inside it
+    num_skipped: int  # groups skipped because it was not applied
+    policy_version: int  # of the weights that it was taken on: applied steps before it
 
     @property
     def is_applied(self) -> bool:
@@ -27,10 +27,10 @@ class StepAccount:
 
 @dataclass(frozen=True)
 class Steps:
-    """accounts: step -> what became of its groups. last: the newest step, 0 when none has ended."""
+    """All steps that the ledger knows."""
 
-    accounts: dict[int, StepAccount]
-    last: int
+    accounts: dict[int, StepAccount]  # step -> what became of its groups, in step order
+    last: int  # the newest step; 0: none has ended
 
     def policy_version_after(self, step: int) -> int:
         """Return the number of applied steps up to and including this one."""

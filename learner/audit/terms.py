@@ -11,9 +11,11 @@ from learner.audit.run import AuditedRun
 
 @dataclass(frozen=True)
 class StepTerms:
-    group_size: int
-    groups_per_step: int
-    max_staleness: int
+    """The settings that a step is measured by."""
+
+    group_size: int  # rollout.group_size: trajectories of one group
+    groups_per_step: int  # learner.groups_per_step
+    max_staleness: int  # learner.max_staleness, policy versions
 
 
 class Terms:

@@ -9,30 +9,33 @@ from learner.audit.run import AuditedRun
 class Tokens:
     """Model tokens that share a fate. what: "trained", or the reason why they were not."""
 
+    # "trained", or why they were not: stale, duplicate, lineage, unknown, rejected, restart, failed or skipped
     what: str
-    num_trajectories: int
-    num_tokens: int
+    num_trajectories: int  # each counted once, however often a server sent it
+    num_tokens: int  # that the model wrote in them
 
 
 @dataclass(frozen=True)
 class Failure:
-    sample_index: int
-    attempt: int
-    server: str
-    boundary: str
-    detail: str
+    """One sample that did not come back from one lease."""
+
+    sample_index: int  # which sample of the group, from 0
+    attempt: int  # leases of the group until then, that one included
+    server: str  # rollout server that had the lease
+    boundary: str  # which neighbour failed: engine, reward:NAME, ...; server: the server itself died
+    detail: str  # for people: what happened
 
 
 @dataclass(frozen=True)
 class DeadLetter:
-    """A prompt that no step took. step: of the step that was not applied, None when the prompt itself was given up."""
+    """A prompt that no step trained."""
 
-    uid: str
-    group: str
-    reason: str
-    step: int | None
-    attempts: int
-    failures: list[Failure]
+    uid: str  # of the prompt's row
+    group: str  # name of its group
+    reason: str  # why it was skipped
+    step: int | None  # that was not applied; None: the prompt itself was given up
+    attempts: int  # leases of it
+    failures: list[Failure]  # of all its samples, in the order they came
 
 
 _WASTED = """

@@ -52,12 +52,13 @@ _EXPECTED = ("loss", "grad_norm", "entropy", "kl", "ratio_mean", "clip_fraction"
 
 @dataclass(frozen=True)
 class Chart:
-    """legend: (label, colour class) of each curve; empty for one curve."""
+    """One picture of the report with its words."""
 
-    title: str
-    caption: str
+    title: str  # above the picture
+    caption: str  # below the title: first and last value, or what the bars sum up to; may be empty
+    # (label, number of its colour class) of each curve; empty for one curve, and for bars
     legend: tuple[tuple[str, int], ...]
-    svg: Markup
+    svg: Markup  # the picture
 
 
 def reward_chart(lines: Sequence[Mapping[str, float]]) -> Chart | None:

@@ -26,57 +26,59 @@ _NUM_REASONS = 20
 
 @dataclass(frozen=True)
 class SkippedPrompt:
-    uid: str
-    group: str
-    reason: str
-    step: int | None
+    """A prompt that no step trained."""
+
+    uid: str  # of the prompt's row
+    group: str  # name of its group
+    reason: str  # why it was skipped; empty when the ledger does not say
+    step: int | None  # that was not applied; None: the prompt itself was given up
 
 
 @dataclass(frozen=True)
 class EvalScore:
-    """A held-out score from the ledger. error: standard error over prompts, NaN when there is one prompt only."""
+    """A held-out score from the ledger."""
 
-    mean: float
-    error: float
-    num_prompts: int
+    mean: float  # reward, mean over prompts of the mean of each prompt's samples
+    error: float  # standard error over prompts; NaN: there is one prompt only
+    num_prompts: int  # held-out prompts in the mean
 
 
 @dataclass(frozen=True)
 class Spans:
-    """When each trajectory was being made, in Unix seconds; server: index into servers. All [N]."""
+    """When each of N trajectories was being made."""
 
-    servers: tuple[str, ...] = ()
-    server: NDArray[np.int64] = field(default_factory=lambda: np.zeros(0, np.int64))
-    started_at: NDArray[np.float64] = field(default_factory=lambda: np.zeros(0))
-    finished_at: NDArray[np.float64] = field(default_factory=lambda: np.zeros(0))
+    servers: tuple[str, ...] = ()  # names of the rollout servers, sorted
+    server: NDArray[np.int64] = field(default_factory=lambda: np.zeros(0, np.int64))  # [N] index into servers
+    started_at: NDArray[np.float64] = field(default_factory=lambda: np.zeros(0))  # [N] Unix seconds
+    finished_at: NDArray[np.float64] = field(default_factory=lambda: np.zeros(0))  # [N] Unix seconds, reward included
 
 
 @dataclass(frozen=True)
 class LedgerFacts:
-    """What the ledger says. Histograms: value -> trajectories. eval_scores: (step, is greedy) -> score."""
+    """What the ledger says, counted."""
 
-    num_starts: int
-    states: dict[str, int]
-    staleness: dict[int, int]
-    lengths: dict[int, int]
-    finishes: dict[str, int]
-    reasons: list[tuple[str, int]]
-    skipped: list[SkippedPrompt]
-    events: dict[str, int]
-    eval_scores: dict[tuple[int, bool], EvalScore]
-    spans: Spans
+    num_starts: int  # of the run; 0 when the ledger does not say
+    states: dict[str, int]  # state -> prompts
+    staleness: dict[int, int]  # policy versions -> trained trajectories
+    lengths: dict[int, int]  # model tokens -> trained trajectories
+    finishes: dict[str, int]  # how it ended -> trained trajectories, most first
+    reasons: list[tuple[str, int]]  # (why prompts were skipped, how many), most first, at most 20
+    skipped: list[SkippedPrompt]  # at most NUM_SKIPPED, those skipped first
+    events: dict[str, int]  # kind -> how often, most first
+    eval_scores: dict[tuple[int, bool], EvalScore]  # (step that the evaluation is of, is greedy) -> held-out score
+    spans: Spans  # when each trajectory of the last start was being made
 
 
 @dataclass(frozen=True)
 class RunFacts:
-    """lines: the metrics of the run's lineage, one line per step. num_redone: lines of steps that were taken again."""
+    """Everything that the report shows of a run, but its sample trajectories."""
 
-    name: str
-    settings: Settings | None
-    lines: list[dict[str, float]]
-    num_redone: int
-    ledger: LedgerFacts | None
-    notes: list[str]
+    name: str  # of the run's folder
+    settings: Settings | None  # None: settings.yaml is missing, or of another version of the program
+    lines: list[dict[str, float]]  # metrics of the steps that count, one line each, in step order; finite values only
+    num_redone: int  # lines of steps that were taken again after a resume, left out of `lines`
+    ledger: LedgerFacts | None  # None: ledger.sqlite is missing or cannot be read
+    notes: list[str]  # sentences about what is missing or broken
 
 
 def read_run(folder: Path) -> RunFacts:

@@ -12,24 +12,24 @@ _TRAIN_STEPS = 10
 
 @dataclass(frozen=True)
 class ScoreRow:
-    """after and gain are empty when the run has one evaluation only."""
+    """One score, as texts: at the first evaluation and at the last."""
 
-    name: str
-    before: str
-    after: str
-    gain: str
-    is_better: bool | None
+    name: str  # what was scored, with its metrics key
+    before: str  # first score, such as 0.412 ± 0.013; empty: not measured
+    after: str  # last score, likewise; empty: the run has one evaluation only
+    gain: str  # last less first, such as +0.120; empty unless both were measured
+    is_better: bool | None  # None: no gain is known, or it is 0
 
 
 @dataclass(frozen=True)
 class Headline:
-    """facts: (name, value, is alarming) in reading order."""
+    """The report's first lines, as texts."""
 
-    ending: str
-    columns: tuple[str, str]
-    scores: list[ScoreRow]
-    explanation: list[str]
-    facts: list[tuple[str, str, bool]]
+    ending: str  # one sentence: complete, or at which step it stopped
+    columns: tuple[str, str]  # titles of the columns before and after; the second empty with one evaluation
+    scores: list[ScoreRow]  # held-out, or training rewards where nothing was held out; may be empty
+    explanation: list[str]  # sentences on how to read the scores
+    facts: list[tuple[str, str, bool]]  # (name, value, is alarming) in reading order
 
 
 def make_headline(run: RunFacts) -> Headline:

@@ -1,7 +1,4 @@
-"""Chooses sample trajectories and turns their tokens into text, piece by piece: prompt, model's words, observations.
-
-Used by `learner.report`; reads samples.jsonl as `learner.coordinator.steps.record` writes it.
-"""
+"""Chooses sample trajectories and turns their tokens into text, piece by piece: prompt, model's words, observations."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -18,27 +15,31 @@ Author = Literal["prompt", "model", "observation"]
 class SampleLine(msgspec.Struct, frozen=True):
     """One line of samples.jsonl."""
 
-    step: int
-    group: str
-    reward: float
-    reward_parts: dict[str, float]
-    staleness: int
-    finish: str
-    num_prompt_tokens: int
-    tokens: list[int]
-    loss_mask: list[int]
+    step: int  # that trained it
+    group: str  # name of its group
+    reward: float  # that it was trained with
+    reward_parts: dict[str, float]  # by the endpoint's name, or environment; what was not measured is absent
+    staleness: int  # policy versions between its oldest token and the step
+    finish: str  # answer, stop, length, turns or context
+    num_prompt_tokens: int  # first tokens, which are the prompt
+    tokens: list[int]  # [T] prompt, turns and observations
+    loss_mask: list[int]  # [T] 1 where the model wrote the token, else 0
 
 
 @dataclass(frozen=True)
 class Piece:
-    author: Author
-    text: str
+    """Neighbouring tokens of one author, as text."""
+
+    author: Author  # who wrote it
+    text: str  # control characters as pictures of themselves; token ids without a tokenizer
 
 
 @dataclass(frozen=True)
 class ReadableSample:
-    line: SampleLine
-    pieces: list[Piece]
+    """A trajectory that a person can read."""
+
+    line: SampleLine  # as it stands in the file
+    pieces: list[Piece]  # the whole conversation, in order
 
 
 def read_samples(path: Path, tokenizer_dir: Path | None, num_samples: int, notes: list[str]) -> list[ReadableSample]:

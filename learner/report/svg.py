@@ -18,23 +18,23 @@ _LANE, _LANE_GAP, _LANE_LEFT = 26, 6, 130
 
 @dataclass(frozen=True)
 class Series:
-    """One curve. is_dotted: marks each point, for values that are measured now and then."""
+    """One curve."""
 
-    label: str
-    colour: int
-    points: Sequence[tuple[float, float]]
-    is_dotted: bool = False
-    is_faint: bool = False
+    label: str  # in the legend, and where one points at a value
+    colour: int  # number of its class: 0 to 5
+    points: Sequence[tuple[float, float]]  # (x, y), x rising
+    is_dotted: bool = False  # True: each point is marked, for values that are measured now and then
+    is_faint: bool = False  # True: drawn pale, as the background of a smoother curve
 
 
 @dataclass(frozen=True)
 class Lane:
-    """One row of a timeline. levels: equal slices of the time shown, each 0 (idle) to 1 (full)."""
+    """One row of a timeline."""
 
-    label: str
-    colour: int
-    levels: Sequence[float]
-    note: str
+    label: str  # at its left; cut after 20 characters
+    colour: int  # number of its class: 0 to 5
+    levels: Sequence[float]  # equal slices of the time shown, each 0 (idle) to 1 (full)
+    note: str  # below the label; cut after 26 characters
 
 
 def draw_curves(series: Sequence[Series], x_name: str, width: int = 380, height: int = 160) -> Markup:

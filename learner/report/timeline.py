@@ -21,8 +21,10 @@ _CLOSE_UP_STEPS = 8
 
 @dataclass(frozen=True)
 class Timeline:
-    title: str
-    svg: Markup
+    """What servers and learner did over a stretch of the run."""
+
+    title: str  # above the picture
+    svg: Markup  # the picture; its axis counts seconds from the first moment of the last start
 
 
 def draw_timelines(spans: Spans, lines: Sequence[Mapping[str, float]]) -> list[Timeline]:
@@ -55,12 +57,12 @@ def mean_in_flight(
 
 @dataclass(frozen=True)
 class _Steps:
-    """start: when a step's wait for data began; trained, pushed: [N, 2] intervals; end: of its push."""
+    """When each of N steps did what, in Unix seconds."""
 
-    start: NDArray[np.float64]
-    end: NDArray[np.float64]
-    trained: NDArray[np.float64]
-    pushed: NDArray[np.float64]
+    start: NDArray[np.float64]  # [N] when the wait for data began
+    end: NDArray[np.float64]  # [N] when the push had ended
+    trained: NDArray[np.float64]  # [N, 2] from, to
+    pushed: NDArray[np.float64]  # [N, 2] from, to
 
 
 def _steps(lines: Sequence[Mapping[str, float]], since: float) -> _Steps:

@@ -39,7 +39,7 @@ class VersionSpan(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_f
 class TrajectoryFacts(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
     """Everything about a trajectory but its tokens."""
 
-    group: Name  # the lease's group: "e{epoch}-{prompt uid}", or "eval-{step}-{prompt uid}"
+    group: Name  # the lease's group: e{epoch}-{prompt uid}, or eval-{step}-{prompt uid}
     sample_index: Count  # which sample of its group, from 0
     attempt: Count  # of the lease that it was made for: leases of the group so far, that one included
     incarnation: Count  # start of the run that gave the lease; a later start may still train the trajectory
