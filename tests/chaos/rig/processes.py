@@ -51,9 +51,9 @@ def prepare(pipe: Connection, settings: Settings, start: RunStart, is_restart: b
     pipe.poll(None)
 
 
-def run_coordinator(pipe: Connection, settings: Settings, start: RunStart) -> None:
-    """Be the coordinator until told to close, or until its loop fails."""
-    process = CoordinatorProcess(settings, start.folder, start.run_id, start.step, "127.0.0.1")
+def run_coordinator(pipe: Connection, settings: Settings, start: RunStart, host: str) -> None:
+    """Be the coordinator until told to close, or until its loop fails. host: where it listens."""
+    process = CoordinatorProcess(settings, start.folder, start.run_id, start.step, host)
     pipe.send(("open", *process.open()))
     while True:
         if not pipe.poll(0.2):
@@ -81,7 +81,11 @@ async def _serve(pipe: Connection, name: str, node: Node, pace: Pace) -> None:
     async def start_engine(_: EngineSpec) -> PacedEngine:
         return PacedEngine(pace.seed ^ os.getpid(), pace.token_s, pace.mean_tokens)
 
-    server = RolloutServer(name, ENGINE, start_engine, lambda: node)
+    await obey(pipe, RolloutServer(name, ENGINE, start_engine, lambda: node))
+
+
+async def obey(pipe: Connection, server: RolloutServer) -> None:
+    """Start a server and do what the rig's end of the pipe says, until it is told to detach."""
     await server.start()
     loop = asyncio.get_running_loop()
     while True:
@@ -113,7 +117,7 @@ def run_learner(
     pipe: Connection, settings: Settings, start: RunStart, where: tuple[str, int], keys: Keys, pace: Pace
 ) -> None:
     """Be the only learner rank: count what a step would train, save it in checkpoints, have every version pushed."""
-    learner = _CountingLearner(pipe, settings, start, where, keys)
+    learner = CountingLearner(pipe, settings, start, where, keys)
     pipe.send(("ended", learner.train(pace.step_s)))
 
 
@@ -138,14 +142,14 @@ class _CountingPolicy:
         (folder / "config.json").write_text("{}")
 
 
-class _CountingLearner:
+class CountingLearner:
     """Rank 0 of one, without a model."""
 
     def __init__(
         self, pipe: Connection, settings: Settings, start: RunStart, where: tuple[str, int], keys: Keys
     ) -> None:
         address, incarnation = where
-        self._pipe = pipe
+        self.pipe = pipe
         self._settings = settings
         self._start = start
         self._client = CoordinatorClient(
@@ -167,11 +171,11 @@ class _CountingLearner:
             load_checkpoint(self._policy, start.checkpoint)
 
     def train(self, step_s: float) -> str:
-        self._push()
+        self.push()
         while True:
             answer = self._client.next_batch(self.step + 1, 0, 120.0)
             if answer is None:
-                self._push()
+                self.push()
                 continue
             if isinstance(answer, str):
                 break
@@ -183,9 +187,9 @@ class _CountingLearner:
             for facts in batch.facts:
                 groups.setdefault(facts.group, []).append(facts.sample_index)
             self._policy.trained[str(self.step)] = groups
-            self._push()
+            self.push()
             self._client.stepped(self.step, self.version, True, "", {"loss": 0.0})
-            self._pipe.send(("step", self.step))
+            self.pipe.send(("step", self.step))
             if self.step % self._settings.learner.checkpoint_every_steps == 0:
                 self._save()
         self._save()  # the last step again, mostly: the folder of that name has to give way
@@ -199,15 +203,15 @@ class _CountingLearner:
     def _wait(self, step_s: float) -> None:
         """Take as long as a step, and longer when the rig says so."""
         time.sleep(step_s)
-        while self._pipe.poll():
-            verb, seconds = self._pipe.recv()
+        while self.pipe.poll():
+            verb, seconds = self.pipe.recv()
             assert verb == "stall"
             time.sleep(seconds)
 
-    def _push(self) -> None:
+    def push(self) -> None:
         """Have the rig bring every living server to this version."""
-        self._pipe.send(("push", self.version))
-        while (answer := self._pipe.recv())[0] != "pushed":
+        self.pipe.send(("push", self.version))
+        while (answer := self.pipe.recv())[0] != "pushed":
             time.sleep(answer[1])
 
     def _save(self) -> None:

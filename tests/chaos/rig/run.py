@@ -8,6 +8,7 @@ import signal
 import time
 from collections import Counter
 from collections.abc import Callable
+from dataclasses import dataclass
 from multiprocessing.connection import wait
 from pathlib import Path
 from typing import Any
@@ -20,6 +21,15 @@ from rollout.neighbours.services import Node
 from tests.chaos.rig.part import Part, fork_part
 from tests.chaos.rig.processes import Pace, prepare, run_coordinator, run_learner, run_server
 from tests.chaos.rig.push import RigPush
+
+
+@dataclass(frozen=True)
+class Parts:
+    """What the rig's processes are made of."""
+
+    server: Callable[..., None] = run_server
+    learner: Callable[..., None] = run_learner
+    coordinator_host: str = "127.0.0.1"  # the address that the coordinator listens on
 
 
 class Rig:
@@ -37,11 +47,14 @@ class Rig:
         pace: Pace,
         disturb: Callable[["Rig", float], None] = lambda rig, now: None,
         route: Callable[[str], str] = lambda address: address,
+        parts: Parts | None = None,
     ) -> None:
         self.settings = settings
         self.keys = keys
         self.counts: Counter[str] = Counter()
         self.step = 0
+        self.told: list[tuple[Any, ...]] = []  # what parts said that the rig has no use for: (when, verb, ...)
+        self._parts_are = parts or Parts()
         self._pace = pace
         self._disturb = disturb
         self._route = route
@@ -108,7 +121,7 @@ class Rig:
         return fork_part(name, self._parts(), self.failpoint, main, *arguments)
 
     def _start_server(self, name: str) -> None:
-        self.servers[name] = self._fork(name, run_server, name, self._node, self._pace)
+        self.servers[name] = self._fork(name, self._parts_are.server, name, self._node, self._pace)
         self._attached.discard(name)
         self._dead.discard(name)
         if self._where is not None:
@@ -169,7 +182,9 @@ class Rig:
             self.step = self._start.step
             part.bury()
             self.preparer = None
-            self.coordinator = self._fork("coordinator", run_coordinator, self.settings, self._start)
+            self.coordinator = self._fork(
+                "coordinator", run_coordinator, self.settings, self._start, self._parts_are.coordinator_host
+            )
         elif verb == "open":
             self._where = (rest[0], rest[1])
             for name in self.servers.keys() - self._dead:
@@ -179,7 +194,7 @@ class Rig:
             if self.learner is None and self._where is not None and self._attached == set(self.servers):
                 where = (self._route(self._where[0]), self._where[1])
                 arguments = (self.settings, self._start, where, self.keys, self._pace)
-                self.learner = self._fork("learner", run_learner, *arguments)
+                self.learner = self._fork("learner", self._parts_are.learner, *arguments)
         elif verb == "push" and part is self.learner:
             for name in self._attached:
                 self.servers[name].tell("push", rest[0])
@@ -194,6 +209,8 @@ class Rig:
             self.step = rest[0]
         elif verb == "ended":
             self._ended = rest[0]
+        else:
+            self.told.append((time.monotonic(), verb, *rest))
 
     def _let_learner_go_on(self) -> None:
         """Tell the learner that every server of its push has it, or is gone."""

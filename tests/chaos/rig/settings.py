@@ -4,7 +4,7 @@ import json
 import random
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -19,12 +19,12 @@ def reward_func(queries, prompts, labels, **kwargs):
 
 
 @contextmanager
-def reward_service(folder: Path) -> Iterator[str]:
-    """Yield the address of a reward service in a process of its own."""
+def reward_service(folder: Path, port: int = 0, on_host: Sequence[str] = ()) -> Iterator[str]:
+    """Yield the address of a reward service in a process of its own. on_host: the command that runs another there."""
     scorer = folder / "scorer.py"
     scorer.write_text(_SCORER)
     process = subprocess.Popen(
-        [sys.executable, "-m", "rewards.serve", "--function", str(scorer), "--port", "0"],
+        [*on_host, sys.executable, "-m", "rewards.serve", "--function", str(scorer), "--port", str(port)],
         stdout=subprocess.PIPE,
         text=True,
     )
@@ -45,6 +45,7 @@ def rig_settings(
     seed: int,
     learner: dict[str, Any],
     rollout: dict[str, Any],
+    weights: dict[str, Any] | None = None,
 ) -> Settings:
     """Return a run over `epochs` epochs of `num_prompts` new prompts; the steps are as many as that needs."""
     prompts = folder / "prompts.jsonl"
@@ -64,12 +65,13 @@ def rig_settings(
             "rollout": {"max_response_tokens": 400, "max_context_tokens": 1000, "max_groups_in_flight": 32, **rollout},
             "rewards": {"endpoints": [{"name": "count", "url": reward_url, "batch_size": 8}]},
             "learner": {"checkpoint_every_steps": 5, "keep_checkpoints": 2, **learner},
+            "weights": weights or {},
             "eval": {"every_steps": 0},
         }
     )
 
 
-def endless_settings(folder: Path, reward_url: str, seed: int) -> Settings:
+def endless_settings(folder: Path, reward_url: str, seed: int, weights: dict[str, Any] | None = None) -> Settings:
     """Return a run of so many prompts that it ends only when it is told to."""
     return rig_settings(
         folder,
@@ -79,6 +81,7 @@ def endless_settings(folder: Path, reward_url: str, seed: int) -> Settings:
         seed=seed,
         learner={"groups_per_step": 20, "max_staleness": 2, "checkpoint_every_steps": 50},
         rollout={"group_size": 4},
+        weights=weights,
     )
 
 

@@ -1,0 +1,80 @@
+"""A rollout server's weight controls over TCP, on connections that are kept: what Ray's calls are in a cluster.
+
+A call into a cut link hangs, as Ray's do, until whoever asked gives it up.
+"""
+
+import asyncio
+import json
+from collections.abc import Awaitable, Callable
+from typing import Any
+
+from rollout.server import RolloutServer
+
+_LIMIT = 1 << 20  # bytes of a line
+_Connection = tuple[asyncio.StreamReader, asyncio.StreamWriter]
+
+
+class ControlLine:
+    """The learner's end: the verbs of `learner.weights.server_control.ServerControl`."""
+
+    def __init__(self, name: str, host: str, port: int) -> None:
+        self.name = name
+        self._where = (host, port)
+        self._idle: list[_Connection] = []
+
+    async def join(self, init: dict[str, Any], timeout_s: float) -> None:
+        await self._call("join_weights", init, timeout_s)
+
+    async def pause(self) -> None:
+        await self._call("pause")
+
+    async def receive(self, update: dict[str, Any]) -> None:
+        await self._call("receive", update)
+
+    async def commit(self, version: int, digest: str) -> None:
+        await self._call("commit", version, digest)
+
+    async def resume(self) -> None:
+        await self._call("resume")
+
+    async def probe(self, tokens: list[int]) -> list[float]:
+        logprobs: list[float] = await self._call("probe", tokens)
+        return logprobs
+
+    async def leave(self) -> None:
+        await self._call("leave")
+
+    async def _call(self, verb: str, *arguments: Any) -> Any:
+        reader, writer = self._idle.pop() if self._idle else await asyncio.open_connection(*self._where, limit=_LIMIT)
+        try:
+            writer.write(json.dumps([verb, *arguments]).encode() + b"\n")
+            answer = json.loads(await reader.readline() or '{"error": "the connection was closed"}')
+        except BaseException:
+            writer.close()
+            raise
+        self._idle.append((reader, writer))
+        if "error" in answer:
+            raise RuntimeError(answer["error"])
+        return answer["value"]
+
+
+async def serve_controls(server: RolloutServer, host: str, port: int) -> None:
+    """Answer calls of a `ControlLine` from now on."""
+
+    async def answer(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        try:
+            while line := await reader.readline():
+                verb, *arguments = json.loads(line)
+                call: Callable[..., Awaitable[Any]] = getattr(server, verb)
+                try:
+                    reply = {"value": await call(*arguments)}
+                except Exception as error:  # passed on to who asked, as Ray does
+                    reply = {"error": f"{type(error).__name__}: {error}"}
+                writer.write(json.dumps(reply).encode() + b"\n")
+                await writer.drain()
+        except ConnectionError:
+            pass  # who asked has given up
+        finally:
+            writer.close()
+
+    await asyncio.start_server(answer, host, port, limit=_LIMIT)

@@ -1,0 +1,25 @@
+"""A cut link between two hosts, in the short form of its command."""
+
+import re
+import subprocess
+import sys
+
+import pytest
+
+_SKIPPED = 77  # this machine cannot make network namespaces
+
+_FIGURES = (
+    r"partition cut_s=[\d.]+ steps_while_cut=\d+ standstill_s=[\d.]+ longest_push_s=[\d.]+ synced_after_s=[\d.]+ "
+    r"used_after_s=[\d.]+ kept_results=\d+ taken_back=\d+ skipped=0 audit=passed holds=yes"
+)
+
+
+@pytest.mark.timeout(180)
+def test_partition_holds_in_its_short_form() -> None:
+    command = [sys.executable, "-m", "tests.chaos.partition", "--seed", "1", "--short"]
+    finished = subprocess.run(command, capture_output=True, text=True, timeout=150)
+    if finished.returncode == _SKIPPED:
+        pytest.skip(finished.stdout.strip())
+    last = finished.stdout.splitlines()[-1]
+    assert re.fullmatch(_FIGURES, last), finished.stdout[-3000:] + finished.stderr[-3000:]
+    assert finished.returncode == 0
