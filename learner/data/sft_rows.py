@@ -6,15 +6,17 @@ A line is one of
     {"prompt": text or messages, "response": text}                loss on the response and the end token after it
     {"segments": [{"text": ..., "weight": number}, ...]}          loss as weighted; 0: none
 
-Every segment is encoded by itself, as in rollouts, where the model's turns and the environment's never share a token.
+Every segment is encoded by itself, as in rollouts, where the model's turns and the environment's never share a token. A
+row begins as a rollout does: text with what the tokenizer puts before a text (BOS, for Llama, Gemma and Mistral), once;
+messages with what the chat template writes.
 """
 
 import json
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from math import isfinite
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -24,7 +26,11 @@ from protocol.errors import OperatorError
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
-Segment = tuple[str, float]
+
+class Segment(NamedTuple):
+    text: str
+    weight: float
+    is_start: bool = False  # encoded with what the tokenizer puts before a text
 
 
 @dataclass(frozen=True)
@@ -56,7 +62,7 @@ def load_rows(path: Path, model_dir: Path) -> list[SftRow]:
             segmented.append(_segments(_parse(line), tokenizer))
         except _BadLineError as error:
             raise OperatorError(f"{path}, line {number}: {error}") from None
-    ids = _encode({text for row in segmented for text, _ in row}, tokenizer)
+    ids = _encode(dict.fromkeys((part.text, part.is_start) for row in segmented for part in row), tokenizer)
     rows = []
     for (number, _), row in zip(lines, segmented, strict=True):
         try:
@@ -90,7 +96,7 @@ def _parse(line: str) -> dict[str, Any]:
 
 def _segments(row: dict[str, Any], tokenizer: "PreTrainedTokenizerBase") -> list[Segment]:
     if "segments" in row:
-        return _weighted_segments(row["segments"])
+        return _weighted_segments(row["segments"], str(tokenizer.bos_token or ""))
     if "messages" in row:
         return _chat_segments(_checked_messages(row["messages"], "messages"), tokenizer)
     if "prompt" in row and "response" in row:
@@ -98,26 +104,30 @@ def _segments(row: dict[str, Any], tokenizer: "PreTrainedTokenizerBase") -> list
     raise _BadLineError(f'has the keys {sorted(row)}, expected "segments", "messages", or "prompt" and "response"')
 
 
-def _weighted_segments(segments: Any) -> list[Segment]:
+def _weighted_segments(segments: Any, bos: str) -> list[Segment]:
     if not isinstance(segments, list):
         raise _BadLineError("segments is no list")
-    checked = []
+    checked: list[Segment] = []
     for i, segment in enumerate(segments):
         text, weight = (segment.get("text"), segment.get("weight")) if isinstance(segment, dict) else (None, None)
         if not isinstance(text, str):
             raise _BadLineError(f"segments[{i}].text is {text!r}, expected a string")
         if isinstance(weight, bool) or not isinstance(weight, int | float) or not (isfinite(weight) and weight >= 0):
             raise _BadLineError(f"segments[{i}].weight is {weight!r}, expected a number of at least 0")
-        checked.append((text, float(weight)))
+        # A chat template's text begins with BOS already.
+        is_start = not checked and not (bos and text.startswith(bos))
+        checked.append(Segment(text, float(weight), is_start))
     return checked
 
 
 def _completion_segments(prompt: Any, response: Any, tokenizer: "PreTrainedTokenizerBase") -> list[Segment]:
     if not isinstance(response, str):
         raise _BadLineError(f"response is {response!r}, expected a string")
-    if not isinstance(prompt, str):
+    is_text = isinstance(prompt, str)
+    if not is_text:
         prompt = _rendered(_checked_messages(prompt, "prompt"), tokenizer, add_generation_prompt=True)
-    return [(prompt, 0.0), (response, 1.0), (str(tokenizer.eos_token or ""), 1.0)]
+    end = str(tokenizer.eos_token or "")
+    return [Segment(prompt, 0.0, is_start=is_text), Segment(response, 1.0), Segment(end, 1.0)]
 
 
 def _chat_segments(messages: Sequence[dict[str, Any]], tokenizer: "PreTrainedTokenizerBase") -> list[Segment]:
@@ -136,7 +146,7 @@ def _chat_segments(messages: Sequence[dict[str, Any]], tokenizer: "PreTrainedTok
                     f"messages[{i}]: the model's chat template writes earlier messages in another way once later ones "
                     'follow. Give the row as "segments"'
                 )
-            segments.append((until[len(done) :], weight))
+            segments.append(Segment(until[len(done) :], weight))
             done = until
     return segments
 
@@ -164,17 +174,22 @@ def _checked_messages(messages: Any, key: str) -> list[dict[str, Any]]:
     return messages
 
 
-def _encode(texts: Iterable[str], tokenizer: "PreTrainedTokenizerBase") -> dict[str, NDArray[np.int32]]:
-    """Return the tokens of each text. All at once: the tokenizer then uses every core."""
-    ordered = [text for text in texts if text]
-    if not ordered:
-        return {}
-    encoded = tokenizer(ordered, add_special_tokens=False, return_attention_mask=False)["input_ids"]
-    return {text: np.array(ids, np.int32) for text, ids in zip(ordered, encoded, strict=True)}
+def _encode(
+    texts: Collection[tuple[str, bool]], tokenizer: "PreTrainedTokenizerBase"
+) -> dict[tuple[str, bool], NDArray[np.int32]]:
+    """Return the tokens of each (text, whether a row starts with it). All at once: the tokenizer uses every core."""
+    encoded: dict[tuple[str, bool], NDArray[np.int32]] = {}
+    for at_start in (True, False):
+        ordered = [text for text, is_start in texts if is_start == at_start and (text or is_start)]
+        if ordered:
+            found = tokenizer(ordered, add_special_tokens=at_start, return_attention_mask=False)["input_ids"]
+            encoded |= {(text, at_start): np.array(ids, np.int32) for text, ids in zip(ordered, found, strict=True)}
+    return encoded
 
 
-def _join(segments: Sequence[Segment], ids: dict[str, NDArray[np.int32]], max_tokens: int) -> SftRow:
-    parts = [(ids[text], weight) for text, weight in segments if text]
+def _join(segments: Sequence[Segment], ids: dict[tuple[str, bool], NDArray[np.int32]], max_tokens: int) -> SftRow:
+    encoded = [(ids.get((part.text, part.is_start)), part.weight) for part in segments]
+    parts = [(tokens, weight) for tokens, weight in encoded if tokens is not None and len(tokens)]
     if not parts:
         raise _BadLineError("has no text")
     tokens = np.concatenate([part for part, _ in parts])

@@ -17,7 +17,7 @@ from learner.models import varlen_attention
 from learner.models.deepspeed_config import deepspeed_config, import_deepspeed, zero_stage_of
 from learner.models.export import export_model
 from learner.models.finite import NonFiniteWeightsError, first_non_finite
-from learner.models.logprobs import token_logprobs
+from learner.models.gradient import add_gradient, score_tokens
 from learner.models.optimizer import GuardedAdamW
 from learner.models.schedule import learning_rate_factor
 from learner.models.settings import PolicySettings
@@ -73,21 +73,17 @@ class PolicyEngine:
         loss_function: (logprobs [K], entropies [K], micro-batch) -> (sum of token losses, sums for metrics). Every rank
         brings the same number of micro-batches. with_entropy: False saves the loss that needs none, and gives it zeros.
         """
-        losses, sums = [], Sums()
-        for micro_batch in micro_batches:
-            logprobs, entropies = self._forward(micro_batch, with_entropy=with_entropy)
-            loss, parts = loss_function(logprobs, entropies, micro_batch)
-            # A loss that is not finite can have a finite gradient (a clipped infinity). Times NaN it has none, so that
-            # the check of the reduced gradient stops every rank. Times 1 otherwise, without waiting for the value.
-            # The inputs count too: the clamped log ratio makes a finite loss of an infinite behaviour logprob.
-            poisoned = loss * ((loss.detach() + _input_sum(micro_batch).to(loss.device)) * 0.0 + 1.0)
-            # DeepSpeed averages over the ranks; what is wanted is the sum.
-            self._engine.backward(poisoned * (self._world_size / global_weight))
-            losses.append(poisoned.detach())
-            _merge(sums, parts)
+        # DeepSpeed averages over the ranks; what is wanted is the sum.
+        sums = add_gradient(
+            self._engine,
+            micro_batches,
+            loss_function,
+            self._world_size / global_weight,
+            temperature=self._settings.temperature,
+            with_entropy=with_entropy,
+        )
         self._engine.step()
-        sums["loss"] = float(torch.stack(losses).double().sum())
-        reduced = _reduce(sums, self.device)
+        reduced = _reduce(sums)
         norm = self._engine.get_global_grad_norm()
         return StepResult(
             applied=bool(self._engine.was_step_applied()),
@@ -102,7 +98,8 @@ class PolicyEngine:
 
         Collective in ZeRO 3.
         """
-        return self._forward(micro_batch, temperature, with_entropy=False)[0]
+        temperature = temperature or self._settings.temperature
+        return score_tokens(self._engine, micro_batch.to(self.device), temperature, with_entropy=False)[0]
 
     def check_finite(self, *, with_optimizer: bool = False) -> None:
         """Raise on every rank when a weight of any rank is not finite; with_optimizer: or a part of its state.
@@ -182,20 +179,6 @@ class PolicyEngine:
     def _whole_numel(self, parameter: Tensor) -> int:
         return int(getattr(parameter, "ds_numel", parameter.numel()))
 
-    def _forward(
-        self, micro_batch: MicroBatch, temperature: float | None = None, *, with_entropy: bool = True
-    ) -> tuple[Tensor, Tensor]:
-        """Return (logprobs [K], entropies [K]), float32; logits exist only where a model token is predicted."""
-        logits = self._engine(
-            input_ids=micro_batch.tokens.to(self.device),
-            position_ids=micro_batch.position_ids.to(self.device),
-            logits_to_keep=micro_batch.predict_at.to(self.device),
-            segments=varlen_attention.Segments(micro_batch.lengths, self.device),
-            use_cache=False,
-        ).logits[0]
-        temperature = temperature or self._settings.temperature
-        return token_logprobs(logits, micro_batch.targets.to(self.device), temperature, with_entropy=with_entropy)
-
 
 def _load_model(settings: PolicySettings) -> Any:
     from transformers import AutoModelForCausalLM
@@ -235,17 +218,9 @@ def _schedule_of(settings: PolicySettings) -> Callable[[int], float]:
     )
 
 
-def _input_sum(micro_batch: MicroBatch) -> Tensor:
-    """Return a number that is not finite when one that goes into the loss is not."""
-    return micro_batch.behaviour_logprobs.sum() + micro_batch.advantages.sum() + micro_batch.weights.sum()
-
-
-def _merge(sums: Sums, parts: Sums) -> None:
-    for key, value in parts.items():
-        sums[key] = max(sums.get(key, value), value) if key.startswith("max_") else sums.get(key, 0.0) + value
-
-
-def _reduce(sums: Sums, device: torch.device) -> Sums:
+def _reduce(sums: Sums) -> dict[str, float]:
+    """Return the sums over all ranks; every rank brings the same keys."""
     added = sorted(key for key in sums if not key.startswith("max_"))
-    reduced = dict(zip(added, reduce_sums([sums[key] for key in added], device), strict=True))
-    return reduced | {key: reduce_max(sums[key], device) for key in sorted(sums) if key.startswith("max_")}
+    largest = sorted(sums.keys() - set(added))
+    reduced = dict(zip(added, reduce_sums(torch.stack([sums[key] for key in added])), strict=True))
+    return reduced | {key: reduce_max(float(sums[key]), sums[key].device) for key in largest}

@@ -6,11 +6,11 @@ Nothing listens beyond the address that was asked for.
 import ipaddress
 import os
 import socket
-from collections.abc import Sequence
 from datetime import timedelta
 
 import torch
 import torch.distributed as dist
+from torch import Tensor
 from torch.distributed import TCPStore  # type: ignore[attr-defined]  # not declared in its stubs
 
 
@@ -51,11 +51,16 @@ def join_world(
     return store
 
 
-def reduce_sums(values: Sequence[float], device: torch.device) -> list[float]:
-    """Return the sum over all ranks of each value, in float64."""
-    tensor = torch.tensor(values, dtype=torch.float64, device=device)
-    dist.all_reduce(tensor)
-    return [float(value) for value in tensor]
+def own_device() -> torch.device:
+    """Return the device of this rank, on which ranks reduce."""
+    return torch.device("cuda", 0) if torch.cuda.is_available() else torch.device("cpu")
+
+
+def reduce_sums(values: Tensor) -> list[float]:
+    """Return the sum over all ranks of each value, in float64. values: [N], on the device that ranks reduce on."""
+    sums = values.double()
+    dist.all_reduce(sums)
+    return [float(value) for value in sums.tolist()]
 
 
 def reduce_max(value: float, device: torch.device) -> float:

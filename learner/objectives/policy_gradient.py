@@ -9,29 +9,29 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from learner.algorithms.by_name import ADVANTAGES, CORRECTIONS, LOSSES
-from learner.algorithms.losses.clipped import Clip
+from learner.algorithms.by_name import ADVANTAGES, CORRECTIONS, LOSSES, recipe_of
+from learner.algorithms.corrections.band import Band
+from learner.algorithms.corrections.token_weights import token_weights
+from learner.algorithms.losses.policy_loss import Clip
 from learner.algorithms.ratio import log_ratio
-from learner.algorithms.recipes import recipe_of
 from learner.models.step_result import LossFunction, StepResult, Sums
-from learner.packing.micro_batch import MicroBatch, Sample, make_micro_batch
+from learner.packing.micro_batch import LearnerSample, MicroBatch, make_micro_batch
 from protocol.settings.settings import Settings
 from protocol.wire.messages import Batch
 from protocol.wire.trajectory import Trajectory
 
 # A token whose two logprobs differ by more than this is counted: the engine or the staleness has drifted.
 _OUTSIDE = (0.9, 1.1)
-_SUMS = ("entropy", "kl", "ratio", "ratio_squared", "clipped", "outside", "max_difference")
 
 
 @dataclass(frozen=True)
 class StepInputs:
-    """A rank's part of a step. num_model_tokens: of all ranks. wait_s: how long the batch took to come."""
+    """A rank's part of a step."""
 
     micro_batches: tuple[MicroBatch, ...]
     loss: LossFunction
-    num_model_tokens: int
-    wait_s: float
+    num_model_tokens: int  # of all ranks
+    wait_s: float  # how long the batch took to come
 
 
 def prepare_step(batch: Batch, trajectories: Mapping[int, Trajectory], settings: Settings, wait_s: float) -> StepInputs:
@@ -51,26 +51,25 @@ def prepare_step(batch: Batch, trajectories: Mapping[int, Trajectory], settings:
 def make_loss(settings: Settings) -> LossFunction:
     """Return the loss that the settings name: (logprobs [K], entropies [K], micro-batch) -> (sum over tokens, sums).
 
-    With old_logprobs = behaviour the ratio is taken against the engine's logprobs, and the correction against the
-    learner's own, detached; with recompute the ratio is against the learner's logprobs before this step, and the
-    correction is the old policy over the behaviour. One update a step: those are `logprobs`, detached.
+    policy.old_logprobs = behaviour knows two policies: the ratio is learner / behaviour, and so is what the correction
+    looks at. recompute knows three: the ratio is learner / old, the correction looks at old / behaviour, and old is the
+    learner before the step, which is `logprobs` without a gradient while a step is one update.
     """
     recipe, learner = recipe_of(settings.learner), settings.learner
-    policy_loss, correct = LOSSES[recipe.loss], CORRECTIONS[recipe.correction]
-    clip = Clip(learner.clip_low, learner.clip_high)
-    is_bypass = settings.policy.old_logprobs == "behaviour"
+    policy_loss, correction = LOSSES[recipe.loss], CORRECTIONS[recipe.correction]
+    clip = Clip(learner.clip_low, learner.clip_high, learner.dual_clip)
+    band = Band(learner.correction_low, learner.correction_high)
+    has_old_policy = settings.policy.old_logprobs == "recompute"
 
     def loss(logprobs: Tensor, entropies: Tensor, micro_batch: MicroBatch) -> tuple[Tensor, Sums]:
         behaviour = micro_batch.behaviour_logprobs
-        old = behaviour if is_bypass else logprobs.detach()
-        token_losses, is_clipped = policy_loss(logprobs, old, micro_batch.advantages, clip)
-        ratio = log_ratio(logprobs.detach(), behaviour).exp()
-        weights = correct(ratio)
-        if is_bypass and recipe.loss == "ppo":
-            # The clipped ratio already is the importance weight of the behaviour policy: only what the correction cuts
-            # away is applied, or samples would be weighted twice.
-            weights = (weights / ratio).clamp(max=1.0)
-        return (token_losses * weights).sum(), _sums(logprobs.detach(), entropies, behaviour, ratio, is_clipped)
+        before = logprobs.detach()
+        old = before if has_old_policy else behaviour
+        of_tokens, is_clipped = policy_loss.of_tokens(logprobs, old, micro_batch.advantages, clip)
+        ratio = log_ratio(before, behaviour).exp()
+        is_in_loss = policy_loss.has_ratio and not has_old_policy
+        weights = token_weights(correction, ratio, band, is_in_loss=is_in_loss)
+        return (of_tokens * weights).sum(), _sums(before, entropies, behaviour, ratio, is_clipped)
 
     return loss
 
@@ -81,7 +80,7 @@ def step_metrics(result: StepResult, inputs: StepInputs) -> dict[str, float]:
     return {
         "loss": result.loss,
         "grad_norm": result.grad_norm,
-        "kl": sums["kl"] / count,
+        "kl": sums["mismatch_kl"] / count,
         "entropy": sums["entropy"] / count,
         "ratio_mean": sums["ratio"] / count,
         "clip_fraction": sums["clipped"] / count,
@@ -93,23 +92,22 @@ def step_metrics(result: StepResult, inputs: StepInputs) -> dict[str, float]:
 
 
 def _sums(logprobs: Tensor, entropies: Tensor, behaviour: Tensor, ratio: Tensor, is_clipped: Tensor) -> Sums:
-    """Return sums over a micro-batch's tokens. kl: of the behaviour from the learner, k3 estimator (Schulman, 2020)."""
-    if not len(logprobs):
-        return {"tokens": 0.0, **dict.fromkeys(_SUMS, 0.0)}  # every rank reduces the same keys
+    """Return sums over a micro-batch's tokens, the same keys for any.
+
+    mismatch_kl: of the behaviour policy from the learner's, k3 estimator (Schulman, "Approximating KL divergence").
+    """
     difference = log_ratio(logprobs, behaviour)
     low, high = _OUTSIDE
-    stacked = torch.stack(
-        [
-            entropies.sum(),
-            (ratio - 1.0 - difference).sum(),
-            ratio.sum(),
-            ratio.square().sum(),
-            is_clipped.float().sum(),
-            ((ratio < low) | (ratio > high)).float().sum(),
-            (logprobs - behaviour).abs().max(),
-        ]
-    ).tolist()
-    return {"tokens": float(len(logprobs)), **dict(zip(_SUMS, stacked, strict=True))}
+    return {
+        "tokens": torch.ones_like(logprobs).sum(),
+        "entropy": entropies.sum(),
+        "mismatch_kl": (ratio - 1.0 - difference).sum(),
+        "ratio": ratio.sum(),
+        "ratio_squared": ratio.square().sum(),
+        "clipped": is_clipped.sum(),
+        "outside": ((ratio < low) | (ratio > high)).sum(),
+        "max_difference": (logprobs - behaviour).abs().max() if len(logprobs) else torch.zeros_like(ratio.sum()),
+    }
 
 
 def _advantages(batch: Batch, settings: Settings) -> list[float]:
@@ -123,8 +121,8 @@ def _advantages(batch: Batch, settings: Settings) -> list[float]:
     return advantages
 
 
-def _sample(trajectory: Trajectory, advantage: float) -> Sample:
-    return Sample(
+def _sample(trajectory: Trajectory, advantage: float) -> LearnerSample:
+    return LearnerSample(
         tokens=trajectory.tokens,
         loss_mask=trajectory.loss_mask.astype(bool),
         behaviour_logprobs=trajectory.behaviour_logprobs,

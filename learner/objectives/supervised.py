@@ -9,7 +9,7 @@ from torch import Tensor
 from learner.data.sft_rows import SftRow
 from learner.models.policy import PolicyEngine
 from learner.models.step_result import Sums
-from learner.packing.micro_batch import MicroBatch, Sample, make_micro_batch
+from learner.packing.micro_batch import LearnerSample, MicroBatch, make_micro_batch
 from learner.packing.plan import plan_step
 from protocol.errors import OperatorError
 
@@ -49,9 +49,9 @@ def run_sft(
 
 
 def weighted_nll(logprobs: Tensor, entropies: Tensor, micro_batch: MicroBatch) -> tuple[Tensor, Sums]:
-    """Return the weighted sum of the tokens' negative logprobs, and no metrics. Called by `PolicyEngine.step`."""
+    """Return the weighted sum of the tokens' negative logprobs, and no metrics."""
     return -(micro_batch.weights * logprobs).sum(), {}
 
 
-def _sample(row: SftRow) -> Sample:
-    return Sample(row.tokens, row.weights > 0.0, np.zeros(len(row.tokens), np.float32), weights=row.weights)
+def _sample(row: SftRow) -> LearnerSample:
+    return LearnerSample(row.tokens, row.weights > 0.0, np.zeros(len(row.tokens), np.float32), weights=row.weights)

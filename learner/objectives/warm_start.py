@@ -4,34 +4,52 @@ The result is kept under SLUICE_HOME/cache and found again by content.
 """
 
 import hashlib
+import json
 from collections.abc import Callable
-from dataclasses import replace
+from dataclasses import asdict, replace
 from pathlib import Path
 
-import torch.distributed
+import torch.distributed as dist
 
 from learner.data.sft_rows import load_rows
 from learner.disk.model_folder import model_digest
 from learner.models.policy import PolicyEngine
 from learner.models.settings import PolicySettings, policy_settings
+from learner.models.world import own_device, reduce_max
 from learner.objectives.supervised import run_sft
+from protocol.errors import OperatorError
 from protocol.node.home import sluice_home
 from protocol.settings.settings import Settings
+
+# How rows become tokens; another number when that changes, so that models of the old way are not found again.
+_TOKENS_FORM = 2
 
 
 def warm_start(settings: Settings, model: Path, tell: Callable[[str], None]) -> Path:
     """Return the folder of the warm-started model, made now unless it was made before. All ranks call it together."""
-    wanted = sluice_home() / "cache" / f"warm_start-{_content_key(settings, model)}"
-    if wanted.is_dir():
+    wanted = sluice_home() / "cache" / f"warm_start-{content_key(settings, model)}"
+    # Rank 0 decides: ranks of other nodes have a cache of their own, and would wait in collectives that rank 0 skips.
+    is_found = reduce_max(float(dist.get_rank() == 0 and wanted.is_dir()), own_device())
+    if is_found:
         tell("warm start found in the cache")
-        return wanted
+    else:
+        _make(settings, model, wanted, tell)
+    if not wanted.is_dir():
+        raise OperatorError(
+            f"The warm-started model {wanted} is not on the node of rank {dist.get_rank()}. Copy it there from "
+            "rank 0's node, or put SLUICE_HOME on a disk that all nodes share."
+        )
+    return wanted
+
+
+def _make(settings: Settings, model: Path, wanted: Path, tell: Callable[[str], None]) -> None:
+    """Train, and write the model to `wanted` from rank 0."""
     warm = settings.policy.warm_start
     assert warm.data is not None
-    rows = load_rows(Path(warm.data), model)
-    engine = PolicyEngine(_warm_start_settings(settings, model))
+    engine = PolicyEngine(warm_start_settings(settings, model))
     run_sft(
         engine,
-        rows,
+        load_rows(Path(warm.data), model),
         rows_per_step=warm.rows_per_step,
         max_steps=warm.max_steps,
         micro_batch_tokens=settings.learner.micro_batch_tokens,
@@ -39,13 +57,13 @@ def warm_start(settings: Settings, model: Path, tell: Callable[[str], None]) -> 
     )
     aside = wanted.with_name(f".{wanted.name}.making")
     engine.export_hf(aside)
-    if torch.distributed.get_rank() == 0:
+    if dist.get_rank() == 0:
         aside.rename(wanted)
-    torch.distributed.barrier()
-    return wanted
+    dist.barrier()
 
 
-def _warm_start_settings(settings: Settings, model: Path) -> PolicySettings:
+def warm_start_settings(settings: Settings, model: Path) -> PolicySettings:
+    """Return the policy as the warm start trains it: at temperature 1, as every reader of the model computes it."""
     warm = settings.policy.warm_start
     return replace(
         policy_settings(settings, model),
@@ -55,17 +73,27 @@ def _warm_start_settings(settings: Settings, model: Path) -> PolicySettings:
         total_steps=warm.max_steps,
         min_lr_ratio=warm.min_lr_ratio,
         schedule="linear",
+        temperature=1.0,
     )
 
 
-def _content_key(settings: Settings, model: Path) -> str:
+def content_key(settings: Settings, model: Path) -> str:
+    """Return what names the result: a digest of the model, the rows and every setting that the warm start takes."""
     warm = settings.policy.warm_start
     assert warm.data is not None
     digest = hashlib.sha256(model_digest(model).encode())
     for path in [*sorted(model.glob("*.safetensors")), Path(warm.data)]:
         with path.open("rb") as file:
             digest.update(hashlib.file_digest(file, "sha256").digest())
-    # Not run.seed: rows are taken in file order and the weights come from the folder, so nothing is drawn at random.
-    numbers = warm.model_dump_json(exclude={"data"}) + settings.policy.dtype
-    digest.update(numbers.encode())
+    taken = asdict(warm_start_settings(settings, model))
+    # Rows are taken in file order and the weights come from the folder, so that nothing is drawn by the seed.
+    for name in ("model_dir", "seed"):
+        del taken[name]
+    numbers = {
+        "policy": taken,
+        "steps": warm.model_dump(mode="json", exclude={"data"}),
+        "micro_batch_tokens": settings.learner.micro_batch_tokens,
+        "tokens": _TOKENS_FORM,
+    }
+    digest.update(json.dumps(numbers, sort_keys=True).encode())
     return digest.hexdigest()[:16]

@@ -6,7 +6,7 @@ import numpy as np
 from torch import Tensor
 
 from learner.models.policy import PolicyEngine
-from learner.packing.micro_batch import Sample, make_micro_batch
+from learner.packing.micro_batch import LearnerSample, make_micro_batch
 from learner.weights.push import PushReport, WeightPusher
 from learner.weights.server_control import ServerControl
 from protocol.errors import NeighbourError
@@ -85,7 +85,7 @@ class RankPusher:
             return []
         is_written = np.ones(len(self._probe), np.bool_)
         is_written[0] = False
-        sample = Sample(np.array(self._probe, np.int32), is_written, np.zeros(len(self._probe), np.float32), 0.0)
+        sample = LearnerSample(np.array(self._probe, np.int32), is_written, np.zeros(len(self._probe), np.float32), 0.0)
         return [float(logprob) for logprob in self._policy.logprobs(make_micro_batch([sample]), temperature=1.0)]
 
     def _compare(self, expected: list[float], version: int) -> None:

@@ -39,6 +39,15 @@ class LearnerSettings(Section):
     correction: Literal["none", "tis", "icepop"] | None = Field(None, description="null: the recipe's.")
     clip_low: PositiveFloat = Field(0.2, description="Ratio is clipped below 1 - clip_low.")
     clip_high: PositiveFloat = Field(0.2, description="Ratio is clipped above 1 + clip_high.")
+    dual_clip: PositiveFloat = Field(
+        3.0, ge=1.0, description="ppo: the loss of a token with a negative advantage is at most this many advantages."
+    )
+    correction_low: PositiveFloat = Field(0.5, description="icepop: tokens of a smaller weight are left out.")
+    correction_high: PositiveFloat = Field(
+        2.0,
+        ge=1.0,
+        description="tis: importance weights are cut to it; icepop: tokens of a larger weight are left out.",
+    )
     checkpoint_every_steps: Count = Field(50, description="Steps between checkpoints; 0: only the last one.")
     keep_checkpoints: CountAboveZero = Field(2, ge=2, description="Valid checkpoints kept on disk.")
     num_threads: Count = Field(

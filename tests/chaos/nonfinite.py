@@ -35,10 +35,10 @@ from learner.checkpoint.sealed_files import Tell
 from learner.disk.layout import CHECKPOINTS
 from learner.models.finite import NonFiniteWeightsError
 from learner.models.policy import PolicyEngine
-from learner.models.step_result import LossFunction, StepResult
+from learner.models.step_result import LossFunction, StepResult, Sums
 from learner.models.world import free_address, join_world
 from learner.objectives.policy_gradient import make_loss
-from learner.packing.micro_batch import MicroBatch, Sample, make_micro_batch
+from learner.packing.micro_batch import LearnerSample, MicroBatch, make_micro_batch
 from learner.packing.plan import plan_step
 from learner.rank.checkpoint import CheckpointWriter
 from learner.rank.push import RankPusher
@@ -63,7 +63,7 @@ _WORST: dict[str, Callable[[Iterable[int]], int]] = {
     "steps_after": min,
 }
 RUN_SETTINGS = Settings.model_validate({"policy": {"dtype": "float32"}, "weights": {"probe": False, "bucket_mb": 1}})
-INTO_SAMPLES: dict[str, Callable[[Sample, float], Sample]] = {
+INTO_SAMPLES: dict[str, Callable[[LearnerSample, float], LearnerSample]] = {
     "behaviour": lambda sample, bad: replace(
         sample, behaviour_logprobs=np.where(sample.loss_mask, bad, 0.0).astype(np.float32)
     ),
@@ -134,7 +134,7 @@ class Rank:
 
     # -- what a learner does ------------------------------------------------------------------------------------------
 
-    def step(self, samples: list[Sample], loss: LossFunction) -> StepResult:
+    def step(self, samples: list[LearnerSample], loss: LossFunction) -> StepResult:
         plan = plan_step([len(s.tokens) for s in samples], NUM_RANKS, 90)[self.rank]
         parts = [make_micro_batch([samples[i] for i in part]) for part in plan]
         result = self.policy.step(parts, loss, sum(int(s.loss_mask.sum()) for s in samples))
@@ -216,7 +216,7 @@ class Rank:
         self.found["recorded"] += on_record
 
     def broken(self, loss: LossFunction, bad: float, victim: int) -> LossFunction:
-        def broken_loss(logprobs: Tensor, entropies: Tensor, batch: MicroBatch) -> tuple[Tensor, dict[str, float]]:
+        def broken_loss(logprobs: Tensor, entropies: Tensor, batch: MicroBatch) -> tuple[Tensor, Sums]:
             value, sums = loss(logprobs, entropies, batch)
             return (value + bad if self.rank == victim else value), sums
 

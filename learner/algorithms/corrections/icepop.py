@@ -1,12 +1,10 @@
-"""IcePop's behaviour correction: a token whose ratio is out of band does not count."""
+"""IcePop's behaviour correction: a token whose importance weight is out of band does not count."""
 
-import torch
 from torch import Tensor
 
-_ICEPOP_BAND = (0.5, 2.0)
+from learner.algorithms.corrections.band import Band
 
 
-def icepop_weights(ratio: Tensor) -> Tensor:
-    """Return w inside [0.5, 2] and 0 outside. ratio: [K]."""
-    low, high = _ICEPOP_BAND
-    return torch.where((ratio >= low) & (ratio <= high), ratio, torch.zeros_like(ratio))
+def keep_in_band(weight: Tensor, band: Band) -> Tensor:
+    """Return 1 for a token whose importance weight lies in [low, high], 0 for any other. weight: [K]."""
+    return ((weight >= band.low) & (weight <= band.high)).to(weight.dtype)

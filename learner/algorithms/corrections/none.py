@@ -3,7 +3,9 @@
 import torch
 from torch import Tensor
 
+from learner.algorithms.corrections.band import Band
 
-def no_correction(ratio: Tensor) -> Tensor:
-    """Return a weight of 1 for every token."""
-    return torch.ones_like(ratio)
+
+def keep_all(weight: Tensor, band: Band) -> Tensor:
+    """Return 1 for every token, whatever its importance weight [K]."""
+    return torch.ones_like(weight)

@@ -2,9 +2,12 @@
 
 from torch import Tensor
 
-_TIS_CAP = 2.0
+from learner.algorithms.corrections.band import Band
 
 
-def truncated_weights(ratio: Tensor) -> Tensor:
-    """Return min(w, 2): truncated importance sampling of the old policy under the behaviour policy. ratio: [K]."""
-    return ratio.clamp(max=_TIS_CAP)
+def keep_truncated(weight: Tensor, band: Band) -> Tensor:
+    """Return min(w, high) / w: the share of each importance weight that is left when it is cut at band.high.
+
+    weight: [K], above 0. Source: truncated importance sampling, IMPALA's rho-bar, arXiv:1802.01561, section 4.1.
+    """
+    return (band.high / weight).clamp(max=1.0)

@@ -4,6 +4,7 @@ import json
 from pathlib import Path
 
 import pytest
+from tokenizers import processors
 from transformers import AutoTokenizer
 
 from learner.data.sft_rows import SftRow, load_rows
@@ -74,6 +75,47 @@ def test_only_what_the_assistant_says_is_learnt(tmp_path: Path, model: Path) -> 
 def test_first_token_is_never_learnt(tmp_path: Path, model: Path) -> None:
     (row,) = load(tmp_path, model, {"segments": [{"text": "abc", "weight": 1}]})
     assert row.weights.tolist() == [0.0, 1.0, 1.0]
+
+
+@pytest.fixture(scope="module")
+def model_with_bos(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Return a model whose tokenizer puts BOS before every text, as those of Llama, Gemma and Mistral do."""
+    folder = make_tiny_model(tmp_path_factory.mktemp("bos") / "model", tied=True, hidden_size=32)
+    tokenizer = AutoTokenizer.from_pretrained(folder)
+    tokenizer.add_special_tokens({"bos_token": "<bos>"})
+    tokenizer.backend_tokenizer.post_processor = processors.TemplateProcessing(
+        single="<bos> $A", special_tokens=[("<bos>", tokenizer.bos_token_id)]
+    )
+    tokenizer.chat_template = "<bos>" + TEMPLATE
+    tokenizer.save_pretrained(folder)
+    return folder
+
+
+@pytest.mark.parametrize(
+    ("row", "expected"),
+    [
+        ({"prompt": "2+2=", "response": "4"}, [("<bos>2+2=", 0.0), ("4<eos>", 1.0)]),
+        ({"segments": [{"text": "ab", "weight": 0}, {"text": "c", "weight": 1}]}, [("<bos>ab", 0.0), ("c", 1.0)]),
+        ({"segments": [{"text": "ab", "weight": 1}, {"text": "c", "weight": 1}]}, [("<bos>", 0.0), ("abc", 1.0)]),
+        ({"segments": [{"text": "<bos>ab", "weight": 0}, {"text": "c", "weight": 1}]}, [("<bos>ab", 0.0), ("c", 1.0)]),
+        ({"prompt": [{"role": "user", "content": "q"}], "response": "w"}, [("<bos><u>q.<a>", 0.0), ("w<eos>", 1.0)]),
+        (
+            {"messages": [{"role": "user", "content": "q"}, {"role": "assistant", "content": "w"}]},
+            [("<bos><u>q.<a>", 0.0), ("w.", 1.0)],
+        ),
+    ],
+)
+def test_row_begins_with_bos_once_as_a_rollout_does(
+    tmp_path: Path, model_with_bos: Path, row: object, expected: list[tuple[str, float]]
+) -> None:
+    assert learnt(load(tmp_path, model_with_bos, row)[0], model_with_bos) == expected
+
+
+def test_text_prompt_has_the_tokens_that_a_rollout_is_prompted_with(tmp_path: Path, model_with_bos: Path) -> None:
+    """`rollout.episodes` prompts with text as the tokenizer takes it by default."""
+    (row,) = load(tmp_path, model_with_bos, {"prompt": "2+2=", "response": "4"})
+    expected = AutoTokenizer.from_pretrained(model_with_bos).encode("2+2=")
+    assert row.tokens[row.weights == 0.0].tolist() == expected
 
 
 def test_blank_lines_are_no_rows_and_keep_the_count(tmp_path: Path, model: Path) -> None:

@@ -27,10 +27,10 @@ from learner.data.sft_rows import SftRow
 from learner.models.finite import NonFiniteWeightsError
 from learner.models.policy import PolicyEngine
 from learner.models.settings import PolicySettings
-from learner.models.step_result import StepResult
+from learner.models.step_result import StepResult, Sums
 from learner.models.world import join_world
 from learner.objectives.supervised import run_sft
-from learner.packing.micro_batch import MicroBatch, Sample, make_micro_batch
+from learner.packing.micro_batch import LearnerSample, MicroBatch, make_micro_batch
 from learner.packing.plan import plan_step
 from protocol.errors import OperatorError
 
@@ -39,10 +39,10 @@ STAGES: tuple[Literal[0, 2, 3], ...] = (0, 2, 3)
 SHARD_BYTES = 200_000
 LENGTHS = (5, 31, 12, 12, 24, 40, 9)
 VOCAB = 272
-Loss = Callable[[Tensor, Tensor, MicroBatch], tuple[Tensor, dict[str, float]]]
+Loss = Callable[[Tensor, Tensor, MicroBatch], tuple[Tensor, Sums]]
 
 
-def trajectories() -> list[Sample]:
+def trajectories() -> list[LearnerSample]:
     """Return seven random trajectories with masked parts inside."""
     rng = np.random.default_rng(7)
     samples = []
@@ -50,7 +50,7 @@ def trajectories() -> list[Sample]:
         mask = rng.random(length) < 0.7
         mask[:2], mask[-1] = False, True
         samples.append(
-            Sample(
+            LearnerSample(
                 rng.integers(0, VOCAB, length).astype(np.int32),
                 mask,
                 np.where(mask, rng.normal(-5.0, 0.5, length), 0.0).astype(np.float32),
@@ -60,10 +60,10 @@ def trajectories() -> list[Sample]:
     return samples
 
 
-def loss(logprobs: Tensor, entropies: Tensor, micro_batch: MicroBatch) -> tuple[Tensor, dict[str, float]]:
+def loss(logprobs: Tensor, entropies: Tensor, micro_batch: MicroBatch) -> tuple[Tensor, Sums]:
     ratio = (logprobs - micro_batch.behaviour_logprobs).clamp(-20.0, 20.0).exp()
-    sums = {"entropy": float(entropies.sum()), "max_ratio": float(ratio.detach().max()) if len(ratio) else 0.0}
-    return -(ratio * micro_batch.advantages).sum(), sums
+    largest = ratio.detach().max() if len(ratio) else torch.zeros(())
+    return -(ratio * micro_batch.advantages).sum(), {"entropy": entropies.sum(), "max_ratio": largest}
 
 
 def settings(model: Path, zero_stage: Literal[0, 2, 3]) -> PolicySettings:
@@ -91,7 +91,7 @@ class Rank:
         self.stage, self.folder = zero_stage, folder
         self.policy = PolicyEngine(settings(model, zero_stage))
 
-    def step(self, samples: list[Sample], micro_batch_tokens: int, loss_function: Loss = loss) -> StepResult:
+    def step(self, samples: list[LearnerSample], micro_batch_tokens: int, loss_function: Loss = loss) -> StepResult:
         plan = plan_step([len(s.tokens) for s in samples], self.world_size, micro_batch_tokens)[self.rank]
         parts = [make_micro_batch([samples[i] for i in part]) for part in plan]
         total = sum(int(s.loss_mask.sum()) for s in samples)
@@ -152,7 +152,7 @@ class Rank:
         self.policy.load_state(state)
         return same(before, self.weights())
 
-    def further(self, samples: list[Sample]) -> dict[str, Any]:
+    def further(self, samples: list[LearnerSample]) -> dict[str, Any]:
         """Return losses, learning rates and weights of three steps more."""
         losses, rates = [], []
         for part in (samples, samples[2:], samples[:5]):
@@ -183,7 +183,7 @@ class Rank:
             return str(error)
         return "accepted"
 
-    def fine_tune(self, samples: list[Sample]) -> list[float]:
+    def fine_tune(self, samples: list[LearnerSample]) -> list[float]:
         """Return the loss of each of six steps on the seven rows, four at a time."""
         losses: list[float] = []
         rows = [SftRow(s.tokens, np.where(s.loss_mask, 0.5, 0.0).astype(np.float32)) for s in samples]
@@ -197,7 +197,7 @@ class Rank:
         )
         return losses
 
-    def refuse(self, samples: list[Sample]) -> dict[str, object]:
+    def refuse(self, samples: list[LearnerSample]) -> dict[str, object]:
         """Take steps with one bad number on one rank; return what each reported and whether all bits stayed."""
         weights, moments = self.weights(), self.moments()
         broken = np.full(LENGTHS[0], np.nan, np.float32)
@@ -205,7 +205,7 @@ class Rank:
         broken_by_infinity = np.full(LENGTHS[0], np.inf, np.float32)
         bad_sample = replace(samples[0], behaviour_logprobs=broken)
 
-        def infinite(logprobs: Tensor, entropies: Tensor, micro_batch: MicroBatch) -> tuple[Tensor, dict[str, float]]:
+        def infinite(logprobs: Tensor, entropies: Tensor, micro_batch: MicroBatch) -> tuple[Tensor, Sums]:
             value, sums = loss(logprobs, entropies, micro_batch)
             return (value + float("inf") if self.rank == self.world_size - 1 else value), sums
 

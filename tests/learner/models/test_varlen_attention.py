@@ -11,19 +11,19 @@ from learner.models import varlen_attention
 from learner.models.logprobs import token_logprobs
 from learner.models.varlen_attention import Segments
 from learner.models.varlen_attention import varlen_attention as attend
-from learner.packing.micro_batch import Sample, make_micro_batch
+from learner.packing.micro_batch import LearnerSample, make_micro_batch
 from tests.fakes.tiny_models import make_tiny_model
 
 LENGTHS = (1, 40, 40, 33, 7, 3, 40, 21)
 
 
-def samples() -> list[Sample]:
+def samples() -> list[LearnerSample]:
     rng = np.random.default_rng(0)
     made = []
     for length in LENGTHS:
         mask = rng.random(length) < 0.6
         mask[0] = False
-        made.append(Sample(rng.integers(0, 272, length).astype(np.int32), mask, np.zeros(length, np.float32)))
+        made.append(LearnerSample(rng.integers(0, 272, length).astype(np.int32), mask, np.zeros(length, np.float32)))
     return sorted(made, key=lambda s: -len(s.tokens))
 
 

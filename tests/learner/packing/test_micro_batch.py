@@ -3,11 +3,13 @@
 import numpy as np
 import torch
 
-from learner.packing.micro_batch import Sample, make_micro_batch
+from learner.packing.micro_batch import LearnerSample, make_micro_batch
 
 
-def sample(tokens: list[int], mask: list[int], advantage: float = 0.0, weights: list[float] | None = None) -> Sample:
-    return Sample(
+def sample(
+    tokens: list[int], mask: list[int], advantage: float = 0.0, weights: list[float] | None = None
+) -> LearnerSample:
+    return LearnerSample(
         np.array(tokens, np.int32),
         np.array(mask, np.bool_),
         np.array([-0.1 * t for t in tokens], np.float32),

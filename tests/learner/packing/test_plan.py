@@ -1,14 +1,17 @@
 """Packing: what holds for any lengths, and the example of the docstring."""
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from learner.packing.plan import cost, plan_step
 
+# No deadline: the time of one example says nothing on a busy machine.
 lengths_of = st.lists(st.integers(1, 300), max_size=60)
 
 
+@settings(deadline=None)  # the time of one example says nothing on a busy machine
+@settings(deadline=None)
 @given(lengths_of, st.integers(1, 5), st.integers(1, 400))
 def test_plan_holds_every_index_once_and_as_many_micro_batches_on_each_rank(
     lengths: list[int], num_ranks: int, budget: int
@@ -20,6 +23,7 @@ def test_plan_holds_every_index_once_and_as_many_micro_batches_on_each_rank(
     assert sorted(i for rank in plan for part in rank for i in part) == list(range(len(lengths)))
 
 
+@settings(deadline=None)
 @given(lengths_of, st.integers(1, 5), st.integers(1, 400))
 def test_micro_batches_stay_within_the_budget_but_for_a_long_trajectory_alone(
     lengths: list[int], num_ranks: int, budget: int
@@ -28,6 +32,7 @@ def test_micro_batches_stay_within_the_budget_but_for_a_long_trajectory_alone(
     assert all(len(part) == 1 or sum(lengths[i] for i in part) <= budget for part in parts)
 
 
+@settings(deadline=None)
 @given(lengths_of, st.integers(1, 5), st.integers(1, 400))
 def test_micro_batches_are_empty_only_when_there_are_more_of_them_than_trajectories(
     lengths: list[int], num_ranks: int, budget: int
@@ -36,6 +41,7 @@ def test_micro_batches_are_empty_only_when_there_are_more_of_them_than_trajector
     assert sum(not part for part in parts) == max(0, len(parts) - len(lengths)) or all(parts)
 
 
+@settings(deadline=None)
 @given(st.lists(st.integers(50, 300), min_size=64, max_size=64), st.integers(1, 4))
 def test_ranks_have_similar_work(lengths: list[int], num_ranks: int) -> None:
     work = [sum(cost(lengths[i]) for p in rank for i in p) for rank in plan_step(lengths, num_ranks, 600)]

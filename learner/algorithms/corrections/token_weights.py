@@ -1,0 +1,29 @@
+"""What a token's loss is multiplied with, so that samples of the behaviour policy count as samples of another one.
+
+Shape: K model tokens of a micro-batch, flat.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from torch import Tensor
+
+from learner.algorithms.corrections.band import Band
+
+
+@dataclass(frozen=True)
+class Correction:
+    kept: Callable[[Tensor, Band], Tensor]  # importance weights [K] -> the share of each that is trusted [K]
+    is_weighted: bool  # False: the importance weight itself is left out as well
+
+
+def token_weights(correction: Correction, weight: Tensor, band: Band, *, is_in_loss: bool) -> Tensor:
+    """Return what each token's loss is multiplied with [K].
+
+    weight: [K], how much likelier the corrected-to policy makes the token than the behaviour policy did. is_in_loss:
+    the loss is of that very ratio, so that only what the correction cuts away is left to be applied, and nothing where
+    there is no correction.
+    Example: a weight of 4 cut at 2 gives 0.5 for a loss that has the weight in it, and 2 for one that has not.
+    """
+    kept = correction.kept(weight, band)
+    return kept * weight if correction.is_weighted and not is_in_loss else kept

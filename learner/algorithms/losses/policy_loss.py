@@ -1,0 +1,26 @@
+"""What every policy loss is: a function of tokens, and whether the importance ratio is in it.
+
+Shape: K model tokens of a micro-batch, flat. Logprobs are natural logs.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from torch import Tensor
+
+
+@dataclass(frozen=True)
+class Clip:
+    low: float  # the ratio is clipped below 1 - low
+    high: float  # and above 1 + high
+    dual: float  # for a negative advantage A the loss is at most dual * |A|
+
+
+# (learner's logprobs, old logprobs, advantages, clip) -> (loss [K], whether the clip took the gradient away [K] bool)
+LossOfTokens = Callable[[Tensor, Tensor, Tensor, Clip], tuple[Tensor, Tensor]]
+
+
+@dataclass(frozen=True)
+class PolicyLoss:
+    of_tokens: LossOfTokens
+    has_ratio: bool  # the loss is of the ratio learner / old, and so weighs a sample of the old policy by itself
