@@ -10,7 +10,6 @@ from learner.packing.plan import cost, plan_step
 lengths_of = st.lists(st.integers(1, 300), max_size=60)
 
 
-@settings(deadline=None)  # the time of one example says nothing on a busy machine
 @settings(deadline=None)
 @given(lengths_of, st.integers(1, 5), st.integers(1, 400))
 def test_plan_holds_every_index_once_and_as_many_micro_batches_on_each_rank(
