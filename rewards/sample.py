@@ -8,12 +8,13 @@ from typing import Any
 
 @dataclass(frozen=True)
 class Sample:
-    """One finished conversation. query: prompt + response, special tokens kept. label: the data row's, or None."""
+    """One finished conversation."""
 
-    query: str
+    query: str  # prompt + response, special tokens kept
     prompt: str
     response: str
-    label: Any
+    label: Any  # the data row's, or None
+    columns: Mapping[str, Any] = field(default_factory=dict)  # the data row's other columns
 
 
 @dataclass(frozen=True)
@@ -50,8 +51,8 @@ class ScorerFailure(Exception):
 Scorer = Callable[[Sequence[Sample]], Awaitable[list[Score]]]
 
 
-def make_sample(query: str, prompt: str | None, label: Any) -> Sample:
+def make_sample(query: str, prompt: str | None, label: Any, columns: Mapping[str, Any] | None = None) -> Sample:
     """Return the sample; without a prompt, or with one that the query does not start with, all of it is response."""
     prompt = prompt or ""
     response = query.removeprefix(prompt)
-    return Sample(query, prompt, response, label)
+    return Sample(query, prompt, response, label, columns or {})

@@ -69,7 +69,8 @@ def _samples_of(asked: RewardRequest) -> list[Sample]:
     num = len(asked.query)
     prompts: list[str | None] = [*asked.prompts] if asked.prompts is not None else [None] * num
     labels = asked.labels if asked.labels is not None else [None] * num
-    return [make_sample(*parts) for parts in zip(asked.query, prompts, labels, strict=True)]
+    columns = asked.columns if asked.columns is not None else [{}] * num
+    return [make_sample(*parts) for parts in zip(asked.query, prompts, labels, columns, strict=True)]
 
 
 def _reply(scores: list[Score]) -> RewardReply:

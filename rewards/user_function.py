@@ -86,7 +86,9 @@ def _caller(function: _Call) -> _Call:
 
     async def run(*args: Any, **kwargs: Any) -> Any:
         call = functools.partial(function, *args, **kwargs)
-        return await asyncio.get_running_loop().run_in_executor(thread, call)
+        returned = await asyncio.get_running_loop().run_in_executor(thread, call)
+        # A plain function may hand on what an async one gave it.
+        return await returned if inspect.isawaitable(returned) else returned
 
     return run
 
@@ -120,12 +122,17 @@ async def _score_each(
 
 
 def _verl_arguments(sample: Sample) -> tuple[list[Any], dict[str, Any]]:
-    """A label that is a verl row's part gives its own fields; any other label is the ground truth itself."""
-    row = sample.label if isinstance(sample.label, dict) and "ground_truth" in sample.label else {}
+    """Return what verl gives its functions out of a row.
+
+    A label with a ground_truth (the column reward_model) gives that, any other label is it. data_source and extra_info
+    are the row's columns, or the label's where it holds them itself.
+    """
+    part = sample.label if isinstance(sample.label, dict) and "ground_truth" in sample.label else {}
+    row = {**sample.columns, **part}
     return [], {
-        "data_source": row.get("data_source", ""),
+        "data_source": row.get("data_source") or "",
         "solution_str": _SPECIAL_TOKENS.sub("", sample.response),
-        "ground_truth": row.get("ground_truth", sample.label),
+        "ground_truth": part.get("ground_truth", sample.label),
         "extra_info": row.get("extra_info") or {},
     }
 
@@ -166,10 +173,15 @@ def _plain(values: Any) -> list[Any]:
 
 
 def _item(value: Any) -> Any:
-    """Return a one-element tensor or list as its element, so that a column of shape [N, 1] counts as [N]."""
+    """Return a one-element tensor or list as its element, so that a column of shape [N, 1] counts as [N].
+
+    A bool is the number that it is in Python: a function that says right or wrong says 1 or 0.
+    """
     if hasattr(value, "item"):
-        return value.item()
-    return value[0] if isinstance(value, list) and len(value) == 1 else value
+        value = value.item()
+    elif isinstance(value, list) and len(value) == 1:
+        value = value[0]
+    return float(value) if isinstance(value, bool) else value
 
 
 def _is_number(value: Any) -> bool:

@@ -25,17 +25,18 @@ class BodyError(ValueError):
 
 
 class RewardRequest(BaseModel):
-    """Samples to score: aligned lists. query: prompt + response. Keys that are not known are ignored."""
+    """Samples to score: aligned lists. Keys that are not known are ignored."""
 
     model_config = ConfigDict(strict=True)
 
-    query: list[str]
+    query: list[str]  # prompt + response
     prompts: list[str] | None = None
     labels: list[Any] | None = None
+    columns: list[dict[str, Any]] | None = None  # the data row's other columns, such as data_source and extra_info
 
     @model_validator(mode="after")
     def _check_aligned(self) -> Self:
-        for name, values in (("prompts", self.prompts), ("labels", self.labels)):
+        for name, values in (("prompts", self.prompts), ("labels", self.labels), ("columns", self.columns)):
             if values is not None and len(values) != len(self.query):
                 raise ValueError(f"{name} has {len(values)} entries, query has {len(self.query)}")
         return self

@@ -126,8 +126,9 @@ def _explain(error: ValidationError) -> str:
         elif problem["type"] == "value_error" and not name:
             lines.append(f"settings: {problem['ctx']['error']}")
         else:
-            # A password that was refused inside a URL is not repeated: the message may be kept in a log.
+            # A password or key that was refused inside a URL is not repeated: the message may be kept in a log.
             value = re.sub(r"//[^/@\s]+@", "//***@", repr(problem["input"]))
+            value = re.sub(r"(?<=://)([^\s?']+)\?[^\s']+", r"\1?***", value)
             message = problem["msg"].removeprefix("Value error, ").rstrip(".")
             lines.append(f"settings: {name} = {value} is wrong: {message}.")
     return "\n".join(lines)

@@ -2,7 +2,7 @@
 
 from typing import Literal
 
-from pydantic import Field
+from pydantic import Field, field_validator
 
 from protocol.settings.section import CountAboveZero, Seconds, Section, ServiceUrl
 
@@ -18,8 +18,16 @@ class RewardEndpoint(Section):
     headers_env: dict[str, str] = Field({}, description="HTTP header -> environment variable that holds its value.")
     batch_size: CountAboveZero = Field(1, description="Samples sent in one request.")
 
+    @field_validator("name")
+    @classmethod
+    def _check_name(cls, name: str) -> str:
+        if name == "environment":
+            raise ValueError("is the part that environments' own rewards have. Give the endpoint another name.")
+        return name
+
 
 class RewardsSettings(Section):
+    # A trajectory has room for 64 parts, and the environment's own is one of them.
     endpoints: list[RewardEndpoint] = Field(
         [], max_length=63, description="Reward services; empty: the bundled one of this cluster."
     )

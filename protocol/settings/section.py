@@ -1,6 +1,8 @@
 """What the sections of the settings share: how a section refuses what it does not know, and the types of its fields."""
 
+import re
 from typing import Annotated, Any, Literal
+from urllib.parse import parse_qsl
 
 from pydantic import (
     AfterValidator,
@@ -17,10 +19,16 @@ def _number_of_text(value: Any) -> Any:
     return int(value) if isinstance(value, str) and value.isdecimal() else value
 
 
+_SECRET_NAME = re.compile(r"(^|[_-])(key|apikey|token|secret|password|passwd|pwd|auth|sig|signature)$", re.IGNORECASE)
+
+
 def _without_secrets(url: HttpUrl) -> HttpUrl:
-    """Raise ValueError for a URL with a user or password: URLs are in settings.yaml, logs and error messages."""
+    """Raise ValueError for a URL with a user, password or key: URLs are in settings.yaml, logs and error messages."""
     if url.username or url.password:
         raise ValueError("holds a user or password, which would be in settings.yaml and logs. Use headers_env.")
+    for name, _ in parse_qsl(url.query or "", keep_blank_values=True):
+        if _SECRET_NAME.search(name):
+            raise ValueError(f"holds the secret {name!r}, which would be in settings.yaml and logs. Use headers_env.")
     return url
 
 

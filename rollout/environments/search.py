@@ -12,7 +12,8 @@ from rollout.environments.base import Observation, Prompt, Resources, Step, Task
 _SEARCH_OPEN, _SEARCH_CLOSE = "<search>", "</search>"
 _ANSWER_OPEN, _ANSWER_CLOSE = "<answer>", "</answer>"
 _INFORMATION_OPEN, _INFORMATION_CLOSE = "<information>", "</information>"
-_TITLED = re.compile(r'"(.*)"\n(.*)', flags=re.DOTALL)
+# The title is the whole first line; the text below may have quotes of its own.
+_TITLED = re.compile(r'"([^\n]*)"\n(.*)', flags=re.DOTALL)
 # Holds no tag: a scorer that looks for the last answer in the response must not find one here.
 _CORRECTION = " That was neither a search nor an answer."
 

@@ -6,25 +6,25 @@ trained; earlier turns are never tokenised again. What fails beside us leaves as
 
 import asyncio
 import itertools
-import math
 import time
 from collections.abc import Awaitable, Iterator
 from contextlib import contextmanager
 from hashlib import sha256
-from typing import Literal, TypeVar, cast
+from typing import Literal, TypeVar
 
 from protocol.errors import FrameError, NeighbourError
 from protocol.settings.rollout import RolloutSettings
 from protocol.wire.trajectory import Trajectory, TrajectoryFacts
 from rollout.engine.generation import Generation, Sampling
 from rollout.engine.version_gate import VersionGate
-from rollout.environments.base import Environment, MakeEnvironment, Observation, Prompt, Resources, Step, Turn
+from rollout.environments.base import MakeEnvironment, Observation, Prompt, Resources, Step, Turn
+from rollout.environments.guard import ENVIRONMENT, GuardedEnvironment
+from rollout.episodes.chat_tokens import ChatTokens
 from rollout.episodes.sample import Finish, Generator, Sample, Scorer, WrittenSoFar
 from rollout.episodes.transcript import Transcript
 from rollout.neighbours.reward_client import Score, ScoreRequest
 
 T = TypeVar("T")
-ENVIRONMENT = "environment"
 
 
 class EpisodePlayer:
@@ -47,6 +47,7 @@ class EpisodePlayer:
         self._scorer = scorer
         self._settings = settings
         self._server = server
+        self._text = ChatTokens(engine.tokenizer)
         self._request_numbers = itertools.count()
         self.num_cut_observations = 0
 
@@ -56,9 +57,9 @@ class EpisodePlayer:
         Raises: NeighbourError naming "engine", "retriever", "reward:<name>", "environment", "prompt" or "trajectory".
         """
         episode = _Episode(sample, written or WrittenSoFar())
-        with episode.measure("environment_s"), _failing_as_environment():
-            environment = self._make_environment(self._resources)
-            prompt = await self._within(environment.reset(sample.task), ENVIRONMENT, "no prompt")
+        with episode.measure("environment_s"):
+            environment = GuardedEnvironment(self._make_environment, self._resources, self._settings.turn_timeout_s)
+            prompt = await environment.reset(sample.task)
         transcript = Transcript(self._prompt_tokens(prompt))
         episode.finish = await self._converse(environment, episode, transcript)
         with episode.measure("reward_s"):
@@ -68,7 +69,7 @@ class EpisodePlayer:
         except FrameError as error:
             raise NeighbourError("trajectory", str(error)) from error
 
-    async def _converse(self, environment: Environment, episode: "_Episode", transcript: Transcript) -> Finish:
+    async def _converse(self, environment: GuardedEnvironment, episode: "_Episode", transcript: Transcript) -> Finish:
         """Play turns until the environment or the context ends the conversation; returns which."""
         while True:
             room = self._settings.max_context_tokens - len(transcript)
@@ -76,11 +77,12 @@ class EpisodePlayer:
                 generation = await self._generate(environment.stop, episode, transcript, room)
             transcript.add_turn(generation)
             turn = _turn_of(generation)
-            with episode.measure("environment_s"), _failing_as_environment():
-                step = await self._within(environment.step(turn), ENVIRONMENT, "no observation")
-                episode.add_reward(step)
+            with episode.measure("environment_s"):
+                step = await environment.step(turn)
+            episode.add_reward(step)
             if step.is_done:
                 return _finish_of(step, turn, is_context_full=len(transcript) >= self._settings.max_context_tokens)
+            assert not isinstance(step.observation, str)  # the guard has made an Observation of it
             observation = self._observation_tokens(step.observation)
             if len(transcript) + len(observation) >= self._settings.max_context_tokens:
                 return "context"
@@ -112,41 +114,26 @@ class EpisodePlayer:
         return await self._engine.generate(tokens, sampling, request_id)
 
     def _prompt_tokens(self, prompt: Prompt) -> list[int]:
-        """Return the prompt as tokens: text as the tokenizer takes it by default, messages by its chat template."""
-        tokenizer = self._engine.tokenizer
-        if isinstance(prompt, str):
-            tokens = list(tokenizer.encode(prompt))
-        else:
-            try:
-                tokens = tokenizer.apply_chat_template(prompt, add_generation_prompt=True, return_dict=False)
-            except ValueError as error:
-                raise NeighbourError("prompt", f"the model's chat template refuses it: {error}") from error
+        tokens = self._text.prompt(prompt)
         limit = self._settings.max_context_tokens
         if not 0 < len(tokens) < limit:
             raise NeighbourError("prompt", f"has {len(tokens)} tokens; rollout.max_context_tokens = {limit}")
-        return cast(list[int], tokens)
+        return tokens
 
-    def _observation_tokens(self, observation: Observation | str | None) -> list[int]:
-        """Return an observation as tokens, tokenised as one piece; over the limit, the body's last tokens are cut."""
-        if isinstance(observation, str):
-            observation = Observation(observation)
+    def _observation_tokens(self, observation: Observation | None) -> list[int]:
         if observation is None:
             return []
-        limit = self._settings.max_observation_tokens
-        tokens = self._engine.encode(observation.text)
-        if len(tokens) <= limit:
-            return tokens
-        self.num_cut_observations += 1
-        encode = self._engine.encode
-        head, tail = encode(observation.head), encode(observation.tail)
-        body = encode(observation.body)[: max(0, limit - len(head) - len(tail))]
-        return head + body + tail
+        tokens, is_cut = self._text.observation(observation, self._settings.max_observation_tokens)
+        self.num_cut_observations += is_cut
+        return tokens
 
     async def _score(self, sample: Sample, transcript: Transcript) -> Score:
         decode = self._engine.decode
         prompt = decode(transcript.tokens[: transcript.num_prompt_tokens])
         response = decode(transcript.response_tokens)
-        return await self._scorer.score(ScoreRequest(sample.key, prompt, response, sample.task.label))
+        return await self._scorer.score(
+            ScoreRequest(sample.key, prompt, response, sample.task.label, sample.task.columns)
+        )
 
     async def _within(self, call: Awaitable[T], boundary: str, complaint: str) -> T:
         limit_s = self._settings.turn_timeout_s
@@ -178,23 +165,8 @@ class _Episode:
         self.seconds[name] += time.perf_counter() - started
 
     def add_reward(self, step: Step) -> None:
-        if step.reward is None:
-            return
-        reward = float(step.reward)
-        if not math.isfinite(reward):
-            raise NeighbourError(ENVIRONMENT, f"gave the reward {reward}")
-        self.reward = (self.reward or 0.0) + reward
-
-
-@contextmanager
-def _failing_as_environment() -> Iterator[None]:
-    """Turn what an environment raises into a failure of this sample: a user's code may raise anything."""
-    try:
-        yield
-    except NeighbourError:
-        raise
-    except Exception as error:
-        raise NeighbourError(ENVIRONMENT, f"{type(error).__name__}: {error}") from error
+        if step.reward is not None:
+            self.reward = (self.reward or 0.0) + step.reward
 
 
 def _turn_of(generation: Generation) -> Turn:

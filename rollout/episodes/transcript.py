@@ -5,10 +5,15 @@ Shape letter: T tokens so far, prompt included.
 
 from collections.abc import Sequence
 
+import msgspec
 import numpy as np
 
+from protocol.errors import FrameError
 from protocol.wire.trajectory import LOGPROBS, MASK, TOKENS, Trajectory, TrajectoryFacts, VersionSpan
 from rollout.engine.generation import Generation
+
+_encoder = msgspec.msgpack.Encoder()
+_facts_decoder = msgspec.msgpack.Decoder(TrajectoryFacts)
 
 
 class Transcript:
@@ -50,12 +55,24 @@ class Transcript:
         self._mask += [0] * len(tokens)
 
     def to_trajectory(self, facts: TrajectoryFacts) -> Trajectory:
-        """Return the finished trajectory, checked. Raises: FrameError when the engine's figures cannot be trained."""
+        """Return the finished trajectory, checked as the coordinator will check it.
+
+        Raises: FrameError when the engine's figures cannot be trained, or the coordinator would refuse the facts: it
+        could name no sample then, and the trajectory would be sent for ever.
+        """
         trajectory = Trajectory(
-            facts,
+            _readable(facts),
             tokens=np.array(self.tokens, TOKENS),
             behaviour_logprobs=np.array(self._logprobs, LOGPROBS),
             loss_mask=np.array(self._mask, MASK),
         )
         trajectory.check()
         return trajectory
+
+
+def _readable(facts: TrajectoryFacts) -> TrajectoryFacts:
+    """Return facts as whoever receives them reads them. Raises: FrameError naming the first field that is wrong."""
+    try:
+        return _facts_decoder.decode(_encoder.encode(facts))
+    except (msgspec.MsgspecError, TypeError, ValueError, OverflowError) as error:
+        raise FrameError("$.trajectory", str(error)) from error

@@ -21,7 +21,8 @@ from protocol.settings.rewards import RewardEndpoint
 from rollout.neighbours.http.circuit_breaker import HeldBack, first_ready
 from rollout.neighbours.http.endpoint import EndpointStats
 from rollout.neighbours.http.retries import HttpPolicy
-from rollout.neighbours.reward_endpoint import EndpointScorer, ScoreRequest
+from rollout.neighbours.reward_endpoint import EndpointScorer
+from rollout.neighbours.reward_request import ScoreRequest, check_label
 
 __all__ = ["RewardClient", "Score", "ScoreRequest"]
 
@@ -82,8 +83,10 @@ class RewardClient:
         """Return the sample's reward; blocks until every endpoint answered, at most its overall deadline.
 
         That deadline stands still while the endpoint is down: the caller bounds the wait for it.
-        Raises: NeighbourError("reward:<name>") when an endpoint gave no valid reward.
+        Raises: NeighbourError("reward:<name>") when an endpoint gave no valid reward, NeighbourError("prompt") when
+        the row's label cannot be sent.
         """
+        check_label(request.label)
         if self._combine == "shard":
             parts = dict([await self._ask_shard(request)])
         else:

@@ -2,12 +2,7 @@
 
 import asyncio
 import dataclasses
-import hashlib
-import json
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
-from typing import Any
-from urllib.parse import quote
 
 from protocol.errors import NeighbourError
 from protocol.http.bodies import read_rewards
@@ -16,17 +11,7 @@ from rollout.neighbours.http.circuit_breaker import CircuitBreaker
 from rollout.neighbours.http.endpoint import EndpointStats, HttpEndpoint
 from rollout.neighbours.http.retries import AttemptFailed, HttpPolicy, retried
 from rollout.neighbours.reward_batch import Batcher
-
-
-@dataclass(frozen=True)
-class ScoreRequest:
-    """A finished sample. key: the same whenever this very sample is sent again. label: the data row's, any JSON."""
-
-    key: str
-    prompt: str
-    response: str
-    label: Any
-
+from rollout.neighbours.reward_request import ScoreRequest, body_of, key_of
 
 _MADE_UP_PROBE = ScoreRequest(key="sluice-check", prompt="1 + 1 =", response=" 2", label="2")
 
@@ -72,7 +57,7 @@ class EndpointScorer:
         """Ask once, without retries. Raises: NeighbourError saying what to change."""
         request = probe or _MADE_UP_PROBE
         try:
-            await self._http.attempt(_body_of([request]), lambda reply: read_rewards(reply, 1), _key_of([request]))
+            await self._http.attempt(body_of([request]), lambda reply: read_rewards(reply, 1), key_of([request]))
         except AttemptFailed as failure:
             if probe is None and failure.status in (400, 422, 500):
                 return
@@ -104,7 +89,7 @@ class EndpointScorer:
             return error
 
     async def _call(self, requests: Sequence[ScoreRequest]) -> tuple[float, ...]:
-        body, key = _body_of(requests), _key_of(requests)
+        body, key = body_of(requests), key_of(requests)
         self.stats.calls += 1
         try:
             async with asyncio.timeout(self._policy.overall_timeout_s) as limit:
@@ -126,19 +111,3 @@ class EndpointScorer:
 
     def _count_retry(self) -> None:
         self.stats.retries += 1
-
-
-def _body_of(requests: Sequence[ScoreRequest]) -> bytes:
-    body = {
-        "query": [request.prompt + request.response for request in requests],
-        "prompts": [request.prompt for request in requests],
-        "labels": [request.label for request in requests],
-    }
-    return json.dumps(body, ensure_ascii=False, allow_nan=False).encode(errors="replace")
-
-
-def _key_of(requests: Sequence[ScoreRequest]) -> str:
-    """Return the Idempotency-Key: the sample's own, in characters that a header may hold; of a batch a hash of all."""
-    if len(requests) == 1:
-        return quote(requests[0].key, safe="/:;,=.+-_ #")
-    return hashlib.sha256("\n".join(request.key for request in requests).encode()).hexdigest()

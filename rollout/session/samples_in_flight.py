@@ -4,14 +4,17 @@ What a task makes, a trajectory or which neighbour failed it, goes into the outb
 """
 
 import asyncio
+import copy
 from collections import Counter, deque
 from collections.abc import Callable
 from dataclasses import dataclass
 
 from protocol.errors import NeighbourError
+from protocol.one_line import described, one_line
 from protocol.settings.rollout import RolloutSettings
 from protocol.wire import messages as m
 from rollout.environments.base import Task
+from rollout.environments.guard import ENVIRONMENT
 from rollout.episodes.player import EpisodePlayer
 from rollout.episodes.sample import Sample, WrittenSoFar
 from rollout.session.failure_counts import FailureCounts
@@ -106,19 +109,28 @@ class SamplesInFlight:
         self._outbox.put(await self._played(sample))
 
     async def _played(self, sample: Sample) -> Item:
-        """Return the finished sample, or which neighbour failed it."""
+        """Return the finished sample, or what failed it: whatever is raised in here is this one sample's failure."""
         limit_s, written = self._settings.lease_timeout_s, WrittenSoFar()
         deadline = asyncio.timeout(limit_s)
         try:
             async with deadline:
                 return Finished(_key(sample), await self._player.play(sample, written))
-        except NeighbourError as error:
-            boundary, detail = error.boundary, error.detail
-        except TimeoutError:
-            if not deadline.expired():
+        except BaseException as error:
+            if _is_told_to_stop(error):
                 raise
-            boundary, detail = "lease", f"{sample.key} was not made within rollout.lease_timeout_s = {limit_s:g} s"
-        self._failures.add(boundary, detail, "the sample's lease went back", self._clock())
+            if isinstance(error, TimeoutError) and deadline.expired():
+                late = f"{sample.key} was not made within rollout.lease_timeout_s = {limit_s:g} s"
+                error = NeighbourError("lease", late)
+            return self._failed(sample, error, written)
+
+    def _failed(self, sample: Sample, error: BaseException, written: WrittenSoFar) -> Failure:
+        """Count and log a failure. Code that raised here is logged with its traceback, a neighbour's failure is not."""
+        if isinstance(error, NeighbourError):
+            boundary, detail = one_line(error.boundary, 200) or "unnamed", one_line(error.detail, 2000)
+            raised = error.__cause__ if boundary == ENVIRONMENT else None
+        else:
+            boundary, detail, raised = "sample", described(error), error
+        self._failures.add(boundary, detail, "the sample's lease went back", self._clock(), raised)
         return Failure(_key(sample), boundary, detail, written.num_model_tokens)
 
     def _leave(self, sample: Sample) -> None:
@@ -145,6 +157,16 @@ def _key(sample: Sample) -> Key:
     return Key(sample.group, sample.sample_index, sample.incarnation, sample.attempt)
 
 
+def _is_told_to_stop(error: BaseException) -> bool:
+    """Return whether an exception is this task's own cancelling, rather than one that something in it raised."""
+    if isinstance(error, GeneratorExit):  # the event loop has gone
+        return True
+    task = asyncio.current_task()
+    return isinstance(error, asyncio.CancelledError) and task is not None and task.cancelling() > 0
+
+
 def _sample(lease: m.Lease, index: int) -> Sample:
-    task = Task(lease.prompt, lease.label, lease.columns, is_greedy=index in lease.greedy_indices)
+    # Of its own: an environment that changes its row must not change the row of the group's other samples.
+    prompt, label, columns = copy.deepcopy((lease.prompt, lease.label, lease.columns))
+    task = Task(prompt, label, columns, is_greedy=index in lease.greedy_indices)
     return Sample(lease.group, index, lease.attempt, lease.incarnation, lease.kind, lease.seed, task)

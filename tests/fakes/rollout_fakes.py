@@ -34,8 +34,9 @@ class CharacterTokenizer:
         return "".join("<bos>" if token == BOS else chr(token) for token in tokens)
 
     def apply_chat_template(
-        self, messages: list[dict[str, Any]], add_generation_prompt: bool, return_dict: bool
+        self, messages: list[dict[str, Any]], add_generation_prompt: bool, tokenize: bool, return_dict: bool
     ) -> list[int]:
+        assert tokenize
         assert not return_dict
         if any("content" not in message for message in messages):
             raise ValueError("a message has no content")

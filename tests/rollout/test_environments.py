@@ -191,3 +191,7 @@ def test_loading_says_what_is_missing(tmp_path: Path, name: str, problem: str) -
         load_environment(name.format(folder=tmp_path))
     assert str(caught.value).startswith("settings: rollout.environment = ")
     assert problem.format(folder=tmp_path) in str(caught.value)
+
+
+def test_title_is_the_first_line_alone_however_many_quotes_follow() -> None:
+    assert render_passages(['"Ada"\nShe wrote "Notes"\nand more.']) == ' Ada: She wrote "Notes"\nand more.'

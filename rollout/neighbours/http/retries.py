@@ -143,10 +143,11 @@ def _failure_of(state: tenacity.RetryCallState) -> AttemptFailed:
 def _seconds_of(retry_after: str) -> float:
     """Return a Retry-After header as seconds from now: a number, or an HTTP date; 0 for anything else."""
     try:
-        return max(0.0, float(retry_after))
+        seconds = float(retry_after)
+        return seconds if seconds > 0 else 0.0  # not so for "nan" either
     except ValueError:
         pass
     try:
         return max(0.0, email.utils.parsedate_to_datetime(retry_after).timestamp() - time.time())
-    except ValueError:
+    except Exception:  # the header is anyone's, and the parser raises OverflowError and others besides ValueError
         return 0.0

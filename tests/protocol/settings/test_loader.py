@@ -259,3 +259,18 @@ def test_password_that_was_refused_inside_a_url_is_not_repeated() -> None:
         "settings: retriever.url = 'http://***@host/retrieve' is wrong: holds a user or password, which "
         "would be in settings.yaml and logs. Use headers_env."
     )
+
+
+@pytest.mark.parametrize("name", ["api_key", "key", "access_token", "X-Amz-Signature", "apikey", "Password", "auth"])
+def test_key_in_the_query_of_a_url_is_refused_and_not_repeated(name: str) -> None:
+    with pytest.raises(SettingsError) as refused:
+        load_settings(None, ["--retriever.url", f"http://host/retrieve?topk=3&{name}=hidden"])
+    assert str(refused.value) == (
+        f"settings: retriever.url = 'http://host/retrieve?***' is wrong: holds the secret {name!r}, which "
+        "would be in settings.yaml and logs. Use headers_env."
+    )
+
+
+def test_url_may_have_a_query_without_a_secret() -> None:
+    settings = load_settings(None, ["--retriever.url", "http://host/retrieve?topk=3&monkey=1&index=auth"])
+    assert str(settings.retriever.url) == "http://host/retrieve?topk=3&monkey=1&index=auth"

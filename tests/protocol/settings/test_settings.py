@@ -140,6 +140,22 @@ def test_settings_refuse_a_value_out_of_range(section: str, field: str, value: o
     assert refusal(**{section: {field: value}}) == [(f"{section}.{field}", text)]
 
 
+def test_settings_refuse_an_endpoint_with_the_name_of_the_environments_own_part() -> None:
+    endpoint = {"name": "environment", "url": "http://host/score"}
+    assert refusal(rewards={"endpoints": [endpoint]}) == [
+        (
+            "rewards.endpoints.0.name",
+            "Value error, is the part that environments' own rewards have. Give the endpoint another name.",
+        )
+    ]
+
+
+def test_settings_leave_room_for_the_environments_own_part_among_64() -> None:
+    endpoints = [{"name": f"e{i}", "url": "http://host/score"} for i in range(64)]
+    assert len(Settings.model_validate({"rewards": {"endpoints": endpoints[:63]}}).rewards.endpoints) == 63
+    assert refusal(rewards={"endpoints": endpoints})[0][0] == "rewards.endpoints"
+
+
 def test_settings_refuse_groups_that_cannot_be_split_over_the_ranks() -> None:
     assert refusal(learner={"groups_per_step": 6, "num_ranks": 4}) == [
         (

@@ -202,6 +202,7 @@ async def test_newer_attempt_takes_the_place_of_a_running_one() -> None:
         scene.engine.is_slow = True
         await scene.coordinator.welcome()
         scene.coordinator.lease("e0-a", attempt=1)
+        await _until(lambda: len(scene.engine.requests) == 1)
         scene.coordinator.lease("e0-a", attempt=2)
         await _until(lambda: len(scene.engine.requests) == 2)
         scene.engine.release()

@@ -1,0 +1,181 @@
+"""A user's environment, called so that whatever it does is at most the failure of its own sample.
+
+It may raise anything, return anything, catch its own cancellation or never end: each comes out as
+NeighbourError("environment") with the reason, and its place in the user's code where there is one. Failures of
+neighbours that it asked (a search) pass as they are.
+"""
+
+import asyncio
+import math
+from collections.abc import Awaitable, Callable, Mapping
+from dataclasses import dataclass
+from typing import Any, get_args
+
+from protocol.errors import NeighbourError
+from protocol.one_line import described, one_line
+from rollout.environments.base import (
+    Environment,
+    Finish,
+    MakeEnvironment,
+    Observation,
+    Prompt,
+    Resources,
+    Step,
+    Task,
+    Turn,
+)
+
+ENVIRONMENT = "environment"
+# Tokenising stops everything else on this server: a megabyte takes about half a second.
+_MAX_CHARACTERS = 1 << 20
+_MAX_MESSAGES = 1024
+_FINISHES = get_args(Finish)
+# Calls that were given up and would not end: kept here, or the event loop drops them in the middle.
+_abandoned: set["asyncio.Task[Any]"] = set()
+
+
+class GuardedEnvironment:
+    """One sample's environment. Every method raises NeighbourError and nothing else.
+
+    stop: strings that end a turn.
+    """
+
+    def __init__(self, make: MakeEnvironment, resources: Resources, turn_timeout_s: float) -> None:
+        self._turn_timeout_s = turn_timeout_s
+        try:
+            self._environment: Environment = make(resources)
+            self.stop = _checked_stop(self._environment.stop)
+        except NeighbourError:
+            raise
+        except BaseException as error:  # a user's code may raise anything
+            raise NeighbourError(ENVIRONMENT, described(error)) from error
+
+    async def reset(self, task: Task) -> Prompt:
+        """Return what the policy reads first: text, or chat messages with a role each."""
+        return _checked_prompt(await self._ended(lambda: self._environment.reset(task), "no prompt"))
+
+    async def step(self, turn: Turn) -> Step:
+        """Return the environment's answer: its observation an `Observation` or None, its reward a finite float."""
+        return _checked_step(await self._ended(lambda: self._environment.step(turn), "no observation"))
+
+    async def _ended(self, call: Callable[[], Awaitable[Any]], complaint: str) -> Any:
+        """Return what a call gives within turn_timeout_s; in a task of its own, it cannot keep ours from ending."""
+        task = asyncio.create_task(_outcome_of(call))
+        try:
+            done, _ = await asyncio.wait([task], timeout=self._turn_timeout_s)
+        except asyncio.CancelledError:
+            _abandon(task)
+            raise
+        if not done:
+            _abandon(task)
+            limit = f"rollout.turn_timeout_s = {self._turn_timeout_s:g} s"
+            raise NeighbourError(ENVIRONMENT, f"{complaint} within {limit}")
+        if task.cancelled():
+            raise NeighbourError(ENVIRONMENT, f"{complaint}: it cancelled itself")
+        outcome = task.result()
+        if isinstance(outcome.error, NeighbourError):
+            raise outcome.error
+        if outcome.error is not None:
+            raise NeighbourError(ENVIRONMENT, described(outcome.error)) from outcome.error
+        return outcome.value
+
+
+@dataclass
+class _Outcome:
+    """How a call ended."""
+
+    value: Any = None
+    error: BaseException | None = None
+
+
+async def _outcome_of(call: Callable[[], Awaitable[Any]]) -> _Outcome:
+    """Return what a call gave or raised. A SystemExit that left the task would end the event loop, so none does."""
+    try:
+        return _Outcome(value=await call())
+    except (asyncio.CancelledError, GeneratorExit):
+        raise
+    except BaseException as error:  # a user's code may raise anything
+        return _Outcome(error=error)
+
+
+def _abandon(task: "asyncio.Task[Any]") -> None:
+    """Cancel a call and go on without it, whether or not it ends."""
+    _abandoned.add(task)
+    task.add_done_callback(_abandoned.discard)
+    task.cancel()
+
+
+def _checked_stop(stop: Any) -> tuple[str, ...]:
+    if not isinstance(stop, tuple | list) or not all(isinstance(text, str) and text for text in stop):
+        raise _wrong("its `stop`", stop, "a tuple of strings")
+    return tuple(stop)
+
+
+def _checked_prompt(prompt: Any) -> Prompt:
+    if isinstance(prompt, str):
+        return _checked_text(prompt, "reset returned a prompt")
+    if not isinstance(prompt, list) or not all(_is_message(turn) for turn in prompt) or not prompt:
+        raise _wrong("reset returned", prompt, "text, or a list of chat messages with role and content")
+    if len(prompt) > _MAX_MESSAGES:
+        raise NeighbourError(ENVIRONMENT, f"reset returned {len(prompt)} messages, at most {_MAX_MESSAGES}")
+    for turn in prompt:
+        if isinstance(content := turn.get("content"), str):
+            _checked_text(content, "reset returned a message")
+    return [dict(turn) for turn in prompt]
+
+
+def _is_message(turn: Any) -> bool:
+    return isinstance(turn, Mapping) and isinstance(turn.get("role"), str)
+
+
+def _checked_step(step: Any) -> Step:
+    if not isinstance(step, Step):
+        raise _wrong("step returned", step, "a rollout.environments.base.Step")
+    if step.finish is not None and step.finish not in _FINISHES:
+        raise _wrong("the step's finish is", step.finish, f"None or one of {', '.join(_FINISHES)}")
+    return Step(_checked_observation(step.observation), bool(step.is_done), _checked_reward(step.reward), step.finish)
+
+
+def _checked_observation(observation: Any) -> Observation | None:
+    if isinstance(observation, str):
+        observation = Observation(observation)
+    if observation is None:
+        return None
+    if not isinstance(observation, Observation):
+        raise _wrong("the step's observation is", observation, "text, an Observation or None")
+    for name in ("head", "body", "tail"):
+        _checked_text(getattr(observation, name), f"the observation's {name}")
+    return observation
+
+
+def _checked_text(text: Any, what: str) -> str:
+    if not isinstance(text, str):
+        raise _wrong(f"{what} is", text, "text")
+    if len(text) > _MAX_CHARACTERS:
+        raise NeighbourError(ENVIRONMENT, f"{what} has {len(text)} characters, at most {_MAX_CHARACTERS}")
+    return text
+
+
+def _checked_reward(reward: Any) -> float | None:
+    """Return a reward as a float: a number, a bool, or an array or tensor of one number."""
+    if reward is None:
+        return None
+    try:
+        plain = reward.item() if hasattr(reward, "item") else reward
+        number = float(plain) if isinstance(plain, int | float) else None
+    except Exception as error:  # arrays of several numbers, integers too large for a float, users' own classes
+        raise NeighbourError(ENVIRONMENT, described(error)) from error
+    if number is None:
+        raise _wrong("the step's reward is", reward, "a number")
+    if not math.isfinite(number):
+        raise NeighbourError(ENVIRONMENT, f"gave the reward {number}")
+    return number
+
+
+def _wrong(what: str, value: Any, expected: str) -> NeighbourError:
+    try:
+        shown = repr(value)
+    except Exception:  # a user's class may have a __repr__ that fails
+        shown = "?"
+    shown = one_line(shown, 80)
+    return NeighbourError(ENVIRONMENT, f"{what} {shown} ({type(value).__name__}), expected {expected}")

@@ -1,0 +1,67 @@
+"""A real session between a scripted coordinator's real socket and whatever neighbours a test brings."""
+
+import asyncio
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from typing import Any
+
+from protocol.wire import messages as m
+from protocol.wire.channel import AsyncDealerChannel
+from protocol.wire.trajectory import Trajectory
+from rollout.engine.version_gate import VersionGate
+from rollout.environments.base import MakeEnvironment, Resources
+from rollout.environments.single_turn import SingleTurn
+from rollout.episodes.player import EpisodePlayer
+from rollout.episodes.sample import Scorer
+from rollout.session.outbox import Outbox
+from rollout.session.session import RolloutSession
+from tests.fakes.rollout_fakes import ScriptedCoordinator, ScriptedEngine, ScriptedScorer, make_keys, make_spec
+
+
+@dataclass
+class PlayingSession:
+    """A session that was welcomed, and the coordinator that it speaks to."""
+
+    coordinator: ScriptedCoordinator
+    session: RolloutSession
+    task: "asyncio.Task[str]"
+
+    async def made(self, group: str, **lease: Any) -> m.SampleFailed | Trajectory:
+        """Lease one sample and return what became of it."""
+        self.coordinator.lease(group, **lease)
+        async with asyncio.timeout(10.0):
+            while True:
+                message = await self.coordinator.next(m.Message)
+                if isinstance(message, m.SampleFailed) and message.group == group:
+                    return message
+                if isinstance(message, m.TrajectoryDone) and message.facts.group == group:
+                    return Trajectory.from_buffers(message.facts, self.coordinator.buffers[-1])
+
+
+@asynccontextmanager
+async def playing_session(
+    engine: ScriptedEngine,
+    environment: MakeEnvironment = SingleTurn,
+    resources: Resources | None = None,
+    scorer: Scorer | None = None,
+    **rollout: Any,
+) -> AsyncIterator[PlayingSession]:
+    """Yield a session that plays `environment` with this engine and this scorer."""
+    keys = make_keys()
+    coordinator = ScriptedCoordinator(keys)
+    spec = make_spec(coordinator.address, **rollout)
+    gate, scorer = VersionGate(), scorer or ScriptedScorer()
+    gate.open()
+    player = EpisodePlayer(engine, gate, environment, resources or Resources(3), scorer, spec.rollout, "s0")
+    channel = AsyncDealerChannel(coordinator.address, "s0", keys.peer, keys.coordinator.public)
+    session = RolloutSession("s0", spec, channel, player, engine, scorer, Outbox())
+    task = asyncio.create_task(session.run())
+    try:
+        await coordinator.welcome()
+        yield PlayingSession(coordinator, session, task)
+    finally:
+        task.cancel()
+        await asyncio.wait([task])
+        channel.close()
+        coordinator.close()
