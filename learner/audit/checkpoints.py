@@ -11,7 +11,7 @@ from contextlib import closing
 from dataclasses import dataclass, field
 
 from learner.audit.breach import Breach
-from learner.audit.lineage import newest_valid_version
+from learner.audit.lineage import last_shared_version
 from learner.audit.run import AuditedRun, read_only
 from learner.audit.steps import Steps
 from learner.checkpoint.folder import LATEST
@@ -84,7 +84,7 @@ def _lost_start(run: AuditedRun, db: sqlite3.Connection, checkpoint: Checkpoint)
     if start is None:
         return None
     is_known = db.execute("SELECT COUNT(*) FROM live.incarnations WHERE number = ?", (start,)).fetchone()[0]
-    newest = newest_valid_version(run, start)
+    newest = last_shared_version(run, start)
     is_lost = not is_known or (newest is not None and checkpoint.policy_version > newest)
     return int(start) if is_lost else None
 

@@ -6,7 +6,7 @@ from learner.audit.breach import Breach
 from learner.audit.run import AuditedRun
 
 
-def newest_valid_version(run: AuditedRun, incarnation: int) -> int | None:
+def last_shared_version(run: AuditedRun, incarnation: int) -> int | None:
     """Return the newest version that something of this start may contain, None when no start came after it."""
     row = run.db.execute("SELECT MIN(policy_version) FROM incarnations WHERE number > ?", (incarnation,)).fetchone()
     return None if row[0] is None else int(row[0])
@@ -22,7 +22,7 @@ def check_lineage(run: AuditedRun) -> Iterator[Breach]:
         if incarnation > num_starts:
             problem = f"trajectories were made for start {incarnation} of the run, which has started {num_starts} times"
             yield Breach("lineage", problem)
-        valid = newest_valid_version(run, incarnation)
+        valid = last_shared_version(run, incarnation)
         if valid is not None and newest > valid:
             yield from _name_groups(run, incarnation, valid)
 

@@ -7,6 +7,7 @@ from collections.abc import Iterator
 
 from learner.audit.breach import Breach
 from learner.audit.run import AuditedRun
+from learner.data.group_name import GroupName
 from learner.data.prompt_order import PromptOrder
 
 
@@ -26,7 +27,7 @@ def check_order(run: AuditedRun) -> Iterator[Breach]:
             yield _gap(expected, position)
         expected, previous = position + 1, group
         due_epoch, index = order.at(position)
-        due = f"e{due_epoch}-{run.uids[index]}"
+        due = str(GroupName("train", due_epoch, run.uids[index]))
         if (epoch, uid, group) != (due_epoch, run.uids[index], due):
             problem = f"is prompt {uid} of epoch {epoch} at position {position}, where the prompt order has {due}"
             yield Breach("prompt_order", problem, group=group)

@@ -13,7 +13,7 @@ from typing import Any
 
 from learner.data.prompts import load_prompts
 from learner.disk.layout import CHECKPOINTS, LEDGER
-from learner.ledger.schema import stand_in
+from learner.ledger.schema import add_missing_tables_in_memory
 from protocol.errors import OperatorError, SettingsError
 from protocol.settings.loader import load_settings
 from protocol.settings.settings import Settings
@@ -61,7 +61,7 @@ def open_run(folder: Path, data: Path | None) -> Iterator[AuditedRun]:
     try:
         with closing(sqlite3.connect(read_only(path), uri=True, isolation_level=None)) as db:
             db.execute(f"PRAGMA cache_size = -{_CACHE_KIB}")
-            stand_in(db, path)
+            add_missing_tables_in_memory(db, path)
             # Before the ledger's moment: what a checkpoint made after it says, the ledger would not know yet.
             checkpoints = sorted((folder / CHECKPOINTS).glob("step_*"))
             yield AuditedRun(folder, settings, uids, db, _begin(db, folder / "metrics.jsonl"), checkpoints)

@@ -8,8 +8,7 @@ from functools import cached_property
 from learner.audit.breach import Breach
 from learner.audit.run import AuditedRun
 from learner.audit.terms import Terms
-
-NOT_APPLIED = "step not applied: "
+from learner.ledger.ledger import NOT_APPLIED
 
 
 @dataclass(frozen=True)

@@ -1,23 +1,45 @@
 """The coordinator's decisions: which prompt goes to which server, what trains next, what is accounted as what.
 
-A state machine without sockets or threads: messages in through `receive`, messages out through `take_outgoing`. Driven
-by `learner.coordinator.loop`. A group's life: `LeaseBook.lease_all`, `LeaseBook.receive`, `StepBook.answer_ranks`,
-`StepBook.finish`.
+A state machine without sockets or threads: messages in through `receive`, messages out through `take_outgoing`.
+
+A trajectory's way, and who takes each step of it:
+
+    1 a prompt becomes a group          PromptSource.take, OpenGroups.next_group
+    2 its samples are leased            Leases.lease_all -> message Lease
+    3 a server makes them               (rollout/) -> TrajectoryDone, SampleFailed
+    4 each is checked and kept          Leases.receive, OpenGroups.accept -> Ack
+    5 lost, late, failed: leased again  LeaseRecall, OpenGroups.fail and release
+    6 ready groups become a step        CurrentStep.answer_ranks, OpenGroups.assign -> Batch, a share for each rank
+    7 ranks train and push the weights  (rank/) -> Stepped
+    8 the groups are accounted for      CurrentStep.finish, OpenGroups.train -> Trained, a line of metrics
+
+What each loop takes, what it waits for, and who ends that wait:
+
+    loop               takes              waits for                              ended by
+    rollout server     leases             a lease, when it has room              lease_all: a group that came back, or a
+                                                                                 free slot of the staleness window
+    staleness window   new prompts        a free slot                            finish: a step's groups leave it
+    learner rank       its share of a     groups_per_step ready groups that      receive: a group's last sample
+                       step               the window lets go
+                                          an evaluation that a line waits for    receive: the evaluation's last sample
+                                          every other rank, in a push or step    (no rank is given what others are not)
+    a stuck lease      -                  its server                             LeaseRecall: gone, lost or overdue
 """
 
 from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
 
+from learner.coordinator.accounts import Accounts, Tally
 from learner.coordinator.groups.evaluations import Evaluations, EvaluationSchedule
-from learner.coordinator.groups.open_groups import GroupBook
+from learner.coordinator.groups.open_groups import OpenGroups
 from learner.coordinator.groups.prompt_source import PromptSource
-from learner.coordinator.leases.leases import LeaseBook
-from learner.coordinator.leases.overdue import LeaseClock
+from learner.coordinator.leases.leases import Leases
+from learner.coordinator.leases.overdue import OverdueLimit
 from learner.coordinator.leases.recall import LeaseRecall
-from learner.coordinator.leases.servers import ServerBook
+from learner.coordinator.leases.servers import Servers
 from learner.coordinator.mailbox import Mailbox
-from learner.coordinator.steps.current_step import StepBook
+from learner.coordinator.steps.current_step import CurrentStep
 from learner.coordinator.steps.record import RunRecord
 from learner.coordinator.steps.step_lines import StepLines
 from learner.coordinator.window import StalenessWindow
@@ -64,23 +86,21 @@ class Coordinator:
                 "max_staleness": settings.learner.max_staleness,
             },
         )
-        self.counts: Counter[str] = Counter()
-        self._ledger = ledger
         self._record = record
         self._mailbox = mailbox = Mailbox(run_id, self.incarnation)
+        accounts = Accounts(ledger, mailbox, Tally())
+        self._ledger, self._tally = ledger, accounts.tally
         self._window = window = StalenessWindow(settings.learner.groups_per_step, settings.learner.max_staleness)
-        self._servers = ServerBook()
+        self._servers = Servers()
         self._evaluations = Evaluations(held_out[: settings.eval.num_prompts], settings.eval.samples)
         source = PromptSource(train, settings, ledger, last_step)
-        self._groups = groups = GroupBook(source, self._evaluations, window, ledger, mailbox, self.counts)
-        clock = LeaseClock(settings.rollout.lease_timeout_s)
-        self._leases = LeaseBook(
-            groups, self._servers, clock, ledger, mailbox, self.counts, settings.run.seed, vocab_size
-        )
-        self._recall = LeaseRecall(groups, self._leases, self._servers, clock, self.counts)
+        self._groups = groups = OpenGroups(source, self._evaluations, window, accounts)
+        overdue = OverdueLimit(settings.rollout.lease_timeout_s)
+        self._leases = Leases(groups, self._servers, overdue, accounts, settings.run.seed, vocab_size)
+        self._recall = LeaseRecall(groups, self._leases, self._servers, overdue, accounts.tally)
         schedule = EvaluationSchedule(settings.eval.every_steps, settings.run.max_steps)
         lines = StepLines(record, self._evaluations, schedule, ledger, last_step, policy_version)
-        self._steps = StepBook(settings, groups, window, ledger, lines, mailbox, self.counts, last_step, policy_version)
+        self._steps = CurrentStep(settings, groups, window, lines, accounts, last_step, policy_version)
         self._pinged_at = float("-inf")
         self._copies = copies or LedgerCopies(ledger)
 
@@ -93,6 +113,11 @@ class Coordinator:
     def policy_version(self) -> int:
         """The optimizer steps inside the weights that the last step left."""
         return self._steps.policy_version
+
+    @property
+    def counts(self) -> Counter[str]:
+        """How often things happened in this start of the run, by what a status calls them."""
+        return self._tally.counts()
 
     # -- in and out ---------------------------------------------------------------------------------------------------
 
@@ -114,12 +139,12 @@ class Coordinator:
 
     def refuse(self, peer: str, error: FrameError, request: int = 0) -> None:
         """Count a frame that is no valid message, and tell its sender why."""
-        self.counts[f"refused:{error.reason}"] += 1
+        self._tally.refused[error.reason] += 1
         self._mailbox.refuse(peer, str(error), error.reason, request)
 
-    def note_undeliverable(self, peer: str, message: m.Message, now: float) -> None:
+    def on_undeliverable(self, peer: str, message: m.Message, now: float) -> None:
         """Take in that a message found no connection: a lease goes back, and so does all else when that lasts."""
-        self.counts["undeliverable"] += 1
+        self._tally.undeliverable += 1
         if isinstance(message, m.Lease):
             self._recall.undo_lease(message.group, peer)
         if self._servers.note_unreachable(peer, now):
@@ -132,13 +157,13 @@ class Coordinator:
         """
         for peer, request in self._copies.take_answers():
             self._mailbox.confirm(peer, request)
-        self._recall.expire(self._steps.versions, now)
+        self._recall.expire(self._steps.leasable_versions, now)
         if not self._steps.is_under_way:
             self._groups.drop_stale(self._steps.policy_version)
         self._steps.answer_ranks(now)
-        self._steps.note_servers(self._servers.lack_weights(self._steps.versions), now)
+        self._steps.note_servers(self._servers.lack_weights(self._steps.leasable_versions), now)
         self._steps.push_again(now)
-        self._leases.lease_all(self._steps.versions, is_admitting=not self._steps.stop_reason, now=now)
+        self._leases.lease_all(self._steps.leasable_versions, is_admitting=not self._steps.stop_reason, now=now)
         self._ping(now)
         self._ledger.commit()
 
@@ -164,8 +189,8 @@ class Coordinator:
             "window_used": len(groups),
             "window_size": self._window.size,
             "ready": sum(group.is_ready for group in groups.values()),
-            "skipped": self.counts["skipped"],
-            "retried": self.counts["retried"],
+            "skipped": self._tally.skipped,
+            "retried": self._tally.retried,
             "detail": self._steps.detail,
             "evaluation": self._evaluations.status(),
             "servers": self._servers.status(),
@@ -180,7 +205,7 @@ class Coordinator:
             self._mailbox.ping(self._servers.newest_leases())
 
     def _refuse_stranger(self, peer: str, message: m.Message) -> None:
-        self.counts["refused:incarnation"] += 1
+        self._tally.refused["incarnation"] += 1
         detail = (
             f"this is run {self.run_id}, start {self.incarnation}; "
             f"you speak of run {message.run_id}, start {message.incarnation}"
@@ -206,13 +231,13 @@ class Coordinator:
             case m.Heartbeat():
                 self._servers.note_heartbeat(server, message)
             case m.TrajectoryDone():
-                self._leases.receive(server, message.facts, buffers, self._steps.versions, now)
+                self._leases.receive(server, message.facts, buffers, self._steps.leasable_versions, now)
             case m.SampleFailed():
                 self._leases.receive_failure(server, message)
 
     def _on_next(self, peer: str, message: m.NextBatch, now: float) -> None:
         try:
-            self._steps.receive_ask(peer, message, now)
+            self._steps.on_next_batch(peer, message, now)
         except FrameError as error:
             self.refuse(peer, error, message.request)
 

@@ -92,4 +92,4 @@ class CoordinatorLoop:
         for peer, message, buffers in self._coordinator.take_outgoing():
             if self._channel.send(peer.encode(), encode(message, buffers)):
                 continue
-            self._coordinator.note_undeliverable(peer, message, time.monotonic())
+            self._coordinator.on_undeliverable(peer, message, time.monotonic())

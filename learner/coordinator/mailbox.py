@@ -1,15 +1,9 @@
-"""What the coordinator has to say: messages stamped with this start of the run, kept until the loop sends them.
+"""What the coordinator has to say: messages stamped with this start of the run, kept until the loop sends them."""
 
-Written by the coordinator and its books; emptied by `learner.coordinator.loop`.
-"""
+from collections.abc import Mapping
+from typing import TypedDict
 
-from collections.abc import Iterable, Mapping
-from typing import Literal, TypedDict
-
-from learner.coordinator.groups.group import Group
 from protocol.wire import messages as m
-
-Outcome = Literal["accepted", "duplicate", "unknown", "rejected", "returned"]
 
 
 class _Stamp(TypedDict):
@@ -38,7 +32,7 @@ class Mailbox:
     def send(self, peer: str, message: m.Message, buffers: list[bytes] | None = None) -> None:
         self._outgoing.append((peer, message, buffers or []))
 
-    def acknowledge(self, peer: str, group: str, sample_index: int, outcome: Outcome, detail: str = "") -> None:
+    def acknowledge(self, peer: str, group: str, sample_index: int, outcome: m.Outcome, detail: str = "") -> None:
         """Tell a server what became of a sample."""
         self.send(
             peer,
@@ -52,13 +46,9 @@ class Mailbox:
             ),
         )
 
-    def release(self, groups: Iterable[Group]) -> None:
-        """Tell the servers which finished trajectories they need not keep any longer."""
-        by_server: dict[str, list[str]] = {}
-        for group in groups:
-            for server in {t.facts.server for t in group.trajectories.values()}:
-                by_server.setdefault(server, []).append(group.name)
-        for server, names in by_server.items():
+    def release(self, kept: Mapping[str, list[str]]) -> None:
+        """Tell servers which groups' trajectories they need not keep any longer. kept: server -> names of groups."""
+        for server, names in kept.items():
             for first in range(0, len(names), m.MAX_GROUPS):
                 part = names[first : first + m.MAX_GROUPS]
                 self.send(server, m.Trained(run_id=self.run_id, incarnation=self.incarnation, groups=part))

@@ -20,20 +20,20 @@ from protocol.wire.trajectory import TrajectoryFacts
 
 # In `meta`: the JSON of a step's line of metrics that waits for an evaluation, "" when none does.
 HELD_LINE = "held_line"
+# What the reason of a group begins with that was skipped with its step.
+NOT_APPLIED = "step not applied: "
 
 
 @dataclass(frozen=True)
 class LeasedPrompt:
-    """A prompt that was leased in an earlier life of the run and never trained: it goes out first.
+    """A prompt that was leased in an earlier start of the run and never trained: it goes out first."""
 
-    failures: sample index -> (boundary, detail) of each failure, in order.
-    """
-
-    group: str
-    epoch: int
-    uid: str
-    position: int
-    attempt: int
+    group: str  # name of its group
+    epoch: int  # pass over the data that it belongs to
+    uid: str  # of the prompt
+    position: int  # place in the prompt order
+    attempt: int  # leases of the group so far
+    # sample -> (boundary, detail) of each failure, in order
     failures: dict[int, list[tuple[str, str]]] = field(default_factory=dict)
 
 
@@ -73,7 +73,7 @@ class Ledger:
         failpoint("ledger.incarnation.replaced")
         return incarnation
 
-    def newest_valid_version(self, incarnation: int) -> int | None:
+    def last_shared_version(self, incarnation: int) -> int | None:
         """Return the newest version that a trajectory of that earlier start may contain, None when none came after it.
 
         The ledger is put back with its checkpoint, so the starts in it are those of the surviving lineage. A run at

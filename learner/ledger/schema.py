@@ -62,7 +62,7 @@ def prepare_schema(db: sqlite3.Connection, path: Path) -> None:
         db.executescript(_TABLES + _TABLES_SINCE_2 + _INDEXES + _SET_VERSION)
 
 
-def stand_in(db: sqlite3.Connection, path: Path) -> None:
+def add_missing_tables_in_memory(db: sqlite3.Connection, path: Path) -> None:
     """Give a connection that may not write empty tables of its own for those that an older ledger lacks.
 
     Raises: OperatorError for a ledger of a newer version, or an empty one.

@@ -15,6 +15,7 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
+from learner.data.group_name import GroupName
 from learner.disk.metrics_lines import parse_metrics_line
 from protocol.errors import SettingsError
 from protocol.settings.loader import describe_settings, load_settings
@@ -172,14 +173,14 @@ def _query(db: sqlite3.Connection) -> LedgerFacts:
 
 
 def _eval_scores(db: sqlite3.Connection) -> dict[tuple[int, bool], EvalScore]:
-    """Return held-out scores by step. An evaluation's groups are named eval-STEP-UID."""
+    """Return held-out scores by step, which is in the name of an evaluation's groups."""
     rows = db.execute(
         'SELECT "group", is_greedy, AVG(reward) FROM trajectories WHERE kind = \'eval\' GROUP BY "group", is_greedy'
     )
     by_score: dict[tuple[int, bool], list[float]] = {}
     for group, is_greedy, mean in rows:
-        if match := re.match(r"eval-(\d+)-", group):
-            by_score.setdefault((int(match[1]), bool(is_greedy)), []).append(mean)
+        if (name := GroupName.parse(group)) is not None:
+            by_score.setdefault((name.number, bool(is_greedy)), []).append(mean)
     return {key: _score(means) for key, means in by_score.items()}
 
 

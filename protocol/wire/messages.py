@@ -24,6 +24,10 @@ Text = Annotated[str, msgspec.Meta(max_length=1 << 20)]
 Turns = Annotated[list[Annotated[dict[_Key, Any], msgspec.Meta(max_length=64)]], msgspec.Meta(max_length=1024)]
 Columns = Annotated[dict[_Key, Any], msgspec.Meta(max_length=1024)]
 
+# What became of a sample: kept; back already; of no open group or of lost weights; not what was leased or not fit to
+# train; a failure that was taken in.
+Outcome = Literal["accepted", "duplicate", "unknown", "rejected", "returned"]
+
 _SampleIndices = Annotated[list[Count], msgspec.Meta(max_length=MAX_SAMPLES)]
 _TrajectoryIndices = Annotated[list[Count], msgspec.Meta(max_length=_MAX_TRAJECTORIES)]
 _Metrics = Annotated[dict[Name, float], msgspec.Meta(max_length=1024)]
@@ -126,7 +130,7 @@ class Ack(Message, frozen=True, kw_only=True, tag="ack"):
     sample_index: Count  # as in the trajectory or failure
     # "accepted": kept. "duplicate": the sample was there already. "unknown": its group is closed, or its weights were
     # lost. "rejected": not what was leased, or not trainable. "returned": a failure was noted
-    outcome: Literal["accepted", "duplicate", "unknown", "rejected", "returned"]
+    outcome: Outcome
     detail: Reason = ""  # for people: why it was rejected
 
 

@@ -3,7 +3,7 @@
     python -m tests.benchmarks.ingest [--seed N] [--short] [--trajectories N] [--profile PATH]
 
 Four rollout servers in another process answer their leases with finished trajectories, at most 32 each unacknowledged.
-The coordinator is the real one: CURVE, decoder, seal, `Trajectory.from_buffers`, `LeaseBook`, a row in the ledger, an
+The coordinator is the real one: CURVE, decoder, seal, `Trajectory.from_buffers`, `Leases`, a row in the ledger, an
 acknowledgement. Every trajectory is another one, and all must be accepted. Timed from the first one sent to the last
 one acknowledged, in several rounds with a new coordinator each. CPU milliseconds are those of the coordinator's
 process, of its loop's thread alone, and of the senders. `--profile` writes cProfile's figures (CPU time) of the loop's

@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from learner.coordinator.groups.group import Group
+from learner.data.group_name import GroupName
 from learner.data.prompts import Prompt
 
 
@@ -138,7 +139,7 @@ def start_evaluation(step: int, policy_version: int, prompts: Sequence[Prompt], 
     """Return an evaluation of these prompts with num_samples sampled and one greedy trajectory each."""
     groups = [
         Group(
-            name=f"eval-{step}-{prompt.uid}",
+            name=str(GroupName("eval", step, prompt.uid)),
             prompt=prompt,
             kind="eval",
             epoch=-1,

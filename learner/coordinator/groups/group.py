@@ -1,7 +1,7 @@
 """A group on its way: which samples of a prompt are out, which are back, which failed and how often."""
 
 from dataclasses import dataclass, field
-from typing import Literal
+from typing import Literal, NamedTuple
 
 from learner.data.prompts import Prompt
 from protocol.wire.messages import Lease
@@ -13,34 +13,44 @@ MAX_SERVER_DEATHS = 5
 DIED = "server"
 
 
+class LeaseId(NamedTuple):
+    """Which lease of a group a result is of; later ones are larger."""
+
+    incarnation: int  # the start of the run that gave it out
+    attempt: int  # how many leases of the group there had been then, this one included
+
+
+_NO_LEASE = LeaseId(0, 0)
+
+
+class SentLease(NamedTuple):
+    """The newest lease of a group that a server was sent."""
+
+    number: int  # among all leases of this start
+    attempt: int  # among the leases of the group
+
+
 @dataclass(eq=False)
 class Group:
-    """The samples of one prompt.
+    """The samples of one prompt."""
 
-    epoch, position: where the prompt stands in the prompt order (-1 for evaluation). greedy_indices: samples drawn
-    without randomness. attempt: leases of this group so far. oldest_version: of what is back and of the servers that
-    hold the rest. restarted_at: the last lease whose results are not taken, as (incarnation, attempt): too old.
-    holders: who makes which sample. attempts: each sample's newest. leases: each server's newest lease of this group,
-    as (number, attempt). failures: of each sample, (boundary, detail), in this and earlier starts of the run.
-    is_leased_twice: an overdue lease has gone out again.
-    """
-
-    name: str
+    name: str  # a `GroupName`, as text
     prompt: Prompt
     kind: Literal["train", "eval"]
-    epoch: int
-    position: int
+    epoch: int  # pass over the data that it belongs to, -1 for an evaluation
+    position: int  # place in the prompt order, -1 for an evaluation
     num_samples: int
-    greedy_indices: frozenset[int] = frozenset()
-    attempt: int = 0
-    restarted_at: tuple[int, int] = (0, 0)
-    oldest_version: int = 0
-    holders: dict[int, str] = field(default_factory=dict)
-    attempts: dict[int, int] = field(default_factory=dict)
-    leases: dict[str, tuple[int, int]] = field(default_factory=dict)
-    leased_at: float = 0.0
-    is_leased_twice: bool = False
-    trajectories: dict[int, Trajectory] = field(default_factory=dict)
+    greedy_indices: frozenset[int] = frozenset()  # samples drawn without randomness
+    attempt: int = 0  # leases of this group so far, in earlier starts too
+    restarted_at: LeaseId = _NO_LEASE  # results of this lease and earlier ones are ignored: it was begun again
+    oldest_version: int = 0  # oldest policy version among finished samples and the servers that still sample
+    holders: dict[int, str] = field(default_factory=dict)  # sample -> the server that makes it
+    attempts: dict[int, int] = field(default_factory=dict)  # sample -> attempt of its newest lease
+    leases: dict[str, SentLease] = field(default_factory=dict)  # server -> its newest lease of this group
+    leased_at: float = 0.0  # when the newest lease went out, monotonic seconds
+    is_leased_twice: bool = False  # the newest lease was overdue and has gone out a second time
+    trajectories: dict[int, Trajectory] = field(default_factory=dict)  # sample -> what came back of it
+    # sample -> (boundary, detail) of each failure, in order, in earlier starts too
     failures: dict[int, list[tuple[str, str]]] = field(default_factory=dict)
 
     @property
@@ -74,7 +84,7 @@ class Group:
         indices = self.missing
         self.attempt += 1
         self.leased_at = now
-        self.leases[server] = (number, self.attempt)
+        self.leases[server] = SentLease(number, self.attempt)
         # A group of which nothing is left is as young as its new server. Were the version of its first lease kept, a
         # group dropped as too old, or recalled after a restart, would be too old again at once, for ever.
         self.oldest_version = min(self.oldest_version, server_version) if self.is_begun else server_version
@@ -99,7 +109,7 @@ class Group:
         """Keep a trajectory; False when this sample is back already (the first valid one wins) or was given up."""
         facts = trajectory.facts
         index = facts.sample_index
-        if index in self.trajectories or (facts.incarnation, facts.attempt) <= self.restarted_at:
+        if index in self.trajectories or LeaseId(facts.incarnation, facts.attempt) <= self.restarted_at:
             return False
         self.oldest_version = min(self.oldest_version, facts.oldest_version) if self.is_begun else facts.oldest_version
         self.holders.pop(index, None)
@@ -123,7 +133,7 @@ class Group:
                 return f"{name} is {value!r}, leased was {expected!r}"
         return None
 
-    def is_held(self, index: int, server: str, attempt: int) -> bool:
+    def is_leased(self, index: int, server: str, attempt: int) -> bool:
         """Return whether a server makes this sample by a lease of this attempt: what it says of others is history."""
         return self.holders.get(index) == server and self.attempts[index] == attempt
 
@@ -140,7 +150,7 @@ class Group:
 
     def restart(self, incarnation: int) -> None:
         """Forget every sample: the group is made again from its prompt, whatever still comes from earlier leases."""
-        self.restarted_at = (incarnation, self.attempt)
+        self.restarted_at = LeaseId(incarnation, self.attempt)
         self.holders.clear()
         self.trajectories.clear()
 

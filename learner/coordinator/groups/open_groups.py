@@ -1,38 +1,34 @@
 """Every group between its first lease and its training: which goes out next, and what becomes of it.
 
-Training groups take slots of the
-staleness window; an evaluation's groups do not, but go out, fail and go out again in the same way.
+Training groups take slots of the staleness window; an evaluation's groups do not, but go out, fail and go out again in
+the same way. What becomes of a group is written to the ledger here and nowhere else.
 """
 
-from collections import Counter, deque
+from collections import deque
 from collections.abc import Sequence
 
+from learner.coordinator.accounts import Accounts
 from learner.coordinator.groups.evaluations import Evaluations
 from learner.coordinator.groups.group import Group
 from learner.coordinator.groups.prompt_source import PromptSource
-from learner.coordinator.mailbox import Mailbox
 from learner.coordinator.window import Outstanding, StalenessWindow
-from learner.ledger.ledger import Ledger
+from learner.ledger.ledger import NOT_APPLIED
+from protocol.wire.messages import Lease
+from protocol.wire.trajectory import Trajectory, TrajectoryFacts
 
 
-class GroupBook:
+class OpenGroups:
     """`training`: the training groups that hold a slot of the window, in lease order."""
 
     def __init__(
-        self,
-        source: PromptSource,
-        evaluations: Evaluations,
-        window: StalenessWindow,
-        ledger: Ledger,
-        mailbox: Mailbox,
-        counts: Counter[str],
+        self, source: PromptSource, evaluations: Evaluations, window: StalenessWindow, accounts: Accounts
     ) -> None:
         self._source = source
         self._evaluations = evaluations
         self._window = window
-        self._ledger = ledger
-        self._mailbox = mailbox
-        self._counts = counts
+        self._ledger = accounts.ledger
+        self._mailbox = accounts.mailbox
+        self._tally = accounts.tally
         # What an earlier start left unfinished has its slots at once: its samples may be on servers still.
         self.training: dict[str, Group] = {group.name: group for group in source.recall(window.size)}
         self._to_lease: deque[Group] = deque(self.training.values())
@@ -52,7 +48,7 @@ class GroupBook:
             for g in self.training.values()
         ]
 
-    # -- to lease -----------------------------------------------------------------------------------------------------
+    # -- out ----------------------------------------------------------------------------------------------------------
 
     def next_group(self, is_admitting: bool) -> Group | None:
         """Take the next group with missing samples: an evaluation's, one that came back, one that was never out.
@@ -76,14 +72,36 @@ class GroupBook:
             self.training[group.name] = group
         return group
 
-    # -- what becomes of a group --------------------------------------------------------------------------------------
+    def lease(self, group: Group, server: str, version: int, now: float, number: int, seed: int) -> Lease:
+        """Return the lease of a group's missing samples to a server that holds weights of this version."""
+        run_id, incarnation = self._mailbox.run_id, self._mailbox.incarnation
+        lease = group.lease_to(server, version, now, number, run_id, incarnation, seed)
+        if group.kind == "train":
+            self._ledger.lease(group.name, group.epoch, group.prompt.uid, group.position, server, group.attempt)
+        return lease
 
-    def note_ready(self, group: Group) -> None:
-        """Take in that all of a group's samples are back."""
-        if group.kind == "eval":
-            self._evaluations.close(group)
-        else:
-            self._ledger.set_state([group.name], "ready")
+    # -- back ---------------------------------------------------------------------------------------------------------
+
+    def accept(self, group: Group, trajectory: Trajectory) -> bool:
+        """Keep a trajectory; False when its sample is back already, or was given up."""
+        if not group.receive(trajectory):
+            return False
+        self._ledger.add_trajectory(trajectory.facts, trajectory.facts.incarnation)
+        if group.is_ready:
+            if group.kind == "eval":
+                self._evaluations.close(group)
+            else:
+                self._ledger.set_state([group.name], "ready")
+        return True
+
+    def waste(self, facts: TrajectoryFacts, reason: str) -> None:
+        """Count what a server made as tokens that will not be trained."""
+        self._ledger.waste(facts.group, facts.sample_index, facts.attempt, reason, facts.num_model_tokens)
+
+    def waste_unfinished(self, group: Group, index: int, attempt: int, num_tokens: int) -> None:
+        """Count what was written of a sample that failed as tokens that will not be trained."""
+        if num_tokens:
+            self._ledger.waste(group.name, index, attempt, "failed", num_tokens)
 
     def fail(self, group: Group, sample_indices: Sequence[int], server: str, boundary: str, detail: str) -> None:
         """Note that samples failed on a server; they go out again, or their prompt is given up."""
@@ -97,7 +115,7 @@ class GroupBook:
 
     def release(self, group: Group, reason: str) -> None:
         """Queue the group's missing samples for another lease; its finished ones are kept."""
-        self._counts["retried"] += 1
+        self._tally.retried += 1
         group.is_leased_twice = False
         if group.kind == "eval":
             self._evaluations.release(group)
@@ -110,31 +128,52 @@ class GroupBook:
         """Make groups anew that no step on weights of this version, or a later one, could use."""
         for name in self._window.too_old(self.outstanding(policy_version), policy_version):
             group = self.training[name]
-            self._counts["dropped:stale"] += 1
+            self._tally.stale += 1
             self._waste_all(group, "stale")
             group.restart(self._mailbox.incarnation)
             self._ledger.forget_trajectories(name)
             self.release(group, f"too old at policy version {policy_version}")
 
-    def close(self, groups: Sequence[Group]) -> None:
-        """Free the slots of groups that are accounted for; their servers need not keep them any longer."""
-        for group in groups:
-            self.training.pop(group.name)
-        self._mailbox.release(groups)
+    # -- trained ------------------------------------------------------------------------------------------------------
+
+    def assign(self, names: Sequence[str], step: int) -> list[Group]:
+        """Note that a step trains on these groups; returns them."""
+        self._ledger.set_state(names, "assigned", step)
+        return [self.training[name] for name in names]
+
+    def train(self, groups: Sequence[Group], step: int, policy_version: int) -> None:
+        """Note that groups are inside a step that was taken on weights of this version."""
+        self._ledger.mark_trained([group.name for group in groups], step, policy_version)
+        self._close(groups)
+
+    def skip_step(self, groups: Sequence[Group], step: int, detail: str) -> None:
+        """Note that the step of these groups was not applied: their prompts are given up with it."""
+        self._tally.skipped += len(groups)
+        self._ledger.set_state([group.name for group in groups], "skipped", step, f"{NOT_APPLIED}{detail}")
+        self._ledger.add_event("not_applied", f"step {step}: {detail}")
+        self._close(groups)
 
     def _skip(self, group: Group, reason: str) -> None:
         """Give a prompt up, with its reason in the ledger. Its slot is free for another prompt."""
-        self._counts["skipped"] += 1
+        self._tally.skipped += 1
         if group.kind == "eval":
             self._evaluations.close(group)
             return
         self._source.replace_skipped()
         self._waste_all(group, "failed")
         self._ledger.set_state([group.name], "skipped", reason=reason[:2000])
-        self.close([group])
+        self._close([group])
+
+    def _close(self, groups: Sequence[Group]) -> None:
+        """Free the slots of groups that are accounted for; their servers need not keep them any longer."""
+        kept: dict[str, list[str]] = {}
+        for group in groups:
+            self.training.pop(group.name)
+            for server in {t.facts.server for t in group.trajectories.values()}:
+                kept.setdefault(server, []).append(group.name)
+        self._mailbox.release(kept)
 
     def _waste_all(self, group: Group, reason: str) -> None:
         """Count a group's finished samples as tokens that will not be trained."""
         for trajectory in group.trajectories.values():
-            facts = trajectory.facts
-            self._ledger.waste(group.name, facts.sample_index, facts.attempt, reason, facts.num_model_tokens)
+            self.waste(trajectory.facts, reason)

@@ -7,6 +7,7 @@ from collections import deque
 from collections.abc import Sequence
 
 from learner.coordinator.groups.group import Group
+from learner.data.group_name import GroupName
 from learner.data.prompt_order import PromptOrder
 from learner.data.prompts import Prompt
 from learner.ledger.ledger import Ledger
@@ -68,4 +69,4 @@ class PromptSource:
         self._position += 1
         self._ledger.set_meta("position", str(self._position))
         prompt = self._train[index]
-        return Group(f"e{epoch}-{prompt.uid}", prompt, "train", epoch, position, self._group_size)
+        return Group(str(GroupName("train", epoch, prompt.uid)), prompt, "train", epoch, position, self._group_size)

@@ -1,34 +1,24 @@
-"""Leases going out to servers, and what servers bring of them: trajectories to keep, refuse or pass over, failures.
+"""Leases going out to servers, and what servers bring of them: trajectories to keep, refuse or pass over, failures."""
 
-The groups lie in `learner.coordinator.groups.open_groups`; `learner.coordinator.leases.recall` sees to leases that do
-not come back.
-"""
-
-from collections import Counter
-from typing import Literal
-
+from learner.coordinator.accounts import Accounts
 from learner.coordinator.groups.group import Group
-from learner.coordinator.groups.open_groups import GroupBook
-from learner.coordinator.leases.overdue import LeaseClock
-from learner.coordinator.leases.servers import ServerBook
-from learner.coordinator.mailbox import Mailbox
-from learner.ledger.ledger import Ledger
+from learner.coordinator.groups.open_groups import OpenGroups
+from learner.coordinator.leases.overdue import OverdueLimit
+from learner.coordinator.leases.servers import Servers
 from protocol.errors import FrameError
 from protocol.wire import messages as m
 from protocol.wire.trajectory import Trajectory, TrajectoryFacts
 
 
-class LeaseBook:
+class Leases:
     """Numbers this start's leases; each carries `seed`, the run's."""
 
     def __init__(
         self,
-        groups: GroupBook,
-        servers: ServerBook,
-        clock: LeaseClock,
-        ledger: Ledger,
-        mailbox: Mailbox,
-        counts: Counter[str],
+        groups: OpenGroups,
+        servers: Servers,
+        overdue: OverdueLimit,
+        accounts: Accounts,
         seed: int,
         vocab_size: int | None,
     ) -> None:
@@ -36,10 +26,10 @@ class LeaseBook:
         self._num_leases = 0
         self._groups = groups
         self._servers = servers
-        self._clock = clock
-        self._ledger = ledger
-        self._mailbox = mailbox
-        self._counts = counts
+        self._overdue = overdue
+        self._ledger = accounts.ledger
+        self._mailbox = accounts.mailbox
+        self._tally = accounts.tally
         self._seed = seed
         self._vocab_size = vocab_size
 
@@ -58,14 +48,9 @@ class LeaseBook:
 
     def lease(self, group: Group, server: str, now: float) -> None:
         """Send a server that wants a group the missing samples of this one."""
-        version = self._servers.take_wish(server)
-        run_id, incarnation = self._mailbox.run_id, self._mailbox.incarnation
         self._num_leases += 1
-        lease = group.lease_to(server, version, now, self._num_leases, run_id, incarnation, self._seed)
-        self._servers.note_lease(server, self._num_leases)
-        if group.kind == "train":
-            self._ledger.lease(group.name, group.epoch, group.prompt.uid, group.position, server, group.attempt)
-        self._mailbox.send(server, lease)
+        version = self._servers.reserve_slot(server, self._num_leases)
+        self._mailbox.send(server, self._groups.lease(group, server, version, now, self._num_leases, self._seed))
 
     # -- back ---------------------------------------------------------------------------------------------------------
 
@@ -73,7 +58,7 @@ class LeaseBook:
         """Keep a trajectory if it is what was leased and of weights that exist; its server hears what became of it."""
         group = self._groups.find(facts.group)
         if group is None or self._is_of_lost_weights(facts):
-            self._pass_over(server, facts, "unknown" if group is None else "lineage")
+            self._pass_over(server, facts, "unknown", "unknown" if group is None else "lineage")
             return
         try:
             trajectory = Trajectory.from_buffers(facts, buffers, "$.facts")
@@ -82,48 +67,41 @@ class LeaseBook:
         except FrameError as error:
             self._reject(group, facts, server, error)
             return
-        if not group.receive(trajectory):
-            self._pass_over(server, facts, "duplicate")
+        if not self._groups.accept(group, trajectory):
+            self._pass_over(server, facts, "duplicate", "duplicate")
             return
         self._mailbox.acknowledge(server, facts.group, facts.sample_index, "accepted")
-        self._ledger.add_trajectory(facts, facts.incarnation)
-        if group.is_ready:
-            if group.attempt == 1:
-                self._clock.note(now - group.leased_at)
-            self._groups.note_ready(group)
+        if group.is_ready and group.attempt == 1:
+            self._overdue.observe(now - group.leased_at)
 
     def _is_of_lost_weights(self, facts: TrajectoryFacts) -> bool:
         """Return whether a trajectory of an earlier start holds tokens of steps that its checkpoint did not have."""
         if facts.incarnation == self._mailbox.incarnation:
             return False
-        newest = self._ledger.newest_valid_version(facts.incarnation)
+        newest = self._ledger.last_shared_version(facts.incarnation)
         return newest is None or facts.newest_version > newest
 
-    def _pass_over(self, server: str, facts: TrajectoryFacts, why: str) -> None:
+    def _pass_over(self, server: str, facts: TrajectoryFacts, outcome: m.Outcome, why: str) -> None:
         """Have a server forget a trajectory that is of no use: its sample is back already, or its weights are lost."""
-        self._counts[f"unused:{why}"] += 1
-        self._ledger.waste(facts.group, facts.sample_index, facts.attempt, why, facts.num_model_tokens)
-        outcome: Literal["duplicate", "unknown"] = "duplicate" if why == "duplicate" else "unknown"
+        self._tally.unused[why] += 1
+        self._groups.waste(facts, why)
         self._mailbox.acknowledge(server, facts.group, facts.sample_index, outcome)
 
     def _reject(self, group: Group, facts: TrajectoryFacts, server: str, error: FrameError) -> None:
-        self._counts[f"rejected:{error.reason}"] += 1
-        self._ledger.waste(facts.group, facts.sample_index, facts.attempt, "rejected", facts.num_model_tokens)
+        self._tally.rejected[error.reason] += 1
+        self._groups.waste(facts, "rejected")
         self._mailbox.acknowledge(server, facts.group, facts.sample_index, "rejected", str(error))
-        if group.is_held(facts.sample_index, server, facts.attempt):
+        if group.is_leased(facts.sample_index, server, facts.attempt):
             self._groups.fail(group, [facts.sample_index], server, "trajectory", f"refused: {error}")
 
     def receive_failure(self, server: str, message: m.SampleFailed) -> None:
         """Note that a neighbour of the server failed one sample of a lease: it goes out again, or is given up."""
         self._mailbox.acknowledge(server, message.group, message.sample_index, "returned")
-        group = self._groups.find(message.group)
-        if group is not None and group.is_held(message.sample_index, server, message.attempt):
-            self._counts[f"failed:{message.boundary}"] += 1
-            if message.num_model_tokens:
-                self._ledger.waste(
-                    group.name, message.sample_index, message.attempt, "failed", message.num_model_tokens
-                )
-            self._groups.fail(group, [message.sample_index], server, message.boundary, message.detail)
+        group, index = self._groups.find(message.group), message.sample_index
+        if group is not None and group.is_leased(index, server, message.attempt):
+            self._tally.failed[message.boundary] += 1
+            self._groups.waste_unfinished(group, index, message.attempt, message.num_model_tokens)
+            self._groups.fail(group, [index], server, message.boundary, message.detail)
 
 
 def _check_lease(group: Group, facts: TrajectoryFacts, server: str, versions: range) -> None:

@@ -1,6 +1,6 @@
 """How long a lease may take before its group is leased a second time: learned from how long groups take.
 
-Told by `learner.coordinator.leases.leases`, asked by `learner.coordinator.leases.recall`. A second lease is not a
+A second lease is not a
 failure: the first one's samples count if they come first, so a long answer is never cut off by what is usual.
 """
 
@@ -12,13 +12,13 @@ _MANY_TIMES = 4.0
 _AT_LEAST_S = 30.0
 
 
-class LeaseClock:
+class OverdueLimit:
     """Example: after groups that took 10 to 20 s, a lease is overdue after 80 s.
 
-    >>> clock = LeaseClock(limit_s=600.0)
+    >>> limit = OverdueLimit(limit_s=600.0)
     >>> for seconds in range(32):
-    ...     clock.note(10.0 + seconds % 11)
-    >>> clock.overdue_s
+    ...     limit.observe(10.0 + seconds % 11)
+    >>> limit.overdue_s
     80.0
     """
 
@@ -28,7 +28,7 @@ class LeaseClock:
         self._durations: deque[float] = deque(maxlen=_NUM_OBSERVED)
         self.overdue_s = limit_s
 
-    def note(self, duration_s: float) -> None:
+    def observe(self, duration_s: float) -> None:
         """Take in how long a group took from its lease to its last sample."""
         self._durations.append(duration_s)
         if len(self._durations) >= _NUM_NEEDED:

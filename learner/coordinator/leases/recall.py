@@ -1,30 +1,29 @@
 """Leases that do not come back by themselves: whose server is gone, that were lost on the way, that are overdue.
 
-What is taken back is failed or released in the book of groups; `learner.coordinator.leases.leases` leases it
-out again.
+What is taken back fails or is released, and goes out again as any other group.
 """
 
-from collections import Counter
 from collections.abc import Mapping
 
-from learner.coordinator.groups.group import DIED, Group
-from learner.coordinator.groups.open_groups import GroupBook
-from learner.coordinator.leases.leases import LeaseBook
-from learner.coordinator.leases.overdue import LeaseClock
-from learner.coordinator.leases.servers import ServerBook
+from learner.coordinator.accounts import Tally
+from learner.coordinator.groups.group import DIED, Group, SentLease
+from learner.coordinator.groups.open_groups import OpenGroups
+from learner.coordinator.leases.leases import Leases
+from learner.coordinator.leases.overdue import OverdueLimit
+from learner.coordinator.leases.servers import Servers
 
 
 class LeaseRecall:
     """Without state of its own: what is out, and on which server, is in the groups."""
 
     def __init__(
-        self, groups: GroupBook, leases: LeaseBook, servers: ServerBook, clock: LeaseClock, counts: Counter[str]
+        self, groups: OpenGroups, leases: Leases, servers: Servers, overdue: OverdueLimit, tally: Tally
     ) -> None:
         self._groups = groups
         self._leases = leases
         self._servers = servers
-        self._clock = clock
-        self._counts = counts
+        self._overdue = overdue
+        self._tally = tally
 
     def take_back_from(self, server: str, reason: str) -> None:
         """Release what a server held that is gone; its finished samples are kept.
@@ -41,15 +40,15 @@ class LeaseRecall:
         here: the groups that it says it has, each with its newest lease's attempt.
         """
         for group in self._groups.all_open():
-            number, attempt = group.leases.get(server, (heard_of_lease + 1, 0))
-            if number <= heard_of_lease and here.get(group.name, 0) < attempt:
+            sent = group.leases.get(server, SentLease(heard_of_lease + 1, 0))
+            if sent.number <= heard_of_lease and here.get(group.name, 0) < sent.attempt:
                 self.undo_lease(group.name, server)
 
     def undo_lease(self, name: str, server: str) -> None:
         """Release what a server was leased of a group and never got."""
         group = self._groups.find(name)
         if group is not None and group.take_back_from(server):
-            self._counts["lost_leases"] += 1
+            self._tally.lost_leases += 1
             self._groups.release(group, f"{server} never got its lease")
 
     def expire(self, versions: range, now: float) -> None:
@@ -60,11 +59,11 @@ class LeaseRecall:
         """
         for group in self._groups.all_open():
             age_s = now - group.leased_at
-            if not group.holders or age_s <= self._clock.overdue_s:
+            if not group.holders or age_s <= self._overdue.overdue_s:
                 continue
-            if age_s > self._clock.limit_s:
+            if age_s > self._overdue.limit_s:
                 for server in sorted(set(group.holders.values())):
-                    detail = f"{server} did not bring it back within {self._clock.limit_s:g} s"
+                    detail = f"{server} did not bring it back within {self._overdue.limit_s:g} s"
                     self._groups.fail(group, group.held_by(server), server, "lease", detail)
             elif not group.is_leased_twice:
                 self._lease_twice(group, versions, now)
@@ -78,5 +77,5 @@ class LeaseRecall:
         group.is_leased_twice = True
         for holder in holders:
             group.take_back_from(holder)
-        self._counts["leased_twice"] += 1
+        self._tally.leased_twice += 1
         self._leases.lease(group, server, now)

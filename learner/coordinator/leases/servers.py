@@ -12,21 +12,17 @@ _RECONNECT_S = 4.0
 
 @dataclass
 class Server:
-    """A rollout server as its latest messages describe it. policy_version: None while its weights are not synced.
+    """A rollout server as its latest messages describe it."""
 
-    is_here: it has spoken since it was last lost. newest_lease: the number of the last lease that it was sent.
-    unreachable_since: when a message to it was first refused for want of a connection, None while there is one.
-    """
-
-    is_here: bool = False
-    newest_lease: int = 0
-    unreachable_since: float | None = None
-    policy_version: int | None = None
-    num_wanted: int = 0
+    is_here: bool = False  # it has spoken since it was last lost
+    newest_lease: int = 0  # number of the last lease that it was sent
+    unreachable_since: float | None = None  # monotonic seconds of the first message that found no connection, if so
+    policy_version: int | None = None  # of the weights it holds; None while they are not synced
+    num_wanted: int = 0  # groups that it could take now
     heartbeat: m.Heartbeat | None = None
 
 
-class ServerBook:
+class Servers:
     """Servers by name; one is known from its first message on."""
 
     def __init__(self) -> None:
@@ -37,9 +33,6 @@ class ServerBook:
         server = self._servers.setdefault(name, Server())
         server.is_here, server.unreachable_since = True, None
         return server
-
-    def note_lease(self, name: str, number: int) -> None:
-        self._servers[name].newest_lease = number
 
     def note_unreachable(self, name: str, now: float) -> bool:
         """Take in that a server has no connection; True when it had none for so long that it will not come back.
@@ -82,11 +75,12 @@ class ServerBook:
         ]
         return max(able)[1] if able else None
 
-    def take_wish(self, name: str) -> int:
-        """Count one of the groups that a server wants as given; returns the version of its weights."""
+    def reserve_slot(self, name: str, number: int) -> int:
+        """Give one of the groups that a server wants to the lease of this number; returns its weights' version."""
         server = self._servers[name]
         assert server.policy_version is not None
         server.num_wanted -= 1
+        server.newest_lease = number
         return server.policy_version
 
     def lack_weights(self, versions: range) -> bool:

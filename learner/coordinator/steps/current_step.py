@@ -1,16 +1,13 @@
 """The step under way: which groups it trains on, what each rank is answered, and how it is accounted when it ends.
 
-The coordinator's step side. `learner.coordinator.groups.open_groups` holds the groups until a step is done with them.
+The groups stay open until the step is done with them.
 """
 
-from collections import Counter
-
-from learner.coordinator.groups.open_groups import GroupBook
-from learner.coordinator.mailbox import Mailbox
+from learner.coordinator.accounts import Accounts
+from learner.coordinator.groups.open_groups import OpenGroups
 from learner.coordinator.steps.step_batch import StepBatch, build_step
 from learner.coordinator.steps.step_lines import StepLines
 from learner.coordinator.window import Choice, StalenessWindow
-from learner.ledger.ledger import Ledger
 from protocol.errors import FrameError
 from protocol.failpoints import failpoint
 from protocol.settings.settings import Settings
@@ -21,18 +18,16 @@ _ANSWER_WITHIN_S = 1.0
 _PUSH_AGAIN_AFTER_S = 3.0
 
 
-class StepBook:
+class CurrentStep:
     """`step`, `policy_version`: of the last step that ended. detail: what the run is doing, for people."""
 
     def __init__(
         self,
         settings: Settings,
-        groups: GroupBook,
+        groups: OpenGroups,
         window: StalenessWindow,
-        ledger: Ledger,
         lines: StepLines,
-        mailbox: Mailbox,
-        counts: Counter[str],
+        accounts: Accounts,
         last_step: int,
         policy_version: int,
     ) -> None:
@@ -43,10 +38,10 @@ class StepBook:
         self._settings = settings
         self._groups = groups
         self._window = window
-        self._ledger = ledger
         self._lines = lines
-        self._mailbox = mailbox
-        self._counts = counts
+        self._ledger = accounts.ledger
+        self._mailbox = accounts.mailbox
+        self._tally = accounts.tally
         self._batch: StepBatch | None = None
         self._waiting: dict[int, tuple[str, m.NextBatch, float]] = {}
         self._lacking_since: float | None = None
@@ -56,13 +51,13 @@ class StepBook:
         return self._batch is not None
 
     @property
-    def versions(self) -> range:
-        """The versions that a server may hold: the current one, and the one that a step under way pushes before it is
-        told of. Older weights would count against the staleness bound from a sample's start; newer ones are those of a
-        lost lineage, on a server that this start of the run has not synced yet."""
+    def leasable_versions(self) -> range:
+        """Policy versions that a server may hold to get a lease: [v], or [v, v + 1] while a step runs, because rank 0
+        pushes v + 1 before it reports the step. Older: the sample would start stale. Newer: weights of a start that was
+        lost, on a server that this start has not synced yet."""
         return range(self.policy_version, self.policy_version + self.is_under_way + 1)
 
-    def receive_ask(self, peer: str, message: m.NextBatch, now: float) -> None:
+    def on_next_batch(self, peer: str, message: m.NextBatch, now: float) -> None:
         """Have a rank wait for its share. Raises: FrameError for a rank or a step that this run has no share for."""
         num_ranks = self._settings.learner.num_ranks
         if message.rank >= num_ranks:
@@ -123,9 +118,8 @@ class StepBook:
         if not choice.groups:
             self.detail = f"step {self.step + 1} waits for {self._missing(choice)}"
             return
-        groups = [self._groups.training[name] for name in choice.groups]
+        groups = self._groups.assign(choice.groups, self.step + 1)
         self._batch = build_step(self.step + 1, self.policy_version, groups, self._settings.learner)
-        self._ledger.set_state(choice.groups, "assigned", self._batch.step)
         self.detail = f"step {self._batch.step} is training"
 
     def _missing(self, choice: Choice) -> str:
@@ -154,16 +148,12 @@ class StepBook:
 
     def _account(self, batch: StepBatch, message: m.Stepped) -> None:
         """Account a step's groups as trained, or as skipped when the step was not applied; free their slots."""
-        names = [group.name for group in batch.groups]
         if message.is_applied:
-            self._ledger.mark_trained(names, batch.step, batch.policy_version)
+            self._groups.train(batch.groups, batch.step, batch.policy_version)
         else:
-            self._counts["skipped"] += len(names)
-            self._ledger.set_state(names, "skipped", batch.step, f"step not applied: {message.detail}")
-            self._ledger.add_event("not_applied", f"step {batch.step}: {message.detail}")
+            self._groups.skip_step(batch.groups, batch.step, message.detail)
         self.policy_version = message.policy_version
         self._ledger.set_meta("policy_version", str(message.policy_version))
-        self._groups.close(batch.groups)
 
     def _metrics(self, batch: StepBatch, message: m.Stepped) -> dict[str, float]:
         return {
@@ -172,6 +162,6 @@ class StepBook:
             **batch.metrics(),
             **message.metrics,
             "window_used": len(self._groups.training) + len(batch.groups),
-            "skipped": self._counts["skipped"],
-            "retried": self._counts["retried"],
+            "skipped": self._tally.skipped,
+            "retried": self._tally.retried,
         }

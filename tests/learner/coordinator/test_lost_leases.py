@@ -77,7 +77,7 @@ def test_second_lease_that_was_lost_is_not_taken_for_the_first(script: Script) -
 
 def test_lease_that_could_not_be_sent_goes_to_another_server(script: Script) -> None:
     (lease,) = script.demand(num_groups=1)
-    script.coordinator.note_undeliverable("s1", lease, script.now)
+    script.coordinator.on_undeliverable("s1", lease, script.now)
     (again,) = script.demand("s2", num_groups=1)
     assert again.group == lease.group
     assert script.coordinator.counts["undeliverable"] == 1
@@ -88,9 +88,9 @@ def test_server_without_a_connection_for_four_seconds_has_lost_its_leases(script
     (ping,) = script.take("s1", m.Ping)
     assert ping.newest_lease == 1
     for seconds in (0.0, 1.0, 2.0, 3.0):
-        script.coordinator.note_undeliverable("s1", ping, script.now + seconds)
+        script.coordinator.on_undeliverable("s1", ping, script.now + seconds)
         assert script.demand("s2", num_groups=0) == []
-    script.coordinator.note_undeliverable("s1", ping, script.now + 4.0)
+    script.coordinator.on_undeliverable("s1", ping, script.now + 4.0)
     (again,) = script.demand("s2", num_groups=1)
     assert again.group == lease.group
     assert script.rows("SELECT sample_index, server, boundary FROM failures") == [

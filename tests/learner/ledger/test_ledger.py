@@ -186,14 +186,14 @@ def test_ledger_says_when_it_cannot_be_written(path: Path) -> None:
     ledger._db.close()
 
 
-def test_newest_valid_version_is_the_oldest_start_after_an_incarnation(path: Path) -> None:
+def test_last_shared_version_is_the_oldest_start_after_an_incarnation(path: Path) -> None:
     with closing(Ledger(path)) as ledger:
         for policy_version in (0, 20, 15, 40):
             ledger.begin_incarnation(policy_version)
-        assert [ledger.newest_valid_version(incarnation) for incarnation in range(1, 5)] == [15, 15, 40, None]
+        assert [ledger.last_shared_version(incarnation) for incarnation in range(1, 5)] == [15, 15, 40, None]
 
 
-def test_newest_valid_version_knows_only_the_surviving_lineage(path: Path) -> None:
+def test_last_shared_version_knows_only_the_surviving_lineage(path: Path) -> None:
     ledger = Ledger(path)
     ledger.begin_incarnation(0)
     ledger.snapshot(path.with_name("checkpoint.sqlite"))
@@ -202,7 +202,7 @@ def test_newest_valid_version_knows_only_the_surviving_lineage(path: Path) -> No
     path.write_bytes(path.with_name("checkpoint.sqlite").read_bytes())
     with closing(Ledger(path)) as ledger:
         assert ledger.begin_incarnation(20) == 3
-        assert [ledger.newest_valid_version(incarnation) for incarnation in (1, 2, 3)] == [20, 20, None]
+        assert [ledger.last_shared_version(incarnation) for incarnation in (1, 2, 3)] == [20, 20, None]
     assert rows(path, "SELECT number, policy_version FROM incarnations") == [(1, 0), (3, 20)]
 
 

@@ -4,15 +4,15 @@ from typing import Any
 
 import pytest
 
-from learner.coordinator.leases.servers import ServerBook
+from learner.coordinator.leases.servers import Servers
 from protocol.wire import messages as m
 
 STAMP: dict[str, Any] = {"run_id": "r1", "incarnation": 1}
 
 
-def book_of(**servers: tuple[int, int | None]) -> ServerBook:
+def book_of(**servers: tuple[int, int | None]) -> Servers:
     """Return a book of servers that want so many groups and hold weights of such a version."""
-    book = ServerBook()
+    book = Servers()
     for name, (num_wanted, version) in servers.items():
         book.note_demand(
             name, m.Demand(**STAMP, num_groups=num_wanted, policy_version=version, heard_of_lease=0, leases={})
@@ -25,14 +25,15 @@ def test_next_to_lease_is_the_server_that_wants_most() -> None:
 
 
 @pytest.mark.parametrize(("num_wanted", "version"), [(0, 4), (3, None), (3, 3), (3, 6)])
-def test_next_to_lease_is_nobody_without_a_wish_or_the_right_weights(num_wanted: int, version: int | None) -> None:
+def test_next_to_lease_is_nobody_without_a_free_slot_or_the_right_weights(num_wanted: int, version: int | None) -> None:
     assert book_of(s1=(num_wanted, version)).next_to_lease(range(4, 6)) is None
 
 
-def test_taken_wishes_are_counted_down() -> None:
+def test_reserved_slots_are_counted_down() -> None:
     book = book_of(s1=(2, 4))
-    assert [book.take_wish("s1"), book.take_wish("s1")] == [4, 4]
+    assert [book.reserve_slot("s1", 7), book.reserve_slot("s1", 9)] == [4, 4]
     assert book.next_to_lease(range(4, 5)) is None
+    assert book.newest_leases() == {"s1": 9}
 
 
 def test_server_that_was_lost_is_not_leased_to_until_it_tells_its_version() -> None:
