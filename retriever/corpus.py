@@ -1,4 +1,4 @@
-"""The documents a retriever serves, read from JSONL `{"id", "contents"}`; used by build and serve."""
+"""The documents a retriever serves, read from JSONL `{"id", "contents"}`."""
 
 import re
 from dataclasses import dataclass
@@ -13,19 +13,19 @@ _TITLE = re.compile(r'\s*"(.*)"\s*')
 
 
 class Document(BaseModel):
-    """One document. contents: the title in double quotes on the first line, then the text; the title may be absent."""
+    """One line of a corpus file."""
 
-    id: str | int
-    contents: str
+    id: str | int  # a number is taken as its text
+    contents: str  # the title in double quotes on the first line, then the text; the title may be absent
 
 
 @dataclass(frozen=True)
 class Corpus:
-    """All documents in file order, and the hash of the file's bytes, which says whether an index belongs to it."""
+    """All documents of a file."""
 
-    ids: list[str]
-    contents: list[str]
-    digest: str
+    ids: list[str]  # in file order
+    contents: list[str]  # in the same order
+    digest: str  # blake3 of the file's bytes: an index with another one is of another corpus
 
     def __len__(self) -> int:
         return len(self.ids)

@@ -27,21 +27,21 @@ _MAX_RENAMES = 10
 class Recipe(BaseModel, frozen=True):
     """Everything that decides what an index says; an index of another recipe is built again."""
 
-    schema_version: int = 1
-    backend: str = "bm25"
-    corpus_digest: str
-    words: str = RULES
-    k1: float = bm25.K1
-    b: float = bm25.B
-    title_weight: int = bm25.TITLE_WEIGHT
+    schema_version: int = 1  # of this manifest
+    backend: str = "bm25"  # kind of index
+    corpus_digest: str  # Corpus.digest of the documents in it
+    words: str = RULES  # name of the rules by which text becomes words
+    k1: float = bm25.K1  # BM25: how soon a word's repetitions stop counting
+    b: float = bm25.B  # BM25: how much long documents are held against their length, 0 to 1
+    title_weight: int = bm25.TITLE_WEIGHT  # how many times the words of a title count
 
 
 class Manifest(BaseModel, frozen=True):
-    """The recipe, and the blake3 hash of every file of the index."""
+    """What an index is, and how damage to its files shows."""
 
-    recipe: Recipe
-    num_documents: int
-    files: dict[str, str]
+    recipe: Recipe  # what the index was made of, and how
+    num_documents: int  # of the corpus
+    files: dict[str, str]  # name of each file of the index, but this one -> blake3 of its bytes
 
 
 def open_or_build(folder: Path, corpus: Corpus) -> tuple[Bm25Index, bool]:

@@ -1,4 +1,4 @@
-"""The ASGI application of the retriever: POST /retrieve, GET /health, GET /metrics. `retriever.serve` runs it."""
+"""The ASGI application of the retriever: POST /retrieve, GET /health, GET /metrics."""
 
 import asyncio
 import time
@@ -25,12 +25,12 @@ _BUCKETS_S = (0.0005, 0.001, 0.002, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1,
 
 @dataclass(frozen=True)
 class Limits:
-    """How much the service takes on. max_waiting: requests in flight before 503. topk: when a request names none."""
+    """How much the service takes on."""
 
-    topk: int = 3
-    num_threads: int = 1
-    max_waiting: int = 512
-    retry_after_s: int = 1
+    topk: int = 3  # most passages for a query whose request names no topk
+    num_threads: int = 1  # threads that search
+    max_waiting: int = 512  # requests waiting or being searched for; one more is answered 503
+    retry_after_s: int = 1  # seconds after which such a client is to come back
 
 
 class RetrieverService:

@@ -19,11 +19,11 @@ class Sample:
 
 @dataclass(frozen=True)
 class Score:
-    """A reward, finite. score: 0..1 where one exists, for filtering. logs: other numbers worth a curve."""
+    """What a scorer returns for one sample."""
 
-    reward: float
-    score: float | None = None
-    logs: Mapping[str, float] = field(default_factory=dict)
+    reward: float  # finite; the larger the better
+    score: float | None = None  # 0 to 1, for filtering; None: the scorer has none
+    logs: Mapping[str, float] = field(default_factory=dict)  # other numbers worth a curve, by name; finite
 
     def __post_init__(self) -> None:
         for name, number in {"reward": self.reward, "score": self.score, **self.logs}.items():
@@ -32,7 +32,7 @@ class Score:
 
 
 class SampleError(Exception):
-    """One sample cannot be scored, and the caller can mend it (status 422): `index` says which one of the request."""
+    """One sample cannot be scored, and the caller can fix that (status 422): `index` says which one of the request."""
 
     def __init__(self, index: int, problem: str) -> None:
         super().__init__(f"$.labels[{index}] {problem}")

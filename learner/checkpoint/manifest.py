@@ -1,7 +1,7 @@
 """A checkpoint's manifest: what the checkpoint is of, and every file's size and hash, in a form that shows damage.
 
-Written by `learner.checkpoint.folder` as a folder's last file; `verify` is what everyone calls who would use a
-checkpoint.
+It is the last file that a folder gets: a folder without it was never finished. `verify` comes before any use of a
+checkpoint's files.
 """
 
 import hashlib

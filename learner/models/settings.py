@@ -10,24 +10,25 @@ from protocol.settings.settings import Settings
 
 @dataclass(frozen=True)
 class PolicySettings:
-    """temperature: of sampling; logprobs are those of the distribution that was sampled from."""
+    """One policy model, its optimizer and its learning rate."""
 
-    model_dir: Path
-    dtype: Literal["float32", "bfloat16"]
-    zero_stage: Literal[0, 2, 3]
-    lr: float
-    betas: tuple[float, float]
-    weight_decay: float
-    max_grad_norm: float
-    warmup_steps: int
-    total_steps: int
-    min_lr_ratio: float
-    schedule: Literal["constant", "linear", "cosine"]
-    seed: int
-    temperature: float = 1.0
-    deepspeed: Mapping[str, Any] = field(default_factory=dict)
+    model_dir: Path  # local folder in Hugging Face form
+    dtype: Literal["float32", "bfloat16"]  # of forward and backward passes; master weights and moments are float32
+    zero_stage: Literal[0, 2, 3]  # as asked for: `deepspeed_config.zero_stage_of` says which one runs
+    lr: float  # peak learning rate
+    betas: tuple[float, float]  # AdamW's, of the first and of the second moment
+    weight_decay: float  # AdamW's, before it is multiplied by the learning rate
+    max_grad_norm: float  # largest global gradient norm; larger gradients are scaled down to it
+    warmup_steps: int  # updates over which the learning rate rises to lr; 0: none
+    total_steps: int  # update at which the learning rate is lr * min_lr_ratio; flat from there on
+    min_lr_ratio: float  # last learning rate over lr
+    schedule: Literal["constant", "linear", "cosine"]  # how the learning rate falls after the warm-up
+    seed: int  # of torch on every rank
+    temperature: float = 1.0  # of sampling; logprobs are those of the distribution that was sampled from
+    deepspeed: Mapping[str, Any] = field(default_factory=dict)  # merged into DeepSpeed's own configuration
+    # True: activations are computed again in the backward pass, which saves memory
     gradient_checkpointing: bool = False
-    trust_remote_code: bool = False
+    trust_remote_code: bool = False  # True: code in the model folder may run
 
 
 def policy_settings(settings: Settings, model: Path) -> PolicySettings:

@@ -35,9 +35,9 @@ Weights = Sequence[tuple[str, Tensor]]
 class Writer:
     """Who writes a state; said in its description for people, compared with nothing."""
 
-    num_ranks: int
-    zero_stage: int
-    dtype: str
+    num_ranks: int  # learner ranks that wrote it
+    zero_stage: int  # learner.zero_stage as asked for
+    dtype: str  # policy.dtype; the state itself is float32
 
 
 def save_state(
@@ -48,7 +48,8 @@ def save_state(
     writer: Writer,
     shard_bytes: int = SHARD_BYTES,
 ) -> None:
-    """Write the state of `weights`; all ranks together, each every so-manyth shard. All of it is there on returning.
+    """Write the state of `weights`; all ranks together, each rank every world_size-th shard. All of it is
+    there on returning.
 
     num_updates: optimizer updates inside. Raises: OSError when the disk refuses.
     """

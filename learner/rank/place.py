@@ -1,24 +1,24 @@
-"""What a learner rank is told by the driver: its place among the ranks, and where its run is. Plain data, no torch."""
+"""A learner rank's place among the ranks, and where its run is. Plain data, no torch."""
 
 from dataclasses import dataclass
 
 
 @dataclass(frozen=True)
 class RankPlace:
-    """Where a rank stands in the learner's world. host, port: of rank 0's store."""
+    """Where a rank stands in the learner's world."""
 
-    rank: int
-    world_size: int
-    host: str
-    port: int
+    rank: int  # from 0; rank 0 saves, and speaks to the rollout servers
+    world_size: int  # learner ranks
+    host: str  # of rank 0: where the ranks meet, and where pushes meet the rollout servers
+    port: int  # of rank 0's store
 
 
 @dataclass(frozen=True)
 class RunPlace:
     """What a rank needs to reach its run."""
 
-    run_id: str
-    incarnation: int
-    coordinator_address: str
-    servers: tuple[str, ...]
-    weights_backend: str
+    run_id: str  # the run's name
+    incarnation: int  # which start of the run this is, from 1
+    coordinator_address: str  # tcp://HOST:PORT
+    servers: tuple[str, ...]  # names of the rollout servers' actors that weights are pushed to
+    weights_backend: str  # nccl or gloo

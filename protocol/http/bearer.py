@@ -1,6 +1,6 @@
 """The shared secret of a cluster's own HTTP services: read from a file, asked for on every request.
 
-The retriever and the reward service stand behind `BearerGate`; rollout servers send the token that `read_token` gave.
+A request without it gets 401, on every path but /health. The token itself is in no message and no log.
 """
 
 import hmac

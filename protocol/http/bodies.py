@@ -1,6 +1,5 @@
 """Request and reply bodies of the reward and retrieve services (JSON over HTTP), checked at both ends.
 
-The services read requests with `read_request`; rollout servers read replies with `read_rewards` and `read_passages`.
 Requests are pydantic models. Replies come from anyone's server, in several shapes, and are read strictly by hand:
 what is not exactly a finite number, or not exactly as long as what was asked, is an error and never a value.
 """
@@ -45,28 +44,31 @@ class RewardRequest(BaseModel):
 class RewardReply(BaseModel):
     """What our reward service answers: one reward per query, and what the scorer gave besides."""
 
-    rewards: list[float]
+    rewards: list[float]  # one for each query, finite, in their order
+    # 0 to 1, one for each query, for filtering; null unless the scorer gave every sample one
     scores: list[float] | None = None
+    # name of a number worth a curve -> one for each query; null: there is none that all samples have
     extra_logs: dict[str, list[float] | float] | None = None
 
 
 class RetrieveRequest(BaseModel):
-    """Queries to search. topk null: the service's own."""
+    """Queries to search for."""
 
     model_config = ConfigDict(strict=True)
 
-    queries: list[str]
+    queries: list[str]  # each is searched for by itself
+    # most passages for one query; null: as many as the service was started with
     topk: PositiveInt | None = Field(None, le=1000)
-    return_scores: bool = False
+    return_scores: bool = False  # true: each passage comes with its score
 
 
 @dataclass(frozen=True)
 class Passage:
-    """One document found for a query. contents: `"Title"` on the first line, then the text. score: None if unknown."""
+    """One document found for a query."""
 
-    id: str
-    contents: str
-    score: float | None
+    id: str  # the corpus's; empty when the reply has none
+    contents: str  # its title in double quotes on the first line, then the text
+    score: float | None  # the index's, larger is better; None: the reply has none
 
 
 def read_request(model: type[_Request], body: bytes) -> _Request:

@@ -1,4 +1,4 @@
-"""A request's body read up to a limit, whatever its headers say; used by every HTTP service of the cluster."""
+"""A request's body read up to a limit, whatever its headers say."""
 
 from collections.abc import AsyncIterator
 

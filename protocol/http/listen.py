@@ -1,4 +1,4 @@
-"""A listening address taken before anything slow starts; used by every HTTP service of the cluster."""
+"""A listening address taken before anything slow starts."""
 
 import errno
 import socket

@@ -1,4 +1,4 @@
-"""How an HTTP service of the cluster is served once it is ready; used by the retriever and by the reward service."""
+"""How an HTTP service of the cluster is served once it is ready."""
 
 import socket
 from typing import Any

@@ -1,6 +1,6 @@
 """Which code a process runs: processes that outlive a run are started anew when theirs is no longer the checkout's.
 
-The driver compares the fleet's with its own; `EngineRequest.code` makes it part of what a warm rollout server is.
+Two processes with one digest run the same code, however long ago each was started.
 """
 
 import functools

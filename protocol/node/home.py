@@ -1,7 +1,7 @@
 """Where a node's cluster keeps its files, and what is known of the cluster that runs here.
 
 SLUICE_HOME (default: .sluice beside the code) holds cluster.json, keys/, token, ray_token, logs/, cache/, quickstart/.
-Folders are 0700 and secrets 0600. Written by deploy/, read by every process.
+Folders are 0700 and secrets 0600.
 """
 
 import os
@@ -17,20 +17,18 @@ _NO_CLUSTER = "No Sluice cluster runs here. Start one with deploy/start_cluster.
 
 
 class ProcessRecord(BaseModel):
-    """A process of ours: pid and start time together say that it is still the same one.
-
-    command, code: what it was started with and which code it runs; a start that asks for others replaces it.
-    """
+    """A process of ours: pid and start time together say that it is still the same one."""
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
-    name: str
-    pid: int
-    started_at: float
-    url: str | None
-    log: str
+    name: str  # what it is: ray, retriever or reward
+    pid: int  # of the process; Ray's: its raylet
+    started_at: float  # Unix seconds, as the operating system says
+    url: str | None  # where it is asked: an http address; Ray's: HOST:PORT. None: nowhere
+    log: str  # path of its log; Ray's: the folder of its logs
+    # what it was started with; a start that asks for another command replaces it. Empty: Ray
     command: tuple[str, ...] = ()
-    code: str = ""
+    code: str = ""  # digest of the code it runs; a start with other code replaces it. Empty: none of ours
 
 
 class ClusterState(BaseModel):
@@ -38,15 +36,15 @@ class ClusterState(BaseModel):
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
-    ray_address: str
-    namespace: str
-    node_ip: str
-    retriever_url: str
-    reward_url: str | None
-    token_file: str
-    ray_token_file: str
-    keys_dir: str
-    processes: list[ProcessRecord]
+    ray_address: str  # HOST:PORT for ray.init
+    namespace: str  # Ray namespace of our actors
+    node_ip: str  # this node's, by which other processes reach it; 127.0.0.1: this machine alone
+    retriever_url: str  # where searches are posted, /retrieve included
+    reward_url: str | None  # where samples are posted to the bundled reward service; None: started without it
+    token_file: str  # path of the bearer token of retriever and reward service
+    ray_token_file: str  # path of Ray's own token
+    keys_dir: str  # folder of the CURVE keys
+    processes: list[ProcessRecord]  # on this node: ray, retriever and, unless it was declined, reward
 
     def ray_environment(self) -> dict[str, str]:
         """Return the environment variables a process needs before it imports ray, to be let in."""
@@ -58,10 +56,10 @@ class ClusterState(BaseModel):
 
 
 class Keys(NamedTuple):
-    """CURVE keys of a run's sockets: the coordinator's own, and the one every rank and rollout server comes with."""
+    """CURVE keys of a run's sockets."""
 
-    coordinator: KeyPair
-    peer: KeyPair
+    coordinator: KeyPair  # the coordinator's own: every peer knows its public half
+    peer: KeyPair  # that of every rank and rollout server: the only ones let in
 
 
 def sluice_home() -> Path:

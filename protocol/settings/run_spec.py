@@ -1,7 +1,4 @@
-"""What a rollout server is told when a run attaches to it, and how an engine is asked for.
-
-Written by the learner's driver, passed on by the fleet, read by rollout servers.
-"""
+"""What a rollout server is told when a run attaches to it, and how an engine is asked for."""
 
 from typing import Any, Literal
 
@@ -16,30 +13,27 @@ from protocol.settings.settings import Settings
 class RunSpec(Section):
     """One run's start, as a rollout server needs to know it. Keys, tokens and default addresses are its node's own."""
 
-    run_id: str
-    incarnation: int
-    coordinator_address: str
-    seed: int
-    rollout: RolloutSettings
-    retriever: RetrieverSettings
-    rewards: RewardsSettings
+    run_id: str  # the run's name
+    incarnation: int  # which start of the run this is, from 1
+    coordinator_address: str  # tcp://HOST:PORT
+    seed: int  # run.seed
+    rollout: RolloutSettings  # of the run's settings
+    retriever: RetrieverSettings  # of the run's settings; url None: the retriever of the server's node
+    rewards: RewardsSettings  # of the run's settings; no endpoints: the bundled one of the server's node
 
 
 class EngineRequest(Section):
-    """The engine a run wants. Two runs that ask for the same may use the same warm server.
+    """The engine a run wants. Two runs that ask for the same may use the same warm server."""
 
-    code: digest of the code that the server is to run.
-    """
-
-    model: str
-    dtype: Literal["float32", "bfloat16"]
-    tensor_parallel_size: int
-    seed: int
-    max_model_len: int
-    trust_remote_code: bool
-    weights_backend: Literal["nccl", "gloo"]
-    engine_args: dict[str, Any]
-    code: str = ""
+    model: str  # path of a local model folder
+    dtype: Literal["float32", "bfloat16"]  # of the weights
+    tensor_parallel_size: int  # GPUs of the engine
+    seed: int  # vLLM's own; each generation comes with one besides
+    max_model_len: int  # tokens of the longest trajectory, prompt included
+    trust_remote_code: bool  # True: code in the model folder may run
+    weights_backend: Literal["nccl", "gloo"]  # how pushes come: nccl on GPUs, gloo on CPUs
+    engine_args: dict[str, Any]  # for vLLM unchanged, over our defaults
+    code: str = ""  # digest of the code that the server is to run
 
 
 def run_spec(settings: Settings, run_id: str, incarnation: int, coordinator_address: str) -> RunSpec:

@@ -42,10 +42,10 @@ with _hidden("numba"):
 
 @dataclass(frozen=True)
 class Hit:
-    """A document of the corpus by its row, with its BM25 score (above 0)."""
+    """A document that shares a word with the query."""
 
-    row: int
-    score: float
+    row: int  # of the corpus, from 0
+    score: float  # BM25, above 0
 
 
 class Bm25Index:

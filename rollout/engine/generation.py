@@ -1,45 +1,39 @@
-"""What is asked of an engine and what it answers, as tokens. Plain data: no vLLM here.
-
-Between `rollout.episodes.player`, which asks, and `rollout.engine.engine`, which answers.
-"""
+"""What is asked of an engine and what it answers, as tokens. Plain data: no vLLM here."""
 
 from dataclasses import dataclass
 
 
 @dataclass(frozen=True)
 class Sampling:
-    """How to sample one generation. `greedy` overrides temperature and top_p; `stop` strings stay in the output."""
+    """How to sample one generation."""
 
-    max_tokens: int
-    temperature: float
-    top_p: float = 1.0
-    stop: tuple[str, ...] = ()
-    seed: int | None = None
-    greedy: bool = False
+    max_tokens: int  # most tokens to write
+    temperature: float  # divides the logits
+    top_p: float = 1.0  # share of probability to draw from, likeliest tokens first; 1: all
+    stop: tuple[str, ...] = ()  # strings that end the generation; they stay in its text
+    seed: int | None = None  # of this generation; None: the engine's own
+    greedy: bool = False  # True: the likeliest token each time; temperature and top_p are ignored
 
 
 @dataclass(frozen=True)
 class Generation:
-    """One model message as tokens.
+    """One model message as tokens."""
 
-    logprobs: natural log, of the distribution really sampled from (after temperature and top_p), one per token.
-    version_spans: (start, end, policy version) over `tokens`, contiguous, in order.
-    text: what `tokens` decode to. When a stop string ends inside a token, the token's remaining characters are in
-    `text` too: the tokens are what is trained, so they are what counts.
-    """
-
-    tokens: list[int]
+    tokens: list[int]  # what was sampled
+    # natural log, one per token, of the distribution really sampled from (after temperature and top_p)
     logprobs: list[float]
-    version_spans: tuple[tuple[int, int, int], ...]
-    finish_reason: str
-    stop_string: str | None
+    version_spans: tuple[tuple[int, int, int], ...]  # (start, end, policy version) over `tokens`, contiguous, in order
+    finish_reason: str  # vLLM's: stop (end of text or a stop string), length, abort; unknown when it gave none
+    stop_string: str | None  # the one of Sampling.stop that ended it; None: something else did
+    # what `tokens` decode to. When a stop string ends inside a token, the token's remaining characters are here too:
+    # the tokens are what is trained, so they are what counts
     text: str
 
 
 @dataclass(frozen=True)
 class EngineStats:
-    """What the engine is doing now: requests inside it, tokens it has produced since its start."""
+    """What the engine is doing now."""
 
-    num_in_flight: int
-    num_output_tokens: int
-    is_paused: bool
+    num_in_flight: int  # requests inside it now
+    num_output_tokens: int  # written since it was started, in generations that ended
+    is_paused: bool  # True: generation stands still for a weight push
