@@ -11,8 +11,8 @@ class Sample:
     """One finished conversation."""
 
     query: str  # prompt + response, special tokens kept
-    prompt: str
-    response: str
+    prompt: str  # what the policy read first; empty: the request does not say
+    response: str  # query without the prompt; all of it, when it does not begin with the prompt
     label: Any  # the data row's, or None
     columns: Mapping[str, Any] = field(default_factory=dict)  # the data row's other columns
 

@@ -66,8 +66,11 @@ class _Steps:
 
 
 def _steps(lines: Sequence[Mapping[str, float]], since: float) -> _Steps:
-    """A step's line is written right after its push: so its parts are counted back from there. Only the last step's
-    line waits for an evaluation of its own weights; its parts are counted on from the line before it."""
+    """Return when the parts of each step were. A step's line has the time right after its push: counted back from it.
+
+    Older versions gave the last step's line the time when its evaluation was done: there its parts are counted on from
+    the line before it.
+    """
     rows = []
     for before, line in pairwise([{}, *lines]):
         if "at_s" not in line or "train_s" not in line or line["at_s"] < since:

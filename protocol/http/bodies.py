@@ -29,8 +29,8 @@ class RewardRequest(BaseModel):
     model_config = ConfigDict(strict=True)
 
     query: list[str]  # prompt + response
-    prompts: list[str] | None = None
-    labels: list[Any] | None = None
+    prompts: list[str] | None = None  # what each query begins with; null: not known
+    labels: list[Any] | None = None  # the data rows' labels; null: there are none
     columns: list[dict[str, Any]] | None = None  # the data row's other columns, such as data_source and extra_info
 
     @model_validator(mode="after")

@@ -1,7 +1,7 @@
 """What an environment is: it gives the prompt, then answers each turn of the policy with an observation or the end.
 
-`rollout.episodes.player` plays environments; bundled ones and a user's own have this one interface. Texts only:
-tokens, masks and limits are the player's matter.
+Bundled environments and a user's own have this one interface. It is about texts only: tokens, masks and limits are kept
+outside of it.
 """
 
 from collections.abc import Awaitable, Callable, Mapping
@@ -17,51 +17,45 @@ Search = Callable[[str], Awaitable[list[str]]]
 
 @dataclass(frozen=True)
 class Task:
-    """One sample to make. prompt: text or chat messages. columns: the prompt's other data set columns."""
+    """What one sample starts from."""
 
-    prompt: Prompt
-    label: Any
-    columns: Mapping[str, Any]
-    is_greedy: bool = False
+    prompt: Prompt  # of the data set's row: text, or chat messages
+    label: Any  # of the row: any JSON value; None: the row has none
+    columns: Mapping[str, Any]  # the row's other columns, by name
+    is_greedy: bool = False  # True: an evaluation's sample that the policy writes without randomness
 
 
 @dataclass(frozen=True)
 class Turn:
-    """What the policy wrote, special tokens kept.
+    """What the policy wrote before it stopped or was stopped."""
 
-    finish: "stop" (end of text, or the stop string that is named) or "length" (cut by a token limit).
-    """
-
-    text: str
-    finish: Literal["stop", "length"]
-    stop_string: str | None = None
+    text: str  # special tokens kept, a stop string too
+    finish: Literal["stop", "length"]  # stop: end of text or a stop string. length: cut by a token limit
+    stop_string: str | None = None  # the one that ended it; None: something else did
 
 
 @dataclass(frozen=True)
 class Observation:
     """A reply to the policy. Over rollout.max_observation_tokens the end of its body is cut; head and tail stay."""
 
-    body: str
-    head: str = ""
-    tail: str = ""
+    body: str  # what was found or said; its last tokens are cut when the whole is too long
+    head: str = ""  # before it, never cut, such as an opening tag
+    tail: str = ""  # after it, never cut, such as a closing tag
 
     @property
     def text(self) -> str:
+        """All of it, uncut."""
         return self.head + self.body + self.tail
 
 
 @dataclass(frozen=True)
 class Step:
-    """An environment's answer to a turn.
+    """An environment's answer to a turn."""
 
-    observation: appended before the next turn; None adds nothing. reward: added to the sample's reward under the part
-    "environment". finish: how the conversation ended; None with is_done: as the turn ended.
-    """
-
-    observation: Observation | str | None = None
-    is_done: bool = False
-    reward: float | None = None
-    finish: Finish | None = None
+    observation: Observation | str | None = None  # appended before the next turn; None: nothing is
+    is_done: bool = False  # True: the conversation ends here; the observation is not used
+    reward: float | None = None  # added to the sample's reward, as its part named environment; None: no such part
+    finish: Finish | None = None  # how the conversation ended; None: as its last turn did
 
 
 async def _no_search(query: str) -> list[str]:
@@ -70,13 +64,13 @@ async def _no_search(query: str) -> list[str]:
 
 @dataclass(frozen=True)
 class Resources:
-    """What every environment is made with. search(query): contents of the passages found, best first.
+    """What every environment is made with.
 
     A search that fails raises NeighbourError: let it pass, the sample is then made again elsewhere.
     """
 
-    max_turns: int
-    search: Search = _no_search
+    max_turns: int  # rollout.max_turns: turns that may get an observation, before one last turn
+    search: Search = _no_search  # query -> contents of the passages found, best first
 
 
 class Environment(Protocol):

@@ -1,9 +1,9 @@
-"""Holds calls back from a service that keeps failing; one per URL, used by `rollout.neighbours.http.endpoint`.
+"""Holds calls back from a service that keeps failing; one per URL.
 
 closed: every attempt passes. It opens when at least `threshold` attempts in a row failed, over at least `after_s`:
-attempts wait, or are told so. When the cooldown is over one attempt passes as a trial; its success closes the breaker,
-without one another trial may come after twice the cooldown, up to `max_cooldown_s`. A trial that fails by an answer,
-where there was none before, found a service that is back and fails now and then: the cooldowns begin anew.
+attempts wait, or raise HeldBack. When the cooldown is over one attempt passes as a trial. If it succeeds the breaker
+closes; if not, the next trial comes after twice the cooldown, up to `max_cooldown_s`. A trial that gets an HTTP error
+after a time with no reply at all means that the service is up but flaky: the cooldowns begin again at the first one.
 Attempts wait rather than fail: a finished trajectory survives an outage of its reward service.
 """
 

@@ -1,7 +1,4 @@
-"""One URL that JSON is posted to: pooled connections, a cap on requests in flight, a circuit breaker, counters.
-
-`rollout.neighbours.reward_client` has one per reward endpoint, `rollout.neighbours.retriever_client` one per retriever.
-"""
+"""One URL that JSON is posted to: pooled connections, a cap on requests in flight, a circuit breaker, counters."""
 
 import asyncio
 from collections import deque
@@ -36,16 +33,16 @@ _ERROR_BYTES = 4000
 
 @dataclass
 class EndpointStats:
-    """Counts since start, for metrics. A call ends in success or failure; it may take several attempts."""
+    """Counts since the run attached, for metrics. A call ends in success or failure, after one attempt or several."""
 
-    calls: int = 0
-    failures: int = 0
-    retries: int = 0
-    attempts: int = 0
+    calls: int = 0  # that ended or are under way; a retriever's: its attempts
+    failures: int = 0  # calls that gave nothing
+    retries: int = 0  # further attempts of calls
+    attempts: int = 0  # requests made, retries and checks included
 
 
 class HttpEndpoint:
-    """Makes single attempts; retrying is the caller's, through `http_policy.retried`."""
+    """Makes single attempts; `rollout.neighbours.http.retries.retried` makes several of them a call."""
 
     def __init__(self, url: str, headers: Mapping[str, str], policy: HttpPolicy, max_concurrency: int) -> None:
         self.url = url

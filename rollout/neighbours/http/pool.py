@@ -1,4 +1,4 @@
-"""Kept connections to one service, each inside an httpx client of its own; used by `rollout.neighbours.http.endpoint`.
+"""Kept connections to one service, each inside an httpx client of its own.
 
 One httpx client with many connections looks at all of them whenever a request starts or ends: measured on loopback,
 128 requests at once over it took 1 to 3 s of processor time, which is taken from the engine.
@@ -16,7 +16,7 @@ _KEEPALIVE_S = 4.0
 
 
 class HttpPool:
-    """Lends clients, the one used last first, so that few stay warm. It never refuses: callers hold slots."""
+    """Gives out clients, the one used last first, so that few stay connected. It sets no limit: callers do."""
 
     def __init__(self, connect_timeout_s: float) -> None:
         # The caller bounds the attempt as a whole.

@@ -20,38 +20,35 @@ _T = TypeVar("_T")
 
 @dataclass(frozen=True)
 class HttpPolicy:
-    """Deadlines, attempts and caps of one call. A backoff is drawn at random below a bound that doubles."""
+    """Time limits, attempts and caps of one call. The pause before a retry is drawn at random below a bound."""
 
-    connect_timeout_s: float = 2.0
-    attempt_timeout_s: float = 60.0
+    connect_timeout_s: float = 2.0  # longest wait for a connection
+    attempt_timeout_s: float = 60.0  # longest attempt, from connecting to the whole reply
+    # longest call, all attempts and pauses; waiting for a free slot or for a service that is down does not count
     overall_timeout_s: float = 180.0
-    max_attempts: int = 4
-    min_backoff_s: float = 0.2
-    max_backoff_s: float = 10.0
-    max_retry_after_s: float = 60.0
-    max_reply_bytes: int = 1 << 20
-    breaker_threshold: int = 3
-    breaker_after_s: float = 1.0
-    breaker_cooldown_s: float = 1.0
-    breaker_max_cooldown_s: float = 5.0
+    max_attempts: int = 4  # failed attempts after which a call is given up; those in an outage do not count
+    min_backoff_s: float = 0.2  # shortest pause before an attempt; the first is drawn between it and five times it
+    max_backoff_s: float = 10.0  # longest pause: its bound doubles up to here
+    max_retry_after_s: float = 60.0  # longest pause that a service's Retry-After may ask for
+    max_reply_bytes: int = 1 << 20  # a longer reply is an unusable one
+    breaker_threshold: int = 3  # failures in a row that open the breaker
+    breaker_after_s: float = 1.0  # shortest time from the first of them to the opening
+    breaker_cooldown_s: float = 1.0  # from the breaker's opening to the first trial
+    breaker_max_cooldown_s: float = 5.0  # longest time between two trials
 
 
 class AttemptFailed(Exception):
-    """One attempt failed. max_attempts: failures of this status worth having; 1: trying again cannot help.
-
-    status: of the answer; None when there was none. is_excused: the service fails others too, so that this one is not
-    held against the request. is_held: the service's breaker decides when to try again.
-    """
+    """One attempt failed."""
 
     def __init__(
         self, detail: str, max_attempts: int, status: int | None = None, retry_after_s: float | None = None
     ) -> None:
         super().__init__(detail)
-        self.max_attempts = max_attempts
-        self.status = status
-        self.retry_after_s = retry_after_s
-        self.is_excused = False
-        self.is_held = False
+        self.max_attempts = max_attempts  # failures of this status that end the call; 1: trying again cannot help
+        self.status = status  # HTTP status of the answer; None: there was none
+        self.retry_after_s = retry_after_s  # pause that the service asked for, in seconds; None: it asked for none
+        self.is_excused = False  # True: the service fails other requests too, so this failure does not count
+        self.is_held = False  # True: the service's circuit breaker decides when to try again
 
 
 def speaks_against_service(error: Exception) -> bool:
