@@ -160,7 +160,7 @@ class Coordinator:
         self._recall.expire(self._steps.leasable_versions, now)
         if not self._steps.is_under_way:
             self._groups.drop_stale(self._steps.policy_version)
-        self._steps.answer_ranks(now)
+        self._steps.answer_ranks(now, self._servers.absent())
         self._steps.note_servers(self._servers.lack_weights(self._steps.leasable_versions), now)
         self._steps.push_again(now)
         self._leases.lease_all(self._steps.leasable_versions, is_admitting=not self._steps.stop_reason, now=now)

@@ -48,6 +48,11 @@ class RankPusher:
             else None
         )
 
+    def leave_out(self, absent: Sequence[str]) -> None:
+        """Push to all servers but these from now on."""
+        if self._pusher is not None:
+            self._pusher.leave_out(absent)
+
     def push(self, version: int) -> PushReport | None:
         """Give every server the current weights under this version; returns what was done, on rank 0.
 

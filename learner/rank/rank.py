@@ -121,9 +121,11 @@ class LearnerRank:
         limit_s = settings.learner.batch_timeout_s
         while (answer := self._coordinator.next_batch(step, self._place.rank, limit_s)) is None:
             limit_s = settings.learner.batch_timeout_s - (time.monotonic() - started)
+            self._pusher.leave_out([])
             self._push()
         if isinstance(answer, str):
             return answer
+        self._pusher.leave_out(answer[0].absent)
         return prepare_step(*answer, settings, wait_s=time.monotonic() - started)
 
     def _take_step(self, inputs: StepInputs) -> tuple[StepResult, dict[str, float]]:

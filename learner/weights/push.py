@@ -16,7 +16,7 @@ import asyncio
 import logging
 import threading
 import time
-from collections.abc import Coroutine, Iterator, Sequence
+from collections.abc import Collection, Coroutine, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -41,6 +41,7 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 _log = logging.getLogger(__name__)
+_ABSENT = "the coordinator has no connection to it"
 
 
 @dataclass(frozen=True)
@@ -81,6 +82,7 @@ class WeightPusher:
         self._workers_per_server = workers_per_server
         self._links: list[WeightLink] = []
         self._synced: set[str] = set()
+        self._absent: frozenset[str] = frozenset()
         if backend == "gloo":
             self._store, self._port = open_store(address, deadline_s)
         self._loop = asyncio.new_event_loop()
@@ -95,6 +97,14 @@ class WeightPusher:
         new = [WeightLink(group, self._deadline_s, partial(self._meeting, len(group))) for group in groups if group]
         self._links = [old.pop(link.names, link) for link in new]
         self._run(_all([link.leave() for link in old.values()]))
+
+    def leave_out(self, absent: Collection[str]) -> None:
+        """Call these servers no more, until this is called without them: who does not answer costs a deadline.
+
+        Servers that share a link are left out together, when all of them are absent.
+        """
+        self._absent = frozenset(absent)
+        self._run(_all([_dropped(link, _ABSENT) for link in self._links if self._absent.issuperset(link.names)]))
 
     def push(
         self, version: int, buckets: Iterator[Sequence[tuple[str, Tensor]]], meta: Sequence[TensorMeta]
@@ -174,12 +184,15 @@ class WeightPusher:
         return NcclMeeting(self._address, world_size)
 
     async def _join_new(self) -> None:
-        await asyncio.gather(*(link.join() for link in self._links if link.is_new))
+        await asyncio.gather(*(link.join() for link in self._present() if link.is_new))
 
     def _join_failed(self) -> None:
-        for link in self._links:
+        for link in self._present():
             if not link.is_joined:
                 link.join_behind()
+
+    def _present(self) -> list[WeightLink]:
+        return [link for link in self._links if not self._absent.issuperset(link.names)]
 
     def _run(self, work: Coroutine[Any, Any, T]) -> T:
         return asyncio.run_coroutine_threadsafe(work, self._loop).result()

@@ -194,6 +194,8 @@ class Batch(Message, frozen=True, kw_only=True, tag="batch"):
     planned: _TrajectoryIndices  # indices that take part in the loss, on any rank
     # this rank's indices, one list for each micro-batch
     micro_batches: Annotated[list[_TrajectoryIndices], msgspec.Meta(max_length=_MAX_TRAJECTORIES)]
+    # rollout servers that the coordinator has no connection to: a push that waited for them would hold all others up
+    absent: Annotated[list[Name], msgspec.Meta(max_length=MAX_GROUPS)] = []
 
     @property
     def num_buffers(self) -> int:

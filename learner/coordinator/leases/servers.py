@@ -83,6 +83,10 @@ class Servers:
         server.newest_lease = number
         return server.policy_version
 
+    def absent(self) -> list[str]:
+        """Return the servers that were here and were lost: they are gone, or cannot be reached."""
+        return sorted(name for name, server in self._servers.items() if not server.is_here)
+
     def lack_weights(self, versions: range) -> bool:
         """Return whether servers are here and none of them holds weights of these versions: nothing can be leased."""
         here = [server for server in self._servers.values() if server.is_here]

@@ -3,6 +3,8 @@
 The groups stay open until the step is done with them.
 """
 
+from collections.abc import Sequence
+
 from learner.coordinator.accounts import Accounts
 from learner.coordinator.groups.open_groups import OpenGroups
 from learner.coordinator.steps.step_batch import StepBatch, build_step
@@ -66,8 +68,10 @@ class CurrentStep:
             raise FrameError("$.step", f"is {message.step}, step {self.step} is done", "step")
         self._waiting[message.rank] = (peer, message, now)
 
-    def answer_ranks(self, now: float) -> None:
+    def answer_ranks(self, now: float, absent: Sequence[str] = ()) -> None:
         """Give every rank that waits its share, or the end of the run, or after a second the word to ask again.
+
+        absent: the servers that cannot be reached: the step's push leaves them out.
 
         No rank gets either while a step's line is held back: one that did would wait for the others in a collective.
         """
@@ -78,7 +82,7 @@ class CurrentStep:
                 self._assign()
             if self._batch is not None and self._batch.step == message.step:
                 run_id, incarnation = self._mailbox.run_id, self._mailbox.incarnation
-                share, buffers = self._batch.share_of(rank, run_id, incarnation, message.request)
+                share, buffers = self._batch.share_of(rank, run_id, incarnation, message.request, absent)
                 self._mailbox.send(peer, share, buffers)
             elif self._has_ended(message.step):
                 self._mailbox.end(peer, message.request, message.step, self.stop_reason or "all steps are done")

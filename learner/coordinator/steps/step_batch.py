@@ -12,7 +12,7 @@ import numpy as np
 from learner.coordinator.groups.group import Group
 from learner.packing.plan import plan_step
 from protocol.settings.learner import LearnerSettings
-from protocol.wire.messages import Batch
+from protocol.wire.messages import MAX_GROUPS, Batch
 from protocol.wire.trajectory import Trajectory
 
 
@@ -27,8 +27,13 @@ class StepBatch:
     group_indices: list[list[int]]
     plan: list[list[list[int]]]
 
-    def share_of(self, rank: int, run_id: str, incarnation: int, request: int) -> tuple[Batch, list[bytes]]:
-        """Return a rank's message and its trajectories' raw arrays, three frames each. request: what it answers."""
+    def share_of(
+        self, rank: int, run_id: str, incarnation: int, request: int, absent: Sequence[str] = ()
+    ) -> tuple[Batch, list[bytes]]:
+        """Return a rank's message and its trajectories' raw arrays, three frames each.
+
+        request: what it answers. absent: the servers that the step's push is to leave out.
+        """
         micro_batches = self.plan[rank]
         message = Batch(
             run_id=run_id,
@@ -39,6 +44,7 @@ class StepBatch:
             groups=self.group_indices,
             planned=[index for part in self.plan for micro_batch in part for index in micro_batch],
             micro_batches=micro_batches,
+            absent=list(absent)[:MAX_GROUPS],
         )
         return message, [frame for part in micro_batches for i in part for frame in self.trajectories[i].to_buffers()]
 

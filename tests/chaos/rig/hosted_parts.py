@@ -2,6 +2,7 @@
 
 import asyncio
 import os
+from collections.abc import Sequence
 from multiprocessing.connection import Connection
 
 import torch
@@ -66,6 +67,9 @@ class _PushingLearner(CountingLearner):
     """Has the product's own pusher bring each version to the servers; the weights are the version, many times."""
 
     pusher: WeightPusher
+
+    def leave_out(self, absent: Sequence[str]) -> None:
+        self.pusher.leave_out(absent)
 
     def push(self) -> None:
         weights = torch.full((_WEIGHT_BYTES // 4,), float(self.version))

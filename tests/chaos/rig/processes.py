@@ -8,6 +8,7 @@ import asyncio
 import json
 import os
 import time
+from collections.abc import Sequence
 from dataclasses import dataclass
 from multiprocessing.connection import Connection
 from pathlib import Path
@@ -180,6 +181,7 @@ class CountingLearner:
             if isinstance(answer, str):
                 break
             batch, _ = answer
+            self.leave_out(batch.absent)
             self._check_staleness([facts.oldest_version for facts in batch.facts])
             self._wait(step_s)
             self.step, self.version = batch.step, self.version + 1
@@ -207,6 +209,9 @@ class CountingLearner:
             verb, seconds = self.pipe.recv()
             assert verb == "stall"
             time.sleep(seconds)
+
+    def leave_out(self, absent: Sequence[str]) -> None:
+        """The rig itself knows which servers are there."""
 
     def push(self) -> None:
         """Have the rig bring every living server to this version."""

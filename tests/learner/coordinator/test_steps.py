@@ -144,3 +144,14 @@ def test_ranks_do_not_push_again_while_a_server_holds_the_weights(script: Script
     script.advance()
     script.advance(10.0)
     assert script.ask(1) == []
+
+
+def test_batch_names_the_servers_that_its_push_is_to_leave_out(tmp_path: Path) -> None:
+    script = Script(tmp_path, settings_of(learner={"groups_per_step": 2, "max_staleness": 1, "num_ranks": 2}))
+    for lease in script.demand("s1", num_groups=2):
+        script.finish("s1", lease)
+    script.demand("s2", num_groups=2)
+    script.coordinator.lose_server("s2", "s2 has no connection")
+    assert script.batch(1, rank=0).absent == ["s2"]
+    script.demand("s2", num_groups=0)
+    assert script.batch(1, rank=1).absent == []

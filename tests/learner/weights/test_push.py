@@ -243,6 +243,25 @@ def test_changed_servers_leave_and_join(pushers: list[WeightPusher]) -> None:
     assert (holds(old, 1), holds(kept, 2), holds(new, 2)) == (True, True, True)
 
 
+def test_server_that_is_left_out_is_not_called_and_joins_again_afterwards(pushers: list[WeightPusher]) -> None:
+    kept, absent = FakeServer("kept"), FakeServer("absent")
+    pusher = make_pusher(pushers, [kept, absent])
+    push(pusher, 1)
+    calls = list(absent.calls)
+    pusher.leave_out(["absent"])
+    reports = [push(pusher, version) for version in (2, 3)]
+    assert [report.synced for report in reports] == [("kept",), ("kept",)]
+    assert reports[1].failed == {"absent": "the coordinator has no connection to it"}
+    assert absent.calls == calls
+
+    pusher.leave_out([])
+    version, end = 4, time.monotonic() + 10.0
+    while push(pusher, version).synced != ("absent", "kept") and time.monotonic() < end:
+        version += 1
+        time.sleep(0.05)
+    assert (holds(kept, version), holds(absent, version)) == (True, True)
+
+
 def test_learner_that_fails_between_buckets_leaves_servers_without_a_version(pushers: list[WeightPusher]) -> None:
     server = FakeServer("one")
 

@@ -42,3 +42,12 @@ def test_server_that_was_lost_is_not_leased_to_until_it_tells_its_version() -> N
     assert book.next_to_lease(range(4, 5)) is None
     book.note_hello("s1", m.Hello(**STAMP, server="s1", policy_version=4))
     assert book.next_to_lease(range(4, 5)) == "s1"
+
+
+def test_absent_are_servers_that_were_here_and_have_not_spoken_since_they_were_lost() -> None:
+    book = book_of(s1=(2, 4), s2=(2, 4))
+    assert book.absent() == []
+    book.forget_state("s2", num_wanted=0)
+    assert book.absent() == ["s2"]
+    book.note("s2")
+    assert book.absent() == []
