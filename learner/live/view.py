@@ -3,6 +3,7 @@
 `learner.live.panel` draws the panel.
 """
 
+import contextlib
 import re
 import sys
 import time
@@ -74,7 +75,8 @@ class LiveView:
             try:
                 self._draw(is_forced=True)
             finally:
-                self._live.stop()
+                with contextlib.suppress(OSError):  # the terminal was closed
+                    self._live.stop()
 
     def show_phase(self, text: str) -> None:
         """Say what the start-up is doing. In plain form a phase that only counts on appears every 30 s."""
@@ -114,11 +116,14 @@ class LiveView:
 
     def _draw(self, *, is_forced: bool) -> None:
         now = time.monotonic()
-        if self._live is None or not (is_forced or now - self._drawn_at >= _REFRESH_S):
+        if self._live is None or not self._is_open or not (is_forced or now - self._drawn_at >= _REFRESH_S):
             return
         self._drawn_at = now
         panel = render_panel(self._state, list(self._messages), time.time() - self._started_at)
-        self._live.update(panel, refresh=True)
+        try:
+            self._live.update(panel, refresh=True)
+        except OSError:
+            self._is_open = False
 
     def _write_line(self, level: str, *parts: str, at_s: float | None = None) -> None:
         if not self._is_open:

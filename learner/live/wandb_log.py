@@ -37,9 +37,15 @@ class WandbLog:
         self._resume_id = run_id_resume
         self._started_at = time.time()
         self._has_failed = False
+        self._where = ""
         self._lines: queue.Queue[dict[str, float] | None] = queue.Queue(_MAX_WAITING)
         self._thread = threading.Thread(target=self._send_all, name="wandb", daemon=True)
         self._thread.start()
+
+    @property
+    def where(self) -> str:
+        """Where the page is and what to do next, in a sentence; empty while there is none."""
+        return self._where
 
     def log(self, line: Mapping[str, float]) -> None:
         """Queue a metrics line. When ten thousand wait already, the page is given up: it must not eat the memory."""
@@ -93,6 +99,7 @@ class WandbLog:
             settings=wandb.Settings(console="off", silent=True, init_timeout=_INIT_S, finish_timeout=_INIT_S),
         )
         replace_file(path, f"{run.id}\n".encode())
+        self._where = _where(run)
         # Steps that are taken again after a resume are logged again: wandb's own counter would refuse the smaller step.
         run.define_metric("step")
         run.define_metric("*", step_metric="step")
@@ -102,3 +109,9 @@ class WandbLog:
         if not self._has_failed:
             self._has_failed = True
             _log.warning('wandb failed  last="%s" consequence="metrics are in metrics.jsonl only"', problem)
+
+
+def _where(run: Any) -> str:
+    if run.offline:
+        return f"Weights & Biases page, kept here; send it with: wandb sync {run.settings.sync_dir}"
+    return f"Weights & Biases: {run.url}" if run.url else ""

@@ -2,7 +2,7 @@
 
 import sys
 
-from learner.run.command import main
+from learner.run.command import run_command
 
 if __name__ == "__main__":
-    sys.exit(main(sys.argv[1:]))
+    sys.exit(run_command(sys.argv[1:]))

@@ -14,6 +14,7 @@ from pathlib import Path
 from rich.console import Console
 from rich.table import Table
 
+from learner.run.output import forget_unwritten
 from protocol.errors import NeighbourError, OperatorError
 from protocol.node.home import read_cluster, sluice_home
 from protocol.settings.loader import describe_settings, load_settings, names_own_run, settings_help
@@ -33,6 +34,8 @@ def main(arguments: Sequence[str]) -> int:
     """Run the command; returns its exit status."""
     try:
         return _main(arguments)
+    except BrokenPipeError:
+        return 0  # the reader of --help or --plan has seen enough
     except OperatorError as error:
         print(error, file=sys.stderr)
         return error.exit_code
@@ -48,6 +51,13 @@ def main(arguments: Sequence[str]) -> int:
         sentence = f"learner.run failed by a fault of its own: {type(error).__name__}: {' '.join(str(error).split())}"
         print(f"{sentence}{_kept_traceback(error)}", file=sys.stderr)
         return 1
+
+
+def run_command(arguments: Sequence[str]) -> int:
+    """Return the exit status of the command, with nothing left that Python could not write at its end."""
+    status = main(arguments)
+    forget_unwritten()
+    return status
 
 
 def _main(arguments: Sequence[str]) -> int:

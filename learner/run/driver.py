@@ -1,4 +1,4 @@
-"""The driver of a run: checks it, lives it, and lives it again from the newest checkpoint when something in it died.
+"""The driver of a run: checks it, starts it, and starts it again from the newest checkpoint when something in it died.
 
 Everything that touches Ray is
 imported late: Ray reads how to authenticate when it is first imported.
@@ -7,9 +7,8 @@ imported late: Ray reads how to authenticate when it is first imported.
 import contextlib
 import os
 import shutil
-import signal
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal
 
@@ -18,24 +17,26 @@ from learner.disk.model_folder import read_vocab_size
 from learner.live.view import LiveView
 from learner.live.wandb_log import WandbLog
 from learner.report.write import write_report
+from learner.run.cluster_end import cluster_end
+from learner.run.output import say
 from learner.run.preflight import Inspected
-from learner.run.start import RunStart, held, plan_restart, prepare_folder
+from learner.run.signals import stop_signals
+from learner.run.start import RunStart, locked, plan_restart, prepare_folder
 from protocol.errors import NeighbourError, OperatorError, SettingsError
+from protocol.node.current_run import using_cluster
 from protocol.node.home import ClusterState, read_cluster
 from protocol.settings.run_spec import run_spec
 from protocol.settings.settings import Settings
 
 if TYPE_CHECKING:
-    from learner.run.life import RunLife, Surroundings
+    from learner.run.attempt import RunAttempt
+    from learner.run.context import RunContext
 
 
 @dataclass
-class _Run:
-    """What the user asked for, and what stands of it in the run folder."""
+class _Progress:
+    """What stands of the run in its folder."""
 
-    inspected: Inspected
-    view: LiveView
-    wandb: WandbLog | None = None
     has_made_folder: bool = False
     has_trained: bool = False
 
@@ -47,121 +48,171 @@ def drive(inspected: Inspected) -> int:
     folder behind; one that failed later has its report.
     """
     cluster = read_cluster()
+    if (end := cluster_end(cluster)) is not None:
+        raise OperatorError(f"{end}. Start the cluster with deploy/start_cluster.sh.")
+    start, settings, progress = inspected.start, inspected.settings, _Progress()
     os.environ |= cluster.ray_environment()
     from learner.run import ray_door
 
-    ray_door.connect(cluster)
-    with LiveView(inspected.settings.run.max_steps) as view, _signals() as stop:
-        run = _Run(inspected, view)
-        if inspected.start.notice:
-            view.message(inspected.start.notice)
+    with (
+        stop_signals() as stop,
+        using_cluster(start.run_id, start.folder),
+        ray_door.connected(cluster),
+        LiveView(settings.run.max_steps) as view,
+        contextlib.closing(_Pages(inspected)) as pages,
+    ):
+        if start.notice:
+            view.message(start.notice)
         try:
-            around = _look_around(run, cluster, stop)
-            run.has_made_folder = not inspected.start.folder.exists()
-            with held(inspected.start.folder):
-                prepare_folder(inspected.start, inspected.settings)
-                run.wandb = _start_wandb(inspected)
-                ended = _live(run, around)
-        except BaseException:
-            _end_failed(run)
+            context = check_cluster(inspected, cluster, view, stop, pages.record)
+            progress.has_made_folder = not start.folder.exists()
+            with locked(start.folder):
+                prepare_folder(start, settings)
+                pages.open()
+                ended = _run_attempts(inspected, context, progress)
+        except BaseException as error:
+            _end_failed(inspected, progress, view, error)
             raise
-        finally:
-            ray_door.disconnect()
-            if run.wandb is not None:
-                run.wandb.close()
-    folder = inspected.start.folder
-    report = write_report(folder, inspected.model)
-    print(f"{ended} Run folder: {folder}. Report: {report}.")
+    report = write_report(start.folder, inspected.model)
+    say(f"{ended} Run folder: {start.folder}. Report: {report}.{pages.where}")
     return 0
 
 
-def _look_around(run: _Run, cluster: ClusterState, stop: threading.Event) -> "Surroundings":
-    """Ask what only a running cluster can tell: nothing is started, nothing written."""
-    from learner.run import fleet, ray_door
-    from learner.run.life import Surroundings
+class _Pages:
+    """The run's page at Weights & Biases, when the settings name a project."""
 
-    inspected, settings = run.inspected, run.inspected.settings
+    def __init__(self, inspected: Inspected) -> None:
+        self._inspected = inspected
+        self._wandb: WandbLog | None = None
+
+    @property
+    def where(self) -> str:
+        """Where the page is, as a sentence to follow another; empty without one."""
+        return "" if self._wandb is None else f" {self._wandb.where}"
+
+    def open(self) -> None:
+        """Begin the page, or go on with the one in the run folder."""
+        settings, start = self._inspected.settings, self._inspected.start
+        if (project := settings.report.wandb_project) is not None:
+            self._wandb = WandbLog(project, start.run_id, settings.model_dump(mode="json"), start.folder)
+
+    def record(self, line: dict[str, float]) -> None:
+        if self._wandb is not None:
+            self._wandb.log(line)
+
+    def close(self) -> None:
+        if self._wandb is not None:
+            self._wandb.close()
+
+
+def check_cluster(
+    inspected: Inspected,
+    cluster: ClusterState,
+    view: LiveView,
+    stop: threading.Event,
+    record: Callable[[dict[str, float]], None],
+) -> "RunContext":
+    """Ask what only a running cluster can tell: nothing is started, nothing written. Raises: what is wrong with it."""
+    from learner.run import fleet, ray_door
+    from learner.run.context import RunContext
+
+    settings = inspected.settings
     num_gpus = ray_door.num_gpus()
     backend = choose_backend(settings.weights.backend, num_gpus)
     check_gpus(settings, num_gpus)
+    fleet.await_idle_fleet()
     if fleet.renew_fleet():
-        run.view.message("The code has changed since the cluster was started: what runs other code is started anew.")
-    run.view.show_phase("asking reward services and retriever")
+        view.message("The code has changed since the cluster was started: what runs other code is started anew.")
+    view.show_phase("asking reward services and retriever")
     fleet.check_services(run_spec(settings, inspected.start.run_id, 0, "unset"))
-    return Surroundings(
+    return RunContext(
         settings=settings,
         model=inspected.model,
         vocab_size=read_vocab_size(inspected.model),
-        node_ip=cluster.node_ip,
+        cluster=cluster,
         num_gpus=num_gpus,
         backend=backend,
-        view=run.view,
+        view=view,
         stop=stop,
         metrics=MetricsReader(inspected.start.folder / "metrics.jsonl"),
-        record=lambda line: run.wandb.log(line) if run.wandb is not None else None,
+        record=record,
     )
 
 
-def _live(run: _Run, around: "Surroundings") -> str:
-    """Return how the run ended. A death after training began is followed by another life, while lives get further.
+def _run_attempts(inspected: Inspected, context: "RunContext", progress: _Progress) -> str:
+    """Return how the run ended. A death after training began is followed by another attempt, while they get further.
 
-    Raises: what ended the last life. However it ends, no process of the run is left, and the servers stay warm.
+    Raises: what ended the last attempt. However it ends, no process of the run is left, and the servers stay warm.
     """
-    from learner.run.life import RunLife, Stopped
+    from learner.run.attempt import RunAttempt, Stopped
 
-    start, furthest, num_restarts = run.inspected.start, -1, 0
+    start, furthest, num_restarts = inspected.start, -1, 0
     while True:
-        life = RunLife(around, start)
+        attempt = RunAttempt(context, start)
         try:
-            life.launch()
-            run.has_trained = True
-            ended = life.watch()
+            attempt.launch()
+            progress.has_trained = True
+            ended = attempt.watch()
         except Stopped:
             ended = "Stopped before the first step."
         except NeighbourError as error:
-            num_restarts = 1 if life.step > furthest else num_restarts + 1
-            furthest = max(furthest, life.step)
-            if not run.has_trained or num_restarts > run.inspected.settings.run.max_restarts:
-                _end_life(life)
+            if (gone := cluster_end(context.cluster)) is not None:
+                raise _cluster_ended(gone, start) from error
+            num_restarts = 1 if attempt.step > furthest else num_restarts + 1
+            furthest = max(furthest, attempt.step)
+            if not progress.has_trained or num_restarts > context.settings.run.max_restarts:
+                _end_attempt(attempt)
                 raise
-            life.end()
-            start = _restart(run, around, start, error)
+            attempt.end()
+            start = _restart(context, start, error)
             continue
         except BaseException:
-            _end_life(life)
+            _end_attempt(attempt)
             raise
-        life.detach_servers()
-        life.end()
+        attempt.detach_servers()
+        attempt.end()
         return ended
 
 
-def _end_life(life: "RunLife") -> None:
-    """End a life after an error, which the caller raises on: nothing here may take its place."""
-    with contextlib.suppress(NeighbourError, OperatorError):
-        life.detach_servers()
-    with contextlib.suppress(NeighbourError, OperatorError):
-        life.end()
+def _cluster_ended(gone: str, start: RunStart) -> OperatorError:
+    """Return what to say when the cluster is no more: nothing of the run is left to be ended."""
+    saved = plan_restart(start).step
+    return OperatorError(
+        f"The cluster was stopped, or died, during the run: {gone}. Start it with deploy/start_cluster.sh and give "
+        f"this command again: the run goes on from {f'the checkpoint of step {saved}' if saved else 'its start'}."
+    )
 
 
-def _restart(run: _Run, around: "Surroundings", start: RunStart, error: NeighbourError) -> RunStart:
-    """Put the run folder back to the newest checkpoint; returns where the next life starts."""
+def _end_attempt(attempt: "RunAttempt") -> None:
+    """End an attempt after an error, which the caller raises on: nothing here may take its place."""
+    if cluster_end(attempt.context.cluster) is not None:
+        return  # each call would wait a minute for what is gone
+    with contextlib.suppress(NeighbourError, OperatorError):
+        attempt.detach_servers()
+    with contextlib.suppress(NeighbourError, OperatorError):
+        attempt.end()
+
+
+def _restart(context: "RunContext", start: RunStart, error: NeighbourError) -> RunStart:
+    """Put the run folder back to the newest checkpoint; returns where the next attempt starts."""
     start = plan_restart(start)
-    run.view.message(f"{' '.join(str(error).split())[:300]}. Going on from step {start.step}.")
-    prepare_folder(start, run.inspected.settings)
-    around.metrics.skip_known()
+    context.view.message(f"{' '.join(str(error).split())[:300]}. Going on from step {start.step}.")
+    prepare_folder(start, context.settings)
+    context.metrics.skip_known()
     return start
 
 
-def _end_failed(run: _Run) -> None:
+def _end_failed(inspected: Inspected, progress: _Progress, view: LiveView, error: BaseException) -> None:
     """Leave a report, or no folder, after an error, which the caller raises on: nothing here may take its place."""
-    folder = run.inspected.start.folder
-    if run.has_trained:
+    folder = inspected.start.folder
+    how = "The run was stopped at once" if isinstance(error, KeyboardInterrupt) else "The run failed"
+    if progress.has_trained:
         try:
-            report = write_report(folder, run.inspected.model)
-            run.view.message(f"The run failed. Run folder: {folder}. Report: {report}.")
-        except Exception as error:  # whatever it is, what ended the run is what the caller must see
-            run.view.message(f"The run failed, and its report could not be written: {error}")
-    elif run.has_made_folder:
+            report = write_report(folder, inspected.model)
+            view.message(f"{how}. Run folder: {folder}. Report: {report}.")
+        except Exception as failure:  # whatever it is, what ended the run is what the caller must see
+            view.message(f"{how}, and its report could not be written: {failure}")
+    elif progress.has_made_folder:
         shutil.rmtree(folder, ignore_errors=True)
 
 
@@ -192,29 +243,3 @@ def check_gpus(settings: Settings, num_gpus: int) -> None:
             f"rollout.tensor_parallel_size = {rollout.tensor_parallel_size} need {ranks + for_servers} GPUs; "
             f"the cluster has {num_gpus}. Lower one of them."
         )
-
-
-def _start_wandb(inspected: Inspected) -> WandbLog | None:
-    project = inspected.settings.report.wandb_project
-    if project is None:
-        return None
-    start = inspected.start
-    return WandbLog(project, start.run_id, inspected.settings.model_dump(mode="json"), start.folder)
-
-
-@contextlib.contextmanager
-def _signals() -> Iterator[threading.Event]:
-    """Turn the first Ctrl-C or SIGTERM into an event; the second Ctrl-C interrupts as usual."""
-    stop = threading.Event()
-
-    def note(number: int, _: object) -> None:
-        if stop.is_set() and number == signal.SIGINT:
-            raise KeyboardInterrupt
-        stop.set()
-
-    before = {number: signal.signal(number, note) for number in (signal.SIGINT, signal.SIGTERM)}
-    try:
-        yield stop
-    finally:
-        for number, handler in before.items():
-            signal.signal(number, handler)

@@ -12,6 +12,9 @@ from protocol.node.code_digest import FLEET_ROOMS, code_digest
 from protocol.ray_calls import FLEET, NAMESPACE
 from protocol.settings.run_spec import RunSpec
 
+# Ray ends what a killed command started within seconds.
+_LAST_RUN_S = 20.0
+
 
 def renew_fleet() -> bool:
     """Have a fleet that was started with other code than this be started anew; warm servers of this code stay.
@@ -35,6 +38,23 @@ def renew_fleet() -> bool:
             f"{code}). Bring both to the same version, or start the run on the head node."
         )
     return True
+
+
+def await_idle_fleet() -> None:
+    """Return once no run lives on the fleet's processes: those of a command that was killed end a moment after it.
+
+    Raises: OperatorError when a run does, which then belongs to another machine's command.
+    """
+    deadline = time.monotonic() + _LAST_RUN_S
+    while call(find_fleet().describe_self.remote(), "the fleet")["is_lending"]:
+        if time.monotonic() > deadline:
+            servers = call(find_fleet().describe.remote(), "the fleet")
+            names = sorted({server["run"]["run_id"] for server in servers if server.get("run")})
+            raise OperatorError(
+                f"Another machine's run ({', '.join(names) or 'not attached yet'}) is using this cluster. "
+                "Wait for its end, or end it there with Ctrl-C."
+            )
+        time.sleep(RETRY_S)
 
 
 def check_services(spec: RunSpec) -> None:

@@ -3,34 +3,51 @@
 Ray carries control calls only: no trajectories, no weights.
 """
 
-import socket
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from typing import Any
 
 import ray
 from ray.exceptions import RayError
 
+from learner.run.cluster_end import cluster_end
 from protocol.errors import OperatorError
 from protocol.node.home import ClusterState
 from protocol.ray_calls import first_line, naming_ray_errors
 
-_CONNECT_S = 5.0
 CALL_S = 30.0
 RETRY_S = 0.1
 
 
-def connect(cluster: ClusterState) -> None:
-    """Join the running cluster as a driver. Raises: OperatorError when Ray does not answer."""
+@contextmanager
+def connected(cluster: ClusterState) -> Iterator[None]:
+    """Be a driver of the running cluster within the block; what it started there ends with it, if not detached.
+
+    Raises: OperatorError when Ray does not answer.
+    """
     try:
-        # Asked first: for a head that is gone Ray waits two minutes, then ends this process without an exception.
-        host, _, port = cluster.ray_address.rpartition(":")
-        socket.create_connection((host, int(port)), timeout=_CONNECT_S).close()
         ray.init(address=cluster.ray_address, namespace=cluster.namespace, log_to_driver=False, logging_level="ERROR")
     except (OSError, RuntimeError, RayError) as error:
         raise OperatorError(
             f"Ray at {cluster.ray_address} does not answer ({first_line(error)}). "
             "Start it with deploy/start_cluster.sh."
         ) from None
+    _silence_ray()
+    try:
+        yield
+    finally:
+        # Asked first: of a cluster that is gone Ray would take leave for a minute.
+        if cluster_end(cluster) is None:
+            ray.shutdown()
+
+
+def _silence_ray() -> None:
+    """Keep Ray from printing pages of its own state over the run's view when a node's process dies: we say so in a
+    sentence. Ray offers no switch for these; where its name for them has changed, they are printed.
+    """
+    worker = ray._private.worker
+    if hasattr(worker, "print_to_stdstream"):
+        worker.print_to_stdstream = lambda *_, **__: None
 
 
 def num_gpus() -> int:
@@ -57,8 +74,3 @@ def wait_any(references: Mapping[Any, str], timeout_s: float) -> list[str]:
         call(reference, references[reference])
         finished.append(references[reference])
     return finished
-
-
-def disconnect() -> None:
-    """Leave the cluster; what this process started there ends, but for what is detached."""
-    ray.shutdown()

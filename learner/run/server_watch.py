@@ -8,7 +8,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from learner.run import ray_door, servers
+from learner.run.servers import RAY_CALLS, ServerCalls
 from protocol.errors import NeighbourError, OperatorError
 from protocol.settings.run_spec import RunSpec
 
@@ -19,23 +19,31 @@ _WELL_AFTER_S = 60.0
 
 @dataclass
 class _Watched:
-    """pending: the call under way; then: what its answer is for. is_serving: attached to this run, as far as known."""
+    """One server, as far as its last answer tells."""
 
     name: str
-    is_serving: bool = True
+    is_serving: bool = True  # attached to this run
     serving_since: float = field(default_factory=time.monotonic)
-    num_revivals: int = 0
-    pending: Any = None
-    then: str = "ask"
+    num_revivals: int = 0  # since it last served for a minute
+    pending: Any = None  # the call under way
+    then: str = "ask"  # what its answer is for
 
 
 class ServerWatch:
-    """lost: told (server, reason) as soon as a server is found not to serve the run."""
+    """Call `poll` every few seconds."""
 
-    def __init__(self, names: Sequence[str], spec: RunSpec, lost: Callable[[str, str], None]) -> None:
+    def __init__(
+        self,
+        names: Sequence[str],
+        spec: RunSpec,
+        lost: Callable[[str, str], None],
+        calls: ServerCalls = RAY_CALLS,
+    ) -> None:
+        """lost: told (server, reason) as soon as a server is found not to serve the run. calls: asks servers."""
         self._servers = [_Watched(name) for name in names]
         self._spec = spec
         self._lost = lost
+        self._calls = calls
 
     @property
     def num_serving(self) -> int:
@@ -54,11 +62,11 @@ class ServerWatch:
         if server.pending is None:
             server.pending, server.then = self._ask(server, "describe"), "judge"
             return None
-        if not ray_door.is_done(server.pending):
+        if not self._calls.is_done(server.pending):
             return None
         reference, server.pending = server.pending, None
         try:
-            answer = ray_door.call(reference, server.name)
+            answer = self._calls.result(reference, server.name)
         except (NeighbourError, OperatorError) as error:
             return self._fail(server, str(error))
         if server.then == "judge":
@@ -71,12 +79,19 @@ class ServerWatch:
 
     def _judge(self, server: _Watched, described: dict[str, Any]) -> str | None:
         run = described["run"]
-        if run is not None and run["incarnation"] == self._spec.incarnation and run["ended"] is None:
+        is_ours = run is not None and run["run_id"] == self._spec.run_id
+        if is_ours and run["incarnation"] == self._spec.incarnation and run["ended"] is None:
             self._note_serving(server)
             return None
         if server.num_revivals > _MAX_REVIVALS:
             return None
-        return self._fail(server, "it was restarted" if run is None else f"its session ended: {run['ended']}")
+        if run is None:
+            return self._fail(server, "it was restarted")
+        if not is_ours:
+            return self._fail(server, f"it serves another run, {run['run_id']}")
+        if run["ended"] is None:
+            return self._fail(server, "it serves another start of this run")
+        return self._fail(server, f"its session ended: {run['ended']}")
 
     def _note_serving(self, server: _Watched) -> None:
         if not server.is_serving:
@@ -99,4 +114,4 @@ class ServerWatch:
 
     def _ask(self, server: _Watched, what: str) -> Any:
         body = [self._spec.model_dump(mode="json")] if what == "attach" else []
-        return servers.ask(server.name, what, *body)
+        return self._calls.ask(server.name, what, *body)

@@ -2,13 +2,13 @@
 
 import contextlib
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, Protocol
 
 import ray
 from ray.exceptions import RayError
 
 from learner.run.fleet import find_fleet
-from learner.run.ray_door import call
+from learner.run.ray_door import call, is_done
 from protocol.errors import NeighbourError
 from protocol.ray_calls import NAMESPACE
 from protocol.settings.run_spec import EngineRequest, RunSpec
@@ -33,11 +33,6 @@ def detach_servers(names: Sequence[str]) -> None:
         ray.wait(references, num_returns=len(references), timeout=10.0) if references else None
 
 
-def ask(name: str, method: str, *arguments: Any) -> Any:
-    """Return a reference to a rollout server's answer; a server that is gone answers by failing."""
-    return getattr(server(name), method).remote(*arguments)
-
-
 def server(name: str) -> Any:
     """Return the handle of a rollout server. Raises: NeighbourError when no such server runs."""
     try:
@@ -52,6 +47,35 @@ def is_alive(name: str) -> bool:
     except NeighbourError:
         return False
     return True
+
+
+class ServerCalls(Protocol):
+    """How rollout servers are asked without waiting for them."""
+
+    def ask(self, name: str, method: str, *arguments: Any) -> Any:
+        """Return a reference to a server's answer; a server that is gone answers by failing."""
+
+    def is_done(self, reference: Any) -> bool:
+        """Return whether the answer, or the failure, is there."""
+
+    def result(self, reference: Any, name: str) -> Any:
+        """Return the answer. Raises: what the server raised; NeighbourError when it died."""
+
+
+class RayCalls:
+    """ServerCalls through Ray."""
+
+    def ask(self, name: str, method: str, *arguments: Any) -> Any:
+        return getattr(server(name), method).remote(*arguments)
+
+    def is_done(self, reference: Any) -> bool:
+        return is_done(reference)
+
+    def result(self, reference: Any, name: str) -> Any:
+        return call(reference, name)
+
+
+RAY_CALLS = RayCalls()
 
 
 class RayServer:

@@ -79,10 +79,10 @@ def plan_restart(start: RunStart) -> RunStart:
 
 
 @contextlib.contextmanager
-def held(folder: Path) -> Iterator[None]:
-    """Keep every other command from this run folder within the block; the hold ends with the process at the latest.
+def locked(folder: Path) -> Iterator[None]:
+    """Keep every other command from this run folder within the block; the lock ends with the process at the latest.
 
-    Raises: OperatorError when another command holds it, or the folder cannot be written.
+    Raises: OperatorError when another command has it, or the folder cannot be written.
     """
     try:
         folder.mkdir(parents=True, exist_ok=True)

@@ -19,11 +19,11 @@ from learner.run import fleet, ray_door as door
 door.connect(cluster)
 if {is_lending}:
     borrower = door.ray.remote(num_cpus=0)(type("Borrower", (), {{"live": lambda self: __import__("time").sleep(60)}}))
-    door.ray.get(fleet._fleet().lend_processes.remote(1, False, [borrower.remote()]))
+    door.ray.get(fleet.find_fleet().lend_processes.remote(1, False, [borrower.remote()]))
 try:
     fleet.renew_fleet()
 finally:
-    print(json.dumps(door.ray.get(fleet._fleet().describe_self.remote())))
+    print(json.dumps(door.ray.get(fleet.find_fleet().describe_self.remote())))
 """
 
 

@@ -151,6 +151,8 @@ def stopped(cluster: FlowCluster, slow_user: Bring) -> "subprocess.CompletedProc
     options = {"run.max_steps": 1000, "learner.checkpoint_every_steps": 0}
     with cluster.running(*slow_user.options("stopped", options)) as run:
         run.wait_until(lambda: left.last_step >= 2)
+        second = cluster.run(*slow_user.options("second"))
+        assert (second.returncode, second.stderr.split(" (")[0]) == (1, "The run stopped is using this cluster")
         run.process.send_signal(signal.SIGTERM)
         return run.finished()
 

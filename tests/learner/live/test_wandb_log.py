@@ -14,6 +14,7 @@ for step in range(3):
     log.log({"step": step, "reward_mean": step / 2, "at_s": time.time()})
 
 log.close()
+print(log.where)
 """
 
 
@@ -32,6 +33,9 @@ def test_wandb_log_writes_an_offline_run_that_a_second_start_goes_on_with(tmp_pa
     assert (tmp_path / "wandb_run_id").read_text() == run_id
     files = list(tmp_path.glob(f"wandb/offline-run-*/run-{run_id.strip()}.wandb"))
     assert files
+    assert second.stdout == (
+        f"Weights & Biases page, kept here; send it with: wandb sync {max(tmp_path.glob('wandb/offline-run-*'))}\n"
+    )
     assert b"reward_mean" in files[0].read_bytes()
 
 

@@ -11,7 +11,7 @@ import pytest
 from learner.checkpoint.folder import begin, commit
 from learner.checkpoint.manifest import Checkpoint
 from learner.ledger.ledger import Ledger
-from learner.run.start import RunStart, held, plan_restart, plan_start, prepare_folder
+from learner.run.start import RunStart, locked, plan_restart, plan_start, prepare_folder
 from protocol.errors import OperatorError, SettingsError
 from protocol.settings.run import RunSettings
 from protocol.settings.settings import Settings
@@ -204,7 +204,7 @@ def test_accounts_without_a_checkpoint_are_set_aside_with_the_log_that_belongs_t
 
 def test_folder_that_a_command_holds_is_refused_to_another_until_that_ends(tmp_path: Path) -> None:
     folder = tmp_path / "run"
-    with held(folder), pytest.raises(OperatorError, match="Another command is running in"), held(folder):
+    with locked(folder), pytest.raises(OperatorError, match="Another command is running in"), locked(folder):
         pass
-    with held(folder):
+    with locked(folder):
         pass

@@ -3,25 +3,20 @@
 from __future__ import annotations
 
 import contextlib
-import threading
 import time
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any
 
 from learner.rank.place import RunPlace
 from learner.run import processes, ray_door, servers
+from learner.run.cluster_end import cluster_end
 from learner.run.server_watch import ServerWatch
 from protocol.errors import NeighbourError, OperatorError
 from protocol.settings.run_spec import RunSpec, engine_request, run_spec
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
-    from pathlib import Path
-
-    from learner.disk.metrics_lines import MetricsReader
-    from learner.live.view import LiveView
+    from learner.run.context import RunContext
     from learner.run.start import RunStart
-    from protocol.settings.settings import Settings
 
 _POLL_S = 0.5
 _SERVER_CHECK_S = 2.0
@@ -30,37 +25,16 @@ _IMPORT_S = 180.0
 
 
 class Stopped(Exception):
-    """Ctrl-C or SIGTERM came while the run was still starting."""
-
-
-@dataclass(frozen=True)
-class Surroundings:
-    """What all lives of a run have in common. vocab_size: of the model, None when it does not tell. record: takes each
-    new line of metrics.jsonl."""
-
-    settings: Settings
-    model: Path
-    vocab_size: int | None
-    node_ip: str
-    num_gpus: int
-    backend: Literal["nccl", "gloo"]
-    view: LiveView
-    stop: threading.Event
-    metrics: MetricsReader
-    record: Callable[[dict[str, float]], None]
+    """Ctrl-C, SIGTERM or SIGHUP came while the run was still starting."""
 
 
 @dataclass
-class RunLife:
-    """Call order: launch, watch, end; `end` whatever happened before.
+class RunAttempt:
+    """Call order: launch, watch, end; `end` whatever happened before."""
 
-    step: the last step that was seen to end.
-    """
-
-    around: Surroundings
+    context: RunContext
     start: RunStart
-    step: int = 0
-    is_training: bool = False
+    step: int = 0  # the last step that was seen to end
     _coordinator: Any = None
     _ranks: list[processes.Rank] = field(default_factory=list)
     _servers: list[str] = field(default_factory=list)
@@ -68,23 +42,23 @@ class RunLife:
 
     def launch(self) -> None:
         """Start everything: servers and ranks side by side. Raises: what one of them raised; Stopped."""
-        settings, folder = self.around.settings, self.start.folder.resolve()
+        settings, folder = self.context.settings, self.start.folder.resolve()
         self._coordinator = processes.place_coordinator(
-            settings, folder, self.start.run_id, self.start.step, self.around.node_ip, self.around.vocab_size
+            settings, folder, self.start.run_id, self.start.step, self.context.cluster.node_ip, self.context.vocab_size
         )
         opening = self._coordinator.open.remote()
-        borrowing = processes.borrow_processes(settings, self._coordinator, self.around.num_gpus > 0)
-        engine = engine_request(settings, str(self.around.model), self.around.backend)
+        borrowing = processes.borrow_processes(settings, self._coordinator, self.context.num_gpus > 0)
+        engine = engine_request(settings, str(self.context.model), self.context.backend)
         ensuring = servers.ensure_servers(engine, settings.rollout.num_servers)
-        self.around.view.show_phase("starting learner ranks and rollout servers")
+        self.context.view.show_phase("starting learner ranks and rollout servers")
         borrowed = ray_door.call(borrowing, "the fleet", _IMPORT_S)
-        self._ranks = processes.make_ranks(borrowed, settings, folder, self.around.model)
+        self._ranks = processes.make_ranks(borrowed, settings, folder, self.context.model)
         preparing = {rank.ask("prepare", self.start.checkpoint): rank.name for rank in self._ranks}
         self._await({opening: "the coordinator", ensuring: "the fleet", **preparing})
         self._servers = [server["name"] for server in ray_door.call(ensuring, "the fleet")]
         address, incarnation = ray_door.call(opening, "the coordinator")
         self._spec = run_spec(settings, self.start.run_id, incarnation, address)
-        self.around.view.show_phase("attaching rollout servers")
+        self.context.view.show_phase("attaching rollout servers")
         servers.attach_servers(self._servers, self._spec)
 
     def watch(self) -> str:
@@ -98,9 +72,8 @@ class RunLife:
             incarnation=self._spec.incarnation,
             coordinator_address=self._spec.coordinator_address,
             servers=tuple(self._servers),
-            weights_backend=self.around.backend,
+            weights_backend=self.context.backend,
         )
-        self.is_training = True
         training = {rank.ask("train", place): rank.name for rank in self._ranks}
         first = next(iter(training))
         servers = ServerWatch(self._servers, self._spec, self._lose_server)
@@ -112,13 +85,14 @@ class RunLife:
             now = time.monotonic()
             if now - servers_at > _SERVER_CHECK_S:
                 servers_at = now
+                self._check_cluster_is_there()
                 self._check_servers(servers)
             if drain_until and now > drain_until:
                 return f"Stopped. The step after {self.step} did not end in time and was given up."
-            if self.around.stop.is_set() and not drain_until:
-                drain_until = now + self.around.settings.run.drain_s
+            if self.context.stop.is_set() and not drain_until:
+                drain_until = now + self.context.settings.run.drain_s
                 self._coordinator.stop_after_step.remote("stopped by the user")
-                self.around.view.message("Stopping after this step; again to stop at once.")
+                self.context.view.message("Stopping after this step; again to stop at once.")
         self._show()
         return str(ray_door.call(first, "learner rank 0"))
 
@@ -147,11 +121,11 @@ class RunLife:
             raise
 
     def _show(self) -> None:
-        lines = self.around.metrics.new_lines()
-        self.around.view.update(ray_door.call(self._coordinator.status.remote(), "the coordinator"), lines)
+        lines = self.context.metrics.new_lines()
+        self.context.view.update(ray_door.call(self._coordinator.status.remote(), "the coordinator"), lines)
         for line in lines:
             self.step = max(self.step, int(line["step"]))
-            self.around.record(line)
+            self.context.record(line)
 
     def _lose_server(self, name: str, why: str) -> None:
         self._coordinator.lose_server.remote(name, why)
@@ -159,24 +133,30 @@ class RunLife:
     def _check_servers(self, watch: ServerWatch) -> None:
         """Have servers that were restarted serve again. The run goes on while one serves, or may yet."""
         for message in watch.poll():
-            self.around.view.message(message)
+            self.context.view.message(message)
         if not watch.num_hopeful:
             raise OperatorError("Every rollout server was given up; see their logs with deploy.cluster status.")
 
+    def _check_cluster_is_there(self) -> None:
+        """Raise NeighbourError when Ray is gone: its own calls would wait a minute, and then end this process."""
+        if (end := cluster_end(self.context.cluster)) is not None:
+            raise NeighbourError("the cluster", end)
+
     def _await(self, references: dict[Any, str]) -> None:
         """Wait for start-up calls, showing what rank 0 is at. Raises: what one raised; NeighbourError when late."""
-        limit_s = self.around.settings.rollout.start_timeout_s
+        limit_s = self.context.settings.rollout.start_timeout_s
         deadline = time.monotonic() + limit_s
         waiting = dict(references)
         while waiting:
             finished = ray_door.wait_any(waiting, _POLL_S)
             waiting = {reference: who for reference, who in waiting.items() if who not in finished}
-            if self.around.stop.is_set():
+            if self.context.stop.is_set():
                 raise Stopped
+            self._check_cluster_is_there()
             first = self._ranks[0]
             phase, is_moving = ray_door.call(first.ask("progress"), first.name, 120.0)
             names = ", ".join(sorted(waiting.values()))
-            self.around.view.show_phase(f"{phase}; waiting for {names}" if waiting else phase)
+            self.context.view.show_phase(f"{phase}; waiting for {names}" if waiting else phase)
             if is_moving:
                 deadline = time.monotonic() + limit_s
             if time.monotonic() > deadline:

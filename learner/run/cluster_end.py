@@ -1,0 +1,35 @@
+"""Whether the cluster under a run is still there: asked directly, because Ray's own calls wait a minute to find out."""
+
+import socket
+
+import psutil
+
+from protocol.node.home import ClusterState
+
+_CONNECT_S = 5.0
+# Process start times are read from counters that are rounded differently by different tools.
+_SAME_START_S = 1.0
+_RAY = "ray"
+
+
+def cluster_end(cluster: ClusterState) -> str | None:
+    """Return what of Ray is gone, in words; None while all of it is there. Blocks for 5 s at most."""
+    for process in cluster.processes:
+        if process.name == _RAY and not _is_running(process.pid, process.started_at):
+            return f"Ray's process on this node ({process.pid}) is gone"
+    host, _, port = cluster.ray_address.rpartition(":")
+    try:
+        socket.create_connection((host, int(port)), timeout=_CONNECT_S).close()
+    except OSError as error:
+        return f"Ray at {cluster.ray_address} does not answer ({error.strerror or error})"
+    return None
+
+
+def _is_running(pid: int, started_at: float) -> bool:
+    """Return whether this very process runs: another may have its number by now."""
+    try:
+        process = psutil.Process(pid)
+        is_same = abs(process.create_time() - started_at) < _SAME_START_S
+        return is_same and process.status() != psutil.STATUS_ZOMBIE
+    except psutil.NoSuchProcess:
+        return False

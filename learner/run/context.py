@@ -1,0 +1,32 @@
+"""What all attempts of a run have in common: each attempt is one start of its coordinator and ranks."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Literal
+
+if TYPE_CHECKING:
+    import threading
+    from collections.abc import Callable
+    from pathlib import Path
+
+    from learner.disk.metrics_lines import MetricsReader
+    from learner.live.view import LiveView
+    from protocol.node.home import ClusterState
+    from protocol.settings.settings import Settings
+
+
+@dataclass(frozen=True)
+class RunContext:
+    """Settings, cluster and what shows the run."""
+
+    settings: Settings
+    model: Path  # local folder
+    vocab_size: int | None  # of the model; None when it does not tell
+    cluster: ClusterState
+    num_gpus: int  # of the whole cluster
+    backend: Literal["nccl", "gloo"]  # how weights travel
+    view: LiveView
+    stop: threading.Event  # set by the first Ctrl-C, SIGTERM or SIGHUP
+    metrics: MetricsReader
+    record: Callable[[dict[str, float]], None]  # takes each new line of metrics.jsonl

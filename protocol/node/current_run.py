@@ -1,0 +1,101 @@
+"""Which run uses this node's cluster: one at a time, because a second would take the first one's rollout servers.
+
+The run's command locks a file in SLUICE_HOME for as long as it lives; the lock goes with its process, however that
+ends.
+"""
+
+import fcntl
+import os
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TextIO
+
+from pydantic import BaseModel, ConfigDict, ValidationError
+
+from protocol.errors import OperatorError
+from protocol.node.home import sluice_home
+
+# Somebody who only asks holds the lock for microseconds.
+_ASK_S = 1.0
+_RETRY_S = 0.02
+
+
+class CurrentRun(BaseModel):
+    """The run that uses the cluster."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    run_id: str
+    folder: str
+    pid: int  # of its command
+
+
+@contextmanager
+def using_cluster(run_id: str, folder: Path) -> Iterator[None]:
+    """Keep other runs from this node's cluster within the block.
+
+    Raises: OperatorError naming the run that uses it. Blocks for a second at most.
+    """
+    with _open_lock() as file:
+        deadline = time.monotonic() + _ASK_S
+        while not _lock(file, fcntl.LOCK_EX):
+            if time.monotonic() > deadline:
+                raise OperatorError(_refusal(_parse(file)))
+            time.sleep(_RETRY_S)
+        file.truncate(0)
+        file.write(CurrentRun(run_id=run_id, folder=str(folder), pid=os.getpid()).model_dump_json())
+        file.flush()
+        try:
+            yield
+        finally:
+            file.truncate(0)
+
+
+def current_run() -> CurrentRun | None:
+    """Return the run that uses this node's cluster now, None when there is none."""
+    if not _path().exists():
+        return None
+    with _open_lock() as file:
+        return None if _lock(file, fcntl.LOCK_SH) else _parse(file)
+
+
+def _path() -> Path:
+    return sluice_home() / "run.lock"
+
+
+def _open_lock() -> TextIO:
+    """Open the lock's file, which stays where it is: one that is removed could be locked twice."""
+    try:
+        return open(os.open(_path(), os.O_RDWR | os.O_CREAT, 0o600), "r+", encoding="utf-8")
+    except OSError as error:
+        raise OperatorError(
+            f"{_path()} cannot be opened ({error.strerror}). Set SLUICE_HOME to a folder of your own."
+        ) from None
+
+
+def _lock(file: TextIO, kind: int) -> bool:
+    try:
+        fcntl.flock(file, kind | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
+    return True
+
+
+def _parse(file: TextIO) -> CurrentRun | None:
+    """Return whose lock it is, None for one who has it and has not signed yet."""
+    file.seek(0)
+    try:
+        return CurrentRun.model_validate_json(file.read())
+    except ValidationError:
+        return None
+
+
+def _refusal(other: CurrentRun | None) -> str:
+    if other is None:
+        return "Another run is using this cluster. Wait for its end."
+    return (
+        f"The run {other.run_id} is using this cluster (process {other.pid}, folder {other.folder}). Wait for its end, "
+        f"end it with Ctrl-C or kill {other.pid}, or give SLUICE_HOME and ports of its own to a second cluster."
+    )

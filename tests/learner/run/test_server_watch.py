@@ -1,0 +1,78 @@
+"""What the driver makes of a server's own description: whose run it serves, and what is done when it is not ours."""
+
+from typing import Any
+
+import pytest
+
+from learner.run.server_watch import ServerWatch
+from protocol.settings.run_spec import run_spec
+from protocol.settings.settings import Settings
+
+_OURS = {"run_id": "run-A", "incarnation": 2, "ended": None}
+
+
+class Servers:
+    """`ServerCalls` to a server that answers at once."""
+
+    def __init__(self) -> None:
+        self.asked: list[str] = []
+        self.run: dict[str, Any] | None = _OURS
+
+    def ask(self, name: str, method: str, *arguments: Any) -> dict[str, Any]:
+        self.asked.append(method)
+        return {"run": self.run}
+
+    def is_done(self, reference: Any) -> bool:
+        return True
+
+    def result(self, reference: Any, name: str) -> Any:
+        return reference
+
+
+def polled(run: dict[str, Any] | None, num_polls: int = 2) -> tuple[list[str], list[tuple[str, str]], list[str]]:
+    """Return (messages, what the coordinator was told, what the server was asked) after it described this run."""
+    lost: list[tuple[str, str]] = []
+    servers = Servers()
+    servers.run = run
+    spec = run_spec(Settings(), "run-A", 2, "tcp://127.0.0.1:1")
+    watch = ServerWatch(
+        ["sluice-rollout-0"],
+        spec,
+        lambda name, why: lost.append((name, why)),
+        servers,
+    )
+    messages = [message for _ in range(num_polls) for message in watch.poll()]
+    return messages, lost, servers.asked
+
+
+def test_server_that_serves_this_start_of_the_run_is_left_alone() -> None:
+    assert polled(_OURS) == ([], [], ["describe"])
+
+
+@pytest.mark.parametrize(
+    ("run", "reason"),
+    [
+        (None, "it was restarted"),
+        ({**_OURS, "run_id": "run-B"}, "it serves another run, run-B"),
+        ({**_OURS, "incarnation": 1}, "it serves another start of this run"),
+        ({**_OURS, "ended": "the coordinator refused"}, "its session ended: the coordinator refused"),
+    ],
+)
+def test_server_that_does_not_serve_this_start_is_lost_and_started(run: dict[str, Any] | None, reason: str) -> None:
+    messages, lost, asked = polled(run)
+    assert lost == [("sluice-rollout-0", reason)]
+    assert messages == [f"sluice-rollout-0 stopped serving ({reason}); its leases went back, it is being started again"]
+    assert asked == ["describe", "start"]
+
+
+def test_server_that_was_started_again_is_attached_and_serves() -> None:
+    messages, _, asked = polled(None, num_polls=4)
+    assert asked == ["describe", "start", "attach"]
+    assert messages[-1] == "sluice-rollout-0 serves again, from the next push on"
+
+
+def test_server_that_never_serves_is_given_up_after_five_restarts() -> None:
+    messages, lost, asked = polled({**_OURS, "run_id": "run-B"}, num_polls=60)
+    assert len(lost) == 6
+    assert asked.count("start") == 5
+    assert messages[-1] == "sluice-rollout-0 is given up after 5 restarts; last: it serves another run, run-B"

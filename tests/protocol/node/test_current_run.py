@@ -1,0 +1,90 @@
+"""One run at a time on a cluster: the second hears the first one's name, and a killed one leaves no lock behind."""
+
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from protocol.errors import OperatorError
+from protocol.node.current_run import CurrentRun, current_run, using_cluster
+
+_OTHER = """\
+import sys, time
+from pathlib import Path
+from protocol.node.current_run import using_cluster
+with using_cluster("first", Path("/runs/first")):
+    print("locked", flush=True)
+    time.sleep(60)
+"""
+
+
+@pytest.fixture(autouse=True)
+def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.setenv("SLUICE_HOME", str(tmp_path))
+    return tmp_path
+
+
+@pytest.fixture
+def other() -> Iterator["subprocess.Popen[str]"]:
+    """A second process that is a run on this cluster."""
+    process = subprocess.Popen([sys.executable, "-c", _OTHER], stdout=subprocess.PIPE, text=True)
+    assert process.stdout is not None
+    with process, process.stdout as output:
+        assert output.readline() == "locked\n"
+        yield process
+        process.kill()
+
+
+def use() -> None:
+    with using_cluster("second", Path("/runs/second")):
+        pass
+
+
+def test_second_run_is_refused_with_the_name_of_the_first(other: "subprocess.Popen[str]") -> None:
+    with pytest.raises(OperatorError) as caught:
+        use()
+    assert str(caught.value).startswith(
+        f"The run first is using this cluster (process {other.pid}, folder /runs/first). Wait for its end"
+    )
+
+
+def test_run_that_was_killed_leaves_the_cluster_free(other: "subprocess.Popen[str]") -> None:
+    other.send_signal(signal.SIGKILL)
+    other.wait()
+    assert current_run() is None
+    use()
+
+
+def test_current_run_is_told_to_other_processes(other: "subprocess.Popen[str]") -> None:
+    assert current_run() == CurrentRun(run_id="first", folder="/runs/first", pid=other.pid)
+
+
+def test_no_run_is_current_before_the_first_and_after_the_last(home: Path) -> None:
+    assert current_run() is None
+    assert not (home / "run.lock").exists()
+    with using_cluster("mine", Path("/runs/mine")):
+        # Another open file of the same process does not have the lock either.
+        assert current_run() == CurrentRun(run_id="mine", folder="/runs/mine", pid=os.getpid())
+    assert current_run() is None
+
+
+def test_lock_can_be_read_by_its_owner_alone(home: Path) -> None:
+    use()
+    assert (home / "run.lock").stat().st_mode & 0o777 == 0o600
+
+
+def test_run_that_comes_while_somebody_asks_is_not_refused(home: Path) -> None:
+    use()
+    asking = subprocess.Popen(
+        [sys.executable, "-c", "import fcntl, sys, time; f = open(sys.argv[1]); fcntl.flock(f, fcntl.LOCK_SH); "
+         "print('asks', flush=True); time.sleep(0.3)", str(home / "run.lock")],
+        stdout=subprocess.PIPE, text=True,
+    )  # fmt: skip
+    assert asking.stdout is not None
+    with asking, asking.stdout as output:
+        output.readline()
+        use()
