@@ -17,19 +17,19 @@ from rollout.session.session import RolloutSession
 class Finished(NamedTuple):
     """What a server finished for a run: a later start of the same run is given it."""
 
-    run_id: str
-    outbox: Outbox
+    run_id: str  # the run that it was made for
+    outbox: Outbox  # what is made and not yet trained
 
 
 @dataclass
 class Attachment:
     """A run that is being served."""
 
-    session: RolloutSession
-    task: asyncio.Task[str]
-    channel: AsyncDealerChannel
-    services: Services
-    player: EpisodePlayer
+    session: RolloutSession  # its conversation with the coordinator
+    task: asyncio.Task[str]  # runs the session; its result says why the session ended
+    channel: AsyncDealerChannel  # the socket to the coordinator
+    services: Services  # environment, reward services, retriever
+    player: EpisodePlayer  # makes its samples
 
     @property
     def failure(self) -> BaseException | None:

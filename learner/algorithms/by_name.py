@@ -25,9 +25,9 @@ from protocol.settings.learner import LearnerSettings
 class Recipe:
     """An advantage, a loss and a correction that belong together."""
 
-    advantage: str
-    loss: str
-    correction: str
+    advantage: str  # name in ADVANTAGES
+    loss: str  # name in LOSSES
+    correction: str  # name in CORRECTIONS
 
 
 # Rewards [P, G] of P prompts with G samples each -> advantages [P, G].

@@ -42,6 +42,8 @@ class Tally:
 
 @dataclass(frozen=True)
 class Accounts:
+    """One start's ledger, post and counts."""
+
     ledger: Ledger  # what became of every prompt and trajectory
     mailbox: Mailbox  # messages to send
-    tally: Tally
+    tally: Tally  # how often things happened

@@ -12,22 +12,20 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class Outstanding:
-    """A group between its lease and its training.
+    """A group between its lease and its training."""
 
-    oldest_version: of its tokens once it is ready; of its server when it was leased until then.
-    """
-
-    group: str
+    group: str  # its name
+    # of its tokens once it is ready; until then of what is back and of the servers that still sample
     oldest_version: int
-    is_ready: bool
+    is_ready: bool  # every sample is back
 
 
 @dataclass(frozen=True)
 class Choice:
-    """groups: what the next step trains on; empty while the learner has to wait for the groups in `awaited`."""
+    """What the next step trains on, or what it waits for."""
 
-    groups: tuple[str, ...]
-    awaited: tuple[str, ...] = ()
+    groups: tuple[str, ...]  # names of those that the next step trains on, oldest first; empty: the learner has to wait
+    awaited: tuple[str, ...] = ()  # names of the groups that it waits for
 
 
 class StalenessWindow:

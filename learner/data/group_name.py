@@ -10,7 +10,7 @@ _WRITTEN = re.compile(r"(?P<prefix>e|eval-)(?P<number>\d+)-(?P<uid>.+)", re.DOTA
 class GroupName(NamedTuple):
     """Example: str(GroupName("train", 2, "c10f")) == "e2-c10f"; the evaluation of step 50 has "eval-50-c10f"."""
 
-    kind: Literal["train", "eval"]
+    kind: Literal["train", "eval"]  # eval: of an evaluation's held-out prompt
     number: int  # train: the epoch, counted from 0; eval: the step that is evaluated
     uid: str  # of the prompt
 

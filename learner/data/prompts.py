@@ -25,16 +25,12 @@ _row_decoder = msgspec.msgpack.Decoder(tuple[Text | Turns, Any, Columns])
 
 @dataclass(frozen=True)
 class Prompt:
-    """One row of a data set.
+    """One row of a data set."""
 
-    uid: hash of data set name, row index and content, so that merged sets never collide. prompt: text or chat messages.
-    label: whatever the reward services want. columns: the other columns, unchanged.
-    """
-
-    uid: str
-    prompt: str | list[dict[str, Any]]
-    label: Any
-    columns: dict[str, Any]
+    uid: str  # hash of data set name, row index and content, so that merged sets never collide
+    prompt: str | list[dict[str, Any]]  # text or chat messages
+    label: Any  # whatever the reward services want
+    columns: dict[str, Any]  # the row's other columns, unchanged
 
 
 def load_prompts(path: str, data: DataSettings) -> list[Prompt]:

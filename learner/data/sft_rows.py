@@ -28,17 +28,19 @@ if TYPE_CHECKING:
 
 
 class Segment(NamedTuple):
-    text: str
-    weight: float
+    """A stretch of a row whose tokens count alike."""
+
+    text: str  # encoded by itself
+    weight: float  # what each of its tokens counts in the loss; 0: nothing
     is_start: bool = False  # encoded with what the tokenizer puts before a text
 
 
 @dataclass(frozen=True)
 class SftRow:
-    """tokens: [T] int32. weights: [T] float32, what each token counts in the loss; the first counts nothing."""
+    """One row as the model reads it."""
 
-    tokens: NDArray[np.int32]
-    weights: NDArray[np.float32]
+    tokens: NDArray[np.int32]  # [T]
+    weights: NDArray[np.float32]  # [T] what each token counts in the loss; the first counts nothing
 
 
 class _BadLineError(Exception):

@@ -54,14 +54,14 @@ class GenerationRates:
 
 @dataclass
 class PanelState:
-    """What the panel is drawn from. num_new_lines: how many of `lines` were written in this life of the run."""
+    """What the panel is drawn from."""
 
-    total_steps: int
-    lines: deque[Mapping[str, float]]
-    num_new_lines: int = 0
-    status: Mapping[str, Any] | None = None
-    phase: str = ""
-    rates: GenerationRates = field(default_factory=GenerationRates)
+    total_steps: int  # run.max_steps
+    lines: deque[Mapping[str, float]]  # of metrics.jsonl, the newest last
+    num_new_lines: int = 0  # lines written since this start of the run; the others are an earlier start's
+    status: Mapping[str, Any] | None = None  # the coordinator's last answer; None: none has come yet
+    phase: str = ""  # what is being prepared, shown until steps begin
+    rates: GenerationRates = field(default_factory=GenerationRates)  # tokens per second of each server
 
 
 def render_panel(state: PanelState, warnings: Sequence[tuple[float, str]], elapsed_s: float) -> RenderableType:
@@ -97,7 +97,7 @@ def one_line(text: str) -> str:
 
 
 def seconds_left(state: PanelState) -> float | None:
-    """Return the time left at the pace of the last twenty steps of this life; None before two of them are known."""
+    """Return the time left at the pace of the last twenty steps of this start; None before two of them are known."""
     lines = [line for line in list(state.lines)[-min(state.num_new_lines, _PACE_STEPS) :] if "at_s" in line]
     if state.num_new_lines < 2 or len(lines) < 2 or lines[-1]["step"] <= lines[0]["step"]:
         return None

@@ -28,8 +28,8 @@ _OUTSIDE = (0.9, 1.1)
 class StepInputs:
     """A rank's part of a step."""
 
-    micro_batches: tuple[MicroBatch, ...]
-    loss: LossFunction
+    micro_batches: tuple[MicroBatch, ...]  # this rank's
+    loss: LossFunction  # of one micro-batch
     num_model_tokens: int  # of all ranks
     wait_s: float  # how long the batch took to come
 

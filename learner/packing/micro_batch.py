@@ -25,6 +25,8 @@ class LearnerSample:
 
 @dataclass(frozen=True)
 class MicroBatch:
+    """Tensors of one forward pass."""
+
     tokens: Tensor  # [1, T] int64
     position_ids: Tensor  # [1, T] int64, from 0 in each segment
     lengths: tuple[int, ...]  # [S] tokens of each segment, decreasing

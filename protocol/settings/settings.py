@@ -1,6 +1,6 @@
 """Every setting of a run, one section per room, with its unit, range and meaning.
 
-Read by all rooms; loaded by `protocol.settings.loader`. Names follow the command line: `--learner.max_staleness 1`.
+Names follow the command line: `--learner.max_staleness 1`.
 Cross-field checks live in `Settings` itself, so that a wrong combination is refused before anything starts.
 """
 
@@ -29,16 +29,16 @@ _MAX_STEP_SAMPLES = 1 << 20
 class Settings(Section):
     """All settings of a run."""
 
-    run: RunSettings = RunSettings()
-    policy: PolicySection = PolicySection()
-    data: DataSettings = DataSettings()
-    rollout: RolloutSettings = RolloutSettings()
-    retriever: RetrieverSettings = RetrieverSettings()
-    rewards: RewardsSettings = RewardsSettings()
-    learner: LearnerSettings = LearnerSettings()
-    weights: WeightsSettings = WeightsSettings()
-    eval: EvalSettings = EvalSettings()
-    report: ReportSettings = ReportSettings()
+    run: RunSettings = RunSettings()  # name, seed, length and folder of the run
+    policy: PolicySection = PolicySection()  # the model and how it is fine-tuned first
+    data: DataSettings = DataSettings()  # where prompts come from
+    rollout: RolloutSettings = RolloutSettings()  # engines, episodes, budgets and time limits
+    retriever: RetrieverSettings = RetrieverSettings()  # where searches go
+    rewards: RewardsSettings = RewardsSettings()  # who scores, and how parts become one reward
+    learner: LearnerSettings = LearnerSettings()  # ranks, steps, staleness, optimizer, algorithm, checkpoints
+    weights: WeightsSettings = WeightsSettings()  # how pushes travel to the rollout servers
+    eval: EvalSettings = EvalSettings()  # held-out scores while training
+    report: ReportSettings = ReportSettings()  # what a run shows of itself
 
     @model_validator(mode="after")
     def _check_across_fields(self) -> Self:

@@ -27,14 +27,14 @@ ITEM_BYTES = {"float64": 8, "float32": 4, "bfloat16": 2, "float16": 2, "int64": 
 
 @dataclass(frozen=True)
 class TensorMeta:
-    """One tensor of the policy as it travels: its Hugging Face name, torch dtype name and full shape.
+    """One tensor of the policy as it travels.
 
     Example: TensorMeta("lm_head.weight", "float32", (512, 128)).num_bytes == 262144
     """
 
-    name: str
-    dtype: str
-    shape: tuple[int, ...]
+    name: str  # in the Hugging Face model
+    dtype: str  # torch's name of it: a key of ITEM_BYTES
+    shape: tuple[int, ...]  # whole, however the ranks share it
 
     @property
     def num_bytes(self) -> int:

@@ -30,10 +30,10 @@ _BACKLOG = 4096
 
 @dataclass(frozen=True)
 class KeyPair:
-    """A CURVE key pair, Z85 text of 40 characters each. The secret never enters a log or an argument list."""
+    """A CURVE key pair."""
 
-    public: bytes
-    secret: bytes
+    public: bytes  # 40 characters of Z85; peers know it
+    secret: bytes  # 40 characters of Z85; in no log and no argument list
 
     def __repr__(self) -> str:
         return f"KeyPair(public={self.public.decode()})"

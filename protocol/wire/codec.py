@@ -26,13 +26,13 @@ _SMALL_HEADER_BYTES = 4096
 
 @dataclass(frozen=True)
 class Limits:
-    """Largest accepted sizes of one message. num_values: in its header; None where the types bound every list."""
+    """Largest accepted sizes of one message."""
 
-    header_bytes: int = 1 << 20
-    buffer_bytes: int = 1 << 26
-    num_buffers: int = 3
-    total_bytes: int = 1 << 27
-    num_values: int | None = MAX_VALUES
+    header_bytes: int = 1 << 20  # of the MessagePack header
+    buffer_bytes: int = 1 << 26  # of one raw buffer
+    num_buffers: int = 3  # raw buffers behind the header
+    total_bytes: int = 1 << 27  # of all frames, the seal included
+    num_values: int | None = MAX_VALUES  # values in the header; None: the message types bound every list
 
 
 class _Stamp(msgspec.Struct, kw_only=True):

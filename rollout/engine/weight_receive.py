@@ -29,22 +29,22 @@ from protocol.weights.wire import Bucket, WeightDigest, bucket_num_bytes, bucket
 
 @dataclass
 class GlooInit(WeightTransferInitInfo):  # type: ignore[misc]
-    """Where the learner's store is and which group of it this server joins; sent by the learner."""
+    """Where the learner's store is, and which group of it this server joins."""
 
-    address: str
-    port: int
-    key: str
-    rank_offset: int
-    world_size: int
-    deadline_s: float
+    address: str  # host of the learner's store, rank 0's
+    port: int  # of that store
+    key: str  # names the group inside the store; each new group has its own
+    rank_offset: int  # group rank of the first worker; rank 0 is the learner
+    world_size: int  # members of the group: the learner and all workers
+    deadline_s: float  # longest wait for the peers, to meet and in each broadcast
 
 
 @dataclass
 class WeightUpdate(WeightTransferUpdateInfo):  # type: ignore[misc]
     """A push's metadata message, or the digest that its buckets must have had."""
 
-    message: dict[str, Any] = field(default_factory=dict)
-    expected_digest: str | None = None
+    message: dict[str, Any] = field(default_factory=dict)  # the push's metadata, or empty when only the digest comes
+    expected_digest: str | None = None  # that the buckets must have had; None: buckets are to come
 
 
 class _Received:

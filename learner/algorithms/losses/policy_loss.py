@@ -11,6 +11,8 @@ from torch import Tensor
 
 @dataclass(frozen=True)
 class Clip:
+    """Between which bounds the importance ratio moves a token's loss."""
+
     low: float  # the ratio is clipped below 1 - low
     high: float  # and above 1 + high
     dual: float  # for a negative advantage A the loss is at most dual * |A|
@@ -22,5 +24,7 @@ LossOfTokens = Callable[[Tensor, Tensor, Tensor, Clip], tuple[Tensor, Tensor]]
 
 @dataclass(frozen=True)
 class PolicyLoss:
-    of_tokens: LossOfTokens
+    """A loss that settings can name."""
+
+    of_tokens: LossOfTokens  # each token's loss, before it is weighted
     has_ratio: bool  # the loss is of the ratio learner / old, and so weighs a sample of the old policy by itself

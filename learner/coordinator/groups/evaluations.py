@@ -41,7 +41,7 @@ class Evaluation:
     policy_version: int  # of the newest weights when it began
     to_lease: deque[Group]  # groups with samples that nobody makes
     open: dict[str, Group]  # groups that are not ready and not given up, by name
-    finished: list[Group] = field(default_factory=list)
+    finished: list[Group] = field(default_factory=list)  # groups that are back whole, with their trajectories
     num_failed: int = 0  # prompts given up: counted, without a score
 
     @property

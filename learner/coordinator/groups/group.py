@@ -35,11 +35,11 @@ class Group:
     """The samples of one prompt."""
 
     name: str  # a `GroupName`, as text
-    prompt: Prompt
-    kind: Literal["train", "eval"]
+    prompt: Prompt  # the data set's row that its samples start from
+    kind: Literal["train", "eval"]  # eval: held-out, scored and never trained
     epoch: int  # pass over the data that it belongs to, -1 for an evaluation
     position: int  # place in the prompt order, -1 for an evaluation
-    num_samples: int
+    num_samples: int  # trajectories that make it whole
     greedy_indices: frozenset[int] = frozenset()  # samples drawn without randomness
     attempt: int = 0  # leases of this group so far, in earlier starts too
     restarted_at: LeaseId = _NO_LEASE  # results of this lease and earlier ones are ignored: it was begun again
