@@ -12,15 +12,15 @@ Finish = Literal["answer", "stop", "length", "turns", "context"]
 
 
 @dataclass(frozen=True)
-class Sample:
+class SampleTask:
     """One trajectory to make: its place in its lease, and what it starts from."""
 
     group: str
-    sample_index: int
-    attempt: int
-    incarnation: int
+    sample_index: int  # counted from 0 within the group
+    attempt: int  # of the lease that asked for it
+    incarnation: int  # start of the run that leased it
     kind: Literal["train", "eval"]
-    seed: int
+    seed: int  # the run's
     task: Task
 
     @property
@@ -32,7 +32,7 @@ class Sample:
 class WrittenSoFar:
     """What the policy has written of a sample so far: known to its player's caller also when it is never finished."""
 
-    num_model_tokens: int = 0
+    num_model_tokens: int = 0  # of turns that the engine ended, usable or not
 
 
 class Generator(Protocol):

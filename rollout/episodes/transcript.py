@@ -1,9 +1,12 @@
 """A conversation as tokens while it is played: only appended to, never tokenised again.
 
+A transcript is plain data. It can be sent (MessagePack, JSON) and taken up by another conversation, on another engine.
 Shape letter: T tokens so far, prompt included.
 """
 
+import time
 from collections.abc import Sequence
+from typing import Literal
 
 import msgspec
 import numpy as np
@@ -16,20 +19,38 @@ _encoder = msgspec.msgpack.Encoder()
 _facts_decoder = msgspec.msgpack.Decoder(TrajectoryFacts)
 
 
-class Transcript:
-    """Tokens [T] with behaviour logprobs [T], loss mask [T] and the versions that wrote them.
+class FinishedTurn(msgspec.Struct, frozen=True):
+    """A turn that the policy has written: tokens [start, end) of its transcript."""
+
+    start: int
+    end: int
+    finish: Literal["stop", "length"]  # at its end of text or a stop string; cut by a token limit
+    stop_string: str | None  # the stop string that ended it, if one did
+
+
+class Transcript(msgspec.Struct):
+    """What was said so far.
 
     Example: a prompt of 2 tokens, a turn of 3 by version 7, an observation of 2, a turn of 1 by version 8 gives the
     mask 0 0 1 1 1 0 0 1 and the spans (2, 5, 7), (7, 8, 8).
     """
 
-    def __init__(self, prompt_tokens: Sequence[int]) -> None:
-        self.tokens = list(prompt_tokens)
-        self.num_prompt_tokens = len(self.tokens)
-        self.num_turns = 0
-        self.version_spans: list[VersionSpan] = []
-        self._logprobs = [0.0] * len(self.tokens)
-        self._mask = [0] * len(self.tokens)
+    tokens: list[int]  # [T]
+    num_prompt_tokens: int
+    logprobs: list[float]  # [T] natural log at the sampling temperature; 0 where the mask is 0
+    loss_mask: list[int]  # [T] 1 where the policy wrote the token
+    version_spans: list[VersionSpan] = []
+    turns: list[FinishedTurn] = []
+    reward: float | None = None  # what the environment has given; None: nothing yet
+    started_at: float = 0.0  # Unix seconds
+    generate_s: float = 0.0  # seconds that turns took, waiting for weights included
+    environment_s: float = 0.0  # seconds that the environment took
+
+    @classmethod
+    def begin(cls, prompt_tokens: Sequence[int]) -> "Transcript":
+        """Return the transcript that holds a prompt alone."""
+        n = len(prompt_tokens)
+        return cls(list(prompt_tokens), n, logprobs=[0.0] * n, loss_mask=[0] * n, started_at=time.time())
 
     def __len__(self) -> int:
         return len(self.tokens)
@@ -42,17 +63,23 @@ class Transcript:
     def add_turn(self, generation: Generation) -> None:
         """Append what the policy wrote: the very tokens it sampled."""
         offset = len(self.tokens)
-        self.num_turns += 1
         self.version_spans += [VersionSpan(offset + s, offset + e, v) for s, e, v in generation.version_spans]
         self.tokens += generation.tokens
-        self._logprobs += generation.logprobs
-        self._mask += [1] * len(generation.tokens)
+        self.logprobs += generation.logprobs
+        self.loss_mask += [1] * len(generation.tokens)
+        finish: Literal["stop", "length"] = "length" if generation.finish_reason == "length" else "stop"
+        self.turns.append(FinishedTurn(offset, len(self.tokens), finish, generation.stop_string))
 
     def add_observation(self, tokens: Sequence[int]) -> None:
         """Append what the environment said; never trained on."""
         self.tokens += tokens
-        self._logprobs += [0.0] * len(tokens)
-        self._mask += [0] * len(tokens)
+        self.logprobs += [0.0] * len(tokens)
+        self.loss_mask += [0] * len(tokens)
+
+    def add_reward(self, reward: float | None) -> None:
+        """Add what the environment gave for a turn."""
+        if reward is not None:
+            self.reward = (self.reward or 0.0) + reward
 
     def to_trajectory(self, facts: TrajectoryFacts) -> Trajectory:
         """Return the finished trajectory, checked as the coordinator will check it.
@@ -63,8 +90,8 @@ class Transcript:
         trajectory = Trajectory(
             _readable(facts),
             tokens=np.array(self.tokens, TOKENS),
-            behaviour_logprobs=np.array(self._logprobs, LOGPROBS),
-            loss_mask=np.array(self._mask, MASK),
+            behaviour_logprobs=np.array(self.logprobs, LOGPROBS),
+            loss_mask=np.array(self.loss_mask, MASK),
         )
         trajectory.check()
         return trajectory

@@ -16,7 +16,7 @@ from protocol.wire import messages as m
 from rollout.environments.base import Task
 from rollout.environments.guard import ENVIRONMENT
 from rollout.episodes.player import EpisodePlayer
-from rollout.episodes.sample import Sample, WrittenSoFar
+from rollout.episodes.sample import SampleTask, WrittenSoFar
 from rollout.session.failure_counts import FailureCounts
 from rollout.session.outbox import Failure, Finished, Item, Key, Outbox
 
@@ -92,7 +92,7 @@ class SamplesInFlight:
             for index in lease.sample_indices:
                 self._start(tasks, _sample(lease, index))
 
-    def _start(self, tasks: asyncio.TaskGroup, sample: Sample) -> None:
+    def _start(self, tasks: asyncio.TaskGroup, sample: SampleTask) -> None:
         """Start a sample, in place of an older attempt at it; nothing when this very attempt is known."""
         place = (sample.group, sample.sample_index)
         if _key(sample) in self._outbox:
@@ -105,10 +105,10 @@ class SamplesInFlight:
         # Not a `finally` in the task: a task that is cancelled before its first turn never enters its body.
         task.add_done_callback(lambda _: self._leave(sample))
 
-    async def _make(self, sample: Sample) -> None:
+    async def _make(self, sample: SampleTask) -> None:
         self._outbox.put(await self._played(sample))
 
-    async def _played(self, sample: Sample) -> Item:
+    async def _played(self, sample: SampleTask) -> Item:
         """Return the finished sample, or what failed it: whatever is raised in here is this one sample's failure."""
         limit_s, written = self._settings.lease_timeout_s, WrittenSoFar()
         deadline = asyncio.timeout(limit_s)
@@ -123,7 +123,7 @@ class SamplesInFlight:
                 error = NeighbourError("lease", late)
             return self._failed(sample, error, written)
 
-    def _failed(self, sample: Sample, error: BaseException, written: WrittenSoFar) -> Failure:
+    def _failed(self, sample: SampleTask, error: BaseException, written: WrittenSoFar) -> Failure:
         """Count and log a failure. Code that raised here is logged with its traceback, a neighbour's failure is not."""
         if isinstance(error, NeighbourError):
             boundary, detail = one_line(error.boundary, 200) or "unnamed", one_line(error.detail, 2000)
@@ -133,7 +133,7 @@ class SamplesInFlight:
         self._failures.add(boundary, detail, "the sample's lease went back", self._clock(), raised)
         return Failure(_key(sample), boundary, detail, written.num_model_tokens)
 
-    def _leave(self, sample: Sample) -> None:
+    def _leave(self, sample: SampleTask) -> None:
         """Give a sample's room back."""
         place = (sample.group, sample.sample_index)
         running = self._running.get(place)
@@ -153,7 +153,7 @@ class _Running:
     task: asyncio.Task[None]
 
 
-def _key(sample: Sample) -> Key:
+def _key(sample: SampleTask) -> Key:
     return Key(sample.group, sample.sample_index, sample.incarnation, sample.attempt)
 
 
@@ -165,8 +165,8 @@ def _is_told_to_stop(error: BaseException) -> bool:
     return isinstance(error, asyncio.CancelledError) and task is not None and task.cancelling() > 0
 
 
-def _sample(lease: m.Lease, index: int) -> Sample:
+def _sample(lease: m.Lease, index: int) -> SampleTask:
     # Of its own: an environment that changes its row must not change the row of the group's other samples.
     prompt, label, columns = copy.deepcopy((lease.prompt, lease.label, lease.columns))
     task = Task(prompt, label, columns, is_greedy=index in lease.greedy_indices)
-    return Sample(lease.group, index, lease.attempt, lease.incarnation, lease.kind, lease.seed, task)
+    return SampleTask(lease.group, index, lease.attempt, lease.incarnation, lease.kind, lease.seed, task)

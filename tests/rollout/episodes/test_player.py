@@ -16,11 +16,11 @@ from rollout.environments.base import MakeEnvironment, Observation, Resources, S
 from rollout.environments.search import Search
 from rollout.environments.single_turn import SingleTurn
 from rollout.episodes.player import EpisodePlayer
-from rollout.episodes.sample import Sample, WrittenSoFar
+from rollout.episodes.sample import SampleTask, WrittenSoFar
 from tests.fakes.rollout_fakes import BOS, ScriptedEngine, ScriptedScorer, Written
 
 TASK = Task("Q?", "A", {})
-SAMPLE = Sample("g", 2, 1, 1, "train", 7, TASK)
+SAMPLE = SampleTask("g", 2, 1, 1, "train", 7, TASK)
 
 
 def _player(
@@ -103,7 +103,7 @@ async def test_sampling_seed_depends_on_run_sample_attempt_and_turn_only() -> No
     engine = ScriptedEngine(lambda context: "a")
     player = _player(engine)
     for seed, index, attempt in [(7, 2, 1), (7, 2, 1), (8, 2, 1), (7, 3, 1), (7, 2, 2)]:
-        await player.play(Sample("g", index, attempt, 1, "train", seed, TASK))
+        await player.play(SampleTask("g", index, attempt, 1, "train", seed, TASK))
 
     seeds = [request[1].seed for request in engine.requests]
     assert seeds[0] == seeds[1]
@@ -113,7 +113,7 @@ async def test_sampling_seed_depends_on_run_sample_attempt_and_turn_only() -> No
 async def test_greedy_sample_is_drawn_without_a_seed_and_marked() -> None:
     engine = ScriptedEngine(lambda context: "a")
     task = Task("Q?", "A", {}, is_greedy=True)
-    trajectory = await _player(engine).play(Sample("g", 0, 1, 1, "eval", 7, task))
+    trajectory = await _player(engine).play(SampleTask("g", 0, 1, 1, "eval", 7, task))
 
     assert engine.requests[0][1].greedy
     assert engine.requests[0][1].seed is None
@@ -124,7 +124,7 @@ async def test_greedy_sample_is_drawn_without_a_seed_and_marked() -> None:
 async def test_chat_messages_go_through_the_template_with_a_generation_prompt() -> None:
     engine = ScriptedEngine(lambda context: "a")
     task = Task([{"role": "user", "content": "Q?"}], "A", {})
-    await _player(engine).play(Sample("g", 0, 1, 1, "train", 7, task))
+    await _player(engine).play(SampleTask("g", 0, 1, 1, "train", 7, task))
 
     assert engine.requests[0][0] == "[user]Q?[assistant]"
 
@@ -134,7 +134,7 @@ async def test_chat_messages_the_template_refuses_are_a_failure_of_the_prompt() 
     with pytest.raises(
         NeighbourError, match=r"^prompt: the model's chat template refuses it: a message has no content$"
     ):
-        await _player(ScriptedEngine(lambda context: "a")).play(Sample("g", 0, 1, 1, "train", 7, task))
+        await _player(ScriptedEngine(lambda context: "a")).play(SampleTask("g", 0, 1, 1, "train", 7, task))
 
 
 async def test_prompt_without_room_is_a_failure_of_the_prompt() -> None:

@@ -1,0 +1,160 @@
+"""One conversation between the policy and whoever answers it: turns in, replies in between, at the end a trajectory.
+
+    begin(prompt) -> [ next_turn -> observe ]* -> finish(reward) -> Trajectory
+
+Who drives it decides what the replies are: `EpisodePlayer` asks an environment. Its transcript is plain data: taken out
+here, it goes on by `take_up` anywhere else.
+"""
+
+import asyncio
+import itertools
+import time
+from collections.abc import Mapping, Sequence
+from hashlib import sha256
+
+from protocol.errors import FrameError, NeighbourError
+from protocol.settings.rollout import RolloutSettings
+from protocol.wire.trajectory import Trajectory, TrajectoryFacts
+from rollout.engine.generation import Generation, Sampling
+from rollout.engine.version_gate import VersionGate
+from rollout.environments.guard import ENVIRONMENT
+from rollout.episodes.sample import Finish, Generator, SampleTask, WrittenSoFar
+from rollout.episodes.transcript import Transcript
+
+
+class Conversations:
+    """Begins conversations with one engine, under one run's limits."""
+
+    def __init__(self, engine: Generator, gate: VersionGate, settings: RolloutSettings, server: str) -> None:
+        """server: the name that stands on the trajectories."""
+        self.engine = engine
+        self.gate = gate
+        self.settings = settings
+        self.server = server
+        # Requests are numbered, because an aborted one of the same sample may still be leaving the engine.
+        self.numbers = itertools.count()
+
+    def begin(
+        self, sample: SampleTask, prompt_tokens: Sequence[int], written: WrittenSoFar | None = None
+    ) -> "Conversation":
+        """Return a conversation that begins with a prompt; written: counts up with each turn that the engine ends.
+
+        Raises: NeighbourError("prompt") for a prompt that leaves no room for a token.
+        """
+        limit = self.settings.max_context_tokens
+        if not 0 < len(prompt_tokens) < limit:
+            raise NeighbourError("prompt", f"has {len(prompt_tokens)} tokens; rollout.max_context_tokens = {limit}")
+        return self.take_up(sample, Transcript.begin(prompt_tokens), written)
+
+    def take_up(
+        self, sample: SampleTask, transcript: Transcript, written: WrittenSoFar | None = None
+    ) -> "Conversation":
+        """Return the conversation of which this is the transcript, begun here or elsewhere."""
+        return Conversation(self, sample, transcript, written or WrittenSoFar())
+
+
+class Conversation:
+    """One conversation; made by `Conversations`."""
+
+    def __init__(
+        self, shared: Conversations, sample: SampleTask, transcript: Transcript, written: WrittenSoFar
+    ) -> None:
+        self.sample = sample
+        self.transcript = transcript
+        self._shared = shared
+        self._written = written
+
+    @property
+    def is_full(self) -> bool:
+        """True once no further token has room."""
+        return len(self.transcript) >= self._shared.settings.max_context_tokens
+
+    async def next_turn(self, stop: tuple[str, ...] = ()) -> Generation:
+        """Return what the policy writes next; it is in the transcript. Waits while weights change.
+
+        stop: strings that end the turn; they stay in it.
+        Raises: NeighbourError("engine") when none came within rollout.turn_timeout_s, or it cannot be used.
+        """
+        settings, transcript = self._shared.settings, self.transcript
+        is_greedy = self.sample.task.is_greedy
+        sampling = Sampling(
+            max_tokens=min(settings.max_response_tokens, settings.max_context_tokens - len(transcript)),
+            temperature=settings.temperature,
+            stop=stop,
+            seed=None if is_greedy else _seed_of(self.sample, len(transcript.turns)),
+            greedy=is_greedy,
+        )
+        started = time.perf_counter()
+        generation = await self._generated(sampling)
+        transcript.generate_s += time.perf_counter() - started
+        transcript.add_turn(generation)
+        return generation
+
+    def observe(self, tokens: Sequence[int]) -> bool:
+        """Append a reply to the policy; False, and nothing is appended, when no turn would have room after it."""
+        if len(self.transcript) + len(tokens) >= self._shared.settings.max_context_tokens:
+            return False
+        self.transcript.add_observation(tokens)
+        return True
+
+    def finish(self, how: Finish, reward: float, parts: Mapping[str, float], reward_s: float = 0.0) -> Trajectory:
+        """Return the trajectory; what the environment gave is added to `reward`, under the part "environment".
+
+        reward_s: seconds that scoring took.
+        Raises: NeighbourError("trajectory") when it is none that could be trained.
+        """
+        own = self.transcript.reward
+        if own is not None:
+            reward, parts = reward + own, {**parts, ENVIRONMENT: own}
+        try:
+            return self.transcript.to_trajectory(self._facts(how, reward, parts, reward_s))
+        except FrameError as error:
+            raise NeighbourError("trajectory", str(error)) from error
+
+    async def _generated(self, sampling: Sampling) -> Generation:
+        shared, limit_s = self._shared, self._shared.settings.turn_timeout_s
+        request_id = f"{self.sample.key}/{len(self.transcript.turns)}-{next(shared.numbers)}"
+        deadline = asyncio.timeout(limit_s)
+        try:
+            async with deadline:
+                await shared.gate.passed()
+                generation = await shared.engine.generate(self.transcript.tokens, sampling, request_id)
+        except TimeoutError:
+            if not deadline.expired():
+                raise
+            late = f"request {request_id} gave no generation within rollout.turn_timeout_s = {limit_s:g} s"
+            raise NeighbourError("engine", late) from None
+        self._written.num_model_tokens += len(generation.tokens)
+        if generation.finish_reason not in ("stop", "length") or not generation.tokens:
+            ending = f"{len(generation.tokens)} tokens and the reason {generation.finish_reason}"
+            raise NeighbourError("engine", f"request {request_id} ended with {ending}")
+        return generation
+
+    def _facts(self, how: Finish, reward: float, parts: Mapping[str, float], reward_s: float) -> TrajectoryFacts:
+        sample, transcript = self.sample, self.transcript
+        return TrajectoryFacts(
+            group=sample.group,
+            sample_index=sample.sample_index,
+            attempt=sample.attempt,
+            incarnation=sample.incarnation,
+            kind=sample.kind,
+            is_greedy=sample.task.is_greedy,
+            server=self._shared.server,
+            num_tokens=len(transcript),
+            num_prompt_tokens=transcript.num_prompt_tokens,
+            num_turns=len(transcript.turns),
+            finish=how,
+            reward=reward,
+            reward_parts=dict(parts),
+            version_spans=transcript.version_spans,
+            started_at=transcript.started_at,
+            finished_at=time.time(),
+            generate_s=transcript.generate_s,
+            environment_s=transcript.environment_s,
+            reward_s=reward_s,
+        )
+
+
+def _seed_of(sample: SampleTask, turn: int) -> int:
+    """Return a seed that the run's seed, the sample and its turn decide; another attempt draws anew."""
+    return int.from_bytes(sha256(f"{sample.seed}/{sample.key}/{turn}".encode()).digest()[:6])

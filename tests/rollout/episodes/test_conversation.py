@@ -1,0 +1,108 @@
+"""A conversation on its own: turns, replies, the end, and its transcript taken up elsewhere."""
+
+from typing import Any
+
+import msgspec
+import pytest
+
+from protocol.errors import NeighbourError
+from protocol.settings.rollout import RolloutSettings
+from protocol.wire.trajectory import VersionSpan
+from rollout.engine.version_gate import VersionGate
+from rollout.environments.base import Task
+from rollout.episodes.conversation import Conversations
+from rollout.episodes.sample import SampleTask, WrittenSoFar
+from rollout.episodes.transcript import FinishedTurn, Transcript
+from tests.fakes.rollout_fakes import ScriptedEngine, Written
+
+TASK = SampleTask("g", 2, 1, 1, "train", 7, Task("Q?", "A", {}))
+
+
+def _conversations(engine: ScriptedEngine, server: str = "s0", **settings: Any) -> Conversations:
+    gate = VersionGate()
+    gate.open()
+    limits = {"max_response_tokens": 8, "max_context_tokens": 32, **settings}
+    return Conversations(engine, gate, RolloutSettings(**limits), server)
+
+
+def _tokens(text: str) -> list[int]:
+    return [ord(character) for character in text]
+
+
+async def test_conversation_is_turns_and_replies_until_it_is_finished() -> None:
+    written = WrittenSoFar()
+    engine = ScriptedEngine(lambda context: "cd" if "b" in context else Written("ab", first_logprob=-0.5), version=7)
+    conversation = _conversations(engine).begin(TASK, _tokens("Q?"), written)
+
+    first = await conversation.next_turn(stop=("b",))
+    assert (first.text, first.stop_string) == ("ab", "b")
+    assert conversation.observe(_tokens("--"))
+    conversation.transcript.add_reward(0.25)
+    engine.policy_version = 8
+    assert (await conversation.next_turn()).text == "cd"
+    trajectory = conversation.finish("stop", 0.5, {"math": 0.5}, reward_s=2.0)
+
+    assert trajectory.tokens.tolist() == _tokens("Q?ab--cd")
+    assert trajectory.loss_mask.tolist() == [0, 0, 1, 1, 0, 0, 1, 1]
+    assert trajectory.behaviour_logprobs.tolist() == [0, 0, -0.5, -1, 0, 0, -0.125, -0.25]
+    facts = trajectory.facts
+    assert facts.version_spans == [VersionSpan(2, 4, 7), VersionSpan(6, 8, 8)]
+    assert (facts.reward, facts.reward_parts) == (0.75, {"math": 0.5, "environment": 0.25})
+    assert (facts.num_turns, facts.num_prompt_tokens, facts.finish, facts.reward_s) == (2, 2, "stop", 2.0)
+    assert (facts.group, facts.sample_index, facts.server) == ("g", 2, "s0")
+    assert conversation.transcript.turns == [FinishedTurn(2, 4, "stop", "b"), FinishedTurn(6, 8, "stop", None)]
+    assert written.num_model_tokens == 4
+
+
+@pytest.mark.parametrize("room", [3, 4])
+async def test_reply_after_which_no_turn_has_room_is_not_taken(room: int) -> None:
+    conversation = _conversations(ScriptedEngine(lambda context: "a" * 9), max_context_tokens=2 + 8 + room).begin(
+        TASK, _tokens("Q?")
+    )
+    await conversation.next_turn()
+    assert conversation.observe(_tokens("123")) == (room > 3)
+    assert len(conversation.transcript) == (13 if room > 3 else 10)
+    assert not conversation.is_full
+
+
+async def test_last_turn_is_as_long_as_the_context_has_room() -> None:
+    conversation = _conversations(ScriptedEngine(lambda context: "a" * 9), max_context_tokens=9).begin(
+        TASK, _tokens("Q?")
+    )
+    assert len((await conversation.next_turn()).tokens) == 7
+    assert conversation.is_full
+
+
+@pytest.mark.parametrize("num_tokens", [0, 32, 33])
+def test_prompt_without_tokens_or_room_begins_no_conversation(num_tokens: int) -> None:
+    with pytest.raises(NeighbourError, match=rf"^prompt: has {num_tokens} tokens; rollout.max_context_tokens = 32$"):
+        _conversations(ScriptedEngine(lambda context: "a")).begin(TASK, [65] * num_tokens)
+
+
+@pytest.mark.parametrize("form", [msgspec.msgpack, msgspec.json])
+async def test_conversation_is_taken_up_on_another_engine_where_it_was_left(form: Any) -> None:
+    """Two turns here; or one here, its transcript sent, one there: the same tokens, the same requests."""
+
+    def write(context: str) -> Written:
+        return Written("cd" if "b" in context else "ab", first_logprob=-1 / 3)
+
+    here, there = ScriptedEngine(write, version=7), ScriptedEngine(write, version=7)
+    whole = _conversations(here).begin(TASK, _tokens("Q?"))
+    begun = _conversations(here).begin(TASK, _tokens("Q?"))
+    for conversation in (whole, begun):
+        await conversation.next_turn(("b",))
+        conversation.observe(_tokens("--"))
+        conversation.transcript.add_reward(0.1)
+
+    sent = form.decode(form.encode(begun.transcript), type=Transcript)
+    taken_up = _conversations(there, "s1").take_up(TASK, sent)
+    await whole.next_turn()
+    await taken_up.next_turn()
+
+    one, other = (conversation.finish("stop", 1.0, {"math": 1.0}) for conversation in (whole, taken_up))
+    assert one.to_buffers() == other.to_buffers()
+    assert one.facts.version_spans == other.facts.version_spans
+    assert (one.facts.reward, one.facts.reward_parts) == (other.facts.reward, other.facts.reward_parts)
+    assert (one.facts.server, other.facts.server) == ("s0", "s1")
+    assert other.facts.num_turns == 2
+    assert here.requests[-1][:2] == there.requests[0][:2]  # what the policy saw, and its sampling with the seed
