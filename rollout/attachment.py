@@ -9,7 +9,8 @@ from protocol.wire.channel import AsyncDealerChannel
 from rollout.engine.version_gate import VersionGate
 from rollout.episodes.player import EpisodePlayer
 from rollout.episodes.sample import Generator
-from rollout.neighbours.services import Node, Services
+from rollout.neighbours.node import Node
+from rollout.neighbours.services import Services
 from rollout.session.outbox import Outbox
 from rollout.session.session import RolloutSession
 

@@ -22,7 +22,8 @@ from rollout.engine.engine import Engine
 from rollout.engine.spec import EngineSpec
 from rollout.engine.version_gate import VersionGate
 from rollout.episodes.sample import Generator
-from rollout.neighbours.services import FindNode, Services, this_node
+from rollout.neighbours.node import FindNode, this_node
+from rollout.neighbours.services import Services
 
 M = TypeVar("M", bound=BaseModel)
 _log = logging.getLogger(__name__)

@@ -94,7 +94,8 @@ class Fleet:
         Raises: NeighbourError, OperatorError or SettingsError with what to change.
         """
         # Imported here: a fleet must come up, and say what is wrong, when a room of the checkout is broken.
-        from rollout.neighbours.services import Services, this_node
+        from rollout.neighbours.node import this_node
+        from rollout.neighbours.services import Services
 
         async with Services(RunSpec.model_validate(run), this_node()) as services:
             await services.check()

@@ -5,14 +5,13 @@ outside of it.
 """
 
 from collections.abc import Awaitable, Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Literal, Protocol
 
 from protocol.errors import NeighbourError
 
 Prompt = str | list[dict[str, Any]]
 Finish = Literal["answer", "stop", "length", "turns"]
-Search = Callable[[str], Awaitable[list[str]]]
 
 
 @dataclass(frozen=True)
@@ -38,9 +37,9 @@ class Turn:
 class Observation:
     """A reply to the policy. Over rollout.max_observation_tokens the end of its body is cut; head and tail stay."""
 
-    body: str  # what was found or said; its last tokens are cut when the whole is too long
-    head: str = ""  # before it, never cut, such as an opening tag
-    tail: str = ""  # after it, never cut, such as a closing tag
+    body: str  # anyone's text: the name of a control token in it stays a name
+    head: str = ""  # the environment's own words before it: they may speak in control tokens
+    tail: str = ""  # the same, behind it
 
     @property
     def text(self) -> str:
@@ -58,25 +57,31 @@ class Step:
     finish: Finish | None = None  # how the conversation ended; None: as its last turn did
 
 
-async def _no_search(query: str) -> list[str]:
-    raise NeighbourError("retriever", f"asked for {query!r}, but this environment does not say uses_retriever = True")
-
-
 @dataclass(frozen=True)
 class Resources:
-    """What every environment is made with.
-
-    A search that fails raises NeighbourError: let it pass, the sample is then made again elsewhere.
-    """
+    """What every environment is made with."""
 
     max_turns: int  # rollout.max_turns: turns that may get an observation, before one last turn
-    search: Search = _no_search  # query -> contents of the passages found, best first
+    tools: Mapping[str, Callable[..., Awaitable[Any]]] = field(default_factory=dict)  # those that its class requires
+
+    def tool(self, name: str) -> Callable[..., Awaitable[Any]]:
+        """Return a tool to call. A call that fails raises NeighbourError: let it pass, the sample is made again.
+
+        Raises: NeighbourError("environment") for one that the class does not require.
+        """
+        if name not in self.tools:
+            raise NeighbourError("environment", f"uses the tool {name!r}: its class has to say requires = {{{name!r}}}")
+        return self.tools[name]
+
+    async def search(self, query: str) -> list[str]:
+        """Return the contents of the passages found, best first, by the tool "search"."""
+        return list(await self.tool("search")(query))
 
 
 class Environment(Protocol):
     """One conversation. Made for each sample as `Class(resources)`.
 
-    stop: strings that end a turn; they stay in its text. A class that searches says `uses_retriever = True`.
+    stop: strings that end a turn; they stay in its text. A class names the tools it uses: `requires = {"search"}`.
     An exception is a failure of this environment: the sample is returned with its text, and nothing is trained.
     """
 

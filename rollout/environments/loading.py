@@ -33,9 +33,10 @@ def load_environment(name: str) -> MakeEnvironment:
     return cast(MakeEnvironment, found)
 
 
-def uses_retriever(environment: MakeEnvironment) -> bool:
-    """Return whether this environment searches, so that a retriever must be up before it is used."""
-    return bool(getattr(environment, "uses_retriever", False))
+def required_tools(environment: MakeEnvironment) -> frozenset[str]:
+    """Return the names of the tools that this environment uses; `uses_retriever = True` means "search"."""
+    also = {"search"} if getattr(environment, "uses_retriever", False) else set()
+    return frozenset(getattr(environment, "requires", ())) | also
 
 
 def _check_class(name: str, found: type[Any]) -> None:
@@ -45,6 +46,9 @@ def _check_class(name: str, found: type[Any]) -> None:
     stop = getattr(found, "stop", None)
     if not isinstance(stop, tuple) or not all(isinstance(text, str) and text for text in stop):
         raise _error(name, f"its `stop` is {stop!r}, expected a tuple of strings such as () or ('</answer>',).")
+    requires = getattr(found, "requires", ())
+    if not isinstance(requires, set | frozenset | tuple | list) or not all(isinstance(tool, str) for tool in requires):
+        raise _error(name, f"its `requires` is {requires!r}, expected names of tools such as {{'search'}}.")
 
 
 def _load_file(name: str, path: Path) -> ModuleType:

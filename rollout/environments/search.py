@@ -22,7 +22,7 @@ class Search:
     """One conversation with a retriever. Counts turns."""
 
     stop: tuple[str, ...] = (_SEARCH_CLOSE, _ANSWER_CLOSE)
-    uses_retriever = True
+    requires = frozenset({"search"})
 
     def __init__(self, resources: Resources) -> None:
         self._resources = resources

@@ -44,6 +44,10 @@ class RetrieverClient:
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
+        await self.close()
+
+    async def close(self) -> None:
+        """Close the connections."""
         for retriever in self._retrievers:
             await retriever.close()
 

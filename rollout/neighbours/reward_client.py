@@ -65,6 +65,10 @@ class RewardClient:
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
+        await self.close()
+
+    async def close(self) -> None:
+        """Close the connections."""
         for scorer in self._scorers:
             await scorer.close()
 

@@ -113,7 +113,7 @@ async def run(
         clients = [await stack.enter_async_context(RetrieverClient(urls, _TOPK, None, policy)) for _ in range(2)]
         scorers = [ScriptedScorer() for _ in clients]
         seats = [
-            Seat(scorer, Resources(2, _search_at(client)), client, Search)
+            Seat(scorer, Resources(2, {"search": _search_at(client)}), client, Search)
             for scorer, client in zip(scorers, clients, strict=True)
         ]
 

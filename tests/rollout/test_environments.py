@@ -7,7 +7,7 @@ import pytest
 
 from protocol.errors import NeighbourError, SettingsError
 from rollout.environments.base import Observation, Resources, Step, Task, Turn
-from rollout.environments.loading import load_environment, uses_retriever
+from rollout.environments.loading import load_environment, required_tools
 from rollout.environments.search import Search, query_of, render_passages
 from rollout.environments.single_turn import SingleTurn
 
@@ -37,7 +37,7 @@ async def test_single_turn_ends_after_the_first_turn() -> None:
 
 async def test_search_answers_a_search_with_passages() -> None:
     passages = Passages(BELARUS)
-    environment = Search(Resources(3, passages.search))
+    environment = Search(Resources(3, {"search": passages.search}))
 
     step = await environment.step(Turn("<search> country Belarus</search>", "stop", "</search>"))
 
@@ -71,7 +71,7 @@ async def test_search_corrects_what_is_neither(turn: Turn) -> None:
 
 async def test_search_runs_no_search_after_max_turns() -> None:
     passages = Passages(BELARUS)
-    environment = Search(Resources(2, passages.search))
+    environment = Search(Resources(2, {"search": passages.search}))
     turn = Turn("<search> country</search>", "stop", "</search>")
 
     steps = [await environment.step(turn) for _ in range(3)]
@@ -82,7 +82,7 @@ async def test_search_runs_no_search_after_max_turns() -> None:
 
 
 async def test_search_takes_an_answer_in_the_last_generation() -> None:
-    environment = Search(Resources(1, Passages().search))
+    environment = Search(Resources(1, {"search": Passages().search}))
     await environment.step(Turn("<search> x</search>", "stop", "</search>"))
 
     assert (await environment.step(Turn("<answer> y</answer>", "stop", "</answer>"))).finish == "answer"
@@ -93,7 +93,7 @@ async def test_search_lets_a_retrievers_failure_pass() -> None:
         raise NeighbourError("retriever", "down")
 
     with pytest.raises(NeighbourError, match="retriever: down"):
-        await Search(Resources(3, search)).step(Turn("<search> x</search>", "stop", "</search>"))
+        await Search(Resources(3, {"search": search})).step(Turn("<search> x</search>", "stop", "</search>"))
 
 
 @pytest.mark.parametrize(
@@ -126,8 +126,21 @@ def test_passages_are_rendered_in_order(contents: list[str], body: str) -> None:
 def test_loading_finds_the_bundled_environments() -> None:
     assert load_environment("single_turn") is SingleTurn
     assert load_environment("search") is Search
-    assert uses_retriever(Search)
-    assert not uses_retriever(SingleTurn)
+    assert required_tools(Search) == {"search"}
+    assert required_tools(SingleTurn) == frozenset()
+
+
+def test_class_that_says_uses_retriever_requires_the_search_tool() -> None:
+    class Older(SingleTurn):
+        uses_retriever = True
+        requires = ("python",)
+
+    assert required_tools(Older) == {"python", "search"}
+
+
+async def test_tool_that_was_not_required_is_a_failure_of_the_environment() -> None:
+    with pytest.raises(NeighbourError, match=r"^environment: uses the tool 'search': .* requires = {'search'}$"):
+        await Resources(3).search("x")
 
 
 def test_loading_finds_a_class_in_a_module() -> None:
@@ -154,6 +167,9 @@ class Half:
     async def reset(self, task): ...
     def step(self, turn): ...
 
+class Wanting(Mine):
+    requires = "search"
+
 class Stopless:
     stop = "END"
     async def reset(self, task): ...
@@ -177,6 +193,10 @@ async def test_loading_finds_a_class_in_a_file(tmp_path: Path) -> None:
     [
         ("serach", "serach: expected one of single_turn, search, or module:Class, or FILE.py:Class."),
         ("{folder}/none.py:Mine", "there is no file {folder}/none.py. Give the path of a Python file."),
+        (
+            "{folder}/mine.py:Wanting",
+            "{folder}/mine.py:Wanting: its `requires` is 'search', expected names of tools such as {{'search'}}.",
+        ),
         ("{folder}/mine.py:Yours", "{folder}/mine.py has no class Yours. It has "),
         ("{folder}/mine.py:Half", "it has no `async def step`. See rollout/environments/base.py."),
         ("{folder}/mine.py:Stopless", "its `stop` is 'END', expected a tuple of strings such as () or ('</answer>',)."),

@@ -13,7 +13,7 @@ from protocol.settings.rewards import RewardEndpoint, RewardsSettings
 from protocol.settings.run_spec import EngineRequest
 from protocol.wire import messages as m
 from rollout.engine.spec import EngineSpec
-from rollout.neighbours.services import Node
+from rollout.neighbours.node import Node
 from rollout.server import RolloutServer
 from tests.fakes.http_servers import Answer, ScriptedServer, free_address, scripted_server
 from tests.fakes.rollout_fakes import ScriptedCoordinator, ScriptedEngine, make_keys, make_spec

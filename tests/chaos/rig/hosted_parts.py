@@ -13,7 +13,7 @@ from protocol.node.home import Keys
 from protocol.settings.settings import Settings
 from protocol.weights.wire import TensorMeta
 from rollout.engine.spec import EngineSpec
-from rollout.neighbours.services import Node
+from rollout.neighbours.node import Node
 from rollout.server import RolloutServer
 from tests.chaos.rig.control_line import ControlLine, serve_controls
 from tests.chaos.rig.processes import ENGINE, CountingLearner, Pace, obey

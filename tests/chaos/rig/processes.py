@@ -26,7 +26,7 @@ from protocol.node.home import Keys
 from protocol.settings.settings import Settings
 from protocol.wire.channel import DealerChannel
 from rollout.engine.spec import EngineSpec
-from rollout.neighbours.services import Node
+from rollout.neighbours.node import Node
 from rollout.server import RolloutServer
 from tests.chaos.rig.scripted_engine import PacedEngine
 

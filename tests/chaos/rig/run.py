@@ -17,7 +17,7 @@ from learner.run.start import RunStart
 from protocol.node.home import Keys
 from protocol.settings.run_spec import run_spec
 from protocol.settings.settings import Settings
-from rollout.neighbours.services import Node
+from rollout.neighbours.node import Node
 from tests.chaos.rig.part import Part, fork_part
 from tests.chaos.rig.processes import Pace, prepare, run_coordinator, run_learner, run_server
 from tests.chaos.rig.push import RigPush

@@ -50,7 +50,7 @@ def _finding(*contents: str) -> Resources:
     async def search(query: str) -> list[str]:
         return list(contents)
 
-    return Resources(3, search)
+    return Resources(3, {"search": search})
 
 
 async def test_search_trajectory_has_exact_mask_spans_and_logprobs() -> None:
@@ -242,7 +242,7 @@ async def test_failed_search_is_no_observation() -> None:
 
     engine = ScriptedEngine(lambda context: "<search>x</search>")
     with pytest.raises(NeighbourError, match=r"^retriever: down$"):
-        await _player(engine, Search, resources=Resources(3, search)).play(SAMPLE)
+        await _player(engine, Search, resources=Resources(3, {"search": search})).play(SAMPLE)
     assert len(engine.requests) == 1
 
 
@@ -288,7 +288,7 @@ async def test_what_was_written_is_known_when_a_later_neighbour_fails() -> None:
 
     written = WrittenSoFar()
     with pytest.raises(NeighbourError, match=r"^retriever: down$"):
-        await _player(ScriptedEngine(write), Search, resources=Resources(3, search)).play(SAMPLE, written)
+        await _player(ScriptedEngine(write), Search, resources=Resources(3, {"search": search})).play(SAMPLE, written)
     assert written.num_model_tokens == 18 + 19
 
 
