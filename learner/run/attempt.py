@@ -32,8 +32,8 @@ class Stopped(Exception):
 class RunAttempt:
     """Call order: launch, watch, end; `end` whatever happened before."""
 
-    context: RunContext
-    start: RunStart
+    context: RunContext  # what all attempts of the run have in common
+    start: RunStart  # where this one starts from
     step: int = 0  # the last step that was seen to end
     _coordinator: Any = None
     _ranks: list[processes.Rank] = field(default_factory=list)

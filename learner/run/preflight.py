@@ -20,12 +20,12 @@ from protocol.settings.settings import Settings
 
 @dataclass(frozen=True)
 class Inspected:
-    """A run that passed every check made before anything starts. model: local folder. num_prompts: of data.train."""
+    """A run that passed every check made before anything starts."""
 
-    settings: Settings
-    model: Path
-    start: RunStart
-    num_prompts: int
+    settings: Settings  # as they were given
+    model: Path  # local folder
+    start: RunStart  # where the run starts from
+    num_prompts: int  # of data.train
 
 
 def inspect(settings: Settings) -> Inspected:

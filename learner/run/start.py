@@ -26,18 +26,20 @@ from protocol.settings.settings import Settings
 
 @dataclass(frozen=True)
 class RunStart:
-    """checkpoint: what the run resumes from, None for a new one. notice: a choice that the user should see."""
+    """Where a run starts from."""
 
-    folder: Path
-    checkpoint: Checkpoint | None
-    notice: str | None = None
+    folder: Path  # the run's; its name is the run's name
+    checkpoint: Checkpoint | None  # what the run resumes from; None: it is new
+    notice: str | None = None  # a choice that the user should see; None: there was none
 
     @property
     def run_id(self) -> str:
+        """The run's name."""
         return self.folder.name
 
     @property
     def step(self) -> int:
+        """The last step of the checkpoint, 0 without one."""
         return self.checkpoint.step if self.checkpoint else 0
 
 

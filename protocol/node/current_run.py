@@ -27,8 +27,8 @@ class CurrentRun(BaseModel):
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
-    run_id: str
-    folder: str
+    run_id: str  # name of the run
+    folder: str  # the run's, as an absolute path
     pid: int  # of its command
 
 

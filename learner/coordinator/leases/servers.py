@@ -19,7 +19,7 @@ class Server:
     unreachable_since: float | None = None  # monotonic seconds of the first message that found no connection, if so
     policy_version: int | None = None  # of the weights it holds; None while they are not synced
     num_wanted: int = 0  # groups that it could take now
-    heartbeat: m.Heartbeat | None = None
+    heartbeat: m.Heartbeat | None = None  # its newest; None before the first
 
 
 class Servers:
