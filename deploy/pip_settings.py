@@ -1,6 +1,6 @@
 """Prints pip's settings (environment and pip.conf) as the variables uv reads, one NAME=VALUE a line.
 
-Called by deploy/setup.sh with the user's own Python: uv reads none of these itself. A variable of uv that the user
+It runs in the user's own Python, before there is a .venv: uv reads none of these itself. A variable of uv that the user
 has set already is left alone. Standard library only: nothing is installed yet.
 """
 

@@ -1,4 +1,4 @@
-"""The command `python -m learner.audit RUN_DIR`, without being run by it: for `learner.audit` and for tests.
+"""The command `python -m learner.audit RUN_DIR` as a function: importing it runs nothing.
 
 Exit status: 0 when in the surviving lineage every prompt of every epoch was trained exactly once, skipped with a
 reason, or is still to come; 1 with one line for each breach; 2 with one sentence for a wrong option or folder.

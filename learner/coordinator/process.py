@@ -1,6 +1,6 @@
 """The coordinator's process: builds the coordinator from a run's settings and runs its loop until told to close.
 
-Placed by `learner.run.ray_door` as an actor; the driver calls its methods.
+It is a Ray actor: what its methods return and raise goes through Ray.
 """
 
 import hashlib

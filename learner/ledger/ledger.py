@@ -1,6 +1,6 @@
 """What became of every prompt and trajectory, in SQLite, in the run folder.
 
-Written by the coordinator's thread alone; read by reports and audits. A prompt that was never leased has no row: the
+One thread writes it; reports and audits may read it meanwhile. A prompt that was never leased has no row: the
 position in the prompt order stands for all of them, so a run over a million prompts starts with an empty table.
 """
 

@@ -1,6 +1,6 @@
 """One copy of the ledger for a checkpoint: of a moment, made while the ledger goes on.
 
-Begun by `learner.ledger.ledger`; kept by `learner.ledger.snapshots`, which may have it made in a thread of its own.
+It may be made in a thread of its own: it shares no connection with the ledger.
 """
 
 import contextlib

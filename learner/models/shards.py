@@ -1,6 +1,6 @@
 """Master weights and AdamW moments of each parameter, whole or this rank's part, however the ZeRO stage splits them.
 
-Used by `learner.models.state`; written against DeepSpeed 0.19. What the stages keep on a rank, in float32:
+Written against DeepSpeed 0.19. What the stages keep on a rank, in float32:
 
     0   every parameter, and AdamW's moments under it (the parameter is its own master)
     2   one flat partition of all parameters' masters; a parameter knows which fragment of it lies there, if any

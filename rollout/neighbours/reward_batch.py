@@ -1,4 +1,4 @@
-"""Gathers samples that are scored at the same time into one request; used by `rollout.neighbours.reward_client`."""
+"""Gathers samples that are scored at the same time into one request."""
 
 import asyncio
 from collections.abc import Awaitable, Callable, Sequence

@@ -1,6 +1,6 @@
 """The run folder's append-only files: metrics.jsonl, one line per step, and samples.jsonl, readable trajectories.
 
-Written by the coordinator alone; read by the live view, the report and users' own tools.
+One process writes them, so lines never mix. A reader may find the last line cut off, after a kill.
 """
 
 import json

@@ -1,7 +1,6 @@
 """One optimizer step's groups, split over the ranks into micro-batches.
 
-Built by the coordinator, which so decides once what every rank does; sent as `protocol.wire.messages.Batch`. No torch
-here.
+It is decided once for all ranks: no rank plans for itself. No torch here.
 """
 
 from collections.abc import Sequence
@@ -18,13 +17,14 @@ from protocol.wire.trajectory import Trajectory
 
 @dataclass(frozen=True)
 class StepBatch:
-    """plan: [rank][micro-batch][index into trajectories]. policy_version: of the weights that the step starts from."""
+    """What one step trains on, and which rank takes which part."""
 
-    step: int
-    policy_version: int
-    groups: tuple[Group, ...]
-    trajectories: tuple[Trajectory, ...]
-    group_indices: list[list[int]]
+    step: int  # from 1
+    policy_version: int  # of the weights that the step starts from
+    groups: tuple[Group, ...]  # what the step trains on
+    trajectories: tuple[Trajectory, ...]  # of all groups, one group after the other
+    group_indices: list[list[int]]  # indices into trajectories that form each group
+    # [rank][micro-batch][index into trajectories]; what is in no micro-batch is not in the loss
     plan: list[list[list[int]]]
 
     def share_of(
