@@ -2,7 +2,7 @@
 
 
 class OperatorError(Exception):
-    """The operator can mend this: the message names the value, what was expected and what to change.
+    """The operator can fix this: the message names the value, what was expected and what to change.
 
     A command that meets it prints the message alone, without a traceback, and exits with `exit_code`.
     """

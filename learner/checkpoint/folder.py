@@ -36,7 +36,7 @@ def aside_folder(root: Path, step: int) -> Path:
 
 
 def begin(root: Path, step: int) -> Path:
-    """Return a new folder aside for all ranks to write into; what earlier lives left aside is removed.
+    """Return a new folder aside for all ranks to write into; what earlier starts left aside is removed.
 
     Raises: OperatorError when the folder cannot be written.
     """

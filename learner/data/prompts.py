@@ -82,7 +82,7 @@ def _prompt_of(row: dict[str, Any], file: Path, number: int, data: DataSettings)
     if not _is_prompt(prompt):
         raise SettingsError(
             f"data: {file} line {number} has {data.prompt_key} = {_cut(prompt)}, expected text or a list of chat "
-            f"messages with role and content. Set data.prompt_key to one of {sorted(row)}, or mend the row."
+            f"messages with role and content. Set data.prompt_key to one of {sorted(row)}, or fix the row."
         )
     label = row.get(data.label_key, _verl_label(row))
     if label is None and data.label_required:

@@ -96,9 +96,9 @@ class LiveView:
         state.status = status
         state.rates.take(status.get("servers", {}), time.monotonic())
         for line in new_lines:
-            is_earlier_life = line.get("at_s", self._started_at) < self._started_at
+            is_earlier_start = line.get("at_s", self._started_at) < self._started_at
             state.lines.append(line)
-            if is_earlier_life:
+            if is_earlier_start:
                 continue
             state.num_new_lines += 1
             if not self._is_terminal:

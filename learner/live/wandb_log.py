@@ -32,7 +32,7 @@ class WandbLog:
         folder: Path,
         run_id_resume: str | None = None,
     ) -> None:
-        """run_id_resume: wandb's id of the page to go on with; None: the one that this folder's earlier life used."""
+        """run_id_resume: wandb's id of the page to go on with; None: the one that this folder's earlier start used."""
         self._project, self._run_name, self._settings, self._folder = project, run_name, dict(settings), folder
         self._resume_id = run_id_resume
         self._started_at = time.time()
@@ -73,7 +73,7 @@ class WandbLog:
         try:
             run, is_resumed = self._start()
             while (line := self._lines.get()) is not None:
-                # After a resume the reader shows the earlier life's lines again: the page has them already.
+                # After a resume the reader shows an earlier start's lines again: the page has them already.
                 if not (is_resumed and line.get("at_s", self._started_at) < self._started_at):
                     run.log(line)
             run.finish()
@@ -81,7 +81,7 @@ class WandbLog:
             self._warn(f"{type(error).__name__}: {error}")
 
     def _start(self) -> tuple[Any, bool]:
-        """Return wandb's run, and whether this folder's earlier life had begun it."""
+        """Return wandb's run, and whether an earlier start in this folder had begun it."""
         import wandb
 
         if os.environ.get("WANDB_MODE", "online") == "online" and not wandb.login(prompt=False):

@@ -102,7 +102,7 @@ def locked(folder: Path) -> Iterator[None]:
 
 
 def prepare_folder(start: RunStart, settings: Settings) -> None:
-    """Make the folder ready: free of an earlier life's accounts, or with the ledger of the checkpoint it resumes from.
+    """Make the folder ready: free of an earlier start's accounts, or with the ledger of the checkpoint it resumes from.
 
     Raises: OperatorError when it cannot be written; a folder that was not there before is then gone again.
     """

@@ -1,6 +1,6 @@
 """Which run uses this node's cluster: one at a time, because a second would take the first one's rollout servers.
 
-The run's command locks a file in SLUICE_HOME for as long as it lives; the lock goes with its process, however that
+The run's command locks a file in SLUICE_HOME for as long as it runs; the lock goes with its process, however that
 ends.
 """
 

@@ -15,16 +15,17 @@ Finish = Literal["answer", "stop", "length", "turns", "context"]
 class SampleTask:
     """One trajectory to make: its place in its lease, and what it starts from."""
 
-    group: str
+    group: str  # name of its group, as in the lease
     sample_index: int  # counted from 0 within the group
     attempt: int  # of the lease that asked for it
     incarnation: int  # start of the run that leased it
-    kind: Literal["train", "eval"]
+    kind: Literal["train", "eval"]  # eval: held-out, scored and never trained
     seed: int  # the run's
-    task: Task
+    task: Task  # what its environment starts from
 
     @property
     def key(self) -> str:
+        """Names this try at this sample, in requests to engine and reward services."""
         return f"{self.group}/{self.sample_index}/{self.attempt}"
 
 

@@ -22,8 +22,8 @@ _facts_decoder = msgspec.msgpack.Decoder(TrajectoryFacts)
 class FinishedTurn(msgspec.Struct, frozen=True):
     """A turn that the policy has written: tokens [start, end) of its transcript."""
 
-    start: int
-    end: int
+    start: int  # place of its first token
+    end: int  # place behind its last token
     finish: Literal["stop", "length"]  # at its end of text or a stop string; cut by a token limit
     stop_string: str | None  # the stop string that ended it, if one did
 
@@ -36,11 +36,11 @@ class Transcript(msgspec.Struct):
     """
 
     tokens: list[int]  # [T]
-    num_prompt_tokens: int
+    num_prompt_tokens: int  # first tokens, which the policy read before its first turn
     logprobs: list[float]  # [T] natural log at the sampling temperature; 0 where the mask is 0
     loss_mask: list[int]  # [T] 1 where the policy wrote the token
-    version_spans: list[VersionSpan] = []
-    turns: list[FinishedTurn] = []
+    version_spans: list[VersionSpan] = []  # which policy version wrote which of the policy's tokens, in order
+    turns: list[FinishedTurn] = []  # that the policy has written, in order
     reward: float | None = None  # what the environment has given; None: nothing yet
     started_at: float = 0.0  # Unix seconds
     generate_s: float = 0.0  # seconds that turns took, waiting for weights included

@@ -29,9 +29,10 @@ __all__ = ["RewardClient", "Score", "ScoreRequest"]
 
 @dataclass(frozen=True)
 class Score:
-    """The combined reward, and each endpoint's own part under its name, before weights."""
+    """What the reward services gave one sample."""
 
-    reward: float
+    reward: float  # the parts combined as rewards.combine says, finite
+    # endpoint's name -> its reward before weights; with combine = shard one endpoint's alone
     parts: Mapping[str, float]
 
 

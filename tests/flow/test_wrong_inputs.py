@@ -191,7 +191,7 @@ DATA = [
     Wrong(
         "prompt under another key", 2,
         "data: {user}/prompts.jsonl line 1 has question = None, expected text or a list of chat messages with role and "
-        "content. Set data.prompt_key to one of ['label', 'prompt'], or mend the row.",
+        "content. Set data.prompt_key to one of ['label', 'prompt'], or fix the row.",
         {"data.prompt_key": "question"},
     ),
     Wrong(

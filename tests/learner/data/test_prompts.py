@@ -106,7 +106,7 @@ def test_load_names_the_row_without_a_prompt(tmp_path: Path, prompt: object, sho
     path = jsonl(tmp_path, {"prompt": prompt, "label": "A"})
     assert refusal(path) == (
         f"data: {path} line 1 has prompt = {shown}, expected text or a list of chat messages with role and content. "
-        "Set data.prompt_key to one of ['label', 'prompt'], or mend the row."
+        "Set data.prompt_key to one of ['label', 'prompt'], or fix the row."
     )
 
 
