@@ -50,6 +50,7 @@ from learner.ledger.snapshots import LedgerCopies
 from protocol.errors import FrameError
 from protocol.settings.settings import Settings
 from protocol.wire import messages as m
+from protocol.wire.refused_sample import SampleStamp
 
 _PING_EVERY_S = 1.0
 
@@ -137,10 +138,16 @@ class Coordinator:
             case m.SaveLedger():
                 self._on_save_ledger(peer, message)
 
-    def refuse(self, peer: str, error: FrameError, request: int = 0) -> None:
-        """Count a frame that is no valid message, and tell its sender why."""
+    def refuse(self, peer: str, error: FrameError, request: int = 0, sample: SampleStamp | None = None) -> None:
+        """Count a frame that is no valid message, and tell its sender why. sample: whose result it says it is.
+
+        A server that heard no more than that something was refused would send the result again, for ever.
+        """
         self._tally.refused[error.reason] += 1
-        self._mailbox.refuse(peer, str(error), error.reason, request)
+        if sample is not None and (sample.run_id, sample.incarnation) == (self.run_id, self.incarnation):
+            self._leases.refuse(peer, sample, error)
+        else:
+            self._mailbox.refuse(peer, str(error), error.reason, request)
 
     def on_undeliverable(self, peer: str, message: m.Message, now: float) -> None:
         """Take in that a message found no connection: a lease goes back, and so does all else when that lasts."""
@@ -188,7 +195,7 @@ class Coordinator:
             "policy_version": self.policy_version,
             "window_used": len(groups),
             "window_size": self._window.size,
-            "ready": sum(group.is_ready for group in groups.values()),
+            "ready": self._groups.num_ready,
             "skipped": self._tally.skipped,
             "retried": self._tally.retried,
             "detail": self._steps.detail,

@@ -14,6 +14,7 @@ from protocol.errors import FrameError
 from protocol.wire.channel import RouterChannel
 from protocol.wire.codec import Decoder, Limits, encode
 from protocol.wire.messages import Message, ToCoordinator
+from protocol.wire.refused_sample import read_refused_sample
 
 _log = logging.getLogger(__name__)
 _TURN_S = 0.05
@@ -26,7 +27,8 @@ class CoordinatorLoop:
     def __init__(self, coordinator: Coordinator, channel: RouterChannel) -> None:
         self._coordinator = coordinator
         self._channel = channel
-        self._decoder: Decoder[Message] = Decoder(ToCoordinator, Limits())
+        self._limits = Limits()
+        self._decoder: Decoder[Message] = Decoder(ToCoordinator, self._limits)
         self._commands: queue.SimpleQueue[Callable[[Coordinator], None]] = queue.SimpleQueue()
         self._is_closing = threading.Event()
         self._thread = threading.Thread(target=self._run, name="coordinator")
@@ -80,7 +82,7 @@ class CoordinatorLoop:
         try:
             message, buffers = self._decoder.decode(frames)
         except FrameError as error:
-            self._coordinator.refuse(name, error)
+            self._coordinator.refuse(name, error, sample=read_refused_sample(frames, self._limits))
             return
         self._coordinator.receive(name, message, buffers, time.monotonic())
 

@@ -8,11 +8,11 @@ version v has staleness V - v, and that never exceeds max_staleness:
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
 
-@dataclass(frozen=True)
-class Outstanding:
-    """A group between its lease and its training."""
+class Outstanding(NamedTuple):
+    """A group between its lease and its training. Thousands are made in a turn of the coordinator."""
 
     group: str  # its name
     # of its tokens once it is ready; until then of what is back and of the servers that still sample
@@ -45,9 +45,9 @@ class StalenessWindow:
         """Return how many groups may be leased now."""
         return max(0, self.size - num_outstanding)
 
-    def too_old(self, outstanding: Sequence[Outstanding], policy_version: int) -> list[str]:
-        """Return the groups that could not be trained on weights of this version any more."""
-        return [g.group for g in outstanding if policy_version - g.oldest_version > self.max_staleness]
+    def is_too_old(self, oldest_version: int, policy_version: int) -> bool:
+        """Return whether a group could not be trained on weights of this version any more."""
+        return policy_version - oldest_version > self.max_staleness
 
     def choose(self, outstanding: Sequence[Outstanding], policy_version: int, stale_policy: str) -> Choice:
         """Return the oldest ready groups for a step on weights of `policy_version`, or the groups to wait for.

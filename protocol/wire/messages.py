@@ -25,8 +25,8 @@ Turns = Annotated[list[Annotated[dict[_Key, Any], msgspec.Meta(max_length=64)]],
 Columns = Annotated[dict[_Key, Any], msgspec.Meta(max_length=1024)]
 
 # What became of a sample: kept; back already; of no open group or of lost weights; not what was leased or not fit to
-# train; a failure that was taken in.
-Outcome = Literal["accepted", "duplicate", "unknown", "rejected", "returned"]
+# train; no valid message; a failure that was taken in.
+Outcome = Literal["accepted", "duplicate", "unknown", "rejected", "refused", "returned"]
 
 _SampleIndices = Annotated[list[Count], msgspec.Meta(max_length=MAX_SAMPLES)]
 _TrajectoryIndices = Annotated[list[Count], msgspec.Meta(max_length=_MAX_TRAJECTORIES)]

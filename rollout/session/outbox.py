@@ -13,8 +13,9 @@ again: the coordinator answers "duplicate" when it still has it, and "unknown" w
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from itertools import takewhile
-from typing import Literal, NamedTuple
+from typing import NamedTuple
 
+from protocol.wire.messages import Outcome
 from protocol.wire.trajectory import Trajectory
 
 
@@ -46,7 +47,6 @@ class Finished:
 
 
 Item = Finished | Failure
-Outcome = Literal["accepted", "duplicate", "unknown", "rejected", "returned"]
 
 
 class Outbox:

@@ -165,8 +165,8 @@ class RolloutSession:
             self._news.set()
 
     def _on_ack(self, message: m.Ack) -> None:
-        if message.outcome == "rejected":
-            detail = f"{message.group}[{message.sample_index}] was rejected: {message.detail}"
+        if message.outcome in ("rejected", "refused"):
+            detail = f"{message.group}[{message.sample_index}] was {message.outcome}: {message.detail}"
             self.failures.add("trajectory", detail, "its part of the lease went back", self._clock())
         self.outbox.acknowledge(message.group, message.sample_index, message.outcome)
 

@@ -20,6 +20,10 @@ import pytest
             r"strangers connections=600 frames_heard=0 answered=10 unanswered=0 late_answered=0 files_left=-?\d+ "
             r"growth_mb=-?[\d.e-]+ holds=yes",
         ),
+        (
+            "tests.benchmarks.coordinator_turn",
+            r"coordinator_turn seed=1 runs=2 largest_ms=[\d.]+ slowest_median_ms=[\d.]+ holds=yes",
+        ),
         ("tests.benchmarks.many_peers", r"many_peers peers=512 median_s=[\d.]+ slowest_s=[\d.]+ holds=yes"),
     ],
 )

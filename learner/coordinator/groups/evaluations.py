@@ -123,6 +123,11 @@ class Evaluations:
         if group not in self._current.to_lease:
             self._current.to_lease.append(group)
 
+    def put_back(self, group: Group) -> None:
+        """Queue a group again that was taken and could not be leased now."""
+        assert self._current is not None
+        self._current.to_lease.appendleft(group)
+
     def close(self, group: Group) -> None:
         """Take an open group out of the evaluation: ready, or given up."""
         assert self._current is not None

@@ -8,7 +8,9 @@ from protocol.wire.messages import Lease
 from protocol.wire.trajectory import Trajectory, TrajectoryFacts
 
 MAX_ATTEMPTS = 3
-# A server's death says little about the samples that it held, unless it is always the same ones.
+# A server's death says little about the many samples that it held. After this many a group is suspect: it goes out
+# where no other suspect is, and further deaths count against it only where it was the only one.
+SUSPECT_DEATHS = 2
 MAX_SERVER_DEATHS = 5
 DIED = "server"
 
@@ -68,11 +70,16 @@ class Group:
         return [i for i in range(self.num_samples) if i not in self.trajectories and i not in self.holders]
 
     @property
+    def is_suspect(self) -> bool:
+        """Return whether so many servers died with samples of this group that it may be what ends them."""
+        return any(_num_deaths(failures) >= SUSPECT_DEATHS for failures in self.failures.values())
+
+    @property
     def dead_letter(self) -> str | None:
         """Why this group is given up, or None: a sample failed MAX_ATTEMPTS times, or MAX_SERVER_DEATHS servers died
         while they made it."""
         for index, failures in self.failures.items():
-            deaths = sum(boundary == DIED for boundary, _ in failures)
+            deaths = _num_deaths(failures)
             if deaths >= MAX_SERVER_DEATHS or len(failures) - deaths >= MAX_ATTEMPTS:
                 return f"sample {index}: " + "; ".join(f"{boundary}: {detail}" for boundary, detail in failures)
         return None
@@ -157,3 +164,7 @@ class Group:
     def equal_rewards(self) -> bool:
         rewards = [t.facts.reward for t in self.trajectories.values()]
         return max(rewards) - min(rewards) < 1e-8
+
+
+def _num_deaths(failures: list[tuple[str, str]]) -> int:
+    return sum(boundary == DIED for boundary, _ in failures)

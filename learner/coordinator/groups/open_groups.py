@@ -32,6 +32,8 @@ class OpenGroups:
         # What an earlier start left unfinished has its slots at once: its samples may be on servers still.
         self.training: dict[str, Group] = {group.name: group for group in source.recall(window.size)}
         self._to_lease: deque[Group] = deque(self.training.values())
+        # server -> the groups that it was leased, by name. Those that it has no part of any more are dropped when met.
+        self._by_server: dict[str, dict[str, Group]] = {}
 
     def find(self, name: str) -> Group | None:
         """Return the open group of this name, of training or of an evaluation."""
@@ -40,6 +42,22 @@ class OpenGroups:
     def all_open(self) -> list[Group]:
         """Return training's and evaluations' groups; they may fail and be closed while they are gone through."""
         return [*self.training.values(), *self._evaluations.open_groups()]
+
+    def held_by(self, server: str) -> list[Group]:
+        """Return the open groups of which a server makes samples; they may fail and be closed meanwhile."""
+        sent = self._by_server.get(server, {})
+        held = {name: group for name, group in sent.items() if self.find(name) is group and group.held_by(server)}
+        self._by_server[server] = held
+        return list(held.values())
+
+    def servers_of_suspects(self) -> set[str]:
+        """Return the servers that make samples of a group that may be what ends servers."""
+        return {server for group in self.all_open() if group.is_suspect for server in group.holders.values()}
+
+    @property
+    def num_ready(self) -> int:
+        """Training groups that a step could take, if the window lets it."""
+        return sum(group.is_ready for group in self.training.values())
 
     def outstanding(self, policy_version: int) -> list[Outstanding]:
         """Return the training groups as the window sees them. One that waits for a lease will be of these weights."""
@@ -72,10 +90,19 @@ class OpenGroups:
             self.training[group.name] = group
         return group
 
+    def put_back(self, groups: Sequence[Group]) -> None:
+        """Queue groups again that were taken and could not be leased now, before all others."""
+        for group in reversed(groups):
+            if group.kind == "eval":
+                self._evaluations.put_back(group)
+            else:
+                self._to_lease.appendleft(group)
+
     def lease(self, group: Group, server: str, version: int, now: float, number: int, seed: int) -> Lease:
         """Return the lease of a group's missing samples to a server that holds weights of this version."""
         run_id, incarnation = self._mailbox.run_id, self._mailbox.incarnation
         lease = group.lease_to(server, version, now, number, run_id, incarnation, seed)
+        self._by_server.setdefault(server, {})[group.name] = group
         if group.kind == "train":
             self._ledger.lease(group.name, group.epoch, group.prompt.uid, group.position, server, group.attempt)
         return lease
@@ -126,12 +153,12 @@ class OpenGroups:
 
     def drop_stale(self, policy_version: int) -> None:
         """Make groups anew that no step on weights of this version, or a later one, could use."""
-        for name in self._window.too_old(self.outstanding(policy_version), policy_version):
-            group = self.training[name]
+        begun = [group for group in self.training.values() if group.is_begun]
+        for group in [g for g in begun if self._window.is_too_old(g.oldest_version, policy_version)]:
             self._tally.stale += 1
             self._waste_all(group, "stale")
             group.restart(self._mailbox.incarnation)
-            self._ledger.forget_trajectories(name)
+            self._ledger.forget_trajectories(group.name)
             self.release(group, f"too old at policy version {policy_version}")
 
     # -- trained ------------------------------------------------------------------------------------------------------

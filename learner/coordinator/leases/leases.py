@@ -7,6 +7,7 @@ from learner.coordinator.leases.overdue import OverdueLimit
 from learner.coordinator.leases.servers import Servers
 from protocol.errors import FrameError
 from protocol.wire import messages as m
+from protocol.wire.refused_sample import SampleStamp
 from protocol.wire.trajectory import Trajectory, TrajectoryFacts
 
 
@@ -40,11 +41,21 @@ class Leases:
 
         is_admitting: whether prompts that were never out may go out, besides those that came back.
         """
+        apart: list[Group] = []
+        taken: set[str] | None = None  # servers that make samples of a suspect; known when the first suspect comes up
         while (server := self._servers.next_to_lease(versions)) is not None:
             group = self._groups.next_group(is_admitting)
             if group is None:
-                return
+                break
+            if group.is_suspect:
+                taken = self._groups.servers_of_suspects() if taken is None else taken
+                server = self._servers.next_to_lease(versions, other_than=taken)
+                if server is None:
+                    apart.append(group)
+                    continue
+                taken.add(server)
             self.lease(group, server, now)
+        self._groups.put_back(apart)
 
     def lease(self, group: Group, server: str, now: float) -> None:
         """Send a server that wants a group the missing samples of this one."""
@@ -86,6 +97,13 @@ class Leases:
         self._tally.unused[why] += 1
         self._groups.waste(facts, why)
         self._mailbox.acknowledge(server, facts.group, facts.sample_index, outcome)
+
+    def refuse(self, server: str, sample: SampleStamp, error: FrameError) -> None:
+        """Have a server forget a result that is no valid message, and would be none if it came again."""
+        self._mailbox.acknowledge(server, sample.group, sample.sample_index, "refused", str(error))
+        group = self._groups.find(sample.group)
+        if group is not None and group.is_leased(sample.sample_index, server, sample.attempt):
+            self._groups.fail(group, [sample.sample_index], server, "trajectory", f"refused: {error}")
 
     def _reject(self, group: Group, facts: TrajectoryFacts, server: str, error: FrameError) -> None:
         self._tally.rejected[error.reason] += 1

@@ -28,18 +28,24 @@ class LeaseRecall:
     def take_back_from(self, server: str, reason: str) -> None:
         """Release what a server held that is gone; its finished samples are kept.
 
-        It counts against the samples that it held: were they what ends it, they would end every server, for ever.
+        It counts against the samples that it held: were they what ends it, they would end every server, for ever. But
+        of several suspects one may be guilty alone: each goes out again, apart from the others, before more counts.
         """
-        for group in self._groups.all_open():
-            if indices := group.held_by(server):
-                self._groups.fail(group, indices, server, DIED, reason)
+        held = self._groups.held_by(server)
+        are_several = sum(group.is_suspect for group in held) > 1
+        for group in held:
+            if group.is_suspect and are_several:
+                group.take_back_from(server)
+                self._groups.release(group, f"{DIED}: {reason}")
+            else:
+                self._groups.fail(group, group.held_by(server), server, DIED, reason)
 
     def take_back_lost(self, server: str, heard_of_lease: int, here: Mapping[str, int]) -> None:
         """Release what a server does not have, though it has heard of a later lease: the lease was lost on the way.
 
         here: the groups that it says it has, each with its newest lease's attempt.
         """
-        for group in self._groups.all_open():
+        for group in self._groups.held_by(server):
             sent = group.leases.get(server, SentLease(heard_of_lease + 1, 0))
             if sent.number <= heard_of_lease and here.get(group.name, 0) < sent.attempt:
                 self.undo_lease(group.name, server)
@@ -71,7 +77,8 @@ class LeaseRecall:
     def _lease_twice(self, group: Group, versions: range, now: float) -> None:
         """Have another server make the samples that are out; whoever is first with one counts."""
         holders = set(group.holders.values())
-        server = self._servers.next_to_lease(versions, other_than=holders)
+        taken = self._groups.servers_of_suspects() if group.is_suspect else set()
+        server = self._servers.next_to_lease(versions, other_than=holders | taken)
         if server is None:
             return
         group.is_leased_twice = True

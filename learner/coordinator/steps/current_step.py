@@ -3,13 +3,13 @@
 The groups stay open until the step is done with them.
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
 from learner.coordinator.accounts import Accounts
 from learner.coordinator.groups.open_groups import OpenGroups
 from learner.coordinator.steps.step_batch import StepBatch, build_step
 from learner.coordinator.steps.step_lines import StepLines
-from learner.coordinator.window import Choice, StalenessWindow
+from learner.coordinator.window import StalenessWindow
 from protocol.errors import FrameError
 from protocol.failpoints import failpoint
 from protocol.settings.settings import Settings
@@ -77,9 +77,10 @@ class CurrentStep:
         """
         if (waits_for := self._lines.settle()) is not None:
             self.detail = f"waits for {waits_for}"
+        is_asked = any(message.step == self.step + 1 for _, message, _ in self._waiting.values())
+        if is_asked and self._batch is None and not self.stop_reason and waits_for is None:
+            self._assign()
         for rank, (peer, message, since) in list(self._waiting.items()):
-            if message.step == self.step + 1 and self._batch is None and not self.stop_reason and waits_for is None:
-                self._assign()
             if self._batch is not None and self._batch.step == message.step:
                 run_id, incarnation = self._mailbox.run_id, self._mailbox.incarnation
                 share, buffers = self._batch.share_of(rank, run_id, incarnation, message.request, absent)
@@ -117,19 +118,26 @@ class CurrentStep:
         """Choose the next step's groups, if the window lets it."""
         if self.step >= self._settings.run.max_steps:
             return
+        if self._groups.num_ready < self._window.groups_per_step:
+            self.detail = f"step {self.step + 1} waits for {self._missing(self._groups.training)}"
+            return
         outstanding = self._groups.outstanding(self.policy_version)
         choice = self._window.choose(outstanding, self.policy_version, self._settings.learner.stale_policy)
         if not choice.groups:
-            self.detail = f"step {self.step + 1} waits for {self._missing(choice)}"
+            self.detail = f"step {self.step + 1} waits for {self._missing(choice.awaited)}"
             return
         groups = self._groups.assign(choice.groups, self.step + 1)
         self._batch = build_step(self.step + 1, self.policy_version, groups, self._settings.learner)
         self.detail = f"step {self._batch.step} is training"
 
-    def _missing(self, choice: Choice) -> str:
-        awaited = [self._groups.training[name] for name in choice.awaited]
-        servers = sorted({server for group in awaited for server in group.holders.values()})
-        return f"{len(awaited)} groups on {', '.join(servers)}" if servers else "a server with the current weights"
+    def _missing(self, names: Iterable[str]) -> str:
+        awaited = [group for group in map(self._groups.training.__getitem__, names) if not group.is_ready]
+        servers: set[str] = set()
+        for group in awaited:
+            servers.update(group.holders.values())
+        if not servers:
+            return "a server with the current weights"
+        return f"{len(awaited)} groups on {', '.join(sorted(servers))}"
 
     def _has_ended(self, step: int) -> bool:
         last, held = self._settings.run.max_steps, self._lines.held_step
@@ -163,7 +171,7 @@ class CurrentStep:
         return {
             "step": message.step,
             "policy_version": message.policy_version,
-            **batch.metrics(),
+            **batch.metrics(self._settings.rewards.combine),
             **message.metrics,
             "window_used": len(self._groups.training) + len(batch.groups),
             "skipped": self._tally.skipped,

@@ -48,8 +48,8 @@ class StepBatch:
         )
         return message, [frame for part in micro_batches for i in part for frame in self.trajectories[i].to_buffers()]
 
-    def metrics(self) -> dict[str, float]:
-        """Return what the data alone says: rewards, staleness, lengths."""
+    def metrics(self, combine: str = "sum") -> dict[str, float]:
+        """Return what the data alone says: rewards, staleness, lengths. combine: how parts became rewards."""
         facts = [t.facts for t in self.trajectories]
         rewards = np.array([f.reward for f in facts])
         staleness = self.policy_version - np.array([f.oldest_version for f in facts])
@@ -65,10 +65,11 @@ class StepBatch:
             "num_model_tokens": int(model_tokens.sum()),
             "equal_groups": sum(group.equal_rewards() for group in self.groups),
         }
-        # With combine = shard a trajectory has one endpoint's part only: the others were not measured, they are not 0.
+        # A part that a trajectory lacks added nothing to a sum or mean: an environment that rewards only who wins gave
+        # the others 0. With shard a trajectory has one endpoint's part only: the others were not measured.
         for name in sorted({name for f in facts for name in f.reward_parts}):
             parts = [f.reward_parts[name] for f in facts if name in f.reward_parts]
-            metrics[f"reward/{name}"] = float(np.mean(parts))
+            metrics[f"reward/{name}"] = sum(parts) / (len(facts) if combine in ("sum", "mean") else len(parts))
         return metrics
 
 

@@ -9,6 +9,7 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 import zmq
 
@@ -173,6 +174,27 @@ def test_garbage_from_a_peer_is_answered_and_the_loop_goes_on(running: Running) 
         assert isinstance(answer, m.Refused)
     channel.close()
     assert running.loop.failure is None
+
+
+def test_result_that_is_no_valid_message_is_answered_for_its_sample_and_goes_out_again(running: Running) -> None:
+    """It was once sent again for ever, and its group never ended: the refusal named no sample."""
+    channel = running.dealer("s1")
+    decoder: Decoder[m.Message] = Decoder(m.ToServer)
+    lease, _ = decoder.decode(
+        channel.call(encode(m.Demand(**STAMP, num_groups=1, policy_version=0, heard_of_lease=0, leases={})), 5.0)
+    )
+    assert isinstance(lease, m.Lease)
+    trajectory = make_trajectory(lease.group, 1, "s1", 0, attempt=1, incarnation=1)
+    won = msgspec.structs.replace(trajectory.facts, finish="won")  # what an environment of a user's may call it
+    result = encode(m.TrajectoryDone(**STAMP, facts=won), trajectory.to_buffers())
+    answer, _ = decoder.decode(channel.call(result, 5.0))
+    while isinstance(answer, m.Ping):
+        answer, _ = decoder.decode(channel.receive(5.0) or [])
+    channel.close()
+    assert isinstance(answer, m.Ack)
+    assert (answer.group, answer.sample_index, answer.outcome) == (lease.group, 1, "refused")
+    assert answer.detail == "$.facts.finish: Invalid enum value 'won'"
+    assert running.coordinator.counts == {"refused:invalid": 1, "retried": 1}
 
 
 def test_call_of_another_incarnation_is_refused_by_name(running: Running) -> None:

@@ -4,7 +4,9 @@ from typing import Any
 
 import pytest
 
+from protocol.errors import FrameError
 from protocol.wire import messages as m
+from protocol.wire.refused_sample import SampleStamp
 from tests.learner.coordinator.coordinator_script import Script
 from tests.protocol.wire.examples import make_trajectory
 
@@ -126,3 +128,35 @@ def test_trajectory_of_weights_that_do_not_exist_is_rejected(script: Script) -> 
     lease = script.demand(num_groups=1)[0]
     ack = script.deliver("s1", lease, 0, version=1)
     assert (ack.outcome, ack.detail) == ("rejected", "$.facts.version_spans: has version 1, the learner is at 0")
+
+
+def test_sample_that_is_refused_three_times_is_given_up(script: Script) -> None:
+    error = FrameError("$.facts.finish", "Invalid enum value 'won'", "invalid")
+    (lease,) = script.demand(num_groups=1)
+    for attempt in (1, 2, 3):
+        assert lease.attempt == attempt
+        sample = SampleStamp("r1", 1, lease.group, 1, attempt)
+        script.coordinator.refuse("s1", error, sample=sample)
+        script.coordinator.refuse("s1", error, sample=sample)  # sent again before it was answered: once is enough
+        assert [ack.outcome for ack in script.take("s1", m.Ack)] == ["refused", "refused"]
+        if attempt < 3:
+            (lease,) = script.demand(num_groups=1)
+    reason = "; ".join(["trajectory: refused: $.facts.finish: Invalid enum value 'won'"] * 3)
+    assert script.rows("SELECT reason FROM prompts WHERE state = 'skipped'") == [(f"sample 1: {reason}",)]
+
+
+@pytest.mark.parametrize("sample", [SampleStamp("r2", 1, "e0-p0", 0, 1), SampleStamp("r1", 9, "e0-p0", 0, 1), None])
+def test_refusal_of_what_is_of_another_start_names_no_sample(script: Script, sample: SampleStamp | None) -> None:
+    script.coordinator.refuse("s1", FrameError("$", "is nothing", "invalid"), sample=sample)
+    assert [answer.reason for answer in script.take("s1", m.Refused)] == ["invalid"]
+
+
+def test_refusal_of_a_sample_that_another_server_holds_gives_nothing_back(script: Script) -> None:
+    (lease,) = script.demand("s1", num_groups=1)
+    error = FrameError("$", "is nothing", "invalid")
+    script.coordinator.refuse("s2", error, sample=SampleStamp("r1", 1, lease.group, 0, 1))
+    script.coordinator.refuse("s1", error, sample=SampleStamp("r1", 1, lease.group, 0, 2))
+    script.coordinator.refuse("s1", error, sample=SampleStamp("r1", 1, "e0-none", 0, 1))
+    assert script.coordinator.counts["retried"] == 0
+    assert [ack.outcome for ack in script.take("s1", m.Ack)] == ["refused", "refused"]
+    assert script.finish("s1", lease) == ["accepted", "accepted"]

@@ -76,9 +76,14 @@ def test_metrics_say_what_the_data_says() -> None:
     }
 
 
-def test_mean_of_a_reward_part_is_over_the_trajectories_that_have_it() -> None:
+@pytest.mark.parametrize(
+    ("combine", "left", "right"), [("sum", 0.5, 0.25), ("mean", 0.5, 0.25), ("product", 1.0, 0.5), ("shard", 1.0, 0.5)]
+)
+def test_a_reward_part_that_a_trajectory_lacks_is_0_only_where_it_added_nothing(
+    combine: str, left: float, right: float
+) -> None:
     group = Group("a", Prompt("a", "?", "A", {}), "train", 0, 0, 2)
     group.receive(make_trajectory("a", 0, "s1", 3, 1.0, reward_parts={"left": 1.0}))
     group.receive(make_trajectory("a", 1, "s1", 3, 0.5, reward_parts={"right": 0.5}))
-    metrics = build_step(1, 3, [group], LearnerSettings(groups_per_step=1)).metrics()
-    assert (metrics["reward/left"], metrics["reward/right"]) == (1.0, 0.5)
+    metrics = build_step(1, 3, [group], LearnerSettings(groups_per_step=1)).metrics(combine)
+    assert (metrics["reward/left"], metrics["reward/right"]) == (left, right)
