@@ -13,11 +13,11 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from learner.models import varlen_attention
 from learner.models.deepspeed_config import deepspeed_config, import_deepspeed, zero_stage_of
 from learner.models.export import export_model
 from learner.models.finite import NonFiniteWeightsError, first_non_finite
 from learner.models.gradient import add_gradient, score_tokens
+from learner.models.model_loading import load_model
 from learner.models.optimizer import GuardedAdamW
 from learner.models.schedule import learning_rate_factor
 from learner.models.settings import PolicySettings
@@ -37,7 +37,7 @@ class PolicyEngine:
         self._settings = settings
         self._world_size = dist.get_world_size()
         self._zero_stage = zero_stage_of(settings.zero_stage, settings.dtype)
-        model = _load_model(settings)
+        model = load_model(settings)
         self.vocab_size = int(model.config.vocab_size)
         parameters = list(model.parameters())
         optimizer = _make_optimizer(parameters, settings, self._zero_stage)
@@ -178,27 +178,6 @@ class PolicyEngine:
 
     def _whole_numel(self, parameter: Tensor) -> int:
         return int(getattr(parameter, "ds_numel", parameter.numel()))
-
-
-def _load_model(settings: PolicySettings) -> Any:
-    from transformers import AutoModelForCausalLM
-
-    varlen_attention.register()
-    model = AutoModelForCausalLM.from_pretrained(
-        settings.model_dir,
-        dtype=getattr(torch, settings.dtype),
-        attn_implementation=varlen_attention.NAME,
-        trust_remote_code=settings.trust_remote_code,
-    )
-    if settings.gradient_checkpointing:
-        model.gradient_checkpointing_enable({"use_reentrant": False})
-    for module in model.modules():  # dropout would make the ratio of a fresh trajectory differ from 1
-        if isinstance(module, torch.nn.Dropout):
-            module.p = 0.0
-        elif getattr(module, "attention_dropout", 0.0):
-            module.attention_dropout = 0.0
-    model.train()
-    return model
 
 
 def _make_optimizer(parameters: list[Any], settings: PolicySettings, zero_stage: int) -> torch.optim.Optimizer:

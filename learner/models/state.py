@@ -154,5 +154,5 @@ def _read_description(folder: Path) -> dict[str, Any]:
 def _unfit(folder: Path, problem: str) -> OperatorError:
     return OperatorError(
         f"The state in {folder} cannot be put into this policy: {problem}. Resume with the policy.model that wrote it, "
-        f"or start a new run from the model in {folder.parent / 'model'}."
+        "or start a new run from the model folder of that checkpoint."
     )

@@ -13,7 +13,7 @@ import torch.distributed as dist
 
 from learner.data.sft_rows import load_rows
 from learner.disk.model_folder import model_digest
-from learner.models.policy import PolicyEngine
+from learner.models.roles import load_policy
 from learner.models.settings import PolicySettings, policy_settings
 from learner.models.world import own_device, reduce_max
 from learner.objectives.supervised import run_sft
@@ -46,13 +46,16 @@ def _make(settings: Settings, model: Path, wanted: Path, tell: Callable[[str], N
     """Train, and write the model to `wanted` from rank 0."""
     warm = settings.policy.warm_start
     assert warm.data is not None
-    engine = PolicyEngine(warm_start_settings(settings, model))
+    micro_batch_tokens = settings.learner.micro_batch_tokens
+    engine = load_policy(
+        warm_start_settings(settings, model), name=settings.policy.model, micro_batch_tokens=micro_batch_tokens
+    )
     run_sft(
         engine,
         load_rows(Path(warm.data), model),
         rows_per_step=warm.rows_per_step,
         max_steps=warm.max_steps,
-        micro_batch_tokens=settings.learner.micro_batch_tokens,
+        micro_batch_tokens=micro_batch_tokens,
         on_step=lambda step, loss: tell(f"warm start {step}/{warm.max_steps} loss {loss:.3f}"),
     )
     aside = wanted.with_name(f".{wanted.name}.making")

@@ -1,7 +1,9 @@
 """Saving and loading of a run's state by all ranks together, inside `learner.checkpoint.folder`'s folder and manifest:
 
-    state/      master weights, optimizer, schedule, for any number of ranks     model/   a Hugging Face folder
-    random/     each rank's random generators                                    ledger.sqlite, wandb_run_id
+    state/ROLE/   master weights, optimizer, schedule, for any number of ranks
+    model/        the policy as a Hugging Face folder
+    random/       each rank's random generators
+    ledger.sqlite, wandb_run_id
 
 The place in the prompt order is in the ledger.
 """
@@ -16,7 +18,7 @@ from learner.checkpoint.manifest import Checkpoint
 from learner.checkpoint.sealed_files import Tell
 from learner.disk.layout import CHECKPOINTS, LEDGER, WANDB_ID
 from learner.disk.model_folder import model_digest
-from learner.models.policy import PolicyEngine
+from learner.models.roles import Roles
 from learner.rank.coordinator_client import CoordinatorClient
 from learner.rank.random_state import load_random_state, save_random_state
 from learner.rank.solo_work import SoloWork
@@ -28,10 +30,10 @@ class CheckpointWriter:
     """Writes the checkpoints of a run; one on every rank, and all ranks call `save` at the same step."""
 
     def __init__(
-        self, policy: PolicyEngine, coordinator: CoordinatorClient, solo: SoloWork, folder: Path, model: Path, keep: int
+        self, roles: Roles, coordinator: CoordinatorClient, solo: SoloWork, folder: Path, model: Path, keep: int
     ) -> None:
         """folder: the run's, on a disk that all ranks share. keep: how many valid checkpoints stay."""
-        self._policy = policy
+        self._roles = roles
         self._coordinator = coordinator
         self._solo = solo
         self._folder = folder
@@ -46,7 +48,7 @@ class CheckpointWriter:
         optimizer's state are not finite; the earlier checkpoints are intact then. NeighbourError when rank 0, which
         does the last part alone, is gone or stuck.
         """
-        self._policy.check_finite(with_optimizer=True)
+        self._roles.policy.check_finite(with_optimizer=True)
         root = self._folder / CHECKPOINTS
         aside = aside_folder(root, step)
         self._solo.do(f"make {aside}", lambda tell: begin(root, step))
@@ -56,10 +58,10 @@ class CheckpointWriter:
 
     def _write(self, aside: Path) -> None:
         try:
-            self._policy.save_state(aside / "state")
+            self._roles.save_state(aside / "state")
             save_random_state(_random_path(aside))
             failpoint("rank_checkpoint.after_state")
-            self._policy.export_hf(aside / "model")
+            self._roles.policy.export_hf(aside / "model")
             failpoint("rank_checkpoint.after_model")
             if dist.get_rank() == 0 and (self._folder / WANDB_ID).exists():
                 shutil.copyfile(self._folder / WANDB_ID, aside / WANDB_ID)
@@ -79,9 +81,9 @@ class CheckpointWriter:
         failpoint("rank_checkpoint.before_barrier")
 
 
-def load_checkpoint(policy: PolicyEngine, checkpoint: Checkpoint) -> tuple[int, int]:
-    """Return (step, policy version) of a verified checkpoint, now loaded into the policy."""
-    policy.load_state(checkpoint.path / "state")
+def load_checkpoint(roles: Roles, checkpoint: Checkpoint) -> tuple[int, int]:
+    """Return (step, policy version) of a verified checkpoint, now loaded into the models."""
+    roles.load_state(checkpoint.path / "state")
     load_random_state(_random_path(checkpoint.path))
     failpoint("rank_checkpoint.state_loaded")
     return checkpoint.step, checkpoint.policy_version

@@ -12,7 +12,7 @@ from pathlib import Path
 import torch
 
 from learner.checkpoint.manifest import Checkpoint
-from learner.models.policy import PolicyEngine
+from learner.models.roles import Roles, load_policy
 from learner.models.settings import policy_settings
 from learner.models.step_result import StepResult
 from learner.models.world import join_world
@@ -64,11 +64,16 @@ class LearnerRank:
         if checkpoint is None and settings.policy.warm_start.data is not None:
             model = warm_start(settings, model, self._tell)
         self._tell("loading the policy")
-        self._policy = PolicyEngine(policy_settings(settings, model))
+        self._policy = load_policy(
+            policy_settings(settings, model),
+            name=settings.policy.model,
+            micro_batch_tokens=settings.learner.micro_batch_tokens,
+        )
+        self._roles = Roles(self._policy)
         self._step = self._version = 0
         self._saved_step = -1
         if checkpoint is not None:
-            self._step, self._version = load_checkpoint(self._policy, checkpoint)
+            self._step, self._version = load_checkpoint(self._roles, checkpoint)
             self._saved_step = self._step
         self._tell("the policy is ready")
 
@@ -102,7 +107,7 @@ class LearnerRank:
         self._coordinator = CoordinatorClient(channel, run.run_id, run.incarnation)
         keep = settings.learner.keep_checkpoints
         self._checkpoints = CheckpointWriter(
-            self._policy, self._coordinator, self._solo, self._folder, self._model, keep
+            self._roles, self._coordinator, self._solo, self._folder, self._model, keep
         )
         self._pusher = RankPusher(self._policy, settings, self._servers(run), self._place.host, run.weights_backend)
 

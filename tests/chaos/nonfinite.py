@@ -35,6 +35,7 @@ from learner.checkpoint.sealed_files import Tell
 from learner.disk.layout import CHECKPOINTS
 from learner.models.finite import NonFiniteWeightsError
 from learner.models.policy import PolicyEngine
+from learner.models.roles import Roles
 from learner.models.step_result import LossFunction, StepResult, Sums
 from learner.models.world import free_address, join_world
 from learner.objectives.policy_gradient import make_loss
@@ -153,7 +154,7 @@ class Rank:
 
     def save(self) -> None:
         client: Any = self
-        CheckpointWriter(self.policy, client, self.solo, self.folder, self.model, 2).save(
+        CheckpointWriter(Roles(self.policy), client, self.solo, self.folder, self.model, 2).save(
             self.step_number, self.version
         )
 
@@ -226,7 +227,7 @@ class Rank:
         """Flip a bit of what one rank holds: push and save must refuse on every rank; the checkpoint is as it was."""
         checkpoint = newest_valid(self.folder / CHECKPOINTS)
         assert checkpoint is not None
-        self.policy.load_state(checkpoint.path / "state")
+        Roles(self.policy).load_state(checkpoint.path / "state")
         before, digest = self.weights(), self.server.digest
         victim = self.draw.randrange(NUM_RANKS)
         name, parameter = self.draw_parameter()
@@ -241,7 +242,7 @@ class Rank:
         self.found["saved"] += newest_valid(self.folder / CHECKPOINTS) != checkpoint
         self.found["pushed"] += self.server.digest != digest
         self.found["recorded"] += all(why is not None and "is not finite" in why for why in refusals)
-        self.policy.load_state(checkpoint.path / "state")
+        Roles(self.policy).load_state(checkpoint.path / "state")
         self.found["intact"] += same(before, self.weights())
         if self.rank == 0:
             print(f"ZeRO {self.stage}: bit flipped in a {kind} of rank {victim} ({name}): {refusals[0]}")

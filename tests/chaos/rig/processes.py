@@ -18,6 +18,7 @@ import torch.distributed as dist
 
 from learner.coordinator.process import CoordinatorProcess
 from learner.disk.layout import CHECKPOINTS
+from learner.models.roles import Roles
 from learner.rank.checkpoint import CheckpointWriter, load_checkpoint
 from learner.rank.coordinator_client import CoordinatorClient
 from learner.rank.solo_work import SoloWork
@@ -132,7 +133,7 @@ class _CountingPolicy:
         """Nothing that could be NaN."""
 
     def save_state(self, folder: Path) -> None:
-        folder.mkdir()
+        folder.mkdir(parents=True)
         (folder / STATE).write_text(json.dumps(self.trained))
 
     def load_state(self, folder: Path) -> None:
@@ -160,7 +161,7 @@ class CountingLearner:
         store = dist.HashStore()
         dist.init_process_group("gloo", store=store, rank=0, world_size=1)
         self._checkpoints = CheckpointWriter(
-            self._policy,
+            Roles(self._policy),
             self._client,
             SoloWork(store, 0, 60.0),
             start.folder,
@@ -169,7 +170,7 @@ class CountingLearner:
         )
         self.step = self.version = start.step
         if start.checkpoint is not None:
-            load_checkpoint(self._policy, start.checkpoint)
+            load_checkpoint(Roles(self._policy), start.checkpoint)
 
     def train(self, step_s: float) -> str:
         self.push()
@@ -237,5 +238,6 @@ ENGINE: dict[str, Any] = {
 
 def final_state(folder: Path) -> dict[str, dict[str, list[int]]]:
     """Return what the last checkpoint's learner had trained: step -> group -> sample indices."""
-    state: dict[str, dict[str, list[int]]] = json.loads((folder / CHECKPOINTS / "latest" / "state" / STATE).read_text())
+    path = folder / CHECKPOINTS / "latest" / "state" / "policy" / STATE
+    state: dict[str, dict[str, list[int]]] = json.loads(path.read_text())
     return state

@@ -171,7 +171,7 @@ def test_state_of_other_parameters_is_refused_with_one_named(found: Found, folde
     assert found[2][3]["refused_state"] == (
         f"The state in {folder / 'state_2_3_other'} cannot be put into this policy: it and the policy differ in "
         "1 parameters, such as model.extra.weight. Resume with the policy.model that wrote it, or start a new run from "
-        f"the model in {folder / 'model'}."
+        "the model folder of that checkpoint."
     )
 
 

@@ -1,0 +1,47 @@
+"""A transformers model made ready for training: packed attention, nothing drawn at random."""
+
+from typing import Any
+
+import torch
+
+from learner.models import varlen_attention
+from learner.models.settings import PolicySettings
+
+# What a model's configuration calls the chance of dropping something, and the noise on a router's choice.
+_RANDOM = ("drop", "jitter")
+
+
+def load_model(settings: PolicySettings) -> Any:
+    """Return the model of settings.model_dir in training mode (gradient checkpointing needs it), without dropout."""
+    from transformers import AutoConfig, AutoModelForCausalLM
+
+    varlen_attention.register()
+    config = AutoConfig.from_pretrained(settings.model_dir, trust_remote_code=settings.trust_remote_code)
+    turn_off_dropout(config)
+    model = AutoModelForCausalLM.from_pretrained(
+        settings.model_dir,
+        config=config,
+        dtype=getattr(torch, settings.dtype),
+        attn_implementation=varlen_attention.NAME,
+        trust_remote_code=settings.trust_remote_code,
+    )
+    if settings.gradient_checkpointing:
+        model.gradient_checkpointing_enable({"use_reentrant": False})
+    for module in model.modules():
+        if isinstance(module, torch.nn.Dropout):
+            module.p = 0.0
+    model.train()
+    return model
+
+
+def turn_off_dropout(config: Any) -> None:
+    """Set every dropout and jitter of a model's configuration to 0, those of its parts too.
+
+    A fresh trajectory's ratio would differ from 1 otherwise. Models read theirs when they are built, and some call
+    functions with it, where no module shows it.
+    """
+    for name, value in list(vars(config).items()):
+        if isinstance(value, float) and value and any(word in name for word in _RANDOM):
+            setattr(config, name, 0.0)
+        elif hasattr(value, "to_dict"):
+            turn_off_dropout(value)
