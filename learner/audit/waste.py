@@ -7,7 +7,7 @@ from learner.audit.run import AuditedRun
 
 @dataclass(frozen=True)
 class Tokens:
-    """Model tokens that share a fate. what: "trained", or the reason why they were not."""
+    """Tokens that the model wrote and that share a fate."""
 
     # "trained", or why they were not: stale, duplicate, lineage, unknown, rejected, restart, failed or skipped
     what: str

@@ -81,11 +81,11 @@ class Resources:
 class Environment(Protocol):
     """One conversation. Made for each sample as `Class(resources)`.
 
-    stop: strings that end a turn; they stay in its text. A class names the tools it uses: `requires = {"search"}`.
+    A class names the tools it uses: `requires = {"search"}`.
     An exception is a failure of this environment: the sample is returned with its text, and nothing is trained.
     """
 
-    stop: tuple[str, ...]
+    stop: tuple[str, ...]  # strings that end a turn; they stay in its text
 
     async def reset(self, task: Task) -> Prompt:
         """Return what the policy reads first."""
