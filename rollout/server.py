@@ -9,7 +9,7 @@ import asyncio
 import logging
 import os
 import time
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable
 from dataclasses import asdict
 from typing import Any, Protocol, TypeVar
 
@@ -17,6 +17,7 @@ from pydantic import BaseModel, ValidationError
 
 from protocol.errors import NeighbourError, SettingsError
 from protocol.settings.run_spec import EngineRequest, RunSpec
+from protocol.weights.controls import WeightControls
 from rollout.attachment import Attachment, Finished, begin_attachment
 from rollout.engine.engine import Engine
 from rollout.engine.spec import EngineSpec
@@ -31,27 +32,13 @@ _WATCH_EVERY_S = 0.5
 _REPORT_EVERY_S = 60.0
 
 
-class ServedEngine(Generator, Protocol):
+class ServedEngine(Generator, WeightControls, Protocol):
     """The engine as a server needs it: generation and weight control."""
 
     @property
     def is_alive(self) -> bool: ...
 
     def forget_weights(self) -> None: ...
-
-    async def join_weights(self, init_info: Mapping[str, Any], timeout_s: float) -> None: ...
-
-    async def pause(self) -> None: ...
-
-    async def receive(self, update_info: Mapping[str, Any]) -> None: ...
-
-    async def commit(self, version: int, digest: str) -> None: ...
-
-    async def resume(self) -> None: ...
-
-    async def leave(self) -> None: ...
-
-    async def probe(self, tokens: Sequence[int], version: int) -> list[float]: ...
 
     def shutdown(self) -> None: ...
 
@@ -153,20 +140,23 @@ class RolloutServer:
             self._engine.shutdown()
             self._engine = None
 
-    # -- weight control: the learner's rank 0 calls these in this order, each with a deadline ---------------------
+    # -- weight controls (`protocol.weights.controls`): rank 0 calls these in this order, each with a deadline --------
 
-    async def join_weights(self, init_info: dict[str, Any], timeout_s: float) -> None:
+    async def ping(self) -> None:
+        """Return at once: a learner that waits for something else here asks whether anyone is there."""
+
+    async def join_weights(self, init: dict[str, Any], timeout_s: float) -> None:
         """Join the learner's weight group; generation goes on."""
-        await self._running_engine().join_weights(init_info, timeout_s)
+        await self._running_engine().join_weights(init, timeout_s)
 
     async def pause(self) -> None:
         """Freeze generation and hold new turns back."""
         self._gate.close()
         await self._running_engine().pause()
 
-    async def receive(self, update_info: dict[str, Any]) -> None:
+    async def receive(self, update: dict[str, Any]) -> None:
         """Receive a push's buckets. Until `commit` this server holds no version."""
-        await self._running_engine().receive(update_info)
+        await self._running_engine().receive(update)
 
     async def commit(self, version: int, digest: str) -> None:
         """Make what was received policy version `version`. Raises: NeighbourError when its digest is another."""
@@ -179,10 +169,7 @@ class RolloutServer:
 
     async def probe(self, tokens: list[int]) -> list[float]:
         """Return the logprobs of tokens[1:] under the version held, natural log at temperature 1."""
-        engine = self._running_engine()
-        if engine.policy_version is None:
-            raise NeighbourError(self.name, "holds no verified weights to probe")
-        return await engine.probe(tokens, engine.policy_version)
+        return await self._running_engine().probe(tokens)
 
     async def leave(self) -> None:
         """Leave the weight group; with intact weights, generation goes on."""

@@ -15,7 +15,7 @@ from protocol.node.home import read_cluster
 from protocol.settings.settings import Settings
 
 if TYPE_CHECKING:
-    from learner.weights.server_control import ServerControl
+    from protocol.weights.controls import ServerControls
 
 
 class RankProcess:
@@ -26,7 +26,7 @@ class RankProcess:
         settings: Settings,
         folder: Path,
         model: Path,
-        reach_server: "Callable[[str], ServerControl]",
+        reach_server: "Callable[[str], ServerControls]",
     ) -> None:
         """reach_server: returns the weight controls of a named rollout server."""
         self._settings = settings

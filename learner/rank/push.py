@@ -8,9 +8,9 @@ from torch import Tensor
 from learner.models.policy import PolicyEngine
 from learner.packing.micro_batch import LearnerSample, make_micro_batch
 from learner.weights.push import PushReport, WeightPusher
-from learner.weights.server_control import ServerControl
 from protocol.errors import NeighbourError
 from protocol.settings.settings import Settings
+from protocol.weights.controls import ServerControls
 from protocol.weights.wire import TensorMeta, plan_buckets
 
 _PROBE_TOKENS = 24
@@ -21,7 +21,7 @@ class RankPusher:
     """`servers` is empty on every rank but 0. A push blocks at most weights.deadline_s in each of its states."""
 
     def __init__(
-        self, policy: PolicyEngine, settings: Settings, servers: Sequence[ServerControl], address: str, backend: str
+        self, policy: PolicyEngine, settings: Settings, servers: Sequence[ServerControls], address: str, backend: str
     ) -> None:
         """address: of this node, where the servers meet rank 0."""
         weights = settings.weights
@@ -29,11 +29,11 @@ class RankPusher:
         self._tolerance = weights.probe_tolerance or _TOLERANCE[settings.policy.dtype]
         self._probe = _probe_tokens(policy.vocab_size, settings.run.seed) if weights.probe else []
         self._parameters = dict(policy.weights())
-        self._metas = [
+        metas = [
             TensorMeta(name, settings.policy.dtype, policy.shape_of(parameter))
             for name, parameter in self._parameters.items()
         ]
-        self._buckets = plan_buckets(self._metas, weights.bucket_mb << 20)
+        self._plan = plan_buckets(metas, weights.bucket_mb << 20)
         self._has_synced = False
         self._pusher = (
             WeightPusher(
@@ -41,7 +41,6 @@ class RankPusher:
                 address=address,
                 backend=backend,
                 deadline_s=weights.deadline_s,
-                bucket_bytes=weights.bucket_mb << 20,
                 workers_per_server=settings.rollout.tensor_parallel_size,
             )
             if servers
@@ -66,7 +65,7 @@ class RankPusher:
             for _ in self._gathered():  # ZeRO 3: every rank takes part in every gather
                 pass
             return None
-        report = self._pusher.push(version, self._gathered(), self._metas)
+        report = self._pusher.push(version, self._plan, self._gathered())
         self._has_synced |= bool(report.synced)
         if not self._has_synced:
             raise NeighbourError("weight push", f"no server took version {version}: {report.failed}")
@@ -80,7 +79,7 @@ class RankPusher:
 
     def _gathered(self) -> Iterator[list[tuple[str, Tensor]]]:
         """Yield the weights bucket by bucket, whole while the consumer looks at them."""
-        for bucket in self._buckets:
+        for bucket in self._plan:
             pairs = [(meta.name, self._parameters[meta.name]) for meta in bucket]
             with self._policy.gather([parameter for _, parameter in pairs]):
                 yield pairs

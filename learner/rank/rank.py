@@ -23,9 +23,9 @@ from learner.rank.coordinator_client import CoordinatorClient
 from learner.rank.place import RankPlace, RunPlace
 from learner.rank.push import RankPusher
 from learner.rank.solo_work import SoloWork
-from learner.weights.server_control import ServerControl
 from protocol.node.home import load_keys
 from protocol.settings.settings import Settings
+from protocol.weights.controls import ServerControls
 from protocol.wire.channel import DealerChannel
 
 
@@ -38,7 +38,7 @@ class LearnerRank:
         settings: Settings,
         folder: Path,
         model: Path,
-        reach_server: Callable[[str], ServerControl],
+        reach_server: Callable[[str], ServerControls],
         tell: Callable[[str], None],
     ) -> None:
         """reach_server: returns the weight controls of a named rollout server. tell: takes what the rank is at."""
@@ -111,7 +111,7 @@ class LearnerRank:
         )
         self._pusher = RankPusher(self._policy, settings, self._servers(run), self._place.host, run.weights_backend)
 
-    def _servers(self, run: RunPlace) -> list[ServerControl]:
+    def _servers(self, run: RunPlace) -> list[ServerControls]:
         """Return the weight controls of the rollout servers: rank 0 alone talks to them."""
         return [self._reach_server(name) for name in run.servers] if self._place.rank == 0 else []
 

@@ -1,7 +1,7 @@
 """The rollout servers as a run's command and its ranks reach them, each call one call of Ray's."""
 
 import contextlib
-from collections.abc import Sequence
+from collections.abc import Callable, Coroutine, Sequence
 from typing import Any, Protocol
 
 import ray
@@ -12,6 +12,7 @@ from learner.run.ray_door import call, is_done
 from protocol.errors import NeighbourError
 from protocol.ray_calls import NAMESPACE
 from protocol.settings.run_spec import EngineRequest, RunSpec
+from protocol.weights.controls import VERBS
 
 
 def ensure_servers(engine: EngineRequest, num_servers: int) -> Any:
@@ -79,30 +80,19 @@ RAY_CALLS = RayCalls()
 
 
 class RayServer:
-    """A rollout server's weight controls, as `learner.weights.push` wants them; each call is one Ray call."""
+    """A rollout server's weight controls (`protocol.weights.controls.ServerControls`); each call is one Ray call."""
 
     def __init__(self, name: str) -> None:
         self.name = name
         self._handle = server(name)
 
-    async def join(self, init: dict[str, Any], timeout_s: float) -> None:
-        await self._handle.join_weights.remote(init, timeout_s)
 
-    async def pause(self) -> None:
-        await self._handle.pause.remote()
+def _passed_on(verb: str) -> Callable[..., Coroutine[Any, Any, Any]]:
+    async def call(server: RayServer, *arguments: Any) -> Any:
+        return await getattr(server._handle, verb).remote(*arguments)
 
-    async def receive(self, update: dict[str, Any]) -> None:
-        await self._handle.receive.remote(update)
+    return call
 
-    async def commit(self, version: int, digest: str) -> None:
-        await self._handle.commit.remote(version, digest)
 
-    async def resume(self) -> None:
-        await self._handle.resume.remote()
-
-    async def probe(self, tokens: list[int]) -> list[float]:
-        logprobs: list[float] = await self._handle.probe.remote(tokens)
-        return logprobs
-
-    async def leave(self) -> None:
-        await self._handle.leave.remote()
+for _verb in VERBS:
+    setattr(RayServer, _verb, _passed_on(_verb))

@@ -1,1 +1,1 @@
-"""The learner's half of a weight push. Reading order: push, link, meeting, server_control."""
+"""The learner's half of a weight push. Reading order: push, buckets, link, presence, rendezvous."""

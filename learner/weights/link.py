@@ -8,15 +8,17 @@ pusher's event loop; broadcasts block a thread of the link.
 from __future__ import annotations
 
 import asyncio
+import threading
 import time
 from collections.abc import Callable, Coroutine, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from learner.weights.meeting import Meeting
-from learner.weights.server_control import ServerControl
+from learner.weights.presence import SilentServersError, while_present
+from learner.weights.rendezvous import Rendezvous
 from protocol.errors import NeighbourError
 from protocol.failpoints import failpoint
+from protocol.weights.controls import ServerControls
 from protocol.weights.group import BroadcastGroup
 
 if TYPE_CHECKING:
@@ -30,12 +32,25 @@ T = TypeVar("T")
 
 
 class WeightLink:
-    """Servers that share one broadcast group. `failure` says why they have none now; they must join again then."""
+    """Servers that share one broadcast group.
 
-    def __init__(self, servers: Sequence[ServerControl], deadline_s: float, meet: Callable[[], Meeting]) -> None:
+    failure: why they have none now; they must join again then. lost: those of them that it is known to be owed to.
+    """
+
+    def __init__(
+        self,
+        servers: Sequence[ServerControls],
+        deadline_s: float,
+        silence_s: float,
+        meet: Callable[[int], Rendezvous],
+        failure: str | None = None,
+    ) -> None:
+        """deadline_s: limit of each state. silence_s: limit without an answer to a ping. meet: by number of servers."""
         self.servers = list(servers)
-        self.failure: str | None = None
+        self.failure = failure
+        self.lost: set[str] = set()
         self._deadline_s = deadline_s
+        self._silence_s = silence_s
         self._meet = meet
         self._group: BroadcastGroup | None = None
         self._thread: ThreadPoolExecutor | None = None
@@ -51,28 +66,23 @@ class WeightLink:
 
     @property
     def is_new(self) -> bool:
-        """True until the first attempt to join has ended."""
-        return self._group is None and self.failure is None
+        """True until a first attempt to join was begun."""
+        return self._group is None and self.failure is None and self._joining is None
 
     async def join(self) -> None:
         """Meet the servers, within the deadline; on failure `failure` says who did not come."""
         thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix="weight-link")
-        meeting = self._meet()
-        calls = asyncio.ensure_future(
-            self._each("join", lambda server: server.join(meeting.init, self._deadline_s), self._deadline_s)
-        )
-        met = asyncio.get_running_loop().run_in_executor(thread, meeting.join)
         try:
-            await self._while_alive(calls, met, "join its group")
-            await calls
+            # Asked first: over NCCL a server that waits for one that is gone generates nothing meanwhile.
+            await self._each("answer", lambda server: server.ping(), self._silence_s)
+            group = await self._naming_the_silent(self._met(thread))
         except NeighbourError as error:
-            calls.cancel()
             thread.shutdown(wait=False, cancel_futures=True)
             self.failure = error.detail
         else:
-            self._group, self._thread, self.failure = met.result(), thread, None
+            self._group, self._thread, self.failure, self.lost = group, thread, None, set()
 
-    def join_behind(self) -> None:
+    def rejoin_in_background(self) -> None:
         """Start to join again without waiting for it, unless that is under way."""
         if self._joining is None or self._joining.done():
             self._joining = asyncio.get_running_loop().create_task(self.join())
@@ -83,21 +93,9 @@ class WeightLink:
         Raises: NeighbourError naming the servers that failed; the link is unjoined then.
         """
         start = time.perf_counter()
-        receiving: asyncio.Future[None] | None = None
         try:
-            await self._each("pause", lambda server: server.pause(), self._deadline_s)
-            failpoint("weight_push.after_pause")
-            # No deadline of its own: it lasts as long as the learner gathers. Each bucket and the end have one.
-            receiving = asyncio.ensure_future(self._each("receive", lambda server: server.receive(update), None))
-            digest = await self._broadcast_all(feed, receiving)
-            failpoint("weight_push.after_receive")
-            await self._each("commit", lambda server: server.commit(version, digest), self._deadline_s)
-            failpoint("weight_push.before_resume")
-            await self._each("resume", lambda server: server.resume(), self._deadline_s)
-            failpoint("weight_push.after_resume")
+            await self._naming_the_silent(self._pass_on(version, update, feed))
         except BaseException as error:
-            if receiving is not None:
-                receiving.cancel()
             self.drop(error.detail if isinstance(error, NeighbourError) else "the learner broke the push off")
             raise
         return time.perf_counter() - start
@@ -106,10 +104,10 @@ class WeightLink:
         """Return each server's logprobs of tokens[1:]. Raises: NeighbourError naming who did not answer."""
         answers: dict[str, list[float]] = {}
 
-        async def ask(server: ServerControl) -> None:
+        async def ask(server: ServerControls) -> None:
             answers[server.name] = await server.probe(tokens)
 
-        await self._each("probe", ask, self._deadline_s)
+        await self._naming_the_silent(self._each("probe", ask, self._deadline_s))
         return answers
 
     async def leave(self) -> None:
@@ -125,7 +123,49 @@ class WeightLink:
             self._thread.shutdown(wait=False, cancel_futures=True)
         if self._joining is not None:
             self._joining.cancel()
+        if self._group is not None:
+            # In a thread of its own: the link's may be stuck in a broadcast, which closing the group ends.
+            threading.Thread(target=self._group.close, name="weight-link-close", daemon=True).start()
         self._group, self._thread, self.failure = None, None, reason
+
+    async def _met(self, thread: ThreadPoolExecutor) -> BroadcastGroup:
+        meeting = self._meet(len(self.servers))
+        inits = {server.name: meeting.init(place) for place, server in enumerate(self.servers)}
+        limit_s = self._deadline_s
+        calls = asyncio.ensure_future(
+            self._each("join", lambda server: server.join_weights(inits[server.name], limit_s), limit_s)
+        )
+        try:
+            met = asyncio.get_running_loop().run_in_executor(thread, meeting.join)
+            await self._while_alive(calls, met, "join its group")
+            await calls
+        finally:
+            calls.cancel()
+        return met.result()
+
+    async def _pass_on(self, version: int, update: dict[str, Any], feed: Feed) -> None:
+        receiving: asyncio.Future[None] | None = None
+        try:
+            await self._each("pause", lambda server: server.pause(), self._deadline_s)
+            failpoint("weight_push.after_pause")
+            # No deadline of its own: it lasts as long as the learner gathers. Each bucket and the end have one.
+            receiving = asyncio.ensure_future(self._each("receive", lambda server: server.receive(update), None))
+            digest = await self._broadcast_all(feed, receiving)
+            failpoint("weight_push.after_receive")
+            await self._each("commit", lambda server: server.commit(version, digest), self._deadline_s)
+            failpoint("weight_push.before_resume")
+            await self._each("resume", lambda server: server.resume(), self._deadline_s)
+            failpoint("weight_push.after_resume")
+        finally:
+            if receiving is not None:
+                receiving.cancel()
+
+    async def _naming_the_silent(self, work: Coroutine[Any, Any, T]) -> T:
+        try:
+            return await while_present(self.servers, self._silence_s, work)
+        except SilentServersError as error:
+            self.lost.update(error.names)
+            raise NeighbourError(BOUNDARY, str(error)) from None
 
     async def _broadcast_all(self, feed: Feed, receiving: asyncio.Future[None]) -> str:
         assert self._group is not None
@@ -141,18 +181,26 @@ class WeightLink:
             feed.is_wanted.set()
 
     async def _each(
-        self, state: str, call: Callable[[ServerControl], Coroutine[Any, Any, None]], limit_s: float | None
+        self, state: str, call: Callable[[ServerControls], Coroutine[Any, Any, None]], limit_s: float | None
     ) -> None:
         """Call all servers at once. Raises: NeighbourError naming everyone who failed or was silent too long."""
-        calls = (asyncio.wait_for(call(server), limit_s) for server in self.servers)
-        results = await asyncio.gather(*calls, return_exceptions=True)
-        reasons = []
-        for name, result in zip(self.names, results, strict=True):
-            if isinstance(result, TimeoutError):
-                reasons.append(f"{name} did not {state} within {limit_s} s")
-            elif isinstance(result, BaseException):
-                reasons.append(f"{name} failed to {state}: {_first_line(result)}")
-        if reasons:
+        calls = {asyncio.ensure_future(asyncio.wait_for(call(server), limit_s)): server.name for server in self.servers}
+        try:
+            # The first failure ends it: the others may wait in a broadcast for the one that failed, for ever.
+            await asyncio.wait(calls, return_when=asyncio.FIRST_EXCEPTION)
+            await asyncio.wait(calls, timeout=_LAST_WORDS_S)
+        finally:
+            for each in calls:
+                each.cancel()
+        failed = {name: each.exception() for each, name in calls.items() if each.done() and each.exception()}
+        self.lost.update(failed)
+        if failed:
+            reasons = [
+                f"{name} did not {state} within {limit_s} s"
+                if isinstance(error, TimeoutError)
+                else f"{name} failed to {state}: {_first_line(error)}"
+                for name, error in failed.items()
+            ]
             raise NeighbourError(BOUNDARY, "; ".join(reasons))
 
     async def _while_alive(

@@ -1,13 +1,22 @@
 """The learner's half of the weight push: every rollout server gets a new policy version, or is named as failed.
 
-`learner.rank.push` calls `WeightPusher.push` on rank 0 after each optimizer step. Control goes by `ServerControl`
-calls, tensors by broadcast (`learner.weights.link`); the server's half is `rollout/engine/weight_receive.py`. For each
-server:
+One push, in order; each state is a call to every server of a link (`learner.weights.link`), all links at once:
 
-    join (once)   pause -> receive ==(buckets)==> commit(version, digest) -> resume
+1. gather    all ranks gather the first bucket, while the servers still generate
+2. pause     generation freezes after the token under way; new turns wait
+3. receive   the metadata message; from here on the server holds no version
+4. buckets   by broadcast, two in memory at a time; the next is gathered while one is on its way
+5. commit    version and digest; a server that received something else refuses
+6. resume    generation goes on, requests in flight with their cache
+7. probe     the learner's and the servers' logprobs of a fixed text are compared (`learner.rank.push`)
 
-A server that fails in any state is left alone until it has joined again, which happens behind the training: no push
-waits for a server that failed in an earlier one.
+Limits: each state, each bucket and each attempt to join has `weights.deadline_s`. Beside them all runs a second one: a
+server that answers no ping for 8 s is out of reach, whatever state it is in (`learner.weights.presence`).
+
+Who is blamed: the server whose call failed or did not end, or that answers no ping; a broadcast that stalls while all
+calls go on blames every server of its link. A blamed server serves nothing (after 3) or its old version (before) until
+it has joined again, behind the training: no push waits for a server that failed in an earlier one. Over NCCL the
+servers of a link that are not to blame meet anew without the one that is, which joins alone when it is back.
 """
 
 from __future__ import annotations
@@ -18,21 +27,19 @@ import threading
 import time
 from collections.abc import Collection, Coroutine, Iterator, Sequence
 from dataclasses import dataclass
-from functools import partial
 from typing import TYPE_CHECKING, Any, TypeVar
 
+from learner.weights.buckets import pack
 from learner.weights.link import Feed, WeightLink
-from learner.weights.meeting import GlooMeeting, Meeting, NcclMeeting
-from learner.weights.server_control import ServerControl
+from learner.weights.presence import SILENCE_S
+from learner.weights.rendezvous import GlooRendezvous, NcclRendezvous, Rendezvous
 from protocol.errors import NeighbourError
+from protocol.weights.controls import ServerControls
 from protocol.weights.group import open_store
 from protocol.weights.wire import (
     Bucket,
-    TensorMeta,
     WeightDigest,
     bucket_num_bytes,
-    bucket_views,
-    plan_buckets,
     update_message,
 )
 
@@ -46,39 +53,37 @@ _ABSENT = "the coordinator has no connection to it"
 
 @dataclass(frozen=True)
 class PushReport:
-    """What one push did.
+    """What one push did."""
 
-    pause_s: the longest time that a synced server generated nothing. failed: server name -> what it did not do.
-    """
-
-    push_s: float
-    pause_s: float
-    num_bytes: int
-    digest: str
-    synced: tuple[str, ...]
-    failed: dict[str, str]
+    push_s: float  # seconds from the call to the last server's resume or failure
+    pause_s: float  # the longest time, in seconds, that a synced server generated nothing
+    num_bytes: int  # of all buckets, padding included
+    digest: str  # of everything that was sent
+    synced: tuple[str, ...]  # names of the servers that hold the version now
+    failed: dict[str, str]  # server name -> what it did not do
 
 
 class WeightPusher:
     """Owns the links to the servers and an event loop in a thread of its own; its methods block their caller.
 
     address: this machine's; the group's store listens there and nowhere else. backend: "gloo" or "nccl".
-    deadline_s: longest wait for any one state of a push. workers_per_server: the servers' tensor-parallel size.
+    deadline_s: longest wait for any one state of a push. silence_s: longest time without an answer to a ping.
+    workers_per_server: the servers' tensor-parallel size.
     """
 
     def __init__(
         self,
-        servers: Sequence[ServerControl],
+        servers: Sequence[ServerControls],
         address: str,
         backend: str,
         deadline_s: float,
-        bucket_bytes: int,
         workers_per_server: int = 1,
+        silence_s: float = SILENCE_S,
     ) -> None:
         self._address = address
         self._backend = backend
         self._deadline_s = deadline_s
-        self._bucket_bytes = bucket_bytes
+        self._silence_s = silence_s
         self._workers_per_server = workers_per_server
         self._links: list[WeightLink] = []
         self._synced: set[str] = set()
@@ -90,38 +95,33 @@ class WeightPusher:
         self._thread.start()
         self.set_servers(servers)
 
-    def set_servers(self, servers: Sequence[ServerControl]) -> None:
+    def set_servers(self, servers: Sequence[ServerControls]) -> None:
         """Push to these from now on. Links to servers that stay are kept; the learner leaves the others' groups."""
         groups = [[server] for server in servers] if self._backend == "gloo" else [list(servers)]
-        old = {link.names: link for link in self._links}
-        new = [WeightLink(group, self._deadline_s, partial(self._meeting, len(group))) for group in groups if group]
-        self._links = [old.pop(link.names, link) for link in new]
-        self._run(_all([link.leave() for link in old.values()]))
+        self._run(self._change_links([group for group in groups if group]))
 
     def leave_out(self, absent: Collection[str]) -> None:
         """Call these servers no more, until this is called without them: who does not answer costs a deadline.
 
-        Servers that share a link are left out together, when all of them are absent.
+        Those that shared a link with one of them meet anew without it, behind the step.
         """
-        self._absent = frozenset(absent)
-        self._run(_all([_dropped(link, _ABSENT) for link in self._links if self._absent.issuperset(link.names)]))
+        self._run(self._leave_out(frozenset(absent)))
 
     def push(
-        self, version: int, buckets: Iterator[Sequence[tuple[str, Tensor]]], meta: Sequence[TensorMeta]
+        self, version: int, plan: Sequence[Bucket], gathered: Iterator[Sequence[tuple[str, Tensor]]]
     ) -> PushReport:
-        """Give all servers the tensors of `buckets` as policy version `version`.
+        """Give all servers the gathered tensors as policy version `version`.
 
-        meta: all tensors, in the order in which `buckets` yields them; each is cast to its meta's dtype. How `buckets`
-        groups them does not matter: they are packed into buckets of the wire, while the ones before are on their way.
+        plan: the buckets of the wire (`protocol.weights.wire.plan_buckets`). gathered: each bucket's tensors by name,
+        in the plan's order; they are cast to the plan's dtypes, and taken while the bucket before is on its way.
         Blocks until every server is synced or has failed, at most `deadline_s` for any one state.
-        Raises: ValueError when `buckets` and `meta` differ. A server's failure is in the report, not raised.
+        Raises: ValueError when `gathered` is not as planned. A server's failure is in the report, not raised.
         """
         start = time.perf_counter()
-        plan = plan_buckets(meta, self._bucket_bytes)
         digest = WeightDigest(plan)
         self._run(self._join_new())
         links = [link for link in self._links if link.is_joined]
-        packed = _pack(buckets, plan, _DEVICES[self._backend])
+        packed = pack(plan, gathered, _DEVICES[self._backend])
         flat = next(packed, None)  # gathered before anyone pauses
         pushes = self._run(_start(links, version, plan))
         try:
@@ -136,7 +136,7 @@ class WeightPusher:
             raise
         self._synced = {name for link in links if link.is_joined for name in link.names}
         failed = {name: link.failure or "" for link in self._links if not link.is_joined for name in link.names}
-        self._loop.call_soon_threadsafe(self._join_failed)
+        self._loop.call_soon_threadsafe(self._rejoin_failed)
         if failed:
             _log.warning(
                 'weight push incomplete  version=%d failed=%r consequence="they serve nothing"', version, failed
@@ -177,22 +177,54 @@ class WeightPusher:
         self._thread.join()
         self._loop.close()
 
-    def _meeting(self, num_servers: int) -> Meeting:
-        world_size = 1 + num_servers * self._workers_per_server
+    def _link(self, servers: Sequence[ServerControls], failure: str | None = None) -> WeightLink:
+        return WeightLink(servers, self._deadline_s, self._silence_s, self._rendezvous, failure)
+
+    def _rendezvous(self, num_servers: int) -> Rendezvous:
+        workers = self._workers_per_server
         if self._backend == "gloo":
-            return GlooMeeting(self._address, self._port, world_size, self._deadline_s)
-        return NcclMeeting(self._address, world_size)
+            return GlooRendezvous(self._address, self._port, num_servers, workers, self._deadline_s)
+        return NcclRendezvous(self._address, num_servers, workers)
+
+    async def _change_links(self, groups: Sequence[Sequence[ServerControls]]) -> None:
+        old = {link.names: link for link in self._links}
+        new = [self._link(group) for group in groups]
+        self._links = [old.pop(link.names, link) for link in new]
+        await _all([link.leave() for link in old.values()])
 
     async def _join_new(self) -> None:
-        await asyncio.gather(*(link.join() for link in self._present() if link.is_new))
+        while new := [link for link in self._present() if link.is_new]:
+            await asyncio.gather(*(link.join() for link in new))
+            self._split_failed()
 
-    def _join_failed(self) -> None:
+    def _rejoin_failed(self) -> None:
+        self._split_failed()
         for link in self._present():
             if not link.is_joined:
-                link.join_behind()
+                link.rejoin_in_background()
+
+    async def _leave_out(self, absent: frozenset[str]) -> None:
+        self._absent = absent
+        for link in self._links:
+            if gone := absent.intersection(link.names):
+                link.lost |= gone
+                link.drop(_ABSENT)
+        self._rejoin_failed()
 
     def _present(self) -> list[WeightLink]:
         return [link for link in self._links if not self._absent.issuperset(link.names)]
+
+    def _split_failed(self) -> None:
+        """Replace each link that some of its servers broke: one for the others together, and one for each of these."""
+        links = []
+        for link in self._links:
+            others = [server for server in link.servers if server.name not in link.lost]
+            if link.is_joined or not others or len(others) == len(link.servers):
+                links.append(link)
+                continue
+            lost = [server for server in link.servers if server.name in link.lost]
+            links += [self._link(others), *(self._link([server], link.failure) for server in lost)]
+        self._links = links
 
     def _run(self, work: Coroutine[Any, Any, T]) -> T:
         return asyncio.run_coroutine_threadsafe(work, self._loop).result()
@@ -201,27 +233,6 @@ class WeightPusher:
 _DEVICES = {"gloo": "cpu", "nccl": "cuda"}
 
 _Push = tuple[asyncio.Task[float], Feed]
-
-
-def _pack(buckets: Iterator[Sequence[tuple[str, Tensor]]], plan: Sequence[Bucket], device: str) -> Iterator[Tensor]:
-    """Yield the plan's flat buckets, each as soon as the tensors in it were gathered."""
-    import torch
-
-    tensors = (pair for bucket in buckets for pair in bucket)
-    for bucket in plan:
-        flat = torch.zeros(bucket_num_bytes(bucket), dtype=torch.uint8, device=device)
-        for expected, view in bucket_views(flat, bucket):
-            name, tensor = next(tensors, ("nothing", None))
-            if name != expected or tensor is None or tensor.shape != view.shape:
-                shape = None if tensor is None else tuple(tensor.shape)
-                raise ValueError(
-                    f"weight push: meta has {expected} {tuple(view.shape)} where the buckets have {name} {shape}"
-                )
-            view.copy_(tensor.detach())
-        yield flat
-    surplus = next(tensors, None)
-    if surplus is not None:
-        raise ValueError(f"weight push: the buckets have {surplus[0]}, which is not in meta")
 
 
 async def _start(links: Sequence[WeightLink], version: int, plan: Sequence[Bucket]) -> list[_Push]:

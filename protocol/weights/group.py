@@ -27,6 +27,10 @@ class BroadcastGroup(Protocol):
         """Send `flat` from rank 0 into everyone else's `flat`; returns when it has gone out or come in."""
         ...
 
+    def close(self) -> None:
+        """Give the group up, from any thread, also while a broadcast is stuck in another one."""
+        ...
+
 
 def open_store(address: str, deadline_s: float) -> tuple[Store, int]:
     """Return a store that listens on `address` alone, and the port the system chose for it."""
@@ -75,12 +79,15 @@ class GlooGroup:
         options.rootRank = 0
         self._group.broadcast([flat], options).wait()
 
+    def close(self) -> None:
+        """Nothing to do: the connections close with the last use of this object, and peers fail at once then."""
+
 
 class NcclGroup:
     """A group of GPUs, met by vLLM's own rendezvous for its NCCL weight transfer.
 
-    NCCL has no deadline of its own: the learner's caller gives a lost peer up from outside, the server's worker is then
-    stuck until its process ends.
+    NCCL has no deadline of its own: `close` aborts a broadcast that waits for a lost peer. The peers' workers are stuck
+    until their processes end.
     """
 
     device = "cuda"
@@ -94,6 +101,10 @@ class NcclGroup:
 
     def broadcast(self, flat: Tensor) -> None:
         nccl_broadcast(self._communicator, flat)
+
+    def close(self) -> None:
+        """Abort what is under way and free the communicator, some hundred MB of GPU memory; blocks at most 5 s."""
+        self._communicator.destroy()
 
 
 def nccl_broadcast(communicator: Any, flat: Tensor) -> None:

@@ -91,15 +91,15 @@ class Engine:
         self._num_output_tokens += len(generation.tokens)
         return generation
 
-    async def probe(self, tokens: Sequence[int], version: int) -> list[float]:
-        """Return the logprobs of tokens[1:], each given what stands before it, under policy version `version`.
+    async def probe(self, tokens: list[int]) -> list[float]:
+        """Return the logprobs of tokens[1:], each given what stands before it, under the version held.
 
-        Natural log at temperature 1. Raises: NeighbourError when another version is being served.
+        Natural log at temperature 1. Raises: NeighbourError when no weights are held.
         """
-        if self.policy_version != version:
-            raise NeighbourError(BOUNDARY, f"probe of version {version}, but version {self.policy_version} is served")
+        if self.policy_version is None:
+            raise NeighbourError(BOUNDARY, "holds no verified weights to probe")
         request = token_request(tokens, f"probe/{self._cache_salt()}")
-        result = await self._finished(request, probe_params(), f"probe-{version}-{id(request)}")
+        result = await self._finished(request, probe_params(), f"probe-{self.policy_version}-{id(request)}")
         entries = list(result.prompt_logprobs)[1:]
         return [entry[token].logprob for entry, token in zip(entries, tokens[1:], strict=True)]
 
@@ -117,13 +117,13 @@ class Engine:
         await self._call(self._llm.update_weight_version(str(version)))
         self.policy_version = version
 
-    async def join_weights(self, init_info: Mapping[str, Any], timeout_s: float) -> None:
+    async def join_weights(self, init: dict[str, Any], timeout_s: float) -> None:
         """Start joining the learner's weight group; the engine goes on generating while the peers meet."""
         from vllm.distributed.weight_transfer.base import WeightTransferInitRequest
 
         await self._abandon_update()
         await self._call(self._llm.shutdown_weight_transfer_engine(), timeout_s)
-        request = WeightTransferInitRequest(init_info=dict(init_info))
+        request = WeightTransferInitRequest(init_info=init)
         await self._call(self._llm.init_weight_transfer_engine(request), timeout_s)
 
     async def pause(self) -> None:
@@ -135,13 +135,13 @@ class Engine:
         await self._call(self._llm.engine_core.pause_scheduler_async(mode="keep", clear_cache=False))
         self._is_paused = True
 
-    async def receive(self, update_info: Mapping[str, Any]) -> None:
+    async def receive(self, update: dict[str, Any]) -> None:
         """Receive one push's buckets; blocks until the last has come. From here on nothing is served until `commit`."""
         await self._abandon_update()
         self.policy_version = None
         self._is_updating = True
         await self._call(self._llm.start_weight_update())
-        await self._update_weights(dict(update_info))
+        await self._update_weights(update)
 
     async def commit(self, version: int, digest: str) -> None:
         """Make the received weights policy version `version`, if what was received has this digest.

@@ -30,10 +30,11 @@ from transformers import Qwen2ForCausalLM
 
 from learner.weights.push import WeightPusher
 from protocol.errors import NeighbourError
-from protocol.weights.wire import TensorMeta, WeightDigest, bucket_num_bytes, bucket_views, plan_buckets
+from protocol.weights.wire import Bucket, TensorMeta, WeightDigest, bucket_num_bytes, bucket_views, plan_buckets
 from rollout.engine.generation import Generation, Sampling
 from tests.chaos.rig.faulty_pushes import FAULTS, Buckets, FaultyServer, FlippingGroup, breaking_off
 from tests.chaos.rig.verdict import conclude, options
+from tests.fakes.planned_weights import planned
 from tests.fakes.tiny_models import make_tiny_model
 
 PROMPT = [20, 21, 14, 22, 23, 32] * 3
@@ -71,9 +72,8 @@ class Rig:
         self.weights[self.version] = {name: p.detach().clone() for name, p in self.model.named_parameters()}
         self.digests[self.version] = digest_of(self.weights[self.version], self.metas)
 
-    def buckets(self) -> Buckets:
-        for pair in self.model.named_parameters():
-            yield [pair]
+    def planned(self) -> tuple[Sequence[Bucket], Buckets]:
+        return planned(self.model.named_parameters(), BUCKET_BYTES)
 
 
 def main() -> int:
@@ -112,7 +112,7 @@ async def run(folder: Path, is_short: bool, num_pushes: int, faulty: dict[int, s
     """Return what was seen in these pushes, the ones in `faulty` meeting their fault."""
     engine, deadline_s = await _start(folder, is_short), 6.0
     server = FaultyServer(engine)
-    pusher = WeightPusher([server], "127.0.0.1", "gloo", deadline_s, BUCKET_BYTES)
+    pusher = WeightPusher([server], "127.0.0.1", "gloo", deadline_s)
     rig = Rig(Qwen2ForCausalLM.from_pretrained(folder, dtype=torch.float32), engine, server, pusher, deadline_s)
     rig.step()
     await _push(rig, None)
@@ -149,10 +149,12 @@ async def _push(rig: Rig, fault: str | None) -> None:
     link = rig.pusher._links[0]
     if fault == "byte_flipped" and link._group is not None:
         link._group = FlippingGroup(link._group)
-    buckets = breaking_off(rig.buckets()) if fault == "learner_breaks_off" else rig.buckets()
+    plan, gathered = rig.planned()
+    if fault == "learner_breaks_off":
+        gathered = breaking_off(gathered)
     why = "nothing"
     try:
-        report = await asyncio.to_thread(rig.pusher.push, rig.version, buckets, rig.metas)
+        report = await asyncio.to_thread(rig.pusher.push, rig.version, plan, gathered)
         is_synced, why = bool(report.synced), str(report.failed)
     except RuntimeError as error:
         is_synced, why = False, str(error)
@@ -168,7 +170,7 @@ async def _push(rig: Rig, fault: str | None) -> None:
 async def _joined(rig: Rig) -> None:
     """Wait until the server that failed has joined its group again, as training does without noticing."""
     while rig.pusher._links[0].failure is not None:
-        rig.pusher._loop.call_soon_threadsafe(rig.pusher._join_failed)
+        rig.pusher._loop.call_soon_threadsafe(rig.pusher._rejoin_failed)
         await asyncio.sleep(0.05)
 
 

@@ -17,7 +17,10 @@ class InProcessServer:
         self._engine = engine
         self._loop = asyncio.get_running_loop()
 
-    async def join(self, init: dict[str, Any], timeout_s: float) -> None:
+    async def ping(self) -> None:
+        pass
+
+    async def join_weights(self, init: dict[str, Any], timeout_s: float) -> None:
         await self._there(self._engine.join_weights(init, timeout_s))
 
     async def pause(self) -> None:
@@ -33,9 +36,7 @@ class InProcessServer:
         await self._there(self._engine.resume())
 
     async def probe(self, tokens: list[int]) -> list[float]:
-        version = self._engine.policy_version
-        assert version is not None
-        return await self._there(self._engine.probe(tokens, version))
+        return await self._there(self._engine.probe(tokens))
 
     async def leave(self) -> None:
         await self._there(self._engine.leave())

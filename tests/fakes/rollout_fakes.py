@@ -2,7 +2,7 @@
 
 import asyncio
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
@@ -103,13 +103,13 @@ class ScriptedEngine:
         self.calls.append("forget_weights")
         self.policy_version = None
 
-    async def join_weights(self, init_info: Mapping[str, Any], timeout_s: float) -> None:
+    async def join_weights(self, init: dict[str, Any], timeout_s: float) -> None:
         self.calls.append("join_weights")
 
     async def pause(self) -> None:
         self.calls.append("pause")
 
-    async def receive(self, update_info: Mapping[str, Any]) -> None:
+    async def receive(self, update: dict[str, Any]) -> None:
         self.calls.append("receive")
         self.policy_version = None
 
@@ -123,8 +123,10 @@ class ScriptedEngine:
     async def leave(self) -> None:
         self.calls.append("leave")
 
-    async def probe(self, tokens: Sequence[int], version: int) -> list[float]:
-        return [-float(version)] * (len(tokens) - 1)
+    async def probe(self, tokens: list[int]) -> list[float]:
+        if self.policy_version is None:
+            raise NeighbourError("engine", "holds no verified weights to probe")
+        return [-float(self.policy_version)] * (len(tokens) - 1)
 
     def shutdown(self) -> None:
         self.calls.append("shutdown")

@@ -4,7 +4,7 @@ The learner here is a plain transformers model in this process; the engine, the 
 """
 
 import asyncio
-from collections.abc import AsyncIterator, Iterator, Sequence
+from collections.abc import AsyncIterator
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -15,9 +15,9 @@ from transformers import Qwen2ForCausalLM
 
 from learner.weights.push import PushReport, WeightPusher
 from protocol.errors import NeighbourError
-from protocol.weights.wire import TensorMeta
 from rollout.engine.engine import Engine, EngineSpec, Generation, Sampling
 from tests.fakes.in_process_server import InProcessServer
+from tests.fakes.planned_weights import planned
 from tests.fakes.tiny_models import make_tiny_model
 
 pytestmark = [
@@ -48,7 +48,10 @@ class Pair:
 
     async def push(self) -> PushReport:
         self.version += 1
-        return await asyncio.to_thread(self.pusher.push, self.version, buckets(self.learner), metas(self.learner))
+        return await self.push_as(self.version, self.pusher)
+
+    async def push_as(self, version: int, pusher: WeightPusher) -> PushReport:
+        return await asyncio.to_thread(pusher.push, version, *planned(self.learner.named_parameters(), 1 << 19))
 
     async def generate(self, index: int, num_tokens: int, temperature: float = 1.0) -> Generation:
         sampling = Sampling(num_tokens, temperature, seed=index)
@@ -62,7 +65,7 @@ async def pair(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPath
     engine = await Engine.start(engine_spec(folder))
     await engine.serve_loaded_weights(0)
     server = InProcessServer("sluice-rollout-0", engine)
-    pusher = WeightPusher([server], "127.0.0.1", "gloo", deadline_s=20.0, bucket_bytes=1 << 19)
+    pusher = WeightPusher([server], "127.0.0.1", "gloo", deadline_s=20.0)
     yield Pair(Qwen2ForCausalLM.from_pretrained(folder, dtype=torch.float32), engine, server, pusher)
     await asyncio.to_thread(pusher.close)
     engine.shutdown()
@@ -124,7 +127,7 @@ async def test_prefix_that_other_weights_of_the_same_version_cached_is_not_reuse
     for run in range(2):
         pair.engine.forget_weights()
         pair.step()
-        await asyncio.to_thread(pair.pusher.push, 1, buckets(pair.learner), metas(pair.learner))
+        await pair.push_as(1, pair.pusher)
         generation = await pair.engine.generate(LONG_PROMPT, Sampling(8, 1.0), f"run-{run}")
         differences.append(worst_difference(pair.learner, generation, prompt=LONG_PROMPT))
 
@@ -148,8 +151,8 @@ async def test_a_wrong_digest_is_refused_and_nothing_is_served_until_the_next_pu
 
     liar = LyingServer("liar", pair.engine)
     pair.step()
-    pusher = WeightPusher([liar], "127.0.0.1", "gloo", deadline_s=20.0, bucket_bytes=1 << 19)
-    report = await asyncio.to_thread(pusher.push, 77, buckets(pair.learner), metas(pair.learner))
+    pusher = WeightPusher([liar], "127.0.0.1", "gloo", deadline_s=20.0)
+    report = await pair.push_as(77, pusher)
     refused = pair.engine.policy_version
     with pytest.raises(NeighbourError, match="serves nothing: its weights were not verified"):
         await pair.generate(5, 4)
@@ -169,15 +172,6 @@ async def test_a_wrong_digest_is_refused_and_nothing_is_served_until_the_next_pu
 
 def engine_spec(folder: Path) -> EngineSpec:
     return EngineSpec(str(folder), "float32", 1, 0, 512, False, "gloo")
-
-
-def metas(model: Qwen2ForCausalLM) -> list[TensorMeta]:
-    return [TensorMeta(name, "float32", tuple(parameter.shape)) for name, parameter in model.named_parameters()]
-
-
-def buckets(model: Qwen2ForCausalLM) -> Iterator[Sequence[tuple[str, torch.Tensor]]]:
-    for pair in model.named_parameters():
-        yield [pair]
 
 
 def worst_difference(

@@ -160,7 +160,7 @@ async def test_leave_after_a_broken_push_does_not_reopen(stage: Stage) -> None:
 async def test_probe_needs_verified_weights(stage: Stage) -> None:
     assert await stage.server.probe([1, 2, 3]) == [-7.0, -7.0]
     await stage.server.receive({})
-    with pytest.raises(NeighbourError, match=r"^sluice-rollout-0: holds no verified weights to probe$"):
+    with pytest.raises(NeighbourError, match=r"^engine: holds no verified weights to probe$"):
         await stage.server.probe([1, 2, 3])
 
 

@@ -15,14 +15,17 @@ _Connection = tuple[asyncio.StreamReader, asyncio.StreamWriter]
 
 
 class ControlLine:
-    """The learner's end: the verbs of `learner.weights.server_control.ServerControl`."""
+    """The learner's end: the verbs of `protocol.weights.controls.ServerControls`."""
 
     def __init__(self, name: str, host: str, port: int) -> None:
         self.name = name
         self._where = (host, port)
         self._idle: list[_Connection] = []
 
-    async def join(self, init: dict[str, Any], timeout_s: float) -> None:
+    async def ping(self) -> None:
+        await self._call("ping")
+
+    async def join_weights(self, init: dict[str, Any], timeout_s: float) -> None:
         await self._call("join_weights", init, timeout_s)
 
     async def pause(self) -> None:

@@ -9,6 +9,7 @@ from typing import Any, Protocol, TypeVar
 
 from torch import Tensor
 
+from protocol.weights.controls import WeightControls
 from protocol.weights.group import BroadcastGroup
 
 T = TypeVar("T")
@@ -27,17 +28,10 @@ FAULTS = (
 )
 
 
-class Receiver(Protocol):
+class Receiver(WeightControls, Protocol):
     """The weight side of an engine: `rollout.engine.engine.Engine`, or what stands in for it in the short form."""
 
     policy_version: int | None
-
-    async def join_weights(self, init_info: dict[str, Any], timeout_s: float) -> None: ...
-    async def pause(self) -> None: ...
-    async def receive(self, update_info: dict[str, Any]) -> None: ...
-    async def commit(self, version: int, digest: str) -> None: ...
-    async def resume(self) -> None: ...
-    async def leave(self) -> None: ...
 
 
 class FaultyServer:
@@ -53,7 +47,10 @@ class FaultyServer:
         self._engine = engine
         self._loop = asyncio.get_running_loop()
 
-    async def join(self, init: dict[str, Any], timeout_s: float) -> None:
+    async def ping(self) -> None:
+        pass
+
+    async def join_weights(self, init: dict[str, Any], timeout_s: float) -> None:
         await self._there(self._engine.join_weights(init, timeout_s))
 
     async def pause(self) -> None:
@@ -106,6 +103,9 @@ class FlippingGroup:
             sent[len(sent) // 2] ^= 1
             self._is_first = False
         self._group.broadcast(sent)
+
+    def close(self) -> None:
+        self._group.close()
 
 
 def breaking_off(buckets: Buckets) -> Buckets:

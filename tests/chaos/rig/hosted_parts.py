@@ -11,7 +11,6 @@ from learner.run.start import RunStart
 from learner.weights.push import WeightPusher
 from protocol.node.home import Keys
 from protocol.settings.settings import Settings
-from protocol.weights.wire import TensorMeta
 from rollout.engine.spec import EngineSpec
 from rollout.neighbours.node import Node
 from rollout.server import RolloutServer
@@ -20,6 +19,7 @@ from tests.chaos.rig.processes import ENGINE, CountingLearner, Pace, obey
 from tests.chaos.rig.pushed_engine import PushedEngine
 from tests.chaos.rig.run import Parts
 from tests.chaos.rig.two_hosts import TwoHosts
+from tests.fakes.planned_weights import planned
 
 _FIRST_PORT = 7100
 _WEIGHT_BYTES = 1 << 20
@@ -47,7 +47,6 @@ def hosted_parts(hosts: TwoHosts, is_far: dict[str, bool]) -> Parts:
             hosts.near_address,
             "gloo",
             settings.weights.deadline_s,
-            _BUCKET_BYTES,
         )
         pipe.send(("ended", learner.train(pace.step_s)))
 
@@ -73,6 +72,5 @@ class _PushingLearner(CountingLearner):
 
     def push(self) -> None:
         weights = torch.full((_WEIGHT_BYTES // 4,), float(self.version))
-        meta = [TensorMeta("weights", "float32", tuple(weights.shape))]
-        report = self.pusher.push(self.version, iter([[("weights", weights)]]), meta)
+        report = self.pusher.push(self.version, *planned([("weights", weights)], _BUCKET_BYTES))
         self.pipe.send(("weights", self.version, report.push_s, report.synced, report.failed))

@@ -63,20 +63,20 @@ class PlainEngine:
         spans = tuple((start, end, versions[start]) for start, end in edges)
         return Generation([0] * len(versions), [0.0] * len(versions), spans, "length", None, "")
 
-    async def join_weights(self, init_info: dict[str, Any], timeout_s: float) -> None:
+    async def join_weights(self, init: dict[str, Any], timeout_s: float) -> None:
         await self._abandon()
         self._receiver.shutdown()
-        await self._call(self._receiver.init_transfer_engine, GlooInit(**init_info))
+        await self._call(self._receiver.init_transfer_engine, GlooInit(**init))
 
     async def pause(self) -> None:
         self._going.clear()
 
-    async def receive(self, update_info: dict[str, Any]) -> None:
+    async def receive(self, update: dict[str, Any]) -> None:
         await self._abandon()
         self.policy_version = None
         self._is_updating = True
         await self._call(self._receiver.start_weight_update)
-        await self._call(self._receiver.update_weights, update_info)
+        await self._call(self._receiver.update_weights, update)
 
     async def commit(self, version: int, digest: str) -> None:
         await self._call(self._receiver.update_weights, {"expected_digest": digest})
@@ -94,6 +94,9 @@ class PlainEngine:
         await self._call(self._receiver.shutdown)
         if self.policy_version is not None:
             self._going.set()
+
+    async def probe(self, tokens: list[int]) -> list[float]:
+        return []
 
     def shutdown(self) -> None:
         self._thread.shutdown(wait=False)

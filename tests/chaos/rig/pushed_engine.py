@@ -1,6 +1,5 @@
 """An engine that writes at a given pace and whose weights come by real pushes: gloo, wire and digest, plain tensors."""
 
-from collections.abc import Mapping
 from typing import Any
 
 from protocol.errors import NeighbourError
@@ -15,12 +14,12 @@ class PushedEngine(PacedEngine):
         super().__init__(seed, token_s, mean_tokens)
         self._receiver = ReceivingServer(name)
 
-    async def join_weights(self, init_info: Mapping[str, Any], timeout_s: float) -> None:
-        await self._receiver.join(dict(init_info), timeout_s)
+    async def join_weights(self, init: dict[str, Any], timeout_s: float) -> None:
+        await self._receiver.join_weights(init, timeout_s)
 
-    async def receive(self, update_info: Mapping[str, Any]) -> None:
+    async def receive(self, update: dict[str, Any]) -> None:
         self.policy_version = None
-        await self._receiver.receive(dict(update_info))
+        await self._receiver.receive(update)
 
     async def commit(self, version: int, digest: str) -> None:
         await self._receiver.commit(version, digest)

@@ -1,6 +1,6 @@
 """The receiving half of a weight push without an engine: real store, gloo group, wire and digest, plain tensors.
 
-A `ServerControl` for chaos commands; the pusher's event loop calls it, a thread of its own receives.
+`ServerControls` for chaos commands; the pusher's event loop calls it, a thread of its own receives.
 """
 
 import asyncio
@@ -24,7 +24,10 @@ class ReceivingServer:
         self._group: GlooGroup | None = None
         self._thread = ThreadPoolExecutor(max_workers=1)
 
-    async def join(self, init: dict[str, Any], timeout_s: float) -> None:
+    async def ping(self) -> None:
+        pass
+
+    async def join_weights(self, init: dict[str, Any], timeout_s: float) -> None:
         def meet() -> GlooGroup:
             store = reach_store(init["address"], init["port"], init["deadline_s"])
             return GlooGroup(store, init["key"], 1, init["world_size"], init["address"], init["deadline_s"])

@@ -6,7 +6,7 @@ freezes them in their middle, and each token carries the version that was held w
 
 import asyncio
 import random
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 from protocol.errors import NeighbourError
@@ -78,13 +78,13 @@ class PacedEngine:
     def forget_weights(self) -> None:
         self.policy_version = None
 
-    async def join_weights(self, init_info: Mapping[str, Any], timeout_s: float) -> None:
+    async def join_weights(self, init: dict[str, Any], timeout_s: float) -> None:
         """Nothing to join: versions come by command."""
 
     async def pause(self) -> None:
         self._may_write.clear()
 
-    async def receive(self, update_info: Mapping[str, Any]) -> None:
+    async def receive(self, update: dict[str, Any]) -> None:
         self.policy_version = None
 
     async def commit(self, version: int, digest: str) -> None:
@@ -96,8 +96,8 @@ class PacedEngine:
     async def leave(self) -> None:
         self._may_write.set()
 
-    async def probe(self, tokens: Sequence[int], version: int) -> list[float]:
-        return [-float(version)] * (len(tokens) - 1)
+    async def probe(self, tokens: list[int]) -> list[float]:
+        return [-1.0] * (len(tokens) - 1)
 
     def shutdown(self) -> None:
         self.is_alive = False

@@ -1,108 +1,24 @@
 """The weight push against servers that are healthy, dead, silent or lying; gloo, sockets and deadlines are real.
 
-The servers here run the receiving half of the wire without vLLM, each in threads of this process, and fail on command
-in one exact state. The real engine behind the same push is in tests/flow/test_push_parity.py.
+The real engine behind the same push is in tests/flow/test_push_parity.py.
 """
 
-import asyncio
-import threading
 import time
 from collections.abc import Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
-from typing import Any
 
 import psutil
 import pytest
 import torch
 
 from learner.weights.push import PushReport, WeightPusher
-from protocol.weights.group import GlooGroup, reach_store
-from protocol.weights.wire import TensorMeta, WeightDigest, bucket_num_bytes, bucket_views, read_update_message
+from protocol.weights.wire import TensorMeta, plan_buckets
+from tests.learner.weights.fake_server import FakeServer
 
 DEADLINE_S = 20.0
 SHORT_DEADLINE_S = 3.0  # where a test waits for it to pass; still long enough for a healthy server on a busy machine
 METAS = [TensorMeta("a", "float32", (64, 8)), TensorMeta("b", "bfloat16", (100,)), TensorMeta("c", "float32", (300,))]
-NUM_BUCKETS = 3
-
-
-class FakeServer:
-    """A rollout server without an engine. `fault` is (state, "raise" | "hang"); "bucket" is after the first bucket."""
-
-    def __init__(self, name: str, fault: tuple[str, str] | None = None) -> None:
-        self.name = name
-        self.fault = fault
-        self.calls: list[str] = []
-        self.version: int | None = None
-        self.weights: dict[str, torch.Tensor] = {}
-        self._thread = ThreadPoolExecutor(max_workers=1)
-        self._group: GlooGroup | None = None
-        self._digest = ""
-        self._released = threading.Event()
-
-    async def join(self, init: dict[str, Any], timeout_s: float) -> None:
-        await self._enter("join")
-        self._group = await self._there(self._join, init)
-
-    async def pause(self) -> None:
-        await self._enter("pause")
-
-    async def receive(self, update: dict[str, Any]) -> None:
-        self.version = None
-        await self._enter("receive")
-        await self._there(self._receive, update)
-
-    async def commit(self, version: int, digest: str) -> None:
-        await self._enter("commit")
-        if digest != self._digest:
-            raise ValueError(f"weight digest differs: sent {digest}, received {self._digest}")
-        self.version = version
-
-    async def resume(self) -> None:
-        await self._enter("resume")
-
-    async def probe(self, tokens: list[int]) -> list[float]:
-        await self._enter("probe")
-        return [-float(token) for token in tokens[1:]]
-
-    async def leave(self) -> None:
-        await self._enter("leave")
-        self._group = None
-
-    def release(self) -> None:
-        """End its hanging thread, and the thread that its calls run in."""
-        self._released.set()
-        self._thread.shutdown(wait=True)
-
-    async def _enter(self, state: str) -> None:
-        self.calls.append(state)
-        if self.fault == (state, "raise"):
-            raise ConnectionError(f"{self.name} is gone")
-        if self.fault == (state, "hang"):
-            await asyncio.sleep(3600)
-
-    async def _there(self, call: Any, *args: Any) -> Any:
-        return await asyncio.get_running_loop().run_in_executor(self._thread, call, *args)
-
-    def _join(self, init: dict[str, Any]) -> GlooGroup:
-        store = reach_store(init["address"], init["port"], init["deadline_s"])
-        return GlooGroup(store, init["key"], 1, init["world_size"], init["address"], init["deadline_s"])
-
-    def _receive(self, update: dict[str, Any]) -> None:
-        plan = read_update_message(update)
-        digest = WeightDigest(plan)
-        for bucket in plan:
-            flat = torch.empty(bucket_num_bytes(bucket), dtype=torch.uint8)
-            assert self._group is not None
-            self._group.broadcast(flat)
-            digest.add(flat)
-            self.weights |= {name: view.clone() for name, view in bucket_views(flat, bucket)}
-            if self.fault == ("bucket", "raise"):
-                self._group = None
-                raise ConnectionError(f"{self.name} is gone")
-            if self.fault == ("bucket", "hang"):
-                self._released.wait()
-                return
-        self._digest = digest.hexdigest()
+PLAN = plan_buckets(METAS, 2100)  # a; b and c
+SILENCE_S = 1.0
 
 
 @pytest.fixture
@@ -116,7 +32,7 @@ def pushers() -> Iterator[list[WeightPusher]]:
 def make_pusher(
     pushers: list[WeightPusher], servers: Sequence[FakeServer], deadline_s: float = DEADLINE_S
 ) -> WeightPusher:
-    pusher = WeightPusher(servers, "127.0.0.1", "gloo", deadline_s, bucket_bytes=2100)
+    pusher = WeightPusher(servers, "127.0.0.1", "gloo", deadline_s, silence_s=SILENCE_S)
     pushers.append(pusher)
     return pusher
 
@@ -127,7 +43,7 @@ def weights(value: float) -> dict[str, torch.Tensor]:
 
 def push(pusher: WeightPusher, version: int) -> PushReport:
     named = list(weights(float(version)).items())
-    return pusher.push(version, iter([named[:2], named[2:]]), METAS)
+    return pusher.push(version, PLAN, iter([named[:1], named[1:]]))
 
 
 def holds(server: FakeServer, version: int) -> bool:
@@ -161,14 +77,15 @@ def test_first_bucket_is_gathered_before_anyone_pauses(pushers: list[WeightPushe
     seen: list[list[str]] = []
 
     def gather() -> Iterator[list[tuple[str, torch.Tensor]]]:
-        for pair in weights(1.0).items():
+        named = list(weights(1.0).items())
+        for bucket in (named[:1], named[1:]):
             seen.append(list(server.calls))
-            yield [pair]
+            yield bucket
 
-    make_pusher(pushers, [server]).push(1, gather(), METAS)
+    make_pusher(pushers, [server]).push(1, PLAN, gather())
 
     assert seen[0] == ["join"]
-    assert "pause" in seen[2]
+    assert "pause" in seen[1]
 
 
 @pytest.mark.parametrize("kind", ["raise", "hang"])
@@ -270,32 +187,92 @@ def test_learner_that_fails_between_buckets_leaves_servers_without_a_version(pus
         raise RuntimeError("the learner failed")
 
     with pytest.raises(RuntimeError, match="the learner failed"):
-        make_pusher(pushers, [server]).push(1, gather(), METAS)
+        make_pusher(pushers, [server]).push(1, PLAN, gather())
 
     assert server.version is None
     assert "commit" not in server.calls
 
 
 @pytest.mark.parametrize(
-    ("named", "text"),
+    ("gathered", "text"),
     [
-        ([("a", (64, 8)), ("c", (300,))], r"meta has b \(100,\) where the buckets have c \(300,\)"),
-        ([("a", (8, 64))], r"meta has a \(64, 8\) where the buckets have a \(8, 64\)"),
-        ([("a", (64, 8)), ("b", (100,))], r"meta has c \(300,\) where the buckets have nothing None"),
-        ([("a", (64, 8)), ("b", (100,)), ("c", (300,)), ("d", (1,))], "the buckets have d, which is not in meta"),
+        (
+            [["a"], ["c"]],
+            r"\('c', \(300,\)\)\] where the bucket has \[\('c\', \(300,\)\)\]",
+        ),
+        ([["a"], ["c", "b"]], r"where the bucket has \[\('c', \(300,\)\), \('b', \(100,\)\)\]"),
+        ([["a"]], r"the plan has \[\('b', \(100,\)\), \('c', \(300,\)\)\] where the bucket has \[\]"),
+        ([["a"], ["b", "c"], ["a"]], r"a bucket of \['a'\] is not in the plan"),
     ],
-    ids=["missing", "shape", "short", "surplus"],
+    ids=["missing", "order", "short", "surplus"],
 )
-def test_buckets_that_are_not_what_meta_says_are_refused(
-    pushers: list[WeightPusher], named: list[tuple[str, tuple[int, ...]]], text: str
+def test_buckets_that_are_not_as_planned_are_refused(
+    pushers: list[WeightPusher], gathered: list[list[str]], text: str
 ) -> None:
-    server = FakeServer("one")
-    tensors = [(name, torch.zeros(shape)) for name, shape in named]
+    server, named = FakeServer("one"), weights(1.0)
+    buckets = [[(name, named[name]) for name in bucket] for bucket in gathered]
 
     with pytest.raises(ValueError, match=text):
-        make_pusher(pushers, [server]).push(1, iter([tensors]), METAS)
+        make_pusher(pushers, [server]).push(1, PLAN, iter(buckets))
 
     assert "commit" not in server.calls
+
+
+def test_tensor_of_another_shape_than_planned_is_refused(pushers: list[WeightPusher]) -> None:
+    with pytest.raises(ValueError, match=r"has \[\('a', \(64, 8\)\)\] where the bucket has \[\('a', \(8, 64\)\)\]"):
+        make_pusher(pushers, [FakeServer("one")]).push(1, PLAN, iter([[("a", torch.zeros(8, 64))]]))
+
+
+@pytest.mark.parametrize("state", ["join", "pause", "receive", "bucket", "commit", "resume"])
+def test_server_out_of_reach_is_left_out_long_before_the_deadline(pushers: list[WeightPusher], state: str) -> None:
+    servers = [FakeServer("good"), FakeServer("cut off", (state, "hang"))]
+    servers[1].is_silent = True
+    start = time.monotonic()
+    report = push(make_pusher(pushers, servers), 1)
+    took_s = time.monotonic() - start
+    servers[1].release()
+
+    assert report.synced == ("good",)
+    assert holds(servers[0], 1)
+    assert report.failed["cut off"] in (
+        "cut off answered no ping for 1 s",
+        "cut off did not answer within 1.0 s",
+    )
+    assert took_s < 2.5 * SILENCE_S
+
+
+def test_server_that_is_slow_and_answers_pings_is_waited_for(pushers: list[WeightPusher]) -> None:
+    server = FakeServer("slow")
+    server.delay_s = 2 * SILENCE_S
+    report = push(make_pusher(pushers, [server]), 1)
+
+    assert report.synced == ("slow",)
+
+
+def test_server_that_is_silent_while_it_is_probed_is_no_longer_synced(pushers: list[WeightPusher]) -> None:
+    servers = [FakeServer("good"), FakeServer("cut off", ("probe", "hang"))]
+    pusher = make_pusher(pushers, servers)
+    push(pusher, 1)
+    servers[1].is_silent = True
+
+    assert pusher.probe([7, 8, 9]) == {"good": [-8.0, -9.0]}
+
+
+def test_server_that_was_out_of_reach_is_synced_when_it_is_back(pushers: list[WeightPusher]) -> None:
+    server, other = FakeServer("back"), FakeServer("good")
+    pusher = make_pusher(pushers, [server, other])
+    push(pusher, 1)
+    server.fault, server.is_silent = ("pause", "hang"), True
+    cut = push(pusher, 2)
+    server.fault, server.is_silent = None, False
+    version = 3
+    end = time.monotonic() + 10.0
+    while "back" not in push(pusher, version).synced and time.monotonic() < end:
+        version += 1
+        time.sleep(0.05)
+
+    assert list(cut.failed) == ["back"]
+    assert holds(server, version)
 
 
 def test_probe_asks_every_synced_server(pushers: list[WeightPusher]) -> None:
@@ -308,7 +285,7 @@ def test_probe_asks_every_synced_server(pushers: list[WeightPusher]) -> None:
 
 def test_closing_leaves_the_groups_of_the_servers_that_are_there(pushers: list[WeightPusher]) -> None:
     servers = [FakeServer("good"), FakeServer("bad", ("pause", "raise"))]
-    pusher = WeightPusher(servers, "127.0.0.1", "gloo", DEADLINE_S, bucket_bytes=2100)
+    pusher = WeightPusher(servers, "127.0.0.1", "gloo", DEADLINE_S)
     push(pusher, 1)
     pusher.close()
 

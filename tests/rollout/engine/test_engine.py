@@ -121,16 +121,16 @@ async def test_paused_engine_generates_nothing_until_it_is_resumed(engine: Engin
     assert len(generation.tokens) == 3
 
 
-async def test_probe_of_another_version_is_refused(engine: Engine) -> None:
-    await engine.serve_loaded_weights(3)
-    with pytest.raises(NeighbourError, match="probe of version 4, but version 3 is served"):
-        await engine.probe(PROMPT, 4)
+async def test_probe_without_verified_weights_is_refused(engine: Engine) -> None:
+    engine.forget_weights()
+    with pytest.raises(NeighbourError, match="holds no verified weights to probe"):
+        await engine.probe(PROMPT)
 
 
 async def test_probe_gives_the_logprobs_of_a_generation(engine: Engine) -> None:
     await engine.serve_loaded_weights(3)
     generation = await engine.generate(PROMPT, Sampling(16, 1.0, seed=5), "probed")
-    logprobs = await engine.probe(PROMPT + generation.tokens, 3)
+    logprobs = await engine.probe(PROMPT + generation.tokens)
 
     assert logprobs[len(PROMPT) - 1 :] == pytest.approx(generation.logprobs, abs=1e-4)
 

@@ -1,0 +1,65 @@
+"""How the learner and the servers of a broadcast group find each other, over gloo or NCCL."""
+
+from __future__ import annotations
+
+import itertools
+from typing import Any, Protocol
+
+from protocol.weights.group import BroadcastGroup, GlooGroup, NcclGroup, free_port, reach_store
+
+
+class Rendezvous(Protocol):
+    """One attempt to meet: what each server is told, and the learner's own half."""
+
+    def init(self, place: int) -> dict[str, Any]:
+        """Return what the group's server number `place` is told, counted from 0: the ranks of its workers follow."""
+        ...
+
+    def join(self) -> BroadcastGroup:
+        """Return the group, when all have come."""
+        ...
+
+
+class GlooRendezvous:
+    """Through the learner's store; each attempt has a key of its own, so that a late joiner finds nobody's leavings."""
+
+    _attempts = itertools.count()
+
+    def __init__(self, address: str, port: int, num_servers: int, workers_per_server: int, deadline_s: float) -> None:
+        self._where = (address, port, deadline_s)
+        self._key = f"weights-{next(self._attempts)}"
+        self._workers_per_server = workers_per_server
+        self._world_size = 1 + num_servers * workers_per_server
+
+    def init(self, place: int) -> dict[str, Any]:
+        address, port, deadline_s = self._where
+        rank_offset = 1 + place * self._workers_per_server
+        group = {"key": self._key, "rank_offset": rank_offset, "world_size": self._world_size}
+        return {"address": address, "port": port, "deadline_s": deadline_s, **group}
+
+    def join(self) -> BroadcastGroup:
+        # A connection of its own: torch's store client serves one blocking wait at a time, and links must not queue.
+        address, _, deadline_s = self._where
+        return GlooGroup(reach_store(*self._where), self._key, 0, self._world_size, address, deadline_s)
+
+
+class NcclRendezvous:
+    """Through vLLM's own for its NCCL weight transfer; the port is free at this moment, not reserved."""
+
+    def __init__(self, address: str, num_servers: int, workers_per_server: int) -> None:
+        self._where = (address, free_port(address), 1 + num_servers * workers_per_server)
+        self._workers_per_server = workers_per_server
+
+    def init(self, place: int) -> dict[str, Any]:
+        address, port, world_size = self._where
+        # vLLM adds a worker's rank inside its server alone: without a server's own offset all would claim rank 1.
+        rank_offset = 1 + place * self._workers_per_server
+        return {
+            "master_address": address,
+            "master_port": port,
+            "rank_offset": rank_offset,
+            "world_size": world_size,
+        }
+
+    def join(self) -> BroadcastGroup:
+        return NcclGroup(*self._where)

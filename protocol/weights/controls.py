@@ -1,0 +1,50 @@
+"""The verbs by which a learner changes a rollout server's weights: an engine has them, a server, and its handle."""
+
+from typing import Any, Protocol
+
+
+class WeightControls(Protocol):
+    """What can be asked of whoever holds weights; every call may raise anything when it is gone."""
+
+    async def join_weights(self, init: dict[str, Any], timeout_s: float) -> None:
+        """Start joining the learner's broadcast group. init: of the rendezvous; its keys are the backend's."""
+        ...
+
+    async def pause(self) -> None:
+        """Freeze generation after the current token."""
+        ...
+
+    async def receive(self, update: dict[str, Any]) -> None:
+        """Receive one push's buckets; returns when the last has come. update: `wire.update_message`."""
+        ...
+
+    async def commit(self, version: int, digest: str) -> None:
+        """Make what was received policy version `version`. Raises when its digest is another."""
+        ...
+
+    async def resume(self) -> None:
+        """Go on generating. Raises while the weights are not verified."""
+        ...
+
+    async def probe(self, tokens: list[int]) -> list[float]:
+        """Return the logprobs of tokens[1:] under the version held, natural log at temperature 1."""
+        ...
+
+    async def leave(self) -> None:
+        """Leave the broadcast group; with intact weights, generation goes on."""
+        ...
+
+
+class ServerControls(WeightControls, Protocol):
+    """The weight controls of one rollout server, as a push calls them."""
+
+    @property
+    def name(self) -> str: ...
+
+    async def ping(self) -> None:
+        """Return at once: the server can be reached and its event loop turns."""
+        ...
+
+
+VERBS = ("join_weights", "pause", "receive", "commit", "resume", "probe", "leave", "ping")
+"""Every verb of `ServerControls`, for who passes them on."""

@@ -1,0 +1,167 @@
+"""Servers that share one broadcast group, as over NCCL, when one of them is gone: control flow alone, no GPU."""
+
+import threading
+import time
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+import torch
+
+from learner.weights import push as push_module
+from learner.weights.push import PushReport, WeightPusher
+from learner.weights.rendezvous import NcclRendezvous
+from protocol.weights.wire import TensorMeta, plan_buckets
+
+PLAN = plan_buckets([TensorMeta("a", "float32", (4,))], 1 << 20)
+SILENCE_S = 0.5
+
+
+class FakeGroup:
+    """A group in which every server takes what is sent; a broadcast is stuck while one of them is."""
+
+    device = "cpu"
+
+    def __init__(self) -> None:
+        self.is_stuck = threading.Event()
+        self.is_closed = threading.Event()
+
+    def broadcast(self, flat: torch.Tensor) -> None:
+        if self.is_stuck.is_set():
+            self.is_closed.wait(10.0)
+            raise RuntimeError("aborted")
+
+    def close(self) -> None:
+        self.is_closed.set()
+
+
+class Server:
+    """calls: what it was asked. is_gone: every call fails, as of an actor that died."""
+
+    def __init__(self, name: str) -> None:
+        self.name = name
+        self.is_gone = False
+        self.inits: list[dict[str, Any]] = []
+        self.version: int | None = None
+
+    async def ping(self) -> None:
+        self._fail_if_gone()
+
+    async def join_weights(self, init: dict[str, Any], timeout_s: float) -> None:
+        self._fail_if_gone()
+        self.inits.append(init)
+
+    async def pause(self) -> None:
+        self._fail_if_gone()
+
+    async def receive(self, update: dict[str, Any]) -> None:
+        self._fail_if_gone()
+
+    async def commit(self, version: int, digest: str) -> None:
+        self.version = version
+
+    async def resume(self) -> None:
+        pass
+
+    async def probe(self, tokens: list[int]) -> list[float]:
+        return []
+
+    async def leave(self) -> None:
+        pass
+
+    def _fail_if_gone(self) -> None:
+        if self.is_gone:
+            raise ConnectionError("actor died")
+
+
+@pytest.fixture
+def groups(monkeypatch: pytest.MonkeyPatch) -> list[FakeGroup]:
+    """The groups that the learner's half met, which needs a GPU otherwise."""
+    met: list[FakeGroup] = []
+
+    def join(self: NcclRendezvous) -> FakeGroup:
+        met.append(FakeGroup())
+        return met[-1]
+
+    monkeypatch.setattr(NcclRendezvous, "join", join)
+    monkeypatch.setitem(push_module._DEVICES, "nccl", "cpu")
+    return met
+
+
+@pytest.fixture
+def servers() -> list[Server]:
+    return [Server("a"), Server("b"), Server("c")]
+
+
+@pytest.fixture
+def pusher(groups: list[FakeGroup], servers: list[Server]) -> Iterator[WeightPusher]:
+    pusher = WeightPusher(servers, "127.0.0.1", "nccl", 5.0, workers_per_server=2, silence_s=SILENCE_S)
+    yield pusher
+    pusher.close()
+
+
+def _push(pusher: WeightPusher, version: int) -> PushReport:
+    return pusher.push(version, PLAN, iter([[("a", torch.zeros(4))]]))
+
+
+def _push_until(pusher: WeightPusher, version: int, synced: tuple[str, ...]) -> int:
+    end = time.monotonic() + 5.0
+    while (report := _push(pusher, version)).synced != synced and time.monotonic() < end:
+        version += 1
+        time.sleep(0.02)
+    assert report.synced == synced
+    return version
+
+
+def test_healthy_servers_share_one_group(pusher: WeightPusher, servers: list[Server], groups: list[FakeGroup]) -> None:
+    assert _push(pusher, 1).synced == ("a", "b", "c")
+    assert len(groups) == 1
+    assert [server.inits[0]["rank_offset"] for server in servers] == [1, 3, 5]
+
+
+def test_others_get_the_first_weights_when_one_was_never_there(
+    pusher: WeightPusher, servers: list[Server], groups: list[FakeGroup]
+) -> None:
+    servers[1].is_gone = True
+    report = _push(pusher, 1)
+
+    assert report.synced == ("a", "c")
+    assert report.failed == {"b": "b failed to answer: actor died"}
+    assert len(groups) == 1
+    assert [(server.inits[0]["rank_offset"], server.inits[0]["world_size"]) for server in servers if server.inits] == [
+        (1, 5),
+        (3, 5),
+    ]
+
+
+def test_others_go_on_without_one_that_died_and_it_joins_alone_when_it_is_back(
+    pusher: WeightPusher, servers: list[Server], groups: list[FakeGroup]
+) -> None:
+    _push(pusher, 1)
+    servers[1].is_gone = True
+    broken = _push(pusher, 2)
+    version = _push_until(pusher, 3, ("a", "c"))
+    servers[1].is_gone = False
+    version = _push_until(pusher, version + 1, ("a", "b", "c"))
+
+    assert broken.synced == ()
+    assert "b failed to pause: actor died" in broken.failed["b"]
+    assert [server.version for server in servers] == [version] * 3
+    assert servers[1].inits[-1]["world_size"] == 3
+
+
+def test_group_that_is_given_up_is_closed_while_a_broadcast_is_stuck_in_it(
+    pusher: WeightPusher, servers: list[Server], groups: list[FakeGroup]
+) -> None:
+    _push(pusher, 1)
+    groups[0].is_stuck.set()
+
+    async def hang(update: dict[str, Any]) -> None:
+        raise ConnectionError("its process ended")
+
+    servers[2].receive = hang  # type: ignore[method-assign]
+    report = _push(pusher, 2)
+
+    assert report.synced == ()
+    assert report.failed["c"] == "c failed to receive: its process ended"
+    assert groups[0].is_closed.wait(2.0)
