@@ -1,6 +1,6 @@
 """The policy under training: a transformers model inside DeepSpeed.
 
-Owned by a learner rank. Methods that change or gather weights are collective: every rank calls them in the same order.
+Methods that change or gather weights are collective: every rank calls them in the same order.
 Shapes: K model tokens of a micro-batch.
 """
 

@@ -24,8 +24,8 @@ Text = Annotated[str, msgspec.Meta(max_length=1 << 20)]
 Turns = Annotated[list[Annotated[dict[_Key, Any], msgspec.Meta(max_length=64)]], msgspec.Meta(max_length=1024)]
 Columns = Annotated[dict[_Key, Any], msgspec.Meta(max_length=1024)]
 
-# What became of a sample: kept; back already; of no open group or of lost weights; not what was leased or not fit to
-# train; no valid message; a failure that was taken in.
+# What became of a sample. accepted: kept. duplicate: it was back already. unknown: of no open group or of lost weights.
+# rejected: not what was leased, or not fit to train. refused: no valid message. returned: a failure, taken in.
 Outcome = Literal["accepted", "duplicate", "unknown", "rejected", "refused", "returned"]
 
 _SampleIndices = Annotated[list[Count], msgspec.Meta(max_length=MAX_SAMPLES)]
@@ -128,10 +128,8 @@ class Ack(Message, frozen=True, kw_only=True, tag="ack"):
 
     group: Name  # as in the trajectory or failure
     sample_index: Count  # as in the trajectory or failure
-    # "accepted": kept. "duplicate": the sample was there already. "unknown": its group is closed, or its weights were
-    # lost. "rejected": not what was leased, or not trainable. "returned": a failure was noted
-    outcome: Outcome
-    detail: Reason = ""  # for people: why it was rejected
+    outcome: Outcome  # accepted: the server keeps a trajectory until Trained; any other: it forgets the sample
+    detail: Reason = ""  # for people: why it was rejected or refused
 
 
 class Trained(Message, frozen=True, kw_only=True, tag="trained"):

@@ -16,10 +16,10 @@ from protocol.wire.trajectory import Count, Name
 class SampleStamp(NamedTuple):
     """What is readable of a message about a sample."""
 
-    run_id: str
+    run_id: str  # the run that the sender takes it for
     incarnation: int  # the start of the run that the sender takes it for
-    group: str
-    sample_index: int
+    group: str  # as in the lease
+    sample_index: int  # as in the lease
     attempt: int  # of the lease that it was made for
 
 

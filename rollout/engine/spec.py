@@ -1,8 +1,4 @@
-"""What a vLLM engine is started with, and when a warm one may be taken over instead. Plain data: no vLLM here.
-
-Made by `rollout.server` from what a run asks for, and by `deploy.fleet.fleet` to find a warm server for it; read by
-`rollout.engine.start`.
-"""
+"""What a vLLM engine is started with, and when a warm one may be taken over instead. Plain data: no vLLM here."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -17,21 +13,17 @@ _DESCRIPTION_SUFFIXES = {".json", ".txt", ".model", ".jinja", ".py", ".tiktoken"
 
 @dataclass(frozen=True)
 class EngineSpec:
-    """What an engine is started with. Two specs with one `fingerprint` can share a warm engine.
+    """What an engine is started with. Two specs with one `fingerprint` can share a warm engine."""
 
-    weights_backend: "gloo" (CPU) or "nccl" (GPU). engine_args: handed to vLLM unchanged, over our defaults.
-    code: digest of the code that serves it (`protocol.node.code_digest`).
-    """
-
-    model: str
-    dtype: str
-    tensor_parallel_size: int
-    seed: int
-    max_model_len: int
-    trust_remote_code: bool
-    weights_backend: str
-    engine_args: Mapping[str, Any] = field(default_factory=dict)
-    code: str = ""
+    model: str  # path of a local model folder
+    dtype: str  # of the weights: float32 or bfloat16
+    tensor_parallel_size: int  # GPUs of the engine
+    seed: int  # vLLM's own; each generation comes with one besides
+    max_model_len: int  # tokens of the longest trajectory, prompt included
+    trust_remote_code: bool  # True: code in the model folder may run
+    weights_backend: str  # how pushes come: gloo (CPU) or nccl (GPU)
+    engine_args: Mapping[str, Any] = field(default_factory=dict)  # for vLLM unchanged, over our defaults
+    code: str = ""  # digest of the code that serves it (`protocol.node.code_digest`)
 
     def fingerprint(self) -> str:
         """Return a hash of the model's shape and tokenizer, every engine setting and the code, not of the weights.

@@ -22,28 +22,28 @@ from protocol.wire.trajectory import Trajectory
 class Key(NamedTuple):
     """Which try at which sample; what came twice is one item."""
 
-    group: str
-    sample_index: int
-    incarnation: int
-    attempt: int
+    group: str  # as in the lease
+    sample_index: int  # as in the lease
+    incarnation: int  # start of the run that gave the lease
+    attempt: int  # of the lease: leases of the group so far
 
 
 @dataclass(frozen=True)
 class Failure:
-    """A sample that could not be made: which neighbour failed, how, and how much the policy had written by then."""
+    """A sample that could not be made."""
 
-    key: Key
-    boundary: str
-    detail: str
-    num_model_tokens: int = 0
+    key: Key  # which try at which sample
+    boundary: str  # the neighbour that failed, as SampleFailed.boundary
+    detail: str  # for people: what it said or did
+    num_model_tokens: int = 0  # written by the policy until then, in turns that ended
 
 
 @dataclass(frozen=True)
 class Finished:
     """A sample that was made."""
 
-    key: Key
-    trajectory: Trajectory
+    key: Key  # which try at which sample
+    trajectory: Trajectory  # what was made, checked
 
 
 Item = Finished | Failure

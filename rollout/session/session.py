@@ -1,7 +1,7 @@
-"""One run's life on a rollout server: leases in, trajectories out, from attach to detach.
+"""One run on a rollout server, from attach to detach: leases in, trajectories out.
 
-Made by `rollout.server` for each attached run. Two loops in one event loop share the socket: one takes in what the
-coordinator says, the other tells it what there is to tell; between them stand the samples in flight.
+Two loops in one event loop share the socket: one takes in what the coordinator says, the other sends it what there is
+to say; between them stand the samples in flight.
 
     Lease -> SamplesInFlight (EpisodePlayer per sample) -> Outbox -> TrajectoryDone | SampleFailed
                                                            Outbox <- Ack, Trained
