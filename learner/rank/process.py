@@ -1,6 +1,6 @@
-"""A learner rank's process: what the driver places and calls, without importing torch into the driver.
+"""A learner rank's process as the driver sees it: its methods, without importing torch into the driver.
 
-Placed by `learner.run.ray_door` as an actor; everything is done by `learner.rank.rank`.
+Torch and the rank (`learner.rank.rank`) are imported when a method is called, in the rank's own process.
 """
 
 import logging

@@ -1,6 +1,6 @@
 """One learner rank: warm start, then batch -> loss -> step -> push -> report, until the coordinator ends the run.
 
-Placed by `learner.run.ray_door` as an actor, one process per rank. `train` is the table of contents of the learner.
+One process per rank. `train` is the table of contents of the learner.
 """
 
 import os

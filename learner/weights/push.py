@@ -15,7 +15,7 @@ server that answers no ping for 8 s is out of reach, whatever state it is in (`l
 
 Who is blamed: the server whose call failed or did not end, or that answers no ping; a broadcast that stalls while all
 calls go on blames every server of its link. A blamed server serves nothing (after 3) or its old version (before) until
-it has joined again, behind the training: no push waits for a server that failed in an earlier one. Over NCCL the
+it has joined again in the background: no push waits for a server that failed in an earlier one. Over NCCL the
 servers of a link that are not to blame meet anew without the one that is, which joins alone when it is back.
 """
 
@@ -103,7 +103,7 @@ class WeightPusher:
     def leave_out(self, absent: Collection[str]) -> None:
         """Call these servers no more, until this is called without them: who does not answer costs a deadline.
 
-        Those that shared a link with one of them meet anew without it, behind the step.
+        Those that shared a link with one of them meet anew without it, in the background.
         """
         self._run(self._leave_out(frozenset(absent)))
 

@@ -39,7 +39,7 @@ class Observation:
 
     body: str  # anyone's text: the name of a control token in it stays a name
     head: str = ""  # the environment's own words before it: they may speak in control tokens
-    tail: str = ""  # the same, behind it
+    tail: str = ""  # the same, after it
 
     @property
     def text(self) -> str:
