@@ -2,6 +2,7 @@
 
 import time
 from collections.abc import Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -26,9 +27,6 @@ from protocol.wire.messages import (
 )
 from protocol.wire.trajectory import Trajectory
 
-_ANSWER_S = 60.0
-_ASK_AGAIN_S = 5.0
-_COPY_S = 1800.0
 _POLL_S = 0.2
 # The coordinator is ours and its batches are large: one rank's share of a step, with facts of all its trajectories.
 # Every list of ToRank has a type, so that its values need no counting.
@@ -43,17 +41,25 @@ class _Question(NamedTuple):
     frames: list[bytes]
 
 
+@dataclass(frozen=True)
+class Patience:
+    """How long a rank waits for the coordinator, in seconds."""
+
+    ask_again_s: float = 5.0  # an answer that takes longer has its question put again
+    answer_s: float = 60.0  # longest time without an answer to one question; "not yet" is an answer
+    copy_s: float = 1800.0  # longest time that a copy of the ledger may take
+
+
 class CoordinatorClient:
     """Every method raises NeighbourError("coordinator") when no answer comes within a minute, or when it refuses.
 
-    ask_again_s: how long an answer may take before its question is put again.
+    Its text names who asked, what, and what the coordinator last answered.
     """
 
-    def __init__(
-        self, channel: DealerChannel, run_id: str, incarnation: int, ask_again_s: float = _ASK_AGAIN_S
-    ) -> None:
+    def __init__(self, channel: DealerChannel, run_id: str, incarnation: int, patience: Patience = Patience()) -> None:
         self._channel = channel
-        self._ask_again_s = ask_again_s
+        self._patience = patience
+        self._last_answer: tuple[str, float] | None = None  # what, and when in monotonic seconds
         self._stamp: dict[str, Any] = {"run_id": run_id, "incarnation": incarnation}
         self._decoder: Decoder[Message] = Decoder(ToRank, _LIMITS)
         self._num_asked = 0
@@ -103,11 +109,12 @@ class CoordinatorClient:
         been at it. Raises: NeighbourError.
         """
         question = self._question(SaveLedger(**self._stamp, path=str(path), step=step))
-        started = time.monotonic()
+        started, limit_s = time.monotonic(), self._patience.copy_s
         while isinstance(answer := self._put(question)[0], Wait):
             passed_s = time.monotonic() - started
-            if passed_s > _COPY_S:
-                raise NeighbourError("coordinator", f"was not done within {_COPY_S:g} s: {answer.detail}")
+            if passed_s > limit_s:
+                problem = f"had no copy of the ledger for {self._channel.name} within {limit_s:g} s: {answer.detail}"
+                raise NeighbourError("coordinator", problem)
             tell(f"waiting {passed_s:.0f} s for the coordinator: {answer.detail}")
             time.sleep(_POLL_S)
         assert isinstance(answer, Done)
@@ -126,16 +133,28 @@ class CoordinatorClient:
 
     def _put(self, question: _Question) -> tuple[Message, list[bytes]]:
         """Return the answer to a question, which is put again while none comes."""
-        deadline = time.monotonic() + _ANSWER_S
+        limit_s = self._patience.answer_s
+        deadline = time.monotonic() + limit_s
+        complaint = "could not be reached by"
         while (left_s := deadline - time.monotonic()) > 0:
-            self._channel.send(question.frames, left_s)
-            answer = self._answer(question.request, min(deadline, time.monotonic() + self._ask_again_s))
+            if not self._channel.try_send(question.frames, left_s):
+                continue
+            complaint = "did not answer"
+            answer = self._answer(question.request, min(deadline, time.monotonic() + self._patience.ask_again_s))
             if answer is None:
                 continue
+            self._last_answer = type(answer[0]).__name__, time.monotonic()
             if isinstance(answer[0], Refused):
                 raise NeighbourError("coordinator", f"refused {question.name}: {answer[0].detail}")
             return answer
-        raise NeighbourError("coordinator", f"did not answer {question.name} within {_ANSWER_S:g} s{self._complaint}")
+        problem = f"{complaint} {self._channel.name} for {question.name} within {limit_s:g} s{self._complaint}"
+        raise NeighbourError("coordinator", f"{problem}; {self._last_heard()}")
+
+    def _last_heard(self) -> str:
+        if self._last_answer is None:
+            return "it has answered nothing yet"
+        name, at = self._last_answer
+        return f"its last answer was {name}, {time.monotonic() - at:.0f} s ago"
 
     def _answer(self, request: int, deadline: float) -> tuple[Message, list[bytes]] | None:
         """Return the answer to this question; None when none came in time. What answers older ones is passed over."""

@@ -52,24 +52,37 @@ class SoloWork:
             self._wait(what, key)
 
     def _wait(self, what: str, key: str) -> None:
-        told, told_at = "nothing yet", time.monotonic()
-        while not self._answer(what, told, lambda: self._store.check([f"{key}/done"])):
-            if (now := self._answer(what, told, lambda: self._told(key))) not in (None, told):
-                told, told_at = now, time.monotonic()
-            if time.monotonic() - told_at > self._limit_s:
+        listener = _Listener(self._store, key)
+        while not listener.has_ended.wait(_POLL_S):
+            if time.monotonic() - listener.told_at > self._limit_s:
                 problem = f"told nothing new for {self._limit_s:g} s (learner.rank_timeout_s) while rank {self._rank}"
-                raise NeighbourError("learner rank 0", f"{problem} waited for it to {what}; last: {told}")
-            time.sleep(_POLL_S)
+                raise NeighbourError("learner rank 0", f"{problem} waited for it to {what}; last: {listener.told}")
+        if listener.error is not None:
+            problem = f"is gone: it was to {what} while rank {self._rank} waited; last: {listener.told}"
+            raise NeighbourError("learner rank 0", f"{problem} ({listener.error})") from None
 
-    def _told(self, key: str) -> str | None:
-        return self._store.get(key).decode() if self._store.check([key]) else None
 
-    def _answer(self, what: str, told: str, ask: Callable[[], T]) -> T:
+class _Listener:
+    """Asks the store what rank 0 is at, in a thread: no question to a store whose process stands still ever ends."""
+
+    def __init__(self, store: Store, key: str) -> None:
+        self.told = "nothing yet"
+        self.told_at = time.monotonic()
+        self.error: RuntimeError | None = None  # torch's, when the store's process has ended: it is rank 0's
+        self.has_ended = threading.Event()  # rank 0 is done, or gone
+        self._store = store
+        self._key = key
+        threading.Thread(target=self._run, name="solo-work", daemon=True).start()
+
+    def _run(self) -> None:
         try:
-            return ask()
-        except RuntimeError as error:  # torch's, when the store's process has ended: it is rank 0's
-            problem = f"is gone: it was to {what} while rank {self._rank} waited; last: {told} ({error})"
-            raise NeighbourError("learner rank 0", problem) from None
+            while not self._store.check([f"{self._key}/done"]):
+                if self._store.check([self._key]) and (now := self._store.get(self._key).decode()) != self.told:
+                    self.told, self.told_at = now, time.monotonic()
+                time.sleep(_POLL_S)
+        except RuntimeError as error:
+            self.error = error
+        self.has_ended.set()
 
 
 class _Teller:

@@ -145,12 +145,19 @@ class DealerChannel:
         self._socket.setsockopt(zmq.IMMEDIATE, 1)
         _connect(self._socket, address, name, keys, coordinator_key, pulse)
         self._address = address
+        self.name = name
 
     def send(self, frames: list[bytes], timeout_s: float) -> None:
         """Send frames. Raises: NeighbourError("coordinator") naming the address when there is no connection in time."""
-        if not self._socket.poll(int(timeout_s * 1000), zmq.POLLOUT):
+        if not self.try_send(frames, timeout_s):
             raise NeighbourError("coordinator", f"{self._address} could not be reached within {timeout_s:g} s")
+
+    def try_send(self, frames: list[bytes], timeout_s: float) -> bool:
+        """Send frames; False when there is no connection in time."""
+        if not self._socket.poll(int(timeout_s * 1000), zmq.POLLOUT):
+            return False
         self._socket.send_multipart(frames, zmq.NOBLOCK)
+        return True
 
     def call(self, frames: list[bytes], timeout_s: float) -> list[bytes]:
         """Send frames and return the next ones that come.

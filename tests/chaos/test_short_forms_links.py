@@ -1,4 +1,4 @@
-"""A cut link between two hosts, in the short form of its command."""
+"""Cut links and waits for who does not answer, in the short form of their commands."""
 
 import re
 import subprocess
@@ -22,4 +22,14 @@ def test_partition_holds_in_its_short_form() -> None:
         pytest.skip(finished.stdout.strip())
     last = finished.stdout.splitlines()[-1]
     assert re.fullmatch(_FIGURES, last), finished.stdout[-3000:] + finished.stderr[-3000:]
+    assert finished.returncode == 0
+
+
+@pytest.mark.timeout(240)
+def test_hangs_holds_in_its_short_form() -> None:
+    command = [sys.executable, "-m", "tests.chaos.hangs", "--seed", "1", "--short"]
+    finished = subprocess.run(command, capture_output=True, text=True, timeout=220)
+    last = finished.stdout.splitlines()[-1]
+    figures = r"hangs ways=\d\d hung=0 wrong_names=0 longest_over_limit_s=[\d.e-]+ holds=yes"
+    assert re.fullmatch(figures, last), finished.stdout[-6000:] + finished.stderr[-3000:]
     assert finished.returncode == 0

@@ -8,8 +8,6 @@ import json
 from collections.abc import Awaitable, Callable
 from typing import Any
 
-from rollout.server import RolloutServer
-
 _LIMIT = 1 << 20  # bytes of a line
 _Connection = tuple[asyncio.StreamReader, asyncio.StreamWriter]
 
@@ -61,7 +59,7 @@ class ControlLine:
         return answer["value"]
 
 
-async def serve_controls(server: RolloutServer, host: str, port: int) -> None:
+async def serve_controls(server: object, host: str, port: int) -> None:
     """Answer calls of a `ControlLine` from now on."""
 
     async def answer(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:

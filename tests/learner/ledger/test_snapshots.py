@@ -18,7 +18,7 @@ from learner.data.prompts import Prompt
 from learner.disk.layout import CHECKPOINTS, LEDGER
 from learner.ledger.ledger import Ledger
 from learner.ledger.snapshots import LedgerCopies, in_a_thread
-from learner.rank.coordinator_client import CoordinatorClient
+from learner.rank.coordinator_client import CoordinatorClient, Patience
 from protocol.errors import FrameError, OperatorError
 from protocol.settings.settings import Settings
 from protocol.wire import messages as m
@@ -262,7 +262,7 @@ def test_rank_waits_for_a_copy_that_takes_long(tmp_path: Path, target: Path) -> 
     with running_coordinator(tmp_path, {}, start_copy=start_late) as run:
         place = run.place
         channel = DealerChannel(place.address, "rank-0", place.peer_keys, place.coordinator_key)
-        client = CoordinatorClient(channel, RUN_ID, 1, ask_again_s=0.05)
+        client = CoordinatorClient(channel, RUN_ID, 1, Patience(ask_again_s=0.05))
         threading.Timer(1.0, release.set).start()
         told: list[str] = []
         client.save_ledger(target, 1, told.append)

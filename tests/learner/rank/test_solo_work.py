@@ -105,3 +105,19 @@ def test_what_the_work_raises_is_raised_on_rank_0_alone() -> None:
     with pytest.raises(OSError, match="full"):
         SoloWork(store, 0, 0.2).do("one", fail)
     assert "solo-work/0/done" not in store.values
+
+
+def test_rank_0_whose_process_stands_still_is_named_though_its_store_never_answers() -> None:
+    class StoppedStore(DictStore):
+        def check(self, keys: list[str]) -> bool:
+            threading.Event().wait()
+            return False
+
+    started = time.monotonic()
+    with pytest.raises(NeighbourError) as caught:
+        SoloWork(StoppedStore(), 1, 0.2).do("save step 3", lambda tell: None)
+    assert time.monotonic() - started < 5.0
+    assert str(caught.value) == (
+        "learner rank 0: told nothing new for 0.2 s (learner.rank_timeout_s) "
+        "while rank 1 waited for it to save step 3; last: nothing yet"
+    )

@@ -1,0 +1,132 @@
+"""A weight push that waits for one of two servers in each of its states; the other server must get the weights."""
+
+import asyncio
+import logging
+import os
+import signal
+import socket
+from functools import partial
+from multiprocessing.connection import Connection
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from learner.weights.push import WeightPusher
+from protocol.weights.wire import TensorMeta
+from tests.chaos.hanging.way import Way, fork, timed
+from tests.chaos.rig.control_line import ControlLine, serve_controls
+from tests.chaos.rig.receiving_server import ReceivingServer
+from tests.fakes.cuttable_link import CuttableLink
+
+_DEADLINE_S = 2.0
+_META = [TensorMeta("weights", "float32", (3000,))]
+_BUCKET_BYTES = 4000
+# The verb that stands still -> what the push says that the server did not do.
+_STATES = {
+    "join": "victim did not join",
+    "pause": "victim did not pause",
+    "receive": "victim did not take a bucket",
+    "commit": "victim did not commit",
+    "resume": "victim did not resume",
+    "probe": "victim did not probe",
+}
+_CUT_AT = ("join", "pause", "commit", "resume", "probe")
+
+
+def push_ways() -> list[Way]:
+    faults = [(fault, verb) for fault in ("stalls", "stopped") for verb in _STATES]
+    faults += [("cut", verb) for verb in _CUT_AT]
+    return [
+        Way(
+            f"server_{fault}_at_{verb}",
+            _DEADLINE_S,
+            # Gloo, which has the same limit, may be the first to notice.
+            (_STATES[verb],) if verb == "receive" else (_STATES[verb], f"within {_DEADLINE_S} s"),
+            partial(_push, fault, verb),
+        )
+        for fault, verb in faults
+    ]
+
+
+class _Victim:
+    """A server in a process of its own that stands still when it is told a verb."""
+
+    def __init__(self, fault: str, verb: str) -> None:
+        self._server = ReceivingServer("victim")
+        self._fault = fault
+        self._verb = verb
+        self._is_armed = verb == "join"
+
+    def __getattr__(self, verb: str) -> Any:
+        verb = verb.removesuffix("_weights")
+
+        async def obey(*arguments: Any) -> Any:
+            if verb == self._verb and self._is_armed:
+                if self._fault == "stopped":
+                    os.kill(os.getpid(), signal.SIGSTOP)
+                if self._fault == "stalls":
+                    await asyncio.sleep(3600)
+            # The first push goes well, so that the fault meets a server that is at work.
+            self._is_armed |= verb == ("resume" if self._verb != "probe" else "commit")
+            return await getattr(self._server, verb)(*arguments)
+
+        return obey
+
+
+class _CutLine(ControlLine):
+    """A control line whose link is cut when a verb is about to be told."""
+
+    def __init__(self, link: CuttableLink, verb: str) -> None:
+        super().__init__("victim", link.host, link.port)
+        self._link = link
+        self._verb = verb
+        self.is_armed = verb in ("join", "probe")
+
+    async def _call(self, verb: str, *arguments: Any) -> Any:
+        if verb.removesuffix("_weights") == self._verb and self.is_armed:
+            self._link.cut()
+        self.is_armed |= verb == "resume"
+        return await super()._call(verb, *arguments)
+
+
+def _serve(pipe: Connection, fault: str, verb: str) -> None:
+    async def serve() -> None:
+        with socket.create_server(("127.0.0.1", 0)) as probe:
+            port = probe.getsockname()[1]
+        await serve_controls(_Victim(fault, verb), "127.0.0.1", port)
+        pipe.send(port)
+        await asyncio.sleep(3600)
+
+    asyncio.run(serve())
+
+
+def _push(fault: str, verb: str, folder: Path) -> tuple[str, float]:
+    _, pipe = fork(_serve, fault, verb)
+    port = pipe.recv()
+    line = ControlLine("victim", "127.0.0.1", port)
+    if fault == "cut":
+        line = _CutLine(CuttableLink("127.0.0.1", port), verb)
+    pusher = WeightPusher([ReceivingServer("near"), line], "127.0.0.1", "gloo", _DEADLINE_S, _BUCKET_BYTES)
+    if verb != "join":
+        _push_version(pusher, 1)
+    if verb == "probe":
+        return timed(lambda: _probe(pusher))
+    return timed(lambda: _push_version(pusher, 2))
+
+
+def _push_version(pusher: WeightPusher, version: int) -> str:
+    weights = torch.full((3000,), float(version))
+    report = pusher.push(version, iter([[("weights", weights)]]), _META)
+    if "near" not in report.synced:
+        return f"the other server was not synced: {report.failed}"
+    return report.failed.get("victim", "nothing")
+
+
+def _probe(pusher: WeightPusher) -> str:
+    said: list[str] = []
+    handler = logging.Handler()
+    handler.emit = lambda record: said.append(record.getMessage())  # type: ignore[method-assign]
+    logging.getLogger("learner.weights.push").addHandler(handler)
+    answers = pusher.probe([1, 2, 3])
+    return "; ".join(said) if "near" in answers else f"the other server was not asked: {said}"
