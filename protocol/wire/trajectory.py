@@ -18,6 +18,8 @@ Name = Annotated[str, msgspec.Meta(min_length=1, max_length=200)]
 Count = Annotated[int, msgspec.Meta(ge=0, le=2**31 - 1)]
 # Bounds that NaN and infinity fail too: a NaN would be NULL in the ledger, and end the coordinator there.
 Seconds = Annotated[float, msgspec.Meta(ge=0, le=1e11)]
+# How a conversation ended: see `TrajectoryFacts.finish`.
+Finish = Literal["answer", "stop", "length", "turns", "context"]
 
 TOKENS = np.dtype("<i4")
 LOGPROBS = np.dtype("<f4")
@@ -52,7 +54,7 @@ class TrajectoryFacts(msgspec.Struct, frozen=True, forbid_unknown_fields=True, k
     # "answer": the environment got its answer. "stop": end of text or a stop string. "length": a turn reached
     # rollout.max_response_tokens. "turns": the environment gives no more of them (rollout.max_turns).
     # "context": no room in rollout.max_context_tokens for more
-    finish: Literal["answer", "stop", "length", "turns", "context"]
+    finish: Finish
     reward: float  # the reward services', by rewards.combine, plus the environment's; advantages are computed from it
     # reward by the endpoint's name, or "environment"; only parts that were measured
     reward_parts: Annotated[dict[Name, float], msgspec.Meta(max_length=64)]

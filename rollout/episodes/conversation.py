@@ -14,11 +14,11 @@ from hashlib import sha256
 
 from protocol.errors import FrameError, NeighbourError
 from protocol.settings.rollout import RolloutSettings
-from protocol.wire.trajectory import Trajectory, TrajectoryFacts
+from protocol.wire.trajectory import Finish, Trajectory, TrajectoryFacts
 from rollout.engine.generation import Generation, Sampling
 from rollout.engine.version_gate import VersionGate
 from rollout.environments.guard import ENVIRONMENT
-from rollout.episodes.sample import Finish, Generator, SampleTask, WrittenSoFar
+from rollout.episodes.sample import Generator, SampleTask, WrittenSoFar
 from rollout.episodes.transcript import Transcript
 
 

@@ -9,14 +9,14 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 
 from protocol.settings.rollout import RolloutSettings
-from protocol.wire.trajectory import Trajectory
+from protocol.wire.trajectory import Finish, Trajectory
 from rollout.engine.generation import Generation
 from rollout.engine.version_gate import VersionGate
 from rollout.environments.base import MakeEnvironment, Observation, Resources, Step, Turn
 from rollout.environments.guard import GuardedEnvironment
 from rollout.episodes.chat_tokens import ChatTokens
 from rollout.episodes.conversation import Conversation, Conversations
-from rollout.episodes.sample import Finish, Generator, SampleTask, Scorer, WrittenSoFar
+from rollout.episodes.sample import Generator, SampleTask, Scorer, WrittenSoFar
 from rollout.episodes.transcript import Transcript
 from rollout.neighbours.reward_client import Score, ScoreRequest
 

@@ -8,8 +8,6 @@ from rollout.engine.generation import EngineStats, Generation, Sampling
 from rollout.environments.base import Task
 from rollout.neighbours.reward_client import Score, ScoreRequest
 
-Finish = Literal["answer", "stop", "length", "turns", "context"]
-
 
 @dataclass(frozen=True)
 class SampleTask:

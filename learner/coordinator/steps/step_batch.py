@@ -14,6 +14,9 @@ from protocol.settings.learner import LearnerSettings
 from protocol.wire.messages import MAX_GROUPS, Batch
 from protocol.wire.trajectory import Trajectory
 
+# The part of a trajectory's reward that its environment gave.
+_ENVIRONMENT = "environment"
+
 
 @dataclass(frozen=True)
 class StepBatch:
@@ -65,11 +68,12 @@ class StepBatch:
             "num_model_tokens": int(model_tokens.sum()),
             "equal_groups": sum(group.equal_rewards() for group in self.groups),
         }
-        # A part that a trajectory lacks added nothing to a sum or mean: an environment that rewards only who wins gave
-        # the others 0. With shard a trajectory has one endpoint's part only: the others were not measured.
+        # An environment's reward is added: one that rewards only who wins gave the others 0. So does a part of a sum or
+        # mean. With shard a trajectory has one endpoint's part only: the others were not measured.
         for name in sorted({name for f in facts for name in f.reward_parts}):
             parts = [f.reward_parts[name] for f in facts if name in f.reward_parts]
-            metrics[f"reward/{name}"] = sum(parts) / (len(facts) if combine in ("sum", "mean") else len(parts))
+            is_added = name == _ENVIRONMENT or combine in ("sum", "mean")
+            metrics[f"reward/{name}"] = sum(parts) / len(facts if is_added else parts)
         return metrics
 
 

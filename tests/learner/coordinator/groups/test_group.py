@@ -147,3 +147,21 @@ def test_equal_rewards_are_told_from_others() -> None:
     assert group.equal_rewards()
     group.trajectories[1] = make_trajectory("e0-aa", 1, "s1", 3, reward=0.75)
     assert not group.equal_rewards()
+
+
+def test_group_is_as_old_as_the_oldest_of_what_is_back_before_it_is_ready() -> None:
+    group = new_group(num_samples=3)
+    group.receive(make_trajectory("e0-aa", 0, "s1", 4))
+    group.receive(make_trajectory("e0-aa", 1, "s1", 6))
+    assert (group.is_ready, group.oldest_version) == (False, 4)
+
+
+def test_group_is_suspect_after_two_deaths_with_the_same_sample() -> None:
+    group = new_group()
+    lease(group)
+    group.fail(0, "server", "s1 died")
+    group.fail(1, "server", "s1 died")
+    group.fail(1, "reward", "500")
+    assert not group.is_suspect
+    group.fail(1, "server", "s2 died")
+    assert group.is_suspect

@@ -87,3 +87,14 @@ def test_a_reward_part_that_a_trajectory_lacks_is_0_only_where_it_added_nothing(
     group.receive(make_trajectory("a", 1, "s1", 3, 0.5, reward_parts={"right": 0.5}))
     metrics = build_step(1, 3, [group], LearnerSettings(groups_per_step=1)).metrics(combine)
     assert (metrics["reward/left"], metrics["reward/right"]) == (left, right)
+
+
+@pytest.mark.parametrize("combine", ["sum", "mean", "product", "shard"])
+def test_what_an_environment_gave_one_trajectory_is_spread_over_all(combine: str) -> None:
+    """A run once showed 1.0 when 1 sample of 32 had won."""
+    group = Group("a", Prompt("a", "?", "A", {}), "train", 0, 0, 4)
+    for index in range(4):
+        parts = {"environment": 1.0} if index == 2 else {}
+        group.receive(make_trajectory("a", index, "s1", 3, float(bool(parts)), reward_parts=parts))
+    metrics = build_step(1, 3, [group], LearnerSettings(groups_per_step=1)).metrics(combine)
+    assert metrics["reward/environment"] == metrics["reward_mean"] == 0.25
