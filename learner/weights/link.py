@@ -113,8 +113,7 @@ class WeightLink:
     async def leave(self) -> None:
         """Tell the servers that the learner goes, and drop the group; a server that does not listen is left alone."""
         if self.is_joined:
-            calls = (asyncio.wait_for(server.leave(), _LEAVE_S) for server in self.servers)
-            await asyncio.gather(*calls, return_exceptions=True)
+            await asyncio.gather(*map(_leave, self.servers), return_exceptions=True)
         self.drop("the learner left")
 
     def drop(self, reason: str) -> None:
@@ -184,7 +183,13 @@ class WeightLink:
         self, state: str, call: Callable[[ServerControls], Coroutine[Any, Any, None]], limit_s: float | None
     ) -> None:
         """Call all servers at once. Raises: NeighbourError naming everyone who failed or was silent too long."""
-        calls = {asyncio.ensure_future(asyncio.wait_for(call(server), limit_s)): server.name for server in self.servers}
+
+        async def bounded(server: ServerControls) -> None:
+            # Called in here: a task that is cancelled before it begins would leave the call's coroutine unawaited.
+            async with asyncio.timeout(limit_s):
+                await call(server)
+
+        calls = {asyncio.ensure_future(bounded(server)): server.name for server in self.servers}
         try:
             # The first failure ends it: the others may wait in a broadcast for the one that failed, for ever.
             await asyncio.wait(calls, return_when=asyncio.FIRST_EXCEPTION)
@@ -244,6 +249,11 @@ class Feed:
     def put(self, item: Tensor | str) -> None:
         self.is_wanted.clear()
         self.items.put_nowait(item)
+
+
+async def _leave(server: ServerControls) -> None:
+    async with asyncio.timeout(_LEAVE_S):
+        await server.leave()
 
 
 def _first_line(error: BaseException | None) -> str:
