@@ -92,7 +92,7 @@ async def _outcome_of(call: Callable[[], Awaitable[Any]]) -> _Outcome:
     """Return what a call gave or raised. A SystemExit that left the task would end the event loop, so none does."""
     try:
         return _Outcome(value=await call())
-    except (asyncio.CancelledError, GeneratorExit):
+    except asyncio.CancelledError:
         raise
     except BaseException as error:  # a user's code may raise anything
         return _Outcome(error=error)

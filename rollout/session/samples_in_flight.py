@@ -159,8 +159,6 @@ def _key(sample: SampleTask) -> Key:
 
 def _is_told_to_stop(error: BaseException) -> bool:
     """Return whether an exception is this task's own cancelling, rather than one that something in it raised."""
-    if isinstance(error, GeneratorExit):  # the event loop has gone
-        return True
     task = asyncio.current_task()
     return isinstance(error, asyncio.CancelledError) and task is not None and task.cancelling() > 0
 

@@ -118,6 +118,7 @@ def _raising(error: BaseException) -> Callable[[], Any]:
         (KeyError("board"), "KeyError: 'board'"),
         (SystemExit(3), "SystemExit: 3"),
         (KeyboardInterrupt(), "KeyboardInterrupt: "),
+        (GeneratorExit(), "GeneratorExit: "),
         (RecursionError("too deep"), "RecursionError: too deep"),
         (TimeoutError("its own"), "TimeoutError: its own"),
         (NoText(), "NoText: <NoText without a text>"),

@@ -108,7 +108,9 @@ class Breaking(ScriptedScorer):
         return await super().score(request)
 
 
-@pytest.mark.parametrize("error", [AttributeError("no such thing"), SystemExit(1), asyncio.CancelledError("theirs")])
+@pytest.mark.parametrize(
+    "error", [AttributeError("no such thing"), SystemExit(1), GeneratorExit(2), asyncio.CancelledError("theirs")]
+)
 async def test_error_of_any_kind_fails_its_sample_and_is_logged(
     error: BaseException, caplog: pytest.LogCaptureFixture
 ) -> None:

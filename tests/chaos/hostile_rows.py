@@ -1,0 +1,250 @@
+"""Rows, environments and services that do anything at all: `python -m tests.chaos.hostile_rows`.
+
+Half of 10,000 rows are sound, the other half is generated: odd prompts, labels and columns; environments that return
+and raise whatever there is; replies and headers of reward services and retrievers. They are played by two real sessions
+for a real coordinator, over real sockets; the engine writes by script. Group size 2.
+
+It holds when no server ended (its session is still serving), no sound row had a failure of any kind, no lease was lost
+and no message refused, every row of the first epoch is made or given up, and every one given up has a reason. --short:
+240 rows.
+"""
+
+import asyncio
+import logging
+import sqlite3
+import sys
+import tempfile
+from collections import Counter
+from collections.abc import Sequence
+from contextlib import AsyncExitStack, closing
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from tokenizers import Tokenizer, decoders, models, pre_tokenizers
+from transformers import PreTrainedTokenizerFast
+
+from learner.coordinator.coordinator import Coordinator
+from learner.coordinator.loop import CoordinatorLoop
+from learner.coordinator.steps.record import RunRecord
+from learner.data.prompts import Prompt
+from learner.ledger.ledger import Ledger
+from protocol.node.home import Keys
+from protocol.settings.rewards import RewardEndpoint
+from protocol.settings.run_spec import run_spec
+from protocol.settings.settings import Settings
+from protocol.wire.channel import AsyncDealerChannel, RouterChannel
+from rollout.engine.generation import Generation, Sampling
+from rollout.engine.version_gate import VersionGate
+from rollout.environments.base import Resources, Task, Turn
+from rollout.environments.search import Search
+from rollout.episodes.player import EpisodePlayer
+from rollout.neighbours.http.retries import HttpPolicy
+from rollout.neighbours.retriever_client import RetrieverClient
+from rollout.neighbours.reward_client import RewardClient
+from rollout.session.outbox import Outbox
+from rollout.session.session import RolloutSession
+from tests.chaos.rig.hostile_http import hostile_services
+from tests.chaos.rig.hostile_values import CONTROL_NAMES, Row, hostile_rows
+from tests.chaos.rig.verdict import conclude, options
+from tests.fakes.rollout_fakes import ScriptedEngine, make_keys
+
+_CHATML = (
+    "{% for m in messages %}{% if m['role'] not in ['user', 'assistant'] %}{{ raise_exception('no role') }}{% endif %}"
+    "<|im_start|>{{ m['role'] }}\n{{ m['content'] | trim }}<|im_end|>\n{% endfor %}<|im_start|>assistant\n"
+)
+# Services fail for half of the rows, for their rows' sake: outages, which the breaker is for, are not the matter here.
+_POLICY = HttpPolicy(
+    min_backoff_s=0.02,
+    max_backoff_s=0.3,
+    max_retry_after_s=0.01,
+    attempt_timeout_s=2.0,
+    overall_timeout_s=6.0,
+    breaker_threshold=1 << 30,
+)
+
+
+def main() -> int:
+    arguments = options(__doc__ or "", rows=10_000)
+    num_rows = 240 if arguments.short else arguments.rows
+    logging.disable(logging.CRITICAL)
+    hostile = hostile_rows(num_rows // 2, arguments.seed)
+    # The sound ones stand behind the others: row N is hostile when N < num_rows / 2.
+    outcome = asyncio.run(_play(hostile, num_rows))
+    print(f"failures by boundary: {dict(outcome.boundaries.most_common(12))}")
+    for line in outcome.complaints[:10]:
+        print(line)
+    figures: dict[str, Any] = {
+        "rows": num_rows,
+        "hostile": len(hostile),
+        "refused_rows": outcome.num_skipped,
+        "without_reason": outcome.num_without_reason,
+        "servers_ended": outcome.num_ended,
+        "bystanders_failed": outcome.num_bystanders_failed,
+        "unfinished": outcome.num_unfinished,
+        "lost_leases": outcome.counts["lost_leases"],
+        "messages_refused": sum(n for key, n in outcome.counts.items() if key.startswith(("refused:", "rejected:"))),
+    }
+    names = ("without_reason", "servers_ended", "bystanders_failed", "unfinished", "lost_leases", "messages_refused")
+    return conclude("hostile_rows", not any(figures[name] for name in names), **figures)
+
+
+@dataclass
+class _Outcome:
+    """What became of the rows of the first epoch."""
+
+    num_ended: int  # sessions that ended before they were told to
+    num_skipped: int  # rows given up
+    num_without_reason: int  # rows given up of which no failure says boundary and detail
+    num_bystanders_failed: int  # failures of sound rows' samples
+    num_unfinished: int  # rows neither made nor given up in time
+    boundaries: Counter[str]
+    counts: Counter[str]
+    complaints: list[str]
+
+
+class _Playing(Search):
+    """Search-R1's loop, but for what the row says. Rows are told apart by the column "row"."""
+
+    rows: Sequence[Row] = ()
+
+    async def reset(self, task: Task) -> Any:
+        number = task.columns["row"]
+        self._row = self.rows[number] if number < len(self.rows) else None
+        if self._row is not None and self._row.reset is not None:
+            return self._row.reset()
+        return task.prompt
+
+    async def step(self, turn: Turn) -> Any:
+        if self._row is not None and self._row.step is not None and self._num_turns < 3:
+            self._num_turns += 1
+            return self._row.step()
+        return await super().step(turn)
+
+
+class _Engine(ScriptedEngine):
+    """Writes a search, then an answer, in the tokens of a tokenizer as Qwen's is."""
+
+    def __init__(self) -> None:
+        super().__init__(lambda context: "")
+        core = Tokenizer(models.BPE({letter: i for i, letter in enumerate(pre_tokenizers.ByteLevel.alphabet())}, []))
+        core.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+        core.decoder = decoders.ByteLevel()
+        core.add_special_tokens(list(CONTROL_NAMES))
+        self.tokenizer = PreTrainedTokenizerFast(  # type: ignore[assignment]
+            tokenizer_object=core, eos_token=CONTROL_NAMES[0], chat_template=_CHATML
+        )
+
+    async def generate(self, prompt_tokens: Sequence[int], sampling: Sampling, request_id: str) -> Generation:
+        await asyncio.sleep(0)
+        context = self.decode(prompt_tokens)
+        number = context.partition("row ")[2].partition(":")[0]
+        text, stop = (f"<search>row {number}:</search>", "</search>")
+        if "<information>" in context or not number.isdigit():
+            text, stop = "<answer> 4</answer>", "</answer>"
+        tokens = self.tokenizer.encode(text, add_special_tokens=False)
+        return Generation(tokens, [-0.5] * len(tokens), ((0, len(tokens), 0),), "stop", stop, text)
+
+
+async def _play(hostile: Sequence[Row], num_rows: int) -> _Outcome:
+    _Playing.rows = hostile
+    settings = Settings.model_validate(
+        {
+            "run": {"max_steps": num_rows // 8},
+            "rollout": {"group_size": 2, "max_response_tokens": 64, "max_context_tokens": 1024, "max_turns": 3}
+            | {"turn_timeout_s": 20.0},
+            # Nothing trains: what is made stays in the window, which has room for all of it.
+            "learner": {"groups_per_step": 8, "max_staleness": num_rows // 8},
+        }
+    )
+    keys = make_keys()
+    engines = [_Engine(), _Engine()]
+    async with AsyncExitStack() as stack:
+        folder = Path(stack.enter_context(tempfile.TemporaryDirectory()))
+        ledger = Ledger(folder / "ledger.sqlite")
+        prompts = _prompts(hostile, num_rows)
+        coordinator = Coordinator(settings, "chaos", ledger, prompts, [], RunRecord(folder, 0), last_step=0)
+        router = RouterChannel("127.0.0.1", keys.coordinator, [keys.peer.public])
+        loop = CoordinatorLoop(coordinator, router)
+        loop.start()
+        address = await stack.enter_async_context(hostile_services(hostile))
+        tasks = [
+            await _serve(stack, f"s{i}", engine, settings, address, router.address, keys)
+            for i, engine in enumerate(engines)
+        ]
+        await _until_finished(folder / "ledger.sqlite", num_rows, tasks)
+        num_ended = sum(task.done() for task in tasks)
+        for task in tasks:
+            task.cancel()
+        await asyncio.wait(tasks)
+        loop.close()
+        ledger.close()
+        ends = [f"a session ended: {task.exception()!r}" for task in tasks if not task.cancelled()]
+        return _judged(folder / "ledger.sqlite", len(hostile), num_rows, num_ended, coordinator, ends)
+
+
+def _prompts(hostile: Sequence[Row], num_rows: int) -> list[Prompt]:
+    prompts = []
+    for number in range(num_rows):
+        row = hostile[number] if number < len(hostile) else Row("hostile", "4", {})
+        prompt = f"row {number}: what?" if row.prompt == "hostile" else row.prompt
+        prompts.append(Prompt(f"p{number}", prompt, row.label, {**row.columns, "row": number}))
+    return prompts
+
+
+async def _serve(
+    stack: AsyncExitStack, name: str, engine: _Engine, settings: Settings, services: str, coordinator: str, keys: Keys
+) -> "asyncio.Task[str]":
+    endpoint = RewardEndpoint.model_validate({"name": "odd", "url": f"{services}/score", "timeout_s": 2.0})
+    rewards = await stack.enter_async_context(RewardClient([endpoint], "sum", None, _POLICY))
+    retriever = await stack.enter_async_context(RetrieverClient([f"{services}/retrieve"], 3, None, _POLICY))
+
+    async def search(query: str) -> list[str]:
+        return [passage.contents for passage in await retriever.search(query)]
+
+    spec = run_spec(settings, "chaos", 1, coordinator)
+    gate = VersionGate()
+    gate.open()
+    player = EpisodePlayer(engine, gate, _Playing, Resources(3, {"search": search}), rewards, spec.rollout, name)
+    channel = AsyncDealerChannel(coordinator, name, keys.peer, keys.coordinator.public)
+    stack.callback(channel.close)
+    session = RolloutSession(name, spec, channel, player, engine, rewards, Outbox())
+    return asyncio.create_task(session.run())
+
+
+async def _until_finished(path: Path, num_rows: int, tasks: Sequence["asyncio.Task[str]"]) -> None:
+    """Return once every row of the first epoch is made or given up, a server has ended, or nothing moves any more."""
+    deadline = asyncio.get_running_loop().time() + 30.0 + num_rows / 20
+    while asyncio.get_running_loop().time() < deadline and not any(task.done() for task in tasks):
+        with closing(sqlite3.connect(path)) as books:
+            done = "SELECT count(*) FROM prompts WHERE epoch = 0 AND state NOT IN ('pending', 'leased')"
+            if books.execute(done).fetchone()[0] >= num_rows:
+                return
+        await asyncio.sleep(0.2)
+
+
+def _judged(
+    path: Path, num_hostile: int, num_rows: int, num_ended: int, coordinator: Coordinator, ends: list[str]
+) -> _Outcome:
+    with closing(sqlite3.connect(path)) as books:
+        states = dict(books.execute("SELECT uid, state FROM prompts WHERE epoch = 0").fetchall())
+        rows = 'SELECT p.uid, f.boundary, f.detail FROM failures f JOIN prompts p USING ("group")'
+        failures = books.execute(rows).fetchall()
+    skipped = {uid for uid, state in states.items() if state == "skipped"}
+    told = {uid for uid, boundary, detail in failures if boundary and detail}
+    bystanders = [failure for failure in failures if int(failure[0][1:]) >= num_hostile]
+    finished = sum(state not in ("pending", "leased") for state in states.values())
+    return _Outcome(
+        num_ended=num_ended,
+        num_skipped=len(skipped),
+        num_without_reason=len(skipped - told),
+        num_bystanders_failed=len(bystanders),
+        num_unfinished=num_rows - finished,
+        boundaries=Counter(boundary[:40] for _, boundary, _ in failures),
+        counts=coordinator.counts,
+        complaints=[*ends, *(f"a sound row failed: {failure}" for failure in bystanders)],
+    )
+
+
+if __name__ == "__main__":
+    sys.exit(main())
