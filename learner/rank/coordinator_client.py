@@ -46,7 +46,7 @@ class Patience:
     """How long a rank waits for the coordinator, in seconds."""
 
     ask_again_s: float = 5.0  # an answer that takes longer has its question put again
-    answer_s: float = 60.0  # longest time without an answer to one question; "not yet" is an answer
+    answer_s: float = 60.0  # longest time without an answer to one question; Wait is one
     copy_s: float = 1800.0  # longest time that a copy of the ledger may take
 
 
