@@ -116,7 +116,7 @@ class Lease(Message, frozen=True, kw_only=True, tag="lease"):
     kind: Literal["train", "eval"]  # eval: held-out, to be scored and not trained
     prompt: Text | Turns  # text, or chat messages
     label: Any  # of the data set's row, as the reward services and the environment get it
-    columns: Columns  # other columns of the row, for the environment
+    columns: Columns  # other columns of the row, for the environment and the reward services
     # samples of the group to make: those that are missing
     sample_indices: Annotated[list[Count], msgspec.Meta(min_length=1, max_length=MAX_SAMPLES)]
     greedy_indices: _SampleIndices  # those among them to make without randomness
@@ -133,7 +133,7 @@ class Ack(Message, frozen=True, kw_only=True, tag="ack"):
 
 
 class Trained(Message, frozen=True, kw_only=True, tag="trained"):
-    """These groups are inside an optimizer step: their trajectories need not be kept any longer."""
+    """These groups are accounted for, trained or skipped: their trajectories need not be kept any longer."""
 
     groups: Annotated[list[Name], msgspec.Meta(max_length=MAX_GROUPS)]  # names, as in their leases
 

@@ -111,7 +111,7 @@ class Outbox:
                 self._forget(key)
 
     def mark_trained(self, groups: Iterable[str]) -> None:
-        """Forget everything of groups that an optimizer step has used."""
+        """Forget everything of groups that are accounted for, trained or skipped."""
         for group in groups:
             for key in list(self._by_group.get(group, ())):
                 self._forget(key)
