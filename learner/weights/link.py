@@ -55,6 +55,7 @@ class WeightLink:
         self._group: BroadcastGroup | None = None
         self._thread: ThreadPoolExecutor | None = None
         self._joining: asyncio.Task[None] | None = None
+        self._state = "answer"  # what the servers were last asked to do
 
     @property
     def names(self) -> tuple[str, ...]:
@@ -164,7 +165,7 @@ class WeightLink:
             return await while_present(self.servers, self._silence_s, work)
         except SilentServersError as error:
             self.lost.update(error.names)
-            raise NeighbourError(BOUNDARY, str(error)) from None
+            raise NeighbourError(BOUNDARY, f"{error} while it was to {self._state}") from None
 
     async def _broadcast_all(self, feed: Feed, receiving: asyncio.Future[None]) -> str:
         assert self._group is not None
@@ -183,6 +184,7 @@ class WeightLink:
         self, state: str, call: Callable[[ServerControls], Coroutine[Any, Any, None]], limit_s: float | None
     ) -> None:
         """Call all servers at once. Raises: NeighbourError naming everyone who failed or was silent too long."""
+        self._state = state
 
         async def bounded(server: ServerControls) -> None:
             # Called in here: a task that is cancelled before it begins would leave the call's coroutine unawaited.

@@ -13,40 +13,42 @@ from typing import Any
 import torch
 
 from learner.weights.push import WeightPusher
-from protocol.weights.wire import TensorMeta
 from tests.chaos.hanging.way import Way, fork, timed
 from tests.chaos.rig.control_line import ControlLine, serve_controls
 from tests.chaos.rig.receiving_server import ReceivingServer
 from tests.fakes.cuttable_link import CuttableLink
+from tests.fakes.planned_weights import planned
 
 _DEADLINE_S = 2.0
-_META = [TensorMeta("weights", "float32", (3000,))]
+_SILENCE_S = 1.0
 _BUCKET_BYTES = 4000
-# The verb that stands still -> what the push says that the server did not do.
-_STATES = {
-    "join": "victim did not join",
-    "pause": "victim did not pause",
-    "receive": "victim did not take a bucket",
-    "commit": "victim did not commit",
-    "resume": "victim did not resume",
-    "probe": "victim did not probe",
-}
+_STATES = ("join", "pause", "receive", "commit", "resume", "probe")
 _CUT_AT = ("join", "pause", "commit", "resume", "probe")
 
 
 def push_ways() -> list[Way]:
-    faults = [(fault, verb) for fault in ("stalls", "stopped") for verb in _STATES]
-    faults += [("cut", verb) for verb in _CUT_AT]
-    return [
-        Way(
-            f"server_{fault}_at_{verb}",
-            _DEADLINE_S,
-            # Gloo, which has the same limit, may be the first to notice.
-            (_STATES[verb],) if verb == "receive" else (_STATES[verb], f"within {_DEADLINE_S} s"),
-            partial(_push, fault, verb),
-        )
-        for fault, verb in faults
+    stalls = [
+        Way(f"server_stalls_at_{state}", _DEADLINE_S, _said_of_stall(state), partial(_push, "stalls", state))
+        for state in _STATES
     ]
+    silent = [
+        Way(
+            f"server_{fault}_at_{state}",
+            _SILENCE_S,
+            (f"victim answered no ping for {_SILENCE_S:g} s while it was to {state}",),
+            partial(_push, fault, state),
+        )
+        for fault, states in (("stopped", _STATES), ("cut", _CUT_AT))
+        for state in states
+    ]
+    return [*stalls, *silent]
+
+
+def _said_of_stall(state: str) -> tuple[str, ...]:
+    # Gloo has the same limit for a bucket, and may be the first to notice.
+    if state == "receive":
+        return ("victim did not take a bucket",)
+    return f"victim did not {state}", f"within {_DEADLINE_S} s"
 
 
 class _Victim:
@@ -59,10 +61,8 @@ class _Victim:
         self._is_armed = verb == "join"
 
     def __getattr__(self, verb: str) -> Any:
-        verb = verb.removesuffix("_weights")
-
         async def obey(*arguments: Any) -> Any:
-            if verb == self._verb and self._is_armed:
+            if verb.removesuffix("_weights") == self._verb and self._is_armed:
                 if self._fault == "stopped":
                     os.kill(os.getpid(), signal.SIGSTOP)
                 if self._fault == "stalls":
@@ -107,7 +107,7 @@ def _push(fault: str, verb: str, folder: Path) -> tuple[str, float]:
     line = ControlLine("victim", "127.0.0.1", port)
     if fault == "cut":
         line = _CutLine(CuttableLink("127.0.0.1", port), verb)
-    pusher = WeightPusher([ReceivingServer("near"), line], "127.0.0.1", "gloo", _DEADLINE_S, _BUCKET_BYTES)
+    pusher = WeightPusher([ReceivingServer("near"), line], "127.0.0.1", "gloo", _DEADLINE_S, silence_s=_SILENCE_S)
     if verb != "join":
         _push_version(pusher, 1)
     if verb == "probe":
@@ -116,8 +116,8 @@ def _push(fault: str, verb: str, folder: Path) -> tuple[str, float]:
 
 
 def _push_version(pusher: WeightPusher, version: int) -> str:
-    weights = torch.full((3000,), float(version))
-    report = pusher.push(version, iter([[("weights", weights)]]), _META)
+    weights = [("weights", torch.full((3000,), float(version)))]
+    report = pusher.push(version, *planned(weights, _BUCKET_BYTES))
     if "near" not in report.synced:
         return f"the other server was not synced: {report.failed}"
     return report.failed.get("victim", "nothing")
