@@ -3,11 +3,19 @@
 # A second run finds its stamp and returns at once. Needs Python 3.11, bash, a C++ compiler and a package index; no root.
 # SLUICE_PYTHON names another Python 3.11; pip's settings (PIP_INDEX_URL, PIP_FIND_LINKS, pip.conf, ...) are respected.
 set -euo pipefail
-cd "$(dirname "${BASH_SOURCE[0]}")/.."
+umask "$(printf '%03o' $((0$(umask) | 02)))"  # whatever the user's is, strangers do not write here
+unset PYTHONHOME  # another Python's library would be taken for that of .venv
+cd -P "$(dirname "${BASH_SOURCE[0]}")/.."
 
 readonly PYTORCH_CPU_INDEX=https://download.pytorch.org/whl/cpu
 readonly UV_PIN="uv==0.13.8"
 readonly LOG=.venv/setup.log
+readonly PROBE='
+import os, sys
+base = sys._base_executable
+if sys.version_info[:2] != (3, 11) or not os.access(base, os.X_OK):
+    sys.exit(1)
+print(base)'
 
 main() {
     local lock needed_gib
@@ -18,6 +26,9 @@ main() {
     fi
     local stamp
     stamp="$lock $(cat "$lock" pyproject.toml | sha256sum | cut -d' ' -f1) $PWD"
+    # LD_PRELOAD, with which the engine's OpenMP is loaded, is split at both, and has no way to quote them.
+    [[ $PWD != *[[:space:]:]* ]] ||
+        fail "the path $PWD has a space or a colon, and the engine cannot run there. Move the checkout to a path without."
     is_ready "$stamp" && return
     check_machine "$needed_gib"
     mkdir -p .venv 2>/dev/null || fail "$PWD cannot be written. Work in a clone of your own."
@@ -29,6 +40,7 @@ main() {
     rm -f .venv/.stamp
     : >"$LOG"
     make_venv
+    find_cache
     install_lock "$lock"
     echo "$stamp" >.venv/.stamp
     echo "setup: ready after $SECONDS s"
@@ -39,15 +51,8 @@ is_ready() {
 }
 
 check_machine() {
-    local needed_gib=$1 candidate free_kib
-    python=
-    for candidate in "${SLUICE_PYTHON:-}" python3.11 python3 python; do
-        if [[ -n $candidate ]] && "$candidate" -c 'import sys; sys.exit(sys.version_info[:2] != (3, 11))' 2>/dev/null; then
-            python=$candidate
-            break
-        fi
-    done
-    [[ -n $python ]] || fail "Python 3.11 is needed; found $(found_python). Install it, or name it in SLUICE_PYTHON."
+    local needed_gib=$1 free_kib
+    find_python
     "$python" -c 'import os, sysconfig, sys; sys.exit(not os.path.exists(sysconfig.get_path("include") + "/Python.h"))' ||
         fail "$python has no C headers (Python.h), which DeepSpeed compiles against. Install them (Debian: python3.11-dev)."
     command -v g++ >/dev/null || fail "a C++ compiler is needed, and g++ is not on PATH. Install it (Debian: g++)."
@@ -57,14 +62,35 @@ check_machine() {
     fi
 }
 
-found_python() {
-    python3 --version 2>/dev/null || echo "none"
+# Sets `python`: the one that the user named, else the one that .venv was made with, else the first of PATH.
+find_python() {
+    local candidate
+    local -a candidates=(.venv/bin/python python3.11 python3 python)
+    [[ -z ${SLUICE_PYTHON:-} ]] || candidates=("$SLUICE_PYTHON")
+    python=
+    for candidate in "${candidates[@]}"; do
+        # Its own path: the link in .venv is what a new virtual environment replaces.
+        if python=$("$candidate" -c "$PROBE" 2>/dev/null); then
+            return
+        fi
+    done
+    [[ -z ${SLUICE_PYTHON:-} ]] ||
+        fail "SLUICE_PYTHON=$SLUICE_PYTHON is $(version_of "$SLUICE_PYTHON"); Python 3.11 is needed. Name one, or unset it."
+    fail "Python 3.11 is needed; found $(version_of python3). Install it, or name it in SLUICE_PYTHON."
+}
+
+version_of() {
+    "$1" --version 2>/dev/null || echo "none"
 }
 
 make_venv() {
     local -a options=()
     uv=$(command -v uv || true)
     [[ -z $uv ]] || options=(--without-pip)
+    # Asked before .venv is touched: a virtual environment half made anew would be of no use any more.
+    if ! "$python" -c 'import venv' 2>>"$LOG" || { [[ -z $uv ]] && ! "$python" -c 'import ensurepip' 2>>"$LOG"; }; then
+        fail "$python cannot make a virtual environment. Install its venv module (Debian: python3.11-venv)."
+    fi
     # A venv that was moved or half made is refreshed in place; packages that fit stay.
     if ! "$python" -m venv "${options[@]}" .venv >>"$LOG" 2>&1; then
         fail "$python cannot make a virtual environment (see $LOG). Install its venv module (Debian: python3.11-venv)."
@@ -81,6 +107,15 @@ make_venv() {
     done < <("$python" deploy/pip_settings.py)
     # As pip does: the best version of all indices together, not the first index that knows the name.
     export UV_INDEX_STRATEGY="${UV_INDEX_STRATEGY:-unsafe-best-match}"
+}
+
+# uv keeps what it fetched in the home folder; in a container's arbitrary user's there is none to write to.
+find_cache() {
+    local cache=${UV_CACHE_DIR:-${XDG_CACHE_HOME:-${HOME:-/nonexistent}/.cache}/uv}
+    if ! { mkdir -p "$cache" && [[ -w $cache ]]; } 2>/dev/null; then
+        export UV_CACHE_DIR=$PWD/.venv/.uv-cache
+        echo "setup: $cache cannot be written; packages are kept in $UV_CACHE_DIR"
+    fi
 }
 
 install_lock() {

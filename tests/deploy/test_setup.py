@@ -34,6 +34,7 @@ def clone(tmp_path: Path) -> Path:
         "rm",
         "tr",
         "env",
+        "touch",
     ):
         (tools / tool).symlink_to(str(shutil.which(tool)))
     return folder
@@ -125,6 +126,92 @@ def test_changed_lock_is_installed_again(clone: Path) -> None:
     with open(clone / "requirements-cpu.lock", "a", encoding="utf-8") as lock:
         lock.write("another==1.0\n")
     assert "installing requirements-cpu.lock" in set_up(clone, SLUICE_PYTHON=sys.executable).stdout
+
+
+def test_python_that_was_named_and_is_not_there_is_said(clone: Path) -> None:
+    offer(clone, "python3.11", f'exec {sys.executable} "$@"')
+    refused = set_up(clone, SLUICE_PYTHON="/nowhere/python")
+    assert (refused.returncode, refused.stderr) == (
+        1,
+        "setup: SLUICE_PYTHON=/nowhere/python is none; Python 3.11 is needed. Name one, or unset it.\n",
+    )
+
+
+def test_path_with_a_space_is_refused_before_anything_is_made(clone: Path) -> None:
+    spaced = clone.rename(clone.with_name("a clone"))
+    refused = set_up(spaced, SLUICE_PYTHON=sys.executable)
+    assert (refused.returncode, refused.stderr) == (
+        1,
+        f"setup: the path {spaced} has a space or a colon, and the engine cannot run there. "
+        "Move the checkout to a path without.\n",
+    )
+    assert not (spaced / ".venv").exists()
+
+
+def test_set_up_is_found_through_a_link_to_the_folder(clone: Path) -> None:
+    offer(clone, "g++", "exit 0")
+    offer(clone, "uv", "exit 0")
+    assert set_up(clone, SLUICE_PYTHON=sys.executable).returncode == 0
+    link = clone.with_name("link")
+    link.symlink_to(clone)
+    again = set_up(link)
+    assert (again.returncode, again.stdout, again.stderr) == (0, "", "")
+
+
+def test_interpreter_of_the_set_up_is_kept_whatever_stands_first_on_the_path(clone: Path) -> None:
+    offer(clone, "g++", "exit 0")
+    offer(clone, "uv", "exit 0")
+    assert set_up(clone, SLUICE_PYTHON=sys.executable).returncode == 0
+    before = (clone / ".venv" / "bin" / "python").resolve()
+    offer(clone, "python3.11", f"touch {clone}/asked; exit 1")
+    with open(clone / "requirements-cpu.lock", "a", encoding="utf-8") as lock:
+        lock.write("another==1.0\n")
+    again = set_up(clone)
+    assert again.returncode == 0, again.stderr
+    assert (clone / ".venv" / "bin" / "python").resolve() == before
+    assert not (clone / "asked").exists()
+
+
+def test_python_without_ensurepip_is_said_and_leaves_the_virtual_environment_as_it_is(clone: Path) -> None:
+    offer(clone, "g++", "exit 0")
+    offer(clone, "bare", f'[[ $* != *"import ensurepip"* ]] || exit 1; exec {sys.executable} "$@"')
+    (clone / ".venv" / "bin").mkdir(parents=True)
+    (clone / ".venv" / "bin" / "python").write_text("the old one")
+    # Its own path is what is asked afterwards: it must be the bare one's.
+    setup = clone / "deploy" / "setup.sh"
+    setup.write_text(setup.read_text().replace("print(base)", f'print("{clone.parent}/bin/bare")'))
+    refused = set_up(clone, SLUICE_PYTHON="bare")
+    assert refused.returncode == 1
+    assert "cannot make a virtual environment. Install its venv module (Debian: python3.11-venv)." in refused.stderr
+    assert (clone / ".venv" / "bin" / "python").read_text() == "the old one"
+
+
+def test_packages_are_kept_in_the_virtual_environment_when_home_cannot_be_written(clone: Path) -> None:
+    offer(clone, "g++", "exit 0")
+    offer(clone, "uv", f'echo "$UV_CACHE_DIR" >>{clone}/caches')
+    done = set_up(clone, SLUICE_PYTHON=sys.executable, HOME="/proc/nobody")
+    assert done.returncode == 0, done.stderr
+    assert "setup: /proc/nobody/.cache/uv cannot be written; packages are kept in" in done.stdout
+    assert set((clone / "caches").read_text().splitlines()) == {f"{clone}/.venv/.uv-cache"}
+
+
+def test_pythonhome_of_another_python_does_no_harm(clone: Path) -> None:
+    offer(clone, "g++", "exit 0")
+    offer(clone, "uv", "exit 0")
+    done = set_up(clone, SLUICE_PYTHON=sys.executable, PYTHONHOME="/nowhere")
+    assert done.returncode == 0, done.stderr
+
+
+def test_strangers_may_write_nothing_whatever_the_users_umask(clone: Path) -> None:
+    offer(clone, "g++", "exit 0")
+    offer(clone, "uv", "exit 0")
+    before = os.umask(0)
+    try:
+        assert set_up(clone, SLUICE_PYTHON=sys.executable).returncode == 0
+    finally:
+        os.umask(before)
+    paths = [path for path in (clone / ".venv").rglob("*") if not path.is_symlink()]
+    assert [path for path in paths if path.stat().st_mode & 0o002] == []
 
 
 @pytest.mark.skipif(os.geteuid() == 0, reason="root may write everywhere")
