@@ -1,6 +1,8 @@
-"""The documents a retriever serves, read from JSONL `{"id", "contents"}`."""
+"""The documents a retriever serves: read from JSONL `{"id", "contents"}` once, kept in files beside their index."""
 
 import re
+from codecs import BOM_UTF8
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -8,58 +10,85 @@ from blake3 import blake3
 from pydantic import BaseModel, ValidationError
 
 from protocol.errors import OperatorError
+from retriever.texts import Texts, TextsWriter
 
 _TITLE = re.compile(r'\s*"(.*)"\s*')
 
 
 class Document(BaseModel):
-    """One line of a corpus file."""
+    """One document."""
 
-    id: str | int  # a number is taken as its text
+    id: str | int
     contents: str  # the title in double quotes on the first line, then the text; the title may be absent
 
 
 @dataclass(frozen=True)
 class Corpus:
-    """All documents of a file."""
+    """All documents in file order."""
 
-    ids: list[str]  # in file order
-    contents: list[str]  # in the same order
-    digest: str  # blake3 of the file's bytes: an index with another one is of another corpus
+    ids: Sequence[str]
+    contents: Sequence[str]
+    digest: str  # blake3 of the JSONL file's bytes: says whether an index belongs to it
 
     def __len__(self) -> int:
         return len(self.ids)
 
 
-def read_corpus(path: Path) -> Corpus:
-    """Return the documents of a JSONL file; empty lines are passed over.
-
-    Raises: OperatorError when the file cannot be read, holds no document, or a line (named by its number) is wrong.
-    """
-    ids: list[str] = []
-    contents: list[str] = []
-    digest = blake3()
+def digest_of(path: Path) -> str:
+    """Return the digest of a corpus without reading its documents. Raises: OperatorError when it cannot be read."""
     try:
-        with path.open("rb") as lines:
-            for number, line in enumerate(lines, start=1):
-                digest.update(line)
-                if not line.isspace():
-                    document = _read_document(line, path, number)
-                    ids.append(str(document.id))
-                    contents.append(document.contents)
+        return blake3(max_threads=blake3.AUTO).update_mmap(path).hexdigest()
     except OSError as error:
-        raise OperatorError(
-            f"retriever: the corpus {path} cannot be read ({error.strerror}). Set --corpus-path to a JSONL file."
-        ) from None
-    if not ids:
+        raise _unreadable(path, error) from None
+
+
+def read_corpus(path: Path, folder: Path) -> Corpus:
+    """Return the documents of a JSONL file, which are kept in files in `folder`; empty lines are passed over.
+
+    Raises: OperatorError when the file cannot be read, holds no document, or a line (named by its number) is wrong;
+    OSError when `folder` cannot be written.
+    """
+    digest = blake3()
+    ids, contents = TextsWriter(folder, "ids"), TextsWriter(folder, "contents")
+    try:
+        for number, line in enumerate(_lines(path), start=1):
+            digest.update(line)
+            if not line.isspace():
+                document = _read_document(line.removeprefix(BOM_UTF8) if number == 1 else line, path, number)
+                ids.append(str(document.id))
+                contents.append(document.contents)
+    finally:
+        ids.close()
+        contents.close()
+    corpus = open_corpus(folder, digest.hexdigest())
+    if not len(corpus):
         raise OperatorError(f"retriever: the corpus {path} holds no document. Expected one JSON object per line.")
-    return Corpus(ids, contents, digest.hexdigest())
+    return corpus
+
+
+def open_corpus(folder: Path, digest: str) -> Corpus:
+    """Return the documents that `read_corpus` kept in `folder`. Raises: OSError or ValueError for damaged files."""
+    return Corpus(Texts.open(folder, "ids"), Texts.open(folder, "contents"), digest)
 
 
 def title_of(contents: str) -> str:
     """Return the title quoted on the first line, or "" when the first line is not in quotes."""
     match = _TITLE.fullmatch(contents.partition("\n")[0])
     return match.group(1) if match else ""
+
+
+def _lines(path: Path) -> Iterator[bytes]:
+    try:
+        with path.open("rb") as file:
+            yield from file
+    except OSError as error:
+        raise _unreadable(path, error) from None
+
+
+def _unreadable(path: Path, error: OSError) -> OperatorError:
+    return OperatorError(
+        f"retriever: the corpus {path} cannot be read ({error.strerror}). Set --corpus-path to a JSONL file."
+    )
 
 
 def _read_document(line: bytes, path: Path, number: int) -> Document:

@@ -1,7 +1,7 @@
 """An index on disk that is whole or not there: built aside, its manifest written last, then renamed into place.
 
-`python -m retriever.build` makes one; `python -m retriever.serve` opens it and builds it where it is missing, damaged
-or of another corpus. Several services may start on one folder at once.
+The folder holds the corpus's documents too, so that a service reads what was indexed, whatever becomes of the JSONL
+file. Several services may open or build one folder at once.
 """
 
 import contextlib
@@ -12,72 +12,72 @@ import tempfile
 from pathlib import Path
 
 from blake3 import blake3
-from pydantic import BaseModel, ValidationError
+from pydantic import BaseModel
 
 from protocol.errors import OperatorError
-from retriever.corpus import Corpus
-from retriever.indexes import bm25
-from retriever.indexes.bm25 import Bm25Index
-from retriever.indexes.words import RULES
+from retriever.corpus import Corpus, digest_of, open_corpus, read_corpus
+from retriever.indexes.by_name import INDEXES
+from retriever.indexes.index import Index
 
 MANIFEST = "MANIFEST.json"
 _MAX_RENAMES = 10
-
-
-class Recipe(BaseModel, frozen=True):
-    """Everything that decides what an index says; an index of another recipe is built again."""
-
-    schema_version: int = 1  # of this manifest
-    backend: str = "bm25"  # kind of index
-    corpus_digest: str  # Corpus.digest of the documents in it
-    words: str = RULES  # name of the rules by which text becomes words
-    k1: float = bm25.K1  # BM25: how soon a word's repetitions stop counting
-    b: float = bm25.B  # BM25: how much long documents are held against their length, 0 to 1
-    title_weight: int = bm25.TITLE_WEIGHT  # how many times the words of a title count
+# 2: the corpus lies beside its index.
+_SCHEMA_VERSION = 2
 
 
 class Manifest(BaseModel, frozen=True):
-    """What an index is, and how damage to its files shows."""
+    """MANIFEST.json of an index."""
 
-    recipe: Recipe  # what the index was made of, and how
-    num_documents: int  # of the corpus
-    files: dict[str, str]  # name of each file of the index, but this one -> blake3 of its bytes
+    recipe: dict[str, str | int | float]  # everything that decides what the index says
+    num_documents: int
+    files: dict[str, str]  # blake3 of every file of the index
 
 
-def open_or_build(folder: Path, corpus: Corpus) -> tuple[Bm25Index, bool]:
-    """Return the corpus's index and whether it had to be built.
+def recipe_of(name: str, corpus_digest: str) -> dict[str, str | int | float]:
+    """Return everything that decides what the index of this name and corpus says."""
+    return {
+        "schema_version": _SCHEMA_VERSION,
+        "backend": name,
+        "corpus_digest": corpus_digest,
+        **INDEXES[name].recipe(),
+    }
 
-    Raises: OperatorError when the folder holds something else or cannot be written.
+
+def open_or_build(folder: Path, corpus_path: Path, name: str) -> tuple[Index, Corpus, bool]:
+    """Return a corpus, its index and whether that had to be built.
+
+    Raises: OperatorError when the corpus is wrong, or the folder holds something else or cannot be written.
     """
-    index = open_index(folder, corpus)
-    if index is not None:
-        return index, False
-    return build_index(folder, corpus), True
+    found = open_index(folder, digest_of(corpus_path), name)
+    if found is not None:
+        return *found, False
+    return *build_index(folder, corpus_path, name), True
 
 
-def open_index(folder: Path, corpus: Corpus) -> Bm25Index | None:
-    """Return the index in folder, or None when there is none, or a damaged one, or one of another corpus or recipe."""
+def open_index(folder: Path, corpus_digest: str, name: str) -> tuple[Index, Corpus] | None:
+    """Return the index in folder and its corpus, or None when there is none, or a damaged or another one."""
     try:
         manifest = Manifest.model_validate_json((folder / MANIFEST).read_bytes())
-        if manifest.recipe != Recipe(corpus_digest=corpus.digest):
+        if manifest.recipe != recipe_of(name, corpus_digest):
             return None
-        if any(_digest(folder / name) != digest for name, digest in manifest.files.items()):
+        if any(_digest(folder / file) != digest for file, digest in manifest.files.items()):
             return None
-        return Bm25Index.load(folder)
-    except (OSError, ValidationError):
+        return INDEXES[name].load(folder), open_corpus(folder, corpus_digest)
+    except (OSError, ValueError):
         return None
 
 
-def build_index(folder: Path, corpus: Corpus) -> Bm25Index:
-    """Return the corpus's index after writing it to folder, in place of an older index there."""
+def build_index(folder: Path, corpus_path: Path, name: str) -> tuple[Index, Corpus]:
+    """Return the corpus and its index after writing both to folder, in place of what was there."""
     _refuse_strange_folder(folder)
-    index = Bm25Index.build(corpus)
     try:
         folder.parent.mkdir(parents=True, exist_ok=True)
         aside = Path(tempfile.mkdtemp(prefix=f".{folder.name}.", dir=folder.parent))
         try:
+            corpus = read_corpus(corpus_path, aside)
+            index = INDEXES[name].build(corpus)
             index.save(aside)
-            _write_manifest(aside, corpus)
+            _write_manifest(aside, recipe_of(name, corpus.digest), len(corpus))
             _move_into_place(aside, folder)
         finally:
             shutil.rmtree(aside, ignore_errors=True)
@@ -85,12 +85,12 @@ def build_index(folder: Path, corpus: Corpus) -> Bm25Index:
         raise OperatorError(
             f"retriever: the index cannot be written to {folder} ({error.strerror}). Choose another --index-path."
         ) from None
-    return index
+    return index, corpus
 
 
-def _write_manifest(folder: Path, corpus: Corpus) -> None:
+def _write_manifest(folder: Path, recipe: dict[str, str | int | float], num_documents: int) -> None:
     files = {path.name: _digest(path) for path in sorted(folder.iterdir())}
-    manifest = Manifest(recipe=Recipe(corpus_digest=corpus.digest), num_documents=len(corpus), files=files)
+    manifest = Manifest(recipe=recipe, num_documents=num_documents, files=files)
     (folder / MANIFEST).write_text(manifest.model_dump_json(indent=1), encoding="utf-8")
     folder.chmod(0o755)
 

@@ -11,11 +11,11 @@ from protocol.errors import OperatorError
 from protocol.http.bearer import read_token
 from protocol.http.listen import bind
 from protocol.http.service import serve_app
-from retriever.corpus import read_corpus
 from retriever.index_folder import open_or_build
+from retriever.indexes.by_name import INDEXES
 from retriever.service import Limits, RetrieverService
 
-BACKENDS = ("bm25",)
+_LOOPBACK = ("127.0.0.1", "::1", "localhost")
 
 
 def main() -> int:
@@ -29,20 +29,34 @@ def main() -> int:
 
 
 def _serve(arguments: argparse.Namespace) -> None:
-    if arguments.retriever_name not in BACKENDS:
+    if arguments.retriever_name not in INDEXES:
         raise OperatorError(
-            f"retriever: --retriever-name {arguments.retriever_name} is not known. "
-            f"Choose one of: {', '.join(BACKENDS)}."
+            f"retriever: --retriever-name {arguments.retriever_name} is not known. Choose one of: {', '.join(INDEXES)}."
         )
-    token = read_token(arguments.token_file) if arguments.token_file else None
+    token = _token(arguments)
     # Bound before the index is read: a taken port is told at once, not after minutes of building.
     listener = bind("retriever", arguments.host, arguments.port)
-    corpus = read_corpus(arguments.corpus_path)
-    index, was_built = open_or_build(arguments.index_path, corpus)
+    name = arguments.retriever_name
+    index, corpus, was_built = open_or_build(arguments.index_path, arguments.corpus_path, name)
     limits = Limits(arguments.topk, arguments.num_threads, arguments.max_waiting)
-    app = RetrieverService(index, corpus, arguments.index_path.name, limits).app()
+    app = RetrieverService(index, corpus, arguments.index_path.name, limits, name).app()
     state = "built" if was_built else "loaded"
     serve_app(app, listener, token, f"retriever: {len(corpus)} documents, index {state}")
+
+
+def _token(arguments: argparse.Namespace) -> str | None:
+    """Return the token to ask for; None when every program of this machine may search.
+
+    Raises: OperatorError for a service that strangers on other machines could use.
+    """
+    if arguments.token_file is not None and not arguments.open:
+        return read_token(arguments.token_file)
+    if arguments.host not in _LOOPBACK:
+        raise OperatorError(
+            f"retriever: on --host {arguments.host} programs of other machines can search too, so it asks for a token. "
+            "Give --token-file without --open, or listen on 127.0.0.1."
+        )
+    return None
 
 
 def _parser() -> argparse.ArgumentParser:
@@ -50,11 +64,12 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--index-path", "--index_path", type=Path, required=True, help="folder of the index")
     parser.add_argument("--corpus-path", "--corpus_path", type=Path, required=True, help='JSONL of {"id", "contents"}')
     parser.add_argument("--topk", type=_positive, default=3, help="passages when a request names no topk")
-    parser.add_argument("--retriever-name", "--retriever_name", default="bm25", help=f"one of: {', '.join(BACKENDS)}")
+    parser.add_argument("--retriever-name", "--retriever_name", default="bm25", help=f"one of: {', '.join(INDEXES)}")
     parser.add_argument("--retriever-model", "--retriever_model", help="model of a dense retriever; bm25 uses none")
     parser.add_argument("--host", default="127.0.0.1", help="address to listen on")
     parser.add_argument("--port", type=int, default=8000, help="port to listen on; 0: a free one")
     parser.add_argument("--token-file", type=Path, help="ask for the bearer token in this file (not on /health)")
+    parser.add_argument("--open", action="store_true", help="ask for no token: on this machine's own address alone")
     parser.add_argument("--num-threads", type=_positive, default=1, help="threads that search")
     parser.add_argument("--max-waiting", type=_positive, default=512, help="requests in flight before 503")
     return parser

@@ -1,1 +1,1 @@
-"""Indexes that searches are answered from: BM25."""
+"""Indexes that searches are answered from. Reading order: index, by_name, words, bm25."""

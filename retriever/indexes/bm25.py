@@ -6,7 +6,6 @@ Scores are the Lucene variant's, computed when the index is built; a search adds
 import sys
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
@@ -14,12 +13,15 @@ from numpy.typing import NDArray
 
 from protocol.errors import OperatorError
 from retriever.corpus import Corpus, title_of
-from retriever.indexes.words import words_of
+from retriever.indexes.index import Hit
+from retriever.indexes.words import RULES, words_of
 
 K1 = 1.2
 B = 0.5
 # Asked for "country X", BM25 without it ranks pages that mention X above the page called X in six searches of seven.
 TITLE_WEIGHT = 3
+# A policy that repeats itself writes queries of any length, and each further word costs a pass over its documents.
+_MAX_QUERY_WORDS = 512
 
 
 @contextmanager
@@ -40,19 +42,16 @@ with _hidden("numba"):
     import bm25s
 
 
-@dataclass(frozen=True)
-class Hit:
-    """A document that shares a word with the query."""
-
-    row: int  # of the corpus, from 0
-    score: float  # BM25, above 0
-
-
 class Bm25Index:
     """A searchable index; safe to search from several threads."""
 
     def __init__(self, scorer: bm25s.BM25) -> None:
         self._scorer = scorer
+
+    @classmethod
+    def recipe(cls) -> dict[str, str | int | float]:
+        """Return the rules of words and the formula's numbers."""
+        return {"words": RULES, "k1": K1, "b": B, "title_weight": TITLE_WEIGHT}
 
     @classmethod
     def build(cls, corpus: Corpus) -> "Bm25Index":
@@ -82,13 +81,15 @@ class Bm25Index:
         """Write the index as .npy and .json files, without pickle."""
         self._scorer.save(folder, allow_pickle=False, show_progress=False)
 
-    @property
-    def num_documents(self) -> int:
-        return int(self._scorer.scores["num_docs"])
+    def search(self, queries: Sequence[str], topk: int) -> list[list[Hit]]:
+        """Return for each query at most topk documents that share a word with it; scores are above 0.
 
-    def search(self, query: str, topk: int) -> list[Hit]:
-        """Return at most topk documents that share a word with the query, best first, ties in corpus order."""
-        known = self._scorer.get_tokens_ids(words_of(query))
+        Of a query of more than 512 words the first 512 count.
+        """
+        return [self._search(query, topk) for query in queries]
+
+    def _search(self, query: str, topk: int) -> list[Hit]:
+        known = self._scorer.get_tokens_ids(words_of(query)[:_MAX_QUERY_WORDS])
         if not known:
             return []
         scores: NDArray[np.float32] = self._scorer.get_scores_from_ids(known)
@@ -99,9 +100,9 @@ def _best_rows(scores: NDArray[np.float32], topk: int) -> Sequence[int]:
     """Return the rows of the topk largest scores above 0. Equal scores are decided by row, not by chance."""
     candidates = np.flatnonzero(scores)
     if len(candidates) > topk:
-        held = scores[candidates]
-        threshold = np.partition(held, len(held) - topk)[len(held) - topk]
-        candidates = candidates[held >= threshold]
+        found = scores[candidates]
+        threshold = np.partition(found, len(found) - topk)[len(found) - topk]
+        candidates = candidates[found >= threshold]
     order = np.lexsort((candidates, -scores[candidates]))
     best: list[int] = candidates[order[:topk]].tolist()
     return best

@@ -100,9 +100,10 @@ def test_ideal_query_finds_its_passage_first_for_all_but_a_few_in_a_thousand(
     corpus_path = tmp_path / "corpus.jsonl"
     rows = [{"id": entity.id, "contents": contents(entity)} for entity in entities]
     corpus_path.write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
-    corpus = read_corpus(corpus_path)
+    corpus = read_corpus(corpus_path, tmp_path)
     index = Bm25Index.build(corpus)
     askable = unambiguous(entities)
     asked = [entity for entity in entities if entity.id in askable]
-    found = [corpus.ids[index.search(f"{entity.kind} {entity.name}", 1)[0].row] == entity.id for entity in asked]
+    hits_of = index.search([f"{entity.kind} {entity.name}" for entity in asked], 1)
+    found = [corpus.ids[hits[0].row] == entity.id for entity, hits in zip(asked, hits_of, strict=True)]
     assert sum(found) / len(found) > 0.998

@@ -1,5 +1,6 @@
 """An index on disk: reused when it fits, built again when not, never half written."""
 
+import json
 import os
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -7,50 +8,101 @@ from pathlib import Path
 import pytest
 
 from protocol.errors import OperatorError
-from retriever.corpus import Corpus
+from retriever.corpus import digest_of
 from retriever.index_folder import MANIFEST, build_index, open_index, open_or_build
+from retriever.indexes.bm25 import Bm25Index
+from retriever.indexes.by_name import INDEXES
 
-CORPUS = Corpus(["1", "2"], ['"Oslo"\nOslo is a capital.', '"Bergen"\nBergen is a town.'], digest="one")
+ONE = '{"id": "1", "contents": "\\"Oslo\\"\\nOslo is a capital."}\n{"id": "2", "contents": "Bergen is a town."}\n'
 
 
-def test_open_or_build_builds_once(tmp_path: Path) -> None:
-    assert open_or_build(tmp_path / "deep" / "index", CORPUS)[1] is True
-    index, was_built = open_or_build(tmp_path / "deep" / "index", CORPUS)
+@pytest.fixture
+def corpus(tmp_path: Path) -> Path:
+    path = tmp_path / "source" / "corpus.jsonl"
+    path.parent.mkdir()
+    path.write_text(ONE)
+    return path
+
+
+def test_open_or_build_builds_once(tmp_path: Path, corpus: Path) -> None:
+    assert open_or_build(tmp_path / "deep" / "index", corpus, "bm25")[2] is True
+    index, documents, was_built = open_or_build(tmp_path / "deep" / "index", corpus, "bm25")
     assert was_built is False
-    assert index.search("bergen", 1)[0].row == 1
+    ((hit,),) = index.search(["bergen"], 1)
+    assert (documents.ids[hit.row], documents.contents[hit.row]) == ("2", "Bergen is a town.")
 
 
-def test_open_or_build_builds_again_for_another_corpus(tmp_path: Path) -> None:
-    build_index(tmp_path / "index", CORPUS)
-    index, was_built = open_or_build(tmp_path / "index", Corpus(["1"], ["Turku"], digest="two"))
+def test_open_or_build_builds_again_for_another_corpus(tmp_path: Path, corpus: Path) -> None:
+    folder = tmp_path / "indexes" / "index"
+    _, before = build_index(folder, corpus, "bm25")
+    corpus.write_text('{"id": "3", "contents": "Turku"}\n')
+    index, documents, was_built = open_or_build(folder, corpus, "bm25")
     assert was_built is True
-    assert index.search("turku", 1)[0].row == 0
-    assert os.listdir(tmp_path) == ["index"]
+    assert index.search(["turku"], 1)[0][0].row == 0
+    assert os.listdir(folder.parent) == ["index"]
+    assert (list(documents.ids), list(before.ids)) == (["3"], ["1", "2"])  # who has the old one open reads on
 
 
-def test_open_index_refuses_a_damaged_file(tmp_path: Path) -> None:
-    build_index(tmp_path / "index", CORPUS)
-    data = tmp_path / "index" / "data.csc.index.npy"
-    data.write_bytes(data.read_bytes()[:-1] + b"x")
-    assert open_index(tmp_path / "index", CORPUS) is None
+def test_open_or_build_builds_again_by_another_recipe(
+    tmp_path: Path, corpus: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    build_index(tmp_path / "index", corpus, "bm25")
+    for name, recipe in (("k1", {**Bm25Index.recipe(), "k1": 0.9}), ("more", {**Bm25Index.recipe(), "more": 1})):
+        other = type("Other", (Bm25Index,), {"recipe": classmethod(lambda cls, recipe=recipe: recipe)})
+        monkeypatch.setitem(INDEXES, "bm25", other)
+        assert open_index(tmp_path / "index", digest_of(corpus), "bm25") is None, name
 
 
-def test_open_index_refuses_a_folder_without_its_manifest(tmp_path: Path) -> None:
-    build_index(tmp_path / "index", CORPUS)
+def test_manifest_says_what_decides_an_index(tmp_path: Path, corpus: Path) -> None:
+    build_index(tmp_path / "index", corpus, "bm25")
+    manifest = json.loads((tmp_path / "index" / MANIFEST).read_text())
+    assert (manifest["num_documents"], manifest["recipe"]) == (
+        2,
+        {
+            "schema_version": 2,
+            "backend": "bm25",
+            "corpus_digest": digest_of(corpus),
+            "words": "nfkd-lower-alphanumeric-1",
+            "k1": 1.2,
+            "b": 0.5,
+            "title_weight": 3,
+        },
+    )
+    assert set(manifest["files"]) >= {"ids.utf8", "ids.ends.npy", "contents.utf8", "contents.ends.npy"}
+
+
+@pytest.mark.parametrize("name", ["data.csc.index.npy", "contents.utf8", "ids.ends.npy"])
+def test_open_index_refuses_a_damaged_file(tmp_path: Path, corpus: Path, name: str) -> None:
+    build_index(tmp_path / "index", corpus, "bm25")
+    data = tmp_path / "index" / name
+    data.write_bytes(data.read_bytes()[:-1] + b"\x01")
+    assert open_index(tmp_path / "index", digest_of(corpus), "bm25") is None
+
+
+def test_open_index_refuses_a_folder_without_its_manifest(tmp_path: Path, corpus: Path) -> None:
+    build_index(tmp_path / "index", corpus, "bm25")
     (tmp_path / "index" / MANIFEST).unlink()
-    assert open_index(tmp_path / "index", CORPUS) is None
+    assert open_index(tmp_path / "index", digest_of(corpus), "bm25") is None
 
 
-def test_build_leaves_a_strange_folder_alone(tmp_path: Path) -> None:
+def test_build_leaves_a_strange_folder_alone(tmp_path: Path, corpus: Path) -> None:
     (tmp_path / "thesis.txt").write_text("precious")
     with pytest.raises(OperatorError, match="holds something that is not an index of this service"):
-        build_index(tmp_path, CORPUS)
+        build_index(tmp_path, corpus, "bm25")
     assert (tmp_path / "thesis.txt").read_text() == "precious"
 
 
-def test_build_by_several_at_once_leaves_one_whole_index(tmp_path: Path) -> None:
+def test_build_of_a_wrong_corpus_leaves_nothing(tmp_path: Path, corpus: Path) -> None:
+    corpus.write_text("[]\n")
+    with pytest.raises(OperatorError, match="line 1 of"):
+        build_index(tmp_path / "indexes" / "index", corpus, "bm25")
+    assert os.listdir(tmp_path / "indexes") == []
+
+
+def test_build_by_several_at_once_leaves_one_whole_index(tmp_path: Path, corpus: Path) -> None:
+    folder = tmp_path / "indexes" / "index"
     with ThreadPoolExecutor(4) as threads:
-        for built in [threads.submit(build_index, tmp_path / "index", CORPUS) for _ in range(12)]:
+        for built in [threads.submit(build_index, folder, corpus, "bm25") for _ in range(12)]:
             built.result()
-    assert open_index(tmp_path / "index", CORPUS) is not None
-    assert os.listdir(tmp_path) == ["index"]
+    assert open_index(folder, digest_of(corpus), "bm25") is not None
+    assert os.listdir(folder.parent) == ["index"]

@@ -40,6 +40,24 @@ def test_serve_answers_with_the_token_only_and_health_to_all(tmp_path: Path, cor
         assert [document["id"] for document in found["result"][0]] == ["3"]
 
 
+def test_open_service_asks_programs_of_this_machine_for_no_token(tmp_path: Path, corpus_path: Path) -> None:
+    """As Search-R1's own client calls it: no header, one list of queries."""
+    (tmp_path / "token").write_text(TOKEN)
+    arguments = ("--index-path", str(tmp_path / "index"), "--corpus-path", str(corpus_path), "--open")
+    with module_serving("retriever.serve", *arguments, "--token-file", str(tmp_path / "token")) as (address, _):
+        body = {"queries": ["town 3"], "topk": 1, "return_scores": True}
+        found = httpx.post(f"{address}/retrieve", json=body, trust_env=False).json()
+    assert found["result"][0][0]["document"]["id"] == "3"
+
+
+def test_service_listens_elsewhere_with_a_token(tmp_path: Path, corpus_path: Path) -> None:
+    (tmp_path / "token").write_text(TOKEN)
+    arguments = ("--index-path", str(tmp_path / "index"), "--corpus-path", str(corpus_path), "--port", "0")
+    finished = run_module("retriever.serve", *arguments, "--host", "192.0.2.1", "--token-file", str(tmp_path / "token"))
+    assert (finished.returncode, finished.stdout) == (1, "")
+    assert finished.stderr.startswith("retriever: cannot listen on 192.0.2.1 port 0")
+
+
 def test_serve_imports_nothing_that_is_slow_to_import() -> None:
     script = "import sys, retriever.serve; print({'torch', 'numba', 'vllm', 'ray', 'transformers'} & set(sys.modules))"
     assert subprocess.run([sys.executable, "-c", script], capture_output=True, text=True).stdout == "set()\n"
@@ -51,7 +69,9 @@ def test_serve_imports_nothing_that_is_slow_to_import() -> None:
         (("--retriever-name", "e5"), "retriever: --retriever-name e5 is not known. Choose one of: bm25."),
         (("--corpus-path", "/nowhere.jsonl"), "retriever: the corpus /nowhere.jsonl cannot be read"),
         (("--token-file", "/nowhere"), "token file /nowhere: cannot be read"),
-        (("--host", "192.0.2.1"), "retriever: cannot listen on 192.0.2.1 port 0"),
+        (("--host", "not an address"), "retriever: on --host not an address programs of other machines can search too"),
+        (("--open", "--host=0.0.0.0"), "retriever: on --host 0.0.0.0 programs of other machines can search too"),
+        (("--host", "0.0.0.0"), "retriever: on --host 0.0.0.0 programs of other machines can search too"),  # noqa: S104
     ],
 )
 def test_serve_exits_1_with_one_sentence(

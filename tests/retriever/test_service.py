@@ -1,14 +1,17 @@
 """The /retrieve contract over real HTTP."""
 
 import asyncio
-from collections.abc import Iterator
+import socket
+from collections.abc import Iterator, Sequence
 from typing import Any
+from urllib.parse import urlsplit
 
 import httpx
 import pytest
 
 from retriever.corpus import Corpus
-from retriever.indexes.bm25 import Bm25Index, Hit
+from retriever.indexes.bm25 import Bm25Index
+from retriever.indexes.index import Hit
 from retriever.service import Limits, RetrieverService
 from tests.fakes.http_servers import serving
 
@@ -68,11 +71,30 @@ def test_retrieve_answers_queries_in_their_order(http: httpx.Client) -> None:
         (b'{"queries": ["a"], "topk": 0}', "$.topk"),
         (b"{}", "$.queries"),
         (b"{nonsense", "$"),
+        (b'{"queries": ["\\ud800"]}', "$"),
+        (b'{"queries": ' + b"[" * 5000, "$"),
+        (b'{"queries": ["a"], "topk": 1001}', "$.topk"),
+        (b'{"queries": [' + b'"a",' * 50_000 + b'"a"]}', "$.queries"),
+        (b'{"queries": [' + b'"a",' * 50 + b'"a"], "topk": 1000}', "$.queries"),
     ],
 )
 def test_retrieve_names_the_wrong_field(http: httpx.Client, body: bytes, path: str) -> None:
     answer = http.post("/retrieve", content=body)
     assert (answer.status_code, answer.json()["path"]) == (422, path)
+
+
+def test_retrieve_answers_as_many_passages_as_a_request_may_ask_for(http: httpx.Client) -> None:
+    found = retrieve(http, queries=["oslo", "zebra"] * 25, topk=1000)
+    assert [len(items) for items in found] == [1, 0] * 25
+
+
+def test_body_that_is_never_sent_whole_is_answered_408() -> None:
+    service = RetrieverService(Bm25Index.build(CORPUS), CORPUS, "towns", Limits(body_s=0.2))
+    with serving(service.app()) as address:
+        where = urlsplit(address)
+        with socket.create_connection((where.hostname, where.port), timeout=10) as connection:
+            connection.sendall(b'POST /retrieve HTTP/1.1\r\nhost: a\r\ncontent-length: 20\r\n\r\n{"que')
+            assert connection.recv(100).startswith(b"HTTP/1.1 408 ")
 
 
 def test_health_says_what_is_served(http: httpx.Client) -> None:
@@ -102,10 +124,10 @@ class SlowIndex(Bm25Index):
         self.may_finish = asyncio.Event()
         self.loop: asyncio.AbstractEventLoop | None = None
 
-    def search(self, query: str, topk: int) -> list[Hit]:
+    def search(self, queries: Sequence[str], topk: int) -> list[list[Hit]]:
         assert self.loop is not None
         asyncio.run_coroutine_threadsafe(self.may_finish.wait(), self.loop).result(10)
-        return []
+        return [[] for _ in queries]
 
 
 async def test_retrieve_refuses_more_than_its_queue_holds_while_health_answers() -> None:

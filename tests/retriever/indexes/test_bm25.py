@@ -8,7 +8,8 @@ import pytest
 
 from protocol.errors import OperatorError
 from retriever.corpus import Corpus, title_of
-from retriever.indexes.bm25 import K1, B, Bm25Index, Hit
+from retriever.indexes.bm25 import K1, B, Bm25Index
+from retriever.indexes.index import Hit
 from retriever.indexes.words import words_of
 
 CONTENTS = [
@@ -39,7 +40,7 @@ def score_by_the_formula(contents: list[str], query: str, row: int) -> float:
 def test_search_scores_are_those_of_the_formula() -> None:
     index = Bm25Index.build(corpus_of(CONTENTS))
     query = "country Belarus code"
-    hits = index.search(query, 4)
+    hits = index.search([query], 4)[0]
     assert sorted(hit.row for hit in hits) == [0, 1, 2, 3]
     for hit in hits:
         assert hit.score == pytest.approx(score_by_the_formula(CONTENTS, query, hit.row), rel=1e-5)
@@ -52,30 +53,41 @@ def test_search_puts_the_page_called_so_first() -> None:
         '"Brest"\nBrest, country Belarus.',
         '"Oslo"\nOslo is the capital of the country Norway.',
     ]
-    assert Bm25Index.build(corpus_of(contents)).search("country Belarus", 1)[0].row == 0
+    assert Bm25Index.build(corpus_of(contents)).search(["country Belarus"], 1)[0][0].row == 0
 
 
 def test_search_finds_nothing_when_no_word_is_shared() -> None:
     index = Bm25Index.build(corpus_of(CONTENTS))
-    assert index.search("zebra", 3) == []
-    assert index.search("", 3) == []
+    assert index.search(["zebra"], 3)[0] == []
+    assert index.search([""], 3)[0] == []
 
 
 def test_search_returns_fewer_than_topk_when_fewer_share_a_word() -> None:
-    assert [hit.row for hit in Bm25Index.build(corpus_of(CONTENTS)).search("ruble", 100)] == [2]
+    assert [hit.row for hit in Bm25Index.build(corpus_of(CONTENTS)).search(["ruble"], 100)[0]] == [2]
 
 
 def test_search_decides_equal_scores_by_corpus_order() -> None:
     index = Bm25Index.build(corpus_of(["same words"] * 50 + ["other text"]))
-    assert [hit.row for hit in index.search("same", 5)] == [0, 1, 2, 3, 4]
+    assert [hit.row for hit in index.search(["same"], 5)[0]] == [0, 1, 2, 3, 4]
 
 
 def test_index_is_the_same_after_saving_and_loading(tmp_path: Path) -> None:
     index = Bm25Index.build(corpus_of(CONTENTS))
     index.save(tmp_path)
-    hits: list[Hit] = index.search("country Belarus", 4)
-    assert Bm25Index.load(tmp_path).search("country Belarus", 4) == hits
+    hits: list[Hit] = index.search(["country Belarus"], 4)[0]
+    assert Bm25Index.load(tmp_path).search(["country Belarus"], 4)[0] == hits
     assert {path.suffix for path in tmp_path.iterdir()} == {".npy", ".json"}
+
+
+def test_search_answers_queries_in_their_order() -> None:
+    found = Bm25Index.build(corpus_of(CONTENTS)).search(["ruble", "zebra", "brest"], 1)
+    assert [[hit.row for hit in hits] for hits in found] == [[2], [], [1]]
+
+
+def test_search_counts_the_first_512_words_of_a_query() -> None:
+    index = Bm25Index.build(corpus_of(CONTENTS))
+    (inside, outside) = index.search(["zebra " * 511 + "ruble", "zebra " * 512 + "ruble"], 1)
+    assert ([hit.row for hit in inside], outside) == ([2], [])
 
 
 def test_build_refuses_a_corpus_without_words() -> None:
