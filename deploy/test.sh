@@ -1,8 +1,10 @@
 #!/usr/bin/env bash
 # Sets up what is missing, then lint, format, types, import contract and all tests; the first that fails ends it.
 # Arguments go to pytest: deploy/test.sh tests/protocol -k codec
+# Without arguments the tests run in two lanes side by side: those that start the stack wait for it most of the time.
+# The last line counts both.
 set -euo pipefail
-cd "$(dirname "${BASH_SOURCE[0]}")/.."
+cd -P "$(dirname "${BASH_SOURCE[0]}")/.."
 deploy/setup.sh
 
 scratch=$(mktemp -d "${TMPDIR:-/tmp}/sluice-test.XXXXXX")
@@ -12,14 +14,44 @@ export SLUICE_HOME="$scratch/home" PATH="$PWD/.venv/bin:$PATH"
 export OMP_NUM_THREADS="${OMP_NUM_THREADS:-1}"
 # Ray reads this when it is first imported, by whichever test that is: listen on loopback alone.
 export RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER=0 RAY_USAGE_STATS_ENABLED=0
+unit=
 cleanup() {
-    python -m deploy.cluster stop >/dev/null || true
+    [[ -z $unit ]] || kill "$unit" 2>/dev/null || true
+    SLUICE_HOME="$scratch/home" python -m deploy.cluster stop >/dev/null || true
     rm -rf "$scratch"
 }
 trap cleanup EXIT
+
+# NAME and pytest's arguments: one lane, with a home and a temporary folder of its own.
+lane() {
+    local name=$1
+    shift
+    SLUICE_HOME="$scratch/home-$name" python -m pytest -q --durations=15 --basetemp "$scratch/$name" \
+        --junitxml "$scratch/$name.xml" "$@"
+}
+
+# Counts what the lanes did, from what pytest wrote of each.
+COUNT='
+import sys, xml.etree.ElementTree as xml
+suites = [next(xml.parse(path).iter("testsuite")) for path in sys.argv[1:]]
+total, failed, errors, skipped = (sum(int(s.get(key)) for s in suites) for key in ("tests", "failures", "errors", "skipped"))
+print(f"{total - failed - errors - skipped} passed, {failed + errors} failed, {skipped} skipped")'
 
 ruff check .
 ruff format --check .
 mypy
 lint-imports
-python -m pytest -q --durations=15 --basetemp "$scratch/pytest" "$@"
+if (($#)); then
+    python -m pytest -q --durations=15 --basetemp "$scratch/pytest" "$@"
+    exit
+fi
+lane unit -m "not stack" >"$scratch/unit.log" 2>&1 &
+unit=$!
+status=0
+lane stack -m stack || status=$?
+wait "$unit" || status=$?
+unit=
+echo "== tests that start nothing of the stack =="
+cat "$scratch/unit.log"
+python -c "$COUNT" "$scratch/unit.xml" "$scratch/stack.xml"
+exit "$status"
