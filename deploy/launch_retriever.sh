@@ -3,7 +3,7 @@
 # All arguments go to `python -m retriever.serve`; see its --help. A user's own script takes this one's place
 # with --retriever-script.
 set -euo pipefail
-cd "$(dirname "${BASH_SOURCE[0]}")/.."
+cd -P "$(dirname "${BASH_SOURCE[0]}")/.."
 python=.venv/bin/python
 if [[ ! -x $python ]]; then
     echo "retriever: $PWD/$python is missing. Run deploy/setup.sh first." >&2

@@ -3,6 +3,7 @@
 Importing this module imports Ray, which reads how to authenticate at once: set its environment first.
 """
 
+import socket
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -14,13 +15,24 @@ from deploy.fleet.fleet import Fleet
 from protocol.errors import NeighbourError, OperatorError
 from protocol.ray_calls import FLEET, NAMESPACE, first_line, naming_ray_errors
 
+_CONNECT_S = 5.0
+
 
 @contextmanager
 def connected(address: str) -> Iterator[None]:
-    """Be a driver of the cluster within the block. Raises: OperatorError when Ray does not answer."""
+    """Be a driver of the cluster within the block; a block inside another one's changes nothing.
+
+    Raises: OperatorError when Ray does not answer.
+    """
+    if ray.is_initialized():
+        yield
+        return
     try:
+        # Asked first: for a head that is gone Ray waits two minutes, then ends this process without an exception.
+        host, _, port = address.rpartition(":")
+        socket.create_connection((host, int(port)), timeout=_CONNECT_S).close()
         ray.init(address=address, namespace=NAMESPACE, log_to_driver=False, logging_level="ERROR")
-    except (ConnectionError, RuntimeError, RayError) as error:
+    except (OSError, RuntimeError, RayError) as error:
         raise OperatorError(f"Ray at {address} does not answer ({first_line(error)}).") from None
     try:
         yield
@@ -45,6 +57,12 @@ def describe_servers(timeout_s: float) -> list[dict[str, Any]]:
     return servers
 
 
+def describe_fleet(timeout_s: float) -> dict[str, Any] | None:
+    """Return what the fleet says of itself, a FleetInfo; None when there is no fleet."""
+    fleet = _find()
+    return ask(fleet.describe_self.remote(), timeout_s) if fleet is not None else None
+
+
 def stop_servers(timeout_s: float) -> None:
     """Stop every rollout server in an orderly way, so that engines give back what they hold."""
     fleet = _find()
@@ -52,13 +70,13 @@ def stop_servers(timeout_s: float) -> None:
         ask(fleet.stop_all.remote(), timeout_s)
 
 
-def ask(reference: Any, timeout_s: float) -> Any:
-    """Return the fleet's answer. Raises: OperatorError when none came in time or the fleet failed."""
+def ask(reference: Any, timeout_s: float, who: str = "fleet") -> Any:
+    """Return an actor's answer. Raises: OperatorError naming it when none came in time or it failed."""
     try:
-        with naming_ray_errors("the fleet", timeout_s):
+        with naming_ray_errors(f"the {who}", timeout_s):
             return ray.get(reference, timeout=timeout_s)
     except NeighbourError as error:
-        raise OperatorError(f"The fleet {error.detail}.") from None
+        raise OperatorError(f"The {who} {error.detail}.") from None
 
 
 def _find() -> Any:

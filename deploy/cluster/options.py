@@ -2,60 +2,113 @@
 
 import argparse
 import socket
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from protocol.errors import OperatorError, SettingsError
 
 LOOPBACK = "127.0.0.1"
 
 
+# What is not given, and was not given before, is this.
+_DEFAULTS: dict[str, Any] = {
+    "address": None,
+    "node_ip": None,
+    "ray_port": 6379,
+    "retriever_port": 8000,
+    "reward_port": 8001,
+    "retriever_script": None,
+    "open_retriever": False,
+    "corpus_path": None,
+    "index_path": None,
+    "topk": 3,
+    "reward_scorer": "exact_match",
+    "no_reward": False,
+    "start_timeout_s": 300.0,
+}
+
+
 @dataclass(frozen=True)
 class StartOptions:
-    """One node's part of a cluster. head: HOST:PORT of the Ray head to join; None makes this node the head."""
+    """One node's part of a cluster."""
 
-    head: str | None
+    head: str | None  # HOST:PORT of the Ray head to join; None makes this node the head
     node_ip: str
     ray_port: int
     retriever_port: int
     reward_port: int
-    retriever_script: Path | None
-    corpus_path: Path | None
-    index_path: Path | None
+    retriever_script: Path | None  # the user's own, in place of launch_retriever.sh
+    open_retriever: bool  # the retriever asks for no token
+    corpus_path: Path | None  # None: the quick start's
+    index_path: Path | None  # None: made in SLUICE_HOME
     topk: int
-    reward_scorer: str | None
+    reward_scorer: str | None  # None: no reward server
     start_timeout_s: float
 
+    @property
+    def ray_address(self) -> str:
+        return self.head or f"{self.node_ip}:{self.ray_port}"
 
-def read_start_options(arguments: Sequence[str]) -> StartOptions:
-    """Return the options of a start. Exits 2 on an unknown flag. Raises: SettingsError for a value that cannot be."""
-    given = _parser().parse_args(arguments)
-    if given.index_path is not None and given.corpus_path is None:
+    def to_remember(self) -> dict[str, str | int | None]:
+        """Return what the next start of this cluster takes for options that it is not given."""
+        kept = {name: getattr(self, name) for name in _DEFAULTS if name in self.__dataclass_fields__}
+        kept |= {"address": self.head, "no_reward": self.reward_scorer is None}
+        del kept["start_timeout_s"]  # of one start alone
+        if self.reward_scorer is None:
+            del kept["reward_scorer"]
+        return {name: str(value) if isinstance(value, Path) else value for name, value in kept.items()}
+
+
+def read_start_options(arguments: Sequence[str], remembered: Mapping[str, Any] | None = None) -> StartOptions:
+    """Return the options of a start: those given, else those that the running cluster remembers, else the defaults.
+
+    Exits 2 on an unknown flag. Raises: SettingsError for a value that cannot be.
+    """
+    given = vars(_parser().parse_args(arguments))
+    if given.pop("defaults"):
+        remembered = None
+    options = _DEFAULTS | _still_meant(remembered or {}, given) | given
+    for name in ("retriever_script", "corpus_path", "index_path"):
+        options[name] = options[name] and Path(options[name]).resolve()
+    _check(options)
+    head = options.pop("address")
+    node_ip = options["node_ip"] or (LOOPBACK if head is None else _address_toward(head))
+    if options.pop("no_reward"):
+        options["reward_scorer"] = None
+    return StartOptions(**{**options, "head": head, "node_ip": node_ip})
+
+
+def _still_meant(remembered: Mapping[str, Any], given: Mapping[str, Any]) -> dict[str, Any]:
+    """Return what is remembered and not overruled by what is given, of the options that this code knows."""
+    overruled = {"start_timeout_s"}
+    for option, goes_with_it in (
+        ("corpus_path", "index_path"),  # an index belongs to the corpus it was built from
+        ("reward_scorer", "no_reward"),
+        ("address", "node_ip"),  # the address by which others see this node depends on who they are
+    ):
+        if option in given:
+            overruled.add(goes_with_it)
+    return {name: value for name, value in remembered.items() if name in _DEFAULTS and name not in overruled}
+
+
+def _check(options: Mapping[str, Any]) -> None:
+    """Raise SettingsError for the first value that cannot be."""
+    if options["index_path"] is not None and options["corpus_path"] is None:
         raise SettingsError("start_cluster: --index-path needs the --corpus-path that the index was built from.")
-    for path in (given.corpus_path, given.retriever_script):
+    for path in (options["corpus_path"], options["retriever_script"]):
         if path is not None and not path.is_file():
-            raise SettingsError(f"start_cluster: {path} is not a file. Give the path of one.")
-    ports = {"--ray-port": given.ray_port, "--retriever-port": given.retriever_port, "--reward-port": given.reward_port}
+            raise SettingsError(
+                f"start_cluster: {path} is not a file. Give the path of one; --defaults forgets what was given earlier."
+            )
+    ports = {f"--{name}-port": options[f"{name}_port"] for name in ("ray", "retriever", "reward")}
     for flag, port in ports.items():
         if not 1 <= port <= 65535:
             raise SettingsError(f"start_cluster: {flag} {port} is no port. Use 1 to 65535.")
     if len(set(ports.values())) < len(ports):
         listed = ", ".join(f"{flag} {port}" for flag, port in ports.items())
         raise SettingsError(f"start_cluster: two services cannot share a port ({listed}). Give each its own.")
-    return StartOptions(
-        head=given.address,
-        node_ip=given.node_ip or (LOOPBACK if given.address is None else _address_toward(given.address)),
-        ray_port=given.ray_port,
-        retriever_port=given.retriever_port,
-        reward_port=given.reward_port,
-        retriever_script=given.retriever_script and given.retriever_script.resolve(),
-        corpus_path=given.corpus_path and given.corpus_path.resolve(),
-        index_path=given.index_path and given.index_path.resolve(),
-        topk=given.topk,
-        reward_scorer=None if given.no_reward else given.reward_scorer,
-        start_timeout_s=given.start_timeout_s,
-    )
 
 
 def _address_toward(head: str) -> str:
@@ -74,24 +127,32 @@ def _address_toward(head: str) -> str:
 
 
 def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(prog="deploy/start_cluster.sh", description="Start this node's part of a cluster.")
+    parser = argparse.ArgumentParser(
+        prog="deploy/start_cluster.sh",
+        description="Start this node's part of a cluster, or what is missing of it. "
+        "On a cluster that runs, an option that is not given stays as it was given before.",
+        argument_default=argparse.SUPPRESS,
+        allow_abbrev=False,
+    )
     add = parser.add_argument
     add("--address", metavar="HEAD:6379", help="join the cluster whose Ray head is there; without it this is the head")
     add("--node-ip", metavar="IP", help="this node's address for the others (head: 127.0.0.1, so nobody else gets in)")
-    add("--ray-port", "--port", type=int, default=6379, help="port of the Ray head")
-    add("--retriever-port", type=int, default=8000, help="port of this node's retriever")
-    add("--reward-port", type=int, default=8001, help="port of the bundled reward server")
+    add("--ray-port", "--port", type=int, help="port of the Ray head (default: 6379)")
+    add("--retriever-port", type=int, help="port of this node's retriever (default: 8000)")
+    add("--reward-port", type=int, help="port of the bundled reward server (default: 8001)")
     add(
         "--retriever-script",
         type=Path,
         metavar="FILE",
         help="your own retriever; gets the arguments of launch_retriever.sh",
     )
+    add("--open-retriever", action="store_true", help="the retriever asks programs of this machine for no token")
     add("--corpus-path", type=Path, metavar="JSONL", help='documents {"id", "contents"}; default: the quick start\'s')
     add("--index-path", type=Path, metavar="DIR", help="index of the corpus; default: made in SLUICE_HOME")
-    add("--topk", type=int, default=3, help="passages when a request names no topk")
+    add("--topk", type=int, help="passages when a request names no topk (default: 3)")
     reward = parser.add_mutually_exclusive_group()
-    reward.add_argument("--reward-scorer", default="exact_match", help="scorer of the bundled reward server")
+    reward.add_argument("--reward-scorer", help="scorer of the bundled reward server (default: exact_match)")
     reward.add_argument("--no-reward", action="store_true", help="start no reward server: settings name your own")
-    add("--start-timeout-s", type=float, default=300.0, help="longest wait for each service to become healthy")
+    add("--start-timeout-s", type=float, help="longest wait for each service to become healthy (default: 300)")
+    add("--defaults", action="store_true", default=False, help="forget what earlier starts of this cluster were given")
     return parser

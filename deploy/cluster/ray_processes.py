@@ -3,6 +3,7 @@
 `ray stop` is never used: it would end every Ray cluster of the machine, other people's too.
 """
 
+import contextlib
 import os
 import shutil
 import subprocess
@@ -11,9 +12,9 @@ from pathlib import Path
 
 import psutil
 
-from deploy.cluster.home import Home
 from deploy.cluster.options import LOOPBACK, StartOptions
-from deploy.cluster.processes import MARK, end, family, find, last_lines, marked
+from deploy.node.home import Home
+from deploy.node.processes import MARK, end, family, last_lines, marked
 from protocol.errors import OperatorError
 from protocol.http.listen import bind
 from protocol.node.home import ProcessRecord
@@ -22,6 +23,8 @@ from protocol.node.home import ProcessRecord
 _OBJECT_STORE_BYTES = 200_000_000
 # Ray has nothing to save: its processes wait for each other more than they clear up.
 _TERM_S = 3.0
+# Whose logs are kept after their end.
+_KEPT_SESSIONS = 3
 
 
 def ray_environment(home: Home, node_ip: str) -> dict[str, str]:
@@ -82,14 +85,28 @@ def ray_processes(home: Home) -> list[psutil.Process]:
 
 
 def end_ray(home: Home) -> None:
-    """End this cluster's Ray on this node and remove its folder."""
+    """End this cluster's Ray on this node and remove its folder, but for the last sessions' logs.
+
+    A run that failed has named a log to look at: it is still there when one looks.
+    """
     while processes := ray_processes(home):
         end(processes, term_s=_TERM_S)
-    shutil.rmtree(home.ray_folder, ignore_errors=True)
+    sessions = sorted((home.ray_folder / "r").glob("session_*-*"))  # their names begin with date and time
+    for session in sessions[:-_KEPT_SESSIONS]:
+        shutil.rmtree(session, ignore_errors=True)
+    for part in (*home.ray_folder.glob("*"), *home.ray_folder.glob("r/*"), *home.ray_folder.glob("r/session_*-*/*")):
+        if part.name != "logs" and part != home.ray_folder / "r" and part not in sessions:
+            _remove(part)
+    for folder in (*sessions, home.ray_folder / "r", home.ray_folder):
+        with contextlib.suppress(OSError):
+            folder.rmdir()  # stays while it holds logs
 
 
-def is_running(record: ProcessRecord) -> bool:
-    return find(record) is not None
+def _remove(path: Path) -> None:
+    if path.is_dir() and not path.is_symlink():
+        shutil.rmtree(path, ignore_errors=True)
+    else:
+        path.unlink(missing_ok=True)
 
 
 def _belongs(process: psutil.Process, folder: Path) -> bool:

@@ -1,28 +1,41 @@
 """The table of what runs where, as `deploy.cluster` prints it after a start and for `status`."""
 
 from collections.abc import Sequence
-from typing import Any
+from dataclasses import dataclass
 
 from rich.console import Console
 from rich.table import Table
 
-from protocol.node.home import ClusterState, ProcessRecord
+
+@dataclass(frozen=True)
+class Row:
+    """A process of the cluster."""
+
+    what: str
+    is_up: bool
+    state: str
+    where: str  # URL, or address of its node
+    pid: int
+    log: str
+    trouble: str = ""  # why it is not well
 
 
-def show_cluster(
-    state: ClusterState, health: Sequence[tuple[ProcessRecord, bool]], servers: Sequence[dict[str, Any]]
-) -> None:
-    """Print one row for each process and each rollout server."""
-    table = Table(title=f"Sluice on {state.node_ip}", title_justify="left")
-    for column in ("what", "state", "where", "pid", "log"):
+def show_rows(title: str, rows: Sequence[Row]) -> None:
+    """Print one row for each process, then their logs: a path is on one line, however narrow the terminal."""
+    table = Table(title=title, title_justify="left")
+    for column in ("what", "state", "where", "pid"):
         table.add_column(column, overflow="fold")
-    for record, is_healthy in health:
-        word = "[green]healthy[/]" if is_healthy else "[red]down[/]"
-        table.add_row(record.name, word, record.url or "", str(record.pid), record.log)
-    for server in servers:
-        word = "[green]warm[/]" if server["is_alive"] else "[red]down[/]"
-        table.add_row(server["name"], word, server["node_ip"], str(server["pid"]), server["log"])
+    for row in rows:
+        colour = "green" if row.is_up else "red"
+        state = row.state if row.is_up else row.state.replace("warm", "down")
+        table.add_row(row.what, f"[{colour}]{state}[/]", row.where, str(row.pid))
     Console().print(table)
+    for row in rows:
+        if row.trouble:
+            print(f"{row.what}: {row.trouble}")
+    width = max(len(row.what) for row in rows)
+    for row in rows:
+        print(f"{row.what:<{width}}  {row.log}")
 
 
 def show_next_step() -> None:

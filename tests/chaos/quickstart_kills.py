@@ -17,8 +17,8 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
-from deploy.cluster.home import this_home
 from deploy.cluster.ray_processes import ray_processes
+from deploy.node.home import this_home
 from learner import audit
 from tests.chaos.rig.verdict import conclude, options
 from tests.fakes.process_facts import has_open, title_of
@@ -38,7 +38,7 @@ def main() -> int:
     steps = sorted(draw.uniform(2, last) for _ in kinds)
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name) / "run"
-        run = _Run(folder, num_steps, arguments.seed)
+        run = QuickstartRun(folder, num_steps, arguments.seed)
         try:
             for number, (step, kind) in enumerate(zip(steps, kinds, strict=True)):
                 run.wait(lambda step=step: run.step >= int(step))  # type: ignore[misc]
@@ -64,7 +64,7 @@ def main() -> int:
     )
 
 
-class _Run:
+class QuickstartRun:
     """The command under way."""
 
     def __init__(self, folder: Path, num_steps: int, seed: int) -> None:

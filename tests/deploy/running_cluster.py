@@ -80,13 +80,13 @@ class RunningCluster:
     def start(self, *options: str) -> "subprocess.CompletedProcess[str]":
         ports = ["--ray-port", str(self.ray_port), "--retriever-port", str(self.retriever_port)]
         ports += ["--reward-port", str(self.reward_port)]
-        return self._run("start", *ports, "--corpus-path", str(self.corpus), *options)
+        return self.command("start", *ports, "--corpus-path", str(self.corpus), *options)
 
     def stop(self) -> "subprocess.CompletedProcess[str]":
-        return self._run("stop")
+        return self.command("stop")
 
     def status(self) -> "subprocess.CompletedProcess[str]":
-        return self._run("status")
+        return self.command("status")
 
     @contextmanager
     def connected(self) -> Iterator[None]:
@@ -107,5 +107,16 @@ class RunningCluster:
             cwd=self._checkout,
         )
 
-    def _run(self, verb: str, *options: str) -> "subprocess.CompletedProcess[str]":
+    def popen(self, *arguments: str) -> "subprocess.Popen[str]":
+        """Return `python ARGUMENTS` in the cluster's checkout, started."""
+        return subprocess.Popen(
+            [sys.executable, *arguments],
+            stdout=subprocess.PIPE,
+            text=True,
+            env=self._environment,
+            cwd=self._checkout,
+        )
+
+    def command(self, verb: str, *options: str) -> "subprocess.CompletedProcess[str]":
+        """Return the finished `deploy.cluster VERB OPTIONS`."""
         return self.python("-m", "deploy.cluster", verb, *options)

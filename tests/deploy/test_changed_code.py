@@ -16,7 +16,8 @@ from protocol.node.home import read_cluster
 cluster = read_cluster()
 os.environ |= cluster.ray_environment()
 from learner.run import fleet, ray_door as door
-door.connect(cluster)
+connection = door.connected(cluster)
+connection.__enter__()
 if {is_lending}:
     borrower = door.ray.remote(num_cpus=0)(type("Borrower", (), {{"live": lambda self: __import__("time").sleep(60)}}))
     door.ray.get(fleet.find_fleet().lend_processes.remote(1, False, [borrower.remote()]))
@@ -39,13 +40,13 @@ def test_fleet_is_started_anew_when_its_code_has_changed_and_no_run_uses_it(
 ) -> None:
     first, _ = renew(changeable)
     same, _ = renew(changeable)
-    with (checkout / "deploy" / "fleet.py").open("a") as file:
+    with (checkout / "deploy" / "fleet" / "fleet.py").open("a") as file:
         file.write("# another line\n")
     second, errors = renew(changeable)
-    with (checkout / "learner" / "driver.py").open("a") as file:
+    with (checkout / "learner" / "run" / "driver.py").open("a") as file:
         file.write("# no part of the fleet\n")
     third, _ = renew(changeable)
-    with (checkout / "rollout" / "session.py").open("a") as file:
+    with (checkout / "rollout" / "session" / "session.py").open("a") as file:
         file.write("# another line\n")
     lent, refusal = renew(changeable, is_lending=True)
 
@@ -62,7 +63,7 @@ def test_start_replaces_the_service_whose_code_has_changed_and_no_other(
     changeable: RunningCluster, checkout: Path
 ) -> None:
     before = changeable.pids
-    with (checkout / "retriever" / "bm25.py").open("a") as file:
+    with (checkout / "retriever" / "indexes" / "bm25.py").open("a") as file:
         file.write("# another line\n")
     assert changeable.start().returncode == 0
     after = changeable.pids

@@ -11,9 +11,9 @@ from pathlib import Path
 
 import psutil
 
-from deploy.cluster.home import Home
-from deploy.cluster.processes import family
 from deploy.cluster.ray_processes import ray_processes
+from deploy.node.home import Home
+from deploy.node.processes import family
 from protocol.http.listen import bind
 from protocol.node.home import ClusterState
 from tests.fakes.process_facts import has_open, title_of

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from deploy.cluster.home import Home
+from deploy.node.home import Home
 from tests.flow.flow_cluster import FlowCluster
 from tests.flow.user_run import Bring
 

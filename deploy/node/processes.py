@@ -21,32 +21,46 @@ _SHM = "/dev/shm/"  # noqa: S108  # where shared memory is, not a temporary file
 
 
 def launch(
-    name: str, command: Sequence[str], code: str, log: Path, environment: Mapping[str, str], url: str
+    name: str,
+    command: Sequence[str],
+    code: str,
+    log: Path,
+    environment: Mapping[str, str],
+    url: str,
+    folder: Path,
 ) -> ProcessRecord:
     """Start a process that outlives this one, its output in `log` (the last start's alone). Returns its record.
 
-    code: digest of what it runs.
+    code: digest of what it runs. environment: all of it. folder: where it works.
+    Raises: OperatorError when no process can be started there. A command that is not found ends at once.
     """
     descriptor = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_APPEND, 0o600)
+    # A shell between starts it and ends: it is nobody's child then, so that it neither ends with the process that
+    # called this, as children of Ray's workers do, nor stays a zombie when that does not wait for it.
+    detached = f'"$@" </dev/null >&{descriptor} 2>&{descriptor} {descriptor}>&- & echo $!'
     try:
-        process = subprocess.Popen(  # noqa: S603  # the user's own command, without a shell
-            list(command),
+        started = subprocess.run(  # noqa: S603  # the user's own command; the shell's text is ours
+            ["bash", "-c", detached, name, *command],  # noqa: S607  # as found on PATH
             stdin=subprocess.DEVNULL,
-            stdout=descriptor,
-            stderr=subprocess.STDOUT,
-            env={**os.environ, **environment},
+            stdout=subprocess.PIPE,
+            env=dict(environment),
+            cwd=folder,
+            pass_fds=(descriptor,),
             start_new_session=True,
+            check=True,
         )
-    except OSError as error:
-        raise OperatorError(f"{name}: {command[0]} cannot be run ({error.strerror}).") from None
+    except (OSError, subprocess.CalledProcessError) as error:
+        raise OperatorError(f"{name}: {command[0]} cannot be run in {folder} ({error}).") from None
     finally:
         os.close(descriptor)
-    # Polled by psutil from here on; without a waiting Popen it warns that its child still runs.
-    process.returncode = 0
-    started_at = psutil.Process(process.pid).create_time()
+    pid = int(started.stdout)
+    try:
+        started_at = psutil.Process(pid).create_time()
+    except psutil.NoSuchProcess:
+        started_at = 0.0  # ended already: `find` will not find it
     return ProcessRecord(
         name=name,
-        pid=process.pid,
+        pid=pid,
         started_at=started_at,
         url=url,
         log=str(log),
@@ -137,7 +151,7 @@ def _listener(port: int) -> str:
         for connection in psutil.net_connections("tcp"):
             if connection.status == psutil.CONN_LISTEN and connection.laddr[1:] == (port,) and connection.pid:
                 process = psutil.Process(connection.pid)
-                return f" by process {process.pid} ({' '.join(process.cmdline()[:4])})"
+                return f" by process {process.pid} ({process.name()})"
     except (psutil.AccessDenied, psutil.NoSuchProcess):
         pass  # another user's process: only root may know more
     return ""

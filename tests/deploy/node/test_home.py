@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 import zmq
 
-from deploy.cluster.home import Home, exclusive, make_home
+from deploy.node.home import Home, exclusive, make_home
 from protocol.errors import OperatorError
 from protocol.node.home import load_keys
 

@@ -1,0 +1,88 @@
+"""The keeper of this node from outside: created when missing, told what to keep, asked.
+
+Importing this module imports Ray, which reads how to authenticate at once: set its environment first.
+"""
+
+import contextlib
+import time
+from typing import Any
+
+import ray
+from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
+
+from deploy.cluster.fleet_client import ask
+from deploy.node.home import Home
+from deploy.node.keeper import KEEPER_ROOMS, Keeper, KeptInfo
+from protocol.errors import OperatorError
+from protocol.node.code_digest import code_digest
+from protocol.ray_calls import NAMESPACE
+
+_POLL_S = 0.2
+
+
+def keep_services(home: Home, timeout_s: float) -> None:
+    """Have the services that cluster.json names be kept from now on, by a keeper that runs this checkout's code.
+
+    Raises: OperatorError when the keeper does not answer in time.
+    """
+    here = ray.get_runtime_context().get_node_id()
+    keeper = (
+        ray.remote(Keeper)
+        .options(
+            name=_name(),
+            namespace=NAMESPACE,
+            lifetime="detached",
+            get_if_exists=True,
+            num_cpus=0,
+            max_restarts=-1,
+            max_concurrency=4,
+            scheduling_strategy=NodeAffinitySchedulingStrategy(here, soft=False),
+        )
+        .remote(str(home.root))
+    )
+    code = code_digest(KEEPER_ROOMS)
+    if ask(keeper.code.remote(), timeout_s, "keeper") != code:
+        # Ray starts it again in a new process, which imports what is there now. What it kept goes on meanwhile.
+        ray.kill(keeper, no_restart=False)
+        _await_code(keeper, code, timeout_s)
+    ask(keeper.keep.remote(), timeout_s, "keeper")
+
+
+def forget_services(names: list[str], timeout_s: float) -> None:
+    """Have services be kept no more, so that they can be ended. No keeper is fine."""
+    keeper = _find()
+    if keeper is not None:
+        ask(keeper.forget.remote(names), timeout_s, "keeper")
+
+
+def describe_services(timeout_s: float) -> dict[str, KeptInfo] | None:
+    """Return what this node's keeper knows, by service; None when no keeper runs here."""
+    keeper = _find()
+    if keeper is None:
+        return None
+    try:
+        return {info["name"]: info for info in ask(keeper.describe.remote(), timeout_s, "keeper")}
+    except OperatorError:
+        return None
+
+
+def _await_code(keeper: Any, code: str, timeout_s: float) -> None:
+    deadline = time.monotonic() + timeout_s
+    while True:
+        with contextlib.suppress(OperatorError):  # between the two nobody answers
+            if ask(keeper.code.remote(), timeout_s, "keeper") == code:
+                return
+        if time.monotonic() > deadline:
+            raise OperatorError(f"The keeper of this node's services was not started anew within {timeout_s:g} s.")
+        time.sleep(_POLL_S)
+
+
+def _name() -> str:
+    return f"sluice-keeper-{ray.get_runtime_context().get_node_id()[:12]}"
+
+
+def _find() -> Any:
+    try:
+        return ray.get_actor(_name(), namespace=NAMESPACE)
+    except ValueError:
+        return None

@@ -1,0 +1,48 @@
+"""What is known of the cluster that an earlier start made on this node."""
+
+import os
+import socket
+
+from deploy.node.processes import find
+from protocol.errors import OperatorError
+from protocol.node.home import ClusterState, ProcessRecord, read_cluster
+
+_CONNECT_S = 2.0
+
+
+class RunStays(OperatorError):
+    """A run uses this cluster, and what was asked for would end it: nothing is done."""
+
+
+def known_cluster() -> ClusterState | None:
+    """Return what cluster.json says; None when there is none or it is of no use."""
+    try:
+        return read_cluster()
+    except OperatorError:
+        return None
+
+
+def known_processes() -> dict[str, ProcessRecord]:
+    """Return the processes that cluster.json names now, by name."""
+    state = known_cluster()
+    return {record.name: record for record in state.processes} if state is not None else {}
+
+
+def is_ray_well(state: ClusterState) -> bool:
+    """Return whether this node's Ray runs; on the head, whether it answers too. Blocks 2 s at most."""
+    record = next((record for record in state.processes if record.name == "ray"), None)
+    if record is None or find(record) is None:
+        return False
+    host, _, port = state.ray_address.rpartition(":")
+    if host != state.node_ip:
+        return True  # whether the head is in reach is not this node's matter
+    try:
+        socket.create_connection((host, int(port)), timeout=_CONNECT_S).close()
+    except OSError:
+        return False
+    return True
+
+
+def connect_environment(state: ClusterState) -> None:
+    """Set what Ray reads, when it is first imported, to be let in."""
+    os.environ |= state.ray_environment()

@@ -1,0 +1,135 @@
+"""`deploy.cluster start`: starts what is missing of this node's part of a cluster, and shows it.
+
+Order: what runs already and stays, Ray and services side by side, the fleet, the keeper, the table.
+"""
+
+import subprocess
+import sys
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
+
+from deploy.cluster.kept import end_what_goes, find_kept
+from deploy.cluster.known import connect_environment, known_cluster
+from deploy.cluster.options import StartOptions, read_start_options
+from deploy.cluster.ray_processes import await_ray, end_ray, launch_ray
+from deploy.cluster.show import show_cluster
+from deploy.cluster.table import show_next_step
+from deploy.cluster.wanted_services import Service, wanted_services
+from deploy.node.home import Home, exclusive, make_home, this_home
+from deploy.node.processes import check_port, end, family, find
+from deploy.node.service_health import await_healthy
+from protocol.errors import OperatorError
+from protocol.node.home import ClusterState, ProcessRecord, write_cluster
+from protocol.ray_calls import NAMESPACE
+
+_FLEET_S = 60.0
+
+
+def start(arguments: Sequence[str]) -> None:
+    """Start what is missing, wait until it is healthy, show it. A start that fails leaves nothing behind.
+
+    Raises: OperatorError when something is down in the end, or when a run uses what would have to be replaced.
+    """
+    known = known_cluster()
+    options, home = read_start_options(arguments, known.options if known is not None else None), this_home()
+    with exclusive(home):
+        make_home(home, is_joining=options.head is not None)
+        wanted = wanted_services(options, home)
+        kept = find_kept(options, wanted, home)
+        end_what_goes(kept, options, home)
+        state = _bring_up(options, home, wanted, kept)
+        down = show_cluster(state, home)
+    if down:
+        raise OperatorError(f"Down: {', '.join(down)}. Its log says why; deploy/start_cluster.sh tries again.")
+    show_next_step()
+
+
+def _bring_up(
+    options: StartOptions, home: Home, wanted: dict[str, Service], kept: dict[str, ProcessRecord]
+) -> ClusterState:
+    """Start what is not kept. Returns the cluster as cluster.json has it then."""
+    started: dict[str, ProcessRecord] = {}
+    try:
+        _check_ports(options, kept)
+        _start_processes(options, home, wanted, kept, started)
+        state = _state(options, home, {**kept, **started})
+        _have_kept(state, home)
+        return known_cluster() or state
+    except BaseException:  # Ctrl-C too: a half-started cluster would hold ports that nothing knows of
+        end(family(process for record in started.values() if record.name != "ray" and (process := find(record))))
+        if "ray" not in kept:
+            end_ray(home)
+        raise
+
+
+def _start_processes(
+    options: StartOptions,
+    home: Home,
+    wanted: dict[str, Service],
+    kept: dict[str, ProcessRecord],
+    started: dict[str, ProcessRecord],
+) -> None:
+    """Start Ray and services side by side; returns when all are healthy. started: filled as they come."""
+    ray_starting = None if "ray" in kept else launch_ray(options, home)
+    if "reward" in wanted and "reward" not in kept:
+        started["reward"] = wanted["reward"].launch(home)
+    if options.corpus_path is None:
+        _make_quickstart(home)
+    if "retriever" not in kept:
+        started["retriever"] = wanted["retriever"].launch(home)
+    with ThreadPoolExecutor() as threads:
+        waits = [
+            threads.submit(await_healthy, record, home.token_file, options.start_timeout_s)
+            for record in started.values()
+        ]
+        if ray_starting is not None:
+            started["ray"] = await_ray(ray_starting, home, options.ray_address, options.start_timeout_s)
+        for wait in waits:
+            wait.result()
+
+
+def _have_kept(state: ClusterState, home: Home) -> None:
+    """Write cluster.json, and have the fleet and this node's keeper run."""
+    connect_environment(state)
+    from deploy.cluster.fleet_client import connected, ensure_fleet
+    from deploy.cluster.keeper_client import keep_services
+
+    with connected(state.ray_address):
+        write_cluster(state)  # from which the keeper knows what to keep
+        if state.ray_address.startswith(f"{state.node_ip}:"):
+            ensure_fleet(_FLEET_S)
+        keep_services(home, _FLEET_S)
+
+
+def _check_ports(options: StartOptions, kept: dict[str, ProcessRecord]) -> None:
+    if "ray" not in kept and options.head is None:
+        check_port("Ray head", options.node_ip, options.ray_port, "--ray-port")
+    if "retriever" not in kept:
+        check_port("retriever", "127.0.0.1", options.retriever_port, "--retriever-port")
+    if options.reward_scorer is not None and "reward" not in kept:
+        check_port("reward server", "127.0.0.1", options.reward_port, "--reward-port")
+
+
+def _make_quickstart(home: Home) -> None:
+    """Have the quick start's files be there; in a process of its own, which gives its memory back."""
+    command = [sys.executable, "-m", "deploy.quickstart", "--out", str(home.quickstart)]
+    made = subprocess.run(command, capture_output=True, text=True, check=False)  # noqa: S603  # our own module
+    if made.returncode:
+        reason = (made.stderr.strip().splitlines() or ["no reason given"])[-1]
+        raise OperatorError(f"The quick start's files could not be made in {home.quickstart}: {reason}")
+
+
+def _state(options: StartOptions, home: Home, records: dict[str, ProcessRecord]) -> ClusterState:
+    ray, retriever, reward = records["ray"], records["retriever"], records.get("reward")
+    return ClusterState(
+        ray_address=ray.url or "",
+        namespace=NAMESPACE,
+        node_ip=options.node_ip,
+        retriever_url=retriever.url or "",
+        reward_url=reward.url if reward else None,
+        token_file=str(home.token_file),
+        ray_token_file=str(home.ray_token_file),
+        keys_dir=str(home.keys),
+        processes=[ray, retriever, *([reward] if reward else [])],
+        options=options.to_remember(),
+    )
