@@ -38,10 +38,11 @@ class RunRecord:
             seconds = now - self._last_step_at
             line["samples_per_s"] = metrics["num_samples"] / seconds
             line["tokens_per_s"] = metrics["num_model_tokens"] / seconds
-        self._last_step_at = now
         return line
 
     def write_line(self, line: Mapping[str, float]) -> None:
+        """Append a line. The next step's speeds count from here: none began while this line was held back."""
+        self._last_step_at = time.monotonic()
         self._append("metrics.jsonl", {key: _rounded(value) for key, value in line.items()})
 
     def newest_step(self) -> int | None:

@@ -65,6 +65,8 @@ class StepLines:
             if (progress := self._evaluations.progress()) is not None:
                 return progress
             self._held |= self._take_evaluation()
+        if self._held["step"] == 0:  # it tells of its evaluation alone, which ends now
+            self._held = self._record.stamped(self._held)
         self._record.write_line(self._held)
         self._held = None
         self._keep_held()
@@ -76,7 +78,7 @@ class StepLines:
         is_first = evaluating is None and last_step == 0 and self._schedule.every_steps > 0
         newest = self._record.newest_step()
         if is_first:
-            self._held = self._record.stamped({"step": 0, "policy_version": policy_version})
+            self._held = {"step": 0, "policy_version": policy_version}
         elif held := self._ledger.meta(HELD_LINE):
             line = json.loads(held)
             if newest == line["step"]:  # it was written after the checkpoint was made, its evaluation with it

@@ -1,6 +1,7 @@
 """Evaluations beside training: leased first, reported on a step's line, waited for where they have to be."""
 
 import json
+import time
 from pathlib import Path
 from typing import Any
 
@@ -97,8 +98,11 @@ def test_first_evaluation_has_a_line_of_its_own(tmp_path: Path) -> None:
     for index, reward in enumerate((1.0, 0.0)):
         script.deliver("s1", first, index, reward=reward)
     assert not (tmp_path / "metrics.jsonl").exists()
+    time.sleep(0.01)
+    nearly_done_at = time.time()
     script.finish("s1", second, reward=0.5)
     (line,) = script.metrics()
+    assert line["at_s"] > nearly_done_at - 0.002
     assert (line["step"], line["policy_version"], line["eval_policy_version"], line["eval_failed"]) == (0, 0, 0, 0)
     assert (line["eval_reward"], line["eval_reward_greedy"]) == (0.75, 0.25)
 

@@ -160,3 +160,17 @@ def test_refusal_of_a_sample_that_another_server_holds_gives_nothing_back(script
     assert script.coordinator.counts["retried"] == 0
     assert [ack.outcome for ack in script.take("s1", m.Ack)] == ["refused", "refused"]
     assert script.finish("s1", lease) == ["accepted", "accepted"]
+
+
+def test_group_that_was_given_up_while_it_waited_for_a_lease_does_not_go_out(script: Script) -> None:
+    (lease,) = script.demand(num_groups=1)
+    last = lease
+    for _ in range(2):
+        script.fail("s1", last, 1)
+        (last,) = script.demand(num_groups=1)
+        assert (last.group, last.sample_indices) == (lease.group, [1])
+    script.fail("s1", lease, 0)  # it waits for another lease now
+    script.fail("s1", last, 1)  # the third failure of that sample
+    (other,) = script.demand(num_groups=1)
+    assert other.group != lease.group
+    assert script.rows("SELECT state FROM prompts ORDER BY position") == [("skipped",), ("leased",)]

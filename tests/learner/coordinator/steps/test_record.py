@@ -2,6 +2,7 @@
 
 import json
 import math
+import time
 from pathlib import Path
 from typing import Any
 
@@ -92,3 +93,13 @@ def test_a_steps_line_says_when_the_folder_is_gone(tmp_path: Path) -> None:
         f"{tmp_path / 'gone' / 'metrics.jsonl'} cannot be written: No such file or directory. "
         "Free the disk, then run again."
     )
+
+
+def test_speeds_count_from_the_line_before_though_it_was_held_back(tmp_path: Path) -> None:
+    record = RunRecord(tmp_path, 1)
+    held = record.stamped({"step": 1, "policy_version": 1})
+    time.sleep(0.2)
+    record.write_line(held)
+    line = record.stamped({"step": 2, "policy_version": 2, "num_samples": 1, "num_model_tokens": 1})
+    assert line["samples_per_s"] > 5.5
+    assert line["time_s"] - held["time_s"] > 0.19
