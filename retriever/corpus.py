@@ -18,7 +18,7 @@ _TITLE = re.compile(r'\s*"(.*)"\s*')
 class Document(BaseModel):
     """One document."""
 
-    id: str | int
+    id: str | int  # a number is taken as its text
     contents: str  # the title in double quotes on the first line, then the text; the title may be absent
 
 
@@ -26,8 +26,8 @@ class Document(BaseModel):
 class Corpus:
     """All documents in file order."""
 
-    ids: Sequence[str]
-    contents: Sequence[str]
+    ids: Sequence[str]  # in file order
+    contents: Sequence[str]  # of the same documents
     digest: str  # blake3 of the JSONL file's bytes: says whether an index belongs to it
 
     def __len__(self) -> int:

@@ -29,7 +29,7 @@ class Manifest(BaseModel, frozen=True):
     """MANIFEST.json of an index."""
 
     recipe: dict[str, str | int | float]  # everything that decides what the index says
-    num_documents: int
+    num_documents: int  # of the corpus
     files: dict[str, str]  # blake3 of every file of the index
 
 

@@ -1,4 +1,4 @@
-"""What `deploy/start_cluster.sh` can be told; parsed by `deploy.cluster`."""
+"""What `deploy/start_cluster.sh` can be told, and what it remembers of earlier starts."""
 
 import argparse
 import socket
@@ -35,20 +35,21 @@ class StartOptions:
     """One node's part of a cluster."""
 
     head: str | None  # HOST:PORT of the Ray head to join; None makes this node the head
-    node_ip: str
-    ray_port: int
-    retriever_port: int
-    reward_port: int
+    node_ip: str  # this node's address for the others; 127.0.0.1: nobody else gets in
+    ray_port: int  # of the Ray head, where this node is it
+    retriever_port: int  # on 127.0.0.1
+    reward_port: int  # of the bundled reward server, on 127.0.0.1
     retriever_script: Path | None  # the user's own, in place of launch_retriever.sh
     open_retriever: bool  # the retriever asks for no token
     corpus_path: Path | None  # None: the quick start's
     index_path: Path | None  # None: made in SLUICE_HOME
-    topk: int
+    topk: int  # passages of a search that names no number
     reward_scorer: str | None  # None: no reward server
-    start_timeout_s: float
+    start_timeout_s: float  # longest wait for each service to be healthy
 
     @property
     def ray_address(self) -> str:
+        """HOST:PORT of the Ray head."""
         return self.head or f"{self.node_ip}:{self.ray_port}"
 
     def to_remember(self) -> dict[str, str | int | None]:

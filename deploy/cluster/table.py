@@ -11,12 +11,12 @@ from rich.table import Table
 class Row:
     """A process of the cluster."""
 
-    what: str
-    is_up: bool
-    state: str
+    what: str  # name of the process
+    is_up: bool  # False: shown in red
+    state: str  # healthy, warm or down; of a service also how often it was started again
     where: str  # URL, or address of its node
-    pid: int
-    log: str
+    pid: int  # 0: there is none
+    log: str  # path of its log
     trouble: str = ""  # why it is not well
 
 

@@ -19,9 +19,9 @@ _ROOT = Path(__file__).resolve().parents[2]
 class Service:
     """A service as the options want it."""
 
-    name: str
-    url: str
-    command: tuple[str, ...]
+    name: str  # retriever or reward
+    url: str  # where it is asked
+    command: tuple[str, ...]  # program and arguments
     code: str  # digest of what it runs
     folder: Path  # where it works
 

@@ -1,7 +1,6 @@
 """The fleet: a detached Ray actor that keeps rollout servers warm between runs and starts or replaces them on request.
 
-It also lends warm processes to become learner ranks (`deploy.fleet.standby`).
-Created by `deploy.cluster` as `sluice-fleet`; asked by the learner's driver. It remembers nothing: which servers there
+It also lends warm processes to become learner ranks (`deploy.fleet.standby`). It remembers nothing: which servers there
 are is read from Ray each time, so a fleet that Ray restarted knows as much as the one before.
 """
 
@@ -30,19 +29,19 @@ _START_S = 3600.0
 
 
 class ServerInfo(TypedDict):
-    """A rollout server that is ready. warm: it ran already, with this very engine."""
+    """A rollout server that is ready."""
 
-    name: str
-    node_ip: str
-    warm: bool
+    name: str  # of its Ray actor
+    node_ip: str  # address of its node
+    warm: bool  # True: it ran already, with this very engine
 
 
 class FleetInfo(TypedDict):
-    """The fleet itself. code: digest of what it runs. is_lending: a run lives on processes that would end with it."""
+    """The fleet itself."""
 
-    pid: int
-    code: str
-    is_lending: bool
+    pid: int  # of its process
+    code: str  # digest of what it runs
+    is_lending: bool  # True: a run uses processes that would end with it
 
 
 class Fleet:

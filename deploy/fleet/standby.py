@@ -1,7 +1,7 @@
 """Processes that are warm before anyone needs them: they hold what is slow to import, and nothing of ours yet.
 
-Lent by `deploy.fleet.fleet` to the driver of a run, which makes learner ranks of them. Nothing of ours is imported
-ahead, so that a process which waited for hours runs the code that is there when it is used.
+A run makes its learner ranks of them. Nothing of ours is imported ahead, so that a process which waited for hours runs
+the code that is there when it is used.
 """
 
 import asyncio

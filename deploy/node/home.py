@@ -20,7 +20,7 @@ from protocol.node.home import sluice_home, write_secret
 class Home:
     """Files of this node's cluster."""
 
-    root: Path
+    root: Path  # SLUICE_HOME, absolute
 
     @property
     def token_file(self) -> Path:

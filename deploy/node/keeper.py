@@ -26,8 +26,8 @@ _LOOK_S = 0.25
 class KeptInfo(TypedDict):
     """What the keeper knows of one service."""
 
-    name: str
-    pid: int
+    name: str  # retriever or reward
+    pid: int  # of its process, or of the last one
     num_restarts: int  # by this keeper
     trouble: str  # why it is not well, empty while it is
 
