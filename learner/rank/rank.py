@@ -82,7 +82,6 @@ class LearnerRank:
         self._open(run)
         self._use_threads(others=len(run.servers))
         self._push()
-        self._tell("training")
         while not isinstance(inputs := self._next_inputs(), str):
             result, timings = self._take_step(inputs)
             self._report(inputs, result, timings)
@@ -117,11 +116,13 @@ class LearnerRank:
 
     def _push(self) -> dict[str, float]:
         """Give every server the current weights; returns how long it took. Raises when a server holds other ones."""
+        self._tell(f"pushing version {self._version}")
         report = self._pusher.push(self._version)
         return {"push_s": report.push_s, "pause_s": report.pause_s} if report is not None and report.synced else {}
 
     def _next_inputs(self) -> StepInputs | str:
         step, settings = self._step + 1, self._settings
+        self._tell(f"waiting for the batch of step {step}")
         started = time.monotonic()
         limit_s = settings.learner.batch_timeout_s
         while (answer := self._coordinator.next_batch(step, self._place.rank, limit_s)) is None:
@@ -134,6 +135,7 @@ class LearnerRank:
         return prepare_step(*answer, settings, wait_s=time.monotonic() - started)
 
     def _take_step(self, inputs: StepInputs) -> tuple[StepResult, dict[str, float]]:
+        self._tell(f"training step {self._step + 1}")
         started = time.monotonic()
         result = self._policy.step(inputs.micro_batches, inputs.loss, inputs.num_model_tokens)
         trained = time.monotonic()
@@ -161,6 +163,7 @@ class LearnerRank:
     def _save(self) -> None:
         if self._step == self._saved_step:
             return
+        self._tell(f"saving step {self._step}")
         self._checkpoints.save(self._step, self._version)
         self._saved_step = self._step
 

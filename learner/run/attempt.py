@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 from learner.rank.place import RunPlace
 from learner.run import processes, ray_door, servers
 from learner.run.cluster_end import cluster_end
+from learner.run.rank_watch import RankWatch
 from learner.run.server_watch import ServerWatch
 from protocol.errors import NeighbourError, OperatorError
 from protocol.settings.run_spec import RunSpec, engine_request, run_spec
@@ -77,6 +78,7 @@ class RunAttempt:
         training = {rank.ask("train", place): rank.name for rank in self._ranks}
         first = next(iter(training))
         servers = ServerWatch(self._servers, self._spec, self._lose_server)
+        ranks = RankWatch(self._ranks, ray_door.is_done, ray_door.call)
         servers_at = drain_until = 0.0
         while training:
             finished = self._finished(training)
@@ -87,6 +89,7 @@ class RunAttempt:
                 servers_at = now
                 self._check_cluster_is_there()
                 self._check_servers(servers)
+                ranks.poll()
             if drain_until and now > drain_until:
                 return f"Stopped. The step after {self.step} did not end in time and was given up."
             if self.context.stop.is_set() and not drain_until:

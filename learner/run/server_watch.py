@@ -15,6 +15,8 @@ from protocol.settings.run_spec import RunSpec
 # In a row: a server that has served for a minute is well again.
 _MAX_REVIVALS = 5
 _WELL_AFTER_S = 60.0
+# A server's event loop answers at once; its engine's work is not awaited.
+_SILENCE_S = 30.0
 
 
 @dataclass
@@ -26,6 +28,8 @@ class _Watched:
     serving_since: float = field(default_factory=time.monotonic)
     num_revivals: int = 0  # since it last served for a minute
     pending: Any = None  # the call under way
+    asked_at: float = 0.0  # monotonic seconds at which it was asked
+    is_silent: bool = False  # the user was told that it does not answer
     then: str = "ask"  # what its answer is for
 
 
@@ -38,8 +42,13 @@ class ServerWatch:
         spec: RunSpec,
         lost: Callable[[str, str], None],
         calls: ServerCalls = RAY_CALLS,
+        clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        """lost: told (server, reason) as soon as a server is found not to serve the run. calls: asks servers."""
+        """lost: told (server, reason) as soon as a server is found not to serve the run. calls: asks servers.
+
+        clock: in seconds.
+        """
+        self._clock = clock
         self._servers = [_Watched(name) for name in names]
         self._spec = spec
         self._lost = lost
@@ -63,7 +72,8 @@ class ServerWatch:
             server.pending, server.then = self._ask(server, "describe"), "judge"
             return None
         if not self._calls.is_done(server.pending):
-            return None
+            return self._note_silence(server)
+        server.is_silent = False
         reference, server.pending = server.pending, None
         try:
             answer = self._calls.result(reference, server.name)
@@ -112,6 +122,18 @@ class ServerWatch:
         server.pending, server.then = self._ask(server, "start"), "attach"
         return message
 
+    def _note_silence(self, server: _Watched) -> str | None:
+        """Say once that a server does not answer: its link is cut, or its process stands still.
+
+        Nothing is done: the coordinator has its leases out again when its connection is gone, and pushes leave it out.
+        """
+        silent_s = self._clock() - server.asked_at
+        if server.is_silent or server.then != "judge" or silent_s < _SILENCE_S:
+            return None
+        server.is_silent = True
+        return f"{server.name} has not answered for {silent_s:.0f} s; the run goes on without it until it does"
+
     def _ask(self, server: _Watched, what: str) -> Any:
+        server.asked_at = self._clock()
         body = [self._spec.model_dump(mode="json")] if what == "attach" else []
         return self._calls.ask(server.name, what, *body)

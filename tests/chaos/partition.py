@@ -35,7 +35,6 @@ SKIPPED = 77
 _FAR = "server-2"
 _STANDSTILL_LIMIT_S = 15.0
 _BACK_LIMIT_S = 30.0
-_PUSH_DEADLINE_S = 8.0
 _STEPS_BEFORE = 5
 _STEPS_WHILE_CUT = 4  # more than what was ready when the link was cut
 _STEPS_AFTER = 3
@@ -115,7 +114,7 @@ def main() -> int:
         stack.enter_context(reward_service(folder, port=int(url.rpartition(":")[2].strip("/")), on_host=far_command))
         cutter = _Cutter(hosts, 18.0 if arguments.short else 45.0)
         parts = hosted_parts(hosts, {"server-0": False, "server-1": False, _FAR: True})
-        settings = endless_settings(folder, url, arguments.seed, weights={"deadline_s": _PUSH_DEADLINE_S})
+        settings = endless_settings(folder, url, arguments.seed)
         pace = Pace(arguments.seed, token_s=0.004, step_s=0.3)
         rig = Rig(settings, keys, num_servers=3, pace=pace, disturb=cutter, parts=parts)
         print(f"partition: {rig.run(limit_s=240.0)} at step {rig.step}", flush=True)

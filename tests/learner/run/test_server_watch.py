@@ -76,3 +76,29 @@ def test_server_that_never_serves_is_given_up_after_five_restarts() -> None:
     assert len(lost) == 6
     assert asked.count("start") == 5
     assert messages[-1] == "sluice-rollout-0 is given up after 5 restarts; last: it serves another run, run-B"
+
+
+def test_server_that_does_not_answer_is_named_once_and_left_alone() -> None:
+    class SilentServers(Servers):
+        is_silent = True
+
+        def is_done(self, reference: Any) -> bool:
+            return not self.is_silent
+
+    servers, now, lost = SilentServers(), [0.0], list[tuple[str, str]]()
+    spec = run_spec(Settings(), "run-A", 2, "tcp://127.0.0.1:1")
+    watch = ServerWatch(["sluice-rollout-0"], spec, lambda name, why: lost.append((name, why)), servers, lambda: now[0])
+    messages = []
+    for _ in range(60):
+        messages += watch.poll()
+        now[0] += 2.0
+    assert messages == ["sluice-rollout-0 has not answered for 30 s; the run goes on without it until it does"]
+    assert (lost, servers.asked) == ([], ["describe"])
+
+    servers.is_silent = False
+    watch.poll()
+    servers.is_silent = True
+    for _ in range(60):
+        messages += watch.poll()
+        now[0] += 2.0
+    assert len(messages) == 2
