@@ -66,7 +66,7 @@ class LedgerFacts:
     reasons: list[tuple[str, int]]  # (why prompts were skipped, how many), most first, at most 20
     skipped: list[SkippedPrompt]  # at most NUM_SKIPPED, those skipped first
     events: dict[str, int]  # kind -> how often, most first
-    eval_scores: dict[tuple[int, bool], EvalScore]  # (step that the evaluation is of, is greedy) -> held-out score
+    eval_scores: dict[tuple[int, bool], EvalScore]  # (policy version scored, is greedy) -> held-out score
     spans: Spans  # when each trajectory of the last start was being made
 
 
@@ -173,15 +173,21 @@ def _query(db: sqlite3.Connection) -> LedgerFacts:
 
 
 def _eval_scores(db: sqlite3.Connection) -> dict[tuple[int, bool], EvalScore]:
-    """Return held-out scores by step, which is in the name of an evaluation's groups."""
+    """Return held-out scores by the version that was scored, which is the oldest one that an evaluation sampled from.
+
+    Groups are named by the step that was evaluated: it is the version's number until a step is not applied.
+    """
     rows = db.execute(
-        'SELECT "group", is_greedy, AVG(reward) FROM trajectories WHERE kind = \'eval\' GROUP BY "group", is_greedy'
+        "SELECT \"group\", is_greedy, AVG(reward), MIN(oldest_version) FROM trajectories WHERE kind = 'eval' "
+        'GROUP BY "group", is_greedy'
     )
     by_score: dict[tuple[int, bool], list[float]] = {}
-    for group, is_greedy, mean in rows:
+    versions: dict[int, int] = {}
+    for group, is_greedy, mean, version in rows:
         if (name := GroupName.parse(group)) is not None:
             by_score.setdefault((name.number, bool(is_greedy)), []).append(mean)
-    return {key: _score(means) for key, means in by_score.items()}
+            versions[name.number] = min(version, versions.get(name.number, version))
+    return {(versions[step], is_greedy): _score(means) for (step, is_greedy), means in sorted(by_score.items())}
 
 
 def _score(means: Sequence[float]) -> EvalScore:

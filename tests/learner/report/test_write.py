@@ -1,5 +1,6 @@
 """The report of runs in every state, from folders that the coordinator's own classes wrote."""
 
+import contextlib
 import json
 import re
 import sqlite3
@@ -56,6 +57,13 @@ def test_report_names_the_weights_that_an_evaluation_scored_when_a_later_step_re
     text = _text(_page(folder))
     assert "before RL after 2 steps of RL" in text
     assert "1.000 ± 0.000 1.000 +0.000" in text  # the ledger knows no evaluation of these weights: no error bar
+
+
+def test_report_has_an_evaluations_error_after_a_step_that_was_not_applied(folder: Path) -> None:
+    with contextlib.closing(sqlite3.connect(folder / "ledger.sqlite")) as db, db:
+        db.execute("UPDATE trajectories SET \"group\" = replace(\"group\", 'eval-3-', 'eval-4-') WHERE kind = 'eval'")
+    text = _text(_page(folder))
+    assert "sampled at temperature 1 (eval_reward) 0.500 ± 0.500 1.000 ± 0.000 +0.500" in text
 
 
 def test_report_loads_and_runs_nothing_whatever_a_trajectory_holds(folder: Path) -> None:
