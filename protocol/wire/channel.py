@@ -183,15 +183,29 @@ class DealerChannel:
 
 
 class AsyncDealerChannel:
-    """A rollout server's side, inside its event loop. It reconnects by itself; what was not acked is sent again."""
+    """A rollout server's side, inside its event loop. It reconnects by itself; what was not acked is sent again.
+
+    Nothing is queued for a connection that does not stand: a server whose run was killed would send what it has
+    finished again and again into a queue that nobody empties, until the machine is out of memory.
+    """
 
     def __init__(self, address: str, name: str, keys: KeyPair, coordinator_key: bytes, pulse: Pulse = Pulse()) -> None:
         self._context = zmq.asyncio.Context()
         self._socket = self._context.socket(zmq.DEALER)
+        self._socket.setsockopt(zmq.IMMEDIATE, 1)
+        # Whether the last frames went out. Not asked of the socket: that would eat the event that a frame has arrived.
+        self.is_connected = False
         _connect(self._socket, address, name, keys, coordinator_key, pulse)
 
-    async def send(self, frames: list[bytes]) -> None:
-        await self._socket.send_multipart(frames)
+    async def send(self, frames: list[bytes]) -> bool:
+        """Send frames; False when there is no connection for them."""
+        try:
+            await self._socket.send_multipart(frames, zmq.NOBLOCK)
+        except zmq.Again:
+            self.is_connected = False
+        else:
+            self.is_connected = True
+        return self.is_connected
 
     async def receive(self, timeout_s: float) -> list[bytes] | None:
         """Return the next frames, or None after timeout_s.

@@ -30,12 +30,20 @@ _TICK_S = 0.25
 _BEAT_EVERY_S = 1.0
 _HELLO_EVERY_S = 5.0
 _POLL_S = 1.0
+# How often it is looked whether there is a connection to say Hello on.
+_CONNECT_TICK_S = 0.02
+# A coordinator pings every second. One that was not heard for so long gets nothing more: it has ended, or what it was
+# sent already waits in its memory.
+_SILENT_S = 10.0
 
 
 class Channel(Protocol):
     """The socket to the coordinator: `protocol.wire.channel.AsyncDealerChannel`."""
 
-    async def send(self, frames: list[bytes]) -> None: ...
+    @property
+    def is_connected(self) -> bool: ...
+
+    async def send(self, frames: list[bytes]) -> bool: ...
 
     async def receive(self, timeout_s: float) -> list[bytes] | None: ...
 
@@ -83,7 +91,7 @@ class RolloutSession:
         self._refusal: str | None = None
         self._heard_of_lease = 0
         self._demanded: tuple[int, int | None, int] | None = None
-        self._demanded_at = self._beat_at = self._greeted_at = float("-inf")
+        self._demanded_at = self._beat_at = self._greeted_at = self._heard_at = float("-inf")
 
     @property
     def is_welcome(self) -> bool:
@@ -142,6 +150,7 @@ class RolloutSession:
             self._on_other_run(message)
             return
         self._is_welcome = True
+        self._heard_at = self._clock()
         match message:
             case m.Lease():
                 self._heard_of_lease = max(self._heard_of_lease, message.number)
@@ -176,11 +185,13 @@ class RolloutSession:
         """Greet until the coordinator answers. Later a Hello would take every lease back: it means a fresh start."""
         if self._is_welcome or self._clock() - self._greeted_at < _HELLO_EVERY_S:
             return
-        self._greeted_at = self._clock()
-        await self._send(m.Hello(**self._stamp(), server=self._server, policy_version=self._engine.policy_version))
+        hello = m.Hello(**self._stamp(), server=self._server, policy_version=self._engine.policy_version)
+        if await self._channel.send(encode(hello)):
+            self._greeted_at = self._clock()
 
     async def _send_finished(self) -> None:
-        if self._is_welcome:
+        """Send what is due, and send again what was not answered, while somebody hears it."""
+        if self._is_welcome and self._channel.is_connected and self._clock() - self._heard_at < _SILENT_S:
             for item in self.outbox.due(self._clock()):
                 await self._send_item(item)
 
@@ -247,7 +258,8 @@ class RolloutSession:
     async def _await_news(self) -> None:
         """Return when something finished or arrived, or it is time to look what is due."""
         try:
-            async with asyncio.timeout(_TICK_S):
+            has_greeted = self._greeted_at > float("-inf")
+            async with asyncio.timeout(_TICK_S if has_greeted else _CONNECT_TICK_S):
                 await self._news.wait()
         except TimeoutError:
             pass

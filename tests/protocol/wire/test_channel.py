@@ -1,9 +1,11 @@
 """Real sockets on loopback: who gets in, and what happens to what cannot be delivered."""
 
+import asyncio
 import socket
 import threading
 from collections.abc import Iterator
 
+import psutil
 import pytest
 import zmq
 
@@ -197,9 +199,35 @@ def test_router_says_when_it_cannot_listen() -> None:
     )
 
 
+async def _until_sent(channel: AsyncDealerChannel, frames: list[bytes]) -> None:
+    async with asyncio.timeout(5.0):
+        while not await channel.send(frames):
+            await asyncio.sleep(0.005)
+
+
+async def test_async_dealer_keeps_nothing_for_a_connection_that_does_not_stand() -> None:
+    router = RouterChannel("127.0.0.1", ROUTER_KEYS, [PEER_KEYS.public], MAX_FRAME_BYTES)
+    channel = AsyncDealerChannel(router.address, "server-0", PEER_KEYS, ROUTER_KEYS.public)
+    assert not await channel.send([b"too early"])
+    await _until_sent(channel, [b"first"])
+    assert channel.is_connected
+    assert router.receive(5.0) == (b"server-0", [b"first"])
+
+    router.close(linger_s=0)
+    async with asyncio.timeout(5.0):
+        while await channel.send([b"the one who hears has gone"]):
+            await asyncio.sleep(0.005)
+    assert not channel.is_connected
+    before = psutil.Process().memory_info().rss
+    for _ in range(200):
+        assert not await channel.send([bytes(1 << 20)])
+    assert psutil.Process().memory_info().rss - before < 50 << 20
+    channel.close()
+
+
 async def test_async_dealer_sends_and_receives(router: RouterChannel) -> None:
     channel = AsyncDealerChannel(router.address, "server-0", PEER_KEYS, ROUTER_KEYS.public)
-    await channel.send([b"hello", b"there"])
+    await _until_sent(channel, [b"hello", b"there"])
     assert router.receive(5.0) == (b"server-0", [b"hello", b"there"])
     router.send(b"server-0", [b"lease"])
     assert await channel.receive(5.0) == [b"lease"]

@@ -12,14 +12,16 @@ from protocol.errors import NeighbourError
 from protocol.node.home import Keys
 from protocol.wire import messages as m
 from protocol.wire.channel import AsyncDealerChannel
+from protocol.wire.codec import Decoder, encode
 from protocol.wire.trajectory import Trajectory
 from rollout.engine.version_gate import VersionGate
 from rollout.environments.base import Resources
 from rollout.environments.single_turn import SingleTurn
 from rollout.episodes.player import EpisodePlayer
-from rollout.session.outbox import Outbox
+from rollout.session.outbox import Finished, Key, Outbox
 from rollout.session.session import RolloutSession
 from tests.fakes.rollout_fakes import ScriptedCoordinator, ScriptedEngine, ScriptedScorer, make_keys, make_spec
+from tests.protocol.wire.examples import make_trajectory
 
 
 @dataclass
@@ -281,3 +283,68 @@ async def test_messages_of_another_start_and_broken_ones_are_not_used() -> None:
         assert done.facts.group == "e0-a"
         assert len(scene.engine.requests) == 1
         assert scene.session.failures.totals == {"coordinator": 1}
+
+
+class Hearing:
+    """A coordinator's side that notes what it is sent, answers when it is told to, and may be out of reach."""
+
+    def __init__(self) -> None:
+        self.is_connected = True
+        self.sent: list[m.Message] = []
+        self._answers: asyncio.Queue[list[bytes]] = asyncio.Queue()
+        self._decoder: Decoder[m.Message] = Decoder(m.ToCoordinator)
+
+    def say(self, message: m.Message) -> None:
+        self._answers.put_nowait(encode(message))
+
+    async def send(self, frames: list[bytes]) -> bool:
+        if self.is_connected:
+            self.sent.append(self._decoder.decode(frames)[0])
+        return self.is_connected
+
+    async def receive(self, timeout_s: float) -> list[bytes] | None:
+        return await self._answers.get()
+
+    def num_sent(self, kind: type[m.Message]) -> int:
+        return sum(isinstance(message, kind) for message in self.sent)
+
+
+@pytest.mark.parametrize("is_silent", [False, True])
+async def test_session_sends_nothing_again_while_nobody_hears_it(is_silent: bool) -> None:
+    spec, hearing, now = make_spec(), Hearing(), [0.0]
+    engine, scorer, gate = ScriptedEngine(lambda context: "4"), ScriptedScorer(), VersionGate()
+    gate.open()
+    player = EpisodePlayer(engine, gate, SingleTurn, Resources(1), scorer, spec.rollout, "s0")
+    outbox = Outbox(resend_s=0.0)
+    session = RolloutSession("s0", spec, hearing, player, engine, scorer, outbox, clock=lambda: now[0])
+    task = asyncio.create_task(session.run())
+    stamp: Any = {"run_id": "run", "incarnation": 1}
+
+    async def turns(number: int) -> int:
+        """Return how often the trajectory is sent while the session's loop turns so often."""
+        before = hearing.num_sent(m.TrajectoryDone)
+        for _ in range(number):
+            session.wake()
+            await asyncio.sleep(0.005)
+        return hearing.num_sent(m.TrajectoryDone) - before
+
+    outbox.put(Finished(Key("g", 0, 1, 1), make_trajectory("g", 0, "s0", 0)))
+    await _until(lambda: hearing.num_sent(m.Hello) == 1)
+    hearing.say(m.Done(**stamp))
+    assert await turns(9) > 3
+
+    if is_silent:
+        now[0] = 10.0
+    else:
+        hearing.is_connected = False
+        now[0] = 1.0  # the next heartbeat finds that it cannot go out
+    assert await turns(9) <= 1
+    assert await turns(9) == 0
+
+    hearing.is_connected = True
+    hearing.say(m.Ping(**stamp, newest_lease=0))
+    now[0] += 1.0
+    assert await turns(9) > 3
+    assert len(outbox) == 1
+    task.cancel()
+    await asyncio.wait([task])
