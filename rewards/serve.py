@@ -12,6 +12,7 @@ from rewards.bundled import scorer_named
 from rewards.sample import Scorer
 from rewards.service import RewardService
 from rewards.user_function import load_scorer
+from rewards.workers import Workers
 
 
 def main() -> int:
@@ -27,13 +28,14 @@ def main() -> int:
 def _serve(arguments: argparse.Namespace) -> None:
     token = read_token(arguments.token_file) if arguments.token_file else None
     listener = bind("rewards", arguments.host, arguments.port)
-    scorer, name = _choose_scorer(arguments)
-    serve_app(RewardService(scorer, name).app(), listener, token, f"rewards: {name}")
+    workers = Workers(arguments.workers)
+    scorer, name = _choose_scorer(arguments, workers)
+    serve_app(RewardService(scorer, name, workers).app(), listener, token, f"rewards: {name}")
 
 
-def _choose_scorer(arguments: argparse.Namespace) -> tuple[Scorer, str]:
+def _choose_scorer(arguments: argparse.Namespace, workers: Workers) -> tuple[Scorer, str]:
     if arguments.function:
-        return load_scorer(arguments.function), Path(arguments.function).name
+        return load_scorer(arguments.function, workers), Path(arguments.function).name
     return scorer_named(arguments.scorer), arguments.scorer
 
 
@@ -44,10 +46,22 @@ def _parser() -> argparse.ArgumentParser:
     choice.add_argument(
         "--function", metavar="FILE.py[:NAME]", help="a user's reward_func, compute_score or score(sample)"
     )
+    parser.add_argument(
+        "--workers",
+        type=_above_zero,
+        default=1,
+        help="threads that call a function which is not async; more than 1 only if it may run in several at once",
+    )
     parser.add_argument("--host", default="127.0.0.1", help="address to listen on")
     parser.add_argument("--port", type=int, default=8001, help="port to listen on; 0: a free one")
     parser.add_argument("--token-file", type=Path, help="ask for the bearer token in this file (not on /health)")
     return parser
+
+
+def _above_zero(text: str) -> int:
+    if not text.isdecimal() or int(text) < 1:
+        raise argparse.ArgumentTypeError(f"is {text}, expected a number of at least 1")
+    return int(text)
 
 
 if __name__ == "__main__":

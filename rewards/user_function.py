@@ -4,8 +4,8 @@
     compute_score(data_source, solution_str, ground_truth, extra_info=None)     verl: one sample, sync or async
     score(sample)                                                               ours: one Sample, sync or async
 
-The shape is told by the parameters' names, so any function name works with `FILE.py:NAME`. Sync functions run on one
-thread of their own, one at a time: users' functions are seldom safe to run in several threads at once.
+The shape is told by the parameters' names, so any function name works with `FILE.py:NAME`. Sync functions run on
+`Workers`, one at a time where nothing else is said.
 """
 
 import asyncio
@@ -15,13 +15,13 @@ import inspect
 import re
 import sys
 from collections.abc import Callable, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
 from protocol.errors import OperatorError
 from protocol.http.bodies import check_numbers
 from rewards.sample import Sample, Score, Scorer, ScorerFailure
+from rewards.workers import Workers
 
 _NAMES = ("reward_func", "compute_score", "score")
 _SPECIAL_TOKENS = re.compile(r"<\|[^|<>]{1,64}\|>|</?s>|<(?:pad|unk|bos|eos|end_of_turn|start_of_turn)>")
@@ -29,9 +29,10 @@ _SPECIAL_TOKENS = re.compile(r"<\|[^|<>]{1,64}\|>|</?s>|<(?:pad|unk|bos|eos|end_
 _Call = Callable[..., Any]
 
 
-def load_scorer(reference: str) -> Scorer:
+def load_scorer(reference: str, workers: Workers | None = None) -> Scorer:
     """Return the scorer of `FILE.py[:NAME]`. Without a name: the one of reward_func, compute_score, score that exists.
 
+    workers: what a sync function runs on; None: one thread of its own.
     Raises: OperatorError when the file cannot be loaded, or the function is missing or of an unknown shape.
     """
     file, separator, name = reference.rpartition(":")
@@ -39,12 +40,13 @@ def load_scorer(reference: str) -> Scorer:
         file, name = reference, ""
     function = _find(_load_module(Path(file)), file, name)
     parameters = inspect.signature(function).parameters
+    call = _caller(function, workers or Workers())
     if "queries" in parameters:
-        return functools.partial(_score_batch, _caller(function))
+        return functools.partial(_score_batch, call)
     if "solution_str" in parameters:
-        return functools.partial(_score_each, _caller(function), _verl_arguments)
+        return functools.partial(_score_each, call, _verl_arguments)
     if len([p for p in parameters.values() if p.default is p.empty]) == 1:
-        return functools.partial(_score_each, _caller(function), _own_arguments)
+        return functools.partial(_score_each, call, _own_arguments)
     raise OperatorError(
         f"rewards: {file}:{function.__name__}{inspect.signature(function)} has no known shape. Expected reward_func"
         "(queries, prompts, labels), compute_score(data_source, solution_str, ground_truth) or score(sample)."
@@ -78,15 +80,13 @@ def _find(module: Any, file: str, name: str) -> _Call:
     return function
 
 
-def _caller(function: _Call) -> _Call:
-    """Return an async function that runs `function`: itself when it is async, else on a thread of its own."""
+def _caller(function: _Call, workers: Workers) -> _Call:
+    """Return an async function that runs `function`: itself when it is async, else on one of the workers."""
     if inspect.iscoroutinefunction(function):
         return function
-    thread = ThreadPoolExecutor(1, thread_name_prefix="reward-function")
 
     async def run(*args: Any, **kwargs: Any) -> Any:
-        call = functools.partial(function, *args, **kwargs)
-        returned = await asyncio.get_running_loop().run_in_executor(thread, call)
+        returned = await workers.run(functools.partial(function, *args, **kwargs))
         # A plain function may hand on what an async one gave it.
         return await returned if inspect.isawaitable(returned) else returned
 

@@ -1,6 +1,10 @@
 """The reward service over real HTTP, in a thread and as a process."""
 
+import sys
+import threading
+import time
 from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -10,6 +14,7 @@ import pytest
 from rewards.bundled import scorer_named
 from rewards.service import RewardService
 from rewards.user_function import load_scorer
+from rewards.workers import Workers
 from tests.fakes.http_servers import module_serving, run_module, serving
 
 
@@ -117,3 +122,83 @@ def test_serve_as_a_process_asks_for_the_token(tmp_path: Path) -> None:
 def test_serve_exits_1_with_one_sentence(arguments: tuple[str, str], message: str) -> None:
     finished = run_module("rewards.serve", *arguments, "--port", "0")
     assert (finished.returncode, finished.stdout, finished.stderr) == (1, "", message)
+
+
+SLOW = """
+import threading
+
+calls, begun, gate = [], threading.Semaphore(0), threading.Event()
+
+
+def score(sample):
+    calls.append(sample.query)
+    begun.release()
+    assert gate.wait(10)
+    return 1.0
+"""
+
+
+@pytest.fixture
+def slow(tmp_path: Path) -> Iterator[tuple[str, Any]]:
+    """Yield a service whose function waits, and the function's module. Its workers count as stuck at once."""
+    (tmp_path / "slow.py").write_text(SLOW)
+    workers = Workers(2)
+    scorer = load_scorer(str(tmp_path / "slow.py"), workers)
+    module = sys.modules["sluice_user_reward"]
+    with serving(RewardService(scorer, "slow", workers).app()) as address:
+        yield address, module
+        module.gate.set()
+
+
+def _ask(address: str, query: str, timeout_s: float) -> "threading.Thread":
+    def ask() -> None:
+        with suppress(httpx.TimeoutException):
+            httpx.post(address, json={"query": [query]}, trust_env=False, timeout=timeout_s)
+
+    thread = threading.Thread(target=ask)
+    thread.start()
+    return thread
+
+
+def test_call_whose_client_has_left_is_not_begun(slow: tuple[str, Any]) -> None:
+    address, module = slow
+    staying = [_ask(address, f"staying {i}", 10.0) for i in range(2)]
+    for _ in staying:
+        assert module.begun.acquire(timeout=5)
+    for leaving in [_ask(address, f"leaving {i}", 0.2) for i in range(4)]:
+        leaving.join()
+    time.sleep(0.1)  # until the service has noticed
+    later = _ask(address, "later", 10.0)
+    module.gate.set()
+    for thread in (*staying, later):
+        thread.join()
+    assert sorted(module.calls) == ["later", "staying 0", "staying 1"]
+
+
+def test_health_tells_when_every_worker_runs_for_nobody(slow: tuple[str, Any], monkeypatch: pytest.MonkeyPatch) -> None:
+    address, module = slow
+
+    def health() -> tuple[int, str]:
+        answer = httpx.get(f"{address}/health", trust_env=False)
+        return answer.status_code, answer.json()["status"]
+
+    _ask(address, "one", 0.2).join()
+    time.sleep(0.1)
+    monkeypatch.setattr("rewards.service._STUCK_S", 0.05)
+    assert health() == (200, "ok")  # the other worker is free
+    _ask(address, "two", 0.2).join()
+    time.sleep(0.2)
+    assert health() == (503, "stuck")
+    monkeypatch.setattr("rewards.service._STUCK_S", 60.0)
+    assert health() == (200, "ok")  # not for so long
+    monkeypatch.setattr("rewards.service._STUCK_S", 0.05)
+    module.gate.set()
+    time.sleep(0.1)
+    assert health() == (200, "ok")
+
+
+@pytest.mark.parametrize("number", ["0", "-1", "two"])
+def test_serve_refuses_a_number_of_workers_that_is_none(number: str) -> None:
+    finished = run_module("rewards.serve", "--scorer", "exact_match", "--workers", number)
+    assert finished.returncode == 2
+    assert f"--workers: is {number}, expected a number of at least 1" in finished.stderr
