@@ -13,6 +13,8 @@ Role = Literal["policy"]
 
 @dataclass(frozen=True)
 class Roles:
+    """Every model that a rank holds."""
+
     policy: PolicyEngine  # what is trained, pushed and exported
 
     def save_state(self, folder: Path) -> None:

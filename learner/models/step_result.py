@@ -17,6 +17,8 @@ LossFunction = Callable[[Tensor, Tensor, MicroBatch], tuple[Tensor, Sums]]
 
 @dataclass(frozen=True)
 class StepResult:
+    """What one optimizer step did, the same on every rank."""
+
     applied: bool  # False when a loss or gradient was not finite: weights and optimizer are then as before the step
     loss: float  # over all ranks, divided by the step's weight
     grad_norm: float  # before clipping

@@ -13,6 +13,8 @@ from learner.algorithms.corrections.band import Band
 
 @dataclass(frozen=True)
 class Correction:
+    """A correction that settings can name."""
+
     kept: Callable[[Tensor, Band], Tensor]  # importance weights [K] -> the share of each that is trusted [K]
     is_weighted: bool  # False: the importance weight itself is left out as well
 
