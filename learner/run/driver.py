@@ -55,9 +55,9 @@ def drive(inspected: Inspected) -> int:
     from learner.run import ray_door
 
     with (
-        stop_signals() as stop,
         using_cluster(start.run_id, start.folder),
         ray_door.connected(cluster),
+        stop_signals() as stop,  # after Ray, which takes SIGTERM for itself when it connects
         LiveView(settings.run.max_steps) as view,
         contextlib.closing(_Pages(inspected)) as pages,
     ):
