@@ -123,6 +123,11 @@ LEDGER_RULES: list[tuple[str, list[str], list[str]]] = [
     ),
     (
         "step_version",
+        ["UPDATE trajectories SET oldest_version = 3 WHERE \"group\" = '{7}' AND sample_index = 0"],
+        ["ledger.sqlite, group {7}, step 4: its staleness was counted from policy version 3, the step was taken on 2"],
+    ),
+    (
+        "step_version",
         ["UPDATE trajectories SET newest_version = 3 WHERE \"group\" = '{7}' AND sample_index = 0"],
         ["ledger.sqlite, group {7}, step 4: contains policy version 3, the step was taken on 2"],
     ),

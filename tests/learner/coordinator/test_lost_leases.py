@@ -1,9 +1,7 @@
 """Leases that do not come back: servers that go silent or die, messages that are lost on the way."""
 
-from pathlib import Path
-
 from protocol.wire import messages as m
-from tests.learner.coordinator.coordinator_script import Script, settings_of
+from tests.learner.coordinator.coordinator_script import Script
 
 
 def test_expired_lease_goes_out_again_for_the_missing_sample(script: Script) -> None:
@@ -103,24 +101,3 @@ def test_server_that_is_silent_for_minutes_keeps_its_leases_while_it_has_a_conne
     script.demand(num_groups=1)
     script.advance(90.0)
     assert script.states() == {"leased": 1}
-
-
-def test_overdue_lease_goes_to_another_server_as_well_and_the_first_result_counts(tmp_path: Path) -> None:
-    script = Script(tmp_path, settings_of(run={"max_steps": 100}, rollout={"lease_timeout_s": 1000}), num_prompts=200)
-    for step in range(1, 21):  # forty groups that take ten seconds each
-        leases = script.demand(num_groups=2, version=step - 1)
-        script.advance(10.0)
-        for lease in leases:
-            script.finish("s1", lease, version=step - 1)
-        script.batch(step)
-        script.step(step, version=step)
-    (late,) = script.demand(num_groups=1, version=20)
-    script.advance(39.0)
-    assert script.demand("s2", num_groups=1, version=20)[0].group != late.group
-    script.tell("s1", m.Demand(**script.stamp, num_groups=5, policy_version=20, heard_of_lease=0, leases={}))
-    script.advance(2.0)
-    assert script.coordinator.counts["leased_twice"] == 0  # not to the server that is late
-    (again,) = script.demand("s2", num_groups=1, version=20)
-    assert (again.group, again.attempt, again.sample_indices) == (late.group, 2, [0, 1])
-    assert script.finish("s1", late, version=20) == ["accepted", "accepted"]
-    assert script.finish("s2", again, version=20) == ["duplicate", "duplicate"]

@@ -174,3 +174,22 @@ def test_group_that_was_given_up_while_it_waited_for_a_lease_does_not_go_out(scr
     (other,) = script.demand(num_groups=1)
     assert other.group != lease.group
     assert script.rows("SELECT state FROM prompts ORDER BY position") == [("skipped",), ("leased",)]
+
+
+def test_group_that_came_back_while_it_waited_for_another_lease_does_not_go_out(script: Script) -> None:
+    (lease,) = script.demand("s1", num_groups=1)
+    script.advance(101.0)  # its lease is overdue: it waits for another
+    assert script.finish("s1", lease) == ["accepted", "accepted"]
+    (other,) = script.demand("s2", num_groups=1)
+    assert other.group != lease.group
+    assert script.states() == {"ready": 1, "leased": 1}
+
+
+def test_finished_samples_of_a_prompt_that_is_given_up_are_wasted(script: Script) -> None:
+    (lease,) = script.demand(num_groups=1)
+    script.deliver("s1", lease, 0)
+    for attempt in (1, 2, 3):
+        script.fail("s1", lease, 1)
+        if attempt < 3:
+            (lease,) = script.demand(num_groups=1)
+    assert script.rows("SELECT sample_index, attempt, reason, num_tokens FROM waste") == [(0, 1, "failed", 2)]

@@ -39,6 +39,16 @@ def test_resumed_group_is_not_too_old_at_a_late_step(tmp_path: Path) -> None:
     assert resumed.coordinator.counts["dropped:stale"] == 0
 
 
+def test_step_does_not_wait_for_resumed_groups_that_nobody_has_begun(tmp_path: Path) -> None:
+    script = Script(tmp_path, settings_of(run={"max_steps": 20}))
+    script.demand()
+    resumed = script.resume(step=10, run={"max_steps": 20})
+    leases = resumed.demand(num_groups=2, version=10)
+    for lease in leases:
+        resumed.finish("s1", lease, version=10)
+    assert {facts.group for facts in resumed.batch(11).facts} == {lease.group for lease in leases}
+
+
 def test_resumed_run_knows_that_a_step_was_not_applied(tmp_path: Path) -> None:
     script = Script(tmp_path)
     for lease in script.demand(num_groups=2):

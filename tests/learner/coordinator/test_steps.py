@@ -56,6 +56,20 @@ def test_dropped_group_is_made_again_on_current_weights_and_trained(tmp_path: Pa
     assert script.coordinator.counts["dropped:stale"] == 1
 
 
+def test_what_is_back_of_a_dropped_group_is_wasted_and_forgotten(tmp_path: Path) -> None:
+    script = Script(tmp_path, settings_of(learner={"stale_policy": "drop"}, run={"max_steps": 4}))
+    slow, *others = script.demand(num_groups=3)
+    script.deliver("s1", slow, 1)
+    for step in (1, 2):
+        for lease in others:
+            script.finish("s1", lease, version=step - 1)
+        script.batch(step)
+        script.step(step, version=step)
+        others = script.demand(version=step, num_groups=2)
+    assert script.rows('SELECT "group", sample_index, reason, num_tokens FROM waste') == [(slow.group, 1, "stale", 2)]
+    assert script.rows(f"SELECT count(*) FROM trajectories WHERE \"group\" = '{slow.group}'") == [(0,)]  # noqa: S608
+
+
 def test_rank_that_asks_twice_gets_the_same_share(tmp_path: Path) -> None:
     script = Script(tmp_path, settings_of(learner={"num_ranks": 2}))
     for lease in script.demand():
