@@ -81,7 +81,7 @@ class RunAttempt:
         ranks = RankWatch(self._ranks, ray_door.is_done, ray_door.call)
         servers_at = drain_until = 0.0
         while training:
-            finished = self._finished(training)
+            finished = self._finished(training, ranks)
             training = {reference: who for reference, who in training.items() if who not in finished}
             self._show()
             now = time.monotonic()
@@ -114,14 +114,14 @@ class RunAttempt:
         finally:
             processes.end(self._coordinator, self._ranks)
 
-    def _finished(self, training: dict[Any, str]) -> list[str]:
+    def _finished(self, training: dict[Any, str], ranks: RankWatch) -> list[str]:
         """Return who of the ranks has returned. Raises: NeighbourError naming who died first, if one can tell."""
         try:
             return ray_door.wait_any(training, _POLL_S)
-        except NeighbourError:
+        except NeighbourError as error:
             # Ranks end with their coordinator: when it is gone too, it is what died.
             ray_door.call(self._coordinator.status.remote(), "the coordinator")
-            raise
+            raise ranks.explained(error) from error
 
     def _show(self) -> None:
         lines = self.context.metrics.new_lines()

@@ -65,6 +65,18 @@ class RankWatch:
         for watched in self._ranks:
             self._advance(watched)
 
+    def explained(self, error: NeighbourError) -> NeighbourError:
+        """Return a rank's error; when it waited too long for the others, with what each rank was last heard to be at.
+
+        Torch's text of a collective that timed out names no rank.
+        """
+        if "timed out" not in error.detail.lower() or len(self._ranks) < 2:
+            return error
+        now = self._clock()
+        phases = (f"{one.rank.name}: {one.phase}, {now - one.heard_at:.0f} s ago" for one in self._ranks)
+        problem = f"waited for another rank longer than learner.rank_timeout_s; last heard: {'; '.join(phases)}"
+        return NeighbourError(error.boundary, f"{problem} ({error.detail})")
+
     def _advance(self, watched: _Watched) -> None:
         if watched.pending is None:
             watched.pending = watched.rank.ask("progress")

@@ -16,7 +16,7 @@ from protocol.settings.run_spec import RunSpec
 _MAX_REVIVALS = 5
 _WELL_AFTER_S = 60.0
 # A server's event loop answers at once; its engine's work is not awaited.
-_SILENCE_S = 30.0
+SILENCE_S = 30.0
 
 
 @dataclass
@@ -43,12 +43,14 @@ class ServerWatch:
         lost: Callable[[str, str], None],
         calls: ServerCalls = RAY_CALLS,
         clock: Callable[[], float] = time.monotonic,
+        silence_s: float = SILENCE_S,
     ) -> None:
         """lost: told (server, reason) as soon as a server is found not to serve the run. calls: asks servers.
 
-        clock: in seconds.
+        clock: in seconds. silence_s: longest time without an answer before the user is told.
         """
         self._clock = clock
+        self._silence_s = silence_s
         self._servers = [_Watched(name) for name in names]
         self._spec = spec
         self._lost = lost
@@ -128,7 +130,7 @@ class ServerWatch:
         Nothing is done: the coordinator has its leases out again when its connection is gone, and pushes leave it out.
         """
         silent_s = self._clock() - server.asked_at
-        if server.is_silent or server.then != "judge" or silent_s < _SILENCE_S:
+        if server.is_silent or server.then != "judge" or silent_s < self._silence_s:
             return None
         server.is_silent = True
         return f"{server.name} has not answered for {silent_s:.0f} s; the run goes on without it until it does"

@@ -14,6 +14,7 @@ import tempfile
 import time
 from pathlib import Path
 
+from tests.chaos.hanging.command_waits import command_ways
 from tests.chaos.hanging.coordinator_waits import coordinator_ways
 from tests.chaos.hanging.push_waits import push_ways
 from tests.chaos.hanging.rank_waits import rank_ways
@@ -26,7 +27,7 @@ _POLL_S = 0.05
 
 def main() -> int:
     arguments = options(__doc__)
-    ways = [*coordinator_ways(), *push_ways(), *rank_ways(), *rollout_ways()]
+    ways = [*command_ways(), *coordinator_ways(), *push_ways(), *rank_ways(), *rollout_ways()]
     random.Random(arguments.seed).shuffle(ways)
     with tempfile.TemporaryDirectory() as folder:
         outcomes = _run_all(ways, Path(folder), at_once=8 if arguments.short else 4)

@@ -81,3 +81,21 @@ def test_rank_that_answers_again_has_its_whole_time_again() -> None:
         watched.poll_for(50.0)
         watched.ranks[0].is_stopped = False
         watched.poll_for(6.0)
+
+
+def test_collective_that_timed_out_is_told_with_what_each_rank_was_at() -> None:
+    watched = Watched()
+    watched.ranks[1].phase = "saving step 4"
+    watched.poll_for(10.0)
+    watched.now += 5.0
+    error = NeighbourError("learner rank 0", "failed: RuntimeError: Timed out waiting 4000ms for recv operation")
+    assert str(watched.watch.explained(error)) == (
+        "learner rank 0: waited for another rank longer than learner.rank_timeout_s; last heard: "
+        "learner rank 0: loading the policy, 7 s ago; learner rank 1: saving step 4, 7 s ago "
+        "(failed: RuntimeError: Timed out waiting 4000ms for recv operation)"
+    )
+
+
+def test_other_errors_of_a_rank_are_told_as_they_are() -> None:
+    error = NeighbourError("learner rank 0", "died: worker exited")
+    assert Watched().watch.explained(error) is error
