@@ -15,7 +15,7 @@ from rollout.session.outbox import Outbox
 from rollout.session.session import RolloutSession
 
 
-class Finished(NamedTuple):
+class KeptOutbox(NamedTuple):
     """What a server finished for a run: a later start of the same run is given it."""
 
     run_id: str  # the run that it was made for
@@ -37,13 +37,13 @@ class Attachment:
         """What is wrong with this server, when its session ended by an error."""
         return self.task.exception() if self.task.done() and not self.task.cancelled() else None
 
-    async def end(self) -> Finished:
+    async def end(self) -> KeptOutbox:
         """Stop every sample in flight and close what was opened."""
         self.task.cancel()
         await asyncio.wait([self.task])
         self.channel.close()
         await self.services.close()
-        return Finished(self.session.spec.run_id, self.session.outbox)
+        return KeptOutbox(self.session.spec.run_id, self.session.outbox)
 
     def describe(self) -> dict[str, Any]:
         """Return what `RolloutServer.describe` says of the run. ended: why the session ended by itself."""
@@ -69,7 +69,7 @@ def begin_attachment(
     services: Services,
     engine: Generator,
     gate: VersionGate,
-    finished: Finished | None,
+    finished: KeptOutbox | None,
 ) -> Attachment:
     """Return the run's attachment, already at work. finished: of the run attached before, used if it is the same."""
     player = EpisodePlayer(

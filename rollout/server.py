@@ -18,7 +18,7 @@ from pydantic import BaseModel, ValidationError
 from protocol.errors import NeighbourError, SettingsError
 from protocol.settings.run_spec import EngineRequest, RunSpec
 from protocol.weights.controls import WeightControls
-from rollout.attachment import Attachment, Finished, begin_attachment
+from rollout.attachment import Attachment, KeptOutbox, begin_attachment
 from rollout.engine.engine import Engine
 from rollout.engine.spec import EngineSpec
 from rollout.engine.version_gate import VersionGate
@@ -190,7 +190,7 @@ class RolloutServer:
         if self._attachment is not None:
             self._attachment.session.wake()
 
-    async def _end_attachment(self) -> Finished | None:
+    async def _end_attachment(self) -> KeptOutbox | None:
         """Stop working for the attached run; returns what was finished for it."""
         attachment, self._attachment = self._attachment, None
         return await attachment.end() if attachment is not None else None

@@ -11,8 +11,8 @@ from typing import Self
 
 from protocol.errors import NeighbourError, OperatorError
 from protocol.http.bodies import Passage, read_passages
-from rollout.neighbours.http.circuit_breaker import HeldBack, first_ready
-from rollout.neighbours.http.endpoint import EndpointStats, HttpEndpoint, standing_still
+from rollout.neighbours.http.circuit_breaker import BreakerOpen, first_ready
+from rollout.neighbours.http.endpoint import EndpointStats, HttpEndpoint, paused_deadline
 from rollout.neighbours.http.retries import AttemptFailed, HttpPolicy, retried
 
 __all__ = ["Passage", "RetrieverClient"]
@@ -97,13 +97,13 @@ class RetrieverClient:
             for retriever in self._retrievers:
                 try:
                     return await self._ask(retriever, body, limit)
-                except HeldBack:
+                except BreakerOpen:
                     continue
                 except AttemptFailed as error:
                     failure = error
             if failure is not None:
                 raise failure
-            with standing_still(limit):
+            with paused_deadline(limit):
                 await first_ready([retriever.breaker for retriever in self._retrievers])
 
     async def _ask(self, retriever: HttpEndpoint, body: bytes, limit: asyncio.Timeout) -> list[Passage]:

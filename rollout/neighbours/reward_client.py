@@ -18,7 +18,7 @@ from typing import Any, Self
 
 from protocol.errors import NeighbourError, OperatorError
 from protocol.settings.rewards import RewardEndpoint
-from rollout.neighbours.http.circuit_breaker import HeldBack, first_ready
+from rollout.neighbours.http.circuit_breaker import BreakerOpen, first_ready
 from rollout.neighbours.http.endpoint import EndpointStats
 from rollout.neighbours.http.retries import HttpPolicy
 from rollout.neighbours.reward_endpoint import EndpointScorer
@@ -129,7 +129,7 @@ class RewardClient:
             ready = [scorer for scorer in self._scorers if scorer.breaker.may_pass] or self._scorers
             try:
                 return await self._ask(ready[zlib.crc32(request.key.encode()) % len(ready)], request)
-            except HeldBack:
+            except BreakerOpen:
                 await first_ready([scorer.breaker for scorer in self._scorers])
 
 

@@ -47,7 +47,7 @@ class EndpointScorer:
     async def score(self, request: ScoreRequest) -> float:
         """Return the sample's reward; while the endpoint is down it waits, unless it was made not to.
 
-        Raises: NeighbourError when none came; HeldBack instead of waiting.
+        Raises: NeighbourError when none came; BreakerOpen instead of waiting.
         """
         if self._batcher is not None:
             return await self._batcher.add(request)

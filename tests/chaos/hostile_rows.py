@@ -2,7 +2,7 @@
 
 Half of 10,000 rows are sound, the other half is generated: odd prompts, labels and columns; environments that return
 and raise whatever there is; replies and headers of reward services and retrievers. They are played by two real sessions
-for a real coordinator, over real sockets; the engine writes by script. Group size 2.
+for a real coordinator, over real sockets, in runs of 400 rows; the engine writes by script. Group size 2.
 
 It holds when no server ended (its session is still serving), no sound row had a failure of any kind, no lease was lost
 and no message refused, every row of the first epoch is made or given up, and every one given up has a reason. --short:
@@ -17,7 +17,7 @@ import tempfile
 from collections import Counter
 from collections.abc import Sequence
 from contextlib import AsyncExitStack, closing
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -53,6 +53,8 @@ _CHATML = (
     "{% for m in messages %}{% if m['role'] not in ['user', 'assistant'] %}{{ raise_exception('no role') }}{% endif %}"
     "<|im_start|>{{ m['role'] }}\n{{ m['content'] | trim }}<|im_end|>\n{% endfor %}<|im_start|>assistant\n"
 )
+# Rows of one run: nothing of it is trained, so all of them stay in its window.
+_RUN_ROWS = 400
 # Services fail for half of the rows, for their rows' sake: outages, which the breaker is for, are not the matter here.
 _POLICY = HttpPolicy(
     min_backoff_s=0.02,
@@ -69,8 +71,11 @@ def main() -> int:
     num_rows = 240 if arguments.short else arguments.rows
     logging.disable(logging.CRITICAL)
     hostile = hostile_rows(num_rows // 2, arguments.seed)
-    # The sound ones stand behind the others: row N is hostile when N < num_rows / 2.
-    outcome = asyncio.run(_play(hostile, num_rows))
+    outcome = _Outcome()
+    for start in range(0, len(hostile), _RUN_ROWS // 2):
+        # The sound rows of a run stand behind its others: row N is hostile when N is below their number.
+        part = hostile[start : start + _RUN_ROWS // 2]
+        outcome.add(asyncio.run(_play(part, 2 * len(part))))
     print(f"failures by boundary: {dict(outcome.boundaries.most_common(12))}")
     for line in outcome.complaints[:10]:
         print(line)
@@ -91,16 +96,20 @@ def main() -> int:
 
 @dataclass
 class _Outcome:
-    """What became of the rows of the first epoch."""
+    """What became of the rows of the first epoch of one run, or of all."""
 
-    num_ended: int  # sessions that ended before they were told to
-    num_skipped: int  # rows given up
-    num_without_reason: int  # rows given up of which no failure says boundary and detail
-    num_bystanders_failed: int  # failures of sound rows' samples
-    num_unfinished: int  # rows neither made nor given up in time
-    boundaries: Counter[str]
-    counts: Counter[str]
-    complaints: list[str]
+    num_ended: int = 0  # sessions that ended before they were told to
+    num_skipped: int = 0  # rows given up
+    num_without_reason: int = 0  # rows given up of which no failure says boundary and detail
+    num_bystanders_failed: int = 0  # failures of sound rows' samples
+    num_unfinished: int = 0  # rows neither made nor given up in time
+    boundaries: Counter[str] = field(default_factory=Counter)
+    counts: Counter[str] = field(default_factory=Counter)
+    complaints: list[str] = field(default_factory=list)
+
+    def add(self, other: "_Outcome") -> None:
+        for name, value in vars(other).items():
+            setattr(self, name, getattr(self, name) + value)
 
 
 class _Playing(Search):

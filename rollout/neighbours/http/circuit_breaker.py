@@ -1,7 +1,7 @@
 """Holds calls back from a service that keeps failing; one per URL.
 
 closed: every attempt passes. It opens when at least `threshold` attempts in a row failed, over at least `after_s`:
-attempts wait, or raise HeldBack. When the cooldown is over one attempt passes as a trial. If it succeeds the breaker
+attempts wait, or raise BreakerOpen. When the cooldown is over one attempt passes as a trial. If it succeeds the breaker
 closes; if not, the next trial comes after twice the cooldown, up to `max_cooldown_s`. A trial that gets an HTTP error
 after a time with no reply at all means that the service is up but flaky: the cooldowns begin again at the first one.
 Attempts wait rather than fail: a finished trajectory survives an outage of its reward service.
@@ -13,11 +13,13 @@ import time
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
 
+from protocol.one_line import one_line
+
 _log = logging.getLogger(__name__)
 _LOG_EVERY_S = 60.0
 
 
-class HeldBack(Exception):
+class BreakerOpen(Exception):
     """The breaker is open and the caller did not want to wait: no attempt was made."""
 
 
@@ -74,7 +76,7 @@ class CircuitBreaker:
         """Wait until an attempt may be made; the block is the attempt. Yields whether it is a trial.
 
         An exception from it is a failure where `is_failure` says so, else a success; cancelling it is neither.
-        Raises: HeldBack instead of waiting, unless `waits`.
+        Raises: BreakerOpen instead of waiting, unless `waits`.
         """
         is_trial = await self._admit(waits)
         try:
@@ -105,7 +107,7 @@ class CircuitBreaker:
         """Return whether the attempt that may now be made is a trial."""
         while not self.may_pass:
             if not waits:
-                raise HeldBack(self._name)
+                raise BreakerOpen(self._name)
             await self.ready()
         if self._trial_at is None:
             return False
@@ -130,7 +132,9 @@ class CircuitBreaker:
             self._trial_at, self._opened_at = now + self._cooldown_s, now
             if now - self._logged_at > _LOG_EVERY_S:
                 self._logged_at = now
-                _log.warning('%s is down  last="%s" consequence="samples that need it wait"', self._name, error)
+                _log.warning(
+                    '%s is down  last="%s" consequence="samples that need it wait"', self._name, one_line(error)
+                )
 
     def _record_success(self) -> None:
         self._failures_in_a_row = 0

@@ -15,10 +15,10 @@ from rollout.neighbours.http.pool import HttpPool
 from rollout.neighbours.http.retries import (
     AttemptFailed,
     HttpPolicy,
+    counts_against_service,
     failure_of_status,
     is_absence,
     is_answer,
-    speaks_against_service,
 )
 
 _T = TypeVar("_T")
@@ -53,7 +53,7 @@ class HttpEndpoint:
             policy.breaker_cooldown_s,
             policy.breaker_max_cooldown_s,
             policy.breaker_after_s,
-            is_failure=speaks_against_service,
+            is_failure=counts_against_service,
             is_answer=is_answer,
             name=url,
         )
@@ -75,29 +75,29 @@ class HttpEndpoint:
 
         Waits for a free slot and while the breaker is open; `limit` stands still then, and during a trial: a queue, or
         an outage, is no fault of this request. Whoever holds a slot has a deadline.
-        Raises: AttemptFailed, also when `read` raises BodyError; HeldBack at an open breaker unless `waits`.
+        Raises: AttemptFailed, also when `read` raises BodyError; BreakerOpen at an open breaker unless `waits`.
         """
-        with standing_still(limit) as go_on:
+        with paused_deadline(limit) as resume:
             # The slot first: what queues for it must not have been let through before an outage began.
             async with self._slots:
                 try:
                     async with self.breaker.attempt(waits) as is_trial:
                         if not is_trial:
-                            go_on()
+                            resume()
                         reply = await self._attempt_once(body, read, key)
                 except AttemptFailed as failure:
-                    self._excuse(failure)
+                    self._judge(failure)
                     raise
                 self._were_absences.append(False)
                 return reply
 
-    def _excuse(self, failure: AttemptFailed) -> None:
+    def _judge(self, failure: AttemptFailed) -> None:
         """Note whether a failure is one of many: then the request waits for the service instead of giving up."""
         self._were_absences.append(is_absence(failure))
         seen = self._were_absences
         is_unreliable = len(seen) >= _MIN_ATTEMPTS and sum(seen) >= _UNRELIABLE_SHARE * len(seen)
-        failure.is_held = is_absence(failure) and self.breaker.is_open
-        failure.is_excused = failure.is_held or (is_absence(failure) and is_unreliable)
+        failure.waits_for_breaker = is_absence(failure) and self.breaker.is_open
+        failure.does_not_count = failure.waits_for_breaker or (is_absence(failure) and is_unreliable)
         if is_unreliable and failure.max_attempts > 1:
             failure.max_attempts += 1
 
@@ -151,7 +151,7 @@ class HttpEndpoint:
 
 
 @contextmanager
-def standing_still(limit: asyncio.Timeout | None) -> Iterator[Callable[[], None]]:
+def paused_deadline(limit: asyncio.Timeout | None) -> Iterator[Callable[[], None]]:
     """Stop a deadline's clock until the block ends, or the function it yields is called."""
     clock = asyncio.get_running_loop()
     when = limit.when() if limit is not None else None
@@ -161,14 +161,14 @@ def standing_still(limit: asyncio.Timeout | None) -> Iterator[Callable[[], None]
     left_s = when - clock.time()
     limit.reschedule(None)
 
-    def go_on() -> None:
+    def resume() -> None:
         if limit.when() is None:
             limit.reschedule(clock.time() + left_s)
 
     try:
-        yield go_on
+        yield resume
     finally:
-        go_on()
+        resume()
 
 
 def _reason_of(error: httpx.HTTPError) -> str:

@@ -47,11 +47,11 @@ class AttemptFailed(Exception):
         self.max_attempts = max_attempts  # failures of this status that end the call; 1: trying again cannot help
         self.status = status  # HTTP status of the answer; None: there was none
         self.retry_after_s = retry_after_s  # pause that the service asked for, in seconds; None: it asked for none
-        self.is_excused = False  # True: the service fails other requests too, so this failure does not count
-        self.is_held = False  # True: the service's circuit breaker decides when to try again
+        self.does_not_count = False  # True: the service fails other requests too, so this failure does not count
+        self.waits_for_breaker = False  # True: the service's circuit breaker decides when to try again
 
 
-def speaks_against_service(error: Exception) -> bool:
+def counts_against_service(error: Exception) -> bool:
     """Return whether a failed attempt is the service's fault, rather than of one request or of too many at once."""
     if not isinstance(error, AttemptFailed):
         return True
@@ -81,7 +81,7 @@ async def retried(
 
     def has_failed(state: tenacity.RetryCallState) -> bool:
         failure = _failure_of(state)
-        if failure.is_excused:
+        if failure.does_not_count:
             return False
         counted[failure.status] += 1
         return counted[failure.status] >= failure.max_attempts or counted.total() >= policy.max_attempts
@@ -128,7 +128,7 @@ class _Backoff:
 
     def __call__(self, state: tenacity.RetryCallState) -> float:
         failure = _failure_of(state)
-        return 0.0 if failure.is_held else max(self._jitter(state), failure.retry_after_s or 0.0)
+        return 0.0 if failure.waits_for_breaker else max(self._jitter(state), failure.retry_after_s or 0.0)
 
 
 def _failure_of(state: tenacity.RetryCallState) -> AttemptFailed:

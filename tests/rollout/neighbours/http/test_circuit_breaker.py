@@ -5,7 +5,7 @@ import time
 
 import pytest
 
-from rollout.neighbours.http.circuit_breaker import CircuitBreaker, HeldBack, first_ready
+from rollout.neighbours.http.circuit_breaker import BreakerOpen, CircuitBreaker, first_ready
 
 
 def is_answer(error: Exception) -> bool:
@@ -113,7 +113,7 @@ async def test_breaker_stays_closed_while_the_row_of_failures_is_short() -> None
 async def test_breaker_holds_back_who_does_not_wait() -> None:
     breaker = CircuitBreaker(threshold=1, cooldown_s=60, after_s=0.0, name="http://a/")
     await fail(breaker)
-    with pytest.raises(HeldBack, match="http://a/"):
+    with pytest.raises(BreakerOpen, match="http://a/"):
         async with breaker.attempt(waits=False):
             pass
 
