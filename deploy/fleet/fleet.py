@@ -58,18 +58,25 @@ class Fleet:
         """Return which process this is, what code it runs, and whether a run uses processes of it."""
         return FleetInfo(pid=os.getpid(), code=self._code, is_lending=self._standby.is_lending)
 
-    async def lend_processes(self, num_processes: int, use_gpus: bool, borrower: list[Any]) -> list[Any]:
-        """Return handles of `StandbyProcess` actors: they end when `borrower` does, the one actor in this list."""
-        return await self._standby.lend(num_processes, use_gpus, borrower[0])
+    async def lend_processes(
+        self, num_processes: int, num_gpus: int, borrower: list[Any], strategy: str = "DEFAULT"
+    ) -> list[Any]:
+        """Return handles of `StandbyProcess` actors: they end when `borrower` does, the one actor in this list.
 
-    async def ensure(self, spec: dict[str, Any], num_servers: int) -> list[ServerInfo]:
+        num_gpus: of each. strategy: Ray's scheduling strategy.
+        """
+        return await self._standby.lend(num_processes, num_gpus, borrower[0], strategy)
+
+    async def ensure(
+        self, spec: dict[str, Any], num_servers: int, num_gpus: int = 0, strategy: str = "SPREAD"
+    ) -> list[ServerInfo]:
         """Return num_servers ready servers with the engine of `spec`, an EngineRequest.
 
         Servers that have this engine are kept, warm; others are stopped, missing ones started side by side.
+        num_gpus: of each; the cluster must have them, or Ray waits for ever. strategy: Ray's scheduling strategy.
         Raises: OperatorError that the operator can mend; NeighbourError with the end of the engine's log.
         """
         request = EngineRequest.model_validate(spec)
-        _check_gpus(request, num_servers)
         fingerprint = _fingerprint(request)
         async with self._changing:
             alike = [server for server in await self.describe() if _has_engine(server, fingerprint)]
@@ -80,7 +87,7 @@ class Fleet:
             missing = [
                 f"{SERVER_PREFIX}{number}" for number, _ in zip(numbers, range(num_servers - len(warm)), strict=False)
             ]
-            infos += await _all_or_none(missing, [self._start(name, request) for name in missing])
+            infos += await _all_or_none(missing, [self._start(name, request, num_gpus, strategy) for name in missing])
         return sorted(infos, key=lambda info: int(info["name"].removeprefix(SERVER_PREFIX)))
 
     async def describe(self) -> list[dict[str, Any]]:
@@ -105,9 +112,8 @@ class Fleet:
         async with self._changing:
             await asyncio.gather(*(_stop(name) for name in server_names()))
 
-    async def _start(self, name: str, request: EngineRequest) -> ServerInfo:
+    async def _start(self, name: str, request: EngineRequest, num_gpus: int, strategy: str) -> ServerInfo:
         """Start one server. Raises: what its start raised; nothing of it is left then."""
-        num_gpus = request.tensor_parallel_size if request.weights_backend == "nccl" else 0
         actor = ray.remote(hosted(self._server_class)).options(
             name=name,
             namespace=NAMESPACE,
@@ -116,7 +122,7 @@ class Fleet:
             num_gpus=num_gpus,
             max_restarts=-1,
             max_concurrency=1000,
-            scheduling_strategy="SPREAD",
+            scheduling_strategy=strategy,
         )
         handle = actor.remote(name, request.model_dump(mode="json"))
         where: dict[str, Any] = {"log": ""}
@@ -148,18 +154,6 @@ def _fingerprint(request: EngineRequest) -> str:
 
 def _has_engine(server: dict[str, Any], fingerprint: str) -> bool:
     return bool(server["is_alive"]) and server.get("fingerprint") == fingerprint
-
-
-def _check_gpus(request: EngineRequest, num_servers: int) -> None:
-    """Raise OperatorError for more GPUs than there are: Ray would wait for them for ever."""
-    if request.weights_backend != "nccl":
-        return
-    needed, present = request.tensor_parallel_size * num_servers, int(ray.cluster_resources().get("GPU", 0))
-    if needed > present:
-        raise OperatorError(
-            f"settings: rollout.num_servers = {num_servers} with rollout.tensor_parallel_size = "
-            f"{request.tensor_parallel_size} needs {needed} GPUs; the cluster has {present}. Lower one of them."
-        )
 
 
 async def _all_or_none(names: list[str], starts: list[Awaitable[ServerInfo]]) -> list[ServerInfo]:

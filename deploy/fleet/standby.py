@@ -62,14 +62,14 @@ class StandbyPool:
     def fill(self, num_processes: int) -> None:
         """Have this many wait, none on a cluster with GPUs. Returns at once: they import meanwhile."""
         if not ray.cluster_resources().get("GPU"):
-            self._idle += [_start(use_gpu=False) for _ in range(num_processes - len(self._idle))]
+            self._idle += [_start(num_gpus=0) for _ in range(num_processes - len(self._idle))]
 
-    async def lend(self, num_processes: int, use_gpus: bool, borrower: Any) -> list[Any]:
+    async def lend(self, num_processes: int, num_gpus: int, borrower: Any, strategy: str) -> list[Any]:
         """Return handles of processes that are warm, for as long as `borrower` lives, an actor with `live`."""
-        waiting, self._idle = ([], self._idle) if use_gpus else (self._idle[:num_processes], self._idle[num_processes:])
+        waiting, self._idle = ([], self._idle) if num_gpus else (self._idle[:num_processes], self._idle[num_processes:])
         answers = await asyncio.gather(*(process.is_warm.remote() for process in waiting), return_exceptions=True)
         lent = [process for process, answer in zip(waiting, answers, strict=True) if answer is True]
-        lent += [_start(use_gpus) for _ in range(num_processes - len(lent))]
+        lent += [_start(num_gpus, strategy) for _ in range(num_processes - len(lent))]
         watching = asyncio.create_task(self._end_with(borrower, lent))
         self._watching.add(watching)
         watching.add_done_callback(self._watching.discard)
@@ -89,6 +89,11 @@ class StandbyPool:
         self.fill(len(lent))
 
 
-def _start(use_gpu: bool) -> Any:
-    options = {"num_cpus": 0, "num_gpus": 1 if use_gpu else 0, "max_concurrency": _NUM_CALLS}
+def _start(num_gpus: int, strategy: str = "DEFAULT") -> Any:
+    options = {
+        "num_cpus": 0,
+        "num_gpus": num_gpus,
+        "max_concurrency": _NUM_CALLS,
+        "scheduling_strategy": strategy,
+    }
     return ray.remote(StandbyProcess).options(**options).remote(_LEARNER_IMPORTS)

@@ -104,6 +104,8 @@ def read_only(path: Path) -> str:
 
 def _read_uids(settings: Settings, data: Path | None) -> list[str]:
     path = str(data) if data is not None else settings.data.train
+    if not path:  # a warm start alone
+        return []
     try:
         return [prompt.uid for prompt in load_prompts(path, settings.data)]
     except SettingsError as error:

@@ -45,7 +45,8 @@ class CoordinatorProcess:
         Raises: SettingsError and OperatorError of the data sets and the ledger.
         """
         settings, folder, keys = self._settings, self._folder, load_keys()
-        train = load_prompts(settings.data.train, settings.data)
+        # A run that is a warm start alone has no prompts.
+        train = load_prompts(settings.data.train, settings.data) if settings.data.train else []
         held_out = load_prompts(settings.data.eval, settings.data) if settings.data.eval else []
         self._ledger = Ledger(folder / LEDGER)
         _claim_prompts(self._ledger, settings, train)
@@ -97,6 +98,8 @@ class CoordinatorProcess:
 
 def _claim_prompts(ledger: Ledger, settings: Settings, train: Sequence[Prompt]) -> None:
     """Raise SettingsError when the run began with other prompts, or in another order: its accounts are of those."""
+    if not train:
+        return
     digest = hashlib.sha256("\n".join(prompt.uid for prompt in train).encode()).hexdigest()
     if ledger.claim("prompts", digest) is not None:
         raise SettingsError(

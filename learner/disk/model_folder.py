@@ -30,6 +30,23 @@ def read_vocab_size(model: Path) -> int | None:
     return None
 
 
+def read_max_positions(model: Path) -> int | None:
+    """Return the tokens of the longest text a model takes, or None when its config.json does not tell.
+
+    Rotary scaling stretches it by its factor.
+    """
+    config = json.loads((model / "config.json").read_bytes())
+    of_text = config.get("text_config")
+    for part in (of_text if isinstance(of_text, dict) else {}, config):
+        most = part.get("max_position_embeddings") or part.get("n_positions")
+        if type(most) is not int or most < 1:
+            continue
+        scaling = part.get("rope_scaling") or part.get("rope_parameters") or {}
+        factor = scaling.get("factor", 1.0) if isinstance(scaling, dict) else 1.0
+        return int(most * max(1.0, factor)) if isinstance(factor, int | float) else most
+    return None
+
+
 BYTES = {"float32": 4, "bfloat16": 2}
 
 

@@ -48,19 +48,21 @@ class RunAttempt:
             settings, folder, self.start.run_id, self.start.step, self.context.cluster.node_ip, self.context.vocab_size
         )
         opening = self._coordinator.open.remote()
-        borrowing = processes.borrow_processes(settings, self._coordinator, self.context.num_gpus > 0)
-        engine = engine_request(settings, str(self.context.model), self.context.backend)
-        ensuring = servers.ensure_servers(engine, settings.rollout.num_servers)
-        self.context.view.show_phase("starting learner ranks and rollout servers")
+        topology = self.context.topology
+        borrowing = processes.borrow_processes(topology.ranks, self._coordinator)
+        engine = engine_request(settings, str(self.context.model), topology.backend)
+        ensuring = servers.ensure_servers(engine, topology.servers) if topology.servers.count else None
+        self.context.view.show_phase(f"starting learner ranks{' and rollout servers' if ensuring else ''}")
         borrowed = ray_door.call(borrowing, "the fleet", _IMPORT_S)
         self._ranks = processes.make_ranks(borrowed, settings, folder, self.context.model)
         preparing = {rank.ask("prepare", self.start.checkpoint): rank.name for rank in self._ranks}
-        self._await({opening: "the coordinator", ensuring: "the fleet", **preparing})
-        self._servers = [server["name"] for server in ray_door.call(ensuring, "the fleet")]
+        self._await({opening: "the coordinator", **({ensuring: "the fleet"} if ensuring else {}), **preparing})
+        self._servers = [server["name"] for server in ray_door.call(ensuring, "the fleet")] if ensuring else []
         address, incarnation = ray_door.call(opening, "the coordinator")
         self._spec = run_spec(settings, self.start.run_id, incarnation, address)
-        self.context.view.show_phase("attaching rollout servers")
-        servers.attach_servers(self._servers, self._spec)
+        if self._servers:
+            self.context.view.show_phase("attaching rollout servers")
+            servers.attach_servers(self._servers, self._spec)
 
     def watch(self) -> str:
         """Show the run until all ranks have returned; returns how it ended.
@@ -73,7 +75,7 @@ class RunAttempt:
             incarnation=self._spec.incarnation,
             coordinator_address=self._spec.coordinator_address,
             servers=tuple(self._servers),
-            weights_backend=self.context.backend,
+            weights_backend=self.context.topology.backend,
         )
         training = {rank.ask("train", place): rank.name for rank in self._ranks}
         first = next(iter(training))
@@ -137,7 +139,7 @@ class RunAttempt:
         """Have servers that were restarted serve again. The run goes on while one serves, or may yet."""
         for message in watch.poll():
             self.context.view.message(message)
-        if not watch.num_hopeful:
+        if self._servers and not watch.num_hopeful:
             raise OperatorError("Every rollout server was given up; see their logs with deploy.cluster status.")
 
     def _check_cluster_is_there(self) -> None:

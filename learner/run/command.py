@@ -71,16 +71,17 @@ def _main(arguments: Sequence[str]) -> int:
         return 0
     config = _config(own.config, options)
     settings = with_absolute_paths(load_settings(config, options), Path.cwd())
-    if config == _QUICK_START_CONFIG:
+    if config == _QUICK_START_CONFIG and not Path(settings.policy.model).is_dir():
         read_cluster()  # the quick start's files are made with the cluster: without one they would seem to be missing
     logging.basicConfig(level=logging.WARNING, format="%(asctime)s %(levelname)-5s %(name)s  %(message)s")
     # Imported here: --help and a wrong setting answer at once, without Ray.
-    from learner.run.plan import show_plan
     from learner.run.preflight import inspect
 
     inspected = inspect(settings)
     if own.plan:
-        show_plan(inspected)
+        from learner.run.plan_on_cluster import plan
+
+        plan(inspected)
         return 0
     _show_settings(inspected.settings)
     from learner.run.driver import drive

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     import threading
@@ -12,6 +12,7 @@ if TYPE_CHECKING:
 
     from learner.disk.metrics_lines import MetricsReader
     from learner.live.view import LiveView
+    from learner.run.topology import Topology
     from protocol.node.home import ClusterState
     from protocol.settings.settings import Settings
 
@@ -24,8 +25,7 @@ class RunContext:
     model: Path  # local folder
     vocab_size: int | None  # of the model; None when it does not tell
     cluster: ClusterState
-    num_gpus: int  # of the whole cluster
-    backend: Literal["nccl", "gloo"]  # how weights travel
+    topology: Topology
     view: LiveView
     stop: threading.Event  # set by the first Ctrl-C, SIGTERM or SIGHUP
     metrics: MetricsReader

@@ -10,10 +10,10 @@ import shutil
 import threading
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING
 
 from learner.disk.metrics_lines import MetricsReader
-from learner.disk.model_folder import read_vocab_size
+from learner.disk.model_folder import count_parameters, read_vocab_size
 from learner.live.view import LiveView
 from learner.live.wandb_log import WandbLog
 from learner.report.write import write_report
@@ -22,11 +22,11 @@ from learner.run.output import say
 from learner.run.preflight import Inspected
 from learner.run.signals import stop_signals
 from learner.run.start import RunStart, locked, plan_restart, prepare_folder
-from protocol.errors import NeighbourError, OperatorError, SettingsError
+from learner.run.topology import needs_rollouts, plan_topology
+from protocol.errors import NeighbourError, OperatorError
 from protocol.node.current_run import using_cluster
 from protocol.node.home import ClusterState, read_cluster
 from protocol.settings.run_spec import run_spec
-from protocol.settings.settings import Settings
 
 if TYPE_CHECKING:
     from learner.run.attempt import RunAttempt
@@ -117,21 +117,19 @@ def check_cluster(
     from learner.run.context import RunContext
 
     settings = inspected.settings
-    num_gpus = ray_door.num_gpus()
-    backend = choose_backend(settings.weights.backend, num_gpus)
-    check_gpus(settings, num_gpus)
+    topology = plan_topology(settings, count_parameters(inspected.model), ray_door.nodes())
     fleet.await_idle_fleet()
     if fleet.renew_fleet():
         view.message("The code has changed since the cluster was started: what runs other code is started anew.")
-    view.show_phase("asking reward services and retriever")
-    fleet.check_services(run_spec(settings, inspected.start.run_id, 0, "unset"))
+    if needs_rollouts(settings):
+        view.show_phase("asking reward services and retriever")
+        fleet.check_services(run_spec(settings, inspected.start.run_id, 0, "unset"))
     return RunContext(
         settings=settings,
         model=inspected.model,
         vocab_size=read_vocab_size(inspected.model),
         cluster=cluster,
-        num_gpus=num_gpus,
-        backend=backend,
+        topology=topology,
         view=view,
         stop=stop,
         metrics=MetricsReader(inspected.start.folder / "metrics.jsonl"),
@@ -214,32 +212,3 @@ def _end_failed(inspected: Inspected, progress: _Progress, view: LiveView, error
             view.message(f"{how}, and its report could not be written: {failure}")
     elif progress.has_made_folder:
         shutil.rmtree(folder, ignore_errors=True)
-
-
-def choose_backend(wanted: str, num_gpus: int) -> Literal["nccl", "gloo"]:
-    """Return how weights travel. Raises: SettingsError when the cluster cannot do what was asked for."""
-    if wanted == "ipc":
-        raise SettingsError(
-            "settings: weights.backend = ipc needs learner and engine on one GPU; Sluice places them apart. "
-            "Use auto or nccl."
-        )
-    if wanted == "nccl" and not num_gpus:
-        raise SettingsError("settings: weights.backend = nccl needs GPUs, and this cluster has none. Use auto or gloo.")
-    if wanted == "auto":
-        return "nccl" if num_gpus else "gloo"
-    return "nccl" if wanted == "nccl" else "gloo"
-
-
-def check_gpus(settings: Settings, num_gpus: int) -> None:
-    """Raise SettingsError for more GPUs than the cluster has: Ray would wait for them until a deadline.
-
-    Without any GPU everything runs on CPUs.
-    """
-    ranks, rollout = settings.learner.num_ranks, settings.rollout
-    for_servers = rollout.num_servers * rollout.tensor_parallel_size
-    if num_gpus and ranks + for_servers > num_gpus:
-        raise SettingsError(
-            f"settings: learner.num_ranks = {ranks} and rollout.num_servers = {rollout.num_servers} with "
-            f"rollout.tensor_parallel_size = {rollout.tensor_parallel_size} need {ranks + for_servers} GPUs; "
-            f"the cluster has {num_gpus}. Lower one of them."
-        )

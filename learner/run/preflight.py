@@ -3,6 +3,7 @@
 Imports neither torch nor transformers unless prompts are chat messages.
 """
 
+import ast
 import shutil
 import tempfile
 from collections.abc import Sequence
@@ -12,8 +13,9 @@ from pathlib import Path
 from tokenizers import Tokenizer
 
 from learner.data.prompts import Prompt, load_prompts
-from learner.disk.model_folder import BYTES, count_parameters, find_model, model_digest
+from learner.disk.model_folder import BYTES, count_parameters, find_model, model_digest, read_max_positions
 from learner.run.start import RunStart, plan_start
+from learner.run.topology import needs_rollouts
 from protocol.errors import OperatorError, SettingsError
 from protocol.settings.settings import Settings
 
@@ -32,13 +34,27 @@ def inspect(settings: Settings) -> Inspected:
     """Return the run that these settings describe; starts nothing. Raises: SettingsError or OperatorError."""
     model = find_model(settings)
     check_warm_start(settings)
+    check_environment(settings.rollout.environment)
     start = plan_start(settings.run, model_digest(model))
-    train = load_prompts(settings.data.train, settings.data)
-    check_prompt_lengths(train, settings.data.train, model, settings)
+    check_positions(model, settings)
+    train: list[Prompt] = []
+    if settings.data.train or needs_rollouts(settings):
+        train = load_prompts(settings.data.train, settings.data)
+        check_prompt_lengths(train, settings.data.train, model, settings)
     if settings.data.eval:
         check_prompt_lengths(load_prompts(settings.data.eval, settings.data), settings.data.eval, model, settings)
     check_disk(start.folder, model, settings.policy.dtype, settings.learner.keep_checkpoints)
     return Inspected(settings, model, start, len(train))
+
+
+def check_positions(model: Path, settings: Settings) -> None:
+    """Raise SettingsError for a context that is longer than the model's: the engine would not start."""
+    given, most = settings.rollout.max_context_tokens, read_max_positions(model)
+    if most is not None and given > most and needs_rollouts(settings) and not settings.rollout.engine_args:
+        raise SettingsError(
+            f"settings: rollout.max_context_tokens = {given}, and policy.model has {most} positions. Set it to {most} "
+            "or less."
+        )
 
 
 def check_warm_start(settings: Settings) -> None:
@@ -48,6 +64,37 @@ def check_warm_start(settings: Settings) -> None:
         raise SettingsError(
             f"settings: policy.warm_start.data = {path} does not exist. Give a JSONL file, or null for no warm start."
         )
+
+
+def check_environment(name: str) -> None:
+    """Raise SettingsError for FILE.py:Class without that file or class; read, not run. Servers import what it names."""
+    where, _, class_name = name.rpartition(":")
+    if not where.endswith(".py"):
+        return
+    try:
+        module = ast.parse(Path(where).read_bytes(), where)
+    except OSError as error:
+        raise SettingsError(
+            f"settings: rollout.environment = {name}: {where} cannot be read: {error.strerror}. "
+            "Give the path of a Python file."
+        ) from None
+    except (SyntaxError, ValueError) as error:
+        raise SettingsError(f"settings: rollout.environment = {name}: {where} is not Python: {error}.") from None
+    if not any(_names(statement, class_name) for statement in module.body):
+        classes = [statement.name for statement in module.body if isinstance(statement, ast.ClassDef)]
+        raise SettingsError(
+            f"settings: rollout.environment = {name}: {where} has no class {class_name}. "
+            f"It has {', '.join(classes) or 'none'}."
+        )
+
+
+def _names(statement: ast.stmt, name: str) -> bool:
+    """Return whether a module's statement may give it this name; what is not plainly written is left to the import."""
+    if isinstance(statement, ast.ClassDef):
+        return statement.name == name
+    return not isinstance(statement, ast.Expr | ast.FunctionDef | ast.AsyncFunctionDef | ast.Import) and name in (
+        ast.unparse(statement)
+    )
 
 
 def check_prompt_lengths(prompts: Sequence[Prompt], path: str, model: Path, settings: Settings) -> None:

@@ -13,6 +13,7 @@ from learner.rank.place import RankPlace
 from learner.run.fleet import find_fleet
 from learner.run.ray_door import call
 from learner.run.servers import RayServer
+from learner.run.topology import Processes
 from protocol import failpoints
 from protocol.settings.settings import Settings
 
@@ -31,9 +32,9 @@ def place_coordinator(
     return actor.remote(settings, folder, run_id, last_step, host, vocab_size)
 
 
-def borrow_processes(settings: Settings, coordinator: Any, use_gpus: bool) -> Any:
+def borrow_processes(ranks: Processes, coordinator: Any) -> Any:
     """Ask the fleet for processes that become learner ranks; they end with the coordinator. Returns a reference."""
-    return find_fleet().lend_processes.remote(settings.learner.num_ranks, use_gpus, [coordinator])
+    return find_fleet().lend_processes.remote(ranks.count, ranks.num_gpus, [coordinator], ranks.strategy)
 
 
 def make_ranks(processes: Sequence[Any], settings: Settings, folder: Path, model: Path) -> "list[Rank]":

@@ -11,6 +11,7 @@ import ray
 from ray.exceptions import RayError
 
 from learner.run.cluster_end import cluster_end
+from learner.run.topology import Node
 from protocol.errors import OperatorError
 from protocol.node.home import ClusterState
 from protocol.ray_calls import first_line, naming_ray_errors
@@ -50,9 +51,13 @@ def _silence_ray() -> None:
         worker.print_to_stdstream = lambda *_, **__: None
 
 
-def num_gpus() -> int:
-    """Return the GPUs of the whole cluster."""
-    return int(ray.cluster_resources().get("GPU", 0))
+def nodes() -> list[Node]:
+    """Return the cluster's machines that are there."""
+    return [
+        Node(str(node["NodeManagerAddress"]), int(node["Resources"].get("GPU", 0)))
+        for node in ray.nodes()
+        if node["Alive"]
+    ]
 
 
 def is_done(reference: Any) -> bool:

@@ -9,15 +9,17 @@ from ray.exceptions import RayError
 
 from learner.run.fleet import find_fleet
 from learner.run.ray_door import call, is_done
+from learner.run.topology import Processes
 from protocol.errors import NeighbourError
 from protocol.ray_calls import NAMESPACE
 from protocol.settings.run_spec import EngineRequest, RunSpec
 from protocol.weights.controls import VERBS
 
 
-def ensure_servers(engine: EngineRequest, num_servers: int) -> Any:
+def ensure_servers(engine: EngineRequest, planned: Processes) -> Any:
     """Ask the fleet for warm or new rollout servers. Returns a reference to a list of {name, node_ip, warm}."""
-    return find_fleet().ensure.remote(engine.model_dump(mode="json"), num_servers)
+    request = engine.model_dump(mode="json")
+    return find_fleet().ensure.remote(request, planned.count, planned.num_gpus, planned.strategy)
 
 
 def attach_servers(names: Sequence[str], spec: RunSpec) -> None:

@@ -44,6 +44,29 @@ def run(cluster: FlowCluster, user: Bring, name: str, **settings: object) -> Ran
     return Ran(command, user.left(name), started_at)
 
 
+# -- supervised fine-tuning alone ------------------------------------------------------------------------------------
+
+
+def test_a_warm_start_alone_needs_no_prompts_no_reward_service_and_no_server(cluster: FlowCluster, user: Bring) -> None:
+    rows = user.folder / "sft.jsonl"
+    rows.write_text('{"prompt": "1 + 1 =", "response": " 2"}\n', encoding="utf-8")
+    ran = run(
+        cluster,
+        user,
+        "supervised",
+        run__max_steps=0,
+        policy__warm_start__data=str(rows),
+        policy__warm_start__max_steps=2,
+        policy__warm_start__rows_per_step=1,
+        data__train="",
+        data__eval=None,
+        rewards__endpoints=[{"name": "mine", "url": "http://127.0.0.1:9/nobody"}],
+    )
+    assert (ran.left.folder / "checkpoints" / "step_000000" / "model" / "config.json").is_file()
+    assert cluster.actors("RolloutServer") == []
+    assert (ran.left.folder / "report.html").is_file()
+
+
 # -- a user's model, prompts and reward service -----------------------------------------------------------------------
 
 

@@ -225,6 +225,23 @@ FOLDERS = [
         _checkpoint_of_another_model,
     ),
     Wrong(
+        "context above positions", 2,
+        "settings: rollout.max_context_tokens = 4096, and policy.model has 1024 positions. Set it to 1024 or less.",
+        {"rollout.max_context_tokens": 4096},
+    ),
+    Wrong(
+        "environment without a file", 2,
+        "settings: rollout.environment = {user}/none.py:Game: {user}/none.py cannot be read: No such file or "
+        "directory. Give the path of a Python file.",
+        {"rollout.environment": "{user}/none.py:Game"},
+    ),
+    Wrong(
+        "environment without its class", 2,
+        "settings: rollout.environment = {user}/game.py:Gmae: {user}/game.py has no class Gmae. It has Game.",
+        {"rollout.environment": "{user}/game.py:Gmae"},
+        _write("game.py", "class Game:\n    pass\n"),
+    ),
+    Wrong(
         "unwritable run folder", 1,
         "/sys cannot be written: .+. Set run.dir to a folder of your own.",
         {"run.dir": "/sys/runs"},
@@ -252,6 +269,22 @@ def test_an_unknown_key_of_a_file_is_refused_as_one_of_the_command_line(user: Br
         2,
         "settings: learner.lrr does not exist. Did you mean learner.lr?\n",
     )
+
+
+def test_a_plan_needs_no_running_cluster(user: Bring, tmp_path: Path) -> None:
+    options = user.options("planned", {"rollout.num_servers": 3, "rollout.tensor_parallel_size": 2})
+    finished = run_without_cluster(tmp_path / "home", [*options, "--plan"])
+    assert finished.returncode == 0, finished.stderr
+    rows = [[cell.strip() for cell in line.split("│")[1:-1]] for line in finished.stdout.splitlines() if "│" in line]
+    assert [row[:3] for row in rows] == [
+        ["coordinator", "1", "0"],
+        ["learner rank", "1", "1 (0 without GPUs)"],
+        ["rollout server", "3", "2 (0 without GPUs)"],
+    ]
+    assert "No Sluice cluster runs here: GPUs are as the settings ask, and 0 on a cluster without any." in (
+        finished.stdout
+    )
+    assert not (user.folder / "runs" / "planned").exists()
 
 
 def test_a_missing_settings_file_is_named(tmp_path: Path) -> None:

@@ -1,4 +1,4 @@
-"""The size of a model's vocabulary, from its config.json."""
+"""The size of a model's vocabulary and the longest text it takes, from its config.json."""
 
 import json
 from pathlib import Path
@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from learner.disk.model_folder import read_vocab_size
+from learner.disk.model_folder import read_max_positions, read_vocab_size
 from protocol.errors import SettingsError
 
 
@@ -38,3 +38,21 @@ def test_vocabulary_that_is_no_number_of_tokens_is_refused(tmp_path: Path, size:
         f"settings: policy.model = {tmp_path}: its config.json has vocab_size = {size!r}, expected a whole number "
         "above 0. Give a complete model."
     )
+
+
+@pytest.mark.parametrize(
+    ("config", "positions"),
+    [
+        ({"max_position_embeddings": 1024}, 1024),
+        ({"n_positions": 512}, 512),
+        ({"vocab_size": 5}, None),
+        ({"max_position_embeddings": 1024, "rope_scaling": {"rope_type": "yarn", "factor": 4.0}}, 4096),
+        ({"max_position_embeddings": 1024, "rope_scaling": None}, 1024),
+        ({"text_config": {"max_position_embeddings": 64}, "max_position_embeddings": 1024}, 64),
+    ],
+)
+def test_longest_text_is_read_from_the_models_configuration(
+    tmp_path: Path, config: dict[str, object], positions: int | None
+) -> None:
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    assert read_max_positions(tmp_path) == positions

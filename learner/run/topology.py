@@ -1,0 +1,144 @@
+"""The plan of a run's processes: what settings ask for, on what a cluster has. `--plan` prints it, launching obeys."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+from learner.disk.model_folder import BYTES
+from protocol.errors import SettingsError
+from protocol.settings.settings import Settings
+
+Backend = Literal["nccl", "gloo"]
+# Ray's names: DEFAULT fills one node before the next; SPREAD goes round the nodes; "here" is the command's own node.
+Strategy = Literal["here", "DEFAULT", "SPREAD"]
+
+_RANK = "learner rank"
+_SERVER = "rollout server"
+
+
+@dataclass(frozen=True)
+class Node:
+    """A machine of the cluster, as Ray tells."""
+
+    node_ip: str
+    num_gpus: int
+
+
+@dataclass(frozen=True)
+class Processes:
+    """Processes of one role."""
+
+    role: str
+    count: int
+    num_gpus: int  # of each
+    strategy: Strategy
+    memory_bytes: int  # of each, as far as it is known beforehand
+    besides: str  # what comes on top
+
+
+@dataclass(frozen=True)
+class Topology:
+    """All processes of a run."""
+
+    coordinator: Processes
+    ranks: Processes
+    servers: Processes
+    backend: Backend  # how weights travel
+
+    @property
+    def has_gpus(self) -> bool:
+        return self.ranks.num_gpus > 0
+
+
+def plan_topology(settings: Settings, num_parameters: int, nodes: Sequence[Node] | None) -> Topology:
+    """Return which processes a run has, with which GPUs and where.
+
+    nodes: of the running cluster; None when none runs: then GPUs are planned unless weights travel by gloo.
+    Raises: SettingsError when the cluster cannot hold them, or weights cannot travel as asked.
+    """
+    learner, rollout = settings.learner, settings.rollout
+    num_gpus = None if nodes is None else sum(node.num_gpus for node in nodes)
+    backend = choose_backend(settings.weights.backend, num_gpus)
+    has_gpus = backend == "nccl" if num_gpus is None else num_gpus > 0
+    rank_bytes = learner_bytes(num_parameters, settings.policy.dtype, learner.zero_stage, learner.num_ranks)
+    server_bytes = num_parameters * BYTES[settings.policy.dtype] // rollout.tensor_parallel_size
+    num_servers = rollout.num_servers if needs_rollouts(settings) else 0
+    topology = Topology(
+        coordinator=Processes("coordinator", 1, 0, "here", _window_bytes(settings), "for the window"),
+        ranks=Processes(_RANK, learner.num_ranks, int(has_gpus), "DEFAULT", rank_bytes, "+ activations"),
+        servers=Processes(
+            _SERVER, num_servers, rollout.tensor_parallel_size if has_gpus else 0, "SPREAD", server_bytes, "+ KV cache"
+        ),
+        backend=backend,
+    )
+    if nodes is not None:
+        _check_room(topology, nodes, settings)
+    return topology
+
+
+def needs_rollouts(settings: Settings) -> bool:
+    """Return whether anything is sampled: a warm start without steps and evaluations is supervised alone."""
+    is_supervised_alone = settings.run.max_steps == 0 and settings.policy.warm_start.data is not None
+    return not is_supervised_alone or settings.eval.every_steps > 0
+
+
+def choose_backend(wanted: str, num_gpus: int | None) -> Backend:
+    """Return how weights travel; num_gpus: None while no cluster runs.
+
+    Raises: SettingsError when the cluster cannot do what was asked for.
+    """
+    if wanted == "ipc":
+        raise SettingsError(
+            "settings: weights.backend = ipc needs learner and engine on one GPU; Sluice places them apart. "
+            "Use auto or nccl."
+        )
+    if wanted == "nccl" and num_gpus == 0:
+        raise SettingsError("settings: weights.backend = nccl needs GPUs, and this cluster has none. Use auto or gloo.")
+    if wanted == "auto":
+        return "gloo" if num_gpus == 0 else "nccl"
+    return "nccl" if wanted == "nccl" else "gloo"
+
+
+def learner_bytes(parameters: int, dtype: str, zero_stage: int, num_ranks: int) -> int:
+    """Return the bytes of weights, gradients and AdamW state on one rank (bf16 keeps an fp32 copy).
+
+    Source: ZeRO, arXiv:1910.02054, section 3: stage 2 splits optimizer state and gradients, stage 3 the weights too.
+    """
+    weights = gradients = parameters * BYTES[dtype]
+    optimizer = parameters * (8 if dtype == "float32" else 12)
+    if zero_stage >= 2:
+        gradients, optimizer = gradients // num_ranks, optimizer // num_ranks
+    if zero_stage == 3:
+        weights //= num_ranks
+    return weights + gradients + optimizer
+
+
+def _check_room(topology: Topology, nodes: Sequence[Node], settings: Settings) -> None:
+    """Raise SettingsError for more GPUs than there are: Ray would wait for them until a deadline.
+
+    A server's GPUs are of one node; ranks take what the servers leave.
+    """
+    ranks, servers, rollout = topology.ranks, topology.servers, settings.rollout
+    needed = ranks.count * ranks.num_gpus + servers.count * servers.num_gpus
+    present = sum(node.num_gpus for node in nodes)
+    asked = (
+        f"learner.num_ranks = {ranks.count} and rollout.num_servers = {rollout.num_servers} with "
+        f"rollout.tensor_parallel_size = {rollout.tensor_parallel_size}"
+    )
+    if needed > present:
+        raise SettingsError(f"settings: {asked} need {needed} GPUs; the cluster has {present}. Lower one of them.")
+    if not servers.num_gpus:
+        return
+    places = sum(node.num_gpus // servers.num_gpus for node in nodes)
+    if servers.count > places:
+        each = ", ".join(str(node.num_gpus) for node in nodes)
+        raise SettingsError(
+            f"settings: rollout.num_servers = {servers.count} with rollout.tensor_parallel_size = {servers.num_gpus} "
+            f"fit {places} times on nodes with {each} GPUs: a server's GPUs are of one node. Lower one of them."
+        )
+
+
+def _window_bytes(settings: Settings) -> int:
+    """9 bytes a token: id, logprob and mask; at most the whole context for every sample in the window."""
+    groups = (settings.learner.max_staleness + 1) * settings.learner.groups_per_step
+    return groups * settings.rollout.group_size * settings.rollout.max_context_tokens * 9

@@ -1,0 +1,126 @@
+"""Which processes a run has, with which GPUs, and what is refused from the cluster's machines alone."""
+
+from dataclasses import replace
+
+import pytest
+
+from learner.run.topology import Node, choose_backend, learner_bytes, needs_rollouts, plan_topology
+from protocol.errors import SettingsError
+from protocol.settings.settings import Settings
+
+_TWO_EIGHTS = [Node("10.0.0.1", 8), Node("10.0.0.2", 8)]
+
+
+def settings(num_ranks: int = 2, num_servers: int = 2, tensor_parallel_size: int = 2, **more: object) -> Settings:
+    sections: dict[str, object] = {
+        "learner": {"num_ranks": num_ranks},
+        "rollout": {"num_servers": num_servers, "tensor_parallel_size": tensor_parallel_size},
+    }
+    return Settings.model_validate(sections | more)
+
+
+def shape(of: Settings, nodes: list[Node] | None) -> list[tuple[int, int, str]]:
+    """Return (count, GPUs each, where) of coordinator, ranks and servers."""
+    plan = plan_topology(of, 1000, nodes)
+    return [(part.count, part.num_gpus, part.strategy) for part in (plan.coordinator, plan.ranks, plan.servers)]
+
+
+def refusal(of: Settings, nodes: list[Node] | None) -> str:
+    with pytest.raises(SettingsError) as caught:
+        plan_topology(of, 1000, nodes)
+    return str(caught.value)
+
+
+def test_each_rank_has_a_gpu_and_each_server_its_tensor_parallel_size() -> None:
+    assert shape(settings(), _TWO_EIGHTS) == [(1, 0, "here"), (2, 1, "DEFAULT"), (2, 2, "SPREAD")]
+
+
+def test_without_gpus_everything_runs_on_cpus() -> None:
+    assert shape(settings(), [Node("127.0.0.1", 0)]) == [(1, 0, "here"), (2, 0, "DEFAULT"), (2, 0, "SPREAD")]
+
+
+def test_gloo_on_a_cluster_with_gpus_leaves_the_servers_theirs() -> None:
+    assert shape(settings(weights={"backend": "gloo"}), _TWO_EIGHTS)[2] == (2, 2, "SPREAD")
+
+
+@pytest.mark.parametrize(("backend", "num_gpus"), [("auto", 2), ("nccl", 2), ("gloo", 0)])
+def test_without_a_running_cluster_gpus_follow_the_way_of_the_weights(backend: str, num_gpus: int) -> None:
+    assert shape(settings(weights={"backend": backend}), None)[2] == (2, num_gpus, "SPREAD")
+
+
+def test_warm_start_alone_has_no_server() -> None:
+    alone = settings(run={"max_steps": 0}, policy={"warm_start": {"data": "rows.jsonl"}})
+    assert not needs_rollouts(alone)
+    assert shape(alone, _TWO_EIGHTS)[2][0] == 0
+
+
+@pytest.mark.parametrize(
+    "sections",
+    [
+        {"run": {"max_steps": 0}},
+        {"run": {"max_steps": 1}, "policy": {"warm_start": {"data": "rows.jsonl"}}},
+        {
+            "run": {"max_steps": 0},
+            "policy": {"warm_start": {"data": "rows.jsonl"}},
+            "data": {"eval": "e.jsonl"},
+            "eval": {"every_steps": 1},
+        },
+    ],
+)
+def test_steps_and_evaluations_need_rollouts(sections: dict[str, object]) -> None:
+    assert needs_rollouts(settings(**sections))
+
+
+@pytest.mark.parametrize(
+    ("wanted", "num_gpus", "chosen"),
+    [("auto", 0, "gloo"), ("auto", 8, "nccl"), ("gloo", 8, "gloo"), ("nccl", 1, "nccl")],
+)
+def test_backend_follows_the_gpus_unless_it_is_named(wanted: str, num_gpus: int, chosen: str) -> None:
+    assert choose_backend(wanted, num_gpus) == chosen
+
+
+def test_nccl_is_refused_without_a_gpu() -> None:
+    with pytest.raises(SettingsError, match=r"weights\.backend = nccl needs GPUs, and this cluster has none"):
+        choose_backend("nccl", 0)
+
+
+def test_ipc_is_refused() -> None:
+    with pytest.raises(SettingsError, match=r"weights\.backend = ipc needs learner and engine on one GPU"):
+        choose_backend("ipc", 8)
+
+
+@pytest.mark.parametrize("num_gpus", [0, 6, 8])
+def test_a_run_that_fits_the_gpus_or_has_none_is_let_through(num_gpus: int) -> None:
+    plan_topology(settings(), 1000, [Node("127.0.0.1", num_gpus)])
+
+
+def test_a_run_that_wants_more_gpus_than_there_are_is_refused() -> None:
+    assert refusal(settings(), [Node("127.0.0.1", 5)]) == (
+        "settings: learner.num_ranks = 2 and rollout.num_servers = 2 with rollout.tensor_parallel_size = 2 "
+        "need 6 GPUs; the cluster has 5. Lower one of them."
+    )
+
+
+def test_a_server_whose_gpus_no_node_has_is_refused() -> None:
+    nodes = [Node("10.0.0.1", 3), Node("10.0.0.2", 3)]
+    assert refusal(settings(num_ranks=1, num_servers=1, tensor_parallel_size=4), nodes) == (
+        "settings: rollout.num_servers = 1 with rollout.tensor_parallel_size = 4 fit 0 times on nodes with 3, 3 GPUs: "
+        "a server's GPUs are of one node. Lower one of them."
+    )
+
+
+def test_memory_of_a_server_is_its_share_of_the_weights_and_of_the_coordinator_the_window() -> None:
+    small = settings(learner={"num_ranks": 1, "groups_per_step": 2, "max_staleness": 1})
+    small = small.model_copy(update={"rollout": small.rollout.model_copy(update={"group_size": 3})})
+    plan = plan_topology(small, 1000, _TWO_EIGHTS)
+    assert plan.servers.memory_bytes == 1000 * 2 // 2
+    assert plan.coordinator.memory_bytes == 2 * 2 * 3 * 4096 * 9
+    assert plan == replace(plan, backend="nccl")
+
+
+@pytest.mark.parametrize(
+    ("dtype", "zero_stage", "expected"),
+    [("float32", 0, 16_000), ("bfloat16", 0, 16_000), ("bfloat16", 2, 2000 + 500 + 3000), ("bfloat16", 3, 4000)],
+)
+def test_memory_of_a_rank_is_what_zero_leaves_on_it(dtype: str, zero_stage: int, expected: int) -> None:
+    assert learner_bytes(1000, dtype, zero_stage, num_ranks=4) == expected
