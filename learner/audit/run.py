@@ -11,8 +11,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from learner.data.prompts import load_prompts
+from learner.data.prompt_set import read_prompts
 from learner.disk.layout import CHECKPOINTS, LEDGER
+from learner.disk.skipped_rows import read_skipped
 from learner.ledger.schema import add_missing_tables_in_memory
 from protocol.errors import OperatorError, SettingsError
 from protocol.settings.loader import load_settings
@@ -56,7 +57,7 @@ def open_run(folder: Path, data: Path | None) -> Iterator[AuditedRun]:
             problem = f"has no {name}" if name else "does not exist"
             raise SettingsError(f"{folder} {problem}. Give the folder of a run, such as runs/NAME.")
     settings = load_settings(folder / "settings.yaml", [])
-    uids = _read_uids(settings, data)
+    uids = _read_uids(folder, settings, data)
     path = folder / LEDGER
     try:
         with closing(sqlite3.connect(read_only(path), uri=True, isolation_level=None)) as db:
@@ -102,12 +103,13 @@ def read_only(path: Path) -> str:
     return f"{path.resolve().as_uri()}?{'mode=ro' if is_shared else 'mode=ro&immutable=1'}"
 
 
-def _read_uids(settings: Settings, data: Path | None) -> list[str]:
+def _read_uids(folder: Path, settings: Settings, data: Path | None) -> list[str]:
     path = str(data) if data is not None else settings.data.train
     if not path:  # a warm start alone
         return []
     try:
-        return [prompt.uid for prompt in load_prompts(path, settings.data)]
+        index, _ = read_prompts(path, settings.data, without=[number for number, _ in read_skipped(folder)])
+        return [index.uid(place) for place in range(len(index))]
     except SettingsError as error:
         raise SettingsError(
             f"{error} The audit compares the ledger with the prompts that the run was given: name the file with --data."

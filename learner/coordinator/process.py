@@ -3,7 +3,6 @@
 It is a Ray actor: what its methods return and raise goes through Ray.
 """
 
-import hashlib
 import threading
 from collections.abc import Sequence
 from pathlib import Path
@@ -11,8 +10,9 @@ from pathlib import Path
 from learner.coordinator.coordinator import Coordinator
 from learner.coordinator.loop import CoordinatorLoop
 from learner.coordinator.steps.record import RunRecord
-from learner.data.prompts import Prompt, load_prompts
-from learner.disk.layout import LEDGER
+from learner.data.prompt_set import load_prompts, open_prompts, prompts_digest
+from learner.data.prompts import Prompt
+from learner.disk.layout import LEDGER, TRAIN_INDEX
 from learner.ledger.ledger import Ledger
 from learner.ledger.snapshots import LedgerCopies, in_a_thread
 from protocol.errors import SettingsError
@@ -46,8 +46,9 @@ class CoordinatorProcess:
         """
         settings, folder, keys = self._settings, self._folder, load_keys()
         # A run that is a warm start alone has no prompts.
-        train = load_prompts(settings.data.train, settings.data) if settings.data.train else []
-        held_out = load_prompts(settings.data.eval, settings.data) if settings.data.eval else []
+        data = settings.data
+        train = open_prompts(data.train, data, folder / TRAIN_INDEX) if data.train else []
+        held_out = load_prompts(data.eval, data)[: settings.eval.num_prompts] if data.eval else []
         self._ledger = Ledger(folder / LEDGER)
         _claim_prompts(self._ledger, settings, train)
         self._copies = LedgerCopies(self._ledger, in_a_thread)
@@ -100,8 +101,7 @@ def _claim_prompts(ledger: Ledger, settings: Settings, train: Sequence[Prompt]) 
     """Raise SettingsError when the run began with other prompts, or in another order: its accounts are of those."""
     if not train:
         return
-    digest = hashlib.sha256("\n".join(prompt.uid for prompt in train).encode()).hexdigest()
-    if ledger.claim("prompts", digest) is not None:
+    if ledger.claim("prompts", prompts_digest(train)) is not None:
         raise SettingsError(
             f"settings: data.train = {settings.data.train} holds other prompts than this run began with. "
             "Put the earlier file back, or choose another run.name."

@@ -1,26 +1,31 @@
-"""Prompts from JSONL or Parquet files: rows of ours, of verl / Search-R1 and of OpenRLHF."""
+"""One row of a data set as a prompt: rows of ours, of verl / Search-R1 and of OpenRLHF."""
 
 import hashlib
 import json
-from collections.abc import Iterator
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 import msgspec
-import pyarrow
-import pyarrow.parquet
 
+from learner.data.prompt_rows import Row
 from protocol.errors import FrameError, SettingsError
 from protocol.settings.data import DataSettings
 from protocol.wire.codec import Limits
-from protocol.wire.header_shape import MAX_VALUES, check_shape
+from protocol.wire.header_shape import MAX_DEPTH, MAX_VALUES, check_shape
 from protocol.wire.messages import MAX_SAMPLES, Columns, Text, Turns
 
 # A lease is one header of at most protocol.wire.codec.Limits.header_bytes; the rest is for its own fields.
 MAX_ROW_BYTES = Limits().header_bytes - (1 << 16)
+_CONTAINERS = (dict, list, tuple)
 _MAX_ROW_VALUES = MAX_VALUES - 4 * MAX_SAMPLES
+_row_encoder = msgspec.msgpack.Encoder()
 _row_decoder = msgspec.msgpack.Decoder(tuple[Text | Turns, Any, Columns])
+# Uids are hashes of this text: another spelling of the same row would be another prompt to a run that goes on.
+_uid_encoder = json.JSONEncoder(sort_keys=True, check_circular=False, default=str)
+
+
+class UnsendableRowError(Exception):
+    """No lease can carry this row. Its text is the problem, to stand behind the row's place."""
 
 
 @dataclass(frozen=True)
@@ -30,89 +35,61 @@ class Prompt:
     uid: str  # hash of data set name, row index and content, so that merged sets never collide
     prompt: str | list[dict[str, Any]]  # text or chat messages
     label: Any  # whatever the reward services want
-    columns: dict[str, Any]  # the row's other columns, unchanged
+    columns: dict[str, Any]  # the other columns, unchanged
 
 
-def load_prompts(path: str, data: DataSettings) -> list[Prompt]:
-    """Return every prompt of a file, in file order.
+def make_prompt(row: Row, file: str, name: str, data: DataSettings) -> Prompt:
+    """Return a row as a prompt. file: its path, for errors. name: the file's name, a part of every uid.
 
-    Raises: SettingsError for a missing file, a line that is not JSON, a row without prompt or label, an empty set; it
-    names the file and the row's number, counted from 1.
+    Raises: SettingsError for a row without prompt or label; UnsendableRowError.
     """
-    if not path:
-        raise SettingsError("settings: data.train is not set. Give a JSONL or Parquet file of prompts.")
-    file = Path(path)
-    if not file.is_file():
-        raise SettingsError(f"data: {path} does not exist. Give a JSONL or Parquet file as data.train or data.eval.")
-    rows = _parquet_rows(file) if file.suffix == ".parquet" else _jsonl_rows(file)
-    prompts = [_prompt_of(row, file, number, data) for number, row in rows]
-    if not prompts:
-        raise SettingsError(f"data: {path} has no rows. A run needs at least one prompt.")
-    return prompts
-
-
-def _jsonl_rows(file: Path) -> Iterator[tuple[int, dict[str, Any]]]:
-    with file.open("rb") as lines:
-        for number, line in enumerate(lines, start=1):
-            if not line.strip():
-                continue
-            try:
-                row = json.loads(line.decode("utf-8").rstrip())
-            except UnicodeDecodeError as error:
-                raise SettingsError(f"data: {file} line {number} is not UTF-8: {error.reason}.") from None
-            except json.JSONDecodeError as error:
-                raise SettingsError(
-                    f"data: {file} line {number} is not JSON: {error.msg} at column {error.colno}."
-                ) from None
-            if not isinstance(row, dict):
-                raise SettingsError(f"data: {file} line {number} is a {type(row).__name__}, expected an object.")
-            yield number, row
-
-
-def _parquet_rows(file: Path) -> Iterator[tuple[int, dict[str, Any]]]:
-    try:
-        table = pyarrow.parquet.read_table(file)
-    except (pyarrow.ArrowException, OSError) as error:
-        raise SettingsError(f"data: {file} is not a Parquet file: {error}") from None
-    yield from enumerate(table.to_pylist(), start=1)
-
-
-def _prompt_of(row: dict[str, Any], file: Path, number: int, data: DataSettings) -> Prompt:
-    prompt = row.get(data.prompt_key)
+    content = row.content
+    prompt = content.get(data.prompt_key)
     if not _is_prompt(prompt):
         raise SettingsError(
-            f"data: {file} line {number} has {data.prompt_key} = {_cut(prompt)}, expected text or a list of chat "
-            f"messages with role and content. Set data.prompt_key to one of {sorted(row)}, or fix the row."
+            f"data: {file} line {row.number} has {data.prompt_key} = {_cut(prompt)}, expected text or a list of chat "
+            f"messages with role and content. Set data.prompt_key to one of {sorted(content)}, or fix the row."
         )
-    label = row.get(data.label_key, _verl_label(row))
+    label = content.get(data.label_key, _verl_label(content))
     if label is None and data.label_required:
         raise SettingsError(
-            f"data: {file} line {number} has no label under {data.label_key!r}. Set data.label_key to one of "
-            f"{sorted(row)}, or data.label_required to false when your reward needs none."
+            f"data: {file} line {row.number} has no label under {data.label_key!r}. Set data.label_key to one of "
+            f"{sorted(content)}, or data.label_required to false when your reward needs none."
         )
-    columns = {key: value for key, value in row.items() if key not in (data.prompt_key, data.label_key)}
-    _check_sendable((prompt, label, columns), file, number)
-    content = json.dumps([file.name, number, prompt, label], sort_keys=True, default=str)
-    uid = hashlib.sha256(content.encode()).hexdigest()[:20]
+    columns = {key: value for key, value in content.items() if key not in (data.prompt_key, data.label_key)}
+    _check_sendable((prompt, label, columns))
+    text = _uid_encoder.encode([name, row.number, prompt, label])
     assert prompt is not None
-    return Prompt(uid, prompt, label, columns)
+    return Prompt(hashlib.sha256(text.encode()).hexdigest()[:20], prompt, label, columns)
 
 
-def _check_sendable(content: object, file: Path, number: int) -> None:
+def _check_sendable(content: object) -> None:
     """Refuse a row that no lease can carry: found here it costs a sentence, found in the loop it costs the run."""
     try:
-        encoded = msgspec.msgpack.encode(content)
+        encoded = _row_encoder.encode(content)
     except (OverflowError, RecursionError, TypeError, ValueError) as error:
-        raise SettingsError(f"data: {file} line {number} holds a value that cannot be sent: {error}.") from None
+        raise UnsendableRowError(f"holds a value that cannot be sent: {error}.") from None
     if (size := len(encoded)) > MAX_ROW_BYTES:
-        raise SettingsError(f"data: {file} line {number} has {size} bytes, at most {MAX_ROW_BYTES}. Shorten the row.")
+        raise UnsendableRowError(f"has {size} bytes, at most {MAX_ROW_BYTES}. Shorten the row.")
     try:
-        check_shape(encoded, _MAX_ROW_VALUES)
+        # Each value has a byte of its own, so that a short row cannot hold too many; the walk over all is slow.
+        if size > _MAX_ROW_VALUES or not _is_shallow(content, MAX_DEPTH):
+            check_shape(encoded, _MAX_ROW_VALUES)
         _row_decoder.decode(encoded)
     except FrameError as error:
-        raise SettingsError(f"data: {file} line {number} {error.problem}. Shorten the row.") from None
+        raise UnsendableRowError(f"{error.problem}. Shorten the row.") from None
     except msgspec.ValidationError as error:
-        raise SettingsError(f"data: {file} line {number} cannot be sent: {error}. Shorten the row.") from None
+        raise UnsendableRowError(f"cannot be sent: {error}. Shorten the row.") from None
+
+
+def _is_shallow(container: Any, depth: int) -> bool:
+    """Return whether lists and maps nest at most `depth` deep, this one included."""
+    if not depth:
+        return False
+    for inner in container.values() if type(container) is dict else container:
+        if isinstance(inner, _CONTAINERS) and not _is_shallow(inner, depth - 1):
+            return False
+    return True
 
 
 def _verl_label(row: dict[str, Any]) -> Any:

@@ -12,6 +12,11 @@ WANDB_ID = "wandb_run_id"
 LOCK = ".lock"
 
 
+# Where each prompt of data.train lies; rows that the run began without.
+TRAIN_INDEX = "prompts.npz"
+SKIPPED_ROWS = "skipped_rows.json"
+
+
 RECORDS = ("metrics.jsonl", "samples.jsonl")
 
 

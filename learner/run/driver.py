@@ -61,13 +61,16 @@ def drive(inspected: Inspected) -> int:
         LiveView(settings.run.max_steps) as view,
         contextlib.closing(_Pages(inspected)) as pages,
     ):
-        if start.notice:
-            view.message(start.notice)
+        for notice in (start.notice, inspected.train.notice if inspected.train is not None else None):
+            if notice:
+                view.message(notice)
         try:
             context = check_cluster(inspected, cluster, view, stop, pages.record)
             progress.has_made_folder = not start.folder.exists()
             with locked(start.folder):
                 prepare_folder(start, settings)
+                if inspected.train is not None:
+                    inspected.train.save(start.folder)
                 pages.open()
                 ended = _run_attempts(inspected, context, progress)
         except BaseException as error:

@@ -14,13 +14,14 @@ def show_plan(inspected: Inspected, topology: Topology, has_cluster: bool) -> No
     """Print the plan as a table. has_cluster: it was made for the cluster that runs here."""
     settings, start = inspected.settings, inspected.start
     learner, rollout = settings.learner, settings.rollout
+    num_prompts = len(inspected.train.index) if inspected.train is not None else 0
     table = Table("process", "how many", "GPUs each", "memory each", "where", title=f"Run {start.run_id}")
     for processes in (topology.coordinator, topology.ranks, topology.servers):
         table.add_row(*_row(processes, has_cluster))
     console = Console()
     console.print(table)
     console.print(
-        f"{count_parameters(inspected.model):,} parameters; {inspected.num_prompts:,} prompts; "
+        f"{count_parameters(inspected.model):,} parameters; {num_prompts:,} prompts; "
         f"steps {start.step + 1} to {settings.run.max_steps} of {learner.groups_per_step} groups x "
         f"{rollout.group_size} samples; at most {(learner.max_staleness + 1) * learner.groups_per_step} groups out "
         f"at a time; weights by {topology.backend}; run folder {start.folder}.",
@@ -30,8 +31,9 @@ def show_plan(inspected: Inspected, topology: Topology, has_cluster: bool) -> No
         console.print(
             "No Sluice cluster runs here: GPUs are as the settings ask, and 0 on a cluster without any.", soft_wrap=True
         )
-    if start.notice:
-        console.print(start.notice, soft_wrap=True)
+    for notice in (start.notice, inspected.train.notice if inspected.train is not None else None):
+        if notice:
+            console.print(notice, soft_wrap=True)
 
 
 def _row(processes: Processes, has_cluster: bool) -> tuple[str, str, str, str, str]:

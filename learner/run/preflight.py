@@ -1,19 +1,16 @@
 """What is checked before anything starts: model, prompts, disk. A mistake is one sentence and leaves nothing behind.
 
-Imports neither torch nor transformers unless prompts are chat messages.
+Imports neither torch nor transformers.
 """
 
 import ast
 import shutil
 import tempfile
-from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from tokenizers import Tokenizer
-
-from learner.data.prompts import Prompt, load_prompts
 from learner.disk.model_folder import BYTES, count_parameters, find_model, model_digest, read_max_positions
+from learner.run.prompt_checks import TrainPrompts, check_held_out, read_train_prompts
 from learner.run.start import RunStart, plan_start
 from learner.run.topology import needs_rollouts
 from protocol.errors import OperatorError, SettingsError
@@ -27,7 +24,7 @@ class Inspected:
     settings: Settings  # as they were given
     model: Path  # local folder
     start: RunStart  # where the run starts from
-    num_prompts: int  # of data.train
+    train: TrainPrompts | None  # None for a warm start alone
 
 
 def inspect(settings: Settings) -> Inspected:
@@ -37,14 +34,11 @@ def inspect(settings: Settings) -> Inspected:
     check_environment(settings.rollout.environment)
     start = plan_start(settings.run, model_digest(model))
     check_positions(model, settings)
-    train: list[Prompt] = []
-    if settings.data.train or needs_rollouts(settings):
-        train = load_prompts(settings.data.train, settings.data)
-        check_prompt_lengths(train, settings.data.train, model, settings)
-    if settings.data.eval:
-        check_prompt_lengths(load_prompts(settings.data.eval, settings.data), settings.data.eval, model, settings)
+    has_prompts = settings.data.train or needs_rollouts(settings)
+    train = read_train_prompts(settings, model, start) if has_prompts else None
+    check_held_out(settings, model)
     check_disk(start.folder, model, settings.policy.dtype, settings.learner.keep_checkpoints)
-    return Inspected(settings, model, start, len(train))
+    return Inspected(settings, model, start, train)
 
 
 def check_positions(model: Path, settings: Settings) -> None:
@@ -97,20 +91,6 @@ def _names(statement: ast.stmt, name: str) -> bool:
     )
 
 
-def check_prompt_lengths(prompts: Sequence[Prompt], path: str, model: Path, settings: Settings) -> None:
-    """Raise SettingsError for the first prompt without tokens, or without room for the policy after it."""
-    room = settings.rollout.max_context_tokens - settings.rollout.max_response_tokens
-    for number, length in enumerate(_lengths(prompts, model, settings.policy.trust_remote_code), start=1):
-        if not length:
-            raise SettingsError(f"data: prompt {number} of {path} has no tokens for the tokenizer of policy.model.")
-        if length > room:
-            raise SettingsError(
-                f"data: prompt {number} of {path} has {length} tokens; rollout.max_context_tokens = "
-                f"{settings.rollout.max_context_tokens} less rollout.max_response_tokens = "
-                f"{settings.rollout.max_response_tokens} leaves {room}. Raise the first, or shorten the prompt."
-            )
-
-
 def check_disk(folder: Path, model: Path, dtype: str, num_checkpoints: int) -> None:
     """Raise OperatorError when the disk cannot hold the run's checkpoints, or the folder cannot be written."""
     existing = folder
@@ -132,29 +112,3 @@ def check_disk(folder: Path, model: Path, dtype: str, num_checkpoints: int) -> N
             f"{existing} has {free >> 20} MiB free; this run's checkpoints need about {needed >> 20} MiB. "
             "Free some, set run.dir to a larger disk, or lower learner.keep_checkpoints."
         )
-
-
-def _lengths(prompts: Sequence[Prompt], model: Path, trust_remote_code: bool) -> list[int]:
-    """Return each prompt's number of tokens. Raises: SettingsError when the model's tokenizer cannot encode them."""
-    try:
-        return _count_tokens(prompts, model, trust_remote_code)
-    except Exception as error:  # tokenizers raise Exception itself, and templates whatever jinja does
-        reason = " ".join(str(error).split()) or type(error).__name__
-        raise SettingsError(
-            f"settings: the tokenizer of policy.model = {model} cannot encode the prompts: {reason[:300]}"
-        ) from error
-
-
-def _count_tokens(prompts: Sequence[Prompt], model: Path, trust_remote_code: bool) -> list[int]:
-    if all(isinstance(prompt.prompt, str) for prompt in prompts) and (model / "tokenizer.json").is_file():
-        tokenizer = Tokenizer.from_file(str(model / "tokenizer.json"))
-        return [len(encoding.ids) for encoding in tokenizer.encode_batch([str(prompt.prompt) for prompt in prompts])]
-    from transformers import AutoTokenizer
-
-    slow = AutoTokenizer.from_pretrained(model, trust_remote_code=trust_remote_code)
-    return [
-        len(slow.encode(p.prompt))
-        if isinstance(p.prompt, str)
-        else len(slow.apply_chat_template(p.prompt, add_generation_prompt=True)["input_ids"])
-        for p in prompts
-    ]

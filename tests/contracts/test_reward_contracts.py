@@ -13,7 +13,8 @@ import pyarrow
 import pyarrow.parquet
 import pytest
 
-from learner.data.prompts import Prompt, load_prompts
+from learner.data.prompt_set import load_prompts
+from learner.data.prompts import Prompt
 from protocol.settings.data import DataSettings
 from protocol.settings.rewards import RewardEndpoint
 from protocol.wire.trajectory import Trajectory

@@ -196,14 +196,15 @@ DATA = [
     ),
     Wrong(
         "prompt longer than the window", 2,
-        "data: prompt 2 of {user}/long.jsonl has 300 tokens; rollout.max_context_tokens = 256 less "
-        "rollout.max_response_tokens = 24 leaves 232. Raise the first, or shorten the prompt.",
+        "data: 1 of 2 rows of {user}/long.jsonl cannot be used, more than data.max_skipped_share = 0.05 lets out. The "
+        "first, line 2, has 300 tokens; rollout.max_context_tokens = 256 less rollout.max_response_tokens = 24 leaves "
+        "232. Raise the first, or shorten the prompt.",
         {"data.train": "{user}/long.jsonl"},
         _write("long.jsonl", _ROW + json.dumps({"prompt": "x" * 300, "label": "y"}) + "\n"),
     ),
     Wrong(
         "chat without a chat template", 2,
-        r"settings: the tokenizer of policy.model = {user}/tied cannot encode the prompts: .*chat.template.+",
+        r"data: {user}/chat.jsonl line 1 cannot be rendered by the tokenizer of policy.model: .*chat.template.+",
         {"data.train": "{user}/chat.jsonl"},
         _write("chat.jsonl", '{"prompt": [{"role": "user", "content": "a?"}], "label": "A"}\n'),
         is_pattern=True,

@@ -9,6 +9,7 @@ from collections.abc import Sequence
 from learner.coordinator.groups.group import Group
 from learner.data.group_name import GroupName
 from learner.data.prompt_order import PromptOrder
+from learner.data.prompt_set import find_prompts
 from learner.data.prompts import Prompt
 from learner.ledger.ledger import Ledger
 from protocol.settings.settings import Settings
@@ -27,7 +28,7 @@ class PromptSource:
         self._order = PromptOrder(len(train), settings.run.seed)
         self._position = int(ledger.meta("position") or 0)
         self._unfinished = deque(ledger.recall_unfinished())
-        self._by_uid = {prompt.uid: prompt for prompt in train} if self._unfinished else {}
+        self._by_uid = find_prompts(train, [old.uid for old in self._unfinished])
         self._num_left = (settings.run.max_steps - last_step) * settings.learner.groups_per_step
 
     def take(self) -> Group | None:

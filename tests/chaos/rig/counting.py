@@ -5,7 +5,7 @@ import sqlite3
 from collections import Counter
 from pathlib import Path
 
-from learner.data.prompts import load_prompts
+from learner.data.prompt_set import load_prompts
 from learner.disk.layout import LEDGER
 from protocol.settings.settings import Settings
 from tests.chaos.rig.processes import final_state

@@ -14,7 +14,7 @@ from learner.checkpoint.manifest import Checkpoint
 from learner.coordinator.steps.record import RunRecord
 from learner.coordinator.steps.step_batch import StepBatch
 from learner.data.prompt_order import PromptOrder
-from learner.data.prompts import load_prompts
+from learner.data.prompt_set import load_prompts
 from learner.disk.layout import CHECKPOINTS, LEDGER
 from learner.ledger.ledger import Ledger
 from learner.run.start import plan_start, prepare_folder

@@ -7,7 +7,8 @@ import pyarrow
 import pyarrow.parquet
 import pytest
 
-from learner.data.prompts import MAX_ROW_BYTES, load_prompts
+from learner.data.prompt_set import load_prompts
+from learner.data.prompts import MAX_ROW_BYTES
 from protocol.errors import SettingsError
 from protocol.settings.data import DataSettings
 from protocol.wire.codec import Decoder, encode

@@ -1,0 +1,154 @@
+"""Data sets whose texts stay in their file: places, uids, rows that are left out, files that change."""
+
+import hashlib
+import json
+from collections.abc import Sequence
+from pathlib import Path
+
+import numpy as np
+import pyarrow
+import pyarrow.parquet
+import pytest
+
+from learner.data.prompt_index import load_index
+from learner.data.prompt_set import find_prompts, load_prompts, open_prompts, prompts_digest, read_prompts
+from learner.data.prompts import Prompt
+from protocol.errors import OperatorError, SettingsError
+from protocol.settings.data import DataSettings
+
+_DATA = DataSettings()
+_ROWS = [{"prompt": f"{i} + {i} =", "label": str(2 * i), "hops": i} for i in range(5)]
+
+
+def jsonl(tmp_path: Path, *lines: str) -> Path:
+    path = tmp_path / "train.jsonl"
+    path.write_text("\n".join(lines or [json.dumps(row) for row in _ROWS]) + "\n", encoding="utf-8")
+    return path
+
+
+def parquet(tmp_path: Path) -> Path:
+    path = tmp_path / "train.parquet"
+    pyarrow.parquet.write_table(pyarrow.Table.from_pylist(_ROWS), path)
+    return path
+
+
+def old_uid(name: str, number: int, prompt: object, label: object) -> str:
+    """Return the uid as runs of older versions have it in their ledgers."""
+    content = json.dumps([name, number, prompt, label], sort_keys=True, default=str)
+    return hashlib.sha256(content.encode()).hexdigest()[:20]
+
+
+@pytest.mark.parametrize("make", [jsonl, parquet])
+def test_rows_are_read_in_any_order(tmp_path: Path, make: object) -> None:
+    assert callable(make)
+    prompts = load_prompts(str(make(tmp_path)), _DATA)
+    assert len(prompts) == 5
+    assert [prompts[place].label for place in (3, 0, -1)] == ["6", "0", "8"]
+    assert [prompt.columns for prompt in prompts[1:3]] == [{"hops": 1}, {"hops": 2}]
+    assert [prompt.uid for prompt in prompts] == prompts.uids
+    with pytest.raises(IndexError):
+        prompts[5]
+
+
+def test_uids_and_their_digest_are_those_of_older_versions(tmp_path: Path) -> None:
+    tricky = [
+        {"prompt": 'é ☃ \u2028 "q"', "label": {"b": [1, 2.5, None], "a": True}},
+        {"prompt": [{"role": "user", "content": "a?"}], "label": 1e-7},
+        {"prompt": "big", "label": 2**63},
+    ]
+    path = jsonl(tmp_path, json.dumps(tricky[0], ensure_ascii=False), "", *map(json.dumps, tricky[1:]))
+    expected = [
+        old_uid("train.jsonl", number, row["prompt"], row["label"])
+        for number, row in zip((1, 3, 4), tricky, strict=True)
+    ]
+    prompts = load_prompts(str(path), _DATA)
+    assert prompts.uids == expected
+    assert prompts.digest == hashlib.sha256("\n".join(expected).encode()).hexdigest()
+    assert prompts_digest(list(prompts)) == prompts.digest
+
+
+def test_label_that_only_python_reads_keeps_its_uid(tmp_path: Path) -> None:
+    path = jsonl(tmp_path, '{"prompt": "a?", "label": NaN}')
+    assert load_prompts(str(path), _DATA).uids == [old_uid("train.jsonl", 1, "a?", float("nan"))]
+
+
+def test_file_may_begin_with_a_byte_order_mark(tmp_path: Path) -> None:
+    path = jsonl(tmp_path, "\ufeff" + json.dumps(_ROWS[0]), json.dumps(_ROWS[1]))
+    prompts = load_prompts(str(path), _DATA)
+    assert [prompts[1].label, prompts[0].label] == ["2", "0"]
+
+
+def test_rows_that_are_judged_unusable_are_left_out_with_their_reasons(tmp_path: Path) -> None:
+    def judge(prompts: Sequence[Prompt]) -> list[str | None]:
+        return ["is odd." if prompt.columns["hops"] % 2 else None for prompt in prompts]
+
+    path = jsonl(tmp_path)
+    index, unusable = read_prompts(str(path), _DATA, judge)
+    assert unusable == [(2, "is odd."), (4, "is odd.")]
+    assert index.numbers.tolist() == [1, 3, 5]
+    again, unusable = read_prompts(str(path), _DATA, judge, without=[2, 4])
+    assert (again.digest(), unusable) == (index.digest(), [])
+
+
+def test_row_that_cannot_be_sent_is_left_out_and_one_that_is_no_json_refused(tmp_path: Path) -> None:
+    path = jsonl(tmp_path, json.dumps(_ROWS[0]), json.dumps({"prompt": "p", "label": 2**64}), json.dumps(_ROWS[1]))
+    index, unusable = read_prompts(str(path), _DATA)
+    assert index.numbers.tolist() == [1, 3]
+    assert [number for number, _ in unusable] == [2]
+    with pytest.raises(SettingsError, match="line 2 is not JSON"):
+        read_prompts(str(jsonl(tmp_path, json.dumps(_ROWS[0]), "{")), _DATA)
+
+
+def test_index_is_read_back_by_another_process_as_it_was(tmp_path: Path) -> None:
+    path = jsonl(tmp_path)
+    index, _ = read_prompts(str(path), _DATA)
+    index.save(tmp_path / "index" / "train.npz")
+    again = load_index(tmp_path / "index" / "train.npz")
+    assert (again.digest(), again.size, again.mtime_ns) == (index.digest(), index.size, index.mtime_ns)
+    assert np.array_equal(again.offsets, index.offsets)
+
+
+def test_open_uses_the_index_that_is_there(tmp_path: Path) -> None:
+    path, at = jsonl(tmp_path), tmp_path / "train.npz"
+    index, _ = read_prompts(str(path), _DATA, without=[1])
+    index.save(at)
+    assert len(open_prompts(str(path), _DATA, at)) == 4
+
+
+def test_open_reads_the_file_when_the_index_is_of_another_state_of_it_or_none(tmp_path: Path) -> None:
+    path, at = jsonl(tmp_path), tmp_path / "train.npz"
+    assert len(open_prompts(str(path), _DATA, at)) == 5
+    index, _ = read_prompts(str(path), _DATA, without=[1])
+    index.save(at)
+    with path.open("a") as file:
+        file.write(json.dumps(_ROWS[0]) + "\n")
+    assert len(open_prompts(str(path), _DATA, at)) == 6
+    at.write_bytes(b"nonsense")
+    assert len(open_prompts(str(path), _DATA, at)) == 6
+
+
+def test_prompts_are_found_by_their_uids(tmp_path: Path) -> None:
+    prompts = load_prompts(str(jsonl(tmp_path)), _DATA)
+    wanted = [prompts.uid(3), "00" * 10, prompts.uid(1)]
+    assert {uid: prompt.label for uid, prompt in find_prompts(prompts, wanted).items()} == {
+        prompts.uid(3): "6",
+        prompts.uid(1): "2",
+    }
+    assert find_prompts(prompts, []) == {}
+    assert find_prompts(list(prompts), wanted).keys() == find_prompts(prompts, wanted).keys()
+
+
+def test_row_that_was_changed_while_the_file_is_used_is_an_error(tmp_path: Path) -> None:
+    path = jsonl(tmp_path)
+    prompts = load_prompts(str(path), _DATA)
+    path.write_bytes(path.read_bytes().replace(b"3 + 3", b"3 + 4"))
+    with pytest.raises(OperatorError, match=r"line 4 was changed while the run uses the file\. Put it back"):
+        prompts[3]
+
+
+def test_file_that_is_replaced_while_it_is_used_is_read_as_it_was(tmp_path: Path) -> None:
+    path = jsonl(tmp_path)
+    prompts = load_prompts(str(path), _DATA)
+    (tmp_path / "new.jsonl").write_text("{}\n")
+    (tmp_path / "new.jsonl").replace(path)
+    assert prompts[4].label == "8"

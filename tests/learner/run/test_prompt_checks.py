@@ -1,0 +1,136 @@
+"""Which prompts a run uses: unusable ones are left out, up to a share; a resume leaves out the same ones."""
+
+import json
+from pathlib import Path
+
+import pytest
+
+from learner.checkpoint.manifest import Checkpoint
+from learner.data.prompts import Prompt
+from learner.disk.skipped_rows import read_skipped
+from learner.run.prompt_checks import TrainPrompts, check_held_out, read_train_prompts
+from learner.run.prompt_judge import PromptJudge
+from learner.run.start import RunStart
+from protocol.errors import SettingsError
+from protocol.settings.settings import Settings
+from tests.fakes.tiny_models import make_tiny_model
+
+_TOO_LONG = "line 3 has 300 tokens; rollout.max_context_tokens = 256 less rollout.max_response_tokens = 24 leaves 232."
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A model whose tokenizer makes a token of each byte."""
+    return make_tiny_model(tmp_path_factory.mktemp("model") / "tiny", tied=True)
+
+
+def settings(path: Path, share: float = 0.3, held_out: Path | None = None) -> Settings:
+    return Settings.model_validate(
+        {
+            "data": {"train": str(path), "max_skipped_share": share, "eval": str(held_out) if held_out else None},
+            "rollout": {"max_context_tokens": 256, "max_response_tokens": 24},
+        }
+    )
+
+
+def rows(path: Path, *lengths: int) -> Path:
+    path.write_text("".join(json.dumps({"prompt": "x" * length, "label": "y"}) + "\n" for length in lengths))
+    return path
+
+
+def new(tmp_path: Path) -> RunStart:
+    return RunStart(tmp_path / "runs" / "a", None)
+
+
+def resumed(tmp_path: Path) -> RunStart:
+    folder = tmp_path / "runs" / "a"
+    at = Checkpoint(folder / "checkpoints" / "step_000001", step=1, policy_version=1, run_id="a", model_digest="")
+    return RunStart(folder, at)
+
+
+def read(tmp_path: Path, model: Path, start: RunStart, share: float = 0.3) -> TrainPrompts:
+    return read_train_prompts(settings(tmp_path / "train.jsonl", share), model, start)
+
+
+def test_prompt_that_is_too_long_is_left_out_and_told(tmp_path: Path, model: Path) -> None:
+    path = rows(tmp_path / "train.jsonl", 5, 232, 300, 1)
+    found = read(tmp_path, model, new(tmp_path))
+    assert found.index.numbers.tolist() == [1, 2, 4]
+    assert found.notice is not None
+    assert found.notice.startswith(f"1 of 4 rows of {path} are left out: {_TOO_LONG}")
+
+
+def test_more_than_the_allowed_share_is_refused(tmp_path: Path, model: Path) -> None:
+    path = rows(tmp_path / "train.jsonl", 5, 232, 300, 1)
+    with pytest.raises(SettingsError) as caught:
+        read(tmp_path, model, new(tmp_path), share=0.2)
+    assert str(caught.value).startswith(
+        f"data: 1 of 4 rows of {path} cannot be used, more than data.max_skipped_share = 0.2 lets out. "
+        f"The first, line 3, {_TOO_LONG.removeprefix('line 3 ')}"
+    )
+
+
+def test_resume_leaves_out_what_the_run_began_without(tmp_path: Path, model: Path) -> None:
+    rows(tmp_path / "train.jsonl", 5, 232, 300, 1)
+    began = read(tmp_path, model, new(tmp_path))
+    folder = tmp_path / "runs" / "a"
+    began.save(folder)
+    # Wider now, so that the row would fit: the run's accounts are of the others.
+    wide = settings(tmp_path / "train.jsonl")
+    wide = wide.model_copy(update={"rollout": wide.rollout.model_copy(update={"max_context_tokens": 1024})})
+    goes_on = read_train_prompts(wide, model, resumed(tmp_path))
+    assert goes_on.index.digest() == began.index.digest()
+    assert goes_on.skipped == began.skipped == tuple(read_skipped(folder))
+
+
+def test_resume_that_would_leave_out_others_is_refused(tmp_path: Path, model: Path) -> None:
+    rows(tmp_path / "train.jsonl", 5, 232, 300, 1)
+    with pytest.raises(SettingsError, match="1 of 4 rows"):
+        read(tmp_path, model, resumed(tmp_path))
+
+
+def test_new_start_that_leaves_nothing_out_forgets_the_earlier_record(tmp_path: Path, model: Path) -> None:
+    rows(tmp_path / "train.jsonl", 5, 300, 1, 1)
+    read(tmp_path, model, new(tmp_path)).save(tmp_path / "runs" / "a")
+    rows(tmp_path / "train.jsonl", 5, 1)
+    read(tmp_path, model, new(tmp_path)).save(tmp_path / "runs" / "a")
+    assert read_skipped(tmp_path / "runs" / "a") == []
+
+
+def test_held_out_row_that_cannot_be_used_is_refused(tmp_path: Path, model: Path) -> None:
+    train, held_out = rows(tmp_path / "train.jsonl", 1), rows(tmp_path / "held_out.jsonl", 1, 2, 300)
+    with pytest.raises(SettingsError, match=r"held_out\.jsonl line 3 has 300 tokens"):
+        check_held_out(settings(train, held_out=held_out), model)
+
+
+def test_prompt_of_exactly_the_room_fits_and_one_token_more_does_not(tmp_path: Path, model: Path) -> None:
+    with PromptJudge(model, settings(tmp_path / "train.jsonl")) as judge:
+        verdicts = judge([Prompt("a", "x" * length, "", {}) for length in (232, 233)])
+    assert verdicts[0] is None
+    assert verdicts[1] is not None
+    assert verdicts[1].startswith("has 233 tokens;")
+
+
+def test_chat_is_measured_by_its_template_and_what_that_refuses_is_left_out(tmp_path: Path, model: Path) -> None:
+    template = (
+        "{% for m in messages %}{% if m.role == 'system' %}{{ raise_exception('no system role') }}{% endif %}"
+        "{{ '<' + m.role + '>' + m.content }}{% endfor %}"
+    )
+    with_template = tmp_path / "chatty"
+    with_template.mkdir()
+    for path in model.iterdir():
+        (with_template / path.name).symlink_to(path)
+    (with_template / "chat_template.jinja").write_text(template)
+
+    def chat(role: str, length: int) -> Prompt:
+        return Prompt("a", [{"role": role, "content": "x" * length}], "", {})
+
+    with PromptJudge(with_template, settings(tmp_path / "train.jsonl")) as judge:
+        first = judge([chat("user", 226), chat("user", 227), chat("system", 1)])
+        # The template is known by now: the short one is not rendered, the long one is.
+        second = judge([chat("user", 1), chat("user", 227)])
+    assert first[0] is None
+    assert first[1] is not None
+    assert first[1].startswith("has 233 tokens;")
+    assert first[2] == "cannot be rendered by the tokenizer of policy.model: no system role"
+    assert second == [None, first[1]]
