@@ -24,7 +24,7 @@ class Row(NamedTuple):
 
     number: int  # line or row, counted from 1
     offset: int  # what `RowReader.read` finds it by
-    content: dict[str, Any]
+    content: dict[str, Any]  # column -> value
 
 
 class RowReader(Protocol):

@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 class Measured(NamedTuple):
     """One prompt as the tokenizer sees it."""
 
-    num_tokens: int
+    num_tokens: int  # of the prompt, with what a chat template adds; 0 where it cannot be rendered
     num_bytes: int  # of the text that was encoded
     problem: str = ""  # why it cannot be rendered; empty when it can
 

@@ -21,12 +21,12 @@ if TYPE_CHECKING:
 class RunContext:
     """Settings, cluster and what shows the run."""
 
-    settings: Settings
+    settings: Settings  # as they were given
     model: Path  # local folder
     vocab_size: int | None  # of the model; None when it does not tell
-    cluster: ClusterState
-    topology: Topology
-    view: LiveView
+    cluster: ClusterState  # addresses and files of this node's cluster
+    topology: Topology  # which processes the run has, and where
+    view: LiveView  # panel or log lines that the user sees
     stop: threading.Event  # set by the first Ctrl-C, SIGTERM or SIGHUP
-    metrics: MetricsReader
+    metrics: MetricsReader  # gives the new lines of metrics.jsonl
     record: Callable[[dict[str, float]], None]  # takes each new line of metrics.jsonl

@@ -18,7 +18,7 @@ from protocol.settings.settings import Settings
 class TrainPrompts:
     """data.train, read once."""
 
-    index: PromptIndex
+    index: PromptIndex  # where each row lies that can be used
     skipped: tuple[tuple[int, str], ...]  # number and reason of each row that is left out
     notice: str | None  # what the user should see of them
 

@@ -20,18 +20,18 @@ _SERVER = "rollout server"
 class Node:
     """A machine of the cluster, as Ray tells."""
 
-    node_ip: str
-    num_gpus: int
+    node_ip: str  # its address for the other nodes
+    num_gpus: int  # 0: none
 
 
 @dataclass(frozen=True)
 class Processes:
     """Processes of one role."""
 
-    role: str
-    count: int
+    role: str  # for people
+    count: int  # of them; 0: the run needs none
     num_gpus: int  # of each
-    strategy: Strategy
+    strategy: Strategy  # where they are placed
     memory_bytes: int  # of each, as far as it is known beforehand
     besides: str  # what comes on top
 
@@ -40,13 +40,14 @@ class Processes:
 class Topology:
     """All processes of a run."""
 
-    coordinator: Processes
-    ranks: Processes
-    servers: Processes
+    coordinator: Processes  # one, beside the command
+    ranks: Processes  # learner.num_ranks of them
+    servers: Processes  # rollout.num_servers of them; none where nothing is sampled
     backend: Backend  # how weights travel
 
     @property
     def has_gpus(self) -> bool:
+        """True when learner ranks have a GPU each."""
         return self.ranks.num_gpus > 0
 
 
