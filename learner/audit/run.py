@@ -30,7 +30,7 @@ class AuditedRun:
 
     folder: Path  # the run's
     settings: Settings  # of its settings.yaml: those of its last start
-    uids: list[str]  # of its training prompts, in file order
+    uids: list[str]  # of the prompts that it trains on, in file order
     db: sqlite3.Connection  # its ledger, inside one read transaction
     metrics: bytes  # bytes of metrics.jsonl when that transaction began; empty without the file
     checkpoints: list[Path]  # their folders just before it began, in step order
