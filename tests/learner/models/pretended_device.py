@@ -1,0 +1,152 @@
+"""The learner's step, probe and packing of a push on a device that this machine does not have.
+
+    python pretended_device.py
+
+Torch's fake tensors know shapes, types and devices and hold no numbers: every operation between two devices raises, as
+it would on a GPU. The device is one of Python's own making, since the backward pass on a pretended "cuda" needs a build
+of torch that knows CUDA. In a process of its own: the device is torch's from then on. Prints what each case gave, as
+JSON: the device that its result is on, or the error's name.
+"""
+
+import json
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.utils.backend_registration import _setup_privateuseone_for_python_backend
+
+from learner.models import varlen_attention
+from learner.models.gradient import add_gradient
+from learner.models.policy import PolicyEngine
+from learner.objectives.policy_gradient import make_loss
+from learner.objectives.supervised import weighted_nll
+from learner.packing.micro_batch import LearnerSample, make_micro_batch
+from learner.weights.push import _pack
+from protocol.settings.settings import Settings
+from protocol.weights.wire import TensorMeta, plan_buckets
+
+NAME = "pretended"
+
+
+class PretendedEngine:
+    """What a step needs of DeepSpeed's engine."""
+
+    def __init__(self, model: Any, device: torch.device) -> None:
+        self.model, self.device = model, device
+
+    def __call__(self, **inputs: Any) -> Any:
+        return self.model(**inputs)
+
+    def backward(self, loss: Tensor) -> None:
+        loss.backward()
+
+
+def main() -> None:
+    _setup_privateuseone_for_python_backend(NAME)
+    device = torch.device(NAME, 0)
+    with FakeTensorMode():
+        engine = PretendedEngine(tiny_model(device), device)
+        found = {name: outcome(lambda case=case: case(engine)) for name, case in cases().items()}  # type: ignore[misc]
+    print(json.dumps(found))
+
+
+def cases() -> dict[str, Callable[[PretendedEngine], Tensor]]:
+    made: dict[str, Callable[[PretendedEngine], Tensor]] = {
+        "supervised": lambda engine: step(engine, weighted_nll),
+        "probe": probe,
+        "push": push,
+        "a loss that keeps a tensor on the CPU": lambda engine: step(
+            engine, lambda logprobs, entropies, micro_batch: ((logprobs * samples_weights()).sum(), {})
+        ),
+    }
+    for loss in ("ppo", "reinforce"):
+        for correction in ("none", "tis", "icepop"):
+            for old in ("behaviour", "recompute"):
+                settings = Settings.model_validate(
+                    {"learner": {"loss": loss, "correction": correction}, "policy": {"old_logprobs": old}}
+                )
+                made[f"{loss} {correction} {old}"] = lambda engine, settings=settings: step(engine, make_loss(settings))
+    return made
+
+
+def step(engine: PretendedEngine, loss: Any) -> Tensor:
+    """Return the summed loss of two micro-batches, after their gradient was added.
+
+    None without tokens: fake tensors keep the value of up to one number, and cannot move it to a pretended device.
+    """
+    parts = [make_micro_batch(samples()), make_micro_batch(samples()[1:])]
+    sums = add_gradient(engine, parts, loss, 0.5, temperature=0.7, with_entropy=True)
+    assert {value.device for value in sums.values()} == {engine.device}
+    gradient = next(engine.model.parameters()).grad
+    assert gradient is not None
+    assert gradient.device == engine.device
+    return sums["loss"]
+
+
+def probe(engine: PretendedEngine) -> Tensor:
+    policy = object.__new__(PolicyEngine)  # without DeepSpeed, which has no such device
+    policy._engine, policy.device = engine, engine.device  # type: ignore[assignment]
+    return policy.logprobs(make_micro_batch(samples()), temperature=1.0)
+
+
+def push(engine: PretendedEngine) -> Tensor:
+    """Return the last bucket of a push, packed on the device."""
+    weights = list(engine.model.named_parameters())
+    plan = plan_buckets([TensorMeta(name, "float32", tuple(weight.shape)) for name, weight in weights], 20_000)
+    buckets = [[(meta.name, dict(weights)[meta.name]) for meta in bucket] for bucket in plan]
+    return list(_pack(iter(buckets), plan, str(engine.device)))[-1]
+
+
+def samples() -> list[LearnerSample]:
+    return [
+        LearnerSample(
+            np.arange(length, dtype=np.int32),
+            np.array([False] + [True] * (length - 1)),
+            np.zeros(length, np.float32),
+            1.0,
+        )
+        for length in (9, 8, 3)
+    ]
+
+
+def samples_weights() -> Tensor:
+    return make_micro_batch(samples()).weights
+
+
+def tiny_model(device: torch.device) -> Any:
+    """Return a tiny Qwen2 whose parameters and buffers pretend to be on the device."""
+    from transformers import Qwen2Config, Qwen2ForCausalLM
+
+    varlen_attention.register()
+    config = Qwen2Config(
+        vocab_size=64,
+        hidden_size=32,
+        intermediate_size=64,
+        num_hidden_layers=2,
+        num_attention_heads=2,
+        num_key_value_heads=2,
+        attn_implementation=varlen_attention.NAME,
+    )
+    model = Qwen2ForCausalLM(config)
+    for module in model.modules():
+        for name, parameter in module._parameters.items():
+            if parameter is not None:
+                module._parameters[name] = torch.nn.Parameter(torch.zeros(parameter.shape, device=device))
+        for name, buffer in module._buffers.items():
+            if buffer is not None:
+                module._buffers[name] = torch.zeros(buffer.shape, device=device)
+    return model
+
+
+def outcome(case: Callable[[], Tensor]) -> str:
+    try:
+        return str(case().device)
+    except Exception as error:
+        return f"{type(error).__name__}: {error}"
+
+
+if __name__ == "__main__":
+    main()
