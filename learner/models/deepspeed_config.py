@@ -20,6 +20,8 @@ _OWNED = (
     "optimizer",
     "scheduler",
     "fp16",
+    "bf16",
+    "amp",
 )
 _MAX_REDUCE_NUMEL = 500_000_000
 
@@ -45,13 +47,18 @@ def deepspeed_config(
 ) -> dict[str, Any]:
     """Return the configuration with the operator's `asked` merged in, section by section.
 
-    Raises: SettingsError for a key that the learner sets itself, and for an optimizer kept on NVMe.
+    Raises: SettingsError for a key that other settings say, and for an optimizer kept on NVMe.
     """
     for key in _OWNED:
         if key in asked:
             raise SettingsError(
                 f"settings: learner.deepspeed sets {key}, which follows from the other settings. Remove it."
             )
+    if "stage" in (asked.get("zero_optimization") or {}):
+        raise SettingsError(
+            "settings: learner.deepspeed sets zero_optimization.stage, which learner.zero_stage says. Remove it, and set "
+            "learner.zero_stage."
+        )
     offload = (asked.get("zero_optimization") or {}).get("offload_optimizer") or {}
     if offload.get("device") == "nvme":
         raise SettingsError(

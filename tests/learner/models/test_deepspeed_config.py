@@ -25,6 +25,11 @@ def test_a_section_is_merged_key_by_key() -> None:
     ("asked", "message"),
     [
         ({"gradient_clipping": 1.0}, "learner.deepspeed sets gradient_clipping, which follows from the other settings"),
+        ({"bf16": {"enabled": True}}, "learner.deepspeed sets bf16, which follows from the other settings"),
+        (
+            {"zero_optimization": {"stage": 3}},
+            r"sets zero_optimization\.stage, which learner\.zero_stage says\. Remove it, and set learner\.zero_stage\.",
+        ),
         (
             {"zero_optimization": {"offload_optimizer": {"device": "nvme"}}},
             "learner.deepspeed keeps the optimizer on NVMe, from where checkpoints cannot take it",
