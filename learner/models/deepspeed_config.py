@@ -56,8 +56,8 @@ def deepspeed_config(
             )
     if "stage" in (asked.get("zero_optimization") or {}):
         raise SettingsError(
-            "settings: learner.deepspeed sets zero_optimization.stage, which learner.zero_stage says. Remove it, and set "
-            "learner.zero_stage."
+            "settings: learner.deepspeed sets zero_optimization.stage, which learner.zero_stage says. "
+            "Remove it, and set learner.zero_stage."
         )
     offload = (asked.get("zero_optimization") or {}).get("offload_optimizer") or {}
     if offload.get("device") == "nvme":

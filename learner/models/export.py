@@ -5,7 +5,7 @@ No more than one shard of the model is whole at a time.
 
 import json
 import shutil
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Any
@@ -14,6 +14,8 @@ import torch
 import torch.distributed as dist
 from safetensors.torch import save_file
 from torch import Tensor
+
+from protocol.weights.runs import cut_into_runs
 
 _SHARD_BYTES = 4 << 30
 _SKIPPED = (".safetensors", ".bin", ".pt", ".pth", ".gguf", ".index.json")
@@ -37,7 +39,7 @@ def export_model(
     if is_first:
         folder.mkdir(parents=True, exist_ok=True)
         _copy_description(source, folder, weights[0][1].dtype)
-    shards = list(_split(weights, whole_numel, shard_bytes))
+    shards = cut_into_runs(weights, lambda pair: whole_numel(pair[1]) * pair[1].element_size(), shard_bytes)
     index: dict[str, str] = {}
     total = 0
     for number, shard in enumerate(shards, 1):
@@ -52,19 +54,6 @@ def export_model(
         body = {"metadata": {"total_size": total}, "weight_map": index}
         (folder / "model.safetensors.index.json").write_text(json.dumps(body, indent=1), encoding="utf-8")
     dist.barrier()
-
-
-def _split(weights: Weights, whole_numel: Callable[[Tensor], int], shard_bytes: int) -> Iterator[Weights]:
-    shard: list[tuple[str, Tensor]] = []
-    filled = 0
-    for name, tensor in weights:
-        size = whole_numel(tensor) * tensor.element_size()
-        if shard and filled + size > shard_bytes:
-            yield shard
-            shard, filled = [], 0
-        shard.append((name, tensor))
-        filled += size
-    yield shard
 
 
 def _copy_description(source: Path, folder: Path, dtype: torch.dtype) -> None:

@@ -153,17 +153,12 @@ class PolicyEngine:
 
     def export_hf(self, folder: Path) -> None:
         """Write the policy as a Hugging Face model folder (safetensors, config, tokenizer files) from rank 0."""
-        export_model(folder, self._settings.model_dir, self.weights(), self.gather, self._whole_numel)
+        export_model(folder, self._settings.model_dir, self.weights(), self.gather, self._shards.whole_numel)
 
     def _own_tensors(self, with_optimizer: bool) -> Iterator[tuple[str, Tensor]]:
-        """Yield what this rank holds of the weights: in ZeRO 3 its partitions, not their padding, which nobody set."""
+        """Yield what this rank holds of the weights, and of the optimizer's state."""
         for name, parameter in self._model.named_parameters():
-            partition = getattr(parameter, "ds_tensor", None)
-            if partition is None:
-                yield name, parameter
-            else:
-                num_own = max(0, min(partition.numel(), parameter.ds_numel - dist.get_rank() * partition.numel()))
-                yield name, partition.flatten()[:num_own]
+            yield name, self._shards.own_part(parameter)
         if not with_optimizer:
             return
         optimizer = getattr(self._engine.optimizer, "optimizer", self._engine.optimizer)
@@ -175,9 +170,6 @@ class PolicyEngine:
             for key, value in state.items():
                 if isinstance(value, Tensor):
                     yield f"optimizer state {key} {number}", value
-
-    def _whole_numel(self, parameter: Tensor) -> int:
-        return int(getattr(parameter, "ds_numel", parameter.numel()))
 
 
 def _make_optimizer(parameters: list[Any], settings: PolicySettings, zero_stage: int) -> torch.optim.Optimizer:

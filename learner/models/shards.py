@@ -44,6 +44,18 @@ class ZeroShards:
         """Return a parameter's whole shape; `parameter.shape` is 0 in ZeRO 3."""
         return tuple(getattr(parameter, "ds_shape", parameter.shape))
 
+    def whole_numel(self, parameter: Tensor) -> int:
+        """Return a parameter's whole number of elements; `parameter.numel()` is 0 in ZeRO 3."""
+        return int(getattr(parameter, "ds_numel", parameter.numel()))
+
+    def own_part(self, parameter: Tensor) -> Tensor:
+        """Return what this rank holds of the weight: in ZeRO 3 its partition, not the padding, which nobody set."""
+        if self._stage != 3:
+            return parameter
+        start, stop = self.kept_range(parameter)
+        partition: Tensor = parameter.ds_tensor  # type: ignore[attr-defined]
+        return partition.flatten()[: stop - start]
+
     def whole(self, parameter: Tensor, key: str) -> Tensor:
         """Return the parameter's master weight or moment, gathered from the ranks."""
         if self._stage == 0:

@@ -9,7 +9,7 @@ Memory: beside its own state, a rank holds one shard while it saves, and one par
 """
 
 import json
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -22,10 +22,12 @@ from torch import Tensor
 
 from learner.models.shards import MOMENTS, WEIGHT, ZeroShards
 from protocol.errors import OperatorError
+from protocol.weights.runs import cut_into_runs
 
 SCHEMA = 1
 _DESCRIPTION = "state.json"
 _KEYS = (WEIGHT, *MOMENTS)
+_FLOAT32_BYTES = 4
 SHARD_BYTES = 1 << 30
 
 Weights = Sequence[tuple[str, Tensor]]
@@ -59,7 +61,7 @@ def save_state(
     files: dict[str, str] = {}
     mine: dict[str, Tensor] = {}
     mine_name = ""
-    plan = list(_split(weights, shards, shard_bytes))
+    plan = _cut_into_shards(weights, shards, shard_bytes)
     for number, shard in enumerate(plan):
         name = f"state_{number:05d}.safetensors"
         files |= dict.fromkeys((weight for weight, _ in shard), name)
@@ -127,18 +129,11 @@ def _read_range(stored: Any, shape: tuple[int, ...], start: int, stop: int) -> T
     return rows.flatten()[start - first * row : stop - first * row]
 
 
-def _split(weights: Weights, shards: ZeroShards, shard_bytes: int) -> Iterator[Weights]:
-    shard: list[tuple[str, Tensor]] = []
-    filled = 0
-    for name, parameter in weights:
-        size = torch.Size(shards.shape_of(parameter)).numel() * 4 * len(_KEYS)
-        if shard and filled + size > shard_bytes:
-            yield shard
-            shard, filled = [], 0
-        shard.append((name, parameter))
-        filled += size
-    if shard:
-        yield shard
+def _cut_into_shards(weights: Weights, shards: ZeroShards, shard_bytes: int) -> list[list[tuple[str, Tensor]]]:
+    """Return the weights in their order, in runs whose state fits into a file of so many bytes."""
+    return cut_into_runs(
+        weights, lambda pair: torch.Size(shards.shape_of(pair[1])).numel() * _FLOAT32_BYTES * len(_KEYS), shard_bytes
+    )
 
 
 def _read_description(folder: Path) -> dict[str, Any]:

@@ -15,6 +15,8 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 from blake3 import blake3
 
+from protocol.weights.runs import cut_into_runs
+
 if TYPE_CHECKING:
     from torch import Tensor
 
@@ -50,19 +52,7 @@ def plan_buckets(metas: Sequence[TensorMeta], bucket_bytes: int) -> tuple[Bucket
     A tensor larger than `bucket_bytes` travels alone. Example: 48, 48, 48 and 208 bytes in buckets of 100 give
     [48, 48], [48], [208].
     """
-    buckets: list[Bucket] = []
-    current: list[TensorMeta] = []
-    filled = 0
-    for meta in metas:
-        size = _aligned(meta.num_bytes)
-        if current and filled + size > bucket_bytes:
-            buckets.append(tuple(current))
-            current, filled = [], 0
-        current.append(meta)
-        filled += size
-    if current:
-        buckets.append(tuple(current))
-    return tuple(buckets)
+    return tuple(tuple(run) for run in cut_into_runs(metas, lambda meta: _aligned(meta.num_bytes), bucket_bytes))
 
 
 def bucket_num_bytes(bucket: Bucket) -> int:
