@@ -24,7 +24,7 @@ from learner.models.policy import PolicyEngine
 from learner.objectives.policy_gradient import make_loss
 from learner.objectives.supervised import weighted_nll
 from learner.packing.micro_batch import LearnerSample, make_micro_batch
-from learner.weights.push import _pack
+from learner.weights.buckets import pack
 from protocol.settings.settings import Settings
 from protocol.weights.wire import TensorMeta, plan_buckets
 
@@ -97,7 +97,7 @@ def push(engine: PretendedEngine) -> Tensor:
     weights = list(engine.model.named_parameters())
     plan = plan_buckets([TensorMeta(name, "float32", tuple(weight.shape)) for name, weight in weights], 20_000)
     buckets = [[(meta.name, dict(weights)[meta.name]) for meta in bucket] for bucket in plan]
-    return list(_pack(iter(buckets), plan, str(engine.device)))[-1]
+    return list(pack(plan, iter(buckets), str(engine.device)))[-1]
 
 
 def samples() -> list[LearnerSample]:
