@@ -169,8 +169,29 @@ LEDGER_RULES: list[tuple[str, list[str], list[str]]] = [
     ),
     (
         "step_size",
+        [
+            "UPDATE prompts SET step = 1 WHERE position = 2",
+            "UPDATE trajectories SET step = 1 WHERE \"group\" = '{2}'",
+        ],
+        [
+            "ledger.sqlite, step 1: groups trained: 3, expected 2",
+            "ledger.sqlite, step 2: groups trained: 1, expected 2",
+        ],
+    ),
+    (
+        "step_size",
         ["UPDATE prompts SET step = NULL WHERE position = 5"],
         ["ledger.sqlite, step 3: was not applied; groups skipped for it: 1, expected 2"],
+    ),
+    (
+        "step_size",
+        ["UPDATE prompts SET step = 3 WHERE position = 4"],
+        ["ledger.sqlite, step 3: was not applied; groups skipped for it: 3, expected 2"],
+    ),
+    (
+        "policy_version",
+        ["UPDATE meta SET value = '2' WHERE key = 'policy_version'"],
+        ["ledger.sqlite: says policy version 2, but 3 steps were applied"],
     ),
     (
         "policy_version",
@@ -187,8 +208,8 @@ LEDGER_RULES: list[tuple[str, list[str], list[str]]] = [
     ),
     (
         "lineage",
-        ["UPDATE trajectories SET incarnation = 5 WHERE \"group\" = '{7}'"],
-        ["ledger.sqlite: trajectories were made for start 5 of the run, which has started 2 times"],
+        ["UPDATE trajectories SET incarnation = 3 WHERE \"group\" = '{7}'"],
+        ["ledger.sqlite: trajectories were made for start 3 of the run, which has started 2 times"],
     ),
 ]
 
@@ -217,6 +238,10 @@ METRICS_RULES: list[tuple[str, str, list[str]]] = [
     ('"step": 3,', '"step": 5,', [
         "metrics.jsonl, step 5: line 3 follows step 2",
         "metrics.jsonl, step 4: line 4 follows step 5",
+    ]),
+    ('"step": 2,', '"step": 0,', [
+        "metrics.jsonl, step 0: line 2 follows step 1",
+        "metrics.jsonl, step 3: line 3 follows step 1",
     ]),
     ('{"step": 2,', '{"step" 2,', [
         "metrics.jsonl: line 2 is no metrics line",

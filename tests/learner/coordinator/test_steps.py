@@ -97,6 +97,7 @@ def test_step_that_was_not_applied_skips_its_groups_and_trains_none(script: Scri
     )
     assert script.rows("SELECT count(*) FROM trajectories WHERE step IS NOT NULL") == [(0,)]
     assert (script.coordinator.step, script.coordinator.policy_version) == (1, 0)
+    assert script.coordinator.counts["skipped"] == script.metrics()[0]["skipped"] == 2
     assert len(script.demand(version=0)) == 4
 
 
