@@ -1,4 +1,4 @@
 """The command `python -m deploy.cluster`: this node's part of a cluster.
 
-Reading order: command, options, home, processes, services, ray_processes.
+Reading order: command, options, start, kept, wanted_services, ray_processes, stop, attached_run, show.
 """

@@ -19,8 +19,11 @@ _CONNECT_S = 5.0
 
 
 @contextmanager
-def connected(address: str) -> Iterator[None]:
+def connected(address: str, node_ip: str | None = None) -> Iterator[None]:
     """Be a driver of the cluster within the block; a block inside another one's changes nothing.
+
+    node_ip: this node's address in the cluster; None: Ray's guess, which on a machine of several addresses may be
+    another one, and another node's Ray is then taken for this one's.
 
     Raises: OperatorError when Ray does not answer.
     """
@@ -31,7 +34,8 @@ def connected(address: str) -> Iterator[None]:
         # Asked first: for a head that is gone Ray waits two minutes, then ends this process without an exception.
         host, _, port = address.rpartition(":")
         socket.create_connection((host, int(port)), timeout=_CONNECT_S).close()
-        ray.init(address=address, namespace=NAMESPACE, log_to_driver=False, logging_level="ERROR")
+        options = {"_node_ip_address": node_ip} if node_ip is not None else {}
+        ray.init(address=address, namespace=NAMESPACE, log_to_driver=False, logging_level="ERROR", **options)
     except (OSError, RuntimeError, RayError) as error:
         raise OperatorError(f"Ray at {address} does not answer ({first_line(error)}).") from None
     try:

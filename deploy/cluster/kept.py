@@ -65,7 +65,7 @@ def end_what_goes(kept: Mapping[str, ProcessRecord], options: StartOptions, home
         from deploy.cluster.fleet_client import connected
         from deploy.cluster.keeper_client import forget_services
 
-        with connected(state.ray_address):
+        with connected(state.ray_address, state.node_ip):
             forget_services(goes, _ANSWER_S)
     # Read again: until it was told, the keeper may have started one of them anew.
     known = known_processes()
@@ -84,7 +84,7 @@ def _attached_run(state: ClusterState) -> str | None:
     from deploy.cluster.attached_run import find_attached_run
     from deploy.cluster.fleet_client import connected
 
-    with connected(state.ray_address):
+    with connected(state.ray_address, state.node_ip):
         run = find_attached_run(_ANSWER_S)
     return None if run is None else str(run)
 

@@ -23,7 +23,7 @@ def show_cluster(state: ClusterState, home: Home) -> list[str]:
         from deploy.cluster.fleet_client import connected, describe_servers
         from deploy.cluster.keeper_client import describe_services
 
-        with connected(state.ray_address):
+        with connected(state.ray_address, state.node_ip):
             kept = describe_services(_ANSWER_S)
             servers = [
                 Row(server["name"], server["is_alive"], "warm", server["node_ip"], server["pid"], server["log"])

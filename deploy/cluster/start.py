@@ -94,7 +94,7 @@ def _have_kept(state: ClusterState, home: Home) -> None:
     from deploy.cluster.fleet_client import connected, ensure_fleet
     from deploy.cluster.keeper_client import keep_services
 
-    with connected(state.ray_address):
+    with connected(state.ray_address, state.node_ip):
         write_cluster(state)  # from which the keeper knows what to keep
         if state.ray_address.startswith(f"{state.node_ip}:"):
             ensure_fleet(_FLEET_S)

@@ -47,7 +47,7 @@ def _end_orderly(state: ClusterState, is_now: bool) -> None:
     from deploy.cluster.keeper_client import forget_services
 
     try:
-        with connected(state.ray_address):
+        with connected(state.ray_address, state.node_ip):
             run = find_attached_run(_ANSWER_S)
             if run is not None:
                 _say_what_happens(str(run), is_now)

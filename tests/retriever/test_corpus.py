@@ -26,8 +26,10 @@ def test_corpus_is_the_same_when_it_is_opened_again_and_the_jsonl_file_is_gone(t
     again = open_corpus(tmp_path, corpus.digest)
     assert (list(again.ids), list(again.contents)) == (["b", "", "7"], ["tw\u00f6\nlines", "", "one"])
     assert (again.contents[-1], again.contents[0:2]) == ("one", ["tw\u00f6\nlines", ""])
-    with pytest.raises(IndexError):
-        again.contents[3]
+    assert again.ids[-3] == "b"
+    for row in (3, -4):
+        with pytest.raises(IndexError):
+            again.contents[row]
 
 
 def test_byte_order_mark_of_an_editor_is_no_part_of_the_first_document(tmp_path: Path) -> None:

@@ -41,3 +41,52 @@ def test_paths_are_made_absolute(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     (tmp_path / "corpus.jsonl").touch()
     monkeypatch.chdir(tmp_path)
     assert read_start_options(["--corpus-path", "corpus.jsonl"]).corpus_path == tmp_path / "corpus.jsonl"
+
+
+def remembered(*arguments: str) -> dict[str, str | int | None]:
+    return read_start_options(list(arguments)).to_remember()
+
+
+def test_option_that_is_not_given_is_what_it_was_before(tmp_path: Path) -> None:
+    (tmp_path / "corpus.jsonl").touch()
+    corpus = str(tmp_path / "corpus.jsonl")
+    first = read_start_options(["--ray-port", "7001", "--corpus-path", corpus, "--index-path", "x", "--open-retriever"])
+    again = read_start_options([], first.to_remember())
+    assert again == first
+    assert read_start_options(["--ray-port", "7002"], first.to_remember()).retriever_port == first.retriever_port
+    assert read_start_options(["--ray-port", "7002"], first.to_remember()).ray_port == 7002
+
+
+def test_defaults_forget_what_was_given_before() -> None:
+    assert read_start_options(["--defaults"], remembered("--ray-port", "7001")) == read_start_options([])
+    assert read_start_options(["--defaults", "--topk", "5"], remembered("--topk", "4")).topk == 5
+
+
+def test_waiting_time_is_of_one_start_alone() -> None:
+    assert read_start_options([], remembered("--start-timeout-s", "5")).start_timeout_s == 300.0
+    assert read_start_options([], {"start_timeout_s": 5.0}).start_timeout_s == 300.0
+
+
+def test_index_of_another_corpus_is_not_kept(tmp_path: Path) -> None:
+    for name in ("one.jsonl", "two.jsonl"):
+        (tmp_path / name).touch()
+    before = remembered("--corpus-path", str(tmp_path / "one.jsonl"), "--index-path", str(tmp_path / "index"))
+    assert read_start_options(["--corpus-path", str(tmp_path / "two.jsonl")], before).index_path is None
+
+
+def test_scorer_that_is_given_takes_the_place_of_no_reward_before_and_the_other_way_round() -> None:
+    assert read_start_options([], remembered("--no-reward")).reward_scorer is None
+    assert read_start_options(["--reward-scorer", "exact_match"], remembered("--no-reward")).reward_scorer is not None
+    assert read_start_options(["--no-reward"], remembered("--reward-scorer", "exact_match")).reward_scorer is None
+    assert read_start_options([], remembered("--no-reward")).to_remember() == remembered("--no-reward")
+
+
+def test_node_that_joins_another_head_takes_its_address_anew() -> None:
+    before = remembered("--node-ip", "127.0.0.9")
+    joined = read_start_options(["--address", "127.0.0.1:7001"], before)
+    assert (joined.node_ip, joined.ray_address) == ("127.0.0.1", "127.0.0.1:7001")
+    assert read_start_options([], joined.to_remember()) == joined
+
+
+def test_option_that_this_code_does_not_know_is_passed_over() -> None:
+    assert read_start_options([], {"from_a_later_version": 3}) == read_start_options([])
