@@ -21,6 +21,8 @@ KEEPER_ROOMS = ("protocol", "deploy")
 SERVICES = ("retriever", "reward")
 # An ended service costs every search or reward of the node: it is looked for four times a second.
 _LOOK_S = 0.25
+# A service that was well and has not answered for so long is taken for hung. Long: a user's own may be busy.
+_SILENT_S = 120.0
 
 
 class KeptInfo(TypedDict):
@@ -33,10 +35,14 @@ class KeptInfo(TypedDict):
 
 
 class Keeper:
-    """Each service has a thread of its own: one that hangs at a question delays no other. home: SLUICE_HOME."""
+    """Each service has a thread of its own: one that hangs at a question delays no other.
 
-    def __init__(self, home: str) -> None:
+    home: SLUICE_HOME. silent_s: a service that was well and does not answer for so long is ended and started again.
+    """
+
+    def __init__(self, home: str, silent_s: float = _SILENT_S) -> None:
         self._home = Home(Path(home))
+        self._silent_s = silent_s
         os.environ["SLUICE_HOME"] = home  # where cluster.json is read and written
         self._code = code_digest(KEEPER_ROOMS)
         self._changing = threading.RLock()  # held while `_watched` or cluster.json changes
@@ -84,7 +90,10 @@ class Keeper:
         ]
 
     def _watch(self, record: ProcessRecord) -> None:
-        service, over = WatchedService(record, self._home.token_file, self._note_change), threading.Event()
+        service, over = (
+            WatchedService(record, self._home.token_file, self._note_change, self._silent_s),
+            threading.Event(),
+        )
         self._watched[record.name] = service, over
         threading.Thread(target=self._look_until, args=(service, over), daemon=True).start()
 

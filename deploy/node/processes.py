@@ -99,7 +99,7 @@ def marked(is_ours: Callable[[psutil.Process], bool]) -> list[psutil.Process]:
         try:
             if process.uids().real == os.getuid() and process.status() != psutil.STATUS_ZOMBIE and is_ours(process):
                 found.append(process)
-        except (psutil.NoSuchProcess, psutil.AccessDenied):
+        except (psutil.NoSuchProcess, psutil.AccessDenied, ProcessLookupError):
             continue
     return [process for process in found if process.pid != os.getpid()]
 

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import psutil
 
-from deploy.node.processes import find, last_lines, launch
+from deploy.node.processes import end, find, last_lines, launch, marked
 from deploy.node.restarts import Restarts
 from deploy.node.service_health import is_healthy
 from protocol.errors import OperatorError
@@ -19,20 +19,28 @@ _log = logging.getLogger("keeper")
 # Fewer are not worth a word at once: the restart itself is the news.
 _TELLING_ENDS = 3
 _EXEC_S = 1.0
+# Once it is well a service is asked less often than it is looked for.
+_ASK_EVERY_S = 5.0
+_TERM_S = 3.0
 
 
 class WatchedService:
     """changed: told the new record after each start. Not safe for several threads: its watcher owns it."""
 
-    def __init__(self, record: ProcessRecord, token_file: Path, changed: Callable[[ProcessRecord], None]) -> None:
+    def __init__(
+        self, record: ProcessRecord, token_file: Path, changed: Callable[[ProcessRecord], None], silent_s: float
+    ) -> None:
         self.record = record
         self.restarts = Restarts()
         self.trouble = ""  # why it is not well now, for the user; empty while it is
         self._token_file = token_file
         self._changed = changed
+        self._silent_s = silent_s
         self._environment, self._folder = _surroundings(record)
+        self._session = _session_of(record)
         self._started = time.monotonic()
         self._was_healthy = False
+        self._ask_at = self._healthy_at = 0.0
         self._next_start: float | None = None
 
     def look(self) -> bool:
@@ -45,6 +53,8 @@ class WatchedService:
 
     def start(self) -> None:
         """Start it again, as it was started before."""
+        # What a script had started lives on when the script was killed, and has the port.
+        self._end_session()
         log = Path(self.record.log)
         # What the ended one said last is kept beside the new one's log, which begins empty.
         if log.exists():
@@ -58,13 +68,22 @@ class WatchedService:
         except OperatorError as error:
             _log.error('service cannot be started  name=%s reason="%s"', record.name, error)
             return  # found ended at the next look, and tried again later
+        self._session = _session_of(self.record)
         self.restarts.num_restarts += 1
         _log.warning("service started again  name=%s pid=%d", record.name, self.record.pid)
         self._changed(self.record)
 
     def _note_running(self) -> None:
-        if not self._was_healthy and is_healthy(self.record, self._token_file):
+        """Ask it how it is, now and then; end it when it was well once and has not been for long."""
+        now = time.monotonic()
+        if now < self._ask_at:
+            return
+        if is_healthy(self.record, self._token_file):
             self._was_healthy, self.trouble = True, ""
+            self._healthy_at, self._ask_at = now, now + min(_ASK_EVERY_S, self._silent_s)
+        elif self._was_healthy and time.monotonic() - self._healthy_at > self._silent_s:
+            _log.warning("service does not answer and is ended  name=%s silent_s=%g", self.record.name, self._silent_s)
+            self._end_session()
 
     def _note_end(self) -> None:
         delay_s = self.restarts.note_end(time.monotonic() - self._started, self._was_healthy)
@@ -79,6 +98,20 @@ class WatchedService:
             'service ended  name=%s pid=%d ends_in_a_row=%d restart_in_s=%g last="%s"',
             *(self.record.name, self.record.pid, ends, delay_s, said),
         )
+
+    def _end_session(self) -> None:
+        """End the service and all that it started."""
+        session = self._session
+        with contextlib.suppress(OperatorError):  # one that cannot be ended has its port: the next start says so
+            end(marked(lambda process: session is not None and os.getsid(process.pid) == session), _TERM_S)
+
+
+def _session_of(record: ProcessRecord) -> int | None:
+    """Return the session that a service's processes share, of their own since its start; None when it is gone."""
+    with contextlib.suppress(ProcessLookupError):
+        session = os.getsid(record.pid) if find(record) is not None else None
+        return session if session != os.getsid(0) else None
+    return None
 
 
 def _surroundings(record: ProcessRecord) -> tuple[dict[str, str], Path]:

@@ -3,6 +3,7 @@
 import logging
 import os
 import signal
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -12,6 +13,7 @@ import pytest
 from deploy.node.home import Home
 from deploy.node.keeper import Keeper
 from deploy.node.processes import end, family, find
+from deploy.node.service_health import is_healthy
 from protocol.node.home import cluster_path, read_cluster
 from tests.deploy.node.services import ANSWERING, ENDING, started, text_of, wait_until, write_state
 
@@ -81,6 +83,31 @@ def test_other_service_is_watched_while_one_hangs(home: Home, keepers: list[Keep
     wait_until(lambda: pid_of("reward") != reward.pid, 3.0)
     os.kill(retriever.pid, signal.SIGKILL)
     wait_until(lambda: pid_of("retriever") != retriever.pid)
+
+
+def test_what_a_killed_script_had_started_is_ended_before_the_next_start(home: Home, keepers: list[Keeper]) -> None:
+    """A script without exec: its server lives on as nobody's child, and has the port."""
+    script = f"import subprocess, sys; subprocess.run([sys.executable, '-c', {ANSWERING!r}, sys.argv[1]])"
+    retriever = started(home, "retriever", script)
+    write_state(home, retriever)
+    wait_until(lambda: "listening" in text_of(home.logs / "retriever.log"))
+    (server,) = psutil.Process(retriever.pid).children()
+    keepers.append(keeper := Keeper(str(home.root)))
+    os.kill(retriever.pid, signal.SIGKILL)
+    wait_until(lambda: pid_of("retriever") != retriever.pid and is_answering(keeper, "retriever"))
+    assert not server.is_running()
+    assert keeper.describe()[0]["num_restarts"] == 1
+
+
+def test_service_that_was_well_and_answers_no_more_is_started_again(home: Home, keepers: list[Keeper]) -> None:
+    reward = started(home, "reward", ANSWERING)
+    write_state(home, reward)
+    wait_until(lambda: is_healthy(reward, home.token_file))
+    keepers.append(keeper := Keeper(str(home.root), silent_s=0.1))
+    time.sleep(0.5)  # so that the keeper has seen it well
+    os.kill(reward.pid, signal.SIGSTOP)
+    wait_until(lambda: pid_of("reward") != reward.pid and is_answering(keeper, "reward"), 30.0)
+    assert "service does not answer and is ended  name=reward" in text_of(home.logs / "keeper.log")
 
 
 def test_forgotten_service_stays_ended(home: Home, keepers: list[Keeper]) -> None:
