@@ -1,0 +1,61 @@
+"""Processes of the cluster: only the recorded ones are found, and they end, stubborn ones too."""
+
+import os
+import subprocess
+import sys
+
+import psutil
+import pytest
+
+from deploy.node.processes import check_port, end, family, find, marked
+from protocol.errors import OperatorError
+from protocol.http.listen import bind
+from protocol.node.home import ProcessRecord
+
+STUBBORN = "import signal, time; signal.signal(signal.SIGTERM, signal.SIG_IGN); print(1, flush=True); time.sleep(60)"
+
+
+def record_of(process: psutil.Process, shift_s: float = 0.0) -> ProcessRecord:
+    started_at = process.create_time() + shift_s
+    return ProcessRecord(name="reward", pid=process.pid, started_at=started_at, url=None, log="")
+
+
+def test_process_is_found_by_pid_and_start_time_together() -> None:
+    own = psutil.Process()
+    assert find(record_of(own)) == own
+    assert find(record_of(own, 1.0)) is None
+
+
+def test_family_is_everything_that_was_started_but_not_the_one_who_asks() -> None:
+    with subprocess.Popen(["sleep", "60"]) as child:
+        found = [process.pid for process in family([psutil.Process(), psutil.Process()])]
+        child.kill()
+    assert (found.count(child.pid), os.getpid() in found) == (1, False)
+
+
+def test_process_that_ignores_the_polite_signal_is_killed() -> None:
+    with subprocess.Popen([sys.executable, "-c", STUBBORN], stdout=subprocess.PIPE) as stubborn:
+        assert stubborn.stdout is not None
+        stubborn.stdout.readline()
+        process = psutil.Process(stubborn.pid)
+        end([process], term_s=0.2)
+        assert not process.is_running()
+
+
+def test_marked_are_the_users_processes_that_are_said_to_be_the_clusters() -> None:
+    with subprocess.Popen(["sleep", "60"]) as child:
+        found = marked(lambda process: process.pid in (child.pid, os.getpid()))
+        child.kill()
+    assert [process.pid for process in found] == [child.pid]
+
+
+def test_taken_port_is_told_with_pid_and_program_alone() -> None:
+    with bind("test", "127.0.0.1", 0) as taken:
+        taken.listen()
+        port = taken.getsockname()[1]
+        with pytest.raises(OperatorError) as told:
+            check_port("retriever", "127.0.0.1", port, "--retriever-port")
+    assert str(told.value) == (
+        f"Port {port} of 127.0.0.1, wanted by the retriever, is taken by process {os.getpid()} "
+        f"({psutil.Process().name()}). Stop what listens there, or choose another port with --retriever-port."
+    )
