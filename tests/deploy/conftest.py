@@ -21,6 +21,7 @@ os.environ["RAY_AUTH_MODE"] = "token"
 os.environ["RAY_AUTH_TOKEN_PATH"] = str(RAY_TOKEN)
 os.environ["RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER"] = "0"
 
+from deploy.node.home import Home  # noqa: E402
 from tests.deploy.running_cluster import RunningCluster  # noqa: E402  # nothing may import ray before that
 
 
@@ -36,6 +37,7 @@ def started(cluster: RunningCluster) -> Iterator[RunningCluster]:
         yield cluster
     finally:
         cluster.stop()
+        shutil.rmtree(Home(cluster.home).ray_folder, ignore_errors=True)  # logs, which a stop leaves to be read
 
 
 @pytest.fixture(scope="session")

@@ -1,9 +1,11 @@
 """One real cluster for the tests of this room, and a user with a model, prompts and reward services of their own."""
 
+import shutil
 from collections.abc import Iterator
 
 import pytest
 
+from deploy.node.home import Home
 from tests.fakes.http_servers import ScriptedServer, scripted_server
 from tests.flow.flow_cluster import FlowCluster
 from tests.flow.user_run import Bring, bring, score, score_slowly
@@ -19,6 +21,7 @@ def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[FlowCluster]:
         yield running
     finally:
         running.stop()
+        shutil.rmtree(Home(running.home).ray_folder, ignore_errors=True)  # logs, which a stop leaves to be read
 
 
 @pytest.fixture(scope="session")

@@ -7,6 +7,7 @@ from collections.abc import Iterator
 
 import pytest
 
+from deploy.node.home import Home
 from deploy.node.service_health import is_healthy
 from tests.deploy.node.services import wait_until
 from tests.deploy.running_cluster import RunningCluster
@@ -28,6 +29,7 @@ def joined(cluster: RunningCluster, tmp_path_factory: pytest.TempPathFactory) ->
         yield node
     finally:
         node.stop()
+        shutil.rmtree(Home(node.home).ray_folder, ignore_errors=True)
 
 
 def test_joined_node_keeps_its_own_services_and_stops_alone(cluster: RunningCluster, joined: RunningCluster) -> None:
