@@ -40,7 +40,7 @@ def ray_environment(home: Home, node_ip: str) -> dict[str, str]:
         "PYTHONDONTWRITEBYTECODE": "",
         # Ray takes 127.0.0.1 for "find my address on the network" and listens there, unless it is told that this
         # machine is no part of a cluster of machines.
-        **({"RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER": "0"} if node_ip == LOOPBACK else {}),
+        "RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER": "0" if node_ip == LOOPBACK else "1",
         "SLUICE_HOME": str(home.root),
         MARK: str(home.ray_folder),
         # DeepSpeed builds an extension at its first use, and finds ninja on PATH only.
