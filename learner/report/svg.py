@@ -104,14 +104,14 @@ def draw_timeline(lanes: Sequence[Lane], start_s: float, end_s: float, width: in
     return _svg(parts, width, height)
 
 
-def nice_ticks(low: float, high: float, num: int) -> list[float]:
-    """Return about num round numbers inside [low, high].
+def nice_ticks(low: float, high: float, num: int, least_step: float = 0.0) -> list[float]:
+    """Return about num round numbers inside [low, high], at least least_step apart: 1 for what is counted.
 
     Example: nice_ticks(0, 1, 4) is [0.0, 0.2, 0.4, 0.6, 0.8, 1.0].
     """
     if not high > low:
         return [low]
-    rough = (high - low) / num
+    rough = max((high - low) / num, least_step)
     power = 10.0 ** math.floor(math.log10(rough))
     step = next(power * factor for factor in (1, 2, 5, 10) if power * factor >= rough * 0.75)
     first = math.ceil(low / step - 1e-9)
@@ -121,8 +121,9 @@ def nice_ticks(low: float, high: float, num: int) -> list[float]:
 def tick_labels(ticks: Sequence[float]) -> list[str]:
     """Return a text for each tick, with as many decimals as tell neighbours apart: 0.995 and 1.000, not 1 and 1."""
     step = ticks[1] - ticks[0] if len(ticks) > 1 else 0.0
-    if step <= 0 or step < 1e-4 or max(map(abs, ticks)) >= 1e4:
-        return [short(tick) for tick in ticks]
+    labels = [short(tick) for tick in ticks]
+    if step <= 0 or max(map(abs, ticks)) >= 1e4 or (step < 1e-4 and len(set(labels)) == len(labels)):
+        return labels
     decimals = max(0, -math.floor(math.log10(step) + 1e-9))
     return [f"{tick:.{decimals}f}" for tick in ticks]
 
@@ -169,7 +170,7 @@ def _grid(x_axis: _Axis | None, y_axis: _Axis, width: int, height: int) -> Marku
         )
         parts.append(Markup('<text class="y" x="{}" y="{:.1f}">{}</text>').format(_LEFT - 5, y + 3.5, label))
     if x_axis is not None:
-        ticks = nice_ticks(x_axis.low, x_axis.high, 5)
+        ticks = nice_ticks(x_axis.low, x_axis.high, 5, least_step=1.0)
         for tick, label in zip(ticks, tick_labels(ticks), strict=True):
             parts.append(
                 Markup('<text class="x" x="{:.1f}" y="{}">{}</text>').format(x_axis.at(tick), height - 7, label)

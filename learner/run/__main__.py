@@ -1,8 +1,11 @@
 """Runs `learner.run.command`."""
 
 import sys
-
-from learner.run.command import run_command
+from pathlib import Path
 
 if __name__ == "__main__":
+    # `python -m` looks in the working folder first, where a user may well have a `protocol/` of their own.
+    sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
+    from learner.run.command import run_command
+
     sys.exit(run_command(sys.argv[1:]))

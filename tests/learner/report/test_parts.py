@@ -48,7 +48,14 @@ def test_ticks_are_round_numbers_inside_the_axis(low: float, high: float, ticks:
     assert nice_ticks(low, high, 4) == ticks
 
 
+def test_ticks_of_what_is_counted_are_whole_numbers() -> None:
+    assert nice_ticks(1, 2, 5, least_step=1.0) == [1.0, 2.0]
+    assert nice_ticks(0, 100, 5, least_step=1.0) == [0.0, 20.0, 40.0, 60.0, 80.0, 100.0]
+
+
 def test_tick_labels_tell_neighbours_apart() -> None:
+    assert tick_labels([1.0, 1.00002, 1.00004]) == ["1.00000", "1.00002", "1.00004"]
+    assert tick_labels([0.0, 2e-6]) == ["0", "2e-06"]
     assert tick_labels([0.995, 1.0, 1.005]) == ["0.995", "1.000", "1.005"]
     assert tick_labels([0.0, 20.0]) == ["0", "20"]
     assert tick_labels([0.0, 20_000.0]) == ["0", "20k"]

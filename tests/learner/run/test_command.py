@@ -1,5 +1,7 @@
 """The command as it is typed: which settings it takes, and what it answers before anything starts."""
 
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -30,3 +32,13 @@ def test_command_that_names_a_model_gets_nothing_of_the_quick_start(tmp_path: Pa
 def test_command_that_names_prompts_gets_no_model_of_the_quick_start(tmp_path: Path) -> None:
     status, says = answer(tmp_path, "--data.train", str(tmp_path / "mine.jsonl"))
     assert (status, says) == (2, "settings: policy.model is not set. Give a model folder or a Hugging Face name.")
+
+
+def test_folder_of_the_user_with_our_rooms_names_does_not_stand_in_for_them(tmp_path: Path) -> None:
+    for room in ("protocol", "deploy", "rewards"):
+        (tmp_path / room).mkdir()
+        (tmp_path / room / "__init__.py").write_text("raise SystemExit('the wrong one')\n")
+    finished = subprocess.run(
+        [sys.executable, "-m", "learner.run", "--help"], cwd=tmp_path, capture_output=True, text=True, timeout=60
+    )
+    assert (finished.returncode, finished.stderr) == (0, "")
