@@ -47,6 +47,7 @@ from learner.data.prompts import Prompt
 from learner.disk.whole_file import aside_of
 from learner.ledger.ledger import Ledger
 from learner.ledger.snapshots import LedgerCopies
+from learner.live.status import RunStatus
 from protocol.errors import FrameError
 from protocol.settings.settings import Settings
 from protocol.wire import messages as m
@@ -187,22 +188,22 @@ class Coordinator:
         self._servers.forget_state(server, num_wanted)
         self._recall.take_back_from(server, reason)
 
-    def status(self) -> dict[str, object]:
-        """Return what a live view shows."""
+    def status(self) -> RunStatus:
+        """Return what the run is at."""
         groups = self._groups.training
-        return {
-            "step": self.step,
-            "policy_version": self.policy_version,
-            "window_used": len(groups),
-            "window_size": self._window.size,
-            "ready": self._groups.num_ready,
-            "skipped": self._tally.skipped,
-            "retried": self._tally.retried,
-            "detail": self._steps.detail,
-            "evaluation": self._evaluations.status(),
-            "servers": self._servers.status(),
-            "counts": dict(self.counts),
-        }
+        return RunStatus(
+            step=self.step,
+            policy_version=self.policy_version,
+            window_used=len(groups),
+            window_size=self._window.size,
+            ready=self._groups.num_ready,
+            skipped=self._tally.skipped,
+            retried=self._tally.retried,
+            detail=self._steps.detail,
+            evaluation=self._evaluations.status(),
+            servers=self._servers.status(),
+            counts=dict(self.counts),
+        )
 
     # -- what peers tell ----------------------------------------------------------------------------------------------
 

@@ -10,6 +10,7 @@ import time
 from collections.abc import Callable, Sequence
 
 from learner.coordinator.coordinator import Coordinator
+from learner.live.status import RunStatus
 from protocol.errors import FrameError
 from protocol.wire.channel import RouterChannel
 from protocol.wire.codec import Decoder, Limits, encode
@@ -32,7 +33,7 @@ class CoordinatorLoop:
         self._commands: queue.SimpleQueue[Callable[[Coordinator], None]] = queue.SimpleQueue()
         self._is_closing = threading.Event()
         self._thread = threading.Thread(target=self._run, name="coordinator")
-        self.status: dict[str, object] = coordinator.status()
+        self.status: RunStatus = coordinator.status()
         self.failure: BaseException | None = None
 
     def start(self) -> None:

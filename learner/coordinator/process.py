@@ -15,6 +15,7 @@ from learner.data.prompts import Prompt
 from learner.disk.layout import LEDGER, TRAIN_INDEX
 from learner.ledger.ledger import Ledger
 from learner.ledger.snapshots import LedgerCopies, in_a_thread
+from learner.live.status import RunStatus
 from protocol.errors import SettingsError
 from protocol.node.home import load_keys
 from protocol.settings.settings import Settings
@@ -72,8 +73,8 @@ class CoordinatorProcess:
         """Return when this coordinator has closed: what may live as long as it does waits for that."""
         self._has_ended.wait()
 
-    def status(self) -> dict[str, object]:
-        """Return what the live view shows. Raises what ended the loop, if something did."""
+    def status(self) -> RunStatus:
+        """Return what the run is at. Raises what ended the loop, if something did."""
         if self._loop.failure is not None:
             raise self._loop.failure
         return self._loop.status

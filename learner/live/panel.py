@@ -9,7 +9,6 @@ from collections import deque
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import pairwise
-from typing import Any
 
 from rich import box
 from rich.console import Group, RenderableType
@@ -17,6 +16,8 @@ from rich.panel import Panel
 from rich.progress_bar import ProgressBar
 from rich.table import Table
 from rich.text import Text
+
+from learner.live.status import RunStatus, ServerStatus
 
 _BARS = "▁▂▃▄▅▆▇█"
 _SPARK_POINTS = 32
@@ -32,12 +33,12 @@ class GenerationRates:
     def __init__(self) -> None:
         self._seen: dict[str, deque[tuple[float, int]]] = {}
 
-    def take(self, servers: Mapping[str, Mapping[str, Any] | None], now: float) -> None:
+    def take(self, servers: Mapping[str, ServerStatus | None], now: float) -> None:
         """Note the counts of a status. now: monotonic seconds."""
         for name, beat in servers.items():
             if beat is None:
                 continue
-            seen, count = self._seen.setdefault(name, deque()), int(beat["generated_tokens"])
+            seen, count = self._seen.setdefault(name, deque()), beat.generated_tokens
             if seen and count < seen[-1][1]:
                 seen.clear()  # the server started again and counts from zero
             seen.append((now, count))
@@ -59,7 +60,7 @@ class PanelState:
     total_steps: int  # run.max_steps
     lines: deque[Mapping[str, float]]  # of metrics.jsonl, the newest last
     num_new_lines: int = 0  # lines written since this start of the run; the others are an earlier start's
-    status: Mapping[str, Any] | None = None  # the coordinator's last answer; None: none has come yet
+    status: RunStatus | None = None  # the coordinator's last answer; None: none has come yet
     phase: str = ""  # what is being prepared, shown until steps begin
     rates: GenerationRates = field(default_factory=GenerationRates)  # tokens per second of each server
 
@@ -71,9 +72,7 @@ def render_panel(state: PanelState, warnings: Sequence[tuple[float, str]], elaps
         parts.append(Text(state.phase, style="dim"))
     if state.status is not None:
         parts += [_facts(state, state.status), _servers(state, state.status)]
-        parts.append(
-            Text(one_line(str(state.status.get("detail", ""))), style="dim", no_wrap=True, overflow="ellipsis")
-        )
+        parts.append(Text(one_line(state.status.detail), style="dim", no_wrap=True, overflow="ellipsis"))
     for at, text in warnings:
         parts.append(Text(f"{time.strftime('%H:%M:%S', time.localtime(at))} {text}", style="yellow"))
     return Panel(Group(*parts), title="sluice", title_align="left", box=box.ROUNDED, border_style="cyan")
@@ -106,7 +105,7 @@ def seconds_left(state: PanelState) -> float | None:
 
 
 def _progress(state: PanelState, elapsed_s: float) -> Table:
-    step = int(state.status["step"]) if state.status else 0
+    step = state.status.step if state.status else 0
     left = seconds_left(state)
     grid = Table.grid(expand=True, padding=(0, 1))
     grid.add_column(no_wrap=True)
@@ -119,7 +118,7 @@ def _progress(state: PanelState, elapsed_s: float) -> Table:
     return grid
 
 
-def _facts(state: PanelState, status: Mapping[str, Any]) -> Table:
+def _facts(state: PanelState, status: RunStatus) -> Table:
     line: Mapping[str, float] = state.lines[-1] if state.lines else {}
     grid = Table.grid(padding=(0, 2))
     grid.add_column(style="bold", no_wrap=True)
@@ -134,44 +133,44 @@ def _facts(state: PanelState, status: Mapping[str, Any]) -> Table:
     seconds = (("wait_s", "wait {:.2f} s"), ("train_s", "train {:.2f} s"))
     in_ms = {key: 1000 * line[key] for key in ("push_s", "pause_s") if key in line}
     _add(grid, "last step", {**line, **in_ms}, (*seconds, ("push_s", "push {:.0f} ms"), ("pause_s", "pause {:.0f} ms")))
-    window = f"{status['window_used']}/{status['window_size']} groups, {status['ready']} ready"
+    window = f"{status.window_used}/{status.window_size} groups, {status.ready} ready"
     grid.add_row("window", window)
-    grid.add_row("prompts", f"{status['retried']} retried, {status['skipped']} skipped")
-    counts: Mapping[str, int] = status.get("counts", {})
+    grid.add_row("prompts", f"{status.retried} retried, {status.skipped} skipped")
+    counts: Mapping[str, int] = status.counts
     troubles = [f"{one_line(key)} {count}" for key, count in sorted(counts.items()) if key.startswith(_TROUBLES)]
     if troubles:
         grid.add_row("troubles", Text(", ".join(troubles), style="yellow"))
     return grid
 
 
-def _held_out(state: PanelState, status: Mapping[str, Any]) -> str:
+def _held_out(state: PanelState, status: RunStatus) -> str:
     parts = []
     scored = next((line for line in reversed(state.lines) if "eval_reward" in line or "eval_reward_greedy" in line), {})
     keys = (("eval_reward", "sampled"), ("eval_reward_greedy", "greedy"))
     parts += [f"{scored[key]:.3f} {name}" for key, name in keys if key in scored]
     if parts:
         parts.append(f"at step {int(scored.get('eval_policy_version', scored['step']))}")
-    if status.get("evaluation"):
-        parts.append(f"scoring {one_line(str(status['evaluation']))}")
+    if status.evaluation:
+        parts.append(f"scoring {one_line(status.evaluation)}")
     return ", ".join(parts)
 
 
-def _servers(state: PanelState, status: Mapping[str, Any]) -> Table:
+def _servers(state: PanelState, status: RunStatus) -> Table:
     table = Table(box=None, padding=(0, 2, 0, 0), header_style="dim")
     table.add_column("server")
     for name in ("version", "running", "waiting", "tokens/s"):
         table.add_column(name, justify="right")
-    servers: Mapping[str, Mapping[str, Any] | None] = status.get("servers", {})
+    servers: Mapping[str, ServerStatus | None] = status.servers
     for name, beat in sorted(servers.items())[:_NUM_SERVERS]:
         if beat is None:
             table.add_row(Text(one_line(name)), "not heard yet", style="dim")
             continue
-        rate, version = state.rates.of(name), beat["policy_version"]
+        rate, version = state.rates.of(name), beat.policy_version
         table.add_row(
             Text(one_line(name)),
             "not synced" if version is None else str(version),
-            str(beat["running"]),
-            str(beat["waiting"]),
+            str(beat.running),
+            str(beat.waiting),
             "" if rate is None else f"{rate:,.0f}",
         )
     if len(servers) > _NUM_SERVERS:

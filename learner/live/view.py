@@ -10,12 +10,13 @@ import time
 from collections import deque
 from collections.abc import Mapping, Sequence
 from types import TracebackType
-from typing import Any, Self, TextIO
+from typing import Self, TextIO
 
 from rich.console import Console
 from rich.live import Live
 
 from learner.live.panel import PanelState, one_line, render_panel
+from learner.live.status import RunStatus
 
 # A step's plain line shows these, in this order, as far as the step measured them.
 _LINE_KEYS = (
@@ -90,11 +91,11 @@ class LiveView:
             self._write_line("INFO ", "phase", text)
         self._draw(is_forced=is_new)
 
-    def update(self, status: Mapping[str, Any], new_lines: Sequence[Mapping[str, float]]) -> None:
+    def update(self, status: RunStatus, new_lines: Sequence[Mapping[str, float]]) -> None:
         """Take the coordinator's status and the metrics lines written since the last call."""
         state = self._state
         state.status = status
-        state.rates.take(status.get("servers", {}), time.monotonic())
+        state.rates.take(status.servers, time.monotonic())
         for line in new_lines:
             is_earlier_start = line.get("at_s", self._started_at) < self._started_at
             state.lines.append(line)

@@ -1,9 +1,9 @@
 """What is known of the rollout servers, and which of them to lease to next."""
 
-import time
 from collections.abc import Set
 from dataclasses import dataclass
 
+from learner.live.status import ServerStatus
 from protocol.wire import messages as m
 
 # A connection that broke is tried again after 0.1 to 2 s.
@@ -92,19 +92,18 @@ class Servers:
         here = [server for server in self._servers.values() if server.is_here]
         return bool(here) and not any(server.policy_version in versions for server in here)
 
-    def status(self) -> dict[str, dict[str, object] | None]:
+    def status(self) -> dict[str, ServerStatus | None]:
         """Return what a live view shows of each server; None before its first heartbeat."""
         return {name: _beat(server.heartbeat) for name, server in self._servers.items()}
 
 
-def _beat(heartbeat: m.Heartbeat | None) -> dict[str, object] | None:
+def _beat(heartbeat: m.Heartbeat | None) -> ServerStatus | None:
     if heartbeat is None:
         return None
-    return {
-        "policy_version": heartbeat.policy_version,
-        "running": heartbeat.num_running,
-        "waiting": heartbeat.num_waiting,
-        "generated_tokens": heartbeat.generated_tokens,
-        "failures": heartbeat.failures,
-        "at": time.time(),
-    }
+    return ServerStatus(
+        policy_version=heartbeat.policy_version,
+        running=heartbeat.num_running,
+        waiting=heartbeat.num_waiting,
+        generated_tokens=heartbeat.generated_tokens,
+        failures=heartbeat.failures,
+    )

@@ -14,6 +14,7 @@ from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import torch.distributed as dist
 
 from learner.coordinator.process import CoordinatorProcess
@@ -67,7 +68,7 @@ def run_coordinator(pipe: Connection, settings: Settings, start: RunStart, host:
         elif verb == "stop":
             process.stop_after_step(*rest)
         elif verb == "status":
-            pipe.send(("status", process.status()))
+            pipe.send(("status", msgspec.to_builtins(process.status())))
         else:
             process.close()
             pipe.send(("closed",))

@@ -8,25 +8,27 @@ from collections.abc import Mapping
 from pathlib import Path
 
 import pytest
+from msgspec import structs
 
 from learner.disk.metrics_lines import MetricsReader
 from learner.live.panel import GenerationRates, PanelState, one_line, seconds_left, sparkline
+from learner.live.status import RunStatus, ServerStatus
 from learner.live.view import LiveView, describe_step
 
-_BEAT = {"policy_version": 4, "running": 31, "waiting": 2, "generated_tokens": 100, "failures": {}, "at": 0.0}
-_STATUS = {
-    "step": 4,
-    "policy_version": 4,
-    "window_used": 12,
-    "window_size": 16,
-    "ready": 3,
-    "skipped": 1,
-    "retried": 2,
-    "detail": "step 5 waits for 2 groups on sluice-rollout-0",
-    "evaluation": "10/64",
-    "servers": {"sluice-rollout-0": _BEAT, "sluice-rollout-1": None},
-    "counts": {"failed:retriever": 17, "duplicate": 3},
-}
+_BEAT = ServerStatus(policy_version=4, running=31, waiting=2, generated_tokens=100, failures={})
+_STATUS = RunStatus(
+    step=4,
+    policy_version=4,
+    window_used=12,
+    window_size=16,
+    ready=3,
+    skipped=1,
+    retried=2,
+    detail="step 5 waits for 2 groups on sluice-rollout-0",
+    evaluation="10/64",
+    servers={"sluice-rollout-0": _BEAT, "sluice-rollout-1": None},
+    counts={"failed:retriever": 17, "duplicate": 3},
+)
 
 
 def _line(step: int, **values: float) -> dict[str, float]:
@@ -157,10 +159,10 @@ def test_seconds_left_follows_the_pace_of_this_life_of_the_run() -> None:
 
 def test_generation_rate_starts_again_when_a_server_counts_from_zero() -> None:
     rates = GenerationRates()
-    rates.take({"a": {"generated_tokens": 100}}, now=0.0)
-    rates.take({"a": {"generated_tokens": 300}}, now=2.0)
+    rates.take({"a": structs.replace(_BEAT, generated_tokens=100)}, now=0.0)
+    rates.take({"a": structs.replace(_BEAT, generated_tokens=300)}, now=2.0)
     assert rates.of("a") == 100.0
-    rates.take({"a": {"generated_tokens": 5}}, now=3.0)
+    rates.take({"a": structs.replace(_BEAT, generated_tokens=5)}, now=3.0)
     assert rates.of("a") is None
 
 

@@ -1,0 +1,31 @@
+"""What a run is at, as one value: its coordinator publishes it, whatever shows the run reads it."""
+
+from collections.abc import Mapping
+
+import msgspec
+
+
+class ServerStatus(msgspec.Struct, frozen=True, kw_only=True):
+    """A rollout server by its last heartbeat."""
+
+    policy_version: int | None  # weights that it serves; None: not synced
+    running: int  # samples that its engine generates
+    waiting: int  # samples that wait for room in the engine
+    generated_tokens: int  # since the server's process started
+    failures: Mapping[str, int]  # by boundary
+
+
+class RunStatus(msgspec.Struct, frozen=True, kw_only=True):
+    """The whole run."""
+
+    step: int  # the last step that ended
+    policy_version: int  # of the learner
+    window_used: int  # groups that are leased, ready or assigned
+    window_size: int  # groups that may be
+    ready: int  # groups that wait for a step
+    skipped: int  # prompts given up
+    retried: int  # samples leased again
+    detail: str  # what the next step waits for
+    evaluation: str | None  # how far the one under way is, as "3/8"
+    servers: Mapping[str, ServerStatus | None]  # by name; None before the first heartbeat
+    counts: Mapping[str, int]  # of what was refused, rejected, dropped or failed, by reason
