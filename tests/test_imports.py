@@ -41,3 +41,13 @@ def test_import_loads_no_heavy_library(modules: list[str], heavy: list[str]) -> 
 
 def test_probe_tells_a_library_that_was_imported() -> None:
     assert heavy_imports(["email"], ["email", "torch"]) == ["email"]
+
+
+def test_a_learner_rank_imports_nothing_of_the_coordinator() -> None:
+    probe = (
+        "import sys, learner.rank.process, learner.rank.rank, learner.rank.start, learner.run.servers\n"
+        "print(sorted(name for name in sys.modules if name.startswith('learner.coordinator')))"
+    )
+    done = subprocess.run([sys.executable, "-c", probe], capture_output=True, text=True, check=True, timeout=120)
+
+    assert done.stdout == "[]\n"

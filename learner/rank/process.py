@@ -6,6 +6,7 @@ Torch and the rank (`learner.rank.rank`) are imported when a method is called, i
 import logging
 import socket
 from collections.abc import Callable
+from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -48,9 +49,9 @@ class RankProcess:
         log = logging.FileHandler(self._folder / "logs" / f"rank_{place.rank}.log", encoding="utf-8")
         log.setFormatter(logging.Formatter("%(asctime)s %(levelname)-5s %(name)s  %(message)s"))
         logging.getLogger().addHandler(log)
-        from learner.rank.rank import LearnerRank
-
-        self._rank = LearnerRank(place, self._settings, self._folder, self._model, self._reach_server, self._tell)
+        self._place = place
+        # Ahead of `prepare`, all ranks at once: torch and DeepSpeed take seconds, and the driver imports this file too.
+        import_module("learner.rank.rank")
 
     def progress(self) -> tuple[str, bool]:
         """Return what this rank is at, and whether that changed since it was last asked."""
@@ -60,11 +61,21 @@ class RankProcess:
 
     def prepare(self, checkpoint: Checkpoint | None) -> None:
         """Join the world and bring the policy to where the run starts."""
-        self._rank.prepare(checkpoint, self._listener)
+        from learner.rank.start import join, load, use_threads
+
+        # Until training begins, no rollout server is at work on these cores.
+        use_threads(self._settings, self._place.world_size, num_others=0)
+        self._world = join(self._place, self._settings.learner.rank_timeout_s, self._listener)
+        self._models = load(self._settings, self._model, checkpoint, self._tell)
 
     def train(self, run: RunPlace) -> str:
         """Train until the coordinator ends the run; returns how it ended, in one sentence."""
-        return self._rank.train(run)
+        from learner.rank.rank import train
+        from learner.rank.start import use_threads
+
+        use_threads(self._settings, self._place.world_size, num_others=len(run.servers))
+        place = (self._folder, self._model, run)
+        return train(self._world, self._models, self._settings, *place, self._reach_server, self._tell)
 
     def _tell(self, phase: str) -> None:
         self._phase = phase

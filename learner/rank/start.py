@@ -1,0 +1,74 @@
+"""What a rank has before training begins: its place in a world of ranks, and the models where the run starts."""
+
+import os
+import socket
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+
+from learner.checkpoint.manifest import Checkpoint
+from learner.models.roles import Roles, load_policy
+from learner.models.settings import policy_settings
+from learner.models.world import join_world
+from learner.objectives.warm_start import warm_start
+from learner.rank.checkpoint import load_checkpoint
+from learner.rank.place import RankPlace
+from learner.rank.solo_work import SoloWork
+from protocol.settings.settings import Settings
+
+
+@dataclass(frozen=True)
+class World:
+    """A rank among the others, met."""
+
+    place: RankPlace  # this rank's number, and where the world met
+    solo: SoloWork  # for what rank 0 does alone while the others wait
+
+
+@dataclass(frozen=True)
+class Models:
+    """The models of a run where it starts."""
+
+    roles: Roles  # the models by what they are for
+    step: int  # steps inside them: 0, or the checkpoint's
+    version: int  # policy version of the weights
+    are_saved: bool  # they came from a checkpoint of this very step
+
+
+def join(place: RankPlace, limit_s: float, listener: socket.socket | None) -> World:
+    """Return the world when all ranks have come; blocks at most limit_s, which is each later collective's limit too.
+
+    listener: rank 0's, where the world meets.
+    """
+    store = join_world(place.rank, place.world_size, place.host, place.port, limit_s, listener)
+    return World(place, SoloWork(store, place.rank, limit_s))
+
+
+def load(settings: Settings, model: Path, checkpoint: Checkpoint | None, tell: Callable[[str], None]) -> Models:
+    """Return the models of the run's checkpoint, or of its (warm-started) model. All ranks of a world call it together.
+
+    tell: takes what the rank is at.
+    """
+    if checkpoint is None and settings.policy.warm_start.data is not None:
+        model = warm_start(settings, model, tell)
+    tell("loading the policy")
+    policy = load_policy(
+        policy_settings(settings, model),
+        name=settings.policy.model,
+        micro_batch_tokens=settings.learner.micro_batch_tokens,
+    )
+    roles = Roles(policy)
+    step, version = (0, 0) if checkpoint is None else load_checkpoint(roles, checkpoint)
+    tell("the policy is ready")
+    return Models(roles, step, version, are_saved=checkpoint is not None)
+
+
+def use_threads(settings: Settings, num_ranks: int, num_others: int) -> None:
+    """Take this rank's share of the cores, one left to each of the others that compute beside the ranks.
+
+    More threads than cores make every parallel region wait for one that is not running.
+    """
+    share = ((os.cpu_count() or 1) - num_others) // num_ranks
+    torch.set_num_threads(settings.learner.num_threads or max(1, share))

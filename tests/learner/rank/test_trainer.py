@@ -1,0 +1,155 @@
+"""The learner's loop on one rank: what is pushed, reported and saved when; models and peers are scripted."""
+
+from dataclasses import dataclass, field
+from typing import Any, cast
+
+import pytest
+
+from learner.models.step_result import StepResult
+from learner.rank.place import RankPlace
+from learner.rank.rank import Trainer
+from learner.rank.start import Models, World
+from learner.weights.push import PushReport
+from protocol.settings.learner import LearnerSettings
+from protocol.settings.run import RunSettings
+from protocol.settings.settings import Settings
+from protocol.wire.messages import Batch
+
+_SUMS = dict.fromkeys(
+    ("tokens", "entropy", "mismatch_kl", "ratio", "ratio_squared", "clipped", "outside", "max_difference"), 0.0
+)
+PUSHED = PushReport(push_s=0.5, pause_s=0.1, num_bytes=1, digest="d", synced=("s1",), failed={})
+
+
+@dataclass
+class Peers:
+    """Policy, coordinator, pusher and checkpoints in one, which note what was done with them, in order.
+
+    answers: of the coordinator, after which it ends the run. bad_steps: those whose loss is not finite.
+    """
+
+    answers: list[Any]
+    bad_steps: tuple[int, ...] = ()
+    done: list[Any] = field(default_factory=list)
+    num_steps: int = 0
+    told: list[str] = field(default_factory=list)
+
+    @property
+    def policy(self) -> "Peers":
+        return self
+
+    def step(self, micro_batches: Any, loss: Any, num_model_tokens: int) -> StepResult:
+        self.num_steps += 1
+        return StepResult(self.num_steps not in self.bad_steps, 1.0, 2.0, dict(_SUMS))
+
+    def next_batch(self, step: int, rank: int, timeout_s: float) -> Any:
+        answer = self.answers.pop(0) if self.answers else "the run is over"
+        return (_batch(step, answer), {}) if isinstance(answer, list) else answer
+
+    def stepped(self, step: int, version: int, applied: bool, detail: str, metrics: dict[str, float]) -> None:
+        self.done.append(("stepped", step, version, applied))
+        self.detail, self.metrics = detail, metrics
+
+    def push(self, version: int) -> PushReport:
+        self.done.append(("push", version))
+        return PUSHED
+
+    def leave_out(self, absent: list[str]) -> None:
+        self.done.append(("leave out", *absent))
+
+    def save(self, step: int, version: int) -> None:
+        self.done.append(("save", step, version))
+
+
+def _batch(step: int, absent: list[str]) -> Batch:
+    return Batch(run_id="r", incarnation=1, step=step, facts=[], groups=[], planned=[], micro_batches=[], absent=absent)
+
+
+def _trainer(peers: Peers, rank: int = 0, step: int = 0, every: int = 2, are_saved: bool = False) -> Trainer:
+    anything = cast(Any, peers)
+    settings = Settings(
+        learner=LearnerSettings(checkpoint_every_steps=every, groups_per_step=2), run=RunSettings(max_steps=4)
+    )
+    world = World(RankPlace(rank, 2, "127.0.0.1", 1), cast(Any, None))
+    return Trainer(
+        world, Models(anything, step, step, are_saved), settings, anything, anything, anything, peers.told.append
+    )
+
+
+def test_each_step_is_pushed_before_it_is_reported_and_saved_when_due() -> None:
+    peers = Peers([[], [], [], []])
+
+    assert _trainer(peers).train() == "Ended at step 4: the run is over."
+    assert [act for act in peers.done if act[0] != "leave out"] == [
+        ("push", 0),
+        ("push", 1),
+        ("stepped", 1, 1, True),
+        ("push", 2),
+        ("stepped", 2, 2, True),
+        ("save", 2, 2),
+        ("push", 3),
+        ("stepped", 3, 3, True),
+        ("push", 4),
+        ("stepped", 4, 4, True),
+        ("save", 4, 4),  # once: after the last step's evaluation, when the coordinator ends the run
+    ]
+
+
+def test_step_that_was_not_applied_is_reported_and_neither_pushed_nor_counted_as_a_version() -> None:
+    peers = Peers([[]], bad_steps=(1,))
+    _trainer(peers, every=0).train()
+
+    assert peers.done == [("push", 0), ("leave out",), ("stepped", 1, 0, False), ("save", 1, 0)]
+    assert peers.detail == "non-finite loss or gradient (loss 1.0, norm 2.0)"
+    assert "push_s" not in peers.metrics
+
+
+def test_metrics_hold_the_pushs_times() -> None:
+    peers = Peers([[]])
+    _trainer(peers).train()
+
+    assert (peers.metrics["push_s"], peers.metrics["pause_s"]) == (0.5, 0.1)
+    assert {"wait_s", "train_s", "loss", "kl"} <= set(peers.metrics)
+
+
+def test_weights_are_pushed_again_to_everyone_when_no_server_holds_them() -> None:
+    peers = Peers([None, []])
+    _trainer(peers, every=0).train()
+
+    assert peers.done[:3] == [("push", 0), ("leave out",), ("push", 0)]
+
+
+def test_servers_that_the_coordinator_cannot_reach_are_left_out_of_the_steps_push() -> None:
+    peers = Peers([["s2"]])
+    _trainer(peers, every=0).train()
+
+    assert peers.done[:3] == [("push", 0), ("leave out", "s2"), ("push", 1)]
+
+
+def test_rank_tells_what_it_is_at() -> None:
+    peers = Peers([[]])
+    _trainer(peers, every=0).train()
+
+    assert peers.told == [
+        "pushing version 0",
+        "waiting for the batch of step 1",
+        "training step 1",
+        "pushing version 1",
+        "waiting for the batch of step 2",
+        "saving step 1",
+    ]
+
+
+def test_rank_0_alone_reports() -> None:
+    peers = Peers([[], []])
+    _trainer(peers, rank=1).train()
+
+    assert [act[0] for act in peers.done if act[0] != "leave out"] == ["push", "push", "push", "save"]
+
+
+@pytest.mark.parametrize(("step", "are_saved", "saved"), [(3, True, []), (0, True, []), (0, False, [("save", 0, 0)])])
+def test_what_came_from_a_checkpoint_is_not_saved_again(step: int, are_saved: bool, saved: list[Any]) -> None:
+    peers = Peers([])
+    _trainer(peers, step=step, are_saved=are_saved).train()
+
+    assert peers.done == [("push", step), *saved]
