@@ -20,7 +20,6 @@ from protocol.settings.run_spec import EngineRequest, RunSpec
 from protocol.weights.controls import WeightControls
 from rollout.attachment import Attachment, KeptOutbox, begin_attachment
 from rollout.engine.engine import Engine
-from rollout.engine.spec import EngineSpec
 from rollout.engine.version_gate import VersionGate
 from rollout.episodes.sample import Generator
 from rollout.neighbours.node import FindNode, this_node
@@ -60,12 +59,12 @@ class RolloutServer:
         self,
         name: str,
         spec: dict[str, Any],
-        start_engine: Callable[[EngineSpec], Awaitable[ServedEngine]] = Engine.start,
+        start_engine: Callable[[EngineRequest], Awaitable[ServedEngine]] = Engine.start,
         find_node: FindNode = this_node,
         end_process: Callable[[str], None] = die,
     ) -> None:
         self.name = name
-        self._spec = EngineSpec(**_parsed(EngineRequest, spec).model_dump())
+        self._spec = _parsed(EngineRequest, spec)
         self._start_engine = start_engine
         self._find_node = find_node
         self._end_process = end_process

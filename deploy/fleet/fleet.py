@@ -77,7 +77,7 @@ class Fleet:
         Raises: OperatorError that the operator can mend; NeighbourError with the end of the engine's log.
         """
         request = EngineRequest.model_validate(spec)
-        fingerprint = _fingerprint(request)
+        fingerprint = request.fingerprint()
         async with self._changing:
             alike = [server for server in await self.describe() if _has_engine(server, fingerprint)]
             warm = [str(server["name"]) for server in alike][:num_servers]
@@ -144,12 +144,6 @@ def server_names() -> list[str]:
     actors = list_named_actors(all_namespaces=True)
     names = [actor["name"] for actor in actors if actor["namespace"] == NAMESPACE]
     return sorted(name for name in names if name.startswith(SERVER_PREFIX))
-
-
-def _fingerprint(request: EngineRequest) -> str:
-    from rollout.engine.spec import EngineSpec
-
-    return EngineSpec(**request.model_dump()).fingerprint()
 
 
 def _has_engine(server: dict[str, Any], fingerprint: str) -> bool:

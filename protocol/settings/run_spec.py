@@ -1,6 +1,10 @@
 """What a rollout server is told when a run attaches to it, and how an engine is asked for."""
 
+from hashlib import sha256
+from pathlib import Path
 from typing import Any, Literal
+
+import msgspec
 
 from protocol.node.code_digest import SERVER_ROOMS, code_digest
 from protocol.settings.retriever import RetrieverSettings
@@ -8,6 +12,8 @@ from protocol.settings.rewards import RewardsSettings
 from protocol.settings.rollout import RolloutSettings
 from protocol.settings.section import Section
 from protocol.settings.settings import Settings
+
+_DESCRIPTION_SUFFIXES = {".json", ".txt", ".model", ".jinja", ".py", ".tiktoken"}
 
 
 class RunSpec(Section):
@@ -23,7 +29,7 @@ class RunSpec(Section):
 
 
 class EngineRequest(Section):
-    """The engine a run wants. Two runs that ask for the same may use the same warm server."""
+    """The engine a run wants. Two runs whose requests have one `fingerprint` may use the same warm server."""
 
     model: str  # path of a local model folder
     dtype: Literal["float32", "bfloat16"]  # of the weights
@@ -34,6 +40,23 @@ class EngineRequest(Section):
     weights_backend: Literal["nccl", "gloo"]  # how pushes come: nccl on GPUs, gloo on CPUs
     engine_args: dict[str, Any]  # for vLLM unchanged, over our defaults
     code: str = ""  # digest of the code that the server is to run
+
+    def fingerprint(self) -> str:
+        """Return a hash of the model's shape and tokenizer, every engine setting and the code, not of the weights.
+
+        Weights are left out because a push replaces them: a run that trains another checkpoint of the same
+        architecture can take over a warm engine.
+        """
+        settings = self.model_dump(exclude={"model"})
+        digest = sha256(msgspec.json.encode(settings, order="deterministic"))
+        folder = Path(self.model)
+        if not folder.is_dir():
+            digest.update(self.model.encode())
+            return digest.hexdigest()
+        for path in sorted(folder.iterdir()):
+            if path.is_file() and path.suffix in _DESCRIPTION_SUFFIXES and not path.name.endswith(".index.json"):
+                digest.update(path.name.encode() + b"\0" + sha256(path.read_bytes()).digest())
+        return digest.hexdigest()
 
 
 def run_spec(settings: Settings, run_id: str, incarnation: int, coordinator_address: str) -> RunSpec:

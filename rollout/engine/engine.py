@@ -13,10 +13,10 @@ from contextlib import suppress
 from typing import Any, TypeVar
 
 from protocol.errors import NeighbourError
+from protocol.settings.run_spec import EngineRequest
 from rollout.engine.generation import EngineStats, Generation, Sampling
 from rollout.engine.process_facts import ChildProcess, endings
 from rollout.engine.requests import generation_of, probe_params, sampling_params, token_request
-from rollout.engine.spec import EngineSpec
 from rollout.engine.start import BOUNDARY, start_vllm
 
 _SHUTDOWN_S = 5.0
@@ -28,7 +28,7 @@ class Engine:
     """A running vLLM engine. Start it with `await Engine.start(spec)` inside the event loop that will use it."""
 
     @classmethod
-    async def start(cls, spec: EngineSpec) -> Engine:
+    async def start(cls, spec: EngineRequest) -> Engine:
         """Return an engine that has loaded `spec.model`; takes 10 to 30 s on a CPU.
 
         Raises: SettingsError when vLLM refuses the settings, NeighbourError when its processes do not come up.
@@ -37,7 +37,7 @@ class Engine:
         await engine._warm_up()
         return engine
 
-    def __init__(self, spec: EngineSpec, llm: Any) -> None:
+    def __init__(self, spec: EngineRequest, llm: Any) -> None:
         self.spec = spec
         self.policy_version: int | None = None
         self._num_forgotten = 0

@@ -5,12 +5,12 @@ from pathlib import Path
 from typing import Any
 
 from protocol.errors import NeighbourError, SettingsError
-from rollout.engine.spec import EngineSpec
+from protocol.settings.run_spec import EngineRequest
 
 BOUNDARY = "engine"
 
 
-def start_vllm(spec: EngineSpec) -> Any:
+def start_vllm(spec: EngineRequest) -> Any:
     """Return a vLLM `AsyncLLM` that has loaded `spec.model`; blocks for 10 to 30 s on a CPU.
 
     Raises: SettingsError when vLLM refuses the settings, NeighbourError when its processes do not come up.
@@ -43,7 +43,7 @@ def start_vllm(spec: EngineSpec) -> Any:
         raise NeighbourError(BOUNDARY, f"vLLM did not start for {spec.model}: {error}") from error
 
 
-def _set_environment(spec: EngineSpec) -> None:
+def _set_environment(spec: EngineRequest) -> None:
     """Set what vLLM reads from the environment, here and in the processes it starts, unless the user set it."""
     settings = {
         "VLLM_NO_USAGE_STATS": "1",
@@ -65,7 +65,7 @@ def _set_environment(spec: EngineSpec) -> None:
         os.environ.setdefault(name, value)
 
 
-def _default_engine_args(spec: EngineSpec) -> dict[str, Any]:
+def _default_engine_args(spec: EngineRequest) -> dict[str, Any]:
     """Return our settings of vLLM; a user's `engine_args` go over them."""
     defaults: dict[str, Any] = {
         "logprobs_mode": "processed_logprobs",

@@ -7,7 +7,7 @@ per push `start_weight_update`, `update_weights` (the buckets), `update_weights`
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field
 from functools import partial
@@ -24,7 +24,8 @@ from vllm.model_executor.layers.vocab_parallel_embedding import ParallelLMHead
 from vllm.model_executor.model_loader.reload import finalize_layerwise_reload, initialize_layerwise_reload
 
 from protocol.weights.group import GlooGroup, nccl_broadcast, reach_store
-from protocol.weights.wire import Bucket, WeightDigest, bucket_num_bytes, bucket_views, read_update_message
+from protocol.weights.wire import Bucket, bucket_views
+from rollout.engine.received_push import ReceivedPush
 
 
 @dataclass
@@ -47,31 +48,6 @@ class WeightUpdate(WeightTransferUpdateInfo):  # type: ignore[misc]
     expected_digest: str | None = None  # that the buckets must have had; None: buckets are to come
 
 
-class _Received:
-    """What one push has brought so far: its digest, and whether that was confirmed by the learner's."""
-
-    def __init__(self) -> None:
-        self.digest: str | None = None
-        self.is_confirmed = False
-
-    def buckets(self, message: dict[str, Any], device: Any, broadcast: Any) -> Iterator[tuple[Bucket, torch.Tensor]]:
-        """Yield each bucket with its bytes as they come."""
-        plan = read_update_message(message)
-        digest = WeightDigest(plan)
-        for bucket in plan:
-            flat = torch.empty(bucket_num_bytes(bucket), dtype=torch.uint8, device=device)
-            broadcast(flat)
-            digest.add(flat)
-            yield bucket, flat
-        self.digest = digest.hexdigest()
-
-    def confirm(self, expected: str) -> None:
-        """Raises: ValueError when something else was sent than received."""
-        if self.digest is None or self.digest != expected:
-            raise ValueError(f"weight digest differs: sent {expected or 'nothing'}, received {self.digest}")
-        self.is_confirmed = True
-
-
 class GlooWeightEngine(WeightTransferEngine):  # type: ignore[misc]
     """Receives into a staging copy and loads it only after its digest was confirmed.
 
@@ -84,7 +60,7 @@ class GlooWeightEngine(WeightTransferEngine):  # type: ignore[misc]
     def __init__(self, *args: Any) -> None:
         super().__init__(*args)
         self._group: Future[GlooGroup] | None = None
-        self._received = _Received()
+        self._received = ReceivedPush()
         self._staged: list[tuple[Bucket, torch.Tensor]] = []
 
     def init_transfer_engine(self, init_info: GlooInit) -> None:
@@ -97,7 +73,7 @@ class GlooWeightEngine(WeightTransferEngine):  # type: ignore[misc]
         return _read_update(update_dict)
 
     def start_weight_update(self) -> None:
-        self._received, self._staged = _Received(), []
+        self._received, self._staged = ReceivedPush(), []
 
     def update_weights(self, update_info: dict[str, Any]) -> None:
         # The base class synchronises an accelerator after this, which a CPU does not have.
@@ -121,12 +97,12 @@ class GlooWeightEngine(WeightTransferEngine):  # type: ignore[misc]
             loaded = self.model.load_weights(named)
         finally:
             finalize_layerwise_reload(self.model, self.model_config)
-            self._received, self._staged = _Received(), []
+            self._received, self._staged = ReceivedPush(), []
         _complete(self.model, loaded)
 
     def shutdown(self) -> None:
         self._group = None
-        self._received, self._staged = _Received(), []
+        self._received, self._staged = ReceivedPush(), []
 
 
 class NcclWeightEngine(NCCLWeightTransferEngine):  # type: ignore[misc]
@@ -140,14 +116,14 @@ class NcclWeightEngine(NCCLWeightTransferEngine):  # type: ignore[misc]
 
     def __init__(self, *args: Any) -> None:
         super().__init__(*args)
-        self._received = _Received()
+        self._received = ReceivedPush()
         self._loaded: set[str] = set()
 
     def parse_update_info(self, update_dict: dict[str, Any]) -> WeightUpdate:
         return _read_update(update_dict)
 
     def start_weight_update(self) -> None:
-        self._received, self._loaded = _Received(), set()
+        self._received, self._loaded = ReceivedPush(), set()
         super().start_weight_update()
 
     def receive_weights(self, update_info: WeightUpdate) -> None:

@@ -35,7 +35,7 @@ from rollout.engine.generation import Generation, Sampling
 from tests.chaos.rig.faulty_pushes import FAULTS, Buckets, FaultyServer, FlippingGroup, breaking_off
 from tests.chaos.rig.verdict import conclude, options
 from tests.fakes.planned_weights import planned
-from tests.fakes.tiny_models import make_tiny_model
+from tests.fakes.tiny_models import engine_of, make_tiny_model
 
 PROMPT = [20, 21, 14, 22, 23, 32] * 3
 BUCKET_BYTES = 1 << 18
@@ -137,9 +137,8 @@ async def _start(folder: Path, is_short: bool) -> Any:
 
         return PlainEngine()
     from rollout.engine.engine import Engine
-    from rollout.engine.spec import EngineSpec
 
-    return await Engine.start(EngineSpec(str(folder), "float32", 1, 0, 512, False, "gloo"))
+    return await Engine.start(engine_of(folder))
 
 
 async def _push(rig: Rig, fault: str | None) -> None:

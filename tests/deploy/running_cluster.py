@@ -15,13 +15,12 @@ TINY_SERVER = """
 import os, sys
 from protocol.errors import NeighbourError
 from protocol.settings.run_spec import EngineRequest
-from rollout.engine.spec import EngineSpec
 
 
 class TinyServer:
     def __init__(self, name, spec):
         self.name, self.is_started = name, False
-        self.spec = EngineSpec(**EngineRequest.model_validate(spec).model_dump())
+        self.spec = EngineRequest.model_validate(spec)
 
     async def start(self):
         if self.spec.seed == 13:

@@ -4,10 +4,13 @@
 """
 
 from pathlib import Path
+from typing import Literal
 
 import torch
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 from transformers import PreTrainedTokenizerFast, Qwen2Config, Qwen2ForCausalLM
+
+from protocol.settings.run_spec import EngineRequest
 
 TAGS = ("<pad>", "<eos>", "<search>", "</search>", "<answer>", "</answer>")
 
@@ -57,4 +60,18 @@ def byte_tokenizer() -> PreTrainedTokenizerFast:
     tokenizer.decoder = decoders.ByteLevel()
     return PreTrainedTokenizerFast(
         tokenizer_object=tokenizer, pad_token="<pad>", eos_token="<eos>", additional_special_tokens=list(TAGS[2:])
+    )
+
+
+def engine_of(folder: Path | str, dtype: Literal["float32", "bfloat16"] = "float32") -> EngineRequest:
+    """Return an engine for a tiny model on the CPU."""
+    return EngineRequest(
+        model=str(folder),
+        dtype=dtype,
+        tensor_parallel_size=1,
+        seed=0,
+        max_model_len=512,
+        trust_remote_code=False,
+        weights_backend="gloo",
+        engine_args={},
     )

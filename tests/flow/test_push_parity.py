@@ -6,7 +6,6 @@ The learner here is a plain transformers model in this process; the engine, the 
 import asyncio
 from collections.abc import AsyncIterator
 from dataclasses import dataclass
-from pathlib import Path
 
 import pytest
 import pytest_asyncio
@@ -15,10 +14,10 @@ from transformers import Qwen2ForCausalLM
 
 from learner.weights.push import PushReport, WeightPusher
 from protocol.errors import NeighbourError
-from rollout.engine.engine import Engine, EngineSpec, Generation, Sampling
+from rollout.engine.engine import Engine, Generation, Sampling
 from tests.fakes.in_process_server import InProcessServer
 from tests.fakes.planned_weights import planned
-from tests.fakes.tiny_models import make_tiny_model
+from tests.fakes.tiny_models import engine_of, make_tiny_model
 
 pytestmark = [
     pytest.mark.stack,
@@ -62,7 +61,7 @@ class Pair:
 async def pair(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Pair]:
     torch.manual_seed(0)
     folder = make_tiny_model(tmp_path_factory.mktemp("model"), tied=request.param)
-    engine = await Engine.start(engine_spec(folder))
+    engine = await Engine.start(engine_of(folder))
     await engine.serve_loaded_weights(0)
     server = InProcessServer("sluice-rollout-0", engine)
     pusher = WeightPusher([server], "127.0.0.1", "gloo", deadline_s=20.0)
@@ -168,10 +167,6 @@ async def test_a_wrong_digest_is_refused_and_nothing_is_served_until_the_next_pu
     assert refused is None
     assert again.failed == {}
     assert worst_difference(pair.learner, fresh) < 1e-4
-
-
-def engine_spec(folder: Path) -> EngineSpec:
-    return EngineSpec(str(folder), "float32", 1, 0, 512, False, "gloo")
 
 
 def worst_difference(

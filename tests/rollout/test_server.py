@@ -12,7 +12,6 @@ from protocol.errors import NeighbourError, OperatorError, SettingsError
 from protocol.settings.rewards import RewardEndpoint, RewardsSettings
 from protocol.settings.run_spec import EngineRequest
 from protocol.wire import messages as m
-from rollout.engine.spec import EngineSpec
 from rollout.neighbours.node import Node
 from rollout.server import RolloutServer
 from tests.fakes.http_servers import Answer, ScriptedServer, free_address, scripted_server
@@ -48,7 +47,7 @@ class Stage:
         )
         self.server = RolloutServer("sluice-rollout-0", ENGINE, self._start, lambda: self.node, self.deaths.append)
 
-    async def _start(self, spec: EngineSpec) -> ScriptedEngine:
+    async def _start(self, spec: EngineRequest) -> ScriptedEngine:
         assert spec.model == "tiny"
         return self.engine
 
@@ -82,7 +81,7 @@ async def _push(server: RolloutServer, version: int) -> None:
 async def test_server_describes_itself(stage: Stage) -> None:
     assert await stage.server.describe() == {
         "name": "sluice-rollout-0",
-        "fingerprint": EngineSpec(**ENGINE).fingerprint(),
+        "fingerprint": EngineRequest(**ENGINE).fingerprint(),
         "is_started": True,
         "is_alive": True,
         "policy_version": 7,
@@ -280,7 +279,7 @@ async def test_calls_before_start_say_so() -> None:
 
 
 async def test_start_passes_on_why_the_engine_did_not_come_up(tmp_path: Path) -> None:
-    async def start(spec: EngineSpec) -> ScriptedEngine:
+    async def start(spec: EngineRequest) -> ScriptedEngine:
         raise SettingsError("settings: vLLM refuses the engine settings")
 
     server = RolloutServer("s0", ENGINE, start)

@@ -10,8 +10,8 @@ import torch
 from learner.run.start import RunStart
 from learner.weights.push import WeightPusher
 from protocol.node.home import Keys
+from protocol.settings.run_spec import EngineRequest
 from protocol.settings.settings import Settings
-from rollout.engine.spec import EngineSpec
 from rollout.neighbours.node import Node
 from rollout.server import RolloutServer
 from tests.chaos.rig.control_line import ControlLine, serve_controls
@@ -54,7 +54,7 @@ def hosted_parts(hosts: TwoHosts, is_far: dict[str, bool]) -> Parts:
 
 
 async def _serve(pipe: Connection, name: str, node: Node, pace: Pace, where: tuple[str, int]) -> None:
-    async def start_engine(_: EngineSpec) -> PushedEngine:
+    async def start_engine(_: EngineRequest) -> PushedEngine:
         return PushedEngine(name, pace.seed ^ os.getpid(), pace.token_s, pace.mean_tokens)
 
     server = RolloutServer(name, ENGINE, start_engine, lambda: node)

@@ -25,9 +25,9 @@ from learner.rank.coordinator_client import CoordinatorClient
 from learner.rank.solo_work import SoloWork
 from learner.run.start import RunStart, plan_restart, prepare_folder
 from protocol.node.home import Keys
+from protocol.settings.run_spec import EngineRequest
 from protocol.settings.settings import Settings
 from protocol.wire.channel import DealerChannel
-from rollout.engine.spec import EngineSpec
 from rollout.neighbours.node import Node
 from rollout.server import RolloutServer
 from tests.chaos.rig.scripted_engine import PacedEngine
@@ -81,7 +81,7 @@ def run_server(pipe: Connection, name: str, node: Node, pace: Pace) -> None:
 
 
 async def _serve(pipe: Connection, name: str, node: Node, pace: Pace) -> None:
-    async def start_engine(_: EngineSpec) -> PacedEngine:
+    async def start_engine(_: EngineRequest) -> PacedEngine:
         return PacedEngine(pace.seed ^ os.getpid(), pace.token_s, pace.mean_tokens)
 
     await obey(pipe, RolloutServer(name, ENGINE, start_engine, lambda: node))

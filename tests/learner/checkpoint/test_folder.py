@@ -9,7 +9,15 @@ from typing import Any
 import pytest
 
 from learner.checkpoint import sealed_files
-from learner.checkpoint.folder import aside_folder, begin, commit, newest_valid, open_checkpoint, rotate
+from learner.checkpoint.folder import (
+    aside_folder,
+    begin,
+    commit,
+    newest_valid,
+    open_checkpoint,
+    rotate,
+    set_aside_newer,
+)
 from learner.checkpoint.manifest import MANIFEST, Checkpoint, CorruptCheckpointError, verify
 from protocol.errors import OperatorError, SettingsError
 
@@ -232,4 +240,16 @@ def test_commit_tells_how_far_it_is(tmp_path: Path, monkeypatch: pytest.MonkeyPa
         "hashing: 2 MiB",
         "reading back: 1 MiB",
         "reading back: 2 MiB",
+    ]
+
+
+def test_latest_names_what_a_run_goes_on_from_when_newer_ones_are_set_aside(tmp_path: Path) -> None:
+    for step in (1, 2, 3):
+        save(tmp_path, step)
+    set_aside_newer(tmp_path, 1)
+
+    assert (tmp_path / "latest").resolve() == tmp_path / "step_000001"
+    assert sorted(path.name for path in tmp_path.glob("set_aside_*")) == [
+        "set_aside_step_000002",
+        "set_aside_step_000003",
     ]

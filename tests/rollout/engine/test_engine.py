@@ -17,8 +17,7 @@ import pytest_asyncio
 from protocol.errors import NeighbourError
 from rollout.engine.engine import Engine
 from rollout.engine.generation import Sampling
-from rollout.engine.spec import EngineSpec
-from tests.fakes.tiny_models import TAGS, make_tiny_model
+from tests.fakes.tiny_models import TAGS, engine_of, make_tiny_model
 
 pytestmark = [
     pytest.mark.stack,
@@ -32,7 +31,7 @@ PROMPT = [20, 21, 14, 22, 23, 32]
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
 async def engine(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Engine]:
     folder = make_tiny_model(tmp_path_factory.mktemp("model"), tied=False)
-    engine = await Engine.start(EngineSpec(str(folder), "float32", 1, 0, 512, False, "gloo"))
+    engine = await Engine.start(engine_of(folder))
     yield engine
     engine.shutdown()
 
@@ -150,7 +149,7 @@ async def test_death_of_the_engine_process_is_noticed_at_once(tmp_path: Path) ->
     folder = make_tiny_model(tmp_path, tied=True)
     known = set(psutil.Process().children(recursive=True))
     # In bfloat16, where a CPU with AMX ends an engine process that has not asked for leave.
-    engine = await Engine.start(EngineSpec(str(folder), "bfloat16", 1, 0, 512, False, "gloo"))
+    engine = await Engine.start(engine_of(folder, "bfloat16"))
     await engine.serve_loaded_weights(0)
     task = asyncio.create_task(engine.generate(PROMPT, Sampling(480, 1.0, seed=2), "dying"))
     await asyncio.sleep(0.2)
@@ -189,10 +188,10 @@ async def test_engine_process_ends_when_its_server_is_killed(tmp_path: Path) -> 
 _SERVER = """
 import asyncio, sys
 from rollout.engine.engine import Engine
-from rollout.engine.spec import EngineSpec
+from tests.fakes.tiny_models import engine_of
 
 async def serve():
-    engine = await Engine.start(EngineSpec(sys.argv[1], "float32", 1, 0, 512, False, "gloo"))
+    engine = await Engine.start(engine_of(sys.argv[1]))
     print("started", engine.is_alive, flush=True)
     await asyncio.sleep(600)
 

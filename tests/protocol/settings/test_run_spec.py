@@ -1,28 +1,38 @@
 """Which engines can serve which runs: the fingerprint of an engine's settings and its model's description."""
 
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from rollout.engine.spec import EngineSpec
+from protocol.settings.run_spec import EngineRequest
 
 
 @pytest.fixture
-def spec(tmp_path: Path) -> EngineSpec:
+def spec(tmp_path: Path) -> EngineRequest:
     folder = tmp_path / "model"
     folder.mkdir()
     (folder / "config.json").write_text('{"hidden_size": 128}')
     (folder / "tokenizer.json").write_text("{}")
     (folder / "model.safetensors").write_bytes(b"weights")
-    return EngineSpec(str(folder), "float32", 1, 0, 512, False, "gloo", {"max_num_seqs": 64})
+    return EngineRequest(
+        model=str(folder),
+        dtype="float32",
+        tensor_parallel_size=1,
+        seed=0,
+        max_model_len=512,
+        trust_remote_code=False,
+        weights_backend="gloo",
+        engine_args={"max_num_seqs": 64},
+    )
 
 
-def test_fingerprint_is_the_same_for_another_folder_with_the_same_description(spec: EngineSpec, tmp_path: Path) -> None:
+def test_fingerprint_is_the_same_for_another_folder_with_the_same_description(
+    spec: EngineRequest, tmp_path: Path
+) -> None:
     copy = Path(spec.model).rename(tmp_path / "elsewhere")
     (copy / "model.safetensors").write_bytes(b"other weights")
-    moved = replace(spec, model=str(copy))
+    moved = spec.model_copy(update={"model": str(copy)})
     (tmp_path / "model").mkdir()
     for name in ("config.json", "tokenizer.json"):
         (tmp_path / "model" / name).write_bytes((copy / name).read_bytes())
@@ -30,7 +40,7 @@ def test_fingerprint_is_the_same_for_another_folder_with_the_same_description(sp
     assert moved.fingerprint() == spec.fingerprint()
 
 
-def test_fingerprint_changes_with_the_tokenizer(spec: EngineSpec) -> None:
+def test_fingerprint_changes_with_the_tokenizer(spec: EngineRequest) -> None:
     before = spec.fingerprint()
     (Path(spec.model) / "tokenizer.json").write_text('{"version": "1.0"}')
 
@@ -42,5 +52,5 @@ def test_fingerprint_changes_with_the_tokenizer(spec: EngineSpec) -> None:
     [{"dtype": "bfloat16"}, {"max_model_len": 1024}, {"engine_args": {"max_num_seqs": 32}}, {"seed": 1}],
     ids=["dtype", "max_model_len", "engine_args", "seed"],
 )
-def test_fingerprint_changes_with_a_setting(spec: EngineSpec, change: dict[str, Any]) -> None:
-    assert replace(spec, **change).fingerprint() != spec.fingerprint()
+def test_fingerprint_changes_with_a_setting(spec: EngineRequest, change: dict[str, Any]) -> None:
+    assert spec.model_copy(update=change).fingerprint() != spec.fingerprint()
