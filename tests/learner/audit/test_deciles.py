@@ -58,6 +58,7 @@ def test_lengths_of_a_skipped_prompt_are_those_of_what_was_thrown_away(run: Audi
     write_prompts(run, 10, attempts=lambda i: 1, is_skipped=lambda i: i >= 8)
     run.db.execute("DELETE FROM trajectories WHERE \"group\" IN ('e0-8', 'e0-9')")
     run.db.execute("INSERT INTO waste VALUES ('e0-8', 0, 1, 'stale', 40, 0), ('e0-8', 0, 2, 'stale', 60, 0)")
+    run.db.execute("INSERT INTO waste VALUES ('e0-8', 1, 3, 'failed', 0, 0)")  # nothing was written: no length
     found = compare_lengths(run)
     assert found.deciles[-2:] == [Decile(50, 50, 1, 0, 1, 1.0), Decile(None, None, 1, 0, 1, 1.0)]
     assert found.sentence == "Too few prompts are accounted for to compare long answers with short ones."

@@ -24,6 +24,7 @@ def test_resumed_run_leases_unfinished_prompts_first_and_none_that_was_trained(t
     for step in (2, 3):
         resumed.batch(step)
         resumed.step(step, version=step)
+        assert resumed.demand(version=step) == []  # the steps that are left have their groups
     assert resumed.states() == {"trained": 6}
 
 
