@@ -131,6 +131,38 @@ async def test_demand_falls_with_each_group_and_rises_when_all_its_samples_are_d
         assert (await coordinator.next(m.Demand)).num_groups == 2
 
 
+async def _demand_when(scene: Scene, is_so: Callable[[m.Demand], bool]) -> m.Demand:
+    async with asyncio.timeout(5.0):
+        while not is_so(demand := await scene.coordinator.next(m.Demand)):
+            pass
+    return demand
+
+
+async def test_demand_tells_the_newest_lease_that_was_heard_of() -> None:
+    async with _playing() as scene:
+        scene.engine.is_slow = True
+        await scene.coordinator.welcome()
+        scene.coordinator.lease("e0-a", number=5, attempt=3)
+        demand = await _demand_when(scene, lambda demand: demand.heard_of_lease == 5)
+        assert demand.leases == {"e0-a": 3}
+        scene.coordinator.send(m.Ping(**scene.coordinator.stamp, newest_lease=9))
+        assert (await _demand_when(scene, lambda demand: demand.heard_of_lease == 9)).leases == {"e0-a": 3}
+        scene.coordinator.lease("e0-b", number=7)  # older than what the ping told
+        demand = await _demand_when(scene, lambda demand: "e0-b" in demand.leases)
+        assert demand.heard_of_lease == 9
+
+
+async def test_demand_names_a_group_until_its_samples_are_answered_for() -> None:
+    async with _playing() as scene:
+        await scene.coordinator.welcome()
+        scene.coordinator.lease("e0-a")
+        await scene.coordinator.next(m.TrajectoryDone)
+        demand = await scene.coordinator.next(m.Demand)
+        assert (demand.num_groups, demand.leases) == (64, {"e0-a": 1})
+        scene.coordinator.acknowledge("e0-a", 0, "accepted")
+        assert (await _demand_when(scene, lambda demand: not demand.leases)).num_groups == 64
+
+
 async def test_session_holds_leases_beyond_its_room() -> None:
     async with _playing(max_groups_in_flight=1) as scene:
         coordinator, engine = scene.coordinator, scene.engine
