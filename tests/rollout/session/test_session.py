@@ -341,42 +341,60 @@ class Hearing:
         return sum(isinstance(message, kind) for message in self.sent)
 
 
-@pytest.mark.parametrize("is_silent", [False, True])
-async def test_session_sends_nothing_again_while_nobody_hears_it(is_silent: bool) -> None:
+@asynccontextmanager
+async def _heard(resend_s: float) -> "AsyncIterator[tuple[Hearing, Outbox, list[float], Callable[[int], Any]]]":
+    """Yield the coordinator's side of a welcomed session, its outbox, its clock, and what turns its loop so often.
+
+    The last one returns how many trajectories were sent meanwhile.
+    """
     spec, hearing, now = make_spec(), Hearing(), [0.0]
     engine, scorer, gate = ScriptedEngine(lambda context: "4"), ScriptedScorer(), VersionGate()
     gate.open()
     player = EpisodePlayer(engine, gate, SingleTurn, Resources(1), scorer, spec.rollout, "s0")
-    outbox = Outbox(resend_s=0.0)
+    outbox = Outbox(resend_s)
     session = RolloutSession("s0", spec, hearing, player, engine, scorer, outbox, clock=lambda: now[0])
     task = asyncio.create_task(session.run())
-    stamp: Any = {"run_id": "run", "incarnation": 1}
 
     async def turns(number: int) -> int:
-        """Return how often the trajectory is sent while the session's loop turns so often."""
         before = hearing.num_sent(m.TrajectoryDone)
         for _ in range(number):
             session.wake()
             await asyncio.sleep(0.005)
         return hearing.num_sent(m.TrajectoryDone) - before
 
-    outbox.put(Finished(Key("g", 0, 1, 1), make_trajectory("g", 0, "s0", 0)))
     await _until(lambda: hearing.num_sent(m.Hello) == 1)
-    hearing.say(m.Done(**stamp))
-    assert await turns(9) > 3
-
-    if is_silent:
-        now[0] = 10.0
-    else:
-        hearing.is_connected = False
-        now[0] = 1.0  # the next heartbeat finds that it cannot go out
-    assert await turns(9) <= 1
-    assert await turns(9) == 0
-
-    hearing.is_connected = True
-    hearing.say(m.Ping(**stamp, newest_lease=0))
-    now[0] += 1.0
-    assert await turns(9) > 3
-    assert len(outbox) == 1
+    hearing.say(m.Done(run_id="run", incarnation=1))
+    await _until(lambda: session.is_welcome)
+    yield hearing, outbox, now, turns
     task.cancel()
     await asyncio.wait([task])
+
+
+@pytest.mark.parametrize("is_silent", [False, True])
+async def test_session_sends_nothing_again_while_nobody_hears_it(is_silent: bool) -> None:
+    async with _heard(resend_s=0.0) as (hearing, outbox, now, turns):
+        outbox.put(Finished(Key("g", 0, 1, 1), make_trajectory("g", 0, "s0", 0)))
+        assert await turns(9) > 3
+        if is_silent:
+            now[0] = 10.0
+        else:
+            hearing.is_connected = False
+            now[0] = 1.0  # the next heartbeat finds that it cannot go out
+        assert await turns(9) <= 1
+        assert await turns(9) == 0
+
+        hearing.is_connected = True
+        hearing.say(m.Ping(run_id="run", incarnation=1, newest_lease=0))
+        now[0] += 1.0
+        assert await turns(9) > 3
+        assert len(outbox) == 1
+
+
+async def test_trajectory_made_without_a_connection_is_sent_as_soon_as_there_is_one() -> None:
+    async with _heard(resend_s=1000.0) as (hearing, outbox, now, turns):
+        hearing.is_connected = False
+        outbox.put(Finished(Key("g", 0, 1, 1), make_trajectory("g", 0, "s0", 0)))
+        assert await turns(5) == 0
+        hearing.is_connected = True
+        now[0] += 1.0
+        assert await turns(9) == 1
