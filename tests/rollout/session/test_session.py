@@ -83,6 +83,15 @@ async def test_session_greets_and_asks_for_groups_once_it_is_welcome() -> None:
         )
 
 
+async def test_session_makes_the_samples_greedy_that_the_lease_names() -> None:
+    async with _playing() as scene:
+        await scene.coordinator.welcome()
+        scene.coordinator.lease("eval-0-a", kind="eval", num_samples=3, greedy_indices=[1])
+        done = [(await scene.coordinator.next(m.TrajectoryDone)).facts for _ in range(3)]
+        assert sorted((facts.sample_index, facts.is_greedy) for facts in done) == [(0, False), (1, True), (2, False)]
+        assert sorted(request[1].greedy for request in scene.engine.requests) == [False, False, True]
+
+
 async def test_session_says_nothing_but_hello_before_it_is_welcome() -> None:
     async with _playing() as scene:
         await scene.coordinator.next(m.Hello)
@@ -239,6 +248,8 @@ async def test_newer_attempt_takes_the_place_of_a_running_one() -> None:
         await _until(lambda: len(scene.engine.requests) == 1)
         scene.coordinator.lease("e0-a", attempt=2)
         await _until(lambda: len(scene.engine.requests) == 2)
+        assert scene.engine.stats.num_in_flight == 1
+        assert (scene.session.num_samples, scene.session.num_groups) == (1, 1)
         scene.engine.release()
         assert (await scene.coordinator.next(m.TrajectoryDone)).facts.attempt == 2
         assert scene.session.num_groups == 0
@@ -252,6 +263,20 @@ async def test_attempt_that_is_known_is_not_made_twice() -> None:
         scene.coordinator.lease("e0-a")
         scene.coordinator.lease("e0-b")
         await _until(lambda: len(scene.session.outbox) == 2)
+        assert len(scene.engine.requests) == 2
+
+
+async def test_lease_that_comes_again_after_its_samples_have_left_is_of_no_use() -> None:
+    async with _playing() as scene:
+        await scene.coordinator.welcome()
+        scene.coordinator.lease("e0-a", attempt=2)
+        await scene.coordinator.next(m.TrajectoryDone)
+        scene.coordinator.acknowledge("e0-a", 0, "unknown")
+        await _until(lambda: len(scene.session.outbox) == 0)
+        for attempt in (2, 1):
+            scene.coordinator.lease("e0-a", attempt=attempt)
+        scene.coordinator.lease("e0-b")
+        await _until(lambda: len(scene.session.outbox) == 1)
         assert len(scene.engine.requests) == 2
 
 
