@@ -9,9 +9,9 @@ class ServerStatus(msgspec.Struct, frozen=True, kw_only=True):
     """A rollout server by its last heartbeat."""
 
     policy_version: int | None  # weights that it serves; None: not synced
-    running: int  # samples that its engine generates
-    waiting: int  # samples that wait for room in the engine
-    generated_tokens: int  # since the server's process started
+    running: int  # requests inside its engine
+    waiting: int  # samples in flight outside the engine: in the environment, or being scored
+    generated_tokens: int  # since the run attached to it
     failures: Mapping[str, int]  # by boundary
 
 
@@ -24,8 +24,8 @@ class RunStatus(msgspec.Struct, frozen=True, kw_only=True):
     window_size: int  # groups that may be
     ready: int  # groups that wait for a step
     skipped: int  # prompts given up
-    retried: int  # samples leased again
+    retried: int  # times that samples of a group went back to be leased again
     detail: str  # what the next step waits for
-    evaluation: str | None  # how far the one under way is, as "3/8"
+    evaluation: str | None  # prompts of it that are back, as 3/8; None: none is under way
     servers: Mapping[str, ServerStatus | None]  # by name; None before the first heartbeat
     counts: Mapping[str, int]  # of what was refused, rejected, dropped or failed, by reason

@@ -12,7 +12,7 @@ class Node:
     """The cluster's own services as seen from here."""
 
     reward_url: str | None  # None: the cluster was started without one
-    retriever_url: str | None  # None: the cluster was started without one
+    retriever_url: str | None  # None: no retriever of this node is to be asked
     token: str  # sent to the cluster's own services only
     keys: Keys  # of this cluster's peers and coordinators
 
