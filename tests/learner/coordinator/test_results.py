@@ -193,3 +193,20 @@ def test_finished_samples_of_a_prompt_that_is_given_up_are_wasted(script: Script
         if attempt < 3:
             (lease,) = script.demand(num_groups=1)
     assert script.rows("SELECT sample_index, attempt, reason, num_tokens FROM waste") == [(0, 1, "failed", 2)]
+
+
+def test_result_of_a_start_that_has_not_been_is_not_used(script: Script) -> None:
+    (lease,) = script.demand(num_groups=1)
+    assert script.deliver("s1", lease, 0, incarnation=9).outcome == "unknown"
+    assert script.coordinator.counts["unused:lineage"] == 1
+
+
+def test_result_of_the_weights_that_a_step_under_way_has_pushed_is_used(script: Script) -> None:
+    """Rank 0 pushes before it tells that the step ended: a server may be one version ahead, and no more."""
+    for lease in script.demand(num_groups=2):
+        script.finish("s1", lease)
+    script.batch(1)
+    (ahead,) = script.demand("s2", num_groups=1, version=1)
+    assert script.deliver("s2", ahead, 0, version=1).outcome == "accepted"
+    assert script.deliver("s2", ahead, 1, version=2).outcome == "rejected"
+    assert script.coordinator.counts["rejected:version"] == 1
