@@ -102,8 +102,11 @@ class WatchedService:
     def _end_session(self) -> None:
         """End the service and all that it started."""
         session = self._session
+        # The shell that led it ended at once: a process of this number is a stranger that begins another session.
+        if session is None or psutil.pid_exists(session):
+            return
         with contextlib.suppress(OperatorError):  # one that cannot be ended has its port: the next start says so
-            end(marked(lambda process: session is not None and os.getsid(process.pid) == session), _TERM_S)
+            end(marked(lambda process: os.getsid(process.pid) == session), _TERM_S)
 
 
 def _session_of(record: ProcessRecord) -> int | None:

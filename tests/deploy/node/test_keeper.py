@@ -118,7 +118,14 @@ def test_forgotten_service_stays_ended(home: Home, keepers: list[Keeper]) -> Non
     os.kill(retriever.pid, signal.SIGKILL)
     os.kill(reward.pid, signal.SIGKILL)
     wait_until(lambda: pid_of("reward") != reward.pid)
+    time.sleep(1.0)  # four looks
     assert pid_of("retriever") == retriever.pid
+    assert [info["name"] for info in keeper.describe()] == ["reward"]
+
+
+def test_keeper_leaves_rays_own_process_alone(home: Home, keepers: list[Keeper]) -> None:
+    write_state(home, started(home, "ray", ENDING), started(home, "reward", ANSWERING))
+    keepers.append(keeper := Keeper(str(home.root)))
     assert [info["name"] for info in keeper.describe()] == ["reward"]
 
 
