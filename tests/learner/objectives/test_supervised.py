@@ -1,0 +1,89 @@
+"""Fine-tuning: which rows a step takes, what it weighs them with, and when it gives up."""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+from typing import Any, cast
+
+import numpy as np
+import pytest
+import torch
+import torch.distributed as dist
+
+from learner.data.sft_rows import SftRow
+from learner.models.policy import PolicyEngine
+from learner.models.step_result import StepResult
+from learner.objectives.supervised import run_sft, weighted_nll
+from learner.packing.micro_batch import MicroBatch, make_micro_batch
+from protocol.errors import OperatorError
+
+
+@pytest.fixture(autouse=True)
+def one_rank() -> Iterator[None]:
+    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+    yield
+    dist.destroy_process_group()
+
+
+class RecordingEngine:
+    """A policy that notes what it is stepped with."""
+
+    def __init__(self, applied: Sequence[bool] = ()) -> None:
+        self.steps: list[tuple[list[int], float]] = []
+        self.applied = iter(applied)
+
+    def step(self, micro_batches: Sequence[MicroBatch], loss: Any, weight: float, *, with_entropy: bool) -> StepResult:
+        assert loss is weighted_nll
+        assert not with_entropy
+        firsts = [int(first) for part in micro_batches for first in part.tokens[0][part.position_ids[0] == 0]]
+        self.steps.append((sorted(firsts), weight))
+        return StepResult(next(self.applied, True), float(len(self.steps)), 1.0, {})
+
+
+def row(first: int, *weights: float) -> SftRow:
+    tokens = np.array([first] + [0] * len(weights), np.int32)
+    return SftRow(tokens, np.array([0.0, *weights], np.float32))
+
+
+def fine_tune(engine: RecordingEngine, rows: Sequence[SftRow], **changes: Any) -> None:
+    given = {"rows_per_step": 2, "max_steps": 3, "micro_batch_tokens": 4} | changes
+    run_sft(cast(PolicyEngine, engine), rows, **given)
+
+
+def test_rows_are_taken_in_order_and_over_again_with_the_sum_of_their_weights() -> None:
+    engine, heard = RecordingEngine(), []
+    rows = [row(1, 1.0), row(2, 0.5, 0.5), row(3, 0.25)]
+    fine_tune(engine, rows, on_step=lambda step, loss: heard.append((step, loss)))
+    assert engine.steps == [([1, 2], 2.0), ([1, 3], 1.25), ([2, 3], 1.25)]
+    assert heard == [(1, 1.0), (2, 2.0), (3, 3.0)]
+
+
+def test_loss_is_the_weighted_sum_of_negative_logprobs() -> None:
+    batch = make_micro_batch([])
+    logprobs = torch.tensor([-1.0, -2.0, -4.0])
+    loss, sums = weighted_nll(logprobs, torch.zeros(3), _with_weights(batch, [1.0, 0.5, 0.25]))
+    assert loss.item() == 3.0
+    assert sums == {}
+
+
+def test_token_of_no_weight_is_not_learnt() -> None:
+    seen: list[int] = []
+
+    class Counting(RecordingEngine):
+        def step(self, micro_batches: Sequence[MicroBatch], loss: Any, weight: float, **others: Any) -> StepResult:
+            seen.extend(part.num_model_tokens for part in micro_batches)
+            return StepResult(True, 0.0, 0.0, {})
+
+    fine_tune(Counting(), [row(1, 0.0, 1.0, 0.0)], rows_per_step=1, max_steps=1)
+    assert seen == [1]
+
+
+def test_three_refused_steps_in_a_row_end_it_and_two_do_not() -> None:
+    with pytest.raises(OperatorError, match=r"no finite gradient since step 2 of 9\. Lower policy\.warm"):
+        fine_tune(RecordingEngine([True, False, False, False]), [row(1, 1.0)], max_steps=9)
+    engine = RecordingEngine([False, False, True, False, False])
+    fine_tune(engine, [row(1, 1.0)], max_steps=6)
+    assert len(engine.steps) == 6
+
+
+def _with_weights(batch: MicroBatch, weights: list[float]) -> MicroBatch:
+    return replace(batch, weights=torch.tensor(weights))
