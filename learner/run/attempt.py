@@ -8,8 +8,8 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from learner.rank.place import RunPlace
-from learner.run import processes, ray_door, servers
-from learner.run.cluster_end import cluster_end
+from learner.run.cluster import processes, ray_door, servers
+from learner.run.cluster.cluster_end import cluster_end
 from learner.run.rank_watch import RankWatch
 from learner.run.server_watch import ServerWatch
 from protocol.errors import NeighbourError, OperatorError

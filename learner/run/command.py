@@ -75,7 +75,7 @@ def _main(arguments: Sequence[str]) -> int:
         read_cluster()  # the quick start's files are made with the cluster: without one they would seem to be missing
     logging.basicConfig(level=logging.WARNING, format="%(asctime)s %(levelname)-5s %(name)s  %(message)s")
     # Imported here: --help and a wrong setting answer at once, without Ray.
-    from learner.run.preflight import inspect
+    from learner.run.checks.preflight import inspect
 
     inspected = inspect(settings)
     if own.plan:

@@ -17,9 +17,9 @@ from learner.disk.model_folder import count_parameters, read_vocab_size
 from learner.live.view import LiveView
 from learner.live.wandb_log import WandbLog
 from learner.report.write import write_report
-from learner.run.cluster_end import cluster_end
+from learner.run.checks.preflight import Inspected
+from learner.run.cluster.cluster_end import cluster_end
 from learner.run.output import say
-from learner.run.preflight import Inspected
 from learner.run.signals import stop_signals
 from learner.run.start import RunStart, locked, plan_restart, prepare_folder
 from learner.run.topology import needs_rollouts, plan_topology
@@ -52,7 +52,7 @@ def drive(inspected: Inspected) -> int:
         raise OperatorError(f"{end}. Start the cluster with deploy/start_cluster.sh.")
     start, settings, progress = inspected.start, inspected.settings, _Progress()
     os.environ |= cluster.ray_environment()
-    from learner.run import ray_door
+    from learner.run.cluster import ray_door
 
     with (
         using_cluster(start.run_id, start.folder),
@@ -116,7 +116,7 @@ def check_cluster(
     record: Callable[[dict[str, float]], None],
 ) -> "RunContext":
     """Ask what only a running cluster can tell: nothing is started, nothing written. Raises: what is wrong with it."""
-    from learner.run import fleet, ray_door
+    from learner.run.cluster import fleet, ray_door
     from learner.run.context import RunContext
 
     settings = inspected.settings

@@ -4,7 +4,7 @@ from rich.console import Console
 from rich.table import Table
 
 from learner.disk.model_folder import count_parameters
-from learner.run.preflight import Inspected
+from learner.run.checks.preflight import Inspected
 from learner.run.topology import Processes, Strategy, Topology
 
 _WHERE: dict[Strategy, str] = {"here": "this node", "DEFAULT": "packed", "SPREAD": "spread over nodes"}

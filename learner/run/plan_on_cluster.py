@@ -4,9 +4,9 @@ import os
 from collections.abc import Sequence
 
 from learner.disk.model_folder import count_parameters
-from learner.run.cluster_end import cluster_end
+from learner.run.checks.preflight import Inspected
+from learner.run.cluster.cluster_end import cluster_end
 from learner.run.plan import show_plan
-from learner.run.preflight import Inspected
 from learner.run.topology import Node, plan_topology
 from protocol.errors import OperatorError
 from protocol.node.home import read_cluster
@@ -28,7 +28,7 @@ def _find_nodes() -> Sequence[Node] | None:
     if cluster_end(cluster) is not None:
         return None
     os.environ |= cluster.ray_environment()
-    from learner.run import ray_door
+    from learner.run.cluster import ray_door
 
     with ray_door.connected(cluster):
         return ray_door.nodes()

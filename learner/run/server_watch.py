@@ -8,7 +8,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from learner.run.servers import RAY_CALLS, ServerCalls
+from learner.run.cluster.servers import RAY_CALLS, ServerCalls
 from protocol.errors import NeighbourError, OperatorError
 from protocol.settings.run_spec import RunSpec
 

@@ -10,7 +10,7 @@ from typing import Any
 import ray
 from ray.exceptions import RayError
 
-from learner.run.cluster_end import cluster_end
+from learner.run.cluster.cluster_end import cluster_end
 from learner.run.topology import Node
 from protocol.errors import OperatorError
 from protocol.node.home import ClusterState

@@ -8,8 +8,8 @@ import pytest
 from learner.checkpoint.manifest import Checkpoint
 from learner.data.prompts import Prompt
 from learner.disk.skipped_rows import read_skipped
-from learner.run.prompt_checks import TrainPrompts, check_held_out, read_train_prompts
-from learner.run.prompt_judge import PromptJudge
+from learner.run.checks.prompt_checks import TrainPrompts, check_held_out, read_train_prompts
+from learner.run.checks.prompt_judge import PromptJudge
 from learner.run.start import RunStart
 from protocol.errors import SettingsError
 from protocol.settings.settings import Settings

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from learner.disk.model_folder import BYTES, count_parameters, find_model, model_digest, read_max_positions
-from learner.run.prompt_checks import TrainPrompts, check_held_out, read_train_prompts
+from learner.run.checks.prompt_checks import TrainPrompts, check_held_out, read_train_prompts
 from learner.run.start import RunStart, plan_start
 from learner.run.topology import needs_rollouts
 from protocol.errors import OperatorError, SettingsError

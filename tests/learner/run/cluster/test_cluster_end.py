@@ -9,7 +9,7 @@ import time
 import psutil
 import pytest
 
-from learner.run.cluster_end import cluster_end
+from learner.run.cluster.cluster_end import cluster_end
 from protocol.node.home import ClusterState, ProcessRecord
 
 

@@ -7,8 +7,8 @@ from typing import Any, Protocol
 import ray
 from ray.exceptions import RayError
 
-from learner.run.fleet import find_fleet
-from learner.run.ray_door import call, is_done
+from learner.run.cluster.fleet import find_fleet
+from learner.run.cluster.ray_door import call, is_done
 from learner.run.topology import Processes
 from protocol.errors import NeighbourError
 from protocol.ray_calls import NAMESPACE

@@ -6,7 +6,7 @@ from typing import Any
 
 import ray
 
-from learner.run.ray_door import CALL_S, RETRY_S, call
+from learner.run.cluster.ray_door import CALL_S, RETRY_S, call
 from protocol.errors import NeighbourError, OperatorError
 from protocol.node.code_digest import FLEET_ROOMS, code_digest
 from protocol.ray_calls import FLEET, NAMESPACE

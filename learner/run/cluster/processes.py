@@ -10,9 +10,9 @@ from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 from learner.coordinator.process import CoordinatorProcess
 from learner.rank.place import RankPlace
-from learner.run.fleet import find_fleet
-from learner.run.ray_door import call
-from learner.run.servers import RayServer
+from learner.run.cluster.fleet import find_fleet
+from learner.run.cluster.ray_door import call
+from learner.run.cluster.servers import RayServer
 from learner.run.topology import Processes
 from protocol import failpoints
 from protocol.settings.settings import Settings

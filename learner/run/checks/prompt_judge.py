@@ -15,7 +15,7 @@ from typing import Any, Self
 from tokenizers import Tokenizer
 
 from learner.data.prompts import Prompt
-from learner.run.chat_lengths import Measured, measure
+from learner.run.checks.chat_lengths import Measured, measure
 from protocol.errors import SettingsError
 from protocol.settings.settings import Settings
 

@@ -8,7 +8,7 @@ from learner.data.prompt_index import PromptIndex
 from learner.data.prompt_set import read_prompts
 from learner.disk.layout import SKIPPED_ROWS, TRAIN_INDEX
 from learner.disk.skipped_rows import read_skipped, write_skipped
-from learner.run.prompt_judge import PromptJudge
+from learner.run.checks.prompt_judge import PromptJudge
 from learner.run.start import RunStart
 from protocol.errors import SettingsError
 from protocol.settings.settings import Settings
