@@ -170,3 +170,17 @@ def test_batch_names_the_servers_that_its_push_is_to_leave_out(tmp_path: Path) -
     assert script.batch(1, rank=0).absent == ["s2"]
     script.demand("s2", num_groups=0)
     assert script.batch(1, rank=1).absent == []
+
+
+def test_push_is_asked_for_when_no_server_has_had_the_weights_for_three_seconds_on_end(script: Script) -> None:
+    without = m.Hello(**script.stamp, server="s1", policy_version=None)
+    script.tell("s1", without)
+    script.advance()
+    script.advance(2.0)
+    script.demand("s1", num_groups=0, version=0)  # it has them after all
+    script.tell("s1", without)
+    script.advance()
+    script.advance(2.9)
+    assert script.ask(1) == []
+    script.advance(0.1)
+    assert script.take("rank-0", m.Message) == [m.PushAgain(**script.stamp, step=1)]
