@@ -1,5 +1,6 @@
 """Servers that share one broadcast group, as over NCCL, when one of them is gone: control flow alone, no GPU."""
 
+import asyncio
 import threading
 import time
 from collections.abc import Iterator
@@ -156,12 +157,18 @@ def test_group_that_is_given_up_is_closed_while_a_broadcast_is_stuck_in_it(
     _push(pusher, 1)
     groups[0].is_stuck.set()
 
-    async def hang(update: dict[str, Any]) -> None:
+    async def wait_in_the_broadcast(update: dict[str, Any]) -> None:
+        await asyncio.sleep(3600)
+
+    async def die(update: dict[str, Any]) -> None:
         raise ConnectionError("its process ended")
 
-    servers[2].receive = hang  # type: ignore[method-assign]
+    servers[0].receive = servers[1].receive = wait_in_the_broadcast  # type: ignore[method-assign]
+    servers[2].receive = die  # type: ignore[method-assign]
+    started = time.monotonic()
     report = _push(pusher, 2)
 
     assert report.synced == ()
     assert report.failed["c"] == "c failed to receive: its process ended"
     assert groups[0].is_closed.wait(2.0)
+    assert time.monotonic() - started < 3.0  # the deadline is 5 s
