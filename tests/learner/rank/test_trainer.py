@@ -93,6 +93,7 @@ def test_each_step_is_pushed_before_it_is_reported_and_saved_when_due() -> None:
         ("stepped", 4, 4, True),
         ("save", 4, 4),  # once: after the last step's evaluation, when the coordinator ends the run
     ]
+    assert peers.told[-2:] == ["waiting for the batch of step 5", "saving step 4"]
 
 
 def test_step_that_was_not_applied_is_reported_and_neither_pushed_nor_counted_as_a_version() -> None:
