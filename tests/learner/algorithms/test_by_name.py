@@ -45,3 +45,16 @@ def test_every_algorithm_file_is_in_the_table(room: ModuleType, table: dict[str,
     shared = {"of_groups", "policy_loss", "band", "token_weights"}
     found = {module for module in modules if module.__name__.rpartition(".")[2] not in shared}
     assert found == {inspect.getmodule(function) for function in functions}
+
+
+@pytest.mark.parametrize(
+    ("name", "parts"),
+    [
+        ("grpo", ("grpo", "ppo", "tis")),
+        ("dr_grpo", ("dr_grpo", "ppo", "tis")),
+        ("rloo", ("rloo", "reinforce", "tis")),
+    ],
+)
+def test_recipe_pairs_an_advantage_with_a_loss_and_a_correction(name: str, parts: tuple[str, str, str]) -> None:
+    recipe = RECIPES[name]
+    assert (recipe.advantage, recipe.loss, recipe.correction) == parts
