@@ -30,6 +30,7 @@ ENVIRONMENT = "environment"
 _MAX_CHARACTERS = 1 << 20
 _MAX_MESSAGES = 1024
 _FINISHES = get_args(Finish)
+_LEAVE_S = 0.5
 # Calls that were given up and would not end: kept here, or the event loop drops them in the middle.
 _abandoned: set["asyncio.Task[Any]"] = set()
 
@@ -65,6 +66,8 @@ class GuardedEnvironment:
             done, _ = await asyncio.wait([task], timeout=self._turn_timeout_s)
         except asyncio.CancelledError:
             _abandon(task)
+            # One that lets itself be cancelled has left its services before the session's end closes them.
+            await asyncio.wait([task], timeout=_LEAVE_S)
             raise
         if not done:
             _abandon(task)

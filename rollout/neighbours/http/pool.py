@@ -39,7 +39,8 @@ class HttpPool:
         self._idle.append(client)
 
     async def close(self) -> None:
-        for client in self._all:
+        # Requests that were broken off may still be leaving, and take their clients out meanwhile.
+        for client in tuple(self._all):
             await client.aclose()
 
     def _open(self) -> httpx.AsyncClient:

@@ -188,3 +188,20 @@ async def test_environment_that_catches_its_cancelling_holds_nobody_up() -> None
     assert step.cancelled()
     until.set()
     await asyncio.sleep(0.01)
+
+
+async def test_environment_that_is_cancelled_has_left_before_its_sample_has() -> None:
+    left = []
+
+    async def leaving() -> None:
+        try:
+            await asyncio.sleep(60)
+        finally:
+            await asyncio.sleep(0.02)
+            left.append("left")
+
+    step = asyncio.create_task(_guarded(leaving).step(TURN))
+    await asyncio.sleep(0.02)
+    step.cancel()
+    await asyncio.wait([step])
+    assert left == ["left"]
