@@ -6,7 +6,8 @@ Two network namespaces joined by a veth pair; coordinator, learner and two serve
 far one, with a reward service on each. The far host's link is cut for 45 s. Coordinator, ledger, sockets, sessions and
 weight pushes over gloo are the product's own; engines are paced by script, and the learner counts instead of training.
 
-holds: no two steps are further apart than 15 s, and some are taken while the link is cut; within 30 s of the link's
+holds: no two steps are further apart than 15 s, and some are taken after the far
+server's leases went out again; within 30 s of the link's
 return the same process of the far server holds the learner's weights again and trajectories of them are accepted; what
 it had finished before is taken in; no prompt is skipped; the audit passes. Needs root, iproute2 and the right to make
 network namespaces: where these are missing it says so and exits with 77. `--short`: a cut of 18 s.
@@ -36,7 +37,6 @@ _FAR = "server-2"
 _STANDSTILL_LIMIT_S = 15.0
 _BACK_LIMIT_S = 30.0
 _STEPS_BEFORE = 5
-_STEPS_WHILE_CUT = 4  # more than what was ready when the link was cut
 _STEPS_AFTER = 3
 
 
@@ -72,13 +72,17 @@ class _Cutter:
         else:
             self._watch_return(rig, now)
 
+    def released_at(self, rig: Rig) -> float:
+        """Return when the far server's leases were taken back, to a second."""
+        taken_back = _query(rig.folder, "SELECT MIN(at) FROM failures WHERE server = ?", _FAR)
+        return self.cut_at + taken_back - self.cut_clock if taken_back else math.inf
+
     def story(self, rig: Rig) -> list[str]:
         """Return a line for each step and push near the cut, with its second after the cut."""
         events = [(at, f"step {number}") for number, at in enumerate(self.step_times, 1)]
         for at, _, version, seconds, synced, failed in rig.told:
             events.append((at, f"version {version} pushed in {seconds:.1f} s to {len(synced)}  {failed or ''}"))
-        taken_back = _query(rig.folder, "SELECT MIN(at) FROM failures WHERE server = ?", _FAR)
-        events.append((self.cut_at + taken_back - self.cut_clock, "the far server's leases go out again"))
+        events.append((self.released_at(rig), "the far server's leases go out again"))
         shown = sorted((at - self.cut_at, what) for at, what in events)
         return [f"partition: {second:6.1f} s  {what}" for second, what in shown if -2.0 < second < 25.0]
 
@@ -140,7 +144,7 @@ def _conclude(rig: Rig, cutter: _Cutter, has_audit_passed: bool) -> int:
     num_skipped = _query(rig.folder, "SELECT COUNT(*) FROM prompts WHERE state = 'skipped'")
     holds = (
         standstill_s <= _STANDSTILL_LIMIT_S
-        and len(during) - 1 >= _STEPS_WHILE_CUT
+        and during[-1] > cutter.released_at(rig)
         and max(pushes_s) <= _STANDSTILL_LIMIT_S
         and max(synced_s, used_s) <= _BACK_LIMIT_S
         and num_kept > 0

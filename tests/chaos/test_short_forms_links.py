@@ -14,10 +14,10 @@ _FIGURES = (
 )
 
 
-@pytest.mark.timeout(180)
+@pytest.mark.timeout(300)
 def test_partition_holds_in_its_short_form() -> None:
     command = [sys.executable, "-m", "tests.chaos.partition", "--seed", "1", "--short"]
-    finished = subprocess.run(command, capture_output=True, text=True, timeout=150)
+    finished = subprocess.run(command, capture_output=True, text=True, timeout=280)
     if finished.returncode == _SKIPPED:
         pytest.skip(finished.stdout.strip())
     last = finished.stdout.splitlines()[-1]

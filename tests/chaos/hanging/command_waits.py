@@ -1,7 +1,5 @@
 """The run's command, which waits for ranks and servers that stand still."""
 
-import os
-import signal
 import threading
 import time
 from functools import partial
@@ -13,7 +11,7 @@ from learner.run.rank_watch import RankWatch
 from learner.run.server_watch import ServerWatch
 from protocol.settings.run_spec import run_spec
 from protocol.settings.settings import Settings
-from tests.chaos.hanging.way import Way, fork, raised_by, timed
+from tests.chaos.hanging.way import Way, fork, raised_by, stop, timed
 
 _RANK_SILENCE_S = 3.0
 _SERVER_SILENCE_S = 2.0
@@ -60,7 +58,7 @@ def _rank(fault: str, folder: Path) -> tuple[str, float]:
     watch = RankWatch(ranks, ranks[0].is_done, ranks[0].result, _RANK_SILENCE_S)
     _poll_for(watch, 1.0)
     if fault == "stopped":
-        os.kill(ranks[1].process.pid, signal.SIGSTOP)
+        stop(ranks[1].process.pid)
     else:
         ranks[1].ask("stall")
     return timed(lambda: raised_by(lambda: _poll_for(watch, 3600.0)))
@@ -86,7 +84,7 @@ def _server(folder: Path) -> tuple[str, float]:
     spec = run_spec(Settings(), "run-A", 1, "tcp://127.0.0.1:1")
     watch = ServerWatch(["server-7"], spec, lambda name, why: None, Calls(), silence_s=_SERVER_SILENCE_S)
     watch.poll()
-    os.kill(server.process.pid, signal.SIGSTOP)
+    stop(server.process.pid)
 
     def silence() -> str:
         while not (messages := watch.poll()):

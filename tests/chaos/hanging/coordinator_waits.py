@@ -15,7 +15,7 @@ from learner.rank.coordinator_client import CoordinatorClient, Patience
 from protocol.wire import messages as m
 from protocol.wire.channel import DealerChannel
 from protocol.wire.codec import encode
-from tests.chaos.hanging.way import Way, fork, raised_by, timed
+from tests.chaos.hanging.way import Way, fork, raised_by, stop, timed
 from tests.fakes.cuttable_link import CuttableLink
 from tests.fakes.running_coordinator import RUN_ID, STAMP, Place, running_coordinator
 
@@ -80,8 +80,10 @@ def _unanswered(fault: str, question: str, folder: Path) -> tuple[str, float]:
     raised_by(lambda: client.next_batch(1, 0, 0.1))  # so that there is something that it last answered
     if fault == "cut":
         link.cut()
+    elif fault == "stopped":
+        stop(pid)
     else:
-        os.kill(pid, signal.SIGSTOP if fault == "stopped" else signal.SIGKILL)
+        os.kill(pid, signal.SIGKILL)
     return timed(lambda: raised_by(lambda: _QUESTIONS[question](client, folder)))
 
 

@@ -1,8 +1,6 @@
 """A sample that waits for its engine, its environment, a reward service or a retriever, none of which answers."""
 
 import asyncio
-import os
-import signal
 import socket
 import threading
 from collections.abc import Awaitable, Callable
@@ -18,7 +16,7 @@ from rollout.neighbours.http.retries import HttpPolicy
 from rollout.neighbours.retriever_client import RetrieverClient
 from rollout.neighbours.reward_endpoint import EndpointScorer
 from rollout.neighbours.reward_request import ScoreRequest
-from tests.chaos.hanging.way import Way, fork, raised_by, timed
+from tests.chaos.hanging.way import Way, fork, raised_by, stop, timed
 from tests.fakes.cuttable_link import CuttableLink
 from tests.fakes.http_servers import free_address
 
@@ -108,7 +106,7 @@ def _silent_service(fault: str, call: _Call, folder: Path) -> tuple[str, float]:
     process, pipe = fork(_listen)
     port = pipe.recv()
     if fault == "stopped":
-        os.kill(process.pid, signal.SIGSTOP)
+        stop(process.pid)
     if fault == "cut":
         link = CuttableLink("127.0.0.1", port)
         link.cut()

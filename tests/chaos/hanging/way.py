@@ -94,6 +94,17 @@ def fork(main: Callable[..., None], *arguments: Any) -> tuple[Any, Connection]:
     return process, ours
 
 
+def stop(pid: int) -> None:
+    """Stop a process; returns when each of its threads stands still."""
+    os.kill(pid, signal.SIGSTOP)
+    while any(_state_of(thread) != "T" for thread in Path(f"/proc/{pid}/task").iterdir()):
+        time.sleep(0.005)
+
+
+def _state_of(thread: Path) -> str:
+    return (thread / "stat").read_text().rpartition(")")[2].split()[0]
+
+
 def raised_by(call: Callable[[], object]) -> str:
     """Return the text of what a call raises, or that it raised nothing."""
     try:
