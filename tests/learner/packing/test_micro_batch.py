@@ -1,6 +1,7 @@
 """What a micro-batch holds of its samples."""
 
 import numpy as np
+import pytest
 import torch
 
 from learner.packing.micro_batch import LearnerSample, make_micro_batch
@@ -50,3 +51,9 @@ def test_micro_batch_does_not_change_when_a_sample_changes_later() -> None:
     batch = make_micro_batch([one])
     one.tokens[:] = 9
     assert batch.tokens.tolist() == [[1, 2, 3]]
+
+
+def test_sample_whose_first_token_was_written_by_the_model_is_refused() -> None:
+    """It would be predicted from the last token of the sample before it."""
+    with pytest.raises(AssertionError, match="first token is its prompt's"):
+        make_micro_batch([sample([1, 2], [0, 1]), sample([3, 4], [1, 1])])

@@ -59,3 +59,8 @@ def test_fewer_trajectories_than_ranks_leave_empty_micro_batches() -> None:
 def test_plan_refuses_no_ranks_and_no_budget(num_ranks: int, budget: int) -> None:
     with pytest.raises(ValueError, match="must be at least 1"):
         plan_step([1], num_ranks, budget)
+
+
+def test_trajectory_of_4096_tokens_costs_as_much_again_in_attention() -> None:
+    assert cost(4096) == 2 * 4096
+    assert cost(1024) == 1024 * 1.25
