@@ -22,6 +22,7 @@ def test_joining_node_takes_its_address_from_the_route_to_the_head() -> None:
     ("arguments", "message"),
     [
         (["--retriever-port", "8001"], r"two services cannot share a port .*--retriever-port 8001, --reward-port 8001"),
+        (["--reward-port", "0"], "--reward-port 0 is no port. Use 1 to 65535."),
         (["--ray-port", "70000"], "--ray-port 70000 is no port. Use 1 to 65535."),
         (["--index-path", "x"], "--index-path needs the --corpus-path"),
         (["--corpus-path", "/nowhere.jsonl"], "/nowhere.jsonl is not a file"),
