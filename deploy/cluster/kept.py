@@ -3,6 +3,7 @@
 While a run is attached nothing that it uses is replaced: another option is refused, other code is kept until later.
 """
 
+import shlex
 import sys
 from collections.abc import Mapping
 
@@ -34,7 +35,8 @@ def find_kept(options: StartOptions, wanted: Mapping[str, Service], home: Home) 
     if run is not None and (replaced := [name for name in other_options if name in running]):
         raise RunStays(
             f"start_cluster: these options would replace {', '.join(replaced)}, which {run} uses. "
-            f"Give the options it was started with ({_as_given(state)}), or none, or wait until the run has ended."
+            f"Give the options it was started with ({as_given(state.options)}), or none, or wait until the run "
+            "has ended."
         )
     if run is not None and other_code:
         print(
@@ -89,11 +91,11 @@ def _attached_run(state: ClusterState) -> str | None:
     return None if run is None else str(run)
 
 
-def _as_given(state: ClusterState) -> str:
-    """Return the options of the start that made the cluster, as they would be typed."""
+def as_given(options: Mapping[str, bool | str | int | None]) -> str:
+    """Return remembered options as they would be typed; a flag that was not given is left out."""
     given = (
-        f"--{name.replace('_', '-')}" + ("" if value is True else f" {value}")
-        for name, value in state.options.items()
-        if value is not None and value is not False
+        f"--{name.replace('_', '-')}" + ("" if value is True else f" {shlex.quote(str(value))}")
+        for name, value in options.items()
+        if value not in (None, False)
     )
     return " ".join(given)

@@ -52,7 +52,7 @@ class StartOptions:
         """HOST:PORT of the Ray head."""
         return self.head or f"{self.node_ip}:{self.ray_port}"
 
-    def to_remember(self) -> dict[str, str | int | None]:
+    def to_remember(self) -> dict[str, bool | str | int | None]:
         """Return what the next start of this cluster takes for options that it is not given."""
         kept = {name: getattr(self, name) for name in _DEFAULTS if name in self.__dataclass_fields__}
         kept |= {"address": self.head, "no_reward": self.reward_scorer is None}

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from learner.rank.place import RunPlace
-from learner.run.cluster import processes, ray_door, servers
+from learner.run.cluster import fleet, processes, ray_door, servers
 from learner.run.cluster.cluster_end import cluster_end
 from learner.run.rank_watch import RankWatch
 from learner.run.server_watch import ServerWatch
@@ -44,6 +44,7 @@ class RunAttempt:
     def launch(self) -> None:
         """Start everything: servers and ranks side by side. Raises: what one of them raised; Stopped."""
         settings, folder = self.context.settings, self.start.folder.resolve()
+        fleet.await_fleet()
         self._coordinator = processes.place_coordinator(
             settings, folder, self.start.run_id, self.start.step, self.context.cluster.node_ip, self.context.vocab_size
         )

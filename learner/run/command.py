@@ -67,7 +67,7 @@ def _main(arguments: Sequence[str]) -> int:
     parser.add_argument("-h", "--help", action="store_true", help="show this text")
     own, options = parser.parse_known_args(arguments)
     if own.help:
-        print(_ABOUT, parser.format_usage(), settings_help(), sep="\n\n")
+        print(_ABOUT, parser.format_help(), settings_help().lstrip(), sep="\n\n")
         return 0
     config = _config(own.config, options)
     settings = with_absolute_paths(load_settings(config, options), Path.cwd())

@@ -45,7 +45,8 @@ class ClusterState(BaseModel):
     ray_token_file: str  # path of Ray's own token
     keys_dir: str  # folder of the CURVE keys
     processes: list[ProcessRecord]  # on this node: ray, retriever and, unless it was declined, reward
-    options: dict[str, str | int | None] = {}  # of the start that made it: the next start's, where it is given no other
+    # of the start that made it: the next start's, where it is given no other
+    options: dict[str, bool | str | int | None] = {}
 
     def ray_environment(self) -> dict[str, str]:
         """Return the environment variables a process needs before it imports ray, to be let in."""

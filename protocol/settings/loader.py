@@ -47,7 +47,9 @@ def names_own_run(options: Sequence[str]) -> bool:
 
 def settings_help() -> str:
     """Return the text that documents every setting, for `--help`."""
-    parser = _Parser(prog="", add_help=False, formatter_class=argparse.RawDescriptionHelpFormatter, usage="")
+    parser = _Parser(
+        prog="", add_help=False, formatter_class=argparse.RawDescriptionHelpFormatter, usage=argparse.SUPPRESS
+    )
     CliSettingsSource(_OnCommandLine, cli_parse_args=[], root_parser=parser)
     return parser.format_help()
 

@@ -24,11 +24,12 @@ RunName = Annotated[str, AfterValidator(_checked_name)]
 
 class RunSettings(Section):
     name: RunName = Field("run", description="Folder name of the run under run.dir.")
-    dir: str = Field("runs", description="Folder that holds the runs.")
+    dir: str = Field("runs", min_length=1, description="Folder that holds the runs.")
     seed: Count = Field(1, description="Seeds the order of prompts, sampling and initialisation.")
     max_steps: Count = Field(100, description="Optimizer steps after which the run ends by itself.")
     resume: str = Field(
         "auto",
+        min_length=1,
         description="auto: this run's newest valid checkpoint; never: refuse a used folder; or a checkpoint's path.",
     )
     max_restarts: Count = Field(

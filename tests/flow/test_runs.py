@@ -8,6 +8,7 @@ import re
 import subprocess
 import time
 from dataclasses import dataclass
+from pathlib import Path
 
 import pytest
 
@@ -86,6 +87,8 @@ def test_metrics_have_every_key_that_tools_rely_on_in_every_step(plain: Ran) -> 
 
     assert [line["step"] for line in lines] == [1, 2, 3]
     assert [KEYS - line.keys() for line in lines] == [set(), set(), set()]
+    told = set(re.findall(r"`([a-z_]+)`", Path("learner/metrics.md").read_text()))
+    assert {key for line in lines for key in line if not key.startswith("reward/")} <= told
     assert all(type(value) in (int, float) for line in lines for value in line.values())
 
 

@@ -57,6 +57,21 @@ def await_idle_fleet() -> None:
         time.sleep(RETRY_S)
 
 
+def await_fleet() -> None:
+    """Return once the fleet answers: Ray starts one that ended again, and a run that needs it then has to wait for that
+    alone. Raises: NeighbourError when it does not come back; OperatorError when the cluster has none.
+    """
+    deadline = time.monotonic() + CALL_S
+    while True:
+        try:
+            call(find_fleet().describe_self.remote(), "the fleet")
+            return
+        except NeighbourError:
+            if time.monotonic() > deadline:
+                raise
+        time.sleep(RETRY_S)
+
+
 def check_services(spec: RunSpec) -> None:
     """Have the fleet ask every reward endpoint and the retriever, before anything slow starts."""
     call(find_fleet().check_services.remote(spec.model_dump(mode="json")), "the fleet", 60.0)

@@ -1,11 +1,16 @@
 """Options of start_cluster.sh: defaults, and one sentence for each that cannot be."""
 
+import json
+import shlex
 from pathlib import Path
 
 import pytest
+from pydantic import TypeAdapter
 
+from deploy.cluster.kept import as_given
 from deploy.cluster.options import read_start_options
 from protocol.errors import SettingsError
+from protocol.node.home import ClusterState
 
 
 def test_default_is_a_head_on_loopback() -> None:
@@ -91,3 +96,18 @@ def test_node_that_joins_another_head_takes_its_address_anew() -> None:
 
 def test_option_that_this_code_does_not_know_is_passed_over() -> None:
     assert read_start_options([], {"from_a_later_version": 3}) == read_start_options([])
+
+
+@pytest.mark.parametrize("typed", [(), ("--open-retriever",), ("--no-reward",), ("--topk", "1", "--ray-port", "7000")])
+def test_options_as_they_are_told_to_the_operator_can_be_typed_and_mean_the_same(typed: tuple[str, ...]) -> None:
+    options = read_start_options(typed)
+    # By way of cluster.json, where the next start finds them.
+    kept = TypeAdapter(ClusterState.model_fields["options"].annotation).validate_json(json.dumps(options.to_remember()))
+    assert read_start_options(shlex.split(as_given(kept))) == options
+
+
+def test_path_with_a_space_is_told_quoted(tmp_path: Path) -> None:
+    corpus = tmp_path / "my corpus.jsonl"
+    corpus.touch()
+    options = read_start_options(["--corpus-path", str(corpus)])
+    assert read_start_options(shlex.split(as_given(options.to_remember()))) == options

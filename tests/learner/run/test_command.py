@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 
+from learner.run.command import main
 from tests.flow.refusals import run_without_cluster
 
 
@@ -42,3 +43,11 @@ def test_folder_of_the_user_with_our_rooms_names_does_not_stand_in_for_them(tmp_
         [sys.executable, "-m", "learner.run", "--help"], cwd=tmp_path, capture_output=True, text=True, timeout=60
     )
     assert (finished.returncode, finished.stderr) == (0, "")
+
+
+def test_help_explains_the_commands_own_options_and_has_one_usage(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["--help"]) == 0
+    shown = capsys.readouterr().out
+    assert "print what would run where" in shown
+    assert "YAML file of settings" in shown
+    assert shown.count("usage:") == 1

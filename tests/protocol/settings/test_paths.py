@@ -4,6 +4,7 @@ from pathlib import Path
 
 import pytest
 
+from protocol.errors import SettingsError
 from protocol.settings.loader import load_settings
 from protocol.settings.paths import with_absolute_paths
 from protocol.settings.settings import Settings
@@ -52,3 +53,10 @@ def test_what_is_no_path_stays_as_it_is(tmp_path: Path) -> None:
     assert (settings.run.resume, settings.data.train, settings.data.eval) == ("auto", "", None)
     assert settings.policy.warm_start.data is None
     assert resolved(tmp_path, "--run.resume", "never").run.resume == "never"
+
+
+@pytest.mark.parametrize("name", ["run.dir", "run.resume"])
+def test_path_of_nothing_is_refused(name: str) -> None:
+    # It would mean another folder in each process.
+    with pytest.raises(SettingsError, match=rf"settings: {name} = '' is wrong"):
+        load_settings(None, [f"--{name}", ""])
