@@ -5,6 +5,11 @@ from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from protocol.one_line import one_line
+
+# Of an exception's text; a reply has at most 1 MiB.
+_MAX_CHARACTERS = 2000
+
 
 @dataclass(frozen=True)
 class Sample:
@@ -42,8 +47,8 @@ class SampleError(Exception):
 class ScorerFailure(Exception):
     """A scorer raised or returned nonsense for a sample (status 500); index None: for the request as a whole."""
 
-    def __init__(self, index: int | None, error: Exception) -> None:
-        super().__init__(f"{type(error).__name__}: {error}")
+    def __init__(self, index: int | None, error: BaseException) -> None:
+        super().__init__(f"{type(error).__name__}: {one_line(error, _MAX_CHARACTERS)}")
         self.index = index
         self.error = error
 

@@ -118,7 +118,7 @@ def _explain(failure: ScorerFailure, request: Request) -> dict[str, Any]:
     return {
         "detail": f"the reward function failed on {where}: {failure}",
         "type": type(failure.error).__name__,
-        "message": str(failure.error),
+        "message": str(failure).partition(": ")[2],
         "sample": failure.index,
         "key": request.headers.get("idempotency-key"),
     }

@@ -12,6 +12,7 @@ import asyncio
 import functools
 import importlib.util
 import inspect
+import math
 import re
 import sys
 from collections.abc import Callable, Mapping, Sequence
@@ -98,8 +99,8 @@ async def _score_batch(call: _Call, samples: Sequence[Sample]) -> list[Score]:
     try:
         returned = await call(queries, prompts, [s.label for s in samples])
         return _batch_scores(returned, len(samples))
-    except Exception as error:
-        raise ScorerFailure(None, error) from error
+    except BaseException as error:
+        raise _failure(None, error) from error
 
 
 async def _score_each(
@@ -111,14 +112,24 @@ async def _score_each(
         args, kwargs = arguments_of(sample)
         try:
             return _single_score(await call(*args, **kwargs))
-        except Exception as error:
-            raise ScorerFailure(index, error) from error
+        except BaseException as error:
+            raise _failure(index, error) from error
 
     results = await asyncio.gather(*(score(i, s) for i, s in enumerate(samples)), return_exceptions=True)
     for result in results:
         if isinstance(result, BaseException):
             raise result
     return [result for result in results if isinstance(result, Score)]
+
+
+def _failure(index: int | None, error: BaseException) -> BaseException:
+    """Return a function's exception as its own failure; a cancelling of the call as it is.
+
+    A SystemExit is a failure too: code that a policy wrote and the function runs may call exit().
+    """
+    task = asyncio.current_task()
+    is_told_to_stop = isinstance(error, asyncio.CancelledError) and task is not None and task.cancelling() > 0
+    return error if is_told_to_stop else ScorerFailure(index, error)
 
 
 def _verl_arguments(sample: Sample) -> tuple[list[Any], dict[str, Any]]:
@@ -146,7 +157,7 @@ def _single_score(returned: Any) -> Score:
         return returned
     if isinstance(returned, Mapping):
         reward = check_numbers(_plain(returned.get("score")), 1, "score")[0]
-        return Score(reward, logs={k: float(v) for k, v in returned.items() if k != "score" and _is_number(v)})
+        return Score(reward, logs={k: float(v) for k, v in returned.items() if k != "score" and _is_loggable(v)})
     return Score(check_numbers(_plain(returned), 1, "the returned value")[0])
 
 
@@ -184,5 +195,9 @@ def _item(value: Any) -> Any:
     return float(value) if isinstance(value, bool) else value
 
 
-def _is_number(value: Any) -> bool:
-    return isinstance(value, int | float)
+def _is_loggable(value: Any) -> bool:
+    """Return whether a curve can show a value; one that it cannot show costs no reward."""
+    try:
+        return isinstance(value, int | float) and math.isfinite(value)
+    except OverflowError:
+        return False

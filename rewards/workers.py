@@ -40,15 +40,20 @@ class Workers:
         """
         call = _Call()
 
-        def work() -> Any:
+        def work() -> tuple[Any, BaseException | None]:
             self._running.add(call)
             try:
-                return function()
+                return function(), None
+            except BaseException as error:  # no future passes on a StopIteration: who awaits it would wait for ever
+                return None, error
             finally:
                 self._running.discard(call)
 
         try:
-            return await asyncio.get_running_loop().run_in_executor(self._threads, work)
+            returned, error = await asyncio.get_running_loop().run_in_executor(self._threads, work)
         except asyncio.CancelledError:
             call.left_at = time.monotonic()
             raise
+        if error is not None:
+            raise error
+        return returned

@@ -1,5 +1,6 @@
 """Users' reward functions, unchanged, in each of their shapes."""
 
+import asyncio
 from pathlib import Path
 
 import pytest
@@ -98,13 +99,36 @@ async def test_load_scorer_takes_the_named_function_and_files_beside_it(tmp_path
         ("return None", "BodyError: the returned value[0] is None, expected a number"),
         ("return {'reward': 1.0}", "BodyError: score[0] is None, expected a number"),
         ("return 'good'", "BodyError: the returned value[0] is 'good', expected a number"),
+        ("return next(iter([]))", "RuntimeError: coroutine raised StopIteration"),
+        ("exit(3)", "SystemExit: 3"),
+        ("raise KeyboardInterrupt('key')", "KeyboardInterrupt: key"),
+        ("import asyncio; raise asyncio.CancelledError('gone')", "CancelledError: gone"),
+        ("raise ValueError('x' * (1 << 20))", f"ValueError: {'x' * 2000}"),
     ],
 )
-async def test_scorer_names_the_sample_that_a_function_failed_on(tmp_path: Path, body: str, problem: str) -> None:
-    path = write(tmp_path, f"def score(sample):\n    if sample.label == 'l1': return 1.0\n    {body}\n")
+@pytest.mark.parametrize("keyword", ["def", "async def"])
+async def test_scorer_names_the_sample_that_a_function_failed_on(
+    tmp_path: Path, body: str, problem: str, keyword: str
+) -> None:
+    path = write(tmp_path, f"{keyword} score(sample):\n    if sample.label == 'l1': return 1.0\n    {body}\n")
     with pytest.raises(ScorerFailure) as failure:
-        await rewards_of(path)
+        await asyncio.wait_for(rewards_of(path), 10.0)
     assert (failure.value.index, str(failure.value)) == (1, problem)
+
+
+async def test_batch_function_that_exits_fails_its_request_alone(tmp_path: Path) -> None:
+    path = write(tmp_path, "def reward_func(queries, prompts, labels):\n    exit(3)\n")
+    with pytest.raises(ScorerFailure, match="SystemExit: 3"):
+        await asyncio.wait_for(rewards_of(path), 10.0)
+
+
+async def test_log_that_no_curve_can_show_costs_no_reward(tmp_path: Path) -> None:
+    path = write(
+        tmp_path,
+        "def compute_score(data_source, solution_str, ground_truth, extra_info=None):\n"
+        "    return {'score': 1.0, 'acc': True, 'loss': float('nan'), 'size': 10**400, 'said': 'x'}\n",
+    )
+    assert await rewards_of(path) == [Score(1.0, logs={"acc": 1.0})] * 2
 
 
 async def test_scorer_refuses_a_batch_function_that_returns_too_few(tmp_path: Path) -> None:
