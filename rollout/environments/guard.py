@@ -9,7 +9,7 @@ import asyncio
 import math
 from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass
-from typing import Any, get_args
+from typing import Any, TypeVar, get_args
 
 from protocol.errors import NeighbourError
 from protocol.one_line import described, one_line
@@ -31,6 +31,7 @@ _MAX_CHARACTERS = 1 << 20
 _MAX_MESSAGES = 1024
 _FINISHES = get_args(Finish)
 _LEAVE_S = 0.5
+_Checked = TypeVar("_Checked")
 # Calls that were given up and would not end: kept here, or the event loop drops them in the middle.
 _abandoned: set["asyncio.Task[Any]"] = set()
 
@@ -53,11 +54,11 @@ class GuardedEnvironment:
 
     async def reset(self, task: Task) -> Prompt:
         """Return what the policy reads first: text, or chat messages with a role each."""
-        return _checked_prompt(await self._ended(lambda: self._environment.reset(task), "no prompt"))
+        return _checked(_checked_prompt, await self._ended(lambda: self._environment.reset(task), "no prompt"))
 
     async def step(self, turn: Turn) -> Step:
         """Return the environment's answer: its observation an `Observation` or None, its reward a finite float."""
-        return _checked_step(await self._ended(lambda: self._environment.step(turn), "no observation"))
+        return _checked(_checked_step, await self._ended(lambda: self._environment.step(turn), "no observation"))
 
     async def _ended(self, call: Callable[[], Awaitable[Any]], complaint: str) -> Any:
         """Return what a call gives within turn_timeout_s; in a task of its own, it cannot keep ours from ending."""
@@ -106,6 +107,16 @@ def _abandon(task: "asyncio.Task[Any]") -> None:
     _abandoned.add(task)
     task.add_done_callback(_abandoned.discard)
     task.cancel()
+
+
+def _checked(check: Callable[[Any], _Checked], value: Any) -> _Checked:
+    """Return what `check` makes of an environment's value; an array's truth, a user's class may raise anything."""
+    try:
+        return check(value)
+    except NeighbourError:
+        raise
+    except BaseException as error:
+        raise NeighbourError(ENVIRONMENT, f"its answer cannot be read: {described(error)}") from error
 
 
 def _checked_stop(stop: Any) -> tuple[str, ...]:

@@ -11,6 +11,7 @@ holds no such name has the tokens that the tokenizer gives it as a whole.
 """
 
 import re
+import unicodedata
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
@@ -22,6 +23,9 @@ from rollout.environments.guard import ENVIRONMENT
 PROMPT = "prompt"
 # Characters of Unicode's private use, one of which stands in no message: it marks where a name is cut in two.
 _MARKS = [chr(code) for code in range(0xE000, 0xF8FF)]
+
+# No tokenizer's normalisation makes other letters of these, but for their case.
+_ASCII = re.compile(r"[\t\n\r -~]*")
 
 
 class ChatTokens:
@@ -43,9 +47,12 @@ class ChatTokens:
         """
         if isinstance(prompt, str):
             return self._encode(prompt, PROMPT, add_special_tokens=True)
-        if any(self._names.search(text) for text in _strings(prompt)):
-            return self._prompt_with_names(prompt)
-        return list(self._templated(prompt, tokenize=True))
+        try:
+            if any(self._holds_name(text) for text in _strings(prompt)):
+                return self._prompt_with_names(prompt)
+            return list(self._templated(prompt, tokenize=True))
+        except RecursionError:
+            raise NeighbourError(PROMPT, "its messages hold lists or objects in one another without end") from None
 
     def observation(self, observation: Observation, max_tokens: int) -> tuple[list[int], bool]:
         """Return an observation as tokens, and whether the end of its body was cut to fit into max_tokens.
@@ -107,8 +114,20 @@ class ChatTokens:
         marked = _with_strings(messages, lambda text: self._cut_names(text, mark))
         return self._in_pieces(str(self._templated(marked, tokenize=False)).split(mark), PROMPT)
 
+    def _holds_name(self, text: str) -> bool:
+        """Return whether the tokenizer finds a control token's name in text: as it stands, or once normalised."""
+        if self._names.search(text):
+            return True
+        return not _ASCII.fullmatch(text) and not self._control.isdisjoint(self._encode(text, PROMPT))
+
     def _cut_names(self, text: str, mark: str) -> str:
-        return self._names.sub(lambda name: f"{name[0][0]}{mark}{name[0][1:]}", text)
+        def cut(text: str) -> str:
+            return self._names.sub(lambda name: f"{name[0][0]}{mark}{name[0][1:]}", text)
+
+        if self._control.isdisjoint(self._in_pieces(cut(text).split(mark), PROMPT)):
+            return cut(text)
+        # A tokenizer that normalises finds names in other letters too, full-width ones for instance.
+        return cut(unicodedata.normalize("NFKC", text))
 
     def _in_pieces(self, pieces: Sequence[str], boundary: str) -> list[int]:
         return [token for piece in pieces if piece for token in self._encode(piece, boundary)]

@@ -86,11 +86,23 @@ async def test_prompt_that_is_no_prompt_fails_the_sample(prompt: Any, problem: s
         (Step(reward=float("inf")), "gave the reward inf"),
         (Step(reward=10**400), "OverflowError: int too large to convert to float"),
         (Step(reward=np.array([1.0, 2.0])), "ValueError: can only convert an array of size 1"),  # type: ignore[arg-type]
+        (Step(is_done=np.array([True, False])), "its answer cannot be read: ValueError: The truth value"),  # type: ignore[arg-type]
+        (Step(finish=np.array(["answer", "stop"])), "its answer cannot be read: ValueError: The truth value"),  # type: ignore[arg-type]
     ],
 )
 async def test_step_that_is_no_step_fails_the_sample(step: Any, problem: str) -> None:
     with pytest.raises(NeighbourError, match="^environment: " + re.escape(problem)):
         await _guarded(step).step(TURN)
+
+
+class BrokenMessage(dict[str, str]):
+    def get(self, key: str, default: Any = None) -> Any:
+        raise SystemExit(3)
+
+
+async def test_prompt_of_a_class_that_cannot_be_read_fails_the_sample() -> None:
+    with pytest.raises(NeighbourError, match=r"^environment: its answer cannot be read: SystemExit: 3"):
+        await _guarded([BrokenMessage(role="user")]).reset(TASK)
 
 
 @pytest.mark.parametrize(
