@@ -3,6 +3,7 @@
 A channel belongs to the thread that made it. Frames in, frames out: what they mean is `protocol.wire.codec`'s matter.
 """
 
+import contextlib
 import time
 from collections.abc import Iterable
 from dataclasses import dataclass
@@ -175,7 +176,10 @@ class DealerChannel:
         """Return the next frames, or None after timeout_s without any."""
         if not self._socket.poll(int(timeout_s * 1000)):
             return None
-        return self._socket.recv_multipart(zmq.NOBLOCK)
+        try:
+            return self._socket.recv_multipart(zmq.NOBLOCK)
+        except zmq.Again:  # the connection broke after the poll, and what had arrived by it went with it
+            return None
 
     def close(self) -> None:
         self._socket.close(linger=0)
@@ -215,8 +219,10 @@ class AsyncDealerChannel:
         deadline = time.monotonic() + timeout_s
         while (left_s := deadline - time.monotonic()) > 0:
             if await self._socket.poll(int(left_s * 1000) + 1):
-                frames: list[bytes] = await self._socket.recv_multipart(zmq.NOBLOCK)
-                return frames
+                # A connection that breaks after the poll takes with it what had arrived by it.
+                with contextlib.suppress(zmq.Again):
+                    frames: list[bytes] = await self._socket.recv_multipart(zmq.NOBLOCK)
+                    return frames
         return None
 
     def close(self) -> None:

@@ -235,5 +235,18 @@ async def test_async_dealer_sends_and_receives(router: RouterChannel) -> None:
     channel.close()
 
 
+async def test_async_receive_waits_on_when_what_had_arrived_is_gone_again(router: RouterChannel) -> None:
+    """As when a connection breaks after the poll: here a second receiver takes the frame first."""
+    channel = AsyncDealerChannel(router.address, "server-0", PEER_KEYS, ROUTER_KEYS.public)
+    await _until_sent(channel, [b"hello"])
+    received = router.receive(5.0)
+    assert received is not None
+    both = asyncio.gather(channel.receive(0.5), channel.receive(0.5))
+    await asyncio.sleep(0.1)
+    assert router.send(received[0], [b"lease"])
+    assert sorted(await both, key=repr) == [None, [b"lease"]]
+    channel.close()
+
+
 def test_secret_key_is_not_in_the_key_pair_s_text() -> None:
     assert PEER_KEYS.secret.decode() not in repr(PEER_KEYS)
