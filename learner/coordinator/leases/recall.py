@@ -68,11 +68,17 @@ class LeaseRecall:
             if not group.holders or age_s <= self._overdue.overdue_s:
                 continue
             if age_s > self._overdue.limit_s:
-                for server in sorted(set(group.holders.values())):
-                    detail = f"{server} did not bring it back within {self._overdue.limit_s:g} s"
-                    self._groups.fail(group, group.held_by(server), server, "lease", detail)
+                self._fail_late(group)
             elif not group.is_leased_twice:
                 self._lease_twice(group, versions, now)
+
+    def _fail_late(self, group: Group) -> None:
+        """Count every sample that is out as failed, on its server."""
+        for server in sorted(set(group.holders.values())):
+            # What one server was late with may be what the prompt is given up for: then it is accounted for.
+            if self._groups.find(group.name) is group:
+                detail = f"{server} did not bring it back within {self._overdue.limit_s:g} s"
+                self._groups.fail(group, group.held_by(server), server, "lease", detail)
 
     def _lease_twice(self, group: Group, versions: range, now: float) -> None:
         """Have another server make the samples that are out; whoever is first with one counts."""

@@ -1,7 +1,11 @@
 """Leases that do not come back: servers that go silent or die, messages that are lost on the way."""
 
+from pathlib import Path
+
+import pytest
+
 from protocol.wire import messages as m
-from tests.learner.coordinator.coordinator_script import Script
+from tests.learner.coordinator.coordinator_script import Script, settings_of
 
 
 def test_expired_lease_goes_out_again_for_the_missing_sample(script: Script) -> None:
@@ -101,3 +105,19 @@ def test_server_that_is_silent_for_minutes_keeps_its_leases_while_it_has_a_conne
     script.demand(num_groups=1)
     script.advance(90.0)
     assert script.states() == {"leased": 1}
+
+
+@pytest.mark.parametrize("kind", ["train", "eval"])
+def test_group_on_two_servers_is_given_up_once_when_both_are_late(tmp_path: Path, kind: str) -> None:
+    held_out = {"data": {"train": "a", "eval": "b"}, "eval": {"every_steps": 5, "samples": 1}}
+    script = Script(tmp_path, settings_of(**(held_out if kind == "eval" else {})), num_held_out=1)
+    for index in (0, 1):  # each fails once by itself, then with the other: the first has its third failure so
+        (lease,) = script.demand("s1", num_groups=1)
+        assert lease.kind == kind
+        script.fail("s1", lease, index)
+        (other,) = script.demand("s2", num_groups=1)
+        assert (other.group, other.sample_indices) == (lease.group, [index])
+        script.demand("s2", num_groups=0)
+        script.advance(101.0)
+    assert script.coordinator.counts["skipped"] == 1
+    assert lease.group not in {each.group for each in script.demand("s1")}
