@@ -3,7 +3,7 @@
 import json
 import os
 import weakref
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any, BinaryIO, NamedTuple, Protocol
 
@@ -11,6 +11,7 @@ import msgspec
 import pyarrow
 import pyarrow.parquet
 
+from learner.data.parquet_times import in_microseconds
 from protocol.errors import OperatorError, SettingsError
 
 _BYTE_ORDER_MARK = b"\xef\xbb\xbf"
@@ -39,12 +40,16 @@ def each_row(file: Path) -> Iterator[Row]:
 
     Raises: SettingsError for a file that cannot be read, and for a line that is no JSON object, by its number.
     """
-    return _parquet_rows(file) if file.suffix == ".parquet" else _jsonl_rows(file)
+    return _parquet_rows(file) if is_parquet(file) else _jsonl_rows(file)
+
+
+def is_parquet(file: Path) -> bool:
+    return file.suffix.lower() == ".parquet"
 
 
 def open_rows(file: Path) -> RowReader:
     """Return a reader of the file as it is now: one that is put in its place later changes nothing."""
-    return _ParquetReader(file) if file.suffix == ".parquet" else _JsonlReader(file)
+    return _ParquetReader(file) if is_parquet(file) else _JsonlReader(file)
 
 
 def _jsonl_rows(file: Path) -> Iterator[Row]:
@@ -91,12 +96,37 @@ def _parquet_rows(file: Path) -> Iterator[Row]:
     number = 0
     try:
         with pyarrow.parquet.ParquetFile(file) as table:
+            _check_columns(table.schema_arrow.names, file)
             for batch in table.iter_batches(_ROWS_AT_ONCE):
-                for content in batch.to_pylist():
+                for content in _contents(in_microseconds(batch), file, number):
                     number += 1
                     yield Row(number, number - 1, content)
     except (pyarrow.ArrowException, OSError) as error:
         raise SettingsError(f"data: {file} is not a Parquet file: {error}") from None
+
+
+def _check_columns(names: Sequence[str], file: Path) -> None:
+    """Raise SettingsError for two columns of one name: a row would have one of them, nobody knows which."""
+    if twice := sorted({name for name in names if names.count(name) > 1}):
+        raise SettingsError(f"data: {file} has two columns {twice[0]!r}. Rename or remove one of them.")
+
+
+def _contents(batch: pyarrow.RecordBatch, file: Path, num_before: int) -> list[dict[str, Any]]:
+    """Return a batch's rows. num_before: rows of the file that come before it. Raises: SettingsError naming a row."""
+    try:
+        return _as_rows(batch)
+    except (ValueError, OverflowError):
+        for place in range(len(batch)):
+            try:
+                _as_rows(batch.slice(place, 1))
+            except (ValueError, OverflowError) as error:
+                raise SettingsError(f"data: {file} line {num_before + place + 1} cannot be read: {error}.") from None
+        raise
+
+
+def _as_rows(batch: pyarrow.RecordBatch | pyarrow.Table) -> list[dict[str, Any]]:
+    rows: list[dict[str, Any]] = batch.to_pylist()
+    return rows
 
 
 class _JsonlReader:
@@ -128,9 +158,10 @@ class _ParquetReader:
     groups of up to a million, and each would have to be unpacked for one of its rows."""
 
     def __init__(self, file: Path) -> None:
-        self._table = pyarrow.parquet.read_table(file)
+        # Not `read_table`: it takes a folder's name such as split=train for a column.
+        with pyarrow.parquet.ParquetFile(file) as table:
+            self._table = in_microseconds(table.read())
 
     def read(self, number: int, offset: int) -> dict[str, Any]:
-        (row,) = self._table.slice(offset, 1).to_pylist()
-        content: dict[str, Any] = row
-        return content
+        (row,) = _as_rows(self._table.slice(offset, 1))
+        return row
