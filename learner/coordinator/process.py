@@ -13,6 +13,7 @@ from learner.coordinator.steps.record import RunRecord
 from learner.data.prompt_set import load_prompts, open_prompts, prompts_digest
 from learner.data.prompts import Prompt
 from learner.disk.layout import LEDGER, TRAIN_INDEX
+from learner.disk.skipped_rows import read_skipped
 from learner.ledger.ledger import Ledger
 from learner.ledger.snapshots import LedgerCopies, in_a_thread
 from learner.live.status import RunStatus
@@ -48,7 +49,8 @@ class CoordinatorProcess:
         settings, folder, keys = self._settings, self._folder, load_keys()
         # A run that is a warm start alone has no prompts.
         data = settings.data
-        train = open_prompts(data.train, data, folder / TRAIN_INDEX) if data.train else []
+        left_out = [number for number, _ in read_skipped(folder)]
+        train = open_prompts(data.train, data, folder / TRAIN_INDEX, left_out) if data.train else []
         held_out = load_prompts(data.eval, data)[: settings.eval.num_prompts] if data.eval else []
         self._ledger = Ledger(folder / LEDGER)
         _claim_prompts(self._ledger, settings, train)

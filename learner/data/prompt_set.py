@@ -113,30 +113,31 @@ def read_prompts(
     return index, sorted(unusable)
 
 
-def load_prompts(path: str, data: DataSettings) -> PromptSet:
-    """Return every prompt of a file, in file order.
+def load_prompts(path: str, data: DataSettings, without: Sequence[int] = ()) -> PromptSet:
+    """Return every prompt of a file, in file order. without: rows that are left out unread.
 
     Raises: as `read_prompts`, and SettingsError for the first row that cannot be used.
     """
-    index, unusable = read_prompts(path, data)
+    index, unusable = read_prompts(path, data, without=without)
     if unusable:
         number, reason = unusable[0]
         raise SettingsError(f"data: {path} line {number} {reason}")
     return PromptSet(Path(path), data, index)
 
 
-def open_prompts(path: str, data: DataSettings, index_path: Path) -> Sequence[Prompt]:
+def open_prompts(path: str, data: DataSettings, index_path: Path, without: Sequence[int] = ()) -> Sequence[Prompt]:
     """Return the prompts of a file by an index of it that lies there, without reading them; read anew if it is not of
     the file as it is now, or is none.
 
+    without: rows that the index leaves out. A file that was copied over itself has a new time and the same rows.
     Raises: as `load_prompts`.
     """
     file = existing_file(path)
     try:
         index = load_index(index_path)
     except (OSError, ValueError, KeyError, BadZipFile):
-        return load_prompts(path, data)
-    return PromptSet(file, data, index) if index.is_of(file) else load_prompts(path, data)
+        return load_prompts(path, data, without)
+    return PromptSet(file, data, index) if index.is_of(file) else load_prompts(path, data, without)
 
 
 def prompts_digest(prompts: Sequence[Prompt]) -> str:

@@ -41,7 +41,9 @@ def read_train_prompts(settings: Settings, model: Path, start: RunStart) -> Trai
     with PromptJudge(model, settings) as judge:
         index, unusable = read_prompts(path, settings.data, judge, [number for number, _ in before])
     num_rows = len(index) + len(unusable)
-    if unusable and (start.checkpoint is not None or len(unusable) > settings.data.max_skipped_share * num_rows):
+    # Divided, not multiplied: 0.29 * 100 is less than 29. A run needs a prompt, whatever share may be left out.
+    are_too_many = unusable and (len(unusable) / num_rows > settings.data.max_skipped_share or not len(index))
+    if are_too_many or (unusable and start.checkpoint is not None):
         raise SettingsError(_too_many(path, unusable, num_rows, settings.data.max_skipped_share))
     skipped = tuple(sorted([*before, *unusable]))
     notice = None
@@ -68,6 +70,8 @@ def _too_many(path: str, unusable: Sequence[tuple[int, str]], num_rows: int, sha
     number, reason = unusable[0]
     if num_rows == 1:
         return f"data: {path} line {number} {reason}"
+    if len(unusable) == num_rows:
+        return f"data: none of the {num_rows} rows of {path} can be used. The first, line {number}, {reason}"
     return (
         f"data: {len(unusable)} of {num_rows} rows of {path} cannot be used, more than data.max_skipped_share = "
         f"{share:g} lets out. The first, line {number}, {reason}"

@@ -2,6 +2,7 @@
 
 import hashlib
 import json
+import os
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -125,6 +126,15 @@ def test_open_reads_the_file_when_the_index_is_of_another_state_of_it_or_none(tm
     assert len(open_prompts(str(path), _DATA, at)) == 6
     at.write_bytes(b"nonsense")
     assert len(open_prompts(str(path), _DATA, at)) == 6
+
+
+def test_open_leaves_out_the_same_rows_when_the_file_was_only_copied_over_itself(tmp_path: Path) -> None:
+    path, at = jsonl(tmp_path), tmp_path / "train.npz"
+    index, _ = read_prompts(str(path), _DATA, without=[1])
+    index.save(at)
+    os.utime(path, ns=(1, 1))
+    again = open_prompts(str(path), _DATA, at, without=[1])
+    assert prompts_digest(again) == index.digest()
 
 
 def test_prompts_are_found_by_their_uids(tmp_path: Path) -> None:

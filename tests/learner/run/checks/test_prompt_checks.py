@@ -70,6 +70,17 @@ def test_more_than_the_allowed_share_is_refused(tmp_path: Path, model: Path) -> 
     )
 
 
+def test_exactly_the_allowed_share_is_left_out(tmp_path: Path, model: Path) -> None:
+    rows(tmp_path / "train.jsonl", *[300] * 29, *[1] * 71)  # 0.29 * 100 is 28.999999999999996
+    assert len(read(tmp_path, model, new(tmp_path), share=0.29).index) == 71
+
+
+def test_run_without_any_usable_row_is_refused_whatever_may_be_left_out(tmp_path: Path, model: Path) -> None:
+    rows(tmp_path / "train.jsonl", 300, 300)
+    with pytest.raises(SettingsError, match=r"data: none of the 2 rows of .* can be used\. The first, line 1, has 300"):
+        read(tmp_path, model, new(tmp_path), share=1.0)
+
+
 def test_resume_leaves_out_what_the_run_began_without(tmp_path: Path, model: Path) -> None:
     rows(tmp_path / "train.jsonl", 5, 232, 300, 1)
     began = read(tmp_path, model, new(tmp_path))
