@@ -5,6 +5,7 @@ import pkgutil
 import subprocess
 import sys
 from collections.abc import Sequence
+from pathlib import Path
 
 import pytest
 
@@ -51,3 +52,12 @@ def test_a_learner_rank_imports_nothing_of_the_coordinator() -> None:
     done = subprocess.run([sys.executable, "-c", probe], capture_output=True, text=True, check=True, timeout=120)
 
     assert done.stdout == "[]\n"
+
+
+def test_every_command_of_the_tests_can_be_imported() -> None:
+    # Types are checked for the product alone: a name that a rig or a benchmark lost would show only when it is run.
+    root = Path(__file__).parent
+    folders = (root / "chaos", root / "benchmarks", root / "fakes")
+    modules = [path.relative_to(root.parent) for folder in folders for path in sorted(folder.rglob("*.py"))]
+    names = [str(path.with_suffix("")).replace("/", ".") for path in modules if not path.name.startswith("test_")]
+    assert heavy_imports(names, []) == []

@@ -16,13 +16,14 @@ from learner.disk.metrics_lines import MetricsReader
 from learner.disk.model_folder import count_parameters, read_vocab_size
 from learner.live.view import LiveView
 from learner.live.wandb_log import WandbLog
+from learner.objectives.needs import needs_of
 from learner.report.write import write_report
 from learner.run.checks.preflight import Inspected
 from learner.run.cluster.cluster_end import cluster_end
 from learner.run.output import say
 from learner.run.signals import stop_signals
 from learner.run.start import RunStart, locked, plan_restart, prepare_folder
-from learner.run.topology import needs_rollouts, plan_topology
+from learner.run.topology import plan_topology
 from protocol.errors import NeighbourError, OperatorError
 from protocol.node.current_run import using_cluster
 from protocol.node.home import ClusterState, read_cluster
@@ -124,7 +125,7 @@ def check_cluster(
     fleet.await_idle_fleet()
     if fleet.renew_fleet():
         view.message("The code has changed since the cluster was started: what runs other code is started anew.")
-    if needs_rollouts(settings):
+    if needs_of(settings).rollouts:
         view.show_phase("asking reward services and retriever")
         fleet.check_services(run_spec(settings, inspected.start.run_id, 0, "unset"))
     return RunContext(

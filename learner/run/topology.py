@@ -5,6 +5,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from learner.disk.model_folder import BYTES
+from learner.objectives.needs import needs_of
 from protocol.errors import SettingsError
 from protocol.settings.settings import Settings
 
@@ -63,7 +64,7 @@ def plan_topology(settings: Settings, num_parameters: int, nodes: Sequence[Node]
     has_gpus = backend == "nccl" if num_gpus is None else num_gpus > 0
     rank_bytes = learner_bytes(num_parameters, settings.policy.dtype, learner.zero_stage, learner.num_ranks)
     server_bytes = num_parameters * BYTES[settings.policy.dtype] // rollout.tensor_parallel_size
-    num_servers = rollout.num_servers if needs_rollouts(settings) else 0
+    num_servers = rollout.num_servers if needs_of(settings).rollouts else 0
     topology = Topology(
         coordinator=Processes("coordinator", 1, 0, "here", _window_bytes(settings), "for the window"),
         ranks=Processes(_RANK, learner.num_ranks, int(has_gpus), "DEFAULT", rank_bytes, "+ activations"),
@@ -75,12 +76,6 @@ def plan_topology(settings: Settings, num_parameters: int, nodes: Sequence[Node]
     if nodes is not None:
         _check_room(topology, nodes, settings)
     return topology
-
-
-def needs_rollouts(settings: Settings) -> bool:
-    """Return whether anything is sampled: a warm start without steps and evaluations is supervised alone."""
-    is_supervised_alone = settings.run.max_steps == 0 and settings.policy.warm_start.data is not None
-    return not is_supervised_alone or settings.eval.every_steps > 0
 
 
 def choose_backend(wanted: str, num_gpus: int | None) -> Backend:

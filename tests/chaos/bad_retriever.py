@@ -19,11 +19,11 @@ import random
 import re
 import sys
 import time
+from collections.abc import Awaitable, Callable
 from contextlib import AsyncExitStack
 from dataclasses import dataclass
 
 from rollout.environments.base import Resources
-from rollout.environments.base import Search as SearchFunction
 from rollout.environments.search import Search, render_passages
 from rollout.neighbours.http.retries import HttpPolicy
 from rollout.neighbours.retriever_client import RetrieverClient
@@ -139,7 +139,7 @@ async def run(
         return await play_run(seats, write, num_groups, PACE, progress, during)
 
 
-def _search_at(client: RetrieverClient) -> SearchFunction:
+def _search_at(client: RetrieverClient) -> Callable[[str], Awaitable[list[str]]]:
     async def search(query: str) -> list[str]:
         return [passage.contents for passage in await client.search(query)]
 

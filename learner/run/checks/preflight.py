@@ -10,9 +10,9 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from learner.disk.model_folder import BYTES, count_parameters, find_model, model_digest, read_max_positions
+from learner.objectives.needs import needs_of
 from learner.run.checks.prompt_checks import TrainPrompts, check_held_out, read_train_prompts
 from learner.run.start import RunStart, plan_start
-from learner.run.topology import needs_rollouts
 from protocol.errors import OperatorError, SettingsError
 from protocol.settings.settings import Settings
 
@@ -34,7 +34,7 @@ def inspect(settings: Settings) -> Inspected:
     check_environment(settings.rollout.environment)
     start = plan_start(settings.run, model_digest(model))
     check_positions(model, settings)
-    has_prompts = settings.data.train or needs_rollouts(settings)
+    has_prompts = settings.data.train or needs_of(settings).prompts
     train = read_train_prompts(settings, model, start) if has_prompts else None
     check_held_out(settings, model)
     check_disk(start.folder, model, settings.policy.dtype, settings.learner.keep_checkpoints)
@@ -44,7 +44,7 @@ def inspect(settings: Settings) -> Inspected:
 def check_positions(model: Path, settings: Settings) -> None:
     """Raise SettingsError for a context that is longer than the model's: the engine would not start."""
     given, most = settings.rollout.max_context_tokens, read_max_positions(model)
-    if most is not None and given > most and needs_rollouts(settings) and not settings.rollout.engine_args:
+    if most is not None and given > most and needs_of(settings).rollouts and not settings.rollout.engine_args:
         raise SettingsError(
             f"settings: rollout.max_context_tokens = {given}, and policy.model has {most} positions. Set it to {most} "
             "or less."

@@ -4,7 +4,7 @@ from dataclasses import replace
 
 import pytest
 
-from learner.run.topology import Node, choose_backend, learner_bytes, needs_rollouts, plan_topology
+from learner.run.topology import Node, choose_backend, learner_bytes, plan_topology
 from protocol.errors import SettingsError
 from protocol.settings.settings import Settings
 
@@ -50,25 +50,7 @@ def test_without_a_running_cluster_gpus_follow_the_way_of_the_weights(backend: s
 
 def test_warm_start_alone_has_no_server() -> None:
     alone = settings(run={"max_steps": 0}, policy={"warm_start": {"data": "rows.jsonl"}})
-    assert not needs_rollouts(alone)
     assert shape(alone, _TWO_EIGHTS)[2][0] == 0
-
-
-@pytest.mark.parametrize(
-    "sections",
-    [
-        {"run": {"max_steps": 0}},
-        {"run": {"max_steps": 1}, "policy": {"warm_start": {"data": "rows.jsonl"}}},
-        {
-            "run": {"max_steps": 0},
-            "policy": {"warm_start": {"data": "rows.jsonl"}},
-            "data": {"eval": "e.jsonl"},
-            "eval": {"every_steps": 1},
-        },
-    ],
-)
-def test_steps_and_evaluations_need_rollouts(sections: dict[str, object]) -> None:
-    assert needs_rollouts(settings(**sections))
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,38 @@
+"""What each objective of a run needs beside its learner ranks, known before anything of it is loaded: no torch here."""
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+from protocol.settings.settings import Settings
+
+
+@dataclass(frozen=True)
+class Needs:
+    """What is checked, started and attached for an objective."""
+
+    prompts: bool  # data.train
+    rollouts: bool  # rollout servers, and the reward services and retrievers that their samples ask
+
+
+NEEDS = {
+    "supervised": Needs(prompts=False, rollouts=False),  # objectives/supervised.py, on the rows of the warm start
+    "policy_gradient": Needs(prompts=True, rollouts=True),  # objectives/policy_gradient.py
+    "evaluation": Needs(prompts=False, rollouts=True),  # nothing is optimised: held-out prompts are sampled and scored
+}
+
+
+def needs_of(settings: Settings) -> Needs:
+    """Return what a run needs for all that it does together."""
+    needs = [NEEDS[name] for name in _objectives(settings)]
+    return Needs(prompts=any(need.prompts for need in needs), rollouts=any(need.rollouts for need in needs))
+
+
+def _objectives(settings: Settings) -> Iterable[str]:
+    """Yield what a run does, in order. One of no steps and no warm start still syncs its servers with its model."""
+    is_warm_started = settings.policy.warm_start.data is not None
+    if is_warm_started:
+        yield "supervised"
+    if settings.eval.every_steps:
+        yield "evaluation"
+    if settings.run.max_steps or not is_warm_started:
+        yield "policy_gradient"
