@@ -230,6 +230,15 @@ def test_a_stop_during_the_first_evaluation_leaves_it_to_the_next_start(tmp_path
     assert scores(resumed) == {0: (0, 0.5)}
 
 
+def test_the_first_evaluation_is_made_once(tmp_path: Path) -> None:
+    settings = evaluated(5)
+    script = begin(tmp_path, settings)
+    evaluate(script, 0, 0.5)
+    resumed = restart(script, settings, step=0)
+    assert {lease.kind for lease in resumed.demand()} == {"train"}
+    assert [line["step"] for line in resumed.metrics()] == [0]
+
+
 def test_an_evaluation_under_way_at_a_checkpoint_is_begun_again_on_its_weights(tmp_path: Path) -> None:
     settings = evaluated(4, max_steps=8)
     script = begin(tmp_path, settings)

@@ -101,6 +101,17 @@ def test_server_without_a_connection_for_four_seconds_has_lost_its_leases(script
     ]
 
 
+def test_server_that_brings_a_result_has_a_connection(script: Script) -> None:
+    (lease,) = script.demand(num_groups=1)
+    (ping,) = script.take("s1", m.Ping)
+    script.coordinator.on_undeliverable("s1", ping, script.now)
+    script.advance(3.0)
+    script.deliver("s1", lease, 0)
+    script.advance(2.0)
+    script.coordinator.on_undeliverable("s1", ping, script.now)
+    assert script.states() == {"leased": 1}
+
+
 def test_server_that_is_silent_for_minutes_keeps_its_leases_while_it_has_a_connection(script: Script) -> None:
     script.demand(num_groups=1)
     script.advance(90.0)

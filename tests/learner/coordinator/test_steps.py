@@ -87,6 +87,16 @@ def test_stepped_told_twice_counts_once(script: Script) -> None:
     assert [line["step"] for line in script.metrics()] == [1]
 
 
+def test_stepped_of_the_step_before_does_not_end_the_one_under_way(script: Script) -> None:
+    script.train(1)
+    for lease in script.demand(version=1):
+        script.finish("s1", lease, version=1)
+    script.batch(2)
+    script.step(1, version=1)
+    assert script.coordinator.step == 1
+    assert script.states() == {"trained": 2, "assigned": 2, "ready": 2}
+
+
 def test_step_that_was_not_applied_skips_its_groups_and_trains_none(script: Script) -> None:
     for lease in script.demand(num_groups=2):
         script.finish("s1", lease)
@@ -110,6 +120,14 @@ def test_rank_outside_the_run_is_refused(script: Script) -> None:
 def test_rank_that_asks_for_a_step_that_is_done_is_refused(script: Script) -> None:
     script.train(1)
     assert script.ask(1) == [m.Refused(**script.stamp, detail="$.step: is 1, step 1 is done", reason="step")]
+
+
+def test_rank_waits_for_the_last_step_as_for_any_other(tmp_path: Path) -> None:
+    script = Script(tmp_path, settings_of(run={"max_steps": 1}))
+    assert script.ask(1) == []
+    for lease in script.demand():
+        script.finish("s1", lease)
+    assert [batch.step for batch in script.take("rank-0", m.Batch)] == [1]
 
 
 def test_stop_lets_the_step_under_way_finish_and_ends_every_rank_at_the_same_step(tmp_path: Path) -> None:

@@ -73,6 +73,15 @@ async def test_last_turn_is_as_long_as_the_context_has_room() -> None:
     assert conversation.is_full
 
 
+async def test_each_turn_draws_with_a_seed_of_its_own() -> None:
+    """The same seed and the same logits would write the same first token in every turn."""
+    engine = ScriptedEngine(lambda context: "ab")
+    conversation = _conversations(engine).begin(TASK, _tokens("Q?"))
+    for _ in range(3):
+        await conversation.next_turn()
+    assert len({sampling.seed for _, sampling, _, _ in engine.requests}) == 3
+
+
 @pytest.mark.parametrize("num_tokens", [0, 32, 33])
 def test_prompt_without_tokens_or_room_begins_no_conversation(num_tokens: int) -> None:
     with pytest.raises(NeighbourError, match=rf"^prompt: has {num_tokens} tokens; rollout.max_context_tokens = 32$"):

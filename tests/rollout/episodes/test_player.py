@@ -156,6 +156,16 @@ async def test_single_turn_finish(written: str, settings: dict[str, Any], finish
     assert (trajectory.facts.finish, trajectory.facts.num_tokens) == (finish, num_tokens)
 
 
+@pytest.mark.parametrize(("said", "finish"), [("answer", "answer"), ("turns", "context"), (None, "context")])
+async def test_answer_is_one_though_it_fills_the_context(said: Any, finish: str) -> None:
+    class Ending(SingleTurn):
+        async def step(self, turn: Turn) -> Step:
+            return Step(is_done=True, finish=said)
+
+    player = _player(ScriptedEngine(lambda context: "a" * 50), Ending, max_context_tokens=20)
+    assert (await player.play(SAMPLE)).facts.finish == finish
+
+
 async def test_conversation_ends_when_the_next_turn_has_no_room() -> None:
     """3 + 19 tokens and an observation of 32 fill 54: with a window of 54 nothing could follow it."""
     engine = ScriptedEngine(lambda context: "<search>AB</search>")

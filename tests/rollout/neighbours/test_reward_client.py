@@ -3,6 +3,7 @@
 import asyncio
 import gzip
 import time
+from collections import Counter
 from collections.abc import Iterator
 from dataclasses import replace
 from typing import Any
@@ -76,6 +77,12 @@ async def test_score_gives_up_after_four_attempts(server: ScriptedServer) -> Non
     assert error.value.boundary == "reward:math"
     assert error.value.detail.startswith(f'{url} answered 503: "down" (4 attempts in ')
     assert len(server.received["down"]) == 4
+
+
+async def test_score_gives_up_after_four_attempts_whatever_each_failed_by(server: ScriptedServer) -> None:
+    url = server.script("mixed", *(Answer("down", status) for status in (503, 502, 504, 408)), GOOD)
+    with pytest.raises(NeighbourError, match=r'answered 408: "down" \(4 attempts in '):
+        await score_once(endpoint(url))
 
 
 async def test_score_tries_a_500_once_more_only(server: ScriptedServer) -> None:
@@ -227,6 +234,25 @@ async def test_score_does_not_give_up_because_the_service_fails_others_too(serve
     async with RewardClient([endpoint(url)], "sum", policy=FAST) as client:
         first = await asyncio.gather(*(client.score(request(f"p{i}")) for i in range(40)))
     assert [score.reward for score in first] == [0.5] * 40
+
+
+async def test_score_tries_a_500_one_time_more_of_a_service_that_often_is_not_there(server: ScriptedServer) -> None:
+    counts: Counter[str] = Counter()
+
+    def answer(received: Received) -> Answer:
+        key = received.headers["idempotency-key"]
+        counts[key] += 1
+        if key.startswith("broken") and counts[key] < 3:
+            return Answer("oops", 500)
+        return Answer("busy", 503) if key.startswith("busy") and counts[key] == 1 else GOOD
+
+    url = server.script_by("often_not_there", answer)
+    async with RewardClient([endpoint(url)], "sum", policy=FAST) as client:
+        await asyncio.gather(*(client.score(request(f"busy{i}")) for i in range(16)))
+        assert (await client.score(request("broken"))).reward == 0.5
+        await asyncio.gather(*(client.score(request(f"sound{i}")) for i in range(32)))
+        with pytest.raises(NeighbourError, match=r'answered 500: "oops" \(2 attempts in '):
+            await client.score(request("broken_again"))
 
 
 async def test_score_refuses_a_compressed_reply(server: ScriptedServer) -> None:
