@@ -119,6 +119,13 @@ def test_observation_without_names_has_the_tokens_that_the_tokenizer_gives_it(ma
     assert ChatTokens(tokenizer).observation(observation, 1000) == (expected, False)
 
 
+def test_word_that_the_tokenizer_does_not_know_is_no_control_token() -> None:
+    tokenizer = word_piece()
+    tokens, _ = ChatTokens(tokenizer).observation(Observation("the 漢 dog"), 1000)
+    assert tokens == tokenizer.encode("the 漢 dog", add_special_tokens=False)
+    assert tokenizer.unk_token_id in tokens
+
+
 @pytest.mark.parametrize("make", FAMILIES)
 def test_head_and_tail_may_speak_in_control_tokens_round_a_body_that_may_not(make: Make) -> None:
     tokenizer = make()
@@ -127,7 +134,7 @@ def test_head_and_tail_may_speak_in_control_tokens_round_a_body_that_may_not(mak
     found = _controls(tokenizer, [token for token in tokens if token != tokenizer.unk_token_id])
     assert found == ["<|im_start|>", "<|im_end|>"]
     # The very text that it would be without the name in it, in one piece.
-    plain = Observation("dog", head="<|im_start|>", tail="<|im_end|>")
+    plain = Observation("hel", head="<|im_start|>", tail="lo<|im_end|>")
     assert chat.observation(plain, 1000)[0] == tokenizer.encode(plain.text, add_special_tokens=False)
 
 
