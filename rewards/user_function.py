@@ -25,6 +25,8 @@ from rewards.sample import Sample, Score, Scorer, ScorerFailure
 from rewards.workers import Workers
 
 _NAMES = ("reward_func", "compute_score", "score")
+_VERL_KEYWORDS = frozenset({"data_source", "solution_str", "ground_truth", "extra_info"})
+_ANY_NUMBER = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
 _SPECIAL_TOKENS = re.compile(r"<\|[^|<>]{1,64}\|>|</?s>|<(?:pad|unk|bos|eos|end_of_turn|start_of_turn)>")
 
 _Call = Callable[..., Any]
@@ -45,8 +47,8 @@ def load_scorer(reference: str, workers: Workers | None = None) -> Scorer:
     if "queries" in parameters:
         return functools.partial(_score_batch, call)
     if "solution_str" in parameters:
-        return functools.partial(_score_each, call, _verl_arguments)
-    if len([p for p in parameters.values() if p.default is p.empty]) == 1:
+        return functools.partial(_score_each, call, functools.partial(_verl_arguments, _keywords_of(parameters)))
+    if len([p for p in parameters.values() if p.default is p.empty and p.kind not in _ANY_NUMBER]) == 1:
         return functools.partial(_score_each, call, _own_arguments)
     raise OperatorError(
         f"rewards: {file}:{function.__name__}{inspect.signature(function)} has no known shape. Expected reward_func"
@@ -132,7 +134,13 @@ def _failure(index: int | None, error: BaseException) -> BaseException:
     return error if is_told_to_stop else ScorerFailure(index, error)
 
 
-def _verl_arguments(sample: Sample) -> tuple[list[Any], dict[str, Any]]:
+def _keywords_of(parameters: Mapping[str, inspect.Parameter]) -> frozenset[str]:
+    """Return which of verl's keywords a function takes: its own scorers, such as gsm8k's, take the last two alone."""
+    takes_any = any(parameter.kind is parameter.VAR_KEYWORD for parameter in parameters.values())
+    return _VERL_KEYWORDS if takes_any else _VERL_KEYWORDS & parameters.keys()
+
+
+def _verl_arguments(keywords: frozenset[str], sample: Sample) -> tuple[list[Any], dict[str, Any]]:
     """Return what verl gives its functions out of a row.
 
     A label with a ground_truth (the column reward_model) gives that, any other label is it. data_source and extra_info
@@ -140,12 +148,13 @@ def _verl_arguments(sample: Sample) -> tuple[list[Any], dict[str, Any]]:
     """
     part = sample.label if isinstance(sample.label, dict) and "ground_truth" in sample.label else {}
     row = {**sample.columns, **part}
-    return [], {
+    given = {
         "data_source": row.get("data_source") or "",
         "solution_str": _SPECIAL_TOKENS.sub("", sample.response),
         "ground_truth": part.get("ground_truth", sample.label),
         "extra_info": row.get("extra_info") or {},
     }
+    return [], {name: value for name, value in given.items() if name in keywords}
 
 
 def _own_arguments(sample: Sample) -> tuple[list[Any], dict[str, Any]]:

@@ -73,6 +73,15 @@ async def test_verl_compute_score_gets_the_fields_of_a_verl_label(tmp_path: Path
     assert await rewards_of(path, [make_sample("a", "", label)]) == [Score(1.0)]
 
 
+async def test_verl_scorer_without_a_source_gets_what_it_takes(tmp_path: Path) -> None:
+    path = write(
+        tmp_path,
+        "def compute_score(solution_str, ground_truth, method='strict', score=1.0):\n"
+        "    return score if (solution_str, ground_truth) in (('r1', 'l1'), ('r22', 'l2')) else 0.0\n",
+    )
+    assert await rewards_of(path) == [Score(1.0), Score(1.0)]
+
+
 async def test_own_score_gets_a_sample(tmp_path: Path) -> None:
     path = write(
         tmp_path,
@@ -142,6 +151,7 @@ async def test_scorer_refuses_a_batch_function_that_returns_too_few(tmp_path: Pa
     [
         ("x = 1\n", r"reward.py has none of: reward_func, compute_score, score\. Name one function with --function"),
         ("def score(s): ...\ndef reward_func(queries): ...\n", r"reward.py has several of: reward_func"),
+        ("def score(**kwargs): ...\n", r"score\(\*\*kwargs\) has no known shape\. Expected reward_func"),
         ("def score(a, b): ...\n", r"score\(a, b\) has no known shape\. Expected reward_func"),
         ("import no_such_module\n", r"cannot be loaded: ModuleNotFoundError: No module named 'no_such_module'"),
         ("def score(:\n", r"cannot be loaded: SyntaxError"),
