@@ -6,9 +6,11 @@ file. Several services may open or build one folder at once.
 
 import contextlib
 import errno
+import fcntl
 import os
 import shutil
 import tempfile
+import time
 from pathlib import Path
 
 from blake3 import blake3
@@ -21,6 +23,8 @@ from retriever.indexes.index import Index
 
 MANIFEST = "MANIFEST.json"
 _MAX_RENAMES = 10
+# A builder makes its folder a moment before it locks it.
+_LEFT_S = 10.0
 # 2: the corpus lies beside its index.
 _SCHEMA_VERSION = 2
 
@@ -69,11 +73,15 @@ def open_index(folder: Path, corpus_digest: str, name: str) -> tuple[Index, Corp
 
 def build_index(folder: Path, corpus_path: Path, name: str) -> tuple[Index, Corpus]:
     """Return the corpus and its index after writing both to folder, in place of what was there."""
+    folder = folder.resolve()  # what a link leads to is replaced, not the link
     _refuse_strange_folder(folder)
     try:
         folder.parent.mkdir(parents=True, exist_ok=True)
-        aside = Path(tempfile.mkdtemp(prefix=f".{folder.name}.", dir=folder.parent))
+        _remove_left_overs(folder)
+        aside = Path(tempfile.mkdtemp(prefix=_aside_prefix(folder), dir=folder.parent))
+        lock = os.open(aside, os.O_RDONLY)
         try:
+            fcntl.flock(lock, fcntl.LOCK_EX)
             corpus = read_corpus(corpus_path, aside)
             index = INDEXES[name].build(corpus)
             index.save(aside)
@@ -81,11 +89,33 @@ def build_index(folder: Path, corpus_path: Path, name: str) -> tuple[Index, Corp
             _move_into_place(aside, folder)
         finally:
             shutil.rmtree(aside, ignore_errors=True)
+            os.close(lock)
     except OSError as error:
         raise OperatorError(
             f"retriever: the index cannot be written to {folder} ({error.strerror}). Choose another --index-path."
         ) from None
     return index, corpus
+
+
+def _aside_prefix(folder: Path) -> str:
+    return f".{folder.name}.building-"
+
+
+def _remove_left_overs(folder: Path) -> None:
+    """Remove what builders that were killed have left beside folder: one that lives holds a lock on its own."""
+    for name in os.listdir(folder.parent):
+        path = folder.parent / name
+        if not name.startswith(_aside_prefix(folder)):
+            continue
+        with contextlib.suppress(OSError):  # another has just removed it, or locks it
+            if time.time() - path.stat().st_ctime < _LEFT_S:
+                continue
+            lock = os.open(path, os.O_RDONLY)
+            try:
+                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                shutil.rmtree(path, ignore_errors=True)
+            finally:
+                os.close(lock)
 
 
 def _write_manifest(folder: Path, recipe: dict[str, str | int | float], num_documents: int) -> None:

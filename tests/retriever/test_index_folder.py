@@ -1,5 +1,6 @@
 """An index on disk: reused when it fits, built again when not, never half written."""
 
+import fcntl
 import json
 import os
 from concurrent.futures import ThreadPoolExecutor
@@ -8,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from protocol.errors import OperatorError
+from retriever import index_folder
 from retriever.corpus import digest_of
 from retriever.index_folder import MANIFEST, build_index, open_index, open_or_build
 from retriever.indexes.bm25 import Bm25Index
@@ -106,3 +108,25 @@ def test_build_by_several_at_once_leaves_one_whole_index(tmp_path: Path, corpus:
             built.result()
     assert open_index(folder, digest_of(corpus), "bm25") is not None
     assert os.listdir(folder.parent) == ["index"]
+
+
+def test_build_removes_what_killed_builders_left(tmp_path: Path, corpus: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in (".index.building-dead", ".index.building-gone.old", ".index.building-lives", ".index.mine", "index2"):
+        (tmp_path / name).mkdir()
+    lock = os.open(tmp_path / ".index.building-lives", os.O_RDONLY)
+    fcntl.flock(lock, fcntl.LOCK_EX)
+    build_index(tmp_path / "index", corpus, "bm25")  # all of them may just have been made
+    assert len(os.listdir(tmp_path)) == 7
+    monkeypatch.setattr(index_folder, "_LEFT_S", 0.0)
+    build_index(tmp_path / "index", corpus, "bm25")
+    os.close(lock)
+    assert sorted(os.listdir(tmp_path)) == [".index.building-lives", ".index.mine", "index", "index2", "source"]
+
+
+def test_build_goes_where_a_link_leads(tmp_path: Path, corpus: Path) -> None:
+    (tmp_path / "disk").mkdir()
+    (tmp_path / "index").symlink_to(tmp_path / "disk" / "index")
+    for was_built in (True, False):
+        assert open_or_build(tmp_path / "index", corpus, "bm25")[2] is was_built
+    assert (tmp_path / "index").is_symlink()
+    assert os.listdir(tmp_path / "disk") == ["index"]
