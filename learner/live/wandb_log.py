@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from learner.disk.layout import WANDB_ID
+from learner.disk.metrics_lines import MetricsReader
 from learner.disk.whole_file import replace_file
 
 _log = logging.getLogger("learner.live.wandb_log")
@@ -36,6 +37,11 @@ class WandbLog:
         self._project, self._run_name, self._settings, self._folder = project, run_name, dict(settings), folder
         self._resume_id = run_id_resume
         self._started_at = time.time()
+        # Steps whose lines stand in the folder. The line of the next one may tell of an earlier time all the same: it
+        # waited for an evaluation when that start ended.
+        self._known_step = max(
+            (line["step"] for line in MetricsReader(folder / "metrics.jsonl").new_lines()), default=-1
+        )
         self._has_failed = False
         self._where = ""
         self._lines: queue.Queue[dict[str, float] | None] = queue.Queue(_MAX_WAITING)
@@ -73,12 +79,16 @@ class WandbLog:
         try:
             run, is_resumed = self._start()
             while (line := self._lines.get()) is not None:
-                # After a resume the reader shows an earlier start's lines again: the page has them already.
-                if not (is_resumed and line.get("at_s", self._started_at) < self._started_at):
+                if not (is_resumed and self._is_on_page(line)):
                     run.log(line)
             run.finish()
         except Exception as error:  # wandb is a neighbour: whatever ends it, training goes on
             self._warn(f"{type(error).__name__}: {error}")
+
+    def _is_on_page(self, line: Mapping[str, float]) -> bool:
+        """Return whether a line is an earlier start's: after a resume the reader shows those again."""
+        is_old = line.get("at_s", self._started_at) < self._started_at
+        return is_old and line["step"] <= self._known_step
 
     def _start(self) -> tuple[Any, bool]:
         """Return wandb's run, and whether an earlier start in this folder had begun it."""

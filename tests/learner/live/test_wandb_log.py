@@ -12,6 +12,8 @@ from learner.live.wandb_log import WandbLog
 log = WandbLog("sluice-test", "a-run", {"learner": {"lr": 0.5}}, Path(sys.argv[1]))
 for step in range(3):
     log.log({"step": step, "reward_mean": step / 2, "at_s": time.time()})
+log.log({"step": 3, "of_a_known_step": 1, "at_s": 1.0})
+log.log({"step": 4, "of_a_line_that_was_held_back": 1, "at_s": 1.0})
 
 log.close()
 print(log.where)
@@ -28,6 +30,7 @@ def _record(folder: Path, **environment: str) -> subprocess.CompletedProcess[str
 def test_wandb_log_writes_an_offline_run_that_a_second_start_goes_on_with(tmp_path: Path) -> None:
     first = _record(tmp_path, WANDB_MODE="offline")
     run_id = (tmp_path / "wandb_run_id").read_text()
+    (tmp_path / "metrics.jsonl").write_text('{"step": 3}\n')
     second = _record(tmp_path, WANDB_MODE="offline")
     assert (first.returncode, first.stderr, second.returncode) == (0, "", 0)
     assert (tmp_path / "wandb_run_id").read_text() == run_id
@@ -37,6 +40,9 @@ def test_wandb_log_writes_an_offline_run_that_a_second_start_goes_on_with(tmp_pa
         f"Weights & Biases page, kept here; send it with: wandb sync {max(tmp_path.glob('wandb/offline-run-*'))}\n"
     )
     assert b"reward_mean" in files[0].read_bytes()
+    newest = max(files).read_bytes()
+    assert b"of_a_line_that_was_held_back" in newest
+    assert b"of_a_known_step" not in newest
 
 
 def test_wandb_log_warns_once_and_ends_when_there_is_no_key(tmp_path: Path) -> None:
