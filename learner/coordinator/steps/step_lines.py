@@ -88,8 +88,7 @@ class StepLines:
                 self._held = line
         self._keep_held()
         if is_first or (evaluating and self._schedule.every_steps):
-            by = self._schedule.reported_by(last_step)
-            self._begin(last_step, policy_version, by if self._held is not None else max(by, last_step + 1))
+            self._begin(last_step, policy_version, self._schedule.reported_by(last_step))
 
     def _begin(self, step: int, policy_version: int, report_by: int) -> None:
         self._evaluations.begin(step, policy_version)

@@ -265,13 +265,13 @@ async def test_score_refuses_a_compressed_reply(server: ScriptedServer) -> None:
 
 async def test_score_combines_endpoints_by_weight(server: ScriptedServer) -> None:
     endpoints = [
-        endpoint(server.script("two", Answer({"rewards": [2.0]})), "two", weight=3.0),
+        endpoint(server.script("two", Answer({"rewards": [2.0]})), "two", weight=4.0),
         endpoint(server.script("five", Answer(5)), "five", weight=-1.0),
     ]
     parts = {"two": 2.0, "five": 5.0}
-    assert await score_once(*endpoints, combine="sum") == Score(1.0, parts)
-    assert await score_once(*endpoints, combine="mean") == Score(0.5, parts)
-    assert await score_once(*endpoints, combine="product") == Score(-30.0, parts)
+    assert await score_once(*endpoints, combine="sum") == Score(3.0, parts)
+    assert await score_once(*endpoints, combine="mean") == Score(1.0, parts)
+    assert await score_once(*endpoints, combine="product") == Score(-40.0, parts)
 
 
 async def test_score_by_shard_asks_one_endpoint_and_the_same_for_a_key(server: ScriptedServer) -> None:
