@@ -42,8 +42,13 @@ def read_train_prompts(settings: Settings, model: Path, start: RunStart) -> Trai
         index, unusable = read_prompts(path, settings.data, judge, [number for number, _ in before])
     num_rows = len(index) + len(unusable)
     # Divided, not multiplied: 0.29 * 100 is less than 29. A run needs a prompt, whatever share may be left out.
-    are_too_many = unusable and (len(unusable) / num_rows > settings.data.max_skipped_share or not len(index))
-    if are_too_many or (unusable and start.checkpoint is not None):
+    if unusable and start.checkpoint is not None:
+        number, reason = unusable[0]
+        raise SettingsError(
+            f"data: {path} line {number} {reason} This run began with that row, {len(unusable)} such of {num_rows}: "
+            "its accounts are of them. Give the file and settings that it began with, or choose another run.name."
+        )
+    if unusable and (len(unusable) / num_rows > settings.data.max_skipped_share or not len(index)):
         raise SettingsError(_too_many(path, unusable, num_rows, settings.data.max_skipped_share))
     skipped = tuple(sorted([*before, *unusable]))
     notice = None

@@ -96,8 +96,11 @@ def test_resume_leaves_out_what_the_run_began_without(tmp_path: Path, model: Pat
 
 def test_resume_that_would_leave_out_others_is_refused(tmp_path: Path, model: Path) -> None:
     rows(tmp_path / "train.jsonl", 5, 232, 300, 1)
-    with pytest.raises(SettingsError, match="1 of 4 rows"):
+    with pytest.raises(SettingsError) as caught:
         read(tmp_path, model, resumed(tmp_path))
+    assert _TOO_LONG in str(caught.value)
+    assert "This run began with that row, 1 such of 4: its accounts are of them." in str(caught.value)
+    assert "max_skipped_share" not in str(caught.value)  # 1 of 4 is less than it
 
 
 def test_new_start_that_leaves_nothing_out_forgets_the_earlier_record(tmp_path: Path, model: Path) -> None:
