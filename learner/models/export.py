@@ -19,22 +19,22 @@ from protocol.weights.runs import cut_into_runs
 
 _SHARD_BYTES = 4 << 30
 _SKIPPED = (".safetensors", ".bin", ".pt", ".pth", ".gguf", ".index.json")
-Weights = Sequence[tuple[str, Tensor]]
 
 
 def export_model(
     folder: Path,
     source: Path,
-    weights: Weights,
+    model: Any,
     gather: Callable[[Sequence[Tensor]], AbstractContextManager[Any]],
     whole_numel: Callable[[Tensor], int],
     shard_bytes: int = _SHARD_BYTES,
 ) -> None:
-    """Write the weights into `folder` from rank 0, beside everything but the weights of the model folder `source`.
+    """Write the model into `folder` from rank 0, beside everything but the weights of the model folder `source`.
 
     gather: makes tensors whole while its context lasts; all ranks enter it together, shard by shard. A tied head is not
     written: its config says that it is the embedding. Raises: OSError when the disk refuses.
     """
+    weights = [*model.named_parameters(), *_kept_buffers(model)]
     is_first = dist.get_rank() == 0
     if is_first:
         folder.mkdir(parents=True, exist_ok=True)
@@ -46,7 +46,7 @@ def export_model(
         name = f"model-{number:05d}-of-{len(shards):05d}.safetensors" if len(shards) > 1 else "model.safetensors"
         with gather([tensor for _, tensor in shard]):
             if is_first:
-                whole = {key: tensor.detach().to("cpu").contiguous() for key, tensor in shard}
+                whole = _as_on_disk(model, {key: tensor.detach().to("cpu") for key, tensor in shard})
                 save_file(whole, folder / name, metadata={"format": "pt"})
                 index |= dict.fromkeys(whole, name)
                 total += sum(tensor.nbytes for tensor in whole.values())
@@ -54,6 +54,21 @@ def export_model(
         body = {"metadata": {"total_size": total}, "weight_map": index}
         (folder / "model.safetensors.index.json").write_text(json.dumps(body, indent=1), encoding="utf-8")
     dist.barrier()
+
+
+def _kept_buffers(model: Any) -> list[tuple[str, Tensor]]:
+    """Return what a model keeps beside its parameters and cannot work out anew, such as the bias of a router."""
+    kept = model.state_dict().keys()
+    return [(name, buffer) for name, buffer in model.named_buffers() if name in kept]
+
+
+def _as_on_disk(model: Any, tensors: dict[str, Tensor]) -> dict[str, Tensor]:
+    """Return tensors under the names and in the shapes that model folders have: experts one by one, in memory one."""
+    from transformers.core_model_loading import revert_weight_conversion
+
+    parts = revert_weight_conversion(model, tensors)
+    # safetensors refuses to write tensors that share memory, as the parts of one do.
+    return {name: tensor.clone(memory_format=torch.contiguous_format) for name, tensor in parts.items()}
 
 
 def _copy_description(source: Path, folder: Path, dtype: torch.dtype) -> None:

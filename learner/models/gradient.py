@@ -32,7 +32,7 @@ def score_tokens(
 ) -> tuple[Tensor, Tensor]:
     """Return (logprobs [K], entropies [K]), float32; logits exist only where a model token is predicted.
 
-    The micro-batch is on the module's device.
+    The micro-batch is on the module's device. Raises: ValueError for a model that gives logits for other tokens.
     """
     logits = module(
         input_ids=micro_batch.tokens,
@@ -41,6 +41,10 @@ def score_tokens(
         segments=Segments(micro_batch.lengths, micro_batch.tokens.device),
         use_cache=False,
     ).logits[0]
+    if len(logits) != micro_batch.num_model_tokens:
+        # Taken in order, they would be other tokens' logprobs wherever a prompt stands before them.
+        asked = micro_batch.num_model_tokens
+        raise ValueError(f"the model gives logits for {len(logits)} tokens where logits_to_keep names {asked}")
     return token_logprobs(logits, micro_batch.targets, temperature, with_entropy=with_entropy)
 
 

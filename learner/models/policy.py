@@ -135,7 +135,7 @@ class PolicyEngine:
         shard_bytes: size of one file, and of what a rank holds of other ranks' state meanwhile.
         Raises: OSError when the disk refuses.
         """
-        writer = Writer(self._world_size, self._settings.zero_stage, self._settings.dtype)
+        writer = Writer(self._world_size, self._zero_stage, self._settings.dtype)
         save_state(folder, self._shards, self.weights(), int(self._scheduler.last_epoch), writer, shard_bytes)
 
     def load_state(self, folder: Path) -> None:
@@ -153,7 +153,7 @@ class PolicyEngine:
 
     def export_hf(self, folder: Path) -> None:
         """Write the policy as a Hugging Face model folder (safetensors, config, tokenizer files) from rank 0."""
-        export_model(folder, self._settings.model_dir, self.weights(), self.gather, self._shards.whole_numel)
+        export_model(folder, self._settings.model_dir, self._model, self.gather, self._shards.whole_numel)
 
     def _own_tensors(self, with_optimizer: bool) -> Iterator[tuple[str, Tensor]]:
         """Yield what this rank holds of the weights, and of the optimizer's state."""

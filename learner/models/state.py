@@ -38,7 +38,7 @@ class Writer:
     """Who writes a state; said in its description for people, compared with nothing."""
 
     num_ranks: int  # learner ranks that wrote it
-    zero_stage: int  # learner.zero_stage as asked for
+    zero_stage: int  # the stage that ran: learner.zero_stage, but 2 for 0 in bfloat16
     dtype: str  # policy.dtype; the state itself is float32
 
 

@@ -101,13 +101,13 @@ def register() -> None:
 
 
 def _attend(q: Tensor, k: Tensor, v: Tensor, block: Block, scaling: float | None, dropout: float) -> Tensor:
-    """Return one block's attention, [tokens of the block, H, D]."""
+    """Return one block's attention, [tokens of the block, H, D], D of the values."""
     rows_q, rows_k, rows_v = (_rows(tensor, block) for tensor in (q, k, v))
     has_groups = q.shape[1] != k.shape[1]
     out = scaled_dot_product_attention(
         rows_q, rows_k, rows_v, is_causal=True, scale=scaling, dropout_p=dropout, enable_gqa=has_groups
     )
-    flat = out.transpose(1, 2).reshape(block.num_rows * block.longest, *q.shape[1:])
+    flat = out.transpose(1, 2).reshape(block.num_rows * block.longest, q.shape[1], v.shape[2])
     return flat if block.place is None else _from_rows(flat, block.place)
 
 

@@ -52,6 +52,23 @@ _LINEAR: dict[str, Any] = {
     "linear_value_head_dim": 8,
 }
 _EXPERTS: dict[str, Any] = {"num_experts_per_tok": 2, "moe_intermediate_size": 16}
+# A value has fewer numbers than a key has.
+_LATENT: dict[str, Any] = {
+    "kv_lora_rank": 16,
+    "q_lora_rank": 16,
+    "qk_rope_head_dim": 8,
+    "qk_nope_head_dim": 8,
+    "v_head_dim": 8,
+    "num_key_value_heads": 4,
+}
+_ROUTED: dict[str, Any] = {
+    **_EXPERTS,
+    "n_routed_experts": 4,
+    "n_shared_experts": 1,
+    "n_group": 1,
+    "topk_group": 1,
+    "first_k_dense_replace": 1,
+}
 # Configuration -> (what it needs besides the base, what a run does with such a model).
 EXACT, ALONE, REFUSED = "packs exactly", "one trajectory per micro-batch", "refused"
 ARCHITECTURES: dict[str, tuple[dict[str, Any], str]] = {
@@ -65,6 +82,8 @@ ARCHITECTURES: dict[str, tuple[dict[str, Any], str]] = {
     "MixtralConfig": ({"num_local_experts": 4}, EXACT),
     "Qwen2MoeConfig": ({**_EXPERTS, "num_experts": 4, "shared_expert_intermediate_size": 16}, EXACT),
     "Qwen3MoeConfig": ({**_EXPERTS, "num_experts": 4}, EXACT),
+    "Glm4MoeConfig": (_ROUTED, EXACT),
+    "DeepseekV3Config": ({**_ROUTED, **_LATENT}, EXACT),
     "OlmoConfig": ({}, EXACT),
     "Olmo2Config": ({}, EXACT),
     "Olmo3Config": ({"layer_types": ["full_attention", "full_attention"]}, EXACT),

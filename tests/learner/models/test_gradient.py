@@ -108,3 +108,15 @@ def test_loss_that_is_not_finite_makes_the_gradient_nan_though_it_has_a_finite_o
     add(table, micro_batch(6), of=lambda logprobs, entropies, batch: (logprobs.sum() + float("inf"), {}))
     assert table.logits.grad is not None
     assert table.logits.grad.isnan().any()
+
+
+class AllTokens(Table):
+    """A model that knows nothing of logits_to_keep, as models with code of their own may."""
+
+    def __call__(self, **inputs: Any) -> Any:
+        return SimpleNamespace(logits=self.logits[inputs["input_ids"]])
+
+
+def test_model_that_gives_logits_of_other_tokens_than_asked_for_is_refused() -> None:
+    with pytest.raises(ValueError, match=r"the model gives logits for 6 tokens where logits_to_keep names 5"):
+        score_tokens(AllTokens(), micro_batch(6), 1.0, with_entropy=False)

@@ -87,9 +87,10 @@ def test_differences_are_the_largest_of_any_token() -> None:
     assert (found.again, found.causal, found.packed) == (0.0, 0.0, 24.0 + 17.0)
 
 
-@pytest.mark.parametrize("name", ["Qwen3Config", "OPTConfig", "Lfm2Config", "BloomConfig"])
+@pytest.mark.parametrize("name", ["Qwen3Config", "OPTConfig", "Lfm2Config", "BloomConfig", "DeepseekV3Config"])
 def test_real_architecture_is_as_the_table_says(name: str) -> None:
-    """OPT drops out in functions; LFM2 convolves along the tokens; BLOOM masks by itself."""
+    """OPT drops out in functions; LFM2 convolves along the tokens; BLOOM masks by itself;
+    DeepSeek's values have fewer numbers than its keys."""
     ((_, outcome, _),) = measure([name], seed=0)
     assert outcome == ARCHITECTURES[name][1]
     assert {name: ARCHITECTURES[name][1] for name in ("OPTConfig", "Lfm2Config", "BloomConfig")} == {
