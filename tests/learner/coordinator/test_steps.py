@@ -157,6 +157,7 @@ def test_ranks_push_again_together_when_the_only_server_is_back_without_weights(
     script = Script(tmp_path, settings_of(learner={"num_ranks": 2}))
     script.demand()
     script.coordinator.lose_server("s1", "s1 died")
+    script.advance()
     script.advance(10.0)
     script.ask(1, rank=0)
     assert script.ask(1, rank=1) == []  # there is nobody to push to
