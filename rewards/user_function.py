@@ -19,6 +19,7 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from protocol.contained_tasks import contain_tasks
 from protocol.errors import OperatorError
 from protocol.http.bodies import check_numbers
 from rewards.sample import Sample, Score, Scorer, ScorerFailure
@@ -97,6 +98,7 @@ def _caller(function: _Call, workers: Workers) -> _Call:
 
 
 async def _score_batch(call: _Call, samples: Sequence[Sample]) -> list[Score]:
+    contain_tasks()
     queries, prompts = [s.query for s in samples], [s.prompt for s in samples]
     try:
         returned = await call(queries, prompts, [s.label for s in samples])
@@ -111,6 +113,7 @@ async def _score_each(
     """Return the scores of all samples. Every sample is tried; then the first failure is raised."""
 
     async def score(index: int, sample: Sample) -> Score:
+        contain_tasks()
         args, kwargs = arguments_of(sample)
         try:
             return _single_score(await call(*args, **kwargs))

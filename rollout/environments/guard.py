@@ -11,6 +11,7 @@ from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, TypeVar, get_args
 
+from protocol.contained_tasks import contain_tasks
 from protocol.errors import NeighbourError
 from protocol.one_line import described, one_line
 from rollout.environments.base import (
@@ -94,6 +95,7 @@ class _Outcome:
 
 async def _outcome_of(call: Callable[[], Awaitable[Any]]) -> _Outcome:
     """Return what a call gave or raised. A SystemExit that left the task would end the event loop, so none does."""
+    contain_tasks()
     try:
         return _Outcome(value=await call())
     except asyncio.CancelledError:

@@ -131,6 +131,17 @@ async def test_batch_function_that_exits_fails_its_request_alone(tmp_path: Path)
         await asyncio.wait_for(rewards_of(path), 10.0)
 
 
+@pytest.mark.parametrize("parameters", ["sample", "queries, prompts, labels"])
+async def test_task_of_a_function_that_exits_fails_its_request_alone(tmp_path: Path, parameters: str) -> None:
+    path = write(
+        tmp_path,
+        "import asyncio\nasync def leave(): exit(3)\n"
+        f"async def score({parameters}): await asyncio.gather(leave(), leave())\n",
+    )
+    with pytest.raises(ScorerFailure, match="RuntimeError: a task raised SystemExit: 3"):
+        await asyncio.wait_for(rewards_of(path), 10.0)
+
+
 async def test_log_that_no_curve_can_show_costs_no_reward(tmp_path: Path) -> None:
     path = write(
         tmp_path,

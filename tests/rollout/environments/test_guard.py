@@ -217,3 +217,35 @@ async def test_environment_that_is_cancelled_has_left_before_its_sample_has() ->
     step.cancel()
     await asyncio.wait([step])
     assert left == ["left"]
+
+
+@pytest.mark.parametrize("kind", [SystemExit, KeyboardInterrupt])
+@pytest.mark.parametrize("is_late", [False, True])
+async def test_task_of_an_environment_that_would_end_the_event_loop_fails_its_sample(
+    kind: type[BaseException], is_late: bool
+) -> None:
+    async def leave() -> None:
+        try:
+            await asyncio.sleep(0)
+        finally:
+            raise kind("out")
+
+    async def start() -> None:
+        task = asyncio.create_task(leave())
+        if is_late:
+            await asyncio.sleep(0)
+            task.cancel()
+        await asyncio.gather(task)
+
+    with pytest.raises(NeighbourError, match=f"^environment: RuntimeError: a task raised {kind.__name__}: out"):
+        await _guarded(lambda: start()).step(TURN)
+
+
+async def test_task_of_an_environment_is_cancelled_before_its_first_step_as_any_other() -> None:
+    async def start() -> Step:
+        task = asyncio.create_task(asyncio.sleep(60.0))
+        task.cancel()
+        await asyncio.wait([task])
+        return Step(is_done=task.cancelled())
+
+    assert (await _guarded(lambda: start()).step(TURN)).is_done
