@@ -67,7 +67,7 @@ def _load_module(path: Path) -> Any:
     sys.path.insert(0, str(path.resolve().parent))
     try:
         specification.loader.exec_module(module)
-    except Exception as error:
+    except (Exception, SystemExit) as error:  # a script that ends itself when it is run
         raise OperatorError(f"rewards: --function {path} cannot be loaded: {type(error).__name__}: {error}") from error
     return module
 

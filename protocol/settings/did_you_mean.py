@@ -71,6 +71,10 @@ _ELSEWHERE = {
 
 def unknown_setting(name: str, known: Sequence[str]) -> str:
     """Return the sentence about a name that is not among the `known` dotted names, with the likeliest one."""
+    if "." in name and name in known:
+        section, key = name.split(".", 1)
+        below = f"{section}: {{{key}: ..}}"
+        return f"settings: {name} is written as one key. In a YAML file it stands below its section: {below}."
     meant = _meant(name, known)
     return f"settings: {name} does not exist.{f' Did you mean {meant}?' if meant else ' --help lists every setting.'}"
 

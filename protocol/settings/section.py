@@ -11,6 +11,8 @@ from pydantic import (
     ConfigDict,
     Field,
     HttpUrl,
+    ValidationInfo,
+    field_validator,
 )
 
 
@@ -55,3 +57,12 @@ class Section(BaseModel):
     """A part of the settings: unknown keys are refused, nothing changes after loading."""
 
     model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False)
+
+    @field_validator("*", mode="before")
+    @classmethod
+    def _refuse_truth_value_as_number(cls, value: Any, field: ValidationInfo) -> Any:
+        """Raise ValueError for `max_steps: yes`, which would be 1: YAML reads yes, no, on and off as truth values."""
+        kind = cls.model_fields[str(field.field_name)].annotation
+        if isinstance(value, bool) and kind in (int, float):
+            raise ValueError("expected a number; YAML reads yes, no, on, off, true and false as truth values")
+        return value

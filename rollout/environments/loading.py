@@ -63,7 +63,7 @@ def _load_file(name: str, path: Path) -> ModuleType:
     sys.modules[module_name] = module  # dataclasses and pickling look their module up here
     try:
         spec.loader.exec_module(module)
-    except Exception as error:  # a user's code may raise anything
+    except (Exception, SystemExit) as error:  # a user's code may raise anything, and end itself as scripts do
         raise _error(name, f"{path} cannot be loaded: {type(error).__name__}: {error}") from error
     return module
 
@@ -71,7 +71,7 @@ def _load_file(name: str, path: Path) -> ModuleType:
 def _import_module(name: str, module_name: str) -> ModuleType:
     try:
         return importlib.import_module(module_name)
-    except Exception as error:  # a user's code may raise anything
+    except (Exception, SystemExit) as error:  # a user's code may raise anything, and end itself as scripts do
         advice = "Install it, or put its folder on PYTHONPATH before the cluster starts."
         problem = f"{module_name} cannot be imported: {type(error).__name__}: {error}. {advice}"
         raise _error(name, problem) from error

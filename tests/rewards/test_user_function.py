@@ -166,6 +166,7 @@ async def test_scorer_refuses_a_batch_function_that_returns_too_few(tmp_path: Pa
         ("def score(a, b): ...\n", r"score\(a, b\) has no known shape\. Expected reward_func"),
         ("import no_such_module\n", r"cannot be loaded: ModuleNotFoundError: No module named 'no_such_module'"),
         ("def score(:\n", r"cannot be loaded: SyntaxError"),
+        ("raise SystemExit(3)\n", r"cannot be loaded: SystemExit: 3"),
     ],
 )
 def test_load_scorer_says_what_is_wrong_with_a_file(tmp_path: Path, text: str, message: str) -> None:

@@ -274,3 +274,21 @@ def test_key_in_the_query_of_a_url_is_refused_and_not_repeated(name: str) -> Non
 def test_url_may_have_a_query_without_a_secret() -> None:
     settings = load_settings(None, ["--retriever.url", "http://host/retrieve?topk=3&monkey=1&index=auth"])
     assert str(settings.retriever.url) == "http://host/retrieve?topk=3&monkey=1&index=auth"
+
+
+@pytest.mark.parametrize("line", ["run: {max_steps: yes}", "learner: {lr: on}", "eval: {every_steps: false}"])
+def test_truth_value_is_no_number(tmp_path: Path, line: str) -> None:
+    config = tmp_path / "my.yaml"
+    config.write_text(line)
+    with pytest.raises(SettingsError, match="expected a number; YAML reads yes, no, on, off"):
+        load_settings(config, [])
+
+
+def test_setting_written_as_one_key_in_a_file_is_told_where_it_stands(tmp_path: Path) -> None:
+    config = tmp_path / "my.yaml"
+    config.write_text("learner.lr: 0.1")
+    with pytest.raises(SettingsError) as refused:
+        load_settings(config, [])
+    assert str(refused.value) == (
+        "settings: learner.lr is written as one key. In a YAML file it stands below its section: learner: {lr: ..}."
+    )

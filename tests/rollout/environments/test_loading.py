@@ -1,0 +1,15 @@
+"""An environment's file is a user's code: whatever it does when it is read is told in one sentence."""
+
+from pathlib import Path
+
+import pytest
+
+from protocol.errors import SettingsError
+from rollout.environments.loading import load_environment
+
+
+def test_file_that_ends_itself_is_told_as_one_that_cannot_be_loaded(tmp_path: Path) -> None:
+    script = tmp_path / "game.py"
+    script.write_text("import sys\nsys.exit(2)\n")
+    with pytest.raises(SettingsError, match=r"game\.py cannot be loaded: SystemExit: 2"):
+        load_environment(f"{script}:Game")
