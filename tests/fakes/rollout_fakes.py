@@ -65,7 +65,7 @@ class ScriptedEngine:
         self.is_alive = True
         self.tokenizer = CharacterTokenizer()
         self.calls: list[str] = []
-        self.requests: list[tuple[str, Sampling, str, int]] = []
+        self.requests: list[tuple[str, Sampling, str, int | None]] = []  # those that it refuses too
         self.is_slow = False
         self.write = write
         self._released = asyncio.Event()
@@ -86,10 +86,10 @@ class ScriptedEngine:
         self._released.set()
 
     async def generate(self, prompt_tokens: Sequence[int], sampling: Sampling, request_id: str) -> Generation:
-        if self.policy_version is None:
-            raise NeighbourError("engine", "serves nothing")
         context = self.decode(prompt_tokens)
         self.requests.append((context, sampling, request_id, self.policy_version))
+        if self.policy_version is None:
+            raise NeighbourError("engine", "serves nothing")
         self._num_in_flight += 1
         try:
             await (self._released.wait() if self.is_slow else asyncio.sleep(0))

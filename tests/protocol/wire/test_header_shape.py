@@ -68,6 +68,33 @@ def test_check_shape_refuses_a_declared_length_before_its_contents_are_there() -
     assert refusal(b"\xdd\xff\xff\xff\xff") == ("$: holds more than 65536 values", "oversized")
 
 
+# One value of every kind that MessagePack has besides containers, the long forms of short values included.
+_KINDS = {
+    "nil": b"\xc0",
+    "false": b"\xc2",
+    "true": b"\xc3",
+    "positive fixint": b"\x7f",
+    "negative fixint": b"\xe0",
+    "float32": b"\xca\x3f\x80\x00\x00",
+    "float64": b"\xcb\x3f\xf0" + bytes(6),
+    **{f"uint{8 << i}": bytes([0xCC + i]) + bytes(1 << i) for i in range(4)},
+    **{f"int{8 << i}": bytes([0xD0 + i]) + bytes(1 << i) for i in range(4)},
+    **{f"fixext{1 << i}": bytes([0xD4 + i, 7]) + bytes(1 << i) for i in range(5)},
+    **{f"ext{8 << i}": bytes([0xC7 + i]) + (3).to_bytes(1 << i, "big") + b"\x07abc" for i in range(3)},
+    **{f"bin{8 << i}": bytes([0xC4 + i]) + (3).to_bytes(1 << i, "big") + b"abc" for i in range(3)},
+    **{f"str{8 << i}": bytes([0xD9 + i]) + (3).to_bytes(1 << i, "big") + b"abc" for i in range(3)},
+    "fixstr": b"\xbf" + b"a" * 31,
+}
+
+
+@pytest.mark.parametrize("kind", _KINDS)
+def test_check_shape_steps_over_every_kind_of_value_to_the_one_behind_it(kind: str) -> None:
+    packed = b"\x92" + _KINDS[kind] + b"\x93\x01\x02\x03"
+    assert msgspec.msgpack.decode(packed)[1] == [1, 2, 3]
+    check_shape(packed, max_values=6)
+    assert refusal(packed, max_values=5)[1] == "oversized"
+
+
 @pytest.mark.parametrize("packed", [b"", b"\xc1", b"\xdd\x00", b"\x93\x01", b"\xdb\xff\xff\xff\xff", b"\xc7"])
 def test_check_shape_leaves_what_is_cut_short_to_the_decoder(packed: bytes) -> None:
     check_shape(packed)
