@@ -74,7 +74,7 @@ class Fleet:
 
         Servers that have this engine are kept, warm; others are stopped, missing ones started side by side.
         num_gpus: of each; the cluster must have them, or Ray waits for ever. strategy: Ray's scheduling strategy.
-        Raises: OperatorError that the operator can mend; NeighbourError with the end of the engine's log.
+        Raises: OperatorError that the operator can put right; NeighbourError with the end of the engine's log.
         """
         request = EngineRequest.model_validate(spec)
         fingerprint = request.fingerprint()
