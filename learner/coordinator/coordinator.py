@@ -156,7 +156,8 @@ class Coordinator:
         if isinstance(message, m.Lease):
             self._recall.undo_lease(message.group, peer)
         if self._servers.note_unreachable(peer, now):
-            self.lose_server(peer, f"{peer} has no connection")
+            self._servers.forget_state(peer, 0)
+            self._recall.take_back_unreachable(peer, f"{peer} has no connection")
 
     def advance(self, now: float) -> None:
         """Do what time and the latest messages allow: take back, assign a step, answer ranks, lease.
@@ -228,6 +229,8 @@ class Coordinator:
         now: float,
     ) -> None:
         self._servers.note(server)  # by a message of any kind
+        if not isinstance(message, m.Hello):
+            self._recall.spare(server)
         match message:
             case m.Hello():
                 self.lose_server(server, f"{server} started again")

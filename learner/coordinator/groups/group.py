@@ -128,6 +128,10 @@ class Group:
     def fail(self, index: int, boundary: str, detail: str) -> None:
         """Note that a sample failed for good on its server; it is missing again. boundary: who failed it."""
         self.holders.pop(index, None)
+        self.note_failure(index, boundary, detail)
+
+    def note_failure(self, index: int, boundary: str, detail: str) -> None:
+        """Note that a sample failed once, whoever makes it now."""
         self.failures.setdefault(index, []).append((boundary, detail))
 
     def contradiction(self, facts: TrajectoryFacts, server: str) -> str | None:

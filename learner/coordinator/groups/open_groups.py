@@ -5,11 +5,11 @@ the same way. What becomes of a group is written to the ledger here and nowhere 
 """
 
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 from learner.coordinator.accounts import Accounts
 from learner.coordinator.groups.evaluations import Evaluations
-from learner.coordinator.groups.group import Group
+from learner.coordinator.groups.group import DIED, Group
 from learner.coordinator.groups.prompt_source import PromptSource
 from learner.coordinator.window import Outstanding, StalenessWindow
 from learner.ledger.ledger import NOT_APPLIED
@@ -139,6 +139,18 @@ class OpenGroups:
             self._skip(group, why)
         else:
             self.release(group, f"{boundary}: {detail}")
+
+    def count_death(self, group: Group, attempts: Mapping[int, int], server: str, detail: str) -> None:
+        """Note that a server died while it made these samples, which went out elsewhere before that was known.
+
+        attempts: sample -> the attempt of its lease to that server. Samples that are back by now do not count.
+        """
+        for index, attempt in attempts.items():
+            if index not in group.trajectories:
+                group.note_failure(index, DIED, detail)
+                self._ledger.fail(group.name, index, attempt, server, DIED, detail)
+        if (why := group.dead_letter) is not None:
+            self._skip(group, why)
 
     def release(self, group: Group, reason: str) -> None:
         """Queue the group's missing samples for another lease; its finished ones are kept."""

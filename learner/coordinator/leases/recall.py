@@ -14,7 +14,7 @@ from learner.coordinator.leases.servers import Servers
 
 
 class LeaseRecall:
-    """Without state of its own: what is out, and on which server, is in the groups."""
+    """What is out, and on which server, is in the groups; here is what servers had whose connection was lost."""
 
     def __init__(
         self, groups: OpenGroups, leases: Leases, servers: Servers, overdue: OverdueLimit, tally: Tally
@@ -24,15 +24,38 @@ class LeaseRecall:
         self._servers = servers
         self._overdue = overdue
         self._tally = tally
+        # server -> group -> sample -> attempt: it may have died with them, or its link is cut
+        self._out_of_reach: dict[str, dict[str, dict[int, int]]] = {}
+
+    def take_back_unreachable(self, server: str, reason: str) -> None:
+        """Release what a server holds that has no connection. It counts against the samples once it is known to have
+        died; a server that speaks again (`spare`) had its link cut, for which no sample is to blame.
+        """
+        lost = self._out_of_reach.setdefault(server, {})
+        for group in self._groups.held_by(server):
+            lost[group.name] = {index: group.attempts[index] for index in group.take_back_from(server)}
+            self._groups.release(group, reason)
+
+    def spare(self, server: str) -> None:
+        """Count nothing against what a server had when its connection was lost: it is there, and did not begin anew."""
+        self._out_of_reach.pop(server, None)
 
     def take_back_from(self, server: str, reason: str) -> None:
-        """Release what a server held that is gone; its finished samples are kept.
+        """Release what a server held that died; its finished samples are kept.
 
         It counts against the samples that it held: were they what ends it, they would end every server, for ever. But
         of several suspects one may be guilty alone: each goes out again, apart from the others, before more counts.
         """
         held = self._groups.held_by(server)
-        are_several = sum(group.is_suspect for group in held) > 1
+        lost = [
+            (group, attempts)
+            for name, attempts in self._out_of_reach.pop(server, {}).items()
+            if (group := self._groups.find(name)) is not None
+        ]
+        are_several = sum(group.is_suspect for group in {*held, *(group for group, _ in lost)}) > 1
+        for group, attempts in lost:
+            if not (group.is_suspect and are_several):
+                self._groups.count_death(group, attempts, server, reason)
         for group in held:
             if group.is_suspect and are_several:
                 group.take_back_from(server)

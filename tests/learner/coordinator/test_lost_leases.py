@@ -95,10 +95,7 @@ def test_server_without_a_connection_for_four_seconds_has_lost_its_leases(script
     script.coordinator.on_undeliverable("s1", ping, script.now + 4.0)
     (again,) = script.demand("s2", num_groups=1)
     assert again.group == lease.group
-    assert script.rows("SELECT sample_index, server, boundary FROM failures") == [
-        (0, "s1", "server"),
-        (1, "s1", "server"),
-    ]
+    assert script.rows("SELECT * FROM failures") == []  # its link may be cut: nobody died as far as is known
 
 
 def test_server_that_brings_a_result_has_a_connection(script: Script) -> None:
