@@ -28,6 +28,7 @@ _LAST_ATTEMPTS = 32
 _MIN_ATTEMPTS = 16
 _UNRELIABLE_SHARE = 0.2
 # So much of an error page is read; 500 characters of it are shown.
+_TARGET_LENGTH = 200  # characters of an address that somebody else wrote
 _ERROR_BYTES = 4000
 
 
@@ -135,6 +136,9 @@ class HttpEndpoint:
         # Judged outside: the connection is as good after an answer that is none as after any other.
         if status != 200:
             text, retry_after = reply.decode(errors="replace"), response.headers.get("retry-after")
+            if response.has_redirect_location:
+                target = response.headers["location"][:_TARGET_LENGTH]
+                text = f"redirected to {target!r}, which is not followed. Give that address if it is yours"
             raise failure_of_status(self.url, status, text, retry_after, self.policy)
         if response.headers.get("content-encoding", "identity") != "identity":
             raise self._unusable("the reply is compressed, which was not asked for")

@@ -102,6 +102,14 @@ async def test_score_fails_at_once_on_other_statuses_with_the_first_500_characte
     assert len(server.received[f"refused{status}"]) == 1
 
 
+async def test_score_names_where_a_service_redirects_to_and_does_not_go_there(server: ScriptedServer) -> None:
+    target = server.script("target", GOOD)
+    url = server.script("moved", Answer("", 307, headers={"location": target}))
+    with pytest.raises(NeighbourError, match=rf"answered 307: redirected to '{target}', which is not followed. Give "):
+        await score_once(endpoint(url))
+    assert len(server.received["target"]) == 0
+
+
 async def test_score_waits_as_long_as_the_service_asks(server: ScriptedServer) -> None:
     url = server.script("later", Answer("busy", 503, headers={"retry-after": "0.4"}), GOOD)
     started = time.monotonic()
