@@ -15,7 +15,7 @@ import json, os
 from protocol.node.home import read_cluster
 cluster = read_cluster()
 os.environ |= cluster.ray_environment()
-from learner.run import fleet, ray_door as door
+from learner.run.cluster import fleet, ray_door as door
 connection = door.connected(cluster)
 connection.__enter__()
 if {is_lending}:
