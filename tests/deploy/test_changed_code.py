@@ -16,15 +16,15 @@ from protocol.node.home import read_cluster
 cluster = read_cluster()
 os.environ |= cluster.ray_environment()
 from learner.run.cluster import fleet, ray_door as door
-connection = door.connected(cluster)
-connection.__enter__()
-if {is_lending}:
-    borrower = door.ray.remote(num_cpus=0)(type("Borrower", (), {{"live": lambda self: __import__("time").sleep(60)}}))
-    door.ray.get(fleet.find_fleet().lend_processes.remote(1, False, [borrower.remote()]))
-try:
-    fleet.renew_fleet()
-finally:
-    print(json.dumps(door.ray.get(fleet.find_fleet().describe_self.remote())))
+with door.connected(cluster):
+    if {is_lending}:
+        sleeper = {{"live": lambda self: __import__("time").sleep(60)}}
+        borrower = door.ray.remote(num_cpus=0)(type("Borrower", (), sleeper))
+        door.ray.get(fleet.find_fleet().lend_processes.remote(1, False, [borrower.remote()]))
+    try:
+        fleet.renew_fleet()
+    finally:
+        print(json.dumps(door.ray.get(fleet.find_fleet().describe_self.remote())))
 """
 
 
