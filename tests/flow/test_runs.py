@@ -51,6 +51,7 @@ def run(cluster: FlowCluster, user: Bring, name: str, **settings: object) -> Ran
 def test_a_warm_start_alone_needs_no_prompts_no_reward_service_and_no_server(cluster: FlowCluster, user: Bring) -> None:
     rows = user.folder / "sft.jsonl"
     rows.write_text('{"prompt": "1 + 1 =", "response": " 2"}\n', encoding="utf-8")
+    before = [server.pid for server in cluster.actors("RolloutServer")]  # warm ones of another test's run
     ran = run(
         cluster,
         user,
@@ -64,7 +65,7 @@ def test_a_warm_start_alone_needs_no_prompts_no_reward_service_and_no_server(clu
         rewards__endpoints=[{"name": "mine", "url": "http://127.0.0.1:9/nobody"}],
     )
     assert (ran.left.folder / "checkpoints" / "step_000000" / "model" / "config.json").is_file()
-    assert cluster.actors("RolloutServer") == []
+    assert [server.pid for server in cluster.actors("RolloutServer")] == before
     assert (ran.left.folder / "report.html").is_file()
 
 

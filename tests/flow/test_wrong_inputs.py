@@ -232,8 +232,8 @@ FOLDERS = [
     ),
     Wrong(
         "environment without a file", 2,
-        "settings: rollout.environment = {user}/none.py:Game: {user}/none.py cannot be read: No such file or "
-        "directory. Give the path of a Python file.",
+        "settings: rollout.environment = {user}/none.py:Game: there is no file {user}/none.py. "
+        "Give the path of a Python file.",
         {"rollout.environment": "{user}/none.py:Game"},
     ),
     Wrong(
@@ -384,7 +384,7 @@ def test_a_cluster_that_is_gone_is_found_within_seconds(user: Bring, tmp_path: P
     finished = run_without_cluster(tmp_path, user.options("gone"))
     assert (finished.returncode, finished.stderr) == (
         1,
-        f"Ray at {address} does not answer ([Errno 111] Connection refused). Start it with deploy/start_cluster.sh.\n",
+        f"Ray at {address} does not answer (Connection refused). Start the cluster with deploy/start_cluster.sh.\n",
     )
     assert not (user.folder / "runs" / "gone").exists()
 

@@ -174,9 +174,9 @@ LATE = [
     Wrong(
         "DeepSpeed setting of a wrong type",
         1,
-        r"learner rank 0: failed: ValidationError: .*\bstage Input should be 0, 1, 2.*'seven'.* "
+        r"learner rank 0: failed: ValidationError: .*\breduce_bucket_size\b.*'seven'.* "
         r"\(traceback: .+/logs/learner_run.traceback\)",
-        {"learner.deepspeed": {"zero_optimization": {"stage": "seven"}}},
+        {"learner.deepspeed": {"zero_optimization": {"reduce_bucket_size": "seven"}}},
         is_pattern=True,
     ),
 ]

@@ -67,6 +67,10 @@ def check_environment(name: str) -> None:
         return
     try:
         module = ast.parse(Path(where).read_bytes(), where)
+    except FileNotFoundError:
+        raise SettingsError(
+            f"settings: rollout.environment = {name}: there is no file {where}. Give the path of a Python file."
+        ) from None
     except OSError as error:
         raise SettingsError(
             f"settings: rollout.environment = {name}: {where} cannot be read: {error.strerror}. "

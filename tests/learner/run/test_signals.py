@@ -30,7 +30,8 @@ def waiting(before: str = "", wait_s: float = 10.0, is_patient: bool = False) ->
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
 def test_first_signal_asks_for_the_end(number: signal.Signals) -> None:
-    process = waiting()
+    # The tests themselves may run under nohup, which their processes inherit.
+    process = waiting("signal.signal(signal.SIGHUP, signal.SIG_DFL)")
     process.send_signal(number)
     output, errors = process.communicate(timeout=20)
     assert (process.returncode, output, errors) == (0, "stopped\n", "")
