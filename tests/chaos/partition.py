@@ -46,8 +46,10 @@ class _Cutter:
     def __init__(self, hosts: TwoHosts, cut_s: float) -> None:
         self.step_times: list[float] = []
         self.cut_at = self.joined_at = self.synced_at = self.used_at = math.inf
+        self.released_at = math.inf  # the far server's leases were taken back
+        self.num_taken_back = 0
         self.version_at_return = 0
-        self.cut_clock = self.joined_clock = 0.0  # Unix times of the link's cut and return
+        self.joined_clock = 0.0  # Unix time of the link's return
         self._num_unused_at_return = 0
         self._hosts = hosts
         self._cut_s = cut_s
@@ -57,14 +59,15 @@ class _Cutter:
     def __call__(self, rig: Rig, now: float) -> None:
         if rig.step > len(self.step_times):
             self.step_times += [now] * (rig.step - len(self.step_times))
-            if self.used_at < math.inf:
+            if max(self.used_at, self.synced_at) < math.inf:
                 self._steps_left -= 1
         if self.cut_at == math.inf:
             if rig.step >= _STEPS_BEFORE:
+                self.num_taken_back = _num_leased(rig.folder, _FAR)
                 self._hosts.cut()
-                self.cut_at, self.cut_clock = now, time.time()
+                self.cut_at = now
         elif self.joined_at == math.inf:
-            rig.ask_status()
+            self._watch_cut(rig, now)
             if now - self.cut_at >= self._cut_s:
                 self._hosts.join()
                 self.joined_at, self.joined_clock, self.version_at_return = now, time.time(), rig.step
@@ -72,23 +75,25 @@ class _Cutter:
         else:
             self._watch_return(rig, now)
 
-    def released_at(self, rig: Rig) -> float:
-        """Return when the far server's leases were taken back, to a second."""
-        taken_back = _query(rig.folder, "SELECT MIN(at) FROM failures WHERE server = ?", _FAR)
-        return self.cut_at + taken_back - self.cut_clock if taken_back else math.inf
-
     def story(self, rig: Rig) -> list[str]:
         """Return a line for each step and push near the cut, with its second after the cut."""
         events = [(at, f"step {number}") for number, at in enumerate(self.step_times, 1)]
         for at, _, version, seconds, synced, failed in rig.told:
             events.append((at, f"version {version} pushed in {seconds:.1f} s to {len(synced)}  {failed or ''}"))
-        events.append((self.released_at(rig), "the far server's leases go out again"))
+        events.append((self.released_at, "the far server's leases go out again"))
         shown = sorted((at - self.cut_at, what) for at, what in events)
         return [f"partition: {second:6.1f} s  {what}" for second, what in shown if -2.0 < second < 25.0]
 
     def num_unused(self, rig: Rig) -> int:
         """Return how many results came in after the return for groups that others had finished meanwhile."""
         return _num_unused(rig) - self._num_unused_at_return
+
+    def _watch_cut(self, rig: Rig, now: float) -> None:
+        if now - self._asked_at > 0.2:
+            self._asked_at = now
+            rig.ask_status()
+            if self.released_at == math.inf and _num_leased(rig.folder, _FAR) == 0:
+                self.released_at = now
 
     def _watch_return(self, rig: Rig, now: float) -> None:
         if now - self._asked_at > 0.2:
@@ -140,14 +145,14 @@ def _conclude(rig: Rig, cutter: _Cutter, has_audit_passed: bool) -> int:
     )
     pushes_s = [seconds for _, verb, _, seconds, *_ in rig.told if verb == "weights"]
     synced_s, used_s = cutter.synced_at - cutter.joined_at, cutter.used_at - cutter.joined_at
-    num_taken_back = _query(rig.folder, "SELECT COUNT(*) FROM failures WHERE server = ?", _FAR)
     num_skipped = _query(rig.folder, "SELECT COUNT(*) FROM prompts WHERE state = 'skipped'")
     holds = (
         standstill_s <= _STANDSTILL_LIMIT_S
-        and during[-1] > cutter.released_at(rig)
+        and during[-1] > cutter.released_at
         and max(pushes_s) <= _STANDSTILL_LIMIT_S
         and max(synced_s, used_s) <= _BACK_LIMIT_S
         and num_kept > 0
+        and cutter.num_taken_back > 0
         and num_skipped == 0
         and not any(name.startswith("deaths") for name in rig.counts)
         and has_audit_passed
@@ -162,7 +167,7 @@ def _conclude(rig: Rig, cutter: _Cutter, has_audit_passed: bool) -> int:
         synced_after_s=synced_s,
         used_after_s=used_s,
         kept_results=num_kept,
-        taken_back=num_taken_back,
+        taken_back=cutter.num_taken_back,
         skipped=num_skipped,
         audit="passed" if has_audit_passed else "failed",
     )
@@ -173,6 +178,11 @@ def _version_of(rig: Rig) -> int:
     beat = (rig.status.get("servers") or {}).get(_FAR) or {}
     version = beat.get("policy_version")
     return -1 if version is None else int(version)
+
+
+def _num_leased(folder: Path, server: str) -> int:
+    """Return how many groups a server has leases of."""
+    return _query(folder, "SELECT COUNT(*) FROM prompts WHERE state = 'leased' AND server = ?", server)
 
 
 def _num_accepted(folder: Path, version: int) -> int:
