@@ -1,1 +1,1 @@
-"""The mathematics: pure functions of tensors. Reading order: by_name, recipes, advantages/, losses/, corrections/."""
+"""The mathematics: pure functions of tensors. Reading order: by_name, advantages/, losses/, corrections/."""

@@ -1,21 +1,20 @@
-"""Every advantage, loss, correction and recipe by the name that settings give it.
+"""Every advantage, loss and correction by the name that settings give it, and what a run's settings ask for together.
 
 A new one is a file, a line here, and its name in `protocol.settings.learner`; a test compares the two lists.
 """
 
-from collections.abc import Callable
 from dataclasses import dataclass
 
-from torch import Tensor
-
+from learner.algorithms.advantages.advantage import Advantage
 from learner.algorithms.advantages.dr_grpo import dr_grpo_advantages
 from learner.algorithms.advantages.grpo import grpo_advantages
 from learner.algorithms.advantages.rloo import rloo_advantages
+from learner.algorithms.corrections.band import Band
 from learner.algorithms.corrections.icepop import keep_in_band
 from learner.algorithms.corrections.none import keep_all
 from learner.algorithms.corrections.token_weights import Correction
 from learner.algorithms.corrections.truncated import keep_truncated
-from learner.algorithms.losses.policy_loss import PolicyLoss
+from learner.algorithms.losses.policy_loss import Clip, PolicyLoss
 from learner.algorithms.losses.ppo import ppo_loss
 from learner.algorithms.losses.reinforce import reinforce_loss
 from protocol.settings.learner import LearnerSettings
@@ -30,11 +29,10 @@ class Recipe:
     correction: str  # name in CORRECTIONS
 
 
-# Rewards [P, G] of P prompts with G samples each -> advantages [P, G].
-ADVANTAGES: dict[str, Callable[[Tensor], Tensor]] = {
-    "grpo": grpo_advantages,
-    "dr_grpo": dr_grpo_advantages,
-    "rloo": rloo_advantages,
+ADVANTAGES: dict[str, Advantage] = {
+    "grpo": Advantage(of_groups=grpo_advantages, min_group=2),
+    "dr_grpo": Advantage(of_groups=dr_grpo_advantages, min_group=2),
+    "rloo": Advantage(of_groups=rloo_advantages, min_group=2),
 }
 
 LOSSES: dict[str, PolicyLoss] = {
@@ -55,11 +53,24 @@ RECIPES: dict[str, Recipe] = {
 }
 
 
-def recipe_of(settings: LearnerSettings) -> Recipe:
+@dataclass(frozen=True)
+class Algorithm:
+    """What a run's settings ask for."""
+
+    advantage: Advantage  # how much better a sample or token was than expected
+    loss: PolicyLoss  # what a token contributes to the gradient
+    correction: Correction  # what makes samples of the behaviour policy count as samples of the learner
+    clip: Clip  # of the loss
+    band: Band  # of the correction
+
+
+def algorithm_of(settings: LearnerSettings) -> Algorithm:
     """Return what the settings ask for: their recipe, and what they name besides it."""
     recipe = RECIPES[settings.recipe]
-    return Recipe(
-        advantage=settings.advantage or recipe.advantage,
-        loss=settings.loss or recipe.loss,
-        correction=settings.correction or recipe.correction,
+    return Algorithm(
+        advantage=ADVANTAGES[settings.advantage or recipe.advantage],
+        loss=LOSSES[settings.loss or recipe.loss],
+        correction=CORRECTIONS[settings.correction or recipe.correction],
+        clip=Clip(settings.clip_low, settings.clip_high, settings.dual_clip),
+        band=Band(settings.correction_low, settings.correction_high),
     )

@@ -9,10 +9,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from learner.algorithms.by_name import ADVANTAGES, CORRECTIONS, LOSSES, recipe_of
-from learner.algorithms.corrections.band import Band
+from learner.algorithms.by_name import algorithm_of
 from learner.algorithms.corrections.token_weights import token_weights
-from learner.algorithms.losses.policy_loss import Clip
 from learner.algorithms.ratio import log_ratio
 from learner.models.step_result import LossFunction, StepResult, Sums
 from learner.packing.micro_batch import LearnerSample, MicroBatch, make_micro_batch
@@ -55,21 +53,19 @@ def make_loss(settings: Settings) -> LossFunction:
     looks at. recompute knows three: the ratio is learner / old, the correction looks at old / behaviour, and old is the
     learner before the step, which is `logprobs` without a gradient while a step is one update.
     """
-    recipe, learner = recipe_of(settings.learner), settings.learner
-    policy_loss, correction = LOSSES[recipe.loss], CORRECTIONS[recipe.correction]
-    clip = Clip(learner.clip_low, learner.clip_high, learner.dual_clip)
-    band = Band(learner.correction_low, learner.correction_high)
+    algorithm = algorithm_of(settings.learner)
+    policy_loss = algorithm.loss
     has_old_policy = settings.policy.old_logprobs == "recompute"
 
     def loss(logprobs: Tensor, entropies: Tensor, micro_batch: MicroBatch) -> tuple[Tensor, Sums]:
-        behaviour = micro_batch.behaviour_logprobs
+        behaviour, counts = micro_batch.behaviour_logprobs, micro_batch.counts
         before = logprobs.detach()
         old = before if has_old_policy else behaviour
-        of_tokens, is_clipped = policy_loss.of_tokens(logprobs, old, micro_batch.advantages, clip)
+        of_tokens, is_clipped = policy_loss.of_tokens(logprobs, old, micro_batch.advantages, counts, algorithm.clip)
         ratio = log_ratio(before, behaviour).exp()
         is_in_loss = policy_loss.has_ratio and not has_old_policy
-        weights = token_weights(correction, ratio, band, is_in_loss=is_in_loss)
-        return (of_tokens * weights).sum(), _sums(before, entropies, behaviour, ratio, is_clipped)
+        weights = token_weights(algorithm.correction, ratio, counts, algorithm.band, is_in_loss=is_in_loss)
+        return (of_tokens * weights * micro_batch.weights).sum(), _sums(before, entropies, behaviour, ratio, is_clipped)
 
     return loss
 
@@ -112,11 +108,13 @@ def _sums(logprobs: Tensor, entropies: Tensor, behaviour: Tensor, ratio: Tensor,
 
 def _advantages(batch: Batch, settings: Settings) -> list[float]:
     """Return the advantage of every trajectory of the step."""
-    estimate = ADVANTAGES[recipe_of(settings.learner).advantage]
+    estimate = algorithm_of(settings.learner).advantage.of_groups
+    assert estimate is not None, "no advantage of single tokens is in the table yet"
     advantages = [0.0] * len(batch.facts)
     for group in batch.groups:
         rewards = torch.tensor([[batch.facts[index].reward for index in group]], dtype=torch.float64)
-        for index, advantage in zip(group, estimate(rewards)[0].tolist(), strict=True):
+        lengths = torch.tensor([[batch.facts[index].num_model_tokens for index in group]], dtype=torch.float64)
+        for index, advantage in zip(group, estimate(rewards, lengths)[0].tolist(), strict=True):
             advantages[index] = advantage
     return advantages
 

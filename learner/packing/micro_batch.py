@@ -5,6 +5,7 @@ Shapes: T tokens of all trajectories, K of them written by the model, S segments
 
 from collections.abc import Sequence
 from dataclasses import dataclass, fields, replace
+from typing import Any
 
 import numpy as np
 import torch
@@ -30,6 +31,7 @@ class MicroBatch:
     tokens: Tensor  # [1, T] int64
     position_ids: Tensor  # [1, T] int64, from 0 in each segment
     lengths: tuple[int, ...]  # [S] tokens of each segment, decreasing
+    counts: tuple[int, ...]  # [S] how many of them the model wrote; the sum is K
     predict_at: Tensor  # [K] int64, the positions whose next token the model wrote
     targets: Tensor  # [K] int64, that next token
     behaviour_logprobs: Tensor  # [K] float32, of that next token, as are the two below
@@ -42,8 +44,9 @@ class MicroBatch:
 
     def to(self, device: torch.device) -> "MicroBatch":
         """Return the micro-batch with every tensor on the device."""
-        tensors = {field.name: getattr(self, field.name) for field in fields(self)}
-        return replace(self, **{name: value.to(device) for name, value in tensors.items() if name != "lengths"})
+        values = {field.name: getattr(self, field.name) for field in fields(self)}
+        moved: dict[str, Any] = {name: v.to(device) for name, v in values.items() if isinstance(v, Tensor)}
+        return replace(self, **moved)
 
 
 def make_micro_batch(samples: Sequence[LearnerSample]) -> MicroBatch:
@@ -76,6 +79,7 @@ def make_micro_batch(samples: Sequence[LearnerSample]) -> MicroBatch:
         tokens=_tensor(tokens)[None],
         position_ids=_tensor(positions)[None],
         lengths=tuple(lengths),
+        counts=tuple(len(where) for where in masked),
         predict_at=_tensor(written - 1),
         targets=_tensor(tokens[written]),
         behaviour_logprobs=_tensor(behaviour.astype(np.float32)),

@@ -5,10 +5,11 @@ from torch import Tensor
 from learner.algorithms.advantages.of_groups import centred, check_group
 
 
-def dr_grpo_advantages(rewards: Tensor) -> Tensor:
+def dr_grpo_advantages(rewards: Tensor, lengths: Tensor) -> Tensor:
     """Return each reward's distance from its group's mean.
 
-    rewards: [P, G] float. Returns [P, G]. Raises: ValueError when G < 2. Source: Dr. GRPO, arXiv:2503.20783.
+    rewards: [P, G] float; lengths play no part. Returns [P, G].
+    Raises: ValueError when G < 2. Source: Dr. GRPO, arXiv:2503.20783.
     """
     check_group(rewards)
     return centred(rewards)

@@ -7,10 +7,10 @@ from learner.algorithms.advantages.of_groups import centred, check_group
 _EPSILON = 1e-6
 
 
-def grpo_advantages(rewards: Tensor) -> Tensor:
+def grpo_advantages(rewards: Tensor, lengths: Tensor) -> Tensor:
     """Return each reward's distance from its group's mean, in group standard deviations.
 
-    rewards: [P, G] float. Returns [P, G]. A group whose rewards are all equal gives zeros.
+    rewards: [P, G] float; lengths play no part. Returns [P, G]. A group whose rewards are all equal gives zeros.
     Raises: ValueError when G < 2.
     Source: GRPO, arXiv:2402.03300, eq. 3; unbiased standard deviation plus 1e-6.
     """

@@ -6,10 +6,11 @@ from torch import Tensor
 from learner.algorithms.advantages.of_groups import check_group, is_equal
 
 
-def rloo_advantages(rewards: Tensor) -> Tensor:
+def rloo_advantages(rewards: Tensor, lengths: Tensor) -> Tensor:
     """Return each reward's distance from the mean of its group's other rewards.
 
-    rewards: [P, G] float. Returns [P, G]. Raises: ValueError when G < 2. Source: RLOO, arXiv:2402.14740.
+    rewards: [P, G] float; lengths play no part. Returns [P, G].
+    Raises: ValueError when G < 2. Source: RLOO, arXiv:2402.14740.
     """
     check_group(rewards)
     num_others = rewards.shape[1] - 1

@@ -3,7 +3,7 @@
 Shape: K model tokens of a micro-batch, flat. Logprobs are natural logs.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from torch import Tensor
@@ -18,8 +18,9 @@ class Clip:
     dual: float  # for a negative advantage A the loss is at most dual * |A|
 
 
-# (learner's logprobs, old logprobs, advantages, clip) -> (loss [K], whether the clip took the gradient away [K] bool)
-LossOfTokens = Callable[[Tensor, Tensor, Tensor, Clip], tuple[Tensor, Tensor]]
+# (learner's logprobs, old logprobs, advantages, counts, clip) -> (loss [K], whether the clip cut it [K] bool).
+# counts: model tokens of each trajectory, in order; their sum is K. A loss of single tokens has no use for them.
+LossOfTokens = Callable[[Tensor, Tensor, Tensor, Sequence[int], Clip], tuple[Tensor, Tensor]]
 
 
 @dataclass(frozen=True)

@@ -1,5 +1,7 @@
 """PPO's clipped loss, with clip-higher and dual clip."""
 
+from collections.abc import Sequence
+
 import torch
 from torch import Tensor
 
@@ -7,10 +9,13 @@ from learner.algorithms.losses.policy_loss import Clip
 from learner.algorithms.ratio import log_ratio
 
 
-def ppo_loss(logprobs: Tensor, old: Tensor, advantages: Tensor, clip: Clip) -> tuple[Tensor, Tensor]:
+def ppo_loss(
+    logprobs: Tensor, old: Tensor, advantages: Tensor, counts: Sequence[int], clip: Clip
+) -> tuple[Tensor, Tensor]:
     """Return (loss [K], whether the clip took the gradient away [K] bool).
 
-    logprobs, old, advantages: [K]. Dual clip: for a negative advantage the loss is at most clip.dual * |A|.
+    logprobs, old, advantages: [K]; counts play no part.
+    Dual clip: for a negative advantage the loss is at most clip.dual * |A|.
     Source: PPO, arXiv:1707.06347, eq. 7; dual clip, arXiv:1912.09729, eq. 5; clip-higher, arXiv:2503.14476.
     """
     ratio = log_ratio(logprobs, old).exp()

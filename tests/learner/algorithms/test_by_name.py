@@ -9,7 +9,7 @@ from typing import get_args
 import pytest
 
 from learner.algorithms import advantages, corrections, losses
-from learner.algorithms.by_name import ADVANTAGES, CORRECTIONS, LOSSES, RECIPES, recipe_of
+from learner.algorithms.by_name import ADVANTAGES, CORRECTIONS, LOSSES, RECIPES, algorithm_of
 from protocol.settings.learner import LearnerSettings
 
 TABLES = {"advantage": ADVANTAGES, "loss": LOSSES, "correction": CORRECTIONS, "recipe": RECIPES}
@@ -24,13 +24,14 @@ def test_settings_accept_the_names_of_the_table_and_no_others(setting: str) -> N
 
 @pytest.mark.parametrize("name", sorted(RECIPES))
 def test_recipe_is_what_it_names_until_a_setting_says_otherwise(name: str) -> None:
-    recipe = recipe_of(LearnerSettings(recipe=name))  # type: ignore[arg-type]
-    assert recipe == RECIPES[name]
-    assert recipe.advantage in ADVANTAGES
-    assert recipe.loss in LOSSES
-    assert recipe.correction in CORRECTIONS
-    other = recipe_of(LearnerSettings(recipe=name, advantage="rloo", loss="reinforce", correction="none"))  # type: ignore[arg-type]
-    assert (other.advantage, other.loss, other.correction) == ("rloo", "reinforce", "none")
+    found, recipe = algorithm_of(LearnerSettings(recipe=name)), RECIPES[name]  # type: ignore[arg-type]
+    assert found.advantage is ADVANTAGES[recipe.advantage]
+    assert found.loss is LOSSES[recipe.loss]
+    assert found.correction is CORRECTIONS[recipe.correction]
+    other = algorithm_of(LearnerSettings(recipe=name, advantage="rloo", loss="reinforce", correction="none"))  # type: ignore[arg-type]
+    assert other.advantage is ADVANTAGES["rloo"]
+    assert other.loss is LOSSES["reinforce"]
+    assert other.correction is CORRECTIONS["none"]
 
 
 @pytest.mark.parametrize(
@@ -40,9 +41,12 @@ def test_recipe_is_what_it_names_until_a_setting_says_otherwise(name: str) -> No
 )
 def test_every_algorithm_file_is_in_the_table(room: ModuleType, table: dict[str, object]) -> None:
     """A file that defines an algorithm and is in no table would be unreachable."""
-    functions = [getattr(entry, "of_tokens", getattr(entry, "kept", entry)) for entry in table.values()]
+    functions = [
+        getattr(entry, "of_tokens", None) or getattr(entry, "of_groups", None) or getattr(entry, "kept", entry)
+        for entry in table.values()
+    ]
     modules = [import_module(f"{room.__name__}.{found.name}") for found in pkgutil.iter_modules(room.__path__)]
-    shared = {"of_groups", "policy_loss", "band", "token_weights"}
+    shared = {"advantage", "of_groups", "policy_loss", "value_loss", "band", "token_weights"}
     found = {module for module in modules if module.__name__.rpartition(".")[2] not in shared}
     assert found == {inspect.getmodule(function) for function in functions}
 

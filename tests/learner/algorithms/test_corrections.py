@@ -19,7 +19,7 @@ WEIGHTS = torch.tensor([0.1, 0.5, 1.0, 2.0, 2.1, 50.0], dtype=torch.float64)
     ],
 )
 def test_loss_without_a_ratio_is_multiplied_with_the_corrected_weight(name: str, expected: list[float]) -> None:
-    found = token_weights(CORRECTIONS[name], WEIGHTS, Band(0.5, 2.0), is_in_loss=False)
+    found = token_weights(CORRECTIONS[name], WEIGHTS, (2, 4), Band(0.5, 2.0), is_in_loss=False)
     assert found.tolist() == pytest.approx(expected, rel=1e-12)
 
 
@@ -32,11 +32,11 @@ def test_loss_without_a_ratio_is_multiplied_with_the_corrected_weight(name: str,
     ],
 )
 def test_loss_with_the_ratio_loses_what_the_correction_cuts_away(name: str, expected: list[float]) -> None:
-    found = token_weights(CORRECTIONS[name], WEIGHTS, Band(0.5, 2.0), is_in_loss=True)
+    found = token_weights(CORRECTIONS[name], WEIGHTS, (2, 4), Band(0.5, 2.0), is_in_loss=True)
     assert found.tolist() == pytest.approx(expected, rel=1e-12)
 
 
 @pytest.mark.parametrize(("name", "expected"), [("tis", [0.1, 0.5, 1, 1.5, 1.5, 1.5]), ("icepop", [0, 0, 1, 0, 0, 0])])
 def test_band_is_a_setting(name: str, expected: list[float]) -> None:
-    found = token_weights(CORRECTIONS[name], WEIGHTS, Band(0.75, 1.5), is_in_loss=False)
+    found = token_weights(CORRECTIONS[name], WEIGHTS, (2, 4), Band(0.75, 1.5), is_in_loss=False)
     assert found.tolist() == pytest.approx(expected, rel=1e-12)

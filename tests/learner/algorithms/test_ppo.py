@@ -32,7 +32,7 @@ def slow_ppo(logp: float, old: float, advantage: float, clip: Clip) -> float:
 @pytest.mark.parametrize("seed", range(3))
 def test_ppo_equals_the_slow_loop(seed: int, clip: Clip) -> None:
     logprobs, old, advantages = random_case(seed)
-    loss, _ = ppo_loss(logprobs, old, advantages, clip)
+    loss, _ = ppo_loss(logprobs, old, advantages, (50, 150), clip)
     cases = zip(logprobs.tolist(), old.tolist(), advantages.tolist(), strict=True)
     expected = [slow_ppo(*case, clip) for case in cases]
     torch.testing.assert_close(loss, torch.tensor(expected, dtype=torch.float64), rtol=0, atol=1e-12)
@@ -40,7 +40,7 @@ def test_ppo_equals_the_slow_loop(seed: int, clip: Clip) -> None:
 
 def test_ppo_says_which_tokens_have_no_gradient() -> None:
     logprobs, old, advantages = random_case(4)
-    loss, is_clipped = ppo_loss(logprobs, old, advantages, CLIP)
+    loss, is_clipped = ppo_loss(logprobs, old, advantages, (50, 150), CLIP)
     loss.sum().backward()
     assert logprobs.grad is not None
     assert torch.equal(logprobs.grad == 0.0, is_clipped)
@@ -52,5 +52,5 @@ def test_ppo_says_which_tokens_have_no_gradient() -> None:
     [(1.0, 2.0, -2.0), (1.5, 2.0, -2.56), (0.5, 2.0, -1.0), (0.5, -2.0, 1.6), (1.5, -2.0, 3.0), (9.0, -2.0, 6.0)],
 )
 def test_ppo_clips_where_it_should(ratio: float, advantage: float, expected: float) -> None:
-    loss, _ = ppo_loss(torch.tensor([math.log(ratio)]), torch.zeros(1), torch.tensor([advantage]), CLIP)
+    loss, _ = ppo_loss(torch.tensor([math.log(ratio)]), torch.zeros(1), torch.tensor([advantage]), (1,), CLIP)
     assert loss.item() == pytest.approx(expected, rel=1e-6)

@@ -24,6 +24,7 @@ def test_micro_batch_lays_samples_end_to_end_longest_first() -> None:
     assert batch.tokens.tolist() == [[1, 2, 3, 4, 7, 8]]
     assert batch.position_ids.tolist() == [[0, 1, 2, 3, 0, 1]]
     assert batch.lengths == (4, 2)
+    assert batch.counts == (2, 1)
 
 
 def test_micro_batch_predicts_each_written_token_from_the_one_before() -> None:

@@ -1,0 +1,56 @@
+"""The KL divergence of the policy from a reference, estimated token by token, and what it is multiplied with.
+
+Source: Schulman, "Approximating KL divergence" (2020); the controller, arXiv:1909.08593, section 2.2.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from learner.algorithms.ratio import log_ratio
+
+_LARGEST = 10.0  # an estimate of one token is cut here, either way
+_LARGEST_ERROR = 0.2  # the controller looks no further than 20 % beside its target
+
+
+def k1(logprobs: Tensor, reference: Tensor) -> Tensor:
+    """Return d = logp - logr [K]: unbiased, of either sign, and as a loss without a use: its gradient has mean 0."""
+    return _cut(log_ratio(logprobs, reference))
+
+
+def k2(logprobs: Tensor, reference: Tensor) -> Tensor:
+    """Return d^2 / 2 [K]: biased, never negative; its gradient is that of the divergence while the samples are new."""
+    return _cut(0.5 * log_ratio(logprobs, reference).square())
+
+
+def k3(logprobs: Tensor, reference: Tensor) -> Tensor:
+    """Return exp(-d) - 1 + d [K]: unbiased and never negative."""
+    d = log_ratio(logprobs, reference)
+    return _cut(torch.expm1(-d) + d)
+
+
+KL_FORMS: dict[str, Callable[[Tensor, Tensor], Tensor]] = {"k1": k1, "k2": k2, "k3": k3}
+
+
+@dataclass(frozen=True)
+class KlController:
+    """How the coefficient follows the divergence that was measured. Its whole state is the coefficient, a number."""
+
+    target: float | None  # nats of a token; None: the coefficient stays as it is
+    horizon: float  # trajectories over which an error of 20 % moves the coefficient by 20 %
+
+    def next_coefficient(self, coefficient: float, kl: float, num_trajectories: int) -> float:
+        """Return beta * (1 + clip(KL / target - 1, -0.2, 0.2) * n / horizon): larger where the KL is above its target.
+
+        kl: mean over a step's model tokens. num_trajectories: of that step.
+        """
+        if self.target is None:
+            return coefficient
+        error = min(_LARGEST_ERROR, max(-_LARGEST_ERROR, kl / self.target - 1.0))
+        return coefficient * (1.0 + error * num_trajectories / self.horizon)
+
+
+def _cut(kl: Tensor) -> Tensor:
+    return kl.clamp(-_LARGEST, _LARGEST)
