@@ -1,30 +1,17 @@
-"""From micro-batches to a gradient: forward, loss, backward, one micro-batch at a time, all on the model's device.
+"""A language model's part of a gradient: what it gives each model token of a micro-batch, and its loss from that.
 
 Shapes: K model tokens of a micro-batch.
 """
 
 from collections.abc import Sequence
-from typing import Any, Protocol
 
-import torch
 from torch import Tensor
 
 from learner.models.logprobs import token_logprobs
 from learner.models.step_result import LossFunction, Sums
+from learner.models.training.accumulate import TrainedModule, accumulate
 from learner.models.varlen_attention import Segments
 from learner.packing.micro_batch import MicroBatch
-
-
-class TrainedModule(Protocol):
-    """What a step needs of DeepSpeed's engine."""
-
-    device: Any
-
-    def __call__(self, **inputs: Any) -> Any:
-        """Return the model's output."""
-
-    def backward(self, loss: Tensor) -> Any:
-        """Add the loss's gradient, averaged over the ranks."""
 
 
 def score_tokens(
@@ -61,29 +48,9 @@ def add_gradient(
 
     Micro-batches come from any device; one at a time is on the module's.
     """
-    device = torch.device(module.device)
-    totals: Sums = {}
-    for cpu_micro_batch in micro_batches:
-        micro_batch = cpu_micro_batch.to(device)
+
+    def loss_of(micro_batch: MicroBatch) -> tuple[Tensor, Sums]:
         logprobs, entropies = score_tokens(module, micro_batch, temperature, with_entropy=with_entropy)
-        loss, sums = loss_function(logprobs, entropies, micro_batch)
-        # If the loss or an input is NaN or infinite, multiply the loss by NaN: every gradient becomes NaN, the reduced
-        # norm too, and every rank refuses the step together. Otherwise the factor is 1. A loss that is not finite can
-        # have a finite gradient (a clipped infinity), and the clamped log ratio makes a finite loss of an infinite
-        # behaviour logprob. (No .item(): it would wait for the GPU.)
-        poisoned = loss * ((loss.detach() + _input_sum(micro_batch)) * 0.0 + 1.0)
-        module.backward(poisoned * scale)
-        _add(totals, {"loss": poisoned.detach(), **sums})
-    return totals
+        return loss_function(logprobs, entropies, micro_batch)
 
-
-def _input_sum(micro_batch: MicroBatch) -> Tensor:
-    """Return a number that is not finite when one that goes into the loss is not."""
-    return micro_batch.behaviour_logprobs.sum() + micro_batch.advantages.sum() + micro_batch.weights.sum()
-
-
-def _add(totals: Sums, sums: Sums) -> None:
-    for key, value in sums.items():
-        new = value.detach().double()
-        old = totals.get(key)
-        totals[key] = new if old is None else torch.maximum(old, new) if key.startswith("max_") else old + new
+    return accumulate(module, micro_batches, loss_of, scale)

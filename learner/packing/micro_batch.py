@@ -42,6 +42,10 @@ class MicroBatch:
     def num_model_tokens(self) -> int:
         return int(self.targets.numel())
 
+    def input_sum(self) -> Tensor:
+        """Return a number that is not finite when one that goes into the loss is not."""
+        return self.behaviour_logprobs.sum() + self.advantages.sum() + self.weights.sum()
+
     def to(self, device: torch.device) -> "MicroBatch":
         """Return the micro-batch with every tensor on the device."""
         values = {field.name: getattr(self, field.name) for field in fields(self)}

@@ -33,10 +33,10 @@ from torch import Tensor
 from learner.checkpoint.folder import newest_valid
 from learner.checkpoint.sealed_files import Tell
 from learner.disk.layout import CHECKPOINTS
-from learner.models.finite import NonFiniteWeightsError
 from learner.models.policy import PolicyEngine
 from learner.models.roles import Roles
 from learner.models.step_result import LossFunction, StepResult, Sums
+from learner.models.training.finite import NonFiniteWeightsError
 from learner.models.world import free_address, join_world
 from learner.objectives.policy_gradient import make_loss
 from learner.packing.micro_batch import LearnerSample, MicroBatch, make_micro_batch

@@ -24,10 +24,10 @@ import torch.distributed as dist
 from torch import Tensor
 
 from learner.data.sft_rows import SftRow
-from learner.models.finite import NonFiniteWeightsError
 from learner.models.policy import PolicyEngine
 from learner.models.settings import PolicySettings
 from learner.models.step_result import StepResult, Sums
+from learner.models.training.finite import NonFiniteWeightsError
 from learner.models.world import join_world
 from learner.objectives.supervised import run_sft
 from learner.packing.micro_batch import LearnerSample, MicroBatch, make_micro_batch

@@ -20,7 +20,7 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 from torch import Tensor
 
-from learner.models.shards import MOMENTS, WEIGHT, ZeroShards
+from learner.models.training.shards import MOMENTS, WEIGHT, ZeroShards
 from protocol.errors import OperatorError
 from protocol.weights.runs import cut_into_runs
 

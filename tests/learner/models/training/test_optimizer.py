@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from learner.models.optimizer import GuardedAdamW
+from learner.models.training.optimizer import GuardedAdamW
 
 
 def parameters(*gradients: list[float]) -> list[torch.nn.Parameter]:

@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 
-from learner.models.deepspeed_config import deepspeed_config
+from learner.models.training.deepspeed_config import deepspeed_config
 from protocol.errors import SettingsError
 
 

@@ -1,0 +1,163 @@
+"""A transformers model inside DeepSpeed: its optimizer, state and gathered weights, whatever the model is for.
+
+Methods that change or gather weights are collective: every rank calls them in the same order.
+"""
+
+from collections.abc import Callable, Iterator, Sequence
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from learner.models.settings import PolicySettings
+from learner.models.step_result import StepResult, Sums
+from learner.models.training.deepspeed_config import deepspeed_config, import_deepspeed, zero_stage_of
+from learner.models.training.finite import NonFiniteWeightsError, first_non_finite
+from learner.models.training.optimizer import GuardedAdamW
+from learner.models.training.schedule import learning_rate_factor
+from learner.models.training.shards import ZeroShards
+from learner.models.training.state import SHARD_BYTES, Writer, load_state, save_state
+from learner.models.world import reduce_max, reduce_sums
+
+
+class TrainedModel:
+    """torch.distributed has been initialised by `learner.models.world.join_world`."""
+
+    def __init__(self, make_model: Callable[[PolicySettings], Any], settings: PolicySettings, role: str) -> None:
+        """make_model: loads the model, in training mode. role: what errors call it."""
+        self._deepspeed = import_deepspeed()
+        torch.manual_seed(settings.seed)
+        self._settings = settings
+        self._role = role
+        self._world_size = dist.get_world_size()
+        self._zero_stage = zero_stage_of(settings.zero_stage, settings.dtype)
+        model = make_model(settings)
+        parameters = list(model.parameters())
+        optimizer = _make_optimizer(parameters, settings, self._zero_stage)
+        self._scheduler = torch.optim.lr_scheduler.LambdaLR(optimizer, _schedule_of(settings))
+        self._engine, *_ = self._deepspeed.initialize(
+            model=model,
+            model_parameters=parameters,
+            optimizer=optimizer,
+            lr_scheduler=self._scheduler,
+            config=deepspeed_config(
+                settings.deepspeed,
+                zero_stage=self._zero_stage,
+                dtype=settings.dtype,
+                max_grad_norm=settings.max_grad_norm,
+                num_parameters=sum(parameter.numel() for parameter in parameters),
+            ),
+            dist_init_required=False,
+        )
+        self._shards = ZeroShards(self._deepspeed, self._engine, self._zero_stage)
+        self._model = self._engine.module
+        self.device = torch.device(self._engine.device)
+
+    def update(self, sums: Sums, global_weight: float) -> StepResult:
+        """Return what one optimizer update did with the gradient that was added up.
+
+        sums: this rank's, "loss" among them, which global_weight divides; every rank brings the same keys.
+        """
+        self._engine.step()
+        reduced = _reduce(sums)
+        norm = self._engine.get_global_grad_norm()
+        return StepResult(
+            applied=bool(self._engine.was_step_applied()),
+            loss=reduced.pop("loss") / global_weight,
+            grad_norm=float(norm) if norm is not None else float("nan"),
+            sums=reduced,
+        )
+
+    def check_finite(self, *, with_optimizer: bool = False) -> None:
+        """Raise on every rank when a weight of any rank is not finite; with_optimizer: or a part of its state.
+
+        Collective. Each rank reads its own memory once; nothing is gathered. Raises: NonFiniteWeightsError.
+        """
+        found = first_non_finite(self._own_tensors(with_optimizer))
+        if reduce_max(float(found is not None), self.device):
+            where = f"{found} on rank {dist.get_rank()}" if found is not None else "a tensor on another rank"
+            raise NonFiniteWeightsError(
+                f"the {self._role} is not finite: {where} holds NaN or infinity. Nothing was pushed or saved. "
+                "Run the same command again to go on from the newest checkpoint"
+            )
+
+    def weights(self) -> list[tuple[str, Tensor]]:
+        """Return (name in the Hugging Face state dict, parameter) in the model's order, a tied head once.
+
+        In ZeRO 3 the tensors are partitioned: `gather` makes them whole.
+        """
+        return list(self._model.named_parameters())
+
+    def gather(self, parameters: Sequence[Tensor]) -> Any:
+        """Return a context in which these parameters are whole on every rank. All ranks enter it together."""
+        return self._deepspeed.zero.GatheredParameters(list(parameters), enabled=self._zero_stage == 3)
+
+    def shape_of(self, parameter: Tensor) -> tuple[int, ...]:
+        """Return a parameter's whole shape; `parameter.shape` is 0 in ZeRO 3."""
+        return self._shards.shape_of(parameter)
+
+    def save_state(self, folder: Path, shard_bytes: int = SHARD_BYTES) -> None:
+        """Write master weights, optimizer and schedule in a form that any number of ranks and any ZeRO stage load.
+
+        shard_bytes: size of one file, and of what a rank holds of other ranks' state meanwhile.
+        Raises: OSError when the disk refuses.
+        """
+        writer = Writer(self._world_size, self._zero_stage, self._settings.dtype)
+        save_state(folder, self._shards, self.weights(), int(self._scheduler.last_epoch), writer, shard_bytes)
+
+    def load_state(self, folder: Path) -> None:
+        """Read what `save_state` wrote, on as many ranks and in whatever ZeRO stage and type. The learning rate follows
+        this run's settings from the saved number of updates on.
+
+        Raises: OperatorError when it is not of this model.
+        """
+        num_updates = load_state(folder, self._shards, self.weights())
+        self._scheduler.load_state_dict(
+            {"last_epoch": num_updates, "_step_count": num_updates + 1, "lr_lambdas": [None]}
+        )
+        for group, peak in zip(self._scheduler.optimizer.param_groups, self._scheduler.base_lrs, strict=True):
+            group["lr"] = peak * _schedule_of(self._settings)(num_updates)
+
+    def _own_tensors(self, with_optimizer: bool) -> Iterator[tuple[str, Tensor]]:
+        """Yield what this rank holds of the weights, and of the optimizer's state."""
+        for name, parameter in self._model.named_parameters():
+            yield name, self._shards.own_part(parameter)
+        if not with_optimizer:
+            return
+        optimizer = getattr(self._engine.optimizer, "optimizer", self._engine.optimizer)
+        if self._zero_stage != 3:
+            for group in optimizer.param_groups:
+                for number, master in enumerate(group["params"]):
+                    yield f"master weights {number}", master
+        for number, state in enumerate(optimizer.state.values()):
+            for key, value in state.items():
+                if isinstance(value, Tensor):
+                    yield f"optimizer state {key} {number}", value
+
+
+def _make_optimizer(parameters: list[Any], settings: PolicySettings, zero_stage: int) -> torch.optim.Optimizer:
+    common: dict[str, Any] = {"lr": settings.lr, "betas": settings.betas, "weight_decay": settings.weight_decay}
+    if zero_stage == 0:
+        return GuardedAdamW(parameters, max_grad_norm=settings.max_grad_norm, fused=True, **common)
+    return torch.optim.AdamW(parameters, fused=True, **common)
+
+
+def _schedule_of(settings: PolicySettings) -> Callable[[int], float]:
+    return partial(
+        learning_rate_factor,
+        warmup_steps=settings.warmup_steps,
+        total_steps=settings.total_steps,
+        min_ratio=settings.min_lr_ratio,
+        schedule=settings.schedule,
+    )
+
+
+def _reduce(sums: Sums) -> dict[str, float]:
+    """Return the sums over all ranks; every rank brings the same keys."""
+    added = sorted(key for key in sums if not key.startswith("max_"))
+    largest = sorted(sums.keys() - set(added))
+    reduced = dict(zip(added, reduce_sums(torch.stack([sums[key] for key in added])), strict=True))
+    return reduced | {key: reduce_max(float(sums[key]), sums[key].device) for key in largest}
