@@ -66,6 +66,11 @@ def save_settings(settings: Settings, path: Path) -> None:
     path.write_text(yaml.safe_dump(settings.model_dump(mode="json"), sort_keys=False), encoding="utf-8")
 
 
+# In the words of a settings file, where pydantic names its own kinds.
+_KINDS = {
+    "model_type": "expected a map of settings; leave out a section that has none",
+    "dict_type": "expected a map of names and values, {} for none",
+}
 _OWN = (("policy", "model"), ("data", "train"))
 
 
@@ -95,7 +100,27 @@ def _parse_options(options: Sequence[str]) -> dict[str, Any]:
     try:
         return dict(CliSettingsSource(_OnCommandLine, cli_parse_args=list(options), root_parser=parser)())
     except UnparsableOption as error:
-        raise SettingsError(f"settings: {error}. Give lists and maps as JSON, in single quotes.") from None
+        raise SettingsError(_explain_unparsable(str(error), sorted(known, key=len), options)) from None
+
+
+def _explain_unparsable(error: str, known: Sequence[str], options: Sequence[str]) -> str:
+    name = next((each for each in reversed(known) if re.search(rf"\b{each}\b", error)), "")
+    reason = error.partition(f"{name}: ")[2]
+    if not reason or "unpack" in reason:  # of a parser that wanted pairs of names and values
+        reason = "it is no JSON of what is expected"
+    value = _without_secrets(_given(name, options))
+    example = """'["a", "b"]' or '{"name": 1}'"""
+    return f"settings: {name} = {value} is wrong: {reason}. Give lists and maps as JSON, in single quotes: {example}."
+
+
+def _given(name: str, options: Sequence[str]) -> str:
+    """Return the last value that the command line gives a setting."""
+    for place in reversed(range(len(options))):
+        if options[place].startswith(f"--{name}="):
+            return options[place].partition("=")[2]
+        if options[place] == f"--{name}":
+            return "".join(options[place + 1 : place + 2])
+    return ""
 
 
 def _merge(below: dict[str, Any], above: dict[str, Any]) -> dict[str, Any]:
@@ -128,12 +153,16 @@ def _explain(error: ValidationError) -> str:
         elif problem["type"] == "value_error" and not name:
             lines.append(f"settings: {problem['ctx']['error']}")
         else:
-            # A password or key that was refused inside a URL is not repeated: the message may be kept in a log.
-            value = re.sub(r"//[^/@\s]+@", "//***@", repr(problem["input"]))
-            value = re.sub(r"(?<=://)([^\s?']+)\?[^\s']+", r"\1?***", value)
-            message = problem["msg"].removeprefix("Value error, ").rstrip(".")
+            value = "null" if problem["input"] is None else _without_secrets(repr(problem["input"]))
+            message = _KINDS.get(problem["type"], problem["msg"]).removeprefix("Value error, ").rstrip(".")
             lines.append(f"settings: {name} = {value} is wrong: {message}.")
     return "\n".join(lines)
+
+
+def _without_secrets(value: str) -> str:
+    """Return it without the password or key in a URL that was refused: the message may be kept in a log."""
+    value = re.sub(r"//[^/@\s]+@", "//***@", value)
+    return re.sub(r"(?<=://)([^\s?'\"]+)\?[^\s'\"]+", r"\1?***", value)
 
 
 def _shown(value: Any) -> str:

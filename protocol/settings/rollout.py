@@ -9,6 +9,8 @@ from pydantic import (
 
 from protocol.settings.section import CountAboveZero, Seconds, Section
 
+BUNDLED_ENVIRONMENTS = ("single_turn", "search")
+
 
 class RolloutSettings(Section):
     num_servers: CountAboveZero = Field(1, description="vLLM servers.")

@@ -1,5 +1,6 @@
-"""Reads a settings file: YAML whose keys stand there once."""
+"""Reads a settings file: YAML whose keys stand there once and whose numbers are what they look like."""
 
+import re
 from pathlib import Path
 from typing import Any
 
@@ -15,17 +16,17 @@ _HOME_VARIABLE = "$SLUICE_HOME"
 def read_yaml(path: Path) -> dict[str, Any]:
     """Return a settings file's content, unvalidated; {} for an empty one.
 
-    Raises: SettingsError for a file that cannot be read, is not YAML, is no map, or has a key twice.
+    Raises: SettingsError for a file that cannot be read, is not YAML, is no map, has a key twice, or a number that YAML
+    reads as another one.
     """
     try:
-        # A byte-order mark, which editors on Windows write, is no part of the text.
-        text = path.read_text(encoding="utf-8-sig").replace(_HOME_VARIABLE, str(sluice_home()))
-        content = yaml.load(text, _UniqueKeys)  # noqa: S506 it is a SafeLoader
+        text = path.read_text(encoding="utf-8").replace(_HOME_VARIABLE, str(sluice_home()))
+        content = yaml.load(text, _Unambiguous)  # noqa: S506 it is a SafeLoader
     except OSError as error:
         raise SettingsError(
             f"settings: --config {path} cannot be read: {error.strerror}. Give an existing YAML file."
         ) from None
-    except _RepeatedKeyError as error:
+    except _AmbiguousError as error:
         raise SettingsError(f"settings: --config {path} {error}") from None
     except (yaml.YAMLError, UnicodeDecodeError) as error:
         raise SettingsError(f"settings: --config {path} is not YAML: {' '.join(str(error).split())}") from None
@@ -38,12 +39,27 @@ def read_yaml(path: Path) -> dict[str, Any]:
     return content
 
 
-class _RepeatedKeyError(Exception):
-    """A key stands twice in one map."""
+# YAML 1.1 counts 010 in eights and 1:30 in sixties.
+_OTHER_NUMBER = re.compile(r"[-+]?(0[0-7_]*[0-7]|[0-9][0-9_]*(:[0-5]?[0-9])+(\.[0-9_]*)?)")
 
 
-class _UniqueKeys(yaml.SafeLoader):
-    """YAML without repeated keys: of two, PyYAML keeps the last and says nothing."""
+class _AmbiguousError(Exception):
+    """A key stands twice in one map, or a number is not what a reader takes it for."""
+
+
+class _Unambiguous(yaml.SafeLoader):
+    """YAML without repeated keys, of which PyYAML keeps the last, and without 010 and 1:30, which it reads as 8, 90."""
+
+    def construct_number(self, node: yaml.ScalarNode) -> int | float:
+        is_whole = node.tag == "tag:yaml.org,2002:int"
+        number = self.construct_yaml_int(node) if is_whole else self.construct_yaml_float(node)
+        text = str(node.value)
+        if _OTHER_NUMBER.fullmatch(text):
+            raise _AmbiguousError(
+                f"line {node.start_mark.line + 1} has {text}, which YAML reads as {number:g}. Write a plain number, or "
+                f"'{text}' for text."
+            )
+        return number
 
     def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
         seen: dict[Any, int] = {}
@@ -52,9 +68,13 @@ class _UniqueKeys(yaml.SafeLoader):
                 continue
             key, line = self.construct_object(key_node, deep=True), key_node.start_mark.line + 1
             if isinstance(key, str | int) and key in seen:
-                raise _RepeatedKeyError(
+                raise _AmbiguousError(
                     f"line {line} has {key} again, which line {seen[key]} has already. Keep one of the two."
                 )
             if isinstance(key, str | int):
                 seen[key] = line
         return super().construct_mapping(node, deep)
+
+
+for _kind in ("int", "float"):
+    _Unambiguous.add_constructor(f"tag:yaml.org,2002:{_kind}", _Unambiguous.construct_number)

@@ -1,6 +1,6 @@
-"""What needs no cluster to be found wrong: settings, models, data sets, run folders. One line each, nothing is left.
+"""What needs no cluster to be found wrong: settings, run folders, disks. One line each, nothing is left.
 
-What only a running cluster can tell is in test_wrong_neighbours.py.
+Models and data sets are in test_wrong_models_and_data.py, what only a cluster can tell in test_wrong_neighbours.py.
 """
 
 import json
@@ -14,27 +14,14 @@ import pytest
 
 from learner.checkpoint.folder import begin, commit
 from learner.checkpoint.manifest import Checkpoint
-from protocol.http.listen import bind
-from protocol.node.home import ClusterState
 from tests.flow.refusals import Wrong, expect_refusal, options_of, run_without_cluster
 from tests.flow.user_run import Bring
 
-_ROW = '{"prompt": "1 + 1 =", "label": "2"}\n'
 _ENDPOINT = {"name": "mine", "url": "http://127.0.0.1:9/r"}
 
 
 def _write(name: str, text: str) -> Callable[[Path], object]:
     return lambda folder: (folder / name).write_text(text, encoding="utf-8")
-
-
-def _copy_model(name: str, *without: str) -> Callable[[Path], object]:
-    return lambda folder: shutil.copytree(folder / "tied", folder / name, ignore=shutil.ignore_patterns(*without))
-
-
-def _cut_weights(folder: Path) -> None:
-    _copy_model("cut")(folder)
-    weights = folder / "cut" / "model.safetensors"
-    weights.write_bytes(weights.read_bytes()[:5000])
 
 
 def _checkpoint_of_another_model(folder: Path) -> None:
@@ -67,8 +54,8 @@ SETTINGS = [
     ),
     Wrong(
         "map that is not JSON", 2,
-        'settings: Parsing error encountered for rollout.engine_args: Missing end delimiter "}". '
-        "Give lists and maps as JSON, in single quotes.",
+        'settings: rollout.engine_args = {"seed": 1 is wrong: Missing end delimiter "}". '
+        """Give lists and maps as JSON, in single quotes: '["a", "b"]' or '{"name": 1}'.""",
         {"rollout.engine_args": '{"seed": 1'},
     ),
     Wrong(
@@ -112,105 +99,6 @@ SETTINGS = [
     ),
 ]  # fmt: skip
 
-MODELS = [
-    Wrong(
-        "no model", 2,
-        "settings: policy.model is not set. Give a model folder or a Hugging Face name.",
-        {"policy.model": ""},
-    ),
-    Wrong(
-        "missing model folder", 2,
-        "settings: policy.model = {user}/nowhere is not a folder. Give one that holds a model.",
-        {"policy.model": "{user}/nowhere"},
-    ),
-    Wrong(
-        "model that the hub does not give", 2,
-        r"settings: policy.model = nobody/nothing is neither a folder nor a model in reach of the Hugging Face hub "
-        r"\(\w+\). Give a model folder.",
-        {"policy.model": "nobody/nothing"},
-        is_pattern=True,
-    ),
-    Wrong(
-        "model without weights", 2,
-        "settings: policy.model = {user}/weightless holds no weights (*.safetensors). Give a complete model.",
-        {"policy.model": "{user}/weightless"},
-        _copy_model("weightless", "*.safetensors"),
-    ),
-    Wrong(
-        "model whose download was cut", 2,
-        r"settings: policy.model: {user}/cut/model.safetensors cannot be read \(.+\). "
-        r"Copy or download the model again.",
-        {"policy.model": "{user}/cut"},
-        _cut_weights,
-        is_pattern=True,
-    ),
-    Wrong(
-        "model without tokenizer", 2,
-        "settings: policy.model = {user}/mute has no tokenizer. Give a complete model.",
-        {"policy.model": "{user}/mute"},
-        _copy_model("mute", "tokenizer*"),
-    ),
-    Wrong(
-        "missing demonstrations", 2,
-        "settings: policy.warm_start.data = {user}/none.jsonl does not exist. "
-        "Give a JSONL file, or null for no warm start.",
-        {"policy.warm_start.data": "{user}/none.jsonl"},
-    ),
-]  # fmt: skip
-
-DATA = [
-    Wrong(
-        "no data", 2,
-        "settings: data.train is not set. Give a JSONL or Parquet file of prompts.",
-        {"data.train": ""},
-    ),
-    Wrong(
-        "missing file", 2,
-        "data: {user}/none.jsonl does not exist. Give a JSONL or Parquet file as data.train or data.eval.",
-        {"data.train": "{user}/none.jsonl"},
-    ),
-    Wrong(
-        "line that is not JSON", 2,
-        "data: {user}/broken.jsonl line 2 is not JSON: Expecting ',' delimiter at column 16.",
-        {"data.train": "{user}/broken.jsonl"},
-        _write("broken.jsonl", _ROW + '{"prompt": "b?"\n' + _ROW),
-    ),
-    Wrong(
-        "empty data set", 2,
-        "data: {user}/empty.jsonl has no rows. A run needs at least one prompt.",
-        {"data.eval": "{user}/empty.jsonl"},
-        _write("empty.jsonl", "\n"),
-    ),
-    Wrong(
-        "missing label", 2,
-        "data: {user}/bare.jsonl line 2 has no label under 'label'. Set data.label_key to one of ['answer', 'prompt'], "
-        "or data.label_required to false when your reward needs none.",
-        {"data.train": "{user}/bare.jsonl"},
-        _write("bare.jsonl", _ROW + '{"prompt": "a?", "answer": "A"}\n'),
-    ),
-    Wrong(
-        "prompt under another key", 2,
-        "data: {user}/prompts.jsonl line 1 has question = None, expected text or a list of chat messages with role and "
-        "content. Set data.prompt_key to one of ['label', 'prompt'], or fix the row.",
-        {"data.prompt_key": "question"},
-    ),
-    Wrong(
-        "prompt longer than the window", 2,
-        "data: 1 of 2 rows of {user}/long.jsonl cannot be used, more than data.max_skipped_share = 0.05 lets out. The "
-        "first, line 2, has 300 tokens; rollout.max_context_tokens = 256 less rollout.max_response_tokens = 24 leaves "
-        "232. Raise the first, or shorten the prompt.",
-        {"data.train": "{user}/long.jsonl"},
-        _write("long.jsonl", _ROW + json.dumps({"prompt": "x" * 300, "label": "y"}) + "\n"),
-    ),
-    Wrong(
-        "chat without a chat template", 2,
-        r"data: {user}/chat.jsonl line 1 cannot be rendered by the tokenizer of policy.model: .*chat.template.+",
-        {"data.train": "{user}/chat.jsonl"},
-        _write("chat.jsonl", '{"prompt": [{"role": "user", "content": "a?"}], "label": "A"}\n'),
-        is_pattern=True,
-    ),
-]  # fmt: skip
-
 FOLDERS = [
     Wrong(
         "resume from nothing", 2,
@@ -229,6 +117,12 @@ FOLDERS = [
         "context above positions", 2,
         "settings: rollout.max_context_tokens = 4096, and policy.model has 1024 positions. Set it to 1024 or less.",
         {"rollout.max_context_tokens": 4096},
+    ),
+    Wrong(
+        "environment that is no name", 2,
+        "settings: rollout.environment = serch: expected one of single_turn, search, or module:Class, or "
+        "FILE.py:Class.",
+        {"rollout.environment": "serch"},
     ),
     Wrong(
         "environment without a file", 2,
@@ -256,7 +150,7 @@ FOLDERS = [
 ]  # fmt: skip
 
 
-@pytest.mark.parametrize("wrong", [*SETTINGS, *MODELS, *DATA, *FOLDERS], ids=str)
+@pytest.mark.parametrize("wrong", [*SETTINGS, *FOLDERS], ids=str)
 def test_a_wrong_input_is_one_line_and_leaves_nothing(wrong: Wrong, user: Bring, tmp_path: Path) -> None:
     expect_refusal(wrong, user, run_without_cluster(tmp_path / "home", options_of(wrong, user)))
     assert not (tmp_path / "home").exists()
@@ -345,57 +239,3 @@ def test_a_disk_without_room_is_found_before_anything_starts(
         finished.stderr,
     )
     assert list(folder.iterdir()) == []
-
-
-# -- the cluster is not there ------------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize("has_own_settings", [True, False], ids=["own settings", "quick start"])
-def test_without_a_cluster_the_command_says_how_to_start_one(
-    user: Bring, tmp_path: Path, has_own_settings: bool
-) -> None:
-    finished = run_without_cluster(tmp_path / "home", user.options("lonely") if has_own_settings else [])
-    assert (finished.returncode, finished.stderr) == (
-        1,
-        "No Sluice cluster runs here. Start one with deploy/start_cluster.sh.\n",
-    )
-    assert not (user.folder / "runs" / "lonely").exists()
-
-
-def test_a_broken_record_of_the_cluster_is_named(user: Bring, tmp_path: Path) -> None:
-    (tmp_path / "cluster.json").write_text("{", encoding="utf-8")
-    finished = run_without_cluster(tmp_path, user.options("broken-record"))
-    assert (finished.returncode, finished.stderr) == (
-        1,
-        f"{tmp_path}/cluster.json cannot be used (ValidationError). "
-        "No Sluice cluster runs here. Start one with deploy/start_cluster.sh.\n",
-    )
-
-
-def test_a_cluster_that_is_gone_is_found_within_seconds(user: Bring, tmp_path: Path) -> None:
-    with bind("test", "127.0.0.1", 0) as listener:
-        address = f"127.0.0.1:{listener.getsockname()[1]}"
-    state = ClusterState(
-        ray_address=address, namespace="sluice", node_ip="127.0.0.1", retriever_url="http://127.0.0.1:9/retrieve",
-        reward_url=None, token_file=f"{tmp_path}/token", ray_token_file=f"{tmp_path}/ray_token",
-        keys_dir=f"{tmp_path}/keys", processes=[],
-    )  # fmt: skip
-    (tmp_path / "cluster.json").write_text(state.model_dump_json(), encoding="utf-8")
-    finished = run_without_cluster(tmp_path, user.options("gone"))
-    assert (finished.returncode, finished.stderr) == (
-        1,
-        f"Ray at {address} does not answer (Connection refused). Start the cluster with deploy/start_cluster.sh.\n",
-    )
-    assert not (user.folder / "runs" / "gone").exists()
-
-
-def test_a_taken_port_is_named_with_who_has_it(tmp_path: Path) -> None:
-    with bind("test", "127.0.0.1", 0) as listener:
-        listener.listen()
-        port = listener.getsockname()[1]
-        finished = run_without_cluster(tmp_path / "home", ["start", "--ray-port", str(port)], "deploy.cluster")
-    assert finished.returncode == 1
-    assert finished.stderr.startswith(f"Port {port} of 127.0.0.1, wanted by the Ray head, is taken by process ")
-    assert finished.stderr.endswith("Stop what listens there, or choose another port with --ray-port.\n")
-    assert finished.stderr.count("\n") == 1
-    assert not (tmp_path / "home" / "cluster.json").exists()

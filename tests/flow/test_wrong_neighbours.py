@@ -107,13 +107,6 @@ CASES = [
         {"weights.backend": "ipc"},
     ),
     Wrong(
-        "environment that is no name",
-        2,
-        "settings: rollout.environment = serch: expected one of single_turn, search, or module:Class, or "
-        "FILE.py:Class.",
-        {"rollout.environment": "serch"},
-    ),
-    Wrong(
         "missing environment file",
         2,
         "settings: rollout.environment = {user}/none.py:Mine: there is no file {user}/none.py. "

@@ -14,6 +14,7 @@ from learner.objectives.needs import needs_of
 from learner.run.checks.prompt_checks import TrainPrompts, check_held_out, read_train_prompts
 from learner.run.start import RunStart, plan_start
 from protocol.errors import OperatorError, SettingsError
+from protocol.settings.rollout import BUNDLED_ENVIRONMENTS
 from protocol.settings.settings import Settings
 
 
@@ -61,8 +62,16 @@ def check_warm_start(settings: Settings) -> None:
 
 
 def check_environment(name: str) -> None:
-    """Raise SettingsError for FILE.py:Class without that file or class; read, not run. Servers import what it names."""
+    """Raise SettingsError for an unknown name, and for FILE.py:Class without that file or class; read, not run.
+
+    Servers import what it names.
+    """
     where, _, class_name = name.rpartition(":")
+    if name not in BUNDLED_ENVIRONMENTS and not (where and class_name.isidentifier()):
+        raise SettingsError(
+            f"settings: rollout.environment = {name}: expected one of {', '.join(BUNDLED_ENVIRONMENTS)}, or "
+            "module:Class, or FILE.py:Class."
+        )
     if not where.endswith(".py"):
         return
     try:

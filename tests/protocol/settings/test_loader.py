@@ -8,6 +8,7 @@ from protocol.errors import SettingsError
 from protocol.settings.loader import describe_settings, load_settings, names_own_run, save_settings, settings_help
 from protocol.settings.settings import Settings
 
+_AS_JSON = """Give lists and maps as JSON, in single quotes: '["a", "b"]' or '{"name": 1}'."""
 _TOO_LARGE = "Input should be less than or equal to 2147483647"
 
 
@@ -133,8 +134,21 @@ def test_load_reads_a_number_from_a_list_of_choices() -> None:
         ),
         (
             ["--rollout.engine_args", '{"seed": 1'],
-            'settings: Parsing error encountered for rollout.engine_args: Missing end delimiter "}". '
-            "Give lists and maps as JSON, in single quotes.",
+            'settings: rollout.engine_args = {"seed": 1 is wrong: Missing end delimiter "}". ' + _AS_JSON,
+        ),
+        (
+            ["--rollout.engine_args", "{}", "--rollout.engine_args", "[1]"],
+            f"settings: rollout.engine_args = [1] is wrong: it is no JSON of what is expected. {_AS_JSON}",
+        ),
+        (["--run="], f"settings: run =  is wrong: it is no JSON of what is expected. {_AS_JSON}"),
+        (
+            ["--rewards.endpoints", '[{"url": "http://me:secret@host"'],
+            """settings: rewards.endpoints = [{"url": "http://***@host" is wrong: Missing end delimiter "]". """
+            + _AS_JSON,
+        ),
+        (
+            ["--rollout", "[1]"],
+            "settings: rollout = [1] is wrong: expected a map of settings; leave out a section that has none.",
         ),
     ],
 )
@@ -157,34 +171,6 @@ def test_load_explains_a_missing_file(tmp_path: Path) -> None:
     )
 
 
-def test_load_explains_a_file_that_is_no_yaml(tmp_path: Path) -> None:
-    config = yaml_file(tmp_path, "learner: [1\n")
-    assert refusal([], config).startswith(f"settings: --config {config} is not YAML: while parsing a flow sequence")
-
-
-def test_load_refuses_a_key_that_stands_twice(tmp_path: Path) -> None:
-    config = yaml_file(tmp_path, "learner:\n  lr: 1\n  betas: [0, 0]\n  lr: 2\n")
-    assert refusal([], config) == (
-        f"settings: --config {config} line 4 has lr again, which line 2 has already. Keep one of the two."
-    )
-
-
-def test_load_refuses_a_section_that_stands_twice(tmp_path: Path) -> None:
-    config = yaml_file(tmp_path, "run: {seed: 1}\nlearner: {lr: 1}\nrun: {name: a}\n")
-    assert refusal([], config) == (
-        f"settings: --config {config} line 3 has run again, which line 1 has already. Keep one of the two."
-    )
-
-
-def test_load_takes_a_merged_map_whose_keys_are_given_anew(tmp_path: Path) -> None:
-    config = yaml_file(tmp_path, "run: &run {seed: 1, name: a}\nrollout: {engine_args: {<<: *run, seed: 2}}\n")
-    assert load_settings(config, []).rollout.engine_args == {"seed": 2, "name": "a"}
-
-
-def test_load_takes_a_file_with_a_byte_order_mark(tmp_path: Path) -> None:
-    assert load_settings(yaml_file(tmp_path, "\ufeffrun: {seed: 7}\n"), []).run.seed == 7
-
-
 @pytest.mark.parametrize(
     ("options", "is_own"),
     [
@@ -198,15 +184,6 @@ def test_load_takes_a_file_with_a_byte_order_mark(tmp_path: Path) -> None:
 )
 def test_command_that_names_a_model_or_prompts_is_the_users_own_run(options: list[str], is_own: bool) -> None:
     assert names_own_run(options) is is_own
-
-
-def test_load_explains_a_file_that_is_a_list(tmp_path: Path) -> None:
-    config = yaml_file(tmp_path, "- learner\n")
-    assert refusal([], config) == f"settings: --config {config} holds a list; expected one section per room."
-
-
-def test_load_takes_an_empty_file(tmp_path: Path) -> None:
-    assert load_settings(yaml_file(tmp_path, ""), []) == Settings()
 
 
 def test_saved_settings_are_read_back_as_they_were(tmp_path: Path) -> None:

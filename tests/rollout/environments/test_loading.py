@@ -5,7 +5,8 @@ from pathlib import Path
 import pytest
 
 from protocol.errors import SettingsError
-from rollout.environments.loading import load_environment
+from protocol.settings.rollout import BUNDLED_ENVIRONMENTS
+from rollout.environments.loading import BUNDLED, load_environment
 
 
 def test_file_that_ends_itself_is_told_as_one_that_cannot_be_loaded(tmp_path: Path) -> None:
@@ -13,3 +14,7 @@ def test_file_that_ends_itself_is_told_as_one_that_cannot_be_loaded(tmp_path: Pa
     script.write_text("import sys\nsys.exit(2)\n")
     with pytest.raises(SettingsError, match=r"game\.py cannot be loaded: SystemExit: 2"):
         load_environment(f"{script}:Game")
+
+
+def test_settings_know_the_bundled_environments_by_name() -> None:
+    assert tuple(BUNDLED) == BUNDLED_ENVIRONMENTS
