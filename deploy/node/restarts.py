@@ -16,14 +16,23 @@ class Restarts:
 
     num_restarts: int = 0  # starts by the keeper, the first start not counted
     num_quick_ends: int = 0  # ends in a row, each within a minute of the start before it
+    num_mute_ends: int = 0  # quick ends in a row of which none had answered: one alone may have been killed too early
 
     def note_end(self, lived_s: float, was_healthy: bool) -> float:
         """Return the seconds to wait before the next start."""
         if lived_s >= _LASTED_S:
-            self.num_quick_ends = 0
+            self.num_quick_ends = self.num_mute_ends = 0
         self.num_quick_ends += 1
-        if self.num_quick_ends == 1:
-            return 0.0
-        limit_s = _MAX_DELAY_AFTER_HEALTH_S if was_healthy else _MAX_DELAY_S
-        # The exponent is bounded: a service that ends for weeks would overflow a float.
-        return float(min(limit_s, _FIRST_DELAY_S * 2 ** min(self.num_quick_ends - 2, 16)))
+        self.num_mute_ends = 0 if was_healthy else self.num_mute_ends + 1
+        return max(
+            _delay(self.num_quick_ends, _MAX_DELAY_AFTER_HEALTH_S),
+            _delay(self.num_mute_ends, _MAX_DELAY_S),
+        )
+
+
+def _delay(num_ends: int, limit_s: float) -> float:
+    """Return the wait after so many ends in a row."""
+    if num_ends < 2:
+        return 0.0
+    # The exponent is bounded: a service that ends for weeks would overflow a float.
+    return float(min(limit_s, _FIRST_DELAY_S * 2 ** min(num_ends - 2, 16)))

@@ -60,6 +60,7 @@ class WatchedService:
         if log.exists():
             log.replace(log.with_suffix(".previous.log"))
         self._started, self._was_healthy, self._next_start = time.monotonic(), False, None
+        self._ask_at = 0.0  # it may be well, and killed, before the next question to the process that ended
         record = self.record
         try:
             self.record = launch(

@@ -26,3 +26,10 @@ def test_a_minute_of_life_forgets_the_quick_ends_before() -> None:
     assert restarts.note_end(61.0, was_healthy=True) == 0.0
     assert restarts.num_quick_ends == 1
     assert restarts.note_end(1.0, was_healthy=True) == 0.25
+
+
+def test_end_before_the_first_answer_weighs_no_more_than_others_unless_it_repeats() -> None:
+    restarts = Restarts()
+    for _ in range(9):
+        restarts.note_end(10.0, was_healthy=True)
+    assert [restarts.note_end(1.0, was_healthy=False) for _ in range(8)] == [4.0, 4.0, 4.0, 4.0, 4.0, 4.0, 8.0, 16.0]
