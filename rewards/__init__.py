@@ -1,1 +1,1 @@
-"""HTTP reward services, knowing nothing of training: sample -> exact_match or user_function -> service -> serve."""
+"""HTTP reward services, knowing nothing of training: sample -> a scorer or user_function -> service -> serve."""

@@ -1,14 +1,50 @@
-"""The scorers that come with Sluice, by the name that `rewards.serve --scorer` takes."""
+"""The scorers that come with Sluice, by the name that `rewards.serve --scorer` takes.
+
+What a scorer needs is imported when it is chosen: exact_match needs none of what reward_model does.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass
 
 from protocol.errors import OperatorError
+from rewards.answer_format import DEFAULT_TAGS, make_format_scorer
 from rewards.exact_match import score_exact_match
+from rewards.math_answer import make_math_scorer
 from rewards.sample import Scorer
 
-_SCORERS: dict[str, Scorer] = {"exact_match": score_exact_match}
+
+@dataclass(frozen=True)
+class ScorerOptions:
+    """What the command line says of a bundled scorer; each scorer reads what concerns it."""
+
+    workers: int = 1  # math_answer: processes that compare
+    tags: str = DEFAULT_TAGS  # format: tags of a response
+    model: str | None = None  # reward_model: folder or name on the hub
+    model_dtype: str = "float32"  # reward_model: of its weights
+    batch_tokens: int = 16_384  # reward_model: most tokens of one forward pass
 
 
-def scorer_named(name: str) -> Scorer:
-    """Return a bundled scorer. Raises: OperatorError listing them when there is none of that name."""
-    if name not in _SCORERS:
-        raise OperatorError(f"rewards: --scorer {name} is not known. Choose one of: {', '.join(sorted(_SCORERS))}.")
-    return _SCORERS[name]
+def _reward_model(options: ScorerOptions) -> Scorer:
+    from rewards.reward_model import ModelOptions, make_model_scorer
+
+    if options.model is None:
+        raise OperatorError(
+            "rewards: --scorer reward_model needs --model: a folder with a Hugging Face sequence-classification model "
+            "of one output, or its name on the hub."
+        )
+    return make_model_scorer(ModelOptions(options.model, options.model_dtype, options.batch_tokens))
+
+
+SCORERS: dict[str, Callable[[ScorerOptions], Scorer]] = {
+    "exact_match": lambda options: score_exact_match,
+    "format": lambda options: make_format_scorer(options.tags),
+    "math_answer": lambda options: make_math_scorer(options.workers),
+    "reward_model": _reward_model,
+}
+
+
+def scorer_named(name: str, options: ScorerOptions | None = None) -> Scorer:
+    """Return a bundled scorer, ready. Raises: OperatorError when there is none of that name, or an option is wrong."""
+    if name not in SCORERS:
+        raise OperatorError(f"rewards: --scorer {name} is not known. Choose one of: {', '.join(sorted(SCORERS))}.")
+    return SCORERS[name](options or ScorerOptions())

@@ -6,9 +6,9 @@ Normalisation is SQuAD's, which Search-R1 uses: lower case, no ASCII punctuation
 import re
 import string
 from collections.abc import Sequence
-from typing import Any
 
-from rewards.sample import Sample, SampleError, Score
+from rewards.labels import targets_of
+from rewards.sample import Sample, Score
 
 _ARTICLES = re.compile(r"\b(a|an|the)\b")
 _PUNCTUATION = str.maketrans("", "", string.punctuation)
@@ -19,7 +19,7 @@ async def score_exact_match(samples: Sequence[Sample]) -> list[Score]:
     """Return 1.0 or 0.0 per sample. Raises: SampleError when a label holds no target."""
     scores = []
     for index, sample in enumerate(samples):
-        is_match = answer_matches(sample.response, _targets_of(sample.label, index))
+        is_match = answer_matches(sample.response, targets_of(sample.label, index))
         scores.append(Score(1.0 if is_match else 0.0))
     return scores
 
@@ -43,15 +43,3 @@ def last_answer(response: str) -> str | None:
 def normalise(text: str) -> str:
     """Return text as answers are compared. Example: normalise("The U.S.A.") == "usa"."""
     return " ".join(_ARTICLES.sub(" ", text.lower().translate(_PUNCTUATION)).split())
-
-
-def _targets_of(label: Any, index: int) -> list[str]:
-    """Return the accepted answers in a label: text, [text], {"target": ..} or {"ground_truth": {"target": ..}}."""
-    found = label
-    for key in ("ground_truth", "target"):
-        if isinstance(found, dict) and key in found:
-            found = found[key]
-    targets = found if isinstance(found, list) else [found]
-    if not targets or any(isinstance(target, bool) or not isinstance(target, str | int | float) for target in targets):
-        raise SampleError(index, f"is {label!r:.80}, expected the answer's text, a list of texts or a target")
-    return [str(target) for target in targets]

@@ -1,6 +1,7 @@
 """What a scorer is given and what it returns. Users' own functions import `Sample` and `Score` from here."""
 
 import math
+import re
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -9,6 +10,7 @@ from protocol.one_line import one_line
 
 # Of an exception's text; a reply has at most 1 MiB.
 _MAX_CHARACTERS = 2000
+_SPECIAL_TOKENS = re.compile(r"<\|[^|<>]{1,64}\|>|</?s>|<(?:pad|unk|bos|eos|end_of_turn|start_of_turn)>")
 
 
 @dataclass(frozen=True)
@@ -20,6 +22,11 @@ class Sample:
     response: str  # query without the prompt; all of it, when it does not begin with the prompt
     label: Any  # the data row's, or None
     columns: Mapping[str, Any] = field(default_factory=dict)  # the data row's other columns
+
+    @property
+    def text(self) -> str:
+        """The response without special tokens, which are told by their form: `<|..|>`, `</s>`, `<eos>` and such."""
+        return _SPECIAL_TOKENS.sub("", self.response)
 
 
 @dataclass(frozen=True)

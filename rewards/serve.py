@@ -8,7 +8,8 @@ from protocol.errors import OperatorError
 from protocol.http.bearer import read_token
 from protocol.http.listen import bind
 from protocol.http.service import serve_app
-from rewards.bundled import scorer_named
+from rewards.answer_format import DEFAULT_TAGS
+from rewards.bundled import SCORERS, ScorerOptions, scorer_named
 from rewards.sample import Scorer
 from rewards.service import RewardService
 from rewards.user_function import load_scorer
@@ -36,13 +37,16 @@ def _serve(arguments: argparse.Namespace) -> None:
 def _choose_scorer(arguments: argparse.Namespace, workers: Workers) -> tuple[Scorer, str]:
     if arguments.function:
         return load_scorer(arguments.function, workers), Path(arguments.function).name
-    return scorer_named(arguments.scorer), arguments.scorer
+    options = ScorerOptions(
+        arguments.workers, arguments.tags, arguments.model, arguments.model_dtype, arguments.batch_tokens
+    )
+    return scorer_named(arguments.scorer, options), arguments.scorer
 
 
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog="python -m rewards.serve", description=__doc__)
     choice = parser.add_mutually_exclusive_group(required=True)
-    choice.add_argument("--scorer", help="a bundled scorer: exact_match")
+    choice.add_argument("--scorer", help=f"a bundled scorer: {', '.join(sorted(SCORERS))}")
     choice.add_argument(
         "--function", metavar="FILE.py[:NAME]", help="a user's reward_func, compute_score or score(sample)"
     )
@@ -50,7 +54,14 @@ def _parser() -> argparse.ArgumentParser:
         "--workers",
         type=_above_zero,
         default=1,
-        help="threads that call a function which is not async; more than 1 only if it may run in several at once",
+        help="threads that call a function which is not async, more than 1 only if it may run in several at once; "
+        "of math_answer the processes that compare",
+    )
+    parser.add_argument("--tags", default=DEFAULT_TAGS, help="format: tags of a response, * behind optional ones")
+    parser.add_argument("--model", help="reward_model: folder of the model, or its name on the Hugging Face hub")
+    parser.add_argument("--model-dtype", choices=["float32", "bfloat16"], default="float32", help="reward_model's")
+    parser.add_argument(
+        "--batch-tokens", type=_above_zero, default=16_384, help="reward_model: most tokens of one forward pass"
     )
     parser.add_argument("--host", default="127.0.0.1", help="address to listen on")
     parser.add_argument("--port", type=int, default=8001, help="port to listen on; 0: a free one")

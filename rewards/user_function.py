@@ -13,7 +13,6 @@ import functools
 import importlib.util
 import inspect
 import math
-import re
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
@@ -28,7 +27,6 @@ from rewards.workers import Workers
 _NAMES = ("reward_func", "compute_score", "score")
 _VERL_KEYWORDS = frozenset({"data_source", "solution_str", "ground_truth", "extra_info"})
 _ANY_NUMBER = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
-_SPECIAL_TOKENS = re.compile(r"<\|[^|<>]{1,64}\|>|</?s>|<(?:pad|unk|bos|eos|end_of_turn|start_of_turn)>")
 
 _Call = Callable[..., Any]
 
@@ -153,7 +151,7 @@ def _verl_arguments(keywords: frozenset[str], sample: Sample) -> tuple[list[Any]
     row = {**sample.columns, **part}
     given = {
         "data_source": row.get("data_source") or "",
-        "solution_str": _SPECIAL_TOKENS.sub("", sample.response),
+        "solution_str": sample.text,
         "ground_truth": part.get("ground_truth", sample.label),
         "extra_info": row.get("extra_info") or {},
     }

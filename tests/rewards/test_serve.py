@@ -112,7 +112,10 @@ def test_serve_as_a_process_asks_for_the_token(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (("--scorer", "vibes"), "rewards: --scorer vibes is not known. Choose one of: exact_match.\n"),
+        (
+            ("--scorer", "vibes"),
+            "rewards: --scorer vibes is not known. Choose one of: exact_match, format, math_answer, reward_model.\n",
+        ),
         (
             ("--function", "/nowhere.py"),
             "rewards: --function /nowhere.py is not a Python file. Expected FILE.py or FILE.py:NAME.\n",

@@ -1,0 +1,71 @@
+"""The bundled scorer of a response's form: 1 when it is made of the wanted tags and nothing else, else 0.
+
+Example, `think,search*,information*,answer`: `<think>a</think> <answer>b</answer>` gives 1; a text outside the tags, a
+tag that is not closed, none of `think`, two of `answer` or a block behind `answer` gives 0.
+"""
+
+import functools
+import re
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from protocol.errors import OperatorError
+from rewards.sample import Sample, Score, Scorer
+
+DEFAULT_TAGS = "think,answer"
+_NAME = re.compile(r"[A-Za-z][\w-]*")
+_TAG = re.compile(r"<(/?)([A-Za-z][\w-]*)>")
+
+
+@dataclass(frozen=True)
+class Form:
+    """The tags that a response is made of."""
+
+    needed: frozenset[str]  # each at least once
+    allowed: frozenset[str]  # any number of times
+    last: str  # ends the response, and stands there alone
+
+
+def make_format_scorer(tags: str) -> Scorer:
+    """Return the scorer for a form as `--tags` gives it: names with commas between, `*` behind what may be missing."""
+    return functools.partial(_score, form_of(tags))
+
+
+def form_of(tags: str) -> Form:
+    """Return the form that a `--tags` text describes. Raises: OperatorError for a text that describes none."""
+    parts = [part.strip() for part in tags.split(",")]
+    names = [part.removesuffix("*") for part in parts]
+    is_sound = all(_NAME.fullmatch(name) for name in names) and len(set(names)) == len(names)
+    if not is_sound or parts[-1].endswith("*"):
+        raise OperatorError(
+            f"rewards: --tags {tags} is no list of tags. Expected names with commas between, each once, * behind those "
+            "that may be missing, the last one always there: think,search*,information*,answer."
+        )
+    allowed = frozenset(part.removesuffix("*") for part in parts if part.endswith("*"))
+    return Form(frozenset(names) - allowed, allowed, names[-1])
+
+
+def has_form(text: str, form: Form) -> bool:
+    """Return whether text is a row of blocks `<name>..</name>` of that form, with only white space between them.
+
+    Only the form's own tags count: any other text in angle brackets is text. Blocks hold no tag, and are not empty.
+    """
+    known = form.needed | form.allowed
+    tags = [match for match in _TAG.finditer(text) if match.group(2) in known]
+    counts = Counter(tag.group(2) for tag in tags[::2])
+    outside, end = "", 0
+    for opening, closing in zip(tags[::2], tags[1::2], strict=False):
+        is_block = (opening.group(1), closing.group(1)) == ("", "/") and opening.group(2) == closing.group(2)
+        if not is_block or not text[opening.end() : closing.start()].strip():
+            return False
+        outside += text[end : opening.start()]
+        end = closing.end()
+    outside += text[end:]
+    if len(tags) % 2 or outside.strip() or any(not counts[name] for name in form.needed):
+        return False
+    return counts[form.last] == 1 and tags[-1].group(2) == form.last
+
+
+async def _score(form: Form, samples: Sequence[Sample]) -> list[Score]:
+    return [Score(1.0 if has_form(sample.text, form) else 0.0) for sample in samples]

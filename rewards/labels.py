@@ -1,0 +1,20 @@
+"""A data row's label as the answers that are accepted."""
+
+from typing import Any
+
+from rewards.sample import SampleError
+
+
+def targets_of(label: Any, index: int) -> list[str]:
+    """Return the accepted answers in a label: text, [text], {"target": ..} or {"ground_truth": {"target": ..}}.
+
+    index: which sample of the request it is. Raises: SampleError when the label holds no target.
+    """
+    found = label
+    for key in ("ground_truth", "target"):
+        if isinstance(found, dict) and key in found:
+            found = found[key]
+    targets = found if isinstance(found, list) else [found]
+    if not targets or any(isinstance(target, bool) or not isinstance(target, str | int | float) for target in targets):
+        raise SampleError(index, f"is {label!r:.80}, expected the answer's text, a list of texts or a target")
+    return [str(target) for target in targets]

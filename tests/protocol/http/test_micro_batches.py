@@ -1,0 +1,79 @@
+"""Work of several callers done together."""
+
+import asyncio
+import threading
+
+import pytest
+
+from protocol.http.micro_batches import MicroBatches
+
+
+class Doubling:
+    """Doubles numbers, a batch at a time, once its gate is open; -1 is a number that it cannot double."""
+
+    def __init__(self) -> None:
+        self.batches: list[list[int]] = []
+        self.gate = threading.Event()
+
+    def __call__(self, items: list[int]) -> list[int]:
+        self.batches.append(items)
+        assert self.gate.wait(10)
+        if -1 in items:
+            raise ValueError("-1 cannot be doubled")
+        return [2 * item for item in items]
+
+
+async def _begun(work: Doubling, number: int) -> None:
+    while len(work.batches) < number:
+        await asyncio.sleep(0.001)
+
+
+async def test_what_waits_while_a_batch_runs_makes_the_next_one() -> None:
+    work = Doubling()
+    batches = MicroBatches(work, 4, "test")
+    first = asyncio.ensure_future(batches.run([1]))
+    await _begun(work, 1)
+    later = [asyncio.ensure_future(batches.run([n, n + 1])) for n in (2, 4, 6)]
+    await asyncio.sleep(0)
+    work.gate.set()
+    assert await first == [2]
+    assert await asyncio.gather(*later) == [[4, 6], [8, 10], [12, 14]]
+    assert work.batches == [[1], [2, 3, 4, 5], [6, 7]]
+
+
+async def test_items_whose_caller_has_gone_are_left_out() -> None:
+    work = Doubling()
+    batches = MicroBatches(work, 4, "test")
+    first = asyncio.ensure_future(batches.run([1]))
+    await _begun(work, 1)
+    gone, stays = asyncio.ensure_future(batches.run([2])), asyncio.ensure_future(batches.run([3]))
+    await asyncio.sleep(0)
+    gone.cancel()
+    work.gate.set()
+    assert (await first, await stays) == ([2], [6])
+    assert work.batches == [[1], [3]]
+
+
+async def test_bad_item_costs_no_other_its_result() -> None:
+    work = Doubling()
+    batches = MicroBatches(work, 8, "test")
+    first = asyncio.ensure_future(batches.run([1]))
+    await _begun(work, 1)
+    bad, good = asyncio.ensure_future(batches.run([5, -1])), asyncio.ensure_future(batches.run([3]))
+    await asyncio.sleep(0)
+    work.gate.set()
+    assert await good == [6]
+    with pytest.raises(ValueError, match="-1 cannot be doubled"):
+        await bad
+    assert await first == [2]
+    assert await batches.run([]) == []
+
+
+async def test_several_threads_run_several_batches_at_once() -> None:
+    work = Doubling()
+    batches = MicroBatches(work, 1, "test", num_threads=2)
+    both = asyncio.ensure_future(batches.run([1, 2, 3]))
+    await _begun(work, 2)
+    assert work.batches == [[1], [2]]
+    work.gate.set()
+    assert await both == [2, 4, 6]

@@ -1,0 +1,69 @@
+"""The scorer of mathematics, in the processes that it really uses."""
+
+import asyncio
+import time
+from typing import Any
+
+import pytest
+
+from rewards.math_answer import make_math_scorer
+from rewards.math_process import is_equal
+from rewards.sample import SampleError, Score, Scorer, make_sample
+
+
+@pytest.mark.parametrize(
+    ("answer", "target", "expected"),
+    [
+        ("The total is $72$.", "72", True),
+        ("\\boxed{0.5}", "\\frac{1}{2}", True),
+        ("first 3, so \\boxed{x^2+1}", "1 + x^2", True),
+        ("\\boxed{\\{2,1\\}}", "\\{1,2\\}", True),
+        ("= 1000", "1,000", True),
+        ("72", "They had 36 each.\n#### 72", True),
+        ("\\boxed{73}", "72", False),
+        ("\\boxed{72} or \\boxed{73}", "72", False),
+        ("I do not know", "72", False),
+        ("", "72", False),
+    ],
+)
+def test_answer_equals_a_target_as_an_expression(answer: str, target: str, expected: bool) -> None:
+    assert is_equal(answer, [target]) is expected
+
+
+def test_answer_may_equal_any_of_several_targets() -> None:
+    assert is_equal("\\boxed{2}", ["3", "2"])
+
+
+async def _scored(scorer: Scorer, *pairs: tuple[str, Any]) -> list[Score]:
+    return await scorer([make_sample("1+1?" + response, "1+1?", label) for response, label in pairs])
+
+
+async def test_answers_that_no_computer_works_out_are_wrong_and_cost_the_others_nothing() -> None:
+    # The first would take years inside one calculation of Python's own, the second more memory than there is.
+    scorer = make_math_scorer(2)
+    started = time.monotonic()
+    endless = ("\\boxed{9^{9^{9^{9}}}}", "7")
+    scores = await _scored(
+        scorer, endless, ("<answer>\\boxed{2}</answer>", "2"), ("\\boxed{3}", 2), ("2<|im_end|>", {"target": ["2"]})
+    )
+    assert [score.reward for score in scores] == [0.0, 1.0, 0.0, 1.0]
+    assert scores[0].logs["math_undecided"] in (0.0, 1.0)
+    assert [score.logs for score in scores[1:]] == [{"math_undecided": 0.0}] * 3
+    assert time.monotonic() - started < 60
+    # A process that died was followed by another.
+    assert [score.reward for score in await _scored(scorer, ("2", "2"), ("2", "2"))] == [1.0, 1.0]
+
+
+async def test_label_without_a_target_is_named_before_anything_is_compared() -> None:
+    with pytest.raises(SampleError, match=r"\$\.labels\[1\] is None"):
+        await _scored(make_math_scorer(1), ("2", "2"), ("2", None))
+
+
+async def test_sample_whose_client_has_left_leaves_the_next_its_own_reply() -> None:
+    scorer = make_math_scorer(1)
+    await _scored(scorer, ("2", "2"))
+    leaving = asyncio.ensure_future(_scored(scorer, ("3", "2")))
+    await asyncio.sleep(0)
+    await asyncio.sleep(0)
+    leaving.cancel()
+    assert [score.reward for score in await _scored(scorer, ("2", "2"))] == [1.0]
