@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from learner.audit.run import AuditedRun
+from learner.data.filtered import FILTERED
 
 _NUM_PARTS = 10
 _NUM_LONG = 3
@@ -56,7 +57,8 @@ def _read_prompts(run: AuditedRun) -> list[_Prompt]:
     rows = run.rows(
         'SELECT p."group", p.state, p.attempt, AVG(t.num_model_tokens) FROM prompts AS p '
         'LEFT JOIN trajectories AS t ON t."group" = p."group" '
-        "WHERE p.state IN ('trained', 'skipped') GROUP BY p.\"group\""
+        "WHERE p.state IN ('trained', 'skipped') AND COALESCE(p.reason, '') NOT LIKE ? GROUP BY p.\"group\"",
+        f"{FILTERED}%",  # no prompt was lost there: the filter looked at it and took another
     )
     # A prompt that was given up may have no finished answer: what was thrown away of it tells how long they were.
     wasted = dict(

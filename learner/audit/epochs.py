@@ -3,11 +3,14 @@
 from dataclasses import dataclass
 
 from learner.audit.run import AuditedRun
+from learner.data.filtered import FILTERED
+
+_SETTLED = ("trained", "skipped", "filtered")
 
 
 @dataclass(frozen=True)
 class EpochAccount:
-    """How many prompts of one epoch are where; the four add up to num_prompts."""
+    """How many prompts of one epoch are where; the five add up to num_prompts."""
 
     epoch: int  # from 0
     num_prompts: int  # rows of the training data
@@ -16,12 +19,17 @@ class EpochAccount:
     # prompts given out and not settled yet, by the ledger's state: pending, leased, ready, assigned
     under_way: dict[str, int]
     to_come: int  # prompts not given out yet; no loss
+    filtered: int = 0  # prompts replaced because of their group's mean score
 
 
 def count_epochs(run: AuditedRun) -> list[EpochAccount]:
     """Return one account for each epoch of which a prompt was given out; a run that has not begun has the first."""
     states: dict[int, dict[str, int]] = {0: {}}
-    for epoch, state, count in run.rows("SELECT epoch, state, COUNT(*) FROM prompts GROUP BY epoch, state"):
+    for epoch, state, count in run.rows(
+        "SELECT epoch, CASE WHEN state = 'skipped' AND reason LIKE ? THEN 'filtered' ELSE state END AS fate, COUNT(*) "
+        "FROM prompts GROUP BY epoch, fate",
+        f"{FILTERED}%",
+    ):
         states.setdefault(epoch, {})[state] = count
     size = len(run.uids)
     return [
@@ -30,8 +38,9 @@ def count_epochs(run: AuditedRun) -> list[EpochAccount]:
             num_prompts=size,
             trained=counts.get("trained", 0),
             skipped=counts.get("skipped", 0),
-            under_way={s: n for s, n in sorted(counts.items()) if s not in ("trained", "skipped")},
+            under_way={s: n for s, n in sorted(counts.items()) if s not in _SETTLED},
             to_come=max(0, size - sum(counts.values())),
+            filtered=counts.get("filtered", 0),
         )
         for epoch, counts in sorted(states.items())
     ]

@@ -11,6 +11,7 @@ from learner.audit.breach import Breach, Breaches, collect
 from learner.audit.checkpoints import CheckpointAudit, check_checkpoints
 from learner.audit.deciles import Survivorship, compare_lengths
 from learner.audit.epochs import EpochAccount, count_epochs
+from learner.audit.filters import check_filters
 from learner.audit.groups import check_groups
 from learner.audit.lineage import check_lineage
 from learner.audit.metrics import check_metrics, note_metrics
@@ -47,13 +48,15 @@ class AuditReport:
     def verdict(self) -> str:
         """One sentence."""
         trained, skipped = sum(e.trained for e in self.epochs), sum(e.skipped for e in self.epochs)
+        filtered = f"{number:,} filtered, " if (number := sum(e.filtered for e in self.epochs)) else ""
         if not self.holds:
             return f"The accounts of {self.run} do not hold. Breaches: {sum(self.breaches.counts.values()):,}."
         under_way = sum(sum(e.under_way.values()) for e in self.epochs)
         return (
             f"The accounts of {self.run} hold: in {self.step} steps {trained:,} prompts were trained exactly once, "
-            f"{skipped:,} skipped with a reason, {under_way:,} are under way, {sum(e.to_come for e in self.epochs):,} "
-            f"are to come. Checkpoints that verify: {', '.join(self.checkpoints) or 'none'}."
+            f"{skipped:,} skipped with a reason, {filtered}{under_way:,} are under way, "
+            f"{sum(e.to_come for e in self.epochs):,} are to come. "
+            f"Checkpoints that verify: {', '.join(self.checkpoints) or 'none'}."
         )
 
     def to_json(self) -> dict[str, object]:
@@ -99,6 +102,7 @@ def _check(run: AuditedRun, steps: Steps, checkpoints: CheckpointAudit) -> Itera
     yield from check_order(run)
     yield from check_groups(run, steps, terms)
     yield from check_steps(run, steps, terms)
+    yield from check_filters(run, terms)
     yield from check_lineage(run)
     yield from check_metrics(run, steps)
     yield from check_checkpoints(run, steps, checkpoints)

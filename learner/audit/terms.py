@@ -5,8 +5,10 @@ A resumed run may have another `learner.max_staleness` than its first start.
 
 from bisect import bisect_right
 from dataclasses import dataclass
+from typing import Any
 
 from learner.audit.run import AuditedRun
+from learner.ledger.terms import terms_of
 
 
 @dataclass(frozen=True)
@@ -16,30 +18,33 @@ class StepTerms:
     group_size: int  # rollout.group_size: trajectories of one group
     groups_per_step: int  # learner.groups_per_step
     max_staleness: int  # learner.max_staleness, policy versions
+    filter_score: str = ""  # filter.score: what the filter averages; empty: no group is filtered
+    filter_low: float = 0.0  # filter.low: a trained group's mean is above it
+    filter_high: float = 0.0  # filter.high: and below this
 
 
 class Terms:
     """Ledgers of the first schema have no terms: the settings of the run's last start stand for all."""
 
     def __init__(self, run: AuditedRun) -> None:
-        learner = run.settings.learner
-        current = {
-            "group_size": run.settings.rollout.group_size,
-            "groups_per_step": learner.groups_per_step,
-            "max_staleness": learner.max_staleness,
+        names = set(StepTerms.__dataclass_fields__)
+        # A ledger that says nothing of a filter is of a run that had none.
+        current: dict[str, Any] = {
+            name: value for name, value in terms_of(run.settings).items() if not name.startswith("filter_")
         }
-        changes: dict[int, dict[str, int]] = {}
+        changes: dict[int, dict[str, Any]] = {}
         for from_step, name, value in run.rows("SELECT from_step, name, value FROM terms ORDER BY from_step"):
             changes.setdefault(from_step, {})[name] = value
         self._from_steps = sorted(changes)
-        self._terms = [self._of(current)]
+        self._terms = [StepTerms(**current)]
         for from_step in self._from_steps:
-            current = current | {name: value for name, value in changes[from_step].items() if name in current}
-            self._terms.append(self._of(current))
+            current = current | {name: value for name, value in changes[from_step].items() if name in names}
+            self._terms.append(StepTerms(**current))
 
     def at(self, step: int) -> StepTerms:
         return self._terms[bisect_right(self._from_steps, step)]
 
-    @staticmethod
-    def _of(values: dict[str, int]) -> StepTerms:
-        return StepTerms(values["group_size"], values["groups_per_step"], values["max_staleness"])
+    @property
+    def filters(self) -> set[tuple[str, float, float]]:
+        """Return what any start of the run filtered by: score and bounds."""
+        return {(t.filter_score, t.filter_low, t.filter_high) for t in self._terms if t.filter_score}

@@ -29,7 +29,8 @@ def show_audit(report: AuditReport, console: Console) -> None:
 
 def _epoch_table(report: AuditReport) -> Table:
     table = Table("epoch", title=f"Prompts of {report.run}, {report.step} steps", title_justify="left")
-    for column in ("prompts", "trained once", "skipped", "under way", "to come"):
+    has_filter = any(epoch.filtered for epoch in report.epochs)
+    for column in ("prompts", "trained once", "skipped", *(["filtered"] if has_filter else []), "under way", "to come"):
         table.add_column(column, justify="right")
     for epoch in report.epochs:
         table.add_row(
@@ -37,6 +38,7 @@ def _epoch_table(report: AuditReport) -> Table:
             f"{epoch.num_prompts:,}",
             f"{epoch.trained:,}",
             f"{epoch.skipped:,}",
+            *([f"{epoch.filtered:,}"] if has_filter else []),
             _under_way(epoch),
             f"{epoch.to_come:,}",
         )

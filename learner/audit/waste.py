@@ -3,13 +3,15 @@
 from dataclasses import dataclass
 
 from learner.audit.run import AuditedRun
+from learner.data.filtered import FILTERED
 
 
 @dataclass(frozen=True)
 class Tokens:
     """Tokens that the model wrote and that share a fate."""
 
-    # "trained", or why they were not: stale, duplicate, lineage, unknown, rejected, restart, failed or skipped
+    # "trained", or why they were not: stale, filtered, duplicate, lineage, unknown, rejected, restart, failed or
+    # skipped
     what: str
     num_trajectories: int  # each counted once, however often a server sent it
     num_tokens: int  # that the model wrote in them
@@ -71,7 +73,7 @@ def count_tokens(run: AuditedRun) -> list[Tokens]:
 
 
 def list_dead_letters(run: AuditedRun) -> list[DeadLetter]:
-    """Return every skipped prompt in the order in which they were given out."""
+    """Return every skipped prompt in the order in which they were given out; filtered ones are none."""
     failures: dict[str, list[Failure]] = {}
     for group, *facts in run.rows(
         'SELECT "group", sample_index, attempt, server, boundary, detail FROM failures WHERE "group" IN '
@@ -80,7 +82,8 @@ def list_dead_letters(run: AuditedRun) -> list[DeadLetter]:
         failures.setdefault(group, []).append(Failure(*facts))
     rows = run.rows(
         "SELECT uid, \"group\", COALESCE(reason, ''), step, attempt FROM prompts WHERE state = 'skipped' "
-        "ORDER BY position"
+        "AND COALESCE(reason, '') NOT LIKE ? ORDER BY position",
+        f"{FILTERED}%",
     )
     return [
         DeadLetter(uid, group, reason, step, attempts, failures.get(group, []))

@@ -12,6 +12,7 @@ class Tally:
     """How often things happened in this start of the run."""
 
     skipped: int = 0  # groups given up
+    filtered: int = 0  # groups replaced because of their mean score
     retried: int = 0  # times that samples of a group went back to be leased again
     stale: int = 0  # groups made anew because they had grown too old
     lost_leases: int = 0  # leases that their server never got
@@ -27,6 +28,7 @@ class Tally:
         counts = Counter(
             {
                 "skipped": self.skipped,
+                "filtered": self.filtered,
                 "retried": self.retried,
                 "dropped:stale": self.stale,
                 "lost_leases": self.lost_leases,

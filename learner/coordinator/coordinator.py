@@ -34,6 +34,7 @@ from learner.coordinator.accounts import Accounts, Tally
 from learner.coordinator.groups.evaluations import Evaluations, EvaluationSchedule
 from learner.coordinator.groups.open_groups import OpenGroups
 from learner.coordinator.groups.prompt_source import PromptSource
+from learner.coordinator.groups.score_filter import ScoreFilter
 from learner.coordinator.leases.leases import Leases
 from learner.coordinator.leases.overdue import OverdueLimit
 from learner.coordinator.leases.recall import LeaseRecall
@@ -47,6 +48,7 @@ from learner.data.prompts import Prompt
 from learner.disk.whole_file import aside_of
 from learner.ledger.ledger import Ledger
 from learner.ledger.snapshots import LedgerCopies
+from learner.ledger.terms import terms_of
 from learner.live.status import RunStatus
 from protocol.errors import FrameError
 from protocol.settings.settings import Settings
@@ -80,14 +82,7 @@ class Coordinator:
         # A step that was not applied leaves the version behind the step's number: only the ledger knows by how many.
         policy_version = int(ledger.meta("policy_version") or last_step)
         self.incarnation = ledger.begin_incarnation(policy_version)
-        ledger.begin_terms(
-            last_step + 1,
-            {
-                "group_size": settings.rollout.group_size,
-                "groups_per_step": settings.learner.groups_per_step,
-                "max_staleness": settings.learner.max_staleness,
-            },
-        )
+        ledger.begin_terms(last_step + 1, terms_of(settings))
         self._record = record
         self._mailbox = mailbox = Mailbox(run_id, self.incarnation)
         accounts = Accounts(ledger, mailbox, Tally())
@@ -96,13 +91,15 @@ class Coordinator:
         self._servers = Servers()
         self._evaluations = Evaluations(held_out[: settings.eval.num_prompts], settings.eval.samples)
         source = PromptSource(train, settings, ledger, last_step)
-        self._groups = groups = OpenGroups(source, self._evaluations, window, accounts)
+        self._filter = ScoreFilter(settings.filter, settings.learner.groups_per_step)
+        self._groups = groups = OpenGroups(source, self._evaluations, window, self._filter, accounts)
         overdue = OverdueLimit(settings.rollout.lease_timeout_s)
         self._leases = Leases(groups, self._servers, overdue, accounts, settings.run.seed, vocab_size)
         self._recall = LeaseRecall(groups, self._leases, self._servers, overdue, accounts.tally)
         schedule = EvaluationSchedule(settings.eval.every_steps, settings.run.max_steps)
         lines = StepLines(record, self._evaluations, schedule, ledger, last_step, policy_version)
         self._steps = CurrentStep(settings, groups, window, lines, accounts, last_step, policy_version)
+        self._gave_up: str | None = None
         self._pinged_at = float("-inf")
         self._copies = copies or LedgerCopies(ledger)
 
@@ -167,6 +164,8 @@ class Coordinator:
         for peer, request in self._copies.take_answers():
             self._mailbox.confirm(peer, request)
         self._recall.expire(self._steps.leasable_versions, now)
+        if self._filter.limit_reason is not None:
+            self.give_up(self._filter.limit_reason)
         if not self._steps.is_under_way:
             self._groups.drop_stale(self._steps.policy_version)
         self._steps.answer_ranks(now, self._servers.absent())
@@ -183,6 +182,11 @@ class Coordinator:
     def stop_after_step(self, reason: str) -> None:
         """Let the step under way finish and start no other: the ranks hear `Ended` in place of their next batch."""
         self._steps.stop_reason = self._steps.stop_reason or reason
+
+    def give_up(self, reason: str) -> None:
+        """End the run as `stop_after_step` does, by a rule of its settings: its command tells the reason and fails."""
+        self._gave_up = self._gave_up or reason
+        self.stop_after_step(reason)
 
     def lose_server(self, server: str, reason: str, num_wanted: int = 0) -> None:
         """Take back what a server held, because it died or started again."""
@@ -204,6 +208,7 @@ class Coordinator:
             evaluation=self._evaluations.status(),
             servers=self._servers.status(),
             counts=dict(self.counts),
+            gave_up=self._gave_up,
         )
 
     # -- what peers tell ----------------------------------------------------------------------------------------------

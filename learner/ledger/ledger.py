@@ -84,10 +84,10 @@ class Ledger:
         version = row.fetchone()[0]
         return None if version is None else int(version)
 
-    def begin_terms(self, from_step: int, terms: Mapping[str, int]) -> None:
+    def begin_terms(self, from_step: int, terms: Mapping[str, int | float | str]) -> None:
         """Record the settings that steps from this one on are accounted by; a resumed run may change them.
 
-        The audit measures every step by the terms of its day (`group_size`, `groups_per_step`, `max_staleness`).
+        The audit measures every step by the terms of its day (`learner.ledger.terms`).
         """
         for name, value in terms.items():
             self._change("INSERT OR REPLACE INTO terms VALUES (?, ?, ?)", (from_step, name, value))

@@ -135,8 +135,9 @@ def _facts(state: PanelState, status: RunStatus) -> Table:
     _add(grid, "last step", {**line, **in_ms}, (*seconds, ("push_s", "push {:.0f} ms"), ("pause_s", "pause {:.0f} ms")))
     window = f"{status.window_used}/{status.window_size} groups, {status.ready} ready"
     grid.add_row("window", window)
-    grid.add_row("prompts", f"{status.retried} retried, {status.skipped} skipped")
     counts: Mapping[str, int] = status.counts
+    filtered = f", {counts['filtered']} filtered" if "filtered" in counts else ""
+    grid.add_row("prompts", f"{status.retried} retried, {status.skipped} skipped{filtered}")
     troubles = [f"{one_line(key)} {count}" for key, count in sorted(counts.items()) if key.startswith(_TROUBLES)]
     if troubles:
         grid.add_row("troubles", Text(", ".join(troubles), style="yellow"))

@@ -28,4 +28,5 @@ class RunStatus(msgspec.Struct, frozen=True, kw_only=True):
     detail: str  # what the next step waits for
     evaluation: str | None  # prompts of it that are back, as 3/8; None: none is under way
     servers: Mapping[str, ServerStatus | None]  # by name; None before the first heartbeat
+    gave_up: str | None = None  # why the run ends by a rule of its settings; None: it does not
     counts: Mapping[str, int]  # of what was refused, rejected, dropped or failed, by reason

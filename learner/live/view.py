@@ -38,6 +38,8 @@ _LINE_KEYS = (
     ("window_used", "window_used"),
     ("retried", "retried"),
     ("skipped", "skipped"),
+    ("filtered_low", "filtered_low"),
+    ("filtered_high", "filtered_high"),
 )
 _REFRESH_S = 0.45
 _PHASE_EVERY_S = 30.0

@@ -34,6 +34,7 @@ _CHARTS: tuple[tuple[str, tuple[tuple[str, str], ...]], ...] = (
     ("Spread of rewards", (("reward_std", "standard deviation"),)),
     ("Window (groups)", (("window_used", "used"), ("equal_groups", "groups with equal rewards"))),
     ("Prompts", (("retried", "retried"), ("skipped", "skipped"))),
+    ("Groups filtered before a step", (("filtered_low", "too hard"), ("filtered_high", "too easy"))),
 )
 _REWARD_KEYS = ("reward_mean", "eval_reward", "eval_reward_greedy")
 # Positions, clocks and counts that would only draw a straight line.

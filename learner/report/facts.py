@@ -15,6 +15,7 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
+from learner.data.filtered import FILTERED
 from learner.data.group_name import GroupName
 from learner.disk.metrics_lines import parse_metrics_line
 from protocol.errors import SettingsError
@@ -59,7 +60,7 @@ class LedgerFacts:
     """What the ledger says, counted."""
 
     num_starts: int  # of the run; 0 when the ledger does not say
-    states: dict[str, int]  # state -> prompts
+    states: dict[str, int]  # state -> prompts; those that the filter replaced are "filtered", not "skipped"
     staleness: dict[int, int]  # policy versions -> trained trajectories
     lengths: dict[int, int]  # model tokens -> trained trajectories
     finishes: dict[str, int]  # how it ended -> trained trajectories, most first
@@ -151,19 +152,25 @@ def _query(db: sqlite3.Connection) -> LedgerFacts:
     starts = db.execute("SELECT value FROM meta WHERE key = 'incarnation'").fetchone()
     skipped = db.execute(
         "SELECT uid, \"group\", COALESCE(reason, ''), step FROM prompts WHERE state = 'skipped' "
-        "ORDER BY changed_at, position LIMIT ?",
-        (NUM_SKIPPED,),
+        "AND COALESCE(reason, '') NOT LIKE ? ORDER BY changed_at, position LIMIT ?",
+        (f"{FILTERED}%", NUM_SKIPPED),
     )
     return LedgerFacts(
         num_starts=int(starts[0]) if starts else 0,
-        states=dict(db.execute("SELECT state, COUNT(*) FROM prompts GROUP BY state")),
+        states=dict(
+            db.execute(
+                "SELECT CASE WHEN state = 'skipped' AND reason LIKE ? THEN 'filtered' ELSE state END AS fate, COUNT(*) "
+                "FROM prompts GROUP BY fate",
+                (f"{FILTERED}%",),
+            )
+        ),
         staleness=dict(db.execute(f"SELECT staleness, COUNT(*) {trained} GROUP BY staleness")),
         lengths=dict(db.execute(f"SELECT num_model_tokens, COUNT(*) {trained} GROUP BY num_model_tokens")),
         finishes=dict(db.execute(f"SELECT finish, COUNT(*) {trained} GROUP BY finish ORDER BY 2 DESC")),
         reasons=db.execute(
             "SELECT COALESCE(reason, ''), COUNT(*) FROM prompts WHERE state = 'skipped' "
-            "GROUP BY 1 ORDER BY 2 DESC LIMIT ?",
-            (_NUM_REASONS,),
+            "AND COALESCE(reason, '') NOT LIKE ? GROUP BY 1 ORDER BY 2 DESC LIMIT ?",
+            (f"{FILTERED}%", _NUM_REASONS),
         ).fetchall(),
         skipped=[SkippedPrompt(*row) for row in skipped],
         events=dict(db.execute("SELECT kind, COUNT(*) FROM events GROUP BY kind ORDER BY 2 DESC")),

@@ -100,7 +100,10 @@ class RunAttempt:
                 self._coordinator.stop_after_step.remote("stopped by the user")
                 self.context.view.message("Stopping after this step; again to stop at once.")
         self._show()
-        return str(ray_door.call(first, "learner rank 0"))
+        ended = str(ray_door.call(first, "learner rank 0"))
+        if (why := ray_door.call(self._coordinator.status.remote(), "the coordinator").gave_up) is not None:
+            raise OperatorError(f"The run ended after step {self.step}. {why}")
+        return ended
 
     def detach_servers(self) -> None:
         """Have the rollout servers forget the run; they stay warm for the next."""

@@ -12,6 +12,7 @@ from pydantic import (
 
 from protocol.settings.data import DataSettings
 from protocol.settings.evaluation import EvalSettings
+from protocol.settings.filter import FilterSettings
 from protocol.settings.learner import LearnerSettings
 from protocol.settings.policy import PolicySection
 from protocol.settings.report import ReportSettings
@@ -36,6 +37,7 @@ class Settings(Section):
     retriever: RetrieverSettings = RetrieverSettings()  # where searches go
     rewards: RewardsSettings = RewardsSettings()  # who scores, and how parts become one reward
     learner: LearnerSettings = LearnerSettings()  # ranks, steps, staleness, optimizer, algorithm, checkpoints
+    filter: FilterSettings = FilterSettings()  # which groups are trained, and which are replaced
     weights: WeightsSettings = WeightsSettings()  # how pushes travel to the rollout servers
     eval: EvalSettings = EvalSettings()  # held-out scores while training
     report: ReportSettings = ReportSettings()  # what a run shows of itself
@@ -71,5 +73,29 @@ class Settings(Section):
             raise ValueError(
                 f"eval.every_steps = {self.eval.every_steps} needs held-out prompts. "
                 "Set data.eval, or eval.every_steps to 0."
+            )
+        return self
+
+    @model_validator(mode="after")
+    def _check_filter(self) -> Self:
+        settings, names = self.filter, [endpoint.name for endpoint in self.rewards.endpoints]
+        if not settings.dynamic_sampling:
+            return self
+        if self.rollout.group_size < 2:
+            raise ValueError(
+                f"filter.dynamic_sampling judges a prompt by its group, and rollout.group_size = "
+                f"{self.rollout.group_size}. Use at least 2 samples of a prompt, or turn the filter off."
+            )
+        if settings.score in ("reward", "environment"):
+            return self
+        if names and settings.score not in names:
+            raise ValueError(
+                f"filter.score = {settings.score} is none of rewards.endpoints ({', '.join(names)}). "
+                "Use one of them, environment, or reward for the whole."
+            )
+        if self.rewards.combine == "shard":
+            raise ValueError(
+                f"filter.score = {settings.score}, but with rewards.combine = shard a sample has one endpoint's part "
+                "only. Set filter.score to reward."
             )
         return self

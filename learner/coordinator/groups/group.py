@@ -51,6 +51,7 @@ class Group:
     leases: dict[str, SentLease] = field(default_factory=dict)  # server -> its newest lease of this group
     leased_at: float = 0.0  # when the newest lease went out, monotonic seconds
     is_leased_twice: bool = False  # the newest lease was overdue and has gone out a second time
+    kept_because: str | None = None  # why it is trained in spite of its mean score; None: the score is in bounds
     trajectories: dict[int, Trajectory] = field(default_factory=dict)  # sample -> what came back of it
     # sample -> (boundary, detail) of each failure, in order, in earlier starts too
     failures: dict[int, list[tuple[str, str]]] = field(default_factory=dict)

@@ -11,6 +11,7 @@ from learner.coordinator.accounts import Accounts
 from learner.coordinator.groups.evaluations import Evaluations
 from learner.coordinator.groups.group import DIED, Group
 from learner.coordinator.groups.prompt_source import PromptSource
+from learner.coordinator.groups.score_filter import ScoreFilter
 from learner.coordinator.window import Outstanding, StalenessWindow
 from learner.ledger.ledger import NOT_APPLIED
 from protocol.wire.messages import Lease
@@ -18,14 +19,24 @@ from protocol.wire.trajectory import Trajectory, TrajectoryFacts
 
 
 class OpenGroups:
-    """`training`: the training groups that hold a slot of the window, in lease order."""
+    """`training`: the training groups that hold a slot of the window, in lease order.
+
+    filtered_of_step: how many groups were filtered before the step that took its groups last; empty without a filter.
+    """
 
     def __init__(
-        self, source: PromptSource, evaluations: Evaluations, window: StalenessWindow, accounts: Accounts
+        self,
+        source: PromptSource,
+        evaluations: Evaluations,
+        window: StalenessWindow,
+        score_filter: ScoreFilter,
+        accounts: Accounts,
     ) -> None:
+        self.filtered_of_step: dict[str, float] = {}
         self._source = source
         self._evaluations = evaluations
         self._window = window
+        self._filter = score_filter
         self._ledger = accounts.ledger
         self._mailbox = accounts.mailbox
         self._tally = accounts.tally
@@ -118,8 +129,21 @@ class OpenGroups:
             if group.kind == "eval":
                 self._evaluations.close(group)
             else:
-                self._ledger.set_state([group.name], "ready")
+                self._judge(group)
         return True
+
+    def _judge(self, group: Group) -> None:
+        """Have a group that is back whole wait for a step, or replace it by another prompt."""
+        verdict = self._filter.judge(group)
+        if verdict.is_kept:
+            group.kept_because = verdict.reason
+            self._ledger.set_state([group.name], "ready", reason=verdict.reason)
+            return
+        self._tally.filtered += 1
+        self._source.replace_skipped()
+        self._waste_all(group, "filtered")
+        self._ledger.set_state([group.name], "skipped", reason=verdict.reason)
+        self._close([group])
 
     def waste(self, facts: TrajectoryFacts, reason: str) -> None:
         """Count what a server made as tokens that will not be trained."""
@@ -177,12 +201,16 @@ class OpenGroups:
 
     def assign(self, names: Sequence[str], step: int) -> list[Group]:
         """Note that a step trains on these groups; returns them."""
+        self.filtered_of_step = self._filter.take_counts()
         self._ledger.set_state(names, "assigned", step)
         return [self.training[name] for name in names]
 
     def train(self, groups: Sequence[Group], step: int, policy_version: int) -> None:
         """Note that groups are inside a step that was taken on weights of this version."""
         self._ledger.mark_trained([group.name for group in groups], step, policy_version)
+        for group in groups:
+            if group.kept_because is not None:
+                self._ledger.set_state([group.name], "trained", step, group.kept_because)
         self._close(groups)
 
     def skip_step(self, groups: Sequence[Group], step: int, detail: str) -> None:

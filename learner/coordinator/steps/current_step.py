@@ -173,6 +173,7 @@ class CurrentStep:
             "policy_version": message.policy_version,
             **batch.metrics(self._settings.rewards.combine),
             **message.metrics,
+            **self._groups.filtered_of_step,
             "window_used": len(self._groups.training) + len(batch.groups),
             "skipped": self._tally.skipped,
             "retried": self._tally.retried,

@@ -243,3 +243,30 @@ def test_settings_refuse_more_samples_in_a_step_than_a_message_names() -> None:
             "step, at most 1048576. Lower one of them.",
         )
     ]
+
+
+@pytest.mark.parametrize(
+    ("sections", "text"),
+    [
+        ({"filter": {"low": 1.0, "high": 0.5}}, "filter.low = 1 and filter.high = 0.5 leave no score between them"),
+        (
+            {"filter": {"dynamic_sampling": True}, "rollout": {"group_size": 1}, "learner": {"recipe": "dr_grpo"}},
+            "Use at least 2 samples of a prompt",
+        ),
+        (
+            {
+                "filter": {"dynamic_sampling": True, "score": "f1"},
+                "rewards": {"endpoints": [{"name": "em", "url": "http://127.0.0.1:9/r"}]},
+            },
+            "filter.score = f1 is none of rewards.endpoints (em). Use one of them, environment, or reward",
+        ),
+        (
+            {"filter": {"dynamic_sampling": True, "score": "em"}, "rewards": {"combine": "shard"}},
+            "with rewards.combine = shard a sample has one endpoint's part only. Set filter.score to reward.",
+        ),
+    ],
+)
+def test_filter_that_cannot_work_is_refused(sections: dict[str, Any], text: str) -> None:
+    with pytest.raises(ValidationError) as caught:
+        Settings.model_validate(sections)
+    assert text in str(caught.value)

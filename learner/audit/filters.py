@@ -1,0 +1,82 @@
+"""The rule that the filter on scores did what its settings say: each group's mean is computed anew from the ledger.
+
+A filtered group's mean lies at or outside the bounds that its reason names, and those are bounds that the run had. A
+trained group's mean lies strictly inside those of its step, unless its reason says that it was kept in spite of it.
+"""
+
+import json
+from collections.abc import Iterator
+from itertools import groupby
+from typing import NamedTuple
+
+from learner.audit.breach import Breach
+from learner.audit.run import AuditedRun
+from learner.audit.terms import StepTerms, Terms
+from learner.data.filtered import FILTERED, KEPT, OutsideBounds, mean_score, read_reason
+
+_SAMPLES = """
+SELECT p."group", p.state, p.step, COALESCE(p.reason, ''), t.reward, t.reward_parts
+FROM prompts AS p LEFT JOIN trajectories AS t ON t."group" = p."group" AND t.kind = 'train'
+WHERE p.state = 'trained' OR (p.state = 'skipped' AND p.reason LIKE ?) ORDER BY p."group", t.sample_index
+"""
+
+
+class _Sample(NamedTuple):
+    """One sample of a settled group."""
+
+    group: str  # its name
+    state: str  # trained, or skipped when it was filtered
+    step: int | None  # that trained it
+    reason: str  # of the prompt; empty: none
+    reward: float | None  # of the sample; None: the ledger has no sample of the group
+    reward_parts: str | None  # JSON, part by name; None as above
+
+
+def check_filters(run: AuditedRun, terms: Terms) -> Iterator[Breach]:
+    """Yield groups that were filtered though their mean says otherwise, and the other way round."""
+    filtered = f"{FILTERED}%"
+    if not terms.filters and run.db.execute(
+        "SELECT NOT EXISTS (SELECT 1 FROM prompts WHERE state = 'skipped' AND reason LIKE ?)", (filtered,)
+    ).fetchone() == (1,):
+        return
+    for _, rows in groupby(map(_Sample._make, run.rows(_SAMPLES, filtered)), lambda sample: sample.group):
+        samples = list(rows)
+        first = samples[0]
+        if first.state == "skipped":
+            problem = _check_filtered(samples, terms)
+        else:
+            problem = _check_trained(samples, terms.at(first.step or 0))
+        if problem:
+            yield Breach("filter", problem, group=first.group, step=first.step)
+
+
+def _check_filtered(samples: list[_Sample], terms: Terms) -> str | None:
+    said = read_reason(samples[0].reason)
+    if samples[0].reward is None:
+        return "is filtered, but the ledger has no sample of it"
+    if said is None:
+        return f"is filtered for a reason that names no bounds: {samples[0].reason!r}"
+    if (said.score, said.low, said.high) not in terms.filters:
+        return f"was filtered by {said.score} between {said.low} and {said.high}, which no start of the run had"
+    if (mean := _mean(samples, said.score)) != said.mean:
+        return f"was filtered for a mean {said.score} of {said.mean}, by the ledger it is {mean}"
+    if said.low < mean < said.high:
+        return f"was filtered, though its mean {said.score} {mean} is above {said.low} and below {said.high}"
+    return None
+
+
+def _check_trained(samples: list[_Sample], terms: StepTerms) -> str | None:
+    if not terms.filter_score or samples[0].reason.startswith(KEPT) or samples[0].reward is None:
+        return None
+    mean = _mean(samples, terms.filter_score)
+    if terms.filter_low < mean < terms.filter_high:
+        return None
+    # The ledger's column gives whole numbers back as integers.
+    outside = OutsideBounds(terms.filter_score, mean, float(terms.filter_low), float(terms.filter_high))
+    return f"was trained, though its {outside}"
+
+
+def _mean(samples: list[_Sample], score: str) -> float:
+    if score == "reward":
+        return mean_score([sample.reward or 0.0 for sample in samples])
+    return mean_score([float(json.loads(sample.reward_parts or "{}").get(score, 0.0)) for sample in samples])
