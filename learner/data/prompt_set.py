@@ -42,7 +42,6 @@ class PromptSet(Sequence[Prompt]):
             return [self[each] for each in range(*place.indices(len(self)))]
         if not -len(self) <= place < len(self):
             raise IndexError(place)
-        place %= len(self)
         number, offset = int(self._index.numbers[place]), int(self._index.offsets[place])
         row = Row(number, offset, self._rows.read(number, offset))
         prompt = make_prompt(row, str(self._file), self._file.name, self._data)

@@ -14,10 +14,6 @@ class VersionGate:
     def __init__(self) -> None:
         self._opened = asyncio.Event()
 
-    @property
-    def is_open(self) -> bool:
-        return self._opened.is_set()
-
     def open(self) -> None:
         self._opened.set()
 

@@ -2,7 +2,6 @@
 
 import asyncio
 import re
-from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -14,68 +13,9 @@ from protocol.settings.run_spec import EngineRequest
 from protocol.wire import messages as m
 from rollout.neighbours.node import Node
 from rollout.server import RolloutServer
-from tests.fakes.http_servers import Answer, ScriptedServer, free_address, scripted_server
-from tests.fakes.rollout_fakes import ScriptedCoordinator, ScriptedEngine, make_keys, make_spec
-
-ENGINE = EngineRequest(
-    model="tiny",
-    dtype="float32",
-    tensor_parallel_size=1,
-    seed=0,
-    max_model_len=256,
-    trust_remote_code=False,
-    weights_backend="gloo",
-    engine_args={},
-).model_dump(mode="json")
-KEYS = make_keys()
-
-
-class Stage:
-    """A server with a scripted engine, a coordinator and services that answer by script."""
-
-    def __init__(self, services: ScriptedServer) -> None:
-        self.engine = ScriptedEngine(lambda context: "<answer> 4</answer>", version=7)
-        self.deaths: list[str] = []
-        self.services = services
-        self.coordinator = ScriptedCoordinator(KEYS)
-        passages = {"result": [[{"document": {"id": "1", "contents": "x"}, "score": 1.0}]]}
-        self.node = Node(
-            reward_url=services.script("reward", Answer({"rewards": [0.5]})),
-            retriever_url=services.script("retrieve", Answer(passages)),
-            token="secret-token-secret",
-            keys=KEYS,
-        )
-        self.server = RolloutServer("sluice-rollout-0", ENGINE, self._start, lambda: self.node, self.deaths.append)
-
-    async def _start(self, spec: EngineRequest) -> ScriptedEngine:
-        assert spec.model == "tiny"
-        return self.engine
-
-    def run(self, incarnation: int = 1, environment: str = "search", **changes: Any) -> dict[str, Any]:
-        spec = make_spec(self.coordinator.address, incarnation, environment=environment)
-        return {**spec.model_dump(mode="json"), **changes}
-
-
-@pytest.fixture
-def services() -> Iterator[ScriptedServer]:
-    with scripted_server() as scripted:
-        yield scripted
-
-
-@pytest.fixture
-async def stage(services: ScriptedServer) -> AsyncIterator[Stage]:
-    stage = Stage(services)
-    await stage.server.start()
-    yield stage
-    await stage.server.stop()
-    stage.coordinator.close()
-
-
-async def _push(server: RolloutServer, version: int) -> None:
-    await server.pause()
-    await server.receive({})
-    await server.commit(version, "digest")
-    await server.resume()
+from tests.fakes.http_servers import Answer, free_address
+from tests.fakes.rollout_fakes import ScriptedEngine
+from tests.rollout.server_stage import ENGINE, KEYS, Stage, push
 
 
 async def test_server_describes_itself(stage: Stage) -> None:
@@ -114,55 +54,6 @@ async def test_users_endpoints_do_not_get_the_clusters_token(stage: Stage) -> No
     assert stage.services.received["reward"] == []
 
 
-async def test_server_generates_nothing_for_a_run_before_a_push_was_committed(stage: Stage) -> None:
-    described = await stage.server.attach(stage.run())
-    assert described["policy_version"] is None
-    hello = await stage.coordinator.welcome()
-    assert hello.policy_version is None
-    assert (await stage.coordinator.next(m.Demand)).num_groups == 0
-    stage.coordinator.lease("e0-a")
-    await asyncio.sleep(0.1)
-    assert stage.engine.requests == []
-
-    await _push(stage.server, 8)
-
-    done = await stage.coordinator.next(m.TrajectoryDone)
-    assert done.facts.oldest_version == 8
-    assert done.facts.reward_parts == {"bundled": 0.5}
-    assert done.facts.finish == "answer"
-    assert stage.engine.calls == ["forget_weights", "pause", "receive", "commit", "resume"]
-
-
-async def test_new_turns_wait_from_pause_to_resume(stage: Stage) -> None:
-    await stage.server.attach(stage.run())
-    await _push(stage.server, 1)
-    await stage.coordinator.welcome()
-    await stage.server.pause()
-    stage.coordinator.lease("e0-a")
-    await asyncio.sleep(0.1)
-    assert stage.engine.requests == []
-    await stage.server.leave()
-    assert (await stage.coordinator.next(m.TrajectoryDone)).facts.oldest_version == 1
-
-
-async def test_leave_after_a_broken_push_does_not_reopen(stage: Stage) -> None:
-    await stage.server.attach(stage.run())
-    await stage.server.pause()
-    await stage.server.receive({})
-    await stage.server.leave()
-    await stage.coordinator.welcome()
-    stage.coordinator.lease("e0-a")
-    await asyncio.sleep(0.1)
-    assert stage.engine.requests == []
-
-
-async def test_probe_needs_verified_weights(stage: Stage) -> None:
-    assert await stage.server.probe([1, 2, 3]) == [-7.0, -7.0]
-    await stage.server.receive({})
-    with pytest.raises(NeighbourError, match=r"^engine: holds no verified weights to probe$"):
-        await stage.server.probe([1, 2, 3])
-
-
 async def test_attach_names_a_reward_endpoint_that_is_down(stage: Stage) -> None:
     address = free_address()
     rewards = RewardsSettings(endpoints=[RewardEndpoint(name="mine", url=f"{address}/score")])  # type: ignore[arg-type]
@@ -180,7 +71,7 @@ async def test_attach_names_a_retriever_that_is_down(stage: Stage) -> None:
 
 async def test_attach_that_fails_leaves_the_attached_run_alone(stage: Stage) -> None:
     await stage.server.attach(stage.run())
-    await _push(stage.server, 1)
+    await push(stage.server, 1)
     with pytest.raises(SettingsError, match=r"rollout.environment = nowhere"):
         await stage.server.attach(stage.run(2, environment="nowhere"))
 
@@ -196,7 +87,7 @@ async def test_attach_without_any_reward_service_says_what_to_do(stage: Stage) -
 
 async def test_later_start_of_a_run_replaces_the_earlier_and_is_given_its_trajectories(stage: Stage) -> None:
     await stage.server.attach(stage.run())
-    await _push(stage.server, 1)
+    await push(stage.server, 1)
     await stage.coordinator.welcome()
     stage.coordinator.lease("e0-a")
     await stage.coordinator.next(m.TrajectoryDone)
@@ -214,7 +105,7 @@ async def test_later_start_of_a_run_replaces_the_earlier_and_is_given_its_trajec
 
 async def test_another_run_is_given_nothing(stage: Stage) -> None:
     await stage.server.attach(stage.run())
-    await _push(stage.server, 1)
+    await push(stage.server, 1)
     await stage.coordinator.welcome()
     stage.coordinator.lease("e0-a")
     await stage.coordinator.next(m.TrajectoryDone)
@@ -225,7 +116,7 @@ async def test_another_run_is_given_nothing(stage: Stage) -> None:
 
 async def test_detach_stops_samples_and_keeps_the_engine(stage: Stage) -> None:
     await stage.server.attach(stage.run())
-    await _push(stage.server, 1)
+    await push(stage.server, 1)
     stage.engine.is_slow = True
     await stage.coordinator.welcome()
     stage.coordinator.lease("e0-a", num_samples=4)
@@ -262,7 +153,7 @@ async def test_process_ends_when_the_engine_died(stage: Stage) -> None:
 
 async def test_process_ends_when_its_session_is_wrong(stage: Stage, monkeypatch: pytest.MonkeyPatch) -> None:
     await stage.server.attach(stage.run())
-    await _push(stage.server, 1)
+    await push(stage.server, 1)
     monkeypatch.setattr(ScriptedEngine, "stats", None)  # the next heartbeat finds no figures in it
     await stage.coordinator.welcome()
     async with asyncio.timeout(5):
@@ -285,3 +176,14 @@ async def test_start_passes_on_why_the_engine_did_not_come_up(tmp_path: Path) ->
     server = RolloutServer("s0", ENGINE, start)
     with pytest.raises(SettingsError, match=r"vLLM refuses"):
         await server.start()
+
+
+async def test_engine_is_started_once_however_often_it_is_asked(stage: Stage) -> None:
+    assert (await stage.server.start())["is_started"] is True
+    assert stage.num_starts == 1
+
+
+async def test_stopped_server_watches_its_engine_no_more(stage: Stage) -> None:
+    await stage.server.stop()
+    await asyncio.sleep(0)
+    assert asyncio.all_tasks() == {asyncio.current_task()}

@@ -1,7 +1,7 @@
 """How long a lease may take before its group is leased a second time: learned from how long groups take.
 
-A second lease is not a
-failure: the first one's samples count if they come first, so a long answer is never cut off by what is usual.
+A second lease is not a failure: the first one's samples count if they come first, so a long answer is never cut off by
+what is usual.
 """
 
 from collections import deque

@@ -13,8 +13,13 @@ VERSION = 20
 @pytest.fixture
 def seasoned(tmp_path: Path) -> Script:
     """A run after twenty steps, whose forty groups took ten seconds each: a lease is overdue after forty."""
-    script = Script(tmp_path, settings_of(run={"max_steps": 100}, rollout={"lease_timeout_s": 1000}), num_prompts=200)
-    for step in range(1, VERSION + 1):
+    return after(tmp_path, VERSION)
+
+
+def after(folder: Path, num_steps: int) -> Script:
+    """Return a run after so many steps, whose groups, two a step, took ten seconds each."""
+    script = Script(folder, settings_of(run={"max_steps": 100}, rollout={"lease_timeout_s": 1000}), num_prompts=200)
+    for step in range(1, num_steps + 1):
         leases = script.demand(num_groups=2, version=step - 1)
         script.advance(10.0)
         for lease in leases:
@@ -98,3 +103,10 @@ def test_what_is_usual_is_learned_from_groups_that_went_out_once(seasoned: Scrip
     (late,) = lease(seasoned, "s1")
     seasoned.advance(41.0)
     assert lease(seasoned, "s2")[0].group == late.group
+
+
+def test_what_is_usual_is_not_known_from_thirty_groups_whose_samples_are_sixty(tmp_path: Path) -> None:
+    script = after(tmp_path, 15)
+    (late,) = script.demand("s1", 1, version=15)
+    script.advance(41.0)
+    assert script.demand("s2", 1, version=15)[0].group != late.group

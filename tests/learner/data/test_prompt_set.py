@@ -128,6 +128,15 @@ def test_open_reads_the_file_when_the_index_is_of_another_state_of_it_or_none(tm
     assert len(open_prompts(str(path), _DATA, at)) == 6
 
 
+def test_open_reads_a_file_anew_that_has_other_rows_and_the_same_size(tmp_path: Path) -> None:
+    path, at = jsonl(tmp_path), tmp_path / "train.npz"
+    index, _ = read_prompts(str(path), _DATA)
+    index.save(at)
+    path.write_bytes(path.read_bytes().replace(b"3 + 3", b"3 + 4"))
+    os.utime(path, ns=(1, 1))
+    assert open_prompts(str(path), _DATA, at)[3].prompt == "3 + 4 ="
+
+
 def test_open_leaves_out_the_same_rows_when_the_file_was_only_copied_over_itself(tmp_path: Path) -> None:
     path, at = jsonl(tmp_path), tmp_path / "train.npz"
     index, _ = read_prompts(str(path), _DATA, without=[1])

@@ -172,3 +172,21 @@ def test_group_that_is_given_up_is_closed_while_a_broadcast_is_stuck_in_it(
     assert report.failed["c"] == "c failed to receive: its process ended"
     assert groups[0].is_closed.wait(2.0)
     assert time.monotonic() - started < 3.0  # the deadline is 5 s
+
+
+def test_others_meet_anew_at_once_without_one_that_fell_silent(
+    pusher: WeightPusher, servers: list[Server], groups: list[FakeGroup]
+) -> None:
+    _push(pusher, 1)
+
+    async def hang() -> None:
+        await asyncio.sleep(3600)
+
+    servers[1].ping = servers[1].pause = hang  # type: ignore[method-assign]
+    broken = _push(pusher, 2)
+    end = time.monotonic() + 5.0
+    while len(servers[0].inits) < 2 and time.monotonic() < end:  # no push in between
+        time.sleep(0.02)
+
+    assert "b answered no ping for 0.5 s while it was to pause" in broken.failed["b"]
+    assert [server.inits[-1]["world_size"] for server in servers] == [5, 7, 5]

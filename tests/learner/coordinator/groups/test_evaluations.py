@@ -1,6 +1,6 @@
 """An evaluation: which groups it leases, and the means it ends with."""
 
-from learner.coordinator.groups.evaluations import start_evaluation
+from learner.coordinator.groups.evaluations import Evaluations, start_evaluation
 from learner.data.prompts import Prompt
 from tests.protocol.wire.examples import make_trajectory
 
@@ -51,3 +51,26 @@ def test_a_group_that_failed_is_counted_and_not_scored_as_zero() -> None:
         "eval_reward": 1.0,
         "eval_reward_greedy": 1.0,
     }
+
+
+def test_group_that_is_back_or_given_up_while_it_waits_for_another_lease_does_not_go_out() -> None:
+    evaluations = Evaluations(PROMPTS, num_samples=1)
+    evaluations.begin(5, 4)
+    whole, given_up = evaluations.open_groups()
+    for group in (whole, given_up):
+        assert evaluations.next_group() is group
+        evaluations.release(group)
+    for index in range(2):
+        whole.receive(make_trajectory(whole.name, index, "s1", 4, 1.0, kind="eval", is_greedy=index == 1))
+    evaluations.close(given_up)
+    assert evaluations.next_group() is None
+
+
+def test_group_of_an_evaluation_that_is_over_does_not_go_out_again() -> None:
+    evaluations = Evaluations(PROMPTS, num_samples=1)
+    evaluations.begin(5, 4)
+    (first, second), queue = evaluations.open_groups(), []
+    evaluations.close(first)
+    while (group := evaluations.next_group()) is not None:
+        queue.append(group)
+    assert queue == [second]

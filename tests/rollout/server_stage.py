@@ -1,0 +1,56 @@
+"""A rollout server on a stage: a scripted engine and coordinator, and services over HTTP that answer by script."""
+
+from typing import Any
+
+from protocol.settings.run_spec import EngineRequest
+from rollout.neighbours.node import Node
+from rollout.server import RolloutServer
+from tests.fakes.http_servers import Answer, ScriptedServer
+from tests.fakes.rollout_fakes import ScriptedCoordinator, ScriptedEngine, make_keys, make_spec
+
+ENGINE = EngineRequest(
+    model="tiny",
+    dtype="float32",
+    tensor_parallel_size=1,
+    seed=0,
+    max_model_len=256,
+    trust_remote_code=False,
+    weights_backend="gloo",
+    engine_args={},
+).model_dump(mode="json")
+KEYS = make_keys()
+
+
+class Stage:
+    """A server with a scripted engine, a coordinator and services that answer by script."""
+
+    def __init__(self, services: ScriptedServer) -> None:
+        self.engine = ScriptedEngine(lambda context: "<answer> 4</answer>", version=7)
+        self.deaths: list[str] = []
+        self.num_starts = 0
+        self.services = services
+        self.coordinator = ScriptedCoordinator(KEYS)
+        passages = {"result": [[{"document": {"id": "1", "contents": "x"}, "score": 1.0}]]}
+        self.node = Node(
+            reward_url=services.script("reward", Answer({"rewards": [0.5]})),
+            retriever_url=services.script("retrieve", Answer(passages)),
+            token="secret-token-secret",
+            keys=KEYS,
+        )
+        self.server = RolloutServer("sluice-rollout-0", ENGINE, self._start, lambda: self.node, self.deaths.append)
+
+    async def _start(self, spec: EngineRequest) -> ScriptedEngine:
+        assert spec.model == "tiny"
+        self.num_starts += 1
+        return self.engine
+
+    def run(self, incarnation: int = 1, environment: str = "search", **changes: Any) -> dict[str, Any]:
+        spec = make_spec(self.coordinator.address, incarnation, environment=environment)
+        return {**spec.model_dump(mode="json"), **changes}
+
+
+async def push(server: RolloutServer, version: int) -> None:
+    await server.pause()
+    await server.receive({})
+    await server.commit(version, "digest")
+    await server.resume()

@@ -1,0 +1,78 @@
+"""The server and its weights: what it generates before, during and after a push."""
+
+import asyncio
+
+import pytest
+
+from protocol.errors import NeighbourError
+from protocol.wire import messages as m
+from tests.rollout.server_stage import Stage, push
+
+
+async def test_server_generates_nothing_for_a_run_before_a_push_was_committed(stage: Stage) -> None:
+    described = await stage.server.attach(stage.run())
+    assert described["policy_version"] is None
+    hello = await stage.coordinator.welcome()
+    assert hello.policy_version is None
+    assert (await stage.coordinator.next(m.Demand)).num_groups == 0
+    stage.coordinator.lease("e0-a")
+    await asyncio.sleep(0.1)
+    assert stage.engine.requests == []
+
+    await push(stage.server, 8)
+
+    done = await stage.coordinator.next(m.TrajectoryDone)
+    assert done.facts.oldest_version == 8
+    assert done.facts.reward_parts == {"bundled": 0.5}
+    assert done.facts.finish == "answer"
+    assert stage.engine.calls == ["forget_weights", "pause", "receive", "commit", "resume"]
+
+
+async def test_new_turns_wait_from_pause_to_resume(stage: Stage) -> None:
+    await stage.server.attach(stage.run())
+    await push(stage.server, 1)
+    await stage.coordinator.welcome()
+    await stage.server.pause()
+    stage.coordinator.lease("e0-a")
+    await asyncio.sleep(0.1)
+    assert stage.engine.requests == []
+    await stage.server.leave()
+    assert (await stage.coordinator.next(m.TrajectoryDone)).facts.oldest_version == 1
+
+
+async def test_leave_after_a_broken_push_does_not_reopen(stage: Stage) -> None:
+    await stage.server.attach(stage.run())
+    await stage.server.pause()
+    await stage.server.receive({})
+    await stage.server.leave()
+    await stage.coordinator.welcome()
+    stage.coordinator.lease("e0-a")
+    await asyncio.sleep(0.1)
+    assert stage.engine.requests == []
+
+
+async def test_probe_needs_verified_weights(stage: Stage) -> None:
+    assert await stage.server.probe([1, 2, 3]) == [-7.0, -7.0]
+    await stage.server.receive({})
+    with pytest.raises(NeighbourError, match=r"^engine: holds no verified weights to probe$"):
+        await stage.server.probe([1, 2, 3])
+
+
+async def test_run_that_takes_the_place_of_another_waits_for_its_own_push(stage: Stage) -> None:
+    await stage.server.attach(stage.run())
+    await push(stage.server, 1)
+    await stage.server.attach(stage.run(run_id="other"))
+    stage.coordinator.stamp["run_id"] = "other"
+    await stage.coordinator.welcome()
+    stage.coordinator.lease("e0-a")  # one that was on its way when the weights were given up
+    await asyncio.sleep(0.1)
+    assert stage.engine.requests == []
+
+
+async def test_coordinator_is_told_of_new_weights_at_once(stage: Stage, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("rollout.session.session._TICK_S", 60.0)  # the session looks by itself only then
+    await stage.server.attach(stage.run())
+    await stage.coordinator.welcome()
+    assert (await stage.coordinator.next(m.Demand)).policy_version is None
+    await push(stage.server, 8)
+    assert (await stage.coordinator.next(m.Demand)).policy_version == 8
