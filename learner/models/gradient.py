@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 from torch import Tensor
 
-from learner.models.logprobs import token_logprobs
+from learner.models.scoring.scored_model import Scoring
 from learner.models.step_result import LossFunction, Sums
 from learner.models.training.accumulate import TrainedModule, accumulate
 from learner.models.varlen_attention import Segments
@@ -17,22 +17,19 @@ from learner.packing.micro_batch import MicroBatch
 def score_tokens(
     module: TrainedModule, micro_batch: MicroBatch, temperature: float, *, with_entropy: bool
 ) -> tuple[Tensor, Tensor]:
-    """Return (logprobs [K], entropies [K]), float32; logits exist only where a model token is predicted.
+    """Return (logprobs [K], entropies [K]), float32, of a model that `scored_model.make_scored` prepared.
 
     The micro-batch is on the module's device. Raises: ValueError for a model that gives logits for other tokens.
     """
-    logits = module(
+    scores = module(
         input_ids=micro_batch.tokens,
         position_ids=micro_batch.position_ids,
         logits_to_keep=micro_batch.predict_at,
         segments=Segments(micro_batch.lengths, micro_batch.tokens.device),
+        scoring=Scoring(micro_batch.targets, temperature, with_entropy),
         use_cache=False,
     ).logits[0]
-    if len(logits) != micro_batch.num_model_tokens:
-        # Taken in order, they would be other tokens' logprobs wherever a prompt stands before them.
-        asked = micro_batch.num_model_tokens
-        raise ValueError(f"the model gives logits for {len(logits)} tokens where logits_to_keep names {asked}")
-    return token_logprobs(logits, micro_batch.targets, temperature, with_entropy=with_entropy)
+    return scores[:, 0], scores[:, 1].detach()
 
 
 def add_gradient(

@@ -1,10 +1,11 @@
-"""A transformers model made ready for training: packed attention, nothing drawn at random."""
+"""A transformers model made ready for training: packed attention, nothing drawn at random, answers with logprobs."""
 
 from typing import Any
 
 import torch
 
 from learner.models import varlen_attention
+from learner.models.scoring.scored_model import make_scored
 from learner.models.settings import PolicySettings
 
 # What a model's configuration calls the chance of dropping something, and the noise on a router's choice.
@@ -31,6 +32,7 @@ def load_model(settings: PolicySettings) -> Any:
         if isinstance(module, torch.nn.Dropout):
             module.p = 0.0
     model.train()
+    make_scored(model, float32_head=settings.float32_head)
     return model
 
 

@@ -13,6 +13,7 @@ from torch import Tensor
 from learner.models.export import export_model
 from learner.models.gradient import add_gradient, score_tokens
 from learner.models.model_loading import load_model
+from learner.models.scoring.scored_model import scored_model
 from learner.models.settings import PolicySettings
 from learner.models.step_result import LossFunction, StepResult
 from learner.models.training.trained_model import TrainedModel
@@ -25,6 +26,7 @@ class PolicyEngine(TrainedModel):
     def __init__(self, settings: PolicySettings) -> None:
         super().__init__(load_model, settings, "policy")
         self.vocab_size = int(self._model.config.vocab_size)
+        self.scored = scored_model(self._model)
 
     def step(
         self,

@@ -6,6 +6,7 @@ from typing import Literal
 
 from learner.models.isolation import check_isolation
 from learner.models.policy import PolicyEngine
+from learner.models.scoring.choose_way import choose_way
 from learner.models.settings import PolicySettings
 
 Role = Literal["policy"]
@@ -36,6 +37,7 @@ def load_policy(settings: PolicySettings, *, name: str, micro_batch_tokens: int)
     name: of the model, as the operator knows it. Raises: OperatorError when it does not.
     """
     policy = PolicyEngine(settings)
+    choose_way(policy.scored, policy.logprobs, name=name, dtype=settings.dtype)
     check_isolation(
         policy.logprobs, policy.vocab_size, name=name, dtype=settings.dtype, micro_batch_tokens=micro_batch_tokens
     )

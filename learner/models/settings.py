@@ -28,6 +28,7 @@ class PolicySettings:
     deepspeed: Mapping[str, Any] = field(default_factory=dict)  # merged into DeepSpeed's own configuration
     # True: activations are computed again in the backward pass, which saves memory
     gradient_checkpointing: bool = False
+    float32_head: bool = False  # True: the LM head's products are computed in float32
     trust_remote_code: bool = False  # True: code in the model folder may run
 
 
@@ -48,6 +49,7 @@ def policy_settings(settings: Settings, model: Path) -> PolicySettings:
         schedule=learner.lr_schedule,
         deepspeed=learner.deepspeed,
         gradient_checkpointing=learner.gradient_checkpointing,
+        float32_head=learner.float32_head,
         seed=settings.run.seed,
         temperature=settings.rollout.temperature,
         trust_remote_code=settings.policy.trust_remote_code,

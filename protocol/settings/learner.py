@@ -31,6 +31,9 @@ class LearnerSettings(Section):
         8192, description="Token budget of one forward and backward pass on one rank."
     )
     gradient_checkpointing: bool = Field(False, description="Trade compute for memory in the backward pass.")
+    float32_head: bool = Field(
+        False, description="Compute the LM head's products in float32, whatever policy.dtype: closer logprobs, slower."
+    )
     recipe: Literal["grpo", "dr_grpo", "rloo"] = Field(
         "grpo", description="Names an advantage, loss and correction that belong together."
     )

@@ -21,6 +21,7 @@ from torch.utils.backend_registration import _setup_privateuseone_for_python_bac
 from learner.models import varlen_attention
 from learner.models.gradient import add_gradient
 from learner.models.policy import PolicyEngine
+from learner.models.scoring.scored_model import make_scored
 from learner.objectives.policy_gradient import make_loss
 from learner.objectives.supervised import weighted_nll
 from learner.packing.micro_batch import LearnerSample, make_micro_batch
@@ -138,6 +139,7 @@ def tiny_model(device: torch.device) -> Any:
         for name, buffer in module._buffers.items():
             if buffer is not None:
                 module._buffers[name] = torch.zeros(buffer.shape, device=device)
+    make_scored(model)
     return model
 
 

@@ -8,7 +8,7 @@ import torch
 from transformers import AutoModelForCausalLM
 
 from learner.models import varlen_attention
-from learner.models.logprobs import token_logprobs
+from learner.models.scoring.logprobs import token_logprobs
 from learner.models.varlen_attention import Segments
 from learner.models.varlen_attention import varlen_attention as attend
 from learner.packing.micro_batch import LearnerSample, make_micro_batch

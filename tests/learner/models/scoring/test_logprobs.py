@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from learner.models.logprobs import CHUNK_NUMBERS, token_logprobs
+from learner.models.scoring.logprobs import CHUNK_NUMBERS, token_logprobs
 
 # One chunk; chunks of 4, 4 and 1 tokens; a chunk for each token.
 chunked = pytest.mark.parametrize("chunk_numbers", [CHUNK_NUMBERS, 4 * 37, 1])
@@ -73,7 +73,7 @@ def test_no_tokens_give_nothing() -> None:
 _MEASURE = """
 import re, torch
 from pathlib import Path
-from learner.models.logprobs import token_logprobs
+from learner.models.scoring.logprobs import token_logprobs
 torch.set_num_threads(1)
 K, V = 2048, 40000
 logits = torch.zeros(K, V, dtype=torch.bfloat16, requires_grad=True)
@@ -88,7 +88,7 @@ print((kib("VmHWM") - before) * 1024 / (K * V))
 
 def test_memory_beside_the_logits_is_their_gradient_and_a_few_chunks() -> None:
     """In bfloat16 2 bytes for each token and vocabulary entry; a float32 of that shape would be 4 alone."""
-    root = Path(__file__).parents[3]
+    root = Path(__file__).parents[4]
     ended = subprocess.run([sys.executable, "-c", _MEASURE], cwd=root, capture_output=True, text=True, timeout=120)
     assert ended.returncode == 0, ended.stderr[-2000:]
     chunks = 5 * (1 << 24) * 4 / (2048 * 40000)

@@ -1,0 +1,214 @@
+"""Log-probabilities of given tokens, and entropies, from hidden states through the LM head: no logits of all of them.
+
+Shapes: K tokens, H hidden size, V vocabulary, C tokens of a chunk, U vocabulary entries of a chunk.
+"""
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.autograd import Function
+
+# Logits that exist at once, in float32: 16 MiB, which stays in a CPU's cache, computed anew in the backward pass.
+CHUNK_NUMBERS = 1 << 22
+# GPUs want larger matrix products: 256 MiB.
+CHUNK_NUMBERS_ON_GPU = 1 << 26
+# Vocabulary entries of one chunk: the gradient of so many rows of the head is added up in float32.
+_CHUNK_ENTRIES = 8192
+
+
+@dataclass(frozen=True)
+class HeadForm:
+    """How logits come of hidden states: softcap * tanh(scale * (hidden @ weight.T + bias) / softcap) / temperature."""
+
+    temperature: float = 1.0  # of sampling
+    scale: float = 1.0  # of the model, applied before the softcap
+    softcap: float | None = None  # largest absolute logit; None: none
+    is_float32: bool = False  # True: the products with the head are computed in float32, whatever the weights' type
+
+
+def head_logprobs(
+    hidden: Tensor,
+    weight: Tensor,
+    bias: Tensor | None,
+    targets: Tensor,
+    form: HeadForm,
+    *,
+    with_entropy: bool = True,
+    chunk_numbers: int | None = None,
+) -> Tensor:
+    """Return [K, 2] float32: logprobs of targets, and entropies of their distributions; natural logs.
+
+    hidden: [K, H]. weight: [V, H]. bias: [V] or None. targets: [K] int64. Softmax and sums over it are float32. Only
+    logprobs carry a gradient. with_entropy: False gives zeros and saves their work.
+    Memory: a few times [C, U] in float32, C * U at most chunk_numbers; in the backward pass the gradients of hidden
+    and weight, and hidden once more in float32.
+    Source: the running maximum and sum of online softmax, arXiv:1805.02867.
+    """
+    if chunk_numbers is None:
+        chunk_numbers = CHUNK_NUMBERS_ON_GPU if hidden.is_cuda else CHUNK_NUMBERS
+    return _apply(hidden, weight, bias, targets, form, with_entropy, chunk_numbers)
+
+
+class _HeadLogprobs(Function):
+    @staticmethod
+    def forward(
+        ctx: Any,
+        hidden: Tensor,
+        weight: Tensor,
+        bias: Tensor | None,
+        targets: Tensor,
+        form: HeadForm,
+        with_entropy: bool,
+        chunk_numbers: int,
+    ) -> Tensor:
+        scores = torch.empty(len(targets), 2, dtype=torch.float32, device=hidden.device)
+        log_sums = torch.empty(len(targets), dtype=torch.float32, device=hidden.device)
+        chunks = _Chunks(hidden, weight, bias, targets, form, chunk_numbers)
+        for tokens in chunks.of_tokens():
+            softmax = _OnlineSoftmax(tokens.stop - tokens.start, hidden.device, with_entropy)
+            for entries in chunks.of_entries():
+                logits = chunks.logits(tokens, entries, chunks.weight_of(entries)).div_(form.temperature)
+                softmax.add(logits, *chunks.target_columns(tokens, entries))
+            scores[tokens], log_sums[tokens] = softmax.scores(), softmax.log_sums()
+        ctx.save_for_backward(hidden, weight, bias, targets, log_sums)
+        ctx.form, ctx.chunk_numbers = form, chunk_numbers
+        return scores
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
+        hidden, weight, bias, targets, log_sums = ctx.saved_tensors
+        chunks = _Chunks(hidden, weight, bias, targets, ctx.form, ctx.chunk_numbers)
+        wants_hidden, wants_weight, wants_bias = ctx.needs_input_grad[:3]
+        of_hidden = torch.zeros_like(hidden, dtype=torch.float32) if wants_hidden else None
+        of_weight = torch.empty_like(weight) if wants_weight else None
+        of_bias = torch.zeros_like(bias, dtype=torch.float32) if wants_bias else None
+        by_token = grads[0][:, :1]  # entropies carry none
+        for entries in chunks.of_entries():
+            rows = chunks.weight_of(entries)
+            row_grads = torch.zeros(rows.shape, dtype=torch.float32, device=rows.device) if wants_weight else None
+            for tokens in chunks.of_tokens():
+                grad = chunks.logit_gradient(tokens, entries, rows, by_token[tokens], log_sums[tokens])
+                if of_bias is not None:
+                    of_bias[entries] += grad.sum(0)
+                grad = grad.to(rows.dtype)
+                if of_hidden is not None:
+                    _add_product(of_hidden[tokens], grad, rows)
+                if row_grads is not None:
+                    _add_product(row_grads, grad.T, chunks.hidden_of(tokens))
+            if of_weight is not None and row_grads is not None:
+                of_weight[entries] = row_grads
+        found = (of_hidden, of_weight, of_bias)
+        typed = [None if g is None else g.to(x.dtype) for g, x in zip(found, (hidden, weight, bias), strict=True)]
+        return *typed, None, None, None, None
+
+
+class _Chunks:
+    """The head's logits, a chunk of tokens by a chunk of vocabulary entries at a time."""
+
+    def __init__(
+        self, hidden: Tensor, weight: Tensor, bias: Tensor | None, targets: Tensor, form: HeadForm, numbers: int
+    ) -> None:
+        self._hidden, self._weight, self._bias, self._targets = hidden, weight, bias, targets
+        self._form = form
+        self._num_entries = min(_CHUNK_ENTRIES, len(weight), numbers)
+        self._num_tokens = max(1, numbers // self._num_entries)
+
+    def of_tokens(self) -> Iterator[slice]:
+        yield from _runs(len(self._hidden), self._num_tokens)
+
+    def of_entries(self) -> Iterator[slice]:
+        yield from _runs(len(self._weight), self._num_entries)
+
+    def weight_of(self, entries: slice) -> Tensor:
+        rows = self._weight[entries]
+        return rows.float() if self._form.is_float32 else rows
+
+    def hidden_of(self, tokens: slice) -> Tensor:
+        hidden = self._hidden[tokens]
+        return hidden.float() if self._form.is_float32 else hidden
+
+    def logits(self, tokens: slice, entries: slice, rows: Tensor) -> Tensor:
+        """Return [C, U] float32, before the division by the temperature. rows: `weight_of(entries)`."""
+        bias = None if self._bias is None else self._bias[entries].to(rows.dtype)
+        logits = torch.nn.functional.linear(self.hidden_of(tokens), rows, bias).float()
+        if self._form.scale != 1.0:
+            logits *= self._form.scale
+        if self._form.softcap is not None:
+            logits = logits.div_(self._form.softcap).tanh_().mul_(self._form.softcap)
+        return logits
+
+    def target_columns(self, tokens: slice, entries: slice) -> tuple[Tensor, Tensor]:
+        """Return (column of each token's target in the chunk, or another one; whether it is there), both [C, 1]."""
+        columns = self._targets[tokens, None] - entries.start
+        is_here = (columns >= 0) & (columns < entries.stop - entries.start)
+        return torch.where(is_here, columns, 0), is_here
+
+    def logit_gradient(self, tokens: slice, entries: slice, rows: Tensor, by_token: Tensor, log_sum: Tensor) -> Tensor:
+        """Return [C, U] float32, the gradient of what the head's product gives. by_token: [C, 1] of the logprobs."""
+        form = self._form
+        logits = self.logits(tokens, entries, rows)
+        slope = None if form.softcap is None else 1.0 - (logits / form.softcap).square_()
+        by_token = by_token / form.temperature
+        # d logp / d logits = (onehot(target) - p) / temperature
+        grad = logits.div_(form.temperature).sub_(log_sum[:, None]).exp_().mul_(-by_token)
+        columns, is_here = self.target_columns(tokens, entries)
+        grad.scatter_add_(1, columns, by_token * is_here)
+        if slope is not None:
+            grad.mul_(slope)
+        return grad.mul_(form.scale) if form.scale != 1.0 else grad
+
+
+class _OnlineSoftmax:
+    """Sums over the vocabulary of one chunk of tokens, kept relative to the largest logit so far; each [C]."""
+
+    def __init__(self, num_tokens: int, device: torch.device, with_entropy: bool) -> None:
+        self._with_entropy = with_entropy
+        # Finite, and below any logit: times the sums so far, which are 0, it must not give NaN.
+        self._top = torch.full((num_tokens,), -1e30, device=device)
+        self._total = torch.zeros_like(self._top)  # of exp(x - top)
+        self._moment = torch.zeros_like(self._top)  # of exp(x - top) * (x - top)
+        self._target = torch.zeros_like(self._top)  # the target's logit, once it was met
+
+    def add(self, logits: Tensor, columns: Tensor, is_here: Tensor) -> None:
+        """Add the logits of more vocabulary entries, [C, U], which are overwritten."""
+        self._target += torch.where(is_here, logits.gather(1, columns), 0.0)[:, 0]
+        top = torch.maximum(self._top, logits.amax(1))
+        shift = self._top - top
+        shrink = shift.exp()
+        logits -= top[:, None]
+        if self._with_entropy:
+            weights = logits.exp()
+            self._moment = shrink * (self._moment + shift * self._total) + torch.linalg.vecdot(weights, logits)
+        else:
+            weights = logits.exp_()
+        self._total = shrink * self._total + weights.sum(1)
+        self._top = top
+
+    def log_sums(self) -> Tensor:
+        return self._top + self._total.log()
+
+    def scores(self) -> Tensor:
+        """Return [C, 2]: the targets' logprobs, and the entropies or zeros."""
+        log_total = self._total.log()
+        entropies = log_total - self._moment / self._total if self._with_entropy else torch.zeros_like(log_total)
+        return torch.stack([self._target - self._top - log_total, entropies], 1)
+
+
+def _add_product(sums: Tensor, left: Tensor, right: Tensor) -> None:
+    """Add left @ right to the float32 sums."""
+    if left.dtype == torch.float32:
+        sums.addmm_(left, right)
+    else:
+        sums += left @ right
+
+
+def _runs(number: int, size: int) -> Iterator[slice]:
+    for start in range(0, number, size):
+        yield slice(start, min(start + size, number))
+
+
+# `apply` has no types of its own.
+_apply: Callable[[Tensor, Tensor, Tensor | None, Tensor, HeadForm, bool, int], Tensor] = _HeadLogprobs.apply
