@@ -2,10 +2,10 @@
 
     python -m tests.benchmarks.logprob_memory [--seed N] [--short]
 
-A tiny Qwen2 (hidden size 128, two layers, tied head) with a vocabulary of 152,064 takes forward, loss and backward of one
-trajectory in a process of its own, as a learner rank does (gradient checkpointing on), and the plain way: all logits in
-float32 and log_softmax. Memory: the process's largest resident size over what it had with the model loaded; gradients
-are in it. Time: the median of three passes after one, both ways on as many tokens, one after the other in turns.
+A tiny Qwen2 (hidden size 128, two layers, tied head) with a vocabulary of 152,064 takes forward, loss and backward of
+one trajectory in a process of its own, as a learner rank does (gradient checkpointing on), and the plain way: all
+logits in float32 and log_softmax. Memory: the process's largest resident size over what it had with the model loaded;
+gradients are in it. Time: the median of three passes after one, both ways on as many tokens, in turns.
 
 holds: 32,768 tokens take at most 2 GB; where the plain way fits (2,048 tokens), ours takes at most 1.3 times its time.
 --short: 8,192 tokens and a vocabulary of 32,000.
