@@ -35,13 +35,9 @@ from learner.weights.presence import SILENCE_S
 from learner.weights.rendezvous import GlooRendezvous, NcclRendezvous, Rendezvous
 from protocol.errors import NeighbourError
 from protocol.weights.controls import ServerControls
+from protocol.weights.digest import WeightDigest
 from protocol.weights.group import open_store
-from protocol.weights.wire import (
-    Bucket,
-    WeightDigest,
-    bucket_num_bytes,
-    update_message,
-)
+from protocol.weights.wire import Bucket, bucket_num_bytes, update_message
 
 if TYPE_CHECKING:
     from torch import Tensor

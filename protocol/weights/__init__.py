@@ -1,1 +1,1 @@
-"""What both halves of a weight push agree on. Reading order: controls, wire, group."""
+"""What both halves of a weight push agree on. Reading order: controls, wire, digest, group."""

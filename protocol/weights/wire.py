@@ -13,14 +13,13 @@ from math import prod
 from typing import TYPE_CHECKING, Any
 
 import msgspec
-from blake3 import blake3
 
 from protocol.weights.runs import cut_into_runs
 
 if TYPE_CHECKING:
     from torch import Tensor
 
-SCHEMA_VERSION = 1
+SCHEMA_VERSION = 2
 ALIGNMENT_BYTES = 16  # every tensor starts on such a boundary in its bucket, so that a typed view of it is legal
 MAX_TENSORS = 1_000_000
 
@@ -111,23 +110,6 @@ def read_update_message(message: Mapping[str, Any]) -> tuple[Bucket, ...]:
         buckets.append(tuple(metas[start : start + length]))
         start += length
     return tuple(buckets)
-
-
-class WeightDigest:
-    """The hash over a push: names, dtypes, shapes and bucket layout first, then every bucket's bytes in order.
-
-    Both sides feed it what they really sent or received, so equal digests mean equal weights under equal names.
-    """
-
-    def __init__(self, buckets: Sequence[Bucket]) -> None:
-        self._hash = blake3(msgspec.msgpack.encode(update_message(buckets)))
-
-    def add(self, flat: Tensor) -> None:
-        """Add one bucket, a contiguous uint8 tensor; a tensor on a GPU is copied to the host for it."""
-        self._hash.update(flat.cpu().numpy().data)
-
-    def hexdigest(self) -> str:
-        return self._hash.hexdigest()
 
 
 class _Update(msgspec.Struct):

@@ -7,7 +7,8 @@ from typing import Any
 
 import torch
 
-from protocol.weights.wire import Bucket, WeightDigest, bucket_num_bytes, read_update_message
+from protocol.weights.digest import WeightDigest
+from protocol.weights.wire import Bucket, bucket_num_bytes, read_update_message
 
 
 class ReceivedPush:

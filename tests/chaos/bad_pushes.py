@@ -30,7 +30,8 @@ from transformers import Qwen2ForCausalLM
 
 from learner.weights.push import WeightPusher
 from protocol.errors import NeighbourError
-from protocol.weights.wire import Bucket, TensorMeta, WeightDigest, bucket_num_bytes, bucket_views, plan_buckets
+from protocol.weights.digest import WeightDigest
+from protocol.weights.wire import Bucket, TensorMeta, bucket_num_bytes, bucket_views, plan_buckets
 from rollout.engine.generation import Generation, Sampling
 from tests.chaos.rig.faulty_pushes import FAULTS, Buckets, FaultyServer, FlippingGroup, breaking_off
 from tests.chaos.rig.verdict import conclude, options

@@ -13,7 +13,8 @@ from typing import Any
 import torch
 
 from protocol.errors import NeighbourError
-from protocol.weights.wire import WeightDigest, bucket_views
+from protocol.weights.digest import WeightDigest
+from protocol.weights.wire import bucket_views
 from rollout.engine.generation import Generation, Sampling
 from rollout.engine.weight_receive import GlooInit, GlooWeightEngine
 

@@ -9,8 +9,9 @@ from typing import Any
 
 import torch
 
+from protocol.weights.digest import WeightDigest
 from protocol.weights.group import GlooGroup, reach_store
-from protocol.weights.wire import WeightDigest, bucket_num_bytes, read_update_message
+from protocol.weights.wire import bucket_num_bytes, read_update_message
 
 
 class ReceivingServer:

@@ -10,8 +10,9 @@ from typing import Any
 
 import torch
 
+from protocol.weights.digest import WeightDigest
 from protocol.weights.group import GlooGroup, reach_store
-from protocol.weights.wire import WeightDigest, bucket_num_bytes, bucket_views, read_update_message
+from protocol.weights.wire import bucket_num_bytes, bucket_views, read_update_message
 
 
 class FakeServer:

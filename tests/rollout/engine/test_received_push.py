@@ -5,7 +5,8 @@ from collections.abc import Callable
 import pytest
 import torch
 
-from protocol.weights.wire import TensorMeta, WeightDigest, bucket_num_bytes, plan_buckets, update_message
+from protocol.weights.digest import WeightDigest
+from protocol.weights.wire import TensorMeta, bucket_num_bytes, plan_buckets, update_message
 from rollout.engine.received_push import ReceivedPush
 
 PLAN = plan_buckets([TensorMeta("a", "float32", (2,)), TensorMeta("b", "float32", (40,))], 100)

@@ -1,0 +1,126 @@
+"""The digest of weights: of each parameter by itself, computed where its bytes lie, and one of all of them.
+
+A parameter's bytes are rows of ROW_BYTES signed bytes. Each row times a fixed matrix of small integers gives NUM_SUMS
+sums, which are exact in 32 bits; the rows' sums, each times its row's fixed odd number, are added modulo 2**64. It is
+all integer arithmetic, so every device gives the same; a GPU reads the bytes once, through its matrix units, and sends
+128 bytes a parameter to the host. It guards against faults, not against an adversary: the numbers are known.
+
+Shapes: R rows of a parameter, ROW_BYTES bytes in one, NUM_SUMS sums of one.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from functools import cache
+from typing import TYPE_CHECKING
+
+import msgspec
+from blake3 import blake3
+
+from protocol.weights.wire import Bucket, bucket_views
+
+if TYPE_CHECKING:
+    from torch import Tensor, device
+
+ROW_BYTES = 4096  # 128 * 63 * 4096 < 2**25: no sum of a row can leave 32 bits
+NUM_SUMS = 16
+_MIN_ROWS = 32  # matrix units want more than 16 rows
+_PART_ROWS = 1 << 14  # rows at once, 64 MiB of weights: their sums take 3 MiB
+
+
+class WeightDigest:
+    """Digests of a push's parameters, bucket by bucket.
+
+    Both sides feed it what they really sent or received. Names, types, shapes and bytes count; in which buckets and in
+    which order the parameters came does not, so that a model in a file has the digest of the same model on a server.
+    """
+
+    def __init__(self, buckets: Sequence[Bucket]) -> None:
+        self._left: Iterator[Bucket] = iter(buckets)
+        self._found: list[tuple[str, str, tuple[int, ...], Tensor]] = []
+
+    def add(self, flat: Tensor) -> None:
+        """Add the next bucket, a contiguous uint8 tensor on any device; nothing waits for the device."""
+        bucket = next(self._left)
+        for meta, (name, tensor) in zip(bucket, bucket_views(flat, bucket), strict=True):
+            self._found.append((name, meta.dtype, meta.shape, byte_sums(tensor)))
+
+    def by_name(self) -> dict[str, str]:
+        """Return each parameter's digest, 32 hexadecimal digits; waits for the device."""
+        return {name: _of_parameter(name, dtype, shape, sums) for name, dtype, shape, sums in self._found}
+
+    def hexdigest(self) -> str:
+        """Return the digest of all parameters that were added; waits for the device."""
+        return digest_of_all(self.by_name())
+
+
+def digest_of_all(by_name: Mapping[str, str]) -> str:
+    """Return one digest of parameters' digests, in whatever order they are given."""
+    return blake3(msgspec.msgpack.encode(sorted(by_name.items()))).hexdigest()
+
+
+def byte_sums(tensor: Tensor) -> Tensor:
+    """Return the sums of a contiguous tensor's bytes, int64 [NUM_SUMS], on its device.
+
+    A single changed byte always changes them all; other changes cancel in all of them with a chance below 1 in 2**38.
+    """
+    import torch
+
+    data = tensor.detach().reshape(-1).view(torch.uint8).view(torch.int8)
+    num_body_bytes = len(data) - len(data) % (_MIN_ROWS * ROW_BYTES)
+    body, tail = torch.split(data, [num_body_bytes, len(data) - num_body_bytes])
+    total = torch.zeros(NUM_SUMS, dtype=torch.int64, device=data.device)
+    num_rows = 0
+    for rows in torch.split(body.view(-1, ROW_BYTES), _PART_ROWS) if num_body_bytes else ():
+        total += _sums_of_rows(rows, num_rows)
+        num_rows += len(rows)
+    if len(tail):
+        padded = torch.nn.functional.pad(tail, (0, _MIN_ROWS * ROW_BYTES - len(tail)))
+        total += _sums_of_rows(padded.view(-1, ROW_BYTES), num_rows)
+    return total
+
+
+def _sums_of_rows(rows: Tensor, first: int) -> Tensor:
+    """Return the sums of rows [R, ROW_BYTES] of which the first has number `first` in its parameter."""
+    import torch
+
+    factors = _mixed(torch.arange(first, first + len(rows), device=rows.device))
+    return (torch._int_mm(rows, _matrix(rows.device)) * factors.unsqueeze(1)).sum(dim=0)
+
+
+def _mixed(numbers: Tensor) -> Tensor:
+    """Return a fixed odd 64-bit number for each number, int64; products wrap around.
+
+    Source: SplitMix64, Steele, Lea and Flood, "Fast splittable pseudorandom number generators" (2014).
+    """
+    mixed = (numbers + 1) * _signed(0x9E3779B97F4A7C15)
+    mixed = (mixed ^ _shifted(mixed, 30)) * _signed(0xBF58476D1CE4E5B9)
+    mixed = (mixed ^ _shifted(mixed, 27)) * _signed(0x94D049BB133111EB)
+    return (mixed ^ _shifted(mixed, 31)) | 1
+
+
+def _shifted(numbers: Tensor, bits: int) -> Tensor:
+    """Return 64-bit numbers shifted to the right with zeros coming in: torch's own shift repeats the sign."""
+    return (numbers >> bits) & ((1 << (64 - bits)) - 1)
+
+
+def _signed(number: int) -> int:
+    return number - (1 << 64) if number >= 1 << 63 else number
+
+
+@cache
+def _matrix(place: device) -> Tensor:
+    """Return the fixed matrix, int8 [ROW_BYTES, NUM_SUMS], of -63 to 63 without 0, so that no byte goes unseen.
+
+    CPUs without VNNI add two products of an unsigned and a signed byte in 16 bits: 2 * 255 * 63 is all that fits.
+    """
+    import torch
+
+    drawn = _shifted(_mixed(torch.arange(ROW_BYTES * NUM_SUMS) + (1 << 40)), 40) % 126  # 0 to 125
+    entries = torch.where(drawn < 63, drawn - 63, drawn - 62)
+    return entries.to(torch.int8).view(ROW_BYTES, NUM_SUMS).to(place)
+
+
+def _of_parameter(name: str, dtype: str, shape: tuple[int, ...], sums: Tensor) -> str:
+    head = msgspec.msgpack.encode([name, dtype, list(shape)])
+    return str(blake3(head + sums.cpu().numpy().astype("<i8").tobytes()).hexdigest(16))

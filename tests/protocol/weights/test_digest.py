@@ -1,0 +1,191 @@
+"""The digest of weights, against a slow loop over bytes that shares nothing with it but the formula."""
+
+import os
+import subprocess
+import sys
+from functools import cache
+
+import pytest
+import torch
+from torch._subclasses.fake_tensor import FakeTensorMode
+
+from protocol.weights.digest import WeightDigest, byte_sums
+from protocol.weights.wire import Bucket, TensorMeta, bucket_num_bytes, bucket_views, plan_buckets
+
+METAS = [
+    TensorMeta("embed", "float32", (3, 4)),
+    TensorMeta("norm", "bfloat16", (21,)),
+    TensorMeta("head", "float32", (13, 4)),
+]
+_MASK = (1 << 64) - 1
+
+
+def digest_of(plan: tuple[Bucket, ...], weights: dict[str, torch.Tensor]) -> str:
+    digest = WeightDigest(plan)
+    for bucket in plan:
+        flat = torch.randint(0, 256, (bucket_num_bytes(bucket),), dtype=torch.uint8)  # padding holds anything
+        for name, view in bucket_views(flat, bucket):
+            view.copy_(weights[name])
+        digest.add(flat)
+    return digest.hexdigest()
+
+
+def weights_of(metas: list[TensorMeta]) -> dict[str, torch.Tensor]:
+    generator = torch.Generator().manual_seed(3)
+    return {meta.name: torch.randn(meta.shape, generator=generator).to(getattr(torch, meta.dtype)) for meta in metas}
+
+
+def mixed(number: int) -> int:
+    z = (number + 1) * 0x9E3779B97F4A7C15 & _MASK
+    z = (z ^ z >> 30) * 0xBF58476D1CE4E5B9 & _MASK
+    z = (z ^ z >> 27) * 0x94D049BB133111EB & _MASK
+    return (z ^ z >> 31) | 1
+
+
+@cache
+def factors_of(column: int) -> list[int]:
+    drawn = [(mixed(column * 16 + number + (1 << 40)) >> 40) % 126 for number in range(16)]
+    return [number - 63 if number < 63 else number - 62 for number in drawn]
+
+
+def slow_sums(data: bytes) -> list[int]:
+    """Return 16 sums modulo 2**64: byte by byte, a factor for its place in the row, and one for its row."""
+    sums = [0] * 16
+    for place, byte in enumerate(data):
+        row, column = divmod(place, 4096)
+        value = (byte - 256 if byte > 127 else byte) * mixed(row)
+        for number, factor in enumerate(factors_of(column)):
+            sums[number] += value * factor
+    return [(total & _MASK) - (1 << 64) if total & _MASK >= 1 << 63 else total & _MASK for total in sums]
+
+
+@pytest.mark.parametrize("num_bytes", [0, 1, 4095, 4096, 4097, 32 * 4096, 33 * 4096 + 5])
+def test_sums_are_those_of_a_slow_loop(num_bytes: int) -> None:
+    data = torch.randint(0, 256, (num_bytes,), dtype=torch.uint8, generator=torch.Generator().manual_seed(num_bytes))
+
+    assert byte_sums(data).tolist() == slow_sums(bytes(data.tolist()))
+
+
+def test_parts_of_a_large_parameter_add_up(monkeypatch: pytest.MonkeyPatch) -> None:
+    data = torch.randint(0, 256, (200 * 4096 + 7,), dtype=torch.uint8, generator=torch.Generator().manual_seed(1))
+    whole = byte_sums(data)
+    monkeypatch.setattr("protocol.weights.digest._PART_ROWS", 33)
+
+    assert torch.equal(byte_sums(data), whole)
+
+
+def test_extreme_bytes_are_summed_exactly_on_a_cpu_of_any_age() -> None:
+    """A CPU without VNNI adds two products in 16 bits; oneDNN is told that this is one."""
+    script = (
+        "import torch; from protocol.weights.digest import byte_sums; "
+        "print([byte_sums(torch.full((64 * 1024,), each, dtype=torch.uint8)).tolist() for each in (0, 127, 128, 255)])"
+    )
+    found = subprocess.run(
+        [sys.executable, "-c", script],
+        env=os.environ | {"ONEDNN_MAX_CPU_ISA": "AVX2", "OMP_NUM_THREADS": "1"},
+        capture_output=True,
+        text=True,
+        check=True,
+        timeout=60,
+    ).stdout.strip()
+
+    assert found == str([slow_sums(bytes([each]) * 64 * 1024) for each in (0, 127, 128, 255)])
+
+
+def test_sums_are_computed_on_the_parameters_device() -> None:
+    with FakeTensorMode():
+        sums = byte_sums(torch.empty(100_000, dtype=torch.bfloat16, device="cuda"))
+
+    assert (sums.device.type, sums.dtype, tuple(sums.shape)) == ("cuda", torch.int64, (16,))
+
+
+def test_every_single_bit_counts() -> None:
+    weights = weights_of(METAS)
+    plan = plan_buckets(METAS, 1 << 20)
+    whole = digest_of(plan, weights)
+    seen = {whole}
+    for tensor in weights.values():
+        raw = tensor.reshape(-1).view(torch.uint8)
+        for place in range(len(raw)):
+            for bit in range(8):
+                raw[place] ^= 1 << bit
+                seen.add(digest_of(plan, weights))
+                raw[place] ^= 1 << bit
+    num_bits = 8 * sum(meta.num_bytes for meta in METAS)
+
+    assert len(seen) == num_bits + 1
+    assert digest_of(plan, weights) == whole
+
+
+def test_changes_that_a_plain_sum_does_not_see_are_seen() -> None:
+    weights = {"embed": torch.arange(1.0, 13.0).view(3, 4)}
+    meta = METAS[0]
+    swapped = weights["embed"].clone()
+    swapped[0, 0], swapped[2, 3] = weights["embed"][2, 3], weights["embed"][0, 0]
+    negated = weights["embed"].clone()
+    negated[0] *= -1.0  # an even number of highest bits
+    digests = {digest_of(((meta,),), {"embed": tensor}) for tensor in (weights["embed"], swapped, negated)}
+
+    assert len(digests) == 3
+
+
+def test_digest_changes_with_a_name_a_dtype_or_a_shape() -> None:
+    digests = {
+        digest_of(((TensorMeta(name, dtype, shape),),), {name: torch.zeros(shape, dtype=getattr(torch, dtype))})
+        for name, dtype, shape in [
+            ("embed", "float32", (3, 4)),
+            ("other", "float32", (3, 4)),
+            ("embed", "int32", (3, 4)),
+            ("embed", "float32", (4, 3)),
+        ]
+    }
+
+    assert len(digests) == 4
+
+
+def test_two_parameters_that_changed_names_are_seen() -> None:
+    first, second = TensorMeta("a", "float32", (5,)), TensorMeta("b", "float32", (5,))
+    weights = {"a": torch.ones(5), "b": torch.zeros(5)}
+    changed = {"a": weights["b"], "b": weights["a"]}
+
+    assert digest_of(((first, second),), weights) != digest_of(((first, second),), changed)
+
+
+def test_neither_buckets_nor_order_nor_padding_count() -> None:
+    weights = weights_of(METAS)
+
+    digests = {
+        digest_of(plan_buckets(metas, bucket_bytes), weights)
+        for metas in (METAS, METAS[::-1])
+        for bucket_bytes in (1, 100, 1 << 20)
+    }
+
+    assert len(digests) == 1
+
+
+def test_digest_is_stable() -> None:
+    weights = {meta.name: torch.ones(meta.shape, dtype=getattr(torch, meta.dtype)) for meta in METAS}
+
+    assert (
+        digest_of(plan_buckets(METAS, 1 << 20), weights)
+        == "d85128c0af998c0cda1adee3fecc71c1c87648e5dc30cc9f1e3d00d9f163e23a"
+    )
+
+
+def test_each_parameters_digest_has_its_name() -> None:
+    weights = weights_of(METAS)
+    plan = plan_buckets(METAS, 1 << 20)
+
+    def by_name() -> dict[str, str]:
+        digest = WeightDigest(plan)
+        flat = torch.zeros(bucket_num_bytes(plan[0]), dtype=torch.uint8)
+        for name, view in bucket_views(flat, plan[0]):
+            view.copy_(weights[name])
+        digest.add(flat)
+        return digest.by_name()
+
+    before = by_name()
+    weights["norm"][3] += 1.0
+    after = by_name()
+
+    assert [name for name in before if before[name] != after[name]] == ["norm"]
