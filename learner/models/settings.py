@@ -35,6 +35,7 @@ class PolicySettings:
 def policy_settings(settings: Settings, model: Path) -> PolicySettings:
     """Return the policy as reinforcement learning trains it."""
     learner = settings.learner
+    updates_per_step = learner.num_mini_batches * learner.num_epochs
     return PolicySettings(
         model_dir=model,
         dtype=settings.policy.dtype,
@@ -43,8 +44,8 @@ def policy_settings(settings: Settings, model: Path) -> PolicySettings:
         betas=learner.betas,
         weight_decay=learner.weight_decay,
         max_grad_norm=learner.max_grad_norm,
-        warmup_steps=learner.lr_warmup_steps,
-        total_steps=settings.run.max_steps,
+        warmup_steps=learner.lr_warmup_steps * updates_per_step,
+        total_steps=settings.run.max_steps * updates_per_step,
         min_lr_ratio=learner.min_lr_ratio,
         schedule=learner.lr_schedule,
         deepspeed=learner.deepspeed,

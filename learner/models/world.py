@@ -63,6 +63,13 @@ def reduce_sums(values: Tensor) -> list[float]:
     return [float(value) for value in sums.tolist()]
 
 
+def reduce_tensor(values: Tensor) -> Tensor:
+    """Return the sum over all ranks of each value, float64 on the CPU."""
+    sums = values.to(own_device(), torch.float64, copy=True)
+    dist.all_reduce(sums)
+    return sums.cpu()
+
+
 def reduce_max(value: float, device: torch.device) -> float:
     """Return the largest value of any rank."""
     tensor = torch.tensor([value], dtype=torch.float64, device=device)

@@ -1,128 +1,114 @@
-"""What one optimizer step is made of: a batch from the coordinator becomes micro-batches and a loss; a result, metrics.
+"""The policy gradient: what a rank does with the batch of one step.
 
-Shapes: P prompts (groups), G samples of each, K model tokens of a micro-batch.
+look        without a gradient: what the updates compare with        look.py
+rewards     of each model token, or of each trajectory               token_rewards.py
+advantages  from the group's rewards, or along the tokens            advantages.py
+updates     mini-batches times epochs, an optimizer update each      policy_loss.py
+metrics     the sums of all updates as the step's line               step_metrics.py
 """
 
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
 
+from learner.algorithms.aggregate import AGGREGATES
 from learner.algorithms.by_name import algorithm_of
-from learner.algorithms.corrections.token_weights import token_weights
-from learner.algorithms.ratio import log_ratio
-from learner.models.step_result import LossFunction, StepResult, Sums
-from learner.packing.micro_batch import LearnerSample, MicroBatch, make_micro_batch
+from learner.algorithms.whiten import Reduce
+from learner.models.roles import Roles
+from learner.models.step_result import StepResult
+from learner.objectives.advantages import Discount, of_groups, of_tokens, whitened
+from learner.objectives.look import look
+from learner.objectives.policy_loss import make_loss
+from learner.objectives.step_metrics import step_metrics
+from learner.objectives.step_plan import StepPlan, plan_updates
+from learner.objectives.token_rewards import token_rewards
+from learner.packing.micro_batch import MicroBatch
 from protocol.settings.settings import Settings
 from protocol.wire.messages import Batch
 from protocol.wire.trajectory import Trajectory
 
-# A token whose two logprobs differ by more than this is counted: the engine or the staleness has drifted.
-_OUTSIDE = (0.9, 1.1)
-
 
 @dataclass(frozen=True)
-class StepInputs:
-    """A rank's part of a step."""
+class StepOutcome:
+    """What a step did, the same on every rank."""
 
-    micro_batches: tuple[MicroBatch, ...]  # this rank's
-    loss: LossFunction  # of one micro-batch
-    num_model_tokens: int  # of all ranks
-    wait_s: float  # how long the batch took to come
-
-
-def prepare_step(batch: Batch, trajectories: Mapping[int, Trajectory], settings: Settings, wait_s: float) -> StepInputs:
-    """Return the step's micro-batches on this rank, with advantages from the rewards of every group of the step.
-
-    trajectories: this rank's, by index into batch.facts.
-    """
-    advantages = _advantages(batch, settings)
-    micro_batches = tuple(
-        make_micro_batch([_sample(trajectories[index], advantages[index]) for index in part])
-        for part in batch.micro_batches
-    )
-    num_model_tokens = sum(batch.facts[index].num_model_tokens for index in batch.planned)
-    return StepInputs(micro_batches, make_loss(settings), num_model_tokens, wait_s)
+    applied: bool  # False: no update was finite, and nothing changed
+    detail: str  # for people: why an update was not applied; empty when all were
+    metrics: dict[str, float]  # the learner's part of the step's line
 
 
-def make_loss(settings: Settings) -> LossFunction:
-    """Return the loss that the settings name: (logprobs [K], entropies [K], micro-batch) -> (sum over tokens, sums).
+class PolicyGradient:
+    """Takes the steps of a run. What it remembers from one to the next beside its models is in `state`."""
 
-    policy.old_logprobs = behaviour knows two policies: the ratio is learner / behaviour, and so is what the correction
-    looks at. recompute knows three: the ratio is learner / old, the correction looks at old / behaviour, and old is the
-    learner before the step, which is `logprobs` without a gradient while a step is one update.
-    """
-    algorithm = algorithm_of(settings.learner)
-    policy_loss = algorithm.loss
-    has_old_policy = settings.policy.old_logprobs == "recompute"
+    def __init__(self, roles: Roles, settings: Settings, reduce: Reduce) -> None:
+        """reduce: sums over all ranks, float64 on the CPU."""
+        self._roles = roles
+        self._settings = settings
+        self._reduce = reduce
+        self._algorithm = algorithm_of(settings.learner)
+        self._loss = make_loss(settings)
 
-    def loss(logprobs: Tensor, entropies: Tensor, micro_batch: MicroBatch) -> tuple[Tensor, Sums]:
-        behaviour, counts = micro_batch.behaviour_logprobs, micro_batch.counts
-        before = logprobs.detach()
-        old = before if has_old_policy else behaviour
-        of_tokens, is_clipped = policy_loss.of_tokens(logprobs, old, micro_batch.advantages, counts, algorithm.clip)
-        ratio = log_ratio(before, behaviour).exp()
-        is_in_loss = policy_loss.has_ratio and not has_old_policy
-        weights = token_weights(algorithm.correction, ratio, counts, algorithm.band, is_in_loss=is_in_loss)
-        return (of_tokens * weights * micro_batch.weights).sum(), _sums(before, entropies, behaviour, ratio, is_clipped)
+    def take_step(self, batch: Batch, trajectories: Mapping[int, Trajectory], policy_version: int) -> StepOutcome:
+        """Return what the updates of one step did. trajectories: this rank's, by index into batch.facts.
 
-    return loss
+        policy_version: of the weights before the step. Collective.
+        """
+        plan, micro_batches = self.prepare(batch, trajectories, policy_version)
+        results = self._update(plan, micro_batches)
+        fresh = results[: self._num_fresh(plan)]
+        num_trained_tokens = sum(update.num_model_tokens for update in plan.updates)
+        metrics = {**step_metrics(results, fresh), "num_trained_tokens": num_trained_tokens}
+        return StepOutcome(any(result.applied for result in results), _detail(results), metrics)
 
+    def prepare(
+        self, batch: Batch, trajectories: Mapping[int, Trajectory], policy_version: int
+    ) -> tuple[StepPlan, list[MicroBatch]]:
+        """Return the step's plan and its micro-batches with every column that the updates need."""
+        plan = plan_updates(batch, trajectories, policy_version, self._aggregate)
+        micro_batches = look(plan.micro_batches, self._roles, with_old=self._has_old_column(plan))
+        advantages = self._advantages(batch, micro_batches)
+        with_advantages = [
+            replace(each, advantages=advantage.float())
+            for each, advantage in zip(micro_batches, advantages, strict=True)
+        ]
+        return plan, with_advantages
 
-def step_metrics(result: StepResult, inputs: StepInputs) -> dict[str, float]:
-    """Return the learner's part of a step's metrics line."""
-    sums, count = result.sums, max(1.0, result.sums["tokens"])
-    return {
-        "loss": result.loss,
-        "grad_norm": result.grad_norm,
-        "kl": sums["mismatch_kl"] / count,
-        "entropy": sums["entropy"] / count,
-        "ratio_mean": sums["ratio"] / count,
-        "clip_fraction": sums["clipped"] / count,
-        "ratio_outside_share": sums["outside"] / count,
-        "effective_sample_share": sums["ratio"] ** 2 / (count * max(1e-30, sums["ratio_squared"])),
-        "logprob_difference_max": sums["max_difference"],
-        "num_trained_tokens": inputs.num_model_tokens,
-    }
+    def _aggregate(self, counts: Tensor) -> Tensor:
+        return AGGREGATES["token_mean"](counts, 1.0)
 
+    def _has_old_column(self, plan: StepPlan) -> bool:
+        """Return whether the learner before the step is another one than the learner before some update."""
+        is_asked = self._settings.policy.old_logprobs == "recompute"
+        return is_asked and len(plan.updates) * self._settings.learner.num_epochs > 1
 
-def _sums(logprobs: Tensor, entropies: Tensor, behaviour: Tensor, ratio: Tensor, is_clipped: Tensor) -> Sums:
-    """Return sums over a micro-batch's tokens, the same keys for any.
+    def _num_fresh(self, plan: StepPlan) -> int:
+        """Return how many updates, from the first, compare the behaviour policy with the learner before the step."""
+        return len(plan.updates) if self._has_old_column(plan) else 1
 
-    mismatch_kl: of the behaviour policy from the learner's, k3 estimator (Schulman, "Approximating KL divergence").
-    """
-    difference = log_ratio(logprobs, behaviour)
-    low, high = _OUTSIDE
-    return {
-        "tokens": torch.ones_like(logprobs).sum(),
-        "entropy": entropies.sum(),
-        "mismatch_kl": (ratio - 1.0 - difference).sum(),
-        "ratio": ratio.sum(),
-        "ratio_squared": ratio.square().sum(),
-        "clipped": is_clipped.sum(),
-        "outside": ((ratio < low) | (ratio > high)).sum(),
-        "max_difference": (logprobs - behaviour).abs().max() if len(logprobs) else torch.zeros_like(ratio.sum()),
-    }
+    def _advantages(self, batch: Batch, micro_batches: Sequence[MicroBatch]) -> list[Tensor]:
+        advantage = self._algorithm.advantage
+        scores = torch.tensor([facts.reward for facts in batch.facts], dtype=torch.float64)
+        if advantage.of_groups is not None:
+            found = of_groups(micro_batches, scores, batch, advantage.of_groups)
+        else:
+            assert advantage.of_tokens is not None
+            rewards = [token_rewards(each, scores) for each in micro_batches]
+            found = of_tokens(micro_batches, rewards, advantage.of_tokens, Discount(1.0, 1.0))
+        return whitened(found, self._reduce) if advantage.is_whitened else found
 
-
-def _advantages(batch: Batch, settings: Settings) -> list[float]:
-    """Return the advantage of every trajectory of the step."""
-    estimate = algorithm_of(settings.learner).advantage.of_groups
-    assert estimate is not None, "no advantage of single tokens is in the table yet"
-    advantages = [0.0] * len(batch.facts)
-    for group in batch.groups:
-        rewards = torch.tensor([[batch.facts[index].reward for index in group]], dtype=torch.float64)
-        lengths = torch.tensor([[batch.facts[index].num_model_tokens for index in group]], dtype=torch.float64)
-        for index, advantage in zip(group, estimate(rewards, lengths)[0].tolist(), strict=True):
-            advantages[index] = advantage
-    return advantages
+    def _update(self, plan: StepPlan, micro_batches: Sequence[MicroBatch]) -> list[StepResult]:
+        results = []
+        for _ in range(self._settings.learner.num_epochs):
+            for update, part in plan.parts(micro_batches):
+                results.append(self._roles.policy.step(part, self._loss, update.num_model_tokens))
+        return results
 
 
-def _sample(trajectory: Trajectory, advantage: float) -> LearnerSample:
-    return LearnerSample(
-        tokens=trajectory.tokens,
-        loss_mask=trajectory.loss_mask.astype(bool),
-        behaviour_logprobs=trajectory.behaviour_logprobs,
-        advantage=advantage,
-    )
+def _detail(results: Sequence[StepResult]) -> str:
+    refused = [result for result in results if not result.applied]
+    if not refused:
+        return ""
+    where = "" if len(results) == 1 else f" in {len(refused)} of {len(results)} updates"
+    return f"non-finite loss or gradient{where} (loss {refused[0].loss}, norm {refused[0].grad_norm})"

@@ -22,6 +22,7 @@ class LearnerSample:
     behaviour_logprobs: NDArray[np.float32]  # [T], natural logs of the sampling engine; 0 where the mask is false
     advantage: float = 0.0  # of every token
     weights: NDArray[np.float32] | None = None  # [T], what each written token counts; None: all the same
+    number: int = -1  # of the trajectory in its step; -1: of no step
 
 
 @dataclass(frozen=True)
@@ -34,9 +35,16 @@ class MicroBatch:
     counts: tuple[int, ...]  # [S] how many of them the model wrote; the sum is K
     predict_at: Tensor  # [K] int64, the positions whose next token the model wrote
     targets: Tensor  # [K] int64, that next token
-    behaviour_logprobs: Tensor  # [K] float32, of that next token, as are the two below
+    behaviour_logprobs: Tensor  # [K] float32, of that next token, as is all below
     advantages: Tensor  # [K] float32
     weights: Tensor  # [K] float32
+    numbers: tuple[int, ...] = ()  # [S] of each trajectory in its step; -1: of no step
+    staleness: tuple[int, ...] = ()  # [S] policy versions from its oldest token to the learner before the step
+    # What was computed before the step's first update; None: not needed
+    old_logprobs: Tensor | None = None  # [K] float32, the learner's
+    reference_logprobs: Tensor | None = None  # [K] float32, the reference model's
+    values: Tensor | None = None  # [K] float32, the critic's, of the state before the token
+    returns: Tensor | None = None  # [K] float32, what the critic is to say
 
     @property
     def num_model_tokens(self) -> int:
@@ -44,7 +52,11 @@ class MicroBatch:
 
     def input_sum(self) -> Tensor:
         """Return a number that is not finite when one that goes into the loss is not."""
-        return self.behaviour_logprobs.sum() + self.advantages.sum() + self.weights.sum()
+        total = self.behaviour_logprobs.sum() + self.advantages.sum() + self.weights.sum()
+        for column in (self.old_logprobs, self.reference_logprobs, self.values, self.returns):
+            if column is not None:
+                total = total + column.sum()
+        return total
 
     def to(self, device: torch.device) -> "MicroBatch":
         """Return the micro-batch with every tensor on the device."""
@@ -89,6 +101,7 @@ def make_micro_batch(samples: Sequence[LearnerSample]) -> MicroBatch:
         behaviour_logprobs=_tensor(behaviour.astype(np.float32)),
         advantages=_tensor(advantages),
         weights=_tensor(weights),
+        numbers=tuple(s.number for s in ordered),
     )
 
 

@@ -5,11 +5,12 @@ One process per rank. `Trainer.train` is the table of contents of the learner.
 
 import time
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from pathlib import Path
 
 from learner.checkpoint.sealed_files import Tell
-from learner.models.step_result import StepResult
-from learner.objectives.policy_gradient import StepInputs, prepare_step, step_metrics
+from learner.models.world import reduce_tensor
+from learner.objectives.policy_gradient import PolicyGradient, StepOutcome
 from learner.rank.checkpoint import CheckpointWriter
 from learner.rank.coordinator_client import CoordinatorClient
 from learner.rank.place import RunPlace
@@ -19,6 +20,17 @@ from protocol.node.home import load_keys
 from protocol.settings.settings import Settings
 from protocol.weights.controls import ServerControls
 from protocol.wire.channel import DealerChannel
+from protocol.wire.messages import Batch
+from protocol.wire.trajectory import Trajectory
+
+
+@dataclass(frozen=True)
+class Share:
+    """A rank's part of a step."""
+
+    batch: Batch  # the step's plan, and the facts of all its trajectories
+    trajectories: dict[int, Trajectory]  # this rank's, by index into batch.facts
+    wait_s: float  # how long the batch took to come
 
 
 class Trainer:
@@ -28,6 +40,7 @@ class Trainer:
         self,
         world: World,
         models: Models,
+        objective: PolicyGradient,
         settings: Settings,
         coordinator: CoordinatorClient,
         pusher: RankPusher,
@@ -36,7 +49,7 @@ class Trainer:
     ) -> None:
         """tell: takes what the rank is at."""
         self._rank = world.place.rank
-        self._policy = models.roles.policy
+        self._objective = objective
         self._step, self._version = models.step, models.version
         self._saved_step = models.step if models.are_saved else -1
         self._settings = settings
@@ -48,12 +61,12 @@ class Trainer:
     def train(self) -> str:
         """Train until the coordinator ends the run; returns how it ended, in one sentence."""
         self._push()
-        while not isinstance(inputs := self._next_inputs(), str):
-            result, timings = self._take_step(inputs)
-            self._report(inputs, result, timings)
+        while not isinstance(share := self._next_share(), str):
+            outcome, timings = self._take_step(share)
+            self._report(outcome, timings)
             self._save_when_due()
         self._save()
-        return f"Ended at step {self._step}: {inputs}."
+        return f"Ended at step {self._step}: {share}."
 
     def _push(self) -> dict[str, float]:
         """Give every server the current weights; returns how long it took. Raises when a server holds other ones."""
@@ -61,7 +74,7 @@ class Trainer:
         report = self._pusher.push(self._version)
         return {"push_s": report.push_s, "pause_s": report.pause_s} if report is not None and report.synced else {}
 
-    def _next_inputs(self) -> StepInputs | str:
+    def _next_share(self) -> Share | str:
         step, settings = self._step + 1, self._settings
         self._tell(f"waiting for the batch of step {step}")
         started = time.monotonic()
@@ -73,27 +86,26 @@ class Trainer:
         if isinstance(answer, str):
             return answer
         self._pusher.leave_out(answer[0].absent)
-        return prepare_step(*answer, settings, wait_s=time.monotonic() - started)
+        return Share(*answer, wait_s=time.monotonic() - started)
 
-    def _take_step(self, inputs: StepInputs) -> tuple[StepResult, dict[str, float]]:
+    def _take_step(self, share: Share) -> tuple[StepOutcome, dict[str, float]]:
         self._tell(f"training step {self._step + 1}")
         started = time.monotonic()
-        result = self._policy.step(inputs.micro_batches, inputs.loss, inputs.num_model_tokens)
+        outcome = self._objective.take_step(share.batch, share.trajectories, self._version)
         trained = time.monotonic()
         self._step += 1
-        timings = {"wait_s": inputs.wait_s, "train_s": trained - started}
-        if result.applied:
+        timings = {"wait_s": share.wait_s, "train_s": trained - started}
+        if outcome.applied:
             self._version += 1
             timings |= self._push()
-        return result, timings
+        return outcome, timings
 
-    def _report(self, inputs: StepInputs, result: StepResult, timings: Mapping[str, float]) -> None:
+    def _report(self, outcome: StepOutcome, timings: Mapping[str, float]) -> None:
         """Tell the coordinator, which then frees the step's slots: the servers hold the new weights by now."""
         if self._rank != 0:
             return
-        metrics = {**step_metrics(result, inputs), **timings}
-        detail = "" if result.applied else f"non-finite loss or gradient (loss {result.loss}, norm {result.grad_norm})"
-        self._coordinator.stepped(self._step, self._version, result.applied, detail, metrics)
+        metrics = {**outcome.metrics, **timings}
+        self._coordinator.stepped(self._step, self._version, outcome.applied, outcome.detail, metrics)
 
     def _save_when_due(self) -> None:
         """Save after every so many steps; `train` saves after the last, when its evaluation is done too."""
@@ -131,7 +143,8 @@ def train(
     checkpoints = CheckpointWriter(models.roles, coordinator, world.solo, folder, model, keep)
     servers = [reach_server(name) for name in run.servers] if rank == 0 else []
     pusher = RankPusher(models.roles.policy, settings, servers, world.place.host, run.weights_backend)
-    ended = Trainer(world, models, settings, coordinator, pusher, checkpoints, tell).train()
+    objective = PolicyGradient(models.roles, settings, reduce_tensor)
+    ended = Trainer(world, models, objective, settings, coordinator, pusher, checkpoints, tell).train()
     pusher.close()
     channel.close()
     return ended

@@ -20,6 +20,10 @@ class LearnerSettings(Section):
     equal_groups: Literal["keep", "skip"] = Field(
         "keep", description="skip: groups whose rewards are all equal take no part in the loss."
     )
+    num_mini_batches: CountAboveZero = Field(
+        1, description="Parts of a step's groups; each makes an optimizer update of its own."
+    )
+    num_epochs: CountAboveZero = Field(1, description="Passes over a step's samples: all mini-batches, again in order.")
     lr: PositiveFloat = Field(1e-6, description="Peak learning rate.")
     lr_warmup_steps: Count = Field(0, description="Steps of linear warm-up.")
     lr_schedule: Literal["constant", "linear", "cosine"] = Field("cosine", description="Decay after the warm-up.")

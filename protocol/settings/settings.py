@@ -51,6 +51,12 @@ class Settings(Section):
                 f"learner.groups_per_step = {learner.groups_per_step} cannot be split over {learner.num_ranks} ranks. "
                 f"Use a multiple of {learner.num_ranks}, or set learner.num_ranks to one of {divisors}."
             )
+        if learner.num_mini_batches > learner.groups_per_step:
+            raise ValueError(
+                f"learner.num_mini_batches = {learner.num_mini_batches} is more than "
+                f"learner.groups_per_step = {learner.groups_per_step}: a mini-batch is made of whole groups. "
+                "Lower the first or raise the second."
+            )
         if rollout.group_size < 2 and (learner.advantage or learner.recipe) in ("grpo", "rloo", "dr_grpo"):
             raise ValueError(
                 f"rollout.group_size = {rollout.group_size} gives a group nothing to be compared with. "

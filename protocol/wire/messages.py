@@ -15,6 +15,7 @@ SCHEMA_VERSION = 4
 
 MAX_SAMPLES = 4096
 MAX_GROUPS = 4096
+MAX_MINI_BATCHES = 1 << 16
 _MAX_TRAJECTORIES = 1 << 20
 
 Reason = Annotated[str, msgspec.Meta(max_length=2000)]
@@ -182,6 +183,13 @@ class SaveLedger(Message, frozen=True, kw_only=True, tag="save_ledger"):
 # -- coordinator to learner rank --------------------------------------------------------------------------------------
 
 
+class MiniBatch(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
+    """One optimizer update's part of a step: the next so many entries of the batch's two lists."""
+
+    num_planned: Count  # entries of Batch.planned
+    num_micro_batches: Count  # entries of Batch.micro_batches; the same on every rank
+
+
 class Batch(Message, frozen=True, kw_only=True, tag="batch"):
     """One rank's share of a step. Behind the header: three frames for each index of micro_batches, in their order."""
 
@@ -194,6 +202,8 @@ class Batch(Message, frozen=True, kw_only=True, tag="batch"):
     micro_batches: Annotated[list[_TrajectoryIndices], msgspec.Meta(max_length=_MAX_TRAJECTORIES)]
     # rollout servers that the coordinator has no connection to: a push that waited for them would hold all others up
     absent: Annotated[list[Name], msgspec.Meta(max_length=MAX_GROUPS)] = []
+    # the step's updates in order; empty: one update of everything
+    mini_batches: Annotated[list[MiniBatch], msgspec.Meta(max_length=MAX_MINI_BATCHES)] = []
 
     @property
     def num_buffers(self) -> int:

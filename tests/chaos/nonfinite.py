@@ -38,7 +38,7 @@ from learner.models.roles import Roles
 from learner.models.step_result import LossFunction, StepResult, Sums
 from learner.models.training.finite import NonFiniteWeightsError
 from learner.models.world import free_address, join_world
-from learner.objectives.policy_gradient import make_loss
+from learner.objectives.policy_loss import make_loss
 from learner.packing.micro_batch import LearnerSample, MicroBatch, make_micro_batch
 from learner.packing.plan import plan_step
 from learner.rank.checkpoint import CheckpointWriter

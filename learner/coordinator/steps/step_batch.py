@@ -5,13 +5,14 @@ It is decided once for all ranks: no rank plans for itself. No torch here.
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 
 import numpy as np
 
 from learner.coordinator.groups.group import Group
 from learner.packing.plan import plan_step
 from protocol.settings.learner import LearnerSettings
-from protocol.wire.messages import MAX_GROUPS, Batch
+from protocol.wire.messages import MAX_GROUPS, Batch, MiniBatch
 from protocol.wire.trajectory import Trajectory
 
 # The part of a trajectory's reward that its environment gave.
@@ -27,8 +28,8 @@ class StepBatch:
     groups: tuple[Group, ...]  # what the step trains on
     trajectories: tuple[Trajectory, ...]  # of all groups, one group after the other
     group_indices: list[list[int]]  # indices into trajectories that form each group
-    # [rank][micro-batch][index into trajectories]; what is in no micro-batch is not in the loss
-    plan: list[list[list[int]]]
+    # one for each update: [rank][micro-batch][index into trajectories]; what is in none of them is not in the loss
+    plans: list[list[list[list[int]]]]
 
     def share_of(
         self, rank: int, run_id: str, incarnation: int, request: int, absent: Sequence[str] = ()
@@ -37,7 +38,7 @@ class StepBatch:
 
         request: what it answers. absent: the servers that the step's push is to leave out.
         """
-        micro_batches = self.plan[rank]
+        micro_batches = [part for plan in self.plans for part in plan[rank]]
         message = Batch(
             run_id=run_id,
             incarnation=incarnation,
@@ -45,9 +46,12 @@ class StepBatch:
             step=self.step,
             facts=[t.facts for t in self.trajectories],
             groups=self.group_indices,
-            planned=[index for part in self.plan for micro_batch in part for index in micro_batch],
+            planned=[index for plan in self.plans for index in _indices(plan)],
             micro_batches=micro_batches,
             absent=list(absent)[:MAX_GROUPS],
+            mini_batches=[
+                MiniBatch(num_planned=len(_indices(plan)), num_micro_batches=len(plan[rank])) for plan in self.plans
+            ],
         )
         return message, [frame for part in micro_batches for i in part for frame in self.trajectories[i].to_buffers()]
 
@@ -78,8 +82,9 @@ class StepBatch:
 
 
 def build_step(step: int, policy_version: int, groups: Sequence[Group], settings: LearnerSettings) -> StepBatch:
-    """Return the step made of these groups, packed and balanced over the ranks.
+    """Return the step made of these groups, cut into mini-batches, each packed and balanced over the ranks.
 
+    A mini-batch is of whole groups, in their order: what a sample is compared with is in its own update.
     With equal_groups = skip, groups that carry no signal are left out of the plan (their gradient is zero anyway),
     unless nothing would be left. They count as trained all the same.
     """
@@ -89,10 +94,24 @@ def build_step(step: int, policy_version: int, groups: Sequence[Group], settings
         first = len(trajectories)
         trajectories += [group.trajectories[i] for i in sorted(group.trajectories)]
         group_indices.append(list(range(first, len(trajectories))))
-    planned = [i for group, part in zip(groups, group_indices, strict=True) if not group.equal_rewards() for i in part]
+    planned = [part for group, part in zip(groups, group_indices, strict=True) if not group.equal_rewards()]
     if settings.equal_groups == "keep" or not planned:
-        planned = list(range(len(trajectories)))
-    lengths = [trajectories[i].facts.num_tokens for i in planned]
-    plan = plan_step(lengths, settings.num_ranks, settings.micro_batch_tokens)
-    indexed = [[[planned[place] for place in part] for part in rank] for rank in plan]
-    return StepBatch(step, policy_version, tuple(groups), tuple(trajectories), group_indices, indexed)
+        planned = group_indices
+    plans = []
+    for mini_batch in _cut(planned, settings.num_mini_batches):
+        indices = [index for part in mini_batch for index in part]
+        lengths = [trajectories[index].facts.num_tokens for index in indices]
+        plan = plan_step(lengths, settings.num_ranks, settings.micro_batch_tokens)
+        plans.append([[[indices[place] for place in part] for part in rank] for rank in plan])
+    return StepBatch(step, policy_version, tuple(groups), tuple(trajectories), group_indices, plans)
+
+
+def _cut(groups: Sequence[list[int]], num_parts: int) -> list[Sequence[list[int]]]:
+    """Return the groups in their order, in parts of equal size but for one group; fewer parts when there are fewer."""
+    num_parts = min(num_parts, len(groups))
+    bounds = [len(groups) * part // num_parts for part in range(num_parts + 1)]
+    return [groups[start:end] for start, end in pairwise(bounds)]
+
+
+def _indices(plan: list[list[list[int]]]) -> list[int]:
+    return [index for rank in plan for micro_batch in rank for index in micro_batch]

@@ -22,7 +22,7 @@ from learner.models import varlen_attention
 from learner.models.gradient import add_gradient
 from learner.models.policy import PolicyEngine
 from learner.models.scoring.scored_model import make_scored
-from learner.objectives.policy_gradient import make_loss
+from learner.objectives.policy_loss import make_loss
 from learner.objectives.supervised import weighted_nll
 from learner.packing.micro_batch import LearnerSample, make_micro_batch
 from learner.weights.buckets import pack

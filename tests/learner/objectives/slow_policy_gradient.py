@@ -64,11 +64,14 @@ def slow_advantage(name: str, group: Sequence[float], index: int) -> float:
 
 
 def slow_token_loss(
-    logprob: Tensor, behaviour: float, advantage: float, *, loss: str, correction: str, old_logprobs: str
+    logprob: Tensor, before: float, behaviour: float, advantage: float, *, loss: str, correction: str, old_logprobs: str
 ) -> Tensor:
-    """Return one token's loss with clip 0.2 and 0.3, dual clip 3, cap 2, band 0.5 to 2."""
+    """Return one token's loss with clip 0.2 and 0.3, dual clip 3, cap 2, band 0.5 to 2.
+
+    before: the token's logprob by the learner before the step.
+    """
     now = float(logprob.detach())
-    old = behaviour if old_logprobs == "behaviour" else now
+    old = behaviour if old_logprobs == "behaviour" else before
     if loss == "ppo":
         ratio = (logprob - old).exp()
         gain = torch.minimum(ratio * advantage, ratio.clamp(0.8, 1.3) * advantage)
@@ -85,16 +88,28 @@ def slow_token_loss(
     return -gain * corrected
 
 
-def slow_loss(logits: Tensor, made: Sequence[Trajectory], indices: Sequence[int], advantage: str, **how: str) -> Tensor:
-    """Return the step's loss: the mean over the model's tokens of these trajectories."""
+def slow_loss(
+    logits: Tensor,
+    made: Sequence[Trajectory],
+    indices: Sequence[int],
+    advantage: str,
+    before: Tensor | None = None,
+    **how: str,
+) -> Tensor:
+    """Return an update's loss: the mean over the model's tokens of these trajectories.
+
+    before: the table before the step's first update; None: as it is now.
+    """
     logprobs = logits.log_softmax(-1)
+    first = (logits if before is None else before).detach().log_softmax(-1)
     total, num_tokens = torch.zeros((), dtype=torch.float64), 0
     for number in indices:
         trajectory = made[number]
         value = slow_advantage(advantage, REWARDS[number // 3], number % 3)
         for t, is_written in enumerate(trajectory.loss_mask):
             if is_written:
-                logprob = logprobs[int(trajectory.tokens[t - 1]), int(trajectory.tokens[t])]
-                total = total + slow_token_loss(logprob, float(trajectory.behaviour_logprobs[t]), value, **how)
+                place = int(trajectory.tokens[t - 1]), int(trajectory.tokens[t])
+                behaviour = float(trajectory.behaviour_logprobs[t])
+                total = total + slow_token_loss(logprobs[place], float(first[place]), behaviour, value, **how)
                 num_tokens += 1
     return total / num_tokens

@@ -1,17 +1,25 @@
-"""What a step really trains on: prepare_step and make_loss together against a slow loop over tokens, in float64."""
+"""What a step really trains on: PolicyGradient.prepare and its loss against a slow loop over tokens, in float64."""
 
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from typing import Any
+from typing import Any, cast
 
+import msgspec
 import numpy as np
 import pytest
 import torch
 from torch import Tensor
 
-from learner.models.step_result import StepResult, Sums
-from learner.objectives.policy_gradient import StepInputs, make_loss, prepare_step, step_metrics
+from learner.models.policy import PolicyEngine
+from learner.models.roles import Roles
+from learner.models.step_result import LossFunction, StepResult, Sums
+from learner.objectives.policy_gradient import PolicyGradient
+from learner.objectives.policy_loss import make_loss
+from learner.objectives.step_metrics import step_metrics
 from learner.packing.micro_batch import LearnerSample, MicroBatch, make_micro_batch
 from protocol.settings.settings import Settings
+from protocol.wire.messages import Batch, MiniBatch
+from protocol.wire.trajectory import Trajectory
 from tests.learner.objectives.slow_policy_gradient import batch_of, slow_loss, table, trajectories
 
 PLAN = [[8, 0, 3], [1, 2], [4, 5, 6, 7]]
@@ -37,12 +45,46 @@ def logprobs_of(logits: Tensor, micro_batch: MicroBatch) -> Tensor:
     return logits.log_softmax(-1)[before, micro_batch.targets]
 
 
-def loss_of(inputs: StepInputs, logits: Tensor) -> Tensor:
-    total = torch.zeros((), dtype=torch.float64)
-    for micro_batch in inputs.micro_batches:
+class TableModel:
+    """A policy that is a table of logits: logprob of a token = log_softmax(table[token before])[token].
+
+    step: one step down its gradient with learning rate 1.
+    """
+
+    def __init__(self, logits: Tensor) -> None:
+        self.logits = logits
+        self.losses: list[float] = []
+
+    def logprobs(self, micro_batch: MicroBatch) -> Tensor:
+        return logprobs_of(self.logits.detach(), micro_batch)
+
+    def step(self, micro_batches: Sequence[MicroBatch], loss: LossFunction, global_weight: float) -> StepResult:
+        self.logits.grad = None
+        total, sums = torch.zeros((), dtype=torch.float64), {}
+        for micro_batch in micro_batches:
+            logprobs = logprobs_of(self.logits, micro_batch)
+            value, of_each = loss(logprobs, torch.zeros_like(logprobs), micro_batch)
+            total = total + value / global_weight
+            sums = {key: sums.get(key, 0.0) + float(number) for key, number in of_each.items()}
+        total.backward()
+        self.losses.append(total.item())
+        assert self.logits.grad is not None
+        self.logits.data -= self.logits.grad
+        return StepResult(True, total.item(), float(self.logits.grad.norm()), sums)
+
+
+def objective_of(settings: Settings, model: TableModel | None = None) -> PolicyGradient:
+    return PolicyGradient(Roles(cast(PolicyEngine, model or TableModel(table()))), settings, lambda sums: sums)
+
+
+def loss_of(batch: Batch, made: Mapping[int, Trajectory], settings: Settings, logits: Tensor) -> Tensor:
+    """Return the loss of a step's one update."""
+    plan, micro_batches = objective_of(settings).prepare(batch, made, 4)
+    total, loss = torch.zeros((), dtype=torch.float64), make_loss(settings)
+    for micro_batch in micro_batches:
         logprobs = logprobs_of(logits, micro_batch)
-        total = total + inputs.loss(logprobs, torch.zeros_like(logprobs), micro_batch)[0]
-    return total / inputs.num_model_tokens
+        total = total + loss(logprobs, torch.zeros_like(logprobs), micro_batch)[0]
+    return total / plan.updates[0].num_model_tokens
 
 
 @pytest.mark.parametrize(("advantage", "loss", "correction", "old_logprobs"), CASES)
@@ -51,9 +93,8 @@ def test_step_has_the_loss_and_gradient_of_the_slow_loop(
 ) -> None:
     made, found, expected = trajectories(), table(), table()
     settings = settings_of(old_logprobs, advantage=advantage, loss=loss, correction=correction)
-    inputs = prepare_step(batch_of(made, PLAN, list(range(9))), dict(enumerate(made)), settings, wait_s=0.0)
     ours, slow = (
-        loss_of(inputs, found),
+        loss_of(batch_of(made, PLAN, list(range(9))), dict(enumerate(made)), settings, found),
         slow_loss(expected, made, range(9), advantage, loss=loss, correction=correction, old_logprobs=old_logprobs),
     )
     ours.backward()
@@ -69,13 +110,11 @@ def test_step_of_some_groups_has_the_advantages_of_all_and_the_tokens_of_the_pla
     """Groups without spread are left out of the plan; another rank's trajectories are not there at all."""
     made, logits = trajectories(), table()
     mine = {index: made[index] for index in (0, 3, 4)}
-    inputs = prepare_step(batch_of(made, [[0, 3], [4]], [0, 1, 2, 3, 4, 5]), mine, settings_of(), wait_s=1.5)
+    batch = batch_of(made, [[0, 3], [4]], [0, 1, 2, 3, 4, 5])
     counts = [int(trajectory.loss_mask.sum()) for trajectory in made]
-    assert inputs.num_model_tokens == sum(counts[:6])
-    assert inputs.wait_s == 1.5
     how = {"loss": "ppo", "correction": "tis", "old_logprobs": "behaviour"}
     own = slow_loss(logits, made, (0, 3, 4), "grpo", **how) * (counts[0] + counts[3] + counts[4])
-    assert loss_of(inputs, logits).item() == pytest.approx(own.item() / sum(counts[:6]), rel=1e-6)
+    assert loss_of(batch, mine, settings_of(), logits).item() == pytest.approx(own.item() / sum(counts[:6]), rel=1e-6)
 
 
 def test_better_sample_becomes_likelier_and_the_worse_one_less_likely() -> None:
@@ -83,13 +122,67 @@ def test_better_sample_becomes_likelier_and_the_worse_one_less_likely() -> None:
     made, logits = trajectories(), table()
     made[0] = replace(made[0], tokens=made[0].tokens % 3)
     made[1] = replace(made[1], tokens=made[1].tokens % 3 + 3)
-    inputs = prepare_step(batch_of(made, [[0], [1]], [0, 1]), dict(enumerate(made)), settings_of(loss="reinforce"), 0.0)
-    loss_of(inputs, logits).backward()
+    batch, settings = batch_of(made, [[0], [1]], [0, 1]), settings_of(loss="reinforce")
+    loss_of(batch, dict(enumerate(made)), settings, logits).backward()
     assert logits.grad is not None
     before, after = logits.detach(), (logits - 1e-3 * logits.grad).detach()
-    parts = inputs.micro_batches
+    parts = objective_of(settings).prepare(batch, dict(enumerate(made)), 4)[1]
     better, worse = (float((logprobs_of(after, part) - logprobs_of(before, part)).sum()) for part in parts)
     assert better > 0.0 > worse
+
+
+# -- several updates ---------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("old_logprobs", ["behaviour", "recompute"])
+@pytest.mark.parametrize("num_epochs", [1, 2])
+def test_updates_of_a_step_share_its_advantages_and_its_old_logprobs(old_logprobs: str, num_epochs: int) -> None:
+    """Three mini-batches of a group each: every update's loss is of the weights that the one before it left."""
+    made = trajectories()
+    batch = msgspec.structs.replace(
+        batch_of(made, [[1, 0], [2], [4, 5, 3], [8, 6, 7]], [1, 0, 2, 4, 5, 3, 8, 6, 7]),
+        mini_batches=[
+            MiniBatch(num_planned=3, num_micro_batches=2),
+            MiniBatch(num_planned=3, num_micro_batches=1),
+            MiniBatch(num_planned=3, num_micro_batches=1),
+        ],
+    )
+    settings = settings_of(
+        old_logprobs, advantage="rloo", loss="ppo", correction="tis", num_mini_batches=3, num_epochs=num_epochs
+    )
+    model, logits = TableModel(table()), table()
+    objective_of(settings, model).take_step(batch, dict(enumerate(made)), 4)
+    first, expected = logits.detach().clone(), []
+    how = {"loss": "ppo", "correction": "tis", "old_logprobs": old_logprobs}
+    for _ in range(num_epochs):
+        for group in range(3):
+            slow = slow_loss(logits, made, range(3 * group, 3 * group + 3), "rloo", before=first, **how)
+            (gradient,) = torch.autograd.grad(slow, logits)
+            logits.data -= gradient
+            expected.append(slow.item())
+    assert len(set(expected)) == 2 * num_epochs + 1  # the last group says nothing
+    assert model.losses == pytest.approx(expected, rel=1e-6)
+    torch.testing.assert_close(model.logits, logits, rtol=1e-6, atol=1e-7)
+
+
+def test_metrics_of_several_updates_compare_the_sampler_with_the_learner_before_the_step() -> None:
+    made = trajectories()
+    batch = msgspec.structs.replace(
+        batch_of(made, [[0, 1, 2], [3, 4, 5, 6, 7, 8]], list(range(9))),
+        mini_batches=[
+            MiniBatch(num_planned=3, num_micro_batches=1),
+            MiniBatch(num_planned=6, num_micro_batches=1),
+        ],
+    )
+    one = objective_of(settings_of("recompute")).take_step(
+        batch_of(made, PLAN, list(range(9))), dict(enumerate(made)), 4
+    )
+    settings = settings_of("recompute", num_mini_batches=2, num_epochs=3)
+    several = objective_of(settings).take_step(batch, dict(enumerate(made)), 4)
+    for key in ("kl", "ratio_mean", "ratio_outside_share", "effective_sample_share"):
+        assert several.metrics[key] == pytest.approx(one.metrics[key], rel=1e-6)
+    assert (one.metrics["num_updates"], several.metrics["num_updates"]) == (1, 6)
+    assert several.metrics["num_trained_tokens"] == one.metrics["num_trained_tokens"]
 
 
 # -- PPO as in its paper ----------------------------------------------------------------------------------------------
@@ -157,7 +250,7 @@ def test_metrics_are_means_over_the_tokens_of_the_learner_against_the_behaviour_
     entropies = torch.tensor([1.0, 2.0, 3.0, 6.0], dtype=torch.float64)
     _, sums = make_loss(settings_of(loss="ppo"))(logprobs, entropies, micro_batch)
     result = StepResult(True, -0.25, 0.75, {key: float(value) for key, value in sums.items()})
-    metrics = step_metrics(result, StepInputs((), make_loss(settings_of()), 9, 0.0))
+    metrics = step_metrics([result], [result])
     kl = sum(ratio - 1.0 - np.log(ratio) for ratio in ratios.tolist()) / 4
     assert metrics == pytest.approx(
         {
@@ -170,7 +263,7 @@ def test_metrics_are_means_over_the_tokens_of_the_learner_against_the_behaviour_
             "ratio_outside_share": 0.5,
             "effective_sample_share": 4.05**2 / (4 * (1.0 + 2.25 + 0.25 + 1.1025)),
             "logprob_difference_max": np.log(2.0),
-            "num_trained_tokens": 9.0,
+            "num_updates": 1,
         },
         rel=1e-6,
     )
@@ -183,7 +276,8 @@ def test_micro_batch_without_tokens_sums_to_zeros_under_the_same_keys() -> None:
     assert value.item() == 0.0
     assert sums.keys() == full.keys()
     assert {float(number) for number in sums.values()} == {0.0}
-    assert step_metrics(StepResult(True, 0.0, 0.0, numbers(sums)), StepInputs((), loss, 0, 0.0))["entropy"] == 0.0
+    result = StepResult(True, 0.0, 0.0, numbers(sums))
+    assert step_metrics([result], [result])["entropy"] == 0.0
 
 
 def batch_of_one_token() -> MicroBatch:

@@ -5,7 +5,7 @@ from typing import Any, cast
 
 import pytest
 
-from learner.models.step_result import StepResult
+from learner.objectives.policy_gradient import StepOutcome
 from learner.rank.place import RankPlace
 from learner.rank.rank import Trainer
 from learner.rank.start import Models, World
@@ -15,32 +15,28 @@ from protocol.settings.run import RunSettings
 from protocol.settings.settings import Settings
 from protocol.wire.messages import Batch
 
-_SUMS = dict.fromkeys(
-    ("tokens", "entropy", "mismatch_kl", "ratio", "ratio_squared", "clipped", "outside", "max_difference"), 0.0
-)
 PUSHED = PushReport(push_s=0.5, pause_s=0.1, num_bytes=1, digest="d", synced=("s1",), failed={})
 
 
 @dataclass
 class Peers:
-    """Policy, coordinator, pusher and checkpoints in one, which note what was done with them, in order.
+    """Objective, coordinator, pusher and checkpoints in one, which note what was done with them, in order.
 
-    answers: of the coordinator, after which it ends the run. bad_steps: those whose loss is not finite.
+    answers: of the coordinator, after which it ends the run. bad_steps: those that are not applied.
     """
 
     answers: list[Any]
     bad_steps: tuple[int, ...] = ()
     done: list[Any] = field(default_factory=list)
     num_steps: int = 0
+    trained_on: list[int] = field(default_factory=list)
     told: list[str] = field(default_factory=list)
 
-    @property
-    def policy(self) -> "Peers":
-        return self
-
-    def step(self, micro_batches: Any, loss: Any, num_model_tokens: int) -> StepResult:
+    def take_step(self, batch: Batch, trajectories: Any, policy_version: int) -> StepOutcome:
         self.num_steps += 1
-        return StepResult(self.num_steps not in self.bad_steps, 1.0, 2.0, dict(_SUMS))
+        self.trained_on.append(policy_version)
+        is_bad = self.num_steps in self.bad_steps
+        return StepOutcome(not is_bad, "not finite" if is_bad else "", {"loss": 1.0, "kl": 0.0})
 
     def next_batch(self, step: int, rank: int, timeout_s: float) -> Any:
         answer = self.answers.pop(0) if self.answers else "the run is over"
@@ -72,7 +68,14 @@ def _trainer(peers: Peers, rank: int = 0, step: int = 0, every: int = 2, are_sav
     )
     world = World(RankPlace(rank, 2, "127.0.0.1", 1), cast(Any, None))
     return Trainer(
-        world, Models(anything, step, step, are_saved), settings, anything, anything, anything, peers.told.append
+        world,
+        Models(anything, step, step, are_saved),
+        anything,
+        settings,
+        anything,
+        anything,
+        anything,
+        peers.told.append,
     )
 
 
@@ -93,6 +96,7 @@ def test_each_step_is_pushed_before_it_is_reported_and_saved_when_due() -> None:
         ("stepped", 4, 4, True),
         ("save", 4, 4),  # once: after the last step's evaluation, when the coordinator ends the run
     ]
+    assert peers.trained_on == [0, 1, 2, 3]
     assert peers.told[-2:] == ["waiting for the batch of step 5", "saving step 4"]
 
 
@@ -101,7 +105,7 @@ def test_step_that_was_not_applied_is_reported_and_neither_pushed_nor_counted_as
     _trainer(peers, every=0).train()
 
     assert peers.done == [("push", 0), ("leave out",), ("stepped", 1, 0, False), ("save", 1, 0)]
-    assert peers.detail == "non-finite loss or gradient (loss 1.0, norm 2.0)"
+    assert peers.detail == "not finite"
     assert "push_s" not in peers.metrics
 
 

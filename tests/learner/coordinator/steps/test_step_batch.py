@@ -18,7 +18,7 @@ def group_of(name: str, rewards: list[float], version: int = 3) -> Group:
 
 
 def planned(batch: StepBatch) -> list[int]:
-    return sorted(index for rank in batch.plan for part in rank for index in part)
+    return sorted(index for plan in batch.plans for rank in plan for part in rank for index in part)
 
 
 def test_batch_numbers_trajectories_group_by_group() -> None:
@@ -57,6 +57,35 @@ def test_groups_without_spread_are_left_out_of_the_plan_when_asked_for() -> None
 def test_groups_without_spread_are_planned_when_nothing_else_is_left() -> None:
     settings = LearnerSettings(groups_per_step=2, equal_groups="skip")
     assert planned(build_step(1, 3, [group_of("a", [1, 1]), group_of("b", [0, 0])], settings)) == [0, 1, 2, 3]
+
+
+@pytest.mark.parametrize("num_ranks", [1, 2])
+def test_mini_batches_are_of_whole_groups_in_their_order_with_as_many_micro_batches_on_every_rank(
+    num_ranks: int,
+) -> None:
+    settings = LearnerSettings(groups_per_step=6, num_ranks=num_ranks, micro_batch_tokens=8, num_mini_batches=4)
+    batch = build_step(1, 3, [group_of(str(number), [1, 0]) for number in range(6)], settings)
+    shares = [batch.share_of(rank, "r1", 2, 7)[0] for rank in range(num_ranks)]
+    assert len({tuple(share.planned) for share in shares}) == 1
+    assert shares[0].mini_batches == shares[-1].mini_batches
+    found = []
+    for share in shares:
+        planned_at = part_at = 0
+        for number, each in enumerate(share.mini_batches):
+            planned_here = set(share.planned[planned_at : planned_at + each.num_planned])
+            mine = {i for part in share.micro_batches[part_at : part_at + each.num_micro_batches] for i in part}
+            assert mine <= planned_here
+            found.append((number, sorted(mine)))
+            planned_at, part_at = planned_at + each.num_planned, part_at + each.num_micro_batches
+        assert (planned_at, part_at) == (len(share.planned), len(share.micro_batches))
+    by_update = [sorted(i for n, mine in found if n == number for i in mine) for number in range(4)]
+    assert by_update == [[0, 1], [2, 3, 4, 5], [6, 7], [8, 9, 10, 11]]
+
+
+def test_there_are_no_more_mini_batches_than_groups_that_take_part() -> None:
+    settings = LearnerSettings(groups_per_step=3, equal_groups="skip", num_mini_batches=3)
+    batch = build_step(1, 3, [group_of("a", [1, 1]), group_of("b", [0, 1]), group_of("c", [1, 0])], settings)
+    assert [each.num_planned for each in batch.share_of(0, "r1", 2, 7)[0].mini_batches] == [2, 2]
 
 
 def test_metrics_say_what_the_data_says() -> None:
