@@ -110,22 +110,23 @@ def open_checkpoint(path: Path) -> Checkpoint:
         ) from None
 
 
-def rotate(root: Path, keep: int, verified: Container[Path] = ()) -> list[Path]:
+def rotate(root: Path, keep: int, verified: Container[Path] = (), protected: Container[int] = ()) -> list[Path]:
     """Remove all but the `keep` newest valid checkpoints; returns the removed ones. Call it after a commit, which has
     verified the newest: nothing is removed before it stands.
 
     verified: folders that this process has verified before; of these only names, kinds and sizes are looked at again.
-    Corrupt folders newer than the oldest kept one stay, for whoever looks into what broke them.
+    protected: steps whose folders stay besides. Corrupt folders newer than the oldest kept one stay, for whoever looks
+    into what broke them.
     Raises: OperatorError when a folder cannot be removed.
     """
     kept: list[Path] = []
     removed: list[Path] = []
     for path in _newest_first(root):
-        if len(kept) >= keep:
+        if len(kept) >= keep and _step_of(path) not in protected:
             with _naming_disk_errors(root):
                 _remove(path)
             removed.append(path)
-        elif _is_valid(path, is_known=path in verified):
+        elif len(kept) < keep and _is_valid(path, is_known=path in verified):
             kept.append(path)
     return removed
 

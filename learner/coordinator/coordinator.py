@@ -32,6 +32,7 @@ from pathlib import Path
 
 from learner.coordinator.accounts import Accounts, Tally
 from learner.coordinator.groups.evaluations import Evaluations, EvaluationSchedule
+from learner.coordinator.groups.held_out import HeldOutSet
 from learner.coordinator.groups.open_groups import OpenGroups
 from learner.coordinator.groups.prompt_source import PromptSource
 from learner.coordinator.groups.score_filter import ScoreFilter
@@ -67,7 +68,7 @@ class Coordinator:
         run_id: str,
         ledger: Ledger,
         train: Sequence[Prompt],
-        held_out: Sequence[Prompt],
+        held_out: Sequence[HeldOutSet],
         record: RunRecord,
         last_step: int,
         copies: LedgerCopies | None = None,
@@ -89,14 +90,14 @@ class Coordinator:
         self._ledger, self._tally = ledger, accounts.tally
         self._window = window = StalenessWindow(settings.learner.groups_per_step, settings.learner.max_staleness)
         self._servers = Servers()
-        self._evaluations = Evaluations(held_out[: settings.eval.num_prompts], settings.eval.samples)
+        self._evaluations = Evaluations(held_out, settings.eval.solved_at)
         source = PromptSource(train, settings, ledger, last_step)
         self._filter = ScoreFilter(settings.filter, settings.learner.groups_per_step)
         self._groups = groups = OpenGroups(source, self._evaluations, window, self._filter, accounts)
         overdue = OverdueLimit(settings.rollout.lease_timeout_s)
         self._leases = Leases(groups, self._servers, overdue, accounts, settings.run.seed, vocab_size)
         self._recall = LeaseRecall(groups, self._leases, self._servers, overdue, accounts.tally)
-        schedule = EvaluationSchedule(settings.eval.every_steps, settings.run.max_steps)
+        schedule = EvaluationSchedule(settings.eval.every_steps, settings.run.max_steps, settings.eval.pin)
         lines = StepLines(record, self._evaluations, schedule, ledger, last_step, policy_version)
         self._steps = CurrentStep(settings, groups, window, lines, accounts, last_step, policy_version)
         self._gave_up: str | None = None

@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from learner.coordinator.coordinator import Coordinator
+from learner.coordinator.groups.held_out import HeldOutSet
 from learner.coordinator.loop import CoordinatorLoop
 from learner.coordinator.steps.record import RunRecord
 from learner.data.prompt_set import load_prompts, open_prompts, prompts_digest
@@ -51,7 +52,6 @@ class CoordinatorProcess:
         data = settings.data
         left_out = [number for number, _ in read_skipped(folder)]
         train = open_prompts(data.train, data, folder / TRAIN_INDEX, left_out) if data.train else []
-        held_out = load_prompts(data.eval, data)[: settings.eval.num_prompts] if data.eval else []
         self._ledger = Ledger(folder / LEDGER)
         _claim_prompts(self._ledger, settings, train)
         self._copies = LedgerCopies(self._ledger, in_a_thread)
@@ -61,7 +61,7 @@ class CoordinatorProcess:
             self._run_id,
             self._ledger,
             train=train,
-            held_out=held_out,
+            held_out=_held_out_sets(settings),
             record=RunRecord(folder, settings.report.samples_per_step),
             last_step=self._last_step,
             copies=self._copies,
@@ -98,6 +98,18 @@ class CoordinatorProcess:
         self._copies.close()
         self._ledger.close()
         self._has_ended.set()
+
+
+def _held_out_sets(settings: Settings) -> list[HeldOutSet]:
+    """Return the sets of every evaluation, data.eval's first."""
+    data, evaluation = settings.data, settings.eval
+    sets = []
+    if data.eval:
+        sets.append(HeldOutSet(load_prompts(data.eval, data)[: evaluation.num_prompts], evaluation.samples))
+    for one in evaluation.sets:
+        prompts = load_prompts(one.data, data)[: one.num_prompts or evaluation.num_prompts]
+        sets.append(HeldOutSet(prompts, one.samples or evaluation.samples, one.name, one.temperature))
+    return sets
 
 
 def _claim_prompts(ledger: Ledger, settings: Settings, train: Sequence[Prompt]) -> None:

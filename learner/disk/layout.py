@@ -17,7 +17,7 @@ TRAIN_INDEX = "prompts.npz"
 SKIPPED_ROWS = "skipped_rows.json"
 
 
-RECORDS = ("metrics.jsonl", "samples.jsonl")
+RECORDS = ("metrics.jsonl", "samples.jsonl", "evaluations.jsonl")
 
 
 # What SQLite keeps beside a ledger that is open, or whose writer was killed.

@@ -13,6 +13,7 @@ from pathlib import Path
 
 import torch.distributed as dist
 
+from learner.checkpoint.best import BestBy, keep_best
 from learner.checkpoint.folder import aside_folder, begin, commit, rotate
 from learner.checkpoint.manifest import Checkpoint
 from learner.checkpoint.sealed_files import Tell
@@ -30,15 +31,26 @@ class CheckpointWriter:
     """Writes the checkpoints of a run; one on every rank, and all ranks call `save` at the same step."""
 
     def __init__(
-        self, roles: Roles, coordinator: CoordinatorClient, solo: SoloWork, folder: Path, model: Path, keep: int
+        self,
+        roles: Roles,
+        coordinator: CoordinatorClient,
+        solo: SoloWork,
+        folder: Path,
+        model: Path,
+        keep: int,
+        best_by: BestBy | None = None,
     ) -> None:
-        """folder: the run's, on a disk that all ranks share. keep: how many valid checkpoints stay."""
+        """folder: the run's, on a disk that all ranks share. keep: how many valid checkpoints stay.
+
+        best_by: how the one is chosen that stays besides; None: none does.
+        """
         self._roles = roles
         self._coordinator = coordinator
         self._solo = solo
         self._folder = folder
         self._model = model
         self._keep = keep
+        self._best_by = best_by
         self._verified: set[Path] = set()
 
     def save(self, step: int, policy_version: int) -> None:
@@ -77,7 +89,8 @@ class CheckpointWriter:
         failpoint("rank_checkpoint.after_ledger")
         checkpoint = Checkpoint(aside, step, policy_version, self._folder.name, model_digest(self._model))
         self._verified.add(commit(aside, checkpoint, tell).path)
-        self._verified.difference_update(rotate(aside.parent, self._keep, self._verified))
+        protected = keep_best(aside.parent, self._folder, self._best_by) if self._best_by is not None else ()
+        self._verified.difference_update(rotate(aside.parent, self._keep, self._verified, protected))
         failpoint("rank_checkpoint.before_barrier")
 
 

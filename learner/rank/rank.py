@@ -8,6 +8,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
+from learner.checkpoint.best import best_of
 from learner.checkpoint.sealed_files import Tell
 from learner.models.world import reduce_tensor
 from learner.objectives.policy_gradient import PolicyGradient, StepOutcome
@@ -140,7 +141,9 @@ def train(
     channel = DealerChannel(run.coordinator_address, f"rank-{rank}", keys.peer, keys.coordinator.public)
     coordinator = CoordinatorClient(channel, run.run_id, run.incarnation)
     keep = settings.learner.keep_checkpoints
-    checkpoints = CheckpointWriter(models.roles, coordinator, world.solo, folder, model, keep)
+    checkpoints = CheckpointWriter(
+        models.roles, coordinator, world.solo, folder, model, keep, best_by=best_of(settings.eval)
+    )
     servers = [reach_server(name) for name in run.servers] if rank == 0 else []
     pusher = RankPusher(models.roles.policy, settings, servers, world.place.host, run.weights_backend)
     objective = PolicyGradient(models.roles, settings, reduce_tensor)

@@ -47,7 +47,12 @@ _NO_CURVE = {
     "num_model_tokens",
     "eval_policy_version",
     "eval_failed",
+    "eval_step",
+    "eval_version_min",
+    "eval_version_max",
 }
+# Of these the number stands beside what it belongs to.
+_NO_CURVE_ENDS = ("_error", "/num_prompts")
 _EXPECTED = ("loss", "grad_norm", "entropy", "kl", "ratio_mean", "clip_fraction", "push_s")
 
 
@@ -88,7 +93,7 @@ def metric_charts(lines: Sequence[Mapping[str, float]]) -> list[Chart]:
     if parts:
         charts.insert(0, ("Parts of the reward", tuple((key, key.removeprefix("reward/")) for key in parts[:6])))
     named = {key for _, members in charts for key, _ in members} | _NO_CURVE | set(_REWARD_KEYS)
-    charts += [(key, ((key, key),)) for key in sorted(keys - named)]
+    charts += [(key, ((key, key),)) for key in sorted(keys - named) if not key.endswith(_NO_CURVE_ENDS)]
     return [chart for title, members in charts if (chart := _chart(title, members, lines)) is not None]
 
 

@@ -24,6 +24,11 @@ def with_absolute_paths(settings: Settings, folder: Path) -> Settings:
             "data": data.model_copy(
                 update={"train": _absolute(data.train, folder), "eval": data.eval and _absolute(data.eval, folder)}
             ),
+            "eval": settings.eval.model_copy(
+                update={
+                    "sets": [one.model_copy(update={"data": _absolute(one.data, folder)}) for one in settings.eval.sets]
+                }
+            ),
             "policy": policy.model_copy(
                 update={
                     "model": model if is_folder else policy.model,

@@ -75,10 +75,21 @@ class Settings(Section):
         names = [endpoint.name for endpoint in rewards.endpoints]
         if len(set(names)) < len(names):
             raise ValueError(f"rewards.endpoints has the names {names}. Give each endpoint a name of its own.")
-        if self.eval.every_steps and not self.data.eval:
+        if self.eval.every_steps and not self.data.eval and not self.eval.sets:
             raise ValueError(
                 f"eval.every_steps = {self.eval.every_steps} needs held-out prompts. "
-                "Set data.eval, or eval.every_steps to 0."
+                "Set data.eval or eval.sets, or eval.every_steps to 0."
+            )
+        return self
+
+    @model_validator(mode="after")
+    def _check_best(self) -> Self:
+        every, saved = self.eval.every_steps, self.learner.checkpoint_every_steps
+        if self.eval.best is not None and (not saved or every % saved):
+            raise ValueError(
+                f"eval.best = {self.eval.best} keeps the best evaluation's checkpoint, but with eval.every_steps = "
+                f"{every} and learner.checkpoint_every_steps = {saved} not every evaluated step has one. Set the first "
+                "to a multiple of the second."
             )
         return self
 

@@ -122,6 +122,8 @@ class Lease(Message, frozen=True, kw_only=True, tag="lease"):
     sample_indices: Annotated[list[Count], msgspec.Meta(min_length=1, max_length=MAX_SAMPLES)]
     greedy_indices: _SampleIndices  # those among them to make without randomness
     seed: Count  # the run's; together with group, sample, attempt and turn it decides a generation's seed
+    # of the samples that are not greedy; absent: rollout.temperature
+    temperature: Annotated[float, msgspec.Meta(ge=1e-6, le=1e6)] | msgspec.UnsetType = msgspec.UNSET
 
 
 class Ack(Message, frozen=True, kw_only=True, tag="ack"):

@@ -12,12 +12,15 @@ import time
 from collections.abc import Mapping, Sequence
 from hashlib import sha256
 
+import msgspec
+
 from protocol.errors import FrameError, NeighbourError
 from protocol.settings.rollout import RolloutSettings
 from protocol.wire.trajectory import Finish, Trajectory, TrajectoryFacts
 from rollout.engine.generation import Generation, Sampling
 from rollout.engine.version_gate import VersionGate
 from rollout.environments.guard import ENVIRONMENT
+from rollout.episodes.final_answer import final_answer
 from rollout.episodes.sample import Generator, SampleTask, WrittenSoFar
 from rollout.episodes.transcript import Transcript
 
@@ -79,7 +82,7 @@ class Conversation:
         is_greedy = self.sample.task.is_greedy
         sampling = Sampling(
             max_tokens=min(settings.max_response_tokens, settings.max_context_tokens - len(transcript)),
-            temperature=settings.temperature,
+            temperature=self.sample.temperature or settings.temperature,
             stop=stop,
             seed=None if is_greedy else _seed_of(self.sample, len(transcript.turns)),
             greedy=is_greedy,
@@ -152,7 +155,13 @@ class Conversation:
             generate_s=transcript.generate_s,
             environment_s=transcript.environment_s,
             reward_s=reward_s,
+            answer=self._answer() if sample.kind == "eval" else msgspec.UNSET,
         )
+
+    def _answer(self) -> str:
+        """Return what the policy answered in its last turn, as answers are compared."""
+        last = self.transcript.turns[-1]
+        return final_answer(self._shared.engine.decode(self.transcript.tokens[last.start : last.end]))
 
 
 def _seed_of(sample: SampleTask, turn: int) -> int:

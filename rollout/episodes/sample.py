@@ -20,6 +20,7 @@ class SampleTask:
     kind: Literal["train", "eval"]  # eval: held-out, scored and never trained
     seed: int  # the run's
     task: Task  # what its environment starts from
+    temperature: float | None = None  # of a sample that is not greedy; None: rollout.temperature
 
     @property
     def key(self) -> str:

@@ -9,6 +9,8 @@ from collections import Counter, deque
 from collections.abc import Callable
 from dataclasses import dataclass
 
+import msgspec
+
 from protocol.errors import NeighbourError
 from protocol.one_line import described, one_line
 from protocol.settings.rollout import RolloutSettings
@@ -167,4 +169,5 @@ def _sample(lease: m.Lease, index: int) -> SampleTask:
     # Of its own: an environment that changes its row must not change the row of the group's other samples.
     prompt, label, columns = copy.deepcopy((lease.prompt, lease.label, lease.columns))
     task = Task(prompt, label, columns, is_greedy=index in lease.greedy_indices)
-    return SampleTask(lease.group, index, lease.attempt, lease.incarnation, lease.kind, lease.seed, task)
+    temperature = None if lease.temperature is msgspec.UNSET else lease.temperature
+    return SampleTask(lease.group, index, lease.attempt, lease.incarnation, lease.kind, lease.seed, task, temperature)

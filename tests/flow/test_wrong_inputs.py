@@ -94,7 +94,7 @@ SETTINGS = [
     ),
     Wrong(
         "evaluation without prompts", 2,
-        "settings: eval.every_steps = 5 needs held-out prompts. Set data.eval, or eval.every_steps to 0.",
+        "settings: eval.every_steps = 5 needs held-out prompts. Set data.eval or eval.sets, or eval.every_steps to 0.",
         {"eval.every_steps": 5, "data.eval": None},
     ),
 ]  # fmt: skip

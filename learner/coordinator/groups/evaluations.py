@@ -1,4 +1,4 @@
-"""Evaluations: held-out prompts leased beside training, and the mean rewards of what came back.
+"""Evaluations: held-out prompts leased beside training, and the scores of what came back.
 
 An evaluation takes no slot of the staleness window; its leases go first. One is under way at a time.
 """
@@ -7,9 +7,10 @@ from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
+from learner.coordinator.groups.eval_answers import answer_lines, metrics_of
 from learner.coordinator.groups.group import Group
+from learner.coordinator.groups.held_out import HeldOutSet
 from learner.data.group_name import GroupName
-from learner.data.prompts import Prompt
 
 
 @dataclass(frozen=True)
@@ -22,20 +23,21 @@ class EvaluationSchedule:
 
     every_steps: int  # 0: none at all
     last_step: int  # run.max_steps
+    is_pinned: bool = False  # eval.pin: each is in its own step's line, and no step begins before it is done
 
     def is_due(self, step: int) -> bool:
         return self.every_steps > 0 and (step % self.every_steps == 0 or step == self.last_step)
 
     def reported_by(self, step: int) -> int:
         """Return the last step whose line may carry this step's evaluation: every line carries one at most."""
-        if step == 0 or step >= self.last_step:
+        if step == 0 or step >= self.last_step or self.is_pinned:
             return step
         return min((step // self.every_steps + 1) * self.every_steps, self.last_step) - 1
 
 
 @dataclass
 class Evaluation:
-    """One pass over the held-out prompts."""
+    """One pass over the held-out sets."""
 
     step: int  # its groups are named by it
     policy_version: int  # of the newest weights when it began
@@ -43,6 +45,8 @@ class Evaluation:
     open: dict[str, Group]  # groups that are not ready and not given up, by name
     finished: list[Group] = field(default_factory=list)  # groups that are back whole, with their trajectories
     num_failed: int = 0  # prompts given up: counted, without a score
+    sets: Sequence[HeldOutSet] = ()  # the main one first
+    set_of: dict[str, int] = field(default_factory=dict)  # name of a group -> place of its set in sets
 
     @property
     def is_done(self) -> bool:
@@ -56,26 +60,20 @@ class Evaluation:
         else:
             self.num_failed += 1
 
-    def metrics(self) -> dict[str, float]:
-        """Return mean rewards of the sampled (temperature) and of the greedy trajectories; absent when none is back."""
-        facts = [t.facts for group in self.finished for t in group.trajectories.values()]
-        sampled = [f.reward for f in facts if not f.is_greedy]
-        greedy = [f.reward for f in facts if f.is_greedy]
-        metrics: dict[str, float] = {"eval_policy_version": self.policy_version, "eval_failed": self.num_failed}
-        if sampled:
-            metrics["eval_reward"] = sum(sampled) / len(sampled)
-        if greedy:
-            metrics["eval_reward_greedy"] = sum(greedy) / len(greedy)
-        return metrics
+    def finished_of(self, place: int) -> list[Group]:
+        """Return the groups of one set that are back whole, in the order of their prompts."""
+        by_name = {group.name: group for group in self.finished}
+        return [by_name[name] for name, of in self.set_of.items() if of == place and name in by_name]
 
 
 class Evaluations:
     """The evaluation that has begun and whose means nobody has taken yet, if there is one."""
 
-    def __init__(self, held_out: Sequence[Prompt], num_samples: int) -> None:
-        """num_samples: of each prompt at rollout.temperature; a greedy one is added."""
-        self._held_out = held_out
-        self._num_samples = num_samples
+    def __init__(self, sets: Sequence[HeldOutSet], solved_at: float = 1.0) -> None:
+        """sets: the main one, whose means are eval_reward and eval_reward_greedy, first. solved_at: eval.solved_at."""
+        self._sets = sets
+        self._solved_at = solved_at
+        self._num_prompts = sum(len(held_out.prompts) for held_out in sets)
         self._current: Evaluation | None = None
 
     @property
@@ -85,7 +83,7 @@ class Evaluations:
 
     def begin(self, step: int, policy_version: int) -> None:
         """Begin an evaluation in place of the one before it."""
-        self._current = start_evaluation(step, policy_version, self._held_out, self._num_samples)
+        self._current = start_evaluation(step, policy_version, self._sets)
 
     def progress(self) -> str | None:
         """Return what the evaluation under way waits for; None when none is, or it is done."""
@@ -93,15 +91,22 @@ class Evaluations:
             return None
         return (
             f"the evaluation of step {self._current.step}: "
-            f"{len(self._current.finished)} of {len(self._held_out)} prompts are back"
+            f"{len(self._current.finished)} of {self._num_prompts} prompts are back"
         )
 
-    def take_metrics(self) -> dict[str, float]:
-        """Return the means of the evaluation that is done and forget it; nothing while none is."""
+    def take_result(self) -> tuple[dict[str, float], list[dict[str, object]]]:
+        """Return the scores and the answers of the evaluation that is done, and forget it; nothing while none is."""
         if self._current is None or not self._current.is_done:
-            return {}
-        metrics, self._current = self._current.metrics(), None
-        return metrics
+            return {}, []
+        ended, self._current = self._current, None
+        parts = [(held_out, ended.finished_of(place)) for place, held_out in enumerate(ended.sets)]
+        metrics = {
+            "eval_step": ended.step,
+            "eval_policy_version": ended.policy_version,
+            "eval_failed": ended.num_failed,
+            **metrics_of(parts, self._solved_at),
+        }
+        return metrics, answer_lines(ended.step, parts)
 
     def open_groups(self) -> list[Group]:
         return [] if self._current is None else list(self._current.open.values())
@@ -137,21 +142,28 @@ class Evaluations:
         """Return how far the evaluation under way is, as "3/8"; None when there is none."""
         if self._current is None or self._current.is_done:
             return None
-        return f"{len(self._current.finished)}/{len(self._held_out)}"
+        return f"{len(self._current.finished)}/{self._num_prompts}"
 
 
-def start_evaluation(step: int, policy_version: int, prompts: Sequence[Prompt], num_samples: int) -> Evaluation:
-    """Return an evaluation of these prompts with num_samples sampled and one greedy trajectory each."""
-    groups = [
-        Group(
-            name=str(GroupName("eval", step, prompt.uid)),
-            prompt=prompt,
-            kind="eval",
-            epoch=-1,
-            position=-1,
-            num_samples=num_samples + 1,
-            greedy_indices=frozenset({num_samples}),
-        )
-        for prompt in prompts
-    ]
-    return Evaluation(step, policy_version, deque(groups), {group.name: group for group in groups})
+def start_evaluation(step: int, policy_version: int, sets: Sequence[HeldOutSet]) -> Evaluation:
+    """Return an evaluation of these sets: of each prompt the set's samples and one greedy trajectory."""
+    groups: list[Group] = []
+    set_of: dict[str, int] = {}
+    for place, held_out in enumerate(sets):
+        for prompt in held_out.prompts:
+            uid = f"{held_out.name}:{prompt.uid}" if place else prompt.uid
+            groups.append(
+                Group(
+                    name=str(GroupName("eval", step, uid)),
+                    prompt=prompt,
+                    kind="eval",
+                    epoch=-1,
+                    position=-1,
+                    num_samples=held_out.num_samples + 1,
+                    greedy_indices=frozenset({held_out.num_samples}),
+                    temperature=held_out.temperature,
+                )
+            )
+            set_of[groups[-1].name] = place
+    by_name = {group.name: group for group in groups}
+    return Evaluation(step, policy_version, deque(groups), by_name, sets=sets, set_of=set_of)

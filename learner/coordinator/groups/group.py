@@ -3,6 +3,8 @@
 from dataclasses import dataclass, field
 from typing import Literal, NamedTuple
 
+import msgspec
+
 from learner.data.prompts import Prompt
 from protocol.wire.messages import Lease
 from protocol.wire.trajectory import Trajectory, TrajectoryFacts
@@ -43,6 +45,7 @@ class Group:
     position: int  # place in the prompt order, -1 for an evaluation
     num_samples: int  # trajectories that make it whole
     greedy_indices: frozenset[int] = frozenset()  # samples drawn without randomness
+    temperature: float | None = None  # of its samples; None: rollout.temperature
     attempt: int = 0  # leases of this group so far, in earlier starts too
     restarted_at: LeaseId = _NO_LEASE  # results of this lease and earlier ones are ignored: it was begun again
     oldest_version: int = 0  # oldest policy version among finished samples and the servers that still sample
@@ -111,6 +114,7 @@ class Group:
             sample_indices=indices,
             greedy_indices=[i for i in indices if i in self.greedy_indices],
             seed=seed,
+            temperature=msgspec.UNSET if self.temperature is None else self.temperature,
         )
 
     def receive(self, trajectory: Trajectory) -> bool:

@@ -1,4 +1,5 @@
-"""The run folder's append-only files: metrics.jsonl, one line per step, and samples.jsonl, readable trajectories.
+"""The run folder's append-only files: metrics.jsonl, one line per step, samples.jsonl, readable trajectories, and
+evaluations.jsonl, one line per answer to a held-out prompt.
 
 One process writes them, so lines never mix. A reader may find the last line cut off, after a kill.
 """
@@ -6,7 +7,7 @@ One process writes them, so lines never mix. A reader may find the last line cut
 import json
 import math
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from learner.coordinator.steps.step_batch import StepBatch
@@ -73,12 +74,16 @@ class RunRecord:
                 },
             )
 
-    def _append(self, name: str, line: Mapping[str, object]) -> None:
+    def write_answers(self, lines: Sequence[Mapping[str, object]]) -> None:
+        """Append an evaluation's answers. A start that begins an evaluation again tells them again: the last counts."""
+        self._append("evaluations.jsonl", *lines)
+
+    def _append(self, name: str, *lines: Mapping[str, object]) -> None:
         path = self.folder / name
         failpoint("run_record.before_append")
         try:
             with path.open("a", encoding="utf-8") as file:
-                file.write(json.dumps(line) + "\n")
+                file.write("".join(json.dumps(line) + "\n" for line in lines))
         except OSError as error:
             raise OperatorError(f"{path} cannot be written: {error.strerror}. Free the disk, then run again.") from None
         failpoint("run_record.after_append")

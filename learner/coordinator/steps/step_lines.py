@@ -96,7 +96,9 @@ class StepLines:
         self._ledger.set_meta(_EVALUATING, str(step))
 
     def _take_evaluation(self) -> dict[str, float]:
-        if metrics := self._evaluations.take_metrics():
+        metrics, answers = self._evaluations.take_result()
+        if metrics:
+            self._record.write_answers(answers)
             self._ledger.set_meta(_EVALUATING, "")
         return metrics
 

@@ -62,13 +62,13 @@ def read_train_prompts(settings: Settings, model: Path, start: RunStart) -> Trai
 
 
 def check_held_out(settings: Settings, model: Path) -> None:
-    """Raise SettingsError when a row of data.eval cannot be used: a mean over other rows would be another figure."""
-    if (path := settings.data.eval) is None:
-        return
-    with PromptJudge(model, settings) as judge:
-        _, unusable = read_prompts(path, settings.data, judge)
-    if unusable:
-        raise SettingsError(f"data: {path} line {unusable[0][0]} {unusable[0][1]}")
+    """Raise SettingsError when a held-out row cannot be used: a mean over other rows would be another figure."""
+    paths = {path for path in (settings.data.eval, *(one.data for one in settings.eval.sets)) if path is not None}
+    for path in sorted(paths):
+        with PromptJudge(model, settings) as judge:
+            _, unusable = read_prompts(path, settings.data, judge)
+        if unusable:
+            raise SettingsError(f"data: {path} line {unusable[0][0]} {unusable[0][1]}")
 
 
 def _too_many(path: str, unusable: Sequence[tuple[int, str]], num_rows: int, share: float) -> str:

@@ -6,11 +6,13 @@ is a number.
 
 import json
 import sqlite3
+from collections.abc import Sequence
 from contextlib import closing
 from pathlib import Path
 from typing import Any, TypeVar
 
 from learner.coordinator.coordinator import Coordinator
+from learner.coordinator.groups.held_out import HeldOutSet
 from learner.coordinator.steps.record import RunRecord
 from learner.data.prompts import Prompt
 from learner.ledger.ledger import Ledger
@@ -41,15 +43,21 @@ class Script:
     """A coordinator, a clock, and what it has sent and nobody has looked at yet."""
 
     def __init__(
-        self, folder: Path, settings: Settings | None = None, num_prompts: int = 8, num_held_out: int = 0, step: int = 0
+        self,
+        folder: Path,
+        settings: Settings | None = None,
+        num_prompts: int = 8,
+        num_held_out: int = 0,
+        step: int = 0,
+        more_sets: Sequence[HeldOutSet] = (),
     ) -> None:
         self.folder = folder
         self.now = 1000.0
         self.ledger = Ledger(folder / "ledger.sqlite")
-        train, held_out = prompts(num_prompts), prompts(num_held_out, "h")
-        self.coordinator = Coordinator(
-            settings or settings_of(), "r1", self.ledger, train, held_out, RunRecord(folder, 0), step
-        )
+        wanted = settings or settings_of()
+        train, held_out = prompts(num_prompts), prompts(num_held_out, "h")[: wanted.eval.num_prompts]
+        sets = [HeldOutSet(held_out, wanted.eval.samples), *more_sets] if held_out else []
+        self.coordinator = Coordinator(wanted, "r1", self.ledger, train, sets, RunRecord(folder, 0), step)
         self.stamp: dict[str, Any] = {"run_id": "r1", "incarnation": self.coordinator.incarnation}
         self.mail: list[tuple[str, m.Message, list[bytes]]] = []
 

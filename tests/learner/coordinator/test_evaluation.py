@@ -5,11 +5,13 @@ import time
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 
+from learner.coordinator.groups.held_out import HeldOutSet
 from protocol.settings.settings import Settings
 from protocol.wire import messages as m
-from tests.learner.coordinator.coordinator_script import Script, settings_of
+from tests.learner.coordinator.coordinator_script import Script, prompts, settings_of
 
 
 def evaluated(every_steps: int, max_steps: int = 3, **sections: dict[str, Any]) -> Settings:
@@ -298,3 +300,41 @@ def test_what_is_held_back_stands_in_the_ledger_until_it_is_written(tmp_path: Pa
     assert json.loads(script.ledger.meta("held_line") or "")["step"] == 0
     evaluate(script, 0, 0.5)
     assert (script.ledger.meta("held_line"), script.ledger.meta("evaluating")) == ("", "")
+
+
+# -- sets, answers, pinned --------------------------------------------------------------------------------------------
+
+
+def test_other_sets_are_leased_at_their_temperature_and_have_figures_and_answers(tmp_path: Path) -> None:
+    aime = HeldOutSet(prompts(2, "a"), 2, name="aime", temperature=0.5)
+    script = Script(tmp_path, evaluated(5), num_prompts=80, num_held_out=3, more_sets=[aime])
+    leases = [lease for lease in script.demand() if lease.kind == "eval"]
+    temperatures = [lease.temperature for lease in leases]
+    assert temperatures == [msgspec.UNSET, msgspec.UNSET, 0.5, 0.5]
+    for lease in leases:
+        for index in lease.sample_indices:
+            script.deliver("s1", lease, index, reward=float(lease.temperature == 0.5), answer="x")
+    (line,) = script.metrics()
+    assert (line["eval_reward"], line["eval/aime/reward"], line["eval/aime/majority@2"]) == (0.0, 1.0, 1.0)
+    answers = [json.loads(text) for text in (tmp_path / "evaluations.jsonl").read_text().splitlines()]
+    assert [(answer["set"], answer["uid"], answer["sample"]) for answer in answers] == [
+        *(("held_out", f"h{i}", index) for i in range(2) for index in range(2)),
+        *(("aime", f"a{i}", index) for i in range(2) for index in range(3)),
+    ]
+    assert {(answer["oldest_version"], answer["newest_version"]) for answer in answers} == {(0, 0)}
+
+
+def test_no_step_begins_during_a_pinned_evaluation_and_all_answers_are_of_its_version(tmp_path: Path) -> None:
+    settings = evaluated(2, max_steps=6)
+    settings = settings.model_copy(update={"eval": settings.eval.model_copy(update={"pin": True})})
+    script = begin(tmp_path, settings)
+    evaluate(script, 0, 0.5)
+    take_step(script, 1)
+    take_step(script, 2)
+    leases = script.demand(version=2)
+    finish(script, leases, "train", 2)
+    assert waits(script, 3) == "waits for the evaluation of step 2: 0 of 2 prompts are back"
+    finish(script, leases, "eval", 2)
+    script.batch(3)
+    line = script.metrics()[-1]
+    assert (line["step"], line["eval_step"], line["eval_version_min"], line["eval_version_max"]) == (2, 2, 2, 2)

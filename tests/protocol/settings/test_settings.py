@@ -197,7 +197,8 @@ def test_settings_refuse_an_evaluation_without_held_out_prompts() -> None:
     assert refusal(eval={"every_steps": 5}) == [
         (
             "",
-            "Value error, eval.every_steps = 5 needs held-out prompts. Set data.eval, or eval.every_steps to 0.",
+            "Value error, eval.every_steps = 5 needs held-out prompts. "
+            "Set data.eval or eval.sets, or eval.every_steps to 0.",
         )
     ]
 
@@ -267,6 +268,27 @@ def test_settings_refuse_more_samples_in_a_step_than_a_message_names() -> None:
     ],
 )
 def test_filter_that_cannot_work_is_refused(sections: dict[str, Any], text: str) -> None:
+    with pytest.raises(ValidationError) as caught:
+        Settings.model_validate(sections)
+    assert text in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("sections", "text"),
+    [
+        ({"eval": {"sets": [{"name": "held_out", "data": "a"}]}}, "Give each set a name of its own."),
+        ({"eval": {"best": "eval_reward"}}, "eval.best = eval_reward needs evaluations. Set eval.every_steps"),
+        (
+            {
+                "eval": {"best": "eval_reward", "every_steps": 30},
+                "data": {"eval": "a"},
+                "learner": {"checkpoint_every_steps": 20},
+            },
+            "learner.checkpoint_every_steps = 20 not every evaluated step has one. Set the first to a multiple",
+        ),
+    ],
+)
+def test_evaluation_that_cannot_work_is_refused(sections: dict[str, Any], text: str) -> None:
     with pytest.raises(ValidationError) as caught:
         Settings.model_validate(sections)
     assert text in str(caught.value)

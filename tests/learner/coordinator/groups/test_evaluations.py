@@ -1,60 +1,129 @@
-"""An evaluation: which groups it leases, and the means it ends with."""
+"""An evaluation: which groups it leases, and the figures and answers it ends with."""
 
-from learner.coordinator.groups.evaluations import Evaluations, start_evaluation
+from typing import Any
+
+from learner.coordinator.groups.evaluations import Evaluations, EvaluationSchedule
+from learner.coordinator.groups.group import Group
+from learner.coordinator.groups.held_out import HeldOutSet
 from learner.data.prompts import Prompt
 from tests.protocol.wire.examples import make_trajectory
 
-PROMPTS = [Prompt("aa", "a?", "A", {}), Prompt("bb", "b?", "B", {})]
+PROMPTS = [Prompt("aa", "a?", "A", {"data_source": "easy/one"}), Prompt("bb", "b?", "B", {"data_source": "hard"})]
+PLAIN = [Prompt("aa", "a?", "A", {}), Prompt("bb", "b?", "B", {})]
+
+
+def begun(*sets: HeldOutSet) -> tuple[Evaluations, list[Group]]:
+    evaluations = Evaluations(sets)
+    evaluations.begin(5, 4)
+    groups = []
+    while (group := evaluations.next_group()) is not None:
+        groups.append(group)
+    return evaluations, groups
+
+
+def deliver(evaluations: Evaluations, group: Group, *rewards: float, version: int = 4, **facts: Any) -> None:
+    """Deliver a group's samples, the last of them greedy."""
+    for index, reward in enumerate(rewards):
+        is_greedy = index == len(rewards) - 1
+        of_index = {name: values[index] for name, values in facts.items()}
+        group.receive(
+            make_trajectory(group.name, index, "s1", version, reward, kind="eval", is_greedy=is_greedy, **of_index)
+        )
+    evaluations.close(group)
 
 
 def test_evaluation_leases_samples_and_one_greedy_trajectory_of_each_prompt() -> None:
-    evaluation = start_evaluation(5, 4, PROMPTS, num_samples=2)
-    assert [(g.name, g.num_samples, g.greedy_indices, g.kind) for g in evaluation.to_lease] == [
+    evaluations, groups = begun(HeldOutSet(PROMPTS, 2))
+    assert [(g.name, g.num_samples, g.greedy_indices, g.kind) for g in groups] == [
         ("eval-5-aa", 3, frozenset({2}), "eval"),
         ("eval-5-bb", 3, frozenset({2}), "eval"),
     ]
-    assert not evaluation.is_done
+    assert evaluations.progress() == "the evaluation of step 5: 0 of 2 prompts are back"
 
 
 def test_evaluation_of_no_prompts_is_done() -> None:
-    evaluation = start_evaluation(5, 4, [], num_samples=2)
-    assert evaluation.is_done
-    assert evaluation.metrics() == {"eval_policy_version": 4, "eval_failed": 0}
+    evaluations, _ = begun(HeldOutSet([], 2))
+    metrics, answers = evaluations.take_result()
+    assert metrics == {"eval_step": 5, "eval_policy_version": 4, "eval_failed": 0, "eval/held_out/num_prompts": 0}
+    assert answers == []
 
 
 def test_metrics_are_means_of_sampled_and_of_greedy_rewards_apart() -> None:
-    evaluation = start_evaluation(5, 4, PROMPTS, num_samples=2)
-    for group, rewards in zip(list(evaluation.to_lease), ((1.0, 0.0, 1.0), (0.5, 0.5, 0.0)), strict=True):
-        for index, reward in enumerate(rewards):
-            is_greedy = index == 2
-            group.receive(make_trajectory(group.name, index, "s1", 4, reward, kind="eval", is_greedy=is_greedy))
-        evaluation.close(group)
-    assert evaluation.is_done
-    assert evaluation.metrics() == {
+    evaluations, groups = begun(HeldOutSet(PLAIN, 2))
+    for group, rewards in zip(groups, ((1.0, 0.0, 1.0), (0.5, 0.5, 0.0)), strict=True):
+        deliver(evaluations, group, *rewards)
+    metrics, _ = evaluations.take_result()
+    assert {key: value for key, value in metrics.items() if not key.startswith("eval/")} == {
+        "eval_step": 5,
         "eval_policy_version": 4,
         "eval_failed": 0,
+        "eval_version_min": 4,
+        "eval_version_max": 4,
         "eval_reward": 0.5,
         "eval_reward_greedy": 0.5,
     }
+    assert {key.removeprefix("eval/held_out/"): value for key, value in metrics.items() if key.startswith("eval/")} == {
+        "num_prompts": 2,
+        "reward": 0.5,
+        "reward_error": 0.0,
+        "greedy": 0.5,
+        "greedy_error": 0.5,
+        "pass@1": 0.25,
+        "pass@2": 0.5,
+    }
+    assert evaluations.take_result() == ({}, [])
 
 
 def test_a_group_that_failed_is_counted_and_not_scored_as_zero() -> None:
-    evaluation = start_evaluation(5, 4, PROMPTS, num_samples=1)
-    first, second = list(evaluation.to_lease)
-    for index in range(2):
-        first.receive(make_trajectory(first.name, index, "s1", 4, 1.0, kind="eval", is_greedy=index == 1))
-    evaluation.close(first)
-    evaluation.close(second)
-    assert evaluation.metrics() == {
-        "eval_policy_version": 4,
-        "eval_failed": 1,
-        "eval_reward": 1.0,
-        "eval_reward_greedy": 1.0,
-    }
+    evaluations, (first, second) = begun(HeldOutSet(PLAIN, 1))
+    deliver(evaluations, first, 1.0, 1.0)
+    evaluations.close(second)
+    metrics, _ = evaluations.take_result()
+    assert (metrics["eval_failed"], metrics["eval_reward"], metrics["eval_reward_greedy"]) == (1, 1.0, 1.0)
+    assert metrics["eval/held_out/num_prompts"] == 1
+
+
+def test_every_set_has_its_samples_temperature_and_figures() -> None:
+    other = HeldOutSet(PLAIN[:1], 1, name="aime", temperature=0.25)
+    evaluations, groups = begun(HeldOutSet(PROMPTS, 2), other)
+    assert [(g.name, g.temperature, g.num_samples) for g in groups] == [
+        ("eval-5-aa", None, 3),
+        ("eval-5-bb", None, 3),
+        ("eval-5-aime:aa", 0.25, 2),
+    ]
+    for group, rewards in zip(groups, ((1.0, 1.0, 1.0), (0.0, 0.0, 0.0), (0.25, 0.75)), strict=True):
+        deliver(evaluations, group, *rewards)
+    metrics, _ = evaluations.take_result()
+    assert (metrics["eval_reward"], metrics["eval/held_out/reward"]) == (0.5, 0.5)
+    assert (metrics["eval/aime/reward"], metrics["eval/aime/greedy"]) == (0.25, 0.75)
+    assert "eval/aime/reward_error" not in metrics  # of one prompt there is none
+    assert (metrics["eval/held_out/easy_one/reward"], metrics["eval/held_out/hard/reward"]) == (1.0, 0.0)
+
+
+def test_answers_carry_their_reward_and_the_versions_that_wrote_them() -> None:
+    evaluations, (group,) = begun(HeldOutSet(PROMPTS[:1], 1))
+    deliver(evaluations, group, 1.0, 0.5, version=3, answer=("paris", ""))
+    metrics, (first, second) = evaluations.take_result()
+    assert (first["set"], first["uid"], first["sample"], first["is_greedy"]) == ("held_out", "aa", 0, False)
+    assert (first["answer"], first["reward"], first["oldest_version"], first["newest_version"]) == ("paris", 1.0, 3, 3)
+    assert (second["answer"], second["is_greedy"], second["data_source"]) == ("", True, "easy_one")
+    assert (metrics["eval_policy_version"], metrics["eval_version_min"]) == (4, 3)
+
+
+def test_majority_is_told_when_servers_told_the_answers() -> None:
+    evaluations, (group,) = begun(HeldOutSet(PLAIN[:1], 3))
+    deliver(evaluations, group, 1.0, 0.0, 1.0, 1.0, answer=("a", "b", "a", "a"))
+    metrics, _ = evaluations.take_result()
+    assert metrics["eval/held_out/majority@3"] == 1.0
+
+
+def test_a_pinned_evaluation_is_in_the_line_of_its_own_step() -> None:
+    assert [EvaluationSchedule(25, 60, is_pinned=True).reported_by(step) for step in (0, 25, 50, 60)] == [0, 25, 50, 60]
+    assert EvaluationSchedule(25, 60).reported_by(25) == 49
 
 
 def test_group_that_is_back_or_given_up_while_it_waits_for_another_lease_does_not_go_out() -> None:
-    evaluations = Evaluations(PROMPTS, num_samples=1)
+    evaluations = Evaluations([HeldOutSet(PROMPTS, 1)])
     evaluations.begin(5, 4)
     whole, given_up = evaluations.open_groups()
     for group in (whole, given_up):
@@ -67,7 +136,7 @@ def test_group_that_is_back_or_given_up_while_it_waits_for_another_lease_does_no
 
 
 def test_group_of_an_evaluation_that_is_over_does_not_go_out_again() -> None:
-    evaluations = Evaluations(PROMPTS, num_samples=1)
+    evaluations = Evaluations([HeldOutSet(PROMPTS, 1)])
     evaluations.begin(5, 4)
     (first, second), queue = evaluations.open_groups(), []
     evaluations.close(first)

@@ -1,0 +1,71 @@
+"""The checkpoint of the best evaluation, kept beside the newest ones and named by `checkpoints/best`.
+
+An evaluation ends after the checkpoint of its step was made: until its score is known, that checkpoint stays too.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from learner.disk.metrics_lines import MetricsReader
+from learner.disk.whole_file import sync
+from protocol.settings.evaluation import EvalSettings
+
+BEST = "best"
+_STEP = "step_"
+
+
+@dataclass(frozen=True)
+class BestBy:
+    """How checkpoints are compared."""
+
+    metric: str  # a key of metrics.jsonl, such as eval_reward
+    is_highest: bool  # False: the lowest value is the best
+    every_steps: int  # eval.every_steps: which steps are evaluated
+
+
+def best_of(settings: EvalSettings) -> BestBy | None:
+    """Return how the best checkpoint is chosen; None when none is kept."""
+    if settings.best is None:
+        return None
+    return BestBy(settings.best, settings.best_is == "highest", settings.every_steps)
+
+
+def keep_best(root: Path, run: Path, by: BestBy) -> set[int]:
+    """Have `best` name the best evaluated checkpoint of the folder `root`; returns the steps that are to stay.
+
+    run: the folder of metrics.jsonl. Besides the best these are the evaluated steps whose score is not known yet.
+    Of equal scores the earliest is the best. Raises: OSError.
+    """
+    scores, evaluated = _read_scores(run, by.metric)
+    numbers = [path.name.removeprefix(_STEP) for path in root.glob(f"{_STEP}*")]
+    steps = {int(number) for number in numbers if number.isdecimal()}
+    awaited = {step for step in steps if step > evaluated and step % by.every_steps == 0}
+    best = find_best({step: score for step, score in scores.items() if step in steps}, by.is_highest)
+    if best is None:
+        return awaited
+    _point(root, f"{_STEP}{best:06d}")
+    return awaited | {best}
+
+
+def find_best(scores: Mapping[int, float], is_highest: bool) -> int | None:
+    """Return the step of the best score, the earliest of equals; None of none."""
+    return min(scores, key=lambda step: (-scores[step] if is_highest else scores[step], step), default=None)
+
+
+def _read_scores(run: Path, metric: str) -> tuple[dict[int, float], int]:
+    """Return (score by the step that was evaluated, the newest step whose evaluation is on record, -1 when none is)."""
+    lines = [line for line in MetricsReader(run / "metrics.jsonl").new_lines() if "eval_step" in line]
+    scores = {int(line["eval_step"]): line[metric] for line in lines if metric in line}
+    return scores, max((int(line["eval_step"]) for line in lines), default=-1)
+
+
+def _point(root: Path, name: str) -> None:
+    link = root / BEST
+    if link.is_symlink() and link.readlink().name == name:
+        return
+    aside = root / f".{BEST}"
+    aside.unlink(missing_ok=True)
+    aside.symlink_to(name)
+    aside.replace(link)
+    sync(root)
