@@ -3,6 +3,8 @@
 from collections.abc import Mapping
 from typing import TypedDict
 
+import msgspec
+
 from protocol.wire import messages as m
 
 
@@ -66,9 +68,10 @@ class Mailbox:
         """Tell a peer that what it told was taken in."""
         self.send(peer, m.Done(**self._stamp(request)))
 
-    def put_off(self, peer: str, request: int, detail: str) -> None:
+    def put_off(self, peer: str, request: int, detail: str, is_for_evaluation: bool = False) -> None:
         """Tell a rank to ask again, and what is missing."""
-        self.send(peer, m.Wait(**self._stamp(request), detail=detail[:2000]))
+        why = is_for_evaluation or msgspec.UNSET
+        self.send(peer, m.Wait(**self._stamp(request), detail=detail[:2000], is_for_evaluation=why))
 
     def push_again(self, peer: str, request: int, step: int) -> None:
         """Tell a rank that no server holds the weights that its step needs."""

@@ -69,7 +69,8 @@ class CoordinatorClient:
         """Return this rank's share of a step with its trajectories by index, or why the run has no such step.
 
         None: no server holds the current weights; push them and ask again. Every rank is told so, or none.
-        Blocks until the coordinator has one, at most timeout_s. Raises: NeighbourError saying what was waited for.
+        Blocks until the coordinator has one, at most timeout_s in which no evaluation is awaited.
+        Raises: NeighbourError saying what was waited for.
         """
         deadline = time.monotonic() + timeout_s
         while True:
@@ -81,6 +82,8 @@ class CoordinatorClient:
                     return answer.detail
                 case PushAgain():
                     return None
+                case Wait(is_for_evaluation=True):
+                    deadline = time.monotonic() + timeout_s
                 case Wait() if time.monotonic() > deadline:
                     problem = (
                         f"no batch for step {step} within learner.batch_timeout_s = {timeout_s:g} s: {answer.detail}"

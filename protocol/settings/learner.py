@@ -60,7 +60,9 @@ class LearnerSettings(Section):
     num_threads: Count = Field(
         0, description="CPU threads of one rank; 0: its share of the cores, less one for each rollout server."
     )
-    batch_timeout_s: Seconds = Field(1800.0, description="Longest wait of a rank for its next batch.")
+    batch_timeout_s: Seconds = Field(
+        1800.0, description="Longest wait of a rank for its next batch; evaluations that are awaited do not count."
+    )
     rank_timeout_s: Seconds = Field(
         600.0,
         description="Longest wait of one rank for another that shows no progress: to meet, in a collective, "

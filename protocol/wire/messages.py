@@ -216,6 +216,8 @@ class Wait(Message, frozen=True, kw_only=True, tag="wait"):
     """Not yet: the rank asks again."""
 
     detail: Reason  # for people: what is missing; part of the rank's error when its deadline passes
+    # true: what is missing is an evaluation, whose leases have limits of their own. Left out of the message otherwise.
+    is_for_evaluation: bool | msgspec.UnsetType = msgspec.UNSET
 
 
 class PushAgain(Message, frozen=True, kw_only=True, tag="push_again"):

@@ -88,7 +88,7 @@ class CurrentStep:
             elif self._has_ended(message.step):
                 self._mailbox.end(peer, message.request, message.step, self.stop_reason or "all steps are done")
             elif now - since > _ANSWER_WITHIN_S:
-                self._mailbox.put_off(peer, message.request, self.detail)
+                self._mailbox.put_off(peer, message.request, self.detail, is_for_evaluation=waits_for is not None)
             else:
                 continue
             del self._waiting[rank]

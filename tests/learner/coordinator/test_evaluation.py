@@ -65,11 +65,12 @@ def scores(script: Script) -> dict[int, tuple[int, float]]:
 
 
 def waits(script: Script, step: int, rank: int = 0) -> str:
-    """Have a rank ask for a step that is held back; returns what it is told to wait for."""
+    """Have a rank ask for a step that an evaluation holds back; returns what it is told to wait for."""
     assert script.ask(step, rank) == []
     script.advance(1.1)
     (answer,) = script.take(f"rank-{rank}", m.Message)
     assert isinstance(answer, m.Wait), answer
+    assert answer.is_for_evaluation is True
     return answer.detail
 
 
