@@ -1,21 +1,18 @@
-"""The ASGI application of the retriever: POST /retrieve, GET /health, GET /metrics."""
+"""The FastAPI app of the retriever: POST /retrieve, GET /health, GET /metrics."""
 
 import asyncio
 import time
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
-from typing import Any
+from typing import Annotated, Any
 
-from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
-from prometheus_client.exposition import CONTENT_TYPE_LATEST
-from starlette.applications import Starlette
-from starlette.requests import ClientDisconnect, Request
-from starlette.responses import JSONResponse, Response
-from starlette.routing import Route
+from fastapi import Depends, FastAPI, Request, Response
+from fastapi.responses import JSONResponse
+from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
 
-from protocol.http.bodies import BodyError, RetrieveRequest, read_request
-from protocol.http.body_limit import BodyTooLargeError, read_body
+from protocol.http.app import body_schema, make_app, typed_body
+from protocol.http.bodies import BodyError, RetrieveRequest
 from retriever.corpus import Corpus
 from retriever.indexes.index import Hit, Index
 
@@ -50,37 +47,27 @@ class RetrieverService:
         self._metrics = _Metrics()
         self._num_waiting = 0
 
-    def app(self) -> Starlette:
+    def app(self) -> FastAPI:
         """Return the application; one per service."""
-        return Starlette(
-            routes=[
-                Route("/retrieve", self._retrieve, methods=["POST"]),
-                Route("/health", self._health),
-                Route("/metrics", self._show_metrics),
-            ]
-        )
+        app = make_app(f"Retriever: {self._name}", self._metrics.registry, self._metrics.requests)
+        app.get("/health")(self._health)
+        app.add_exception_handler(_Busy, _tell_busy)
+        read = typed_body(RetrieveRequest, MAX_REQUEST_BYTES, self._limits.body_s)
 
-    async def _retrieve(self, request: Request) -> Response:
-        try:
-            async with asyncio.timeout(self._limits.body_s):
-                body = await read_body(request.stream(), request.headers.get("content-length"), MAX_REQUEST_BYTES)
-            asked = read_request(RetrieveRequest, body)
-        except ClientDisconnect:
-            return self._answer(499, {"detail": "the client left"})  # nobody hears it; it is counted
-        except TimeoutError:
-            return self._answer(408, {"detail": f"the body was not sent within {self._limits.body_s:g} s"})
-        except BodyTooLargeError as error:
-            return self._answer(413, {"detail": str(error)})
-        except BodyError as error:
-            return self._answer(422, {"detail": str(error), "path": error.path})
+        @app.post("/retrieve", openapi_extra=body_schema(RetrieveRequest))
+        async def retrieve(asked: Annotated[RetrieveRequest, Depends(read)]) -> Response:
+            """Find the passages of each query, best first."""
+            return JSONResponse({"result": await self._retrieve(asked)})
+
+        return app
+
+    async def _retrieve(self, asked: RetrieveRequest) -> list[list[dict[str, Any]]]:
         topk = asked.topk or self._limits.topk
         if len(asked.queries) * topk > self._limits.max_passages:
-            detail = f"$.queries has {len(asked.queries)} entries, which times topk {topk} is over "
-            return self._answer(422, {"detail": f"{detail}{self._limits.max_passages}", "path": "$.queries"})
+            problem = f"has {len(asked.queries)} entries, which times topk {topk} is over {self._limits.max_passages}"
+            raise BodyError("$.queries", problem)
         if self._num_waiting >= self._limits.max_waiting:
-            busy = self._answer(503, {"detail": f"{self._num_waiting} searches are waiting; come back later"})
-            busy.headers["retry-after"] = str(self._limits.retry_after_s)
-            return busy
+            raise _Busy(self._num_waiting, self._limits.retry_after_s)
         self._num_waiting += 1
         self._metrics.waiting.set(self._num_waiting)
         started = time.perf_counter()
@@ -92,7 +79,7 @@ class RetrieverService:
             self._metrics.waiting.set(self._num_waiting)
         self._metrics.queries.inc(len(asked.queries))
         self._metrics.seconds.observe(time.perf_counter() - started)
-        return self._answer(200, {"result": found})
+        return found
 
     def _search(self, asked: RetrieveRequest, topk: int) -> list[list[dict[str, Any]]]:
         return [self._items(hits, asked.return_scores) for hits in self._index.search(asked.queries, topk)]
@@ -103,11 +90,7 @@ class RetrieverService:
             return documents
         return [{"document": document, "score": hit.score} for document, hit in zip(documents, hits, strict=True)]
 
-    def _answer(self, status: int, body: dict[str, Any]) -> Response:
-        self._metrics.requests.labels(str(status)).inc()
-        return JSONResponse(body, status)
-
-    async def _health(self, request: Request) -> Response:
+    async def _health(self) -> Response:
         return JSONResponse(
             {
                 "status": "ok",
@@ -118,8 +101,18 @@ class RetrieverService:
             }
         )
 
-    async def _show_metrics(self, request: Request) -> Response:
-        return Response(generate_latest(self._metrics.registry), media_type=CONTENT_TYPE_LATEST)
+
+class _Busy(Exception):
+    """So many requests wait that this one is turned away."""
+
+    def __init__(self, num_waiting: int, retry_after_s: int) -> None:
+        super().__init__(f"{num_waiting} searches are waiting; come back later")
+        self.retry_after_s = retry_after_s
+
+
+async def _tell_busy(request: Request, busy: Exception) -> Response:
+    assert isinstance(busy, _Busy)
+    return JSONResponse({"detail": str(busy)}, 503, {"retry-after": str(busy.retry_after_s)})
 
 
 class _Metrics:

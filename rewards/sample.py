@@ -6,6 +6,7 @@ from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from protocol.http.bodies import BodyError
 from protocol.one_line import one_line
 
 # Of an exception's text; a reply has at most 1 MiB.
@@ -43,11 +44,11 @@ class Score:
                 raise ValueError(f"{name} is {number}, expected a finite number")
 
 
-class SampleError(Exception):
+class SampleError(BodyError):
     """One sample cannot be scored, and the caller can fix that (status 422): `index` says which one of the request."""
 
     def __init__(self, index: int, problem: str) -> None:
-        super().__init__(f"$.labels[{index}] {problem}")
+        super().__init__(f"$.labels[{index}]", problem)
         self.index = index
 
 

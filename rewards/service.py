@@ -1,24 +1,23 @@
-"""The ASGI application of a reward service: POST to any path scores, GET /health, GET /metrics."""
+"""The FastAPI app of a reward service: POST to any path scores, GET /health, GET /metrics."""
 
 import asyncio
 import time
-from typing import Any
+from typing import Annotated
 
-from prometheus_client import CollectorRegistry, Counter, Histogram, generate_latest
-from prometheus_client.exposition import CONTENT_TYPE_LATEST
-from starlette.applications import Starlette
-from starlette.requests import ClientDisconnect, Request
-from starlette.responses import JSONResponse, Response
-from starlette.routing import Route
+from fastapi import Depends, FastAPI, Request, Response
+from fastapi.responses import JSONResponse
+from prometheus_client import CollectorRegistry, Counter, Histogram
+from starlette.requests import ClientDisconnect
 
-from protocol.http.bodies import BodyError, RewardReply, RewardRequest, read_request
-from protocol.http.body_limit import BodyTooLargeError, read_body
-from rewards.sample import Sample, SampleError, Score, Scorer, ScorerFailure, make_sample
+from protocol.http.app import body_schema, make_app, typed_body
+from protocol.http.bodies import RewardReply, RewardRequest
+from rewards.sample import Sample, Score, Scorer, ScorerFailure, make_sample
 from rewards.workers import Workers
 
 MAX_REQUEST_BYTES = 64 << 20
 # A call may end a little after its client's patience; one that has not after so long hangs.
 _STUCK_S = 60.0
+_read_body = typed_body(RewardRequest, MAX_REQUEST_BYTES)
 
 
 class RewardService:
@@ -31,31 +30,18 @@ class RewardService:
         self._workers = workers
         self._metrics = _Metrics()
 
-    def app(self) -> Starlette:
+    def app(self) -> FastAPI:
         """Return the application; one per service."""
-        return Starlette(
-            routes=[
-                Route("/health", self._health),
-                Route("/metrics", self._show_metrics),
-                Route("/{path:path}", self._score, methods=["POST"]),
-            ]
-        )
+        app = make_app(f"Rewards: {self._name}", self._metrics.registry, self._metrics.requests)
+        app.add_exception_handler(ScorerFailure, _explain)
+        app.get("/health")(self._health)
+        app.post("/{path:path}", response_model=RewardReply, openapi_extra=body_schema(RewardRequest))(self._score)
+        return app
 
-    async def _score(self, request: Request) -> Response:
+    async def _score(self, request: Request, asked: Annotated[RewardRequest, Depends(_read_body)]) -> Response:
+        """Score samples: aligned lists in, one reward each out."""
         started = time.perf_counter()
-        try:
-            body = await read_body(request.stream(), request.headers.get("content-length"), MAX_REQUEST_BYTES)
-            samples = _samples_of(read_request(RewardRequest, body))
-            scores = await self._scored(request, samples)
-        except ClientDisconnect:
-            return self._refuse(499, {"detail": "the client left"})  # nobody hears it; it is counted
-        except BodyTooLargeError as error:
-            return self._refuse(413, {"detail": str(error)})
-        except (BodyError, SampleError) as error:
-            return self._refuse(422, {"detail": str(error)})
-        except ScorerFailure as failure:
-            return self._refuse(500, _explain(failure, request))
-        self._metrics.requests.labels("200").inc()
+        scores = await self._scored(request, _samples_of(asked))
         self._metrics.samples.inc(len(scores))
         self._metrics.seconds.observe(time.perf_counter() - started)
         return JSONResponse(_reply(scores).model_dump(exclude_none=True))
@@ -73,19 +59,12 @@ class RewardService:
             scoring.cancel()
             leaving.cancel()
 
-    def _refuse(self, status: int, body: dict[str, Any]) -> Response:
-        self._metrics.requests.labels(str(status)).inc()
-        return JSONResponse(body, status)
-
-    async def _health(self, request: Request) -> Response:
+    async def _health(self) -> Response:
         stuck_s = self._workers.stuck_s if self._workers is not None else 0.0
         if stuck_s >= _STUCK_S:
             problem = f"every worker runs a call that nobody has waited for since {stuck_s:.0f} s"
             return JSONResponse({"status": "stuck", "scorer": self._name, "detail": problem}, 503)
         return JSONResponse({"status": "ok", "scorer": self._name})
-
-    async def _show_metrics(self, request: Request) -> Response:
-        return Response(generate_latest(self._metrics.registry), media_type=CONTENT_TYPE_LATEST)
 
 
 async def _left(request: Request) -> None:
@@ -113,15 +92,17 @@ def _reply(scores: list[Score]) -> RewardReply:
     )
 
 
-def _explain(failure: ScorerFailure, request: Request) -> dict[str, Any]:
+async def _explain(request: Request, failure: Exception) -> Response:
+    assert isinstance(failure, ScorerFailure)
     where = "the request" if failure.index is None else f"sample {failure.index}"
-    return {
+    answer = {
         "detail": f"the reward function failed on {where}: {failure}",
         "type": type(failure.error).__name__,
         "message": str(failure).partition(": ")[2],
         "sample": failure.index,
         "key": request.headers.get("idempotency-key"),
     }
+    return JSONResponse(answer, 500)
 
 
 class _Metrics:

@@ -97,6 +97,12 @@ def test_body_that_is_never_sent_whole_is_answered_408() -> None:
             assert connection.recv(100).startswith(b"HTTP/1.1 408 ")
 
 
+def test_openapi_shows_the_body(http: httpx.Client) -> None:
+    route = http.get("/openapi.json").json()["paths"]["/retrieve"]["post"]
+    shown = route["requestBody"]["content"]["application/json"]["schema"]["properties"]
+    assert set(shown) == {"queries", "topk", "return_scores"}
+
+
 def test_health_says_what_is_served(http: httpx.Client) -> None:
     assert http.get("/health").json() == {
         "status": "ok",

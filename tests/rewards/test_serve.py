@@ -55,7 +55,17 @@ def test_post_of_no_samples_gives_no_rewards(exact_match: httpx.Client) -> None:
 )
 def test_post_names_what_is_wrong(exact_match: httpx.Client, body: dict[str, Any], detail: str) -> None:
     answer = exact_match.post("/", json=body)
-    assert (answer.status_code, answer.json()) == (422, {"detail": detail})
+    assert (answer.status_code, answer.json()) == (422, {"detail": detail, "path": detail.partition(" ")[0]})
+
+
+def test_openapi_shows_the_bodies(exact_match: httpx.Client) -> None:
+    assert exact_match.get("/docs").status_code == 200
+    route = exact_match.get("/openapi.json").json()["paths"]["/{path}"]["post"]
+    shown = route["requestBody"]["content"]["application/json"]["schema"]["properties"]
+    assert set(shown) == {"query", "prompts", "labels", "columns"}
+    assert route["responses"]["200"]["content"]["application/json"]["schema"] == {
+        "$ref": "#/components/schemas/RewardReply"
+    }
 
 
 def test_health_names_the_scorer(exact_match: httpx.Client) -> None:
