@@ -13,7 +13,7 @@ from protocol.errors import NeighbourError, OperatorError
 from protocol.http.bodies import Passage, read_passages
 from rollout.neighbours.http.circuit_breaker import BreakerOpen, first_ready
 from rollout.neighbours.http.endpoint import EndpointStats, HttpEndpoint, paused_deadline
-from rollout.neighbours.http.retries import AttemptFailed, HttpPolicy, retried
+from rollout.neighbours.http.retries import AttemptFailed, HttpPolicy, called
 
 __all__ = ["Passage", "RetrieverClient"]
 
@@ -67,13 +67,10 @@ class RetrieverClient:
         Raises: NeighbourError("retriever") when no retriever gave a valid answer within the policy.
         """
         body = json.dumps({"queries": [query], "topk": self._topk, "return_scores": True}).encode()
-        try:
-            async with asyncio.timeout(self._policy.overall_timeout_s) as limit:
-                return await retried(_BOUNDARY, self._policy, lambda: self._ask_in_turn(body, limit), self._count_retry)
-        except TimeoutError:
-            tried = ", ".join(retriever.url for retriever in self._retrievers)
-            detail = f"{tried}: no answer within {self._policy.overall_timeout_s:g} s over all attempts"
-            raise NeighbourError(_BOUNDARY, detail) from None
+        missing = f"{', '.join(retriever.url for retriever in self._retrievers)}: no answer"
+        return await called(
+            _BOUNDARY, self._policy, lambda limit: self._ask_in_turn(body, limit), self._count_retry, missing
+        )
 
     async def check(self) -> None:
         """Search once at the first retriever, without retries; for start-up.

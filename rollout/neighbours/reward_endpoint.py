@@ -9,7 +9,7 @@ from protocol.http.bodies import read_rewards
 from protocol.settings.rewards import RewardEndpoint
 from rollout.neighbours.http.circuit_breaker import CircuitBreaker
 from rollout.neighbours.http.endpoint import EndpointStats, HttpEndpoint
-from rollout.neighbours.http.retries import AttemptFailed, HttpPolicy, retried
+from rollout.neighbours.http.retries import AttemptFailed, HttpPolicy, called
 from rollout.neighbours.reward_batch import Batcher
 from rollout.neighbours.reward_request import ScoreRequest, body_of, key_of
 
@@ -92,19 +92,15 @@ class EndpointScorer:
         body, key = body_of(requests), key_of(requests)
         self.stats.calls += 1
         try:
-            async with asyncio.timeout(self._policy.overall_timeout_s) as limit:
-                return await retried(
-                    self._boundary,
-                    self._policy,
-                    lambda: self._http.attempt(
-                        body, lambda reply: read_rewards(reply, len(requests)), key, limit, self._waits
-                    ),
-                    self._count_retry,
-                )
-        except TimeoutError:
-            self.stats.failures += 1
-            detail = f"{self._http.url}: no reward within {self._policy.overall_timeout_s:g} s over all attempts"
-            raise NeighbourError(self._boundary, detail) from None
+            return await called(
+                self._boundary,
+                self._policy,
+                lambda limit: self._http.attempt(
+                    body, lambda reply: read_rewards(reply, len(requests)), key, limit, self._waits
+                ),
+                self._count_retry,
+                f"{self._http.url}: no reward",
+            )
         except NeighbourError:
             self.stats.failures += 1
             raise

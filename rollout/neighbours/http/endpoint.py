@@ -43,7 +43,7 @@ class EndpointStats:
 
 
 class HttpEndpoint:
-    """Makes single attempts; `rollout.neighbours.http.retries.retried` makes several of them a call."""
+    """Makes single attempts; `rollout.neighbours.http.retries.called` makes several of them a call."""
 
     def __init__(self, url: str, headers: Mapping[str, str], policy: HttpPolicy, max_concurrency: int) -> None:
         self.url = url

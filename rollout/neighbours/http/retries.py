@@ -1,9 +1,10 @@
 """How requests to reward services and retrievers are retried; the numbers of the contract in one place.
 
-`retried` runs attempts until one succeeds; what an attempt may raise is `AttemptFailed`, which says how often it is
-worth trying.
+`called` makes attempts until one succeeds or the deadline passes; what an attempt may raise is `AttemptFailed`, which
+says how often it is worth trying.
 """
 
+import asyncio
 import email.utils
 import time
 from collections import Counter
@@ -68,14 +69,32 @@ def is_absence(failure: AttemptFailed) -> bool:
     return failure.status in (None, 408, 502, 503, 504)
 
 
-async def retried(
+async def called(
+    boundary: str,
+    policy: HttpPolicy,
+    attempt: Callable[[asyncio.Timeout], Awaitable[_T]],
+    on_retry: Callable[[], None],
+    missing: str,
+) -> _T:
+    """Return what the first successful attempt of a call returns, within the policy's attempts and overall deadline.
+
+    attempt: makes one; it is given the deadline, which it may stop while it only waits. on_retry: called before each
+    further one. missing: what the error says did not come, such as `URL: no reward`.
+    Raises: NeighbourError(boundary) with the last failure, the number of attempts and the time they took, or with
+    `missing` when the deadline passed.
+    """
+    try:
+        async with asyncio.timeout(policy.overall_timeout_s) as limit:
+            return await _retried(boundary, policy, lambda: attempt(limit), on_retry)
+    except TimeoutError:
+        detail = f"{missing} within {policy.overall_timeout_s:g} s over all attempts"
+        raise NeighbourError(boundary, detail) from None
+
+
+async def _retried(
     boundary: str, policy: HttpPolicy, attempt: Callable[[], Awaitable[_T]], on_retry: Callable[[], None]
 ) -> _T:
-    """Return what the first successful attempt returns; on_retry is called before each further one.
-
-    Excused failures do not count: the caller bounds the call as a whole.
-    Raises: NeighbourError(boundary) with the last failure, the number of attempts and the time they took.
-    """
+    """Return what the first successful attempt returns. Failures that do not count are the deadline's alone."""
     started = time.monotonic()
     counted: Counter[int | None] = Counter()
 
