@@ -1,0 +1,82 @@
+"""`python -m rewards.check URL`: whether a reward endpoint can be trained with, and what to change where it cannot.
+
+It asks as a run does, with two samples of its own (or one of yours, with --sample), and looks at what comes back. Each
+line is one fact: ok, a warning, or a problem. Exit 0: no problem.
+"""
+
+import argparse
+import json
+import sys
+from pathlib import Path
+from typing import Any
+
+from protocol.errors import OperatorError
+from protocol.http.bearer import read_token
+from rewards.check_probes import Asked, Endpoint, Finding, findings
+
+_SAMPLES = (
+    {"prompt": "What is 1 + 1?", "response": " <think>one more</think><answer>2</answer>", "label": "2"},
+    {"prompt": "What is 2 + 2?", "response": " <think>hm</think><answer>5</answer>", "label": "4"},
+)
+
+
+def main() -> int:
+    arguments = _parser().parse_args()
+    try:
+        samples = _samples(arguments.sample)
+        headers = _headers(arguments.header, arguments.token_file)
+    except OperatorError as error:
+        print(error, file=sys.stderr)
+        return error.exit_code
+    is_usable = True
+    with Endpoint(arguments.url, headers, arguments.timeout_s) as endpoint:
+        for finding in findings(endpoint, samples):
+            print(_line(finding), flush=True)
+            is_usable = is_usable and finding.kind != "problem"
+    print(f"{arguments.url} {'can' if is_usable else 'cannot'} be trained with.")
+    return 0 if is_usable else 1
+
+
+def _line(finding: Finding) -> str:
+    advice = f" {finding.advice}" if finding.advice else ""
+    return f"{finding.kind:8} {finding.fact}{advice}"
+
+
+def _samples(path: Path | None) -> list[Asked]:
+    """Return the samples to ask with: two made-up ones, or the user's and a made-up response to its prompt."""
+    rows: list[dict[str, Any]] = list(_SAMPLES)
+    if path is not None:
+        try:
+            row = json.loads(path.read_text(encoding="utf-8").splitlines()[0])
+            rows = [{"response": " <answer>1</answer>", **row}, {**row, "response": " <answer>none</answer>"}]
+            return [Asked(**each) for each in rows]
+        except (OSError, ValueError, IndexError, TypeError) as error:
+            raise OperatorError(
+                f"rewards: --sample {path} holds no sample ({error}). Expected one line of JSON: "
+                '{"prompt": "..", "response": "..", "label": ..}, and the row\'s other columns as "columns".'
+            ) from None
+    return [Asked(**each) for each in rows]
+
+
+def _headers(given: list[str], token_file: Path | None) -> dict[str, str]:
+    headers = {"authorization": f"Bearer {read_token(token_file)}"} if token_file is not None else {}
+    for header in given:
+        name, colon, value = header.partition(":")
+        if not colon:
+            raise OperatorError(f"rewards: --header {header} is no header. Expected NAME: VALUE.")
+        headers[name.strip().lower()] = value.strip()
+    return headers
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(prog="python -m rewards.check", description=__doc__)
+    parser.add_argument("url", metavar="URL", help="as in rewards.endpoints")
+    parser.add_argument("--sample", type=Path, help='file with a line {"prompt", "response", "label", "columns"}')
+    parser.add_argument("--header", action="append", default=[], help="NAME: VALUE, sent with each request")
+    parser.add_argument("--token-file", type=Path, help="send the bearer token in this file")
+    parser.add_argument("--timeout-s", type=float, default=60.0, help="longest wait for an answer, as in the settings")
+    return parser
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,196 @@
+"""What a reward endpoint does with one sample, with several, and with the same again: `rewards.check`'s questions."""
+
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from types import TracebackType
+from typing import Any, Literal, Self
+
+import httpx
+
+from protocol.http.bodies import BodyError, read_rewards
+
+_CONNECT_S = 2.0
+_MAX_REPLY_BYTES = 1 << 20
+_SLOW_S = 10.0
+_FINAL = "A run does not try such an answer again."
+_ADVICE = {
+    301: "Give the address that it redirects to, if it is yours.",
+    401: "Name the header that it wants in the endpoint's headers_env (here: --header or --token-file).",
+    404: "The path is used exactly as given: add the service's own, such as /get_reward.",
+    405: "The address must take POST: add the service's own path.",
+    413: "It takes less at once: lower batch_size, or raise the service's limit.",
+    422: "Its fields are others than query, prompts and labels: make it read those.",
+    429: "It is limiting you: lower max_concurrency.",
+    500: "The service's own log says more. One bad sample is tried twice, then its group goes back.",
+    503: "It is not ready, or full: start it whole, or lower max_concurrency.",
+}
+
+
+@dataclass(frozen=True)
+class Finding:
+    """One fact about an endpoint."""
+
+    kind: Literal["ok", "warning", "problem"]  # warning: it can be trained with, but look; problem: it cannot
+    fact: str  # a sentence
+    advice: str = ""  # what to change; empty: nothing
+
+
+@dataclass(frozen=True)
+class Asked:
+    """One sample to ask about."""
+
+    prompt: str
+    response: str
+    label: Any = None
+    columns: Mapping[str, Any] = field(default_factory=dict)  # the data row's other columns
+
+
+class _Stop(Exception):
+    """An answer after which there is nothing more to ask."""
+
+    def __init__(self, fact: str, advice: str) -> None:
+        super().__init__(fact)
+        self.finding = Finding("problem", fact, advice)
+
+
+class Endpoint:
+    """A URL that is asked for rewards as a run asks; a context manager."""
+
+    def __init__(self, url: str, headers: Mapping[str, str], timeout_s: float) -> None:
+        self._url = url
+        self._timeout_s = timeout_s
+        self._client = httpx.Client(
+            headers={"accept-encoding": "identity", **headers},
+            timeout=httpx.Timeout(timeout_s, connect=_CONNECT_S),
+            trust_env=False,
+        )
+        self.last_s = 0.0  # seconds that the last answer took
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._client.close()
+
+    def ask(self, samples: Sequence[Asked]) -> tuple[float, ...]:
+        """Return one reward per sample. Raises: _Stop in words for any other answer, or none."""
+        body: dict[str, Any] = {
+            "query": [sample.prompt + sample.response for sample in samples],
+            "prompts": [sample.prompt for sample in samples],
+            "labels": [sample.label for sample in samples],
+        }
+        if any(sample.columns for sample in samples):
+            body["columns"] = [dict(sample.columns) for sample in samples]
+        reply = self._post(body)
+        try:
+            return read_rewards(reply, len(samples))
+        except BodyError as error:
+            raise _Stop(f"In the reply {error}.", _reply_advice(reply, error, len(samples))) from None
+
+    def _post(self, body: dict[str, Any]) -> bytes:
+        started = time.monotonic()
+        try:
+            answer = self._client.post(self._url, json=body, headers={"idempotency-key": "sluice-check"})
+        except (httpx.UnsupportedProtocol, httpx.InvalidURL) as error:
+            raise _Stop(f"{self._url} is no address ({error}).", "Expected http://HOST:PORT/PATH.") from None
+        except httpx.ConnectTimeout:
+            raise _Stop(
+                f"No connection within {_CONNECT_S:g} s.", "Is the host right, and its port open to this machine?"
+            ) from None
+        except httpx.ConnectError as error:
+            raise _Stop(f"No connection ({error}).", _connect_advice(str(error))) from None
+        except httpx.TimeoutException:
+            raise _Stop(
+                f"No answer within {self._timeout_s:g} s.",
+                "Raise the endpoint's timeout_s, or make the service faster.",
+            ) from None
+        except httpx.HTTPError as error:
+            raise _Stop(
+                f"The connection was lost ({type(error).__name__}: {error}).",
+                "Does the service speak HTTP and stay up?",
+            ) from None
+        self.last_s = time.monotonic() - started
+        return self._judged(answer)
+
+    def _judged(self, answer: httpx.Response) -> bytes:
+        status = answer.status_code
+        if answer.has_redirect_location:
+            raise _Stop(f"It redirects to {answer.headers['location']!r}, which a run does not follow.", _ADVICE[301])
+        if status != 200:
+            known = {403: 401, 400: 422, 502: 503, 504: 503}.get(status, status)
+            raise _Stop(f"It answered {status}: {answer.text[:300].strip()}", _ADVICE.get(known, _FINAL))
+        if answer.headers.get("content-encoding", "identity") != "identity":
+            raise _Stop("The reply is compressed, which was not asked for.", "Switch compression off in the service.")
+        if len(answer.content) > _MAX_REPLY_BYTES:
+            raise _Stop(f"The reply has {len(answer.content)} bytes, over {_MAX_REPLY_BYTES}.", "Send rewards alone.")
+        return answer.content
+
+
+def findings(endpoint: Endpoint, samples: Sequence[Asked]) -> Iterator[Finding]:
+    """Yield what is found with two samples, the worst last: after a problem with one sample nothing more is asked."""
+    first, second = samples
+    try:
+        rewards = endpoint.ask([first])
+        yield Finding("ok", f"One sample got the reward {rewards[0]:g} in {endpoint.last_s:.2f} s.")
+        yield from _slowness(endpoint)
+        yield from _batch(endpoint, first, second, rewards[0])
+    except _Stop as stop:
+        yield stop.finding
+
+
+def _slowness(endpoint: Endpoint) -> Iterator[Finding]:
+    if endpoint.last_s > _SLOW_S:
+        yield Finding(
+            "warning",
+            f"That is slow: 64 at a time make {64 / endpoint.last_s:.1f} samples/s at the most.",
+            "Raise max_concurrency if the service takes more at once.",
+        )
+
+
+def _batch(endpoint: Endpoint, first: Asked, second: Asked, alone: float) -> Iterator[Finding]:
+    """Yield whether several samples in one request get what each gets alone, in their order."""
+    other = endpoint.ask([second])[0]
+    again = endpoint.ask([first])[0]
+    if again != alone:
+        yield Finding(
+            "warning", f"The same sample got {alone:g}, then {again:g}.", "Is that meant? A sample may be asked twice."
+        )
+    if alone == other:
+        yield Finding("warning", f"Two different samples both got {alone:g}.", "Try --sample with a row of your own.")
+    try:
+        both, turned = endpoint.ask([first, second]), endpoint.ask([second, first])
+    except _Stop as stop:
+        advice = f"Leave batch_size at 1, or change the service so that it takes several. {stop.finding.advice}".strip()
+        yield Finding("warning", f"Two samples in one request fail: {stop.finding.fact}", advice)
+        return
+    if again == alone and both != (alone, other):
+        fact = f"Alone two samples got {alone:g} and {other:g}, in one request {both[0]:g} and {both[1]:g}."
+        yield Finding("warning", fact, "Leave batch_size at 1: rewards come back in another order, or are mixed.")
+    elif again == alone and turned != both[::-1]:
+        fact = "In one request the first sample decides what the second gets."
+        yield Finding("warning", fact, "Leave batch_size at 1.")
+    else:
+        yield Finding("ok", "Two samples in one request got a reward each: batch_size may be above 1.")
+
+
+def _connect_advice(problem: str) -> str:
+    if "certificate" in problem.lower() or "ssl" in problem.lower():
+        return "Its certificate is not trusted, or the port does not speak https: check http:// or https://."
+    if "name" in problem.lower() and ("known" in problem or "resolution" in problem or "service" in problem):
+        return "The host's name is not known here: check it, or give its address."
+    return "Start the service, or check host and port. On another machine it must listen on more than 127.0.0.1."
+
+
+def _reply_advice(reply: bytes, error: BodyError, num_samples: int) -> str:
+    if reply.lstrip()[:1] == b"<":
+        return "That is a web page: is another program on this port, or is the path another?"
+    if "NaN" in error.problem or "finite" in error.problem or "null" in error.problem or "None" in error.problem:
+        return "Give a finite number for every sample: a reward is never guessed."
+    if "entries" in error.problem:
+        return f"Give one reward for each of the {num_samples} queries, in their order."
+    if "number" in error.problem:
+        return "Give numbers, not text or truth values."
+    return 'Answer {"rewards": [one finite number for each query]}.'

@@ -1,0 +1,151 @@
+"""`python -m rewards.check`: a good endpoint told from bad ones, in words that say what to change."""
+
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from rewards.bundled import scorer_named
+from rewards.check_probes import Asked, Endpoint, Finding, findings
+from rewards.service import RewardService
+from tests.fakes.http_servers import (
+    Answer,
+    Received,
+    ScriptedServer,
+    free_address,
+    run_module,
+    scripted_server,
+    serving,
+)
+
+SAMPLES = [Asked("1+1?", "<answer>2</answer>", "2"), Asked("2+2?", "<answer>5</answer>", "4")]
+
+
+@pytest.fixture(scope="module")
+def server() -> Iterator[ScriptedServer]:
+    with scripted_server() as scripted:
+        yield scripted
+
+
+def _found(url: str, timeout_s: float = 5.0) -> list[Finding]:
+    with Endpoint(url, {}, timeout_s) as endpoint:
+        return list(findings(endpoint, SAMPLES))
+
+
+def _rewards(received: Received) -> list[float]:
+    pairs = zip(received.body["query"], received.body["labels"], strict=True)
+    return [float(f"<answer>{label}<" in query) for query, label in pairs]
+
+
+def test_good_endpoint_has_nothing_to_change() -> None:
+    with serving(RewardService(scorer_named("exact_match"), "exact_match").app()) as address:
+        found = _found(address)
+        finished = run_module("rewards.check", address)
+    assert [finding.kind for finding in found] == ["ok", "ok"]
+    assert found[1].fact == "Two samples in one request got a reward each: batch_size may be above 1."
+    assert (finished.returncode, finished.stderr) == (0, "")
+    assert finished.stdout.splitlines()[-1] == f"{address} can be trained with."
+
+
+@pytest.mark.parametrize(
+    ("answer", "fact", "advice"),
+    [
+        (Answer({"detail": "no"}, 401), "It answered 401", "headers_env"),
+        (Answer({"detail": "Not Found"}, 404), "It answered 404", "add the service's own, such as /get_reward"),
+        (Answer({"detail": "Method"}, 405), "It answered 405", "must take POST"),
+        (Answer({"detail": "field required"}, 422), "It answered 422", "Its fields are others"),
+        (Answer("slow down", 429), "It answered 429", "lower max_concurrency"),
+        (Answer("Traceback", 500), 'It answered 500: "Traceback"', "The service's own log says more"),
+        (Answer("loading", 503), "It answered 503", "not ready, or full"),
+        (Answer(b"", 307, headers={"location": "/x"}), "It redirects to '/x'", "Give the address"),
+        (Answer(b"<html>hello</html>"), "is not JSON", "That is a web page"),
+        (Answer({"score": 1.0}), "$.rewards is missing; the reply has the keys ['score']", 'Answer {"rewards"'),
+        (Answer({"rewards": []}), "$.rewards has 0 entries, expected 1", "one reward for each of the 1 queries"),
+        (Answer({"rewards": [0.1, 0.2]}), "$.rewards has 2 entries, expected 1", "one reward for each"),
+        (Answer({"rewards": [float("nan")]}), "expected a finite number", "finite number for every sample"),
+        (Answer({"rewards": [None]}), "$.rewards[0] is None", "finite number for every sample"),
+        (Answer({"rewards": ["0.5"]}), "$.rewards[0] is '0.5', expected a number", "not text or truth values"),
+        (Answer({"rewards": [1.0], "pad": "x" * (1 << 20)}), "over 1048576", "Send rewards alone"),
+    ],
+)
+def test_bad_answer_is_a_problem_in_words(server: ScriptedServer, answer: Answer, fact: str, advice: str) -> None:
+    (finding,) = _found(server.script("bad", answer))
+    assert finding.kind == "problem"
+    assert fact in finding.fact
+    assert advice in finding.advice
+
+
+@pytest.mark.parametrize(
+    ("url", "fact", "advice"),
+    [
+        (free_address(), "No connection", "Start the service"),
+        ("http://no-such-host.invalid/", "No connection", "The host's name is not known"),
+        ("localhost:8000", "is no address", "Expected http://HOST:PORT/PATH"),
+    ],
+)
+def test_address_where_nobody_answers_is_a_problem(url: str, fact: str, advice: str) -> None:
+    (finding,) = _found(url)
+    assert (finding.kind, fact in finding.fact, advice in finding.advice) == ("problem", True, True), finding
+
+
+def test_service_that_speaks_no_https_is_told(server: ScriptedServer) -> None:
+    (finding,) = _found(server.address.replace("http:", "https:"))
+    assert (finding.kind, finding.advice) == (
+        "problem",
+        "Its certificate is not trusted, or the port does not speak https: check http:// or https://.",
+    )
+
+
+def test_answer_that_does_not_come_is_told_by_the_limit(server: ScriptedServer) -> None:
+    (finding,) = _found(server.script("late", Answer({"rewards": [1.0]}, delay_s=1.0)), timeout_s=0.1)
+    assert finding.fact == "No answer within 0.1 s."
+
+
+def _sum(received: Received) -> Any:
+    return Answer({"rewards": [sum(_rewards(received))]})
+
+
+def _turned(received: Received) -> Any:
+    return Answer({"rewards": sorted(_rewards(received))})
+
+
+def _constant(received: Received) -> Any:
+    return Answer({"rewards": [0.5] * len(received.body["query"])})
+
+
+@pytest.mark.parametrize(
+    ("answer", "fact"),
+    [
+        (_sum, "Two samples in one request fail: In the reply $.rewards has 1 entries, expected 2"),
+        (_turned, "Alone two samples got 1 and 0, in one request 0 and 1."),
+        (_constant, "Two different samples both got 0.5."),
+    ],
+)
+def test_endpoint_for_single_samples_alone_is_a_warning(
+    server: ScriptedServer, answer: Callable[[Received], Answer], fact: str
+) -> None:
+    found = _found(server.script_by("odd", answer))
+    assert [finding.kind for finding in found if finding.fact.startswith(fact)] == ["warning"]
+    assert "problem" not in [finding.kind for finding in found]
+
+
+def test_rewards_by_chance_are_a_warning(server: ScriptedServer) -> None:
+    url = server.script("chance", *[Answer({"rewards": [number / 10]}) for number in range(4)])
+    assert "The same sample got 0, then 0.2." in [finding.fact for finding in _found(url)]
+
+
+def test_sample_of_the_users_is_sent_with_its_columns(server: ScriptedServer, tmp_path: Path) -> None:
+    (tmp_path / "row.json").write_text('{"prompt": "p ", "response": "r", "label": [1], "columns": {"a": 2}}\n')
+    url = server.script_by("own", lambda received: Answer({"rewards": [1.0] * len(received.body["query"])}))
+    run_module("rewards.check", url, "--sample", str(tmp_path / "row.json"), "--header", "X-Key: v")
+    first = server.received["own"][0]
+    assert first.body == {"query": ["p r"], "prompts": ["p "], "labels": [[1]], "columns": [{"a": 2}]}
+    assert first.headers["x-key"] == "v"
+
+
+def test_sample_that_is_none_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "row.json").write_text("{}\n")
+    finished = run_module("rewards.check", "http://x", "--sample", str(tmp_path / "row.json"))
+    assert (finished.returncode, finished.stdout) == (1, "")
+    assert "holds no sample" in finished.stderr
