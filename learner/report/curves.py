@@ -89,6 +89,11 @@ def metric_charts(lines: Sequence[Mapping[str, float]]) -> list[Chart]:
     """Return a chart for every other metric that was measured."""
     charts = [*_CHARTS]
     keys = {key for line in lines for key in line}
+    logs = sorted(key for key in keys if key.startswith("reward_log/"))
+    if logs:
+        charts.append(
+            ("What reward services logged", tuple((key, key.removeprefix("reward_log/")) for key in logs[:6]))
+        )
     parts = sorted(key for key in keys if key.startswith("reward/"))
     if parts:
         charts.insert(0, ("Parts of the reward", tuple((key, key.removeprefix("reward/")) for key in parts[:6])))

@@ -5,7 +5,9 @@ what is not exactly a finite number, or not exactly as long as what was asked, i
 """
 
 import math
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, field
 from typing import Any, Self, TypeVar
 
 import pydantic_core
@@ -81,13 +83,49 @@ def read_request(model: type[_Request], body: bytes) -> _Request:
         raise BodyError(_path(first["loc"]), f"{first['msg']}{value}") from None
 
 
+@dataclass(frozen=True)
+class Scored:
+    """What a reward service gave one sample."""
+
+    reward: float  # finite
+    score: float | None = None  # for filtering, finite; None: the service gave none
+    logs: Mapping[str, float] = field(default_factory=dict)  # numbers for curves by name, finite
+
+
+def read_scored(body: bytes, num_samples: int) -> tuple[Scored, ...]:
+    """Return what a service's reply gives each sample.
+
+    `scores` is as strict as `rewards`: groups are filtered by it. Of `extra_logs` what is no number for each sample, or
+    one number for all of them, is left out: a log that no curve shows costs no reward.
+    Raises: BodyError naming the field for anything that `read_rewards` does not take either.
+    """
+    reply = _parse(body)
+    rewards = _rewards_of(reply, num_samples)
+    fields = reply if isinstance(reply, dict) else {}
+    scores: Sequence[float | None] = [None] * num_samples
+    if fields.get("scores") is not None:
+        given = fields["scores"]
+        scores = check_numbers(given if isinstance(given, list) else [given], num_samples, "$.scores")
+    logs: list[dict[str, float]] = [{} for _ in range(num_samples)]
+    named = fields.get("extra_logs")
+    for name, values in named.items() if isinstance(named, dict) else ():
+        with suppress(BodyError):
+            spread = values if isinstance(values, list) else [values] * num_samples
+            for log, value in zip(logs, check_numbers(spread, num_samples, name), strict=True):
+                log[name] = value
+    return tuple(Scored(*parts) for parts in zip(rewards, scores, logs, strict=True))
+
+
 def read_rewards(body: bytes, num_samples: int) -> tuple[float, ...]:
     """Return the rewards in a service's reply, one per sample, all finite.
 
     Accepted: {"rewards": [..]}, and for a single sample also {"rewards": x}, [x] and x.
     Raises: BodyError naming the field for anything else.
     """
-    reply = _parse(body)
+    return _rewards_of(_parse(body), num_samples)
+
+
+def _rewards_of(reply: Any, num_samples: int) -> tuple[float, ...]:
     path = "$"
     if isinstance(reply, dict):
         path = "$.rewards"

@@ -38,7 +38,7 @@ class VersionSpan(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_f
     version: Count  # optimizer steps inside the weights that wrote it
 
 
-class TrajectoryFacts(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
+class TrajectoryFacts(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True, omit_defaults=True):
     """Everything about a trajectory but its tokens."""
 
     group: Name  # the lease's group: e{epoch}-{prompt uid}, or eval-{step}-{prompt uid}
@@ -58,6 +58,10 @@ class TrajectoryFacts(msgspec.Struct, frozen=True, forbid_unknown_fields=True, k
     reward: float  # the reward services', by rewards.combine, plus the environment's; advantages are computed from it
     # reward by the endpoint's name, or "environment"; only parts that were measured
     reward_parts: Annotated[dict[Name, float], msgspec.Meta(max_length=64)]
+    # what reward services gave for filtering: the mean of their `scores`; None: they gave none, and the reward counts
+    reward_score: float | None = None
+    # numbers for curves, by endpoint/name: the `extra_logs` of reward services; no part of the reward
+    reward_logs: Annotated[dict[Name, float], msgspec.Meta(max_length=64)] = msgspec.field(default_factory=dict)
     # in order; together exactly the model's tokens
     version_spans: Annotated[list[VersionSpan], msgspec.Meta(min_length=1, max_length=4096)]
     started_at: Seconds  # Unix seconds by the server's clock: before the environment gave the prompt
@@ -167,7 +171,9 @@ class Trajectory:
             raise FrameError(f"{path}.behaviour_logprobs", "is not 0 for a token that the model did not write")
 
     def _check_rewards(self, path: str) -> None:
-        for name, value in (("reward", self.facts.reward), *self.facts.reward_parts.items()):
+        numbers = {"reward": self.facts.reward, **self.facts.reward_parts, **self.facts.reward_logs}
+        score = self.facts.reward_score
+        for name, value in (*numbers.items(), *([("reward_score", score)] if score is not None else [])):
             if not math.isfinite(value):
                 raise FrameError(f"{path}.reward", f"{name} is {value}", "nonfinite")
             if abs(value) > _LARGEST_REWARD:

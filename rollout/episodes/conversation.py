@@ -100,17 +100,27 @@ class Conversation:
         self.transcript.add_observation(tokens)
         return True
 
-    def finish(self, how: Finish, reward: float, parts: Mapping[str, float], reward_s: float = 0.0) -> Trajectory:
+    def finish(
+        self,
+        how: Finish,
+        reward: float,
+        parts: Mapping[str, float],
+        reward_s: float = 0.0,
+        score: float | None = None,
+        logs: Mapping[str, float] | None = None,
+    ) -> Trajectory:
         """Return the trajectory; what the environment gave is added to `reward`, under the part "environment".
 
-        reward_s: seconds that scoring took.
+        reward_s: seconds that scoring took. score, logs: what the reward services gave for filtering and for curves.
         Raises: NeighbourError("trajectory") when it is none that could be trained.
         """
         own = self.transcript.reward
         if own is not None:
             reward, parts = reward + own, {**parts, ENVIRONMENT: own}
         try:
-            return self.transcript.to_trajectory(self._facts(how, reward, parts, reward_s))
+            facts = self._facts(how, reward, parts, reward_s)
+            facts = msgspec.structs.replace(facts, reward_score=score, reward_logs=dict(logs or {}))
+            return self.transcript.to_trajectory(facts)
         except FrameError as error:
             raise NeighbourError("trajectory", str(error)) from error
 

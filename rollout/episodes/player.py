@@ -58,7 +58,8 @@ class EpisodePlayer:
         how = await self._converse(environment, conversation)
         clock = time.perf_counter()
         score = await self._score(sample, conversation.transcript)
-        return conversation.finish(how, score.reward, score.parts, reward_s=time.perf_counter() - clock)
+        scored_s = time.perf_counter() - clock
+        return conversation.finish(how, score.reward, score.parts, scored_s, score.filter_score, score.logs)
 
     async def _converse(self, environment: GuardedEnvironment, conversation: Conversation) -> Finish:
         """Play turns until the environment or the context ends the conversation; returns which."""

@@ -12,11 +12,12 @@ import math
 import os
 import zlib
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from types import TracebackType
 from typing import Any, Self
 
 from protocol.errors import NeighbourError, OperatorError
+from protocol.http.bodies import Scored
 from protocol.settings.rewards import RewardEndpoint
 from rollout.neighbours.http.circuit_breaker import BreakerOpen, first_ready
 from rollout.neighbours.http.endpoint import EndpointStats
@@ -27,6 +28,11 @@ from rollout.neighbours.reward_request import ScoreRequest, check_label
 __all__ = ["RewardClient", "Score", "ScoreRequest"]
 
 
+_MAX_LOGS, _MAX_LOG_NAME = 64, 200
+# Learners take no larger number, and a curve shows none.
+_LARGEST_LOG = 1e18
+
+
 @dataclass(frozen=True)
 class Score:
     """What the reward services gave one sample."""
@@ -34,6 +40,8 @@ class Score:
     reward: float  # the parts combined as rewards.combine says, finite
     # endpoint's name -> its reward before weights; with combine = shard one endpoint's alone
     parts: Mapping[str, float]
+    filter_score: float | None = None  # mean of the endpoints' `scores`; None: none gave one
+    logs: Mapping[str, float] = field(default_factory=dict)  # the endpoints' `extra_logs`, by endpoint/name
 
 
 class RewardClient:
@@ -93,13 +101,15 @@ class RewardClient:
         """
         check_label(request.label)
         if self._combine == "shard":
-            parts = dict([await self._ask_shard(request)])
+            given = dict([await self._ask_shard(request)])
         else:
-            parts = await self._ask_all(request)
+            given = await self._ask_all(request)
+        parts = {name: scored.reward for name, scored in given.items()}
         reward = combine_parts(parts, self._weights, self._combine)
         if not math.isfinite(reward):
             raise NeighbourError("reward:" + "+".join(parts), f"the parts {parts} combine to {reward}")
-        return Score(reward, parts)
+        scores = [scored.score for scored in given.values() if scored.score is not None]
+        return Score(reward, parts, math.fsum(scores) / len(scores) if scores else None, _logs_of(given))
 
     async def check(self, probe: ScoreRequest | None = None) -> None:
         """Ask every endpoint once for a reward; for start-up.
@@ -111,10 +121,10 @@ class RewardClient:
         for scorer in self._scorers:
             await scorer.check(probe)
 
-    async def _ask(self, scorer: EndpointScorer, request: ScoreRequest) -> tuple[str, float]:
+    async def _ask(self, scorer: EndpointScorer, request: ScoreRequest) -> tuple[str, Scored]:
         return scorer.name, await scorer.score(request)
 
-    async def _ask_all(self, request: ScoreRequest) -> dict[str, float]:
+    async def _ask_all(self, request: ScoreRequest) -> dict[str, Scored]:
         try:
             async with asyncio.TaskGroup() as group:
                 asked = [group.create_task(self._ask(scorer, request)) for scorer in self._scorers]
@@ -123,7 +133,7 @@ class RewardClient:
             raise failures.exceptions[0] from None
         return dict(task.result() for task in asked)
 
-    async def _ask_shard(self, request: ScoreRequest) -> tuple[str, float]:
+    async def _ask_shard(self, request: ScoreRequest) -> tuple[str, Scored]:
         """Ask one endpoint: always the same one for a sample while it is up, else another, or the first to be up."""
         while True:
             ready = [scorer for scorer in self._scorers if scorer.breaker.may_pass] or self._scorers
@@ -131,6 +141,13 @@ class RewardClient:
                 return await self._ask(ready[zlib.crc32(request.key.encode()) % len(ready)], request)
             except BreakerOpen:
                 await first_ready([scorer.breaker for scorer in self._scorers])
+
+
+def _logs_of(given: Mapping[str, Scored]) -> dict[str, float]:
+    """Return the first so many logs by endpoint/name; a trajectory has room for no more, nor for longer names."""
+    logs = {f"{name}/{log}": value for name, scored in given.items() for log, value in scored.logs.items()}
+    usable = [name for name in sorted(logs) if len(name) <= _MAX_LOG_NAME and abs(logs[name]) <= _LARGEST_LOG]
+    return {name: logs[name] for name in usable[:_MAX_LOGS]}
 
 
 def combine_parts(parts: Mapping[str, float], weights: Mapping[str, float], combine: str) -> float:

@@ -5,7 +5,7 @@ import dataclasses
 from collections.abc import Mapping, Sequence
 
 from protocol.errors import NeighbourError
-from protocol.http.bodies import read_rewards
+from protocol.http.bodies import Scored, read_scored
 from protocol.settings.rewards import RewardEndpoint
 from rollout.neighbours.http.circuit_breaker import CircuitBreaker
 from rollout.neighbours.http.endpoint import EndpointStats, HttpEndpoint
@@ -44,8 +44,8 @@ class EndpointScorer:
         """Open while the endpoint is down."""
         return self._http.breaker
 
-    async def score(self, request: ScoreRequest) -> float:
-        """Return the sample's reward; while the endpoint is down it waits, unless it was made not to.
+    async def score(self, request: ScoreRequest) -> Scored:
+        """Return what the endpoint gives the sample; while the endpoint is down it waits, unless it was made not to.
 
         Raises: NeighbourError when none came; BreakerOpen instead of waiting.
         """
@@ -57,7 +57,7 @@ class EndpointScorer:
         """Ask once, without retries. Raises: NeighbourError saying what to change."""
         request = probe or _MADE_UP_PROBE
         try:
-            await self._http.attempt(body_of([request]), lambda reply: read_rewards(reply, 1), key_of([request]))
+            await self._http.attempt(body_of([request]), lambda reply: read_scored(reply, 1), key_of([request]))
         except AttemptFailed as failure:
             if probe is None and failure.status in (400, 422, 500):
                 return
@@ -69,8 +69,8 @@ class EndpointScorer:
             await self._batcher.close()
         await self._http.close()
 
-    async def _score_batch(self, requests: Sequence[ScoreRequest]) -> Sequence[float | Exception]:
-        """Return the rewards of a batch; one that fails as a whole is asked again sample by sample.
+    async def _score_batch(self, requests: Sequence[ScoreRequest]) -> Sequence[Scored | Exception]:
+        """Return what a batch was given; one that fails as a whole is asked again sample by sample.
 
         Otherwise a single sample that the user's function trips over would cost its neighbours their rewards.
         """
@@ -82,13 +82,13 @@ class EndpointScorer:
                 raise
         return await asyncio.gather(*(self._score_alone(request) for request in requests))
 
-    async def _score_alone(self, request: ScoreRequest) -> float | Exception:
+    async def _score_alone(self, request: ScoreRequest) -> Scored | Exception:
         try:
             return (await self._call([request]))[0]
         except NeighbourError as error:
             return error
 
-    async def _call(self, requests: Sequence[ScoreRequest]) -> tuple[float, ...]:
+    async def _call(self, requests: Sequence[ScoreRequest]) -> tuple[Scored, ...]:
         body, key = body_of(requests), key_of(requests)
         self.stats.calls += 1
         try:
@@ -96,7 +96,7 @@ class EndpointScorer:
                 self._boundary,
                 self._policy,
                 lambda limit: self._http.attempt(
-                    body, lambda reply: read_rewards(reply, len(requests)), key, limit, self._waits
+                    body, lambda reply: read_scored(reply, len(requests)), key, limit, self._waits
                 ),
                 self._count_retry,
                 f"{self._http.url}: no reward",

@@ -129,12 +129,24 @@ async def test_openrlhf_function_gets_query_prompt_and_label_of_a_row(tmp_path: 
         "def reward_func(queries, prompts, labels, **kwargs):\n"
         "    assert queries == ['<bos>What is 1+1?2'] and prompts == ['<bos>What is 1+1?'], (queries, prompts)\n"
         "    return {'rewards': torch.tensor([float(q.endswith(l)) for q, l in zip(queries, labels)]),\n"
-        "            'scores': torch.tensor([1.0]), 'extra_logs': {'length': torch.tensor([1.0])}}\n"
+        "            'scores': torch.tensor([0.75]), 'extra_logs': {'length': torch.tensor([1.0])}}\n"
     )
     row = {"input": "What is 1+1?", "answer": "2", "source": "mine"}
     settings = DataSettings(prompt_key="input", label_key="answer")
     (prompt,) = load_prompts(str(_jsonl(tmp_path, row)), settings)
-    assert (await _played(prompt, tmp_path / "reward.py", "2")).facts.reward == 1.0
+    facts = (await _played(prompt, tmp_path / "reward.py", "2")).facts
+    assert (facts.reward, facts.reward_score, facts.reward_logs) == (1.0, 0.75, {"mine/length": 1.0})
+
+
+async def test_numbers_beside_verls_score_reach_the_trajectory(tmp_path: Path) -> None:
+    (tmp_path / "reward.py").write_text(
+        "def compute_score(data_source, solution_str, ground_truth, extra_info=None):\n"
+        "    return {'score': 1.0, 'acc': True, 'pred': solution_str, 'steps': 3}\n"
+    )
+    (prompt,) = load_prompts(str(_jsonl(tmp_path, GSM8K)), DataSettings(label_key="reward_model"))
+    facts = (await _played(prompt, tmp_path / "reward.py", "2", batch_size=4)).facts
+    assert (facts.reward, facts.reward_score) == (1.0, None)
+    assert facts.reward_logs == {"mine/acc": 1.0, "mine/steps": 3.0}
 
 
 async def test_own_function_gets_the_rows_columns(tmp_path: Path) -> None:

@@ -78,6 +78,13 @@ class StepBatch:
             parts = [f.reward_parts[name] for f in facts if name in f.reward_parts]
             is_added = name == _ENVIRONMENT or combine in ("sum", "mean")
             metrics[f"reward/{name}"] = sum(parts) / len(facts if is_added else parts)
+        scores = [f.reward_score for f in facts if f.reward_score is not None]
+        if scores:
+            metrics["score_mean"] = float(np.mean(scores))
+        for name in sorted({name for f in facts for name in f.reward_logs}):
+            metrics[f"reward_log/{name}"] = float(
+                np.mean([f.reward_logs[name] for f in facts if name in f.reward_logs])
+            )
         return metrics
 
 

@@ -55,7 +55,8 @@ def _one_of(*values: Any) -> Rule:
 
 
 def _facts(value: Any) -> bool:
-    return type(value) is dict and _fits(value, _FACTS)
+    given = {"reward_score": None, "reward_logs": {}, **value} if type(value) is dict else {}
+    return _fits(given, _FACTS)
 
 
 _name, _reason = _text(1, 200), _text(0, 2000)
@@ -73,6 +74,8 @@ _FACTS: dict[str, Rule] = {
     "finish": _one_of("answer", "stop", "length", "turns", "context"),
     "reward": _number(),
     "reward_parts": _table(64, _number()),
+    "reward_score": lambda value: value is None or _number()(value),
+    "reward_logs": _table(64, _number()),
     "version_spans": _spans,
     "started_at": _seconds,
     "finished_at": _seconds,
@@ -164,4 +167,6 @@ def _is_trainable(facts: dict[str, Any], tokens: bytes, logprobs: bytes, mask: b
             return False
         if not -math.inf < logprob <= 1e-3 or (logprob != 0 and not is_written):
             return False
-    return all(-1e18 <= reward <= 1e18 for reward in (facts["reward"], *facts["reward_parts"].values()))
+    given = (facts["reward"], facts.get("reward_score") or 0.0)
+    named = (*facts["reward_parts"].values(), *facts.get("reward_logs", {}).values())
+    return all(-1e18 <= number <= 1e18 for number in (*given, *named))

@@ -1,5 +1,8 @@
 """Bodies of the reward and retrieve contracts: what is accepted, and the words for what is not."""
 
+import json
+from typing import Any
+
 import pytest
 
 from protocol.http.bodies import (
@@ -7,9 +10,11 @@ from protocol.http.bodies import (
     Passage,
     RetrieveRequest,
     RewardRequest,
+    Scored,
     read_passages,
     read_request,
     read_rewards,
+    read_scored,
 )
 
 
@@ -102,3 +107,29 @@ def test_reward_request_refuses_lists_that_are_not_aligned() -> None:
 def test_reward_request_of_an_older_client_has_no_labels() -> None:
     request = read_request(RewardRequest, b'{"query": ["a"]}')
     assert (request.query, request.prompts, request.labels) == (["a"], None, None)
+
+
+@pytest.mark.parametrize(
+    ("reply", "expected"),
+    [
+        ({"rewards": [1, 2]}, (Scored(1.0), Scored(2.0))),
+        ({"rewards": [1, 2], "scores": None, "extra_logs": None}, (Scored(1.0), Scored(2.0))),
+        ({"rewards": [1, 2], "scores": [0.5, 0]}, (Scored(1.0, 0.5), Scored(2.0, 0.0))),
+        (
+            {"rewards": [1, 2], "extra_logs": {"a": [3, 4], "all": 5, "text": ["x", "y"], "short": [1], "odd": None}},
+            (Scored(1.0, None, {"a": 3.0, "all": 5.0}), Scored(2.0, None, {"a": 4.0, "all": 5.0})),
+        ),
+        ({"rewards": [1, 2], "extra_logs": ["a"]}, (Scored(1.0), Scored(2.0))),
+    ],
+)
+def test_scored_has_what_a_service_gave_besides_rewards(reply: Any, expected: tuple[Scored, ...]) -> None:
+    assert read_scored(json.dumps(reply).encode(), 2) == expected
+
+
+@pytest.mark.parametrize(
+    ("scores", "problem"),
+    [([0.5], r"\$\.scores has 1 entries, expected 2"), ([0.5, None], r"\$\.scores\[1\] is None, expected a number")],
+)
+def test_scores_are_as_strict_as_rewards(scores: Any, problem: str) -> None:
+    with pytest.raises(BodyError, match=problem):
+        read_scored(json.dumps({"rewards": [1, 2], "scores": scores}).encode(), 2)

@@ -414,3 +414,19 @@ async def test_check_refuses_an_endpoint_that_answers_nonsense(server: ScriptedS
 def test_client_refuses_settings_that_cannot_work(endpoints: list[RewardEndpoint], combine: str, message: str) -> None:
     with pytest.raises(OperatorError, match=message):
         RewardClient(endpoints, combine)
+
+
+async def test_scores_are_averaged_and_logs_named_by_their_endpoint(server: ScriptedServer) -> None:
+    logs = {"length": [7], "note": ["text"], "huge": 1e300, "n" * 200: 1}
+    first = {"rewards": [1], "scores": [0.5], "extra_logs": logs}
+    one = endpoint(server.script("logs-one", Answer(first)), "one")
+    two = endpoint(server.script("logs-two", Answer({"rewards": [2], "scores": [1.0]})), "two")
+    three = endpoint(server.script("logs-three", Answer({"rewards": [3]})), "three")
+    score = await score_once(one, two, three)
+    assert score == Score(6.0, {"one": 1.0, "two": 2.0, "three": 3.0}, 0.75, {"one/length": 7.0})
+
+
+async def test_no_more_logs_are_kept_than_a_trajectory_has_room_for(server: ScriptedServer) -> None:
+    logs = {f"log{number:03}": number for number in range(100)}
+    score = await score_once(endpoint(server.script("many-logs", Answer({"rewards": [1], "extra_logs": logs}))))
+    assert list(score.logs) == [f"math/log{number:03}" for number in range(64)]

@@ -127,3 +127,13 @@ def test_what_an_environment_gave_one_trajectory_is_spread_over_all(combine: str
         group.receive(make_trajectory("a", index, "s1", 3, float(bool(parts)), reward_parts=parts))
     metrics = build_step(1, 3, [group], LearnerSettings(groups_per_step=1)).metrics(combine)
     assert metrics["reward/environment"] == metrics["reward_mean"] == 0.25
+
+
+def test_scores_and_logs_of_reward_services_are_averaged_over_the_samples_that_have_them() -> None:
+    group = Group("a", Prompt("a", "?", "A", {}), "train", 0, 0, 3)
+    group.receive(make_trajectory("a", 0, "s1", 3, reward_score=0.5, reward_logs={"em/length": 4.0}))
+    group.receive(make_trajectory("a", 1, "s1", 3, reward_score=0.0, reward_logs={"em/length": 2.0, "em/acc": 1.0}))
+    group.receive(make_trajectory("a", 2, "s1", 3))
+    metrics = build_step(1, 3, [group], LearnerSettings(groups_per_step=1)).metrics()
+    shown = {key: metrics[key] for key in ("score_mean", "reward_log/em/acc", "reward_log/em/length")}
+    assert shown == {"score_mean": 0.25, "reward_log/em/acc": 1.0, "reward_log/em/length": 3.0}
