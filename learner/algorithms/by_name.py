@@ -1,42 +1,49 @@
 """Every advantage, loss and correction by the name that settings give it, and what a run's settings ask for together.
 
-A new one is a file, a line here, and its name in `protocol.settings.learner`; a test compares the two lists.
+A new one is a file, a line here, and its name in `protocol.settings.algorithm.names`; a test compares the two lists.
+A user's own is FILE.py:name.
 """
 
+import math
 from dataclasses import dataclass
 
 from learner.algorithms.advantages.advantage import Advantage
 from learner.algorithms.advantages.dr_grpo import dr_grpo_advantages
+from learner.algorithms.advantages.gae import gae_advantages
 from learner.algorithms.advantages.grpo import grpo_advantages
+from learner.algorithms.advantages.opo import opo_advantages
+from learner.algorithms.advantages.reinforce_pp import reinforce_pp_advantages
+from learner.algorithms.advantages.reinforce_pp_baseline import reinforce_pp_baseline_advantages
 from learner.algorithms.advantages.rloo import rloo_advantages
 from learner.algorithms.corrections.band import Band
+from learner.algorithms.corrections.geo_mask import keep_near_answers
 from learner.algorithms.corrections.icepop import keep_in_band
 from learner.algorithms.corrections.none import keep_all
 from learner.algorithms.corrections.token_weights import Correction
 from learner.algorithms.corrections.truncated import keep_truncated
+from learner.algorithms.losses.cispo import cispo_loss
+from learner.algorithms.losses.gspo import gspo_loss
 from learner.algorithms.losses.policy_loss import Clip, PolicyLoss
 from learner.algorithms.losses.ppo import ppo_loss
 from learner.algorithms.losses.reinforce import reinforce_loss
+from learner.algorithms.own_algorithm import load_own
+from protocol.settings.algorithm.recipes import RECIPES
 from protocol.settings.learner import LearnerSettings
-
-
-@dataclass(frozen=True)
-class Recipe:
-    """An advantage, a loss and a correction that belong together."""
-
-    advantage: str  # name in ADVANTAGES
-    loss: str  # name in LOSSES
-    correction: str  # name in CORRECTIONS
-
 
 ADVANTAGES: dict[str, Advantage] = {
     "grpo": Advantage(of_groups=grpo_advantages, min_group=2),
     "dr_grpo": Advantage(of_groups=dr_grpo_advantages, min_group=2),
     "rloo": Advantage(of_groups=rloo_advantages, min_group=2),
+    "opo": Advantage(of_groups=opo_advantages, min_group=2),
+    "reinforce_pp_baseline": Advantage(of_groups=reinforce_pp_baseline_advantages, is_whitened=True, min_group=2),
+    "reinforce_pp": Advantage(of_tokens=reinforce_pp_advantages, is_whitened=True),
+    "gae": Advantage(of_tokens=gae_advantages, needs_critic=True, is_whitened=True),
 }
 
 LOSSES: dict[str, PolicyLoss] = {
     "ppo": PolicyLoss(ppo_loss, has_ratio=True),
+    "gspo": PolicyLoss(gspo_loss, has_ratio=True),
+    "cispo": PolicyLoss(cispo_loss, has_ratio=True),
     "reinforce": PolicyLoss(reinforce_loss, has_ratio=False),
 }
 
@@ -44,12 +51,7 @@ CORRECTIONS: dict[str, Correction] = {
     "none": Correction(keep_all, is_weighted=False),
     "tis": Correction(keep_truncated, is_weighted=True),
     "icepop": Correction(keep_in_band, is_weighted=True),
-}
-
-RECIPES: dict[str, Recipe] = {
-    "grpo": Recipe(advantage="grpo", loss="ppo", correction="tis"),
-    "dr_grpo": Recipe(advantage="dr_grpo", loss="ppo", correction="tis"),
-    "rloo": Recipe(advantage="rloo", loss="reinforce", correction="tis"),
+    "geo_mask": Correction(keep_near_answers, is_weighted=False, band=Band(0.99, 1.01)),
 }
 
 
@@ -62,15 +64,48 @@ class Algorithm:
     correction: Correction  # what makes samples of the behaviour policy count as samples of the learner
     clip: Clip  # of the loss
     band: Band  # of the correction
+    is_whitened: bool  # the step's advantages are brought to mean 0 and deviation 1
+    gamma: float  # what a reward loses with each model token before it
+    lam: float  # of generalised advantage estimation
 
 
 def algorithm_of(settings: LearnerSettings) -> Algorithm:
-    """Return what the settings ask for: their recipe, and what they name besides it."""
-    recipe = RECIPES[settings.recipe]
+    """Return what the settings ask for: their recipe, and what they name besides it.
+
+    Raises: SettingsError when a user's own algorithm cannot be loaded.
+    """
+    recipe = RECIPES[settings.recipe]["learner"]
+    advantage = _advantage(settings.advantage or recipe["advantage"])
+    correction = _correction(settings.correction or recipe["correction"])
+    low, high = settings.correction_low, settings.correction_high
     return Algorithm(
-        advantage=ADVANTAGES[settings.advantage or recipe.advantage],
-        loss=LOSSES[settings.loss or recipe.loss],
-        correction=CORRECTIONS[settings.correction or recipe.correction],
-        clip=Clip(settings.clip_low, settings.clip_high, settings.dual_clip),
-        band=Band(settings.correction_low, settings.correction_high),
+        advantage=advantage,
+        loss=_loss(settings.loss or recipe["loss"]),
+        correction=correction,
+        clip=Clip(settings.clip_low, settings.clip_high, settings.dual_clip or math.inf),
+        band=Band(correction.band.low if low is None else low, correction.band.high if high is None else high),
+        is_whitened=advantage.is_whitened if settings.whiten is None else settings.whiten,
+        gamma=settings.gamma,
+        lam=settings.gae_lambda,
     )
+
+
+def _advantage(name: str) -> Advantage:
+    if name in ADVANTAGES:
+        return ADVANTAGES[name]
+    own = load_own("learner.advantage", name, Advantage)
+    return own if isinstance(own, Advantage) else Advantage(of_groups=own)
+
+
+def _loss(name: str) -> PolicyLoss:
+    if name in LOSSES:
+        return LOSSES[name]
+    own = load_own("learner.loss", name, PolicyLoss)
+    return own if isinstance(own, PolicyLoss) else PolicyLoss(own, has_ratio=True)
+
+
+def _correction(name: str) -> Correction:
+    if name in CORRECTIONS:
+        return CORRECTIONS[name]
+    own = load_own("learner.correction", name, Correction)
+    return own if isinstance(own, Correction) else Correction(own, is_weighted=True)

@@ -11,16 +11,16 @@ _EPSILON = 1e-8
 Reduce = Callable[[Tensor], Tensor]
 
 
-def whiten(advantages: Tensor, reduce: Reduce, mask: Tensor | None = None) -> Tensor:
+def whiten(advantages: Tensor, reduce: Reduce, weights: Tensor | None = None) -> Tensor:
     """Return (A - mean) / sqrt(var + 1e-8), mean and unbiased variance over the tokens of all ranks.
 
-    advantages: [K] float64, this rank's. reduce: called twice, by every rank, one without tokens too. mask: [K] bool,
-    the tokens whose advantages are looked at; None: all. Advantages that are all equal give zeros.
-    Source: "The 37 implementation details of PPO" (2022), detail 7; variance as of arXiv:2501.03262.
+    advantages: [N] float64, this rank's. reduce: called twice, by every rank, one without tokens too. weights: [N]
+    float64, how many tokens each stands for, 0 for one that is not looked at; None: one each. Advantages that are all
+    equal give zeros. Source: "The 37 implementation details of PPO" (2022), detail 7; REINFORCE++, arXiv:2501.03262.
     """
-    looked_at = advantages if mask is None else advantages[mask]
-    count, total = reduce(torch.stack([looked_at.new_tensor(float(len(looked_at))), looked_at.sum()])).unbind()
+    weights = torch.ones_like(advantages) if weights is None else weights
+    count, total = reduce(torch.stack([weights.sum(), (weights * advantages).sum()])).unbind()
     mean = total / count.clamp(min=1.0)
     # A second pass: the mean of squares less the square of the mean would lose a small variance to rounding.
-    squares = reduce((looked_at - mean).square().sum()[None])[0]
+    squares = reduce((weights * (advantages - mean).square()).sum()[None])[0]
     return (advantages - mean) * torch.rsqrt(squares / (count - 1.0).clamp(min=1.0) + _EPSILON)

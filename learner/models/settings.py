@@ -44,7 +44,8 @@ def policy_settings(settings: Settings, model: Path) -> PolicySettings:
         betas=learner.betas,
         weight_decay=learner.weight_decay,
         max_grad_norm=learner.max_grad_norm,
-        warmup_steps=learner.lr_warmup_steps * updates_per_step,
+        warmup_steps=(learner.lr_warmup_steps or round(learner.lr_warmup_ratio * settings.run.max_steps))
+        * updates_per_step,
         total_steps=settings.run.max_steps * updates_per_step,
         min_lr_ratio=learner.min_lr_ratio,
         schedule=learner.lr_schedule,

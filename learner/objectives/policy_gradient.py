@@ -76,7 +76,8 @@ class PolicyGradient:
         return plan, with_advantages
 
     def _aggregate(self, counts: Tensor) -> Tensor:
-        return AGGREGATES["token_mean"](counts, 1.0)
+        loss = self._settings.loss
+        return AGGREGATES[loss.aggregate](counts, float(loss.constant or self._settings.rollout.max_response_tokens))
 
     def _has_old_column(self, plan: StepPlan) -> bool:
         """Return whether the learner before the step is another one than the learner before some update."""
@@ -95,8 +96,10 @@ class PolicyGradient:
         else:
             assert advantage.of_tokens is not None
             rewards = [token_rewards(each, scores) for each in micro_batches]
-            found = of_tokens(micro_batches, rewards, advantage.of_tokens, Discount(1.0, 1.0))
-        return whitened(found, self._reduce) if advantage.is_whitened else found
+            found = of_tokens(
+                micro_batches, rewards, advantage.of_tokens, Discount(self._algorithm.gamma, self._algorithm.lam)
+            )
+        return whitened(found, self._reduce) if self._algorithm.is_whitened else found
 
     def _update(self, plan: StepPlan, micro_batches: Sequence[MicroBatch]) -> list[StepResult]:
         results = []

@@ -1,6 +1,6 @@
 """Settings of the learner: ranks, steps, staleness, optimizer, algorithm, checkpoints."""
 
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
 from pydantic import (
     Field,
@@ -8,6 +8,7 @@ from pydantic import (
 )
 from pydantic.types import NonNegativeFloat
 
+from protocol.settings.algorithm.names import AdvantageName, CorrectionName, LossName
 from protocol.settings.section import Count, CountAboveZero, Fraction, Seconds, Section, ZeroStage
 
 
@@ -26,6 +27,7 @@ class LearnerSettings(Section):
     num_epochs: CountAboveZero = Field(1, description="Passes over a step's samples: all mini-batches, again in order.")
     lr: PositiveFloat = Field(1e-6, description="Peak learning rate.")
     lr_warmup_steps: Count = Field(0, description="Steps of linear warm-up.")
+    lr_warmup_ratio: Fraction = Field(0.0, description="The same as a share of run.max_steps.")
     lr_schedule: Literal["constant", "linear", "cosine"] = Field("cosine", description="Decay after the warm-up.")
     min_lr_ratio: Fraction = Field(0.1, description="Last learning rate over the peak.")
     betas: tuple[Fraction, Fraction] = Field((0.9, 0.95), description="AdamW betas.")
@@ -38,22 +40,37 @@ class LearnerSettings(Section):
     float32_head: bool = Field(
         False, description="Compute the LM head's products in float32, whatever policy.dtype: closer logprobs, slower."
     )
-    recipe: Literal["grpo", "dr_grpo", "rloo"] = Field(
-        "grpo", description="Names an advantage, loss and correction that belong together."
+    recipe: Literal["grpo", "dapo", "dr_grpo", "rloo", "reinforce_pp", "ppo", "gspo", "cispo"] = Field(
+        "grpo",
+        description="Names settings that belong together (learner/algorithms/README.md); others override them.",
     )
-    advantage: Literal["grpo", "dr_grpo", "rloo"] | None = Field(None, description="null: the recipe's.")
-    loss: Literal["ppo", "reinforce"] | None = Field(None, description="null: the recipe's.")
-    correction: Literal["none", "tis", "icepop"] | None = Field(None, description="null: the recipe's.")
+    advantage: AdvantageName | None = Field(
+        None,
+        description="grpo, dr_grpo, rloo, reinforce_pp_baseline, opo, gae, reinforce_pp, or FILE.py:name; "
+        "null: the recipe's.",
+    )
+    loss: LossName | None = Field(None, description="ppo, gspo, cispo, reinforce, or FILE.py:name; null: the recipe's.")
+    correction: CorrectionName | None = Field(
+        None, description="none, tis, icepop, geo_mask, or FILE.py:name; null: the recipe's."
+    )
+    gamma: Fraction = Field(1.0, description="gae, reinforce_pp: what a reward loses with each model token before it.")
+    gae_lambda: Fraction = Field(1.0, description="gae: 1 trusts the rewards that came, 0 the critic's next value.")
+    whiten: bool | None = Field(
+        None, description="Bring the step's advantages to mean 0 and deviation 1; null: where their formula says so."
+    )
     clip_low: PositiveFloat = Field(0.2, description="Ratio is clipped below 1 - clip_low.")
     clip_high: PositiveFloat = Field(0.2, description="Ratio is clipped above 1 + clip_high.")
-    dual_clip: PositiveFloat = Field(
-        3.0, ge=1.0, description="ppo: the loss of a token with a negative advantage is at most this many advantages."
+    dual_clip: Annotated[float, Field(ge=1.0)] | None = Field(
+        3.0,
+        description="ppo: the loss of a token with a negative advantage is at most this many advantages; null: free.",
     )
-    correction_low: PositiveFloat = Field(0.5, description="icepop: tokens of a smaller weight are left out.")
-    correction_high: PositiveFloat = Field(
-        2.0,
-        ge=1.0,
-        description="tis: importance weights are cut to it; icepop: tokens of a larger weight are left out.",
+    correction_low: PositiveFloat | None = Field(
+        None, description="Smaller weights are left out; null: icepop 0.5 (of a token), geo_mask 0.99 (of an answer)."
+    )
+    correction_high: Annotated[float, Field(ge=1.0)] | None = Field(
+        None,
+        description="tis: importance weights are cut to it; icepop, geo_mask: larger ones are left out; "
+        "null: 2, of geo_mask 1.01.",
     )
     checkpoint_every_steps: Count = Field(50, description="Steps between checkpoints; 0: only the last one.")
     keep_checkpoints: CountAboveZero = Field(2, ge=2, description="Valid checkpoints kept on disk.")

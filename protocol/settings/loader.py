@@ -21,6 +21,7 @@ from pydantic_settings import (
 from pydantic_settings.exceptions import SettingsError as UnparsableOption
 
 from protocol.errors import SettingsError
+from protocol.settings.algorithm.recipes import DEFAULT_RECIPE, names_of_recipes
 from protocol.settings.did_you_mean import unknown_setting
 from protocol.settings.section import Section
 from protocol.settings.settings import Settings
@@ -34,7 +35,7 @@ def load_settings(config: Path | None, options: Sequence[str]) -> Settings:
     """
     from_file = read_yaml(config) if config else {}
     try:
-        return Settings.model_validate(_merge(from_file, _parse_options(options)))
+        return Settings.model_validate(_laid_over(from_file, _parse_options(options)))
     except ValidationError as error:
         raise SettingsError(_explain(error)) from None
 
@@ -121,6 +122,32 @@ def _given(name: str, options: Sequence[str]) -> str:
         if options[place] == f"--{name}":
             return "".join(options[place + 1 : place + 2])
     return ""
+
+
+def _laid_over(from_file: dict[str, Any], given: dict[str, Any]) -> dict[str, Any]:
+    """Return a file's settings under those of the command line.
+
+    A file that a run saved holds every setting. Where the command line names another recipe than the file does, what
+    the file has from its own recipe gives way to it: a recipe of which nothing is taken would be a name.
+    """
+    recipe = _recipe(from_file) or DEFAULT_RECIPE
+    is_changed = _recipe(given) not in (None, recipe)
+    return _merge(_without_recipe(from_file, recipe) if is_changed else from_file, given)
+
+
+def _recipe(given: dict[str, Any]) -> Any:
+    learner = given.get("learner")
+    return learner.get("recipe") if isinstance(learner, dict) else None
+
+
+def _without_recipe(from_file: dict[str, Any], recipe: str) -> dict[str, Any]:
+    """Return the file's settings less those that any recipe names and that stand as this one has them."""
+    own = Settings.model_validate({"learner": {"recipe": recipe}}).model_dump(mode="json")
+    kept = dict(from_file)
+    for section, names in names_of_recipes().items():
+        if isinstance(given := from_file.get(section), dict):
+            kept[section] = {k: v for k, v in given.items() if k not in names or v != own[section][k]}
+    return kept
 
 
 def _merge(below: dict[str, Any], above: dict[str, Any]) -> dict[str, Any]:

@@ -10,10 +10,10 @@ _FILE_SUFFIX = ".py"
 def with_absolute_paths(settings: Settings, folder: Path) -> Settings:
     """Return the settings with every path absolute: `~` is the user's home, a relative path stands in `folder`.
 
-    policy.model stays as it is unless it is a folder there: it may be a name on the Hugging Face hub. Of
-    rollout.environment only FILE.py:Class holds a path.
+    policy.model stays as it is unless it is a folder there: it may be a name on the Hugging Face hub. Of an environment
+    or algorithm only FILE.py:name holds a path.
     """
-    run, data, policy = settings.run, settings.data, settings.policy
+    run, data, policy, learner = settings.run, settings.data, settings.policy, settings.learner
     warm = policy.warm_start
     resume = run.resume if run.resume in ("auto", "never") else _absolute(run.resume, folder)
     model = _absolute(policy.model, folder)
@@ -36,15 +36,25 @@ def with_absolute_paths(settings: Settings, folder: Path) -> Settings:
                 }
             ),
             "rollout": settings.rollout.model_copy(
-                update={"environment": _absolute_environment(settings.rollout.environment, folder)}
+                update={"environment": _absolute_code(settings.rollout.environment, folder)}
+            ),
+            "learner": learner.model_copy(
+                update={
+                    name: given and _absolute_code(given, folder)
+                    for name, given in (
+                        ("advantage", learner.advantage),
+                        ("loss", learner.loss),
+                        ("correction", learner.correction),
+                    )
+                }
             ),
         }
     )
 
 
-def _absolute_environment(name: str, folder: Path) -> str:
-    where, colon, class_name = name.rpartition(":")
-    return f"{_absolute(where, folder)}:{class_name}" if colon and where.endswith(_FILE_SUFFIX) else name
+def _absolute_code(name: str, folder: Path) -> str:
+    where, colon, own = name.rpartition(":")
+    return f"{_absolute(where, folder)}:{own}" if colon and where.endswith(_FILE_SUFFIX) else name
 
 
 def _absolute(path: str, folder: Path) -> str:

@@ -2,9 +2,9 @@
 
 from typing import Literal
 
-from pydantic import Field, field_validator
+from pydantic import Field, NonNegativeFloat, PositiveFloat, field_validator
 
-from protocol.settings.section import CountAboveZero, Seconds, Section, ServiceUrl
+from protocol.settings.section import Count, CountAboveZero, Seconds, Section, ServiceUrl
 
 
 class RewardEndpoint(Section):
@@ -34,3 +34,22 @@ class RewardsSettings(Section):
     combine: Literal["sum", "mean", "product", "shard"] = Field(
         "sum", description="How the endpoints' parts become one reward."
     )
+    clip: PositiveFloat | None = Field(
+        None, description="Rewards are cut to [-clip, clip] before advantages are computed; null: not cut."
+    )
+    normalize: bool = Field(
+        False, description="Rewards become distances from their mean over the run so far, in standard deviations."
+    )
+    overlong_buffer_tokens: Count = Field(
+        0, description="Last tokens of an answer's budget, over which a penalty rises from 0; 0: no penalty."
+    )
+    overlong_penalty: NonNegativeFloat = Field(1.0, description="That penalty at the end of the budget.")
+    overlong_max_tokens: CountAboveZero | None = Field(
+        None, description="That budget, in model tokens of a trajectory; null: rollout.max_response_tokens."
+    )
+    truncated: Literal["keep", "penalise", "mask"] = Field(
+        "keep",
+        description="Trajectories cut by rollout.max_response_tokens or max_context_tokens: trained like others; with "
+        "truncated_penalty taken off their reward; or left out of the loss.",
+    )
+    truncated_penalty: NonNegativeFloat = Field(1.0, description="truncated = penalise: what is taken off.")

@@ -4,12 +4,16 @@ Names follow the command line: `--learner.max_staleness 1`.
 Cross-field checks live in `Settings` itself, so that a wrong combination is refused before anything starts.
 """
 
-from typing import Self
+from typing import Any, Self
 
 from pydantic import (
     model_validator,
 )
 
+from protocol.settings.algorithm.contradictions import check_groups, check_loss, check_shaping
+from protocol.settings.algorithm.kl import KlSettings
+from protocol.settings.algorithm.loss import LossSettings
+from protocol.settings.algorithm.recipes import over_recipe
 from protocol.settings.data import DataSettings
 from protocol.settings.evaluation import EvalSettings
 from protocol.settings.filter import FilterSettings
@@ -38,9 +42,23 @@ class Settings(Section):
     rewards: RewardsSettings = RewardsSettings()  # who scores, and how parts become one reward
     learner: LearnerSettings = LearnerSettings()  # ranks, steps, staleness, optimizer, algorithm, checkpoints
     filter: FilterSettings = FilterSettings()  # which groups are trained, and which are replaced
+    loss: LossSettings = LossSettings()  # how the losses of tokens become one number
+    kl: KlSettings = KlSettings()  # what holds the policy near a reference model
     weights: WeightsSettings = WeightsSettings()  # how pushes travel to the rollout servers
     eval: EvalSettings = EvalSettings()  # held-out scores while training
     report: ReportSettings = ReportSettings()  # what a run shows of itself
+
+    @model_validator(mode="before")
+    @classmethod
+    def _lay_over_recipe(cls, given: Any) -> Any:
+        return over_recipe(given)
+
+    @model_validator(mode="after")
+    def _check_algorithm(self) -> Self:
+        check_groups(self.learner, self.rollout)
+        check_loss(self.learner, self.loss, self.kl)
+        check_shaping(self.rewards, self.rollout)
+        return self
 
     @model_validator(mode="after")
     def _check_across_fields(self) -> Self:
@@ -56,11 +74,6 @@ class Settings(Section):
                 f"learner.num_mini_batches = {learner.num_mini_batches} is more than "
                 f"learner.groups_per_step = {learner.groups_per_step}: a mini-batch is made of whole groups. "
                 "Lower the first or raise the second."
-            )
-        if rollout.group_size < 2 and (learner.advantage or learner.recipe) in ("grpo", "rloo", "dr_grpo"):
-            raise ValueError(
-                f"rollout.group_size = {rollout.group_size} gives a group nothing to be compared with. "
-                "Use at least 2 samples of a prompt."
             )
         if (num_samples := learner.groups_per_step * rollout.group_size) > _MAX_STEP_SAMPLES:
             raise ValueError(

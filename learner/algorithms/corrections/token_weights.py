@@ -10,6 +10,8 @@ from torch import Tensor
 
 from learner.algorithms.corrections.band import Band
 
+_OF_TOKENS = Band(low=0.5, high=2.0)
+
 
 @dataclass(frozen=True)
 class Correction:
@@ -18,6 +20,7 @@ class Correction:
     # (importance weights [K], model tokens of each trajectory, band) -> the share of each weight that is trusted [K]
     kept: Callable[[Tensor, Sequence[int], Band], Tensor]
     is_weighted: bool  # False: the importance weight itself is left out as well
+    band: Band = _OF_TOKENS  # where the settings name no other
 
 
 def token_weights(

@@ -15,7 +15,7 @@ class Clip:
 
     low: float  # the ratio is clipped below 1 - low
     high: float  # and above 1 + high
-    dual: float  # for a negative advantage A the loss is at most dual * |A|
+    dual: float  # for a negative advantage A the loss is at most dual * |A|; infinite: no limit
 
 
 # (learner's logprobs, old logprobs, advantages, counts, clip) -> (loss [K], whether the clip cut it [K] bool).

@@ -3,7 +3,6 @@
 Imports neither torch nor transformers.
 """
 
-import ast
 import shutil
 import tempfile
 from dataclasses import dataclass
@@ -12,9 +11,10 @@ from pathlib import Path
 from learner.disk.model_folder import BYTES, count_parameters, find_model, model_digest, read_max_positions
 from learner.objectives.needs import needs_of
 from learner.run.checks.prompt_checks import TrainPrompts, check_held_out, read_train_prompts
+from learner.run.checks.user_code import check_user_code
 from learner.run.start import RunStart, plan_start
 from protocol.errors import OperatorError, SettingsError
-from protocol.settings.rollout import BUNDLED_ENVIRONMENTS
+from protocol.settings.algorithm.names import ADVANTAGES_OF_TOKENS
 from protocol.settings.settings import Settings
 
 
@@ -32,7 +32,8 @@ def inspect(settings: Settings) -> Inspected:
     """Return the run that these settings describe; starts nothing. Raises: SettingsError or OperatorError."""
     model = find_model(settings)
     check_warm_start(settings)
-    check_environment(settings.rollout.environment)
+    check_user_code(settings)
+    check_roles(settings)
     start = plan_start(settings.run, model_digest(model))
     check_positions(model, settings)
     has_prompts = settings.data.train or needs_of(settings).prompts
@@ -61,47 +62,18 @@ def check_warm_start(settings: Settings) -> None:
         )
 
 
-def check_environment(name: str) -> None:
-    """Raise SettingsError for an unknown name, and for FILE.py:Class without that file or class; read, not run.
-
-    Servers import what it names.
-    """
-    where, _, class_name = name.rpartition(":")
-    if name not in BUNDLED_ENVIRONMENTS and not (where and class_name.isidentifier()):
+def check_roles(settings: Settings) -> None:
+    """Raise SettingsError for an algorithm with a model that no rank holds."""
+    if ADVANTAGES_OF_TOKENS.get(settings.learner.advantage or ""):
         raise SettingsError(
-            f"settings: rollout.environment = {name}: expected one of {', '.join(BUNDLED_ENVIRONMENTS)}, or "
-            "module:Class, or FILE.py:Class."
+            f"settings: learner.advantage = {settings.learner.advantage} needs a critic, which no rank holds yet. "
+            "Use learner.recipe = grpo, or another that needs none."
         )
-    if not where.endswith(".py"):
-        return
-    try:
-        module = ast.parse(Path(where).read_bytes(), where)
-    except FileNotFoundError:
+    if settings.kl.coefficient:
         raise SettingsError(
-            f"settings: rollout.environment = {name}: there is no file {where}. Give the path of a Python file."
-        ) from None
-    except OSError as error:
-        raise SettingsError(
-            f"settings: rollout.environment = {name}: {where} cannot be read: {error.strerror}. "
-            "Give the path of a Python file."
-        ) from None
-    except (SyntaxError, ValueError) as error:
-        raise SettingsError(f"settings: rollout.environment = {name}: {where} is not Python: {error}.") from None
-    if not any(_names(statement, class_name) for statement in module.body):
-        classes = [statement.name for statement in module.body if isinstance(statement, ast.ClassDef)]
-        raise SettingsError(
-            f"settings: rollout.environment = {name}: {where} has no class {class_name}. "
-            f"It has {', '.join(classes) or 'none'}."
+            f"settings: kl.coefficient = {settings.kl.coefficient} needs a reference model, which no rank holds yet. "
+            "Set it to 0."
         )
-
-
-def _names(statement: ast.stmt, name: str) -> bool:
-    """Return whether a module's statement may give it this name; what is not plainly written is left to the import."""
-    if isinstance(statement, ast.ClassDef):
-        return statement.name == name
-    return not isinstance(statement, ast.Expr | ast.FunctionDef | ast.AsyncFunctionDef | ast.Import) and name in (
-        ast.unparse(statement)
-    )
 
 
 def check_disk(folder: Path, model: Path, dtype: str, num_checkpoints: int) -> None:

@@ -49,9 +49,11 @@ def test_a_small_spread_about_a_large_mean_is_not_lost() -> None:
     assert whiten(of(values), own).tolist() == pytest.approx(slow(values), rel=1e-6)
 
 
-def test_tokens_outside_the_mask_are_moved_but_not_looked_at() -> None:
-    mask = torch.tensor([True, True, False, True, True, False])
-    looked_at = [1.0, -2.0, 4.0, 4.0]
-    found = whiten(of(VALUES), own, mask).tolist()
-    assert [found[i] for i in (0, 1, 3, 4)] == pytest.approx(slow(looked_at), abs=1e-12)
+def test_an_advantage_counts_as_often_as_it_has_tokens() -> None:
+    """One advantage of three tokens is three times the same one; one of none is moved but not looked at."""
+    weights = of([2.0, 1.0, 0.0, 3.0, 1.0, 0.0])
+    looked_at = [1.0, 1.0, -2.0, 4.0, 4.0, 4.0, 4.0]
+    found = whiten(of(VALUES), own, weights).tolist()
+    expected = slow(looked_at)
+    assert [found[i] for i in (0, 1, 3, 4)] == pytest.approx([expected[i] for i in (0, 2, 3, 6)], abs=1e-12)
     assert found[2] == pytest.approx((0.5 - fmean(looked_at)) / math.sqrt(variance(looked_at) + 1e-8), abs=1e-12)

@@ -171,7 +171,7 @@ def test_settings_refuse_a_group_of_one() -> None:
         (
             "",
             "Value error, rollout.group_size = 1 gives a group nothing to be compared with. "
-            "Use at least 2 samples of a prompt.",
+            "Use at least 2 samples of a prompt, or learner.recipe = ppo or reinforce_pp, which takes single ones.",
         )
     ]
 

@@ -1,0 +1,20 @@
+"""Generalised advantage estimation."""
+
+import torch
+from torch import Tensor
+
+from learner.algorithms.advantages.discounted import discounted_sums
+
+
+def gae_advantages(rewards: Tensor, values: Tensor | None, gamma: float, lam: float) -> Tensor:
+    """Return A_t = d_t + gamma * lam * A_(t+1), where d_t = R_t + gamma * V_(t+1) - V_t; behind the last token is 0.
+
+    rewards: [K] float64, of one trajectory's model tokens in order; values: [K], the critic's. Returns [K] float64. The
+    critic's targets are A_t + V_t. Tokens of prompts and replies are not among the K: the value of a turn's last token
+    is followed by that of the next turn's first, and nothing is discounted for what stands between.
+    Source: arXiv:1506.02438, eq. 16.
+    """
+    assert values is not None, "gae needs a critic's values"
+    values = values.to(torch.float64)
+    following = torch.cat([values[1:], values.new_zeros(min(1, len(values)))])
+    return discounted_sums(rewards + gamma * following - values, gamma * lam)

@@ -1,0 +1,26 @@
+"""GSPO's loss: PPO's, of whole answers."""
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from learner.algorithms.losses.policy_loss import Clip
+from learner.algorithms.ratio import log_ratio
+from learner.algorithms.trajectory_means import trajectory_means
+
+
+def gspo_loss(
+    logprobs: Tensor, old: Tensor, advantages: Tensor, counts: Sequence[int], clip: Clip
+) -> tuple[Tensor, Tensor]:
+    """Return (each token's answer's -min(s A, clip(s, 1 - low, 1 + high) A) [K], whether the clip took it [K] bool).
+
+    s: exp of the mean over an answer's tokens of logp - old; the gradient goes through it. logprobs, old, advantages:
+    [K], the advantages of an answer all the same. An answer's tokens have its loss each, so that `seq_mean_token_mean`
+    gives the paper's mean over answers. clip.dual plays no part. Source: GSPO, arXiv:2507.18071, eq. 5 to 7.
+    """
+    mean = trajectory_means(logprobs - old, counts)
+    ratio = log_ratio(mean, torch.zeros_like(mean)).exp()
+    free = -ratio * advantages
+    clipped = -ratio.clamp(1.0 - clip.low, 1.0 + clip.high) * advantages
+    return torch.maximum(free, clipped), clipped > free

@@ -1,0 +1,49 @@
+"""A user's own advantage, loss or correction, from FILE.py:name or module:name."""
+
+import hashlib
+import importlib
+import importlib.util
+import sys
+from functools import cache
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+from protocol.errors import SettingsError
+
+
+@cache
+def load_own(setting: str, name: str, record: type[Any]) -> Any:
+    """Return what the name names: a function, or a `record`. Runs a user's module, once in a process.
+
+    Raises: SettingsError saying what is missing.
+    """
+    where, _, attribute = name.rpartition(":")
+    problem = f"settings: {setting} = {name}: "
+    try:
+        module = _load_file(Path(where)) if where.endswith(".py") else importlib.import_module(where)
+    except FileNotFoundError as error:
+        raise SettingsError(f"{problem}{error}") from error
+    except (Exception, SystemExit) as error:  # a user's code may raise anything, and end itself as scripts do
+        raise SettingsError(f"{problem}{where} cannot be loaded: {type(error).__name__}: {error}") from error
+    found = getattr(module, attribute, None)
+    if not callable(found) and not isinstance(found, record):
+        raise SettingsError(
+            f"{problem}{where} has no function or {record.__name__} of the name {attribute}. "
+            "See learner/algorithms/README.md."
+        )
+    return found
+
+
+def _load_file(path: Path) -> ModuleType:
+    if not path.is_file():
+        raise FileNotFoundError(f"there is no file {path.resolve()}. Give the path of a Python file.")
+    # A name of its own for each path: two users' files may both be called advantage.py.
+    module_name = f"algorithm_{hashlib.sha256(str(path.resolve()).encode()).hexdigest()[:12]}"
+    spec = importlib.util.spec_from_file_location(module_name, path)
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[module_name] = module  # dataclasses look their module up here
+    spec.loader.exec_module(module)
+    return module

@@ -1,0 +1,1 @@
+"""What is done to rewards before advantages are computed from them, one file each. Together: shape."""

@@ -1,0 +1,35 @@
+"""Mean and spread of all rewards of a run so far, and rewards as distances from that mean."""
+
+import math
+from dataclasses import dataclass
+
+from torch import Tensor
+
+_EPSILON = 1e-8
+
+
+@dataclass(frozen=True)
+class RunningMoments:
+    """Three numbers, for the checkpoint."""
+
+    count: float = 0.0  # rewards seen
+    mean: float = 0.0  # of them
+    squares: float = 0.0  # sum of their squared distances from the mean
+
+    def after(self, rewards: Tensor) -> "RunningMoments":
+        """Return the moments with these rewards [N] added. Source: Chan, Golub, LeVeque (1979), eq. 2.1."""
+        if not len(rewards):
+            return self
+        new, mean = float(len(rewards)), float(rewards.mean())
+        count, difference = self.count + new, mean - self.mean
+        squares = float((rewards - mean).square().sum())
+        return RunningMoments(
+            count=count,
+            mean=self.mean + difference * new / count,
+            squares=self.squares + squares + difference**2 * self.count * new / count,
+        )
+
+    def normalised(self, rewards: Tensor) -> Tensor:
+        """Return (rewards [N] - mean) / (deviation + 1e-8), the deviation unbiased; 0 where none was ever seen."""
+        deviation = math.sqrt(self.squares / max(1.0, self.count - 1.0))
+        return (rewards - self.mean) / (deviation + _EPSILON)

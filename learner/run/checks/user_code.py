@@ -1,0 +1,62 @@
+"""Files of the user's own code that settings name as FILE.py:name: read before anything starts, not run."""
+
+import ast
+from pathlib import Path
+
+from protocol.errors import SettingsError
+from protocol.settings.rollout import BUNDLED_ENVIRONMENTS
+from protocol.settings.settings import Settings
+
+_FUNCTIONS = (ast.FunctionDef, ast.AsyncFunctionDef)
+
+
+def check_user_code(settings: Settings) -> None:
+    """Raise SettingsError for an unknown environment, and for FILE.py:name without that file or name.
+
+    Servers and ranks import what it names.
+    """
+    learner, environment = settings.learner, settings.rollout.environment
+    where, _, class_name = environment.rpartition(":")
+    if environment not in BUNDLED_ENVIRONMENTS and not (where and class_name.isidentifier()):
+        raise SettingsError(
+            f"settings: rollout.environment = {environment}: expected one of {', '.join(BUNDLED_ENVIRONMENTS)}, or "
+            "module:Class, or FILE.py:Class."
+        )
+    _check("rollout.environment", environment, is_class=True)
+    _check("learner.advantage", learner.advantage, is_class=False)
+    _check("learner.loss", learner.loss, is_class=False)
+    _check("learner.correction", learner.correction, is_class=False)
+
+
+def _check(setting: str, name: str | None, *, is_class: bool) -> None:
+    where, _, own = (name or "").rpartition(":")
+    if not where.endswith(".py"):
+        return
+    problem = f"settings: {setting} = {name}: "
+    try:
+        module = ast.parse(Path(where).read_bytes(), where)
+    except FileNotFoundError:
+        raise SettingsError(f"{problem}there is no file {where}. Give the path of a Python file.") from None
+    except OSError as error:
+        raise SettingsError(
+            f"{problem}{where} cannot be read: {error.strerror}. Give the path of a Python file."
+        ) from None
+    except (SyntaxError, ValueError) as error:
+        raise SettingsError(f"{problem}{where} is not Python: {error}.") from None
+    if not any(_may_name(statement, own, is_class=is_class) for statement in module.body):
+        kinds = ast.ClassDef if is_class else ast.FunctionDef
+        found = [statement.name for statement in module.body if isinstance(statement, kinds)]
+        raise SettingsError(
+            f"{problem}{where} has no {'class' if is_class else 'function'} {own}. It has {', '.join(found) or 'none'}."
+        )
+
+
+def _may_name(statement: ast.stmt, name: str, *, is_class: bool) -> bool:
+    """Return whether a module's statement may give it this name; what is not plainly written is left to the import."""
+    if isinstance(statement, ast.ClassDef):
+        return is_class and statement.name == name
+    if isinstance(statement, _FUNCTIONS):
+        return not is_class and statement.name == name
+    if isinstance(statement, ast.Import):
+        return False
+    return not isinstance(statement, ast.Expr) and name in ast.unparse(statement)

@@ -1,0 +1,87 @@
+"""A user's own advantage, loss and correction, from a file."""
+
+from pathlib import Path
+
+import pytest
+import torch
+
+from learner.algorithms.advantages.advantage import Advantage
+from learner.algorithms.by_name import algorithm_of
+from protocol.errors import SettingsError
+from protocol.settings.learner import LearnerSettings
+
+OWN = """
+from learner.algorithms.advantages.advantage import Advantage
+from learner.algorithms.corrections.band import Band
+from learner.algorithms.corrections.token_weights import Correction
+from learner.algorithms.losses.policy_loss import PolicyLoss
+
+def doubled(rewards, lengths):
+    return 2.0 * rewards
+
+def plain(logprobs, old, advantages, counts, clip):
+    return -advantages * logprobs, logprobs > clip.high
+
+def half(weight, counts, band):
+    return 0.5 * (weight < band.high)
+
+of_tokens = Advantage(of_tokens=lambda rewards, values, gamma, lam: gamma * rewards, is_whitened=True)
+without_ratio = PolicyLoss(plain, has_ratio=False)
+narrow = Correction(half, is_weighted=False, band=Band(0.9, 1.1))
+number = 3
+"""
+
+
+@pytest.fixture
+def own(tmp_path: Path) -> str:
+    path = tmp_path / "own.py"
+    path.write_text(OWN)
+    return str(path)
+
+
+def test_functions_of_a_file_are_an_advantage_a_loss_and_a_correction(own: str) -> None:
+    found = algorithm_of(LearnerSettings(advantage=f"{own}:doubled", loss=f"{own}:plain", correction=f"{own}:half"))
+    assert found.advantage.of_groups is not None
+    assert found.advantage.of_groups(torch.ones(1, 2), torch.ones(1, 2)).tolist() == [[2.0, 2.0]]
+    assert found.loss.has_ratio
+    assert found.loss.of_tokens(torch.ones(1), torch.ones(1), torch.ones(1), (1,), found.clip)[0].tolist() == [-1.0]
+    assert found.correction.is_weighted
+    assert found.band == found.correction.band
+
+
+def test_records_of_a_file_say_what_else_they_are(own: str) -> None:
+    found = algorithm_of(
+        LearnerSettings(advantage=f"{own}:of_tokens", loss=f"{own}:without_ratio", correction=f"{own}:narrow")
+    )
+    assert found.advantage.of_tokens is not None
+    assert found.is_whitened
+    assert not found.loss.has_ratio
+    assert (found.band.low, found.band.high) == (0.9, 1.1)
+
+
+@pytest.mark.parametrize(
+    ("name", "problem"),
+    [
+        ("{own}:missing", "has no function or Advantage of the name missing. See learner/algorithms/README.md."),
+        ("{own}:number", "has no function or Advantage of the name number."),
+        ("{own}.py:doubled", "there is no file "),
+        ("no_such_module:doubled", "no_such_module cannot be loaded: ModuleNotFoundError: No module named"),
+    ],
+)
+def test_what_cannot_be_loaded_is_named_with_the_reason(own: str, name: str, problem: str) -> None:
+    with pytest.raises(SettingsError) as caught:
+        algorithm_of(LearnerSettings(advantage=name.format(own=own)))
+    assert str(caught.value).startswith("settings: learner.advantage = ")
+    assert problem in str(caught.value)
+
+
+def test_file_that_ends_itself_is_told_in_a_sentence(tmp_path: Path) -> None:
+    path = tmp_path / "script.py"
+    path.write_text("raise SystemExit(3)")
+    with pytest.raises(SettingsError, match=r"script\.py cannot be loaded: SystemExit: 3"):
+        algorithm_of(LearnerSettings(loss=f"{path}:main"))
+
+
+def test_advantage_has_one_of_the_two_functions() -> None:
+    with pytest.raises(ValueError, match="either of_groups or of_tokens"):
+        Advantage()

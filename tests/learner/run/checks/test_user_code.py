@@ -1,0 +1,49 @@
+"""Files of the user's own code are looked for before anything starts."""
+
+from pathlib import Path
+
+import pytest
+
+from learner.run.checks.user_code import check_user_code
+from protocol.errors import SettingsError
+from protocol.settings.paths import with_absolute_paths
+from protocol.settings.settings import Settings
+
+CODE = "class Game: ...\ndef centred(rewards, lengths): ...\nplain = lambda *tokens: tokens\n"
+
+
+def of(folder: Path, setting: str, name: str) -> Settings:
+    (folder / "own.py").write_text(CODE)
+    section, key = setting.split(".")
+    return with_absolute_paths(Settings.model_validate({section: {key: name}}), folder)
+
+
+@pytest.mark.parametrize(
+    ("setting", "name"),
+    [
+        ("rollout.environment", "own.py:Game"),
+        ("learner.advantage", "own.py:centred"),
+        ("learner.loss", "own.py:plain"),
+        ("learner.correction", "some.module:name"),
+    ],
+)
+def test_own_code_that_is_there_is_taken_from_the_commands_folder(tmp_path: Path, setting: str, name: str) -> None:
+    check_user_code(of(tmp_path, setting, name))
+
+
+@pytest.mark.parametrize(
+    ("setting", "name", "problem"),
+    [
+        ("rollout.environment", "own.py:centred", "has no class centred. It has Game."),
+        ("learner.advantage", "own.py:centered", "has no function centered. It has centred."),
+        ("learner.advantage", "own.py:Game", "has no function Game. It has centred."),
+        ("learner.correction", "other.py:cut", "there is no file {folder}/other.py. Give the path of a Python file."),
+    ],
+)
+def test_own_code_that_is_not_there_is_refused_with_what_is(
+    tmp_path: Path, setting: str, name: str, problem: str
+) -> None:
+    with pytest.raises(SettingsError) as caught:
+        check_user_code(of(tmp_path, setting, name))
+    assert str(caught.value).startswith(f"settings: {setting} = {tmp_path}/")
+    assert str(caught.value).endswith(problem.format(folder=tmp_path))

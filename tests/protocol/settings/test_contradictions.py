@@ -1,0 +1,88 @@
+"""Each contradiction among an algorithm's settings is one sentence that says why, and what to change."""
+
+from typing import Any
+
+import pytest
+
+from protocol.errors import SettingsError
+from protocol.settings.loader import load_settings
+from protocol.settings.settings import Settings
+
+CASES: list[tuple[list[str], str]] = [
+    (
+        ["--rollout.group_size", "1"],
+        "rollout.group_size = 1 gives a group nothing to be compared with. Use at least 2 samples of a prompt, or "
+        "learner.recipe = ppo or reinforce_pp, which takes single ones.",
+    ),
+    (
+        ["--learner.recipe", "ppo", "--rollout.group_size", "1", "--learner.equal_groups", "skip"],
+        "learner.equal_groups = skip would leave out every group of one: their rewards are equal. Set it to keep.",
+    ),
+    (
+        ["--learner.advantage", "gae", "--learner.equal_groups", "skip"],
+        "learner.equal_groups = skip would leave out groups that learner.advantage = gae learns from: their rewards "
+        "are equal. Set it to keep.",
+    ),
+    (
+        ["--learner.recipe", "gspo", "--learner.advantage", "gae"],
+        "learner.loss = gspo clips whole answers, and learner.advantage = gae gives each token its own. "
+        "Use learner.loss = ppo, or an advantage of groups such as grpo.",
+    ),
+    (
+        ["--loss.constant", "100"],
+        "loss.constant = 100 divides nothing: loss.aggregate is token_mean. "
+        "Set loss.aggregate to seq_sum_norm, or loss.constant to null.",
+    ),
+    (
+        ["--kl.target", "0.1"],
+        "kl.target = 0.1 has nothing to move: kl.coefficient is 0, and stays so. "
+        "Set kl.coefficient to where it begins, such as 0.001, or kl.target to null.",
+    ),
+    (
+        ["--learner.correction_low", "2.5", "--learner.correction_high", "2"],
+        "learner.correction_low = 2.5 is not below learner.correction_high = 2.0: no weight is between them.",
+    ),
+    (
+        ["--learner.lr_warmup_steps", "5", "--learner.lr_warmup_ratio", "0.1"],
+        "learner.lr_warmup_steps = 5 and learner.lr_warmup_ratio = 0.1 both say how long the warm-up is. "
+        "Set one of them to 0.",
+    ),
+    (
+        ["--rewards.overlong_buffer_tokens", "500"],
+        "rewards.overlong_buffer_tokens = 500 is not below the 500 tokens of rollout.max_response_tokens: "
+        "every answer would be penalised. Lower it.",
+    ),
+    (
+        ["--rewards.overlong_max_tokens", "500"],
+        "rewards.overlong_max_tokens = 500 penalises nothing: rewards.overlong_buffer_tokens is 0. "
+        "Set both or neither.",
+    ),
+    (
+        ["--learner.advantage", "grpa"],
+        "learner.advantage = 'grpa' is wrong: expected one of grpo, dr_grpo, rloo, reinforce_pp_baseline, opo, gae, "
+        "reinforce_pp, or FILE.py:name, or module:name.",
+    ),
+]
+
+
+@pytest.mark.parametrize(("options", "sentence"), CASES, ids=[" ".join(options) for options, _ in CASES])
+def test_contradiction_is_one_sentence_with_the_reason(options: list[str], sentence: str) -> None:
+    with pytest.raises(SettingsError) as caught:
+        load_settings(None, options)
+    assert str(caught.value) == f"settings: {sentence}"
+
+
+@pytest.mark.parametrize(
+    "sections",
+    [
+        {"learner": {"recipe": "ppo"}, "rollout": {"group_size": 1}},
+        {"learner": {"advantage": "reinforce_pp"}, "rollout": {"group_size": 1}},
+        {"learner": {"advantage": "my.py:best"}, "rollout": {"group_size": 1}},
+        {"learner": {"advantage": "package.module:best", "loss": "./a/b.py:loss"}},
+        {"learner": {"recipe": "dr_grpo"}, "loss": {"constant": 100}},
+        {"learner": {"recipe": "ppo"}, "kl": {"target": 0.1}},
+        {"rewards": {"overlong_buffer_tokens": 500, "overlong_max_tokens": 501}},
+    ],
+)
+def test_what_goes_together_is_taken(sections: dict[str, Any]) -> None:
+    Settings.model_validate(sections)
