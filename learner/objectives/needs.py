@@ -27,12 +27,17 @@ def needs_of(settings: Settings) -> Needs:
     return Needs(prompts=any(need.prompts for need in needs), rollouts=any(need.rollouts for need in needs))
 
 
+def is_trained(settings: Settings) -> bool:
+    """Return whether a run changes its model at all: one that only scores it has nothing to save."""
+    return bool(settings.run.max_steps) or settings.policy.warm_start.data is not None
+
+
 def _objectives(settings: Settings) -> Iterable[str]:
-    """Yield what a run does, in order. One of no steps and no warm start still syncs its servers with its model."""
+    """Yield what a run does, in order. One that does nothing still syncs its servers with its model."""
     is_warm_started = settings.policy.warm_start.data is not None
     if is_warm_started:
         yield "supervised"
     if settings.eval.every_steps:
         yield "evaluation"
-    if settings.run.max_steps or not is_warm_started:
+    if settings.run.max_steps or not (is_warm_started or settings.eval.every_steps):
         yield "policy_gradient"

@@ -11,6 +11,7 @@ from pathlib import Path
 from learner.checkpoint.best import best_of
 from learner.checkpoint.sealed_files import Tell
 from learner.models.world import reduce_tensor
+from learner.objectives.needs import is_trained
 from learner.objectives.policy_gradient import PolicyGradient, StepOutcome
 from learner.rank.checkpoint import CheckpointWriter
 from learner.rank.coordinator_client import CoordinatorClient
@@ -52,7 +53,7 @@ class Trainer:
         self._rank = world.place.rank
         self._objective = objective
         self._step, self._version = models.step, models.version
-        self._saved_step = models.step if models.are_saved else -1
+        self._saved_step = models.step if models.are_saved or not is_trained(settings) else -1
         self._settings = settings
         self._coordinator = coordinator
         self._pusher = pusher

@@ -47,6 +47,10 @@ class FlowCluster:
         """
         return self._command("learner.run", *options, timeout_s=timeout_s, environment=environment)
 
+    def evaluate(self, *options: str) -> "subprocess.CompletedProcess[str]":
+        """Return the finished `python -m learner.evaluate OPTIONS`, with its output as text."""
+        return self._command("learner.evaluate", *options)
+
     @contextmanager
     def running(self, *options: str) -> Iterator["Run"]:
         """Yield a run that has been started; one that is still there when the block ends is ended."""

@@ -77,6 +77,28 @@ def plain(cluster: FlowCluster, user: Bring) -> Ran:
     return run(cluster, user, "plain", eval__every_steps=2, learner__checkpoint_every_steps=2)
 
 
+def test_a_trained_model_is_scored_on_several_sets_without_training(
+    cluster: FlowCluster, user: Bring, plain: Ran
+) -> None:
+    model = plain.left.folder / "checkpoints" / "latest" / "model"
+    _, config, *_ = user.options("scored")
+    command = cluster.evaluate(
+        *(str(model), str(user.folder / "held_out.jsonl"), f"again={user.folder / 'held_out.jsonl'}"),
+        *("--samples", "2", "--name", "scored", "--dir", str(user.folder / "runs"), "--config", config, "--json"),
+        *("--rewards.endpoints", json.dumps([{"name": "mine", "url": user.reward_url}])),
+    )
+    assert command.returncode == 0, command.stdout + command.stderr
+    scores = json.loads(command.stdout.splitlines()[-1])
+    assert set(scores) == {"held_out", "again"}
+    assert {"reward", "reward_error", "greedy", "pass@1", "pass@2", "majority@2"} <= set(scores["again"])
+    assert scores["held_out"]["greedy"] == scores["again"]["greedy"]
+    folder = user.folder / "runs" / "scored"
+    assert len((folder / "evaluations.jsonl").read_text().splitlines()) == 2 * 4 * 3
+    assert not list((folder / "checkpoints").glob("step_*"))
+    before = [line["eval_reward_greedy"] for line in plain.left.metrics if "eval_reward_greedy" in line]
+    assert scores["held_out"]["greedy"] == pytest.approx(before[-1], abs=1e-6)
+
+
 def test_every_prompt_of_a_run_is_trained_once_and_none_is_outstanding(plain: Ran) -> None:
     assert plain.left.states == {"trained": 6}
     assert plain.left.trained == each_trained_once(3)
