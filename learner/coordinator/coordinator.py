@@ -165,8 +165,8 @@ class Coordinator:
         for peer, request in self._copies.take_answers():
             self._mailbox.confirm(peer, request)
         self._recall.expire(self._steps.leasable_versions, now)
-        if self._filter.limit_reason is not None:
-            self.give_up(self._filter.limit_reason)
+        if (reason := self._filter.limit_reason or self._groups.hopeless) is not None:
+            self.give_up(reason)
         if not self._steps.is_under_way:
             self._groups.drop_stale(self._steps.policy_version)
         self._steps.answer_ranks(now, self._servers.absent())

@@ -22,6 +22,7 @@ class OpenGroups:
     """`training`: the training groups that hold a slot of the window, in lease order.
 
     filtered_of_step: how many groups were filtered before the step that took its groups last; empty without a filter.
+    hopeless: why the run is to end, once as many prompts in a row were given up as data.train has.
     """
 
     def __init__(
@@ -33,6 +34,8 @@ class OpenGroups:
         accounts: Accounts,
     ) -> None:
         self.filtered_of_step: dict[str, float] = {}
+        self.hopeless: str | None = None
+        self._num_given_up = 0  # prompts in a row, without one that came back whole
         self._source = source
         self._evaluations = evaluations
         self._window = window
@@ -129,6 +132,7 @@ class OpenGroups:
             if group.kind == "eval":
                 self._evaluations.close(group)
             else:
+                self._num_given_up = 0
                 self._judge(group)
         return True
 
@@ -230,6 +234,13 @@ class OpenGroups:
         self._waste_all(group, "failed")
         self._ledger.set_state([group.name], "skipped", reason=reason[:2000])
         self._close([group])
+        self._num_given_up += 1
+        if self._num_given_up >= max(self._source.num_prompts, self._window.size):
+            # Every epoch would be the same: what ends servers, or fails everywhere, would do so for ever.
+            self.hopeless = (
+                f"the last {self._num_given_up} prompts were given up, one after the other, as many as data.train has "
+                f"or more. {group.name}: {reason[:1000]}. Mend what failed, or the prompts, and start the run again."
+            )
 
     def _close(self, groups: Sequence[Group]) -> None:
         """Free the slots of groups that are accounted for; their servers need not keep them any longer."""

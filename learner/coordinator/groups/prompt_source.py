@@ -31,6 +31,10 @@ class PromptSource:
         self._by_uid = find_prompts(train, [old.uid for old in self._unfinished])
         self._num_left = (settings.run.max_steps - last_step) * settings.learner.groups_per_step
 
+    @property
+    def num_prompts(self) -> int:
+        return len(self._train)
+
     def take(self) -> Group | None:
         """Return the next group, or None when the run needs no other."""
         if self._num_left <= 0:
