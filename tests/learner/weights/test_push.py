@@ -4,50 +4,23 @@ The real engine behind the same push is in tests/flow/test_push_parity.py.
 """
 
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 
 import psutil
 import pytest
 import torch
 
-from learner.weights.push import PushReport, WeightPusher
-from protocol.weights.wire import TensorMeta, plan_buckets
+from learner.weights.push import WeightPusher
 from tests.learner.weights.fake_server import FakeServer
-
-DEADLINE_S = 20.0
-SHORT_DEADLINE_S = 3.0  # where a test waits for it to pass; still long enough for a healthy server on a busy machine
-METAS = [TensorMeta("a", "float32", (64, 8)), TensorMeta("b", "bfloat16", (100,)), TensorMeta("c", "float32", (300,))]
-PLAN = plan_buckets(METAS, 2100)  # a; b and c
-SILENCE_S = 1.0
-
-
-@pytest.fixture
-def pushers() -> Iterator[list[WeightPusher]]:
-    made: list[WeightPusher] = []
-    yield made
-    for pusher in made:
-        pusher.close()
-
-
-def make_pusher(
-    pushers: list[WeightPusher], servers: Sequence[FakeServer], deadline_s: float = DEADLINE_S
-) -> WeightPusher:
-    pusher = WeightPusher(servers, "127.0.0.1", "gloo", deadline_s, silence_s=SILENCE_S)
-    pushers.append(pusher)
-    return pusher
-
-
-def weights(value: float) -> dict[str, torch.Tensor]:
-    return {meta.name: torch.full(meta.shape, value) for meta in METAS}
-
-
-def push(pusher: WeightPusher, version: int) -> PushReport:
-    named = list(weights(float(version)).items())
-    return pusher.push(version, PLAN, iter([named[:1], named[1:]]))
-
-
-def holds(server: FakeServer, version: int) -> bool:
-    return server.version == version and all(bool((tensor == version).all()) for tensor in server.weights.values())
+from tests.learner.weights.pushing import (
+    DEADLINE_S,
+    PLAN,
+    SHORT_DEADLINE_S,
+    holds,
+    make_pusher,
+    push,
+    weights,
+)
 
 
 def test_push_gives_every_server_the_weights_and_the_version(pushers: list[WeightPusher]) -> None:
@@ -160,25 +133,6 @@ def test_changed_servers_leave_and_join(pushers: list[WeightPusher]) -> None:
     assert (holds(old, 1), holds(kept, 2), holds(new, 2)) == (True, True, True)
 
 
-def test_server_that_is_left_out_is_not_called_and_joins_again_afterwards(pushers: list[WeightPusher]) -> None:
-    kept, absent = FakeServer("kept"), FakeServer("absent")
-    pusher = make_pusher(pushers, [kept, absent])
-    push(pusher, 1)
-    calls = list(absent.calls)
-    pusher.leave_out(["absent"])
-    reports = [push(pusher, version) for version in (2, 3)]
-    assert [report.synced for report in reports] == [("kept",), ("kept",)]
-    assert reports[1].failed == {"absent": "the coordinator has no connection to it"}
-    assert absent.calls == calls
-
-    pusher.leave_out([])
-    version, end = 4, time.monotonic() + 10.0
-    while push(pusher, version).synced != ("absent", "kept") and time.monotonic() < end:
-        version += 1
-        time.sleep(0.05)
-    assert (holds(kept, version), holds(absent, version)) == (True, True)
-
-
 def test_learner_that_fails_between_buckets_leaves_servers_without_a_version(pushers: list[WeightPusher]) -> None:
     server = FakeServer("one")
 
@@ -221,58 +175,6 @@ def test_buckets_that_are_not_as_planned_are_refused(
 def test_tensor_of_another_shape_than_planned_is_refused(pushers: list[WeightPusher]) -> None:
     with pytest.raises(ValueError, match=r"has \[\('a', \(64, 8\)\)\] where the bucket has \[\('a', \(8, 64\)\)\]"):
         make_pusher(pushers, [FakeServer("one")]).push(1, PLAN, iter([[("a", torch.zeros(8, 64))]]))
-
-
-@pytest.mark.parametrize("state", ["join", "pause", "receive", "bucket", "commit", "resume"])
-def test_server_out_of_reach_is_left_out_long_before_the_deadline(pushers: list[WeightPusher], state: str) -> None:
-    servers = [FakeServer("good"), FakeServer("cut off", (state, "hang"))]
-    servers[1].is_silent = True
-    start = time.monotonic()
-    report = push(make_pusher(pushers, servers), 1)
-    took_s = time.monotonic() - start
-    servers[1].release()
-
-    assert report.synced == ("good",)
-    assert holds(servers[0], 1)
-    assert report.failed["cut off"] in (
-        f"cut off answered no ping for 1 s while it was to {'receive' if state == 'bucket' else state}",
-        "cut off did not answer within 1.0 s",
-    )
-    assert took_s < 2.5 * SILENCE_S
-
-
-def test_server_that_is_slow_and_answers_pings_is_waited_for(pushers: list[WeightPusher]) -> None:
-    server = FakeServer("slow")
-    server.delay_s = 2 * SILENCE_S
-    report = push(make_pusher(pushers, [server]), 1)
-
-    assert report.synced == ("slow",)
-
-
-def test_server_that_is_silent_while_it_is_probed_is_no_longer_synced(pushers: list[WeightPusher]) -> None:
-    servers = [FakeServer("good"), FakeServer("cut off", ("probe", "hang"))]
-    pusher = make_pusher(pushers, servers)
-    push(pusher, 1)
-    servers[1].is_silent = True
-
-    assert pusher.probe([7, 8, 9]) == {"good": [-8.0, -9.0]}
-
-
-def test_server_that_was_out_of_reach_is_synced_when_it_is_back(pushers: list[WeightPusher]) -> None:
-    server, other = FakeServer("back"), FakeServer("good")
-    pusher = make_pusher(pushers, [server, other])
-    push(pusher, 1)
-    server.fault, server.is_silent = ("pause", "hang"), True
-    cut = push(pusher, 2)
-    server.fault, server.is_silent = None, False
-    version = 3
-    end = time.monotonic() + 10.0
-    while "back" not in push(pusher, version).synced and time.monotonic() < end:
-        version += 1
-        time.sleep(0.05)
-
-    assert list(cut.failed) == ["back"]
-    assert holds(server, version)
 
 
 def test_probe_asks_every_synced_server(pushers: list[WeightPusher]) -> None:

@@ -1,0 +1,168 @@
+"""Samples that cannot be made: each failure is named by who failed, and none becomes a trajectory."""
+
+import asyncio
+import re
+from collections.abc import Callable
+
+import pytest
+
+from protocol.errors import NeighbourError
+from rollout.environments.base import Observation, Resources, Step, Task, Turn
+from rollout.environments.search import Search
+from rollout.episodes.sample import SampleTask, WrittenSoFar
+from tests.fakes.rollout_fakes import ScriptedEngine, ScriptedScorer, Written
+from tests.rollout.episodes.played import SAMPLE, make_player
+
+
+async def test_chat_messages_the_template_refuses_are_a_failure_of_the_prompt() -> None:
+    task = Task([{"role": "user"}], "A", {})
+    with pytest.raises(
+        NeighbourError, match=r"^prompt: the model's chat template refuses it: a message has no content$"
+    ):
+        await make_player(ScriptedEngine(lambda context: "a")).play(SampleTask("g", 0, 1, 1, "train", 7, task))
+
+
+async def test_prompt_without_room_is_a_failure_of_the_prompt() -> None:
+    with pytest.raises(NeighbourError, match=r"^prompt: has 3 tokens; rollout.max_context_tokens = 3$"):
+        await make_player(ScriptedEngine(lambda context: "a"), max_context_tokens=3).play(SAMPLE)
+
+
+class Talking:
+    """Says "go on" twice and gives a reward each time; what it does is changed by the tests."""
+
+    stop: tuple[str, ...] = ()
+    reward: float = 0.25
+
+    def __init__(self, resources: Resources) -> None:
+        self._num_turns = 0
+
+    async def reset(self, task: Task) -> str:
+        return "Q?"
+
+    async def step(self, turn: Turn) -> Step:
+        self._num_turns += 1
+        if self._num_turns == 3:
+            return Step(is_done=True, reward=self.reward)
+        return Step("go on", reward=self.reward)
+
+
+async def test_environments_rewards_are_summed_and_added_under_their_own_part() -> None:
+    trajectory = await make_player(ScriptedEngine(lambda context: "a"), Talking, ScriptedScorer(0.5)).play(SAMPLE)
+
+    assert trajectory.facts.reward == 1.25
+    assert trajectory.facts.reward_parts == {"fake": 0.5, "environment": 0.75}
+    assert trajectory.facts.num_turns == 3
+    assert "".join(map(chr, trajectory.tokens[1:])) == "Q?ago onago ona"
+
+
+class NotANumber(Talking):
+    reward = float("nan")
+
+
+class Broken(Talking):
+    async def step(self, turn: Turn) -> Step:
+        raise KeyError("board")
+
+
+class Hanging(Talking):
+    async def step(self, turn: Turn) -> Step:
+        await asyncio.sleep(60)
+        return Step(Observation("never"))
+
+
+@pytest.mark.parametrize(
+    ("environment", "problem"),
+    [
+        (NotANumber, "environment: gave the reward nan"),
+        (Broken, rf"environment: KeyError: 'board' \({__file__}:\d+\)"),
+        (Hanging, "environment: no observation within rollout\\.turn_timeout_s = 0\\.05 s"),
+    ],
+)
+async def test_environments_failure_is_no_trajectory(environment: Callable[[Resources], Talking], problem: str) -> None:
+    with pytest.raises(NeighbourError) as caught:
+        await make_player(ScriptedEngine(lambda context: "a"), environment, turn_timeout_s=0.05).play(SAMPLE)
+    assert re.fullmatch(problem, str(caught.value))
+
+
+async def test_failed_reward_is_no_trajectory() -> None:
+    scorer = ScriptedScorer(NeighbourError("reward:em", "down"))
+    with pytest.raises(NeighbourError, match=r"^reward:em: down$"):
+        await make_player(ScriptedEngine(lambda context: "a"), scorer=scorer).play(SAMPLE)
+
+
+async def test_failed_search_is_no_observation() -> None:
+    async def search(query: str) -> list[str]:
+        raise NeighbourError("retriever", "down")
+
+    engine = ScriptedEngine(lambda context: "<search>x</search>")
+    with pytest.raises(NeighbourError, match=r"^retriever: down$"):
+        await make_player(engine, Search, resources=Resources(3, {"search": search})).play(SAMPLE)
+    assert len(engine.requests) == 1
+
+
+async def test_generation_has_a_deadline() -> None:
+    engine = ScriptedEngine(lambda context: "a")
+    engine.is_slow = True
+    with pytest.raises(NeighbourError, match=r"^engine: request g/2/1/0-0 gave no generation within .* = 0.05 s$"):
+        await make_player(engine, turn_timeout_s=0.05).play(SAMPLE)
+
+
+@pytest.mark.parametrize(
+    ("written", "problem"),
+    [
+        (Written("abc", finish_reason="abort"), "engine: request g/2/1/0-0 ended with 3 tokens and the reason abort"),
+        (Written(""), "engine: request g/2/1/0-0 ended with 0 tokens and the reason stop"),
+        (
+            Written("ab", first_logprob=float("nan")),
+            "trajectory: $.trajectory.behaviour_logprobs: holds a value that is not finite",
+        ),
+        (
+            Written("abc", versions=((2, 1),)),
+            "trajectory: $.trajectory.version_spans: do not cover exactly the tokens the model wrote",
+        ),
+    ],
+)
+async def test_engine_output_that_cannot_be_trained_is_a_failure(written: Written, problem: str) -> None:
+    with pytest.raises(NeighbourError) as caught:
+        await make_player(ScriptedEngine(lambda context: written)).play(SAMPLE)
+    assert str(caught.value) == problem
+
+
+async def test_what_was_written_is_known_when_a_later_neighbour_fails() -> None:
+    """Two turns of 18 and 19 tokens; what the retriever said between them was not written by the policy."""
+    answers = iter([["found"], NeighbourError("retriever", "down")])
+
+    async def search(query: str) -> list[str]:
+        if isinstance(answer := next(answers), NeighbourError):
+            raise answer
+        return answer
+
+    def write(context: str) -> str:
+        return "<search>BC</search>" if "<information>" in context else "<search>A</search>"
+
+    written = WrittenSoFar()
+    with pytest.raises(NeighbourError, match=r"^retriever: down$"):
+        await make_player(ScriptedEngine(write), Search, resources=Resources(3, {"search": search})).play(
+            SAMPLE, written
+        )
+    assert written.num_model_tokens == 18 + 19
+
+
+async def test_tokens_of_a_generation_that_cannot_be_used_are_written_too() -> None:
+    engine, written = ScriptedEngine(lambda context: Written("abc", finish_reason="abort")), WrittenSoFar()
+    with pytest.raises(NeighbourError, match="the reason abort"):
+        await make_player(engine).play(SAMPLE, written)
+    assert written.num_model_tokens == 3
+
+
+async def test_times_are_measured_where_they_pass() -> None:
+    class Slow(Talking):
+        async def step(self, turn: Turn) -> Step:
+            await asyncio.sleep(0.02)
+            return Step(is_done=True)
+
+    facts = (await make_player(ScriptedEngine(lambda context: "a"), Slow).play(SAMPLE)).facts
+
+    assert 0.02 <= facts.environment_s <= facts.finished_at - facts.started_at
+    assert facts.generate_s < 1.0
+    assert facts.reward_s < 1.0
