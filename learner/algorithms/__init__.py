@@ -1,1 +1,4 @@
-"""The mathematics: pure functions of tensors. Reading order: by_name, advantages/, losses/, corrections/."""
+"""The mathematics: pure functions of tensors.
+
+Reading order: by_name, advantages/, losses/, corrections/, aggregate, kl, whiten, shaping/.
+"""

@@ -1,0 +1,1 @@
+"""Our formulas against an independent implementation of them. Reading order: __main__, peer, cases."""
