@@ -9,7 +9,7 @@ from pathlib import Path
 
 from learner.disk.metrics_lines import MetricsReader
 from learner.disk.whole_file import sync
-from protocol.settings.evaluation import EvalSettings
+from protocol.settings.quality.evaluation import EvalSettings
 
 BEST = "best"
 _STEP = "step_"

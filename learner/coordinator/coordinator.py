@@ -165,7 +165,8 @@ class Coordinator:
         for peer, request in self._copies.take_answers():
             self._mailbox.confirm(peer, request)
         self._recall.expire(self._steps.leasable_versions, now)
-        if (reason := self._filter.limit_reason or self._groups.hopeless) is not None:
+        reason = self._filter.limit_reason or self._groups.hopeless or self._steps.sick_reason
+        if reason is not None:
             self.give_up(reason)
         if not self._steps.is_under_way:
             self._groups.drop_stale(self._steps.policy_version)

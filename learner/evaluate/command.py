@@ -15,7 +15,7 @@ from rich.console import Console
 
 from learner.evaluate.scores import read_scores, scores_table
 from learner.run.command import main as run
-from protocol.settings.evaluation import MAIN_SET
+from protocol.settings.quality.evaluation import MAIN_SET
 from protocol.settings.section import LARGEST_COUNT
 
 _ABOUT = """\

@@ -44,7 +44,7 @@ class WandbLog:
         )
         self._has_failed = False
         self._where = ""
-        self._lines: queue.Queue[dict[str, float] | None] = queue.Queue(_MAX_WAITING)
+        self._lines: queue.Queue[dict[str, float] | tuple[str, str] | None] = queue.Queue(_MAX_WAITING)
         self._thread = threading.Thread(target=self._send_all, name="wandb", daemon=True)
         self._thread.start()
 
@@ -55,10 +55,17 @@ class WandbLog:
 
     def log(self, line: Mapping[str, float]) -> None:
         """Queue a metrics line. When ten thousand wait already, the page is given up: it must not eat the memory."""
+        self._queue(dict(line))
+
+    def alert(self, title: str, text: str) -> None:
+        """Queue an alarm: wandb shows it on the page, and mails it to whoever asked for that there."""
+        self._queue((title, text))
+
+    def _queue(self, item: dict[str, float] | tuple[str, str]) -> None:
         if self._has_failed:
             return
         try:
-            self._lines.put_nowait(dict(line))
+            self._lines.put_nowait(item)
         except queue.Full:
             self._warn(f"{_MAX_WAITING} lines wait to be sent")
 
@@ -79,7 +86,9 @@ class WandbLog:
         try:
             run, is_resumed = self._start()
             while (line := self._lines.get()) is not None:
-                if not (is_resumed and self._is_on_page(line)):
+                if isinstance(line, tuple):
+                    run.alert(title=line[0], text=line[1], level="WARN")
+                elif not (is_resumed and self._is_on_page(line)):
                     run.log(line)
             run.finish()
         except Exception as error:  # wandb is a neighbour: whatever ends it, training goes on

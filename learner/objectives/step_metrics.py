@@ -6,6 +6,7 @@ only an update that compares with that learner can measure.
 Shape: K model tokens of a micro-batch.
 """
 
+import math
 from collections.abc import Sequence
 
 import torch
@@ -29,10 +30,16 @@ def token_sums(before: Tensor, entropies: Tensor, is_clipped: Tensor, micro_batc
     difference = log_ratio(before, behaviour)
     ratio = difference.exp()
     low, high = _OUTSIDE
+    kl = ratio - 1.0 - difference
+    is_stale = _is_stale(micro_batch)
     return {
         "tokens": torch.ones_like(before).sum(),
         "entropy": entropies.sum(),
-        "mismatch_kl": (ratio - 1.0 - difference).sum(),
+        "mismatch_kl": kl.sum(),
+        "stale_tokens": is_stale.sum(),
+        "stale_kl": (kl * is_stale).sum(),
+        "advantage": micro_batch.advantages.sum(),
+        "advantage_squared": micro_batch.advantages.square().sum(),
         "ratio": ratio.sum(),
         "ratio_squared": ratio.square().sum(),
         "clipped": is_clipped.sum(),
@@ -49,6 +56,7 @@ def step_metrics(results: Sequence[StepResult], fresh: Sequence[StepResult]) -> 
     """
     sums, count = _added(results)
     first, first_count = _added(fresh)
+    variance = sums["advantage_squared"] / count - (sums["advantage"] / count) ** 2
     applied = [result for result in results if result.applied]
     return {
         "loss": _mean([result.loss for result in results]),
@@ -60,8 +68,24 @@ def step_metrics(results: Sequence[StepResult], fresh: Sequence[StepResult]) -> 
         "ratio_outside_share": first["outside"] / first_count,
         "effective_sample_share": first["ratio"] ** 2 / (first_count * max(1e-30, first["ratio_squared"])),
         "logprob_difference_max": first["max_difference"],
+        "advantage_std": math.sqrt(max(0.0, variance)),
         "num_updates": len(applied),
+        **_kl_by_age(first),
     }
+
+
+def _kl_by_age(sums: dict[str, float]) -> dict[str, float]:
+    """Return the KL of samples of the learner's own weights and of older ones apart; absent where there are none."""
+    stale, fresh = sums["stale_tokens"], sums["tokens"] - sums["stale_tokens"]
+    found = {"kl_fresh": (sums["mismatch_kl"] - sums["stale_kl"], fresh), "kl_stale": (sums["stale_kl"], stale)}
+    return {name: total / number for name, (total, number) in found.items() if number > 0}
+
+
+def _is_stale(micro_batch: MicroBatch) -> Tensor:
+    """Return which model tokens are of trajectories that older weights had a part in, [K] bool."""
+    ages = micro_batch.staleness or (0,) * len(micro_batch.counts)
+    of_segments = torch.tensor(ages) > 0
+    return of_segments.repeat_interleave(torch.tensor(micro_batch.counts)).to(micro_batch.targets.device)
 
 
 def _added(results: Sequence[StepResult]) -> tuple[dict[str, float], float]:

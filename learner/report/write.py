@@ -12,6 +12,7 @@ from pathlib import Path
 
 from jinja2 import Environment, FileSystemLoader, StrictUndefined, Template
 
+from learner.health.watch import alarms_of
 from learner.report.curves import length_chart, metric_charts, not_measured, reward_chart, staleness_chart
 from learner.report.facts import RunFacts, read_run, settings_table
 from learner.report.headline import make_headline
@@ -38,6 +39,7 @@ def write_report(run_folder: Path, tokenizer_dir: Path | None) -> Path:
         run=run,
         written_at=time.strftime("%Y-%m-%d %H:%M:%S %Z"),
         headline=make_headline(run),
+        alarms=alarms_of(run.lines, run.settings.health) if run.settings else [],
         reward=reward_chart(run.lines),
         charts=metric_charts(run.lines),
         histograms=[c for c in (staleness_chart(ledger.staleness), length_chart(ledger.lengths)) if c]

@@ -8,12 +8,14 @@ import contextlib
 import os
 import shutil
 import threading
+import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from learner.disk.metrics_lines import MetricsReader
 from learner.disk.model_folder import count_parameters, read_vocab_size
+from learner.health.watch import HealthWatch
 from learner.live.view import LiveView
 from learner.live.wandb_log import WandbLog
 from learner.objectives.needs import needs_of
@@ -60,7 +62,7 @@ def drive(inspected: Inspected) -> int:
         ray_door.connected(cluster),
         stop_signals() as stop,  # after Ray, which takes SIGTERM for itself when it connects
         LiveView(settings.run.max_steps) as view,
-        contextlib.closing(_Pages(inspected)) as pages,
+        contextlib.closing(_Pages(inspected, view)) as pages,
     ):
         for notice in (start.notice, inspected.train.notice if inspected.train is not None else None):
             if notice:
@@ -83,10 +85,13 @@ def drive(inspected: Inspected) -> int:
 
 
 class _Pages:
-    """The run's page at Weights & Biases, when the settings name a project."""
+    """Where lines of metrics go beside the view: alarms that they raise, and the run's page at Weights & Biases."""
 
-    def __init__(self, inspected: Inspected) -> None:
+    def __init__(self, inspected: Inspected, view: LiveView) -> None:
         self._inspected = inspected
+        self._view = view
+        self._health = HealthWatch(inspected.settings.health)
+        self._started_at = time.time()
         self._wandb: WandbLog | None = None
 
     @property
@@ -103,6 +108,12 @@ class _Pages:
     def record(self, line: dict[str, float]) -> None:
         if self._wandb is not None:
             self._wandb.log(line)
+        for alarm in self._health.take(line) if "loss" in line else ():
+            if line.get("at_s", self._started_at) < self._started_at:
+                continue  # an earlier start's: it was told then
+            self._view.message(f"Alarm at step {line['step']:.0f}: {alarm.text}")
+            if self._wandb is not None:
+                self._wandb.alert(f"{alarm.name} at step {line['step']:.0f}", alarm.text)
 
     def close(self) -> None:
         if self._wandb is not None:

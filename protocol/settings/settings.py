@@ -15,10 +15,11 @@ from protocol.settings.algorithm.kl import KlSettings
 from protocol.settings.algorithm.loss import LossSettings
 from protocol.settings.algorithm.recipes import over_recipe
 from protocol.settings.data import DataSettings
-from protocol.settings.evaluation import EvalSettings
-from protocol.settings.filter import FilterSettings
 from protocol.settings.learner import LearnerSettings
 from protocol.settings.policy import PolicySection
+from protocol.settings.quality.evaluation import EvalSettings
+from protocol.settings.quality.filter import FilterSettings
+from protocol.settings.quality.health import HealthSettings
 from protocol.settings.report import ReportSettings
 from protocol.settings.retriever import RetrieverSettings
 from protocol.settings.rewards import RewardsSettings
@@ -46,6 +47,7 @@ class Settings(Section):
     kl: KlSettings = KlSettings()  # what holds the policy near a reference model
     weights: WeightsSettings = WeightsSettings()  # how pushes travel to the rollout servers
     eval: EvalSettings = EvalSettings()  # held-out scores while training
+    health: HealthSettings = HealthSettings()  # which figures are alarming, and whether they end the run
     report: ReportSettings = ReportSettings()  # what a run shows of itself
 
     @model_validator(mode="before")
@@ -92,6 +94,17 @@ class Settings(Section):
             raise ValueError(
                 f"eval.every_steps = {self.eval.every_steps} needs held-out prompts. "
                 "Set data.eval or eval.sets, or eval.every_steps to 0."
+            )
+        return self
+
+    @model_validator(mode="after")
+    def _check_health(self) -> Self:
+        health = self.health
+        if health.stop_after and (not health.alarms or health.stop_after < health.patience):
+            raise ValueError(
+                f"health.stop_after = {health.stop_after} ends a run by an alarm, which begins after health.patience = "
+                f"{health.patience} steps{'' if health.alarms else ' and is turned off (health.alarms)'}. "
+                "Raise the first, lower the second, or set health.alarms to true."
             )
         return self
 

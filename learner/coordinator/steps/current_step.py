@@ -10,6 +10,7 @@ from learner.coordinator.groups.open_groups import OpenGroups
 from learner.coordinator.steps.step_batch import StepBatch, build_step
 from learner.coordinator.steps.step_lines import StepLines
 from learner.coordinator.window import StalenessWindow
+from learner.health.watch import HealthWatch
 from protocol.errors import FrameError
 from protocol.failpoints import failpoint
 from protocol.settings.settings import Settings
@@ -44,6 +45,7 @@ class CurrentStep:
         self._ledger = accounts.ledger
         self._mailbox = accounts.mailbox
         self._tally = accounts.tally
+        self._health = HealthWatch(settings.health)
         self._batch: StepBatch | None = None
         self._waiting: dict[int, tuple[str, m.NextBatch, float]] = {}
         self._lacking_since: float | None = None
@@ -51,6 +53,11 @@ class CurrentStep:
     @property
     def is_under_way(self) -> bool:
         return self._batch is not None
+
+    @property
+    def sick_reason(self) -> str | None:
+        """Why the run is to end by health.stop_after; None while it is not."""
+        return self._health.stop_reason
 
     @property
     def leasable_versions(self) -> range:
@@ -155,7 +162,9 @@ class CurrentStep:
         failpoint("step_book.before_account")
         self._account(batch, message)
         failpoint("step_book.after_account")
-        self._lines.add(self._metrics(batch, message), batch)
+        metrics = self._metrics(batch, message)
+        self._health.take(metrics)
+        self._lines.add(metrics | {"alarms": len(self._health.active)}, batch)
         failpoint("step_book.after_record")
 
     def _account(self, batch: StepBatch, message: m.Stepped) -> None:

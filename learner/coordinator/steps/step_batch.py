@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from itertools import pairwise
 
 import numpy as np
+from numpy.typing import NDArray
 
 from learner.coordinator.groups.group import Group
 from learner.packing.plan import plan_step
@@ -17,6 +18,8 @@ from protocol.wire.trajectory import Trajectory
 
 # The part of a trajectory's reward that its environment gave.
 _ENVIRONMENT = "environment"
+# How a conversation ends that was not done: see TrajectoryFacts.finish.
+_TRUNCATED = ("length", "turns", "context")
 
 
 @dataclass(frozen=True)
@@ -71,7 +74,11 @@ class StepBatch:
             "num_samples": len(facts),
             "num_model_tokens": int(model_tokens.sum()),
             "equal_groups": sum(group.equal_rewards() for group in self.groups),
+            "truncated_share": sum(f.finish in _TRUNCATED for f in facts) / len(facts),
+            **_lengths_by_reward(rewards, model_tokens),
         }
+        if self.groups:
+            metrics["equal_group_share"] = metrics["equal_groups"] / len(self.groups)
         # An environment's reward is added: one that rewards only who wins gave the others 0. So does a part of a sum or
         # mean. With shard a trajectory has one endpoint's part only: the others were not measured.
         for name in sorted({name for f in facts for name in f.reward_parts}):
@@ -86,6 +93,15 @@ class StepBatch:
                 np.mean([f.reward_logs[name] for f in facts if name in f.reward_logs])
             )
         return metrics
+
+
+def _lengths_by_reward(rewards: NDArray[np.float64], lengths: NDArray[np.int64]) -> dict[str, float]:
+    """Return the mean length of samples of above-average reward and of the others; nothing when all are equal."""
+    is_better = rewards > rewards.mean() + 1e-8
+    if not is_better.any() or is_better.all():
+        return {}
+    better, worse = float(lengths[is_better].mean()), float(lengths[~is_better].mean())
+    return {"response_tokens_better": better, "response_tokens_worse": worse}
 
 
 def build_step(step: int, policy_version: int, groups: Sequence[Group], settings: LearnerSettings) -> StepBatch:

@@ -203,3 +203,18 @@ def test_push_is_asked_for_when_no_server_has_had_the_weights_for_three_seconds_
     assert script.ask(1) == []
     script.advance(0.1)
     assert script.take("rank-0", m.Message) == [m.PushAgain(**script.stamp, step=1)]
+
+
+def test_run_ends_by_its_stop_rule_with_a_sentence_and_its_lines_count_alarms(tmp_path: Path) -> None:
+    health = {"patience": 1, "stop_after": 2, "equal_groups": 0.5}
+    script = Script(tmp_path, settings_of(run={"max_steps": 9}, health=health))
+    script.train(1)
+    assert script.coordinator.status().gave_up is None
+    script.train(2)
+    script.advance()
+    (ended,) = script.ask(3)
+    assert isinstance(ended, m.Ended)
+    why = script.coordinator.status().gave_up
+    assert why is not None
+    assert why.startswith("It is sick for 2 steps in a row (health.stop_after): 100% of the groups have equal rewards")
+    assert [line["alarms"] for line in script.metrics()] == [1, 1]

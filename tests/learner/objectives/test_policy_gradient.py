@@ -264,6 +264,8 @@ def test_metrics_are_means_over_the_tokens_of_the_learner_against_the_behaviour_
             "effective_sample_share": 4.05**2 / (4 * (1.0 + 2.25 + 0.25 + 1.1025)),
             "logprob_difference_max": np.log(2.0),
             "num_updates": 1,
+            "kl_fresh": kl,
+            "advantage_std": 0.0,
         },
         rel=1e-6,
     )

@@ -6,7 +6,7 @@ from learner.coordinator.groups.group import Group
 from learner.coordinator.steps.step_batch import StepBatch, build_step
 from learner.data.prompts import Prompt
 from protocol.settings.learner import LearnerSettings
-from protocol.wire.trajectory import Trajectory
+from protocol.wire.trajectory import Trajectory, VersionSpan
 from tests.protocol.wire.examples import make_trajectory
 
 
@@ -101,6 +101,10 @@ def test_metrics_say_what_the_data_says() -> None:
         "num_samples": 4,
         "num_model_tokens": 8,
         "equal_groups": 0,
+        "equal_group_share": 0.0,
+        "truncated_share": 0.0,
+        "response_tokens_better": 2.0,
+        "response_tokens_worse": 2.0,
         "reward/exact_match": 0.5,
     }
 
@@ -137,3 +141,14 @@ def test_scores_and_logs_of_reward_services_are_averaged_over_the_samples_that_h
     metrics = build_step(1, 3, [group], LearnerSettings(groups_per_step=1)).metrics()
     shown = {key: metrics[key] for key in ("score_mean", "reward_log/em/acc", "reward_log/em/length")}
     assert shown == {"score_mean": 0.25, "reward_log/em/acc": 1.0, "reward_log/em/length": 3.0}
+
+
+def test_metrics_say_what_was_cut_off_how_long_better_samples_are_and_which_groups_say_nothing() -> None:
+    groups = [group_of("a", [1, 1]), group_of("b", [0, 1])]
+    longer = make_trajectory("b", 0, "s1", 3, 0.0, finish="length", num_tokens=4, version_spans=[VersionSpan(2, 4, 3)])
+    groups[1].trajectories[0] = longer
+    metrics = build_step(1, 3, groups, LearnerSettings(groups_per_step=2)).metrics()
+    assert (metrics["truncated_share"], metrics["equal_group_share"]) == (0.25, 0.5)
+    assert (metrics["response_tokens_better"], metrics["response_tokens_worse"]) == (2.0, 2.0)
+    equal = build_step(1, 3, [group_of("a", [1, 1])], LearnerSettings(groups_per_step=1)).metrics()
+    assert "response_tokens_better" not in equal

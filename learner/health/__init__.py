@@ -1,0 +1,1 @@
+"""When a run is sick, by its own figures, in words. Reading order: rules, watch."""

@@ -1,0 +1,70 @@
+"""Each rule of health: the figure at which it breaks, and that its words say what was measured and what to change."""
+
+import re
+
+import pytest
+
+from learner.health.rules import RULES, broken_rules
+from protocol.settings.loader import describe_settings
+from protocol.settings.quality.health import HealthSettings
+from protocol.settings.settings import Settings
+
+SETTINGS = HealthSettings()
+# A step without fault, by every figure that a rule looks at.
+WELL = {
+    "ratio_mean": 1.01,
+    "kl_fresh": 0.001,
+    "kl_stale": 0.01,
+    "effective_sample_share": 0.9,
+    "clip_fraction": 0.05,
+    "entropy": 0.7,
+    "grad_norm": 3.0,
+    "equal_group_share": 0.4,
+    "truncated_share": 0.1,
+    "response_tokens_better": 110.0,
+    "response_tokens_worse": 100.0,
+}
+
+
+def test_a_step_without_fault_breaks_no_rule_and_neither_does_one_without_figures() -> None:
+    assert broken_rules(WELL, SETTINGS) == broken_rules({}, SETTINGS) == []
+
+
+@pytest.mark.parametrize(
+    ("rule", "figure", "at_the_bound", "beyond", "text"),
+    [
+        ("ratio", "ratio_mean", 0.8, 0.62, "ratio mean 0.62: behaviour logprobs do not belong to these weights"),
+        ("ratio", "ratio_mean", 1.25, 1.4, "ratio mean 1.4: behaviour logprobs do not belong to these weights"),
+        ("kl_fresh", "kl_fresh", 0.05, 0.06, "kl 0.06 nats per token on samples of the learner's own weights"),
+        ("kl_stale", "kl_stale", 0.5, 0.75, "kl 0.75 nats per token on stale samples"),
+        ("effective_samples", "effective_sample_share", 0.3, 0.2, "effective sample share 0.2: few tokens carry"),
+        ("clip_fraction", "clip_fraction", 0.4, 0.5, "clip fraction 0.5: the loss cuts most of what it is given"),
+        ("entropy", "entropy", 0.01, 0.005, "entropy 0.005 nats per token: the policy hardly samples any more"),
+        ("grad_norm", "grad_norm", 1000.0, 2500.0, "gradient norm 2.5e+03 before clipping"),
+        ("equal_groups", "equal_group_share", 0.9, 0.95, "95% of the groups have equal rewards"),
+        ("truncated", "truncated_share", 0.5, 0.6, "60% of the samples were cut off before they ended"),
+        ("length_by_reward", "response_tokens_better", 300.0, 400.0, "samples of above-average reward have 400 tokens"),
+    ],
+)
+def test_a_rule_breaks_beyond_its_bound_in_words(
+    rule: str, figure: str, at_the_bound: float, beyond: float, text: str
+) -> None:
+    assert broken_rules(WELL | {figure: at_the_bound}, SETTINGS) == []
+    (alarm,) = broken_rules(WELL | {figure: beyond}, SETTINGS)
+    assert alarm.name == rule
+    assert alarm.text.startswith(text)
+
+
+def test_what_an_alarm_says_to_change_is_a_setting_that_exists() -> None:
+    known = {name for name, _, _ in describe_settings(Settings())}
+    sick = {
+        "ratio_mean": 0.5, "kl_fresh": 1.0, "kl_stale": 1.0, "effective_sample_share": 0.0, "clip_fraction": 1.0,
+        "entropy": 0.0, "grad_norm": 1e9, "equal_group_share": 1.0, "truncated_share": 1.0,
+        "response_tokens_better": 900.0, "response_tokens_worse": 1.0,
+    }  # fmt: skip
+    alarms = broken_rules(sick, SETTINGS)
+    assert {alarm.name for alarm in alarms} == set(RULES)
+    for alarm in alarms:
+        named = re.findall(r"\b(?:learner|rollout|policy|weights|filter|reward)\.[a-z_]+", alarm.text)
+        assert named
+        assert set(named) <= known
