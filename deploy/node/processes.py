@@ -32,9 +32,13 @@ def launch(
     """Start a process that outlives this one, its output in `log` (the last start's alone). Returns its record.
 
     code: digest of what it runs. environment: all of it. folder: where it works.
-    Raises: OperatorError when no process can be started there. A command that is not found ends at once.
+    Raises: OperatorError when no process can be started there, or its log cannot be written.
+    A command that is not found ends at once.
     """
-    descriptor = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_APPEND, 0o600)
+    try:
+        descriptor = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_APPEND, 0o600)
+    except OSError as error:
+        raise OperatorError(f"{name}: its log {log} cannot be written: {error.strerror}.") from None
     # A shell between starts it and ends: it is nobody's child then, so that it neither ends with the process that
     # called this, as children of Ray's workers do, nor stays a zombie when that does not wait for it.
     detached = f'"$@" </dev/null >&{descriptor} 2>&{descriptor} {descriptor}>&- & echo $!'

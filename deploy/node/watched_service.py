@@ -42,9 +42,12 @@ class WatchedService:
         self._was_healthy = False
         self._ask_at = self._healthy_at = 0.0
         self._next_start: float | None = None
+        self._is_told = True  # whether `changed` took the newest record
 
     def look(self) -> bool:
         """See whether it runs; returns whether it is time to `start` it. Blocks for a health question, 5 s at most."""
+        if not self._is_told:
+            self._tell()
         if find(self.record) is not None:
             self._note_running()
         elif self._next_start is None:
@@ -57,7 +60,7 @@ class WatchedService:
         self._end_session()
         log = Path(self.record.log)
         # What the ended one said last is kept beside the new one's log, which begins empty.
-        if log.exists():
+        with contextlib.suppress(OSError):
             log.replace(log.with_suffix(".previous.log"))
         self._started, self._was_healthy, self._next_start = time.monotonic(), False, None
         self._ask_at = 0.0  # it may be well, and killed, before the next question to the process that ended
@@ -67,19 +70,36 @@ class WatchedService:
                 record.name, record.command, record.code, log, self._environment, record.url or "", self._folder
             )
         except OperatorError as error:
+            self.trouble = str(error)
             _log.error('service cannot be started  name=%s reason="%s"', record.name, error)
             return  # found ended at the next look, and tried again later
         self._session = _session_of(self.record)
         self.restarts.num_restarts += 1
         _log.warning("service started again  name=%s pid=%d", record.name, self.record.pid)
-        self._changed(self.record)
+        self._tell()
+
+    def _tell(self) -> None:
+        """Have the new record written down; on a full disk at one of the next looks."""
+        try:
+            self._changed(self.record)
+        except OSError as error:
+            if self._is_told:
+                _log.error('service is not written down  name=%s reason="%s"', self.record.name, error)
+            self._is_told = False
+        else:
+            self._is_told = True
 
     def _note_running(self) -> None:
         """Ask it how it is, now and then; end it when it was well once and has not been for long."""
         now = time.monotonic()
         if now < self._ask_at:
             return
-        if is_healthy(self.record, self._token_file):
+        try:
+            is_well = is_healthy(self.record, self._token_file)
+        except OperatorError as error:  # no token to ask with: it says nothing of the service
+            self.trouble, self._healthy_at = str(error), now
+            return
+        if is_well:
             self._was_healthy, self.trouble = True, ""
             self._healthy_at, self._ask_at = now, now + min(_ASK_EVERY_S, self._silent_s)
         elif self._was_healthy and time.monotonic() - self._healthy_at > self._silent_s:
