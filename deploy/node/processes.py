@@ -32,8 +32,7 @@ def launch(
     """Start a process that outlives this one, its output in `log` (the last start's alone). Returns its record.
 
     code: digest of what it runs. environment: all of it. folder: where it works.
-    Raises: OperatorError when no process can be started there, or its log cannot be written.
-    A command that is not found ends at once.
+    Raises: OperatorError without a log or a process that can be had. A command that is not found ends at once.
     """
     try:
         descriptor = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_APPEND, 0o600)

@@ -69,8 +69,9 @@ def drive(inspected: Inspected) -> int:
                 view.message(notice)
         try:
             context = check_cluster(inspected, cluster, view, stop, pages.record)
-            progress.has_made_folder = not start.folder.exists()
-            with locked(start.folder):
+            is_new = not start.folder.exists()
+            with locked(start):
+                progress.has_made_folder = is_new  # with the lock: nobody else's is removed when this one fails
                 prepare_folder(start, settings)
                 if inspected.train is not None:
                     inspected.train.save(start.folder)

@@ -10,7 +10,7 @@ import json
 import shutil
 import time
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from learner.checkpoint.folder import newer_than, newest_valid, open_checkpoint, point_latest, set_aside_newer
@@ -31,6 +31,7 @@ class RunStart:
     folder: Path  # the run's; its name is the run's name
     checkpoint: Checkpoint | None  # what the run resumes from; None: it is new
     notice: str | None = None  # a choice that the user should see; None: there was none
+    seen: tuple[str, ...] = ()  # the ledger and checkpoints that the folder held when this was planned, by name
 
     @property
     def run_id(self) -> str:
@@ -51,6 +52,12 @@ def plan_start(run: RunSettings, model_digest: str) -> RunStart:
     folder that holds a run.
     """
     folder = Path(run.dir) / run.name
+    seen = _accounts_of(folder)
+    start = _choose(folder, run, model_digest)
+    return replace(start, seen=seen if start.folder == folder else _accounts_of(start.folder))
+
+
+def _choose(folder: Path, run: RunSettings, model_digest: str) -> RunStart:
     if run.resume not in ("auto", "never"):
         named = _of_model(open_checkpoint(Path(run.resume)), model_digest)
         return RunStart(folder, named, f"Resuming from {named.path}.{_set_aside_notice(folder, named)}")
@@ -81,11 +88,13 @@ def plan_restart(start: RunStart) -> RunStart:
 
 
 @contextlib.contextmanager
-def locked(folder: Path) -> Iterator[None]:
+def locked(start: RunStart) -> Iterator[None]:
     """Keep every other command from this run folder within the block; the lock ends with the process at the latest.
 
-    Raises: OperatorError when another command has it, or the folder cannot be written.
+    Raises: OperatorError when another command has it, or trained there after this start was planned; when the folder
+    cannot be written.
     """
+    folder = start.folder
     try:
         folder.mkdir(parents=True, exist_ok=True)
         lock = (folder / LOCK).open("w")
@@ -98,6 +107,12 @@ def locked(folder: Path) -> Iterator[None]:
             raise OperatorError(
                 f"Another command is running in {folder}. Wait for its end, or choose another run.name."
             ) from None
+        # A run that ended since then left a checkpoint: a start that was planned without it would begin over it.
+        if _accounts_of(folder) != start.seen:
+            raise OperatorError(
+                f"Another command trained in {folder} while this one made its checks. Give this command again: it goes "
+                "on from what that one left."
+            )
         yield
 
 
@@ -125,6 +140,12 @@ def prepare_folder(start: RunStart, settings: Settings) -> None:
         if is_new:
             shutil.rmtree(folder, ignore_errors=True)
         raise _unwritable(folder, error) from None
+
+
+def _accounts_of(folder: Path) -> tuple[str, ...]:
+    """Return the names of the ledger and of the checkpoints that a run folder holds."""
+    ledger = [LEDGER] if (folder / LEDGER).exists() else []
+    return (*ledger, *(path.name for path in newer_than(folder / CHECKPOINTS, -1)))
 
 
 def _is_of(folder: Path, checkpoint: Checkpoint) -> bool:

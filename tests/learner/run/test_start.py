@@ -203,8 +203,33 @@ def test_accounts_without_a_checkpoint_are_set_aside_with_the_log_that_belongs_t
 
 
 def test_folder_that_a_command_holds_is_refused_to_another_until_that_ends(tmp_path: Path) -> None:
-    folder = tmp_path / "run"
-    with locked(folder), pytest.raises(OperatorError, match="Another command is running in"), locked(folder):
+    planned = plan_start(settings_of(tmp_path / "run"), "model-1")
+    with locked(planned), pytest.raises(OperatorError, match="Another command is running in"), locked(planned):
         pass
-    with locked(folder):
+    with locked(planned):
+        pass
+
+
+@pytest.mark.parametrize("saved", [[], [3]])
+def test_start_that_was_planned_before_another_command_saved_is_refused(tmp_path: Path, saved: list[int]) -> None:
+    """It would begin over what that one left: its ledger set aside, its newest checkpoints found by the next start."""
+    folder = tmp_path / "run"
+    for step in saved:
+        save(folder, step)
+    planned = plan_start(settings_of(folder), "model-1")
+    save(folder, 4)
+    with pytest.raises(OperatorError, match=r"Another command trained in .* Give this command again"), locked(planned):
+        pass
+    again = plan_start(settings_of(folder), "model-1")
+    assert again.step == 4
+    with locked(again):
+        pass
+
+
+def test_free_name_that_another_command_took_meanwhile_is_refused(tmp_path: Path) -> None:
+    save(tmp_path / "run", 100)
+    planned = plan_start(settings_of(tmp_path / "run"), "model-1")
+    assert planned.run_id == "run-2"
+    save(tmp_path / "run-2", 1)
+    with pytest.raises(OperatorError, match="Another command trained in"), locked(planned):
         pass
