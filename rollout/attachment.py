@@ -73,7 +73,14 @@ def begin_attachment(
 ) -> Attachment:
     """Return the run's attachment, already at work. finished: of the run attached before, used if it is the same."""
     player = EpisodePlayer(
-        engine, gate, services.make_environment, services.resources, services.rewards, spec.rollout, server
+        engine,
+        gate,
+        services.make_environment,
+        services.resources,
+        services.rewards,
+        spec.rollout,
+        server,
+        spec.sampling,
     )
     channel = AsyncDealerChannel(spec.coordinator_address, server, node.keys.peer, node.keys.coordinator.public)
     outbox = finished.outbox if finished is not None and finished.run_id == spec.run_id else Outbox()

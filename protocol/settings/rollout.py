@@ -1,13 +1,16 @@
 """Settings of the rollout servers: engines, episodes, budgets and time limits."""
 
-from typing import Any
+from typing import Annotated, Any
 
 from pydantic import (
     Field,
     PositiveFloat,
 )
 
-from protocol.settings.section import CountAboveZero, Seconds, Section
+from protocol.settings.section import Count, CountAboveZero, Fraction, Seconds, Section
+
+# vLLM takes biases in this range.
+_Bias = Annotated[float, Field(ge=-100.0, le=100.0)]
 
 BUNDLED_ENVIRONMENTS = ("single_turn", "search")
 
@@ -31,3 +34,24 @@ class RolloutSettings(Section):
     lease_timeout_s: Seconds = Field(1800.0, description="Longest life of a lease before its prompt goes out again.")
     start_timeout_s: Seconds = Field(600.0, description="Longest wait for the servers to start.")
     engine_args: dict[str, Any] = Field({}, description="Passed to vLLM's AsyncEngineArgs unchanged.")
+
+
+class SamplingSettings(Section):
+    """How samples are drawn beside rollout.temperature. What changes the distribution is for evaluations alone."""
+
+    top_p: PositiveFloat = Field(1.0, le=1.0, description="Draw from the likeliest tokens of this share; 1: from all.")
+    top_k: Count = Field(0, description="Draw from so many likeliest tokens; 0: from all.")
+    min_p: Fraction = Field(0.0, description="Draw from tokens of at least this share of the likeliest's probability.")
+    logit_bias: dict[Count, _Bias] = Field({}, max_length=1024, description="Token id -> added to its logit.")
+    stop: list[Annotated[str, Field(min_length=1, max_length=200)]] = Field(
+        [], max_length=64, description="Strings that end a turn, beside the environment's; they stay in it."
+    )
+    only_eval: bool = Field(
+        False, description="All of these for evaluations alone: training draws from the whole distribution."
+    )
+
+    @property
+    def reshaping(self) -> dict[str, object]:
+        """Return the settings by which tokens are drawn from another distribution than the policy's, as they are."""
+        usual = {"top_p": 1.0, "top_k": 0, "min_p": 0.0, "logit_bias": {}}
+        return {name: value for name, default in usual.items() if (value := getattr(self, name)) != default}

@@ -9,7 +9,7 @@ import msgspec
 from protocol.node.code_digest import SERVER_ROOMS, code_digest
 from protocol.settings.retriever import RetrieverSettings
 from protocol.settings.rewards import RewardsSettings
-from protocol.settings.rollout import RolloutSettings
+from protocol.settings.rollout import RolloutSettings, SamplingSettings
 from protocol.settings.section import Section
 from protocol.settings.settings import Settings
 
@@ -24,6 +24,7 @@ class RunSpec(Section):
     coordinator_address: str  # tcp://HOST:PORT
     seed: int  # run.seed
     rollout: RolloutSettings  # of the run's settings
+    sampling: SamplingSettings = SamplingSettings()  # of the run's settings
     retriever: RetrieverSettings  # of the run's settings; url None: the retriever of the server's node
     rewards: RewardsSettings  # of the run's settings; no endpoints: the bundled one of the server's node
 
@@ -67,6 +68,7 @@ def run_spec(settings: Settings, run_id: str, incarnation: int, coordinator_addr
         coordinator_address=coordinator_address,
         seed=settings.run.seed,
         rollout=settings.rollout,
+        sampling=settings.sampling,
         retriever=settings.retriever,
         rewards=settings.rewards,
     )

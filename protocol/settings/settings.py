@@ -23,7 +23,7 @@ from protocol.settings.quality.health import HealthSettings
 from protocol.settings.report import ReportSettings
 from protocol.settings.retriever import RetrieverSettings
 from protocol.settings.rewards import RewardsSettings
-from protocol.settings.rollout import RolloutSettings
+from protocol.settings.rollout import RolloutSettings, SamplingSettings
 from protocol.settings.run import RunSettings
 from protocol.settings.section import Section
 from protocol.settings.weights import WeightsSettings
@@ -39,6 +39,7 @@ class Settings(Section):
     policy: PolicySection = PolicySection()  # the model and how it is fine-tuned first
     data: DataSettings = DataSettings()  # where prompts come from
     rollout: RolloutSettings = RolloutSettings()  # engines, episodes, budgets and time limits
+    sampling: SamplingSettings = SamplingSettings()  # how samples are drawn, beside rollout.temperature
     retriever: RetrieverSettings = RetrieverSettings()  # where searches go
     rewards: RewardsSettings = RewardsSettings()  # who scores, and how parts become one reward
     learner: LearnerSettings = LearnerSettings()  # ranks, steps, staleness, optimizer, algorithm, checkpoints
@@ -105,6 +106,18 @@ class Settings(Section):
                 f"health.stop_after = {health.stop_after} ends a run by an alarm, which begins after health.patience = "
                 f"{health.patience} steps{'' if health.alarms else ' and is turned off (health.alarms)'}. "
                 "Raise the first, lower the second, or set health.alarms to true."
+            )
+        return self
+
+    @model_validator(mode="after")
+    def _check_sampling(self) -> Self:
+        reshaping = self.sampling.reshaping
+        if reshaping and self.run.max_steps and not self.sampling.only_eval:
+            name, value = next(iter(reshaping.items()))
+            raise ValueError(
+                f"sampling.{name} = {value} draws from another distribution than the policy's: the learner's "
+                "probability of a token is not the one that it was drawn with, and every ratio is wrong. Leave it out, "
+                "or set sampling.only_eval to true."
             )
         return self
 

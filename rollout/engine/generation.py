@@ -1,6 +1,7 @@
 """What is asked of an engine and what it answers, as tokens. Plain data: no vLLM here."""
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 
 
 @dataclass(frozen=True)
@@ -10,9 +11,12 @@ class Sampling:
     max_tokens: int  # most tokens to write
     temperature: float  # divides the logits
     top_p: float = 1.0  # share of probability to draw from, likeliest tokens first; 1: all
+    top_k: int = 0  # likeliest tokens to draw from; 0: all
+    min_p: float = 0.0  # least share of the likeliest token's probability that a token is drawn with
+    logit_bias: Mapping[int, float] = field(default_factory=dict)  # token -> added to its logit
     stop: tuple[str, ...] = ()  # strings that end the generation; they stay in its text
     seed: int | None = None  # of this generation; None: the engine's own
-    greedy: bool = False  # True: the likeliest token each time; temperature and top_p are ignored
+    greedy: bool = False  # True: the likeliest token each time; temperature, top_p, top_k and min_p are ignored
 
 
 @dataclass(frozen=True)

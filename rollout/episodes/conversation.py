@@ -15,7 +15,7 @@ from hashlib import sha256
 import msgspec
 
 from protocol.errors import FrameError, NeighbourError
-from protocol.settings.rollout import RolloutSettings
+from protocol.settings.rollout import RolloutSettings, SamplingSettings
 from protocol.wire.trajectory import Finish, Trajectory, TrajectoryFacts
 from rollout.engine.generation import Generation, Sampling
 from rollout.engine.version_gate import VersionGate
@@ -28,8 +28,16 @@ from rollout.episodes.transcript import Transcript
 class Conversations:
     """Begins conversations with one engine, under one run's limits."""
 
-    def __init__(self, engine: Generator, gate: VersionGate, settings: RolloutSettings, server: str) -> None:
-        """server: the name that stands on the trajectories."""
+    def __init__(
+        self,
+        engine: Generator,
+        gate: VersionGate,
+        settings: RolloutSettings,
+        server: str,
+        sampling: SamplingSettings | None = None,
+    ) -> None:
+        """server: the name that stands on the trajectories. sampling: None for the whole distribution."""
+        self.sampling = sampling or SamplingSettings()
         self.engine = engine
         self.gate = gate
         self.settings = settings
@@ -80,10 +88,17 @@ class Conversation:
         """
         settings, transcript = self._shared.settings, self.transcript
         is_greedy = self.sample.task.is_greedy
+        drawn = self._shared.sampling
+        if drawn.only_eval and self.sample.kind != "eval":
+            drawn = SamplingSettings()
         sampling = Sampling(
             max_tokens=min(settings.max_response_tokens, settings.max_context_tokens - len(transcript)),
             temperature=self.sample.temperature or settings.temperature,
-            stop=stop,
+            stop=(*stop, *(text for text in drawn.stop if text not in stop)),
+            top_p=drawn.top_p,
+            top_k=drawn.top_k,
+            min_p=drawn.min_p,
+            logit_bias=drawn.logit_bias,
             seed=None if is_greedy else _seed_of(self.sample, len(transcript.turns)),
             greedy=is_greedy,
         )

@@ -8,7 +8,7 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-from protocol.settings.rollout import RolloutSettings
+from protocol.settings.rollout import RolloutSettings, SamplingSettings
 from protocol.wire.trajectory import Finish, Trajectory
 from rollout.engine.generation import Generation
 from rollout.engine.version_gate import VersionGate
@@ -33,10 +33,12 @@ class EpisodePlayer:
         scorer: Scorer,
         settings: RolloutSettings,
         server: str,
+        sampling: SamplingSettings | None = None,
     ) -> None:
+        """server, sampling: as `Conversations` takes them."""
         self._decode = engine.decode
         self._text = ChatTokens(engine.tokenizer)
-        self._conversations = Conversations(engine, gate, settings, server)
+        self._conversations = Conversations(engine, gate, settings, server, sampling)
         self._make_environment = make_environment
         self._resources = resources
         self._scorer = scorer

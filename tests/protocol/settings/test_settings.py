@@ -292,3 +292,17 @@ def test_evaluation_that_cannot_work_is_refused(sections: dict[str, Any], text: 
     with pytest.raises(ValidationError) as caught:
         Settings.model_validate(sections)
     assert text in str(caught.value)
+
+
+@pytest.mark.parametrize("changed", [{"top_p": 0.9}, {"top_k": 20}, {"min_p": 0.05}, {"logit_bias": {5: -1.0}}])
+def test_sampling_that_makes_every_ratio_wrong_is_refused_for_training_alone(changed: dict[str, Any]) -> None:
+    (name,) = changed
+    with pytest.raises(ValidationError) as caught:
+        Settings.model_validate({"sampling": changed})
+    assert f"sampling.{name} = {changed[name]} draws from another distribution than the policy's" in str(caught.value)
+    assert Settings.model_validate({"sampling": changed | {"only_eval": True}}).sampling.reshaping == changed
+    assert Settings.model_validate({"sampling": changed, "run": {"max_steps": 0}}).sampling.reshaping == changed
+
+
+def test_stop_strings_are_taken_in_training() -> None:
+    assert Settings.model_validate({"sampling": {"stop": ["</answer>"]}}).sampling.stop == ["</answer>"]

@@ -1,12 +1,13 @@
 """A conversation on its own: turns, replies, the end, and its transcript taken up elsewhere."""
 
-from typing import Any
+from dataclasses import replace
+from typing import Any, Literal
 
 import msgspec
 import pytest
 
 from protocol.errors import NeighbourError
-from protocol.settings.rollout import RolloutSettings
+from protocol.settings.rollout import RolloutSettings, SamplingSettings
 from protocol.wire.trajectory import VersionSpan
 from rollout.engine.version_gate import VersionGate
 from rollout.environments.base import Task
@@ -71,6 +72,32 @@ async def test_last_turn_is_as_long_as_the_context_has_room() -> None:
     )
     assert len((await conversation.next_turn()).tokens) == 7
     assert conversation.is_full
+
+
+@pytest.mark.parametrize(
+    ("kind", "only_eval", "is_drawn_so"),
+    [
+        ("eval", True, True),
+        ("train", True, False),
+        ("eval", False, True),
+        ("train", False, True),
+    ],
+)
+async def test_sampling_settings_reach_the_engine_for_the_samples_that_they_are_for(
+    kind: Literal["train", "eval"], only_eval: bool, is_drawn_so: bool
+) -> None:
+    engine = ScriptedEngine(lambda context: "ab")
+    gate = VersionGate()
+    gate.open()
+    sampling = SamplingSettings(
+        top_p=0.9, top_k=5, min_p=0.1, logit_bias={7: -1.0}, stop=["</s>", "b"], only_eval=only_eval
+    )
+    shared = Conversations(engine, gate, RolloutSettings(), "s0", sampling)
+    sample = replace(TASK, kind=kind)
+    await shared.begin(sample, _tokens("Q?")).next_turn(stop=("b",))
+    ((_, drawn, _, _),) = engine.requests
+    expected = (0.9, 5, 0.1, {7: -1.0}, ("b", "</s>")) if is_drawn_so else (1.0, 0, 0.0, {}, ("b",))
+    assert (drawn.top_p, drawn.top_k, drawn.min_p, drawn.logit_bias, drawn.stop) == expected
 
 
 async def test_each_turn_draws_with_a_seed_of_its_own() -> None:
