@@ -1,1 +1,1 @@
-"""The retrieval service of a node: corpus -> words -> bm25 -> index_folder -> service -> serve (or build)."""
+"""The retrieval service of a node: corpus -> indexes -> index_folder -> searcher -> service -> serve (or build)."""

@@ -3,26 +3,27 @@
 import argparse
 import sys
 import time
-from pathlib import Path
 
 from protocol.errors import OperatorError
-from retriever.index_folder import build_index
-from retriever.indexes.by_name import INDEXES
+from retriever.index_arguments import add_index_arguments, index_options
+from retriever.index_folder import build_index, content_hash
+from retriever.indexes.by_name import kind_named
 
 
 def main() -> int:
     parser = argparse.ArgumentParser(prog="python -m retriever.build", description=__doc__)
-    parser.add_argument("--corpus-path", "--corpus_path", type=Path, required=True, help='JSONL of {"id", "contents"}')
-    parser.add_argument("--index-path", "--index_path", type=Path, required=True, help="folder of the index")
-    parser.add_argument("--retriever-name", "--retriever_name", choices=list(INDEXES), default="bm25")
+    add_index_arguments(parser)
     arguments = parser.parse_args()
     started = time.monotonic()
     try:
-        _, corpus = build_index(arguments.index_path, arguments.corpus_path, arguments.retriever_name)
+        folder, options = index_options(arguments)
+        kind = kind_named(arguments.retriever_name, options)
+        _, corpus = build_index(folder, arguments.corpus_path, arguments.retriever_name, kind)
+        digest = content_hash(folder)
     except OperatorError as error:
         print(error, file=sys.stderr)
         return error.exit_code
-    print(f"{arguments.index_path}: {len(corpus)} documents indexed in {time.monotonic() - started:.1f} s")
+    print(f"{folder}: {len(corpus)} documents indexed in {time.monotonic() - started:.1f} s, content hash {digest}")
     return 0
 
 

@@ -7,10 +7,12 @@ file. Several services may open or build one folder at once.
 import contextlib
 import errno
 import fcntl
+import json
 import os
 import shutil
 import tempfile
 import time
+from collections.abc import Mapping
 from pathlib import Path
 
 from blake3 import blake3
@@ -18,8 +20,8 @@ from pydantic import BaseModel
 
 from protocol.errors import OperatorError
 from retriever.corpus import Corpus, digest_of, open_corpus, read_corpus
-from retriever.indexes.by_name import INDEXES
-from retriever.indexes.index import Index
+from retriever.indexes.by_name import IndexOptions, kind_named
+from retriever.indexes.index import Index, IndexKind
 
 MANIFEST = "MANIFEST.json"
 _MAX_RENAMES = 10
@@ -37,42 +39,54 @@ class Manifest(BaseModel, frozen=True):
     files: dict[str, str]  # blake3 of every file of the index
 
 
-def recipe_of(name: str, corpus_digest: str) -> dict[str, str | int | float]:
+def recipe_of(name: str, kind: IndexKind, corpus_digest: str) -> dict[str, str | int | float]:
     """Return everything that decides what the index of this name and corpus says."""
     return {
         "schema_version": _SCHEMA_VERSION,
         "backend": name,
         "corpus_digest": corpus_digest,
-        **INDEXES[name].recipe(),
+        **kind.recipe(),
     }
 
 
-def open_or_build(folder: Path, corpus_path: Path, name: str) -> tuple[Index, Corpus, bool]:
+def open_or_build(
+    folder: Path, corpus_path: Path, name: str, options: IndexOptions | None = None
+) -> tuple[Index, Corpus, bool]:
     """Return a corpus, its index and whether that had to be built.
 
     Raises: OperatorError when the corpus is wrong, or the folder holds something else or cannot be written.
     """
-    found = open_index(folder, digest_of(corpus_path), name)
+    kind = kind_named(name, options)
+    found = open_index(folder, digest_of(corpus_path), name, kind)
     if found is not None:
         return *found, False
-    return *build_index(folder, corpus_path, name), True
+    return *build_index(folder, corpus_path, name, kind), True
 
 
-def open_index(folder: Path, corpus_digest: str, name: str) -> tuple[Index, Corpus] | None:
+def content_hash(folder: Path) -> str:
+    """Return the digest of what the index in folder says: services with the same one answer alike."""
+    return _digest_of_recipe(Manifest.model_validate_json((folder / MANIFEST).read_bytes()).recipe)
+
+
+def open_index(
+    folder: Path, corpus_digest: str, name: str, kind: IndexKind | None = None
+) -> tuple[Index, Corpus] | None:
     """Return the index in folder and its corpus, or None when there is none, or a damaged or another one."""
+    kind = kind or kind_named(name)
     try:
         manifest = Manifest.model_validate_json((folder / MANIFEST).read_bytes())
-        if manifest.recipe != recipe_of(name, corpus_digest):
+        if manifest.recipe != recipe_of(name, kind, corpus_digest):
             return None
         if any(_digest(folder / file) != digest for file, digest in manifest.files.items()):
             return None
-        return INDEXES[name].load(folder), open_corpus(folder, corpus_digest)
+        return kind.load(folder), open_corpus(folder, corpus_digest)
     except (OSError, ValueError):
         return None
 
 
-def build_index(folder: Path, corpus_path: Path, name: str) -> tuple[Index, Corpus]:
+def build_index(folder: Path, corpus_path: Path, name: str, kind: IndexKind | None = None) -> tuple[Index, Corpus]:
     """Return the corpus and its index after writing both to folder, in place of what was there."""
+    kind = kind or kind_named(name)
     folder = folder.resolve()  # what a link leads to is replaced, not the link
     _refuse_strange_folder(folder)
     try:
@@ -83,10 +97,13 @@ def build_index(folder: Path, corpus_path: Path, name: str) -> tuple[Index, Corp
         try:
             fcntl.flock(lock, fcntl.LOCK_EX)
             corpus = read_corpus(corpus_path, aside)
-            index = INDEXES[name].build(corpus)
+            recipe = recipe_of(name, kind, corpus.digest)
+            scratch = _scratch(folder, recipe)
+            index = kind.build(corpus, scratch)
             index.save(aside)
-            _write_manifest(aside, recipe_of(name, corpus.digest), len(corpus))
+            _write_manifest(aside, recipe, len(corpus))
             _move_into_place(aside, folder)
+            shutil.rmtree(scratch, ignore_errors=True)
         finally:
             shutil.rmtree(aside, ignore_errors=True)
             os.close(lock)
@@ -99,6 +116,15 @@ def build_index(folder: Path, corpus_path: Path, name: str) -> tuple[Index, Corp
 
 def _aside_prefix(folder: Path) -> str:
     return f".{folder.name}.building-"
+
+
+def _scratch(folder: Path, recipe: Mapping[str, str | int | float]) -> Path:
+    """Return where a build that was broken off and the next one of the same recipe keep what they share."""
+    return folder.with_name(f".{folder.name}.encoded-{_digest_of_recipe(recipe)[:16]}")
+
+
+def _digest_of_recipe(recipe: Mapping[str, str | int | float]) -> str:
+    return blake3(json.dumps(recipe, sort_keys=True).encode()).hexdigest()
 
 
 def _remove_left_overs(folder: Path) -> None:

@@ -11,7 +11,8 @@ from protocol.errors import OperatorError
 from protocol.http.bearer import read_token
 from protocol.http.listen import bind
 from protocol.http.service import serve_app
-from retriever.index_folder import open_or_build
+from retriever.index_arguments import add_index_arguments, index_options
+from retriever.index_folder import content_hash, open_or_build
 from retriever.indexes.by_name import INDEXES
 from retriever.service import Limits, RetrieverService
 
@@ -29,17 +30,22 @@ def main() -> int:
 
 
 def _serve(arguments: argparse.Namespace) -> None:
-    if arguments.retriever_name not in INDEXES:
-        raise OperatorError(
-            f"retriever: --retriever-name {arguments.retriever_name} is not known. Choose one of: {', '.join(INDEXES)}."
-        )
+    name = arguments.retriever_name
+    if name not in INDEXES:
+        raise OperatorError(f"retriever: --retriever-name {name} is not known. Choose one of: {', '.join(INDEXES)}.")
     token = _token(arguments)
     # Bound before the index is read: a taken port is told at once, not after minutes of building.
     listener = bind("retriever", arguments.host, arguments.port)
-    name = arguments.retriever_name
-    index, corpus, was_built = open_or_build(arguments.index_path, arguments.corpus_path, name)
-    limits = Limits(arguments.topk, arguments.num_threads, arguments.max_waiting)
-    app = RetrieverService(index, corpus, arguments.index_path.name, limits, name).app()
+    folder, options = index_options(arguments)
+    index, corpus, was_built = open_or_build(folder, arguments.corpus_path, name, options)
+    digest = content_hash(folder)
+    if arguments.reranker:
+        from retriever.indexes.reranked import RerankedIndex  # torch, which bm25 alone does not need
+
+        index = RerankedIndex(index, corpus, arguments.reranker, arguments.rerank_depth)
+        digest = f"{digest}, reranked by {arguments.reranker}"
+    limits = Limits(arguments.topk, arguments.num_threads, arguments.max_waiting, cache_size=arguments.cache_size)
+    app = RetrieverService(index, corpus, arguments.index_path.name, limits, name, digest).app()
     state = "built" if was_built else "loaded"
     serve_app(app, listener, token, f"retriever: {len(corpus)} documents, index {state}")
 
@@ -61,17 +67,17 @@ def _token(arguments: argparse.Namespace) -> str | None:
 
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog="python -m retriever.serve", description=__doc__)
-    parser.add_argument("--index-path", "--index_path", type=Path, required=True, help="folder of the index")
-    parser.add_argument("--corpus-path", "--corpus_path", type=Path, required=True, help='JSONL of {"id", "contents"}')
+    add_index_arguments(parser)
     parser.add_argument("--topk", type=_positive, default=3, help="passages when a request names no topk")
-    parser.add_argument("--retriever-name", "--retriever_name", default="bm25", help=f"one of: {', '.join(INDEXES)}")
-    parser.add_argument("--retriever-model", "--retriever_model", help="model of a dense retriever; bm25 uses none")
+    parser.add_argument("--reranker", help="cross-encoder that orders what was found: folder, or name on the hub")
+    parser.add_argument("--rerank-depth", type=_positive, default=30, help="documents that the reranker reads")
     parser.add_argument("--host", default="127.0.0.1", help="address to listen on")
     parser.add_argument("--port", type=int, default=8000, help="port to listen on; 0: a free one")
     parser.add_argument("--token-file", type=Path, help="ask for the bearer token in this file (not on /health)")
     parser.add_argument("--open", action="store_true", help="ask for no token: on this machine's own address alone")
     parser.add_argument("--num-threads", type=_positive, default=1, help="threads that search")
     parser.add_argument("--max-waiting", type=_positive, default=512, help="requests in flight before 503")
+    parser.add_argument("--cache-size", type=int, default=10_000, help="queries whose hits are kept; 0: none")
     return parser
 
 

@@ -1,20 +1,19 @@
 """The FastAPI app of the retriever: POST /retrieve, GET /health, GET /metrics."""
 
-import asyncio
 import time
-from collections.abc import Sequence
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Annotated, Any
 
-from fastapi import Depends, FastAPI, Request, Response
+from fastapi import Depends, FastAPI, Response
 from fastapi.responses import JSONResponse
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
 
-from protocol.http.app import body_schema, make_app, typed_body
+from protocol.http.app import App, Receive, Scope, Send, body_schema, make_app, typed_body
 from protocol.http.bodies import BodyError, RetrieveRequest
 from retriever.corpus import Corpus
 from retriever.indexes.index import Hit, Index
+from retriever.searcher import Searcher
 
 MAX_REQUEST_BYTES = 16 << 20
 _BUCKETS_S = (0.0005, 0.001, 0.002, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5)
@@ -27,6 +26,8 @@ class Limits:
     topk: int = 3  # passages when a request names no topk
     num_threads: int = 1  # that search
     max_waiting: int = 512  # requests in flight before 503
+    max_wait_s: float = 0.5  # a search that would wait for longer is answered 503
+    cache_size: int = 10_000  # queries whose hits are kept; 0: none
     retry_after_s: int = 1  # what a 503 advises
     max_passages: int = 50_000  # queries times topk of one request: its reply is made in memory
     body_s: float = 30.0  # a request that has not been sent whole by then is answered 408
@@ -36,14 +37,21 @@ class RetrieverService:
     """Answers searches of one index. Searching runs on its own threads, so that /health answers under load."""
 
     def __init__(
-        self, index: Index, corpus: Corpus, name: str, limits: Limits | None = None, backend: str = "bm25"
+        self,
+        index: Index,
+        corpus: Corpus,
+        name: str,
+        limits: Limits | None = None,
+        backend: str = "bm25",
+        content_hash: str = "",
     ) -> None:
-        self._index = index
+        """content_hash: says whether two services answer alike."""
+        self._searcher = Searcher(index, (limits or Limits()).num_threads, (limits or Limits()).cache_size)
         self._corpus = corpus
         self._name = name
         self._backend = backend
+        self._content_hash = content_hash
         self._limits = limits or Limits()
-        self._threads = ThreadPoolExecutor(self._limits.num_threads, thread_name_prefix="search")
         self._metrics = _Metrics()
         self._num_waiting = 0
 
@@ -51,7 +59,7 @@ class RetrieverService:
         """Return the application; one per service."""
         app = make_app(f"Retriever: {self._name}", self._metrics.registry, self._metrics.requests)
         app.get("/health")(self._health)
-        app.add_exception_handler(_Busy, _tell_busy)
+        app.add_middleware(_TurnAway, is_full=self._is_full, retry_after_s=self._limits.retry_after_s)
         read = typed_body(RetrieveRequest, MAX_REQUEST_BYTES, self._limits.body_s)
 
         @app.post("/retrieve", openapi_extra=body_schema(RetrieveRequest))
@@ -61,28 +69,26 @@ class RetrieverService:
 
         return app
 
+    def _is_full(self) -> bool:
+        return self._num_waiting >= self._limits.max_waiting or self._searcher.wait_s > self._limits.max_wait_s
+
     async def _retrieve(self, asked: RetrieveRequest) -> list[list[dict[str, Any]]]:
         topk = asked.topk or self._limits.topk
         if len(asked.queries) * topk > self._limits.max_passages:
             problem = f"has {len(asked.queries)} entries, which times topk {topk} is over {self._limits.max_passages}"
             raise BodyError("$.queries", problem)
-        if self._num_waiting >= self._limits.max_waiting:
-            raise _Busy(self._num_waiting, self._limits.retry_after_s)
         self._num_waiting += 1
         self._metrics.waiting.set(self._num_waiting)
         started = time.perf_counter()
         try:
-            # The seam for searching several requests at once (dense encoders): this call is the only way in.
-            found = await asyncio.get_running_loop().run_in_executor(self._threads, self._search, asked, topk)
+            found = await self._searcher.search(asked.queries, topk)
         finally:
             self._num_waiting -= 1
             self._metrics.waiting.set(self._num_waiting)
         self._metrics.queries.inc(len(asked.queries))
         self._metrics.seconds.observe(time.perf_counter() - started)
-        return found
-
-    def _search(self, asked: RetrieveRequest, topk: int) -> list[list[dict[str, Any]]]:
-        return [self._items(hits, asked.return_scores) for hits in self._index.search(asked.queries, topk)]
+        self._metrics.cached.set(self._searcher.num_cached)
+        return [self._items(hits, asked.return_scores) for hits in found]
 
     def _items(self, hits: Sequence[Hit], with_scores: bool) -> list[dict[str, Any]]:
         documents = [{"id": self._corpus.ids[hit.row], "contents": self._corpus.contents[hit.row]} for hit in hits]
@@ -98,21 +104,27 @@ class RetrieverService:
                 "backend": self._backend,
                 "num_documents": len(self._corpus),
                 "corpus_digest": self._corpus.digest,
+                "content_hash": self._content_hash,
             }
         )
 
 
-class _Busy(Exception):
-    """So many requests wait that this one is turned away."""
+class _TurnAway:
+    """ASGI middleware: 503 for a search while the service is full, before its body is read.
 
-    def __init__(self, num_waiting: int, retry_after_s: int) -> None:
-        super().__init__(f"{num_waiting} searches are waiting; come back later")
-        self.retry_after_s = retry_after_s
+    What turns requests away must cost next to nothing, or the accepted ones wait for it.
+    """
 
+    def __init__(self, app: App, is_full: Callable[[], bool], retry_after_s: int) -> None:
+        self._app = app
+        self._is_full = is_full
+        self._busy = JSONResponse(
+            {"detail": "too many searches are waiting; come back later"}, 503, {"retry-after": str(retry_after_s)}
+        )
 
-async def _tell_busy(request: Request, busy: Exception) -> Response:
-    assert isinstance(busy, _Busy)
-    return JSONResponse({"detail": str(busy)}, 503, {"retry-after": str(busy.retry_after_s)})
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        is_search = scope["type"] == "http" and scope["path"] == "/retrieve"
+        await (self._busy if is_search and self._is_full() else self._app)(scope, receive, send)
 
 
 class _Metrics:
@@ -122,6 +134,7 @@ class _Metrics:
             "sluice_retriever_requests", "Requests by HTTP status.", ["status"], registry=self.registry
         )
         self.queries = Counter("sluice_retriever_queries", "Queries searched.", registry=self.registry)
+        self.cached = Gauge("sluice_retriever_cached_queries", "Queries answered from memory.", registry=self.registry)
         self.waiting = Gauge("sluice_retriever_waiting", "Requests waiting or searched now.", registry=self.registry)
         self.seconds = Histogram(
             "sluice_retriever_request_seconds", "Waiting and searching.", buckets=_BUCKETS_S, registry=self.registry

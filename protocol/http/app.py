@@ -19,10 +19,10 @@ from protocol.http.bodies import BodyError, read_request
 from protocol.http.body_limit import BodyTooLargeError, read_body
 
 _Body = TypeVar("_Body", bound=BaseModel)
-_Scope = MutableMapping[str, Any]
-_Receive = Callable[[], Awaitable[MutableMapping[str, Any]]]
-_Send = Callable[[MutableMapping[str, Any]], Awaitable[None]]
-_App = Callable[[_Scope, _Receive, _Send], Awaitable[None]]
+Scope = MutableMapping[str, Any]
+Receive = Callable[[], Awaitable[MutableMapping[str, Any]]]
+Send = Callable[[MutableMapping[str, Any]], Awaitable[None]]
+App = Callable[[Scope, Receive, Send], Awaitable[None]]
 
 
 class BodyTimeoutError(Exception):
@@ -90,11 +90,11 @@ _STATUSES: dict[type[Exception], int] = {
 class _CountAnswers:
     """ASGI middleware that counts."""
 
-    def __init__(self, app: _App, requests: Counter) -> None:
+    def __init__(self, app: App, requests: Counter) -> None:
         self._app = app
         self._requests = requests
 
-    async def __call__(self, scope: _Scope, receive: _Receive, send: _Send) -> None:
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http" or scope["method"] != "POST":
             await self._app(scope, receive, send)
             return

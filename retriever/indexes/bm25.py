@@ -54,8 +54,8 @@ class Bm25Index:
         return {"words": RULES, "k1": K1, "b": B, "title_weight": TITLE_WEIGHT}
 
     @classmethod
-    def build(cls, corpus: Corpus) -> "Bm25Index":
-        """Return the index of a corpus, every title counted TITLE_WEIGHT times.
+    def build(cls, corpus: Corpus, scratch: Path | None = None) -> "Bm25Index":
+        """Return the index of a corpus, every title counted TITLE_WEIGHT times; scratch is not used.
 
         Raises: OperatorError when no document holds a word.
         """

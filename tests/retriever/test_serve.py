@@ -66,7 +66,8 @@ def test_serve_imports_nothing_that_is_slow_to_import() -> None:
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        (("--retriever-name", "e5"), "retriever: --retriever-name e5 is not known. Choose one of: bm25."),
+        (("--retriever-name", "vibes"), "retriever: --retriever-name vibes is not known. Choose one of: bm25, e5, "),
+        (("--retriever-name", "e5"), "retriever: --retriever-name e5 needs --retriever-model"),
         (("--corpus-path", "/nowhere.jsonl"), "retriever: the corpus /nowhere.jsonl cannot be read"),
         (("--token-file", "/nowhere"), "token file /nowhere: cannot be read"),
         (("--host", "not an address"), "retriever: on --host not an address programs of other machines can search too"),

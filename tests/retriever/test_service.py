@@ -110,6 +110,7 @@ def test_health_says_what_is_served(http: httpx.Client) -> None:
         "backend": "bm25",
         "num_documents": 3,
         "corpus_digest": "d1",
+        "content_hash": "",
     }
 
 

@@ -1,0 +1,135 @@
+"""Dense indexes over vectors of an encoder, by FAISS: flat (exact), hnsw or ivf (approximate).
+
+A corpus is encoded a part at a time, and each part's vectors are kept until the index is whole: a build that was broken
+off goes on where it stopped, and no more than a part and the index itself is in memory.
+"""
+
+import logging
+import math
+import os
+import time
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import faiss
+import numpy as np
+from numpy.typing import NDArray
+
+from protocol.errors import OperatorError
+from retriever.corpus import Corpus
+from retriever.indexes.encoder import Encoder
+from retriever.indexes.index import Hit
+
+_log = logging.getLogger(__name__)
+_FILE = "faiss.index"
+_PART = 4096
+_TRAINING_VECTORS = 200_000
+_PROGRESS_S = 10.0
+# What an approximate index looks at: more finds more and takes longer.
+_HNSW_LINKS, _HNSW_BUILD, _HNSW_SEARCH, _IVF_PROBES = 32, 200, 128, 16
+FORMS = ("flat", "hnsw", "ivf")
+
+
+class DenseIndex:
+    """An index of vectors; safe to search from several threads, one at a time in the encoder."""
+
+    def __init__(self, encoder: Encoder, vectors: Any) -> None:
+        """vectors: a FAISS index, whose i-th vector is the corpus's i-th document."""
+        self._encoder = encoder
+        self._vectors = vectors
+
+    def search(self, queries: Sequence[str], topk: int) -> list[list[Hit]]:
+        """Return for each query the topk nearest documents; a score is the cosine, or what the user's index has."""
+        if not queries:
+            return []
+        scores, rows = self._vectors.search(self._encoder.queries(queries), min(topk, self._vectors.ntotal))
+        return [
+            [Hit(row, score) for row, score in zip(*pair, strict=True) if row >= 0]  # -1: fewer were found
+            for pair in zip(rows.tolist(), scores.tolist(), strict=True)
+        ]
+
+    def save(self, folder: Path) -> None:
+        faiss.write_index(self._vectors, str(folder / _FILE))
+
+
+class DenseKind:
+    """Makes dense indexes with one encoder."""
+
+    def __init__(self, encoder: Encoder, form: str) -> None:
+        if form not in FORMS:
+            raise OperatorError(f"retriever: --faiss {form} is not known. Choose one of: {', '.join(FORMS)}.")
+        self._encoder = encoder
+        self._form = form
+
+    def recipe(self) -> Mapping[str, str | int | float]:
+        return {"encoder": self._encoder.name, "family": self._encoder.family, "faiss": self._form}
+
+    def build(self, corpus: Corpus, scratch: Path | None = None) -> DenseIndex:
+        """Return the index; blocks for the encoding, which is logged as it goes on and kept in scratch."""
+        if scratch is not None:
+            scratch.mkdir(parents=True, exist_ok=True)
+        index = self._empty(len(corpus))
+        if not index.is_trained:
+            index.train(self._training_vectors(corpus, scratch))
+        started = said = time.monotonic()
+        for start in range(0, len(corpus), _PART):
+            index.add(self._part(corpus, start, scratch))
+            if time.monotonic() - said > _PROGRESS_S:
+                said = time.monotonic()
+                left_s = (said - started) / index.ntotal * (len(corpus) - index.ntotal)
+                _log.warning("encoded %d of %d documents  left_s=%.0f", index.ntotal, len(corpus), left_s)
+        return DenseIndex(self._encoder, index)
+
+    def load(self, folder: Path) -> DenseIndex:
+        return DenseIndex(self._encoder, read_faiss(folder / _FILE, self._encoder))
+
+    def _empty(self, num_documents: int) -> Any:
+        dimension, metric = self._encoder.dimension, faiss.METRIC_INNER_PRODUCT
+        if self._form == "hnsw":
+            index = faiss.IndexHNSWFlat(dimension, _HNSW_LINKS, metric)
+            index.hnsw.efConstruction, index.hnsw.efSearch = _HNSW_BUILD, _HNSW_SEARCH
+            return index
+        if self._form == "ivf":
+            # FAISS wants 39 training vectors a list at the least.
+            num_lists = max(1, min(round(4 * math.sqrt(num_documents)), num_documents // 39))
+            lists = faiss.IndexIVFFlat(faiss.IndexFlatIP(dimension), dimension, num_lists, metric)
+            lists.nprobe = min(num_lists, _IVF_PROBES)
+            return lists
+        return faiss.IndexFlatIP(dimension)
+
+    def _training_vectors(self, corpus: Corpus, scratch: Path | None) -> NDArray[np.float32]:
+        starts = range(0, min(len(corpus), _TRAINING_VECTORS), _PART)
+        return np.concatenate([self._part(corpus, start, scratch) for start in starts])
+
+    def _part(self, corpus: Corpus, start: int, scratch: Path | None) -> NDArray[np.float32]:
+        """Return the vectors of the documents from `start`, of scratch where they are there already."""
+        file = scratch / f"{start}.npy" if scratch is not None else None
+        if file is not None and file.exists():
+            vectors: NDArray[np.float32] = np.load(file, allow_pickle=False)
+            return vectors
+        vectors = self._encoder.passages(corpus.contents[start : start + _PART])
+        if file is not None:
+            aside = file.with_suffix(".part.npy")
+            np.save(aside, vectors)
+            os.replace(aside, file)
+        return vectors
+
+
+def read_faiss(file: Path, encoder: Encoder) -> Any:
+    """Return the FAISS index in a file, over a memory map where its form allows it.
+
+    Raises: OSError for a file that is none, OperatorError for vectors of another size than the encoder's.
+    """
+    if not file.is_file():
+        raise FileNotFoundError(2, "no such file", str(file))
+    try:
+        index = faiss.read_index(str(file), faiss.IO_FLAG_MMAP)
+    except RuntimeError as error:
+        raise OSError(5, f"no FAISS index: {str(error)[:200]}", str(file)) from None
+    if index.d != encoder.dimension:
+        raise OperatorError(
+            f"retriever: {file} holds vectors of {index.d} numbers, and {encoder.name} makes {encoder.dimension}. "
+            "Set --retriever-model to the encoder that the index was made with."
+        )
+    return index

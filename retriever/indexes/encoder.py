@@ -1,0 +1,83 @@
+"""Texts as vectors, by any Hugging Face encoder. The only file of the retriever that knows torch and transformers.
+
+Vectors have length 1, so that their product is the cosine.
+Shape letters: N texts, T tokens of the longest, D dimensions.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from transformers import AutoModel, AutoTokenizer
+
+from protocol.errors import OperatorError
+
+_BATCH = 64
+
+
+@dataclass(frozen=True)
+class Family:
+    """How a family of encoders wants to be read."""
+
+    query_prefix: str  # before a query
+    passage_prefix: str  # before a document
+    pooling: str  # mean: over the text's tokens; first: the first token's
+
+
+FAMILIES = {
+    "e5": Family("query: ", "passage: ", "mean"),
+    "bge": Family("Represent this sentence for searching relevant passages: ", "", "first"),
+    "dense": Family("", "", "mean"),
+}
+
+
+class Encoder:
+    """An encoder; of one thread at a time."""
+
+    def __init__(self, model: str, family: str, max_query_tokens: int = 256, max_passage_tokens: int = 256) -> None:
+        """Raises: OperatorError when the model cannot be loaded."""
+        self.name = model
+        self.family = family
+        self._form = FAMILIES[family]
+        self._max_query_tokens, self._max_passage_tokens = max_query_tokens, max_passage_tokens
+        self._device = "cuda" if torch.cuda.is_available() else "cpu"
+        try:
+            self._tokenizer = AutoTokenizer.from_pretrained(model)
+            self._model = AutoModel.from_pretrained(model).to(self._device).eval()
+        except (OSError, ValueError) as error:
+            raise OperatorError(
+                f"retriever: --retriever-model {model} cannot be loaded: {type(error).__name__}: {error}"
+            ) from None
+        self.dimension = int(self._model.config.hidden_size)
+
+    def queries(self, texts: Sequence[str]) -> NDArray[np.float32]:
+        """Return [N, D]."""
+        return self._encode([self._form.query_prefix + text for text in texts], self._max_query_tokens)
+
+    def passages(self, texts: Sequence[str]) -> NDArray[np.float32]:
+        """Return [N, D]."""
+        return self._encode([self._form.passage_prefix + text for text in texts], self._max_passage_tokens)
+
+    def _encode(self, texts: Sequence[str], max_tokens: int) -> NDArray[np.float32]:
+        vectors = np.empty((len(texts), self.dimension), np.float32)
+        # Of like length first: a batch is as slow as its longest text.
+        order = sorted(range(len(texts)), key=lambda index: len(texts[index]))
+        for start in range(0, len(order), _BATCH):
+            batch = order[start : start + _BATCH]
+            vectors[batch] = self._forward([texts[index] for index in batch], max_tokens)
+        return vectors
+
+    @torch.inference_mode()
+    def _forward(self, texts: list[str], max_tokens: int) -> NDArray[np.float32]:
+        encoded = self._tokenizer(texts, padding=True, truncation=True, max_length=max_tokens, return_tensors="pt")
+        encoded = encoded.to(self._device)
+        hidden = self._model(**encoded).last_hidden_state  # [N, T, D]
+        if self._form.pooling == "first":
+            pooled = hidden[:, 0]
+        else:
+            mask = encoded["attention_mask"][:, :, None].to(hidden.dtype)  # [N, T, 1]
+            pooled = (hidden * mask).sum(1) / mask.sum(1)
+        vectors: NDArray[np.float32] = torch.nn.functional.normalize(pooled.float(), dim=-1).cpu().numpy()
+        return vectors
