@@ -1,0 +1,53 @@
+"""What a user would write: a FastAPI server that searches one request at a time with the same library and index."""
+
+import argparse
+import sys
+from pathlib import Path
+from typing import Any
+
+import uvicorn
+from fastapi import FastAPI, Request
+
+from protocol.http.listen import address_of, bind
+from retriever.index_arguments import add_index_arguments, index_options
+from retriever.index_folder import open_or_build
+from retriever.indexes.bm25 import Bm25Index
+from retriever.indexes.words import words_of
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser()
+    add_index_arguments(parser)
+    parser.add_argument("--port", type=int)
+    parser.add_argument("--cache-size")
+    arguments = parser.parse_args()
+    folder, options = index_options(arguments)
+    index, corpus, _ = open_or_build(Path(folder), arguments.corpus_path, arguments.retriever_name, options)
+
+    def rows_of(query: str, topk: int) -> list[int]:
+        if isinstance(index, Bm25Index):
+            # As bm25s's own documentation searches, with the same words.
+            tokens = [word for word in words_of(query) if word in index._scorer.vocab_dict]
+            rows, scores = index._scorer.retrieve([tokens], k=topk, show_progress=False)
+            return [int(row) for row, score in zip(rows[0], scores[0], strict=True) if score > 0]
+        return [hit.row for hit in index.search([query], topk)[0]]
+
+    app = FastAPI()
+
+    @app.post("/retrieve")
+    async def retrieve(request: Request) -> dict[str, Any]:
+        body = await request.json()
+        found = [rows_of(query, body["topk"]) for query in body["queries"]]
+        return {
+            "result": [[{"id": corpus.ids[row], "contents": corpus.contents[row]} for row in rows] for rows in found]
+        }
+
+    listener = bind("plain", "127.0.0.1", arguments.port)
+    listener.listen(1024)
+    print(address_of(listener), flush=True)
+    uvicorn.Server(uvicorn.Config(app, log_level="warning", access_log=False)).run(sockets=[listener])
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
