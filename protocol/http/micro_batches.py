@@ -45,9 +45,7 @@ class MicroBatches(Generic[_Item, _Result]):
         mine: list[_Waiting[_Item, _Result]] = [_Waiting(item, loop.create_future()) for item in items]
         self._waiting.extend(mine)
         while self._waiting and len(self._running) < self._num_threads:
-            task = loop.create_task(self._run_batches())
-            self._running.add(task)
-            task.add_done_callback(self._running.discard)
+            self._running.add(loop.create_task(self._run_batches()))
         try:
             outcomes = await asyncio.gather(*(each.result for each in mine), return_exceptions=True)
         finally:
@@ -59,18 +57,29 @@ class MicroBatches(Generic[_Item, _Result]):
         return [outcome for outcome in outcomes if not isinstance(outcome, BaseException)]
 
     async def _run_batches(self) -> None:
-        """Run batches until nothing waits."""
-        while batch := self._next_batch():
-            outcomes = await asyncio.get_running_loop().run_in_executor(
-                self._threads, self._outcomes, [each.item for each in batch]
-            )
-            for each, (result, error) in zip(batch, outcomes, strict=True):
-                if each.result.done():
-                    continue
-                if error is not None:
-                    each.result.set_exception(error)
-                else:
-                    each.result.set_result(result)  # type: ignore[arg-type]  # a result wherever there is no error
+        """Run batches until nothing waits.
+
+        It leaves `_running` in the same turn of the loop in which it found nothing: an item that came between the two
+        would wait for ever.
+        """
+        task = asyncio.current_task()
+        assert task is not None
+        try:
+            while batch := self._next_batch():
+                await self._run_batch(batch)
+        finally:
+            self._running.discard(task)
+
+    async def _run_batch(self, batch: Sequence[_Waiting[_Item, _Result]]) -> None:
+        items = [each.item for each in batch]
+        outcomes = await asyncio.get_running_loop().run_in_executor(self._threads, self._outcomes, items)
+        for each, (result, error) in zip(batch, outcomes, strict=True):
+            if each.result.done():
+                continue
+            if error is not None:
+                each.result.set_exception(error)
+            else:
+                each.result.set_result(result)  # type: ignore[arg-type]  # a result wherever there is no error
 
     def _next_batch(self) -> list[_Waiting[_Item, _Result]]:
         batch: list[_Waiting[_Item, _Result]] = []

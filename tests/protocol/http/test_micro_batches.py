@@ -77,3 +77,29 @@ async def test_several_threads_run_several_batches_at_once() -> None:
     assert work.batches == [[1], [2]]
     work.gate.set()
     assert await both == [2, 4, 6]
+
+
+async def test_second_thread_takes_what_comes_while_the_first_is_busy() -> None:
+    work = Doubling()
+    batches = MicroBatches(work, 1, "test", num_threads=2)
+    asked = [asyncio.ensure_future(batches.run([1]))]
+    await _begun(work, 1)
+    asked.append(asyncio.ensure_future(batches.run([2])))
+    await _begun(work, 2)
+    work.gate.set()
+    assert await asyncio.gather(*asked) == [[2], [4]]
+
+
+async def test_item_that_comes_at_any_moment_is_taken() -> None:
+    batches = MicroBatches(lambda items: items, 4, "test")
+    asked = []
+    async with asyncio.timeout(30):
+        for number in range(500):
+            # Spins through the loop's turns: one of these comes between a thread's last batch and its end.
+            asked.append(asyncio.ensure_future(batches.run([number])))
+            for _ in range(number % 7):
+                await asyncio.sleep(0)
+            if number % 5 == 0:
+                await asked[-1]
+                await asyncio.gather(*asked)
+        assert await asyncio.gather(*asked) == [[number] for number in range(500)]
