@@ -27,12 +27,13 @@ class IndexOptions:
 
 def _dense(family: str) -> Callable[[IndexOptions], IndexKind]:
     def kind(options: IndexOptions) -> IndexKind:
+        encoder = _encoder(family, options)  # before FAISS is imported: a missing option is told at once
         from retriever.indexes.dense import DenseKind
         from retriever.indexes.faiss_file import FaissFileKind
 
         if options.faiss_file is not None:
-            return FaissFileKind(_encoder(family, options), options.faiss_file)
-        return DenseKind(_encoder(family, options), options.faiss)
+            return FaissFileKind(encoder, options.faiss_file)
+        return DenseKind(encoder, options.faiss)
 
     return kind
 
@@ -44,13 +45,13 @@ def _hybrid(options: IndexOptions) -> IndexKind:
 
 
 def _encoder(family: str, options: IndexOptions) -> "Encoder":
-    from retriever.indexes.encoder import Encoder
-
     if options.model is None:
         raise OperatorError(
             f"retriever: --retriever-name {family} needs --retriever-model: a folder with a Hugging Face encoder, or "
             "its name on the hub, such as intfloat/e5-base-v2."
         )
+    from retriever.indexes.encoder import Encoder
+
     return Encoder(options.model, family)
 
 
