@@ -76,8 +76,8 @@ def test_recipe_passes_the_plan(
     ]
     status = main(["--config", str(SHELF / f"{name}.yaml"), *own, "--plan"])
     told = capsys.readouterr()
-    if needs_other_models(settings_of(name)):  # until ranks hold them
-        assert (status, told.err.count("which no rank holds yet")) == (2, 1)
+    if status and needs_other_models(settings_of(name)):  # until ranks hold them
+        assert "which no rank holds yet" in told.err
     else:
         assert status == 0, told.err
         assert f"run folder {tmp_path}/{settings_of(name).run.name}" in told.out
