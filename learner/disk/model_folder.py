@@ -61,12 +61,17 @@ def find_model(settings: Settings) -> Path:
     name = settings.policy.model
     if not name:
         raise SettingsError("settings: policy.model is not set. Give a model folder or a Hugging Face name.")
+    return find_named_model("policy.model", name)
+
+
+def find_named_model(setting: str, name: str) -> Path:
+    """Return the local folder of the model that this setting names, as `find_model` does."""
     folder = Path(name)
     if not folder.is_dir():
         if name.startswith((".", "/", "~")) or name.count("/") > 1:  # no name on the hub looks like this
-            raise SettingsError(f"settings: policy.model = {name} is not a folder. Give one that holds a model.")
-        folder = _fetch(name)
-    _check_model(folder, name)
+            raise SettingsError(f"settings: {setting} = {name} is not a folder. Give one that holds a model.")
+        folder = _fetch(setting, name)
+    _check_model(folder, setting, name)
     return folder.resolve()
 
 
@@ -88,7 +93,7 @@ def count_parameters(model: Path) -> int:
     return total
 
 
-def _fetch(name: str) -> Path:
+def _fetch(setting: str, name: str) -> Path:
     from huggingface_hub import snapshot_download
     from huggingface_hub.errors import HfHubHTTPError, HFValidationError, LocalEntryNotFoundError
 
@@ -96,41 +101,41 @@ def _fetch(name: str) -> Path:
         return Path(snapshot_download(name))
     except (HfHubHTTPError, HFValidationError, LocalEntryNotFoundError, OSError) as error:
         raise SettingsError(
-            f"settings: policy.model = {name} is neither a folder nor a model in reach of the Hugging Face hub "
+            f"settings: {setting} = {name} is neither a folder nor a model in reach of the Hugging Face hub "
             f"({type(error).__name__}). Give a model folder."
         ) from None
 
 
-def _check_model(folder: Path, name: str) -> None:
+def _check_model(folder: Path, setting: str, name: str) -> None:
     """Raise SettingsError for a folder that is no whole model; reads the headers of its weights, not the weights."""
     try:
         config = json.loads((folder / "config.json").read_bytes())
     except FileNotFoundError:
         raise SettingsError(
-            f"settings: policy.model = {name} has no config.json. Give a Hugging Face model folder."
+            f"settings: {setting} = {name} has no config.json. Give a Hugging Face model folder."
         ) from None
     except (OSError, ValueError) as error:
-        raise SettingsError(f"settings: policy.model = {name}: its config.json is not JSON: {error}.") from None
+        raise SettingsError(f"settings: {setting} = {name}: its config.json is not JSON: {error}.") from None
     if not isinstance(config, dict):
-        raise SettingsError(f"settings: policy.model = {name}: its config.json is no JSON object.")
+        raise SettingsError(f"settings: {setting} = {name}: its config.json is no JSON object.")
     weights = sorted(path for path in folder.iterdir() if path.suffix in _WEIGHT_SUFFIXES)
     if not weights:
-        raise SettingsError(f"settings: policy.model = {name} holds no weights (*.safetensors). Give a complete model.")
+        raise SettingsError(f"settings: {setting} = {name} holds no weights (*.safetensors). Give a complete model.")
     if not any(path.name.startswith(("tokenizer", "vocab")) or path.suffix == ".model" for path in folder.iterdir()):
         # Asked for it, transformers would give an empty tokenizer of this kind of model: every text becomes no token.
-        raise SettingsError(f"settings: policy.model = {name} has no tokenizer. Give a complete model.")
+        raise SettingsError(f"settings: {setting} = {name} has no tokenizer. Give a complete model.")
     for path in weights:
         if path.suffix == ".safetensors":
-            _check_weights(path)
+            _check_weights(setting, path)
 
 
-def _check_weights(path: Path) -> None:
+def _check_weights(setting: str, path: Path) -> None:
     try:
         with safe_open(path, framework="numpy"):
             pass
     except (SafetensorError, OSError) as error:
         raise SettingsError(
-            f"settings: policy.model: {path} cannot be read ({error}). Copy or download the model again."
+            f"settings: {setting}: {path} cannot be read ({error}). Copy or download the model again."
         ) from None
 
 

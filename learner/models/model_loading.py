@@ -26,13 +26,19 @@ def load_model(settings: PolicySettings) -> Any:
         attn_implementation=varlen_attention.NAME,
         trust_remote_code=settings.trust_remote_code,
     )
-    if settings.gradient_checkpointing:
+    prepare_for_training(model, gradient_checkpointing=settings.gradient_checkpointing)
+    make_scored(model, float32_head=settings.float32_head)
+    return model
+
+
+def prepare_for_training(model: Any, *, gradient_checkpointing: bool) -> Any:
+    """Return the model in training mode, which gradient checkpointing needs, without dropout."""
+    if gradient_checkpointing:
         model.gradient_checkpointing_enable({"use_reentrant": False})
     for module in model.modules():
         if isinstance(module, torch.nn.Dropout):
             module.p = 0.0
     model.train()
-    make_scored(model, float32_head=settings.float32_head)
     return model
 
 

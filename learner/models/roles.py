@@ -1,15 +1,23 @@
-"""The models of a run by what they are for. Today a run has one, the policy; a role's state has a folder of its own."""
+"""The models of a run by what they are for, and what is remembered beside them; each has its place in a checkpoint."""
 
-from dataclasses import dataclass
+import json
+from collections.abc import Callable
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Literal
 
+import torch.distributed as dist
+
+from learner.models.critic import CriticEngine
 from learner.models.isolation import check_isolation
 from learner.models.policy import PolicyEngine
+from learner.models.reference import ReferenceModel
 from learner.models.scoring.choose_way import choose_way
 from learner.models.settings import PolicySettings
+from protocol.errors import OperatorError
 
-Role = Literal["policy"]
+Role = Literal["policy", "critic", "reference"]
+_MEMORY = "memory.json"
 
 
 @dataclass(frozen=True)
@@ -17,18 +25,46 @@ class Roles:
     """Every model that a rank holds."""
 
     policy: PolicyEngine  # what is trained, pushed and exported
+    critic: CriticEngine | None = None  # says what trajectories are worth; None: nobody asks
+    reference: ReferenceModel | None = None  # what the policy is held near; None: nobody asks
+    # What the objective knows of earlier steps, by name; the same on every rank
+    memory: dict[str, float] = field(default_factory=dict)
+
+    def check_finite(self) -> None:
+        """Raise on every rank when a weight or optimizer state is not finite. Raises: NonFiniteWeightsError."""
+        self.policy.check_finite(with_optimizer=True)
+        if self.critic is not None:
+            self.critic.check_finite(with_optimizer=True)
 
     def save_state(self, folder: Path) -> None:
-        """Write `folder`/ROLE for each role; all ranks together. Raises: OSError when the disk refuses."""
-        self.policy.save_state(folder / "policy")
+        """Write `folder`/ROLE for each role and the memory; all ranks together.
 
-    def load_state(self, folder: Path) -> None:
+        A reference that the settings name by a folder is not in it. Raises: OSError when the disk refuses.
+        """
+        self.policy.save_state(folder / "policy")
+        if self.critic is not None:
+            self.critic.save_state(folder / "critic")
+        if self.reference is not None and self.reference.is_kept:
+            self.reference.save_state(folder / "reference")
+        if self.memory and dist.get_rank() == 0:
+            (folder / _MEMORY).write_text(json.dumps(self.memory, sort_keys=True), encoding="utf-8")
+
+    def load_state(self, folder: Path, tell: Callable[[str], None] = lambda phase: None) -> None:
         """Read what `save_state` wrote, or a policy's state that lies in `folder` itself, as it did before roles.
 
+        A critic that the checkpoint has no state of begins anew; tell: hears of it.
         Raises: OperatorError when it is not of these models.
         """
         of_policy = folder / "policy"
         self.policy.load_state(of_policy if of_policy.is_dir() else folder)
+        if self.critic is not None and (folder / "critic").is_dir():
+            self.critic.load_state(folder / "critic")
+        elif self.critic is not None:
+            tell("the checkpoint has no critic: it begins anew")
+        if self.reference is not None and (folder / "reference").is_dir():
+            self.reference.load_state(folder / "reference")
+        if (folder / _MEMORY).is_file():
+            self.memory.update(_read_memory(folder / _MEMORY))
 
 
 def load_policy(settings: PolicySettings, *, name: str, micro_batch_tokens: int) -> PolicyEngine:
@@ -42,3 +78,10 @@ def load_policy(settings: PolicySettings, *, name: str, micro_batch_tokens: int)
         policy.logprobs, policy.vocab_size, name=name, dtype=settings.dtype, micro_batch_tokens=micro_batch_tokens
     )
     return policy
+
+
+def _read_memory(path: Path) -> dict[str, float]:
+    found = json.loads(path.read_bytes())
+    if not isinstance(found, dict) or not all(isinstance(value, int | float) for value in found.values()):
+        raise OperatorError(f"{path} is no table of numbers. Resume from another checkpoint.")
+    return {str(name): float(value) for name, value in found.items()}

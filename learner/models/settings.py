@@ -1,7 +1,7 @@
 """What a policy model is built and optimised with."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Literal
 
@@ -32,10 +32,32 @@ class PolicySettings:
     trust_remote_code: bool = False  # True: code in the model folder may run
 
 
+def critic_settings(settings: Settings, model: Path) -> PolicySettings:
+    """Return the critic as it is trained: as the policy, but for what `critic` says."""
+    critic, policy = settings.critic, policy_settings(settings, model)
+    zero_stage = settings.learner.zero_stage if critic.zero_stage is None else critic.zero_stage
+    offload = {"zero_optimization": {"offload_optimizer": {"device": "cpu"}}} if critic.offload else {}
+    return replace(
+        policy,
+        lr=critic.lr,
+        warmup_steps=critic.lr_warmup_steps * updates_per_step(settings),
+        zero_stage=zero_stage,
+        deepspeed=offload,
+    )
+
+
+def reference_settings(settings: Settings, model: Path) -> PolicySettings:
+    """Return the reference as it is loaded: as the policy, without training."""
+    return replace(policy_settings(settings, model), gradient_checkpointing=False)
+
+
+def updates_per_step(settings: Settings) -> int:
+    return settings.learner.num_mini_batches * settings.learner.num_epochs
+
+
 def policy_settings(settings: Settings, model: Path) -> PolicySettings:
     """Return the policy as reinforcement learning trains it."""
     learner = settings.learner
-    updates_per_step = learner.num_mini_batches * learner.num_epochs
     return PolicySettings(
         model_dir=model,
         dtype=settings.policy.dtype,
@@ -44,9 +66,9 @@ def policy_settings(settings: Settings, model: Path) -> PolicySettings:
         betas=learner.betas,
         weight_decay=learner.weight_decay,
         max_grad_norm=learner.max_grad_norm,
-        warmup_steps=(learner.lr_warmup_steps or round(learner.lr_warmup_ratio * settings.run.max_steps))
-        * updates_per_step,
-        total_steps=settings.run.max_steps * updates_per_step,
+        warmup_steps=updates_per_step(settings)
+        * (learner.lr_warmup_steps or round(learner.lr_warmup_ratio * settings.run.max_steps)),
+        total_steps=updates_per_step(settings) * settings.run.max_steps,
         min_lr_ratio=learner.min_lr_ratio,
         schedule=learner.lr_schedule,
         deepspeed=learner.deepspeed,

@@ -4,7 +4,6 @@ Shapes: N trajectories of the step, S trajectories and K model tokens of a micro
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 
 import torch
 from torch import Tensor
@@ -13,14 +12,6 @@ from learner.algorithms.advantages.advantage import OfGroups, OfTokens
 from learner.algorithms.whiten import Reduce, whiten
 from learner.packing.micro_batch import MicroBatch
 from protocol.wire.messages import Batch
-
-
-@dataclass(frozen=True)
-class Discount:
-    """How far a reward reaches back over model tokens."""
-
-    gamma: float  # what a later token's reward counts less for each token between
-    lam: float  # GAE's lambda: 1 believes the rewards, 0 the critic
 
 
 def of_groups(micro_batches: Sequence[MicroBatch], rewards: Tensor, batch: Batch, estimate: OfGroups) -> list[Tensor]:
@@ -41,7 +32,7 @@ def of_groups(micro_batches: Sequence[MicroBatch], rewards: Tensor, batch: Batch
 
 
 def of_tokens(
-    micro_batches: Sequence[MicroBatch], rewards: Sequence[Tensor], estimate: OfTokens, discount: Discount
+    micro_batches: Sequence[MicroBatch], rewards: Sequence[Tensor], estimate: OfTokens, gamma: float, lam: float
 ) -> list[Tensor]:
     """Return the advantages of each micro-batch's tokens, [K] float64. rewards: of its tokens, [K] float64."""
     found = []
@@ -51,7 +42,7 @@ def of_tokens(
             [None] * len(counts) if each.values is None else torch.split(each.values.double(), counts)
         )
         parts = [
-            estimate(part, value, discount.gamma, discount.lam)
+            estimate(part, value, gamma, lam)
             for part, value in zip(torch.split(of_each, counts), values, strict=True)
             if len(part)
         ]
@@ -59,7 +50,9 @@ def of_tokens(
     return found
 
 
-def whitened(advantages: Sequence[Tensor], reduce: Reduce) -> list[Tensor]:
-    """Return the advantages with mean 0 and deviation 1 over all tokens of the step, those of other ranks too."""
-    together = torch.cat([torch.zeros(0, dtype=torch.float64), *advantages])
-    return list(torch.split(whiten(together, reduce), [len(part) for part in advantages]))
+def whitened(micro_batches: Sequence[MicroBatch], advantages: Sequence[Tensor], reduce: Reduce) -> list[Tensor]:
+    """Return the advantages with mean 0 and deviation 1 over all tokens of the step's loss, on all ranks."""
+    nothing = torch.zeros(0, dtype=torch.float64)
+    is_trained = torch.cat([nothing, *[(each.weights > 0.0).double() for each in micro_batches]])
+    together = whiten(torch.cat([nothing, *advantages]), reduce, is_trained)
+    return list(torch.split(together, [len(part) for part in advantages]))

@@ -1,10 +1,11 @@
 """The policy gradient: what a rank does with the batch of one step.
 
-look        without a gradient: what the updates compare with        look.py
-rewards     of each model token, or of each trajectory               token_rewards.py
-advantages  from the group's rewards, or along the tokens            advantages.py
-updates     mini-batches times epochs, an optimizer update each      policy_loss.py
-metrics     the sums of all updates as the step's line               step_metrics.py
+rewards     of each trajectory, shaped                                shaped_rewards.py
+plan        which micro-batches make which update                     step_plan.py
+look        without a gradient: what the updates compare with         look.py
+advantages  from the group's rewards, or along a trajectory's tokens  token_rewards.py, advantages.py
+updates     mini-batches times epochs, of policy and critic           policy_loss.py, critic_loss.py
+metrics     the sums of all updates as the step's line                step_metrics.py
 """
 
 from collections.abc import Mapping, Sequence
@@ -18,12 +19,15 @@ from learner.algorithms.by_name import algorithm_of
 from learner.algorithms.whiten import Reduce
 from learner.models.roles import Roles
 from learner.models.step_result import StepResult
-from learner.objectives.advantages import Discount, of_groups, of_tokens, whitened
+from learner.objectives.advantages import of_groups, of_tokens, whitened
+from learner.objectives.critic_loss import critic_metrics, make_critic_loss
 from learner.objectives.look import look
 from learner.objectives.policy_loss import make_loss
+from learner.objectives.reference_kl import ReferenceKl
+from learner.objectives.shaped_rewards import shaped_rewards
 from learner.objectives.step_metrics import step_metrics
 from learner.objectives.step_plan import StepPlan, plan_updates
-from learner.objectives.token_rewards import token_rewards
+from learner.objectives.token_rewards import token_rewards, trajectory_sums
 from learner.packing.micro_batch import MicroBatch
 from protocol.settings.settings import Settings
 from protocol.wire.messages import Batch
@@ -40,7 +44,7 @@ class StepOutcome:
 
 
 class PolicyGradient:
-    """Takes the steps of a run. What it remembers from one to the next beside its models is in `state`."""
+    """Takes the steps of a run. What it knows of earlier ones beside its models is in their memory."""
 
     def __init__(self, roles: Roles, settings: Settings, reduce: Reduce) -> None:
         """reduce: sums over all ranks, float64 on the CPU."""
@@ -48,7 +52,9 @@ class PolicyGradient:
         self._settings = settings
         self._reduce = reduce
         self._algorithm = algorithm_of(settings.learner)
-        self._loss = make_loss(settings)
+        self._kl = ReferenceKl(settings.kl, roles.memory)
+        self._loss = make_loss(settings, self._kl)
+        self._critic_loss = make_critic_loss(settings.critic.value_clip)
 
     def take_step(self, batch: Batch, trajectories: Mapping[int, Trajectory], policy_version: int) -> StepOutcome:
         """Return what the updates of one step did. trajectories: this rank's, by index into batch.facts.
@@ -56,57 +62,96 @@ class PolicyGradient:
         policy_version: of the weights before the step. Collective.
         """
         plan, micro_batches = self.prepare(batch, trajectories, policy_version)
-        results = self._update(plan, micro_batches)
-        fresh = results[: self._num_fresh(plan)]
-        num_trained_tokens = sum(update.num_model_tokens for update in plan.updates)
-        metrics = {**step_metrics(results, fresh), "num_trained_tokens": num_trained_tokens}
-        return StepOutcome(any(result.applied for result in results), _detail(results), metrics)
+        of_critic = self._update_critic(plan, micro_batches)
+        is_warming_up = self._roles.critic is not None and batch.step <= self._settings.critic.warmup_steps
+        of_policy = [] if is_warming_up else self._update_policy(plan, micro_batches)
+        metrics = {
+            **step_metrics(of_policy, of_policy[: self._num_fresh(plan)]),
+            **critic_metrics(of_critic, len(plan.updates)),
+            "num_trained_tokens": sum(update.num_model_tokens for update in plan.updates),
+        }
+        if self._roles.reference is not None:
+            metrics["kl_coefficient"] = self._kl.coefficient
+            if "reference_kl" in metrics:
+                self._kl.follow(metrics["reference_kl"], len(batch.planned))
+        self._refresh_reference(batch.step)
+        results = of_policy or of_critic
+        return StepOutcome(any(result.applied for result in results), _detail([*of_policy, *of_critic]), metrics)
 
     def prepare(
         self, batch: Batch, trajectories: Mapping[int, Trajectory], policy_version: int
     ) -> tuple[StepPlan, list[MicroBatch]]:
         """Return the step's plan and its micro-batches with every column that the updates need."""
-        plan = plan_updates(batch, trajectories, policy_version, self._aggregate)
+        shaped = shaped_rewards(batch, self._settings, self._roles.memory)
+        plan = plan_updates(batch, trajectories, policy_version, self._aggregate, shaped.is_trained.tolist())
         micro_batches = look(plan.micro_batches, self._roles, with_old=self._has_old_column(plan))
-        advantages = self._advantages(batch, micro_batches)
-        with_advantages = [
+        advantages = self._advantages(batch, micro_batches, shaped.rewards)
+        if self._roles.critic is not None:
+            micro_batches = [_with_returns(*pair) for pair in zip(micro_batches, advantages, strict=True)]
+        if self._algorithm.is_whitened:
+            advantages = whitened(micro_batches, advantages, self._reduce)
+        return plan, [
             replace(each, advantages=advantage.float())
             for each, advantage in zip(micro_batches, advantages, strict=True)
         ]
-        return plan, with_advantages
 
     def _aggregate(self, counts: Tensor) -> Tensor:
-        loss = self._settings.loss
-        return AGGREGATES[loss.aggregate](counts, float(loss.constant or self._settings.rollout.max_response_tokens))
+        settings = self._settings
+        constant = settings.loss.constant or settings.rollout.max_response_tokens
+        return AGGREGATES[settings.loss.aggregate](counts, float(constant))
 
     def _has_old_column(self, plan: StepPlan) -> bool:
-        """Return whether the learner before the step is another one than the learner before some update."""
-        is_asked = self._settings.policy.old_logprobs == "recompute"
-        return is_asked and len(plan.updates) * self._settings.learner.num_epochs > 1
+        """Return whether the updates need the logprobs of the learner before the step, and not those at the time."""
+        has_old_policy = self._settings.policy.old_logprobs == "recompute"
+        num_updates = len(plan.updates) * self._settings.learner.num_epochs
+        return self._kl.is_in_reward or (has_old_policy and num_updates > 1)
 
     def _num_fresh(self, plan: StepPlan) -> int:
         """Return how many updates, from the first, compare the behaviour policy with the learner before the step."""
         return len(plan.updates) if self._has_old_column(plan) else 1
 
-    def _advantages(self, batch: Batch, micro_batches: Sequence[MicroBatch]) -> list[Tensor]:
+    def _advantages(self, batch: Batch, micro_batches: Sequence[MicroBatch], scores: Tensor) -> list[Tensor]:
+        """Return the advantages of each micro-batch's tokens, [K] float64. scores: of the step's trajectories."""
         advantage = self._algorithm.advantage
-        scores = torch.tensor([facts.reward for facts in batch.facts], dtype=torch.float64)
+        penalties = [self._kl.penalties(each) for each in micro_batches]
         if advantage.of_groups is not None:
-            found = of_groups(micro_batches, scores, batch, advantage.of_groups)
-        else:
-            assert advantage.of_tokens is not None
-            rewards = [token_rewards(each, scores) for each in micro_batches]
-            found = of_tokens(
-                micro_batches, rewards, advantage.of_tokens, Discount(self._algorithm.gamma, self._algorithm.lam)
-            )
-        return whitened(found, self._reduce) if self._algorithm.is_whitened else found
+            if self._kl.is_in_reward:
+                pairs = zip(micro_batches, penalties, strict=True)
+                own = torch.stack([trajectory_sums(each, penalty, len(scores)) for each, penalty in pairs]).sum(0)
+                scores = scores + self._reduce(own)
+            return of_groups(micro_batches, scores, batch, advantage.of_groups)
+        assert advantage.of_tokens is not None
+        pairs = zip(micro_batches, penalties, strict=True)
+        rewards = [token_rewards(each, scores) + penalty for each, penalty in pairs]
+        return of_tokens(micro_batches, rewards, advantage.of_tokens, self._algorithm.gamma, self._algorithm.lam)
 
-    def _update(self, plan: StepPlan, micro_batches: Sequence[MicroBatch]) -> list[StepResult]:
-        results = []
-        for _ in range(self._settings.learner.num_epochs):
-            for update, part in plan.parts(micro_batches):
-                results.append(self._roles.policy.step(part, self._loss, update.num_model_tokens))
-        return results
+    def _update_policy(self, plan: StepPlan, micro_batches: Sequence[MicroBatch]) -> list[StepResult]:
+        return [
+            self._roles.policy.step(part, self._loss, update.num_model_tokens)
+            for _ in range(self._settings.learner.num_epochs)
+            for update, part in plan.parts(micro_batches)
+        ]
+
+    def _update_critic(self, plan: StepPlan, micro_batches: Sequence[MicroBatch]) -> list[StepResult]:
+        critic = self._roles.critic
+        if critic is None:
+            return []
+        return [
+            critic.step(part, self._critic_loss, update.num_model_tokens)
+            for _ in range(self._settings.learner.num_epochs)
+            for update, part in plan.parts(micro_batches)
+        ]
+
+    def _refresh_reference(self, step: int) -> None:
+        every = self._settings.reference.refresh_every_steps
+        if self._roles.reference is not None and every and step % every == 0:
+            self._roles.reference.refresh(self._roles.policy)
+
+
+def _with_returns(micro_batch: MicroBatch, advantages: Tensor) -> MicroBatch:
+    """Return the micro-batch with what the critic is to say: advantage plus value, before any whitening."""
+    assert micro_batch.values is not None
+    return replace(micro_batch, returns=(advantages + micro_batch.values.double()).float())
 
 
 def _detail(results: Sequence[StepResult]) -> str:

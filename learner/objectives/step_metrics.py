@@ -20,11 +20,14 @@ from learner.packing.micro_batch import MicroBatch
 _OUTSIDE = (0.9, 1.1)
 
 
-def token_sums(before: Tensor, entropies: Tensor, is_clipped: Tensor, micro_batch: MicroBatch) -> Sums:
+def token_sums(
+    before: Tensor, entropies: Tensor, is_clipped: Tensor, micro_batch: MicroBatch, reference_kl: Tensor | None = None
+) -> Sums:
     """Return sums over a micro-batch's tokens, the same keys for any.
 
     before: the learner's logprobs [K] that the behaviour policy's are compared with. mismatch_kl: of the behaviour
-    policy from the learner's, k3 estimator (Schulman, "Approximating KL divergence").
+    policy from the learner's, k3 estimator (Schulman, "Approximating KL divergence"). reference_kl: of the learner from
+    the reference [K]; None: there is none, and the key is absent.
     """
     behaviour = micro_batch.behaviour_logprobs
     difference = log_ratio(before, behaviour)
@@ -32,7 +35,7 @@ def token_sums(before: Tensor, entropies: Tensor, is_clipped: Tensor, micro_batc
     low, high = _OUTSIDE
     kl = ratio - 1.0 - difference
     is_stale = _is_stale(micro_batch)
-    return {
+    sums = {
         "tokens": torch.ones_like(before).sum(),
         "entropy": entropies.sum(),
         "mismatch_kl": kl.sum(),
@@ -46,18 +49,22 @@ def token_sums(before: Tensor, entropies: Tensor, is_clipped: Tensor, micro_batc
         "outside": ((ratio < low) | (ratio > high)).sum(),
         "max_difference": (before - behaviour).abs().max() if len(before) else torch.zeros_like(ratio.sum()),
     }
+    return sums if reference_kl is None else {**sums, "reference_kl": reference_kl.detach().sum()}
 
 
 def step_metrics(results: Sequence[StepResult], fresh: Sequence[StepResult]) -> dict[str, float]:
     """Return the learner's part of a step's metrics line.
 
-    results: of all its updates. fresh: of those whose sums compare the behaviour policy with the learner before the
-    step.
+    results: of all its updates; none where the critic alone is trained. fresh: of those whose sums compare the
+    behaviour policy with the learner before the step.
     """
+    if not results:
+        return {}
     sums, count = _added(results)
     first, first_count = _added(fresh)
     variance = sums["advantage_squared"] / count - (sums["advantage"] / count) ** 2
     applied = [result for result in results if result.applied]
+    of_reference = {"reference_kl": first["reference_kl"] / first_count} if "reference_kl" in first else {}
     return {
         "loss": _mean([result.loss for result in results]),
         "grad_norm": _mean([result.grad_norm for result in results]),
@@ -71,6 +78,7 @@ def step_metrics(results: Sequence[StepResult], fresh: Sequence[StepResult]) -> 
         "advantage_std": math.sqrt(max(0.0, variance)),
         "num_updates": len(applied),
         **_kl_by_age(first),
+        **of_reference,
     }
 
 

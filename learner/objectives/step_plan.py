@@ -42,19 +42,23 @@ class StepPlan:
 
 
 def plan_updates(
-    batch: Batch, trajectories: Mapping[int, Trajectory], policy_version: int, aggregate: Aggregate
+    batch: Batch,
+    trajectories: Mapping[int, Trajectory],
+    policy_version: int,
+    aggregate: Aggregate,
+    is_trained: Sequence[bool],
 ) -> StepPlan:
     """Return the step's micro-batches on this rank, whose weights say what each token counts in its update.
 
-    trajectories: this rank's, by index into batch.facts. policy_version: of the learner before the step. A weight is
-    the aggregate's times the update's model tokens, by which the update divides its loss: a mean over tokens has
-    weight 1, without rounding.
+    trajectories: this rank's, by index into batch.facts. policy_version: of the learner before the step.
+    is_trained: of every trajectory of the step; False: its tokens weigh 0. A weight is the aggregate's times the
+    update's model tokens, by which the update divides its loss: a mean over tokens has weight 1, without rounding.
     """
     micro_batches: list[MicroBatch] = []
     updates = []
     for planned, parts in _mini_batches(batch):
-        counts = torch.tensor([batch.facts[index].num_model_tokens for index in planned], dtype=torch.float64)
-        total = int(counts.sum())
+        tokens = [batch.facts[index].num_model_tokens * is_trained[index] for index in planned]
+        counts, total = torch.tensor(tokens, dtype=torch.float64), sum(tokens)
         weights = dict(zip(planned, (aggregate(counts) * total).tolist(), strict=True))
         for part in parts:
             made = make_micro_batch([_sample(trajectories[index], index) for index in part])
@@ -62,7 +66,7 @@ def plan_updates(
             by_trajectory = torch.tensor([weights.get(n, 0.0) for n in made.numbers], dtype=torch.float64)
             of_tokens = by_trajectory.repeat_interleave(torch.tensor(made.counts)).float()
             micro_batches.append(replace(made, weights=of_tokens, staleness=staleness))
-        updates.append(Update(len(parts), total))
+        updates.append(Update(len(parts), max(1, total)))
     return StepPlan(tuple(micro_batches), tuple(updates))
 
 

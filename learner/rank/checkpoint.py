@@ -1,6 +1,7 @@
 """Saving and loading of a run's state by all ranks together, inside `learner.checkpoint.folder`'s folder and manifest:
 
-    state/ROLE/   master weights, optimizer, schedule, for any number of ranks
+    state/ROLE/   master weights, optimizer, schedule, for any number of ranks; a reference's model folder
+    state/memory.json   what the objective knows of earlier steps
     model/        the policy as a Hugging Face folder
     random/       each rank's random generators
     ledger.sqlite, wandb_run_id
@@ -16,7 +17,7 @@ import torch.distributed as dist
 from learner.checkpoint.best import BestBy, keep_best
 from learner.checkpoint.folder import aside_folder, begin, commit, rotate
 from learner.checkpoint.manifest import Checkpoint
-from learner.checkpoint.sealed_files import Tell
+from learner.checkpoint.sealed_files import Tell, quiet
 from learner.disk.layout import CHECKPOINTS, LEDGER, WANDB_ID
 from learner.disk.model_folder import model_digest
 from learner.models.roles import Roles
@@ -60,7 +61,7 @@ class CheckpointWriter:
         optimizer's state are not finite; the earlier checkpoints are intact then. NeighbourError when rank 0, which
         does the last part alone, is gone or stuck.
         """
-        self._roles.policy.check_finite(with_optimizer=True)
+        self._roles.check_finite()
         root = self._folder / CHECKPOINTS
         aside = aside_folder(root, step)
         self._solo.do(f"make {aside}", lambda tell: begin(root, step))
@@ -94,9 +95,12 @@ class CheckpointWriter:
         failpoint("rank_checkpoint.before_barrier")
 
 
-def load_checkpoint(roles: Roles, checkpoint: Checkpoint) -> tuple[int, int]:
-    """Return (step, policy version) of a verified checkpoint, now loaded into the models."""
-    roles.load_state(checkpoint.path / "state")
+def load_checkpoint(roles: Roles, checkpoint: Checkpoint, tell: Tell = quiet) -> tuple[int, int]:
+    """Return (step, policy version) of a verified checkpoint, now loaded into the models.
+
+    tell: hears what the checkpoint has not.
+    """
+    roles.load_state(checkpoint.path / "state", tell)
     load_random_state(_random_path(checkpoint.path))
     failpoint("rank_checkpoint.state_loaded")
     return checkpoint.step, checkpoint.policy_version

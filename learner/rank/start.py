@@ -9,11 +9,10 @@ from pathlib import Path
 import torch
 
 from learner.checkpoint.manifest import Checkpoint
-from learner.models.roles import Roles, load_policy
-from learner.models.settings import policy_settings
+from learner.models.roles import Roles
 from learner.models.world import join_world
-from learner.objectives.warm_start import warm_start
 from learner.rank.checkpoint import load_checkpoint
+from learner.rank.load_roles import load_roles
 from learner.rank.place import RankPlace
 from learner.rank.solo_work import SoloWork
 from protocol.settings.settings import Settings
@@ -51,17 +50,8 @@ def load(settings: Settings, model: Path, checkpoint: Checkpoint | None, tell: C
 
     tell: takes what the rank is at.
     """
-    if checkpoint is None and settings.policy.warm_start.data is not None:
-        model = warm_start(settings, model, tell)
-    tell("loading the policy")
-    policy = load_policy(
-        policy_settings(settings, model),
-        name=settings.policy.model,
-        micro_batch_tokens=settings.learner.micro_batch_tokens,
-    )
-    roles = Roles(policy)
-    step, version = (0, 0) if checkpoint is None else load_checkpoint(roles, checkpoint)
-    tell("the policy is ready")
+    roles = load_roles(settings, model, checkpoint, tell)
+    step, version = (0, 0) if checkpoint is None else load_checkpoint(roles, checkpoint, tell)
     return Models(roles, step, version, are_saved=checkpoint is not None)
 
 

@@ -10,14 +10,12 @@ _FILE_SUFFIX = ".py"
 def with_absolute_paths(settings: Settings, folder: Path) -> Settings:
     """Return the settings with every path absolute: `~` is the user's home, a relative path stands in `folder`.
 
-    policy.model stays as it is unless it is a folder there: it may be a name on the Hugging Face hub. Of an environment
+    A model stays as it is unless it is a folder there: it may be a name on the Hugging Face hub. Of an environment
     or algorithm only FILE.py:name holds a path.
     """
     run, data, policy, learner = settings.run, settings.data, settings.policy, settings.learner
     warm = policy.warm_start
     resume = run.resume if run.resume in ("auto", "never") else _absolute(run.resume, folder)
-    model = _absolute(policy.model, folder)
-    is_folder = bool(policy.model) and Path(model).is_dir()
     return settings.model_copy(
         update={
             "run": run.model_copy(update={"dir": _absolute(run.dir, folder), "resume": resume}),
@@ -31,9 +29,13 @@ def with_absolute_paths(settings: Settings, folder: Path) -> Settings:
             ),
             "policy": policy.model_copy(
                 update={
-                    "model": model if is_folder else policy.model,
+                    "model": _absolute_model(policy.model, folder),
                     "warm_start": warm.model_copy(update={"data": warm.data and _absolute(warm.data, folder)}),
                 }
+            ),
+            "critic": settings.critic.model_copy(update={"model": _absolute_model(settings.critic.model, folder)}),
+            "reference": settings.reference.model_copy(
+                update={"model": _absolute_model(settings.reference.model, folder)}
             ),
             "rollout": settings.rollout.model_copy(
                 update={"environment": _absolute_code(settings.rollout.environment, folder)}
@@ -50,6 +52,11 @@ def with_absolute_paths(settings: Settings, folder: Path) -> Settings:
             ),
         }
     )
+
+
+def _absolute_model(name: str, folder: Path) -> str:
+    absolute = _absolute(name, folder)
+    return absolute if name and Path(absolute).is_dir() else name
 
 
 def _absolute_code(name: str, folder: Path) -> str:

@@ -23,6 +23,8 @@ from protocol.settings.quality.health import HealthSettings
 from protocol.settings.report import ReportSettings
 from protocol.settings.retriever import RetrieverSettings
 from protocol.settings.rewards import RewardsSettings
+from protocol.settings.roles.critic import CriticSettings
+from protocol.settings.roles.reference import ReferenceSettings
 from protocol.settings.rollout import RolloutSettings, SamplingSettings
 from protocol.settings.run import RunSettings
 from protocol.settings.section import Section
@@ -46,6 +48,8 @@ class Settings(Section):
     filter: FilterSettings = FilterSettings()  # which groups are trained, and which are replaced
     loss: LossSettings = LossSettings()  # how the losses of tokens become one number
     kl: KlSettings = KlSettings()  # what holds the policy near a reference model
+    critic: CriticSettings = CriticSettings()  # what values states, for the advantages that need it
+    reference: ReferenceSettings = ReferenceSettings()  # what the policy is held near by the KL
     weights: WeightsSettings = WeightsSettings()  # how pushes travel to the rollout servers
     eval: EvalSettings = EvalSettings()  # held-out scores while training
     health: HealthSettings = HealthSettings()  # which figures are alarming, and whether they end the run

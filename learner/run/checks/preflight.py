@@ -8,13 +8,19 @@ import tempfile
 from dataclasses import dataclass
 from pathlib import Path
 
-from learner.disk.model_folder import BYTES, count_parameters, find_model, model_digest, read_max_positions
+from learner.disk.model_folder import (
+    BYTES,
+    count_parameters,
+    find_model,
+    find_named_model,
+    model_digest,
+    read_max_positions,
+)
 from learner.objectives.needs import needs_of
 from learner.run.checks.prompt_checks import TrainPrompts, check_held_out, read_train_prompts
 from learner.run.checks.user_code import check_user_code
 from learner.run.start import RunStart, plan_start
 from protocol.errors import OperatorError, SettingsError
-from protocol.settings.algorithm.names import ADVANTAGES_OF_TOKENS
 from protocol.settings.settings import Settings
 
 
@@ -31,9 +37,9 @@ class Inspected:
 def inspect(settings: Settings) -> Inspected:
     """Return the run that these settings describe; starts nothing. Raises: SettingsError or OperatorError."""
     model = find_model(settings)
+    check_other_models(settings)
     check_warm_start(settings)
     check_user_code(settings)
-    check_roles(settings)
     start = plan_start(settings.run, model_digest(model))
     check_positions(model, settings)
     has_prompts = settings.data.train or needs_of(settings).prompts
@@ -41,6 +47,13 @@ def inspect(settings: Settings) -> Inspected:
     check_held_out(settings, model)
     check_disk(start.folder, model, settings.policy.dtype, settings.learner.keep_checkpoints)
     return Inspected(settings, model, start, train)
+
+
+def check_other_models(settings: Settings) -> None:
+    """Raise SettingsError when a model that the settings name beside the policy is not there."""
+    for setting, name in (("critic.model", settings.critic.model), ("reference.model", settings.reference.model)):
+        if name:
+            find_named_model(setting, name)
 
 
 def check_positions(model: Path, settings: Settings) -> None:
@@ -59,20 +72,6 @@ def check_warm_start(settings: Settings) -> None:
     if path is not None and not Path(path).is_file():
         raise SettingsError(
             f"settings: policy.warm_start.data = {path} does not exist. Give a JSONL file, or null for no warm start."
-        )
-
-
-def check_roles(settings: Settings) -> None:
-    """Raise SettingsError for an algorithm with a model that no rank holds."""
-    if ADVANTAGES_OF_TOKENS.get(settings.learner.advantage or ""):
-        raise SettingsError(
-            f"settings: learner.advantage = {settings.learner.advantage} needs a critic, which no rank holds yet. "
-            "Use learner.recipe = grpo, or another that needs none."
-        )
-    if settings.kl.coefficient:
-        raise SettingsError(
-            f"settings: kl.coefficient = {settings.kl.coefficient} needs a reference model, which no rank holds yet. "
-            "Set it to 0."
         )
 
 

@@ -1,0 +1,119 @@
+"""The critic: a language model's body with one number at each token, trained to say what its trajectory is worth.
+
+Shapes: T tokens and K model tokens of a micro-batch, H hidden size.
+"""
+
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors import safe_open
+from torch import Tensor
+
+from learner.models import varlen_attention
+from learner.models.model_loading import prepare_for_training, turn_off_dropout
+from learner.models.settings import PolicySettings
+from learner.models.step_result import StepResult, Sums
+from learner.models.training.accumulate import accumulate
+from learner.models.training.trained_model import TrainedModel
+from learner.models.varlen_attention import Segments
+from learner.packing.micro_batch import MicroBatch
+from protocol.errors import OperatorError
+
+# (values [K], micro-batch) -> (sum of token losses, sums), all on one device.
+ValueLoss = Callable[[Tensor, MicroBatch], tuple[Tensor, Sums]]
+
+# What a folder of a reward model calls its head: as transformers' classes for sequences and tokens do.
+_HEAD = "score.weight"
+
+
+class ValueModel(torch.nn.Module):
+    """A body and a linear head. Its parameters are named as in a folder of transformers' sequence classification."""
+
+    def __init__(self, body: Any) -> None:
+        super().__init__()
+        self.config = body.config
+        self._body_name = body.base_model_prefix or "model"
+        setattr(self, self._body_name, body)
+        hidden_size = int(body.get_input_embeddings().embedding_dim)
+        self.score = torch.nn.Linear(hidden_size, 1, bias=False, dtype=body.dtype)
+        # A fresh head says 0 everywhere: what it says is then learned, not drawn.
+        torch.nn.init.zeros_(self.score.weight)
+
+    def forward(self, micro_batch: MicroBatch) -> Tensor:
+        """Return the value of the state before each model token, [K] float32."""
+        hidden = getattr(self, self._body_name)(
+            input_ids=micro_batch.tokens,
+            position_ids=micro_batch.position_ids,
+            segments=Segments(micro_batch.lengths, micro_batch.tokens.device),
+            use_cache=False,
+        ).last_hidden_state[0]
+        values: Tensor = self.score(hidden[micro_batch.predict_at]).float().squeeze(-1)
+        return values
+
+
+class CriticEngine(TrainedModel):
+    """torch.distributed has been initialised by `learner.models.world.join_world`."""
+
+    def __init__(self, settings: PolicySettings) -> None:
+        super().__init__(load_value_model, settings, "critic")
+        self.vocab_size = int(self._model.config.vocab_size)
+
+    def step(self, micro_batches: Sequence[MicroBatch], loss: ValueLoss, global_weight: float) -> StepResult:
+        """Return what one optimizer update did: its gradient is that of sum(losses over all ranks) / global_weight.
+
+        Every rank brings the same number of micro-batches.
+        """
+
+        def loss_of(micro_batch: MicroBatch) -> tuple[Tensor, Sums]:
+            return loss(self._engine(micro_batch), micro_batch)
+
+        sums = accumulate(self._engine, micro_batches, loss_of, self._world_size / global_weight)
+        return self.update(sums, global_weight)
+
+    @torch.no_grad()
+    def values(self, micro_batch: MicroBatch) -> Tensor:
+        """Return the value of the state before each model token, [K] float32. Collective in ZeRO 3."""
+        found: Tensor = self._engine(micro_batch.to(self.device))
+        return found
+
+
+def load_value_model(settings: PolicySettings) -> ValueModel:
+    """Return the body of settings.model_dir with its head, where it has one of one number, or a fresh one.
+
+    Raises: OperatorError for a head of several numbers.
+    """
+    from transformers import AutoConfig, AutoModel
+
+    varlen_attention.register()
+    config = AutoConfig.from_pretrained(settings.model_dir, trust_remote_code=settings.trust_remote_code)
+    turn_off_dropout(config)
+    body = AutoModel.from_pretrained(
+        settings.model_dir,
+        config=config,
+        dtype=getattr(torch, settings.dtype),
+        attn_implementation=varlen_attention.NAME,
+        trust_remote_code=settings.trust_remote_code,
+    )
+    model = ValueModel(prepare_for_training(body, gradient_checkpointing=settings.gradient_checkpointing))
+    head = _find_head(settings.model_dir)
+    if head is not None:
+        if head.shape != model.score.weight.shape:
+            raise OperatorError(
+                f"The critic cannot begin as {settings.model_dir}: its head {_HEAD} has the shape {tuple(head.shape)}, "
+                f"expected {tuple(model.score.weight.shape)}, one number for each token. Set critic.model to a reward "
+                "model of one number, or to nothing for the policy's body."
+            )
+        with torch.no_grad():
+            model.score.weight.copy_(head)
+    return model.train()
+
+
+def _find_head(folder: Path) -> Tensor | None:
+    for path in sorted(folder.glob("*.safetensors")):
+        with safe_open(path, framework="pt") as file:
+            if _HEAD in file.keys():  # noqa: SIM118  (it is no mapping)
+                head: Tensor = file.get_tensor(_HEAD)
+                return head
+    return None

@@ -1,0 +1,73 @@
+"""The reference: a model that is never trained, which the policy is held near.
+
+Every rank holds all of it, in the policy's type. Its state in a checkpoint is a Hugging Face model folder.
+"""
+
+from collections.abc import Iterator
+from contextlib import contextmanager, nullcontext
+from dataclasses import replace
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from learner.models.export import export_model
+from learner.models.gradient import score_tokens
+from learner.models.model_loading import load_model
+from learner.models.policy import PolicyEngine
+from learner.models.scoring.scored_model import scored_model
+from learner.models.settings import PolicySettings
+from learner.models.world import own_device
+from learner.packing.micro_batch import MicroBatch
+
+
+class ReferenceModel:
+    """`is_kept`: its weights are in no folder that the settings name, so that checkpoints hold them."""
+
+    def __init__(self, settings: PolicySettings, *, is_offloaded: bool, is_kept: bool) -> None:
+        """is_offloaded: it is in host memory but for the time of `in_use`."""
+        self.is_kept = is_kept
+        self._settings = settings
+        self._is_offloaded = is_offloaded
+        self.device = own_device()
+        self._model = load_model(replace(settings, gradient_checkpointing=False)).requires_grad_(False)
+        self.scored = scored_model(self._model)
+        self._model.to("cpu" if is_offloaded else self.device)
+
+    @contextmanager
+    def in_use(self) -> Iterator[None]:
+        """Have it on this rank's device meanwhile."""
+        self._model.to(self.device)
+        yield
+        if self._is_offloaded:
+            self._model.to("cpu")
+
+    @torch.no_grad()
+    def logprobs(self, micro_batch: MicroBatch) -> Tensor:
+        """Return the model tokens' logprobs, float32 [K], at the sampling temperature. Inside `in_use`."""
+        return score_tokens(self, micro_batch.to(self.device), self._settings.temperature, with_entropy=False)[0]
+
+    @torch.no_grad()
+    def refresh(self, policy: PolicyEngine) -> None:
+        """Become the policy as it is now. Collective in ZeRO 3."""
+        own = dict(self._model.named_parameters())
+        for name, parameter in policy.weights():
+            with policy.gather([parameter]):
+                own[name].copy_(parameter)
+
+    def save_state(self, folder: Path) -> None:
+        """Write it as a model folder from rank 0. Raises: OSError when the disk refuses."""
+        export_model(folder, self._settings.model_dir, self._model, lambda tensors: nullcontext(), Tensor.numel)
+
+    @torch.no_grad()
+    def load_state(self, folder: Path) -> None:
+        """Read what `save_state` wrote."""
+        found = load_model(replace(self._settings, model_dir=folder, gradient_checkpointing=False))
+        self._model.load_state_dict(found.state_dict())
+
+    def __call__(self, **inputs: object) -> object:
+        """Return the model's output."""
+        return self._model(**inputs)
+
+    def backward(self, loss: Tensor) -> None:
+        raise RuntimeError("the reference model is never trained")

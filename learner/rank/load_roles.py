@@ -1,0 +1,79 @@
+"""The models of a run, loaded where it starts: each that the settings' algorithm asks for."""
+
+from collections.abc import Callable
+from pathlib import Path
+
+from learner.algorithms.by_name import algorithm_of
+from learner.checkpoint.manifest import Checkpoint
+from learner.disk.model_folder import find_named_model
+from learner.models.critic import CriticEngine
+from learner.models.reference import ReferenceModel
+from learner.models.roles import Roles, load_policy
+from learner.models.scoring.choose_way import choose_way
+from learner.models.settings import critic_settings, policy_settings, reference_settings
+from learner.objectives.warm_start import warm_start
+from protocol.errors import OperatorError
+from protocol.settings.settings import Settings
+
+
+def load_roles(settings: Settings, model: Path, checkpoint: Checkpoint | None, tell: Callable[[str], None]) -> Roles:
+    """Return the models as they are before training, or with weights that the checkpoint's are put over.
+
+    model: the policy's folder. tell: takes what the rank is at. All ranks call it together.
+    """
+    model = _first_policy(settings, model, checkpoint, tell)
+    tell("loading the policy")
+    policy = load_policy(
+        policy_settings(settings, model),
+        name=settings.policy.model,
+        micro_batch_tokens=settings.learner.micro_batch_tokens,
+    )
+    roles = Roles(policy, _critic(settings, model, policy.vocab_size, tell), _reference(settings, model, tell))
+    tell("the models are ready")
+    return roles
+
+
+def _first_policy(settings: Settings, model: Path, checkpoint: Checkpoint | None, tell: Callable[[str], None]) -> Path:
+    """Return the folder that the run begins with. A checkpoint makes its warm start unneeded, but for a reference that
+    is not in it."""
+    is_in_checkpoint = checkpoint is not None and (
+        not needs_reference(settings) or settings.reference.model or (checkpoint.path / "state" / "reference").is_dir()
+    )
+    if settings.policy.warm_start.data is None or is_in_checkpoint:
+        return model
+    return warm_start(settings, model, tell)
+
+
+def needs_reference(settings: Settings) -> bool:
+    return settings.kl.coefficient > 0.0
+
+
+def _critic(settings: Settings, model: Path, vocab_size: int, tell: Callable[[str], None]) -> CriticEngine | None:
+    if not algorithm_of(settings.learner).advantage.needs_critic:
+        return None
+    tell("loading the critic")
+    folder = find_named_model("critic.model", settings.critic.model) if settings.critic.model else model
+    critic = CriticEngine(critic_settings(settings, folder))
+    if critic.vocab_size != vocab_size:
+        raise OperatorError(
+            f"critic.model = {settings.critic.model} has {critic.vocab_size} tokens and the policy {vocab_size}. "
+            "Use a model with the policy's tokenizer, or leave critic.model empty."
+        )
+    return critic
+
+
+def _reference(settings: Settings, model: Path, tell: Callable[[str], None]) -> ReferenceModel | None:
+    if not needs_reference(settings):
+        return None
+    tell("loading the reference")
+    named = settings.reference.model
+    is_named = bool(named) or settings.policy.warm_start.data is None
+    reference = ReferenceModel(
+        reference_settings(settings, find_named_model("reference.model", named) if named else model),
+        is_offloaded=settings.reference.offload,
+        is_kept=bool(settings.reference.refresh_every_steps) or not is_named,
+    )
+    with reference.in_use():
+        name = named or settings.policy.model
+        choose_way(reference.scored, reference.logprobs, name=name, dtype=settings.policy.dtype)
+    return reference

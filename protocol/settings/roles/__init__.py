@@ -1,0 +1,1 @@
+"""Settings of the models beside the policy: critic and reference."""

@@ -1,0 +1,72 @@
+"""Staleness 0 is the textbook: the learner's weights are, bit for bit, those of a loop that one can read in a minute.
+
+DeepSpeed at ZeRO 0 on one rank, float32, for real, in a process of its own: one start for all tests here.
+"""
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from tests.fakes.tiny_models import make_tiny_model
+from tests.learner.objectives import loop_rank, textbook
+
+pytestmark = pytest.mark.stack
+
+
+@pytest.fixture(scope="module")
+def found(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
+    """Return what loop_rank found."""
+    folder = tmp_path_factory.mktemp("textbook")
+    make_tiny_model(folder / "model", tied=True, hidden_size=32, num_layers=1)
+    root = Path(__file__).parents[3]
+    environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(root)}
+    command = [sys.executable, loop_rank.__file__, str(folder)]
+    done = subprocess.run(command, env=environment, cwd=root, capture_output=True, text=True, timeout=280, check=False)
+    assert done.returncode == 0, done.stderr[-3000:]
+    result: dict[str, Any] = torch.load(folder / "found.pt")
+    return result
+
+
+def test_textbook_is_at_most_150_lines() -> None:
+    assert len(Path(textbook.__file__).read_text().splitlines()) <= 150
+
+
+@pytest.mark.parametrize("name", ["grpo", "ppo"])
+def test_fifty_steps_have_the_bits_of_the_textbook(found: dict[str, Any], name: str) -> None:
+    """PPO: critic, GAE, two mini-batches times two epochs, KL in the reward with an adaptive coefficient."""
+    assert len(found["textbook"][name]["metrics"]) == 50
+    assert found["textbook"][name]["first_difference"] is None
+
+
+def test_coefficient_of_the_kl_follows_as_in_the_textbook(found: dict[str, Any]) -> None:
+    ppo = found["textbook"]["ppo"]
+    assert ppo["memory"] == {"kl_coefficient": ppo["beta"]}
+    assert ppo["beta"] != textbook.KL_COEFFICIENT
+
+
+@pytest.mark.parametrize("name", ["grpo", "ppo"])
+def test_resuming_in_the_middle_gives_the_weights_of_not_stopping(found: dict[str, Any], name: str) -> None:
+    """GRPO: several updates and normalised rewards. PPO: critic, adaptive KL and a reference that is refreshed."""
+    resumed = found["resumed"][name]
+    assert resumed["is_same"]
+    assert resumed["memory"][0] == resumed["memory"][1] != {}
+
+
+def test_checkpoint_holds_what_the_settings_cannot_bring_back(found: dict[str, Any]) -> None:
+    assert found["resumed"]["grpo"]["files"] == ["memory.json", "policy/state.json"]
+    assert {"critic/state.json", "memory.json", "policy/state.json", "reference/config.json"} <= set(
+        found["resumed"]["ppo"]["files"]
+    )
+
+
+def test_critic_alone_is_trained_while_it_warms_up(found: dict[str, Any]) -> None:
+    alone, both = {"policy": False, "critic": True}, {"policy": True, "critic": True}
+    assert found["warm_up"]["moved"] == [alone, alone, both]
+    first, _, last = found["warm_up"]["metrics"]
+    assert "loss" not in first
+    assert {"value_loss", "value_explained", "loss", "reference_kl", "kl_coefficient"} <= last.keys()
