@@ -76,6 +76,10 @@ class Settings(Section):
                 f"learner.groups_per_step = {learner.groups_per_step} cannot be split over {learner.num_ranks} ranks. "
                 f"Use a multiple of {learner.num_ranks}, or set learner.num_ranks to one of {divisors}."
             )
+        if self.critic.offload and self.critic.zero_stage is None and learner.zero_stage == 0:
+            raise ValueError(
+                "critic.offload = true needs ZeRO stage 2 or 3, and learner.zero_stage is 0. Set critic.zero_stage."
+            )
         if learner.num_mini_batches > learner.groups_per_step:
             raise ValueError(
                 f"learner.num_mini_batches = {learner.num_mini_batches} is more than "

@@ -1,0 +1,41 @@
+"""Settings of critic and reference, and of several updates in a step: what is refused, in which words."""
+
+from typing import Any
+
+import pytest
+from pydantic import ValidationError
+
+from protocol.settings.settings import Settings
+
+
+def refusal(given: dict[str, Any]) -> str:
+    with pytest.raises(ValidationError) as caught:
+        Settings.model_validate(given)
+    return str(caught.value.errors()[0]["msg"])
+
+
+@pytest.mark.parametrize("role", ["critic", "reference"])
+@pytest.mark.parametrize("name", ["num_ranks", "num_gpus_per_node"])
+def test_ranks_of_a_role_of_its_own_are_refused_with_what_makes_room(role: str, name: str) -> None:
+    assert refusal({role: {name: 2}}) == (
+        f"Value error, {name}: the {role} has no ranks of its own in this version, it lives on the policy's. Remove "
+        f"it; to make room there, raise learner.num_ranks or set {role}.offload."
+    )
+
+
+def test_critics_optimizer_is_kept_off_the_device_at_a_zero_stage_that_can() -> None:
+    problem = refusal({"critic": {"offload": True, "zero_stage": 0}})
+    assert problem == "Value error, offload = true needs zero_stage 2 or 3: at 0 every rank holds the whole optimizer."
+    problem = refusal({"critic": {"offload": True}, "learner": {"zero_stage": 0}})
+    assert problem == (
+        "Value error, critic.offload = true needs ZeRO stage 2 or 3, and learner.zero_stage is 0. "
+        "Set critic.zero_stage."
+    )
+    assert Settings.model_validate({"critic": {"offload": True, "zero_stage": 2}}).critic.offload
+
+
+def test_more_mini_batches_than_groups_are_refused() -> None:
+    assert refusal({"learner": {"num_mini_batches": 5, "groups_per_step": 4}}) == (
+        "Value error, learner.num_mini_batches = 5 is more than learner.groups_per_step = 4: a mini-batch is made of "
+        "whole groups. Lower the first or raise the second."
+    )
