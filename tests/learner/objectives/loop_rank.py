@@ -1,8 +1,7 @@
 """The learner's steps on one rank beside the textbook's, and resumed in the middle; run by test_textbook.
 
-    python loop_rank.py FOLDER
-
-Writes what it found to FOLDER/found.pt.
+python loop_rank.py FOLDER                               writes what it found to FOLDER/found.pt
+python loop_rank.py FOLDER RANK WORLD_SIZE PORT STAGE    the first steps at a ZeRO stage: FOLDER/few.pt, of rank 0
 """
 
 import sys
@@ -31,6 +30,7 @@ from tests.learner.objectives import textbook as book
 from tests.protocol.wire.examples import example_facts
 
 NUM_STEPS = {"grpo": 50, "ppo": 50}
+NUM_FEW = 5
 VOCAB = 272
 SETTINGS: dict[str, dict[str, Any]] = {
     "grpo": {"learner": {"recipe": "grpo", "dual_clip": None}},
@@ -51,28 +51,29 @@ SETTINGS: dict[str, dict[str, Any]] = {
 class Learner:
     """The learner on one rank; groups come as the coordinator hands them out."""
 
-    def __init__(self, model: Path, name: str, changes: dict[str, Any] | None = None) -> None:
+    def __init__(self, model: Path, name: str, changes: dict[str, Any] | None = None, zero_stage: int = 0) -> None:
         given = {section: dict(values) for section, values in SETTINGS[name].items()}
         for section, values in (changes or {}).items():
             given[section] = {**given.get(section, {}), **values}
-        given["learner"] |= {"groups_per_step": 4, "micro_batch_tokens": 1}
+        given["learner"] |= {"groups_per_step": 4, "micro_batch_tokens": 1, "num_ranks": dist.get_world_size()}
         given["rollout"] = {"group_size": 2}
         self.settings = Settings.model_validate(given)
         roles = {}
         if name == "ppo":
             is_kept = bool(self.settings.reference.refresh_every_steps)
             of_policy = settings_of(model, book.LR)
-            roles["critic"] = CriticEngine(settings_of(model, book.CRITIC_LR))
+            roles["critic"] = CriticEngine(settings_of(model, book.CRITIC_LR, zero_stage))
             roles["reference"] = ReferenceModel(of_policy, is_offloaded=True, is_kept=is_kept)
-        self.roles = Roles(PolicyEngine(settings_of(model, book.LR)), **roles)
+        self.roles = Roles(PolicyEngine(settings_of(model, book.LR, zero_stage)), **roles)
         self.objective = PolicyGradient(self.roles, self.settings, reduce_tensor)
         self.metrics: list[dict[str, float]] = []
 
     def step(self, number: int, groups: Sequence[Sequence[book.Answer]]) -> None:
         made = [self._group(f"g{place}", group, number - 1) for place, group in enumerate(groups)]
-        share, _ = build_step(number, number - 1, made, self.settings.learner).share_of(0, "r", 1, 1)
+        share, _ = build_step(number, number - 1, made, self.settings.learner).share_of(dist.get_rank(), "r", 1, 1)
         trajectories = [group.trajectories[index] for group in made for index in sorted(group.trajectories)]
-        outcome = self.objective.take_step(share, dict(enumerate(trajectories)), number - 1)
+        own = {index: trajectories[index] for part in share.micro_batches for index in part}
+        outcome = self.objective.take_step(share, own, number - 1)
         assert outcome.applied, outcome.detail
         self.metrics.append(outcome.metrics)
 
@@ -96,12 +97,12 @@ class Learner:
 
     def weights(self) -> dict[str, Tensor]:
         engines = {"policy": self.roles.policy, "critic": self.roles.critic}
-        return {
-            f"{role}/{name}": weight.detach().clone()
-            for role, engine in engines.items()
-            if engine is not None
-            for name, weight in engine.weights()
-        }
+        found = {}
+        for role, engine in engines.items():
+            for name, weight in engine.weights() if engine is not None else ():
+                with engine.gather([weight]):
+                    found[f"{role}/{name}"] = weight.detach().clone()
+        return found
 
 
 def make_groups(rng: np.random.Generator, num_groups: int, vocab_size: int) -> list[list[book.Answer]]:
@@ -116,11 +117,11 @@ def _answer(rng: np.random.Generator, vocab_size: int) -> book.Answer:
     return book.Answer(tokens, mask, float(tokens[mask].mean() / vocab_size + rng.normal()))
 
 
-def settings_of(model: Path, lr: float) -> PolicySettings:
+def settings_of(model: Path, lr: float, zero_stage: Any = 0) -> PolicySettings:
     return PolicySettings(
         model_dir=model,
         dtype="float32",
-        zero_stage=0,
+        zero_stage=zero_stage,
         lr=lr,
         betas=(0.9, 0.95),
         weight_decay=0.0,
@@ -143,7 +144,10 @@ def beside_the_textbook(model: Path, name: str) -> dict[str, Any]:
         (slow.ppo_step if name == "ppo" else slow.grpo_step)(groups)
         if first_difference is None and not _is_same(learner.weights(), _weights_of(slow)):
             first_difference = number
+        if number == NUM_FEW:
+            few = learner.weights()
     return {
+        "few": few,
         "first_difference": first_difference,
         "metrics": learner.metrics,
         "beta": slow.beta,
@@ -192,9 +196,24 @@ def _is_same(left: dict[str, Tensor], right: dict[str, Tensor]) -> bool:
     return left.keys() == right.keys() and all(torch.equal(left[name], right[name]) for name in left)
 
 
+def few_steps(model: Path, name: str, zero_stage: int) -> dict[str, Tensor]:
+    rng, learner = np.random.default_rng(1), Learner(model, name, zero_stage=zero_stage)
+    for number in range(1, NUM_FEW + 1):
+        learner.step(number, make_groups(rng, 4, VOCAB))
+    return learner.weights()
+
+
 def main() -> None:
     folder = Path(sys.argv[1])
     torch.set_num_threads(1)
+    if len(sys.argv) > 2:
+        rank, world_size, port, stage = map(int, sys.argv[2:])
+        join_world(rank, world_size, "127.0.0.1", port, 60.0)
+        few = {name: few_steps(folder / "model", name, stage) for name in NUM_STEPS}
+        if rank == 0:
+            torch.save(few, folder / "few.pt")
+        dist.destroy_process_group()
+        return
     join_world(0, 1, *free_address("127.0.0.1"), 60.0)
     model = folder / "model"
     several = {"learner": {"num_mini_batches": 2, "num_epochs": 2}, "policy": {"old_logprobs": "recompute"}}
