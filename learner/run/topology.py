@@ -7,6 +7,7 @@ from typing import Literal
 from learner.disk.model_folder import BYTES
 from learner.objectives.needs import needs_of
 from protocol.errors import SettingsError
+from protocol.settings.algorithm.names import ADVANTAGES_OF_TOKENS
 from protocol.settings.settings import Settings
 
 Backend = Literal["nccl", "gloo"]
@@ -63,6 +64,7 @@ def plan_topology(settings: Settings, num_parameters: int, nodes: Sequence[Node]
     backend = choose_backend(settings.weights.backend, num_gpus)
     has_gpus = backend == "nccl" if num_gpus is None else num_gpus > 0
     rank_bytes = learner_bytes(num_parameters, settings.policy.dtype, learner.zero_stage, learner.num_ranks)
+    rank_bytes += _bytes_beside_policy(num_parameters, settings)
     server_bytes = num_parameters * BYTES[settings.policy.dtype] // rollout.tensor_parallel_size
     num_servers = rollout.num_servers if needs_of(settings).rollouts else 0
     topology = Topology(
@@ -107,6 +109,19 @@ def learner_bytes(parameters: int, dtype: str, zero_stage: int, num_ranks: int) 
     if zero_stage == 3:
         weights //= num_ranks
     return weights + gradients + optimizer
+
+
+def _bytes_beside_policy(parameters: int, settings: Settings) -> int:
+    """Return the bytes of critic and reference on one rank, each taken to be as large as the policy.
+
+    A reference that is offloaded counts: it is on the device while it is used.
+    """
+    critic, learner, dtype = settings.critic, settings.learner, settings.policy.dtype
+    total = parameters * BYTES[dtype] if settings.kl.coefficient else 0
+    if ADVANTAGES_OF_TOKENS.get(learner.advantage or ""):
+        stage = learner.zero_stage if critic.zero_stage is None else critic.zero_stage
+        total += learner_bytes(parameters, dtype, stage, learner.num_ranks)
+    return total
 
 
 def _check_room(topology: Topology, nodes: Sequence[Node], settings: Settings) -> None:

@@ -106,3 +106,14 @@ def test_memory_of_a_server_is_its_share_of_the_weights_and_of_the_coordinator_t
 )
 def test_memory_of_a_rank_is_what_zero_leaves_on_it(dtype: str, zero_stage: int, expected: int) -> None:
     assert learner_bytes(1000, dtype, zero_stage, num_ranks=4) == expected
+
+
+def test_memory_of_a_rank_counts_the_critic_at_its_own_stage_and_the_whole_reference() -> None:
+    given = {
+        "learner": {"recipe": "ppo", "num_ranks": 2, "zero_stage": 3},
+        "critic": {"zero_stage": 2},
+        "policy": {"dtype": "float32"},
+    }
+    plan = plan_topology(Settings.model_validate(given), 1000, None)
+    of_policy, of_critic = learner_bytes(1000, "float32", 3, 2), learner_bytes(1000, "float32", 2, 2)
+    assert plan.ranks.memory_bytes == of_policy + of_critic + 4 * 1000
