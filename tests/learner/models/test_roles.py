@@ -5,8 +5,10 @@ from typing import cast
 
 import pytest
 
+from learner.models.critic import CriticEngine
 from learner.models.policy import PolicyEngine
 from learner.models.roles import Roles
+from protocol.errors import OperatorError
 
 
 class FilePolicy:
@@ -46,3 +48,36 @@ def test_state_of_a_checkpoint_from_before_roles_is_read(tmp_path: Path) -> None
 def test_state_that_is_not_there_is_an_error(tmp_path: Path) -> None:
     with pytest.raises(FileNotFoundError):
         roles("fresh")[0].load_state(tmp_path / "state")
+
+
+def test_critic_that_a_checkpoint_has_no_state_of_begins_anew_and_the_rank_says_so(tmp_path: Path) -> None:
+    roles("trained")[0].save_state(tmp_path / "state")
+    said: list[str] = []
+    critic = FilePolicy("fresh")
+    Roles(cast(PolicyEngine, FilePolicy("")), cast(CriticEngine, critic)).load_state(tmp_path / "state", said.append)
+    assert (critic.weights, said) == ("fresh", ["the checkpoint has no critic: it begins anew"])
+
+
+def test_critics_state_has_a_folder_of_its_own(tmp_path: Path) -> None:
+    policy, critic = FilePolicy("policy's"), FilePolicy("critic's")
+    Roles(cast(PolicyEngine, policy), cast(CriticEngine, critic)).save_state(tmp_path / "state")
+    again, critic_again = FilePolicy(""), FilePolicy("")
+    Roles(cast(PolicyEngine, again), cast(CriticEngine, critic_again)).load_state(tmp_path / "state")
+    assert (again.weights, critic_again.weights) == ("policy's", "critic's")
+
+
+@pytest.mark.parametrize("content", ["[]", '{"kl_coefficient": "0.1"}'])
+def test_memory_that_is_no_table_of_numbers_is_refused(tmp_path: Path, content: str) -> None:
+    state, _ = roles("trained")
+    state.save_state(tmp_path / "state")
+    (tmp_path / "state" / "memory.json").write_text(content)
+    with pytest.raises(OperatorError, match="is no table of numbers"):
+        state.load_state(tmp_path / "state")
+
+
+def test_memory_is_read_back(tmp_path: Path) -> None:
+    state, _ = roles("trained")
+    state.save_state(tmp_path / "state")
+    (tmp_path / "state" / "memory.json").write_text('{"kl_coefficient": 0.25}')
+    state.load_state(tmp_path / "state")
+    assert state.memory == {"kl_coefficient": 0.25}
