@@ -21,8 +21,6 @@ _ELSEWHERE = {
     "clip_ratio_c": "learner.dual_clip",
     "lam": "learner.gae_lambda",
     "lambd": "learner.gae_lambda",
-    "kl_coef": "kl.coefficient",
-    "init_kl_coef": "kl.coefficient",
     "kl_loss_coef": "kl.coefficient",
     "beta": "kl.coefficient",
     "kl_target": "kl.target",
