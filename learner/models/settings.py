@@ -14,7 +14,7 @@ class PolicySettings:
 
     model_dir: Path  # local folder in Hugging Face form
     dtype: Literal["float32", "bfloat16"]  # of forward and backward passes; master weights and moments are float32
-    zero_stage: Literal[0, 2, 3]  # as asked for: `deepspeed_config.zero_stage_of` says which one runs
+    zero_stage: Literal[0, 1, 2, 3]  # as asked for: `deepspeed_config.zero_stage_of` says which one runs
     lr: float  # peak learning rate
     betas: tuple[float, float]  # AdamW's, of the first and of the second moment
     weight_decay: float  # AdamW's, before it is multiplied by the learning rate
@@ -25,6 +25,7 @@ class PolicySettings:
     schedule: Literal["constant", "linear", "cosine"]  # how the learning rate falls after the warm-up
     seed: int  # of torch on every rank
     temperature: float = 1.0  # of sampling; logprobs are those of the distribution that was sampled from
+    offload: Literal["none", "optimizer", "all"] = "none"  # what is kept in the CPU's memory; all: weights too
     deepspeed: Mapping[str, Any] = field(default_factory=dict)  # merged into DeepSpeed's own configuration
     # True: activations are computed again in the backward pass, which saves memory
     gradient_checkpointing: bool = False
@@ -71,6 +72,7 @@ def policy_settings(settings: Settings, model: Path) -> PolicySettings:
         total_steps=updates_per_step(settings) * settings.run.max_steps,
         min_lr_ratio=learner.min_lr_ratio,
         schedule=learner.lr_schedule,
+        offload=learner.offload,
         deepspeed=learner.deepspeed,
         gradient_checkpointing=learner.gradient_checkpointing,
         float32_head=learner.float32_head,

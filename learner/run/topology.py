@@ -100,12 +100,14 @@ def choose_backend(wanted: str, num_gpus: int | None) -> Backend:
 def learner_bytes(parameters: int, dtype: str, zero_stage: int, num_ranks: int) -> int:
     """Return the bytes of weights, gradients and AdamW state on one rank (bf16 keeps an fp32 copy).
 
-    Source: ZeRO, arXiv:1910.02054, section 3: stage 2 splits optimizer state and gradients, stage 3 the weights too.
+    Source: ZeRO, arXiv:1910.02054, section 3: stage 1 splits optimizer state, stage 2 gradients too, 3 the weights too.
     """
     weights = gradients = parameters * BYTES[dtype]
     optimizer = parameters * (8 if dtype == "float32" else 12)
+    if zero_stage >= 1:
+        optimizer //= num_ranks
     if zero_stage >= 2:
-        gradients, optimizer = gradients // num_ranks, optimizer // num_ranks
+        gradients //= num_ranks
     if zero_stage == 3:
         weights //= num_ranks
     return weights + gradients + optimizer

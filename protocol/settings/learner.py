@@ -1,10 +1,11 @@
 """Settings of the learner: ranks, steps, staleness, optimizer, algorithm, checkpoints."""
 
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, Self
 
 from pydantic import (
     Field,
     PositiveFloat,
+    model_validator,
 )
 from pydantic.types import NonNegativeFloat
 
@@ -14,7 +15,12 @@ from protocol.settings.section import Count, CountAboveZero, Fraction, Seconds, 
 
 class LearnerSettings(Section):
     num_ranks: CountAboveZero = Field(1, description="DeepSpeed ranks.")
-    zero_stage: ZeroStage = Field(0, description="DeepSpeed ZeRO stage.")
+    zero_stage: ZeroStage = Field(
+        0, description="DeepSpeed ZeRO stage: ranks share optimizer state (1), gradients too (2), weights too (3)."
+    )
+    offload: Literal["none", "optimizer", "all"] = Field(
+        "none", description="What ranks keep in the CPU's memory: optimizer state (ZeRO 1 to 3), weights too (ZeRO 3)."
+    )
     groups_per_step: CountAboveZero = Field(32, description="Prompts whose groups make one optimizer step.")
     max_staleness: Count = Field(1, description="Optimizer steps a trained token may lag behind; 0 is synchronous.")
     stale_policy: Literal["wait", "drop"] = Field("wait", description="What happens to a group about to grow too old.")
@@ -86,3 +92,17 @@ class LearnerSettings(Section):
         "or while rank 0 writes a checkpoint.",
     )
     deepspeed: dict[str, Any] = Field({}, description="Merged into DeepSpeed's own configuration.")
+
+    @model_validator(mode="after")
+    def _check_offload(self) -> Self:
+        if self.offload != "none" and self.zero_stage == 0:
+            raise ValueError(
+                f"learner.offload = {self.offload} needs optimizer state that ranks share. Set learner.zero_stage to "
+                f"{3 if self.offload == 'all' else '1, 2 or 3'}."
+            )
+        if self.offload == "all" and self.zero_stage != 3:
+            raise ValueError(
+                f"learner.offload = all needs learner.zero_stage = 3, and it is {self.zero_stage}. Set it to 3, or "
+                "learner.offload to optimizer."
+            )
+        return self

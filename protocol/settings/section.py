@@ -37,7 +37,7 @@ def _without_secrets(url: HttpUrl) -> HttpUrl:
 ServiceUrl = Annotated[HttpUrl, AfterValidator(_without_secrets)]
 
 
-ZeroStage = Annotated[Literal[0, 2, 3], BeforeValidator(_number_of_text)]
+ZeroStage = Annotated[Literal[0, 1, 2, 3], BeforeValidator(_number_of_text)]
 
 
 # What a message may carry (protocol.wire.trajectory.Count): each peer that hears a larger number would refuse it.

@@ -49,8 +49,8 @@ SETTINGS = [
     ),
     Wrong(
         "not among the choices", 2,
-        "settings: learner.zero_stage = 1 is wrong: Input should be 0, 2 or 3.",
-        {"learner.zero_stage": 1},
+        "settings: learner.zero_stage = 4 is wrong: Input should be 0, 1, 2 or 3.",
+        {"learner.zero_stage": 4},
     ),
     Wrong(
         "map that is not JSON", 2,

@@ -43,9 +43,17 @@ def zero_stage_of(asked: int, dtype: str) -> int:
 
 
 def deepspeed_config(
-    asked: Mapping[str, Any], *, zero_stage: int, dtype: str, max_grad_norm: float, num_parameters: int
+    asked: Mapping[str, Any],
+    *,
+    zero_stage: int,
+    dtype: str,
+    max_grad_norm: float,
+    num_parameters: int,
+    offload: str = "none",
 ) -> dict[str, Any]:
     """Return the configuration with the operator's `asked` merged in, section by section.
+
+    offload: none, optimizer or all, as learner.offload says.
 
     Raises: SettingsError for a key that other settings say, and for an optimizer kept on NVMe.
     """
@@ -80,6 +88,10 @@ def deepspeed_config(
         "zero_force_ds_cpu_optimizer": False,
         "steps_per_print": 1 << 60,
     }
+    if offload != "none":
+        config["zero_optimization"]["offload_optimizer"] = {"device": "cpu"}
+    if offload == "all":
+        config["zero_optimization"]["offload_param"] = {"device": "cpu"}
     if dtype == "bfloat16":
         # Without the check DeepSpeed takes a bfloat16 step on a gradient that is not finite.
         config["bf16"] = {"enabled": True, "check_grad_overflow": True}

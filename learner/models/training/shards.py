@@ -2,9 +2,9 @@
 
 Written against DeepSpeed 0.19. What the stages keep on a rank, in float32:
 
-    0   every parameter, and AdamW's moments under it (the parameter is its own master)
-    2   one flat partition of all parameters' masters; a parameter knows which fragment of it lies there, if any
-    3   of every parameter one part of the same length on each rank, the last padded with zeros
+    0      every parameter, and AdamW's moments under it (the parameter is its own master)
+    1, 2   one flat partition of all parameters' masters; a parameter knows which fragment of it lies there, if any
+    3      of every parameter one part of the same length on each rank, the last padded with zeros
 """
 
 from collections.abc import Callable, Iterator
@@ -37,7 +37,7 @@ class ZeroShards:
                 state["step"] = torch.zeros((), dtype=torch.float32, device=stepped.device)
                 for key in MOMENTS:
                     state[key] = torch.zeros_like(stepped)
-        if self._stage == 2:
+        if self._stage in (1, 2):
             self._zero._lazy_init_hp_params_optimizer_state()  # what it does itself after a first step
 
     def shape_of(self, parameter: Tensor) -> tuple[int, ...]:
@@ -70,7 +70,7 @@ class ZeroShards:
         """Return the elements of the flattened parameter, start to stop, whose state this rank keeps."""
         if self._stage == 0:
             return 0, parameter.numel()
-        if self._stage == 2:
+        if self._stage in (1, 2):
             mapping: Any = parameter._hp_mapping  # type: ignore[attr-defined]
             if mapping is None:
                 return 0, 0
@@ -85,7 +85,7 @@ class ZeroShards:
         """Put the elements of `kept_range` into this rank's master weight or moment."""
         if self._stage == 0:
             self.whole(parameter, key).copy_(values.view(parameter.shape))
-        elif self._stage == 2:
+        elif self._stage in (1, 2):
             mapping: Any = parameter._hp_mapping  # type: ignore[attr-defined]
             if mapping is not None:
                 mapping.get_hp_fragment(None if key == WEIGHT else key).copy_(values)
@@ -119,7 +119,7 @@ class ZeroShards:
         if self._stage == 0:
             for group in self._adamw.param_groups:
                 yield from group["params"]
-        elif self._stage == 2:
+        elif self._stage in (1, 2):
             yield from self._zero.single_partition_of_fp32_groups
         else:
             yield from self._zero.fp32_partitioned_groups_flat

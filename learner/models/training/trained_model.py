@@ -48,6 +48,7 @@ class TrainedModel:
                 zero_stage=self._zero_stage,
                 dtype=settings.dtype,
                 max_grad_norm=settings.max_grad_norm,
+                offload=settings.offload,
                 num_parameters=sum(parameter.numel() for parameter in parameters),
             ),
             dist_init_required=False,

@@ -34,7 +34,7 @@ from learner.packing.micro_batch import LearnerSample, MicroBatch, make_micro_ba
 from learner.packing.plan import plan_step
 from protocol.errors import OperatorError
 
-STAGES: tuple[Literal[0, 2, 3], ...] = (0, 2, 3)
+STAGES: tuple[Literal[0, 1, 2, 3], ...] = (0, 2, 3)
 # The tiny model's state is 0.8 MB: it goes to several files, so that each rank writes one.
 SHARD_BYTES = 200_000
 LENGTHS = (5, 31, 12, 12, 24, 40, 9)
@@ -66,7 +66,7 @@ def loss(logprobs: Tensor, entropies: Tensor, micro_batch: MicroBatch) -> tuple[
     return -(ratio * micro_batch.advantages).sum(), {"entropy": entropies.sum(), "max_ratio": largest}
 
 
-def settings(model: Path, zero_stage: Literal[0, 2, 3]) -> PolicySettings:
+def settings(model: Path, zero_stage: Literal[0, 1, 2, 3]) -> PolicySettings:
     return PolicySettings(
         model_dir=model,
         dtype="float32",
@@ -86,7 +86,7 @@ def settings(model: Path, zero_stage: Literal[0, 2, 3]) -> PolicySettings:
 class Rank:
     """What one rank does with one ZeRO stage."""
 
-    def __init__(self, model: Path, zero_stage: Literal[0, 2, 3], folder: Path) -> None:
+    def __init__(self, model: Path, zero_stage: Literal[0, 1, 2, 3], folder: Path) -> None:
         self.rank, self.world_size = dist.get_rank(), dist.get_world_size()
         self.stage, self.folder = zero_stage, folder
         self.policy = PolicyEngine(settings(model, zero_stage))
@@ -242,6 +242,10 @@ class Rank:
 
 def same(left: dict[str, Tensor], right: dict[str, Tensor]) -> bool:
     return left.keys() == right.keys() and all(torch.equal(left[name], right[name]) for name in left)
+
+
+def flat(tensors: dict[str, Tensor]) -> Tensor:
+    return torch.cat([tensors[name].flatten() for name in sorted(tensors)]).double()
 
 
 def main() -> None:

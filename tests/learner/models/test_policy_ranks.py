@@ -15,6 +15,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 from learner.models.world import free_address
 from tests.fakes.tiny_models import make_tiny_model
 from tests.learner.models import policy_ranks
+from tests.learner.models.policy_ranks import flat
 
 pytestmark = pytest.mark.stack
 STAGES = (0, 2, 3)
@@ -64,10 +65,6 @@ def run_world(world_size: int, folder: Path, written_by: int | None = None) -> d
     name = f"ranks_{world_size}.pt" if written_by is None else f"resumed_{world_size}_{written_by}.pt"
     result: dict[int, dict[Any, Any]] = torch.load(folder / name, weights_only=False)
     return result
-
-
-def flat(tensors: dict[str, torch.Tensor]) -> torch.Tensor:
-    return torch.cat([tensors[name].flatten() for name in sorted(tensors)]).double()
 
 
 @pytest.fixture(scope="module")

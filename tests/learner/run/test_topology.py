@@ -102,7 +102,13 @@ def test_memory_of_a_server_is_its_share_of_the_weights_and_of_the_coordinator_t
 
 @pytest.mark.parametrize(
     ("dtype", "zero_stage", "expected"),
-    [("float32", 0, 16_000), ("bfloat16", 0, 16_000), ("bfloat16", 2, 2000 + 500 + 3000), ("bfloat16", 3, 4000)],
+    [
+        ("float32", 0, 16_000),
+        ("bfloat16", 0, 16_000),
+        ("bfloat16", 1, 2000 + 2000 + 3000),
+        ("bfloat16", 2, 2000 + 500 + 3000),
+        ("bfloat16", 3, 4000),
+    ],
 )
 def test_memory_of_a_rank_is_what_zero_leaves_on_it(dtype: str, zero_stage: int, expected: int) -> None:
     assert learner_bytes(1000, dtype, zero_stage, num_ranks=4) == expected

@@ -113,7 +113,7 @@ def test_settings_refuse_an_unknown_key() -> None:
     [
         ("learner", "groups_per_step", 0, "Input should be greater than 0"),
         ("learner", "max_staleness", -1, "Input should be greater than or equal to 0"),
-        ("learner", "zero_stage", 1, "Input should be 0, 2 or 3"),
+        ("learner", "zero_stage", 4, "Input should be 0, 1, 2 or 3"),
         ("learner", "lr", float("inf"), "Input should be a finite number"),
         ("learner", "min_lr_ratio", 1.5, "Input should be less than or equal to 1"),
         ("learner", "keep_checkpoints", 1, "Input should be greater than or equal to 2"),
