@@ -18,7 +18,7 @@ from torch.nn.functional import scaled_dot_product_attention
 
 NAME = "sluice_varlen"
 # Segments share a block while the shortest has at least this share of the longest one's length.
-_SIMILAR = 0.75
+_SIMILAR = 0.9
 # What some models ask of their attention and this one does not do: ignoring it would give other logprobs in silence.
 _UNKNOWN = ("softcap", "s_aux", "sinks", "position_bias")
 
