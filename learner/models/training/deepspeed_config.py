@@ -67,8 +67,8 @@ def deepspeed_config(
             "settings: learner.deepspeed sets zero_optimization.stage, which learner.zero_stage says. "
             "Remove it, and set learner.zero_stage."
         )
-    offload = (asked.get("zero_optimization") or {}).get("offload_optimizer") or {}
-    if offload.get("device") == "nvme":
+    asked_offload = (asked.get("zero_optimization") or {}).get("offload_optimizer") or {}
+    if asked_offload.get("device") == "nvme":
         raise SettingsError(
             "settings: learner.deepspeed keeps the optimizer on NVMe, from where checkpoints cannot take it. "
             "Set zero_optimization.offload_optimizer.device to cpu."
