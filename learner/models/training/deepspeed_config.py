@@ -57,22 +57,7 @@ def deepspeed_config(
 
     Raises: SettingsError for a key that other settings say, and for an optimizer kept on NVMe.
     """
-    for key in _OWNED:
-        if key in asked:
-            raise SettingsError(
-                f"settings: learner.deepspeed sets {key}, which follows from the other settings. Remove it."
-            )
-    if "stage" in (asked.get("zero_optimization") or {}):
-        raise SettingsError(
-            "settings: learner.deepspeed sets zero_optimization.stage, which learner.zero_stage says. "
-            "Remove it, and set learner.zero_stage."
-        )
-    asked_offload = (asked.get("zero_optimization") or {}).get("offload_optimizer") or {}
-    if asked_offload.get("device") == "nvme":
-        raise SettingsError(
-            "settings: learner.deepspeed keeps the optimizer on NVMe, from where checkpoints cannot take it. "
-            "Set zero_optimization.offload_optimizer.device to cpu."
-        )
+    _check(asked)
     config: dict[str, Any] = {
         "train_micro_batch_size_per_gpu": 1,
         # Every step() ends an accumulation, however many backward passes came before it: their number varies.
@@ -97,6 +82,26 @@ def deepspeed_config(
         config["bf16"] = {"enabled": True, "check_grad_overflow": True}
         config["data_types"] = {"grad_accum_dtype": "fp32"}
     return _merged(config, asked)
+
+
+def _check(asked: Mapping[str, Any]) -> None:
+    """Raise SettingsError for what the operator may not say here."""
+    for key in _OWNED:
+        if key in asked:
+            raise SettingsError(
+                f"settings: learner.deepspeed sets {key}, which follows from the other settings. Remove it."
+            )
+    if "stage" in (asked.get("zero_optimization") or {}):
+        raise SettingsError(
+            "settings: learner.deepspeed sets zero_optimization.stage, which learner.zero_stage says. "
+            "Remove it, and set learner.zero_stage."
+        )
+    asked_offload = (asked.get("zero_optimization") or {}).get("offload_optimizer") or {}
+    if asked_offload.get("device") == "nvme":
+        raise SettingsError(
+            "settings: learner.deepspeed keeps the optimizer on NVMe, from where checkpoints cannot take it. "
+            "Set zero_optimization.offload_optimizer.device to cpu."
+        )
 
 
 def _merged(ours: Mapping[str, Any], asked: Mapping[str, Any]) -> dict[str, Any]:
