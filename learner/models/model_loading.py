@@ -7,6 +7,7 @@ import torch
 from learner.models import varlen_attention
 from learner.models.scoring.scored_model import make_scored
 from learner.models.settings import PolicySettings
+from learner.models.weights.lora import add_adapters
 
 # What a model's configuration calls the chance of dropping something, and the noise on a router's choice.
 _RANDOM = ("drop", "jitter")
@@ -27,6 +28,8 @@ def load_model(settings: PolicySettings) -> Any:
         trust_remote_code=settings.trust_remote_code,
     )
     prepare_for_training(model, gradient_checkpointing=settings.gradient_checkpointing)
+    if settings.lora is not None:
+        add_adapters(model, settings.lora)
     make_scored(model, float32_head=settings.float32_head)
     return model
 

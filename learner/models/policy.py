@@ -5,18 +5,22 @@ Shapes: K model tokens of a micro-batch.
 """
 
 from collections.abc import Sequence
+from contextlib import AbstractContextManager
 from pathlib import Path
 
 import torch
+import torch.distributed as dist
 from torch import Tensor
 
-from learner.models.export import export_model
 from learner.models.gradient import add_gradient, score_tokens
 from learner.models.model_loading import load_model
 from learner.models.scoring.scored_model import scored_model
 from learner.models.settings import PolicySettings
 from learner.models.step_result import LossFunction, StepResult
 from learner.models.training.trained_model import TrainedModel
+from learner.models.weights.export import export_model
+from learner.models.weights.lora import LoraForm, adapted_layers, adapters_off, write_adapters
+from learner.models.weights.pushed import PushedWeights
 from learner.packing.micro_batch import MicroBatch
 
 
@@ -64,3 +68,28 @@ class PolicyEngine(TrainedModel):
     def export_hf(self, folder: Path) -> None:
         """Write the policy as a Hugging Face model folder (safetensors, config, tokenizer files) from rank 0."""
         export_model(folder, self._settings.model_dir, self._model, self.gather, self._shards.whole_numel)
+        if self._settings.lora is not None:
+            self._export_adapters(folder / "adapter", self._settings.lora)
+
+    def pushed_weights(self, bucket_bytes: int) -> PushedWeights:
+        """Return what a push of this policy is made of, in buckets of so many bytes."""
+        dtype = self._settings.dtype
+        return PushedWeights(self._model, self.gather, self.shape_of, dtype=dtype, bucket_bytes=bucket_bytes)
+
+    def without_adapters(self) -> AbstractContextManager[None]:
+        """Return a context in which the policy is its base model: the reference of a policy with LoRA adapters.
+
+        Raises: ValueError for a policy without any, which has no base beside it.
+        """
+        if not adapted_layers(self._model):
+            raise ValueError("this policy has no LoRA adapters: its base model is not there any more")
+        return adapters_off(self._model)
+
+    def _export_adapters(self, folder: Path, form: LoraForm) -> None:
+        """Write the adapters from rank 0 as peft loads them, onto the model folder that the policy came from."""
+        named = [(name, parameter) for name, parameter in self._model.named_parameters() if ".lora_" in name]
+        with self.gather([parameter for _, parameter in named]):
+            if dist.get_rank() == 0:
+                whole = {name: parameter.detach().to("cpu").clone() for name, parameter in named}
+                write_adapters(folder, form, str(self._settings.model_dir), whole)
+        dist.barrier()

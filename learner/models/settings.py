@@ -5,6 +5,8 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Literal
 
+from learner.models.weights.lora import LoraForm
+from protocol.settings.policy import LoraSettings
 from protocol.settings.settings import Settings
 
 
@@ -29,6 +31,7 @@ class PolicySettings:
     deepspeed: Mapping[str, Any] = field(default_factory=dict)  # merged into DeepSpeed's own configuration
     # True: activations are computed again in the backward pass, which saves memory
     gradient_checkpointing: bool = False
+    lora: LoraForm | None = None  # adapters, which alone are trained then; None: the whole model is
     float32_head: bool = False  # True: the LM head's products are computed in float32
     trust_remote_code: bool = False  # True: code in the model folder may run
 
@@ -75,8 +78,13 @@ def policy_settings(settings: Settings, model: Path) -> PolicySettings:
         offload=learner.offload,
         deepspeed=learner.deepspeed,
         gradient_checkpointing=learner.gradient_checkpointing,
+        lora=_lora_form(settings.policy.lora),
         float32_head=learner.float32_head,
         seed=settings.run.seed,
         temperature=settings.rollout.temperature,
         trust_remote_code=settings.policy.trust_remote_code,
     )
+
+
+def _lora_form(lora: LoraSettings) -> LoraForm | None:
+    return LoraForm(lora.rank, lora.alpha or float(lora.rank), lora.targets) if lora.rank else None

@@ -1,9 +1,8 @@
 """A rank's part in a weight push: all ranks gather, rank 0 sends, and what the servers then compute is compared."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 
 import numpy as np
-from torch import Tensor
 
 from learner.models.policy import PolicyEngine
 from learner.packing.micro_batch import LearnerSample, make_micro_batch
@@ -11,7 +10,6 @@ from learner.weights.push import PushReport, WeightPusher
 from protocol.errors import NeighbourError
 from protocol.settings.settings import Settings
 from protocol.weights.controls import ServerControls
-from protocol.weights.wire import TensorMeta, plan_buckets
 
 _PROBE_TOKENS = 24
 _TOLERANCE = {"float32": 1e-3, "bfloat16": 0.5}
@@ -28,12 +26,8 @@ class RankPusher:
         self._policy = policy
         self._tolerance = weights.probe_tolerance or _TOLERANCE[settings.policy.dtype]
         self._probe = _probe_tokens(policy.vocab_size, settings.run.seed) if weights.probe else []
-        self._parameters = dict(policy.weights())
-        metas = [
-            TensorMeta(name, settings.policy.dtype, policy.shape_of(parameter))
-            for name, parameter in self._parameters.items()
-        ]
-        self._plan = plan_buckets(metas, weights.bucket_mb << 20)
+        self._weights = policy.pushed_weights(weights.bucket_mb << 20)
+        self._plan = self._weights.plan
         self._has_synced = False
         self._pusher = (
             WeightPusher(
@@ -62,10 +56,10 @@ class RankPusher:
         self._policy.check_finite()
         expected = self._expected_logprobs()
         if self._pusher is None:
-            for _ in self._gathered():  # ZeRO 3: every rank takes part in every gather
+            for _ in self._weights.buckets(is_sender=False):  # ZeRO 3: every rank takes part in every gather
                 pass
             return None
-        report = self._pusher.push(version, self._plan, self._gathered())
+        report = self._pusher.push(version, self._plan, self._weights.buckets(is_sender=True))
         self._has_synced |= bool(report.synced)
         if not self._has_synced:
             raise NeighbourError("weight push", f"no server took version {version}: {report.failed}")
@@ -76,13 +70,6 @@ class RankPusher:
     def close(self) -> None:
         if self._pusher is not None:
             self._pusher.close()
-
-    def _gathered(self) -> Iterator[list[tuple[str, Tensor]]]:
-        """Yield the weights bucket by bucket, whole while the consumer looks at them."""
-        for bucket in self._plan:
-            pairs = [(meta.name, self._parameters[meta.name]) for meta in bucket]
-            with self._policy.gather([parameter for _, parameter in pairs]):
-                yield pairs
 
     def _expected_logprobs(self) -> list[float]:
         if not self._probe:

@@ -1,10 +1,12 @@
 """Settings of the model under training and of its warm start."""
 
-from typing import Literal
+from typing import Literal, Self
 
 from pydantic import (
     Field,
     PositiveFloat,
+    field_validator,
+    model_validator,
 )
 
 from protocol.settings.section import Count, CountAboveZero, Fraction, Section
@@ -24,6 +26,33 @@ class WarmStartSettings(Section):
     betas: tuple[Fraction, Fraction] = Field((0.9, 0.98), description="AdamW betas.")
 
 
+class LoraSettings(Section):
+    """Small adapters that are trained in place of the model (LoRA); pushes and model folders have them merged in."""
+
+    rank: Count = Field(0, description="Rank of the adapters; 0: none, the whole model is trained.")
+    alpha: PositiveFloat | None = Field(
+        None, description="The adapters' product is multiplied by alpha / rank; null: alpha is the rank."
+    )
+    targets: tuple[str, ...] = Field(
+        (),
+        description="Last parts of adapted layers' names, such as q_proj; none: every linear layer but the head.",
+    )
+    quantize: Literal["none", "4bit"] = Field(
+        "none", description="Type of the frozen weights: the policy's, or 4 bits (refused)."
+    )
+
+    @field_validator("quantize")
+    @classmethod
+    def _refuse_4bit(cls, value: str) -> str:
+        if value == "4bit":
+            raise ValueError(
+                "QLoRA keeps the base in 4 bits with bitsandbytes, which is not among this project's packages: its "
+                "merged weights would not be those that the engine serves. Use none, learner.zero_stage 3 and "
+                "learner.offload to save memory."
+            )
+        return value
+
+
 class PolicySection(Section):
     model: str = Field("", description="Model folder or Hugging Face name of the policy.")
     dtype: Literal["float32", "bfloat16"] = Field("bfloat16", description="Type of the weights in learner and engine.")
@@ -37,3 +66,14 @@ class PolicySection(Section):
     warm_start: WarmStartSettings = Field(
         WarmStartSettings(), description="Supervised fine-tuning before the first step."
     )
+    lora: LoraSettings = Field(LoraSettings(), description="Adapters that are trained in place of the model.")
+
+    @model_validator(mode="after")
+    def _check_lora(self) -> Self:
+        if self.lora.rank and self.warm_start.data is not None:
+            raise ValueError(
+                "policy.lora.rank and policy.warm_start.data are both set: a checkpoint of adapters belongs to the "
+                "model they were begun on, which the warm start makes anew. Warm-start first (run.max_steps 0, no "
+                "adapters), then set policy.model to the model folder of its checkpoint."
+            )
+        return self

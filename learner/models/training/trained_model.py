@@ -35,7 +35,7 @@ class TrainedModel:
         self._world_size = dist.get_world_size()
         self._zero_stage = zero_stage_of(settings.zero_stage, settings.dtype)
         model = make_model(settings)
-        parameters = list(model.parameters())
+        parameters = [parameter for parameter in model.parameters() if parameter.requires_grad]
         optimizer = _make_optimizer(parameters, settings, self._zero_stage)
         self._scheduler = torch.optim.lr_scheduler.LambdaLR(optimizer, _schedule_of(settings))
         self._engine, *_ = self._deepspeed.initialize(
@@ -86,11 +86,11 @@ class TrainedModel:
             )
 
     def weights(self) -> list[tuple[str, Tensor]]:
-        """Return (name in the Hugging Face state dict, parameter) in the model's order, a tied head once.
+        """Return (name, parameter) of all that is trained, in the model's order, a tied head once.
 
         In ZeRO 3 the tensors are partitioned: `gather` makes them whole.
         """
-        return list(self._model.named_parameters())
+        return [(name, parameter) for name, parameter in self._model.named_parameters() if parameter.requires_grad]
 
     def gather(self, parameters: Sequence[Tensor]) -> Any:
         """Return a context in which these parameters are whole on every rank. All ranks enter it together."""

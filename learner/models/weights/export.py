@@ -1,4 +1,4 @@
-"""The policy as a Hugging Face model folder: safetensors in shards, config and tokenizer files.
+"""The policy as a Hugging Face model folder: safetensors in shards, config and tokenizer files, adapters merged in.
 
 No more than one shard of the model is whole at a time.
 """
@@ -15,6 +15,7 @@ import torch.distributed as dist
 from safetensors.torch import save_file
 from torch import Tensor
 
+from learner.models.weights.named_weights import as_on_disk, weights_of
 from protocol.weights.runs import cut_into_runs
 
 _SHARD_BYTES = 4 << 30
@@ -34,19 +35,21 @@ def export_model(
     gather: makes tensors whole while its context lasts; all ranks enter it together, shard by shard. A tied head is not
     written: its config says that it is the embedding. Raises: OSError when the disk refuses.
     """
-    weights = [*model.named_parameters(), *_kept_buffers(model)]
+    weights = weights_of(model)
     is_first = dist.get_rank() == 0
     if is_first:
         folder.mkdir(parents=True, exist_ok=True)
-        _copy_description(source, folder, weights[0][1].dtype)
-    shards = cut_into_runs(weights, lambda pair: whole_numel(pair[1]) * pair[1].element_size(), shard_bytes)
+        _copy_description(source, folder, weights[0].parts[0].dtype)
+    shards = cut_into_runs(
+        weights, lambda weight: whole_numel(weight.parts[0]) * weight.parts[0].element_size(), shard_bytes
+    )
     index: dict[str, str] = {}
     total = 0
     for number, shard in enumerate(shards, 1):
         name = f"model-{number:05d}-of-{len(shards):05d}.safetensors" if len(shards) > 1 else "model.safetensors"
-        with gather([tensor for _, tensor in shard]):
+        with gather([part for weight in shard for part in weight.parts]):
             if is_first:
-                whole = _as_on_disk(model, {key: tensor.detach().to("cpu") for key, tensor in shard})
+                whole = _on_disk(model, {weight.name: weight.merged().to("cpu") for weight in shard})
                 save_file(whole, folder / name, metadata={"format": "pt"})
                 index |= dict.fromkeys(whole, name)
                 total += sum(tensor.nbytes for tensor in whole.values())
@@ -56,17 +59,8 @@ def export_model(
     dist.barrier()
 
 
-def _kept_buffers(model: Any) -> list[tuple[str, Tensor]]:
-    """Return what a model keeps beside its parameters and cannot work out anew, such as the bias of a router."""
-    kept = model.state_dict().keys()
-    return [(name, buffer) for name, buffer in model.named_buffers() if name in kept]
-
-
-def _as_on_disk(model: Any, tensors: dict[str, Tensor]) -> dict[str, Tensor]:
-    """Return tensors under the names and in the shapes that model folders have: experts one by one, in memory one."""
-    from transformers.core_model_loading import revert_weight_conversion
-
-    parts = revert_weight_conversion(model, tensors)
+def _on_disk(model: Any, tensors: dict[str, Tensor]) -> dict[str, Tensor]:
+    parts = as_on_disk(model, tensors)
     # safetensors refuses to write tensors that share memory, as the parts of one do.
     return {name: tensor.clone(memory_format=torch.contiguous_format) for name, tensor in parts.items()}
 

@@ -11,8 +11,8 @@ import torch.distributed as dist
 import transformers
 from safetensors.torch import load_file
 
-from learner.models.export import export_model
 from learner.models.model_loading import load_model
+from learner.models.weights.export import export_model
 from tests.benchmarks.packing_table import _BASE, ARCHITECTURES, settings_of
 
 

@@ -1,0 +1,100 @@
+"""LoRA adapters inside a transformers model: what is trained is small, and the rest of the model stays as it was.
+
+The model keeps its class and its names; in an adapted layer, NAME.weight becomes NAME.base_layer.weight beside
+NAME.lora_A.default.weight and NAME.lora_B.default.weight. Source: LoRA, arXiv:2106.09685.
+"""
+
+import json
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors.torch import save_file
+from torch import Tensor
+
+from protocol.errors import OperatorError
+
+_ADAPTER = "default"
+# Before the names that peft gives an adapter's tensors on disk.
+_DISK_PREFIX = "base_model.model."
+_CONFIG = "adapter_config.json"
+_TENSORS = "adapter_model.safetensors"
+
+
+@dataclass(frozen=True)
+class LoraForm:
+    """What adapters a model gets; no dropout, which would draw other logprobs each time."""
+
+    rank: int  # of each adapter's two factors
+    alpha: float  # the product of the factors is multiplied by alpha / rank
+    targets: tuple[str, ...]  # last parts of the adapted layers' names; none: every linear layer but the head
+
+
+def add_adapters(model: Any, form: LoraForm) -> None:
+    """Put adapters into the model, whose product is zero at first; nothing else of it is trained from then on.
+
+    Raises: OperatorError when no layer has such a name.
+    """
+    from peft import inject_adapter_in_model
+
+    try:
+        inject_adapter_in_model(_config(form), model, adapter_name=_ADAPTER)
+    except ValueError as error:
+        names = sorted({name.rpartition(".")[2] for name, module in model.named_modules() if _is_linear(module)})
+        raise OperatorError(
+            f"policy.lora.targets = {list(form.targets)} cannot be adapted: {error}. This model's linear layers are "
+            f"called {', '.join(names)}."
+        ) from None
+    for name, parameter in model.named_parameters():
+        parameter.requires_grad_(".lora_" in name)
+
+
+@contextmanager
+def adapters_off(model: Any) -> Iterator[None]:
+    """Have the model be the one that it was before it was adapted, while the context lasts."""
+    layers = list(adapted_layers(model).values())
+    # peft's own switch would also stop the adapters' gradients, and DeepSpeed has taken note of those.
+    for layer in layers:
+        layer._disable_adapters = True
+    try:
+        yield
+    finally:
+        for layer in layers:
+            layer._disable_adapters = False
+
+
+def adapted_layers(model: Any) -> dict[str, Any]:
+    """Return the layers with an adapter, by name; none in a model without."""
+    return {name: module for name, module in model.named_modules() if hasattr(module, "lora_A")}
+
+
+def factors(layer: Any) -> tuple[Tensor, Tensor, float]:
+    """Return (A [rank, inputs], B [outputs, rank], scale): an adapted layer's weight is base + scale * B @ A."""
+    return layer.lora_A[_ADAPTER].weight, layer.lora_B[_ADAPTER].weight, float(layer.scaling[_ADAPTER])
+
+
+def write_adapters(folder: Path, form: LoraForm, base: str, tensors: dict[str, Tensor]) -> None:
+    """Write adapters in the form that peft loads onto the base model.
+
+    base: the base model, as the operator named it. tensors: lora_A and lora_B by their names in the model.
+    """
+    folder.mkdir(parents=True, exist_ok=True)
+    named = {_DISK_PREFIX + name.replace(f".{_ADAPTER}.", "."): tensor for name, tensor in tensors.items()}
+    save_file(named, folder / _TENSORS, metadata={"format": "pt"})
+    config = {key: sorted(value) if isinstance(value, set) else value for key, value in _config(form).to_dict().items()}
+    text = json.dumps({**config, "base_model_name_or_path": base}, indent=2, default=str)
+    (folder / _CONFIG).write_text(text + "\n", encoding="utf-8")
+
+
+def _config(form: LoraForm) -> Any:
+    from peft import LoraConfig
+
+    targets = list(form.targets) or "all-linear"
+    return LoraConfig(r=form.rank, lora_alpha=form.alpha, target_modules=targets, lora_dropout=0.0, bias="none")
+
+
+def _is_linear(module: Any) -> bool:
+    return isinstance(module, torch.nn.Linear)

@@ -1,0 +1,108 @@
+"""Adapters in a real tiny model: alone trained, merged in pushes and folders, off for the reference, read by peft."""
+
+from contextlib import nullcontext
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+import torch.distributed as dist
+from torch import Tensor
+from transformers import AutoModelForCausalLM
+
+from learner.models.gradient import score_tokens
+from learner.models.model_loading import load_model
+from learner.models.weights.export import export_model
+from learner.models.weights.lora import LoraForm, adapters_off, write_adapters
+from learner.models.weights.pushed import PushedWeights
+from learner.packing.micro_batch import LearnerSample, make_micro_batch
+from protocol.errors import OperatorError
+from tests.benchmarks.packing_table import OneProcess, settings_of
+from tests.fakes.tiny_models import make_tiny_model
+
+FORM = LoraForm(rank=4, alpha=8.0, targets=("q_proj", "down_proj"))
+
+
+@pytest.fixture
+def source(tmp_path: Path) -> Path:
+    return make_tiny_model(tmp_path / "source", tied=True, hidden_size=64)
+
+
+def adapted(source: Path, form: LoraForm = FORM) -> Any:
+    """Return the model with adapters that were trained: their product is not zero."""
+    torch.manual_seed(1)
+    model = load_model(replace(settings_of(source), lora=form))
+    for name, parameter in model.named_parameters():
+        if ".lora_B" in name:
+            torch.nn.init.normal_(parameter, std=0.1)
+    return model
+
+
+@torch.no_grad()
+def logprobs(model: Any) -> Tensor:
+    tokens = np.random.default_rng(0).integers(0, 262, 20).astype(np.int32)
+    sample = LearnerSample(tokens, np.arange(20) > 0, np.zeros(20, np.float32))
+    return score_tokens(OneProcess(model), make_micro_batch([sample]), 1.0, with_entropy=False)[0]
+
+
+def test_adapters_alone_are_trained_and_begin_as_nothing(source: Path) -> None:
+    plain, model = load_model(settings_of(source)), load_model(replace(settings_of(source), lora=FORM))
+    trained = [name for name, parameter in model.named_parameters() if parameter.requires_grad]
+    assert len(trained) == 2 * 2 * 2  # two factors of two layers in each of two blocks
+    assert all(".lora_" in name for name in trained)
+    torch.testing.assert_close(logprobs(model), logprobs(plain))
+
+
+def test_reference_is_the_base_with_adapters_off_and_they_are_on_again_after(source: Path) -> None:
+    model = adapted(source)
+    with_them = logprobs(model)
+    with adapters_off(model):
+        torch.testing.assert_close(logprobs(model), logprobs(load_model(settings_of(source))))
+    assert torch.equal(logprobs(model), with_them)
+    assert float((with_them - logprobs(load_model(settings_of(source)))).abs().max()) > 0.1
+    assert all(parameter.requires_grad == (".lora_" in name) for name, parameter in model.named_parameters())
+
+
+def test_push_has_the_names_of_the_model_folder_and_adapters_merged(source: Path, tmp_path: Path) -> None:
+    model = adapted(source)
+    pushed = PushedWeights(
+        model, lambda tensors: nullcontext(), lambda tensor: tuple(tensor.shape), dtype="float32", bucket_bytes=50_000
+    )
+    merged = dict(pair for bucket in pushed.buckets(is_sender=True) for pair in bucket)
+    plain = load_model(settings_of(source))
+    assert merged.keys() == dict(plain.named_parameters()).keys()
+    plain.load_state_dict(merged, strict=False)
+    torch.testing.assert_close(logprobs(plain), logprobs(model), rtol=0, atol=1e-4)
+
+
+def test_exported_folder_has_adapters_merged(source: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(dist, "get_rank", lambda: 0)
+    monkeypatch.setattr(dist, "barrier", lambda: None)
+    model = adapted(source)
+    export_model(tmp_path / "export", source, model, lambda tensors: nullcontext(), Tensor.numel)
+    exported = load_model(settings_of(tmp_path / "export"))
+    torch.testing.assert_close(logprobs(exported), logprobs(model), rtol=0, atol=1e-4)
+
+
+@pytest.mark.parametrize("form", [FORM, LoraForm(rank=2, alpha=2.0, targets=())])
+def test_peft_loads_what_is_written_onto_the_base(source: Path, tmp_path: Path, form: LoraForm) -> None:
+    from peft import PeftModel
+
+    model = adapted(source, form)
+    tensors = {name: tensor.detach().clone() for name, tensor in model.named_parameters() if ".lora_" in name}
+    write_adapters(tmp_path / "adapter", form, str(source), tensors)
+    loaded: Any = PeftModel.from_pretrained(AutoModelForCausalLM.from_pretrained(source), str(tmp_path / "adapter"))
+    tokens = torch.from_numpy(np.random.default_rng(0).integers(0, 262, 20))[None]
+    found = loaded(input_ids=tokens).logits[0, :-1].log_softmax(-1).gather(1, tokens[0, 1:, None])[:, 0]
+    torch.testing.assert_close(found.detach(), logprobs(model), rtol=0, atol=1e-4)
+
+
+def test_targets_that_are_not_there_are_refused_with_those_that_are(source: Path) -> None:
+    expected = (
+        r"policy\.lora\.targets = \['query'\] cannot be adapted: .* This model's linear layers are called down_proj, "
+        r"gate_proj, k_proj, lm_head, o_proj, q_proj, up_proj, v_proj\."
+    )
+    with pytest.raises(OperatorError, match=expected):
+        load_model(replace(settings_of(source), lora=LoraForm(2, 2.0, ("query",))))

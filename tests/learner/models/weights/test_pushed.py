@@ -1,0 +1,57 @@
+"""A push has the names and numbers of the model folder: experts one by one, kept buffers, adapters merged."""
+
+from contextlib import nullcontext
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import transformers
+from safetensors.torch import load_file
+from torch import Tensor
+
+from learner.models.model_loading import load_model
+from learner.models.weights.pushed import PushedWeights
+from tests.benchmarks.packing_table import _BASE, ARCHITECTURES, settings_of
+
+BUCKET_BYTES = 20_000
+
+
+def folder_of(name: str, folder: Path) -> Path:
+    torch.manual_seed(0)
+    config = getattr(transformers, name)(**{**_BASE, **ARCHITECTURES[name][0]})
+    made: Any = transformers.AutoModelForCausalLM.from_config(config).float()
+    for buffer in made.buffers():
+        buffer.data = torch.rand_like(buffer)
+    made.save_pretrained(folder)
+    return folder
+
+
+def pushed_weights(model: Any) -> PushedWeights:
+    return PushedWeights(
+        model,
+        lambda tensors: nullcontext(),
+        lambda tensor: tuple(tensor.shape),
+        dtype="float32",
+        bucket_bytes=BUCKET_BYTES,
+    )
+
+
+# A router's bias that no gradient reaches; experts that are one tensor in memory; a head of another name there.
+@pytest.mark.parametrize("architecture", ["Glm4MoeConfig", "MixtralConfig", "Qwen3MoeConfig", "GPTNeoXConfig"])
+def test_push_has_every_tensor_of_the_model_folder_under_its_name(tmp_path: Path, architecture: str) -> None:
+    source = folder_of(architecture, tmp_path)
+    pushed = pushed_weights(load_model(settings_of(source)))
+    expected = load_file(source / "model.safetensors")
+    found: dict[str, Tensor] = {}
+    for planned, bucket in zip(pushed.plan, pushed.buckets(is_sender=True), strict=True):
+        assert [(meta.name, meta.shape) for meta in planned] == [(name, tuple(t.shape)) for name, t in bucket]
+        found |= {name: tensor.clone() for name, tensor in bucket}
+    assert found.keys() == expected.keys()
+    assert all(torch.equal(found[name], expected[name]) for name in expected)
+    assert len(pushed.plan) > 1
+
+
+def test_ranks_that_send_nothing_gather_every_bucket_and_make_nothing_of_it(tmp_path: Path) -> None:
+    pushed = pushed_weights(load_model(settings_of(folder_of("MixtralConfig", tmp_path))))
+    assert list(pushed.buckets(is_sender=False)) == [[]] * len(pushed.plan)
