@@ -8,6 +8,7 @@ from learner.models import varlen_attention
 from learner.models.scoring.scored_model import make_scored
 from learner.models.settings import PolicySettings
 from learner.models.weights.lora import add_adapters
+from protocol.errors import OperatorError
 
 # What a model's configuration calls the chance of dropping something, and the noise on a router's choice.
 _RANDOM = ("drop", "jitter")
@@ -20,6 +21,8 @@ def load_model(settings: PolicySettings) -> Any:
     varlen_attention.register()
     config = AutoConfig.from_pretrained(settings.model_dir, trust_remote_code=settings.trust_remote_code)
     turn_off_dropout(config)
+    if settings.router_aux_loss:
+        _ask_for_router_loss(config, settings)
     model = AutoModelForCausalLM.from_pretrained(
         settings.model_dir,
         config=config,
@@ -56,3 +59,13 @@ def turn_off_dropout(config: Any) -> None:
             setattr(config, name, 0.0)
         elif hasattr(value, "to_dict"):
             turn_off_dropout(value)
+
+
+def _ask_for_router_loss(config: Any, settings: PolicySettings) -> None:
+    """Have the model give the loss that balances its experts with every output. Raises: OperatorError without one."""
+    if not hasattr(config, "output_router_logits"):
+        raise OperatorError(
+            f"learner.router_aux_loss = {settings.router_aux_loss} is for mixtures of experts whose code has such a "
+            f"loss, and a {config.model_type} has none. Set learner.router_aux_loss to 0."
+        )
+    config.output_router_logits = True

@@ -53,6 +53,7 @@ class PolicyEngine(TrainedModel):
             self._world_size / global_weight,
             temperature=self._settings.temperature,
             with_entropy=with_entropy,
+            router_aux_loss=self._settings.router_aux_loss,
         )
         return self.update(sums, global_weight)
 

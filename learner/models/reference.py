@@ -11,12 +11,12 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from learner.models.export import export_model
 from learner.models.gradient import score_tokens
 from learner.models.model_loading import load_model
 from learner.models.policy import PolicyEngine
 from learner.models.scoring.scored_model import scored_model
 from learner.models.settings import PolicySettings
+from learner.models.weights.export import export_model
 from learner.models.world import own_device
 from learner.packing.micro_batch import MicroBatch
 

@@ -32,6 +32,7 @@ class PolicySettings:
     # True: activations are computed again in the backward pass, which saves memory
     gradient_checkpointing: bool = False
     lora: LoraForm | None = None  # adapters, which alone are trained then; None: the whole model is
+    router_aux_loss: float = 0.0  # weight of a model's own loss that balances its experts
     float32_head: bool = False  # True: the LM head's products are computed in float32
     trust_remote_code: bool = False  # True: code in the model folder may run
 
@@ -79,6 +80,7 @@ def policy_settings(settings: Settings, model: Path) -> PolicySettings:
         deepspeed=learner.deepspeed,
         gradient_checkpointing=learner.gradient_checkpointing,
         lora=_lora_form(settings.policy.lora),
+        router_aux_loss=learner.router_aux_loss,
         float32_head=learner.float32_head,
         seed=settings.run.seed,
         temperature=settings.rollout.temperature,

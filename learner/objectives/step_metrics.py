@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 
 from learner.algorithms.ratio import log_ratio
+from learner.models.gradient import ROUTER_AUX_LOSS
 from learner.models.step_result import StepResult, Sums
 from learner.packing.micro_batch import MicroBatch
 
@@ -65,7 +66,9 @@ def step_metrics(results: Sequence[StepResult], fresh: Sequence[StepResult]) -> 
     variance = sums["advantage_squared"] / count - (sums["advantage"] / count) ** 2
     applied = [result for result in results if result.applied]
     of_reference = {"reference_kl": first["reference_kl"] / first_count} if "reference_kl" in first else {}
+    router = {} if ROUTER_AUX_LOSS not in sums else {ROUTER_AUX_LOSS: sums[ROUTER_AUX_LOSS] / count}
     return {
+        **router,
         "loss": _mean([result.loss for result in results]),
         "grad_norm": _mean([result.grad_norm for result in results]),
         "kl": first["mismatch_kl"] / first_count,

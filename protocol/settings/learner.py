@@ -5,6 +5,7 @@ from typing import Annotated, Any, Literal, Self
 from pydantic import (
     Field,
     PositiveFloat,
+    field_validator,
     model_validator,
 )
 from pydantic.types import NonNegativeFloat
@@ -43,6 +44,10 @@ class LearnerSettings(Section):
         8192, description="Token budget of one forward and backward pass on one rank."
     )
     gradient_checkpointing: bool = Field(False, description="Trade compute for memory in the backward pass.")
+    router_aux_loss: NonNegativeFloat = Field(
+        0.0, description="Mixture of experts: weight of the model's own loss that balances its experts; 0: none."
+    )
+    sequence_parallel: CountAboveZero = Field(1, description="Ranks that share one trajectory; only 1 is built.")
     float32_head: bool = Field(
         False, description="Compute the LM head's products in float32, whatever policy.dtype: closer logprobs, slower."
     )
@@ -92,6 +97,17 @@ class LearnerSettings(Section):
         "or while rank 0 writes a checkpoint.",
     )
     deepspeed: dict[str, Any] = Field({}, description="Merged into DeepSpeed's own configuration.")
+
+    @field_validator("sequence_parallel")
+    @classmethod
+    def _refuse_sequence_parallel(cls, value: int) -> int:
+        if value > 1:
+            raise ValueError(
+                "one trajectory is computed by one rank: splitting it over ranks (DeepSpeed Ulysses) is not built. For "
+                "trajectories longer than a rank's memory set learner.gradient_checkpointing to true, "
+                "learner.zero_stage to 3 and learner.offload to all, or lower rollout.max_context_tokens."
+            )
+        return value
 
     @model_validator(mode="after")
     def _check_offload(self) -> Self:

@@ -93,7 +93,8 @@ def _config(form: LoraForm) -> Any:
     from peft import LoraConfig
 
     targets = list(form.targets) or "all-linear"
-    return LoraConfig(r=form.rank, lora_alpha=form.alpha, target_modules=targets, lora_dropout=0.0, bias="none")
+    settings: dict[str, Any] = {"lora_alpha": form.alpha, "lora_dropout": 0.0, "bias": "none"}
+    return LoraConfig(r=form.rank, target_modules=targets, **settings)
 
 
 def _is_linear(module: Any) -> bool:

@@ -19,6 +19,7 @@ from torch import Tensor
 
 from learner.models.policy import PolicyEngine
 from learner.models.training.deepspeed_config import import_deepspeed
+from learner.models.weights.lora import LoraForm
 from learner.models.world import free_address, join_world
 from learner.packing.micro_batch import make_micro_batch
 from learner.packing.plan import plan_step
@@ -40,6 +41,13 @@ CASES: dict[str, dict[str, Any]] = {
 LOW_CASES = {
     f"{name}, bfloat16": {**CASES[name], "dtype": "bfloat16"}
     for name in ("zero 0, checkpointing", "zero 1, offload", "zero 3", "zero 3, offload of all, checkpointing")
+}
+_LORA = LoraForm(rank=4, alpha=8.0, targets=())
+# Adapters alone are trained: compared among themselves.
+LORA_CASES: dict[str, dict[str, Any]] = {
+    "lora, zero 0": {"lora": _LORA},
+    "lora, zero 2": {"lora": _LORA, "zero_stage": 2},
+    "lora, zero 3, checkpointing": {"lora": _LORA, "zero_stage": 3, "gradient_checkpointing": True},
 }
 WORLDS = (1, 2, 4)
 
@@ -63,7 +71,7 @@ def state_of(policy: PolicyEngine) -> dict[str, Tensor]:
 
 def train(folder: Path) -> dict[str, Any]:
     found = {}
-    for name, case in (CASES | LOW_CASES).items():
+    for name, case in (CASES | LOW_CASES | LORA_CASES).items():
         policy = PolicyEngine(replace(settings(folder / "model", 0), **case))
         step(policy)
         found[name] = state_of(policy)
@@ -71,6 +79,8 @@ def train(folder: Path) -> dict[str, Any]:
         with policy.gather([p for _, p in policy.weights()]):
             found[name]["model"] = flat({name: p.detach().cpu().clone() for name, p in policy.weights()})
             found[name]["dtype"] = next(iter(policy.weights()))[1].dtype
+        pushed = policy.pushed_weights(bucket_bytes=50_000).buckets(is_sender=True)
+        found[name]["pushed"] = flat({name: tensor.float().clone() for bucket in pushed for name, tensor in bucket})
     return found
 
 
@@ -80,6 +90,12 @@ def read(folder: Path) -> dict[str, Any]:
     found = {}
     for world_size in WORLDS:
         for name in CASES:
+            policy.load_state(folder / f"{world_size} {name}")
+            step(policy)
+            found[f"{world_size} {name}"] = state_of(policy)["weight"]
+    policy = PolicyEngine(replace(settings(folder / "model", 0), lora=_LORA))
+    for world_size in WORLDS:
+        for name in LORA_CASES:
             policy.load_state(folder / f"{world_size} {name}")
             step(policy)
             found[f"{world_size} {name}"] = state_of(policy)["weight"]

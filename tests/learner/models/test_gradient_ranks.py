@@ -11,7 +11,7 @@ import torch
 
 from tests.fakes.tiny_models import make_tiny_model
 from tests.learner.models import gradient_ranks
-from tests.learner.models.gradient_ranks import CASES, LOW_CASES, WORLDS
+from tests.learner.models.gradient_ranks import CASES, LORA_CASES, LOW_CASES, WORLDS
 
 pytestmark = pytest.mark.stack
 every_case = pytest.mark.parametrize("name", CASES)
@@ -61,7 +61,26 @@ def test_bfloat16_weights_are_rounded_from_float32_masters(found: Found, world_s
 
 
 @every_world
-@every_case
+@pytest.mark.parametrize("name", [name for name in CASES if name != "zero 0"])
+def test_push_is_the_weights_of_any_ranks_and_stage(found: Found, world_size: int, name: str) -> None:
+    expected = found["1"]["zero 0"]["pushed"]
+    torch.testing.assert_close(found[str(world_size)][name]["pushed"], expected, rtol=0, atol=2e-6)
+
+
+@every_world
+@pytest.mark.parametrize("name", LORA_CASES)
+def test_adapters_are_trained_and_pushed_merged_alike_on_any_ranks_and_stage(
+    found: Found, world_size: int, name: str
+) -> None:
+    expected, of_case = found["1"]["lora, zero 0"], found[str(world_size)][name]
+    assert distance(of_case["exp_avg"], expected["exp_avg"]) < 1e-6
+    assert len(of_case["exp_avg"]) < len(found["1"]["zero 0"]["exp_avg"]) / 4
+    torch.testing.assert_close(of_case["pushed"], expected["pushed"], rtol=0, atol=2e-6)
+    assert len(of_case["pushed"]) == len(found["1"]["zero 0"]["pushed"])
+
+
+@every_world
+@pytest.mark.parametrize("name", [*CASES, *LORA_CASES])
 def test_state_of_each_is_read_by_one_rank_in_stage_0(found: Found, world_size: int, name: str) -> None:
-    expected = found["read"]["1 zero 0"]
+    expected = found["read"]["1 lora, zero 0" if name in LORA_CASES else "1 zero 0"]
     torch.testing.assert_close(found["read"][f"{world_size} {name}"], expected, rtol=0, atol=2e-6)

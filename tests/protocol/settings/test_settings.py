@@ -306,3 +306,37 @@ def test_sampling_that_makes_every_ratio_wrong_is_refused_for_training_alone(cha
 
 def test_stop_strings_are_taken_in_training() -> None:
     assert Settings.model_validate({"sampling": {"stop": ["</answer>"]}}).sampling.stop == ["</answer>"]
+
+
+@pytest.mark.parametrize(
+    ("learner", "text"),
+    [
+        (
+            {"offload": "optimizer"},
+            "learner.offload = optimizer needs optimizer state that ranks share. Set learner.ze",
+        ),
+        ({"offload": "all", "zero_stage": 2}, "learner.offload = all needs learner.zero_stage = 3, and it is 2."),
+        ({"sequence_parallel": 2}, "one trajectory is computed by one rank: splitting it over ranks (DeepSpeed Ulysse"),
+    ],
+)
+def test_settings_refuse_what_a_rank_cannot_do_with_its_memory(learner: dict[str, Any], text: str) -> None:
+    ((_, said),) = refusal(learner=learner)
+    assert text in said
+
+
+@pytest.mark.parametrize(
+    ("policy", "text"),
+    [
+        (
+            {"lora": {"quantize": "4bit"}},
+            "QLoRA keeps the base in 4 bits with bitsandbytes, which is not among this pro",
+        ),
+        (
+            {"lora": {"rank": 4}, "warm_start": {"data": "rows.jsonl"}},
+            "policy.lora.rank and policy.warm_start.data are",
+        ),
+    ],
+)
+def test_settings_refuse_adapters_that_could_not_be_resumed_or_pushed(policy: dict[str, Any], text: str) -> None:
+    ((_, said),) = refusal(policy=policy)
+    assert text in said
