@@ -20,6 +20,7 @@ from learner.models.step_result import LossFunction, StepResult
 from learner.models.training.trained_model import TrainedModel
 from learner.models.weights.export import export_model
 from learner.models.weights.lora import LoraForm, adapted_layers, adapters_off, write_adapters
+from learner.models.weights.named_weights import Weight, weights_of
 from learner.models.weights.pushed import PushedWeights
 from learner.packing.micro_batch import MicroBatch
 
@@ -71,6 +72,10 @@ class PolicyEngine(TrainedModel):
         export_model(folder, self._settings.model_dir, self._model, self.gather, self._shards.whole_numel)
         if self._settings.lora is not None:
             self._export_adapters(folder / "adapter", self._settings.lora)
+
+    def merged_weights(self) -> list[Weight]:
+        """Return the weights under the names of a model without adapters; `gather` makes a weight's parts whole."""
+        return weights_of(self._model)
 
     def pushed_weights(self, bucket_bytes: int) -> PushedWeights:
         """Return what a push of this policy is made of, in buckets of so many bytes."""

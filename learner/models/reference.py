@@ -27,10 +27,11 @@ class ReferenceModel:
     def __init__(self, settings: PolicySettings, *, is_offloaded: bool, is_kept: bool) -> None:
         """is_offloaded: it is in host memory but for the time of `in_use`."""
         self.is_kept = is_kept
-        self._settings = settings
+        # Without adapters of its own: it becomes the policy with the policy's merged in.
+        self._settings = replace(settings, gradient_checkpointing=False, lora=None, router_aux_loss=0.0)
         self._is_offloaded = is_offloaded
         self.device = own_device()
-        self._model = load_model(replace(settings, gradient_checkpointing=False)).requires_grad_(False)
+        self._model = load_model(self._settings).requires_grad_(False)
         self.scored = scored_model(self._model)
         self._model.to("cpu" if is_offloaded else self.device)
 
@@ -50,10 +51,10 @@ class ReferenceModel:
     @torch.no_grad()
     def refresh(self, policy: PolicyEngine) -> None:
         """Become the policy as it is now. Collective in ZeRO 3."""
-        own = dict(self._model.named_parameters())
-        for name, parameter in policy.weights():
-            with policy.gather([parameter]):
-                own[name].copy_(parameter)
+        own = self._model.state_dict()
+        for weight in policy.merged_weights():
+            with policy.gather(weight.parts):
+                own[weight.name].copy_(weight.merged())
 
     def save_state(self, folder: Path) -> None:
         """Write it as a model folder from rank 0. Raises: OSError when the disk refuses."""
@@ -62,7 +63,7 @@ class ReferenceModel:
     @torch.no_grad()
     def load_state(self, folder: Path) -> None:
         """Read what `save_state` wrote."""
-        found = load_model(replace(self._settings, model_dir=folder, gradient_checkpointing=False))
+        found = load_model(replace(self._settings, model_dir=folder))
         self._model.load_state_dict(found.state_dict())
 
     def __call__(self, **inputs: object) -> object:

@@ -3,6 +3,7 @@
 from contextlib import nullcontext
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -14,8 +15,10 @@ from transformers import AutoModelForCausalLM
 
 from learner.models.gradient import score_tokens
 from learner.models.model_loading import load_model
+from learner.models.reference import ReferenceModel
 from learner.models.weights.export import export_model
 from learner.models.weights.lora import LoraForm, adapters_off, write_adapters
+from learner.models.weights.named_weights import weights_of
 from learner.models.weights.pushed import PushedWeights
 from learner.packing.micro_batch import LearnerSample, make_micro_batch
 from protocol.errors import OperatorError
@@ -106,3 +109,23 @@ def test_targets_that_are_not_there_are_refused_with_those_that_are(source: Path
     )
     with pytest.raises(OperatorError, match=expected):
         load_model(replace(settings_of(source), lora=LoraForm(2, 2.0, ("query",))))
+
+
+def test_reference_that_is_refreshed_becomes_the_policy_and_its_state_is_a_plain_model(
+    source: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(dist, "get_rank", lambda: 0)
+    monkeypatch.setattr(dist, "barrier", lambda: None)
+    model = adapted(source)
+    policy: Any = SimpleNamespace(merged_weights=lambda: weights_of(model), gather=lambda tensors: nullcontext())
+    settings = replace(settings_of(source), lora=FORM)
+    reference = ReferenceModel(settings, is_offloaded=False, is_kept=True)
+    torch.testing.assert_close(logprobs(reference._model), logprobs(load_model(settings_of(source))))
+    reference.refresh(policy)
+    torch.testing.assert_close(logprobs(reference._model), logprobs(model), rtol=0, atol=1e-4)
+    reference.save_state(tmp_path / "reference")
+    again = ReferenceModel(settings, is_offloaded=False, is_kept=True)
+    again.load_state(tmp_path / "reference")
+    assert torch.equal(logprobs(again._model), logprobs(reference._model))
+    again.refresh(policy)
+    torch.testing.assert_close(logprobs(again._model), logprobs(model), rtol=0, atol=1e-4)
