@@ -6,6 +6,7 @@ line is one fact: ok, a warning, or a problem. Exit 0: no problem.
 
 import argparse
 import json
+import math
 import sys
 from pathlib import Path
 from typing import Any
@@ -49,7 +50,12 @@ def _samples(path: Path | None) -> list[Asked]:
         try:
             row = json.loads(path.read_text(encoding="utf-8").splitlines()[0])
             rows = [{"response": " <answer>1</answer>", **row}, {**row, "response": " <answer>none</answer>"}]
-            return [Asked(**each) for each in rows]
+            asked = [Asked(**each) for each in rows]
+            if not all(isinstance(each.prompt, str) and isinstance(each.response, str) for each in asked):
+                raise ValueError("its prompt and response are not both text, as a chat template writes it")
+            if not all(isinstance(each.columns, dict) for each in asked):
+                raise ValueError("its columns are no object")
+            return asked
         except (OSError, ValueError, IndexError, TypeError) as error:
             raise OperatorError(
                 f"rewards: --sample {path} holds no sample ({error}). Expected one line of JSON: "
@@ -62,10 +68,17 @@ def _headers(given: list[str], token_file: Path | None) -> dict[str, str]:
     headers = {"authorization": f"Bearer {read_token(token_file)}"} if token_file is not None else {}
     for header in given:
         name, colon, value = header.partition(":")
-        if not colon:
-            raise OperatorError(f"rewards: --header {header} is no header. Expected NAME: VALUE.")
+        if not colon or not name.strip() or not (header.isascii() and header.isprintable()):
+            raise OperatorError(f"rewards: --header {header!r} is no header. Expected NAME: VALUE in ASCII.")
         headers[name.strip().lower()] = value.strip()
     return headers
+
+
+def _seconds(text: str) -> float:
+    seconds = float(text)
+    if not 0 < seconds < math.inf:
+        raise argparse.ArgumentTypeError(f"{text} is no time limit. Expected seconds above 0")
+    return seconds
 
 
 def _parser() -> argparse.ArgumentParser:
@@ -74,7 +87,9 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--sample", type=Path, help='file with a line {"prompt", "response", "label", "columns"}')
     parser.add_argument("--header", action="append", default=[], help="NAME: VALUE, sent with each request")
     parser.add_argument("--token-file", type=Path, help="send the bearer token in this file")
-    parser.add_argument("--timeout-s", type=float, default=60.0, help="longest wait for an answer, as in the settings")
+    parser.add_argument(
+        "--timeout-s", type=_seconds, default=60.0, help="longest wait for an answer, as in the settings"
+    )
     return parser
 
 

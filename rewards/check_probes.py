@@ -1,5 +1,6 @@
 """What a reward endpoint does with one sample, with several, and with the same again: `rewards.check`'s questions."""
 
+import asyncio
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -8,7 +9,7 @@ from typing import Any, Literal, Self
 
 import httpx
 
-from protocol.http.bodies import BodyError, read_rewards
+from protocol.http.bodies import BodyError, read_scored
 
 _CONNECT_S = 2.0
 _MAX_REPLY_BYTES = 1 << 20
@@ -60,9 +61,10 @@ class Endpoint:
     def __init__(self, url: str, headers: Mapping[str, str], timeout_s: float) -> None:
         self._url = url
         self._timeout_s = timeout_s
-        self._client = httpx.Client(
+        self._runner = asyncio.Runner()
+        self._client = httpx.AsyncClient(
             headers={"accept-encoding": "identity", **headers},
-            timeout=httpx.Timeout(timeout_s, connect=_CONNECT_S),
+            timeout=httpx.Timeout(None, connect=_CONNECT_S),
             trust_env=False,
         )
         self.last_s = 0.0  # seconds that the last answer took
@@ -73,7 +75,8 @@ class Endpoint:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        self._client.close()
+        self._runner.run(self._client.aclose())
+        self._runner.close()
 
     def ask(self, samples: Sequence[Asked]) -> tuple[float, ...]:
         """Return one reward per sample. Raises: _Stop in words for any other answer, or none."""
@@ -86,14 +89,14 @@ class Endpoint:
             body["columns"] = [dict(sample.columns) for sample in samples]
         reply = self._post(body)
         try:
-            return read_rewards(reply, len(samples))
+            return tuple(scored.reward for scored in read_scored(reply, len(samples)))
         except BodyError as error:
             raise _Stop(f"In the reply {error}.", _reply_advice(reply, error, len(samples))) from None
 
     def _post(self, body: dict[str, Any]) -> bytes:
         started = time.monotonic()
         try:
-            answer = self._client.post(self._url, json=body, headers={"idempotency-key": "sluice-check"})
+            answer, content = self._runner.run(self._fetch(body))
         except (httpx.UnsupportedProtocol, httpx.InvalidURL) as error:
             raise _Stop(f"{self._url} is no address ({error}).", "Expected http://HOST:PORT/PATH.") from None
         except httpx.ConnectTimeout:
@@ -102,7 +105,7 @@ class Endpoint:
             ) from None
         except httpx.ConnectError as error:
             raise _Stop(f"No connection ({error}).", _connect_advice(str(error))) from None
-        except httpx.TimeoutException:
+        except TimeoutError:
             raise _Stop(
                 f"No answer within {self._timeout_s:g} s.",
                 "Raise the endpoint's timeout_s, or make the service faster.",
@@ -113,20 +116,40 @@ class Endpoint:
                 "Does the service speak HTTP and stay up?",
             ) from None
         self.last_s = time.monotonic() - started
-        return self._judged(answer)
+        return _judged(answer, content)
 
-    def _judged(self, answer: httpx.Response) -> bytes:
-        status = answer.status_code
-        if answer.has_redirect_location:
-            raise _Stop(f"It redirects to {answer.headers['location']!r}, which a run does not follow.", _ADVICE[301])
-        if status != 200:
-            known = {403: 401, 400: 422, 502: 503, 504: 503}.get(status, status)
-            raise _Stop(f"It answered {status}: {answer.text[:300].strip()}", _ADVICE.get(known, _FINAL))
-        if answer.headers.get("content-encoding", "identity") != "identity":
-            raise _Stop("The reply is compressed, which was not asked for.", "Switch compression off in the service.")
-        if len(answer.content) > _MAX_REPLY_BYTES:
-            raise _Stop(f"The reply has {len(answer.content)} bytes, over {_MAX_REPLY_BYTES}.", "Send rewards alone.")
-        return answer.content
+    async def _fetch(self, body: dict[str, Any]) -> tuple[httpx.Response, bytes]:
+        """Return the answer, and what was read of its body until it ended or was over the limit.
+
+        Raises: TimeoutError when that took longer than timeout_s, however steadily its bytes came; httpx.HTTPError.
+        """
+        headers = {"idempotency-key": "sluice-check"}
+        content = bytearray()
+        async with (
+            asyncio.timeout(self._timeout_s),
+            self._client.stream("POST", self._url, json=body, headers=headers) as answer,
+        ):
+            async for chunk in answer.aiter_raw():
+                content += chunk
+                if len(content) > _MAX_REPLY_BYTES:
+                    break
+        return answer, bytes(content)
+
+
+def _judged(answer: httpx.Response, content: bytes) -> bytes:
+    """Return the body of an answer that may be read. Raises: _Stop for any other."""
+    status = answer.status_code
+    if answer.has_redirect_location:
+        raise _Stop(f"It redirects to {answer.headers['location']!r}, which a run does not follow.", _ADVICE[301])
+    if status != 200:
+        known = {403: 401, 400: 422, 502: 503, 504: 503}.get(status, status)
+        text = content.decode(errors="replace")[:300].strip()
+        raise _Stop(f"It answered {status}: {text}", _ADVICE.get(known, _FINAL))
+    if answer.headers.get("content-encoding", "identity") != "identity":
+        raise _Stop("The reply is compressed, which was not asked for.", "Switch compression off in the service.")
+    if len(content) > _MAX_REPLY_BYTES:
+        raise _Stop(f"The reply is over {_MAX_REPLY_BYTES} bytes.", "Send rewards alone.")
+    return content
 
 
 def findings(endpoint: Endpoint, samples: Sequence[Asked]) -> Iterator[Finding]:

@@ -1,12 +1,18 @@
 """`python -m rewards.check`: a good endpoint told from bad ones, in words that say what to change."""
 
+import socket
+import threading
+from argparse import ArgumentTypeError
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from protocol.errors import OperatorError
 from rewards.bundled import scorer_named
+from rewards.check import _headers, _samples, _seconds
 from rewards.check_probes import Asked, Endpoint, Finding, findings
 from rewards.service import RewardService
 from tests.fakes.http_servers import (
@@ -66,6 +72,8 @@ def test_good_endpoint_has_nothing_to_change() -> None:
         (Answer({"rewards": [float("nan")]}), "expected a finite number", "finite number for every sample"),
         (Answer({"rewards": [None]}), "$.rewards[0] is None", "finite number for every sample"),
         (Answer({"rewards": ["0.5"]}), "$.rewards[0] is '0.5', expected a number", "not text or truth values"),
+        (Answer({"rewards": [1.0], "scores": [None]}), "$.scores[0] is None", "finite number for every sample"),
+        (Answer({"rewards": [1.0], "scores": [0.1, 0.2]}), "$.scores has 2 entries", "one reward for each"),
         (Answer({"rewards": [1.0], "pad": "x" * (1 << 20)}), "over 1048576", "Send rewards alone"),
     ],
 )
@@ -100,6 +108,48 @@ def test_service_that_speaks_no_https_is_told(server: ScriptedServer) -> None:
 def test_answer_that_does_not_come_is_told_by_the_limit(server: ScriptedServer) -> None:
     (finding,) = _found(server.script("late", Answer({"rewards": [1.0]}, delay_s=1.0)), timeout_s=0.1)
     assert finding.fact == "No answer within 0.1 s."
+
+
+@contextmanager
+def _speaking(begin: bytes, more: bytes) -> Iterator[str]:
+    """Answer one connection with begin, then with more again and again, until it is closed; yields the address."""
+
+    def speak() -> None:
+        with suppress(OSError):
+            peer, _ = listener.accept()
+            with peer:
+                peer.recv(1 << 16)
+                peer.sendall(begin)
+                while not over.wait(0.01):
+                    peer.sendall(more)
+
+    over = threading.Event()
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        speaker = threading.Thread(target=speak)
+        speaker.start()
+        yield f"http://127.0.0.1:{listener.getsockname()[1]}/"
+        over.set()
+        speaker.join()
+
+
+@pytest.mark.parametrize(
+    ("begin", "more", "fact"),
+    [
+        (b"HTTP/1.1 200 OK\r\ncontent-length: 1000000\r\n\r\n", b" ", "No answer within 0.3 s."),
+        (b"HTTP/1.1 200 OK\r\n", b"x: y\r\n", "No answer within 0.3 s."),
+        (b"", b"HTTP/1.1 100 Continue\r\n\r\n", "No answer within 0.3 s."),
+        (
+            b"HTTP/1.1 200 OK\r\ntransfer-encoding: chunked\r\n\r\n",
+            b"%x\r\n%s\r\n" % (1 << 19, b" " * (1 << 19)),
+            "The reply is over 1048576 bytes.",
+        ),
+    ],
+    ids=["bytes", "headers", "continues", "endless"],
+)
+def test_answer_that_never_ends_is_told(begin: bytes, more: bytes, fact: str) -> None:
+    with _speaking(begin, more) as url:
+        (finding,) = _found(url, timeout_s=0.3 if fact.startswith("No answer") else 30.0)
+    assert finding.fact == fact
 
 
 def _sum(received: Received) -> Any:
@@ -144,8 +194,28 @@ def test_sample_of_the_users_is_sent_with_its_columns(server: ScriptedServer, tm
     assert first.headers["x-key"] == "v"
 
 
-def test_sample_that_is_none_is_refused(tmp_path: Path) -> None:
-    (tmp_path / "row.json").write_text("{}\n")
-    finished = run_module("rewards.check", "http://x", "--sample", str(tmp_path / "row.json"))
-    assert (finished.returncode, finished.stdout) == (1, "")
-    assert "holds no sample" in finished.stderr
+@pytest.mark.parametrize(
+    ("row", "problem"),
+    [
+        ("{}", "missing 1 required positional argument: 'prompt'"),
+        ('{"prompt": [{"role": "user", "content": "p"}]}', "its prompt and response are not both text"),
+        ('{"prompt": "p", "columns": [1]}', "its columns are no object"),
+    ],
+)
+def test_sample_that_is_none_is_refused(row: str, problem: str, tmp_path: Path) -> None:
+    (tmp_path / "row.json").write_text(f"{row}\n")
+    with pytest.raises(OperatorError, match="holds no sample") as refusal:
+        _samples(tmp_path / "row.json")
+    assert problem in str(refusal.value)
+
+
+@pytest.mark.parametrize("header", ["X-Key", ": v", "X-Key: \u00e9", "X-Key: a\nb"])
+def test_header_that_is_none_is_refused(header: str) -> None:
+    with pytest.raises(OperatorError, match="is no header"):
+        _headers([header], None)
+
+
+@pytest.mark.parametrize("limit", ["0", "-1", "nan", "inf"])
+def test_time_limit_that_is_none_is_refused(limit: str) -> None:
+    with pytest.raises(ArgumentTypeError, match="is no time limit"):
+        _seconds(limit)
