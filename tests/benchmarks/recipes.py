@@ -23,8 +23,8 @@ RECIPES: dict[str, dict[str, object]] = {
     "dapo": {},
     "dr_grpo": {},
     "rloo": {},
-    "reinforce_pp": {},
-    "ppo": {},
+    "reinforce_pp": {"learner.equal_groups": "keep"},
+    "ppo": {"learner.equal_groups": "keep"},
     "gspo": {},
     "cispo": {},
 }
