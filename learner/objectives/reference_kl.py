@@ -25,6 +25,9 @@ class ReferenceKl:
 
     @property
     def coefficient(self) -> float:
+        """What the settings say, until a target has moved it."""
+        if self.settings.target is None:
+            return self.settings.coefficient  # a resumed run's own, whatever an earlier start's target made of it
         return self.memory.get(_COEFFICIENT, self.settings.coefficient)
 
     @property

@@ -10,7 +10,13 @@ from pydantic import (
     model_validator,
 )
 
-from protocol.settings.algorithm.contradictions import check_groups, check_loss, check_shaping
+from protocol.settings.algorithm.contradictions import (
+    check_equal_groups,
+    check_groups,
+    check_kl_controller,
+    check_loss,
+    check_shaping,
+)
 from protocol.settings.algorithm.kl import KlSettings
 from protocol.settings.algorithm.loss import LossSettings
 from protocol.settings.algorithm.recipes import over_recipe
@@ -63,7 +69,9 @@ class Settings(Section):
     @model_validator(mode="after")
     def _check_algorithm(self) -> Self:
         check_groups(self.learner, self.rollout)
+        check_equal_groups(self.learner, self.rewards, self.kl)
         check_loss(self.learner, self.loss, self.kl)
+        check_kl_controller(self.learner, self.rollout, self.kl)
         check_shaping(self.rewards, self.rollout)
         return self
 

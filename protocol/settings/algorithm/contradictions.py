@@ -7,6 +7,9 @@ from protocol.settings.learner import LearnerSettings
 from protocol.settings.rewards import RewardsSettings
 from protocol.settings.rollout import RolloutSettings
 
+# The controller takes a KL for no further off its target than this share: learner/algorithms/kl.py.
+_LARGEST_KL_ERROR = 0.2
+
 
 def check_groups(learner: LearnerSettings, rollout: RolloutSettings) -> None:
     """Raise ValueError for an advantage that the groups' size, or what becomes of equal ones, takes the sense from."""
@@ -21,6 +24,23 @@ def check_groups(learner: LearnerSettings, rollout: RolloutSettings) -> None:
         raise ValueError(
             f"learner.equal_groups = skip would leave out {whose}: their rewards are equal. Set it to keep."
         )
+
+
+def check_equal_groups(learner: LearnerSettings, rewards: RewardsSettings, kl: KlSettings) -> None:
+    """Raise ValueError where groups of equal rewards have a gradient, and equal_groups would leave it out."""
+    if learner.equal_groups != "skip":
+        return
+    parts = (
+        (rewards.overlong_buffer_tokens, f"rewards.overlong_buffer_tokens = {rewards.overlong_buffer_tokens}"),
+        (rewards.truncated == "penalise", "rewards.truncated = penalise"),
+        (kl.coefficient, f"kl.coefficient = {kl.coefficient}"),
+    )
+    for is_given, setting in parts:
+        if is_given:
+            raise ValueError(
+                f"learner.equal_groups = skip would leave out groups from which {setting} has something to learn "
+                "though their services' rewards are equal. Set it to keep."
+            )
 
 
 def check_loss(learner: LearnerSettings, loss: LossSettings, kl: KlSettings) -> None:
@@ -49,6 +69,16 @@ def check_loss(learner: LearnerSettings, loss: LossSettings, kl: KlSettings) -> 
         raise ValueError(
             f"learner.lr_warmup_steps = {learner.lr_warmup_steps} and learner.lr_warmup_ratio = "
             f"{learner.lr_warmup_ratio} both say how long the warm-up is. Set one of them to 0."
+        )
+
+
+def check_kl_controller(learner: LearnerSettings, rollout: RolloutSettings, kl: KlSettings) -> None:
+    """Raise ValueError for a controller that one step's trajectories could take below 0: it would reward the KL."""
+    num_samples = learner.groups_per_step * rollout.group_size
+    if kl.target is not None and kl.horizon <= _LARGEST_KL_ERROR * num_samples:
+        raise ValueError(
+            f"kl.horizon = {kl.horizon:g} lets one step of {num_samples} samples take kl.coefficient to 0 or below. "
+            f"Set it above {_LARGEST_KL_ERROR * num_samples:g}; 10000 is usual."
         )
 
 

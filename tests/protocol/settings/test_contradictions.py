@@ -24,6 +24,21 @@ CASES: list[tuple[list[str], str]] = [
         "are equal. Set it to keep.",
     ),
     (
+        ["--learner.equal_groups", "skip", "--rewards.overlong_buffer_tokens", "10"],
+        "learner.equal_groups = skip would leave out groups from which rewards.overlong_buffer_tokens = 10 has "
+        "something to learn though their services' rewards are equal. Set it to keep.",
+    ),
+    (
+        ["--learner.equal_groups", "skip", "--rewards.truncated", "penalise"],
+        "learner.equal_groups = skip would leave out groups from which rewards.truncated = penalise has "
+        "something to learn though their services' rewards are equal. Set it to keep.",
+    ),
+    (
+        ["--learner.equal_groups", "skip", "--kl.coefficient", "0.01"],
+        "learner.equal_groups = skip would leave out groups from which kl.coefficient = 0.01 has "
+        "something to learn though their services' rewards are equal. Set it to keep.",
+    ),
+    (
         ["--learner.recipe", "gspo", "--learner.advantage", "gae"],
         "learner.loss = gspo clips whole answers, and learner.advantage = gae gives each token its own. "
         "Use learner.loss = ppo, or an advantage of groups such as grpo.",
@@ -37,6 +52,11 @@ CASES: list[tuple[list[str], str]] = [
         ["--kl.target", "0.1"],
         "kl.target = 0.1 has nothing to move: kl.coefficient is 0, and stays so. "
         "Set kl.coefficient to where it begins, such as 0.001, or kl.target to null.",
+    ),
+    (
+        ["--kl.coefficient", "0.01", "--kl.target", "0.1", "--kl.horizon", "51"],
+        "kl.horizon = 51 lets one step of 256 samples take kl.coefficient to 0 or below. Set it above 51.2; "
+        "10000 is usual.",
     ),
     (
         ["--learner.correction_low", "2.5", "--learner.correction_high", "2"],
@@ -81,6 +101,7 @@ def test_contradiction_is_one_sentence_with_the_reason(options: list[str], sente
         {"learner": {"advantage": "package.module:best", "loss": "./a/b.py:loss"}},
         {"learner": {"recipe": "dr_grpo"}, "loss": {"constant": 100}},
         {"learner": {"recipe": "ppo"}, "kl": {"target": 0.1}},
+        {"kl": {"coefficient": 0.01, "target": 0.1, "horizon": 52}},
         {"rewards": {"overlong_buffer_tokens": 500, "overlong_max_tokens": 501}},
     ],
 )

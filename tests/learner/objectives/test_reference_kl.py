@@ -1,0 +1,15 @@
+"""Which coefficient the KL to the reference has: the settings', or what a target made of it."""
+
+from learner.objectives.reference_kl import ReferenceKl
+from protocol.settings.algorithm.kl import KlSettings
+
+
+def test_target_moves_the_coefficient_which_a_later_start_goes_on_with() -> None:
+    memory: dict[str, float] = {}
+    ReferenceKl(KlSettings(coefficient=0.1, target=1.0, horizon=1000.0), memory).follow(5.0, num_trajectories=500)
+    assert memory == {"kl_coefficient": 0.1 * 1.1}
+    assert ReferenceKl(KlSettings(coefficient=0.1, target=1.0), memory).coefficient == 0.1 * 1.1
+
+
+def test_coefficient_that_a_target_moved_is_the_settings_again_without_one() -> None:
+    assert ReferenceKl(KlSettings(coefficient=0.5), {"kl_coefficient": 0.1}).coefficient == 0.5
