@@ -5,7 +5,7 @@ A user's own is FILE.py:name.
 """
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from learner.algorithms.advantages.advantage import Advantage
 from learner.algorithms.advantages.dr_grpo import dr_grpo_advantages
@@ -26,7 +26,7 @@ from learner.algorithms.losses.gspo import gspo_loss
 from learner.algorithms.losses.policy_loss import Clip, PolicyLoss
 from learner.algorithms.losses.ppo import ppo_loss
 from learner.algorithms.losses.reinforce import reinforce_loss
-from learner.algorithms.own_algorithm import load_own
+from learner.algorithms.own_algorithm import load_own, of_its_shape
 from protocol.settings.algorithm.recipes import RECIPES
 from protocol.settings.learner import LearnerSettings
 
@@ -93,19 +93,25 @@ def algorithm_of(settings: LearnerSettings) -> Algorithm:
 def _advantage(name: str) -> Advantage:
     if name in ADVANTAGES:
         return ADVANTAGES[name]
-    own = load_own("learner.advantage", name, Advantage)
-    return own if isinstance(own, Advantage) else Advantage(of_groups=own)
+    own = load_own(setting := "learner.advantage", name, Advantage)
+    record = own if isinstance(own, Advantage) else Advantage(of_groups=own)
+    if record.of_groups is not None:
+        return replace(record, of_groups=of_its_shape(setting, name, record.of_groups))
+    assert record.of_tokens is not None
+    return replace(record, of_tokens=of_its_shape(setting, name, record.of_tokens))
 
 
 def _loss(name: str) -> PolicyLoss:
     if name in LOSSES:
         return LOSSES[name]
-    own = load_own("learner.loss", name, PolicyLoss)
-    return own if isinstance(own, PolicyLoss) else PolicyLoss(own, has_ratio=True)
+    own = load_own(setting := "learner.loss", name, PolicyLoss)
+    record = own if isinstance(own, PolicyLoss) else PolicyLoss(own, has_ratio=True)
+    return replace(record, of_tokens=of_its_shape(setting, name, record.of_tokens, num_returned=2))
 
 
 def _correction(name: str) -> Correction:
     if name in CORRECTIONS:
         return CORRECTIONS[name]
-    own = load_own("learner.correction", name, Correction)
-    return own if isinstance(own, Correction) else Correction(own, is_weighted=True)
+    own = load_own(setting := "learner.correction", name, Correction)
+    record = own if isinstance(own, Correction) else Correction(own, is_weighted=True)
+    return replace(record, kept=of_its_shape(setting, name, record.kept))

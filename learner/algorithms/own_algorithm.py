@@ -4,10 +4,13 @@ import hashlib
 import importlib
 import importlib.util
 import sys
-from functools import cache
+from collections.abc import Callable
+from functools import cache, wraps
 from pathlib import Path
 from types import ModuleType
 from typing import Any
+
+from torch import Tensor
 
 from protocol.errors import SettingsError
 
@@ -33,6 +36,34 @@ def load_own(setting: str, name: str, record: type[Any]) -> Any:
             "See learner/algorithms/README.md."
         )
     return found
+
+
+def of_its_shape(setting: str, name: str, function: Callable[..., Any], num_returned: int = 1) -> Callable[..., Any]:
+    """Return the function, whose results must have its first argument's shape: another one, such as a mean's, would be
+    spread over all tokens or samples without a word.
+
+    num_returned: tensors that it returns, as a tuple where they are several. The function it returns raises
+    SettingsError saying what came back.
+    """
+
+    @wraps(function)
+    def checked(first: Tensor, *others: Any) -> Any:
+        returned = function(first, *others)
+        parts = returned if isinstance(returned, tuple) else (returned,)
+        shapes = [list(part.shape) if isinstance(part, Tensor) else type(part).__name__ for part in parts]
+        expected = [list(first.shape)] * num_returned
+        if shapes != expected:
+            raise SettingsError(
+                f"settings: {setting} = {name} returned {_listed(shapes)}, expected {_listed(expected)}: the shape of "
+                "its first argument. See learner/algorithms/README.md."
+            )
+        return returned
+
+    return checked
+
+
+def _listed(shapes: list[Any]) -> str:
+    return " and ".join(str(shape) for shape in shapes)
 
 
 def _load_file(path: Path) -> ModuleType:

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from learner.algorithms.advantages.advantage import Advantage
-from learner.algorithms.by_name import algorithm_of
+from learner.algorithms.by_name import Algorithm, algorithm_of
 from protocol.errors import SettingsError
 from protocol.settings.learner import LearnerSettings
 
@@ -29,6 +29,23 @@ of_tokens = Advantage(of_tokens=lambda rewards, values, gamma, lam: gamma * rewa
 without_ratio = PolicyLoss(plain, has_ratio=False)
 narrow = Correction(half, is_weighted=False, band=Band(0.9, 1.1))
 number = 3
+
+def mean_of_group(rewards, lengths):
+    return rewards.mean(dim=1, keepdim=True)
+
+def one_group(rewards, lengths):
+    return rewards[0]
+
+def mean_loss(logprobs, old, advantages, counts, clip):
+    return (-advantages * logprobs).mean(), logprobs > clip.high
+
+def loss_alone(logprobs, old, advantages, counts, clip):
+    return -advantages * logprobs
+
+def of_answers(weight, counts, band):
+    return weight[: len(counts)]
+
+last_token = Advantage(of_tokens=lambda rewards, values, gamma, lam: rewards[-1:])
 """
 
 
@@ -73,6 +90,38 @@ def test_what_cannot_be_loaded_is_named_with_the_reason(own: str, name: str, pro
         algorithm_of(LearnerSettings(advantage=name.format(own=own)))
     assert str(caught.value).startswith("settings: learner.advantage = ")
     assert problem in str(caught.value)
+
+
+def _call(found: Algorithm, setting: str, group: torch.Tensor, tokens: torch.Tensor) -> None:
+    if setting == "loss":
+        found.loss.of_tokens(tokens, tokens, tokens, (len(tokens),), found.clip)
+    elif setting == "correction":
+        found.correction.kept(tokens, (len(tokens),), found.band)
+    elif found.advantage.of_groups is not None:
+        found.advantage.of_groups(group, group)
+    elif found.advantage.of_tokens is not None:
+        found.advantage.of_tokens(tokens, None, 1.0, 1.0)
+
+
+@pytest.mark.parametrize(
+    ("setting", "name", "said"),
+    [
+        ("advantage", "mean_of_group", "returned [1, 1], expected [1, 3]"),
+        ("advantage", "one_group", "returned [3], expected [1, 3]"),
+        ("advantage", "last_token", "returned [1], expected [3]"),
+        ("loss", "mean_loss", "returned [] and [3], expected [3] and [3]"),
+        ("loss", "loss_alone", "returned [3], expected [3] and [3]"),
+        ("correction", "of_answers", "returned [1], expected [3]"),
+    ],
+)
+def test_result_of_another_shape_is_refused_and_not_spread_over_all(
+    own: str, setting: str, name: str, said: str
+) -> None:
+    found = algorithm_of(LearnerSettings.model_validate({setting: f"{own}:{name}"}))
+    group, tokens = torch.ones(1, 3), torch.ones(3)
+    with pytest.raises(SettingsError) as caught:
+        _call(found, setting, group, tokens)
+    assert str(caught.value).startswith(f"settings: learner.{setting} = {own}:{name} {said}: ")
 
 
 def test_file_that_ends_itself_is_told_in_a_sentence(tmp_path: Path) -> None:
