@@ -75,7 +75,7 @@ def options_of(options: argparse.Namespace, name: str) -> list[str]:
 def _named(given: str, number: int) -> tuple[str, str]:
     """Return a set's name and file. The first one's name is that of data.eval."""
     name, equals, file = given.partition("=")
-    if not equals:
+    if not equals or "/" in name:  # a path may hold = itself
         name, file = _plain(Path(given).stem), given
     return (MAIN_SET if number == 0 else name), file
 

@@ -8,6 +8,8 @@ from protocol.settings.section import Count, CountAboveZero, Section
 
 # The set that data.eval names.
 MAIN_SET = "held_out"
+# Its means, under names of their own.
+_OF_MAIN_SET = ("eval_reward", "eval_reward_greedy")
 
 
 class EvalSet(Section):
@@ -49,4 +51,23 @@ class EvalSettings(Section):
             )
         if self.best is not None and not self.every_steps:
             raise ValueError(f"eval.best = {self.best} needs evaluations. Set eval.every_steps, or eval.best to null.")
+        if self.best is not None and self.best not in _OF_MAIN_SET and not self._is_measured(self.best):
+            raise ValueError(
+                f"eval.best = {self.best} is measured by no evaluation of this run. Expected "
+                f"{' or '.join(_OF_MAIN_SET)}, or eval/SET/FIGURE: SET one of {', '.join(names)}, FIGURE reward, "
+                "greedy, SOURCE/reward, majority@n, or pass@k of k = 1, 2, 4 .. and n, for n samples of a prompt."
+            )
         return self
+
+    def _is_measured(self, metric: str) -> bool:
+        """Return whether evaluations have this figure of one set; which data sources a set has is not known here."""
+        samples = {MAIN_SET: self.samples} | {one.name: one.samples or self.samples for one in self.sets}
+        _, _, of_set = metric.partition("/")
+        name, _, figure = of_set.partition("/")
+        if name not in samples:
+            return False
+        number = samples[name]
+        ks = {2**i for i in range(number.bit_length())} | {number}
+        known = {"reward", "greedy", *(f"pass@{k}" for k in ks), *([f"majority@{number}"] if number > 1 else [])}
+        source, _, of_source = figure.rpartition("/")
+        return figure in known or bool(source and of_source == "reward")

@@ -25,6 +25,13 @@ def test_an_evaluation_alone_is_a_run_of_no_steps_prompts_or_checkpoints() -> No
     assert (needs.prompts, needs.rollouts) == (False, True)
 
 
+def test_equals_sign_inside_a_path_names_no_set() -> None:
+    given = Namespace(model="m", sets=["/d/x=1/a.jsonl", "./x=2/b.jsonl"], samples=1, num_prompts=9, dir="runs")
+    settings = load_settings(None, options_of(given, "mine"))
+    assert settings.data.eval == "/d/x=1/a.jsonl"
+    assert [(one.name, one.data) for one in settings.eval.sets] == [("b", "./x=2/b.jsonl")]
+
+
 def test_scores_are_read_by_set_and_shown_with_their_errors(tmp_path: Path) -> None:
     line = {"step": 0, "eval_step": 0, "eval/a/reward": 0.5, "eval/a/reward_error": 0.125, "eval/b/x/reward": 1.0}
     (tmp_path / "metrics.jsonl").write_text(json.dumps(line) + "\n")
