@@ -51,7 +51,7 @@ class ScoreFilter:
         if self._limit and self._counts.total() >= self._limit:
             if settings.at_limit == "keep":
                 return Verdict(True, f"{KEPT}{why}; {self._limit} groups were filtered before it")
-            self.limit_reason = (
+            self.limit_reason = self.limit_reason or (
                 f"{self._limit} groups were filtered before one step (filter.max_replaced = {settings.max_replaced}): "
                 f"{self._counts['low']} had a mean {settings.score} of {settings.low:g} or less, "
                 f"{self._counts['high']} of {settings.high:g} or more. Use prompts of another difficulty, "
