@@ -62,6 +62,19 @@ async def test_greedy_generations_are_equal(engine: Engine) -> None:
     assert first.tokens == second.tokens
 
 
+async def test_engine_draws_as_sampling_says(engine: Engine) -> None:
+    await engine.serve_loaded_weights(3)
+    greedy = await engine.generate(PROMPT, Sampling(8, 1.0, greedy=True), "drawn-greedy")
+    for name, sampling in {
+        "top_k": Sampling(8, 1.0, top_k=1, seed=3),
+        "top_p": Sampling(8, 1.0, top_p=1e-6, seed=3),
+        "min_p": Sampling(8, 1.0, min_p=1.0, seed=3),
+    }.items():
+        assert (await engine.generate(PROMPT, sampling, f"drawn-{name}")).tokens == greedy.tokens
+    biased = await engine.generate(PROMPT, Sampling(4, 1.0, logit_bias={5: 100.0}), "drawn-biased")
+    assert biased.tokens == [5] * 4
+
+
 async def test_stop_string_is_kept_and_ends_the_generation(engine: Engine) -> None:
     await engine.serve_loaded_weights(3)
     letters = tuple(string.ascii_lowercase)
