@@ -96,7 +96,9 @@ def _is_stale(micro_batch: MicroBatch) -> Tensor:
     """Return which model tokens are of trajectories that older weights had a part in, [K] bool."""
     ages = micro_batch.staleness or (0,) * len(micro_batch.counts)
     of_segments = torch.tensor(ages) > 0
-    return of_segments.repeat_interleave(torch.tensor(micro_batch.counts)).to(micro_batch.targets.device)
+    counts = torch.tensor(micro_batch.counts)
+    of_tokens = of_segments.repeat_interleave(counts, output_size=micro_batch.num_model_tokens)
+    return of_tokens.to(micro_batch.targets.device)
 
 
 def _added(results: Sequence[StepResult]) -> tuple[dict[str, float], float]:

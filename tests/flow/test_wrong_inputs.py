@@ -83,7 +83,7 @@ SETTINGS = [
     Wrong(
         "group of one", 2,
         "settings: rollout.group_size = 1 gives a group nothing to be compared with. "
-        "Use at least 2 samples of a prompt.",
+        "Use at least 2 samples of a prompt, or learner.recipe = ppo or reinforce_pp, which takes single ones.",
         {"rollout.group_size": 1},
     ),
     Wrong(

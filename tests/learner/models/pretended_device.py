@@ -63,8 +63,8 @@ def cases() -> dict[str, Callable[[PretendedEngine], Tensor]]:
             engine, lambda logprobs, entropies, micro_batch: ((logprobs * samples_weights()).sum(), {})
         ),
     }
-    for loss in ("ppo", "reinforce"):
-        for correction in ("none", "tis", "icepop"):
+    for loss in ("ppo", "gspo", "cispo", "reinforce"):
+        for correction in ("none", "tis", "icepop", "geo_mask"):
             for old in ("behaviour", "recompute"):
                 settings = Settings.model_validate(
                     {"learner": {"loss": loss, "correction": correction}, "policy": {"old_logprobs": old}}
