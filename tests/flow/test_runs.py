@@ -105,13 +105,18 @@ def test_every_prompt_of_a_run_is_trained_once_and_none_is_outstanding(plain: Ra
     assert plain.left.most_often_trained == 1
 
 
+def as_told(key: str) -> str:
+    """Return a key as metrics.md tells it: of any set, any k, with or without its error."""
+    return re.sub(r"@\d+$", "@k", re.sub(r"^eval/held_out/", "eval/SET/", key).removesuffix("_error"))
+
+
 def test_metrics_have_every_key_that_tools_rely_on_in_every_step(plain: Ran) -> None:
     lines = [line for line in plain.left.metrics if line["step"] > 0]
 
     assert [line["step"] for line in lines] == [1, 2, 3]
     assert [KEYS - line.keys() for line in lines] == [set(), set(), set()]
-    told = set(re.findall(r"`([a-z_]+)`", Path("learner/metrics.md").read_text()))
-    assert {key for line in lines for key in line if not key.startswith("reward/")} <= told
+    told = set(re.findall(r"`([\w/@]+)`", Path("learner/metrics.md").read_text()))
+    assert {as_told(key) for line in lines for key in line if not key.startswith("reward/")} <= told
     assert all(type(value) in (int, float) for line in lines for value in line.values())
 
 
