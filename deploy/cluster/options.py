@@ -1,12 +1,14 @@
 """What `deploy/start_cluster.sh` can be told, and what it remembers of earlier starts."""
 
 import argparse
+import json
 import socket
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from deploy.cluster.join_file import read_join_file
 from protocol.errors import OperatorError, SettingsError
 
 LOOPBACK = "127.0.0.1"
@@ -27,7 +29,15 @@ _DEFAULTS: dict[str, Any] = {
     "reward_scorer": "exact_match",
     "no_reward": False,
     "start_timeout_s": 300.0,
+    "num_cpus": None,
+    "num_gpus": None,
+    "resources": None,
+    "wait_nodes": 0,
+    "block": False,
+    "join": None,
 }
+# Options of one start alone: another start does not take them over.
+_OF_ONE_START = ("start_timeout_s", "wait_nodes", "block", "join")
 
 
 @dataclass(frozen=True)
@@ -45,7 +55,13 @@ class StartOptions:
     index_path: Path | None  # None: made in SLUICE_HOME
     topk: int  # passages of a search that names no number
     reward_scorer: str | None  # None: no reward server
-    start_timeout_s: float  # longest wait for each service to be healthy
+    start_timeout_s: float  # longest wait for each service to be healthy, and for the nodes that are waited for
+    num_cpus: int | None  # that Ray counts on this node; None: those there are
+    num_gpus: int | None  # the same for GPUs
+    resources: str | None  # this node's own names for what it has, a JSON object of numbers
+    wait_nodes: int  # the start ends when the cluster has so many nodes, this one counted; 0: at once
+    block: bool  # the start stays in the foreground until it is told to end
+    join: Path | None  # the head's join file
 
     @property
     def ray_address(self) -> str:
@@ -56,7 +72,8 @@ class StartOptions:
         """Return what the next start of this cluster takes for options that it is not given."""
         kept = {name: getattr(self, name) for name in _DEFAULTS if name in self.__dataclass_fields__}
         kept |= {"address": self.head, "no_reward": self.reward_scorer is None}
-        del kept["start_timeout_s"]  # of one start alone
+        for name in _OF_ONE_START:
+            del kept[name]
         if self.reward_scorer is None:
             del kept["reward_scorer"]
         return {name: str(value) if isinstance(value, Path) else value for name, value in kept.items()}
@@ -71,8 +88,12 @@ def read_start_options(arguments: Sequence[str], remembered: Mapping[str, Any] |
     if given.pop("defaults"):
         remembered = None
     options = _DEFAULTS | _still_meant(remembered or {}, given) | given
-    for name in ("retriever_script", "corpus_path", "index_path"):
+    for name in ("retriever_script", "corpus_path", "index_path", "join"):
         options[name] = options[name] and Path(options[name]).resolve()
+    if options["join"] is not None:
+        if "address" in given:
+            raise SettingsError("start_cluster: give --join or --address: the join file names the head's address.")
+        options["address"] = read_join_file(options["join"]).ray_address
     _check(options)
     head = options.pop("address")
     node_ip = options["node_ip"] or (LOOPBACK if head is None else _address_toward(head))
@@ -83,11 +104,12 @@ def read_start_options(arguments: Sequence[str], remembered: Mapping[str, Any] |
 
 def _still_meant(remembered: Mapping[str, Any], given: Mapping[str, Any]) -> dict[str, Any]:
     """Return what is remembered and not overruled by what is given, of the options that this code knows."""
-    overruled = {"start_timeout_s"}
+    overruled = set(_OF_ONE_START)
     for option, goes_with_it in (
         ("corpus_path", "index_path"),  # an index belongs to the corpus it was built from
         ("reward_scorer", "no_reward"),
         ("address", "node_ip"),  # the address by which others see this node depends on who they are
+        ("join", "node_ip"),
     ):
         if option in given:
             overruled.add(goes_with_it)
@@ -103,6 +125,14 @@ def _check(options: Mapping[str, Any]) -> None:
             raise SettingsError(
                 f"start_cluster: {path} is not a file. Give the path of one; --defaults forgets what was given earlier."
             )
+    if options["resources"] is not None and not _are_resources(options["resources"]):
+        raise SettingsError(
+            f"start_cluster: --resources {options['resources']} is no JSON object of numbers above 0. "
+            """Give one such as '{"v100": 8}'."""
+        )
+    for flag, least in (("num_cpus", 0), ("num_gpus", 0), ("wait_nodes", 0)):
+        if options[flag] is not None and options[flag] < least:
+            raise SettingsError(f"start_cluster: --{flag.replace('_', '-')} {options[flag]} is below {least}.")
     ports = {f"--{name}-port": options[f"{name}_port"] for name in ("ray", "retriever", "reward")}
     for flag, port in ports.items():
         if not 1 <= port <= 65535:
@@ -110,6 +140,14 @@ def _check(options: Mapping[str, Any]) -> None:
     if len(set(ports.values())) < len(ports):
         listed = ", ".join(f"{flag} {port}" for flag, port in ports.items())
         raise SettingsError(f"start_cluster: two services cannot share a port ({listed}). Give each its own.")
+
+
+def _are_resources(text: str) -> bool:
+    try:
+        found = json.loads(text)
+    except json.JSONDecodeError:
+        return False
+    return isinstance(found, dict) and all(type(value) in (int, float) and value > 0 for value in found.values())
 
 
 def _address_toward(head: str) -> str:
@@ -137,6 +175,7 @@ def _parser() -> argparse.ArgumentParser:
     )
     add = parser.add_argument
     add("--address", metavar="HEAD:6379", help="join the cluster whose Ray head is there; without it this is the head")
+    add("--join", type=Path, metavar="FILE", help="join the cluster whose head wrote this join file")
     add("--node-ip", metavar="IP", help="this node's address for the others (head: 127.0.0.1, so nobody else gets in)")
     add("--ray-port", "--port", type=int, help="port of the Ray head (default: 6379)")
     add("--retriever-port", type=int, help="port of this node's retriever (default: 8000)")
@@ -154,6 +193,11 @@ def _parser() -> argparse.ArgumentParser:
     reward = parser.add_mutually_exclusive_group()
     reward.add_argument("--reward-scorer", help="scorer of the bundled reward server (default: exact_match)")
     reward.add_argument("--no-reward", action="store_true", help="start no reward server: settings name your own")
+    add("--num-cpus", type=int, help="CPUs that Ray counts on this node (default: those there are)")
+    add("--num-gpus", type=int, help="GPUs that Ray counts on this node (default: those there are)")
+    add("--resources", metavar="JSON", help="names of your own for what this node has, such as '{\"v100\": 8}'")
     add("--start-timeout-s", type=float, help="longest wait for each service to become healthy (default: 300)")
+    add("--wait-nodes", type=int, metavar="N", help="end when the cluster has N nodes, this one counted")
+    add("--block", action="store_true", help="stay in the foreground; SIGTERM or Ctrl-C stops this node's part")
     add("--defaults", action="store_true", default=False, help="forget what earlier starts of this cluster were given")
     return parser

@@ -61,21 +61,28 @@ def launch_ray(options: StartOptions, home: Home) -> "subprocess.Popen[bytes]":
         )
 
 
-def await_ray(starting: "subprocess.Popen[bytes]", home: Home, address: str, timeout_s: float) -> ProcessRecord:
+def await_ray(starting: "subprocess.Popen[bytes]", home: Home, options: StartOptions) -> ProcessRecord:
     """Return the record of this node's raylet, which ends when Ray does. Raises: OperatorError with Ray's reason."""
     log = home.logs / "ray_start.log"
     try:
-        status = starting.wait(timeout_s)
+        status = starting.wait(options.start_timeout_s)
     except subprocess.TimeoutExpired:
         starting.kill()
         starting.wait()
-        raise OperatorError(f"Ray did not start within {timeout_s:g} s: {last_lines(log)} (log: {log})") from None
+        raise OperatorError(
+            f"Ray did not start within {options.start_timeout_s:g} s: {last_lines(log)} (log: {log})"
+        ) from None
     raylet = next((process for process in ray_processes(home) if process.name() == "raylet"), None)
     if status or raylet is None:
         raise OperatorError(f"Ray did not start: {last_lines(log)} (log: {log})")
     logs = home.ray_folder / "r" / "session_latest" / "logs"
     return ProcessRecord(
-        name="ray", pid=raylet.pid, started_at=raylet.create_time(), url=address, log=str(logs.resolve())
+        name="ray",
+        pid=raylet.pid,
+        started_at=raylet.create_time(),
+        url=options.ray_address,
+        log=str(logs.resolve()),
+        command=resources_of(options),
     )
 
 
@@ -132,12 +139,18 @@ def _command(options: StartOptions, home: Home) -> list[str]:
     command += ["--temp-dir", str(home.ray_folder / "r"), "--min-worker-port", "0", "--max-worker-port", "0"]
     command += ["--dashboard-agent-listen-port", "0"]
     # Nobody reads workers' logs through Ray: they are files.
-    command += ["--include-log-monitor", "false"]
+    command += ["--include-log-monitor", "false", *resources_of(options)]
     if options.head is not None:
         return [*command, "--address", options.head]
     # Its proxy for remote drivers cannot be switched off; on its usual port 10001 two clusters would meet.
     command += ["--head", "--port", str(options.ray_port), "--ray-client-server-port", str(_free_port(options.node_ip))]
     return [*command, "--include-dashboard", "false", "--dashboard-host", LOOPBACK]
+
+
+def resources_of(options: StartOptions) -> tuple[str, ...]:
+    """Return what `ray start` is told of this node's resources; nothing is its own guess."""
+    told = {"--num-cpus": options.num_cpus, "--num-gpus": options.num_gpus, "--resources": options.resources}
+    return tuple(part for flag, value in told.items() if value is not None for part in (flag, str(value)))
 
 
 def _free_port(host: str) -> int:

@@ -8,12 +8,14 @@ import sys
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 
+from deploy.cluster.foreground import stay
+from deploy.cluster.join_file import check_same, is_reachable, read_join_file, take_secrets, write_join_file
 from deploy.cluster.kept import end_what_goes, find_kept
 from deploy.cluster.known import connect_environment, known_cluster
 from deploy.cluster.options import StartOptions, read_start_options
 from deploy.cluster.ray_processes import await_ray, end_ray, launch_ray
 from deploy.cluster.show import show_cluster
-from deploy.cluster.table import show_next_step
+from deploy.cluster.table import show_how_to_join, show_next_step
 from deploy.cluster.wanted_services import Service, wanted_services
 from deploy.node.home import Home, exclusive, make_home, this_home
 from deploy.node.processes import check_port, end, family, find
@@ -33,6 +35,10 @@ def start(arguments: Sequence[str]) -> None:
     known = known_cluster()
     options, home = read_start_options(arguments, known.options if known is not None else None), this_home()
     with exclusive(home):
+        if options.join is not None:
+            told = read_join_file(options.join)
+            check_same(told)
+            take_secrets(told, home)
         make_home(home, is_joining=options.head is not None)
         wanted = wanted_services(options, home)
         kept = find_kept(options, wanted, home)
@@ -41,7 +47,22 @@ def start(arguments: Sequence[str]) -> None:
         down = show_cluster(state, home)
     if down:
         raise OperatorError(f"Down: {', '.join(down)}. Its log says why; deploy/start_cluster.sh tries again.")
+    if options.head is None and is_reachable(options.node_ip):
+        show_how_to_join(write_join_file(home, options.ray_address))
+    if options.wait_nodes:
+        _await_nodes(state, options)
     show_next_step()
+    if options.block:
+        stay()
+
+
+def _await_nodes(state: ClusterState, options: StartOptions) -> None:
+    connect_environment(state)
+    from deploy.cluster.fleet_client import connected
+    from deploy.cluster.nodes import await_nodes
+
+    with connected(state.ray_address, state.node_ip):
+        await_nodes(options.wait_nodes, options.start_timeout_s)
 
 
 def _bring_up(
@@ -83,7 +104,7 @@ def _start_processes(
             for record in started.values()
         ]
         if ray_starting is not None:
-            started["ray"] = await_ray(ray_starting, home, options.ray_address, options.start_timeout_s)
+            started["ray"] = await_ray(ray_starting, home, options)
         for wait in waits:
             wait.result()
 

@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from pathlib import Path
 
 from rich.console import Console
 from rich.table import Table
@@ -36,6 +37,11 @@ def show_rows(title: str, rows: Sequence[Row]) -> None:
     width = max(len(row.what) for row in rows)
     for row in rows:
         print(f"{row.what:<{width}}  {row.log}")
+
+
+def show_how_to_join(join_file: Path) -> None:
+    """Print the line that makes another machine part of this cluster."""
+    print(f"Other nodes join with: deploy/start_cluster.sh --join {join_file}   (copy it there, or share its disk)")
 
 
 def show_next_step() -> None:

@@ -35,6 +35,12 @@ class Home:
         return self.root / "keys"
 
     @property
+    def secret_files(self) -> list[Path]:
+        """What every node of a cluster has alike."""
+        pairs = [self.keys / f"{name}.{kind}" for name in ("coordinator", "peer") for kind in ("pub", "sec")]
+        return [self.token_file, self.ray_token_file, *pairs]
+
+    @property
     def logs(self) -> Path:
         return self.root / "logs"
 
@@ -63,14 +69,12 @@ def make_home(home: Home, is_joining: bool) -> None:
     """
     for folder in (home.root, home.keys, home.logs, home.ray_folder):
         _make_private(folder)
-    secret_files = [home.token_file, home.ray_token_file]
-    secret_files += [home.keys / f"{name}.{kind}" for name in ("coordinator", "peer") for kind in ("pub", "sec")]
-    missing = [path for path in secret_files if not path.is_file()]
+    missing = [path for path in home.secret_files if not path.is_file()]
     if is_joining and missing:
         names = ", ".join(str(path.relative_to(home.root)) for path in missing)
         raise OperatorError(
             f"To join a cluster this node needs the head's secrets: {names} in {home.root}. "
-            "Copy token, ray_token and keys/ there from the head's SLUICE_HOME, with their permissions."
+            "Give the head's join file: deploy/start_cluster.sh --join FILE."
         )
     for path in (home.token_file, home.ray_token_file):
         if not path.is_file():

@@ -26,7 +26,7 @@ class ProcessRecord(BaseModel):
     started_at: float  # Unix seconds, as the operating system says
     url: str | None  # where it is asked: an http address; Ray's: HOST:PORT. None: nowhere
     log: str  # path of its log; Ray's: the folder of its logs
-    # what it was started with; a start that asks for another command replaces it. Empty: Ray
+    # what it was started with; a start that asks for another command replaces it. Ray's: what it was told of resources
     command: tuple[str, ...] = ()
     code: str = ""  # digest of the code it runs; a start with other code replaces it. Empty: none of ours
 

@@ -9,6 +9,7 @@ from pydantic import TypeAdapter
 
 from deploy.cluster.kept import as_given
 from deploy.cluster.options import read_start_options
+from deploy.cluster.ray_processes import resources_of
 from protocol.errors import SettingsError
 from protocol.node.home import ClusterState
 
@@ -32,6 +33,10 @@ def test_joining_node_takes_its_address_from_the_route_to_the_head() -> None:
         (["--index-path", "x"], "--index-path needs the --corpus-path"),
         (["--corpus-path", "/nowhere.jsonl"], "/nowhere.jsonl is not a file"),
         (["--address", "head"], "--address head is not HOST:PORT"),
+        (["--resources", "v100"], r"""--resources v100 is no JSON object .* Give one such as '{"v100": 8}'"""),
+        (["--resources", '{"v100": true}'], "is no JSON object of numbers above 0"),
+        (["--num-gpus", "-1"], "--num-gpus -1 is below 0"),
+        (["--wait-nodes", "-2"], "--wait-nodes -2 is below 0"),
     ],
 )
 def test_option_that_cannot_be_is_refused(arguments: list[str], message: str) -> None:
@@ -47,6 +52,20 @@ def test_paths_are_made_absolute(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     (tmp_path / "corpus.jsonl").touch()
     monkeypatch.chdir(tmp_path)
     assert read_start_options(["--corpus-path", "corpus.jsonl"]).corpus_path == tmp_path / "corpus.jsonl"
+
+
+def test_resources_are_rays_and_remembered() -> None:
+    options = read_start_options(["--num-gpus", "8", "--num-cpus", "4", "--resources", '{"v100": 8}'])
+    assert resources_of(options) == ("--num-cpus", "4", "--num-gpus", "8", "--resources", '{"v100": 8}')
+    assert resources_of(read_start_options([], options.to_remember())) == resources_of(options)
+    assert resources_of(read_start_options([])) == ()
+
+
+def test_what_one_start_is_to_do_is_not_remembered() -> None:
+    options = read_start_options(["--block", "--wait-nodes", "3"])
+    assert (options.block, options.wait_nodes) == (True, 3)
+    again = read_start_options([], options.to_remember())
+    assert (again.block, again.wait_nodes) == (False, 0)
 
 
 def remembered(*arguments: str) -> dict[str, str | int | None]:

@@ -1,0 +1,41 @@
+"""`start_cluster.sh --block`: the command stays until it is told to end, for what ends a node with its command.
+
+srun, containers and systemd do: they take the end of the command for the end of its work.
+"""
+
+import signal
+import time
+from types import FrameType
+
+from deploy.cluster.known import known_processes
+from deploy.cluster.stop import stop
+from deploy.node.processes import find
+from protocol.errors import NeighbourError
+
+_LOOK_EVERY_S = 0.5
+
+
+def stay() -> None:
+    """Block until SIGTERM, SIGINT or SIGHUP comes, then stop this node's part of the cluster as stop_cluster.sh does.
+
+    Returns too when somebody else has stopped it. Raises: NeighbourError when Ray's process ended by itself.
+    """
+    told: list[int] = []
+
+    def hear(number: int, frame: FrameType | None) -> None:
+        told.append(number)
+
+    for each in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
+        signal.signal(each, hear)
+    print("Running until SIGTERM or Ctrl-C.", flush=True)
+    while not told:
+        time.sleep(_LOOK_EVERY_S)
+        records = known_processes()
+        if "ray" not in records:
+            return
+        if find(records["ray"]) is None and not told:
+            time.sleep(_LOOK_EVERY_S)  # a stop that is under way ends Ray before it removes cluster.json
+            if "ray" in known_processes():
+                raise NeighbourError("ray", f"its process ended; its logs are in {records['ray'].log}")
+    print(f"Told to end ({signal.Signals(told[0]).name}).", flush=True)
+    stop([])
