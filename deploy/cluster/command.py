@@ -1,4 +1,4 @@
-"""`python -m deploy.cluster start | stop | status`: this node's part of a cluster.
+"""`python -m deploy.cluster start | stop | status | wait-nodes`: this node's part of a cluster.
 
 Behind deploy/start_cluster.sh and deploy/stop_cluster.sh. Exit status: 0; 1 with one sentence; 2 for a wrong option.
 """
@@ -6,6 +6,7 @@ Behind deploy/start_cluster.sh and deploy/stop_cluster.sh. Exit status: 0; 1 wit
 import sys
 from collections.abc import Sequence
 
+from deploy.cluster.known import connect_environment
 from deploy.cluster.show import show_cluster
 from deploy.cluster.start import start
 from deploy.cluster.stop import stop
@@ -13,10 +14,12 @@ from deploy.node.home import this_home
 from protocol.errors import OperatorError
 from protocol.node.home import read_cluster
 
+_NODES_S = 300.0
+
 
 def main(arguments: Sequence[str]) -> int:
     """Run the command; returns its exit status."""
-    verbs = {"start": start, "stop": stop, "status": _status}
+    verbs = {"start": start, "stop": stop, "status": _status, "wait-nodes": _wait_nodes}
     if not arguments or arguments[0] not in verbs:
         print(f"python -m deploy.cluster: give one of {', '.join(verbs)}.", file=sys.stderr)
         return 2
@@ -26,6 +29,19 @@ def main(arguments: Sequence[str]) -> int:
         print(error, file=sys.stderr)
         return error.exit_code
     return 0
+
+
+def _wait_nodes(arguments: Sequence[str]) -> None:
+    """Return when so many nodes are in the cluster. Raises: OperatorError when they do not come."""
+    if len(arguments) not in (1, 2) or not all(argument.isdigit() for argument in arguments):
+        raise OperatorError("wait-nodes: give the number of nodes, and the seconds to wait for them (300).")
+    state = read_cluster()
+    connect_environment(state)
+    from deploy.cluster.fleet_client import connected
+    from deploy.cluster.nodes import await_nodes
+
+    with connected(state.ray_address, state.node_ip):
+        await_nodes(int(arguments[0]), float(arguments[1]) if len(arguments) > 1 else _NODES_S)
 
 
 def _status(arguments: Sequence[str]) -> None:
