@@ -52,18 +52,19 @@ def test_head_waits_for_a_node_that_joins_by_its_file_and_ends_at_sigterm(
     head, other = nodes
     address = own_address()
     assert address is not None
-    started = head.popen(*start_of(head, "--node-ip", address, "--block", "--wait-nodes", "2", "--num-cpus", "1"))
-    shown = read_until(started, "Other nodes join with: deploy/start_cluster.sh --join ")
-    join_file = shown.rpartition("--join ")[2].split()[0]
-    early = other.start("--join", join_file, "--node-ip", address, "--resources", '{"v100": 2}', "--num-cpus", "1")
-    assert early.returncode == 0, early.stderr
-    read_until(started, "All 2 nodes are here: ")
-    read_until(started, "Running until SIGTERM or Ctrl-C.")
-    assert resources(head)["v100"] == 2.0
-    assert resources(head)["CPU"] == 2.0
-    assert started.poll() is None
-    started.send_signal(signal.SIGTERM)
-    assert started.wait(90.0) == 0
+    begun = head.popen(*start_of(head, "--node-ip", address, "--block", "--wait-nodes", "2", "--num-cpus", "1"))
+    with begun as started:
+        shown = read_until(started, "Other nodes join with: deploy/start_cluster.sh --join ")
+        join_file = shown.rpartition("--join ")[2].split()[0]
+        joined = other.start("--join", join_file, "--node-ip", address, "--resources", '{"v100": 2}', "--num-cpus", "1")
+        assert joined.returncode == 0, joined.stderr
+        read_until(started, "All 2 nodes are here: ")
+        read_until(started, "Running until SIGTERM or Ctrl-C.")
+        assert resources(head)["v100"] == 2.0
+        assert resources(head)["CPU"] == 2.0
+        assert started.poll() is None
+        started.send_signal(signal.SIGTERM)
+        assert started.wait(90.0) == 0
     assert not (head.home / "cluster.json").exists()
     assert not ray_processes(Home(head.home))
     assert ray_processes(Home(other.home))  # the other node's are its own to end
