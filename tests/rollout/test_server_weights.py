@@ -60,6 +60,7 @@ async def test_probe_needs_verified_weights(stage: Stage) -> None:
 
 async def test_run_that_takes_the_place_of_another_waits_for_its_own_push(stage: Stage) -> None:
     await stage.server.attach(stage.run())
+    await stage.coordinator.welcome()  # or its Hello would be the next one's
     await push(stage.server, 1)
     await stage.server.attach(stage.run(run_id="other"))
     stage.coordinator.stamp["run_id"] = "other"
