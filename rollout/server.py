@@ -112,7 +112,7 @@ class RolloutServer:
         node = self._find_node()
         async with self._changing:
             engine = self._running_engine()
-            services = Services(spec, node)
+            services = Services(spec, node, engine.tokenizer)
             try:
                 await services.check()
             except BaseException:

@@ -12,15 +12,17 @@ from protocol.settings.section import Count, CountAboveZero, Fraction, Seconds, 
 # vLLM takes biases in this range.
 _Bias = Annotated[float, Field(ge=-100.0, le=100.0)]
 
-BUNDLED_ENVIRONMENTS = ("single_turn", "search")
+BUNDLED_ENVIRONMENTS = ("single_turn", "search", "tools")
 
 
 class RolloutSettings(Section):
     num_servers: CountAboveZero = Field(1, description="vLLM servers.")
     tensor_parallel_size: CountAboveZero = Field(1, description="GPUs of one server.")
     group_size: CountAboveZero = Field(8, le=4096, description="Samples of one prompt.")
-    environment: str = Field("single_turn", description="single_turn, search, module:Class or FILE.py:Class.")
-    max_turns: CountAboveZero = Field(4, description="Turns in which the policy may search before its last generation.")
+    environment: str = Field("single_turn", description="single_turn, search, tools, module:Class or FILE.py:Class.")
+    max_turns: CountAboveZero = Field(
+        4, description="Turns in which the policy may search or call tools before its last."
+    )
     max_response_tokens: CountAboveZero = Field(500, description="Tokens the policy may write in one turn.")
     max_observation_tokens: CountAboveZero = Field(
         500, description="Tokens of one reply of the environment; longer ones are cut."

@@ -12,6 +12,7 @@ from protocol.settings.rewards import RewardsSettings
 from protocol.settings.rollout import RolloutSettings, SamplingSettings
 from protocol.settings.section import Section
 from protocol.settings.settings import Settings
+from protocol.settings.tools import ToolsSettings
 
 _DESCRIPTION_SUFFIXES = {".json", ".txt", ".model", ".jinja", ".py", ".tiktoken"}
 
@@ -25,6 +26,7 @@ class RunSpec(Section):
     seed: int  # run.seed
     rollout: RolloutSettings  # of the run's settings
     sampling: SamplingSettings = SamplingSettings()  # of the run's settings
+    tools: ToolsSettings = ToolsSettings()  # of the run's settings
     retriever: RetrieverSettings  # of the run's settings; url None: the retriever of the server's node
     rewards: RewardsSettings  # of the run's settings; no endpoints: the bundled one of the server's node
 
@@ -69,6 +71,7 @@ def run_spec(settings: Settings, run_id: str, incarnation: int, coordinator_addr
         seed=settings.run.seed,
         rollout=settings.rollout,
         sampling=settings.sampling,
+        tools=settings.tools,
         retriever=settings.retriever,
         rewards=settings.rewards,
     )

@@ -34,6 +34,7 @@ from protocol.settings.roles.reference import ReferenceSettings
 from protocol.settings.rollout import RolloutSettings, SamplingSettings
 from protocol.settings.run import RunSettings
 from protocol.settings.section import Section
+from protocol.settings.tools import BUNDLED_TOOLS, ToolsSettings
 from protocol.settings.weights import WeightsSettings
 
 # What one message to a rank may name (protocol.wire.messages.Batch).
@@ -48,6 +49,7 @@ class Settings(Section):
     data: DataSettings = DataSettings()  # where prompts come from
     rollout: RolloutSettings = RolloutSettings()  # engines, episodes, budgets and time limits
     sampling: SamplingSettings = SamplingSettings()  # how samples are drawn, beside rollout.temperature
+    tools: ToolsSettings = ToolsSettings()  # what the policy may call, with rollout.environment = tools
     retriever: RetrieverSettings = RetrieverSettings()  # where searches go
     rewards: RewardsSettings = RewardsSettings()  # who scores, and how parts become one reward
     learner: LearnerSettings = LearnerSettings()  # ranks, steps, staleness, optimizer, algorithm, checkpoints
@@ -134,6 +136,15 @@ class Settings(Section):
                 f"sampling.{name} = {value} draws from another distribution than the policy's: the learner's "
                 "probability of a token is not the one that it was drawn with, and every ratio is wrong. Leave it out, "
                 "or set sampling.only_eval to true."
+            )
+        return self
+
+    @model_validator(mode="after")
+    def _check_tools(self) -> Self:
+        if self.rollout.environment == "tools" and not self.tools.names:
+            raise ValueError(
+                "rollout.environment = tools, and tools.names is empty: the policy could call nothing. "
+                f"Name some of {', '.join(BUNDLED_TOOLS)}, or set rollout.environment to single_turn."
             )
         return self
 

@@ -10,15 +10,28 @@ from typing import Any, Literal, Protocol
 
 from protocol.errors import NeighbourError
 
-Prompt = str | list[dict[str, Any]]
+Messages = list[dict[str, Any]]
 Finish = Literal["answer", "stop", "length", "turns"]
+
+
+@dataclass(frozen=True)
+class Chat:
+    """A prompt of chat messages for a model that is told of tools, both by its chat template."""
+
+    messages: Messages  # with a role each
+    tools: list[
+        dict[str, Any]
+    ]  # OpenAI's form: {"type": "function", "function": {"name", "description", "parameters"}}
+
+
+Prompt = str | Messages | Chat
 
 
 @dataclass(frozen=True)
 class Task:
     """What one sample starts from."""
 
-    prompt: Prompt  # of the data set's row: text, or chat messages
+    prompt: str | Messages  # of the data set's row: text, or chat messages
     label: Any  # of the row: any JSON value; None: the row has none
     columns: Mapping[str, Any]  # the row's other columns, by name
     is_greedy: bool = False  # True: an evaluation's sample that the policy writes without randomness
@@ -51,7 +64,9 @@ class Observation:
 class Step:
     """An environment's answer to a turn."""
 
-    observation: Observation | str | None = None  # appended before the next turn; None: nothing is
+    # appended before the next turn: a text as it is; chat messages by the model's template, which ends the policy's
+    # turn before them and opens its next one. None: nothing is
+    observation: Observation | str | Messages | None = None
     is_done: bool = False  # True: the conversation ends here; the observation is not used
     reward: float | None = None  # added to the sample's reward, as its part named environment; None: no such part
     finish: Finish | None = None  # how the conversation ended; None: as its last turn did
@@ -63,6 +78,7 @@ class Resources:
 
     max_turns: int  # rollout.max_turns: turns that may get an observation, before one last turn
     tools: Mapping[str, Callable[..., Awaitable[Any]]] = field(default_factory=dict)  # those that its class requires
+    chat_template: Any = None  # the model's, a text, or several by name; None: it has none
 
     def tool(self, name: str) -> Callable[..., Awaitable[Any]]:
         """Return a tool to call. A call that fails raises NeighbourError: let it pass, the sample is made again.
@@ -78,10 +94,29 @@ class Resources:
         return list(await self.tool("search")(query))
 
 
+class ToolRefusal(Exception):
+    """A call that its caller, the policy, got wrong: the text is what it reads instead of a result."""
+
+
+class ModelTool(Protocol):
+    """A tool that the policy itself calls, by a name and JSON arguments."""
+
+    @property
+    def schema(self) -> dict[str, Any]:
+        """Its name, description and parameters, as in `Chat.tools`."""
+
+    async def answer(self, arguments: Mapping[str, Any]) -> str:
+        """Return what the policy reads. Raises: ToolRefusal, or NeighbourError for a failure that is not the policy's.
+
+        arguments: by name, those that the schema requires and no others; their types are the tool's to check.
+        """
+
+
 class Environment(Protocol):
     """One conversation. Made for each sample as `Class(resources)`.
 
-    A class names the tools it uses: `requires = {"search"}`.
+    A class names the tools it uses: `requires = {"search"}`. It may have `async def close(self)`, which is called once
+    the conversation has ended, however it did.
     An exception is a failure of this environment: the sample is returned with its text, and nothing is trained.
     """
 

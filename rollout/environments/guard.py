@@ -8,6 +8,7 @@ neighbours that it asked (a search) pass as they are.
 import asyncio
 import math
 from collections.abc import Awaitable, Callable, Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any, TypeVar, get_args
 
@@ -15,9 +16,11 @@ from protocol.contained_tasks import contain_tasks
 from protocol.errors import NeighbourError
 from protocol.one_line import described, one_line
 from rollout.environments.base import (
+    Chat,
     Environment,
     Finish,
     MakeEnvironment,
+    Messages,
     Observation,
     Prompt,
     Resources,
@@ -32,6 +35,7 @@ _MAX_CHARACTERS = 1 << 20
 _MAX_MESSAGES = 1024
 _FINISHES = get_args(Finish)
 _LEAVE_S = 0.5
+_CLOSE_S = 10.0
 _Checked = TypeVar("_Checked")
 # Calls that were given up and would not end: kept here, or the event loop drops them in the middle.
 _abandoned: set["asyncio.Task[Any]"] = set()
@@ -58,14 +62,21 @@ class GuardedEnvironment:
         return _checked(_checked_prompt, await self._ended(lambda: self._environment.reset(task), "no prompt"))
 
     async def step(self, turn: Turn) -> Step:
-        """Return the environment's answer: its observation an `Observation` or None, its reward a finite float."""
+        """Return the environment's answer: its observation no plain string, its reward a finite float or None."""
         return _checked(_checked_step, await self._ended(lambda: self._environment.step(turn), "no observation"))
 
-    async def _ended(self, call: Callable[[], Awaitable[Any]], complaint: str) -> Any:
+    async def close(self) -> None:
+        """Have the environment give back what it holds, if it has a `close`; what that raises fails nothing."""
+        environment: Any = self._environment
+        if hasattr(type(environment), "close"):
+            with suppress(NeighbourError):
+                await self._ended(lambda: environment.close(), "not closed", _CLOSE_S)
+
+    async def _ended(self, call: Callable[[], Awaitable[Any]], complaint: str, timeout_s: float | None = None) -> Any:
         """Return what a call gives within turn_timeout_s; in a task of its own, it cannot keep ours from ending."""
         task = asyncio.create_task(_outcome_of(call))
         try:
-            done, _ = await asyncio.wait([task], timeout=self._turn_timeout_s)
+            done, _ = await asyncio.wait([task], timeout=timeout_s or self._turn_timeout_s)
         except asyncio.CancelledError:
             _abandon(task)
             # One that lets itself be cancelled has left its services before the session's end closes them.
@@ -130,14 +141,23 @@ def _checked_stop(stop: Any) -> tuple[str, ...]:
 def _checked_prompt(prompt: Any) -> Prompt:
     if isinstance(prompt, str):
         return _checked_text(prompt, "reset returned a prompt")
-    if not isinstance(prompt, list) or not all(_is_message(turn) for turn in prompt) or not prompt:
-        raise _wrong("reset returned", prompt, "text, or a list of chat messages with role and content")
-    if len(prompt) > _MAX_MESSAGES:
-        raise NeighbourError(ENVIRONMENT, f"reset returned {len(prompt)} messages, at most {_MAX_MESSAGES}")
-    for turn in prompt:
+    if isinstance(prompt, Chat):
+        tools = prompt.tools
+        if not isinstance(tools, list) or not all(isinstance(tool, Mapping) for tool in tools):
+            raise _wrong("reset returned the tools", tools, "a list of OpenAI's function schemas")
+        return Chat(_checked_messages(prompt.messages, "reset returned"), [dict(tool) for tool in tools])
+    return _checked_messages(prompt, "reset returned")
+
+
+def _checked_messages(messages: Any, what: str) -> Messages:
+    if not isinstance(messages, list) or not all(_is_message(turn) for turn in messages) or not messages:
+        raise _wrong(what, messages, "text, or a list of chat messages with role and content")
+    if len(messages) > _MAX_MESSAGES:
+        raise NeighbourError(ENVIRONMENT, f"{what} {len(messages)} messages, at most {_MAX_MESSAGES}")
+    for turn in messages:
         if isinstance(content := turn.get("content"), str):
-            _checked_text(content, "reset returned a message")
-    return [dict(turn) for turn in prompt]
+            _checked_text(content, f"{what} a message")
+    return [dict(turn) for turn in messages]
 
 
 def _is_message(turn: Any) -> bool:
@@ -152,13 +172,15 @@ def _checked_step(step: Any) -> Step:
     return Step(_checked_observation(step.observation), bool(step.is_done), _checked_reward(step.reward), step.finish)
 
 
-def _checked_observation(observation: Any) -> Observation | None:
+def _checked_observation(observation: Any) -> Observation | Messages | None:
     if isinstance(observation, str):
         observation = Observation(observation)
     if observation is None:
         return None
+    if isinstance(observation, list):
+        return _checked_messages(observation, "the step's observation is")
     if not isinstance(observation, Observation):
-        raise _wrong("the step's observation is", observation, "text, an Observation or None")
+        raise _wrong("the step's observation is", observation, "text, an Observation, chat messages or None")
     for name in ("head", "body", "tail"):
         _checked_text(getattr(observation, name), f"the observation's {name}")
     return observation

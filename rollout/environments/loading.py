@@ -5,22 +5,32 @@ import importlib
 import importlib.util
 import inspect
 import sys
+from collections.abc import Callable
 from pathlib import Path
 from types import ModuleType
 from typing import Any, cast
 
 from protocol.errors import SettingsError
+from protocol.settings.tools import ToolsSettings
 from rollout.environments.base import MakeEnvironment
 from rollout.environments.search import Search
 from rollout.environments.single_turn import SingleTurn
+from rollout.environments.tool_use.make import make_tool_use
 
-BUNDLED: dict[str, MakeEnvironment] = {"single_turn": SingleTurn, "search": Search}
+BUNDLED: dict[str, Callable[[ToolsSettings], MakeEnvironment]] = {
+    "single_turn": lambda tools: SingleTurn,
+    "search": lambda tools: Search,
+    "tools": make_tool_use,
+}
 
 
-def load_environment(name: str) -> MakeEnvironment:
-    """Return the class that `name` names. Runs a user's module. Raises: SettingsError saying what is missing."""
+def load_environment(name: str, tools: ToolsSettings | None = None) -> MakeEnvironment:
+    """Return the class that `name` names, or what makes its objects as a class would.
+
+    Runs a user's module. tools: of the run; None: as by default. Raises: SettingsError saying what is missing.
+    """
     if name in BUNDLED:
-        return BUNDLED[name]
+        return BUNDLED[name](tools or ToolsSettings())
     where, _, class_name = name.rpartition(":")
     if not where or not class_name.isidentifier():
         raise _error(name, f"expected one of {', '.join(BUNDLED)}, or module:Class, or FILE.py:Class.")

@@ -4,7 +4,8 @@ A tokenizer makes a control token (end of text, start of a turn) of its mere nam
 text is one of two:
 
     trusted     the model's chat template; a prompt that is one string; an observation's head and tail
-    untrusted   what stands in chat messages; an observation's body: passages, tools' output, columns of a row
+    untrusted   what stands in chat messages and in descriptions of tools; an observation's body: passages, tools'
+                output, columns of a row
 
 Control tokens come from trusted text alone. In untrusted text their names stay what they are, letters. A text that
 holds no such name has the tokens that the tokenizer gives it as a whole.
@@ -17,13 +18,16 @@ from typing import Any
 
 from protocol.errors import NeighbourError
 from protocol.one_line import one_line
-from rollout.environments.base import Observation, Prompt
+from rollout.environments.base import Chat, Messages, Observation, Prompt
 from rollout.environments.guard import ENVIRONMENT
 
 PROMPT = "prompt"
 # Characters of Unicode's private use, one of which stands in no message: it marks where a name is cut in two.
 _MARKS = [chr(code) for code in range(0xE000, 0xF8FF)]
 
+_ENDLESS = "its messages hold lists or objects in one another without end"
+# Tokens left free when a reply is cut, one try after the other.
+_SPARES = (0, 4, 16, 64)
 # No tokenizer's normalisation makes other letters of these, but for their case.
 _ASCII = re.compile(r"[\t\n\r -~]*")
 
@@ -38,7 +42,9 @@ class ChatTokens:
         self._control = frozenset(control)
         names = sorted((name for name in control.values() if len(name) > 1), key=len, reverse=True)
         # Some tokenizers match names in any case; one that does not loses nothing by a name cut for its case.
-        self._names = re.compile("|".join(map(re.escape, names)) or r"(?!)", re.IGNORECASE)
+        either = "|".join(map(re.escape, names)) or r"(?!)"
+        self._names = re.compile(either, re.IGNORECASE)
+        self._closing = re.compile(rf"\A\s*(?:{either})")
 
     def prompt(self, prompt: Prompt) -> list[int]:
         """Return a prompt as tokens: text as the tokenizer takes it by default, messages by the model's template.
@@ -47,12 +53,62 @@ class ChatTokens:
         """
         if isinstance(prompt, str):
             return self._encode(prompt, PROMPT, add_special_tokens=True)
+        chat = prompt if isinstance(prompt, Chat) else Chat(prompt, [])
         try:
-            if any(self._holds_name(text) for text in _strings(prompt)):
-                return self._prompt_with_names(prompt)
-            return list(self._templated(prompt, tokenize=True))
+            if any(self._holds_name(text) for text in _strings([chat.messages, chat.tools])):
+                return self._prompt_with_names(chat)
+            return list(self._templated(chat, PROMPT, tokenize=True))
         except RecursionError:
-            raise NeighbourError(PROMPT, "its messages hold lists or objects in one another without end") from None
+            raise NeighbourError(PROMPT, _ENDLESS) from None
+
+    def reply(
+        self, messages: Messages, tools: list[dict[str, Any]], last_token: int, max_tokens: int
+    ) -> tuple[list[int], bool]:
+        """Return chat messages as the tokens between two turns of the policy, and whether contents were cut to fit.
+
+        The template's own words stand round the messages: they end the policy's turn, unless it ended it itself, and
+        open its next one. They are never cut. Contents that do not fit share what room there is, the shortest whole.
+        tools: as in the prompt. last_token: the policy's last one. Raises: NeighbourError("environment") when the
+        template refuses the messages.
+        """
+        try:
+            tokens = self._replied(messages, tools, last_token)
+            if len(tokens) <= max_tokens:
+                return tokens, False
+            contents = [self._encode(text, ENVIRONMENT) if (text := _content(each)) else [] for each in messages]
+            empty = [{**each, "content": ""} if _content(each) else each for each in messages]
+            room = max_tokens - len(self._replied(empty, tools, last_token))
+            # Tokens of a part may be more than their number within the whole: then with a little less room.
+            for spare in _SPARES:
+                kept = _shared_room(list(map(len, contents)), room - spare)
+                cut = [self._cut_to(*each) for each in zip(messages, contents, kept, strict=True)]
+                if len(tokens := self._replied(cut, tools, last_token)) <= max_tokens:
+                    return tokens, True
+            return self._replied(empty, tools, last_token), True
+        except RecursionError:
+            raise NeighbourError(ENVIRONMENT, _ENDLESS) from None
+
+    def _cut_to(self, message: dict[str, Any], content: list[int], num_tokens: int) -> dict[str, Any]:
+        """Return the message with the first num_tokens of its content's tokens."""
+        if len(content) <= num_tokens:
+            return message
+        # The last character may have lost some of its bytes.
+        return {**message, "content": self._tokenizer.decode(content[:num_tokens]).rstrip("\ufffd")}
+
+    def _replied(self, messages: Messages, tools: list[dict[str, Any]], last_token: int) -> list[int]:
+        """Return what the template writes behind a turn of the assistant, up to the words that open the next one."""
+        strings = list(_strings([messages, tools]))
+        turn_mark, name_mark = _marks_outside(strings)
+        if any(self._holds_name(text) for text in strings):
+            messages, tools = self._with_cut_strings([messages, tools], strings, name_mark, ENVIRONMENT)
+        before: Messages = [{"role": "user", "content": "?"}, {"role": "assistant", "content": turn_mark}]
+        rendered = str(self._templated(Chat(before + messages, tools), ENVIRONMENT, tokenize=False))
+        _, found, behind = rendered.partition(turn_mark)
+        if not found or turn_mark in behind:
+            raise NeighbourError(ENVIRONMENT, "the model's chat template does not show a turn once, as it was written")
+        if last_token in self._control:  # the policy ended its turn itself
+            behind = self._closing.sub("", behind, count=1)
+        return self._in_pieces(behind.split(name_mark), ENVIRONMENT)
 
     def observation(self, observation: Observation, max_tokens: int) -> tuple[list[int], bool]:
         """Return an observation as tokens, and whether the end of its body was cut to fit into max_tokens.
@@ -100,19 +156,23 @@ class ChatTokens:
         mark = _mark_outside([text])
         return self._in_pieces(self._cut_names(text, mark).split(mark), ENVIRONMENT)
 
-    def _prompt_with_names(self, messages: Sequence[Any]) -> list[int]:
+    def _prompt_with_names(self, chat: Chat) -> list[int]:
         """Return messages, in which names of control tokens stand, by the model's template.
 
         Each name is cut in two by a mark before the template sees it. The rendered text is encoded in the pieces
         between the marks, so that no piece holds a name that the template did not write.
         """
-        strings = list(_strings(messages))
+        strings = list(_strings([chat.messages, chat.tools]))
         mark = _mark_outside(strings)
+        marked = Chat(*self._with_cut_strings([chat.messages, chat.tools], strings, mark, PROMPT))
+        return self._in_pieces(str(self._templated(marked, PROMPT, tokenize=False)).split(mark), PROMPT)
+
+    def _with_cut_strings(self, value: Any, strings: Sequence[str], mark: str, boundary: str) -> Any:
+        """Return messages and tools with every name in their strings cut in two by a mark."""
         cut = [self._cut_names(text, mark) for text in strings]
-        if any(not self._control.isdisjoint(self._in_pieces(text.split(mark), PROMPT)) for text in cut):
-            raise NeighbourError(PROMPT, "a message holds the name of a control token that cannot be cut out of it")
-        marked = _with_strings(messages, lambda text: self._cut_names(text, mark))
-        return self._in_pieces(str(self._templated(marked, tokenize=False)).split(mark), PROMPT)
+        if any(not self._control.isdisjoint(self._in_pieces(text.split(mark), boundary)) for text in cut):
+            raise NeighbourError(boundary, "a message holds the name of a control token that cannot be cut out of it")
+        return _with_strings(value, lambda text: self._cut_names(text, mark))
 
     def _holds_name(self, text: str) -> bool:
         """Return whether the tokenizer finds a control token's name in text: as it stands, or once normalised."""
@@ -141,13 +201,14 @@ class ChatTokens:
         except Exception as error:  # tokenizers raise Exception itself
             raise NeighbourError(boundary, f"the tokenizer cannot encode it: {one_line(error)}") from error
 
-    def _templated(self, messages: Sequence[Any], tokenize: bool) -> Any:
+    def _templated(self, chat: Chat, boundary: str, tokenize: bool) -> Any:
+        tools: dict[str, Any] = {"tools": chat.tools} if chat.tools else {}
         try:
             return self._tokenizer.apply_chat_template(
-                messages, add_generation_prompt=True, tokenize=tokenize, return_dict=False
+                chat.messages, add_generation_prompt=True, tokenize=tokenize, return_dict=False, **tools
             )
         except Exception as error:  # templates raise whatever jinja does
-            raise NeighbourError(PROMPT, f"the model's chat template refuses it: {one_line(error)}") from error
+            raise NeighbourError(boundary, f"the model's chat template refuses it: {one_line(error)}") from error
 
 
 def _control_tokens(tokenizer: Any) -> dict[int, str]:
@@ -164,11 +225,36 @@ def _control_tokens(tokenizer: Any) -> dict[int, str]:
     return control
 
 
+def _content(message: dict[str, Any]) -> str:
+    """Return a message's content where it is one text; "" otherwise."""
+    content = message.get("content")
+    return content if isinstance(content, str) else ""
+
+
+def _shared_room(lengths: Sequence[int], room: int) -> list[int]:
+    """Return how much of each length is kept, so that the sum is at most `room` and the shortest stay whole.
+
+    Example: _shared_room([2, 10, 20], 12) == [2, 5, 5]
+    """
+    kept = [0] * len(lengths)
+    room = max(room, 0)
+    shortest_first = sorted(range(len(lengths)), key=lambda index: lengths[index])
+    for place, index in enumerate(shortest_first):
+        kept[index] = min(lengths[index], room // (len(lengths) - place))
+        room -= kept[index]
+    return kept
+
+
 def _mark_outside(texts: Sequence[str]) -> str:
     """Return a character that stands in none of the texts."""
-    for mark in _MARKS:
-        if not any(mark in text for text in texts):
-            return mark
+    return _marks_outside(texts)[0]
+
+
+def _marks_outside(texts: Sequence[str]) -> tuple[str, str]:
+    """Return two characters that stand in none of the texts."""
+    free = (mark for mark in _MARKS if not any(mark in text for text in texts))
+    if (first := next(free, None)) and (second := next(free, None)):
+        return first, second
     raise NeighbourError(PROMPT, f"its texts hold every one of the {len(_MARKS)} characters that Unicode leaves free")
 
 

@@ -7,12 +7,13 @@ beside us leaves as NeighbourError, never as data.
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
+from typing import Any
 
 from protocol.settings.rollout import RolloutSettings, SamplingSettings
 from protocol.wire.trajectory import Finish, Trajectory
 from rollout.engine.generation import Generation
 from rollout.engine.version_gate import VersionGate
-from rollout.environments.base import MakeEnvironment, Observation, Resources, Step, Turn
+from rollout.environments.base import Chat, MakeEnvironment, Messages, Observation, Resources, Step, Turn
 from rollout.environments.guard import GuardedEnvironment
 from rollout.episodes.chat_tokens import ChatTokens
 from rollout.episodes.conversation import Conversation, Conversations
@@ -52,19 +53,27 @@ class EpisodePlayer:
         """
         started_at, clock = time.time(), time.perf_counter()
         environment = GuardedEnvironment(self._make_environment, self._resources, self._settings.turn_timeout_s)
-        prompt = await environment.reset(sample.task)
-        environment_s = time.perf_counter() - clock
-        conversation = self._conversations.begin(sample, self._text.prompt(prompt), written)
-        conversation.transcript.started_at = started_at
-        conversation.transcript.environment_s = environment_s
-        how = await self._converse(environment, conversation)
+        try:
+            prompt = await environment.reset(sample.task)
+            environment_s = time.perf_counter() - clock
+            conversation = self._conversations.begin(sample, self._text.prompt(prompt), written)
+            conversation.transcript.started_at = started_at
+            conversation.transcript.environment_s = environment_s
+            how = await self._converse(environment, conversation, prompt.tools if isinstance(prompt, Chat) else [])
+        finally:
+            await environment.close()
         clock = time.perf_counter()
         score = await self._score(sample, conversation.transcript)
         scored_s = time.perf_counter() - clock
         return conversation.finish(how, score.reward, score.parts, scored_s, score.filter_score, score.logs)
 
-    async def _converse(self, environment: GuardedEnvironment, conversation: Conversation) -> Finish:
-        """Play turns until the environment or the context ends the conversation; returns which."""
+    async def _converse(
+        self, environment: GuardedEnvironment, conversation: Conversation, tools: list[dict[str, Any]]
+    ) -> Finish:
+        """Play turns until the environment or the context ends the conversation; returns which.
+
+        tools: that the prompt told the policy of.
+        """
         transcript = conversation.transcript
         while True:
             turn = _turn_of(await conversation.next_turn(environment.stop))
@@ -73,14 +82,20 @@ class EpisodePlayer:
             transcript.add_reward(step.reward)
             if step.is_done:
                 return _finish_of(step, turn, conversation.is_full)
-            if not conversation.observe(self._observation_tokens(step.observation)):
+            if not conversation.observe(self._observation_tokens(step.observation, tools, transcript.tokens[-1])):
                 return "context"
 
-    def _observation_tokens(self, observation: Observation | str | None) -> list[int]:
+    def _observation_tokens(
+        self, observation: Observation | str | Messages | None, tools: list[dict[str, Any]], last_token: int
+    ) -> list[int]:
         assert not isinstance(observation, str)  # the guard has made an Observation of it
         if observation is None:
             return []
-        tokens, is_cut = self._text.observation(observation, self._settings.max_observation_tokens)
+        limit = self._settings.max_observation_tokens
+        if isinstance(observation, list):
+            tokens, is_cut = self._text.reply(observation, tools, last_token, limit)
+        else:
+            tokens, is_cut = self._text.observation(observation, limit)
         self.num_cut_observations += is_cut
         return tokens
 

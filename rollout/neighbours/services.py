@@ -4,7 +4,7 @@ They are opened and checked at attach, and once by the fleet before anything slo
 """
 
 from types import TracebackType
-from typing import Self
+from typing import Any, Self
 
 from pydantic import HttpUrl
 
@@ -13,9 +13,10 @@ from protocol.settings.rewards import RewardEndpoint
 from protocol.settings.run_spec import RunSpec
 from rollout.environments.base import Resources
 from rollout.environments.loading import load_environment, required_tools
+from rollout.environments.tool_use.make import MakeToolUse
 from rollout.neighbours.node import Node
 from rollout.neighbours.reward_client import RewardClient
-from rollout.neighbours.tools import open_tools
+from rollout.neighbours.tools.by_name import open_tools
 
 BUNDLED_REWARD = "bundled"
 
@@ -27,12 +28,14 @@ class Services:
     for a service.
     """
 
-    def __init__(self, spec: RunSpec, node: Node) -> None:
-        self.make_environment = load_environment(spec.rollout.environment)
+    def __init__(self, spec: RunSpec, node: Node, tokenizer: Any = None) -> None:
+        """tokenizer: the model's; None: the model is not known yet, and not checked."""
+        self.make_environment = load_environment(spec.rollout.environment, spec.tools)
+        self._tokenizer = tokenizer
         self.tools = open_tools(required_tools(self.make_environment), spec, node)
         self.rewards = _rewards(spec, node)
         # What environments are made with.
-        self.resources = Resources(spec.rollout.max_turns, self.tools)
+        self.resources = Resources(spec.rollout.max_turns, self.tools, self._chat_template)
 
     async def __aenter__(self) -> Self:
         return self
@@ -48,7 +51,13 @@ class Services:
         return self.rewards.is_accepting and all(tool.is_accepting for tool in self.tools.values())
 
     async def check(self) -> None:
-        """Ask each service once. Raises: NeighbourError naming the first that cannot be used, and what to change."""
+        """Ask each service once.
+
+        Raises: NeighbourError naming the first that cannot be used, and what to change; SettingsError for a model that
+        the environment cannot use.
+        """
+        if self._tokenizer is not None and isinstance(self.make_environment, MakeToolUse):
+            self.make_environment.check_model(self._chat_template)
         await self.rewards.check()
         for tool in self.tools.values():
             await tool.check()
@@ -58,6 +67,10 @@ class Services:
         await self.rewards.close()
         for tool in self.tools.values():
             await tool.close()
+
+    @property
+    def _chat_template(self) -> Any:
+        return getattr(self._tokenizer, "chat_template", None)
 
 
 def _rewards(spec: RunSpec, node: Node) -> RewardClient:

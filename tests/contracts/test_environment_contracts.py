@@ -10,13 +10,17 @@ from typing import Any
 import pytest
 
 from protocol.errors import SettingsError
+from protocol.settings.tools import ToolsSettings
 from protocol.wire.trajectory import Trajectory
 from rollout.neighbours.node import Node
 from rollout.neighbours.services import Services
 from tests.fakes.http_servers import Answer, ScriptedServer, scripted_server
 from tests.fakes.playing_session import playing_session
 from tests.fakes.rollout_fakes import ScriptedEngine, make_keys, make_spec
+from tests.fakes.tokenizing_engine import TokenizingEngine
+from tests.fakes.tool_models import FAMILIES
 
+ROOMY = {"max_response_tokens": 200, "max_context_tokens": 4096}
 README_EXAMPLE = """
 from rollout.environments.base import Resources, Step, Task, Turn
 
@@ -122,11 +126,41 @@ async def test_class_that_says_uses_retriever_searches_as_before(tmp_path: Path)
     assert _text(trajectory) == f"[user]who? Ada poet[assistant]Ada{PASSAGE} of 4Ada"
 
 
+async def test_tools_by_settings_alone_are_called_through_the_models_template() -> None:
+    model = FAMILIES["hermes"]
+    said = iter([("calculator", '{"expression": "6*7"}'), ("search", '{"query": "Ada"}')])
+
+    def write(context: str) -> str:
+        call = next(said, None)
+        return f"42{model.end}" if call is None else model.call.format(name=call[0], arguments=call[1]) + model.end
+
+    engine = TokenizingEngine(write, model.tokenizer())
+    spec = make_spec(environment="tools", **ROOMY)
+    spec = spec.model_copy(update={"tools": ToolsSettings(names=["search", "calculator"])})
+    with scripted_server() as server:
+        server.script("reward", Answer({"rewards": [0.5]}))
+        server.script("retrieve", Answer(REPLIES["plain text"]))
+        node = Node(f"{server.address}/reward", f"{server.address}/retrieve", "secret-token-secret", make_keys())
+        async with Services(spec, node, engine.tokenizer) as services:
+            await services.check()
+            made = services.make_environment, services.resources, services.rewards
+            async with playing_session(engine, *made, **ROOMY) as playing:
+                trajectory = await playing.made("e0-a", prompt="6 times 7?")
+        (scored,) = server.received["reward"][1:]
+    assert isinstance(trajectory, Trajectory), trajectory
+    assert scored.body["query"][0].endswith(f"{model.result.format(text='Ada: wrote notes')}42{model.end}")
+    assert model.result.format(text="42") in scored.body["query"][0]
+    assert scored.body["query"][0].index('"search"') < scored.body["query"][0].index('"calculator"')
+    assert trajectory.facts.finish == "answer"
+
+
 async def test_tool_that_there_is_none_of_is_named_before_anything_starts(tmp_path: Path) -> None:
     wanting = SEARCHING.replace("uses_retriever = True", "requires = {'serach'}")
     (tmp_path / "my_env.py").write_text(wanting)
     name = f"{tmp_path / 'my_env.py'}:Asking"
     with pytest.raises(SettingsError) as refused:
         Services(make_spec(environment=name), Node("http://127.0.0.1:1", None, "t", make_keys()))
-    expected = f"settings: rollout.environment = {name}: its class requires the tool 'serach'. There are: search."
+    expected = (
+        f"settings: rollout.environment = {name}: its class requires the tool 'serach'. There are: calculator, search."
+    )
     assert str(refused.value) == expected

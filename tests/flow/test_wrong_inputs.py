@@ -120,7 +120,7 @@ FOLDERS = [
     ),
     Wrong(
         "environment that is no name", 2,
-        "settings: rollout.environment = serch: expected one of single_turn, search, or module:Class, or "
+        "settings: rollout.environment = serch: expected one of single_turn, search, tools, or module:Class, or "
         "FILE.py:Class.",
         {"rollout.environment": "serch"},
     ),

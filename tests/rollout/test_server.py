@@ -79,6 +79,12 @@ async def test_attach_that_fails_leaves_the_attached_run_alone(stage: Stage) -> 
     assert (described["run"]["incarnation"], described["policy_version"]) == (1, 1)
 
 
+async def test_attach_refuses_tools_for_a_model_without_a_chat_template(stage: Stage) -> None:
+    tools = {"names": ["calculator"]}
+    with pytest.raises(SettingsError, match=r"policy.model has no chat template"):
+        await stage.server.attach(stage.run(environment="tools", tools=tools))
+
+
 async def test_attach_without_any_reward_service_says_what_to_do(stage: Stage) -> None:
     stage.node = Node(None, stage.node.retriever_url, stage.node.token, KEYS)
     with pytest.raises(OperatorError, match=r"rewards.endpoints is empty and this cluster has no bundled reward"):

@@ -11,6 +11,8 @@ import pytest
 from protocol.errors import NeighbourError
 from rollout.environments.base import Observation, Resources, Step, Task, Turn
 from rollout.environments.guard import GuardedEnvironment
+from tests.fakes.rollout_fakes import ScriptedEngine
+from tests.rollout.episodes.played import SAMPLE, make_player
 
 TASK = Task("Q?", "A", {})
 TURN = Turn("text", "stop")
@@ -37,6 +39,44 @@ class Scripted:
 
 def _guarded(answer: Any, turn_timeout_s: float = 5.0) -> GuardedEnvironment:
     return GuardedEnvironment(lambda resources: Scripted(answer), Resources(1), turn_timeout_s)
+
+
+class Closing(Scripted):
+    """Counts its closing, and then does what it is told."""
+
+    num_closed = 0
+
+    async def close(self) -> None:
+        self.num_closed += 1
+        await self._given()
+
+
+@pytest.mark.parametrize("play", ["end", "step fails", "reset fails"])
+async def test_environment_is_closed_once_however_its_conversation_ends(play: str) -> None:
+    def answer() -> Any:
+        number = next(numbers)
+        if number == (1 if play == "step fails" else 0 if play == "reset fails" else -1):
+            raise RuntimeError("no")
+        return "Q?" if number == 0 else Step(is_done=True)
+
+    numbers = iter(range(9))
+    environment = Closing(answer)
+    player = make_player(ScriptedEngine(lambda context: "A"), lambda resources: environment)
+    if play == "end":
+        await player.play(SAMPLE)
+    else:
+        with pytest.raises(NeighbourError, match="RuntimeError: no"):
+            await player.play(SAMPLE)
+    assert environment.num_closed == 1
+
+
+async def test_closing_that_fails_fails_nothing() -> None:
+    def fail() -> Any:
+        raise SystemExit(3)
+
+    environment = Closing(fail)
+    await GuardedEnvironment(lambda resources: environment, Resources(1), 5.0).close()
+    assert environment.num_closed == 1
 
 
 class NoRepr:

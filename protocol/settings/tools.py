@@ -1,0 +1,29 @@
+"""Settings of the tools that a policy may call: rollout.environment = tools."""
+
+from typing import Literal
+
+from pydantic import Field, field_validator
+
+from protocol.settings.section import CountAboveZero, Section
+
+BUNDLED_TOOLS = ("calculator", "search")
+
+
+class ToolsSettings(Section):
+    names: list[str] = Field([], max_length=64, description=f"Tools offered to the policy: {', '.join(BUNDLED_TOOLS)}.")
+    call_format: Literal["auto", "hermes", "llama3", "mistral", "qwen3_coder"] = Field(
+        "auto", description="How the model writes a call; auto: as its chat template says."
+    )
+    max_calls_per_turn: CountAboveZero = Field(
+        8, le=64, description="Calls of one turn that are run; each one more is refused."
+    )
+
+    @field_validator("names")
+    @classmethod
+    def _check_names(cls, names: list[str]) -> list[str]:
+        for name in names:
+            if name not in BUNDLED_TOOLS:
+                raise ValueError(f"{name!r} is no tool. There are: {', '.join(BUNDLED_TOOLS)}")
+        if len(set(names)) < len(names):
+            raise ValueError("names a tool twice. Name each once")
+        return names

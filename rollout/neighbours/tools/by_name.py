@@ -1,0 +1,27 @@
+"""The tools by name; a new one is a class and a line here, and its name in protocol/settings/tools.py."""
+
+from collections.abc import Callable, Collection
+
+from protocol.errors import SettingsError
+from protocol.settings.run_spec import RunSpec
+from rollout.neighbours.node import Node
+from rollout.neighbours.tools.calculator import Calculator
+from rollout.neighbours.tools.search import SearchTool
+from rollout.neighbours.tools.tool import Tool
+
+TOOLS: dict[str, Callable[[RunSpec, Node], Tool]] = {"calculator": Calculator, "search": SearchTool}
+
+
+def open_tools(names: Collection[str], spec: RunSpec, node: Node) -> dict[str, Tool]:
+    """Return these tools, ready to be checked.
+
+    Raises: SettingsError for a name that is no tool's, OperatorError where there is no address for one.
+    """
+    for name in names:
+        if name not in TOOLS:
+            environment = spec.rollout.environment
+            raise SettingsError(
+                f"settings: rollout.environment = {environment}: its class requires the tool {name!r}. "
+                f"There are: {', '.join(TOOLS)}."
+            )
+    return {name: TOOLS[name](spec, node) for name in sorted(names)}

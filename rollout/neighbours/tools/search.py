@@ -1,0 +1,43 @@
+"""`search(query)`: passages from the run's retriever, or from this node's own."""
+
+from collections.abc import Mapping
+from typing import Any
+
+from protocol.settings.run_spec import RunSpec
+from rollout.environments.search import render_passages
+from rollout.neighbours.node import Node
+from rollout.neighbours.retriever_client import RetrieverClient
+from rollout.neighbours.tools.tool import function_schema
+
+
+class SearchTool:
+    """Gives environments a list of the contents found, best first, and the policy a line per passage."""
+
+    schema = function_schema(
+        "search",
+        "Searches a collection of documents and returns the passages that fit best.",
+        query="What to look for.",
+    )
+
+    def __init__(self, spec: RunSpec, node: Node) -> None:
+        if spec.retriever.url is not None:
+            self._client = RetrieverClient([str(spec.retriever.url)], spec.retriever.topk)
+        else:
+            urls = [node.retriever_url] if node.retriever_url else []
+            self._client = RetrieverClient(urls, spec.retriever.topk, node.token)
+
+    @property
+    def is_accepting(self) -> bool:
+        return self._client.is_accepting
+
+    async def __call__(self, query: str) -> list[str]:
+        return [passage.contents for passage in await self._client.search(query)]
+
+    async def answer(self, arguments: Mapping[str, Any]) -> str:
+        return render_passages(await self(arguments["query"])).strip()
+
+    async def check(self) -> None:
+        await self._client.check()
+
+    async def close(self) -> None:
+        await self._client.close()

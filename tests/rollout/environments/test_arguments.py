@@ -1,0 +1,50 @@
+"""Arguments of a call against the schema of its tool."""
+
+from typing import Any
+
+import pytest
+
+from rollout.environments.base import ToolRefusal
+from rollout.environments.tool_use.arguments import fitted
+
+SCHEMA = {
+    "function": {
+        "parameters": {
+            "properties": {
+                "text": {"type": "string"},
+                "n": {"type": "integer"},
+                "flag": {"type": "boolean"},
+                "any": {},
+                "list": {"type": "array"},
+            },
+            "required": ["text"],
+        }
+    }
+}
+
+
+def test_text_that_is_the_json_of_its_type_becomes_that() -> None:
+    given = {"text": "1", "n": "3", "flag": "true", "any": "7", "list": "[1, 2]"}
+    assert fitted(given, SCHEMA) == {"text": "1", "n": 3, "flag": True, "any": "7", "list": [1, 2]}
+
+
+@pytest.mark.parametrize(
+    ("given", "problem"),
+    [
+        ({}, "the argument text is missing"),
+        ({"text": "a", "m": 1}, "there is no argument m: it has text, n, flag, any, list"),
+        ({"text": "a", "n": "three"}, "the argument n is not of the type integer"),
+        ({"text": "a", "n": True}, "the argument n is not of the type integer"),
+        ({"text": 1}, "the argument text is not of the type string"),
+    ],
+)
+def test_arguments_that_do_not_fit_are_refused(given: dict[str, Any], problem: str) -> None:
+    with pytest.raises(ToolRefusal) as refused:
+        fitted(given, SCHEMA)
+    assert str(refused.value) == problem
+
+
+def test_schema_without_parameters_takes_nothing() -> None:
+    assert fitted({}, {"function": {}}) == {}
+    with pytest.raises(ToolRefusal, match="there is no argument a: it has none"):
+        fitted({"a": 1}, {"function": {}})
