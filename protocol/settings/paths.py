@@ -2,6 +2,7 @@
 
 from pathlib import Path
 
+from protocol.settings.rollout import environment_file
 from protocol.settings.settings import Settings
 
 _FILE_SUFFIX = ".py"
@@ -11,7 +12,7 @@ def with_absolute_paths(settings: Settings, folder: Path) -> Settings:
     """Return the settings with every path absolute: `~` is the user's home, a relative path stands in `folder`.
 
     A model stays as it is unless it is a folder there: it may be a name on the Hugging Face hub. Of an environment
-    or algorithm only FILE.py:name holds a path.
+    or algorithm only FILE.py:name and kind:FILE hold a path.
     """
     run, data, policy, learner = settings.run, settings.data, settings.policy, settings.learner
     warm = policy.warm_start
@@ -38,7 +39,7 @@ def with_absolute_paths(settings: Settings, folder: Path) -> Settings:
                 update={"model": _absolute_model(settings.reference.model, folder)}
             ),
             "rollout": settings.rollout.model_copy(
-                update={"environment": _absolute_code(settings.rollout.environment, folder)}
+                update={"environment": _absolute_environment(settings.rollout.environment, folder)}
             ),
             "learner": learner.model_copy(
                 update={
@@ -57,6 +58,13 @@ def with_absolute_paths(settings: Settings, folder: Path) -> Settings:
 def _absolute_model(name: str, folder: Path) -> str:
     absolute = _absolute(name, folder)
     return absolute if name and Path(absolute).is_dir() else name
+
+
+def _absolute_environment(name: str, folder: Path) -> str:
+    if (file := environment_file(name)) is not None:
+        kind, path = file
+        return f"{kind}:{_absolute(path, folder)}"
+    return _absolute_code(name, folder)
 
 
 def _absolute_code(name: str, folder: Path) -> str:

@@ -70,6 +70,14 @@ class Step:
     is_done: bool = False  # True: the conversation ends here; the observation is not used
     reward: float | None = None  # added to the sample's reward, as its part named environment; None: no such part
     finish: Finish | None = None  # how the conversation ended; None: as its last turn did
+    score: float | None = None  # of the conversation so far, for filter.score = reward; the last one counts
+    logs: Mapping[str, float] = field(
+        default_factory=dict
+    )  # numbers worth a curve, by name; of each the last one counts
+
+
+def _no_template(messages: Messages) -> str:
+    raise NeighbourError("environment", "asks for chat messages as text, and the model has no chat template")
 
 
 @dataclass(frozen=True)
@@ -79,6 +87,7 @@ class Resources:
     max_turns: int  # rollout.max_turns: turns that may get an observation, before one last turn
     tools: Mapping[str, Callable[..., Awaitable[Any]]] = field(default_factory=dict)  # those that its class requires
     chat_template: Any = None  # the model's, a text, or several by name; None: it has none
+    render: Callable[[Messages], str] = _no_template  # chat messages as the text that the policy would read first
 
     def tool(self, name: str) -> Callable[..., Awaitable[Any]]:
         """Return a tool to call. A call that fails raises NeighbourError: let it pass, the sample is made again.
@@ -116,7 +125,7 @@ class Environment(Protocol):
     """One conversation. Made for each sample as `Class(resources)`.
 
     A class names the tools it uses: `requires = {"search"}`. It may have `async def close(self)`, which is called once
-    the conversation has ended, however it did.
+    the conversation has ended, however it did. `gives_reward = True`: without rewards.endpoints nobody else is asked.
     An exception is a failure of this environment: the sample is returned with its text, and nothing is trained.
     """
 

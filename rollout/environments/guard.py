@@ -36,6 +36,7 @@ _MAX_MESSAGES = 1024
 _FINISHES = get_args(Finish)
 _LEAVE_S = 0.5
 _CLOSE_S = 10.0
+_MAX_LOGS, _MAX_LOG_NAME = 32, 100
 _Checked = TypeVar("_Checked")
 # Calls that were given up and would not end: kept here, or the event loop drops them in the middle.
 _abandoned: set["asyncio.Task[Any]"] = set()
@@ -169,7 +170,26 @@ def _checked_step(step: Any) -> Step:
         raise _wrong("step returned", step, "a rollout.environments.base.Step")
     if step.finish is not None and step.finish not in _FINISHES:
         raise _wrong("the step's finish is", step.finish, f"None or one of {', '.join(_FINISHES)}")
-    return Step(_checked_observation(step.observation), bool(step.is_done), _checked_reward(step.reward), step.finish)
+    return Step(
+        _checked_observation(step.observation),
+        bool(step.is_done),
+        _checked_number(step.reward, "reward"),
+        step.finish,
+        _checked_number(step.score, "score"),
+        _checked_logs(step.logs),
+    )
+
+
+def _checked_logs(logs: Any) -> dict[str, float]:
+    """Return those numbers that a curve can show; one that it cannot show fails nothing."""
+    if not isinstance(logs, Mapping):
+        raise _wrong("the step's logs are", logs, "numbers by name")
+    shown: dict[str, float] = {}
+    for name, value in list(logs.items())[:_MAX_LOGS]:
+        with suppress(NeighbourError):
+            if (number := _checked_number(value, "log")) is not None:
+                shown[one_line(name, _MAX_LOG_NAME)] = number
+    return shown
 
 
 def _checked_observation(observation: Any) -> Observation | Messages | None:
@@ -194,19 +214,19 @@ def _checked_text(text: Any, what: str) -> str:
     return text
 
 
-def _checked_reward(reward: Any) -> float | None:
-    """Return a reward as a float: a number, a bool, or an array or tensor of one number."""
-    if reward is None:
+def _checked_number(value: Any, what: str) -> float | None:
+    """Return a reward or score as a float: a number, a bool, or an array or tensor of one number."""
+    if value is None:
         return None
     try:
-        plain = reward.item() if hasattr(reward, "item") else reward
+        plain = value.item() if hasattr(value, "item") else value
         number = float(plain) if isinstance(plain, int | float) else None
     except Exception as error:  # arrays of several numbers, integers too large for a float, users' own classes
         raise NeighbourError(ENVIRONMENT, described(error)) from error
     if number is None:
-        raise _wrong("the step's reward is", reward, "a number")
+        raise _wrong(f"the step's {what} is", value, "a number")
     if not math.isfinite(number):
-        raise NeighbourError(ENVIRONMENT, f"gave the reward {number}")
+        raise NeighbourError(ENVIRONMENT, f"gave the {what} {number}")
     return number
 
 

@@ -11,8 +11,10 @@ from types import ModuleType
 from typing import Any, cast
 
 from protocol.errors import SettingsError
+from protocol.settings.rollout import ENVIRONMENT_FORMS, environment_file
 from protocol.settings.tools import ToolsSettings
 from rollout.environments.base import MakeEnvironment
+from rollout.environments.openrlhf.load import load_agent
 from rollout.environments.search import Search
 from rollout.environments.single_turn import SingleTurn
 from rollout.environments.tool_use.make import make_tool_use
@@ -21,6 +23,9 @@ BUNDLED: dict[str, Callable[[ToolsSettings], MakeEnvironment]] = {
     "single_turn": lambda tools: SingleTurn,
     "search": lambda tools: Search,
     "tools": make_tool_use,
+}
+OF_FILES: dict[str, Callable[[Path, ToolsSettings], MakeEnvironment]] = {
+    "openrlhf_agent": lambda path, tools: load_agent(path),
 }
 
 
@@ -31,9 +36,12 @@ def load_environment(name: str, tools: ToolsSettings | None = None) -> MakeEnvir
     """
     if name in BUNDLED:
         return BUNDLED[name](tools or ToolsSettings())
+    if (file := environment_file(name)) is not None:
+        kind, path = file
+        return OF_FILES[kind](Path(path), tools or ToolsSettings())
     where, _, class_name = name.rpartition(":")
     if not where or not class_name.isidentifier():
-        raise _error(name, f"expected one of {', '.join(BUNDLED)}, or module:Class, or FILE.py:Class.")
+        raise _error(name, f"expected one of {ENVIRONMENT_FORMS}.")
     module = _load_file(name, Path(where)) if where.endswith(".py") else _import_module(name, where)
     found = getattr(module, class_name, None)
     if not inspect.isclass(found):

@@ -24,6 +24,8 @@ from rollout.episodes.final_answer import final_answer
 from rollout.episodes.sample import Generator, SampleTask, WrittenSoFar
 from rollout.episodes.transcript import Transcript
 
+_MAX_LOGS = 64
+
 
 class Conversations:
     """Begins conversations with one engine, under one run's limits."""
@@ -126,7 +128,8 @@ class Conversation:
     ) -> Trajectory:
         """Return the trajectory; what the environment gave is added to `reward`, under the part "environment".
 
-        reward_s: seconds that scoring took. score, logs: what the reward services gave for filtering and for curves.
+        reward_s: seconds that scoring took. score, logs: what the reward services gave for filtering and for curves;
+        an environment's own score stands in its place, and its logs beside them.
         Raises: NeighbourError("trajectory") when it is none that could be trained.
         """
         own = self.transcript.reward
@@ -134,7 +137,10 @@ class Conversation:
             reward, parts = reward + own, {**parts, ENVIRONMENT: own}
         try:
             facts = self._facts(how, reward, parts, reward_s)
-            facts = msgspec.structs.replace(facts, reward_score=score, reward_logs=dict(logs or {}))
+            if self.transcript.score is not None:
+                score = self.transcript.score
+            own_logs = {f"{ENVIRONMENT}/{name}": value for name, value in self.transcript.logs.items()}
+            facts = msgspec.structs.replace(facts, reward_score=score, reward_logs=_first_logs(own_logs, logs))
             return self.transcript.to_trajectory(facts)
         except FrameError as error:
             raise NeighbourError("trajectory", str(error)) from error
@@ -187,6 +193,11 @@ class Conversation:
         """Return what the policy answered in its last turn, as answers are compared."""
         last = self.transcript.turns[-1]
         return final_answer(self._shared.engine.decode(self.transcript.tokens[last.start : last.end]))
+
+
+def _first_logs(own: Mapping[str, float], others: Mapping[str, float] | None) -> dict[str, float]:
+    """Return as many numbers as a trajectory has room for, the environment's first."""
+    return dict(itertools.islice({**own, **(others or {})}.items(), _MAX_LOGS))
 
 
 def _seed_of(sample: SampleTask, turn: int) -> int:

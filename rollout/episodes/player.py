@@ -80,6 +80,7 @@ class EpisodePlayer:
             with _environment_timed(transcript):
                 step = await environment.step(turn)
             transcript.add_reward(step.reward)
+            transcript.add_figures(step.score, step.logs)
             if step.is_done:
                 return _finish_of(step, turn, conversation.is_full)
             if not conversation.observe(self._observation_tokens(step.observation, tools, transcript.tokens[-1])):

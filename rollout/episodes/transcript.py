@@ -5,7 +5,7 @@ Shape letter: T tokens so far, prompt included.
 """
 
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Literal
 
 import msgspec
@@ -42,6 +42,8 @@ class Transcript(msgspec.Struct):
     version_spans: list[VersionSpan] = []  # which policy version wrote which of the policy's tokens, in order
     turns: list[FinishedTurn] = []  # that the policy has written, in order
     reward: float | None = None  # what the environment has given; None: nothing yet
+    score: float | None = None  # the environment's own, for filtering; None: it gave none
+    logs: dict[str, float] = {}  # the environment's numbers for curves, by name
     started_at: float = 0.0  # Unix seconds
     generate_s: float = 0.0  # seconds that turns took, waiting for weights included
     environment_s: float = 0.0  # seconds that the environment took
@@ -80,6 +82,11 @@ class Transcript(msgspec.Struct):
         """Add what the environment gave for a turn."""
         if reward is not None:
             self.reward = (self.reward or 0.0) + reward
+
+    def add_figures(self, score: float | None, logs: Mapping[str, float]) -> None:
+        """Take over what the environment says beside the reward; the last of each counts."""
+        self.score = self.score if score is None else score
+        self.logs = {**self.logs, **logs}
 
     def to_trajectory(self, facts: TrajectoryFacts) -> Trajectory:
         """Return the finished trajectory, checked as the coordinator will check it.

@@ -11,9 +11,10 @@ from pydantic import HttpUrl
 from protocol.errors import OperatorError
 from protocol.settings.rewards import RewardEndpoint
 from protocol.settings.run_spec import RunSpec
-from rollout.environments.base import Resources
+from rollout.environments.base import Messages, Resources
 from rollout.environments.loading import load_environment, required_tools
 from rollout.environments.tool_use.make import MakeToolUse
+from rollout.neighbours.no_rewards import NoRewards
 from rollout.neighbours.node import Node
 from rollout.neighbours.reward_client import RewardClient
 from rollout.neighbours.tools.by_name import open_tools
@@ -33,9 +34,9 @@ class Services:
         self.make_environment = load_environment(spec.rollout.environment, spec.tools)
         self._tokenizer = tokenizer
         self.tools = open_tools(required_tools(self.make_environment), spec, node)
-        self.rewards = _rewards(spec, node)
+        self.rewards = _rewards(spec, node, getattr(self.make_environment, "gives_reward", False))
         # What environments are made with.
-        self.resources = Resources(spec.rollout.max_turns, self.tools, self._chat_template)
+        self.resources = Resources(spec.rollout.max_turns, self.tools, self._chat_template, self._rendered)
 
     async def __aenter__(self) -> Self:
         return self
@@ -68,14 +69,24 @@ class Services:
         for tool in self.tools.values():
             await tool.close()
 
+    def _rendered(self, messages: Messages) -> str:
+        """Return chat messages by the model's template. A BOS that the tokenizer puts before every text is left out."""
+        text = str(self._tokenizer.apply_chat_template(messages, add_generation_prompt=True, tokenize=False))
+        bos = getattr(self._tokenizer, "bos_token", None)
+        has_two = bool(bos) and self._tokenizer.encode("")[:1] == [self._tokenizer.bos_token_id]
+        return text.removeprefix(str(bos)) if has_two else text
+
     @property
     def _chat_template(self) -> Any:
         return getattr(self._tokenizer, "chat_template", None)
 
 
-def _rewards(spec: RunSpec, node: Node) -> RewardClient:
+def _rewards(spec: RunSpec, node: Node, is_given: bool) -> RewardClient | NoRewards:
+    """Return the run's reward services. is_given: the environment gives the reward, where no endpoint is named."""
     if spec.rewards.endpoints:
         return RewardClient(spec.rewards.endpoints, spec.rewards.combine)
+    if is_given:
+        return NoRewards()
     if node.reward_url is None:
         raise OperatorError(
             "settings: rewards.endpoints is empty and this cluster has no bundled reward service. "

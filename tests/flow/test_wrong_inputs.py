@@ -120,8 +120,8 @@ FOLDERS = [
     ),
     Wrong(
         "environment that is no name", 2,
-        "settings: rollout.environment = serch: expected one of single_turn, search, tools, or module:Class, or "
-        "FILE.py:Class.",
+        "settings: rollout.environment = serch: expected one of single_turn, search, tools, "
+        "openrlhf_agent:FILE.py, module:Class or FILE.py:Class.",
         {"rollout.environment": "serch"},
     ),
     Wrong(

@@ -6,6 +6,7 @@ from pathlib import Path
 import pytest
 
 from protocol.errors import NeighbourError, SettingsError
+from protocol.settings.rollout import ENVIRONMENT_FORMS
 from rollout.environments.base import Observation, Resources, Step, Task, Turn
 from rollout.environments.loading import load_environment, required_tools
 from rollout.environments.search import Search, query_of, render_passages
@@ -191,7 +192,7 @@ async def test_loading_finds_a_class_in_a_file(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("name", "problem"),
     [
-        ("serach", "serach: expected one of single_turn, search, or module:Class, or FILE.py:Class."),
+        ("serach", f"serach: expected one of {ENVIRONMENT_FORMS}."),
         ("{folder}/none.py:Mine", "there is no file {folder}/none.py. Give the path of a Python file."),
         (
             "{folder}/mine.py:Wanting",

@@ -4,7 +4,7 @@ import ast
 from pathlib import Path
 
 from protocol.errors import SettingsError
-from protocol.settings.rollout import BUNDLED_ENVIRONMENTS
+from protocol.settings.rollout import BUNDLED_ENVIRONMENTS, ENVIRONMENT_FORMS, environment_file
 from protocol.settings.settings import Settings
 
 _FUNCTIONS = (ast.FunctionDef, ast.AsyncFunctionDef)
@@ -17,15 +17,21 @@ def check_user_code(settings: Settings) -> None:
     """
     learner, environment = settings.learner, settings.rollout.environment
     where, _, class_name = environment.rpartition(":")
-    if environment not in BUNDLED_ENVIRONMENTS and not (where and class_name.isidentifier()):
-        raise SettingsError(
-            f"settings: rollout.environment = {environment}: expected one of {', '.join(BUNDLED_ENVIRONMENTS)}, or "
-            "module:Class, or FILE.py:Class."
-        )
-    _check("rollout.environment", environment, is_class=True)
+    if (file := environment_file(environment)) is not None:
+        _check_file(environment, file[1])
+    elif environment not in BUNDLED_ENVIRONMENTS and not (where and class_name.isidentifier()):
+        raise SettingsError(f"settings: rollout.environment = {environment}: expected one of {ENVIRONMENT_FORMS}.")
+    else:
+        _check("rollout.environment", environment, is_class=True)
     _check("learner.advantage", learner.advantage, is_class=False)
     _check("learner.loss", learner.loss, is_class=False)
     _check("learner.correction", learner.correction, is_class=False)
+
+
+def _check_file(environment: str, path: str) -> None:
+    if not Path(path).is_file():
+        problem = f"there is no file {path}. Give the path of a file."
+        raise SettingsError(f"settings: rollout.environment = {environment}: {problem}")
 
 
 def _check(setting: str, name: str | None, *, is_class: bool) -> None:

@@ -50,6 +50,11 @@ def test_what_is_no_path_stays_as_it_is(tmp_path: Path) -> None:
     settings = resolved(tmp_path, "--policy.model", "Qwen/Qwen3-0.6B", "--rollout.environment", "games.chess:Chess")
     assert settings.policy.model == "Qwen/Qwen3-0.6B"
     assert settings.rollout.environment == "games.chess:Chess"
+
+
+def test_path_behind_a_kind_of_environment_becomes_absolute(tmp_path: Path) -> None:
+    settings = resolved(tmp_path, "--rollout.environment", "openrlhf_agent:agents/mine.py")
+    assert settings.rollout.environment == f"openrlhf_agent:{tmp_path}/agents/mine.py"
     assert (settings.run.resume, settings.data.train, settings.data.eval) == ("auto", "", None)
     assert settings.policy.warm_start.data is None
     assert resolved(tmp_path, "--run.resume", "never").run.resume == "never"

@@ -5,8 +5,8 @@ from pathlib import Path
 import pytest
 
 from protocol.errors import SettingsError
-from protocol.settings.rollout import BUNDLED_ENVIRONMENTS
-from rollout.environments.loading import BUNDLED, load_environment
+from protocol.settings.rollout import BUNDLED_ENVIRONMENTS, FILE_ENVIRONMENTS
+from rollout.environments.loading import BUNDLED, OF_FILES, load_environment
 
 
 def test_file_that_ends_itself_is_told_as_one_that_cannot_be_loaded(tmp_path: Path) -> None:
@@ -18,3 +18,4 @@ def test_file_that_ends_itself_is_told_as_one_that_cannot_be_loaded(tmp_path: Pa
 
 def test_settings_know_the_bundled_environments_by_name() -> None:
     assert tuple(BUNDLED) == BUNDLED_ENVIRONMENTS
+    assert set(OF_FILES) == set(FILE_ENVIRONMENTS)
