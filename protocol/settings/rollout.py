@@ -14,7 +14,7 @@ _Bias = Annotated[float, Field(ge=-100.0, le=100.0)]
 
 BUNDLED_ENVIRONMENTS = ("single_turn", "search", "tools")
 # Environments of users' own files, by what stands before the path: openrlhf_agent:FILE.py
-FILE_ENVIRONMENTS = {"openrlhf_agent": "FILE.py"}
+FILE_ENVIRONMENTS = {"openrlhf_agent": "FILE.py", "verl_tools": "FILE.yaml"}
 ENVIRONMENT_FORMS = (
     ", ".join([*BUNDLED_ENVIRONMENTS, *(f"{kind}:{file}" for kind, file in FILE_ENVIRONMENTS.items()), "module:Class"])
     + " or FILE.py:Class"

@@ -18,6 +18,10 @@ class ToolsSettings(Section):
         8, le=64, description="Calls of one turn that are run; each one more is refused."
     )
 
+    reward: Literal["none", "steps", "final"] = Field(
+        "none", description="Of verl's tools: not used; what calls give is added; what calc_reward says at the end is."
+    )
+
     @field_validator("names")
     @classmethod
     def _check_names(cls, names: list[str]) -> list[str]:

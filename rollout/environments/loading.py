@@ -18,6 +18,7 @@ from rollout.environments.openrlhf.load import load_agent
 from rollout.environments.search import Search
 from rollout.environments.single_turn import SingleTurn
 from rollout.environments.tool_use.make import make_tool_use
+from rollout.environments.verl.load import load_verl_tools
 
 BUNDLED: dict[str, Callable[[ToolsSettings], MakeEnvironment]] = {
     "single_turn": lambda tools: SingleTurn,
@@ -26,6 +27,7 @@ BUNDLED: dict[str, Callable[[ToolsSettings], MakeEnvironment]] = {
 }
 OF_FILES: dict[str, Callable[[Path, ToolsSettings], MakeEnvironment]] = {
     "openrlhf_agent": lambda path, tools: load_agent(path),
+    "verl_tools": load_verl_tools,
 }
 
 

@@ -121,7 +121,7 @@ FOLDERS = [
     Wrong(
         "environment that is no name", 2,
         "settings: rollout.environment = serch: expected one of single_turn, search, tools, "
-        "openrlhf_agent:FILE.py, module:Class or FILE.py:Class.",
+        "openrlhf_agent:FILE.py, verl_tools:FILE.yaml, module:Class or FILE.py:Class.",
         {"rollout.environment": "serch"},
     ),
     Wrong(

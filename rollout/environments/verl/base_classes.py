@@ -1,0 +1,112 @@
+"""The names that tool classes import from verl, for machines without it: a base class, schemas, a decorator."""
+
+import importlib.util
+import sys
+from collections.abc import Callable
+from types import ModuleType
+from typing import Any, TypeVar
+from uuid import uuid4
+
+from pydantic import BaseModel, ConfigDict
+
+_Function = TypeVar("_Function", bound=Callable[..., Any])
+
+
+class _Open(BaseModel):
+    model_config = ConfigDict(extra="allow")
+
+
+class OpenAIFunctionPropertySchema(_Open):
+    type: str  # JSON's name of it
+    description: str | None = None
+    enum: list[str] | None = None
+
+
+class OpenAIFunctionParametersSchema(_Open):
+    type: str = "object"
+    properties: dict[str, OpenAIFunctionPropertySchema] = {}
+    required: list[str] = []
+
+
+class OpenAIFunctionSchema(_Open):
+    name: str
+    description: str = ""
+    parameters: OpenAIFunctionParametersSchema = OpenAIFunctionParametersSchema()
+    strict: bool = False
+
+
+class OpenAIFunctionToolSchema(_Open):
+    type: str = "function"
+    function: OpenAIFunctionSchema
+
+
+class ToolResponse(BaseModel):
+    """What a call gave; Sluice's models read its text."""
+
+    text: str | None = None
+    image: list[Any] | None = None
+    video: list[Any] | None = None
+
+
+class BaseTool:
+    """What a tool class is made from. One object serves all conversations, each under an instance id."""
+
+    def __init__(self, config: dict[str, Any], tool_schema: Any = None) -> None:
+        self.config = config
+        self.tool_schema = tool_schema or self.get_openai_tool_schema()
+        self.name = self.tool_schema.function.name
+
+    def get_openai_tool_schema(self) -> Any:
+        return self.tool_schema
+
+    async def create(self, instance_id: str | None = None, **kwargs: Any) -> Any:
+        return instance_id or str(uuid4()), ToolResponse()
+
+    async def execute(self, instance_id: str, parameters: dict[str, Any], **kwargs: Any) -> Any:
+        raise NotImplementedError(f"{type(self).__name__} has no execute")
+
+    async def calc_reward(self, instance_id: str, **kwargs: Any) -> float:
+        return 0.0
+
+    async def release(self, instance_id: str, **kwargs: Any) -> None:
+        pass
+
+
+def rollout_trace_op(function: _Function) -> _Function:
+    """Return the function: what it records is verl's own matter."""
+    return function
+
+
+_SCHEMAS = (
+    OpenAIFunctionPropertySchema,
+    OpenAIFunctionParametersSchema,
+    OpenAIFunctionSchema,
+    OpenAIFunctionToolSchema,
+    ToolResponse,
+)
+_MODULES: dict[str, dict[str, Any]] = {
+    "verl": {},
+    "verl.tools": {},
+    "verl.tools.base_tool": {"BaseTool": BaseTool, **{each.__name__: each for each in _SCHEMAS}},
+    "verl.tools.schemas": {each.__name__: each for each in _SCHEMAS},
+    "verl.utils": {},
+    "verl.utils.rollout_trace": {"rollout_trace_op": rollout_trace_op},
+}
+
+
+def offer_base_classes() -> None:
+    """Make `from verl.tools.base_tool import BaseTool` and such work in this process, unless verl is installed."""
+    if "verl" in sys.modules or importlib.util.find_spec("verl") is not None:
+        return
+    for name, contents in _MODULES.items():
+        module = ModuleType(name)
+        module.__path__ = []
+        vars(module).update(contents)
+        sys.modules[name] = module
+
+
+def function_schema_class() -> Any:
+    """Return the class that a tool's schema is read with: verl's own where it is installed."""
+    from importlib import import_module
+
+    return import_module("verl.tools.schemas").OpenAIFunctionToolSchema

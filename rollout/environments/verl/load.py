@@ -1,0 +1,100 @@
+"""Reads a tools file of verl's and makes its tools: `tools: [{class_name, config: {type: native}, tool_schema}]`."""
+
+import importlib
+import inspect
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from protocol.errors import SettingsError
+from protocol.one_line import one_line
+from protocol.settings.tools import ToolsSettings
+from rollout.environments.tool_use.make import MakeToolUse
+from rollout.environments.verl.base_classes import function_schema_class, offer_base_classes
+from rollout.environments.verl.tool import VerlTool
+from rollout.environments.verl.toolbox import VerlToolbox
+
+
+def load_verl_tools(path: Path, settings: ToolsSettings) -> MakeToolUse:
+    """Return the environment in which the policy calls the tools of this file. Runs users' modules.
+
+    Raises: SettingsError naming the entry and what is wrong with it.
+    """
+    entries = _entries(path)
+    offer_base_classes()
+    # A tool's module may stand beside the file that names it.
+    folder = str(path.resolve().parent)
+    if folder not in sys.path:
+        sys.path.append(folder)
+    tools: dict[str, VerlTool] = {}
+    for place, entry in enumerate(entries):
+        tool = _tool(path, f"tools[{place}]", entry)
+        name = tool.schema["function"]["name"]
+        if name in tools:
+            raise _error(path, f"tools[{place}]: there are two tools with the name {name}.")
+        tools[name] = tool
+    return MakeToolUse(settings, lambda resources: VerlToolbox(tools, settings.reward))
+
+
+def _entries(path: Path) -> list[Any]:
+    try:
+        text = path.read_text(encoding="utf-8")
+        read = yaml.safe_load(text)
+    except OSError as error:
+        raise _error(path, f"it cannot be read: {error.strerror}. Give the path of a YAML file.") from None
+    except (yaml.YAMLError, UnicodeDecodeError) as error:
+        raise _error(path, f"it is not YAML: {one_line(error)}.") from None
+    entries = read.get("tools") if isinstance(read, Mapping) else None
+    if not isinstance(entries, list) or not entries:
+        raise _error(path, "it has no list `tools`.")
+    if "${" in text:
+        raise _error(path, "it has a value in ${..}, which is not filled in here. Write the value itself.")
+    return entries
+
+
+def _tool(path: Path, place: str, entry: Any) -> VerlTool:
+    if not isinstance(entry, Mapping) or not isinstance(entry.get("class_name"), str):
+        raise _error(path, f"{place} has no class_name.")
+    config = dict(entry.get("config") or {})
+    if (kind := config.get("type", "native")) != "native":
+        raise _error(path, f"{place} has the type {kind}: only native tools are run here.")
+    found = _class(path, place, entry["class_name"])
+    written = entry.get("tool_schema")
+    try:
+        schema = function_schema_class().model_validate(written) if written is not None else None
+        tool = found(config=config, tool_schema=schema)
+        own = written if written is not None else _plain(tool)
+        name = own["function"]["name"]
+    except (Exception, SystemExit) as error:  # a user's code may raise anything
+        problem = f"{type(error).__name__}: {one_line(error)}"
+        raise _error(path, f"{place}: {entry['class_name']} cannot be made: {problem}") from error
+    for method in ("create", "execute", "calc_reward", "release"):
+        function: Any = getattr(tool, method, None)
+        if not inspect.iscoroutinefunction(inspect.unwrap(function)):
+            raise _error(path, f"{place}: {entry['class_name']} ({name}) has no `async def {method}`.")
+    return VerlTool(tool, dict(own))
+
+
+def _plain(tool: Any) -> Any:
+    return tool.get_openai_tool_schema().model_dump(exclude_unset=True, exclude_none=True)
+
+
+def _class(path: Path, place: str, class_name: str) -> Any:
+    module_name, _, name = class_name.rpartition(".")
+    try:
+        module = importlib.import_module(module_name)
+    except (Exception, SystemExit) as error:  # a user's module may raise anything
+        advice = "Put its module beside this file or on PYTHONPATH, and install what it imports."
+        problem = f"{type(error).__name__}: {one_line(error)}"
+        raise _error(path, f"{place}: {class_name} cannot be imported: {problem}. {advice}") from error
+    found = getattr(module, name, None)
+    if not inspect.isclass(found):
+        raise _error(path, f"{place}: {module_name} has no class {name}.")
+    return found
+
+
+def _error(path: Path, problem: str) -> SettingsError:
+    return SettingsError(f"settings: rollout.environment = verl_tools:{path}: {problem}")

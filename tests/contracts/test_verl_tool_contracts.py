@@ -1,0 +1,191 @@
+"""verl's tools files and classes, unchanged, from the setting that names them to the tokens.
+
+Classes are written as verl's own examples are: the imports, decorators, annotations and values of an old release and of
+a new one.
+"""
+
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from protocol.errors import SettingsError
+from protocol.settings.tools import ToolsSettings
+from protocol.wire import messages as m
+from protocol.wire.trajectory import Trajectory
+from rollout.environments.verl.load import load_verl_tools
+from rollout.neighbours.node import Node
+from rollout.neighbours.services import Services
+from tests.fakes.http_servers import Answer, scripted_server
+from tests.fakes.playing_session import playing_session
+from tests.fakes.rollout_fakes import make_keys, make_spec
+from tests.fakes.tokenizing_engine import TokenizingEngine
+from tests.fakes.tool_models import FAMILIES
+
+MODEL = FAMILIES["hermes"]
+NEW = """
+from typing import Any, Optional
+from uuid import uuid4
+
+from verl.tools.base_tool import BaseTool
+from verl.tools.schemas import OpenAIFunctionToolSchema, ToolResponse
+from verl.utils.rollout_trace import rollout_trace_op
+
+log = []
+
+
+class Guess(BaseTool):
+    def __init__(self, config: dict, tool_schema: OpenAIFunctionToolSchema):
+        super().__init__(config, tool_schema)
+        self._instances = {}
+
+    async def create(self, instance_id: Optional[str] = None, **kwargs) -> tuple[str, ToolResponse]:
+        instance_id = instance_id or str(uuid4())
+        truth = kwargs.get("create_kwargs", {}).get("ground_truth", None)
+        self._instances[instance_id] = {"truth": truth, "reward": 0.0}
+        log.append(("create", truth))
+        return instance_id, ToolResponse()
+
+    @rollout_trace_op
+    async def execute(self, instance_id: str, parameters: dict[str, Any], **kwargs) -> tuple[ToolResponse, float, dict]:
+        state = self._instances[instance_id]
+        state["reward"] = 1.0 if parameters["answer"] == state["truth"] else 0.25
+        return ToolResponse(text=f"parsed {parameters['answer']}{self.config['mark']}"), -0.05, {"n": 1}
+
+    async def calc_reward(self, instance_id: str, **kwargs) -> float:
+        return self._instances[instance_id]["reward"]
+
+    async def release(self, instance_id: str, **kwargs) -> None:
+        del self._instances[instance_id]
+        log.append(("release", len(self._instances)))
+"""
+OLD = """
+import json
+from typing import Optional, Tuple
+from verl.tools.base_tool import BaseTool
+
+log = []
+
+
+class Guess(BaseTool):
+    def __init__(self, config: dict, tool_schema):
+        super().__init__(config, tool_schema)
+        self._instances = {}
+
+    async def create(self, instance_id: Optional[str] = None, ground_truth: Optional[str] = None, **kwargs) -> str:
+        self._instances[instance_id] = {"truth": ground_truth, "reward": 0.0}
+        log.append(("create", ground_truth))
+        return instance_id
+
+    async def execute(self, instance_id: str, parameters: str, **kwargs) -> Tuple[str, float, dict]:
+        answer = json.loads(parameters)["answer"]
+        state = self._instances[instance_id]
+        state["reward"] = 1.0 if answer == state["truth"] else 0.25
+        return f"parsed {answer}{self.config['mark']}", -0.05, {}
+
+    async def calc_reward(self, instance_id: str, **kwargs) -> float:
+        return self._instances[instance_id]["reward"]
+
+    async def release(self, instance_id: str, **kwargs) -> None:
+        del self._instances[instance_id]
+        log.append(("release", len(self._instances)))
+"""
+YAML = """
+tools:
+  - class_name: "{module}.Guess"
+    config:
+      type: native
+      mark: "!"
+    tool_schema:
+      type: "function"
+      function:
+        name: "guess"
+        description: "Judges an answer."
+        parameters:
+          type: "object"
+          properties:
+            answer:
+              type: "string"
+              description: "The answer"
+          required: ["answer"]
+"""
+ROW = {"extra_info": {"need_tools_kwargs": True, "tools_kwargs": {"guess": {"create_kwargs": {"ground_truth": "4"}}}}}
+
+
+def _written(folder: Path, module: str, code: str) -> Path:
+    (folder / f"{module}.py").write_text(code)
+    (folder / "tools.yaml").write_text(YAML.format(module=module))
+    return folder / "tools.yaml"
+
+
+async def _played(path: Path, answers: list[str], tools: ToolsSettings) -> Any:
+    said = iter([*(MODEL.call.format(name="guess", arguments=f'{{"answer": "{each}"}}') for each in answers), "Done."])
+    engine = TokenizingEngine(lambda context: next(said) + MODEL.end, MODEL.tokenizer())
+    limits = {"max_response_tokens": 200, "max_context_tokens": 4096}
+    spec = make_spec(environment=f"verl_tools:{path}", **limits).model_copy(update={"tools": tools})
+    with scripted_server() as server:
+        server.script("reward", Answer({"rewards": [0.5]}))
+        node = Node(f"{server.address}/reward", None, "t", make_keys())
+        async with Services(spec, node, engine.tokenizer) as services:
+            await services.check()
+            made = services.make_environment, services.resources, services.rewards
+            async with playing_session(engine, *made, **limits) as playing:
+                lease = {"prompt": [{"role": "user", "content": "2+2="}], "columns": ROW}
+                return await playing.made("e0-a", **lease), engine
+
+
+@pytest.mark.parametrize(("release", "code"), [("new", NEW), ("old", OLD)])
+async def test_tool_of_each_release_is_created_called_and_released(tmp_path: Path, release: str, code: str) -> None:
+    module = f"guess_{release}"
+    trajectory, engine = await _played(_written(tmp_path, module, code), ["5", "4"], ToolsSettings())
+    assert isinstance(trajectory, Trajectory), trajectory
+    start = trajectory.facts.num_prompt_tokens
+    mask = trajectory.loss_mask[start:].astype(bool)
+    told = engine.decode(trajectory.tokens[start:][~mask].tolist())
+    assert told == MODEL.result.format(text="parsed 5!") + MODEL.result.format(text="parsed 4!")
+    assert '"name": "guess"' in engine.decode(trajectory.tokens[:start].tolist())
+    # As in verl, a tool's rewards are the tool's own until a setting says otherwise.
+    assert trajectory.facts.reward_parts == {"bundled": 0.5}
+    assert sys.modules[module].log == [("create", "4"), ("release", 0)]
+
+
+@pytest.mark.parametrize(("reward", "given"), [("steps", -0.1), ("final", 1.0)])
+async def test_rewards_of_a_tool_count_as_the_setting_says(tmp_path: Path, reward: Any, given: float) -> None:
+    path = _written(tmp_path, f"guess_{reward}", NEW)
+    trajectory, _ = await _played(path, ["5", "4"], ToolsSettings(reward=reward))
+    assert trajectory.facts.reward_parts == {"bundled": 0.5, "environment": pytest.approx(given)}
+
+
+async def test_tool_that_raises_fails_the_sample_and_is_released(tmp_path: Path) -> None:
+    failing = NEW.replace("state = self._instances[instance_id]\n", 'raise OSError("no disk")\n', 1)
+    failed, _ = await _played(_written(tmp_path, "guess_failing", failing), ["5"], ToolsSettings())
+    assert isinstance(failed, m.SampleFailed), failed
+    assert (failed.boundary, "OSError: no disk" in failed.detail) == ("environment", True)
+    assert sys.modules["guess_failing"].log[-1] == ("release", 0)
+
+
+@pytest.mark.parametrize(
+    ("written", "problem"),
+    [
+        ("tools: [", "it is not YAML"),
+        ("[]", "it has no list `tools`."),
+        ("tools: [{config: {}}]", "tools[0] has no class_name."),
+        (
+            "tools: [{class_name: a.B, config: {type: mcp}}]",
+            "tools[0] has the type mcp: only native tools are run here.",
+        ),
+        ("tools: [{class_name: nowhere.B}]", "nowhere.B cannot be imported: ModuleNotFoundError"),
+        ("tools: [{class_name: verl.tools.gsm8k_tool.Gsm8kTool}]", "cannot be imported: ModuleNotFoundError"),
+        ("tools: [{class_name: json.B}]", "json has no class B."),
+        ("tools: [{class_name: json.JSONDecoder}]", "json.JSONDecoder cannot be made: TypeError"),
+        ("tools: [{class_name: a.B, config: {key: '${oc.env:KEY}'}}]", "it has a value in ${..}"),
+    ],
+)
+def test_tools_file_that_cannot_be_used_is_refused(tmp_path: Path, written: str, problem: str) -> None:
+    path = tmp_path / "tools.yaml"
+    path.write_text(written)
+    with pytest.raises(SettingsError) as refused:
+        load_verl_tools(path, ToolsSettings())
+    assert str(refused.value).startswith(f"settings: rollout.environment = verl_tools:{path}: ")
+    assert problem in str(refused.value)
