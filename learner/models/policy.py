@@ -23,6 +23,10 @@ from learner.models.weights.lora import LoraForm, adapted_layers, adapters_off, 
 from learner.models.weights.named_weights import Weight, weights_of
 from learner.models.weights.pushed import PushedWeights
 from learner.packing.micro_batch import MicroBatch
+from protocol.weights.digest import digest_of_all, digest_of_tensor
+
+# How much of the model is whole at a time while it is digested.
+_DIGESTED_BYTES = 64 << 20
 
 
 class PolicyEngine(TrainedModel):
@@ -81,6 +85,13 @@ class PolicyEngine(TrainedModel):
         """Return what a push of this policy is made of, in buckets of so many bytes."""
         dtype = self._settings.dtype
         return PushedWeights(self._model, self.gather, self.shape_of, dtype=dtype, bucket_bytes=bucket_bytes)
+
+    def pushed_digest(self) -> str:
+        """Return the digest that servers would hold after a push of this policy. Collective."""
+        dtype = getattr(torch, self._settings.dtype)
+        buckets = self.pushed_weights(_DIGESTED_BYTES).buckets(is_sender=True)
+        pairs = (pair for bucket in buckets for pair in bucket)
+        return digest_of_all({name: digest_of_tensor(name, tensor.to(dtype).contiguous()) for name, tensor in pairs})
 
     def without_adapters(self) -> AbstractContextManager[None]:
         """Return a context in which the policy is its base model: the reference of a policy with LoRA adapters.

@@ -16,6 +16,7 @@ from learner.models.model_loading import load_model
 from learner.models.policy import PolicyEngine
 from learner.models.scoring.scored_model import scored_model
 from learner.models.settings import PolicySettings
+from learner.models.weights.digested import digest_of_model
 from learner.models.weights.export import export_model
 from learner.models.world import own_device
 from learner.packing.micro_batch import MicroBatch
@@ -55,6 +56,10 @@ class ReferenceModel:
         for weight in policy.merged_weights():
             with policy.gather(weight.parts):
                 own[weight.name].copy_(weight.merged())
+
+    def digest(self) -> str:
+        """Return the digest of its weights under the names that model folders have."""
+        return digest_of_model(self._model, self._settings.dtype)
 
     def save_state(self, folder: Path) -> None:
         """Write it as a model folder from rank 0. Raises: OSError when the disk refuses."""

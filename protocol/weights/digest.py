@@ -25,6 +25,7 @@ if TYPE_CHECKING:
 ROW_BYTES = 4096  # 128 * 63 * 4096 < 2**25: no sum of a row can leave 32 bits
 NUM_SUMS = 16
 _MIN_ROWS = 32  # matrix units want more than 16 rows
+_ALIGNMENT_BYTES = 16  # a GPU's matrix units read from such places alone; a rank's part may begin anywhere
 _PART_ROWS = 1 << 14  # rows at once, 64 MiB of weights: their sums take 3 MiB
 
 
@@ -47,7 +48,7 @@ class WeightDigest:
 
     def by_name(self) -> dict[str, str]:
         """Return each parameter's digest, 32 hexadecimal digits; waits for the device."""
-        return {name: _of_parameter(name, dtype, shape, sums) for name, dtype, shape, sums in self._found}
+        return {name: digest_of_sums(name, dtype, shape, sums) for name, dtype, shape, sums in self._found}
 
     def hexdigest(self) -> str:
         """Return the digest of all parameters that were added; waits for the device."""
@@ -59,18 +60,43 @@ def digest_of_all(by_name: Mapping[str, str]) -> str:
     return blake3(msgspec.msgpack.encode(sorted(by_name.items()))).hexdigest()
 
 
-def byte_sums(tensor: Tensor) -> Tensor:
+def digest_of_tensor(name: str, tensor: Tensor) -> str:
+    """Return a parameter's digest, 32 hexadecimal digits; waits for the tensor's device."""
+    return digest_of_sums(name, str(tensor.dtype).removeprefix("torch."), tuple(tensor.shape), byte_sums(tensor))
+
+
+def digest_of_sums(name: str, dtype: str, shape: tuple[int, ...], sums: Tensor) -> str:
+    """Return a parameter's digest from the sums of its bytes. dtype: torch's name of it, without the module."""
+    head = msgspec.msgpack.encode([name, dtype, list(shape)])
+    return str(blake3(head + sums.cpu().numpy().astype("<i8").tobytes()).hexdigest(16))
+
+
+def byte_sums(tensor: Tensor, first_byte: int = 0) -> Tensor:
     """Return the sums of a contiguous tensor's bytes, int64 [NUM_SUMS], on its device.
 
     A single changed byte always changes them all; other changes cancel in all of them with a chance below 1 in 2**38.
+    first_byte: where in the parameter the tensor begins. The sums of a parameter's parts, wherever it is cut, add up,
+    modulo 2**64, to the sums of the whole.
     """
     import torch
 
     data = tensor.detach().reshape(-1).view(torch.uint8).view(torch.int8)
+    row, begun_bytes = divmod(first_byte, ROW_BYTES)
+    if not begun_bytes:
+        return _sums_from_row(data, row)
+    rest_of_row, data = data[: ROW_BYTES - begun_bytes], data[ROW_BYTES - begun_bytes :]
+    first = torch.nn.functional.pad(rest_of_row, (begun_bytes, 0))
+    return _sums_from_row(first, row) + _sums_from_row(data, row + 1)
+
+
+def _sums_from_row(data: Tensor, first_row: int) -> Tensor:
+    """Return the sums of int8 bytes that begin with the row of number `first_row`."""
+    import torch
+
     num_body_bytes = len(data) - len(data) % (_MIN_ROWS * ROW_BYTES)
     body, tail = torch.split(data, [num_body_bytes, len(data) - num_body_bytes])
     total = torch.zeros(NUM_SUMS, dtype=torch.int64, device=data.device)
-    num_rows = 0
+    num_rows = first_row
     for rows in torch.split(body.view(-1, ROW_BYTES), _PART_ROWS) if num_body_bytes else ():
         total += _sums_of_rows(rows, num_rows)
         num_rows += len(rows)
@@ -85,6 +111,8 @@ def _sums_of_rows(rows: Tensor, first: int) -> Tensor:
     import torch
 
     factors = _mixed(torch.arange(first, first + len(rows), device=rows.device))
+    if rows.storage_offset() % _ALIGNMENT_BYTES:
+        rows = rows.clone()
     return (torch._int_mm(rows, _matrix(rows.device)) * factors.unsqueeze(1)).sum(dim=0)
 
 
@@ -119,8 +147,3 @@ def _matrix(place: device) -> Tensor:
     drawn = _shifted(_mixed(torch.arange(ROW_BYTES * NUM_SUMS) + (1 << 40)), 40) % 126  # 0 to 125
     entries = torch.where(drawn < 63, drawn - 63, drawn - 62)
     return entries.to(torch.int8).view(ROW_BYTES, NUM_SUMS).to(place)
-
-
-def _of_parameter(name: str, dtype: str, shape: tuple[int, ...], sums: Tensor) -> str:
-    head = msgspec.msgpack.encode([name, dtype, list(shape)])
-    return str(blake3(head + sums.cpu().numpy().astype("<i8").tobytes()).hexdigest(16))

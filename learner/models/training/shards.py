@@ -81,6 +81,28 @@ class ZeroShards:
         return min(whole, dist.get_rank() * part), min(whole, (dist.get_rank() + 1) * part)
 
     @torch.no_grad()
+    def kept(self, parameter: Tensor, key: str) -> Tensor:
+        """Return the elements of `kept_range` as this rank holds them, of its master weight or a moment; flat."""
+        start, stop = self.kept_range(parameter)
+        if self._stage == 0:
+            return self.whole(parameter, key).detach().flatten()
+        if self._stage in (1, 2):
+            mapping: Any = parameter._hp_mapping  # type: ignore[attr-defined]
+            if mapping is None:
+                return torch.empty(0)
+            found: Tensor = mapping.get_hp_fragment(None if key == WEIGHT else key)
+        elif key == WEIGHT:
+            found = self._utils.safe_get_local_fp32_param(parameter)
+        else:
+            found = self._utils.safe_get_local_optimizer_state(parameter, key)
+        return found.detach().flatten()[: stop - start]
+
+    @property
+    def is_shared(self) -> bool:
+        """Whether each rank keeps a part of its own; False: every rank keeps everything."""
+        return self._stage > 0
+
+    @torch.no_grad()
     def set_kept(self, parameter: Tensor, key: str, values: Tensor) -> None:
         """Put the elements of `kept_range` into this rank's master weight or moment."""
         if self._stage == 0:

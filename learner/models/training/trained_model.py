@@ -20,6 +20,7 @@ from learner.models.training.optimizer import GuardedAdamW
 from learner.models.training.schedule import learning_rate_factor
 from learner.models.training.shards import ZeroShards
 from learner.models.training.state import SHARD_BYTES, Writer, load_state, save_state
+from learner.models.training.state_digest import MOVING_NORM, HeldState, digest_held_state
 from learner.models.world import reduce_max, reduce_sums
 
 
@@ -55,6 +56,7 @@ class TrainedModel:
         )
         self._shards = ZeroShards(self._deepspeed, self._engine, self._zero_stage)
         self._model = self._engine.module
+        self._num_moves = 0
         self.device = torch.device(self._engine.device)
 
     def update(self, sums: Sums, global_weight: float) -> StepResult:
@@ -62,15 +64,23 @@ class TrainedModel:
 
         sums: this rank's, "loss" among them, which global_weight divides; every rank brings the same keys.
         """
+        lr = max(group["lr"] for group in self._scheduler.optimizer.param_groups)
         self._engine.step()
         reduced = _reduce(sums)
         norm = self._engine.get_global_grad_norm()
-        return StepResult(
+        result = StepResult(
             applied=bool(self._engine.was_step_applied()),
             loss=reduced.pop("loss") / global_weight,
             grad_norm=float(norm) if norm is not None else float("nan"),
             sums=reduced,
         )
+        self._num_moves += result.applied and lr > 0.0 and result.grad_norm > MOVING_NORM
+        return result
+
+    def held_state(self) -> HeldState:
+        """Return the training state in digests, as the ranks hold it; nothing is gathered. All ranks together."""
+        digests = digest_held_state(self._shards, self.weights(), self.device)
+        return HeldState(int(self._scheduler.last_epoch), self._num_moves, digests)
 
     def check_finite(self, *, with_optimizer: bool = False) -> None:
         """Raise on every rank when a weight of any rank is not finite; with_optimizer: or a part of its state.

@@ -76,17 +76,25 @@ def factors(layer: Any) -> tuple[Tensor, Tensor, float]:
     return layer.lora_A[_ADAPTER].weight, layer.lora_B[_ADAPTER].weight, float(layer.scaling[_ADAPTER])
 
 
+def adapter_tensors(model: Any) -> dict[str, Tensor]:
+    """Return the adapters of a whole model by the names that peft gives them on disk."""
+    return _named_on_disk({name: each.detach() for name, each in model.named_parameters() if ".lora_" in name})
+
+
 def write_adapters(folder: Path, form: LoraForm, base: str, tensors: dict[str, Tensor]) -> None:
     """Write adapters in the form that peft loads onto the base model.
 
     base: the base model, as the operator named it. tensors: lora_A and lora_B by their names in the model.
     """
     folder.mkdir(parents=True, exist_ok=True)
-    named = {_DISK_PREFIX + name.replace(f".{_ADAPTER}.", "."): tensor for name, tensor in tensors.items()}
-    save_file(named, folder / _TENSORS, metadata={"format": "pt"})
+    save_file(_named_on_disk(tensors), folder / _TENSORS, metadata={"format": "pt"})
     config = {key: sorted(value) if isinstance(value, set) else value for key, value in _config(form).to_dict().items()}
     text = json.dumps({**config, "base_model_name_or_path": base}, indent=2, default=str)
     (folder / _CONFIG).write_text(text + "\n", encoding="utf-8")
+
+
+def _named_on_disk(tensors: dict[str, Tensor]) -> dict[str, Tensor]:
+    return {_DISK_PREFIX + name.replace(f".{_ADAPTER}.", "."): tensor for name, tensor in tensors.items()}
 
 
 def _config(form: LoraForm) -> Any:

@@ -131,7 +131,9 @@ class Rank:
         found["few"] = self.step(samples[:1], micro_batch_tokens=90)
         state = self.folder / f"state_{self.world_size}_{self.stage}"
         self.policy.save_state(state, SHARD_BYTES)
+        found["held_state"] = self.policy.held_state()
         self.policy.export_hf(self.folder / f"export_{self.world_size}_{self.stage}")
+        found["pushed_digest"] = self.policy.pushed_digest()
         saved = self.weights()
         found["further"] = further = self.further(samples)
         self.policy.load_state(state)

@@ -12,7 +12,9 @@ import torch
 from safetensors.torch import load_file
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
+from learner.models.weights.digested import digest_of_folder
 from learner.models.world import free_address
+from protocol.weights.digest import digest_of_tensor
 from tests.fakes.tiny_models import make_tiny_model
 from tests.learner.models import policy_ranks
 from tests.learner.models.policy_ranks import flat
@@ -110,6 +112,20 @@ def test_step_is_refused_on_every_rank_when_one_number_is_not_finite(found: Foun
     refused = found[world_size][stage]["refused"]
     assert refused["applied"] == {"nan_gradient": False, "infinite_loss": False, "infinite_behaviour": False}
     assert refused["intact"]
+
+
+@pytest.mark.parametrize(("world_size", "stage"), CASES)
+def test_what_ranks_hold_has_the_digests_of_what_they_write(
+    found: Found, folder: Path, world_size: int, stage: int
+) -> None:
+    held = found[world_size][stage]["held_state"]
+    files = (folder / f"state_{world_size}_{stage}").glob("*.safetensors")
+    written = {name: digest_of_tensor(name, tensor) for file in files for name, tensor in load_file(file).items()}
+    assert held.digests == written
+    assert held.num_updates == 3
+    assert held.num_moves == 3
+    exported = digest_of_folder(folder / f"export_{world_size}_{stage}", "float32")
+    assert found[world_size][stage]["pushed_digest"] == exported
 
 
 @pytest.mark.parametrize(("world_size", "stage"), CASES)

@@ -4,12 +4,13 @@ import os
 import subprocess
 import sys
 from functools import cache
+from itertools import pairwise
 
 import pytest
 import torch
 from torch._subclasses.fake_tensor import FakeTensorMode
 
-from protocol.weights.digest import WeightDigest, byte_sums
+from protocol.weights.digest import WeightDigest, byte_sums, digest_of_tensor
 from protocol.weights.wire import Bucket, TensorMeta, bucket_num_bytes, bucket_views, plan_buckets
 
 METAS = [
@@ -189,3 +190,24 @@ def test_each_parameters_digest_has_its_name() -> None:
     after = by_name()
 
     assert [name for name in before if before[name] != after[name]] == ["norm"]
+
+
+@pytest.mark.parametrize("cuts", [(4,), (4096, 8192), (4092, 4100, 140_000), (131_072 + 8,)])
+def test_byte_sums_of_a_parameters_parts_add_up_to_those_of_the_whole(cuts: tuple[int, ...]) -> None:
+    whole = torch.randn(60_003, generator=torch.Generator().manual_seed(5))
+    bounds = [0, *(cut // 4 for cut in cuts), len(whole)]
+
+    parts = [byte_sums(whole[a:b], first_byte=4 * a) for a, b in pairwise(bounds)]
+
+    assert torch.equal(sum(parts, torch.zeros_like(parts[0])), byte_sums(whole))
+
+
+def test_digest_of_a_tensor_is_that_of_the_same_parameter_in_a_push() -> None:
+    weights = weights_of(METAS)
+    digest = WeightDigest([tuple(METAS)])
+    flat = torch.zeros(bucket_num_bytes(tuple(METAS)), dtype=torch.uint8)
+    for name, view in bucket_views(flat, tuple(METAS)):
+        view.copy_(weights[name])
+    digest.add(flat)
+
+    assert digest.by_name() == {name: digest_of_tensor(name, tensor) for name, tensor in weights.items()}
