@@ -6,6 +6,7 @@ Layout under a run's checkpoints/:
     step_000100/MANIFEST.json  written last: schema, step, version, run, model, and every file's size and SHA-256
     latest -> step_000100
     .tmp-...                   being written, or being removed; the next `begin` removes what a death left of these
+    refused_step_000080        was proven to be wrong (`verdicts.py`)
     set_aside_step_000120      was newer than what a start resumed from: corrupt, or of a lineage that was given up
 
 A folder has its `step_` name only while it is whole, so a death at any point leaves the older checkpoints as they were,
@@ -51,11 +52,12 @@ def begin(root: Path, step: int) -> Path:
     return aside
 
 
-def commit(aside: Path, checkpoint: Checkpoint, tell: Tell = quiet) -> Checkpoint:
+def commit(aside: Path, checkpoint: Checkpoint, tell: Tell = quiet, *, is_proven_later: bool = False) -> Checkpoint:
     """Return the finished checkpoint: `aside`, hashed and renamed. Called on rank 0 when every rank has written.
 
     Older checkpoints are untouched until this one has been read back and verified. Blocks for two reads of all its
-    bytes: one to hash them, one to verify. tell: takes how far it is.
+    bytes: one to hash them, one to verify. tell: takes how far it is. is_proven_later: `latest` stays where it is, for
+    `verdicts.settle` to move.
     Raises: OperatorError when the disk refuses; the aside folder is then gone and older checkpoints are intact.
     """
     root = aside.parent
@@ -71,7 +73,8 @@ def commit(aside: Path, checkpoint: Checkpoint, tell: Tell = quiet) -> Checkpoin
     committed = verify(target, tell)
     failpoint("checkpoint.commit.verified")
     with _naming_disk_errors(root):
-        point_latest(root, target)
+        if not is_proven_later:
+            point_latest(root, target)
         _remove_leftovers(root)
     failpoint("checkpoint.commit.displaced_removed")
     return committed
@@ -88,13 +91,13 @@ def newest_valid(root: Path, highest_step: int | None = None) -> Checkpoint | No
     highest_step: look at none above it. A folder whose manifest tells of another step than its name is no checkpoint.
     """
     for path in _newest_first(root):
-        if highest_step is not None and _step_of(path) > highest_step:
+        if highest_step is not None and step_of(path) > highest_step:
             continue
         try:
             checkpoint = verify(path)
         except CorruptCheckpointError:
             continue
-        if checkpoint.step == _step_of(path):
+        if checkpoint.step == step_of(path):
             return checkpoint
     return None
 
@@ -122,9 +125,9 @@ def rotate(root: Path, keep: int, verified: Container[Path] = (), protected: Con
     kept: list[Path] = []
     removed: list[Path] = []
     for path in _newest_first(root):
-        if len(kept) >= keep and _step_of(path) not in protected:
+        if len(kept) >= keep and step_of(path) not in protected:
             with _naming_disk_errors(root):
-                _remove(path)
+                remove(path)
             removed.append(path)
         elif len(kept) < keep and _is_valid(path, is_known=path in verified):
             kept.append(path)
@@ -133,7 +136,7 @@ def rotate(root: Path, keep: int, verified: Container[Path] = (), protected: Con
 
 def newer_than(root: Path, step: int) -> list[Path]:
     """Return the folders of steps above `step`, valid or not, newest first."""
-    return [path for path in _newest_first(root) if _step_of(path) > step]
+    return [path for path in _newest_first(root) if step_of(path) > step]
 
 
 def set_aside_newer(root: Path, step: int) -> None:
@@ -143,12 +146,21 @@ def set_aside_newer(root: Path, step: int) -> None:
     `latest` is made to name another one before each moves. Raises: OSError.
     """
     for path in newer_than(root, step):
-        _repoint_latest(root, path, step)
-        number, target = 1, root / f"{_SET_ASIDE}{path.name}"
-        while target.exists():
-            number += 1
-            target = root / f"{_SET_ASIDE}{path.name}-{number}"
-        move_synced(path, target)
+        set_aside(root, path, _SET_ASIDE, step)
+
+
+def set_aside(root: Path, path: Path, prefix: str, highest_step: int | None = None) -> Path:
+    """Take a checkpoint's name from its folder; returns where it is then. Raises: OSError.
+
+    `latest` names another one before it moves, of at most highest_step: without it, of an earlier step.
+    """
+    _repoint_latest(root, path, step_of(path) - 1 if highest_step is None else highest_step)
+    number, target = 1, root / f"{prefix}{path.name}"
+    while target.exists():
+        number += 1
+        target = root / f"{prefix}{path.name}-{number}"
+    move_synced(path, target)
+    return target
 
 
 def point_latest(root: Path, target: Path) -> None:
@@ -161,6 +173,11 @@ def point_latest(root: Path, target: Path) -> None:
     failpoint("checkpoint.latest.replaced")
     sync(root)
     failpoint("checkpoint.latest.synced")
+
+
+def step_of(path: Path) -> int:
+    """Return the step of a checkpoint by its folder's name."""
+    return int(path.name.removeprefix(_STEP))
 
 
 def _seal(aside: Path, checkpoint: Checkpoint, tell: Tell) -> None:
@@ -188,19 +205,15 @@ def _name(step: int) -> str:
     return f"{_STEP}{step:06d}"
 
 
-def _step_of(path: Path) -> int:
-    return int(path.name.removeprefix(_STEP))
-
-
 def _newest_first(root: Path) -> list[Path]:
     numbers = {path: path.name.removeprefix(_STEP) for path in root.glob(f"{_STEP}*")}
-    return sorted((path for path, n in numbers.items() if n.isascii() and n.isdecimal()), key=_step_of, reverse=True)
+    return sorted((path for path, n in numbers.items() if n.isascii() and n.isdecimal()), key=step_of, reverse=True)
 
 
 def _displace(target: Path) -> None:
     """Move a folder of the same step out of the way; `latest` names another one first, or it would name nothing."""
     if target.exists():
-        _repoint_latest(target.parent, target, _step_of(target) - 1)
+        _repoint_latest(target.parent, target, step_of(target) - 1)
         failpoint("checkpoint.commit.latest_taken_off")
         target.rename(target.with_name(f"{_ASIDE}displaced-{target.name}"))
         failpoint("checkpoint.commit.displaced")
@@ -219,7 +232,7 @@ def _repoint_latest(root: Path, path: Path, highest_step: int) -> None:
         sync(root)
 
 
-def _remove(path: Path) -> None:
+def remove(path: Path) -> None:
     """Remove a checkpoint: it loses its name first, so that no half of it is ever found."""
     failpoint("checkpoint.rotate.before_removal")
     aside = path.with_name(f"{_ASIDE}removed-{path.name}")

@@ -15,6 +15,9 @@ from learner.checkpoint.sealed_files import Tell, first_difference, first_wrong_
 
 SCHEMA = 1
 MANIFEST = "MANIFEST.json"
+PROOF = "PROOF.json"
+# Written when the other files' hashes are known. A proof comes last, and is about the manifest.
+_UNLISTED = (MANIFEST, PROOF, f".{PROOF}")
 
 
 class CorruptCheckpointError(Exception):
@@ -38,7 +41,7 @@ def verify(path: Path, tell: Tell = quiet) -> Checkpoint:
     Raises: CorruptCheckpointError naming the first file that is missing, surplus, or of another size or hash.
     """
     manifest = _read_manifest(path)
-    problem = first_difference(path, manifest["files"], unlisted=MANIFEST, tell=tell)
+    problem = first_difference(path, manifest["files"], unlisted=_UNLISTED, tell=tell)
     if problem is not None:
         raise CorruptCheckpointError(problem)
     return _checkpoint(path, manifest)
@@ -50,7 +53,7 @@ def look_at(path: Path) -> Checkpoint:
     Raises: CorruptCheckpointError naming the first file that is missing, surplus, or of another kind or size.
     """
     manifest = _read_manifest(path)
-    problem = first_wrong_entry(path, manifest["files"], unlisted=MANIFEST)
+    problem = first_wrong_entry(path, manifest["files"], unlisted=_UNLISTED)
     if problem is not None:
         raise CorruptCheckpointError(problem)
     return _checkpoint(path, manifest)

@@ -4,7 +4,7 @@ import hashlib
 import os
 import stat
 import threading
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Container, Iterable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path, PurePosixPath
 
@@ -40,8 +40,8 @@ def seal_files(folder: Path, tell: Tell = quiet) -> dict[str, dict[str, object]]
     return {name: {"bytes": size, "sha256": sha256} for name, size, sha256 in zip(files, sizes, hashes, strict=True)}
 
 
-def first_difference(folder: Path, listed: Listed, unlisted: str, tell: Tell = quiet) -> str | None:
-    """Return what is not as listed, None when every byte is. unlisted: the one file that the list leaves out.
+def first_difference(folder: Path, listed: Listed, unlisted: Container[str], tell: Tell = quiet) -> str | None:
+    """Return what is not as listed, None when every byte is. unlisted: the files that the list leaves out.
 
     Nothing is opened before its name, kind and size are right: a pipe would block whoever opens it.
     """
@@ -58,7 +58,7 @@ def first_difference(folder: Path, listed: Listed, unlisted: str, tell: Tell = q
     return None
 
 
-def first_wrong_entry(folder: Path, listed: Listed, unlisted: str) -> str | None:
+def first_wrong_entry(folder: Path, listed: Listed, unlisted: Container[str]) -> str | None:
     """Return whose name, kind or size is not as listed, None when all are. No file's content is read."""
     present = _listable(folder, unlisted)
     for name in sorted(listed.keys() ^ present.keys()):
@@ -75,8 +75,8 @@ def files_under(folder: Path) -> dict[str, Path]:
     return {str(PurePosixPath(path.relative_to(folder))): path for path in _walk(folder)}
 
 
-def _listable(folder: Path, unlisted: str) -> dict[str, Path]:
-    return {name: file for name, file in files_under(folder).items() if name != unlisted}
+def _listable(folder: Path, unlisted: Container[str]) -> dict[str, Path]:
+    return {name: file for name, file in files_under(folder).items() if name not in unlisted}
 
 
 def _walk(folder: Path) -> Iterator[Path]:

@@ -4,12 +4,14 @@
     state/memory.json   what the objective knows of earlier steps
     model/        the policy as a Hugging Face folder
     random/       each rank's random generators
+    told.json     what the ranks held, for the proof
     ledger.sqlite, wandb_run_id
 
 The place in the prompt order is in the ledger.
 """
 
 import shutil
+from contextlib import nullcontext
 from pathlib import Path
 
 import torch.distributed as dist
@@ -18,10 +20,12 @@ from learner.checkpoint.best import BestBy, keep_best
 from learner.checkpoint.folder import aside_folder, begin, commit, rotate
 from learner.checkpoint.manifest import Checkpoint
 from learner.checkpoint.sealed_files import Tell, quiet
+from learner.checkpoint.told import Told, write_told
 from learner.disk.layout import CHECKPOINTS, LEDGER, WANDB_ID
 from learner.disk.model_folder import model_digest
 from learner.models.roles import Roles
 from learner.rank.coordinator_client import CoordinatorClient
+from learner.rank.proof.proving import Proving
 from learner.rank.random_state import load_random_state, save_random_state
 from learner.rank.solo_work import SoloWork
 from protocol.errors import OperatorError
@@ -40,10 +44,12 @@ class CheckpointWriter:
         model: Path,
         keep: int,
         best_by: BestBy | None = None,
+        proving: Proving | None = None,
     ) -> None:
         """folder: the run's, on a disk that all ranks share. keep: how many valid checkpoints stay.
 
-        best_by: how the one is chosen that stays besides; None: none does.
+        best_by: how the one is chosen that stays besides; None: none does. proving: of what is saved; None: `latest`
+        names each checkpoint at once.
         """
         self._roles = roles
         self._coordinator = coordinator
@@ -52,6 +58,8 @@ class CheckpointWriter:
         self._model = model
         self._keep = keep
         self._best_by = best_by
+        self._proving = proving
+        self._proofs = proving.proofs if proving is not None else None
         self._verified: set[Path] = set()
 
     def save(self, step: int, policy_version: int) -> None:
@@ -62,12 +70,22 @@ class CheckpointWriter:
         does the last part alone, is gone or stuck.
         """
         self._roles.check_finite()
+        told = None if self._proving is None else self._proving.tell(step, policy_version)
         root = self._folder / CHECKPOINTS
         aside = aside_folder(root, step)
-        self._solo.do(f"make {aside}", lambda tell: begin(root, step))
-        self._write(aside)
-        dist.barrier()
-        self._solo.do(f"seal {aside}", lambda tell: self._seal(aside, step, policy_version, tell))
+        with self._proofs.lock if self._proofs is not None else nullcontext():
+            self._solo.do(f"make {aside}", lambda tell: begin(root, step))
+            self._write(aside)
+            dist.barrier()
+            self._solo.do(f"seal {aside}", lambda tell: self._seal(aside, step, policy_version, told, tell))
+
+    def finish(self) -> str:
+        """Wait for the last proof, all ranks together; returns what is to be said of it, empty when it is well."""
+        if self._proving is None:
+            return ""
+        proofs = self._proofs
+        self._solo.do("wait for the last proof", lambda tell: None if proofs is None else proofs.finish(tell))
+        return proofs.problem if proofs is not None else ""
 
     def _write(self, aside: Path) -> None:
         try:
@@ -84,13 +102,19 @@ class CheckpointWriter:
                 "Make room, then run the same command again to go on from the newest."
             ) from None
 
-    def _seal(self, aside: Path, step: int, policy_version: int, tell: Tell) -> None:
+    def _seal(self, aside: Path, step: int, policy_version: int, told: Told | None, tell: Tell) -> None:
         """Add the ledger, hash and verify everything, and remove what is older than the newest `keep`."""
+        if told is not None:
+            write_told(aside, told)
         self._coordinator.save_ledger(aside / LEDGER, step, tell)
         failpoint("rank_checkpoint.after_ledger")
         checkpoint = Checkpoint(aside, step, policy_version, self._folder.name, model_digest(self._model))
-        self._verified.add(commit(aside, checkpoint, tell).path)
-        protected = keep_best(aside.parent, self._folder, self._best_by) if self._best_by is not None else ()
+        committed = commit(aside, checkpoint, tell, is_proven_later=told is not None).path
+        self._verified.add(committed)
+        protected = keep_best(aside.parent, self._folder, self._best_by) if self._best_by is not None else set()
+        if self._proofs is not None and told is not None:
+            self._proofs.add(committed, told)
+            protected |= self._proofs.needed_steps()
         self._verified.difference_update(rotate(aside.parent, self._keep, self._verified, protected))
         failpoint("rank_checkpoint.before_barrier")
 

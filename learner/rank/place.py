@@ -2,6 +2,9 @@
 
 from dataclasses import dataclass
 
+# What a rank says that it is at when all is trained and saved.
+WAITING_FOR_PROOF = "waiting for the proof of the last checkpoint"
+
 
 @dataclass(frozen=True)
 class RankPlace:

@@ -29,6 +29,7 @@ class RankPusher:
         self._weights = policy.pushed_weights(weights.bucket_mb << 20)
         self._plan = self._weights.plan
         self._has_synced = False
+        self.digest = ""  # of what the servers were given last; on rank 0
         self._pusher = (
             WeightPusher(
                 servers,
@@ -60,6 +61,7 @@ class RankPusher:
                 pass
             return None
         report = self._pusher.push(version, self._plan, self._weights.buckets(is_sender=True))
+        self.digest = report.digest
         self._has_synced |= bool(report.synced)
         if not self._has_synced:
             raise NeighbourError("weight push", f"no server took version {version}: {report.failed}")

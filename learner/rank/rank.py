@@ -10,12 +10,17 @@ from pathlib import Path
 
 from learner.checkpoint.best import best_of
 from learner.checkpoint.sealed_files import Tell
+from learner.disk.layout import CHECKPOINTS
 from learner.models.world import reduce_tensor
 from learner.objectives.needs import is_trained
 from learner.objectives.policy_gradient import PolicyGradient, StepOutcome
 from learner.rank.checkpoint import CheckpointWriter
 from learner.rank.coordinator_client import CoordinatorClient
-from learner.rank.place import RunPlace
+from learner.rank.place import WAITING_FOR_PROOF, RunPlace
+from learner.rank.proof.asking import asking_a_process
+from learner.rank.proof.proofs import Proofs
+from learner.rank.proof.proving import Proving
+from learner.rank.proof.witness import Witness
 from learner.rank.push import RankPusher
 from learner.rank.start import Models, World
 from protocol.node.home import load_keys
@@ -68,7 +73,8 @@ class Trainer:
             self._report(outcome, timings)
             self._save_when_due()
         self._save()
-        return f"Ended at step {self._step}: {share}."
+        self._tell(WAITING_FOR_PROOF)
+        return f"Ended at step {self._step}: {share}. {self._checkpoints.finish()}".rstrip()
 
     def _push(self) -> dict[str, float]:
         """Give every server the current weights; returns how long it took. Raises when a server holds other ones."""
@@ -141,12 +147,18 @@ def train(
     rank, keys = world.place.rank, load_keys()
     channel = DealerChannel(run.coordinator_address, f"rank-{rank}", keys.peer, keys.coordinator.public)
     coordinator = CoordinatorClient(channel, run.run_id, run.incarnation)
-    keep = settings.learner.keep_checkpoints
-    checkpoints = CheckpointWriter(
-        models.roles, coordinator, world.solo, folder, model, keep, best_by=best_of(settings.eval)
-    )
     servers = [reach_server(name) for name in run.servers] if rank == 0 else []
     pusher = RankPusher(models.roles.policy, settings, servers, world.place.host, run.weights_backend)
+    proving = None
+    if settings.learner.prove_checkpoints:
+        witness = Witness(models.roles, folder.name, settings.run.seed, models.told)
+        pushed = (lambda: pusher.digest) if run.servers else models.roles.policy.pushed_digest
+        proofs = Proofs(folder / CHECKPOINTS, asking_a_process(model, settings)) if rank == 0 else None
+        proving = Proving(witness, pushed, proofs)
+    keep = settings.learner.keep_checkpoints
+    checkpoints = CheckpointWriter(
+        models.roles, coordinator, world.solo, folder, model, keep, best_by=best_of(settings.eval), proving=proving
+    )
     objective = PolicyGradient(models.roles, settings, reduce_tensor)
     ended = Trainer(world, models, objective, settings, coordinator, pusher, checkpoints, tell).train()
     pusher.close()

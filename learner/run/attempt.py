@@ -7,7 +7,9 @@ import time
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
-from learner.rank.place import RunPlace
+from learner.checkpoint.verdicts import complaints
+from learner.disk.layout import CHECKPOINTS
+from learner.rank.place import WAITING_FOR_PROOF, RunPlace
 from learner.run.cluster import fleet, processes, ray_door, servers
 from learner.run.cluster.cluster_end import cluster_end
 from learner.run.rank_watch import RankWatch
@@ -16,6 +18,8 @@ from protocol.errors import NeighbourError, OperatorError
 from protocol.settings.run_spec import RunSpec, engine_request, run_spec
 
 if TYPE_CHECKING:
+    from pathlib import Path
+
     from learner.run.context import RunContext
     from learner.run.start import RunStart
 
@@ -82,6 +86,7 @@ class RunAttempt:
         first = next(iter(training))
         servers = ServerWatch(self._servers, self._spec, self._lose_server)
         ranks = RankWatch(self._ranks, ray_door.is_done, ray_door.call)
+        told = set(complaints(self._checkpoints))
         servers_at = drain_until = 0.0
         while training:
             finished = self._finished(training, ranks)
@@ -92,14 +97,16 @@ class RunAttempt:
                 servers_at = now
                 self._check_cluster_is_there()
                 self._check_servers(servers)
+                self._show_complaints(told)
                 ranks.poll()
             if drain_until and now > drain_until:
-                return f"Stopped. The step after {self.step} did not end in time and was given up."
+                return self._given_up(ranks.phases[0])
             if self.context.stop.is_set() and not drain_until:
                 drain_until = now + self.context.settings.run.drain_s
                 self._coordinator.stop_after_step.remote("stopped by the user")
                 self.context.view.message("Stopping after this step; again to stop at once.")
         self._show()
+        self._show_complaints(told)
         ended = str(ray_door.call(first, "learner rank 0"))
         if (why := ray_door.call(self._coordinator.status.remote(), "the coordinator").gave_up) is not None:
             raise OperatorError(f"The run ended after step {self.step}. {why}")
@@ -119,6 +126,23 @@ class RunAttempt:
                     ray_door.call(self._coordinator.close.remote(), "the coordinator")
         finally:
             processes.end(self._coordinator, self._ranks)
+
+    @property
+    def _checkpoints(self) -> Path:
+        return self.start.folder / CHECKPOINTS
+
+    def _given_up(self, phase: str) -> str:
+        """Return what the run that was told to stop did not do in time. phase: what rank 0 was at."""
+        if phase == WAITING_FOR_PROOF:
+            return f"Stopped after step {self.step}. Its checkpoint is whole, and the next start proves it."
+        return f"Stopped. The step after {self.step} did not end in time and was given up."
+
+    def _show_complaints(self, told: set[str]) -> None:
+        """Show what is new of checkpoints that are not proven. told: the names of those that were shown; added to."""
+        for name, text in complaints(self._checkpoints).items():
+            if name not in told:
+                told.add(name)
+                self.context.view.message(f"Alarm: {text}")
 
     def _finished(self, training: dict[Any, str], ranks: RankWatch) -> list[str]:
         """Return who of the ranks has returned. Raises: NeighbourError naming who died first, if one can tell."""

@@ -19,10 +19,12 @@ from learner.health.watch import HealthWatch
 from learner.live.view import LiveView
 from learner.live.wandb_log import WandbLog
 from learner.objectives.needs import needs_of
+from learner.rank.proof.asking import asking_a_process
 from learner.report.write import write_report
 from learner.run.checks.preflight import Inspected
 from learner.run.cluster.cluster_end import cluster_end
 from learner.run.output import say
+from learner.run.proven_start import proven_start
 from learner.run.signals import stop_signals
 from learner.run.start import RunStart, locked, plan_restart, prepare_folder
 from learner.run.topology import plan_topology
@@ -72,11 +74,12 @@ def drive(inspected: Inspected) -> int:
             is_new = not start.folder.exists()
             with locked(start):
                 progress.has_made_folder = is_new  # with the lock: nobody else's is removed when this one fails
+                start = _proven(start, context)
                 prepare_folder(start, settings)
                 if inspected.train is not None:
                     inspected.train.save(start.folder)
                 pages.open()
-                ended = _run_attempts(inspected, context, progress)
+                ended = _run_attempts(start, context, progress)
         except BaseException as error:
             _end_failed(inspected, progress, view, error)
             raise
@@ -153,14 +156,14 @@ def check_cluster(
     )
 
 
-def _run_attempts(inspected: Inspected, context: "RunContext", progress: _Progress) -> str:
+def _run_attempts(start: RunStart, context: "RunContext", progress: _Progress) -> str:
     """Return how the run ended. A death after training began is followed by another attempt, while they get further.
 
     Raises: what ended the last attempt. However it ends, no process of the run is left, and the servers stay warm.
     """
     from learner.run.attempt import RunAttempt, Stopped
 
-    start, furthest, num_restarts = inspected.start, -1, 0
+    furthest, num_restarts = -1, 0
     while True:
         attempt = RunAttempt(context, start)
         try:
@@ -209,11 +212,19 @@ def _end_attempt(attempt: "RunAttempt") -> None:
 
 def _restart(context: "RunContext", start: RunStart, error: NeighbourError) -> RunStart:
     """Put the run folder back to the newest checkpoint; returns where the next attempt starts."""
-    start = plan_restart(start)
+    start = _proven(plan_restart(start), context)
     context.view.message(f"{' '.join(str(error).split())[:300]}. Going on from step {start.step}.")
     prepare_folder(start, context.settings)
     context.metrics.skip_known()
     return start
+
+
+def _proven(start: RunStart, context: "RunContext") -> RunStart:
+    """Return where the run starts, once the checkpoint there is proven."""
+    if not context.settings.learner.prove_checkpoints:
+        return start
+    prove = asking_a_process(context.model, context.settings)
+    return proven_start(start, prove, context.stop.is_set, context.view.show_phase, context.view.message)
 
 
 def _end_failed(inspected: Inspected, progress: _Progress, view: LiveView, error: BaseException) -> None:

@@ -57,6 +57,11 @@ class RankWatch:
         self._clock = clock
         self._ranks = [_Watched(rank, clock()) for rank in ranks]
 
+    @property
+    def phases(self) -> list[str]:
+        """What each rank was last heard to be at."""
+        return [watched.phase for watched in self._ranks]
+
     def poll(self) -> None:
         """Take answers that have come and ask on.
 

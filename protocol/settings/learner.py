@@ -85,6 +85,12 @@ class LearnerSettings(Section):
     )
     checkpoint_every_steps: Count = Field(50, description="Steps between checkpoints; 0: only the last one.")
     keep_checkpoints: CountAboveZero = Field(2, ge=2, description="Valid checkpoints kept on disk.")
+    prove_checkpoints: bool = Field(
+        True,
+        description="A process of its own reads each checkpoint as a resume would, and `latest` moves when it is "
+        "proven; it needs host memory for one model in policy.dtype.",
+    )
+    proof_timeout_s: Seconds = Field(1800.0, description="Longest time that the proof of a checkpoint may take.")
     num_threads: Count = Field(
         0, description="CPU threads of one rank; 0: its share of the cores, less one for each rollout server."
     )

@@ -10,6 +10,7 @@ import psutil
 import pytest
 
 from learner import audit
+from learner.checkpoint.proof import is_proven
 from tests.flow.flow_cluster import FlowCluster
 from tests.flow.user_run import Bring, Left, each_trained_once
 
@@ -17,6 +18,9 @@ pytestmark = [pytest.mark.stack, pytest.mark.timeout(600)]
 
 # Slow steps, so that each is met in its middle, and checkpoints behind the books.
 _OPTIONS = {"run.max_steps": 6, "learner.checkpoint_every_steps": 2, "learner.max_staleness": 0}
+
+
+_PROVEN = {**_OPTIONS, "learner.prove_checkpoints": True}
 
 
 @dataclass(frozen=True)
@@ -30,7 +34,7 @@ class Killed:
 @pytest.fixture(scope="module")
 def killed(cluster: FlowCluster, slow_user: Bring) -> Killed:
     left = slow_user.left("killed")
-    with cluster.running(*slow_user.options("killed", _OPTIONS)) as run:
+    with cluster.running(*slow_user.options("killed", _PROVEN)) as run:
         run.wait_until(lambda: left.last_step >= 3)
         run.process.kill()
         run.finished()
@@ -39,7 +43,7 @@ def killed(cluster: FlowCluster, slow_user: Bring) -> Killed:
 
 @pytest.fixture(scope="module")
 def resumed(cluster: FlowCluster, slow_user: Bring, killed: Killed) -> "subprocess.CompletedProcess[str]":
-    return cluster.run(*slow_user.options("killed", _OPTIONS))
+    return cluster.run(*slow_user.options("killed", _PROVEN))
 
 
 def test_a_killed_command_leaves_nothing_running_but_its_warm_servers(killed: Killed, cluster: FlowCluster) -> None:
@@ -87,13 +91,14 @@ def test_a_run_goes_on_with_another_number_of_ranks_and_zero_stage(
     resumed: "subprocess.CompletedProcess[str]", cluster: FlowCluster, slow_user: Bring
 ) -> None:
     left = slow_user.left("killed")
-    options = {**_OPTIONS, "run.max_steps": 8, "learner.num_ranks": 2, "learner.zero_stage": 3}
+    options = {**_PROVEN, "run.max_steps": 8, "learner.num_ranks": 2, "learner.zero_stage": 3}
 
     command = cluster.run(*slow_user.options("killed", options))
 
     assert command.returncode == 0, command.stdout + command.stderr
     assert "from step 6." in command.stdout
     assert left.trained == each_trained_once(8)
+    assert is_proven(left.folder / "checkpoints" / "latest")
     assert [line["policy_version"] for line in left.metrics] == [1, 2, 3, 4, 5, 6, 7, 8]
     assert newest_checkpoint(left) == 8
     assert audit.main([str(left.folder)]) == 0

@@ -1,0 +1,1 @@
+"""A checkpoint proves itself. Reading order: witness (what ranks hold), prove (what files hold), process, proofs."""

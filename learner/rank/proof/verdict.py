@@ -1,0 +1,39 @@
+"""The verdict on one checkpoint, with what it took to reach it."""
+
+import resource
+import time
+from pathlib import Path
+
+import torch
+
+from learner.checkpoint.proof import Proof, manifest_hash
+from learner.rank.proof.prove import prove
+from learner.rank.proof.refused import RefusedError
+from learner.rank.proof.request import ProofRequest
+from protocol.settings.settings import Settings
+
+
+def verdict(request: ProofRequest) -> Proof:
+    """Return what is found; raises what kept it from being found, such as a lack of memory."""
+    started = time.monotonic()
+    torch.set_num_threads(1)
+    folder, told = Path(request.folder), request.told
+    manifest = manifest_hash(folder)
+    settings = Settings.model_validate_json(request.settings)
+    loss, problem = None, ""
+    try:
+        loss = prove(folder, told, settings, Path(request.model))
+    except RefusedError as error:
+        problem = str(error)
+    used = resource.getrusage(resource.RUSAGE_SELF)
+    return Proof(
+        verdict="refused" if problem else "proven",
+        problem=problem,
+        step=told.step,
+        digest="" if problem else told.pushed,
+        loss=loss,
+        seconds=time.monotonic() - started,
+        cpu_s=used.ru_utime + used.ru_stime,
+        peak_mib=used.ru_maxrss >> 10,
+        manifest=manifest,
+    )

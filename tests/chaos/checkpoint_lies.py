@@ -1,0 +1,102 @@
+"""Well-formed wrong checkpoints, one seeded lie after the other: does any prove itself?
+
+    python -m tests.chaos.checkpoint_lies [--seed N] [--short] [--lies N]
+
+A policy, a critic and a reference are trained for four steps by DeepSpeed on one rank and saved at each. The last three
+checkpoints are copied, made to lie in one way (the last save repeated, a swapped shard, a stale optimizer, another
+role's file, ...), sealed with a right manifest, and proven. Counted are lies that pass (passed), lies that are refused
+for another reason than the lie (wrong_reason), and honest checkpoints that are refused (false_alarms). Of each kind the
+first goes through a process of its own as in a run, but in `--short`; the others are proven in this process. holds: all
+three are 0. `--short` tells 36 lies, each kind once.
+"""
+
+import random
+import shutil
+import sys
+import tempfile
+import time
+from collections import Counter
+from collections.abc import Callable
+from pathlib import Path
+
+from learner.checkpoint.manifest import look_at, verify
+from learner.checkpoint.proof import Proof
+from learner.checkpoint.told import Told
+from learner.rank.proof.process import prove_in_a_process
+from learner.rank.proof.request import make_request
+from learner.rank.proof.verdict import verdict
+from tests.chaos.checkpoint_mutations import content
+from tests.chaos.rig.lies import LIES
+from tests.chaos.rig.lying_case import Case, reseal
+from tests.chaos.rig.proved_run import STEPS, ProvedRun, make_proved_run
+from tests.chaos.rig.verdict import conclude, options
+
+_LIMIT_S = 600.0
+
+
+def main() -> int:
+    asked = options(__doc__, lies=1000)
+    num_lies = len(LIES) if asked.short else asked.lies
+    draw = random.Random(asked.seed)
+    counts: Counter[str] = Counter()
+    kinds: Counter[str] = Counter()
+    started = time.monotonic()
+    with tempfile.TemporaryDirectory() as scratch:
+        run = make_proved_run(Path(scratch), asked.seed)
+        counts["false_alarms"] += _false_alarms(run, in_a_process=not asked.short)
+        for number in range(num_lies):
+            lie = list(LIES)[number % len(LIES)]
+            in_a_process = number < len(LIES) and not asked.short
+            problem = tell_lie(run, lie, Path(scratch) / "copy", draw, in_a_process)
+            kinds[lie.__name__] += 1
+            counts["passed"] += problem is None
+            if problem is None or not any(word in problem for word in LIES[lie]):
+                counts["wrong_reason"] += problem is not None
+                print(f"{lie.__name__}: {problem or 'PASSED'}", flush=True)
+    for kind, count in sorted(kinds.items()):
+        print(f"{kind:36} {count}")
+    print(f"{time.monotonic() - started:.0f} s")
+    figures = {key: counts[key] for key in ("passed", "wrong_reason", "false_alarms")}
+    return conclude("checkpoint_lies", not any(figures.values()), lies=kinds.total(), **figures)
+
+
+def tell_lie(
+    run: ProvedRun, lie: Callable[[Case], None], copy: Path, draw: random.Random, in_a_process: bool
+) -> str | None:
+    """Return why a lie is refused, None when it passes. A lie that changed nothing is told again."""
+    while True:
+        step = draw.choice(STEPS[1:])
+        honest, told = run.checkpoint(step), run.told[step]
+        shutil.rmtree(copy, ignore_errors=True)
+        shutil.copytree(honest, copy)
+        case = Case(copy, run.checkpoint(step - 1), told, look_at(honest), draw)
+        lie(case)
+        if (content(copy), case.facts, case.told) != (content(honest), look_at(honest), told):
+            break
+    reseal(case)
+    verify(copy)  # it is well formed
+    found = _prove(run, copy, case.told, in_a_process)
+    return None if found.verdict == "proven" else f"{found.verdict}: {found.problem}"
+
+
+def _prove(run: ProvedRun, folder: Path, told: Told, in_a_process: bool) -> Proof:
+    request = make_request(folder, run.model, run.settings, told)
+    if not in_a_process:
+        return verdict(request)
+    found = prove_in_a_process(request, _LIMIT_S)
+    assert found is not None
+    return found
+
+
+def _false_alarms(run: ProvedRun, in_a_process: bool) -> int:
+    """Return how many honest checkpoints are refused. in_a_process: the first is proven in a process of its own."""
+    alarms = 0
+    for step in STEPS:
+        found = _prove(run, run.checkpoint(step), run.told[step], in_a_process and step == STEPS[0])
+        print(f"honest step {step}: {found}", flush=True)
+        alarms += found.verdict != "proven"
+    return alarms
+
+
+if __name__ == "__main__":
+    sys.exit(main())

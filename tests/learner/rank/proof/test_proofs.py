@@ -1,0 +1,129 @@
+"""The queue of proofs beside the training, with a proof that the test itself decides."""
+
+import threading
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from learner.checkpoint.proof import Proof, Verdict, is_proven, manifest_hash
+from learner.checkpoint.told import Told
+from learner.rank.proof.process import prove_in_a_process
+from learner.rank.proof.proofs import Proofs
+from learner.rank.proof.request import make_request
+from protocol.settings.settings import Settings
+from tests.learner.checkpoint.test_verdicts import latest, save
+
+_LIMIT_S = 60.0
+
+
+def told_of(step: int) -> Told:
+    return Told(run_id="run", step=step, policy_version=step, pushed="", texts=[], models={}, random=[])
+
+
+class Judge:
+    """Proves when it is told to."""
+
+    def __init__(self, verdict: Verdict = "proven") -> None:
+        self.asked: list[int] = []
+        self.has_begun = threading.Event()
+        self.may_end = threading.Event()
+        self._verdict = verdict
+
+    def __call__(
+        self, path: Path, told: Told, is_given_up: Callable[[], bool], is_awaited: Callable[[], bool]
+    ) -> Proof | None:
+        self.asked.append(told.step)
+        self.has_begun.set()
+        while not self.may_end.wait(0.01):
+            if is_given_up():
+                return None
+        return Proof(verdict=self._verdict, problem="no", step=told.step, manifest=manifest_hash(path))
+
+
+def test_latest_moves_when_the_proof_ends_and_nobody_waits_meanwhile(tmp_path: Path) -> None:
+    judge = Judge()
+    proofs = Proofs(tmp_path, judge)
+    path = save(tmp_path, 2)
+    proofs.add(path, told_of(2))
+    assert judge.has_begun.wait(_LIMIT_S)
+    assert latest(tmp_path) is None
+    assert proofs.needed_steps() == {2}
+    judge.may_end.set()
+    proofs.finish(lambda phase: None)
+    assert latest(tmp_path) == "step_000002"
+    assert is_proven(path)
+    assert proofs.problem == ""
+
+
+def test_of_checkpoints_that_wait_the_newest_is_proven_and_all_that_is_needed_stays(tmp_path: Path) -> None:
+    judge = Judge()
+    proofs = Proofs(tmp_path, judge)
+    proofs.add(save(tmp_path, 1), told_of(1))
+    assert judge.has_begun.wait(_LIMIT_S)
+    proofs.add(save(tmp_path, 2), told_of(2))
+    proofs.add(save(tmp_path, 3), told_of(3))
+    assert proofs.needed_steps() == {1, 3}
+    judge.may_end.set()
+    proofs.finish(lambda phase: None)
+    assert judge.asked == [1, 3]
+    assert proofs.needed_steps() == {3}
+    assert latest(tmp_path) == "step_000003"
+
+
+def test_a_refused_checkpoint_is_told_of(tmp_path: Path) -> None:
+    judge = Judge("refused")
+    judge.may_end.set()
+    proofs = Proofs(tmp_path, judge)
+    proofs.add(save(tmp_path, 2), told_of(2))
+    proofs.finish(lambda phase: None)
+    assert proofs.problem.startswith("The checkpoint of step 2 is refused: no. It is kept as ")
+    assert latest(tmp_path) is None
+
+
+def test_a_proof_that_fails_leaves_the_checkpoint_and_the_training_alone(tmp_path: Path) -> None:
+    def fail(path: Path, told: Told, *_: object) -> Proof | None:
+        raise OSError("no more processes")
+
+    proofs = Proofs(tmp_path, fail)
+    path = save(tmp_path, 2)
+    proofs.add(path, told_of(2))
+    proofs.finish(lambda phase: None)
+    assert proofs.problem == "The checkpoint of step 2 could not be proven: no more processes."
+    assert path.is_dir()
+
+
+def test_close_gives_up_the_proof_under_way(tmp_path: Path) -> None:
+    judge = Judge()
+    proofs = Proofs(tmp_path, judge)
+    proofs.add(save(tmp_path, 2), told_of(2))
+    assert judge.has_begun.wait(_LIMIT_S)
+    proofs.close()
+    assert latest(tmp_path) is None
+
+
+def test_finish_tells_what_it_waits_for(tmp_path: Path) -> None:
+    judge, told = Judge(), []
+
+    def tell(phase: str) -> None:
+        told.append(phase)
+        judge.may_end.set()
+
+    proofs = Proofs(tmp_path, judge)
+    proofs.add(save(tmp_path, 2), told_of(2))
+    assert judge.has_begun.wait(_LIMIT_S)
+    proofs.finish(tell)
+    assert told[0] == "proving the checkpoint of step 2 for 0 s"
+
+
+@pytest.mark.parametrize(("limit_s", "is_given_up", "verdict"), [(0.0, False, "not made"), (_LIMIT_S, True, None)])
+def test_a_process_has_a_limit_and_can_be_given_up(
+    tmp_path: Path, limit_s: float, is_given_up: bool, verdict: str | None
+) -> None:
+    path = save(tmp_path, 2)
+    request = make_request(path, tmp_path, Settings(), told_of(2))
+    found = prove_in_a_process(request, limit_s, lambda: is_given_up)
+    assert (None if found is None else found.verdict) == verdict
+    if found is not None:
+        assert found.problem == "it had no verdict within 0 s (learner.proof_timeout_s)"
+        assert found.manifest == manifest_hash(path)
