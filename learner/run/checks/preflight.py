@@ -45,7 +45,9 @@ def inspect(settings: Settings) -> Inspected:
     has_prompts = settings.data.train or needs_of(settings).prompts
     train = read_train_prompts(settings, model, start) if has_prompts else None
     check_held_out(settings, model)
-    check_disk(start.folder, model, settings.policy.dtype, settings.learner.keep_checkpoints)
+    # The newest proven one stays beside the newest.
+    num_kept = settings.learner.keep_checkpoints + settings.learner.prove_checkpoints
+    check_disk(start.folder, model, settings.policy.dtype, num_kept)
     return Inspected(settings, model, start, train)
 
 
