@@ -8,6 +8,7 @@ from typing import Literal
 
 import torch.distributed as dist
 
+from learner.models.base_reference import BaseReference
 from learner.models.critic import CriticEngine
 from learner.models.isolation import check_isolation
 from learner.models.policy import PolicyEngine
@@ -26,9 +27,16 @@ class Roles:
 
     policy: PolicyEngine  # what is trained, pushed and exported
     critic: CriticEngine | None = None  # says what trajectories are worth; None: nobody asks
-    reference: ReferenceModel | None = None  # what the policy is held near; None: nobody asks
+    # What the policy is held near: a model of its own, or the base under the policy's adapters; None: nobody asks
+    reference: ReferenceModel | BaseReference | None = None
     # What the objective knows of earlier steps, by name; the same on every rank
     memory: dict[str, float] = field(default_factory=dict)
+
+    @property
+    def kept_reference(self) -> ReferenceModel | None:
+        """The reference that checkpoints hold; None where there is none, or a folder or the policy's base is it."""
+        reference = self.reference
+        return reference if isinstance(reference, ReferenceModel) and reference.is_kept else None
 
     def check_finite(self) -> None:
         """Raise on every rank when a weight or optimizer state is not finite. Raises: NonFiniteWeightsError."""
@@ -44,8 +52,8 @@ class Roles:
         self.policy.save_state(folder / "policy")
         if self.critic is not None:
             self.critic.save_state(folder / "critic")
-        if self.reference is not None and self.reference.is_kept:
-            self.reference.save_state(folder / "reference")
+        if self.kept_reference is not None:
+            self.kept_reference.save_state(folder / "reference")
         if self.memory and dist.get_rank() == 0:
             (folder / _MEMORY).write_text(json.dumps(self.memory, sort_keys=True), encoding="utf-8")
 
@@ -61,7 +69,7 @@ class Roles:
             self.critic.load_state(folder / "critic")
         elif self.critic is not None:
             tell("the checkpoint has no critic: it begins anew")
-        if self.reference is not None and (folder / "reference").is_dir():
+        if isinstance(self.reference, ReferenceModel) and (folder / "reference").is_dir():
             self.reference.load_state(folder / "reference")
         if (folder / _MEMORY).is_file():
             self.memory.update(_read_memory(folder / _MEMORY))

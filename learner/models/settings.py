@@ -7,6 +7,7 @@ from typing import Any, Literal
 
 from learner.models.weights.lora import LoraForm
 from protocol.settings.policy import LoraSettings
+from protocol.settings.roles.zero_stage import Offload, critic_zero
 from protocol.settings.settings import Settings
 
 
@@ -16,7 +17,7 @@ class PolicySettings:
 
     model_dir: Path  # local folder in Hugging Face form
     dtype: Literal["float32", "bfloat16"]  # of forward and backward passes; master weights and moments are float32
-    zero_stage: Literal[0, 1, 2, 3]  # as asked for: `deepspeed_config.zero_stage_of` says which one runs
+    zero_stage: Literal[0, 1, 2, 3]  # as asked for: `zero_stage_of` says which one runs
     lr: float  # peak learning rate
     betas: tuple[float, float]  # AdamW's, of the first and of the second moment
     weight_decay: float  # AdamW's, before it is multiplied by the learning rate
@@ -27,7 +28,7 @@ class PolicySettings:
     schedule: Literal["constant", "linear", "cosine"]  # how the learning rate falls after the warm-up
     seed: int  # of torch on every rank
     temperature: float = 1.0  # of sampling; logprobs are those of the distribution that was sampled from
-    offload: Literal["none", "optimizer", "all"] = "none"  # what is kept in the CPU's memory; all: weights too
+    offload: Offload = "none"  # what is kept in the CPU's memory; all: weights too
     deepspeed: Mapping[str, Any] = field(default_factory=dict)  # merged into DeepSpeed's own configuration
     # True: activations are computed again in the backward pass, which saves memory
     gradient_checkpointing: bool = False
@@ -38,16 +39,18 @@ class PolicySettings:
 
 
 def critic_settings(settings: Settings, model: Path) -> PolicySettings:
-    """Return the critic as it is trained: as the policy, but for what `critic` says."""
+    """Return the critic as it is trained, all of it: as the policy, but for what `critic` says."""
     critic, policy = settings.critic, policy_settings(settings, model)
-    zero_stage = settings.learner.zero_stage if critic.zero_stage is None else critic.zero_stage
-    offload = {"zero_optimization": {"offload_optimizer": {"device": "cpu"}}} if critic.offload else {}
+    zero_stage, offload = critic_zero(settings)
     return replace(
         policy,
         lr=critic.lr,
         warmup_steps=critic.lr_warmup_steps * updates_per_step(settings),
         zero_stage=zero_stage,
-        deepspeed=offload,
+        offload=offload,
+        deepspeed={},
+        lora=None,
+        router_aux_loss=0.0,
     )
 
 

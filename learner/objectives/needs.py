@@ -32,6 +32,21 @@ def is_trained(settings: Settings) -> bool:
     return bool(settings.run.max_steps) or settings.policy.warm_start.data is not None
 
 
+def needs_reference(settings: Settings) -> bool:
+    """Return whether a step compares the policy with a reference."""
+    return settings.kl.coefficient > 0.0
+
+
+def is_reference_the_base(settings: Settings) -> bool:
+    """Return whether the reference is the policy with its LoRA adapters off: the model that the run began with.
+
+    Another model, and one that becomes the policy again and again, are models of their own.
+    """
+    return (
+        bool(settings.policy.lora.rank) and not settings.reference.model and not settings.reference.refresh_every_steps
+    )
+
+
 def _objectives(settings: Settings) -> Iterable[str]:
     """Yield what a run does, in order. One that does nothing still syncs its servers with its model."""
     is_warm_started = settings.policy.warm_start.data is not None

@@ -17,6 +17,7 @@ from torch import Tensor
 from learner.algorithms.aggregate import AGGREGATES
 from learner.algorithms.by_name import algorithm_of
 from learner.algorithms.whiten import Reduce
+from learner.models.reference import ReferenceModel
 from learner.models.roles import Roles
 from learner.models.step_result import StepResult
 from learner.objectives.advantages import of_groups, of_tokens, whitened
@@ -61,6 +62,7 @@ class PolicyGradient:
 
         policy_version: of the weights before the step. Collective.
         """
+        before = dict(self._roles.memory)
         plan, micro_batches = self.prepare(batch, trajectories, policy_version)
         of_critic = self._update_critic(plan, micro_batches)
         is_warming_up = self._roles.critic is not None and batch.step <= self._settings.critic.warmup_steps
@@ -76,7 +78,11 @@ class PolicyGradient:
                 self._kl.follow(metrics["reference_kl"], len(batch.planned))
         self._refresh_reference(batch.step)
         results = of_policy or of_critic
-        return StepOutcome(any(result.applied for result in results), _detail([*of_policy, *of_critic]), metrics)
+        if not (is_applied := any(result.applied for result in results)):
+            # The step is skipped: what the next ones go by is as before it. Its figures may be what was not finite.
+            self._roles.memory.clear()
+            self._roles.memory.update(before)
+        return StepOutcome(is_applied, _detail([*of_policy, *of_critic]), metrics)
 
     def prepare(
         self, batch: Batch, trajectories: Mapping[int, Trajectory], policy_version: int
@@ -143,9 +149,9 @@ class PolicyGradient:
         ]
 
     def _refresh_reference(self, step: int) -> None:
-        every = self._settings.reference.refresh_every_steps
-        if self._roles.reference is not None and every and step % every == 0:
-            self._roles.reference.refresh(self._roles.policy)
+        every, reference = self._settings.reference.refresh_every_steps, self._roles.reference
+        if isinstance(reference, ReferenceModel) and every and step % every == 0:
+            reference.refresh(self._roles.policy)
 
 
 def _with_returns(micro_batch: MicroBatch, advantages: Tensor) -> MicroBatch:

@@ -3,6 +3,7 @@
 Shape: K model tokens of a micro-batch.
 """
 
+import math
 from collections.abc import MutableMapping
 from dataclasses import dataclass
 
@@ -56,7 +57,7 @@ class ReferenceKl:
         return None if kl is None else self.coefficient * kl
 
     def follow(self, kl: float, num_trajectories: int) -> None:
-        """Move the coefficient after a step. kl: its mean over the step's tokens."""
-        if self.settings.target is not None:
+        """Move the coefficient after a step. kl: its mean over the tokens; one that is not finite says nothing."""
+        if self.settings.target is not None and math.isfinite(kl):
             controller = KlController(self.settings.target, self.settings.horizon)
             self.memory[_COEFFICIENT] = controller.next_coefficient(self.coefficient, kl, num_trajectories)

@@ -6,11 +6,14 @@ from pathlib import Path
 from learner.algorithms.by_name import algorithm_of
 from learner.checkpoint.manifest import Checkpoint
 from learner.disk.model_folder import find_named_model
+from learner.models.base_reference import BaseReference
 from learner.models.critic import CriticEngine
+from learner.models.policy import PolicyEngine
 from learner.models.reference import ReferenceModel
 from learner.models.roles import Roles, load_policy
 from learner.models.scoring.choose_way import choose_way
 from learner.models.settings import critic_settings, policy_settings, reference_settings
+from learner.objectives.needs import is_reference_the_base, needs_reference
 from learner.objectives.warm_start import warm_start
 from protocol.errors import OperatorError
 from protocol.settings.settings import Settings
@@ -28,7 +31,8 @@ def load_roles(settings: Settings, model: Path, checkpoint: Checkpoint | None, t
         name=settings.policy.model,
         micro_batch_tokens=settings.learner.micro_batch_tokens,
     )
-    roles = Roles(policy, _critic(settings, model, policy.vocab_size, tell), _reference(settings, model, tell))
+    critic = _critic(settings, model, policy.vocab_size, tell)
+    roles = Roles(policy, critic, _reference(settings, model, policy, checkpoint, tell))
     tell("the models are ready")
     return roles
 
@@ -37,15 +41,11 @@ def _first_policy(settings: Settings, model: Path, checkpoint: Checkpoint | None
     """Return the folder that the run begins with. A checkpoint makes its warm start unneeded, but for a reference that
     is not in it."""
     is_in_checkpoint = checkpoint is not None and (
-        not needs_reference(settings) or settings.reference.model or (checkpoint.path / "state" / "reference").is_dir()
+        not needs_reference(settings) or settings.reference.model or _holds_reference(checkpoint)
     )
     if settings.policy.warm_start.data is None or is_in_checkpoint:
         return model
     return warm_start(settings, model, tell)
-
-
-def needs_reference(settings: Settings) -> bool:
-    return settings.kl.coefficient > 0.0
 
 
 def _critic(settings: Settings, model: Path, vocab_size: int, tell: Callable[[str], None]) -> CriticEngine | None:
@@ -62,18 +62,26 @@ def _critic(settings: Settings, model: Path, vocab_size: int, tell: Callable[[st
     return critic
 
 
-def _reference(settings: Settings, model: Path, tell: Callable[[str], None]) -> ReferenceModel | None:
+def _reference(
+    settings: Settings, model: Path, policy: PolicyEngine, checkpoint: Checkpoint | None, tell: Callable[[str], None]
+) -> ReferenceModel | BaseReference | None:
     if not needs_reference(settings):
         return None
+    if is_reference_the_base(settings) and not _holds_reference(checkpoint):
+        return BaseReference(policy)
     tell("loading the reference")
     named = settings.reference.model
     is_named = bool(named) or settings.policy.warm_start.data is None
     reference = ReferenceModel(
         reference_settings(settings, find_named_model("reference.model", named) if named else model),
         is_offloaded=settings.reference.offload,
-        is_kept=bool(settings.reference.refresh_every_steps) or not is_named,
+        is_kept=bool(settings.reference.refresh_every_steps) or not is_named or _holds_reference(checkpoint),
     )
     with reference.in_use():
         name = named or settings.policy.model
         choose_way(reference.scored, reference.logprobs, name=name, dtype=settings.policy.dtype)
     return reference
+
+
+def _holds_reference(checkpoint: Checkpoint | None) -> bool:
+    return checkpoint is not None and (checkpoint.path / "state" / "reference").is_dir()

@@ -37,9 +37,22 @@ class LoraSettings(Section):
         (),
         description="Last parts of adapted layers' names, such as q_proj; none: every linear layer but the head.",
     )
+    push: Literal["merged", "adapters"] = Field(
+        "merged", description="What servers get: weights with the adapters merged in, or adapters alone (refused)."
+    )
     quantize: Literal["none", "4bit"] = Field(
         "none", description="Type of the frozen weights: the policy's, or 4 bits (refused)."
     )
+
+    @field_validator("push")
+    @classmethod
+    def _refuse_adapters_alone(cls, value: str) -> str:
+        if value == "adapters":
+            raise ValueError(
+                "an engine would compute base and adapters apart, which rounds otherwise than the merged weights that "
+                "checkpoints hold. Use merged."
+            )
+        return value
 
     @field_validator("quantize")
     @classmethod

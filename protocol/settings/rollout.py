@@ -5,6 +5,7 @@ from typing import Annotated, Any
 from pydantic import (
     Field,
     PositiveFloat,
+    field_validator,
 )
 
 from protocol.settings.section import Count, CountAboveZero, Fraction, Seconds, Section
@@ -51,6 +52,16 @@ class RolloutSettings(Section):
     lease_timeout_s: Seconds = Field(1800.0, description="Longest life of a lease before its prompt goes out again.")
     start_timeout_s: Seconds = Field(600.0, description="Longest wait for the servers to start.")
     engine_args: dict[str, Any] = Field({}, description="Passed to vLLM's AsyncEngineArgs unchanged.")
+
+    @field_validator("engine_args")
+    @classmethod
+    def _refuse_lora_engine(cls, value: dict[str, Any]) -> dict[str, Any]:
+        if value.get("enable_lora"):
+            raise ValueError(
+                "enable_lora = true wraps the engine's layers, and pushes would find their weights under other names. "
+                "Remove it: policy.lora needs nothing of the engine, its adapters are pushed merged."
+            )
+        return value
 
 
 class SamplingSettings(Section):

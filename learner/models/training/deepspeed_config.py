@@ -37,11 +37,6 @@ def import_deepspeed() -> Any:
     return deepspeed
 
 
-def zero_stage_of(asked: int, dtype: str) -> int:
-    """Return the stage that runs. bfloat16 at stage 0 runs as 2: DeepSpeed's stage 0 adds up gradients in bfloat16."""
-    return 2 if asked == 0 and dtype == "bfloat16" else asked
-
-
 def deepspeed_config(
     asked: Mapping[str, Any],
     *,

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from learner.models.settings import PolicySettings
 from learner.models.step_result import StepResult, Sums
-from learner.models.training.deepspeed_config import deepspeed_config, import_deepspeed, zero_stage_of
+from learner.models.training.deepspeed_config import deepspeed_config, import_deepspeed
 from learner.models.training.finite import NonFiniteWeightsError, first_non_finite
 from learner.models.training.optimizer import GuardedAdamW
 from learner.models.training.schedule import learning_rate_factor
@@ -22,6 +22,7 @@ from learner.models.training.shards import ZeroShards
 from learner.models.training.state import SHARD_BYTES, Writer, load_state, save_state
 from learner.models.training.state_digest import MOVING_NORM, HeldState, digest_held_state
 from learner.models.world import reduce_max, reduce_sums
+from protocol.settings.roles.zero_stage import zero_stage_of
 
 
 class TrainedModel:

@@ -32,7 +32,7 @@ class Witness:
         pushed: the digest that the servers hold, as rank 0 knows it. Blocks for one read of each rank's own state and a
         forward pass of three short texts.
         """
-        policy, critic, reference = self._roles.policy, self._roles.critic, self._roles.reference
+        policy, critic, reference = self._roles.policy, self._roles.critic, self._roles.kept_reference
         texts = draw_texts(policy.vocab_size, self._seed, step)
         says = answers(lambda part: policy.logprobs(part, temperature=1.0), texts)
         models = {"policy": self._model("policy", policy.held_state(), says)}
@@ -45,7 +45,7 @@ class Witness:
             pushed=pushed,
             texts=texts,
             models=models,
-            reference=reference.digest() if reference is not None and reference.is_kept else None,
+            reference=reference.digest() if reference is not None else None,
             memory=dict(self._roles.memory),
             random=_hashes_of_all(random_state_bytes()),
             step_before=None if self._before is None else self._before.step,

@@ -117,7 +117,7 @@ def _train(roles: Roles, step: int, seed: int) -> None:
     samples = [_sample(draw) for _ in range(4)]
     part, count = make_micro_batch(samples), sum(int(sample.loss_mask.sum()) for sample in samples)
     assert roles.critic is not None
-    assert roles.reference is not None
+    assert isinstance(roles.reference, ReferenceModel)
     assert roles.policy.step([part], _policy_loss, count).applied
     assert roles.critic.step([part], _value_loss, count).applied
     if step % 2 == 0:

@@ -1,5 +1,9 @@
 """Which coefficient the KL to the reference has: the settings', or what a target made of it."""
 
+import math
+
+import pytest
+
 from learner.objectives.reference_kl import ReferenceKl
 from protocol.settings.algorithm.kl import KlSettings
 
@@ -13,3 +17,10 @@ def test_target_moves_the_coefficient_which_a_later_start_goes_on_with() -> None
 
 def test_coefficient_that_a_target_moved_is_the_settings_again_without_one() -> None:
     assert ReferenceKl(KlSettings(coefficient=0.5), {"kl_coefficient": 0.1}).coefficient == 0.5
+
+
+@pytest.mark.parametrize("kl", [math.nan, math.inf, -math.inf])
+def test_kl_that_is_not_finite_leaves_the_coefficient(kl: float) -> None:
+    memory = {"kl_coefficient": 0.3}
+    ReferenceKl(KlSettings(coefficient=0.1, target=1.0, horizon=1000.0), memory).follow(kl, num_trajectories=500)
+    assert memory == {"kl_coefficient": 0.3}
