@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from learner.disk.metrics_lines import MetricsReader
-from learner.disk.model_folder import count_parameters, read_vocab_size
+from learner.disk.model_folder import read_vocab_size
 from learner.health.watch import HealthWatch
 from learner.live.view import LiveView
 from learner.live.wandb_log import WandbLog
@@ -25,6 +25,7 @@ from learner.run.checks.preflight import Inspected
 from learner.run.cluster.cluster_end import cluster_end
 from learner.run.output import say
 from learner.run.proven_start import proven_start
+from learner.run.rank_memory import read_sizes
 from learner.run.signals import stop_signals
 from learner.run.start import RunStart, locked, plan_restart, prepare_folder
 from learner.run.topology import plan_topology
@@ -136,7 +137,7 @@ def check_cluster(
     from learner.run.context import RunContext
 
     settings = inspected.settings
-    topology = plan_topology(settings, count_parameters(inspected.model), ray_door.nodes())
+    topology = plan_topology(settings, read_sizes(settings, inspected.model), ray_door.nodes())
     fleet.await_idle_fleet()
     if fleet.renew_fleet():
         view.message("The code has changed since the cluster was started: what runs other code is started anew.")

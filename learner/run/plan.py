@@ -39,4 +39,5 @@ def show_plan(inspected: Inspected, topology: Topology, has_cluster: bool) -> No
 def _row(processes: Processes, has_cluster: bool) -> tuple[str, str, str, str, str]:
     gpus = f"{processes.num_gpus}{'' if has_cluster or not processes.num_gpus else ' (0 without GPUs)'}"
     memory = f"{processes.memory_bytes / 2**20:,.0f} MiB {processes.besides}"
+    memory += f", {processes.host_bytes / 2**20:,.0f} MiB of host memory" if processes.host_bytes else ""
     return processes.role, str(processes.count), gpus, memory, _WHERE[processes.strategy]

@@ -3,10 +3,10 @@
 import os
 from collections.abc import Sequence
 
-from learner.disk.model_folder import count_parameters
 from learner.run.checks.preflight import Inspected
 from learner.run.cluster.cluster_end import cluster_end
 from learner.run.plan import show_plan
+from learner.run.rank_memory import read_sizes
 from learner.run.topology import Node, plan_topology
 from protocol.errors import OperatorError
 from protocol.node.home import read_cluster
@@ -15,7 +15,7 @@ from protocol.node.home import read_cluster
 def plan(inspected: Inspected) -> None:
     """Print which process would go where; starts nothing. Raises: SettingsError when they do not fit."""
     nodes = _find_nodes()
-    topology = plan_topology(inspected.settings, count_parameters(inspected.model), nodes)
+    topology = plan_topology(inspected.settings, read_sizes(inspected.settings, inspected.model), nodes)
     show_plan(inspected, topology, has_cluster=nodes is not None)
 
 

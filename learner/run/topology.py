@@ -6,8 +6,8 @@ from typing import Literal
 
 from learner.disk.model_folder import BYTES
 from learner.objectives.needs import needs_of
+from learner.run.rank_memory import Sizes, rank_memory
 from protocol.errors import SettingsError
-from protocol.settings.algorithm.names import ADVANTAGES_OF_TOKENS
 from protocol.settings.settings import Settings
 
 Backend = Literal["nccl", "gloo"]
@@ -34,8 +34,9 @@ class Processes:
     count: int  # of them; 0: the run needs none
     num_gpus: int  # of each
     strategy: Strategy  # where they are placed
-    memory_bytes: int  # of each, as far as it is known beforehand
+    memory_bytes: int  # of each on its device, as far as it is known beforehand
     besides: str  # what comes on top
+    host_bytes: int = 0  # of each in the host's memory beside a GPU's
 
 
 @dataclass(frozen=True)
@@ -53,23 +54,22 @@ class Topology:
         return self.ranks.num_gpus > 0
 
 
-def plan_topology(settings: Settings, num_parameters: int, nodes: Sequence[Node] | None) -> Topology:
+def plan_topology(settings: Settings, sizes: Sizes, nodes: Sequence[Node] | None) -> Topology:
     """Return which processes a run has, with which GPUs and where.
 
-    nodes: of the running cluster; None when none runs: then GPUs are planned unless weights travel by gloo.
+    sizes: of its models. nodes: of the running cluster; None when none runs: then GPUs are planned unless weights
+    travel by gloo.
     Raises: SettingsError when the cluster cannot hold them, or weights cannot travel as asked.
     """
-    learner, rollout = settings.learner, settings.rollout
+    rollout = settings.rollout
     num_gpus = None if nodes is None else sum(node.num_gpus for node in nodes)
     backend = choose_backend(settings.weights.backend, num_gpus)
     has_gpus = backend == "nccl" if num_gpus is None else num_gpus > 0
-    rank_bytes = learner_bytes(num_parameters, settings.policy.dtype, learner.zero_stage, learner.num_ranks)
-    rank_bytes += _bytes_beside_policy(num_parameters, settings)
-    server_bytes = num_parameters * BYTES[settings.policy.dtype] // rollout.tensor_parallel_size
+    server_bytes = sizes.policy.parameters * BYTES[settings.policy.dtype] // rollout.tensor_parallel_size
     num_servers = rollout.num_servers if needs_of(settings).rollouts else 0
     topology = Topology(
         coordinator=Processes("coordinator", 1, 0, "here", _window_bytes(settings), "for the window"),
-        ranks=Processes(_RANK, learner.num_ranks, int(has_gpus), "DEFAULT", rank_bytes, "+ activations"),
+        ranks=_ranks(settings, sizes, has_gpus),
         servers=Processes(
             _SERVER, num_servers, rollout.tensor_parallel_size if has_gpus else 0, "SPREAD", server_bytes, "+ KV cache"
         ),
@@ -97,33 +97,11 @@ def choose_backend(wanted: str, num_gpus: int | None) -> Backend:
     return "nccl" if wanted == "nccl" else "gloo"
 
 
-def learner_bytes(parameters: int, dtype: str, zero_stage: int, num_ranks: int) -> int:
-    """Return the bytes of weights, gradients and AdamW state on one rank (bf16 keeps an fp32 copy).
-
-    Source: ZeRO, arXiv:1910.02054, section 3: stage 1 splits optimizer state, stage 2 gradients too, 3 the weights too.
-    """
-    weights = gradients = parameters * BYTES[dtype]
-    optimizer = parameters * (8 if dtype == "float32" else 12)
-    if zero_stage >= 1:
-        optimizer //= num_ranks
-    if zero_stage >= 2:
-        gradients //= num_ranks
-    if zero_stage == 3:
-        weights //= num_ranks
-    return weights + gradients + optimizer
-
-
-def _bytes_beside_policy(parameters: int, settings: Settings) -> int:
-    """Return the bytes of critic and reference on one rank, each taken to be as large as the policy.
-
-    A reference that is offloaded counts: it is on the device while it is used.
-    """
-    critic, learner, dtype = settings.critic, settings.learner, settings.policy.dtype
-    total = parameters * BYTES[dtype] if settings.kl.coefficient else 0
-    if ADVANTAGES_OF_TOKENS.get(learner.advantage or ""):
-        stage = learner.zero_stage if critic.zero_stage is None else critic.zero_stage
-        total += learner_bytes(parameters, dtype, stage, learner.num_ranks)
-    return total
+def _ranks(settings: Settings, sizes: Sizes, has_gpus: bool) -> Processes:
+    memory = rank_memory(settings, sizes)
+    besides = "with activations" if sizes.policy.num_layers else "+ activations"
+    on_device, on_host = (memory.device, memory.host) if has_gpus else (memory.device + memory.host, 0)
+    return Processes(_RANK, settings.learner.num_ranks, int(has_gpus), "DEFAULT", on_device, besides, on_host)
 
 
 def _check_room(topology: Topology, nodes: Sequence[Node], settings: Settings) -> None:

@@ -1,10 +1,11 @@
 """One gradient in many ways, run by test_gradient_ranks: `python gradient_ranks.py FOLDER`.
 
-For worlds of 1, 2 and 4 ranks and each of CASES it takes one step on the same seven trajectories and saves its state;
-a world of one rank in ZeRO 0 then reads every state and takes a step more. Ranks are forked from this process, which
-has imported everything. Rank 0 of each world writes what it found to FOLDER/WORLD.pt.
+For worlds of 1, 2 and 4 ranks and each of the cases it takes one step on the same seven trajectories, saves its state
+and takes a step more; a world of one rank in ZeRO 0 then reads every state and takes that step too. Ranks are forked
+from this process, which has imported everything. Rank 0 of each world writes what it found to FOLDER/WORLD.pt.
 """
 
+import gc
 import os
 import sys
 import traceback
@@ -17,13 +18,16 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
+from learner.models.critic import CriticEngine
 from learner.models.policy import PolicyEngine
+from learner.models.step_result import StepResult, Sums
 from learner.models.training.deepspeed_config import import_deepspeed
 from learner.models.weights.lora import LoraForm
 from learner.models.world import free_address, join_world
-from learner.packing.micro_batch import make_micro_batch
+from learner.packing.micro_batch import MicroBatch, make_micro_batch
 from learner.packing.plan import plan_step
 from tests.learner.models.policy_ranks import flat, loss, settings, trajectories
+from tests.learner.run.held_tensors import held_tensors
 
 # Settings that must not change a gradient.
 CASES: dict[str, dict[str, Any]] = {
@@ -49,18 +53,39 @@ LORA_CASES: dict[str, dict[str, Any]] = {
     "lora, zero 2": {"lora": _LORA, "zero_stage": 2},
     "lora, zero 3, checkpointing": {"lora": _LORA, "zero_stage": 3, "gradient_checkpointing": True},
 }
+EXPORTED = "lora, zero 3, checkpointing"
+# A critic's, compared among themselves.
+CRITIC_CASES: dict[str, dict[str, Any]] = {
+    "critic, zero 0": {},
+    "critic, zero 1, checkpointing": {"zero_stage": 1, "gradient_checkpointing": True},
+    "critic, zero 2, offload": {"zero_stage": 2, "offload": "optimizer"},
+    "critic, zero 3": {"zero_stage": 3},
+}
 WORLDS = (1, 2, 4)
+Cases = dict[str, dict[str, Any]]
 
 
-def step(policy: PolicyEngine) -> None:
+def make(folder: Path, name: str, case: dict[str, Any]) -> PolicyEngine | CriticEngine:
+    of_case = replace(settings(folder / "model", 0), **case)
+    return CriticEngine(of_case) if name.startswith("critic") else PolicyEngine(of_case)
+
+
+def step(model: PolicyEngine | CriticEngine) -> None:
     samples = trajectories()
     plan = plan_step([len(s.tokens) for s in samples], dist.get_world_size(), 50)[dist.get_rank()]
     parts = [make_micro_batch([samples[i] for i in part]) for part in plan]
-    result = policy.step(parts, loss, sum(int(s.loss_mask.sum()) for s in samples))
-    assert result.applied
+    weight = sum(int(s.loss_mask.sum()) for s in samples)
+    if isinstance(model, CriticEngine):
+        assert model.step(parts, value_loss, weight).applied
+    else:
+        assert model.step(parts, loss, weight).applied
 
 
-def state_of(policy: PolicyEngine) -> dict[str, Tensor]:
+def value_loss(values: Tensor, micro_batch: MicroBatch) -> tuple[Tensor, Sums]:
+    return (values - micro_batch.behaviour_logprobs - micro_batch.advantages).square().sum(), {"value": values.sum()}
+
+
+def state_of(policy: PolicyEngine | CriticEngine) -> dict[str, Tensor]:
     """Return master weights and first moments; after one step these are the clipped gradient times 0.1."""
     shards = policy._shards
     found = {}
@@ -70,35 +95,66 @@ def state_of(policy: PolicyEngine) -> dict[str, Tensor]:
 
 
 def train(folder: Path) -> dict[str, Any]:
-    found = {}
-    for name, case in (CASES | LOW_CASES | LORA_CASES).items():
-        policy = PolicyEngine(replace(settings(folder / "model", 0), **case))
+    found: dict[str, Any] = {}
+    for name, case in (CASES | LOW_CASES | LORA_CASES | CRITIC_CASES).items():
+        before = held_bytes()
+        policy = make(folder, name, case)
         step(policy)
         found[name] = state_of(policy)
         policy.save_state(folder / f"{dist.get_world_size()} {name}")
         with policy.gather([p for _, p in policy.weights()]):
             found[name]["model"] = flat({name: p.detach().cpu().clone() for name, p in policy.weights()})
             found[name]["dtype"] = next(iter(policy.weights()))[1].dtype
-        pushed = policy.pushed_weights(bucket_bytes=50_000).buckets(is_sender=True)
-        found[name]["pushed"] = flat({name: tensor.float().clone() for bucket in pushed for name, tensor in bucket})
+        if isinstance(policy, PolicyEngine):
+            pushed = policy.pushed_weights(bucket_bytes=50_000).buckets(is_sender=True)
+            found[name]["pushed"] = flat({name: tensor.float().clone() for bucket in pushed for name, tensor in bucket})
+            if name == EXPORTED:
+                policy.export_hf(folder / f"{dist.get_world_size()} export")
+        kept = sum(tensor.nbytes for tensor in found[name].values() if isinstance(tensor, Tensor))
+        found[name]["held"] = held_in_step(policy) - before - kept
+        found[name]["further"] = state_of(policy)["weight"]
+        del policy  # all of it, before the next one's memory is counted
+    return found
+
+
+def held_in_step(model: PolicyEngine | CriticEngine) -> int:
+    """Take a step; return the bytes of all tensors of this process when its gradient is there."""
+    update, held = model.update, []
+
+    def counted(sums: Sums, weight: float) -> StepResult:
+        held.append(held_bytes())
+        return update(sums, weight)
+
+    vars(model)["update"] = counted
+    step(model)
+    return held[0]
+
+
+def held_bytes() -> int:
+    return sum(held_tensors().values())
+
+
+def gradients(folder: Path, cases: Cases) -> dict[str, Any]:
+    """Return, by case, the clipped gradient of a first step, times 0.1."""
+    found = {}
+    for name, case in cases.items():
+        model = make(folder, name, case)
+        step(model)
+        found[name] = state_of(model)["exp_avg"]
     return found
 
 
 def read(folder: Path) -> dict[str, Any]:
     """Return, by writer's ranks and case, the weights after one step more on one rank in ZeRO 0."""
-    policy = PolicyEngine(settings(folder / "model", 0))
     found = {}
-    for world_size in WORLDS:
-        for name in CASES:
-            policy.load_state(folder / f"{world_size} {name}")
-            step(policy)
-            found[f"{world_size} {name}"] = state_of(policy)["weight"]
-    policy = PolicyEngine(replace(settings(folder / "model", 0), lora=_LORA))
-    for world_size in WORLDS:
-        for name in LORA_CASES:
-            policy.load_state(folder / f"{world_size} {name}")
-            step(policy)
-            found[f"{world_size} {name}"] = state_of(policy)["weight"]
+    for cases in (CASES, LORA_CASES, CRITIC_CASES):
+        first = next(iter(cases))
+        model = make(folder, first, cases[first])
+        for world_size in WORLDS:
+            for name in cases:
+                model.load_state(folder / f"{world_size} {name}")
+                step(model)
+                found[f"{world_size} {name}"] = state_of(model)["weight"]
     return found
 
 
@@ -135,6 +191,8 @@ def main(arguments: Sequence[str]) -> None:
     folder = Path(arguments[0])
     import_deepspeed()
     import transformers.models.qwen2.modeling_qwen2  # noqa: F401  # once, not once a rank
+
+    gc.freeze()  # what is there by now is no tensor of a model: counting leaves it out
 
     for world_size in WORLDS:
         run_world(world_size, folder, str(world_size), train)

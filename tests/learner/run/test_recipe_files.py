@@ -5,7 +5,9 @@ from pathlib import Path
 
 import pytest
 
+from learner.disk.model_size import ModelSize
 from learner.run.command import main
+from learner.run.rank_memory import Sizes
 from learner.run.topology import Node, plan_topology
 from protocol.settings.algorithm.names import ADVANTAGES_OF_TOKENS
 from protocol.settings.loader import load_settings
@@ -42,7 +44,7 @@ def test_every_file_of_the_shelf_is_tested() -> None:
 def test_recipe_fits_the_machines_that_it_names(name: str) -> None:
     gpus, num_parameters = MACHINES[name]
     nodes = [Node(f"10.0.0.{number}", count) for number, count in enumerate(gpus)]
-    plan = plan_topology(settings_of(name), num_parameters, nodes)
+    plan = plan_topology(settings_of(name), Sizes(ModelSize(num_parameters)), nodes)
     used = sum(part.count * part.num_gpus for part in (plan.ranks, plan.servers))
     assert plan.backend == "nccl"
     assert used <= sum(gpus)

@@ -4,10 +4,13 @@ from dataclasses import replace
 
 import pytest
 
-from learner.run.topology import Node, choose_backend, learner_bytes, plan_topology
+from learner.disk.model_size import ModelSize
+from learner.run.rank_memory import Sizes
+from learner.run.topology import Node, choose_backend, plan_topology
 from protocol.errors import SettingsError
 from protocol.settings.settings import Settings
 
+SIZES = Sizes(ModelSize(1000))
 _TWO_EIGHTS = [Node("10.0.0.1", 8), Node("10.0.0.2", 8)]
 
 
@@ -21,13 +24,13 @@ def settings(num_ranks: int = 2, num_servers: int = 2, tensor_parallel_size: int
 
 def shape(of: Settings, nodes: list[Node] | None) -> list[tuple[int, int, str]]:
     """Return (count, GPUs each, where) of coordinator, ranks and servers."""
-    plan = plan_topology(of, 1000, nodes)
+    plan = plan_topology(of, SIZES, nodes)
     return [(part.count, part.num_gpus, part.strategy) for part in (plan.coordinator, plan.ranks, plan.servers)]
 
 
 def refusal(of: Settings, nodes: list[Node] | None) -> str:
     with pytest.raises(SettingsError) as caught:
-        plan_topology(of, 1000, nodes)
+        plan_topology(of, SIZES, nodes)
     return str(caught.value)
 
 
@@ -73,7 +76,7 @@ def test_ipc_is_refused() -> None:
 
 @pytest.mark.parametrize("num_gpus", [0, 6, 8])
 def test_a_run_that_fits_the_gpus_or_has_none_is_let_through(num_gpus: int) -> None:
-    plan_topology(settings(), 1000, [Node("127.0.0.1", num_gpus)])
+    plan_topology(settings(), SIZES, [Node("127.0.0.1", num_gpus)])
 
 
 def test_a_run_that_wants_more_gpus_than_there_are_is_refused() -> None:
@@ -94,32 +97,14 @@ def test_a_server_whose_gpus_no_node_has_is_refused() -> None:
 def test_memory_of_a_server_is_its_share_of_the_weights_and_of_the_coordinator_the_window() -> None:
     small = settings(learner={"num_ranks": 1, "groups_per_step": 2, "max_staleness": 1})
     small = small.model_copy(update={"rollout": small.rollout.model_copy(update={"group_size": 3})})
-    plan = plan_topology(small, 1000, _TWO_EIGHTS)
+    plan = plan_topology(small, SIZES, _TWO_EIGHTS)
     assert plan.servers.memory_bytes == 1000 * 2 // 2
     assert plan.coordinator.memory_bytes == 2 * 2 * 3 * 4096 * 9
     assert plan == replace(plan, backend="nccl")
 
 
-@pytest.mark.parametrize(
-    ("dtype", "zero_stage", "expected"),
-    [
-        ("float32", 0, 16_000),
-        ("bfloat16", 0, 16_000),
-        ("bfloat16", 1, 2000 + 2000 + 3000),
-        ("bfloat16", 2, 2000 + 500 + 3000),
-        ("bfloat16", 3, 4000),
-    ],
-)
-def test_memory_of_a_rank_is_what_zero_leaves_on_it(dtype: str, zero_stage: int, expected: int) -> None:
-    assert learner_bytes(1000, dtype, zero_stage, num_ranks=4) == expected
-
-
-def test_memory_of_a_rank_counts_the_critic_at_its_own_stage_and_the_whole_reference() -> None:
-    given = {
-        "learner": {"recipe": "ppo", "num_ranks": 2, "zero_stage": 3},
-        "critic": {"zero_stage": 2},
-        "policy": {"dtype": "float32"},
-    }
-    plan = plan_topology(Settings.model_validate(given), 1000, None)
-    of_policy, of_critic = learner_bytes(1000, "float32", 3, 2), learner_bytes(1000, "float32", 2, 2)
-    assert plan.ranks.memory_bytes == of_policy + of_critic + 4 * 1000
+def test_what_is_offloaded_is_told_apart_where_ranks_have_gpus_and_added_where_they_have_none() -> None:
+    offloaded = settings(learner={"zero_stage": 2, "offload": "optimizer", "num_ranks": 2})
+    on_gpus, on_cpus = (plan_topology(offloaded, SIZES, [Node("10.0.0.1", gpus)]).ranks for gpus in (8, 0))
+    assert on_gpus.host_bytes == (12 + 8 + 2) * 1000 // 2
+    assert (on_cpus.memory_bytes, on_cpus.host_bytes) == (on_gpus.memory_bytes + on_gpus.host_bytes, 0)
