@@ -32,7 +32,7 @@ class LearnerSettings(Section):
         1, description="Parts of a step's groups; each makes an optimizer update of its own."
     )
     num_epochs: CountAboveZero = Field(1, description="Passes over a step's samples: all mini-batches, again in order.")
-    lr: PositiveFloat = Field(1e-6, description="Peak learning rate.")
+    lr: NonNegativeFloat = Field(1e-6, description="Peak learning rate; 0: nothing is learned.")
     lr_warmup_steps: Count = Field(0, description="Steps of linear warm-up.")
     lr_warmup_ratio: Fraction = Field(0.0, description="The same as a share of run.max_steps.")
     lr_schedule: Literal["constant", "linear", "cosine"] = Field("cosine", description="Decay after the warm-up.")

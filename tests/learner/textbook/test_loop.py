@@ -11,10 +11,13 @@ from typing import Any
 
 import pytest
 import torch
+from torch import Tensor
 
 from learner.models.world import free_address
+from learner.textbook import loop
+from learner.textbook.comparison import compare
 from tests.fakes.tiny_models import make_tiny_model
-from tests.learner.objectives import loop_rank, textbook
+from tests.learner.textbook import loop_rank
 
 pytestmark = pytest.mark.stack
 
@@ -50,29 +53,51 @@ def run(options: list[list[int]], folder: Path) -> None:
 
 
 def test_textbook_is_at_most_150_lines() -> None:
-    assert len(Path(textbook.__file__).read_text().splitlines()) <= 150
+    assert len(Path(loop.__file__).read_text().splitlines()) <= 150
 
 
-@pytest.mark.parametrize("name", ["grpo", "ppo"])
+@pytest.mark.parametrize("name", ["grpo", "dapo", "ppo"])
 def test_fifty_steps_have_the_bits_of_the_textbook(found: dict[str, Any], name: str) -> None:
-    """PPO: critic, GAE, two mini-batches times two epochs, KL in the reward with an adaptive coefficient."""
+    """DAPO: groups come through a real coordinator, which filters them. PPO: critic, GAE, two mini-batches times two
+    epochs, KL in the reward with an adaptive coefficient."""
     assert len(found["textbook"][name]["metrics"]) == 50
     assert found["textbook"][name]["first_difference"] is None
 
 
+def test_dynamic_sampling_takes_and_filters_the_groups_of_the_textbook(found: dict[str, Any]) -> None:
+    dapo = found["textbook"]["dapo"]
+    assert dapo["is_level"]
+    for side in ("low", "high"):
+        assert sum(line[f"filtered_{side}"] for line in dapo["lines"]) > loop_rank.NUM_STEPS
+
+
 @pytest.mark.parametrize("name", ["grpo", "ppo"])
 def test_two_ranks_with_zero_3_have_its_weights_but_for_rounding(found: dict[str, Any], name: str) -> None:
-    one, two = found["textbook"][name]["few"], found["two_ranks"][name]
-    assert one.keys() == two.keys()
-    # What is added to every key alike moves no softmax: the bias's gradient is rounding alone, which Adam makes large.
-    for weight in one.keys() - {name for name in one if name.endswith("k_proj.bias")}:
+    one, two = _without_rounding_alone(found["textbook"][name]["few"]), found["two_ranks"][name]
+    for weight in one:
         torch.testing.assert_close(two[weight], one[weight], rtol=1e-6, atol=1e-6)
+
+
+@pytest.mark.parametrize("name", ["grpo", "ppo"])
+def test_packed_trajectories_have_its_weights_but_for_rounding(found: dict[str, Any], name: str) -> None:
+    of_each = (found["textbook"][name]["before"], found["textbook"][name]["few"], found["packed"][name])
+    comparison = compare(*map(_without_rounding_alone, of_each), None)
+    assert comparison.holds
+    assert comparison.apart < 1e-3
+
+
+def _without_rounding_alone(weights: dict[str, Tensor]) -> dict[str, Tensor]:
+    """Return the weights without those whose gradient is rounding alone, which Adam makes large.
+
+    What is added to every key alike moves no softmax.
+    """
+    return {name: weight for name, weight in weights.items() if not name.endswith("k_proj.bias")}
 
 
 def test_coefficient_of_the_kl_follows_as_in_the_textbook(found: dict[str, Any]) -> None:
     ppo = found["textbook"]["ppo"]
     assert ppo["memory"] == {"kl_coefficient": ppo["beta"]}
-    assert ppo["beta"] != textbook.KL_COEFFICIENT
+    assert ppo["beta"] != loop_rank.SETTINGS["ppo"]["kl"]["coefficient"]
 
 
 @pytest.mark.parametrize("name", ["grpo", "ppo"])

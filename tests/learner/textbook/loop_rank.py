@@ -1,0 +1,193 @@
+"""The learner's steps on one rank beside the textbook's, and resumed in the middle; run by test_loop.
+
+python loop_rank.py FOLDER                               writes what it found to FOLDER/found.pt
+python loop_rank.py FOLDER RANK WORLD_SIZE PORT STAGE    the first steps at a ZeRO stage: FOLDER/few.pt, of rank 0
+"""
+
+import sys
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from learner.models.world import free_address, join_world
+from learner.textbook.answer import Answer
+from learner.textbook.comparison import weights_of
+from learner.textbook.loop import Textbook
+from learner.textbook.sluice_side import SluiceSide
+from protocol.settings.settings import Settings
+from protocol.wire.trajectory import Trajectory
+from tests.learner.coordinator.coordinator_script import Script
+
+NUM_STEPS = 50
+NUM_FEW = 5
+VOCAB = 272
+SETTINGS: dict[str, dict[str, Any]] = {
+    "grpo": {"learner": {"recipe": "grpo"}},
+    "dapo": {"learner": {"recipe": "dapo", "max_staleness": 0}},
+    "ppo": {
+        "learner": {"recipe": "ppo", "num_mini_batches": 2, "num_epochs": 2, "correction": "none"},
+        "critic": {"lr": 2e-3},
+        "reference": {"offload": True},
+        "kl": {"coefficient": 0.05, "target": 0.02, "horizon": 40.0},
+        "rewards": {"clip": None},
+    },
+}
+COMMON: dict[str, dict[str, Any]] = {
+    "run": {"max_steps": NUM_STEPS},
+    "policy": {"dtype": "float32"},
+    "rollout": {"group_size": 2},
+    "learner": {"lr": 1e-3, "lr_schedule": "constant", "groups_per_step": 4, "micro_batch_tokens": 1},
+}
+
+
+def settings_of(model: Path, name: str, **changes: dict[str, Any]) -> Settings:
+    given: dict[str, dict[str, Any]] = {"policy": {"model": str(model)}}
+    for layer in (COMMON, SETTINGS[name], changes):
+        for section, values in layer.items():
+            given[section] = given.get(section, {}) | values
+    given["learner"]["num_ranks"] = dist.get_world_size()
+    return Settings.model_validate(given)
+
+
+def make_groups(rng: np.random.Generator, num_groups: int, is_binary: bool = False) -> list[list[Answer]]:
+    """Return groups of two answers of two turns each, with a reply between the turns that the model did not write."""
+    return [[_answer(rng, is_binary) for _ in range(2)] for _ in range(num_groups)]
+
+
+def _answer(rng: np.random.Generator, is_binary: bool) -> Answer:
+    prompt, first, reply, second = 2, int(rng.integers(1, 5)), 2, int(rng.integers(1, 4))
+    mask = np.array([False] * prompt + [True] * first + [False] * reply + [True] * second)
+    tokens = rng.integers(0, VOCAB, len(mask)).astype(np.int32)
+    reward = float(tokens[mask].mean() / VOCAB + rng.normal())
+    return Answer(tokens, mask, float(reward > 0.5) if is_binary else reward)
+
+
+def beside_the_textbook(model: Path, name: str) -> dict[str, Any]:
+    rng, settings = np.random.default_rng(1), settings_of(model, name)
+    learner, slow = SluiceSide(settings, model), Textbook(settings, model)
+    before, first_difference = learner.weights(), None
+    for number in range(1, NUM_STEPS + 1):
+        groups = make_groups(rng, 4)
+        learner.step(number, groups)
+        slow.step(groups)
+        if first_difference is None and not _is_same(learner.weights(), weights_of(slow)):
+            first_difference = number
+        if number == NUM_FEW:
+            few = learner.weights()
+    return {
+        "before": before,
+        "few": few,
+        "first_difference": first_difference,
+        "metrics": learner.metrics,
+        "beta": slow.beta,
+        "memory": dict(learner.roles.memory),
+    }
+
+
+def filtered_beside_the_textbook(model: Path, folder: Path) -> dict[str, Any]:
+    """DAPO: a real coordinator leases prompts, filters what comes back and hands out the steps."""
+    settings = settings_of(model, "dapo")
+    learner, slow, script = SluiceSide(settings, model), Textbook(settings, model), Script(folder, settings, 64)
+    groups = make_groups(np.random.default_rng(2), 16 * NUM_STEPS, is_binary=True)
+    sampled, told, first_difference = iter(groups), iter(groups), None
+    for number in range(1, NUM_STEPS + 1):
+        delivered: dict[tuple[str, int], Trajectory] = {}
+        while leases := script.demand(version=number - 1):
+            for lease in leases:
+                facts = {"group": lease.group, "attempt": lease.attempt, "incarnation": lease.incarnation}
+                for index, answer in enumerate(next(sampled)):
+                    trajectory = learner.trajectory(answer, number - 1, sample_index=index, **facts)
+                    assert script.send_trajectory("s1", trajectory).outcome == "accepted"
+                    delivered[lease.group, index] = trajectory
+        share = script.batch(number)
+        learner.take(share, [delivered[facts.group, facts.sample_index] for facts in share.facts])
+        script.step(number, version=number)
+        slow.step(slow.groups_of_use(told))
+        if first_difference is None and not _is_same(learner.weights(), weights_of(slow)):
+            first_difference = number
+    is_level = len(list(sampled)) == len(list(told))
+    lines = script.metrics()
+    return {"first_difference": first_difference, "metrics": learner.metrics, "is_level": is_level, "lines": lines}
+
+
+def resumed(model: Path, name: str, folder: Path, changes: dict[str, Any]) -> dict[str, Any]:
+    """Return whether stopping after three of six steps and going on from what was saved changes a weight."""
+    steps = [make_groups(np.random.default_rng(number), 4) for number in range(6)]
+    settings = settings_of(model, name, **changes)
+    whole, first = SluiceSide(settings, model), SluiceSide(settings, model)
+    for number, groups in enumerate(steps, 1):
+        whole.step(number, groups)
+    for number, groups in enumerate(steps[:3], 1):
+        first.step(number, groups)
+    first.roles.save_state(folder / name)
+    again = SluiceSide(settings, model)
+    again.roles.load_state(folder / name)
+    for number, groups in enumerate(steps[3:], 4):
+        again.step(number, groups)
+    return {
+        "is_same": _is_same(whole.weights(), again.weights()),
+        "memory": (dict(whole.roles.memory), dict(again.roles.memory)),
+        "files": sorted(str(path.relative_to(folder / name)) for path in (folder / name).rglob("*.json")),
+    }
+
+
+def warm_up(model: Path) -> dict[str, Any]:
+    learner = SluiceSide(settings_of(model, "ppo", critic={"warmup_steps": 2}), model)
+    found = []
+    for number in range(1, 4):
+        before = learner.weights()
+        learner.step(number, make_groups(np.random.default_rng(number), 4))
+        after = learner.weights()
+        moved = {name for name in after if not torch.equal(before[name], after[name])}
+        found.append({role: any(name.startswith(role) for name in moved) for role in ("policy", "critic")})
+    return {"moved": found, "metrics": learner.metrics}
+
+
+def _is_same(left: dict[str, Tensor], right: dict[str, Tensor]) -> bool:
+    return left.keys() == right.keys() and all(torch.equal(left[name], right[name]) for name in left)
+
+
+def few_steps(model: Path, name: str, zero_stage: int, micro_batch_tokens: int = 1) -> dict[str, Tensor]:
+    rng, changes = np.random.default_rng(1), {"zero_stage": zero_stage, "micro_batch_tokens": micro_batch_tokens}
+    learner = SluiceSide(settings_of(model, name, learner=changes), model)
+    for number in range(1, NUM_FEW + 1):
+        learner.step(number, make_groups(rng, 4))
+    return learner.weights()
+
+
+def main() -> None:
+    folder = Path(sys.argv[1])
+    torch.set_num_threads(1)
+    if len(sys.argv) > 2:
+        rank, world_size, port, stage = map(int, sys.argv[2:])
+        join_world(rank, world_size, "127.0.0.1", port, 60.0)
+        few = {name: few_steps(folder / "model", name, stage) for name in ("grpo", "ppo")}
+        if rank == 0:
+            torch.save(few, folder / "few.pt")
+        dist.destroy_process_group()
+        return
+    join_world(0, 1, *free_address("127.0.0.1"), 60.0)
+    model = folder / "model"
+    several = {"learner": {"num_mini_batches": 2, "num_epochs": 2}, "policy": {"old_logprobs": "recompute"}}
+    found = {
+        "textbook": {
+            **{name: beside_the_textbook(model, name) for name in ("grpo", "ppo")},
+            "dapo": filtered_beside_the_textbook(model, folder),
+        },
+        "packed": {name: few_steps(model, name, 0, micro_batch_tokens=4096) for name in ("grpo", "ppo")},
+        "resumed": {
+            "grpo": resumed(model, "grpo", folder, {**several, "rewards": {"normalize": True}}),
+            "ppo": resumed(model, "ppo", folder, {"reference": {"refresh_every_steps": 2}}),
+        },
+        "warm_up": warm_up(model),
+    }
+    torch.save(found, folder / "found.pt")
+    dist.destroy_process_group()
+
+
+if __name__ == "__main__":
+    main()
