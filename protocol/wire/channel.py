@@ -4,6 +4,7 @@ A channel belongs to the thread that made it. Frames in, frames out: what they m
 """
 
 import contextlib
+import math
 import time
 from collections.abc import Iterable
 from dataclasses import dataclass
@@ -155,10 +156,12 @@ class DealerChannel:
 
     def try_send(self, frames: list[bytes], timeout_s: float) -> bool:
         """Send frames; False when there is no connection in time."""
-        if not self._socket.poll(int(timeout_s * 1000), zmq.POLLOUT):
-            return False
-        self._socket.send_multipart(frames, zmq.NOBLOCK)
-        return True
+        deadline = time.monotonic() + timeout_s
+        while self._socket.poll(max(0, math.ceil((deadline - time.monotonic()) * 1000)), zmq.POLLOUT):
+            with contextlib.suppress(zmq.Again):  # the connection broke after the poll
+                self._socket.send_multipart(frames, zmq.NOBLOCK)
+                return True
+        return False
 
     def call(self, frames: list[bytes], timeout_s: float) -> list[bytes]:
         """Send frames and return the next ones that come.

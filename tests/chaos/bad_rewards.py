@@ -10,8 +10,8 @@ the other in batches of four.
 holds: every prompt is trained once, each sample with the reward of its own text (invented=0 misassigned=0 lost=0
 trained_twice=0 dead_letters=0); attempts per second in the outage are at most 1.1 x those before it (calls_ratio); at
 most 10 s after it samples are finished at 0.9 x the rate before it (back_s), and in the 10 s from then on too
-(rate_after_ratio). --short: an outage of 3 s, a breaker that tries six times as often, 2.5 s in place of 10, and 0.7 in
-place of 0.9, since a window of seconds holds a few steps only.
+(rate_after_ratio). --short: an outage of 3 s, a breaker that tries six times as often, 2.5 s in place of 10. Rates over
+windows of seconds are the machine's matter, which may be busy: they are shown, and not judged.
 """
 
 import asyncio
@@ -39,6 +39,7 @@ SHORT_POLICY = HttpPolicy(
     breaker_max_cooldown_s=0.8,
 )
 PACE = 24.0
+_ENOUGH = 0.9
 # Longer than a busy machine keeps a request waiting that is answered at once.
 TIMEOUT_S = 1.5
 
@@ -82,8 +83,7 @@ def main() -> int:
     healthy = timeline.rate(began - before_s, began)
     # A busy machine makes both lower: a period of health is as good after the outage as before it.
     calls = max(timeline.rate(began - before_s, began, 2), timeline.rate(ended, ended + after_s, 2))
-    enough = 0.7 if is_short else 0.9
-    back_s = timeline.back_s(ended, enough * healthy, window_s=1.0)
+    back_s = timeline.back_s(ended, _ENOUGH * healthy, window_s=1.0)
     figures = {
         **judged(outcome, num_groups),
         "handed_back": outcome.counts["retried"],
@@ -94,9 +94,8 @@ def main() -> int:
         / healthy,
     }
     is_lossless = not any(figures[key] for key in ("invented", "misassigned", "lost", "trained_twice", "dead_letters"))
-    holds = (
-        is_lossless and figures["calls_ratio"] <= 1.1 and back_s <= after_s and figures["rate_after_ratio"] >= enough
-    )
+    is_back = back_s <= after_s and figures["rate_after_ratio"] >= _ENOUGH
+    holds = is_lossless and (is_short or (is_back and figures["calls_ratio"] <= 1.1))
     return conclude("bad_rewards", holds, samples=len(outcome.trained), outage_s=outage_s, **figures)
 
 

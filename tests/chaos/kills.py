@@ -72,7 +72,7 @@ def main() -> int:
             **dict(zip(("server", "coordinator", "learner"), kills, strict=True)),
         )
         rig = Rig(settings, keys, num_servers=4, pace=Pace(arguments.seed), disturb=killer)
-        print(f"kills: {rig.run(limit_s=120.0 if arguments.short else 1800.0)}", flush=True)
+        print(f"kills: {rig.run(limit_s=220.0 if arguments.short else 1800.0)}", flush=True)
         print(f"kills: {dict(rig.counts)}")
         lost, twice, partial = count_trained(rig.folder, settings, epochs)
         has_audit_passed = audit.main([str(rig.folder)]) == 0

@@ -7,8 +7,8 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from protocol.http.listen import bind
 from protocol.node.home import ClusterState
+from tests.fakes.ports import free_port
 
 _CHECKOUT = Path(__file__).parents[2]
 TINY_SERVER = """
@@ -39,13 +39,6 @@ class TinyServer:
     async def die(self):
         os._exit(1)
 """
-
-
-def free_port() -> int:
-    listener = bind("test", "127.0.0.1", 0)
-    port: int = listener.getsockname()[1]
-    listener.close()
-    return port
 
 
 class RunningCluster:

@@ -55,7 +55,12 @@ class CuttableLink:
 
     def _advance(self, ready: Any) -> None:
         if ready is self._listener:
-            near, far = self._listener.accept()[0], socket.create_connection(self._target, timeout=5.0)
+            near = self._listener.accept()[0]
+            try:
+                far = socket.create_connection(self._target, timeout=5.0)
+            except OSError:  # the target has gone
+                near.close()
+                return
             self._other |= {near: far, far: near}
             for end in (near, far):
                 self._selector.register(end, selectors.EVENT_READ)

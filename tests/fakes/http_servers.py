@@ -19,6 +19,7 @@ from starlette.responses import Response
 from starlette.routing import Route
 
 from protocol.http.listen import address_of, bind
+from tests.fakes.ports import free_port
 
 
 @contextmanager
@@ -39,10 +40,7 @@ def serving(app: Any) -> Iterator[str]:
 
 def free_address() -> str:
     """Return an address of this machine where nothing listens."""
-    listener = bind("test", "127.0.0.1", 0)
-    address = address_of(listener)
-    listener.close()
-    return address
+    return f"http://127.0.0.1:{free_port()}"
 
 
 @dataclass(frozen=True)

@@ -185,8 +185,11 @@ class ScriptedCoordinator:
         self._decoder: Decoder[m.Message] = Decoder(m.ToCoordinator)
         self._peer = b""
 
-    async def next(self, kind: type[M], timeout_s: float = 5.0) -> M:
-        """Return the next message of this kind; what comes before it is noted in `received`."""
+    async def next(self, kind: type[M], timeout_s: float = 20.0) -> M:
+        """Return the next message of this kind and of the start that `stamp` names.
+
+        What comes before it is noted in `received`: other kinds, and what an earlier start's session had still to say.
+        """
         deadline = time.monotonic() + timeout_s
         while time.monotonic() < deadline:
             arrived = self._channel.receive(0.0)
@@ -197,7 +200,7 @@ class ScriptedCoordinator:
             message, buffers = self._decoder.decode(frames)
             self.received.append(message)
             self.buffers.append(buffers)
-            if isinstance(message, kind):
+            if isinstance(message, kind) and (message.run_id, message.incarnation) == tuple(self.stamp.values()):
                 return message
         raise TimeoutError(f"no {kind.__name__} within {timeout_s} s, got {self.received}")
 

@@ -14,8 +14,8 @@ import psutil
 from deploy.cluster.ray_processes import ray_processes
 from deploy.node.home import Home
 from deploy.node.processes import family
-from protocol.http.listen import bind
 from protocol.node.home import ClusterState
+from tests.fakes.ports import free_port
 from tests.fakes.process_facts import has_open, title_of
 
 _RUN_S = 240.0
@@ -32,7 +32,7 @@ class FlowCluster:
         self._environment = {**os.environ, "SLUICE_HOME": str(self.home), "OMP_NUM_THREADS": "1", "COLUMNS": "200"}
 
     def start(self) -> "subprocess.CompletedProcess[str]":
-        ports = [f"--{name}-port={_free_port()}" for name in ("ray", "retriever", "reward")]
+        ports = [f"--{name}-port={free_port()}" for name in ("ray", "retriever", "reward")]
         return self._command("deploy.cluster", "start", *ports, "--corpus-path", str(self.corpus))
 
     def stop(self) -> "subprocess.CompletedProcess[str]":
@@ -116,8 +116,3 @@ class Run:
         """Return how the run ended; blocks until it has."""
         output, errors = self.process.communicate(timeout=timeout_s)
         return subprocess.CompletedProcess(self.process.args, self.process.returncode, output, errors)
-
-
-def _free_port() -> int:
-    with bind("test", "127.0.0.1", 0) as listener:
-        return int(listener.getsockname()[1])

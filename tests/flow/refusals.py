@@ -59,7 +59,7 @@ def run_without_cluster(
         [sys.executable, "-m", module, *options],
         capture_output=True,
         text=True,
-        timeout=60,
+        timeout=180,
         # Offline: whether the hub can be reached is no matter of these tests.
         env={**os.environ, "SLUICE_HOME": str(home), "COLUMNS": "200", "HF_HUB_OFFLINE": "1"},
     )

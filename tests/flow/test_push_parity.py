@@ -102,7 +102,7 @@ async def test_requests_in_flight_go_on_through_a_push_with_exact_spans(pair: Pa
     old_learner = Qwen2ForCausalLM(pair.learner.config)
     old_learner.load_state_dict(pair.learner.state_dict())
     in_flight = [asyncio.create_task(pair.generate(index, 300)) for index in range(16)]
-    await asyncio.sleep(0.3)
+    await pair.generate(16, 8)  # the others have about as many tokens by then
     pair.step()
     report = await pair.push()
     generations = await asyncio.gather(*in_flight)

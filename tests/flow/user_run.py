@@ -145,11 +145,6 @@ class Left:
         """Return the staleness of every trained trajectory."""
         return [s for (s,) in self.rows("SELECT staleness FROM trajectories WHERE step IS NOT NULL AND kind = 'train'")]
 
-    @property
-    def first_lease_at(self) -> float:
-        """Return when a rollout server began its first sample of this run, in Unix seconds."""
-        return float(self.rows("SELECT MIN(started_at) FROM trajectories")[0][0])
-
     def _lines(self, name: str) -> list[dict[str, Any]]:
         path = self.folder / name
         return [json.loads(line) for line in path.read_text().splitlines()] if path.exists() else []

@@ -1,12 +1,12 @@
 """The reward service over real HTTP, in a thread and as a process."""
 
+import json
+import socket
 import sys
-import threading
-import time
-from collections.abc import Iterator
-from contextlib import suppress
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
+from urllib.parse import urlsplit
 
 import httpx
 import pytest
@@ -16,6 +16,7 @@ from rewards.service import RewardService
 from rewards.user_function import load_scorer
 from rewards.workers import Workers
 from tests.fakes.http_servers import module_serving, run_module, serving
+from tests.fakes.waiting import wait_until
 
 
 @pytest.fixture(scope="module")
@@ -146,68 +147,89 @@ calls, begun, gate = [], threading.Semaphore(0), threading.Event()
 def score(sample):
     calls.append(sample.query)
     begun.release()
-    assert gate.wait(10)
+    assert gate.wait(30)
     return 1.0
 """
 
 
+class CountingWorkers(Workers):
+    """num_asked: calls that somebody waits for, begun or not."""
+
+    num_asked = 0
+
+    async def run(self, function: Callable[[], Any]) -> Any:
+        self.num_asked += 1
+        try:
+            return await super().run(function)
+        finally:
+            self.num_asked -= 1
+
+
 @pytest.fixture
-def slow(tmp_path: Path) -> Iterator[tuple[str, Any]]:
-    """Yield a service whose function waits, and the function's module. Its workers count as stuck at once."""
+def slow(tmp_path: Path) -> Iterator[tuple[str, Any, CountingWorkers]]:
+    """Yield a service whose function waits, the function's module, and its two workers."""
     (tmp_path / "slow.py").write_text(SLOW)
-    workers = Workers(2)
+    workers = CountingWorkers(2)
     scorer = load_scorer(str(tmp_path / "slow.py"), workers)
     module = sys.modules["sluice_user_reward"]
     with serving(RewardService(scorer, "slow", workers).app()) as address:
-        yield address, module
+        yield address, module, workers
         module.gate.set()
 
 
-def _ask(address: str, query: str, timeout_s: float) -> "threading.Thread":
-    def ask() -> None:
-        with suppress(httpx.TimeoutException):
-            httpx.post(address, json={"query": [query]}, trust_env=False, timeout=timeout_s)
+def _ask(address: str, query: str) -> "socket.socket":
+    """Return the connection of a client that has sent its request; it leaves by closing it."""
+    where, body = urlsplit(address), json.dumps({"query": [query]}).encode()
+    client = socket.create_connection((where.hostname, where.port), timeout=60)
+    head = f"POST / HTTP/1.1\r\nhost: a\r\ncontent-type: application/json\r\ncontent-length: {len(body)}\r\n\r\n"
+    client.sendall(head.encode() + body)
+    return client
 
-    thread = threading.Thread(target=ask)
-    thread.start()
-    return thread
 
-
-def test_call_whose_client_has_left_is_not_begun(slow: tuple[str, Any]) -> None:
-    address, module = slow
-    staying = [_ask(address, f"staying {i}", 10.0) for i in range(2)]
+def test_call_whose_client_has_left_is_not_begun(slow: tuple[str, Any, CountingWorkers]) -> None:
+    address, module, workers = slow
+    staying = [_ask(address, f"staying {i}") for i in range(2)]
     for _ in staying:
-        assert module.begun.acquire(timeout=5)
-    for leaving in [_ask(address, f"leaving {i}", 0.2) for i in range(4)]:
-        leaving.join()
-    time.sleep(0.1)  # until the service has noticed
-    later = _ask(address, "later", 10.0)
+        assert module.begun.acquire(timeout=20)
+    leaving = [_ask(address, f"leaving {i}") for i in range(4)]
+    wait_until(lambda: workers.num_asked == 6)
+    for client in leaving:
+        client.close()
+    wait_until(lambda: workers.num_asked == 2)
+    staying.append(_ask(address, "later"))
     module.gate.set()
-    for thread in (*staying, later):
-        thread.join()
+    for client in staying:
+        assert client.recv(1000).startswith(b"HTTP/1.1 200 ")
+        client.close()
     assert sorted(module.calls) == ["later", "staying 0", "staying 1"]
 
 
-def test_health_tells_when_every_worker_runs_for_nobody(slow: tuple[str, Any], monkeypatch: pytest.MonkeyPatch) -> None:
-    address, module = slow
+def test_health_tells_when_every_worker_runs_for_nobody(
+    slow: tuple[str, Any, CountingWorkers], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    address, module, workers = slow
 
     def health() -> tuple[int, str]:
         answer = httpx.get(f"{address}/health", trust_env=False)
         return answer.status_code, answer.json()["status"]
 
-    _ask(address, "one", 0.2).join()
-    time.sleep(0.1)
-    monkeypatch.setattr("rewards.service._STUCK_S", 0.05)
+    def ask_and_leave(query: str) -> None:
+        client = _ask(address, query)
+        assert module.begun.acquire(timeout=20)
+        client.close()
+        wait_until(lambda: workers.num_asked == 0)
+
+    ask_and_leave("one")
+    monkeypatch.setattr("rewards.service._STUCK_S", 0.001)
     assert health() == (200, "ok")  # the other worker is free
-    _ask(address, "two", 0.2).join()
-    time.sleep(0.2)
-    assert health() == (503, "stuck")
-    monkeypatch.setattr("rewards.service._STUCK_S", 60.0)
+    ask_and_leave("two")
+    monkeypatch.setattr("rewards.service._STUCK_S", 0.05)
+    wait_until(lambda: health() == (503, "stuck"))
+    monkeypatch.setattr("rewards.service._STUCK_S", 600.0)
     assert health() == (200, "ok")  # not for so long
     monkeypatch.setattr("rewards.service._STUCK_S", 0.05)
     module.gate.set()
-    time.sleep(0.1)
-    assert health() == (200, "ok")
+    wait_until(lambda: health() == (200, "ok"))
 
 
 @pytest.mark.parametrize("number", ["0", "-1", "two"])

@@ -126,7 +126,7 @@ async def test_detach_stops_samples_and_keeps_the_engine(stage: Stage) -> None:
     stage.engine.is_slow = True
     await stage.coordinator.welcome()
     stage.coordinator.lease("e0-a", num_samples=4)
-    async with asyncio.timeout(5):
+    async with asyncio.timeout(20.0):
         while stage.engine.stats.num_in_flight != 4:
             await asyncio.sleep(0.005)
 
@@ -150,7 +150,7 @@ async def test_attach_refuses_a_run_it_does_not_understand(stage: Stage, changes
 
 async def test_process_ends_when_the_engine_died(stage: Stage) -> None:
     stage.engine.is_alive = False
-    async with asyncio.timeout(5):
+    async with asyncio.timeout(20.0):
         while not stage.deaths:
             await asyncio.sleep(0.01)
     assert stage.deaths == ["its engine died"]
@@ -162,7 +162,7 @@ async def test_process_ends_when_its_session_is_wrong(stage: Stage, monkeypatch:
     await push(stage.server, 1)
     monkeypatch.setattr(ScriptedEngine, "stats", None)  # the next heartbeat finds no figures in it
     await stage.coordinator.welcome()
-    async with asyncio.timeout(5):
+    async with asyncio.timeout(20.0):
         while not stage.deaths:
             await asyncio.sleep(0.01)
     assert stage.deaths == ["its session failed: unhandled errors in a TaskGroup (1 sub-exception)"]

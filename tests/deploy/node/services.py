@@ -1,14 +1,12 @@
 """Small services for the tests of this room: one that answers, one that ends at once."""
 
 import sys
-import time
-from collections.abc import Callable
 from pathlib import Path
 
 from deploy.node.home import Home
 from deploy.node.processes import launch
 from protocol.node.home import ClusterState, ProcessRecord, write_cluster, write_secret
-from tests.deploy.running_cluster import free_port
+from tests.fakes.ports import free_port
 
 ANSWERING = """
 import sys
@@ -48,13 +46,6 @@ def write_state(home: Home, *records: ProcessRecord) -> None:
             processes=list(records),
         )
     )
-
-
-def wait_until(is_so: Callable[[], bool], timeout_s: float = 20.0) -> None:
-    deadline = time.monotonic() + timeout_s
-    while not is_so():
-        assert time.monotonic() < deadline, f"not so within {timeout_s:g} s"
-        time.sleep(0.02)
 
 
 def text_of(path: Path) -> str:

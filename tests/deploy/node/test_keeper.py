@@ -3,7 +3,6 @@
 import logging
 import os
 import signal
-import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -15,7 +14,8 @@ from deploy.node.keeper import Keeper
 from deploy.node.processes import end, family, find
 from deploy.node.service_health import is_healthy
 from protocol.node.home import cluster_path, read_cluster
-from tests.deploy.node.services import ANSWERING, ENDING, started, text_of, wait_until, write_state
+from tests.deploy.node.services import ANSWERING, ENDING, started, text_of, write_state
+from tests.fakes.waiting import wait_until
 
 
 @pytest.fixture
@@ -74,13 +74,16 @@ def test_service_that_ends_again_and_again_is_left_alone_for_longer_and_told_wit
     assert 2 <= info["num_restarts"] <= 4
 
 
-def test_other_service_is_watched_while_one_hangs(home: Home, keepers: list[Keeper]) -> None:
+def test_other_service_is_watched_while_one_hangs(
+    home: Home, keepers: list[Keeper], monkeypatch: pytest.MonkeyPatch
+) -> None:
     retriever, reward = started(home, "retriever", ANSWERING), started(home, "reward", ANSWERING)
     write_state(home, retriever, reward)
     os.kill(retriever.pid, signal.SIGSTOP)
+    monkeypatch.setattr("deploy.node.service_health._ASK_S", 3600.0)  # the question to it ends with the test
     keepers.append(Keeper(str(home.root)))
     os.kill(reward.pid, signal.SIGKILL)
-    wait_until(lambda: pid_of("reward") != reward.pid, 3.0)
+    wait_until(lambda: pid_of("reward") != reward.pid)
     os.kill(retriever.pid, signal.SIGKILL)
     wait_until(lambda: pid_of("retriever") != retriever.pid)
 
@@ -104,9 +107,10 @@ def test_service_that_was_well_and_answers_no_more_is_started_again(home: Home, 
     write_state(home, reward)
     wait_until(lambda: is_healthy(reward, home.token_file))
     keepers.append(keeper := Keeper(str(home.root), silent_s=0.1))
-    time.sleep(0.5)  # so that the keeper has seen it well
+    asked = text_of(home.logs / "reward.log").count("GET")
+    wait_until(lambda: text_of(home.logs / "reward.log").count("GET") >= asked + 2)  # the keeper has seen it well
     os.kill(reward.pid, signal.SIGSTOP)
-    wait_until(lambda: pid_of("reward") != reward.pid and is_answering(keeper, "reward"), 30.0)
+    wait_until(lambda: pid_of("reward") != reward.pid and is_answering(keeper, "reward"))
     assert "service does not answer and is ended  name=reward" in text_of(home.logs / "keeper.log")
 
 
@@ -118,7 +122,9 @@ def test_forgotten_service_stays_ended(home: Home, keepers: list[Keeper]) -> Non
     os.kill(retriever.pid, signal.SIGKILL)
     os.kill(reward.pid, signal.SIGKILL)
     wait_until(lambda: pid_of("reward") != reward.pid)
-    time.sleep(1.0)  # four looks
+    before = pid_of("reward")
+    os.kill(before, signal.SIGKILL)
+    wait_until(lambda: pid_of("reward") != before)  # it has looked again meanwhile
     assert pid_of("retriever") == retriever.pid
     assert [info["name"] for info in keeper.describe()] == ["reward"]
 

@@ -8,7 +8,8 @@ from deploy.node.home import Home
 from deploy.node.processes import end, family, find, last_lines
 from deploy.node.service_health import await_healthy, is_healthy
 from protocol.errors import OperatorError
-from tests.deploy.node.services import ENDING, started, wait_until
+from tests.deploy.node.services import ENDING, started
+from tests.fakes.waiting import wait_until
 
 SCRIPT = """
 import sys

@@ -10,7 +10,8 @@ from deploy.node.processes import end, family, find
 from deploy.node.service_health import is_healthy
 from deploy.node.watched_service import WatchedService
 from protocol.node.home import ProcessRecord
-from tests.deploy.node.services import ANSWERING, started, wait_until
+from tests.deploy.node.services import ANSWERING, started
+from tests.fakes.waiting import wait_until
 
 
 def end_of(record: ProcessRecord) -> None:

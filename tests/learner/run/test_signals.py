@@ -16,11 +16,11 @@ with stop_signals() as stop:
     print("ready", flush=True)
     print("stopped" if stop.wait({wait_s}) else "went on", flush=True)
     if {is_patient}:
-        time.sleep(10)
+        time.sleep(60)
 """
 
 
-def waiting(before: str = "", wait_s: float = 10.0, is_patient: bool = False) -> "subprocess.Popen[str]":
+def waiting(before: str = "", wait_s: float = 60.0, is_patient: bool = False) -> "subprocess.Popen[str]":
     code = _WAIT.format(before=before, wait_s=wait_s, is_patient=is_patient)
     process = subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
     assert process.stdout is not None
@@ -33,7 +33,7 @@ def test_first_signal_asks_for_the_end(number: signal.Signals) -> None:
     # The tests themselves may run under nohup, which their processes inherit.
     process = waiting("signal.signal(signal.SIGHUP, signal.SIG_DFL)")
     process.send_signal(number)
-    output, errors = process.communicate(timeout=20)
+    output, errors = process.communicate(timeout=30)
     assert (process.returncode, output, errors) == (0, "stopped\n", "")
 
 
@@ -43,13 +43,13 @@ def test_second_interrupt_ends_at_once() -> None:
     assert process.stdout is not None
     assert process.stdout.readline() == "stopped\n"
     process.send_signal(signal.SIGINT)
-    assert "KeyboardInterrupt" in process.communicate(timeout=20)[1]
+    assert "KeyboardInterrupt" in process.communicate(timeout=30)[1]
 
 
 def test_hangup_that_nohup_ignores_stays_ignored() -> None:
     process = waiting("signal.signal(signal.SIGHUP, signal.SIG_IGN)", wait_s=0.5)
     process.send_signal(signal.SIGHUP)
-    assert process.communicate(timeout=20)[0] == "went on\n"
+    assert process.communicate(timeout=30)[0] == "went on\n"
 
 
 _ON_TERMINAL = """\
@@ -69,5 +69,5 @@ def test_what_is_written_to_a_closed_terminal_goes_nowhere() -> None:
     process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=end, stderr=subprocess.PIPE)
     os.close(end)
     os.close(terminal)
-    _, errors = process.communicate(b"closed\n", timeout=20)
+    _, errors = process.communicate(b"closed\n", timeout=30)
     assert (process.returncode, errors) == (0, b"files stay")

@@ -6,12 +6,7 @@ import pytest
 
 from learner.weights.push import WeightPusher
 from tests.learner.weights.fake_server import FakeServer
-from tests.learner.weights.pushing import (
-    SILENCE_S,
-    holds,
-    make_pusher,
-    push,
-)
+from tests.learner.weights.pushing import DEADLINE_S, holds, make_pusher, push
 
 
 def test_server_that_is_left_out_is_not_called_and_joins_again_afterwards(pushers: list[WeightPusher]) -> None:
@@ -26,7 +21,7 @@ def test_server_that_is_left_out_is_not_called_and_joins_again_afterwards(pusher
     assert absent.calls == calls
 
     pusher.leave_out([])
-    version, end = 4, time.monotonic() + 10.0
+    version, end = 4, time.monotonic() + 30.0
     while push(pusher, version).synced != ("absent", "kept") and time.monotonic() < end:
         version += 1
         time.sleep(0.05)
@@ -48,13 +43,14 @@ def test_server_out_of_reach_is_left_out_long_before_the_deadline(pushers: list[
         f"cut off answered no ping for 1 s while it was to {'receive' if state == 'bucket' else state}",
         "cut off did not answer within 1.0 s",
     )
-    assert took_s < 2.5 * SILENCE_S
+    assert took_s < DEADLINE_S / 2
 
 
 def test_server_that_is_slow_and_answers_pings_is_waited_for(pushers: list[WeightPusher]) -> None:
     server = FakeServer("slow")
-    server.delay_s = 2 * SILENCE_S
-    report = push(make_pusher(pushers, [server]), 1)
+    pushers.append(pusher := WeightPusher([server], "127.0.0.1", "gloo", DEADLINE_S, silence_s=0.4))
+    server.delay_s = 0.8
+    report = push(pusher, 1)
 
     assert report.synced == ("slow",)
 
@@ -76,7 +72,7 @@ def test_server_that_was_out_of_reach_is_synced_when_it_is_back(pushers: list[We
     cut = push(pusher, 2)
     server.fault, server.is_silent = None, False
     version = 3
-    end = time.monotonic() + 10.0
+    end = time.monotonic() + 30.0
     while "back" not in push(pusher, version).synced and time.monotonic() < end:
         version += 1
         time.sleep(0.05)

@@ -17,7 +17,7 @@ class Doubling:
 
     def __call__(self, items: list[int]) -> list[int]:
         self.batches.append(items)
-        assert self.gate.wait(10)
+        assert self.gate.wait(30)
         if -1 in items:
             raise ValueError("-1 cannot be doubled")
         return [2 * item for item in items]

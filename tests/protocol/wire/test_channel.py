@@ -11,6 +11,7 @@ import zmq
 
 from protocol.errors import NeighbourError, OperatorError
 from protocol.wire.channel import AsyncDealerChannel, DealerChannel, KeyPair, RouterChannel
+from tests.fakes.cuttable_link import CuttableLink
 
 MAX_FRAME_BYTES = 1 << 16
 
@@ -49,14 +50,14 @@ def join(router: RouterChannel, channel: DealerChannel) -> None:
     """Have a peer say one word and get it back, so that both sides know each other."""
 
     def echo() -> None:
-        received = router.receive(5.0)
+        received = router.receive(20.0)
         if received is not None:
             router.send(*received)
 
     thread = threading.Thread(target=echo)
     thread.start()
     try:
-        assert channel.call([b"here"], 5.0) == [b"here"]
+        assert channel.call([b"here"], 20.0) == [b"here"]
     finally:
         thread.join()
 
@@ -72,7 +73,7 @@ def test_call_returns_all_frames_of_the_answer(router: RouterChannel) -> None:
     channel = dealer(router)
     join(router, channel)
     router.send(b"rank-0", [b"1", b"", b"3"])
-    assert channel.call([b"question"], 5.0) == [b"1", b"", b"3"]
+    assert channel.call([b"question"], 20.0) == [b"1", b"", b"3"]
 
 
 def test_router_refuses_a_key_outside_its_allowlist(router: RouterChannel) -> None:
@@ -157,7 +158,7 @@ def test_a_peer_that_comes_back_takes_its_name_over(router: RouterChannel) -> No
     second = dealer(router)
     join(router, second)
     assert router.send(b"rank-0", [b"for the second"])
-    assert second.call([b"anything for me?"], 5.0) == [b"for the second"]
+    assert second.call([b"anything for me?"], 20.0) == [b"for the second"]
 
 
 def test_router_cuts_off_a_peer_whose_frame_is_too_long(router: RouterChannel) -> None:
@@ -173,17 +174,17 @@ def test_router_takes_a_frame_of_the_longest_length(router: RouterChannel) -> No
     join(router, channel)
     with pytest.raises(NeighbourError, match="did not answer"):
         channel.call([b"x" * (MAX_FRAME_BYTES - 64)], 0.2)
-    received = router.receive(1.0)
+    received = router.receive(20.0)
     assert received is not None
     assert [len(frame) for frame in received[1]] == [MAX_FRAME_BYTES - 64]
 
 
 def test_receive_keeps_16_frames_of_a_message_of_more(router: RouterChannel) -> None:
     channel = dealer(router)
-    channel.send([b"%d" % i for i in range(1000)], 5.0)
-    channel.send([b"next"], 5.0)
-    assert router.receive(5.0) == (b"rank-0", [b"%d" % i for i in range(16)])
-    assert router.receive(5.0) == (b"rank-0", [b"next"])
+    channel.send([b"%d" % i for i in range(1000)], 20.0)
+    channel.send([b"next"], 20.0)
+    assert router.receive(20.0) == (b"rank-0", [b"%d" % i for i in range(16)])
+    assert router.receive(20.0) == (b"rank-0", [b"next"])
 
 
 def test_receive_returns_none_after_its_time(router: RouterChannel) -> None:
@@ -200,21 +201,24 @@ def test_router_says_when_it_cannot_listen() -> None:
 
 
 async def _until_sent(channel: AsyncDealerChannel, frames: list[bytes]) -> None:
-    async with asyncio.timeout(5.0):
+    async with asyncio.timeout(20.0):
         while not await channel.send(frames):
             await asyncio.sleep(0.005)
 
 
 async def test_async_dealer_keeps_nothing_for_a_connection_that_does_not_stand() -> None:
     router = RouterChannel("127.0.0.1", ROUTER_KEYS, [PEER_KEYS.public], MAX_FRAME_BYTES)
-    channel = AsyncDealerChannel(router.address, "server-0", PEER_KEYS, ROUTER_KEYS.public)
+    link = CuttableLink("127.0.0.1", int(router.address.rpartition(":")[2]))
+    link.cut()
+    channel = AsyncDealerChannel(link.address, "server-0", PEER_KEYS, ROUTER_KEYS.public)
     assert not await channel.send([b"too early"])
+    link.join()
     await _until_sent(channel, [b"first"])
     assert channel.is_connected
-    assert router.receive(5.0) == (b"server-0", [b"first"])
+    assert router.receive(20.0) == (b"server-0", [b"first"])
 
     router.close(linger_s=0)
-    async with asyncio.timeout(5.0):
+    async with asyncio.timeout(20.0):
         while await channel.send([b"the one who hears has gone"]):
             await asyncio.sleep(0.005)
     assert not channel.is_connected
@@ -223,14 +227,15 @@ async def test_async_dealer_keeps_nothing_for_a_connection_that_does_not_stand()
         assert not await channel.send([bytes(1 << 20)])
     assert psutil.Process().memory_info().rss - before < 50 << 20
     channel.close()
+    link.close()
 
 
 async def test_async_dealer_sends_and_receives(router: RouterChannel) -> None:
     channel = AsyncDealerChannel(router.address, "server-0", PEER_KEYS, ROUTER_KEYS.public)
     await _until_sent(channel, [b"hello", b"there"])
-    assert router.receive(5.0) == (b"server-0", [b"hello", b"there"])
+    assert router.receive(20.0) == (b"server-0", [b"hello", b"there"])
     router.send(b"server-0", [b"lease"])
-    assert await channel.receive(5.0) == [b"lease"]
+    assert await channel.receive(20.0) == [b"lease"]
     assert await channel.receive(0.05) is None
     channel.close()
 
@@ -239,12 +244,14 @@ async def test_async_receive_waits_on_when_what_had_arrived_is_gone_again(router
     """As when a connection breaks after the poll: here a second receiver takes the frame first."""
     channel = AsyncDealerChannel(router.address, "server-0", PEER_KEYS, ROUTER_KEYS.public)
     await _until_sent(channel, [b"hello"])
-    received = router.receive(5.0)
+    received = router.receive(20.0)
     assert received is not None
-    both = asyncio.gather(channel.receive(0.5), channel.receive(0.5))
-    await asyncio.sleep(0.1)
+    both = {asyncio.create_task(channel.receive(60.0)) for _ in range(2)}
+    await asyncio.sleep(0.1)  # both look for a frame
     assert router.send(received[0], [b"lease"])
-    assert sorted(await both, key=repr) == [None, [b"lease"]]
+    (first,), (other,) = await asyncio.wait(both, return_when=asyncio.FIRST_COMPLETED)
+    assert router.send(received[0], [b"another lease"])
+    assert (await first, await other) == ([b"lease"], [b"another lease"])
     channel.close()
 
 

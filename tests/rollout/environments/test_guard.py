@@ -37,7 +37,7 @@ class Scripted:
         return await given if asyncio.iscoroutine(given) else given
 
 
-def _guarded(answer: Any, turn_timeout_s: float = 5.0) -> GuardedEnvironment:
+def _guarded(answer: Any, turn_timeout_s: float = 60.0) -> GuardedEnvironment:
     return GuardedEnvironment(lambda resources: Scripted(answer), Resources(1), turn_timeout_s)
 
 
@@ -236,7 +236,7 @@ async def test_environment_that_catches_its_cancelling_holds_nobody_up() -> None
     step = asyncio.create_task(_guarded(lambda: _deaf(until)).step(TURN))
     await asyncio.sleep(0.02)
     step.cancel()
-    await asyncio.wait([step], timeout=1.0)
+    await asyncio.wait([step], timeout=20.0)
     assert step.cancelled()
     until.set()
     await asyncio.sleep(0.01)

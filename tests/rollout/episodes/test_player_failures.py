@@ -71,16 +71,18 @@ class Hanging(Talking):
 
 
 @pytest.mark.parametrize(
-    ("environment", "problem"),
+    ("environment", "turn_timeout_s", "problem"),
     [
-        (NotANumber, "environment: gave the reward nan"),
-        (Broken, rf"environment: KeyError: 'board' \({__file__}:\d+\)"),
-        (Hanging, "environment: no observation within rollout\\.turn_timeout_s = 0\\.05 s"),
+        (NotANumber, 60.0, "environment: gave the reward nan"),
+        (Broken, 60.0, rf"environment: KeyError: 'board' \({__file__}:\d+\)"),
+        (Hanging, 0.05, "environment: no observation within rollout\\.turn_timeout_s = 0\\.05 s"),
     ],
 )
-async def test_environments_failure_is_no_trajectory(environment: Callable[[Resources], Talking], problem: str) -> None:
+async def test_environments_failure_is_no_trajectory(
+    environment: Callable[[Resources], Talking], turn_timeout_s: float, problem: str
+) -> None:
     with pytest.raises(NeighbourError) as caught:
-        await make_player(ScriptedEngine(lambda context: "a"), environment, turn_timeout_s=0.05).play(SAMPLE)
+        await make_player(ScriptedEngine(lambda context: "a"), environment, turn_timeout_s=turn_timeout_s).play(SAMPLE)
     assert re.fullmatch(problem, str(caught.value))
 
 
@@ -163,6 +165,5 @@ async def test_times_are_measured_where_they_pass() -> None:
 
     facts = (await make_player(ScriptedEngine(lambda context: "a"), Slow).play(SAMPLE)).facts
 
-    assert 0.02 <= facts.environment_s <= facts.finished_at - facts.started_at
-    assert facts.generate_s < 1.0
-    assert facts.reward_s < 1.0
+    assert facts.environment_s >= 0.02
+    assert facts.generate_s + facts.environment_s + facts.reward_s <= facts.finished_at - facts.started_at + 0.001

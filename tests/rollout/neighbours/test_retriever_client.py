@@ -15,7 +15,7 @@ from rollout.neighbours.retriever_client import Passage, RetrieverClient
 from tests.fakes.http_servers import Answer, ScriptedServer, free_address, scripted_server, serving
 
 TOKEN = "a-token-of-the-cluster"
-FAST = HttpPolicy(min_backoff_s=0.005, max_backoff_s=0.02, attempt_timeout_s=2.0, overall_timeout_s=5.0)
+FAST = HttpPolicy(min_backoff_s=0.005, max_backoff_s=0.02, attempt_timeout_s=20.0, overall_timeout_s=60.0)
 CORPUS = Corpus(["10", "11"], ['"Oslo"\nOslo is a capital.', '"Bergen"\nBergen is a town.'], digest="d")
 
 

