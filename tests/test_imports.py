@@ -24,7 +24,7 @@ print(json.dumps([name for name in heavy if name in sys.modules]))
 def heavy_imports(modules: Sequence[str], heavy: Sequence[str]) -> list[str]:
     """Return which of the heavy libraries a fresh interpreter holds after it imported the modules."""
     command = [sys.executable, "-c", _PROBE, json.dumps([modules, heavy])]
-    done = subprocess.run(command, capture_output=True, text=True, check=True, timeout=120)
+    done = subprocess.run(command, capture_output=True, text=True, check=True, timeout=240)
     found: list[str] = json.loads(done.stdout)
     return found
 
@@ -49,7 +49,7 @@ def test_a_learner_rank_imports_nothing_of_the_coordinator() -> None:
         "import sys, learner.rank.process, learner.rank.rank, learner.rank.start, learner.run.cluster.servers\n"
         "print(sorted(name for name in sys.modules if name.startswith('learner.coordinator')))"
     )
-    done = subprocess.run([sys.executable, "-c", probe], capture_output=True, text=True, check=True, timeout=120)
+    done = subprocess.run([sys.executable, "-c", probe], capture_output=True, text=True, check=True, timeout=240)
 
     assert done.stdout == "[]\n"
 

@@ -9,7 +9,7 @@ while 1,000 trajectories a second are accounted. snapshot_s: until a copy is who
 accounting thread was held up by its beginning, beside it or just after it, in one commit. wal_mb: what the log grew to.
 Medians of the three.
 holds: recovery takes at most 2 s, finds what was out, accounting takes more than 1,000 trajectories a second, and no
-copy holds it up for more than a second.
+copy holds it up for more than a second. In --short the seconds are shown, and not judged: the machine may be busy.
 """
 
 import multiprocessing
@@ -60,12 +60,11 @@ def main() -> int:
         size_mb = megabytes(path)
         ledger.close()
     recovery_s = open_s + begin_s + recall_s
+    is_quick = recovery_s <= _MAX_RECOVERY_S and blocked_s <= _MAX_BLOCKED_S
+    is_quick = is_quick and trajectories_per_s > _MIN_TRAJECTORIES_PER_S
     return conclude(
         "ledger_recovery",
-        recovery_s <= _MAX_RECOVERY_S
-        and is_found
-        and trajectories_per_s > _MIN_TRAJECTORIES_PER_S
-        and blocked_s <= _MAX_BLOCKED_S,
+        is_found and (given.short or is_quick),
         prompts=num_prompts,
         ledger_mb=size_mb,
         open_s=open_s,

@@ -3,7 +3,7 @@
     python -m tests.chaos.dead_server [--seed N] [--short]
 
 100 SIGKILLs among six servers. Nobody tells the coordinator, and none is started again before its leases are out: it
-has to notice by itself that the connection is gone. `--short`: 4 kills.
+has to notice by itself that the connection is gone. `--short`: 4 kills, and 30 s, since the machine may be busy.
 """
 
 import contextlib
@@ -22,7 +22,6 @@ from tests.chaos.rig.run import Rig
 from tests.chaos.rig.settings import endless_settings, reward_service
 from tests.chaos.rig.verdict import conclude, options
 
-_LIMIT_S = 10.0
 _BETWEEN_S = 0.5
 
 
@@ -67,7 +66,7 @@ class _Murderer:
 
 def main() -> int:
     arguments = options(__doc__)
-    num_kills = 4 if arguments.short else 100
+    num_kills, limit_s = (4, 30.0) if arguments.short else (100, 10.0)
     with tempfile.TemporaryDirectory() as name, rig_home(Path(name)) as keys, reward_service(Path(name)) as url:
         settings = endless_settings(Path(name), url, arguments.seed)
         murderer = _Murderer(arguments.seed, num_kills)
@@ -79,12 +78,12 @@ def main() -> int:
     p99 = seconds[min(len(seconds) - 1, int(0.99 * len(seconds)))]
     return conclude(
         "dead_server",
-        p99 <= _LIMIT_S and has_audit_passed,
+        p99 <= limit_s and has_audit_passed,
         kills=len(seconds),
         median_s=statistics.median(seconds),
         p99_s=p99,
         max_s=seconds[-1],
-        limit_s=_LIMIT_S,
+        limit_s=limit_s,
         audit="passed" if has_audit_passed else "failed",
     )
 

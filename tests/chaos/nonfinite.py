@@ -37,7 +37,7 @@ from learner.models.policy import PolicyEngine
 from learner.models.roles import Roles
 from learner.models.step_result import LossFunction, StepResult, Sums
 from learner.models.training.finite import NonFiniteWeightsError
-from learner.models.world import free_address, join_world
+from learner.models.world import join_world
 from learner.objectives.policy_loss import make_loss
 from learner.packing.micro_batch import LearnerSample, MicroBatch, make_micro_batch
 from learner.packing.plan import plan_step
@@ -47,6 +47,7 @@ from learner.rank.solo_work import SoloWork
 from protocol.settings.settings import Settings
 from tests.chaos.rig.receiving_server import ReceivingServer
 from tests.chaos.rig.verdict import conclude, options
+from tests.fakes.ports import free_port
 from tests.fakes.tiny_models import make_tiny_model
 from tests.learner.coordinator.coordinator_script import Script, settings_of
 from tests.learner.models.policy_ranks import same, settings, trajectories
@@ -78,7 +79,7 @@ def main() -> int:
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         make_tiny_model(folder / "model", tied=True, hidden_size=64)
-        _, port = free_address("127.0.0.1")
+        port = free_port()
         environment = {**os.environ, "OMP_NUM_THREADS": "1"}
         ranks = [
             subprocess.Popen(

@@ -141,4 +141,4 @@ def test_command_refuses_a_negative_seed(tmp_path: Path) -> None:
 
 def run_command(*arguments: str) -> subprocess.CompletedProcess[str]:
     command = [sys.executable, "-m", "deploy.quickstart", *arguments]
-    return subprocess.run(command, capture_output=True, text=True, check=False, timeout=60)
+    return subprocess.run(command, capture_output=True, text=True, check=False, timeout=240)

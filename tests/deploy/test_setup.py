@@ -46,7 +46,7 @@ def set_up(clone: Path, **environment: str) -> "subprocess.CompletedProcess[str]
         ["bash", str(clone / "deploy" / "setup.sh")],
         capture_output=True,
         text=True,
-        timeout=120,
+        timeout=240,
         env={"PATH": path, "HOME": str(clone), **environment},
     )
 

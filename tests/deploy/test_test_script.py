@@ -46,7 +46,7 @@ def run(clone: Path, failing: str) -> tuple[int, list[str]]:
         ["bash", str(clone / "deploy" / "test.sh")],
         capture_output=True,
         text=True,
-        timeout=120,
+        timeout=240,
         env={**os.environ, "FAILING": failing},
     )
     return finished.returncode, finished.stdout.splitlines()

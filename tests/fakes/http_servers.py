@@ -35,7 +35,7 @@ def serving(app: Any) -> Iterator[str]:
         yield address_of(listener)
     finally:
         server.should_exit = True
-        thread.join(10)
+        thread.join(60)
 
 
 def free_address() -> str:
@@ -115,7 +115,7 @@ def scripted_server() -> Iterator[ScriptedServer]:
         yield server
 
 
-def run_module(*arguments: str, timeout_s: float = 60.0) -> "subprocess.CompletedProcess[str]":
+def run_module(*arguments: str, timeout_s: float = 240.0) -> "subprocess.CompletedProcess[str]":
     """Return the finished `python -m ARGUMENTS`, with its output as text."""
     return subprocess.run(
         [sys.executable, "-m", *arguments], capture_output=True, text=True, timeout=timeout_s, env=_environment()
@@ -139,7 +139,7 @@ def module_serving(*arguments: str) -> Iterator[tuple[str, "subprocess.Popen[str
         yield line.split()[-1], process
     finally:
         process.terminate()
-        process.wait(10)
+        process.wait(60)
         process.stdout.close()
 
 

@@ -9,12 +9,14 @@ from protocol.http.listen import bind
 # use another test's connection or listener would take one of these now and then.
 _FIRST, _LAST = 20_000, 32_000
 _given: set[int] = set()
+# Not the shared one, which a test may have seeded.
+_random = random.SystemRandom()
 
 
 def free_port() -> int:
     """Return a port of loopback where nothing listens, and that this process was not given before."""
     while True:
-        port = random.randint(_FIRST, _LAST)
+        port = _random.randint(_FIRST, _LAST)
         if port in _given:
             continue
         try:

@@ -72,6 +72,8 @@ async def test_wait_is_told_by_how_long_searches_take() -> None:
     assert searcher.wait_s == 0.0
     index.gate.clear()
     searching = asyncio.ensure_future(searcher.search(["a"], 1))
+    while not index.batches:
+        await asyncio.sleep(0.001)
     await asyncio.sleep(0.1)
     index.gate.set()
     await searching

@@ -14,6 +14,8 @@ from typing import Any
 # What a way may take before its fault strikes: processes, imports, handshakes on a machine with no free core.
 _SET_UP_S = 60.0
 GRACE_S = 5.0
+# The same where many ways run at a time, on a machine that may be busy besides.
+BUSY_GRACE_S = 20.0
 
 _fork = multiprocessing.get_context("fork")
 
@@ -39,9 +41,8 @@ class Outcome:
     said: str  # the sentence; empty when nothing was said
     seconds: float | None  # from the fault to the sentence; None: it never came
 
-    @property
-    def has_hung(self) -> bool:
-        return self.seconds is None or self.seconds > self.way.limit_s + GRACE_S
+    def has_hung(self, grace_s: float) -> bool:
+        return self.seconds is None or self.seconds > self.way.limit_s + grace_s
 
     @property
     def missing(self) -> list[str]:
@@ -58,7 +59,7 @@ class RunningWay:
         self._process = _fork.Process(target=_run, args=(way, folder, theirs))
         self._process.start()
         theirs.close()
-        self._give_up_at = time.monotonic() + _SET_UP_S + way.limit_s + GRACE_S
+        self._give_up_at = time.monotonic() + _SET_UP_S + way.limit_s + BUSY_GRACE_S
 
     def outcome(self) -> Outcome | None:
         """Return what became of it, None while it is under way. Nothing of it is left once it is told."""

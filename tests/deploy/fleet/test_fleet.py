@@ -36,13 +36,13 @@ def request(seed: int, code: str = "") -> dict[str, Any]:
 
 
 def ensure(fleet: Any, seed: int, num_servers: int, code: str = "") -> list[tuple[str, bool]]:
-    infos = ray.get(fleet.ensure.remote(request(seed, code), num_servers), timeout=120)
+    infos = ray.get(fleet.ensure.remote(request(seed, code), num_servers), timeout=240)
     assert all(info["node_ip"] for info in infos)
     return [(info["name"], info["warm"]) for info in infos]
 
 
 def pids(fleet: Any) -> dict[str, int]:
-    return {server["name"]: server["pid"] for server in ray.get(fleet.describe.remote(), timeout=60)}
+    return {server["name"]: server["pid"] for server in ray.get(fleet.describe.remote(), timeout=240)}
 
 
 def test_fleet_starts_servers_and_finds_them_warm(fleet: Any) -> None:
@@ -99,18 +99,18 @@ def test_fleet_starts_an_engine_anew_in_place_of_one_that_died(fleet: Any) -> No
     ensure(fleet, 2, 1)
     # Waited for: the fleet's question could else be answered before.
     with pytest.raises(RayActorError):
-        ray.get(ray.get_actor("sluice-rollout-0", namespace="sluice").die.remote(), timeout=60)
+        ray.get(ray.get_actor("sluice-rollout-0", namespace="sluice").die.remote(), timeout=240)
     assert ensure(fleet, 2, 1) == [("sluice-rollout-0", False)]
-    assert [server["is_alive"] for server in ray.get(fleet.describe.remote(), timeout=60)] == [True]
+    assert [server["is_alive"] for server in ray.get(fleet.describe.remote(), timeout=240)] == [True]
 
 
 def test_stop_all_leaves_no_server(fleet: Any) -> None:
     ensure(fleet, 0, 2)
-    ray.get(fleet.stop_all.remote(), timeout=60)
+    ray.get(fleet.stop_all.remote(), timeout=240)
     assert server_names() == []
 
 
 def test_fleet_logs_are_files_of_the_server_itself(fleet: Any) -> None:
     ensure(fleet, 0, 1)
-    (server,) = ray.get(fleet.describe.remote(), timeout=60)
+    (server,) = ray.get(fleet.describe.remote(), timeout=240)
     assert Path(server["log"]).is_file()

@@ -77,7 +77,7 @@ class FakeServer:
 
     def close(self) -> None:
         self._is_closing.set()
-        self._thread.join(10.0)
+        self._thread.join(60.0)
 
     def _serve(self) -> None:
         decoder: Decoder[m.Message] = Decoder(m.ToServer | m.Done)

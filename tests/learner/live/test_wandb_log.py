@@ -24,7 +24,7 @@ def _record(folder: Path, **environment: str) -> subprocess.CompletedProcess[str
     """Log three steps in a process of its own: wandb leaves threads and a service behind until its process ends."""
     env = {"PATH": "/usr/bin:/bin", "HOME": str(folder), "WANDB_CONFIG_DIR": str(folder / "config"), **environment}
     command = [sys.executable, "-c", _RECORD, str(folder)]
-    return subprocess.run(command, env=env, capture_output=True, text=True, timeout=120, check=False)
+    return subprocess.run(command, env=env, capture_output=True, text=True, timeout=240, check=False)
 
 
 def test_wandb_log_writes_an_offline_run_that_a_second_start_goes_on_with(tmp_path: Path) -> None:
@@ -54,4 +54,4 @@ def test_wandb_log_warns_once_and_ends_when_there_is_no_key(tmp_path: Path) -> N
 
 def test_wandb_is_imported_only_when_asked_for() -> None:
     code = "import learner.live.wandb_log, sys; sys.exit('wandb' in sys.modules)"
-    assert subprocess.run([sys.executable, "-c", code], check=False, timeout=60).returncode == 0
+    assert subprocess.run([sys.executable, "-c", code], check=False, timeout=240).returncode == 0

@@ -13,8 +13,8 @@ from safetensors.torch import load_file
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from learner.models.weights.digested import digest_of_folder
-from learner.models.world import free_address
 from protocol.weights.digest import digest_of_tensor
+from tests.fakes.ports import free_port
 from tests.fakes.tiny_models import make_tiny_model
 from tests.learner.models import policy_ranks
 from tests.learner.models.policy_ranks import flat
@@ -47,7 +47,7 @@ def resumed(found: Found, folder: Path) -> dict[tuple[int, int], dict[int, dict[
 
 
 def run_world(world_size: int, folder: Path, written_by: int | None = None) -> dict[int, dict[Any, Any]]:
-    _, port = free_address("127.0.0.1")
+    port = free_port()
     root = Path(__file__).parents[3]
     environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(root)}
     logs = [folder / f"log_{world_size}_{rank}" for rank in range(world_size)]

@@ -40,7 +40,7 @@ def test_folder_of_the_user_with_our_rooms_names_does_not_stand_in_for_them(tmp_
         (tmp_path / room).mkdir()
         (tmp_path / room / "__init__.py").write_text("raise SystemExit('the wrong one')\n")
     finished = subprocess.run(
-        [sys.executable, "-m", "learner.run", "--help"], cwd=tmp_path, capture_output=True, text=True, timeout=60
+        [sys.executable, "-m", "learner.run", "--help"], cwd=tmp_path, capture_output=True, text=True, timeout=240
     )
     assert (finished.returncode, finished.stderr) == (0, "")
 

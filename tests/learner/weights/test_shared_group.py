@@ -29,7 +29,7 @@ class FakeGroup:
 
     def broadcast(self, flat: torch.Tensor) -> None:
         if self.is_stuck.is_set():
-            self.is_closed.wait(10.0)
+            self.is_closed.wait(60.0)
             raise RuntimeError("aborted")
 
     def close(self) -> None:
@@ -96,7 +96,7 @@ def servers() -> list[Server]:
 
 @pytest.fixture
 def pusher(groups: list[FakeGroup], servers: list[Server]) -> Iterator[WeightPusher]:
-    pusher = WeightPusher(servers, "127.0.0.1", "nccl", 5.0, workers_per_server=2, silence_s=SILENCE_S)
+    pusher = WeightPusher(servers, "127.0.0.1", "nccl", 60.0, workers_per_server=2, silence_s=SILENCE_S)
     yield pusher
     pusher.close()
 
@@ -170,8 +170,8 @@ def test_group_that_is_given_up_is_closed_while_a_broadcast_is_stuck_in_it(
 
     assert report.synced == ()
     assert report.failed["c"] == "c failed to receive: its process ended"
-    assert groups[0].is_closed.wait(2.0)
-    assert time.monotonic() - started < 3.0  # the deadline is 5 s
+    assert groups[0].is_closed.wait(20.0)
+    assert time.monotonic() - started < 30.0  # the deadline is 60 s
 
 
 def test_others_meet_anew_at_once_without_one_that_fell_silent(

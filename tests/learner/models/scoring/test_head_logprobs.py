@@ -118,6 +118,6 @@ print((kib("VmHWM") - before) * 1024)
 def test_memory_is_a_few_chunks_and_no_logits_of_all_tokens() -> None:
     """In float32 all logits would be 655 MB, and their gradient as much again."""
     root = Path(__file__).parents[4]
-    ended = subprocess.run([sys.executable, "-c", _MEASURE], cwd=root, capture_output=True, text=True, timeout=120)
+    ended = subprocess.run([sys.executable, "-c", _MEASURE], cwd=root, capture_output=True, text=True, timeout=240)
     assert ended.returncode == 0, ended.stderr[-2000:]
     assert 4 * (1 << 22) < int(ended.stdout) < 250e6
