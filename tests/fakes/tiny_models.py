@@ -8,7 +8,13 @@ from typing import Literal
 
 import torch
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
-from transformers import PreTrainedTokenizerFast, Qwen2Config, Qwen2ForCausalLM
+from transformers import (
+    PreTrainedTokenizerFast,
+    Qwen2Config,
+    Qwen2ForCausalLM,
+    Qwen3MoeConfig,
+    Qwen3MoeForCausalLM,
+)
 
 from protocol.settings.run_spec import EngineRequest
 
@@ -24,11 +30,12 @@ def make_tiny_model(
     vocab_size: int = 272,
     seed: int = 0,
     max_positions: int = 1024,
+    width: float = 0.1,
 ) -> Path:
     """Return `folder`, now holding a random Qwen2 model in float32 and its tokenizer.
 
-    The defaults have 0.46M parameters tied and 0.50M untied. Weights are ten times wider than usual, so that
-    distributions are far from flat and a stale weight anywhere moves logprobs by far more than 1e-3.
+    The defaults have 0.46M parameters tied and 0.50M untied. width: deviation of the weights; 0.1 is ten times the
+    usual, so that distributions are far from flat and a stale weight anywhere moves logprobs by far more than 1e-3.
     """
     torch.manual_seed(seed)
     config = Qwen2Config(
@@ -40,13 +47,41 @@ def make_tiny_model(
         intermediate_size=3 * hidden_size,
         max_position_embeddings=max_positions,
         tie_word_embeddings=tied,
-        initializer_range=0.1,
+        initializer_range=width,
         bos_token_id=None,
         eos_token_id=1,
         pad_token_id=0,
         torch_dtype="float32",
     )
     Qwen2ForCausalLM(config).save_pretrained(folder)
+    byte_tokenizer().save_pretrained(folder)
+    return folder
+
+
+def make_tiny_mixture(folder: Path) -> Path:
+    """Return `folder`, now holding a random Qwen3 mixture of four experts, two for each token."""
+    torch.manual_seed(0)
+    config = Qwen3MoeConfig(
+        vocab_size=272,
+        hidden_size=128,
+        num_hidden_layers=2,
+        num_attention_heads=4,
+        num_key_value_heads=2,
+        head_dim=32,
+        intermediate_size=128,
+        moe_intermediate_size=64,
+        num_experts=4,
+        num_experts_per_tok=2,
+        norm_topk_prob=True,
+        max_position_embeddings=1024,
+        tie_word_embeddings=False,
+        initializer_range=0.1,
+        bos_token_id=None,
+        eos_token_id=1,
+        pad_token_id=0,
+        torch_dtype="float32",
+    )
+    Qwen3MoeForCausalLM(config).save_pretrained(folder)
     byte_tokenizer().save_pretrained(folder)
     return folder
 

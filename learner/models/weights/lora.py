@@ -5,7 +5,7 @@ NAME.lora_A.default.weight and NAME.lora_B.default.weight. Source: LoRA, arXiv:2
 """
 
 import json
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -36,12 +36,13 @@ class LoraForm:
 def add_adapters(model: Any, form: LoraForm) -> None:
     """Put adapters into the model, whose product is zero at first; nothing else of it is trained from then on.
 
-    Raises: OperatorError when no layer has such a name.
+    Raises: OperatorError when no layer has such a name, or what has it is no linear layer, as the experts of a mixture.
     """
     from peft import inject_adapter_in_model
 
     try:
-        inject_adapter_in_model(_config(form), model, adapter_name=_ADAPTER)
+        inject_adapter_in_model(_config(form, form.targets or _linear_names(model)), model, adapter_name=_ADAPTER)
+        _check_linear(model)
     except ValueError as error:
         names = sorted({name.rpartition(".")[2] for name, module in model.named_modules() if _is_linear(module)})
         raise OperatorError(
@@ -88,7 +89,9 @@ def write_adapters(folder: Path, form: LoraForm, base: str, tensors: dict[str, T
     """
     folder.mkdir(parents=True, exist_ok=True)
     save_file(_named_on_disk(tensors), folder / _TENSORS, metadata={"format": "pt"})
-    config = {key: sorted(value) if isinstance(value, set) else value for key, value in _config(form).to_dict().items()}
+    targets = {name.partition(".lora_")[0].rpartition(".")[2] for name in tensors}
+    given = _config(form, targets).to_dict()
+    config = {key: sorted(value) if isinstance(value, set) else value for key, value in given.items()}
     text = json.dumps({**config, "base_model_name_or_path": base}, indent=2, default=str)
     (folder / _CONFIG).write_text(text + "\n", encoding="utf-8")
 
@@ -97,12 +100,28 @@ def _named_on_disk(tensors: dict[str, Tensor]) -> dict[str, Tensor]:
     return {_DISK_PREFIX + name.replace(f".{_ADAPTER}.", "."): tensor for name, tensor in tensors.items()}
 
 
-def _config(form: LoraForm) -> Any:
+def _config(form: LoraForm, targets: Collection[str]) -> Any:
     from peft import LoraConfig
 
-    targets = list(form.targets) or "all-linear"
     settings: dict[str, Any] = {"lora_alpha": form.alpha, "lora_dropout": 0.0, "bias": "none"}
-    return LoraConfig(r=form.rank, target_modules=targets, **settings)
+    return LoraConfig(r=form.rank, target_modules=sorted(targets), **settings)
+
+
+def _linear_names(model: Any) -> list[str]:
+    """Return what the model's linear layers are called, the last part of their names alone, without the head.
+
+    peft's own "all-linear" takes a mixture's experts and routers too, which are no layers of a push or a model folder.
+    """
+    head = model.get_output_embeddings()
+    layers = [name for name, module in model.named_modules() if _is_linear(module) and module is not head]
+    return sorted({name.rpartition(".")[2] for name in layers})
+
+
+def _check_linear(model: Any) -> None:
+    """Raise ValueError when something else than a linear layer was adapted."""
+    for name, layer in adapted_layers(model).items():
+        if not _is_linear(layer.base_layer):
+            raise ValueError(f"{name} is no linear layer")
 
 
 def _is_linear(module: Any) -> bool:

@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 import torch
 import torch.distributed as dist
+from safetensors import safe_open
 from torch import Tensor
 from transformers import AutoModelForCausalLM
 
@@ -17,13 +18,13 @@ from learner.models.gradient import score_tokens
 from learner.models.model_loading import load_model
 from learner.models.reference import ReferenceModel
 from learner.models.weights.export import export_model
-from learner.models.weights.lora import LoraForm, adapters_off, write_adapters
+from learner.models.weights.lora import LoraForm, adapted_layers, adapters_off, write_adapters
 from learner.models.weights.named_weights import weights_of
 from learner.models.weights.pushed import PushedWeights
 from learner.packing.micro_batch import LearnerSample, make_micro_batch
 from protocol.errors import OperatorError
 from tests.benchmarks.packing_table import OneProcess, settings_of
-from tests.fakes.tiny_models import make_tiny_model
+from tests.fakes.tiny_models import make_tiny_mixture, make_tiny_model
 
 FORM = LoraForm(rank=4, alpha=8.0, targets=("q_proj", "down_proj"))
 
@@ -109,6 +110,24 @@ def test_targets_that_are_not_there_are_refused_with_those_that_are(source: Path
     )
     with pytest.raises(OperatorError, match=expected):
         load_model(replace(settings_of(source), lora=LoraForm(2, 2.0, ("query",))))
+
+
+def test_mixture_has_adapters_on_its_linear_layers_and_is_pushed_by_the_names_of_its_folder(tmp_path: Path) -> None:
+    source = make_tiny_mixture(tmp_path / "mixture")
+    model = adapted(source, LoraForm(rank=2, alpha=2.0, targets=()))
+    assert {name.rpartition(".")[2] for name in adapted_layers(model)} == {"q_proj", "k_proj", "v_proj", "o_proj"}
+    pushed = PushedWeights(
+        model, lambda tensors: nullcontext(), lambda tensor: tuple(tensor.shape), dtype="float32", bucket_bytes=1 << 20
+    )
+    with safe_open(source / "model.safetensors", framework="pt") as file:
+        assert {meta.name for bucket in pushed.plan for meta in bucket} == set(file.keys())
+
+
+def test_router_of_a_mixture_is_refused_as_a_target(tmp_path: Path) -> None:
+    source = make_tiny_mixture(tmp_path / "mixture")
+    expected = r"policy\.lora\.targets = \['gate'\] cannot be adapted: model\.layers\.0\.mlp\.gate is no linear layer\."
+    with pytest.raises(OperatorError, match=expected):
+        load_model(replace(settings_of(source), lora=LoraForm(2, 2.0, ("gate",))))
 
 
 def test_reference_that_is_refreshed_becomes_the_policy_and_its_state_is_a_plain_model(
