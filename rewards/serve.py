@@ -38,7 +38,13 @@ def _choose_scorer(arguments: argparse.Namespace, workers: Workers) -> tuple[Sco
     if arguments.function:
         return load_scorer(arguments.function, workers), Path(arguments.function).name
     options = ScorerOptions(
-        arguments.workers, arguments.tags, arguments.model, arguments.model_dtype, arguments.batch_tokens
+        arguments.workers,
+        arguments.tags,
+        arguments.model,
+        arguments.model_dtype,
+        arguments.batch_tokens,
+        arguments.test_timeout_s,
+        arguments.unsafe_local_exec,
     )
     return scorer_named(arguments.scorer, options), arguments.scorer
 
@@ -55,13 +61,21 @@ def _parser() -> argparse.ArgumentParser:
         type=_above_zero,
         default=1,
         help="threads that call a function which is not async, more than 1 only if it may run in several at once; "
-        "of math_answer the processes that compare",
+        "of math_answer the processes that compare, of code_tests the programs at a time (1: one per core)",
     )
     parser.add_argument("--tags", default=DEFAULT_TAGS, help="format: tags of a response, * behind optional ones")
     parser.add_argument("--model", help="reward_model: folder of the model, or its name on the Hugging Face hub")
     parser.add_argument("--model-dtype", choices=["float32", "bfloat16"], default="float32", help="reward_model's")
     parser.add_argument(
         "--batch-tokens", type=_above_zero, default=16_384, help="reward_model: most tokens of one forward pass"
+    )
+    parser.add_argument(
+        "--test-timeout-s", type=_above_zero, default=10, help="code_tests: longest run of one test, in seconds"
+    )
+    parser.add_argument(
+        "--unsafe-local-exec",
+        action="store_true",
+        help="code_tests: run programs without locking them in, with this service's files, network and rights",
     )
     parser.add_argument("--host", default="127.0.0.1", help="address to listen on")
     parser.add_argument("--port", type=int, default=8001, help="port to listen on; 0: a free one")

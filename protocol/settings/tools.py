@@ -4,9 +4,9 @@ from typing import Literal
 
 from pydantic import Field, field_validator
 
-from protocol.settings.section import CountAboveZero, Section
+from protocol.settings.section import CountAboveZero, Seconds, Section
 
-BUNDLED_TOOLS = ("calculator", "search")
+BUNDLED_TOOLS = ("calculator", "python", "search")
 
 
 class ToolsSettings(Section):
@@ -18,6 +18,12 @@ class ToolsSettings(Section):
         8, le=64, description="Calls of one turn that are run; each one more is refused."
     )
 
+    python_timeout_s: Seconds = Field(10.0, description="Longest run of a program that the policy wrote.")
+    python_memory_mb: CountAboveZero = Field(512, ge=64, le=1 << 20, description="Memory of each of its processes.")
+    python_unsafe: bool = Field(
+        False,
+        description="Run the policy's programs without locking them in: with the server's files, network and rights.",
+    )
     reward: Literal["none", "steps", "final"] = Field(
         "none", description="Of verl's tools: not used; what calls give is added; what calc_reward says at the end is."
     )

@@ -160,7 +160,6 @@ async def test_tool_that_there_is_none_of_is_named_before_anything_starts(tmp_pa
     name = f"{tmp_path / 'my_env.py'}:Asking"
     with pytest.raises(SettingsError) as refused:
         Services(make_spec(environment=name), Node("http://127.0.0.1:1", None, "t", make_keys()))
-    expected = (
-        f"settings: rollout.environment = {name}: its class requires the tool 'serach'. There are: calculator, search."
-    )
+    problem = "its class requires the tool 'serach'. There are: calculator, python, search."
+    expected = f"settings: rollout.environment = {name}: {problem}"
     assert str(refused.value) == expected

@@ -1,1 +1,1 @@
-"""Tools for environments and for the policy, while a run is attached. Begin with: tool, search, calculator, by_name."""
+"""Tools of environments and of the policy, while a run is attached. Begin with tool, calculator, by_name."""

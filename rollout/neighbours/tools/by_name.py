@@ -6,10 +6,15 @@ from protocol.errors import SettingsError
 from protocol.settings.run_spec import RunSpec
 from rollout.neighbours.node import Node
 from rollout.neighbours.tools.calculator import Calculator
+from rollout.neighbours.tools.python import PythonTool
 from rollout.neighbours.tools.search import SearchTool
 from rollout.neighbours.tools.tool import Tool
 
-TOOLS: dict[str, Callable[[RunSpec, Node], Tool]] = {"calculator": Calculator, "search": SearchTool}
+TOOLS: dict[str, Callable[[RunSpec, Node], Tool]] = {
+    "calculator": Calculator,
+    "python": PythonTool,
+    "search": SearchTool,
+}
 
 
 def open_tools(names: Collection[str], spec: RunSpec, node: Node) -> dict[str, Tool]:

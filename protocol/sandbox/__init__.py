@@ -1,0 +1,1 @@
+"""Runs Python that nobody has read: what a policy wrote. Reading order: limits, run, inside."""

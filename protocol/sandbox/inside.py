@@ -1,0 +1,186 @@
+"""Locks itself in and becomes the program: a script of its own, which imports nothing of Sluice.
+
+    python -I -S inside.py '{"program_fd": .., "folder": .., "python": .., "shown": [..], ..}'
+
+Outside of it are, where the kernel allows namespaces: every file but the system's libraries and Python itself, which
+are read-only; the network; other processes; the host's name. Two more processes stand between and wait for the program.
+Where it could not lock itself in, nothing is run, and the reason stands in the file `report_fd`.
+"""
+
+import ctypes
+import json
+import os
+import resource
+import select
+import signal
+import sys
+from typing import Any, NoReturn
+
+_NOBODY = 65534
+_NEWNS, _NEWUTS, _NEWIPC = 0x00020000, 0x04000000, 0x08000000
+_NEWUSER, _NEWPID, _NEWNET = 0x10000000, 0x20000000, 0x40000000
+_RDONLY, _NOSUID, _NODEV, _REMOUNT, _BIND, _REC, _PRIVATE = 1, 2, 4, 32, 4096, 16384, 1 << 18
+_KEPT_FLAGS = 2 | 4 | 8 | 1024 | 2048 | 4096  # of statvfs: nosuid, nodev, noexec, noatime, nodiratime, relatime
+_DETACH = 2
+_PDEATHSIG, _CAPBSET_DROP, _NO_NEW_PRIVS = 1, 24, 38
+_SYS_PIVOT_ROOT = {"x86_64": 155, "aarch64": 41}
+_WORK = "/work"
+
+libc = ctypes.CDLL(None, use_errno=True)
+
+
+def main() -> None:
+    spec = json.loads(sys.argv[1])
+    with open(spec["program_fd"], "rb") as file:
+        program = file.read()
+    os.set_inheritable(spec["report_fd"], False)  # the program does not get it
+    libc.prctl(_PDEATHSIG, signal.SIGKILL)
+    if not spec["is_isolated"]:
+        _limit(spec)
+        os.chdir(spec["folder"])
+        _become(spec["python"], ["-c", program.decode()], spec["folder"])
+    try:
+        is_root = _separate()
+        # The first process of a namespace of processes: when it ends, the kernel ends all others in it.
+        ours, theirs = os.pipe()
+        child = os.fork()
+    except OSError as error:
+        _give_up(spec, error)
+    if child:
+        _pass_on(child)
+    _end_with_parent(ours, theirs)
+    try:
+        _enter(spec, program)
+        if (child := os.fork()) != 0:  # the program itself is the second one: the first does not get most signals
+            _pass_on(child)
+        _limit(spec)
+        _drop_rights(is_root, spec["uid"])
+    except OSError as error:
+        _give_up(spec, error)
+    _become(spec["python"], [f"{_WORK}/main.py"], _WORK)
+
+
+def _end_with_parent(ours: int, theirs: int) -> None:
+    """Be ended when the parent is. theirs: an end of a pipe that only a living parent still holds."""
+    libc.prctl(_PDEATHSIG, signal.SIGKILL)
+    os.close(theirs)
+    if select.select([ours], [], [], 0)[0]:  # it was ended before the line above
+        os._exit(1)
+    os.close(ours)
+
+
+def _pass_on(child: int) -> NoReturn:
+    """End as a child of ours does."""
+    while (ended := os.wait()) and ended[0] != child:
+        pass
+    status = ended[1]
+    os._exit(128 + os.WTERMSIG(status) if os.WIFSIGNALED(status) else os.WEXITSTATUS(status))
+
+
+def _separate() -> bool:
+    """Leave the namespaces of the host; True when that took no namespace of users, because we are its root."""
+    flags = _NEWNS | _NEWUTS | _NEWIPC | _NEWPID | _NEWNET
+    if os.geteuid() == 0 and libc.unshare(flags) == 0:
+        return True
+    own_uid, own_gid = os.geteuid(), os.getegid()
+    _checked(libc.unshare(flags | _NEWUSER), "unshare")
+    for name, text in (("setgroups", "deny"), ("uid_map", f"0 {own_uid} 1"), ("gid_map", f"0 {own_gid} 1")):
+        with open(f"/proc/self/{name}", "w") as file:
+            file.write(text)
+    return False
+
+
+def _enter(spec: dict[str, Any], program: bytes) -> None:
+    """Make a root folder of what is shown and a folder to write in, and let the host's be forgotten."""
+    root = spec["folder"]
+    _mount(None, "/", None, _REC | _PRIVATE)
+    _mount("tmpfs", root, "tmpfs", _NOSUID | _NODEV, "size=1m,mode=755")
+    for path in spec["shown"]:
+        _show(root, path)
+    for name in ("proc", "old", _WORK[1:]):
+        os.makedirs(f"{root}/{name}", exist_ok=True)
+    _mount("tmpfs", root + _WORK, "tmpfs", _NOSUID | _NODEV, f"size={spec['memory_bytes'] // 4},mode=777")
+    with open(f"{root}{_WORK}/main.py", "wb") as file:
+        file.write(program)
+    os.chmod(f"{root}{_WORK}/main.py", 0o644)
+    libc.mount(b"proc", f"{root}/proc".encode(), b"proc", _NOSUID | _NODEV, None)  # some containers forbid it
+    _checked(libc.syscall(_SYS_PIVOT_ROOT[os.uname().machine], root.encode(), f"{root}/old".encode()), "pivot_root")
+    os.chdir("/")
+    _checked(libc.umount2(b"/old", _DETACH), "umount")
+    _mount(None, "/", None, _REMOUNT | _BIND | _RDONLY | _NOSUID | _NODEV)
+    os.chdir(_WORK)
+
+
+def _show(root: str, path: str) -> None:
+    """Have a file or folder of the host stand in the new root, read-only."""
+    target = root + path
+    if os.path.islink(path):
+        os.makedirs(os.path.dirname(target), exist_ok=True)
+        os.symlink(os.readlink(path), target)
+        return
+    if os.path.isdir(path):
+        os.makedirs(target, exist_ok=True)
+    else:
+        os.makedirs(os.path.dirname(target), exist_ok=True)
+        os.close(os.open(target, os.O_CREAT | os.O_WRONLY, 0o644))
+    _mount(path, target, None, _BIND | _REC)
+    is_device = path.startswith("/dev/")
+    kept = os.statvfs(path).f_flag & _KEPT_FLAGS
+    _mount(None, target, None, _REMOUNT | _BIND | _NOSUID | kept | (0 if is_device else _RDONLY | _NODEV))
+
+
+def _limit(spec: dict[str, Any]) -> None:
+    for what, value in (
+        (resource.RLIMIT_CORE, 0),
+        (resource.RLIMIT_CPU, spec["cpu_s"]),
+        (resource.RLIMIT_AS, spec["memory_bytes"]),
+        (resource.RLIMIT_FSIZE, spec["memory_bytes"] // 4),
+        (resource.RLIMIT_NOFILE, 128),
+    ):
+        resource.setrlimit(what, (value, value))
+    if spec["is_isolated"]:  # elsewhere it would count the user's other processes too
+        resource.setrlimit(resource.RLIMIT_NPROC, (spec["num_processes"], spec["num_processes"]))
+
+
+def _drop_rights(is_root: bool, uid: int) -> None:
+    """Be nobody, and stay it. uid: no other program's, since the kernel counts processes by it."""
+    if is_root:
+        os.setgroups([])
+        try:
+            os.setresgid(uid, uid, uid)
+            os.setresuid(uid, uid, uid)
+        except OSError:  # a container with few ids
+            os.setresgid(_NOBODY, _NOBODY, _NOBODY)
+            os.setresuid(_NOBODY, _NOBODY, _NOBODY)
+    else:
+        for capability in range(64):
+            libc.prctl(_CAPBSET_DROP, capability, 0, 0, 0)
+        header = (ctypes.c_uint32 * 2)(0x20080522, 0)
+        _checked(libc.capset(header, (ctypes.c_uint32 * 6)()), "capset")
+    _checked(libc.prctl(_NO_NEW_PRIVS, 1, 0, 0, 0), "no_new_privs")
+    libc.prctl(_PDEATHSIG, signal.SIGKILL)
+
+
+def _become(python: str, arguments: list[str], folder: str) -> NoReturn:
+    environment = {"PATH": "/usr/bin:/bin", "HOME": folder, "LANG": "C.UTF-8", "PYTHONDONTWRITEBYTECODE": "1"}
+    os.execve(python, [python, "-I", "-S", "-B", *arguments], environment)  # noqa: S606  as a process of its own
+
+
+def _mount(source: str | None, target: str, kind: str | None, flags: int, options: str = "") -> None:
+    given = [each.encode() if each is not None else None for each in (source, target, kind)]
+    _checked(libc.mount(*given, flags, options.encode() or None), f"mount {target}")
+
+
+def _checked(returned: int, what: str) -> None:
+    if returned != 0:
+        number = ctypes.get_errno()
+        raise OSError(number, f"{what}: {os.strerror(number)}")
+
+
+def _give_up(spec: dict[str, Any], error: OSError) -> NoReturn:
+    os.write(spec["report_fd"], str(error).encode())
+    os._exit(1)
+
+
+if __name__ == "__main__":
+    main()

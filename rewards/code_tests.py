@@ -1,0 +1,148 @@
+"""The bundled scorer of programs: 1 when the response's code passes all tests of the label, else 0; run in the sandbox.
+
+Code is the response's last fenced block. A label is, itself, as JSON in a text, or as its `ground_truth`:
+
+    {"inputs": [text, ..], "outputs": [text, ..]}                        the program reads and prints
+    {"inputs": [[argument, ..], ..], "outputs": [value, ..], "fn_name"}  a function, or a method of its class Solution
+    ["assert f(1) == 2", ..], such a text, or {"tests": ..}              statements behind the code
+    {"test": "def check(candidate): ..", "entry_point": "f"}             HumanEval's form
+
+A test that is passed has to be reached: code that ends the process before it has not passed.
+"""
+
+import asyncio
+import functools
+import json
+import re
+import secrets
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from protocol.sandbox.limits import Limits
+from protocol.sandbox.run import Sandbox
+from rewards.sample import Sample, SampleError, Score, Scorer
+
+_BLOCK = re.compile(r"```[ \t]*(?:python3?|py)?[ \t]*\n(.*?)```", re.DOTALL | re.IGNORECASE)
+_MAX_TESTS = 256
+
+
+@dataclass(frozen=True)
+class Case:
+    """One program to run, and what passes it."""
+
+    suffix: Callable[[str], str]  # gives what stands behind the code, from the mark that it prints once it is reached
+    stdin: str = ""  # what the program reads
+    prints: str | None = None  # what it has to print; None: the mark
+    value: Any = None  # behind the mark, as JSON
+    has_value: bool = False  # True: the mark's value counts
+
+
+def make_code_scorer(sandbox: Sandbox, limits: Limits) -> Scorer:
+    """Return the scorer."""
+    return functools.partial(_score, sandbox, limits)
+
+
+def code_of(response: str) -> str | None:
+    """Return the last fenced block of a response, or None."""
+    blocks = _BLOCK.findall(response)
+    return str(blocks[-1]) if blocks else None
+
+
+def cases_of(label: Any, index: int) -> list[Case]:
+    """Return a label's tests. index: which sample of the request it is. Raises: SampleError when it holds none."""
+    found = label
+    if isinstance(found, Mapping) and "ground_truth" in found:
+        found = found["ground_truth"]
+    try:
+        if isinstance(found, str) and found.lstrip()[:1] in ("{", "["):
+            found = json.loads(found)
+        tests = _tests(found["tests"] if isinstance(found, Mapping) and "tests" in found else found)
+    except ValueError:
+        raise SampleError(index, f"is {found!r:.80}, which holds what is not JSON") from None
+    if not tests or len(tests) > _MAX_TESTS:
+        raise SampleError(index, f"is {label!r:.80}, expected inputs and outputs, or 1 to {_MAX_TESTS} tests")
+    return tests
+
+
+def _tests(found: Any) -> list[Case]:
+    match found:
+        case str() if found.strip():
+            return [_statements(found)]
+        case [*statements] if statements and all(isinstance(each, str) for each in statements):
+            return [_statements(each) for each in statements]
+        case {"test": str() as written, "entry_point": str() as name}:
+            return [_statements(f"{written}\ncheck({name})")]
+        case {"inputs": [*inputs], "outputs": [*outputs]} if len(inputs) == len(outputs):
+            name = found.get("fn_name")
+            if name is not None:
+                return [_call(str(name), *each) for each in zip(inputs, outputs, strict=True)]
+            return [
+                Case(lambda mark: "", str(stdin), prints=str(out)) for stdin, out in zip(inputs, outputs, strict=True)
+            ]
+    return []
+
+
+def _statements(written: str) -> Case:
+    return Case(lambda mark: f"\n{written}\nprint()\nprint({mark!r})\n")
+
+
+def _call(name: str, arguments: Any, value: Any) -> Case:
+    # Some data sets write the arguments as lines of JSON.
+    if isinstance(arguments, str):
+        arguments = [json.loads(line) for line in arguments.splitlines() if line.strip()]
+    given = json.dumps(arguments)
+
+    def suffix(mark: str) -> str:
+        found = f'getattr(Solution(), {name!r}) if "Solution" in globals() else {name}'
+        call = f"({found})(*_json.loads({given!r}))"
+        return f"\nimport json as _json\n_value = {call}\nprint()\nprint({mark!r} + _json.dumps(_value))\n"
+
+    return Case(suffix, value=value, has_value=True)
+
+
+def _json_or(text: str) -> Any:
+    try:
+        return json.loads(text)
+    except ValueError:
+        return text
+
+
+async def _is_passed(sandbox: Sandbox, limits: Limits, code: str, case: Case) -> bool:
+    # Drawn for each run: code that prints a mark of its own has not reached the test's end.
+    mark = secrets.token_hex(16)
+    ran = await sandbox.run(code + case.suffix(mark), case.stdin.encode(errors="replace"), limits)
+    if ran.how != "exit" or ran.exit_code != 0:
+        return False
+    if case.prints is not None:
+        return _words(ran.output) == _words(case.prints)
+    last = ran.output.rstrip("\n").rpartition("\n")[2]
+    if not last.startswith(mark):
+        return False
+    return not case.has_value or _is_value(_json_or(last.removeprefix(mark)), case.value)
+
+
+def _is_value(found: Any, expected: Any) -> bool:
+    # Some data sets write values as JSON in a text.
+    return bool(found == expected or (isinstance(expected, str) and found == _json_or(expected)))
+
+
+def _words(printed: str) -> list[list[str]]:
+    """Return lines as words: spaces at ends, and blank lines at the end, count in no judge of programs."""
+    return [line.split() for line in printed.rstrip().split("\n")]
+
+
+async def _score(sandbox: Sandbox, limits: Limits, samples: Sequence[Sample]) -> list[Score]:
+    """Return 1.0 or 0.0 per sample, the share of passed tests as its score. Raises: SampleError for no tests."""
+    tests = [cases_of(sample.label, index) for index, sample in enumerate(samples)]
+
+    async def score(sample: Sample, wanted: Sequence[Case]) -> Score:
+        code = code_of(sample.text)
+        if code is None:
+            return Score(0.0, 0.0, {"has_code": 0.0})
+        passed = await asyncio.gather(*(_is_passed(sandbox, limits, code, test) for test in wanted))
+        return Score(float(all(passed)), sum(passed) / len(passed), {"has_code": 1.0})
+
+    async with asyncio.TaskGroup() as group:
+        tasks = [group.create_task(score(*each)) for each in zip(samples, tests, strict=True)]
+    return [task.result() for task in tasks]
