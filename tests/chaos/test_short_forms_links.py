@@ -1,8 +1,9 @@
-"""Cut links and waits for who does not answer, in the short form of their commands."""
+"""Cut links and waits for who does not answer, in the short form of their commands, side by side: both mostly wait."""
 
 import re
 import subprocess
 import sys
+from collections.abc import Iterator
 
 import pytest
 
@@ -14,22 +15,39 @@ _FIGURES = (
 )
 
 
+Commands = dict[str, "subprocess.Popen[str]"]
+
+
+@pytest.fixture(scope="module")
+def commands() -> Iterator[Commands]:
+    """Yield both commands, begun."""
+    begun = {
+        name: subprocess.Popen(
+            [sys.executable, "-m", f"tests.chaos.{name}", "--seed", "1", "--short"],
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+        for name in ("partition", "hangs")
+    }
+    yield begun
+    for process in begun.values():
+        process.kill()
+        process.communicate()
+
+
 @pytest.mark.timeout(300)
-def test_partition_holds_in_its_short_form() -> None:
-    command = [sys.executable, "-m", "tests.chaos.partition", "--seed", "1", "--short"]
-    finished = subprocess.run(command, capture_output=True, text=True, timeout=280)
-    if finished.returncode == _SKIPPED:
-        pytest.skip(finished.stdout.strip())
-    last = finished.stdout.splitlines()[-1]
-    assert re.fullmatch(_FIGURES, last), finished.stdout[-3000:] + finished.stderr[-3000:]
-    assert finished.returncode == 0
+def test_partition_holds_in_its_short_form(commands: Commands) -> None:
+    output, errors = commands["partition"].communicate(timeout=280)
+    if commands["partition"].returncode == _SKIPPED:
+        pytest.skip(output.strip())
+    assert re.fullmatch(_FIGURES, output.splitlines()[-1]), output[-3000:] + errors[-3000:]
+    assert commands["partition"].returncode == 0
 
 
 @pytest.mark.timeout(240)
-def test_hangs_holds_in_its_short_form() -> None:
-    command = [sys.executable, "-m", "tests.chaos.hangs", "--seed", "1", "--short"]
-    finished = subprocess.run(command, capture_output=True, text=True, timeout=220)
-    last = finished.stdout.splitlines()[-1]
+def test_hangs_holds_in_its_short_form(commands: Commands) -> None:
+    output, errors = commands["hangs"].communicate(timeout=220)
     figures = r"hangs ways=\d\d hung=0 wrong_names=0 longest_over_limit_s=[\d.e-]+ holds=yes"
-    assert re.fullmatch(figures, last), finished.stdout[-6000:] + finished.stderr[-3000:]
-    assert finished.returncode == 0
+    assert re.fullmatch(figures, output.splitlines()[-1]), output[-6000:] + errors[-3000:]
+    assert commands["hangs"].returncode == 0
