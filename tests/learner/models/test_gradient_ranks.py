@@ -40,7 +40,7 @@ def found(folder: Path) -> Found:
     root = Path(__file__).parents[3]
     environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(root)}
     command = [sys.executable, gradient_ranks.__file__, str(folder)]
-    ended = subprocess.run(command, env=environment, cwd=root, capture_output=True, text=True, timeout=280)
+    ended = subprocess.run(command, env=environment, cwd=root, capture_output=True, text=True, timeout=600)
     assert ended.returncode == 0, ended.stderr[-3000:]
     sizes = {name: read_model_size(folder / "model", _ADAPTERS if name in LORA_CASES else None) for name in ALL}
     return {"sizes": sizes, **{name: torch.load(folder / f"{name}.pt") for name in (*map(str, WORLDS), "read")}}

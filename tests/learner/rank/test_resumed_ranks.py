@@ -28,7 +28,7 @@ def found(tmp_path_factory: pytest.TempPathFactory) -> Found:
     root = Path(__file__).parents[3]
     environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(root)}
     command = [sys.executable, resumed_ranks.__file__, str(folder)]
-    ended = subprocess.run(command, env=environment, cwd=root, capture_output=True, text=True, timeout=280)
+    ended = subprocess.run(command, env=environment, cwd=root, capture_output=True, text=True, timeout=600)
     assert ended.returncode == 0, ended.stderr[-3000:]
     return {name: torch.load(folder / f"{name}.pt") for name in (*WRITERS, *READERS)}
 
