@@ -15,9 +15,10 @@ from protocol.errors import OperatorError
 from protocol.http.bearer import read_token
 from rewards.check_probes import Asked, Endpoint, Finding, findings
 
-_SAMPLES = (
-    {"prompt": "What is 1 + 1?", "response": " <think>one more</think><answer>2</answer>", "label": "2"},
-    {"prompt": "What is 2 + 2?", "response": " <think>hm</think><answer>5</answer>", "label": "4"},
+# What is asked about where the user gives no sample.
+MADE_UP = (
+    Asked("What is 1 + 1?", " <think>one more</think><answer>2</answer>", "2"),
+    Asked("What is 2 + 2?", " <think>hm</think><answer>5</answer>", "4"),
 )
 
 
@@ -32,24 +33,27 @@ def main() -> int:
     is_usable = True
     with Endpoint(arguments.url, headers, arguments.timeout_s) as endpoint:
         for finding in findings(endpoint, samples):
-            print(_line(finding), flush=True)
+            print(line_of(finding), flush=True)
             is_usable = is_usable and finding.kind != "problem"
     print(f"{arguments.url} {'can' if is_usable else 'cannot'} be trained with.")
     return 0 if is_usable else 1
 
 
-def _line(finding: Finding) -> str:
+def line_of(finding: Finding) -> str:
+    """Return a finding as a line of text."""
     advice = f" {finding.advice}" if finding.advice else ""
     return f"{finding.kind:8} {finding.fact}{advice}"
 
 
 def _samples(path: Path | None) -> list[Asked]:
     """Return the samples to ask with: two made-up ones, or the user's and a made-up response to its prompt."""
-    rows: list[dict[str, Any]] = list(_SAMPLES)
     if path is not None:
         try:
             row = json.loads(path.read_text(encoding="utf-8").splitlines()[0])
-            rows = [{"response": " <answer>1</answer>", **row}, {**row, "response": " <answer>none</answer>"}]
+            rows: list[dict[str, Any]] = [
+                {"response": " <answer>1</answer>", **row},
+                {**row, "response": " <answer>none</answer>"},
+            ]
             asked = [Asked(**each) for each in rows]
             if not all(isinstance(each.prompt, str) and isinstance(each.response, str) for each in asked):
                 raise ValueError("its prompt and response are not both text, as a chat template writes it")
@@ -61,7 +65,7 @@ def _samples(path: Path | None) -> list[Asked]:
                 f"rewards: --sample {path} holds no sample ({error}). Expected one line of JSON: "
                 '{"prompt": "..", "response": "..", "label": ..}, and the row\'s other columns as "columns".'
             ) from None
-    return [Asked(**each) for each in rows]
+    return list(MADE_UP)
 
 
 def _headers(given: list[str], token_file: Path | None) -> dict[str, str]:

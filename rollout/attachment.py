@@ -58,6 +58,7 @@ class Attachment:
             "num_kept": len(session.outbox),
             "failures": dict(session.failures.totals),
             "cut_observations": self.player.num_cut_observations,
+            "reward_set": self.services.rewards.number,
             "ended": task.result() if has_ended else None,
         }
 
@@ -84,6 +85,6 @@ def begin_attachment(
     )
     channel = AsyncDealerChannel(spec.coordinator_address, server, node.keys.peer, node.keys.coordinator.public)
     outbox = finished.outbox if finished is not None and finished.run_id == spec.run_id else Outbox()
-    session = RolloutSession(server, spec, channel, player, engine, services, outbox)
+    session = RolloutSession(server, spec, channel, player, engine, services, outbox, rewards=services.rewards)
     task = asyncio.create_task(session.run(), name=f"session {spec.run_id}")
     return Attachment(session, task, channel, services, player)

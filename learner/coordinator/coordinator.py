@@ -41,6 +41,7 @@ from learner.coordinator.leases.overdue import OverdueLimit
 from learner.coordinator.leases.recall import LeaseRecall
 from learner.coordinator.leases.servers import Servers
 from learner.coordinator.mailbox import Mailbox
+from learner.coordinator.reward_sets import RewardSets
 from learner.coordinator.steps.current_step import CurrentStep
 from learner.coordinator.steps.record import RunRecord
 from learner.coordinator.steps.step_lines import StepLines
@@ -90,6 +91,7 @@ class Coordinator:
         self._ledger, self._tally = ledger, accounts.tally
         self._window = window = StalenessWindow(settings.learner.groups_per_step, settings.learner.max_staleness)
         self._servers = Servers()
+        self._rewards = RewardSets(settings, record.folder, accounts, self._servers)
         self._evaluations = Evaluations(held_out, settings.eval.solved_at)
         source = PromptSource(train, settings, ledger, last_step)
         self._filter = ScoreFilter(settings.filter, settings.learner.groups_per_step)
@@ -164,6 +166,8 @@ class Coordinator:
         """
         for peer, request in self._copies.take_answers():
             self._mailbox.confirm(peer, request)
+        self._rewards.look(now)
+        self._steps.combine = self._rewards.in_force.combine
         self._recall.expire(self._steps.leasable_versions, now)
         reason = self._filter.limit_reason or self._groups.hopeless or self._steps.sick_reason
         if reason is not None:
@@ -211,6 +215,8 @@ class Coordinator:
             servers=self._servers.status(),
             counts=dict(self.counts),
             gave_up=self._gave_up,
+            reward_set=self._rewards.in_force.number,
+            news=tuple(self._rewards.news),
         )
 
     # -- what peers tell ----------------------------------------------------------------------------------------------
@@ -245,6 +251,7 @@ class Coordinator:
                 self._mailbox.confirm(server)
             case m.Demand():
                 self._servers.note_demand(server, message)
+                self._rewards.on_demand(server, message, now)
                 self._recall.take_back_lost(server, message.heard_of_lease, message.leases)
             case m.Heartbeat():
                 self._servers.note_heartbeat(server, message)

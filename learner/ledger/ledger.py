@@ -22,6 +22,8 @@ from protocol.wire.trajectory import TrajectoryFacts
 HELD_LINE = "held_line"
 # What the reason of a group begins with that was skipped with its step.
 NOT_APPLIED = "step not applied: "
+# In `waste`: another sample of the group was scored by a newer set of reward endpoints.
+OLDER_REWARD_SET = "reward_set"
 
 
 @dataclass(frozen=True)
@@ -154,18 +156,30 @@ class Ledger:
 
     def add_trajectory(self, facts: TrajectoryFacts, incarnation: int) -> None:
         self._change(
-            f"INSERT OR REPLACE INTO trajectories VALUES ({', '.join('?' * 20)})",  # noqa: S608
+            f"INSERT OR REPLACE INTO trajectories VALUES ({', '.join('?' * 21)})",  # noqa: S608
             (
                 facts.group, facts.sample_index, facts.attempt, incarnation, facts.kind, facts.is_greedy, facts.server,
                 facts.reward, json.dumps(facts.reward_parts), facts.num_tokens, facts.num_model_tokens,
                 facts.num_turns, facts.finish, facts.oldest_version, facts.newest_version, None, None,
-                facts.started_at, facts.finished_at, time.time(),
+                facts.started_at, facts.finished_at, time.time(), facts.reward_set,
             ),
         )  # fmt: skip
 
     def forget_trajectories(self, group: str) -> None:
         """Drop what is known of a group whose samples are made again."""
         self._change('DELETE FROM trajectories WHERE "group" = ?', (group,))
+
+    def forget_sample(self, group: str, sample_index: int) -> None:
+        """Drop what is known of one sample that is made again."""
+        self._change('DELETE FROM trajectories WHERE "group" = ? AND sample_index = ?', (group, sample_index))
+
+    def add_reward_set(self, number: int, since: float, scoring: str) -> None:
+        """Record a set of reward endpoints. since: Unix seconds. scoring: JSON of the set."""
+        self._change("INSERT OR REPLACE INTO reward_sets VALUES (?, ?, ?)", (number, since, scoring))
+
+    def newest_reward_set(self) -> int:
+        """Return the largest number of a recorded set, 0 before the first."""
+        return int(self._db.execute("SELECT COALESCE(MAX(number), 0) FROM reward_sets").fetchone()[0])
 
     def mark_trained(self, groups: Sequence[str], step: int, policy_version: int) -> None:
         """Record that the groups are inside this step, which was taken on weights of `policy_version`."""
@@ -186,7 +200,7 @@ class Ledger:
     def waste(self, group: str, sample_index: int, attempt: int, reason: str, num_tokens: int) -> None:
         """Count model tokens that were generated and will not be trained.
 
-        reason: stale, duplicate, lineage, unknown, rejected, restart or failed.
+        reason: stale, duplicate, lineage, unknown, rejected, restart, failed, filtered or OLDER_REWARD_SET.
         """
         self._change(
             "INSERT INTO waste VALUES (?, ?, ?, ?, ?, ?)",

@@ -5,8 +5,9 @@ from pathlib import Path
 
 from protocol.errors import OperatorError
 
-# 1 had no `failures`, `waste`, `incarnations` and `terms`, and did not say its version.
-VERSION = 2
+# 1 had no `failures`, `waste`, `incarnations` and `terms`, and did not say its version. 2 had no `reward_sets`, nor
+# the column of their number in `trajectories`.
+VERSION = 3
 
 # The one condition of the partial index: SQLite uses it only for a query that repeats the condition word for word.
 UNFINISHED = "state NOT IN ('trained', 'skipped')"
@@ -41,6 +42,10 @@ CREATE TABLE IF NOT EXISTS waste (
     num_tokens INTEGER NOT NULL, at REAL NOT NULL);
 """
 
+_TABLES_SINCE_3 = """
+CREATE TABLE IF NOT EXISTS reward_sets (number INTEGER PRIMARY KEY, since REAL NOT NULL, scoring TEXT NOT NULL);
+"""
+
 _INDEXES = f"""
 CREATE INDEX IF NOT EXISTS prompts_unfinished ON prompts (position) WHERE {UNFINISHED};
 CREATE INDEX IF NOT EXISTS failures_by_group ON failures ("group");
@@ -59,7 +64,10 @@ def prepare_schema(db: sqlite3.Connection, path: Path) -> None:
     """
     if schema_version(db, path) != VERSION:
         # Each statement may be repeated after a kill; the version is set by the last one.
-        db.executescript(_TABLES + _TABLES_SINCE_2 + _INDEXES + _SET_VERSION)
+        db.executescript(_TABLES + _TABLES_SINCE_2 + _TABLES_SINCE_3 + _INDEXES)
+        if not knows_reward_sets(db):
+            db.execute("ALTER TABLE trajectories ADD COLUMN reward_set INTEGER NOT NULL DEFAULT 1")
+        db.executescript(_SET_VERSION)
 
 
 def add_missing_tables_in_memory(db: sqlite3.Connection, path: Path) -> None:
@@ -70,8 +78,13 @@ def add_missing_tables_in_memory(db: sqlite3.Connection, path: Path) -> None:
     version = schema_version(db, path)
     if version == 0:
         raise OperatorError(f"The ledger {path} has no tables. Name the folder of a run that has started.")
-    if version < 2:
-        db.executescript(_TABLES_SINCE_2.replace("CREATE TABLE", "CREATE TEMP TABLE"))
+    missing = (_TABLES_SINCE_2 if version < 2 else "") + (_TABLES_SINCE_3 if version < 3 else "")
+    db.executescript(missing.replace("CREATE TABLE", "CREATE TEMP TABLE"))
+
+
+def knows_reward_sets(db: sqlite3.Connection) -> bool:
+    """Return whether a ledger's trajectories say which set of reward endpoints scored them."""
+    return any(column[1] == "reward_set" for column in db.execute("PRAGMA table_info(trajectories)"))
 
 
 def schema_version(db: sqlite3.Connection, path: Path) -> int:

@@ -15,7 +15,8 @@ from learner.run.cluster.cluster_end import cluster_end
 from learner.run.rank_watch import RankWatch
 from learner.run.server_watch import ServerWatch
 from protocol.errors import NeighbourError, OperatorError
-from protocol.settings.run_spec import RunSpec, engine_request, run_spec
+from protocol.settings.reward_sets import read_sets
+from protocol.settings.run_spec import RunSpec, engine_request, run_spec, scored_by
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -44,6 +45,7 @@ class RunAttempt:
     _ranks: list[processes.Rank] = field(default_factory=list)
     _servers: list[str] = field(default_factory=list)
     _spec: RunSpec | None = None
+    _num_told: int = 0  # of the coordinator's news
 
     def launch(self) -> None:
         """Start everything: servers and ranks side by side. Raises: what one of them raised; Stopped."""
@@ -64,7 +66,7 @@ class RunAttempt:
         self._await({opening: "the coordinator", **({ensuring: "the fleet"} if ensuring else {}), **preparing})
         self._servers = [server["name"] for server in ray_door.call(ensuring, "the fleet")] if ensuring else []
         address, incarnation = ray_door.call(opening, "the coordinator")
-        self._spec = run_spec(settings, self.start.run_id, incarnation, address)
+        self._spec = self._scored_now(run_spec(settings, self.start.run_id, incarnation, address))
         if self._servers:
             self.context.view.show_phase("attaching rollout servers")
             servers.attach_servers(self._servers, self._spec)
@@ -84,7 +86,7 @@ class RunAttempt:
         )
         training = {rank.ask("train", place): rank.name for rank in self._ranks}
         first = next(iter(training))
-        servers = ServerWatch(self._servers, self._spec, self._lose_server)
+        servers = ServerWatch(self._servers, self._spec, self._lose_server, renewed=self._scored_now)
         ranks = RankWatch(self._ranks, ray_door.is_done, ray_door.call)
         told = set(complaints(self._checkpoints))
         servers_at = drain_until = 0.0
@@ -155,10 +157,22 @@ class RunAttempt:
 
     def _show(self) -> None:
         lines = self.context.metrics.new_lines()
-        self.context.view.update(ray_door.call(self._coordinator.status.remote(), "the coordinator"), lines)
+        status = ray_door.call(self._coordinator.status.remote(), "the coordinator")
+        self.context.view.update(status, lines)
+        for text in status.news[self._num_told :]:
+            self.context.view.message(text)
+        self._num_told = len(status.news)
         for line in lines:
             self.step = max(self.step, int(line["step"]))
             self.context.record(line)
+
+    def _scored_now(self, spec: RunSpec) -> RunSpec:
+        """Return what a server is told that is attached now: the reward endpoints may have changed since the start."""
+        try:
+            sets = read_sets(self.start.folder)
+        except OperatorError:  # the coordinator says so, and tells the server which set is in force
+            return spec
+        return scored_by(spec, sets[-1]) if sets else spec
 
     def _lose_server(self, name: str, why: str) -> None:
         self._coordinator.lose_server.remote(name, why)

@@ -44,8 +44,11 @@ class ServerWatch:
         calls: ServerCalls = RAY_CALLS,
         clock: Callable[[], float] = time.monotonic,
         silence_s: float = SILENCE_S,
+        renewed: Callable[[RunSpec], RunSpec] = lambda spec: spec,
     ) -> None:
-        """lost: told (server, reason) as soon as a server is found not to serve the run. calls: asks servers.
+        """renewed: what a server that is attached again is told in place of `spec`.
+
+        lost: told (server, reason) as soon as a server is found not to serve the run. calls: asks servers.
 
         clock: in seconds. silence_s: longest time without an answer before the user is told.
         """
@@ -55,6 +58,7 @@ class ServerWatch:
         self._spec = spec
         self._lost = lost
         self._calls = calls
+        self._renewed = renewed
 
     @property
     def num_serving(self) -> int:
@@ -137,5 +141,5 @@ class ServerWatch:
 
     def _ask(self, server: _Watched, what: str) -> Any:
         server.asked_at = self._clock()
-        body = [self._spec.model_dump(mode="json")] if what == "attach" else []
+        body = [self._renewed(self._spec).model_dump(mode="json")] if what == "attach" else []
         return self._calls.ask(server.name, what, *body)

@@ -17,6 +17,9 @@ class RewardEndpoint(Section):
     max_concurrency: CountAboveZero = Field(64, description="Requests in flight to this endpoint from one server.")
     headers_env: dict[str, str] = Field({}, description="HTTP header -> environment variable that holds its value.")
     batch_size: CountAboveZero = Field(1, description="Samples sent in one request.")
+    shadow: bool = Field(
+        False, description="True: asked and recorded, but no part of the reward; its failures cost no sample."
+    )
 
     @field_validator("name")
     @classmethod
@@ -33,6 +36,9 @@ class RewardsSettings(Section):
     )
     combine: Literal["sum", "mean", "product", "shard"] = Field(
         "sum", description="How the endpoints' parts become one reward."
+    )
+    shadow_wait_s: Seconds = Field(
+        2.0, description="Longest wait of a sample for shadow endpoints, from when all others have answered."
     )
     clip: PositiveFloat | None = Field(
         None, description="Rewards are cut to [-clip, clip] before advantages are computed; null: not cut."
@@ -53,3 +59,8 @@ class RewardsSettings(Section):
         "truncated_penalty taken off their reward; or left out of the loss.",
     )
     truncated_penalty: NonNegativeFloat = Field(1.0, description="truncated = penalise: what is taken off.")
+
+    @property
+    def scoring(self) -> list[RewardEndpoint]:
+        """The endpoints whose answers become the reward: all but shadows."""
+        return [endpoint for endpoint in self.endpoints if not endpoint.shadow]

@@ -4,6 +4,7 @@ Names follow the command line: `--learner.max_staleness 1`.
 Cross-field checks live in `Settings` itself, so that a wrong combination is refused before anything starts.
 """
 
+import math
 from typing import Any, Self
 
 from pydantic import (
@@ -79,7 +80,7 @@ class Settings(Section):
 
     @model_validator(mode="after")
     def _check_across_fields(self) -> Self:
-        learner, rollout, rewards = self.learner, self.rollout, self.rewards
+        learner, rollout = self.learner, self.rollout
         if learner.groups_per_step % learner.num_ranks:
             divisors = [n for n in range(1, learner.groups_per_step + 1) if learner.groups_per_step % n == 0]
             raise ValueError(
@@ -106,13 +107,26 @@ class Settings(Section):
                 f"rollout.max_response_tokens = {rollout.max_response_tokens} leaves no room for a prompt in "
                 f"rollout.max_context_tokens = {rollout.max_context_tokens}. Lower the first or raise the second."
             )
-        names = [endpoint.name for endpoint in rewards.endpoints]
-        if len(set(names)) < len(names):
-            raise ValueError(f"rewards.endpoints has the names {names}. Give each endpoint a name of its own.")
         if self.eval.every_steps and not self.data.eval and not self.eval.sets:
             raise ValueError(
                 f"eval.every_steps = {self.eval.every_steps} needs held-out prompts. "
                 "Set data.eval or eval.sets, or eval.every_steps to 0."
+            )
+        return self
+
+    @model_validator(mode="after")
+    def _check_endpoints(self) -> Self:
+        rewards, names = self.rewards, [endpoint.name for endpoint in self.rewards.endpoints]
+        if len(set(names)) < len(names):
+            raise ValueError(f"rewards.endpoints has the names {names}. Give each endpoint a name of its own.")
+        if names and not rewards.scoring:
+            raise ValueError(
+                f"rewards.endpoints holds shadows alone ({', '.join(names)}), and none that scores. Set shadow to "
+                "false for one of them, or add the endpoint whose rewards are trained with."
+            )
+        if rewards.combine == "mean" and names and math.fsum(endpoint.weight for endpoint in rewards.scoring) == 0:
+            raise ValueError(
+                "rewards.combine = mean over endpoints whose weights add up to 0. Change a weight, or use sum."
             )
         return self
 
@@ -161,7 +175,7 @@ class Settings(Section):
 
     @model_validator(mode="after")
     def _check_filter(self) -> Self:
-        settings, names = self.filter, [endpoint.name for endpoint in self.rewards.endpoints]
+        settings, names = self.filter, [endpoint.name for endpoint in self.rewards.scoring]
         if not settings.dynamic_sampling:
             return self
         if self.rollout.group_size < 2:
@@ -172,8 +186,9 @@ class Settings(Section):
         if settings.score in ("reward", "environment"):
             return self
         if names and settings.score not in names:
+            others = " that are no shadows" if len(names) < len(self.rewards.endpoints) else ""
             raise ValueError(
-                f"filter.score = {settings.score} is none of rewards.endpoints ({', '.join(names)}). "
+                f"filter.score = {settings.score} is none of rewards.endpoints{others} ({', '.join(names)}). "
                 "Use one of them, environment, or reward for the whole."
             )
         if self.rewards.combine == "shard":

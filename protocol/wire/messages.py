@@ -69,6 +69,10 @@ class Demand(Message, frozen=True, kw_only=True, tag="demand"):
     heard_of_lease: Count  # newest lease number that the coordinator told it, in a Lease or a Ping
     # group here whose samples the coordinator does not have all -> attempt of its newest lease
     leases: Annotated[dict[Name, Count], msgspec.Meta(max_length=MAX_GROUPS)]
+    # number of the set of reward endpoints that what it finishes is scored by; left out: 1, the settings' own
+    reward_set: Count | msgspec.UnsetType = msgspec.UNSET
+    # why it cannot use the set that the coordinator told it, for people; left out: it can
+    reward_problem: Reason | msgspec.UnsetType = msgspec.UNSET
 
 
 class TrajectoryDone(Message, frozen=True, kw_only=True, tag="trajectory"):
@@ -153,6 +157,13 @@ class Ping(Message, frozen=True, kw_only=True, tag="ping"):
     """Sent every second. That it can be sent shows a live connection."""
 
     newest_lease: Count  # number of the last lease that this server was sent
+
+
+class Rewards(Message, frozen=True, kw_only=True, tag="rewards"):
+    """From now on this set of reward endpoints scores. Sent until the server's demands name it."""
+
+    reward_set: Count  # its number in this run; 1: the settings' own
+    scoring: Text  # endpoints and how their parts are combined: JSON of a `protocol.settings.reward_sets.RewardSet`
 
 
 # -- learner rank to coordinator --------------------------------------------------------------------------------------
@@ -240,5 +251,5 @@ class Done(Message, frozen=True, kw_only=True, tag="done"):
 
 
 ToCoordinator = Hello | Demand | TrajectoryDone | SampleFailed | Heartbeat | NextBatch | Stepped | SaveLedger
-ToServer = Lease | Ack | Trained | Refused | Ping | Done
+ToServer = Lease | Ack | Trained | Refused | Ping | Rewards | Done
 ToRank = Batch | Wait | PushAgain | Ended | Done | Refused

@@ -65,7 +65,8 @@ class EpisodePlayer:
         clock = time.perf_counter()
         score = await self._score(sample, conversation.transcript)
         scored_s = time.perf_counter() - clock
-        return conversation.finish(how, score.reward, score.parts, scored_s, score.filter_score, score.logs)
+        given = (score.filter_score, score.logs, score.reward_set)
+        return conversation.finish(how, score.reward, score.parts, scored_s, *given)
 
     async def _converse(
         self, environment: GuardedEnvironment, conversation: Conversation, tools: list[dict[str, Any]]

@@ -4,6 +4,7 @@ A reward is never invented: whatever goes wrong raises
 NeighbourError("reward:<name>"), and the group goes back.
 
     score(request) -> [each endpoint: breaker -> slot -> POST -> strict reply, retried by http_policy] -> combine
+                      [each shadow: asked beside them, recorded if it answers in time]
 """
 
 import asyncio
@@ -24,6 +25,7 @@ from rollout.neighbours.http.endpoint import EndpointStats
 from rollout.neighbours.http.retries import HttpPolicy
 from rollout.neighbours.reward_endpoint import EndpointScorer
 from rollout.neighbours.reward_request import ScoreRequest, check_label
+from rollout.neighbours.shadow_scorers import ShadowScorers
 
 __all__ = ["RewardClient", "Score", "ScoreRequest"]
 
@@ -41,7 +43,9 @@ class Score:
     # endpoint's name -> its reward before weights; with combine = shard one endpoint's alone
     parts: Mapping[str, float]
     filter_score: float | None = None  # mean of the endpoints' `scores`; None: none gave one
-    logs: Mapping[str, float] = field(default_factory=dict)  # the endpoints' `extra_logs`, by endpoint/name
+    # the endpoints' `extra_logs`, by endpoint/name; of a shadow also `reward`, and `answered`: 1 or 0
+    logs: Mapping[str, float] = field(default_factory=dict)
+    reward_set: int = 1  # number of the set of endpoints that gave it
 
 
 class RewardClient:
@@ -58,15 +62,20 @@ class RewardClient:
         combine: str,
         default_token: str | None = None,
         policy: HttpPolicy | None = None,
+        shadow_wait_s: float = 2.0,
     ) -> None:
-        _check_settings(endpoints, combine)
+        """shadow_wait_s: longest wait of a sample for shadows, once every other endpoint has answered."""
+        scoring = [endpoint for endpoint in endpoints if not endpoint.shadow]
+        _check_settings(scoring, combine)
         policy = policy or HttpPolicy()
         self._combine = combine
-        self._weights = {endpoint.name: endpoint.weight for endpoint in endpoints}
+        self._weights = {endpoint.name: endpoint.weight for endpoint in scoring}
         self._scorers = [
             EndpointScorer(endpoint, _headers_of(endpoint, default_token), policy, waits=combine != "shard")
-            for endpoint in endpoints
+            for endpoint in scoring
         ]
+        shadows = [(endpoint, _headers_of(endpoint, default_token)) for endpoint in endpoints if endpoint.shadow]
+        self._shadows = ShadowScorers(shadows, policy, shadow_wait_s)
 
     async def __aenter__(self) -> Self:
         return self
@@ -80,6 +89,12 @@ class RewardClient:
         """Close the connections."""
         for scorer in self._scorers:
             await scorer.close()
+        await self._shadows.close()
+
+    @property
+    def shadow_misses(self) -> Mapping[str, int]:
+        """Samples that went on without a shadow's reward, by shadow:NAME."""
+        return self._shadows.misses
 
     @property
     def is_accepting(self) -> bool:
@@ -100,16 +115,15 @@ class RewardClient:
         the row's label cannot be sent.
         """
         check_label(request.label)
-        if self._combine == "shard":
-            given = dict([await self._ask_shard(request)])
-        else:
-            given = await self._ask_all(request)
+        async with self._shadows.asked(request) as shadows:
+            given = dict([await self._ask_shard(request)]) if self._combine == "shard" else await self._ask_all(request)
+            beside = await shadows.logs()
         parts = {name: scored.reward for name, scored in given.items()}
         reward = combine_parts(parts, self._weights, self._combine)
         if not math.isfinite(reward):
             raise NeighbourError("reward:" + "+".join(parts), f"the parts {parts} combine to {reward}")
         scores = [scored.score for scored in given.values() if scored.score is not None]
-        return Score(reward, parts, math.fsum(scores) / len(scores) if scores else None, _logs_of(given))
+        return Score(reward, parts, math.fsum(scores) / len(scores) if scores else None, _logs_of(given, beside))
 
     async def check(self, probe: ScoreRequest | None = None) -> None:
         """Ask every endpoint once for a reward; for start-up.
@@ -143,10 +157,15 @@ class RewardClient:
                 await first_ready([scorer.breaker for scorer in self._scorers])
 
 
-def _logs_of(given: Mapping[str, Scored]) -> dict[str, float]:
-    """Return the first so many logs by endpoint/name; a trajectory has room for no more, nor for longer names."""
-    logs = {f"{name}/{log}": value for name, scored in given.items() for log, value in scored.logs.items()}
-    usable = [name for name in sorted(logs) if len(name) <= _MAX_LOG_NAME and abs(logs[name]) <= _LARGEST_LOG]
+def _logs_of(given: Mapping[str, Scored], beside: Mapping[str, float]) -> dict[str, float]:
+    """Return the first so many logs by endpoint/name; a trajectory has room for no more, nor for longer names.
+
+    beside: what shadows gave, their rewards first; they come before the logs of endpoints that score.
+    """
+    own = {f"{name}/{log}": value for name, scored in given.items() for log, value in scored.logs.items()}
+    logs = {**beside, **own}
+    names = [*beside, *(name for name in sorted(own) if name not in beside)]
+    usable = [name for name in names if len(name) <= _MAX_LOG_NAME and abs(logs[name]) <= _LARGEST_LOG]
     return {name: logs[name] for name in usable[:_MAX_LOGS]}
 
 

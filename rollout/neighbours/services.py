@@ -9,7 +9,7 @@ from typing import Any, Self
 from pydantic import HttpUrl
 
 from protocol.errors import OperatorError
-from protocol.settings.rewards import RewardEndpoint
+from protocol.settings.rewards import RewardEndpoint, RewardsSettings
 from protocol.settings.run_spec import RunSpec
 from rollout.environments.base import Messages, Resources
 from rollout.environments.loading import load_environment, required_tools
@@ -17,6 +17,7 @@ from rollout.environments.tool_use.make import MakeToolUse
 from rollout.neighbours.no_rewards import NoRewards
 from rollout.neighbours.node import Node
 from rollout.neighbours.reward_client import RewardClient
+from rollout.neighbours.served_rewards import OneSet, ServedRewards
 from rollout.neighbours.tools.by_name import open_tools
 
 BUNDLED_REWARD = "bundled"
@@ -81,10 +82,15 @@ class Services:
         return getattr(self._tokenizer, "chat_template", None)
 
 
-def _rewards(spec: RunSpec, node: Node, is_given: bool) -> RewardClient | NoRewards:
+def _rewards(spec: RunSpec, node: Node, is_given: bool) -> ServedRewards:
     """Return the run's reward services. is_given: the environment gives the reward, where no endpoint is named."""
-    if spec.rewards.endpoints:
-        return RewardClient(spec.rewards.endpoints, spec.rewards.combine)
+    client = _client(spec.rewards, node, is_given)
+    return ServedRewards(spec.reward_set, client, lambda one: _client(one.over(spec.rewards), node, is_given))
+
+
+def _client(rewards: RewardsSettings, node: Node, is_given: bool) -> OneSet:
+    if rewards.endpoints:
+        return RewardClient(rewards.endpoints, rewards.combine, shadow_wait_s=rewards.shadow_wait_s)
     if is_given:
         return NoRewards()
     if node.reward_url is None:
@@ -93,4 +99,4 @@ def _rewards(spec: RunSpec, node: Node, is_given: bool) -> RewardClient | NoRewa
             "Name an endpoint, or start the cluster with its reward service."
         )
     bundled = RewardEndpoint(name=BUNDLED_REWARD, url=HttpUrl(node.reward_url))
-    return RewardClient([bundled], spec.rewards.combine, default_token=node.token)
+    return RewardClient([bundled], rewards.combine, default_token=node.token)

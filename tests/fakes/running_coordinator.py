@@ -50,6 +50,7 @@ class RunningCoordinator:
         settings: dict[str, dict[str, Any]],
         num_prompts: int,
         start_copy: Callable[[Work], None],
+        last_step: int,
     ) -> None:
         keys, peer_keys = KeyPair(*zmq.curve_keypair()), KeyPair(*zmq.curve_keypair())
         self.ledger = Ledger(folder / "ledger.sqlite")
@@ -62,7 +63,7 @@ class RunningCoordinator:
             prompts,
             [],
             RunRecord(folder, 0),
-            last_step=0,
+            last_step=last_step,
             copies=self.copies,
         )
         channel = RouterChannel("127.0.0.1", keys, [peer_keys.public])
@@ -76,9 +77,13 @@ def running_coordinator(
     settings: dict[str, dict[str, Any]],
     num_prompts: int = 1000,
     start_copy: Callable[[Work], None] = in_a_thread,
+    last_step: int = 0,
 ) -> Iterator[RunningCoordinator]:
-    """Yield a coordinator at work; it is closed afterwards, and what ended its loop before is raised."""
-    run = RunningCoordinator(folder, settings, num_prompts, start_copy)
+    """Yield a coordinator at work; it is closed afterwards, and what ended its loop before is raised.
+
+    last_step: of the checkpoint that this start goes on from.
+    """
+    run = RunningCoordinator(folder, settings, num_prompts, start_copy, last_step)
     run.loop.start()
     try:
         yield run

@@ -5,6 +5,7 @@ from learner.coordinator.groups.group import Group
 from learner.coordinator.groups.open_groups import OpenGroups
 from learner.coordinator.leases.overdue import OverdueLimit
 from learner.coordinator.leases.servers import Servers
+from learner.ledger.ledger import OLDER_REWARD_SET
 from protocol.errors import FrameError
 from protocol.wire import messages as m
 from protocol.wire.refused_sample import SampleStamp
@@ -73,10 +74,14 @@ class Leases:
             return
         try:
             trajectory = Trajectory.from_buffers(facts, buffers, "$.facts")
-            _check_lease(group, facts, server, versions)
+            _check_lease(group, facts, server, versions, self._servers.reward_set)
             _check_vocabulary(trajectory, self._vocab_size)
         except FrameError as error:
             self._reject(group, facts, server, error)
+            return
+        if group.is_overtaken(facts):
+            self._groups.overtake(group, facts, server)
+            self._pass_over(server, facts, "unknown", OLDER_REWARD_SET)
             return
         if not self._groups.accept(group, trajectory):
             self._pass_over(server, facts, "duplicate", "duplicate")
@@ -122,13 +127,15 @@ class Leases:
             self._groups.fail(group, [index], server, message.boundary, message.detail)
 
 
-def _check_lease(group: Group, facts: TrajectoryFacts, server: str, versions: range) -> None:
+def _check_lease(group: Group, facts: TrajectoryFacts, server: str, versions: range, reward_set: int) -> None:
     """Raise FrameError when a trajectory is not what its server was asked for, or of weights that do not exist."""
     if (problem := group.contradiction(facts, server)) is not None:
         raise FrameError("$.facts", problem, "lease")
     if facts.newest_version > versions[-1]:
         problem = f"has version {facts.newest_version}, the learner is at {versions[0]}"
         raise FrameError("$.facts.version_spans", problem, "version")
+    if not 1 <= facts.reward_set <= reward_set:
+        raise FrameError("$.facts.reward_set", f"is {facts.reward_set}, the newest is {reward_set}", "lease")
 
 
 def _check_vocabulary(trajectory: Trajectory, vocab_size: int | None) -> None:

@@ -87,14 +87,18 @@ class Script:
         version: int | None = 0,
         heard_of: int = 0,
         here: dict[str, int] | None = None,
+        **more: Any,
     ) -> list[m.Lease]:
         """Have a server ask for groups; returns the leases it is given. heard_of, here: what it says of others."""
-        self.tell(
-            server,
-            m.Demand(
-                **self.stamp, num_groups=num_groups, policy_version=version, heard_of_lease=heard_of, leases=here or {}
-            ),
+        demand = m.Demand(
+            **self.stamp,
+            num_groups=num_groups,
+            policy_version=version,
+            heard_of_lease=heard_of,
+            leases=here or {},
+            **more,
         )
+        self.tell(server, demand)
         return self.take(server, m.Lease)
 
     def finish(self, server: str, lease: m.Lease, version: int = 0, reward: float = 0.5) -> list[str]:
@@ -104,6 +108,12 @@ class Script:
     def deliver(
         self, peer: str, lease: m.Lease, index: int, version: int = 0, reward: float = 0.5, **changes: Any
     ) -> m.Ack:
+        return self.send_trajectory(peer, self.trajectory(peer, lease, index, version, reward, **changes))
+
+    def trajectory(
+        self, peer: str, lease: m.Lease, index: int, version: int = 0, reward: float = 0.5, **changes: Any
+    ) -> Trajectory:
+        """Return what a server makes of one sample of a lease."""
         facts: dict[str, Any] = {
             "server": peer,
             "kind": lease.kind,
@@ -111,8 +121,7 @@ class Script:
             "is_greedy": index in lease.greedy_indices,
             "incarnation": lease.incarnation,
         }
-        trajectory = make_trajectory(lease.group, index, version=version, reward=reward, **(facts | changes))
-        return self.send_trajectory(peer, trajectory)
+        return make_trajectory(lease.group, index, version=version, reward=reward, **(facts | changes))
 
     def send_trajectory(self, server: str, trajectory: Trajectory) -> m.Ack:
         self.tell(server, m.TrajectoryDone(**self.stamp, facts=trajectory.facts), trajectory.to_buffers())

@@ -111,6 +111,7 @@ def example_messages() -> dict[str, tuple[m.Message, list[bytes]]]:
         (m.Ack(**STAMP, group="e0-aa", sample_index=1, outcome="accepted"), []),
         (m.Trained(**STAMP, groups=["e0-aa"]), []),
         (m.Ping(**STAMP, newest_lease=7), []),
+        (m.Rewards(**STAMP, reward_set=2, scoring='{"number": 2}'), []),
         (m.Refused(**STAMP, detail="another run"), []),
         (m.NextBatch(**STAMP, step=3, rank=0), []),
         (m.Stepped(**STAMP, step=3, policy_version=3, is_applied=True, detail="", metrics=metrics), []),
