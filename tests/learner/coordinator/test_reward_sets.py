@@ -1,5 +1,6 @@
 """A run is given other reward endpoints while it goes on: who is told, who is leased, what counts, what is kept."""
 
+import json
 from pathlib import Path
 from typing import Any
 
@@ -85,6 +86,23 @@ def test_a_group_that_an_older_set_scored_whole_counts(script: Script) -> None:
     give(script, "new")
     assert script.deliver("s1", lease, 1).outcome == "accepted"
     assert script.states() == {"ready": 1}
+
+
+def test_answers_of_an_evaluation_are_by_one_set_for_each_prompt_and_carry_it(tmp_path: Path) -> None:
+    evaluation = {"every_steps": 3, "num_prompts": 1, "samples": 1}
+    script = Script(tmp_path, settings_of(eval=evaluation, data={"eval": "held_out.jsonl"}), num_held_out=1)
+    (lease,) = (lease for lease in script.demand() if lease.kind == "eval")
+    script.deliver("s1", lease, 0)
+    give(script, "new")
+    newer = script.trajectory("s1", lease, 1, reward_set=2)
+    script.tell("s1", m.TrajectoryDone(**script.stamp, facts=newer.facts), newer.to_buffers())
+    (again,) = (lease for lease in script.demand(reward_set=2) if lease.kind == "eval")
+    assert again.sample_indices == [0]
+    script.take("s1", m.Ack)
+    script.deliver("s1", again, 0, reward_set=2)
+    script.advance()
+    answers = [json.loads(line) for line in (tmp_path / "evaluations.jsonl").read_text().splitlines()]
+    assert [answer["reward_set"] for answer in answers] == [2, 2]
 
 
 def test_a_sample_of_a_set_that_does_not_exist_is_refused(script: Script) -> None:
