@@ -10,7 +10,7 @@ from fastapi.responses import JSONResponse
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
 
 from protocol.http.app import App, Receive, Scope, Send, body_schema, make_app, typed_body
-from protocol.http.bodies import BodyError, RetrieveRequest
+from protocol.http.bodies import CONTENT_HASH, BodyError, RetrieveRequest
 from retriever.corpus import Corpus
 from retriever.indexes.index import Hit, Index
 from retriever.searcher import Searcher
@@ -65,7 +65,7 @@ class RetrieverService:
         @app.post("/retrieve", openapi_extra=body_schema(RetrieveRequest))
         async def retrieve(asked: Annotated[RetrieveRequest, Depends(read)]) -> Response:
             """Find the passages of each query, best first."""
-            return JSONResponse({"result": await self._retrieve(asked)})
+            return JSONResponse({"result": await self._retrieve(asked)}, headers={CONTENT_HASH: self._content_hash})
 
         return app
 

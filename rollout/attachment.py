@@ -59,6 +59,7 @@ class Attachment:
             "failures": dict(session.failures.totals),
             "cut_observations": self.player.num_cut_observations,
             "reward_set": self.services.rewards.number,
+            "content_hash": self.services.content_hash,
             "ended": task.result() if has_ended else None,
         }
 

@@ -13,6 +13,7 @@ from learner.rank.place import WAITING_FOR_PROOF, RunPlace
 from learner.run.cluster import fleet, processes, ray_door, servers
 from learner.run.cluster.cluster_end import cluster_end
 from learner.run.rank_watch import RankWatch
+from learner.run.same_index import compare_indexes
 from learner.run.server_watch import ServerWatch
 from protocol.errors import NeighbourError, OperatorError
 from protocol.settings.reward_sets import read_sets
@@ -69,7 +70,9 @@ class RunAttempt:
         self._spec = self._scored_now(run_spec(settings, self.start.run_id, incarnation, address))
         if self._servers:
             self.context.view.show_phase("attaching rollout servers")
-            servers.attach_servers(self._servers, self._spec)
+            content_hashes = servers.attach_servers(self._servers, self._spec)
+            if (warning := compare_indexes(content_hashes, settings.retriever.other_index)) is not None:
+                self.context.view.message(warning)
 
     def watch(self) -> str:
         """Show the run until all ranks have returned; returns how it ended.

@@ -16,6 +16,10 @@ from pydantic import BaseModel, ConfigDict, Field, PositiveInt, ValidationError,
 _Request = TypeVar("_Request", bound=BaseModel)
 
 
+# Header of a retriever's reply: the digest of what it searched. Services with the same one answer alike.
+CONTENT_HASH = "x-content-hash"
+
+
 class BodyError(ValueError):
     """A body is not what the contract says; `path` names the field, such as `$.rewards[3]`."""
 

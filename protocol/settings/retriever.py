@@ -1,5 +1,7 @@
 """Settings of searches."""
 
+from typing import Literal
+
 from pydantic import Field
 
 from protocol.settings.section import CountAboveZero, Section, ServiceUrl
@@ -7,4 +9,7 @@ from protocol.settings.section import CountAboveZero, Section, ServiceUrl
 
 class RetrieverSettings(Section):
     url: ServiceUrl | None = Field(None, description="POST /retrieve address; null: each node's own retriever.")
+    other_index: Literal["warn", "refuse"] = Field(
+        "warn", description="When nodes' own retrievers hold different indexes: say so, or end the start."
+    )
     topk: CountAboveZero = Field(3, description="Passages of one search.")

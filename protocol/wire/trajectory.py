@@ -71,6 +71,8 @@ class TrajectoryFacts(msgspec.Struct, frozen=True, forbid_unknown_fields=True, k
     generate_s: Seconds  # seconds in the engine, all turns together, waiting for weights included
     environment_s: Seconds  # seconds in the environment, searches included
     reward_s: Seconds  # seconds until the reward services had answered
+    # content hashes of the indexes that answered its searches; empty: it searched none, or they tell none
+    content_hashes: Annotated[list[Name], msgspec.Meta(max_length=16)] = msgspec.field(default_factory=list)
     # of an evaluation's sample: its final answer, as answers are compared; empty: it gave none. Absent: not looked for
     answer: Annotated[str, msgspec.Meta(max_length=200)] | msgspec.UnsetType = msgspec.UNSET
 

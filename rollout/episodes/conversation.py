@@ -189,6 +189,7 @@ class Conversation:
             generate_s=transcript.generate_s,
             environment_s=transcript.environment_s,
             reward_s=reward_s,
+            content_hashes=transcript.content_hashes[:16],
             answer=self._answer() if sample.kind == "eval" else msgspec.UNSET,
         )
 

@@ -20,6 +20,7 @@ from rollout.episodes.conversation import Conversation, Conversations
 from rollout.episodes.sample import Generator, SampleTask, Scorer, WrittenSoFar
 from rollout.episodes.transcript import Transcript
 from rollout.neighbours.reward_client import Score, ScoreRequest
+from rollout.neighbours.sources import noted_sources
 
 
 class EpisodePlayer:
@@ -54,14 +55,16 @@ class EpisodePlayer:
         started_at, clock = time.time(), time.perf_counter()
         environment = GuardedEnvironment(self._make_environment, self._resources, self._settings.turn_timeout_s)
         try:
-            prompt = await environment.reset(sample.task)
-            environment_s = time.perf_counter() - clock
-            conversation = self._conversations.begin(sample, self._text.prompt(prompt), written)
-            conversation.transcript.started_at = started_at
-            conversation.transcript.environment_s = environment_s
-            how = await self._converse(environment, conversation, prompt.tools if isinstance(prompt, Chat) else [])
+            with noted_sources() as sources:
+                prompt = await environment.reset(sample.task)
+                environment_s = time.perf_counter() - clock
+                conversation = self._conversations.begin(sample, self._text.prompt(prompt), written)
+                conversation.transcript.started_at = started_at
+                conversation.transcript.environment_s = environment_s
+                how = await self._converse(environment, conversation, prompt.tools if isinstance(prompt, Chat) else [])
         finally:
             await environment.close()
+        conversation.transcript.content_hashes = sorted(sources)
         clock = time.perf_counter()
         score = await self._score(sample, conversation.transcript)
         scored_s = time.perf_counter() - clock

@@ -43,6 +43,7 @@ class Transcript(msgspec.Struct):
     turns: list[FinishedTurn] = []  # that the policy has written, in order
     reward: float | None = None  # what the environment has given; None: nothing yet
     score: float | None = None  # the environment's own, for filtering; None: it gave none
+    content_hashes: list[str] = []  # of the indexes that answered its searches, sorted
     logs: dict[str, float] = {}  # the environment's numbers for curves, by name
     started_at: float = 0.0  # Unix seconds
     generate_s: float = 0.0  # seconds that turns took, waiting for weights included

@@ -14,6 +14,7 @@ from protocol.http.bodies import Passage, read_passages
 from rollout.neighbours.http.circuit_breaker import BreakerOpen, first_ready
 from rollout.neighbours.http.endpoint import EndpointStats, HttpEndpoint, paused_deadline
 from rollout.neighbours.http.retries import AttemptFailed, HttpPolicy, called
+from rollout.neighbours.sources import note_source
 
 __all__ = ["Passage", "RetrieverClient"]
 
@@ -60,6 +61,11 @@ class RetrieverClient:
     def stats(self) -> dict[str, EndpointStats]:
         """Attempts (calls), failed attempts and retries since start, by url."""
         return {retriever.url: retriever.stats for retriever in self._retrievers}
+
+    @property
+    def content_hash(self) -> str:
+        """Digest of what the first retriever searched last; "" before that, and of one that tells none."""
+        return self._retrievers[0].content_hash
 
     async def search(self, query: str) -> list[Passage]:
         """Return at most topk passages, best first; none found is an empty list.
@@ -111,6 +117,7 @@ class RetrieverClient:
             retriever.stats.failures += 1
             raise
         retriever.stats.calls += 1
+        note_source(retriever.content_hash)
         return list(found[: self._topk])
 
     def _count_retry(self) -> None:

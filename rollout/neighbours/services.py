@@ -19,6 +19,7 @@ from rollout.neighbours.node import Node
 from rollout.neighbours.reward_client import RewardClient
 from rollout.neighbours.served_rewards import OneSet, ServedRewards
 from rollout.neighbours.tools.by_name import open_tools
+from rollout.neighbours.tools.search import SearchTool
 
 BUNDLED_REWARD = "bundled"
 
@@ -51,6 +52,11 @@ class Services:
     def is_accepting(self) -> bool:
         """False while no sample could be finished: a service that every sample needs is down."""
         return self.rewards.is_accepting and all(tool.is_accepting for tool in self.tools.values())
+
+    @property
+    def content_hash(self) -> str:
+        """Digest of the index that searches ask first; "" without a search, or where its service tells none."""
+        return next((tool.content_hash for tool in self.tools.values() if isinstance(tool, SearchTool)), "")
 
     async def check(self) -> None:
         """Ask each service once.

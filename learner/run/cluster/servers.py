@@ -22,11 +22,13 @@ def ensure_servers(engine: EngineRequest, planned: Processes) -> Any:
     return find_fleet().ensure.remote(request, planned.count, planned.num_gpus, planned.strategy)
 
 
-def attach_servers(names: Sequence[str], spec: RunSpec) -> None:
-    """Tell every rollout server of the run; returns when all have answered. Raises: what the first of them raised."""
+def attach_servers(names: Sequence[str], spec: RunSpec) -> dict[str, str]:
+    """Tell every rollout server of the run; returns, when all have answered, the digest of the index that each
+    searches. "": it searches none, or its retriever tells none. Raises: what the first of them raised.
+    """
     body = spec.model_dump(mode="json")
-    for name, reference in [(name, server(name).attach.remote(body)) for name in names]:
-        call(reference, name, 120.0)
+    asked = [(name, server(name).attach.remote(body)) for name in names]
+    return {name: call(reference, name, 120.0)["run"]["content_hash"] for name, reference in asked}
 
 
 def detach_servers(names: Sequence[str]) -> None:

@@ -9,7 +9,7 @@ from typing import TypeVar
 
 import httpx
 
-from protocol.http.bodies import BodyError
+from protocol.http.bodies import CONTENT_HASH, BodyError
 from rollout.neighbours.http.circuit_breaker import CircuitBreaker
 from rollout.neighbours.http.pool import HttpPool
 from rollout.neighbours.http.retries import (
@@ -30,6 +30,7 @@ _UNRELIABLE_SHARE = 0.2
 # So much of an error page is read; 500 characters of it are shown.
 _TARGET_LENGTH = 200  # characters of an address that somebody else wrote
 _ERROR_BYTES = 4000
+_HASH_LENGTH = 128
 
 
 @dataclass
@@ -47,6 +48,7 @@ class HttpEndpoint:
 
     def __init__(self, url: str, headers: Mapping[str, str], policy: HttpPolicy, max_concurrency: int) -> None:
         self.url = url
+        self.content_hash = ""  # what the service said of its content in its last answer; "": nothing
         self.stats = EndpointStats()
         self.policy = policy
         self.breaker = CircuitBreaker(
@@ -144,6 +146,7 @@ class HttpEndpoint:
             raise self._unusable("the reply is compressed, which was not asked for")
         if len(reply) > limit:
             raise self._unusable(f"the reply is over {limit} bytes")
+        self.content_hash = _content_hash(response.headers.get(CONTENT_HASH, ""))
         return bytes(reply)
 
     def _failed(self, reason: str) -> AttemptFailed:
@@ -173,6 +176,11 @@ def paused_deadline(limit: asyncio.Timeout | None) -> Iterator[Callable[[], None
         yield resume
     finally:
         resume()
+
+
+def _content_hash(text: str) -> str:
+    """Return a header's digest; "" for what is none: the header is anyone's."""
+    return text if len(text) <= _HASH_LENGTH and text.isalnum() and text.isascii() else ""
 
 
 def _reason_of(error: httpx.HTTPError) -> str:

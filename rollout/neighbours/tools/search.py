@@ -27,6 +27,11 @@ class SearchTool:
             self._client = RetrieverClient(urls, spec.retriever.topk, node.token)
 
     @property
+    def content_hash(self) -> str:
+        """Digest of the index that the node's retriever searched last; "": it tells none."""
+        return self._client.content_hash
+
+    @property
     def is_accepting(self) -> bool:
         return self._client.is_accepting
 

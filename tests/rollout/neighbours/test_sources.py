@@ -1,0 +1,66 @@
+"""A trajectory carries the content hashes of the indexes that answered its searches, and of no other sample's."""
+
+import asyncio
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+from protocol.wire.trajectory import Trajectory
+from rollout.environments.base import Resources
+from rollout.environments.search import Search
+from rollout.neighbours.retriever_client import RetrieverClient
+from rollout.neighbours.sources import note_source, noted_sources
+from tests.fakes.http_servers import Answer, ScriptedServer, scripted_server
+from tests.fakes.playing_session import playing_session
+from tests.fakes.rollout_fakes import ScriptedEngine
+
+FOUND = {"result": [[{"document": {"id": "1", "contents": "Minsk"}, "score": 1.0}]]}
+
+
+@pytest.fixture(scope="module")
+def server() -> Iterator[ScriptedServer]:
+    with scripted_server() as scripted:
+        yield scripted
+
+
+async def played(server: ScriptedServer, headers: dict[str, str]) -> Trajectory:
+    """Return a trajectory of one search, by a retriever that answers with these headers."""
+    url = server.script("retrieve", Answer(FOUND, headers=headers))
+
+    def write(context: str) -> str:
+        return "<answer>Minsk</answer>" if "Minsk" in context else "<search>capital</search>"
+
+    async with RetrieverClient([url], topk=1) as client:
+
+        async def search(query: str) -> list[str]:
+            return [passage.contents for passage in await client.search(query)]
+
+        resources = Resources(3, {"search": search})
+        async with playing_session(ScriptedEngine(write), Search, resources) as playing:
+            made: Any = await playing.made("e0-a")
+    assert isinstance(made, Trajectory), made
+    return made
+
+
+async def test_trajectory_carries_the_content_hash_of_the_index_that_answered(server: ScriptedServer) -> None:
+    assert (await played(server, {"x-content-hash": "3fa9c1"})).facts.content_hashes == ["3fa9c1"]
+
+
+@pytest.mark.parametrize("headers", [{}, {"x-content-hash": "a" * 500}, {"x-content-hash": "<b>"}])
+async def test_a_retriever_that_tells_no_digest_leaves_none(server: ScriptedServer, headers: dict[str, str]) -> None:
+    assert (await played(server, headers)).facts.content_hashes == []
+
+
+async def test_samples_at_the_same_time_note_their_own_sources() -> None:
+    async def sample(digest: str) -> set[str]:
+        with noted_sources() as sources:
+            await asyncio.create_task(asyncio.sleep(0.01))
+            await asyncio.create_task(_noting(digest))
+        return sources
+
+    assert await asyncio.gather(sample("a"), sample("b")) == [{"a"}, {"b"}]
+
+
+async def _noting(digest: str) -> None:
+    note_source(digest)
