@@ -125,7 +125,8 @@ def test_serve_as_a_process_asks_for_the_token(tmp_path: Path) -> None:
     [
         (
             ("--scorer", "vibes"),
-            "rewards: --scorer vibes is not known. Choose one of: exact_match, format, math_answer, reward_model.\n",
+            "rewards: --scorer vibes is not known. "
+            "Choose one of: code_tests, exact_match, format, math_answer, reward_model.\n",
         ),
         (
             ("--function", "/nowhere.py"),
