@@ -85,16 +85,32 @@ async def test_run_that_is_cancelled_at_any_moment_leaves_no_process(sandbox: Sa
     task.cancel()
     await asyncio.wait([task])
     deadline = time.monotonic() + 60
-    while _is_running(sandbox):
+    while _guards(sandbox):
         assert time.monotonic() < deadline
         await asyncio.sleep(0.02)
 
 
-def _is_running(sandbox: Sandbox) -> bool:
-    """Return whether a process of this sandbox is there: each that stands round a program names its folder."""
-    return any(
-        sandbox.folder in " ".join(process.info["cmdline"] or ()) for process in psutil.process_iter(["cmdline"])
-    )
+async def test_program_ends_with_the_outermost_of_the_processes_round_it(sandbox: Sandbox) -> None:
+    task = asyncio.create_task(sandbox.run("import time; time.sleep(600)", limits=Limits(wall_s=600.0)))
+    deadline = time.monotonic() + 60
+    while len(_guards(sandbox)) < 2:
+        assert time.monotonic() < deadline
+        await asyncio.sleep(0.02)
+    next(guard for guard in _guards(sandbox) if guard.ppid() == os.getpid()).kill()
+    async with asyncio.timeout(60):
+        await task
+    while _guards(sandbox):
+        assert time.monotonic() < deadline
+        await asyncio.sleep(0.02)
+
+
+def _guards(sandbox: Sandbox) -> list[psutil.Process]:
+    """Return the processes that stand round this sandbox's programs: each names its folder."""
+    return [
+        process
+        for process in psutil.process_iter(["cmdline"])
+        if sandbox.folder in " ".join(process.info["cmdline"] or ())
+    ]
 
 
 _LIBC = "import ctypes; c = ctypes.CDLL(None)"
