@@ -20,6 +20,7 @@ from vllm.distributed.weight_transfer.base import (
     WeightTransferUpdateInfo,
 )
 from vllm.distributed.weight_transfer.nccl_engine import NCCLWeightTransferEngine
+from vllm.model_executor.layers.fused_moe.unquantized_fused_moe_method import UnquantizedFusedMoEMethod
 from vllm.model_executor.layers.vocab_parallel_embedding import ParallelLMHead
 from vllm.model_executor.model_loader.reload import finalize_layerwise_reload, initialize_layerwise_reload
 
@@ -92,6 +93,7 @@ class GlooWeightEngine(WeightTransferEngine):  # type: ignore[misc]
         if not self._received.is_confirmed:
             raise RuntimeError("weight commit before the digest was confirmed")
         named = [pair for bucket, flat in self._staged for pair in bucket_views(flat, bucket)]
+        _let_experts_be_packed(self.model)
         initialize_layerwise_reload(self.model)
         try:
             loaded = self.model.load_weights(named)
@@ -151,6 +153,18 @@ def _join(init: GlooInit, worker_rank: int) -> GlooGroup:
     store = reach_store(init.address, init.port, init.deadline_s)
     rank = init.rank_offset + worker_rank
     return GlooGroup(store, init.key, rank, init.world_size, init.address, init.deadline_s)
+
+
+def _let_experts_be_packed(model: Any) -> None:
+    """Have vLLM pack the experts' weights for the CPU when they are loaded next.
+
+    It does so when it makes their kernel, and leaves weights as they come that are loaded under a kernel: after a push
+    every logprob of a mixture of experts would be wrong by nats, and no request would fail.
+    """
+    for layer in model.modules():
+        method = getattr(layer, "quant_method", None)
+        if isinstance(method, UnquantizedFusedMoEMethod):
+            method.moe_kernel = None
 
 
 def _complete(model: Any, loaded: Iterable[str]) -> None:
