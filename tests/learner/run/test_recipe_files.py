@@ -1,7 +1,11 @@
-"""The shelf of deploy/configs/recipes: each file loads, fits the machines that it names, and passes --plan."""
+"""The shelf of deploy/configs/recipes: each file loads, fits the machines that it names, passes --plan, and runs."""
 
 import json
+import os
+import subprocess
+import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -9,12 +13,13 @@ from learner.disk.model_size import ModelSize
 from learner.run.command import main
 from learner.run.rank_memory import Sizes
 from learner.run.topology import Node, plan_topology
-from protocol.settings.algorithm.names import ADVANTAGES_OF_TOKENS
 from protocol.settings.loader import load_settings
 from protocol.settings.settings import Settings
 from tests.fakes.tiny_models import make_tiny_model
 
-SHELF = Path(__file__).resolve().parents[3] / "deploy" / "configs" / "recipes"
+ROOT = Path(__file__).resolve().parents[3]
+SHELF = ROOT / "deploy" / "configs" / "recipes"
+RECIPE_RUN = Path(__file__).with_name("recipe_run.py")
 # File -> (GPUs of each node, parameters of its model): what the file's own first lines say.
 MACHINES = {
     "search_ppo": ([8], 3_000_000_000),
@@ -30,10 +35,6 @@ _H100_BYTES = 80e9
 
 def settings_of(name: str) -> Settings:
     return load_settings(SHELF / f"{name}.yaml", [])
-
-
-def needs_other_models(settings: Settings) -> bool:
-    return bool(ADVANTAGES_OF_TOKENS.get(settings.learner.advantage or "") or settings.kl.coefficient)
 
 
 def test_every_file_of_the_shelf_is_tested() -> None:
@@ -78,8 +79,46 @@ def test_recipe_passes_the_plan(
     ]
     status = main(["--config", str(SHELF / f"{name}.yaml"), *own, "--plan"])
     told = capsys.readouterr()
-    if status and needs_other_models(settings_of(name)):  # until ranks hold them
-        assert "which no rank holds yet" in told.err
-    else:
-        assert status == 0, told.err
-        assert f"run folder {tmp_path}/{settings_of(name).run.name}" in told.out
+    assert status == 0, told.err
+    assert f"run folder {tmp_path}/{settings_of(name).run.name}" in told.out
+
+
+# -- two steps of each, for real ---------------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def ran(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
+    """Return what recipe_run found of every file: one start of torch and DeepSpeed for all."""
+    folder = tmp_path_factory.mktemp("ran")
+    make_tiny_model(folder / "model", tied=True, hidden_size=32, num_layers=1)
+    environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT)}
+    command = [sys.executable, str(RECIPE_RUN), str(folder), *sorted(MACHINES)]
+    done = subprocess.run(command, env=environment, cwd=ROOT, capture_output=True, text=True, timeout=280)
+    assert done.returncode == 0, done.stdout[-1000:] + done.stderr[-3000:]
+    found: dict[str, Any] = json.loads((folder / "found.json").read_text())
+    return found
+
+
+@pytest.mark.stack
+@pytest.mark.parametrize("name", sorted(MACHINES))
+def test_two_steps_of_a_recipe_train_what_it_says(ran: dict[str, Any], name: str) -> None:
+    settings, found = settings_of(name), ran[name]
+    steps = [line for line in found["metrics"] if "loss" in line]
+    assert [line["step"] for line in steps] == [1, 2]
+    assert [line["num_updates"] for line in steps] == [settings.learner.num_mini_batches] * 2
+    assert all(line["grad_norm"] > 0.0 for line in steps)
+    # Of one version, the engine's logprobs and the learner's differ by rounding to bfloat16.
+    assert abs(steps[0]["ratio_mean"] - 1.0) < 0.05
+    assert ("value_loss" in steps[0]) == (settings.learner.recipe == "ppo")
+    assert ("kl_coefficient" in steps[0]) == (settings.kl.coefficient > 0.0)
+    assert all(line["turns_mean"] > 1.0 for line in steps) == (settings.rollout.environment == "search")
+
+
+@pytest.mark.stack
+@pytest.mark.parametrize("name", sorted(MACHINES))
+def test_two_steps_of_a_recipe_are_pushed_evaluated_and_pass_the_audit(ran: dict[str, Any], name: str) -> None:
+    found = ran[name]
+    assert sorted(found["pushed"]) == ["0", "1", "2"]
+    assert len(set(found["pushed"].values())) == 3  # the weights changed with every step
+    assert [line["eval_step"] for line in found["metrics"] if "eval_step" in line] == [0, 2]
+    assert found["audit"] == 0
