@@ -21,7 +21,8 @@ from protocol.settings.section import LARGEST_COUNT
 _ABOUT = """\
 Score a model folder, or a Hugging Face name, on sets of held-out prompts without training it: means with their
 standard error, pass@k, majority@n, and means by data source. Every answer stands in evaluations.jsonl of the run
-folder. A set is a JSONL or Parquet file, or NAME=FILE. Settings may follow as in python -m learner.run, such as
+folder. A set is a JSONL or Parquet file, or NAME=FILE; without a name the first one is held_out, and another has its
+file's. Settings may follow as in python -m learner.run, such as
 --rollout.environment search."""
 
 
@@ -53,7 +54,8 @@ def main(arguments: Sequence[str]) -> int:
 
 def options_of(options: argparse.Namespace, name: str) -> list[str]:
     """Return what makes a run an evaluation alone, as settings of `python -m learner.run`."""
-    first, *others = [_named(given, number) for number, given in enumerate(options.sets)]
+    sets = [_named(given, number) for number, given in enumerate(options.sets)]
+    has_main = sets[0][0] == MAIN_SET
     given = {
         "run.name": name,
         "run.dir": options.dir,
@@ -62,22 +64,22 @@ def options_of(options: argparse.Namespace, name: str) -> list[str]:
         "policy.model": options.model,
         "policy.warm_start.data": "null",
         "data.train": "",
-        "data.eval": first[1],
+        "data.eval": sets[0][1] if has_main else "null",
         "eval.every_steps": "1",
         "eval.best": "null",
         "eval.samples": str(options.samples),
         "eval.num_prompts": str(options.num_prompts),
-        "eval.sets": json.dumps([{"name": set_name, "data": file} for set_name, file in others]),
+        "eval.sets": json.dumps([{"name": set_name, "data": file} for set_name, file in sets[has_main:]]),
     }
     return [part for key, value in given.items() for part in (f"--{key}", value)]
 
 
 def _named(given: str, number: int) -> tuple[str, str]:
-    """Return a set's name and file. The first one's name is that of data.eval."""
+    """Return a set's name and file. The first one is data.eval, and has its name, where it is given no other."""
     name, equals, file = given.partition("=")
-    if not equals or "/" in name:  # a path may hold = itself
-        name, file = _plain(Path(given).stem), given
-    return (MAIN_SET if number == 0 else name), file
+    if equals and "/" not in name:  # a path may hold = itself
+        return name, file
+    return (_plain(Path(given).stem) if number else MAIN_SET), given
 
 
 def _plain(text: str) -> str:

@@ -25,6 +25,13 @@ def test_an_evaluation_alone_is_a_run_of_no_steps_prompts_or_checkpoints() -> No
     assert (needs.prompts, needs.rollouts) == (False, True)
 
 
+def test_every_set_that_is_given_a_name_has_it_the_first_one_too() -> None:
+    given = Namespace(model="m", sets=["math=a.jsonl", "b.jsonl"], samples=1, num_prompts=9, dir="runs")
+    settings = load_settings(None, options_of(given, "mine"))
+    assert settings.data.eval is None
+    assert [(one.name, one.data) for one in settings.eval.sets] == [("math", "a.jsonl"), ("b", "b.jsonl")]
+
+
 def test_equals_sign_inside_a_path_names_no_set() -> None:
     given = Namespace(model="m", sets=["/d/x=1/a.jsonl", "./x=2/b.jsonl"], samples=1, num_prompts=9, dir="runs")
     settings = load_settings(None, options_of(given, "mine"))
