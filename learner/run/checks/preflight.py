@@ -15,6 +15,7 @@ from learner.disk.model_folder import (
     find_named_model,
     model_digest,
     read_max_positions,
+    read_vocab_size,
 )
 from learner.objectives.needs import needs_of
 from learner.run.checks.prompt_checks import TrainPrompts, check_held_out, read_train_prompts
@@ -42,6 +43,7 @@ def inspect(settings: Settings) -> Inspected:
     check_user_code(settings)
     start = plan_start(settings.run, model_digest(model))
     check_positions(model, settings)
+    check_logit_bias(model, settings)
     has_prompts = settings.data.train or needs_of(settings).prompts
     train = read_train_prompts(settings, model, start) if has_prompts else None
     check_held_out(settings, model)
@@ -65,6 +67,18 @@ def check_positions(model: Path, settings: Settings) -> None:
         raise SettingsError(
             f"settings: rollout.max_context_tokens = {given}, and policy.model has {most} positions. Set it to {most} "
             "or less."
+        )
+
+
+def check_logit_bias(model: Path, settings: Settings) -> None:
+    """Raise SettingsError for a token that the model does not have: the engine would refuse every sample."""
+    num_tokens = read_vocab_size(model)
+    if num_tokens is None:
+        return
+    if outside := [token for token in settings.sampling.logit_bias if token >= num_tokens]:
+        raise SettingsError(
+            f"settings: sampling.logit_bias names token {outside[0]}, and policy.model has {num_tokens} tokens, 0 to "
+            f"{num_tokens - 1}. Leave it out, or give the token's id in this model."
         )
 
 

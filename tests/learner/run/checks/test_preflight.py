@@ -1,0 +1,35 @@
+"""Settings held against the model's own description, before anything starts."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from learner.run.checks.preflight import check_logit_bias
+from protocol.errors import SettingsError
+from protocol.settings.settings import Settings
+
+
+def model_of(folder: Path, **config: Any) -> Path:
+    (folder / "config.json").write_text(json.dumps(config))
+    return folder
+
+
+def biased(*tokens: int) -> Settings:
+    return Settings.model_validate({"sampling": {"logit_bias": dict.fromkeys(tokens, -1.0), "only_eval": True}})
+
+
+def test_bias_of_a_token_that_the_model_does_not_have_is_refused(tmp_path: Path) -> None:
+    model = model_of(tmp_path, vocab_size=272)
+    check_logit_bias(model, biased(0, 271))
+    with pytest.raises(SettingsError) as refused:
+        check_logit_bias(model, biased(5, 272))
+    assert str(refused.value) == (
+        "settings: sampling.logit_bias names token 272, and policy.model has 272 tokens, 0 to 271. Leave it out, or "
+        "give the token's id in this model."
+    )
+
+
+def test_any_bias_passes_where_the_model_does_not_tell_its_tokens(tmp_path: Path) -> None:
+    check_logit_bias(model_of(tmp_path), biased(1 << 20))
