@@ -1,5 +1,6 @@
 """A data row's label as the answers that are accepted."""
 
+import math
 from typing import Any
 
 from rewards.sample import SampleError
@@ -15,6 +16,13 @@ def targets_of(label: Any, index: int) -> list[str]:
         if isinstance(found, dict) and key in found:
             found = found[key]
     targets = found if isinstance(found, list) else [found]
-    if not targets or any(isinstance(target, bool) or not isinstance(target, str | int | float) for target in targets):
+    if not targets or not all(map(_is_target, targets)):
         raise SampleError(index, f"is {label!r:.80}, expected the answer's text, a list of texts or a target")
     return [str(target) for target in targets]
+
+
+def _is_target(value: Any) -> bool:
+    """Return whether a value can be an answer. NaN is how a missing number looks: every answer to it would be wrong."""
+    if isinstance(value, float):
+        return math.isfinite(value)
+    return isinstance(value, str | int) and not isinstance(value, bool)

@@ -64,7 +64,11 @@ async def test_score_takes_a_number_as_label() -> None:
     assert score.reward == 1.0
 
 
-@pytest.mark.parametrize("label", [None, [], {"answer": "x"}, [None], True])
+# What a missing number becomes on its way, where it is not stopped.
+NO_NUMBERS = [float("nan"), [1.0, float("inf")], {"ground_truth": {"target": [float("nan")]}}]
+
+
+@pytest.mark.parametrize("label", [None, [], {"answer": "x"}, [None], True, *NO_NUMBERS])
 async def test_score_refuses_a_label_without_target(label: Any) -> None:
     samples = [make_sample("a", "", "a"), make_sample("b", "", label)]
     with pytest.raises(SampleError, match=r"^\$\.labels\[1\] is .*, expected the answer's text"):

@@ -59,6 +59,12 @@ def test_post_names_what_is_wrong(exact_match: httpx.Client, body: dict[str, Any
     assert (answer.status_code, answer.json()) == (422, {"detail": detail, "path": detail.partition(" ")[0]})
 
 
+def test_post_refuses_a_label_that_is_no_number_and_does_not_score_it_as_wrong(exact_match: httpx.Client) -> None:
+    # No JSON, but what json.dumps of Python writes for a missing number.
+    answer = exact_match.post("/", content='{"query": ["<answer>nan</answer>"], "labels": [NaN]}')
+    assert (answer.status_code, answer.json()["path"]) == (422, "$.labels[0]")
+
+
 def test_openapi_shows_the_bodies(exact_match: httpx.Client) -> None:
     assert exact_match.get("/docs").status_code == 200
     route = exact_match.get("/openapi.json").json()["paths"]["/{path}"]["post"]
