@@ -1,11 +1,13 @@
 """Servers, coordinators and learners are killed all through a run: no prompt is lost, trained twice or unaccounted.
 
-    python -m tests.chaos.kills [--seed N] [--short]
+    python -m tests.chaos.kills [--seed N] [--short] [--filtered]
 
 2,000 prompts x 4 samples, 2 epochs, 200 SIGKILLs (120 servers, 40 coordinators, 40 learners) at any moment.
 Real coordinator, ledger, checkpoints, sockets, rollout servers and reward service; the engine is paced by script and
 the learner counts instead of training (tests/chaos/rig/processes.py). Counted twice: by `learner.audit`, and by what
 the learner that survived had in its last checkpoint. `--short`: 200 prompts, one epoch, 20 kills.
+`--filtered`: with dynamic sampling, which replaces about half of the groups, and none that it takes out is trained: 400
+prompts and 60 kills, 80 and 9 if short.
 """
 
 import random
@@ -15,7 +17,7 @@ from collections import Counter
 from pathlib import Path
 
 from learner import audit
-from tests.chaos.rig.counting import count_trained
+from tests.chaos.rig.counting import count_filtered, count_trained
 from tests.chaos.rig.home import rig_home
 from tests.chaos.rig.processes import Pace
 from tests.chaos.rig.run import Rig
@@ -23,6 +25,15 @@ from tests.chaos.rig.settings import reward_service, rig_settings
 from tests.chaos.rig.verdict import conclude, options
 
 _GROUP_SIZE = 4
+# Of the number of a's in a text of 60 letters on average: about half of all groups of four lie between them.
+_FILTER = {"dynamic_sampling": True, "low": 5.5, "high": 10.5, "max_replaced": 0}
+# (is filtered, is short) -> prompts, epochs, kills of servers, coordinators and learners.
+_SIZES = {
+    (False, False): (2000, 2, (120, 40, 40)),
+    (False, True): (200, 1, (12, 4, 4)),
+    (True, False): (400, 1, (36, 12, 12)),
+    (True, True): (80, 1, (5, 2, 2)),
+}
 
 
 class _Killer:
@@ -53,8 +64,8 @@ class _Killer:
 
 
 def main() -> int:
-    arguments = options(__doc__)
-    num_prompts, epochs, kills = (200, 1, (12, 4, 4)) if arguments.short else (2000, 2, (120, 40, 40))
+    arguments = options(str(__doc__), filtered=False)
+    num_prompts, epochs, kills = _SIZES[arguments.filtered, arguments.short]
     with tempfile.TemporaryDirectory() as name, rig_home(Path(name)) as keys, reward_service(Path(name)) as url:
         folder = Path(name)
         settings = rig_settings(
@@ -65,6 +76,7 @@ def main() -> int:
             seed=arguments.seed,
             learner={"groups_per_step": 10, "max_staleness": 2},
             rollout={"group_size": _GROUP_SIZE},
+            filters=_FILTER if arguments.filtered else {},
         )
         killer = _Killer(
             arguments.seed,
@@ -75,9 +87,13 @@ def main() -> int:
         print(f"kills: {rig.run(limit_s=220.0 if arguments.short else 1800.0)}", flush=True)
         print(f"kills: {dict(rig.counts)}")
         lost, twice, partial = count_trained(rig.folder, settings, epochs)
+        filtered, wrongly_trained = count_filtered(rig.folder, settings) if arguments.filtered else (0, 0)
         has_audit_passed = audit.main([str(rig.folder)]) == 0
     figures = {f"killed_{kind}": number for kind, number in sorted(killer.killed.items())}
+    if arguments.filtered:
+        figures |= {"filtered": filtered, "filtered_and_trained": wrongly_trained}
     holds = has_audit_passed and sum(killer.killed.values()) == sum(kills) and lost == twice == partial == 0
+    holds = holds and wrongly_trained == 0 and bool(filtered) == arguments.filtered
     audited = "passed" if has_audit_passed else "failed"
     return conclude("kills", holds, **figures, lost=lost, trained_twice=twice, unaccounted=partial, audit=audited)
 

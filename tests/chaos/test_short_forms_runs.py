@@ -8,6 +8,8 @@ import pytest
 
 _SHORT_FORMS = {
     "kills": r"killed_coordinator=4 killed_learner=4 killed_server=12 lost=0 trained_twice=0 unaccounted=0 .*passed",
+    "kills --filtered": r"killed_coordinator=2 killed_learner=2 killed_server=5 filtered=\d+ filtered_and_trained=0 "
+    r"lost=0 trained_twice=0 unaccounted=0 .*passed",
     "crash_points": r"failpoints=4 deaths=8 failed=0",
     "bad_network": r"trajectories=200 messages=\d+ lost=0 trained_twice=0 unaccounted=0 audit=passed",
     "dead_server": r"kills=4 median_s=[\d.]+ p99_s=[\d.]+ max_s=[\d.]+ limit_s=30 audit=passed",
@@ -18,10 +20,11 @@ _SHORT_FORMS = {
 @pytest.mark.timeout(300)
 @pytest.mark.parametrize("name", _SHORT_FORMS)
 def test_short_form_holds(name: str) -> None:
-    command = [sys.executable, "-m", f"tests.chaos.{name}", "--seed", "1", "--short"]
+    module, *flags = name.split()
+    command = [sys.executable, "-m", f"tests.chaos.{module}", "--seed", "1", "--short", *flags]
     finished = subprocess.run(command, capture_output=True, text=True, timeout=240)
     figures = finished.stdout.splitlines()[-1] if finished.stdout else ""
-    assert re.fullmatch(rf"{name} {_SHORT_FORMS[name]} holds=yes", figures), finished.stdout[-3000:] + finished.stderr
+    assert re.fullmatch(rf"{module} {_SHORT_FORMS[name]} holds=yes", figures), finished.stdout[-3000:] + finished.stderr
     assert finished.returncode == 0
 
 

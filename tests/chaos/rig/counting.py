@@ -5,6 +5,7 @@ import sqlite3
 from collections import Counter
 from pathlib import Path
 
+from learner.data.filtered import FILTERED
 from learner.data.prompt_set import load_prompts
 from learner.disk.layout import LEDGER
 from protocol.settings.settings import Settings
@@ -25,6 +26,21 @@ def count_trained(run: Path, settings: Settings, epochs: int) -> tuple[int, int,
     with contextlib.closing(sqlite3.connect(run / LEDGER)) as ledger:
         skipped = {row[0] for row in ledger.execute("SELECT \"group\" FROM prompts WHERE state = 'skipped'")}
     return len(wanted - times.keys() - skipped), sum(number > 1 for number in times.values()), partial
+
+
+def count_filtered(run: Path, settings: Settings) -> tuple[int, int]:
+    """Return how many groups were filtered, and how many were trained whose mean reward the filter does not take.
+
+    Trained is what the learner kept; the rewards are the ledger's.
+    """
+    with contextlib.closing(sqlite3.connect(run / LEDGER)) as ledger:
+        means = dict(ledger.execute("SELECT \"group\", AVG(reward) FROM trajectories WHERE kind = 'train' GROUP BY 1"))
+        (filtered,) = ledger.execute(
+            "SELECT COUNT(*) FROM prompts WHERE state = 'skipped' AND reason LIKE ?", (f"{FILTERED}%",)
+        ).fetchone()
+    trained = {group for groups in final_state(run).values() for group in groups}
+    low, high = settings.filter.low, settings.filter.high
+    return filtered, sum(not low < means[group] < high for group in trained)
 
 
 def trajectory_bytes(ledger: Path) -> list[int]:

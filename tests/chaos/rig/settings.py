@@ -46,8 +46,12 @@ def rig_settings(
     learner: dict[str, Any],
     rollout: dict[str, Any],
     weights: dict[str, Any] | None = None,
+    filters: dict[str, Any] | None = None,
 ) -> Settings:
-    """Return a run over `epochs` epochs of `num_prompts` new prompts; the steps are as many as that needs."""
+    """Return a run over `epochs` epochs of `num_prompts` new prompts; the steps are as many as that needs.
+
+    filters: the section `filter`. What it replaces comes from later epochs.
+    """
     prompts = folder / "prompts.jsonl"
     _write_prompts(prompts, num_prompts, seed)
     groups_per_step = learner["groups_per_step"]
@@ -66,6 +70,7 @@ def rig_settings(
             "rewards": {"endpoints": [{"name": "count", "url": reward_url, "batch_size": 8}]},
             "learner": {"checkpoint_every_steps": 5, "keep_checkpoints": 2, **learner},
             "weights": weights or {},
+            "filter": filters or {},
             "eval": {"every_steps": 0},
         }
     )

@@ -5,12 +5,19 @@ from typing import Any
 
 
 def options(doc: str, **defaults: Any) -> argparse.Namespace:
-    """Return the command line's --seed and --short, and --KEY for each default, of the default's type."""
+    """Return the command line's --seed and --short, and --KEY for each default, of the default's type.
+
+    A default of False makes a flag.
+    """
     parser = argparse.ArgumentParser(description=doc, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--seed", type=int, default=1, help="seeds everything that is drawn")
     parser.add_argument("--short", action="store_true", help="the form that CI runs: seconds")
     for name, default in defaults.items():
-        parser.add_argument(f"--{name.replace('_', '-')}", type=type(default), default=default)
+        flag = f"--{name.replace('_', '-')}"
+        if default is False:
+            parser.add_argument(flag, action="store_true")
+        else:
+            parser.add_argument(flag, type=type(default), default=default)
     return parser.parse_args()
 
 
