@@ -1,6 +1,6 @@
 """What a step really trains on: PolicyGradient.prepare and its loss against a slow loop over tokens, in float64."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any, cast
 
@@ -12,7 +12,7 @@ from torch import Tensor
 
 from learner.models.policy import PolicyEngine
 from learner.models.roles import Roles
-from learner.models.step_result import LossFunction, StepResult, Sums
+from learner.models.step_result import StepResult, Sums
 from learner.objectives.policy_gradient import PolicyGradient
 from learner.objectives.policy_loss import make_loss
 from learner.objectives.step_metrics import step_metrics
@@ -21,6 +21,7 @@ from protocol.settings.settings import Settings
 from protocol.wire.messages import Batch, MiniBatch
 from protocol.wire.trajectory import Trajectory
 from tests.learner.objectives.slow_policy_gradient import batch_of, slow_loss, table, trajectories
+from tests.learner.objectives.table_model import TableModel, logprobs_of
 
 PLAN = [[8, 0, 3], [1, 2], [4, 5, 6, 7]]
 CASES = [
@@ -37,40 +38,6 @@ def settings_of(old_logprobs: str = "behaviour", **learner: Any) -> Settings:
     return Settings.model_validate(
         {"learner": {"clip_low": 0.2, "clip_high": 0.3, **learner}, "policy": {"old_logprobs": old_logprobs}}
     )
-
-
-def logprobs_of(logits: Tensor, micro_batch: MicroBatch) -> Tensor:
-    """Return what the table says of a micro-batch's model tokens, [K]."""
-    before = micro_batch.tokens[0][micro_batch.predict_at]
-    return logits.log_softmax(-1)[before, micro_batch.targets]
-
-
-class TableModel:
-    """A policy that is a table of logits: logprob of a token = log_softmax(table[token before])[token].
-
-    step: one step down its gradient with learning rate 1.
-    """
-
-    def __init__(self, logits: Tensor) -> None:
-        self.logits = logits
-        self.losses: list[float] = []
-
-    def logprobs(self, micro_batch: MicroBatch) -> Tensor:
-        return logprobs_of(self.logits.detach(), micro_batch)
-
-    def step(self, micro_batches: Sequence[MicroBatch], loss: LossFunction, global_weight: float) -> StepResult:
-        self.logits.grad = None
-        total, sums = torch.zeros((), dtype=torch.float64), {}
-        for micro_batch in micro_batches:
-            logprobs = logprobs_of(self.logits, micro_batch)
-            value, of_each = loss(logprobs, torch.zeros_like(logprobs), micro_batch)
-            total = total + value / global_weight
-            sums = {key: sums.get(key, 0.0) + float(number) for key, number in of_each.items()}
-        total.backward()
-        self.losses.append(total.item())
-        assert self.logits.grad is not None
-        self.logits.data -= self.logits.grad
-        return StepResult(True, total.item(), float(self.logits.grad.norm()), sums)
 
 
 def objective_of(settings: Settings, model: TableModel | None = None) -> PolicyGradient:

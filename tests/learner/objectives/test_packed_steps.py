@@ -1,0 +1,85 @@
+"""A step's losses and updates are those of a slow loop over tokens, however its trajectories are packed, to 1e-9.
+
+Every loss, correction and aggregation, with both kinds of old logprobs, with and without a critic: answers of several
+turns and of one token, a group of equal rewards, groups of one, a rank that has nothing.
+"""
+
+from typing import Any, cast
+
+import pytest
+import torch
+from torch import Tensor
+
+from learner.models.roles import Roles
+from learner.objectives.policy_gradient import PolicyGradient
+from protocol.settings.algorithm.names import AGGREGATES, CORRECTIONS, LOSSES
+from protocol.settings.settings import Settings
+from tests.learner.objectives import slow_grid as slow
+from tests.learner.objectives.table_model import TableCritic, TableModel
+
+PLANS = ([[number] for number in range(len(slow.SHAPES))], [[7, 0, 3], [], [1, 2, 6, 4], [5]])
+NUM_UPDATES = 2
+
+
+def settings_of(how: slow.How) -> Settings:
+    learner = {
+        "recipe": "grpo",
+        "advantage": how.advantage,
+        "loss": how.loss,
+        "correction": how.correction,
+        "clip_low": slow.CLIP_LOW,
+        "clip_high": slow.CLIP_HIGH,
+        "dual_clip": slow.DUAL,
+        "correction_low": slow.LOW,
+        "correction_high": slow.HIGH,
+        "gamma": slow.GAMMA,
+        "gae_lambda": slow.LAM,
+        "whiten": False,
+        "num_epochs": NUM_UPDATES,
+    }
+    constant = {"constant": slow.CONSTANT} if how.aggregate == "seq_sum_norm" else {}
+    return Settings.model_validate(
+        {
+            "learner": learner,
+            "policy": {"old_logprobs": how.old},
+            "critic": {"value_clip": slow.VALUE_CLIP},
+            "loss": {"aggregate": how.aggregate, **constant},
+            "rollout": {"group_size": 2 if how.advantage == "grpo" else 1},
+        }
+    )
+
+
+def tables() -> tuple[Tensor, Tensor]:
+    """Return logits and values, the same each time."""
+    generator = torch.Generator().manual_seed(2)
+    logits, values = (
+        torch.randn(*shape, dtype=torch.float64, generator=generator) for shape in ((slow.V, slow.V), (slow.V,))
+    )
+    return logits.requires_grad_(), values.requires_grad_()
+
+
+def close(ours: Any, expected: Any) -> None:
+    torch.testing.assert_close(ours, expected, rtol=1e-9, atol=1e-11)
+
+
+@pytest.mark.parametrize("correction", CORRECTIONS)
+@pytest.mark.parametrize("loss", LOSSES)
+def test_packed_and_unpacked_steps_are_those_of_the_slow_loop(loss: str, correction: str) -> None:
+    made = slow.trajectories(tables()[0])
+    for number, aggregate in enumerate(AGGREGATES):
+        for place, old in enumerate(("behaviour", "recompute")):
+            # Each aggregation and each kind of old logprobs meets both, but for gspo: it refuses advantages of tokens.
+            advantage = "grpo" if loss == "gspo" else ("grpo", "gae")[(number + place) % 2]
+            how = slow.How(advantage, loss, correction, aggregate, old)
+            logits, values = tables()
+            expected, of_critic = slow.slow_step(made, logits, values, how, NUM_UPDATES)
+            for plan in PLANS:
+                policy, critic = (kind(table) for kind, table in zip((TableModel, TableCritic), tables(), strict=True))
+                roles = Roles(cast(Any, policy), cast(Any, critic) if advantage == "gae" else None)
+                objective = PolicyGradient(roles, settings_of(how), lambda sums: sums)
+                objective.take_step(slow.batch_of(made, advantage, plan), dict(enumerate(made)), 4)
+                close(policy.losses, expected)
+                close(policy.logits.detach(), logits.detach())
+                if advantage == "gae":
+                    close(critic.losses, of_critic)
+                    close(critic.table.detach(), values.detach())
