@@ -9,7 +9,9 @@ import torch
 from torch import Tensor
 
 from learner.algorithms.aggregate import AGGREGATES
-from learner.algorithms.by_name import ADVANTAGES, Algorithm, algorithm_of
+from learner.algorithms.by_name import ADVANTAGES, CORRECTIONS, Algorithm, algorithm_of
+from learner.algorithms.corrections.band import Band
+from learner.algorithms.corrections.token_weights import token_weights
 from learner.algorithms.kl import KL_FORMS, KlController
 from learner.algorithms.losses.value_loss import value_loss
 from learner.algorithms.whiten import whiten
@@ -22,7 +24,7 @@ Case = tuple[str, Tensor, Tensor]  # name, ours, verl's
 GAMMA, LAM = 0.97, 0.9
 # Our recipe -> verl's policy loss.
 POLICY_LOSSES = {"grpo": "vanilla", "dapo": "vanilla", "ppo": "vanilla", "gspo": "gspo", "cispo": "cispo"}
-POLICY_LOSSES |= {"dr_grpo": "vanilla", "reinforce_pp": "vanilla"}
+POLICY_LOSSES |= {"dr_grpo": "vanilla", "reinforce_pp": "vanilla", "rloo": "gpg"}
 # Our aggregation -> verl's.
 AGGREGATIONS = {
     "token_mean": "token-mean",
@@ -38,6 +40,8 @@ def cases(batch: RandomBatch, peer: Peer) -> Iterator[Case]:
     yield from _advantages_of_tokens(batch, peer)
     for recipe in POLICY_LOSSES:
         yield from _recipe(recipe, batch, peer)
+    yield from _aggregates(batch, peer)
+    yield from _corrections(batch, peer)
     yield from _value_loss(batch, peer)
     yield from _kl(batch, peer)
 
@@ -143,23 +147,60 @@ def _their_clip(recipe: str, algorithm: Algorithm, peer: Peer) -> Any:
     )
 
 
+def _aggregates(batch: RandomBatch, peer: Peer) -> Iterator[Case]:
+    """What each token's loss is multiplied with on its way into the number, one answer being left out."""
+    mask = batch.mask.clone()
+    mask[3] = 0.0
+    counts = mask.sum(dim=1)
+    for name, mode in AGGREGATIONS.items():
+        of_tokens = batch.columns["logprobs"].clone().requires_grad_()
+        theirs = peer.algorithms.agg_loss(of_tokens, mask, mode)
+        (expected,) = torch.autograd.grad(theirs, of_tokens)
+        weights = AGGREGATES[name](counts, float(WIDTH))[:, None] * mask
+        yield f"aggregate {name}", (weights * of_tokens.detach()).sum(), theirs.detach()
+        yield f"weights of {name}", weights, expected
+
+
+def _corrections(batch: RandomBatch, peer: Peer) -> Iterator[Case]:
+    """verl bounds an answer's ratio of rollout to learner, we that of learner to rollout: its bounds are inverse."""
+    log_ratio, low, high = batch.columns["logprobs"] - batch.columns["old"], 0.9, 1.2
+    weight = batch.packed(log_ratio).exp()
+    weigh, reject = peer.corrections.compute_rollout_correction_weights, peer.corrections.compute_rollout_rejection_mask
+    theirs = {
+        "tis": weigh(log_ratio, batch.mask, "token", high)[0],
+        "icepop": weigh(log_ratio, batch.mask, "token", f"{low}_{high}")[0],
+        "geo_mask": reject(log_ratio, batch.mask, "seq_mean_k1", f"{1.0 / high}_{1.0 / low}")[0],
+    }
+    for name, expected in theirs.items():
+        ours = token_weights(CORRECTIONS[name], weight, batch.counts, Band(low, high), is_in_loss=False)
+        yield f"correction {name}", ours, batch.packed(expected)
+
+
 def _value_loss(batch: RandomBatch, peer: Peer) -> Iterator[Case]:
     columns = {name: batch.columns[name] for name in ("values", "returns", "old_values")}
-    ours, _ = value_loss(*(batch.packed(columns[name]) for name in ("values", "old_values", "returns")), clip=0.5)
-    theirs, _ = peer.algorithms.compute_value_loss(
-        columns["values"], columns["returns"], columns["old_values"], batch.mask, 0.5
+    values, same = (columns["values"].clone().requires_grad_() for _ in range(2))
+    ours, _ = value_loss(
+        *(batch.packed(each) for each in (values, columns["old_values"], columns["returns"])), clip=0.5
     )
-    yield "value loss", ours.mean(), theirs
+    theirs, _ = peer.algorithms.compute_value_loss(same, columns["returns"], columns["old_values"], batch.mask, 0.5)
+    yield "value loss", ours.mean().detach(), theirs.detach()
+    gradients = torch.autograd.grad(ours.mean(), values)[0], torch.autograd.grad(theirs, same)[0]
+    yield "gradient of the value loss", batch.packed(gradients[0]), batch.packed(gradients[1])
 
 
 def _kl(batch: RandomBatch, peer: Peer) -> Iterator[Case]:
     logprobs, reference = (batch.packed(batch.columns[name]) for name in ("logprobs", "reference"))
     for name, form in KL_FORMS.items():
-        yield f"kl {name}", form(logprobs, reference), peer.algorithms.kl_penalty_forward(logprobs, reference, name)
-    theirs = peer.algorithms.AdaptiveKLController(0.01, 0.1, 1000.0)
-    ours, coefficient = KlController(target=0.1, horizon=1000.0), 0.01
+        mine, same = (logprobs.clone().requires_grad_() for _ in range(2))
+        ours, theirs = form(mine, reference), peer.algorithms.kl_penalty_forward(same, reference, name)
+        yield f"kl {name}", ours.detach(), theirs.detach()
+        gradients = torch.autograd.grad(ours.sum(), mine)[0], torch.autograd.grad(theirs.sum(), same)[0]
+        yield f"gradient of kl {name}", *gradients
+    their_controller = peer.algorithms.AdaptiveKLController(0.01, 0.1, 1000.0)
+    controller, coefficient = KlController(target=0.1, horizon=1000.0), 0.01
     measured = logprobs[:8].abs().tolist()
     for kl in measured:
-        coefficient = ours.next_coefficient(coefficient, kl, 64)
-        theirs.update(kl, 64)
-    yield "adaptive kl coefficient", torch.tensor(coefficient).double(), torch.tensor(float(theirs.value)).double()
+        coefficient = controller.next_coefficient(coefficient, kl, 64)
+        their_controller.update(kl, 64)
+    found, expected = (torch.tensor(float(x), dtype=torch.float64) for x in (coefficient, their_controller.value))
+    yield "adaptive kl coefficient", found, expected

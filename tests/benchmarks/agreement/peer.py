@@ -18,6 +18,7 @@ class Peer:
     """The modules of verl that have formulas in them."""
 
     algorithms: Any  # verl.trainer.ppo.core_algos
+    corrections: Any  # verl.trainer.ppo.rollout_corr_helper
     actor_settings: Any  # verl.workers.config.ActorConfig
     algorithm_settings: Any  # verl.trainer.config.AlgoConfig
 
@@ -36,6 +37,7 @@ def load_peer() -> Peer:
     sys.path.append(str(folder))  # behind our own packages
     return Peer(
         algorithms=importlib.import_module("verl.trainer.ppo.core_algos"),
+        corrections=importlib.import_module("verl.trainer.ppo.rollout_corr_helper"),
         actor_settings=importlib.import_module("verl.workers.config").ActorConfig,
         algorithm_settings=importlib.import_module("verl.trainer.config").AlgoConfig,
     )
