@@ -5,9 +5,6 @@ Runs of one model folder share a warm engine; they stand together here, because 
 
 import json
 import re
-import subprocess
-import time
-from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
@@ -15,8 +12,9 @@ import pytest
 from learner.checkpoint.proof import read_proof
 from tests.fakes.http_servers import Answer, Received, ScriptedServer
 from tests.fakes.tiny_models import byte_tokenizer
+from tests.flow.ended_run import Ran, assert_same_weights, run
 from tests.flow.flow_cluster import FlowCluster
-from tests.flow.user_run import Bring, Left, bring, each_trained_once, score
+from tests.flow.user_run import Bring, each_trained_once, score
 
 pytestmark = [pytest.mark.stack, pytest.mark.timeout(600)]
 
@@ -26,24 +24,6 @@ KEYS = {
     *("ratio_mean", "clip_fraction", "staleness_mean", "staleness_max", "response_tokens_mean", "turns_mean"),
     *("samples_per_s", "tokens_per_s", "wait_s", "train_s", "push_s", "pause_s", "window_used", "skipped", "retried"),
 }
-
-
-@dataclass(frozen=True)
-class Ran:
-    """A run that ended. started_at: of its command, Unix seconds."""
-
-    command: "subprocess.CompletedProcess[str]"
-    left: Left
-    started_at: float
-
-
-def run(cluster: FlowCluster, user: Bring, name: str, **settings: object) -> Ran:
-    """Return a run of the user's with these settings, `__` for the dot in their names; it has ended well."""
-    overrides = {key.replace("__", "."): value for key, value in settings.items()}
-    started_at = time.time()
-    command = cluster.run(*user.options(name, overrides))
-    assert command.returncode == 0, command.stdout + command.stderr
-    return Ran(command, user.left(name), started_at)
 
 
 # -- supervised fine-tuning alone ------------------------------------------------------------------------------------
@@ -307,37 +287,6 @@ def test_search_trains_every_prompt_once_with_trajectories_of_several_turns(sear
     assert searching.left.states == {"trained": 6}
     assert searching.left.trained == each_trained_once(3)
     assert max(turns for (turns,) in searching.left.rows("SELECT num_turns FROM trajectories")) > 1
-
-
-# -- another engine: untied embeddings, two servers -------------------------------------------------------------------
-
-
-@pytest.fixture(scope="module")
-def two_servers(cluster: FlowCluster, user: Bring, tmp_path_factory: pytest.TempPathFactory) -> Ran:
-    untied = bring(tmp_path_factory.mktemp("untied"), user.reward_url, tied=False)
-    return run(
-        cluster, untied, "two", rollout__num_servers=2, rollout__max_groups_in_flight=1, learner__max_staleness=0
-    )
-
-
-def test_untied_weights_are_the_same_on_both_sides_in_every_step(two_servers: Ran) -> None:
-    assert_same_weights(two_servers)
-
-
-def test_two_servers_both_make_what_is_trained(two_servers: Ran) -> None:
-    query = "SELECT DISTINCT server FROM trajectories WHERE step IS NOT NULL"
-
-    assert sorted(two_servers.left.rows(query)) == [("sluice-rollout-0",), ("sluice-rollout-1",)]
-    assert two_servers.left.trained == each_trained_once(3)
-    assert two_servers.left.staleness == [0] * 24
-
-
-def assert_same_weights(ran: Ran) -> None:
-    """At staleness 0 behaviour and learner logprobs of the same tokens differ by rounding alone."""
-    differences = [line["logprob_difference_max"] for line in ran.left.metrics if line["step"] > 0]
-    print(f"largest logprob difference in each step: {differences}")
-    assert len(differences) == 3
-    assert all(0 <= difference < 1e-3 for difference in differences)
 
 
 def _mask_over(wanted: list[int], tokens: list[int], mask: list[int]) -> list[int]:

@@ -27,8 +27,8 @@ _T = TypeVar("_T")
 _LAST_ATTEMPTS = 32
 _MIN_ATTEMPTS = 16
 _UNRELIABLE_SHARE = 0.2
-# So much of an error page is read; 500 characters of it are shown.
 _TARGET_LENGTH = 200  # characters of an address that somebody else wrote
+# So much of an error page is read; 500 characters of it are shown.
 _ERROR_BYTES = 4000
 _HASH_LENGTH = 128
 

@@ -3,76 +3,14 @@
 import json
 import time
 from pathlib import Path
-from typing import Any
 
 import msgspec
 import pytest
 
 from learner.coordinator.groups.held_out import HeldOutSet
-from protocol.settings.settings import Settings
 from protocol.wire import messages as m
-from tests.learner.coordinator.coordinator_script import Script, prompts, settings_of
-
-
-def evaluated(every_steps: int, max_steps: int = 3, **sections: dict[str, Any]) -> Settings:
-    """Return settings of evaluations of two prompts with one sampled and one greedy trajectory each."""
-    evaluation = {"every_steps": every_steps, "num_prompts": 2, "samples": 1}
-    sections = {"run": {"max_steps": max_steps}, "data": {"eval": "held_out.jsonl"}} | sections
-    return settings_of(eval=evaluation, **sections)
-
-
-def begin(folder: Path, settings: Settings, step: int = 0) -> Script:
-    return Script(folder, settings, num_prompts=80, num_held_out=3, step=step)
-
-
-def restart(script: Script, settings: Settings, step: int) -> Script:
-    script.advance()
-    script.ledger.close()
-    return begin(script.folder, settings, step)
-
-
-def finish(script: Script, leases: list[m.Lease], kind: str, version: int, reward: float = 0.5) -> None:
-    for lease in leases:
-        if lease.kind == kind:
-            assert set(script.finish("s1", lease, version, reward)) == {"accepted"}
-
-
-def take_step(script: Script, step: int) -> list[m.Lease]:
-    """Take a step without delivering any evaluation; returns the evaluation's leases that went out meanwhile."""
-    leases = script.demand(version=step - 1)
-    finish(script, leases, "train", step - 1)
-    script.batch(step)
-    script.step(step, version=step)
-    return [lease for lease in leases if lease.kind == "eval"]
-
-
-def evaluate(script: Script, step: int, reward: float) -> None:
-    """Have the evaluation of a step leased and delivered."""
-    leases = script.demand(version=step)
-    assert {lease.group.split("-")[1] for lease in leases if lease.kind == "eval"} == {str(step)}
-    finish(script, leases, "eval", step, reward)
-    finish(script, leases, "train", step)
-    script.advance()
-
-
-def scores(script: Script) -> dict[int, tuple[int, float]]:
-    """Return, by the step of the line that has it, each evaluation's policy version and mean reward."""
-    return {
-        line["step"]: (line["eval_policy_version"], line["eval_reward"])
-        for line in script.metrics()
-        if "eval_reward" in line
-    }
-
-
-def waits(script: Script, step: int, rank: int = 0) -> str:
-    """Have a rank ask for a step that an evaluation holds back; returns what it is told to wait for."""
-    assert script.ask(step, rank) == []
-    script.advance(1.1)
-    (answer,) = script.take(f"rank-{rank}", m.Message)
-    assert isinstance(answer, m.Wait), answer
-    assert answer.is_for_evaluation is True
-    return answer.detail
-
+from tests.learner.coordinator.coordinator_script import Script, prompts
+from tests.learner.coordinator.evaluating import begin, evaluate, evaluated, finish, scores, take_step, waits
 
 # -- before the first step --------------------------------------------------------------------------------------------
 
@@ -216,91 +154,6 @@ def test_evaluation_group_that_came_back_late_is_not_leased_again(tmp_path: Path
     script.advance(101.0)
     script.finish("s1", lease)
     assert lease.group not in {again.group for again in script.demand("s2")}
-
-
-# -- the next start ---------------------------------------------------------------------------------------------------
-
-
-def test_a_stop_during_the_first_evaluation_leaves_it_to_the_next_start(tmp_path: Path) -> None:
-    settings = evaluated(5)
-    script = begin(tmp_path, settings)
-    script.coordinator.stop_after_step("asked to")
-    (answer,) = script.ask(1)
-    assert isinstance(answer, m.Ended)
-    resumed = restart(script, settings, step=0)
-    assert waits(resumed, 1) == "waits for the evaluation of step 0: 0 of 2 prompts are back"
-    evaluate(resumed, 0, 0.5)
-    assert scores(resumed) == {0: (0, 0.5)}
-
-
-def test_the_first_evaluation_is_made_once(tmp_path: Path) -> None:
-    settings = evaluated(5)
-    script = begin(tmp_path, settings)
-    evaluate(script, 0, 0.5)
-    resumed = restart(script, settings, step=0)
-    assert {lease.kind for lease in resumed.demand()} == {"train"}
-    assert [line["step"] for line in resumed.metrics()] == [0]
-
-
-def test_an_evaluation_under_way_at_a_checkpoint_is_begun_again_on_its_weights(tmp_path: Path) -> None:
-    settings = evaluated(4, max_steps=8)
-    script = begin(tmp_path, settings)
-    evaluate(script, 0, 0.0)
-    for step in (1, 2, 3, 4, 5):
-        take_step(script, step)
-    resumed = restart(script, settings, step=5)
-    evaluate(resumed, 5, 0.75)
-    take_step(resumed, 6)
-    assert scores(resumed) == {0: (0, 0.0), 6: (5, 0.75)}
-    again = restart(resumed, settings, step=6)
-    assert {lease.kind for lease in again.demand(version=6)} == {"train"}
-
-
-def test_a_line_that_was_held_back_at_a_checkpoint_is_written_by_the_next_start(tmp_path: Path) -> None:
-    settings = evaluated(1)
-    script = begin(tmp_path, settings)
-    evaluate(script, 0, 0.0)
-    take_step(script, 1)
-    resumed = restart(script, settings, step=1)
-    assert waits(resumed, 2) == "waits for the evaluation of step 1: 0 of 2 prompts are back"
-    evaluate(resumed, 1, 0.5)
-    assert [(line["step"], line.get("loss")) for line in resumed.metrics()] == [(0, None), (1, 0.25)]
-    assert scores(resumed) == {0: (0, 0.0), 1: (1, 0.5)}
-
-
-def test_a_line_that_was_written_after_its_checkpoint_is_not_written_again(tmp_path: Path) -> None:
-    settings = evaluated(1)
-    script = begin(tmp_path, settings)
-    evaluate(script, 0, 0.0)
-    take_step(script, 1)
-    script.ledger.snapshot(tmp_path / "checkpoint")
-    evaluate(script, 1, 0.5)
-    script.ledger.close()
-    (tmp_path / "checkpoint").replace(tmp_path / "ledger.sqlite")
-    resumed = begin(tmp_path, settings, step=1)
-    assert {lease.kind for lease in resumed.demand(version=1)} == {"train"}
-    assert scores(resumed) == {0: (0, 0.0), 1: (1, 0.5)}
-
-
-def test_a_line_held_back_in_a_checkpoint_from_another_folder_is_left_there(tmp_path: Path) -> None:
-    settings = evaluated(1)
-    script = begin(tmp_path, settings)
-    evaluate(script, 0, 0.0)
-    take_step(script, 1)
-    (tmp_path / "metrics.jsonl").unlink()
-    resumed = restart(script, settings, step=1)
-    take_step(resumed, 2)
-    assert not (tmp_path / "metrics.jsonl").exists()
-    evaluate(resumed, 2, 0.5)
-    assert [line["step"] for line in resumed.metrics()] == [2]
-
-
-def test_what_is_held_back_stands_in_the_ledger_until_it_is_written(tmp_path: Path) -> None:
-    script = begin(tmp_path, evaluated(5))
-    script.advance()
-    assert json.loads(script.ledger.meta("held_line") or "")["step"] == 0
-    evaluate(script, 0, 0.5)
-    assert (script.ledger.meta("held_line"), script.ledger.meta("evaluating")) == ("", "")
 
 
 # -- sets, answers, pinned --------------------------------------------------------------------------------------------

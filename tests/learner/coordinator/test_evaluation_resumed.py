@@ -1,0 +1,89 @@
+"""Evaluations and the next start of a run: what was begun, held back or written before it ended."""
+
+import json
+from pathlib import Path
+
+from protocol.wire import messages as m
+from tests.learner.coordinator.evaluating import begin, evaluate, evaluated, restart, scores, take_step, waits
+
+
+def test_a_stop_during_the_first_evaluation_leaves_it_to_the_next_start(tmp_path: Path) -> None:
+    settings = evaluated(5)
+    script = begin(tmp_path, settings)
+    script.coordinator.stop_after_step("asked to")
+    (answer,) = script.ask(1)
+    assert isinstance(answer, m.Ended)
+    resumed = restart(script, settings, step=0)
+    assert waits(resumed, 1) == "waits for the evaluation of step 0: 0 of 2 prompts are back"
+    evaluate(resumed, 0, 0.5)
+    assert scores(resumed) == {0: (0, 0.5)}
+
+
+def test_the_first_evaluation_is_made_once(tmp_path: Path) -> None:
+    settings = evaluated(5)
+    script = begin(tmp_path, settings)
+    evaluate(script, 0, 0.5)
+    resumed = restart(script, settings, step=0)
+    assert {lease.kind for lease in resumed.demand()} == {"train"}
+    assert [line["step"] for line in resumed.metrics()] == [0]
+
+
+def test_an_evaluation_under_way_at_a_checkpoint_is_begun_again_on_its_weights(tmp_path: Path) -> None:
+    settings = evaluated(4, max_steps=8)
+    script = begin(tmp_path, settings)
+    evaluate(script, 0, 0.0)
+    for step in (1, 2, 3, 4, 5):
+        take_step(script, step)
+    resumed = restart(script, settings, step=5)
+    evaluate(resumed, 5, 0.75)
+    take_step(resumed, 6)
+    assert scores(resumed) == {0: (0, 0.0), 6: (5, 0.75)}
+    again = restart(resumed, settings, step=6)
+    assert {lease.kind for lease in again.demand(version=6)} == {"train"}
+
+
+def test_a_line_that_was_held_back_at_a_checkpoint_is_written_by_the_next_start(tmp_path: Path) -> None:
+    settings = evaluated(1)
+    script = begin(tmp_path, settings)
+    evaluate(script, 0, 0.0)
+    take_step(script, 1)
+    resumed = restart(script, settings, step=1)
+    assert waits(resumed, 2) == "waits for the evaluation of step 1: 0 of 2 prompts are back"
+    evaluate(resumed, 1, 0.5)
+    assert [(line["step"], line.get("loss")) for line in resumed.metrics()] == [(0, None), (1, 0.25)]
+    assert scores(resumed) == {0: (0, 0.0), 1: (1, 0.5)}
+
+
+def test_a_line_that_was_written_after_its_checkpoint_is_not_written_again(tmp_path: Path) -> None:
+    settings = evaluated(1)
+    script = begin(tmp_path, settings)
+    evaluate(script, 0, 0.0)
+    take_step(script, 1)
+    script.ledger.snapshot(tmp_path / "checkpoint")
+    evaluate(script, 1, 0.5)
+    script.ledger.close()
+    (tmp_path / "checkpoint").replace(tmp_path / "ledger.sqlite")
+    resumed = begin(tmp_path, settings, step=1)
+    assert {lease.kind for lease in resumed.demand(version=1)} == {"train"}
+    assert scores(resumed) == {0: (0, 0.0), 1: (1, 0.5)}
+
+
+def test_a_line_held_back_in_a_checkpoint_from_another_folder_is_left_there(tmp_path: Path) -> None:
+    settings = evaluated(1)
+    script = begin(tmp_path, settings)
+    evaluate(script, 0, 0.0)
+    take_step(script, 1)
+    (tmp_path / "metrics.jsonl").unlink()
+    resumed = restart(script, settings, step=1)
+    take_step(resumed, 2)
+    assert not (tmp_path / "metrics.jsonl").exists()
+    evaluate(resumed, 2, 0.5)
+    assert [line["step"] for line in resumed.metrics()] == [2]
+
+
+def test_what_is_held_back_stands_in_the_ledger_until_it_is_written(tmp_path: Path) -> None:
+    script = begin(tmp_path, evaluated(5))
+    script.advance()
+    assert json.loads(script.ledger.meta("held_line") or "")["step"] == 0
+    evaluate(script, 0, 0.5)
+    assert (script.ledger.meta("held_line"), script.ledger.meta("evaluating")) == ("", "")
