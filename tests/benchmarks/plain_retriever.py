@@ -24,11 +24,16 @@ def main() -> int:
     folder, options = index_options(arguments)
     index, corpus, _ = open_or_build(Path(folder), arguments.corpus_path, arguments.retriever_name, options)
 
+    # Imported after ours, which leaves numba out: the same library in the same form.
+    import bm25s
+
+    scorer = bm25s.BM25.load(folder, allow_pickle=False) if isinstance(index, Bm25Index) else None
+
     def rows_of(query: str, topk: int) -> list[int]:
-        if isinstance(index, Bm25Index):
+        if scorer is not None:
             # As bm25s's own documentation searches, with the same words.
-            tokens = [word for word in words_of(query) if word in index._scorer.vocab_dict]
-            rows, scores = index._scorer.retrieve([tokens], k=topk, show_progress=False)
+            tokens = [word for word in words_of(query) if word in scorer.vocab_dict]
+            rows, scores = scorer.retrieve([tokens], k=topk, show_progress=False)
             return [int(row) for row, score in zip(rows[0], scores[0], strict=True) if score > 0]
         return [hit.row for hit in index.search([query], topk)[0]]
 
