@@ -5,6 +5,7 @@ unproven. A checkpoint without it is of a version that proved nothing.
 """
 
 from pathlib import Path
+from typing import Any
 
 import msgspec
 
@@ -38,6 +39,7 @@ class Told(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True
     reference: str | None = None  # digest of the reference's weights; None: it is in no checkpoint
     memory: dict[str, float] = {}  # what the objective knows of earlier steps
     random: list[str]  # SHA-256 of each rank's random generators as they are written, by rank
+    made_with: dict[str, dict[str, Any]] = {}  # section -> setting -> value: what the models' form depends on
     step_before: int | None = None  # of the checkpoint before; None: there was none
 
 

@@ -151,7 +151,7 @@ def train(
     pusher = RankPusher(models.roles.policy, settings, servers, world.place.host, run.weights_backend)
     proving = None
     if settings.learner.prove_checkpoints:
-        witness = Witness(models.roles, folder.name, settings.run.seed, models.told)
+        witness = Witness(models.roles, folder.name, settings, models.told)
         pushed = (lambda: pusher.digest) if run.servers else models.roles.policy.pushed_digest
         proofs = Proofs(folder / CHECKPOINTS, asking_a_process(model, settings)) if rank == 0 else None
         proving = Proving(witness, pushed, proofs)

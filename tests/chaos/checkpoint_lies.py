@@ -18,6 +18,7 @@ import time
 from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 from learner.checkpoint.manifest import look_at, verify
 from learner.checkpoint.proof import Proof
@@ -25,6 +26,7 @@ from learner.checkpoint.told import Told
 from learner.rank.proof.process import prove_in_a_process
 from learner.rank.proof.request import make_request
 from learner.rank.proof.verdict import verdict
+from protocol.settings.policy import LoraSettings
 from tests.chaos.checkpoint_mutations import content
 from tests.chaos.rig.lies import LIES
 from tests.chaos.rig.lying_case import Case, reseal
@@ -32,6 +34,8 @@ from tests.chaos.rig.proved_run import STEPS, ProvedRun, make_proved_run
 from tests.chaos.rig.verdict import conclude, options
 
 _LIMIT_S = 600.0
+# What a resume may change, or try to: it is for the ranks to refuse, and nothing is wrong with the files.
+_CHANGED: tuple[dict[str, Any], ...] = ({"dtype": "float32"}, {"lora": LoraSettings(rank=4)})
 
 
 def main() -> int:
@@ -94,6 +98,11 @@ def _false_alarms(run: ProvedRun, in_a_process: bool) -> int:
     for step in STEPS:
         found = _prove(run, run.checkpoint(step), run.told[step], in_a_process and step == STEPS[0])
         print(f"honest step {step}: {found}", flush=True)
+        alarms += found.verdict != "proven"
+    for policy in _CHANGED:
+        changed = run.settings.model_copy(update={"policy": run.settings.policy.model_copy(update=policy)})
+        found = verdict(make_request(run.checkpoint(STEPS[-1]), run.model, changed, run.told[STEPS[-1]]))
+        print(f"honest, and the run goes on with {policy}: {found}", flush=True)
         alarms += found.verdict != "proven"
     return alarms
 

@@ -7,6 +7,8 @@ from pathlib import Path
 import torch
 
 from learner.checkpoint.proof import Proof, manifest_hash
+from learner.rank.proof.model_form import as_saved
+from learner.rank.proof.own_memory import own_peak_mib
 from learner.rank.proof.prove import prove
 from learner.rank.proof.refused import RefusedError
 from learner.rank.proof.request import ProofRequest
@@ -19,7 +21,7 @@ def verdict(request: ProofRequest) -> Proof:
     torch.set_num_threads(1)
     folder, told = Path(request.folder), request.told
     manifest = manifest_hash(folder)
-    settings = Settings.model_validate_json(request.settings)
+    settings = as_saved(Settings.model_validate_json(request.settings), told.made_with)
     loss, problem = None, ""
     try:
         loss = prove(folder, told, settings, Path(request.model))
@@ -34,6 +36,6 @@ def verdict(request: ProofRequest) -> Proof:
         loss=loss,
         seconds=time.monotonic() - started,
         cpu_s=used.ru_utime + used.ru_stime,
-        peak_mib=used.ru_maxrss >> 10,
+        peak_mib=own_peak_mib(),
         manifest=manifest,
     )

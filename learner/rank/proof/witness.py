@@ -11,18 +11,21 @@ from learner.models.roles import Roles
 from learner.models.training.state_digest import KEYS, HeldState
 from learner.models.world import own_device
 from learner.rank.proof.kept_texts import answers, draw_texts
+from learner.rank.proof.model_form import made_with
 from learner.rank.random_state import random_state_bytes
+from protocol.settings.settings import Settings
 from protocol.weights.digest import digest_of_all
 
 
 class Witness:
     """One on every rank; all ranks call `tell` together."""
 
-    def __init__(self, roles: Roles, run_id: str, seed: int, before: Told | None) -> None:
+    def __init__(self, roles: Roles, run_id: str, settings: Settings, before: Told | None) -> None:
         """before: what was told of the checkpoint that the run goes on from; None: of none, or nothing."""
         self._roles = roles
         self._run_id = run_id
-        self._seed = seed
+        self._seed = settings.run.seed
+        self._made_with = made_with(settings)
         self._before = before
         self._num_moves: dict[str, int] = {}
 
@@ -48,6 +51,7 @@ class Witness:
             reference=reference.digest() if reference is not None else None,
             memory=dict(self._roles.memory),
             random=_hashes_of_all(random_state_bytes()),
+            made_with=self._made_with,
             step_before=None if self._before is None else self._before.step,
         )
         self._before = told

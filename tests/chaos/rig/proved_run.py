@@ -81,7 +81,7 @@ def _writer(run: ProvedRun, roles: Roles, solo: SoloWork) -> CheckpointWriter:
         run.told[told.step] = told
         return None
 
-    witness = Witness(roles, run.folder.name, run.settings.run.seed, None)
+    witness = Witness(roles, run.folder.name, run.settings, None)
     proving = Proving(witness, roles.policy.pushed_digest, Proofs(run.folder / CHECKPOINTS, keep))
     client: Any = _Books(run.folder / LEDGER)
     return CheckpointWriter(roles, client, solo, run.folder, run.model, len(STEPS), proving=proving)
