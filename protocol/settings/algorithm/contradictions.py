@@ -60,6 +60,11 @@ def check_loss(learner: LearnerSettings, loss: LossSettings, kl: KlSettings) -> 
             f"kl.target = {kl.target} has nothing to move: kl.coefficient is 0, and stays so. "
             "Set kl.coefficient to where it begins, such as 0.001, or kl.target to null."
         )
+    if kl.coefficient and kl.place == "loss" and kl.form == "k1":
+        raise ValueError(
+            "kl.form = k1 in the loss holds the policy near nothing: its gradient is that of the samples' own "
+            "logprobs, whose mean is 0. Set kl.form to k3 or k2, or kl.place to reward."
+        )
     low, high = learner.correction_low, learner.correction_high
     if low is not None and high is not None and low >= high:
         raise ValueError(

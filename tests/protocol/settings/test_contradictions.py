@@ -59,6 +59,11 @@ CASES: list[tuple[list[str], str]] = [
         "10000 is usual.",
     ),
     (
+        ["--learner.recipe", "ppo", "--kl.place", "loss"],
+        "kl.form = k1 in the loss holds the policy near nothing: its gradient is that of the samples' own logprobs, "
+        "whose mean is 0. Set kl.form to k3 or k2, or kl.place to reward.",
+    ),
+    (
         ["--learner.correction_low", "2.5", "--learner.correction_high", "2"],
         "learner.correction_low = 2.5 is not below learner.correction_high = 2.0: no weight is between them.",
     ),
