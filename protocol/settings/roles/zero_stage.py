@@ -9,8 +9,12 @@ Offload = Literal["none", "optimizer", "all"]
 
 
 def zero_stage_of(asked: ZeroStage, dtype: str) -> ZeroStage:
-    """Return the stage that runs. bfloat16 at stage 0 runs as 2: DeepSpeed's stage 0 adds up gradients in bfloat16."""
-    return 2 if asked == 0 and dtype == "bfloat16" else asked
+    """Return the stage that runs. bfloat16 runs at 2 or above.
+
+    DeepSpeed's stage 0 adds up gradients in bfloat16; for its stage 1 it takes another optimizer, whose state lies
+    elsewhere, so that nothing could be saved. Stage 2 keeps no more than either.
+    """
+    return 2 if asked < 2 and dtype == "bfloat16" else asked
 
 
 def critic_zero(settings: Settings) -> tuple[ZeroStage, Offload]:

@@ -41,10 +41,16 @@ CASES: dict[str, dict[str, Any]] = {
     "zero 3, offload": {"zero_stage": 3, "offload": "optimizer"},
     "zero 3, offload of all, checkpointing": {"zero_stage": 3, "offload": "all", "gradient_checkpointing": True},
 }
-# In bfloat16 rounding depends on how micro-batches are laid out: each is compared with float32. (ZeRO 0 runs as 2.)
+# In bfloat16 rounding depends on how micro-batches are laid out: each is compared with float32. ZeRO 0 and 1 run as 2.
 LOW_CASES = {
     f"{name}, bfloat16": {**CASES[name], "dtype": "bfloat16"}
-    for name in ("zero 0, checkpointing", "zero 1, offload", "zero 3", "zero 3, offload of all, checkpointing")
+    for name in (
+        "zero 0, checkpointing",
+        "zero 1",
+        "zero 1, offload",
+        "zero 3",
+        "zero 3, offload of all, checkpointing",
+    )
 }
 _LORA = LoraForm(rank=4, alpha=8.0, targets=())
 # Adapters alone are trained: compared among themselves.

@@ -5,6 +5,7 @@ from typing import Any
 import pytest
 from pydantic import ValidationError
 
+from protocol.settings.roles.zero_stage import zero_stage_of
 from protocol.settings.settings import Settings
 
 
@@ -39,3 +40,8 @@ def test_more_mini_batches_than_groups_are_refused() -> None:
         "Value error, learner.num_mini_batches = 5 is more than learner.groups_per_step = 4: a mini-batch is made of "
         "whole groups. Lower the first or raise the second."
     )
+
+
+def test_bfloat16_runs_at_a_zero_stage_whose_state_can_be_saved() -> None:
+    assert [zero_stage_of(stage, "bfloat16") for stage in (0, 1, 2, 3)] == [2, 2, 2, 3]
+    assert [zero_stage_of(stage, "float32") for stage in (0, 1, 2, 3)] == [0, 1, 2, 3]
