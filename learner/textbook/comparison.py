@@ -27,8 +27,10 @@ class Comparison:
     num_tensors: int  # of all roles
     num_same: int  # tensors with the same bits in both
     largest: float  # largest difference of a weight
-    apart: float  # 2-norm of all differences over the 2-norm of how far the plain loop's weights moved
-    moved: float  # that 2-norm
+    # 2-norm of a role's differences over the 2-norm of how far its weights moved; of the role where it is largest: a
+    # critic moves so much further than the policy that all of the policy would be rounding beside it
+    apart: float
+    moved: float  # 2-norm of how far all weights of the plain loop moved
     first_step: int | None  # step after which a bit first differed; None: there is none
 
     @property
@@ -62,8 +64,13 @@ def compare(before: Weights, plain: Weights, sluice: Weights, first_step: int | 
     differences = {name: plain[name] - sluice[name] for name in plain}
     num_same = sum(torch.equal(plain[name], sluice[name]) for name in plain)
     largest = max(float(difference.abs().max()) for difference in differences.values())
-    apart = _norm(differences.values())
-    return Comparison(len(plain), num_same, largest, apart / moved if moved else apart, moved, first_step)
+    of_roles = [
+        (_norm(differences[name] for name in names), _norm(plain[name] - before[name] for name in names))
+        for names in _by_role(plain)
+    ]
+    shares = [apart / moved if moved else apart for apart, moved in of_roles]
+    apart = math.nan if any(map(math.isnan, shares)) else max(shares)
+    return Comparison(len(plain), num_same, largest, apart, moved, first_step)
 
 
 def weights_of(loop: Textbook) -> dict[str, Tensor]:
@@ -80,6 +87,12 @@ def bits_of(weights: Weights) -> str:
         digest.update(name.encode())
         digest.update(weights[name].numpy().tobytes())
     return digest.hexdigest()
+
+
+def _by_role(weights: Weights) -> list[list[str]]:
+    """Return the names of each role's weights."""
+    roles = sorted({name.partition("/")[0] for name in weights})
+    return [[name for name in weights if name.startswith(f"{role}/")] for role in roles]
 
 
 def _norm(parts: Iterable[Tensor]) -> float:

@@ -35,6 +35,14 @@ def test_other_weights_are_not_the_same(other: float) -> None:
     assert found.sentence(3).startswith("The weights are not the same: the largest difference is ")
 
 
+def test_a_policy_that_is_wrong_is_no_rounding_of_a_critic_that_moves_much_further() -> None:
+    before = {"policy/a": torch.zeros(1), "critic/a": torch.zeros(1)}
+    plain = {"policy/a": torch.tensor([1.0]), "critic/a": torch.tensor([100.0])}
+    found = compare(before, plain, plain | {"policy/a": torch.tensor([-1.0])}, 1)
+    assert found.apart == 2.0
+    assert not found.holds
+
+
 def test_weights_that_did_not_move_prove_nothing() -> None:
     found = compare(BEFORE, BEFORE, BEFORE, None)
     assert not found.holds
