@@ -5,6 +5,7 @@ import os
 import subprocess
 import sys
 import tempfile
+import threading
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -48,11 +49,10 @@ def prove_in_a_process(
         )
         is_hurried = False
         os.setpriority(os.PRIO_PROCESS, process.pid, _IDLE)
+        # In a thread: a pipe takes 64 KiB, and a process that stands still takes nothing from it.
+        asking = threading.Thread(target=_ask, args=(process, request), name="ask for a proof", daemon=True)
+        asking.start()
         try:
-            assert process.stdin is not None
-            with contextlib.suppress(BrokenPipeError):  # it has ended already, and its status says how
-                process.stdin.write(msgspec.json.encode(request) + b"\n")
-                process.stdin.flush()
             while process.poll() is None:
                 if not is_hurried and (is_hurried := is_awaited()):
                     _hurry(process.pid)
@@ -67,10 +67,18 @@ def prove_in_a_process(
         finally:
             process.kill()
             process.wait()
+            asking.join()
             for pipe in (process.stdin, process.stdout):
                 with contextlib.suppress(BrokenPipeError):
                     if pipe is not None:
                         pipe.close()
+
+
+def _ask(process: "subprocess.Popen[bytes]", request: ProofRequest) -> None:
+    assert process.stdin is not None
+    with contextlib.suppress(BrokenPipeError):  # it has ended already, and its status says how
+        process.stdin.write(msgspec.json.encode(request) + b"\n")
+        process.stdin.flush()
 
 
 def _hurry(pid: int) -> None:

@@ -1,9 +1,14 @@
 """The queue of proofs beside the training, with a proof that the test itself decides."""
 
+import os
+import signal
+import subprocess
 import threading
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
+import msgspec
 import pytest
 
 from learner.checkpoint.proof import Proof, Verdict, is_proven, manifest_hash
@@ -114,6 +119,26 @@ def test_finish_tells_what_it_waits_for(tmp_path: Path) -> None:
     assert judge.has_begun.wait(_LIMIT_S)
     proofs.finish(tell)
     assert told[0].startswith("proving the checkpoint of step 2 for ")
+
+
+def test_a_process_that_stands_still_from_its_birth_has_the_same_limit(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def stopped(*args: Any, **kwargs: Any) -> "subprocess.Popen[bytes]":
+        process = start(*args, **kwargs)
+        os.kill(process.pid, signal.SIGSTOP)
+        return process
+
+    start = subprocess.Popen
+    monkeypatch.setattr(subprocess, "Popen", stopped)
+    # As much as is told of a large model: more than a pipe takes.
+    told = msgspec.structs.replace(told_of(2), texts=[[1] * 200_000])
+    request = make_request(save(tmp_path, 2), tmp_path, Settings(), told)
+    found: list[Proof | None] = []
+    proving = threading.Thread(target=lambda: found.append(prove_in_a_process(request, 0.5)), daemon=True)
+    proving.start()
+    proving.join(_LIMIT_S)
+    assert [None if proof is None else proof.verdict for proof in found] == ["not made"]
 
 
 @pytest.mark.parametrize(("limit_s", "is_given_up", "verdict"), [(0.0, False, "not made"), (_LIMIT_S, True, None)])
