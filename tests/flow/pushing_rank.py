@@ -15,13 +15,13 @@ import torch.distributed as dist
 
 from learner.models.world import free_address, join_world
 from learner.rank.push import RankPusher
-from learner.textbook.answer import Answer
-from learner.textbook.sluice_side import SluiceSide
 from protocol.settings.settings import Settings
 from rollout.engine.engine import Engine
 from rollout.engine.generation import Sampling
 from tests.fakes.in_process_server import InProcessServer
 from tests.fakes.tiny_models import engine_of, make_tiny_mixture, make_tiny_model
+from tests.textbook.answer import Answer
+from tests.textbook.sluice_side import SluiceSide
 
 NUM_STEPS, NUM_LEARNT = 20, 3
 LR = 1e-2

@@ -2,10 +2,10 @@
 
 import pytest
 
-from learner.textbook.settings import KNOWN, comparison_settings
 from protocol.errors import SettingsError
 from protocol.settings.loader import describe_settings
 from protocol.settings.settings import Settings
+from tests.textbook.settings import KNOWN, comparison_settings
 
 
 def test_settings_that_are_given_stand_over_the_usual_ones() -> None:

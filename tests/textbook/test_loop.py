@@ -14,10 +14,9 @@ import torch
 from torch import Tensor
 
 from learner.models.world import free_address
-from learner.textbook import loop
-from learner.textbook.comparison import compare
 from tests.fakes.tiny_models import make_tiny_model
-from tests.learner.textbook import loop_rank
+from tests.textbook import loop, loop_rank
+from tests.textbook.comparison import compare
 
 pytestmark = pytest.mark.stack
 
@@ -36,7 +35,7 @@ def found(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
 
 def run(options: list[list[int]], folder: Path) -> None:
     """Run loop_rank once with each of these options, side by side."""
-    root = Path(__file__).parents[3]
+    root = Path(__file__).parents[2]
     environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(root)}
     command = [sys.executable, loop_rank.__file__, str(folder)]
     ranks = [

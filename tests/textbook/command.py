@@ -1,4 +1,4 @@
-"""`python -m learner.textbook MODEL PROMPTS`: whether Sluice at staleness 0 trains as a plain synchronous loop does.
+"""`python -m tests.textbook MODEL PROMPTS`: whether Sluice at staleness 0 trains as a plain synchronous loop does.
 
 No cluster is needed, and nothing is written. Exit status: 0 when the weights are the same, 1 when they are not or
 something failed, 2 for a wrong setting.
@@ -16,19 +16,19 @@ import torch.distributed as dist
 from learner.data.prompt_set import load_prompts
 from learner.disk.model_folder import find_model
 from learner.models.world import free_address, join_world, own_device
-from learner.textbook.answer import Answer
-from learner.textbook.comparison import Comparison, Weights, bits_of, compare, weights_of
-from learner.textbook.loop import Textbook
-from learner.textbook.rollouts import Rollouts
-from learner.textbook.settings import KNOWN, comparison_settings
-from learner.textbook.sluice_side import SluiceSide
 from protocol.errors import OperatorError
 from protocol.settings.paths import with_absolute_paths
 from protocol.settings.settings import Settings
+from tests.textbook.answer import Answer
+from tests.textbook.comparison import Comparison, Weights, bits_of, compare, weights_of
+from tests.textbook.loop import Textbook
+from tests.textbook.rollouts import Rollouts
+from tests.textbook.settings import KNOWN, comparison_settings
+from tests.textbook.sluice_side import SluiceSide
 
 _ABOUT = f"""\
 Train a model for a few steps twice, in float32: by a plain synchronous loop that one can read in a minute
-(learner/textbook/loop.py), which samples answers to your prompts as it goes, and by Sluice's learner at staleness 0,
+(tests/textbook/loop.py), which samples answers to your prompts as it goes, and by Sluice's learner at staleness 0,
 which is given the same answers. Then say whether the weights are the same. Rewards are drawn: no reward service is
 asked. Memory: about 28 bytes for each of the model's parameters. Settings as in python -m learner.run may follow:
 {", ".join(KNOWN)}."""
@@ -48,7 +48,7 @@ class _Recorded:
 
 def main(arguments: Sequence[str]) -> int:
     """Run the command; returns its exit status."""
-    parser = argparse.ArgumentParser("python -m learner.textbook", description=_ABOUT, allow_abbrev=False)
+    parser = argparse.ArgumentParser("python -m tests.textbook", description=_ABOUT, allow_abbrev=False)
     parser.add_argument("model", metavar="MODEL", help="model folder or Hugging Face name")
     parser.add_argument("prompts", metavar="PROMPTS", help="JSONL or Parquet of prompts: text or chat messages")
     given, options = parser.parse_known_args(arguments)

@@ -5,7 +5,7 @@ import math
 import pytest
 import torch
 
-from learner.textbook.comparison import bits_of, compare
+from tests.textbook.comparison import bits_of, compare
 
 BEFORE = {"policy/a": torch.zeros(3), "policy/b": torch.zeros(1)}
 PLAIN = {"policy/a": torch.tensor([3.0, 0.0, 0.0]), "policy/b": torch.tensor([4.0])}

@@ -17,10 +17,10 @@ from torch import Tensor
 from learner.data.prompts import Prompt
 from learner.disk.model_folder import read_max_positions
 from learner.models.world import own_device
-from learner.textbook.answer import Answer
-from learner.textbook.loop import Textbook
 from protocol.errors import OperatorError
 from protocol.settings.settings import Settings
+from tests.textbook.answer import Answer
+from tests.textbook.loop import Textbook
 
 
 class Rollouts:

@@ -9,11 +9,11 @@ import pytest
 import torch
 
 from learner.data.prompts import Prompt
-from learner.textbook.loop import Textbook
-from learner.textbook.rollouts import Rollouts
-from learner.textbook.settings import comparison_settings
 from protocol.errors import OperatorError
 from tests.fakes.tiny_models import make_tiny_model
+from tests.textbook.loop import Textbook
+from tests.textbook.rollouts import Rollouts
+from tests.textbook.settings import comparison_settings
 
 _END = 1  # of the tiny models' texts
 

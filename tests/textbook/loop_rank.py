@@ -14,13 +14,13 @@ import torch.distributed as dist
 from torch import Tensor
 
 from learner.models.world import free_address, join_world
-from learner.textbook.answer import Answer
-from learner.textbook.comparison import weights_of
-from learner.textbook.loop import Textbook
-from learner.textbook.sluice_side import SluiceSide
 from protocol.settings.settings import Settings
 from protocol.wire.trajectory import Trajectory
 from tests.learner.coordinator.coordinator_script import Script
+from tests.textbook.answer import Answer
+from tests.textbook.comparison import weights_of
+from tests.textbook.loop import Textbook
+from tests.textbook.sluice_side import SluiceSide
 
 NUM_STEPS = 50
 NUM_FEW = 5

@@ -14,11 +14,11 @@ from learner.data.prompts import Prompt
 from learner.models.world import reduce_tensor
 from learner.objectives.policy_gradient import PolicyGradient
 from learner.rank.load_roles import load_roles
-from learner.textbook.answer import Answer
 from protocol.errors import OperatorError
 from protocol.settings.settings import Settings
 from protocol.wire.messages import Batch
 from protocol.wire.trajectory import Trajectory, TrajectoryFacts, VersionSpan
+from tests.textbook.answer import Answer
 
 
 class SluiceSide:

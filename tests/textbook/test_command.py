@@ -8,10 +8,10 @@ from pathlib import Path
 
 import pytest
 
-from learner.textbook.command import main
 from tests.fakes.tiny_models import make_tiny_model
+from tests.textbook.command import main
 
-_ROOT = Path(__file__).parents[3]
+_ROOT = Path(__file__).parents[2]
 
 
 @pytest.mark.stack
@@ -21,7 +21,7 @@ def test_it_says_in_words_and_figures_that_the_weights_are_the_same(tmp_path: Pa
     (tmp_path / "prompts.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
     options = ["--learner.recipe", "dapo", "--learner.lr", "1e-4"]
     ended = subprocess.run(
-        [sys.executable, "-m", "learner.textbook", "model", "prompts.jsonl", *options],
+        [sys.executable, "-m", "tests.textbook", "model", "prompts.jsonl", *options],
         env={**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(_ROOT)},
         cwd=tmp_path,
         capture_output=True,

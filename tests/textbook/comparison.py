@@ -12,7 +12,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from learner.textbook.loop import Textbook
+from tests.textbook.loop import Textbook
 
 Weights = Mapping[str, Tensor]  # "ROLE/NAME" -> in the CPU's memory
 

@@ -15,8 +15,8 @@ from learner.models.gradient import score_tokens
 from learner.models.model_loading import load_model
 from learner.models.settings import policy_settings
 from learner.models.world import own_device
-from learner.textbook.answer import Answer
 from protocol.settings.settings import Settings
+from tests.textbook.answer import Answer
 
 
 class Textbook:
