@@ -34,19 +34,16 @@ def prove_in_a_process(
     """Return the verdict of a fresh process on a checkpoint; None when it was given up.
 
     is_awaited: whether nothing goes on until the verdict is there: the process then computes like any other. Until then
-    it takes what others leave, at nice 19. Blocks at most limit_s; the process is gone when this returns. One that ends
-    without a verdict, or has none in time, shows nothing: the verdict is then "not made", with the reason.
+    it takes what others leave, at nice 19. Blocks at most limit_s; the process is gone when this returns. One that
+    cannot be started, ends without a verdict, or has none in time, shows nothing: the verdict is then "not made", with
+    the reason.
     """
     started = time.monotonic()
     with tempfile.TemporaryFile() as errors:
-        # Our own interpreter and module. -P: the folder that it is started in may hold modules of the same names.
-        process = subprocess.Popen(
-            [sys.executable, "-P", "-m", "learner.rank.proof"],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            stderr=errors,
-            env=_environment(),
-        )
+        try:
+            process = _start(errors)
+        except OSError as error:  # no memory, or no more processes
+            return _not_made(request, f"its process could not be started: {error.strerror}", started)
         is_hurried = False
         os.setpriority(os.PRIO_PROCESS, process.pid, _IDLE)
         # In a thread: a pipe takes 64 KiB, and a process that stands still takes nothing from it.
@@ -72,6 +69,17 @@ def prove_in_a_process(
                 with contextlib.suppress(BrokenPipeError):
                     if pipe is not None:
                         pipe.close()
+
+
+def _start(errors: IO[bytes]) -> "subprocess.Popen[bytes]":
+    # Our own interpreter and module. -P: the folder that it is started in may hold modules of the same names.
+    return subprocess.Popen(
+        [sys.executable, "-P", "-m", "learner.rank.proof"],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        stderr=errors,
+        env=_environment(),
+    )
 
 
 def _ask(process: "subprocess.Popen[bytes]", request: ProofRequest) -> None:

@@ -8,8 +8,10 @@ import sys
 
 import pytest
 
+# The tests themselves may run in the background of a script, whose processes ignore SIGINT.
 _WAIT = """\
 import signal, sys, time
+signal.signal(signal.SIGINT, signal.default_int_handler)
 {before}
 from learner.run.signals import stop_signals
 with stop_signals() as stop:

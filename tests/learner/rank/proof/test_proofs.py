@@ -141,6 +141,19 @@ def test_a_process_that_stands_still_from_its_birth_has_the_same_limit(
     assert [None if proof is None else proof.verdict for proof in found] == ["not made"]
 
 
+def test_a_process_that_cannot_be_started_shows_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def none_left(*args: Any, **kwargs: Any) -> None:
+        raise BlockingIOError(11, "Resource temporarily unavailable")
+
+    monkeypatch.setattr(subprocess, "Popen", none_left)
+    proof = prove_in_a_process(make_request(save(tmp_path, 2), tmp_path, Settings(), told_of(2)), _LIMIT_S)
+    assert proof is not None
+    assert (proof.verdict, proof.problem) == (
+        "not made",
+        "its process could not be started: Resource temporarily unavailable",
+    )
+
+
 @pytest.mark.parametrize(("limit_s", "is_given_up", "verdict"), [(0.0, False, "not made"), (_LIMIT_S, True, None)])
 def test_a_process_has_a_limit_and_can_be_given_up(
     tmp_path: Path, limit_s: float, is_given_up: bool, verdict: str | None
