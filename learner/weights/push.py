@@ -45,6 +45,7 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 _log = logging.getLogger(__name__)
 _ABSENT = "the coordinator has no connection to it"
+_LATE = "it joined while this push was under way, and takes the next one"
 
 
 @dataclass(frozen=True)
@@ -131,7 +132,9 @@ class WeightPusher:
             self._run(_break_off(pushes))
             raise
         self._synced = {name for link in links if link.is_joined for name in link.names}
-        failed = {name: link.failure or "" for link in self._links if not link.is_joined for name in link.names}
+        failed = {
+            name: link.failure or _LATE for link in self._links for name in link.names if name not in self._synced
+        }
         self._loop.call_soon_threadsafe(self._rejoin_failed)
         if failed:
             _log.warning(

@@ -18,12 +18,15 @@ from protocol.weights.wire import bucket_num_bytes, bucket_views, read_update_me
 class FakeServer:
     """A rollout server without an engine.
 
-    fault: (state, "raise" | "hang"); the state "bucket" is after the first bucket. is_silent: pings are not answered.
+    fault: (state, "raise" | "hang" | "wait"); the state "bucket" is after the first bucket. then: the fault that takes
+    its place once it happened. waits_for: what ends a wait. is_silent: pings are not answered.
     """
 
-    def __init__(self, name: str, fault: tuple[str, str] | None = None) -> None:
+    def __init__(self, name: str, fault: tuple[str, str] | None = None, then: tuple[str, str] | None = None) -> None:
         self.name = name
         self.fault = fault
+        self.then = then
+        self.waits_for = threading.Event()
         self.calls: list[str] = []
         self.is_silent = False
         self.delay_s = 0.0
@@ -33,6 +36,10 @@ class FakeServer:
         self._group: GlooGroup | None = None
         self._digest = ""
         self._released = threading.Event()
+
+    @property
+    def is_joined(self) -> bool:
+        return self._group is not None
 
     async def ping(self) -> None:
         if self.is_silent:
@@ -75,10 +82,15 @@ class FakeServer:
     async def _enter(self, state: str) -> None:
         self.calls.append(state)
         await asyncio.sleep(self.delay_s)
-        if self.fault == (state, "raise"):
+        if self.fault is None or self.fault[0] != state:
+            return
+        kind, self.fault = self.fault[1], self.then or self.fault
+        if kind == "raise":
             raise ConnectionError(f"{self.name} is gone")
-        if self.fault == (state, "hang"):
+        if kind == "hang":
             await asyncio.sleep(3600)
+        while not self.waits_for.is_set():
+            await asyncio.sleep(0.01)
 
     async def _there(self, call: Any, *args: Any) -> Any:
         return await asyncio.get_running_loop().run_in_executor(self._thread, call, *args)

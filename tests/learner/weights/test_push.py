@@ -11,6 +11,7 @@ import pytest
 import torch
 
 from learner.weights.push import WeightPusher
+from tests.fakes.waiting import wait_until
 from tests.learner.weights.fake_server import FakeServer
 from tests.learner.weights.pushing import (
     DEADLINE_S,
@@ -92,10 +93,9 @@ def test_hanging_server_does_not_lengthen_the_others_pause(pushers: list[WeightP
 
 
 def test_next_push_does_not_wait_for_a_server_that_failed(pushers: list[WeightPusher]) -> None:
-    servers = [FakeServer("good"), FakeServer("bad", ("pause", "hang"))]
+    servers = [FakeServer("good"), FakeServer("bad", ("pause", "hang"), then=("join", "hang"))]
     pusher = make_pusher(pushers, servers, SHORT_DEADLINE_S)
     push(pusher, 1)
-    servers[1].fault = ("join", "hang")
     start = time.monotonic()
     report = push(pusher, 2)
     took_s = time.monotonic() - start
@@ -103,6 +103,24 @@ def test_next_push_does_not_wait_for_a_server_that_failed(pushers: list[WeightPu
     assert took_s < SHORT_DEADLINE_S
     assert report.synced == ("good",)
     assert list(report.failed) == ["bad"]
+
+
+def test_server_that_joins_while_a_push_goes_on_is_told_as_not_synced(pushers: list[WeightPusher]) -> None:
+    late = FakeServer("late", ("pause", "raise"), then=("join", "wait"))
+    pusher = make_pusher(pushers, [FakeServer("good"), late])
+
+    def gather() -> Iterator[list[tuple[str, torch.Tensor]]]:
+        named = list(weights(2.0).items())
+        late.waits_for.set()
+        wait_until(lambda: late.is_joined)
+        time.sleep(0.5)  # the learner's end hears of it a moment later; should it not, the test shows nothing
+        yield from (named[:1], named[1:])
+
+    push(pusher, 1)
+    report = pusher.push(2, PLAN, gather())
+
+    assert report.synced == ("good",)
+    assert list(report.failed) == ["late"]
 
 
 def test_failed_server_that_came_back_is_synced_by_a_later_push(pushers: list[WeightPusher]) -> None:
