@@ -8,11 +8,9 @@ text is one of two:
                 output, columns of a row
 
 Control tokens come from trusted text alone. In untrusted text their names stay what they are, letters. A text that
-holds no such name has the tokens that the tokenizer gives it as a whole.
+holds no such name, nor ends in the beginning of one, has the tokens that the tokenizer gives it as a whole.
 """
 
-import re
-import unicodedata
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
@@ -20,6 +18,7 @@ from protocol.errors import NeighbourError
 from protocol.one_line import one_line
 from rollout.environments.base import Chat, Messages, Observation, Prompt
 from rollout.environments.guard import ENVIRONMENT
+from rollout.episodes.control_names import ControlNames
 
 PROMPT = "prompt"
 # Characters of Unicode's private use, one of which stands in no message: it marks where a name is cut in two.
@@ -28,8 +27,6 @@ _MARKS = [chr(code) for code in range(0xE000, 0xF8FF)]
 _ENDLESS = "its messages hold lists or objects in one another without end"
 # Tokens left free when a reply is cut, one try after the other.
 _SPARES = (0, 4, 16, 64)
-# No tokenizer's normalisation makes other letters of these, but for their case.
-_ASCII = re.compile(r"[\t\n\r -~]*")
 
 
 class ChatTokens:
@@ -38,13 +35,8 @@ class ChatTokens:
     def __init__(self, tokenizer: Any) -> None:
         """tokenizer: the model's Hugging Face tokenizer."""
         self._tokenizer = tokenizer
-        control = _control_tokens(tokenizer)
-        self._control = frozenset(control)
-        names = sorted((name for name in control.values() if len(name) > 1), key=len, reverse=True)
-        # Some tokenizers match names in any case; one that does not loses nothing by a name cut for its case.
-        either = "|".join(map(re.escape, names)) or r"(?!)"
-        self._names = re.compile(either, re.IGNORECASE)
-        self._closing = re.compile(rf"\A\s*(?:{either})")
+        self._names = ControlNames(tokenizer, lambda text: self._encode(text, PROMPT))
+        self._control = self._names.ids
 
     def prompt(self, prompt: Prompt) -> list[int]:
         """Return a prompt as tokens: text as the tokenizer takes it by default, messages by the model's template.
@@ -55,7 +47,7 @@ class ChatTokens:
             return self._encode(prompt, PROMPT, add_special_tokens=True)
         chat = prompt if isinstance(prompt, Chat) else Chat(prompt, [])
         try:
-            if any(self._holds_name(text) for text in _strings([chat.messages, chat.tools])):
+            if any(self._names.stand_in(text) for text in _strings([chat.messages, chat.tools])):
                 return self._prompt_with_names(chat)
             return list(self._templated(chat, PROMPT, tokenize=True))
         except RecursionError:
@@ -99,7 +91,7 @@ class ChatTokens:
         """Return what the template writes behind a turn of the assistant, up to the words that open the next one."""
         strings = list(_strings([messages, tools]))
         turn_mark, name_mark = _marks_outside(strings)
-        if any(self._holds_name(text) for text in strings):
+        if any(self._names.stand_in(text) for text in strings):
             messages, tools = self._with_cut_strings([messages, tools], strings, name_mark, ENVIRONMENT)
         before: Messages = [{"role": "user", "content": "?"}, {"role": "assistant", "content": turn_mark}]
         rendered = str(self._templated(Chat(before + messages, tools), ENVIRONMENT, tokenize=False))
@@ -107,7 +99,7 @@ class ChatTokens:
         if not found or turn_mark in behind:
             raise NeighbourError(ENVIRONMENT, "the model's chat template does not show a turn once, as it was written")
         if last_token in self._control:  # the policy ended its turn itself
-            behind = self._closing.sub("", behind, count=1)
+            behind = self._names.without_first(behind)
         return self._in_pieces(behind.split(name_mark), ENVIRONMENT)
 
     def observation(self, observation: Observation, max_tokens: int) -> tuple[list[int], bool]:
@@ -154,7 +146,7 @@ class ChatTokens:
 
     def _with_cut_names(self, text: str, tokens: list[int]) -> list[int]:
         mark = _mark_outside([text])
-        return self._in_pieces(self._cut_names(text, mark).split(mark), ENVIRONMENT)
+        return self._in_pieces(self._names.cut(text, mark).split(mark), ENVIRONMENT)
 
     def _prompt_with_names(self, chat: Chat) -> list[int]:
         """Return messages, in which names of control tokens stand, by the model's template.
@@ -169,28 +161,15 @@ class ChatTokens:
 
     def _with_cut_strings(self, value: Any, strings: Sequence[str], mark: str, boundary: str) -> Any:
         """Return messages and tools with every name in their strings cut in two by a mark."""
-        cut = [self._cut_names(text, mark) for text in strings]
-        if any(not self._control.isdisjoint(self._in_pieces(text.split(mark), boundary)) for text in cut):
+        cut = {text: self._names.cut(text, mark) for text in strings}
+        if any(not self._control.isdisjoint(self._in_pieces(text.split(mark), boundary)) for text in cut.values()):
             raise NeighbourError(boundary, "a message holds the name of a control token that cannot be cut out of it")
-        return _with_strings(value, lambda text: self._cut_names(text, mark))
-
-    def _holds_name(self, text: str) -> bool:
-        """Return whether the tokenizer finds a control token's name in text: as it stands, or once normalised."""
-        if self._names.search(text):
-            return True
-        return not _ASCII.fullmatch(text) and not self._control.isdisjoint(self._encode(text, PROMPT))
-
-    def _cut_names(self, text: str, mark: str) -> str:
-        def cut(text: str) -> str:
-            return self._names.sub(lambda name: f"{name[0][0]}{mark}{name[0][1:]}", text)
-
-        if self._control.isdisjoint(self._in_pieces(cut(text).split(mark), PROMPT)):
-            return cut(text)
-        # A tokenizer that normalises finds names in other letters too, full-width ones for instance.
-        return cut(unicodedata.normalize("NFKC", text))
+        return _with_strings(value, cut.__getitem__)
 
     def _in_pieces(self, pieces: Sequence[str], boundary: str) -> list[int]:
-        return [token for piece in pieces if piece for token in self._encode(piece, boundary)]
+        # Hostile text holds the same name many times.
+        tokens = {piece: self._encode(piece, boundary) for piece in dict.fromkeys(pieces) if piece}
+        return [token for piece in pieces if piece for token in tokens[piece]]
 
     def _controls_of(self, tokens: Sequence[int]) -> list[int]:
         return [token for token in tokens if token in self._control]
@@ -209,20 +188,6 @@ class ChatTokens:
             )
         except Exception as error:  # templates raise whatever jinja does
             raise NeighbourError(boundary, f"the model's chat template refuses it: {one_line(error)}") from error
-
-
-def _control_tokens(tokenizer: Any) -> dict[int, str]:
-    """Return id and name of each control token. What stands for unknown text is none: it says nothing to a model."""
-    ids = getattr(tokenizer, "all_special_ids", ())
-    control = dict(zip(ids, getattr(tokenizer, "all_special_tokens", ()), strict=True))
-    for token, added in getattr(tokenizer, "added_tokens_decoder", {}).items():
-        if added.special:
-            control[token] = added.content
-    unknown = getattr(tokenizer, "unk_token_id", None)
-    others = [getattr(tokenizer, f"{kind}_token_id", None) for kind in ("bos", "eos", "pad", "sep", "cls", "mask")]
-    if unknown not in others:
-        control.pop(unknown, None)
-    return control
 
 
 def _content(message: dict[str, Any]) -> str:
@@ -259,11 +224,12 @@ def _marks_outside(texts: Sequence[str]) -> tuple[str, str]:
 
 
 def _strings(value: Any) -> Iterator[str]:
-    """Yield every text inside messages; keys are the template's, not the row's."""
+    """Yield every text inside messages. Keys are texts too: a call's arguments and a tool's parameters have names."""
     if isinstance(value, str):
         yield value
     elif isinstance(value, dict):
-        for part in value.values():
+        for key, part in value.items():
+            yield from _strings(key)
             yield from _strings(part)
     elif isinstance(value, list | tuple):
         for part in value:
@@ -275,7 +241,7 @@ def _with_strings(value: Any, change: Callable[[str], str]) -> Any:
     if isinstance(value, str):
         return change(value)
     if isinstance(value, dict):
-        return {key: _with_strings(part, change) for key, part in value.items()}
+        return {_with_strings(key, change): _with_strings(part, change) for key, part in value.items()}
     if isinstance(value, list | tuple):
         return [_with_strings(part, change) for part in value]
     return value
