@@ -13,3 +13,6 @@ class RetrieverSettings(Section):
         "warn", description="When nodes' own retrievers hold different indexes: say so, or end the start."
     )
     topk: CountAboveZero = Field(3, description="Passages of one search.")
+    batch_size: CountAboveZero = Field(
+        16, description="Most queries in one request: of searches that a server begins within 5 ms; 1: each alone."
+    )

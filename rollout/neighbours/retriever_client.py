@@ -11,6 +11,7 @@ from typing import Self
 
 from protocol.errors import NeighbourError, OperatorError
 from protocol.http.bodies import Passage, read_passages
+from rollout.neighbours.batcher import Batcher, apart_if_refused
 from rollout.neighbours.http.circuit_breaker import BreakerOpen, first_ready
 from rollout.neighbours.http.endpoint import EndpointStats, HttpEndpoint, paused_deadline
 from rollout.neighbours.http.retries import AttemptFailed, HttpPolicy, called
@@ -21,16 +22,25 @@ __all__ = ["Passage", "RetrieverClient"]
 _BOUNDARY = "retriever"
 _MAX_CONCURRENCY = 256
 
+_Found = tuple[Sequence[Passage], str]  # a query's passages, and the content hash of the index that they are from
+_Answer = tuple[Sequence[Sequence[Passage]], str]  # those of several queries
+
 
 class RetrieverClient:
     """Searches; an async context manager, of one event loop.
 
     urls: addresses of POST /retrieve as given, the node's own first. topk: most passages of one search.
     default_token: bearer token sent to every url; give it only for this cluster's own retrievers.
+    batch_size: most queries of one request, which takes those that are asked within a moment.
     """
 
     def __init__(
-        self, urls: Sequence[str], topk: int, default_token: str | None = None, policy: HttpPolicy | None = None
+        self,
+        urls: Sequence[str],
+        topk: int,
+        default_token: str | None = None,
+        policy: HttpPolicy | None = None,
+        batch_size: int = 1,
     ) -> None:
         if not urls:
             raise OperatorError("settings: no retriever. Set retriever.url, or start the cluster with its retriever.")
@@ -38,6 +48,7 @@ class RetrieverClient:
         self._topk = topk
         headers = {"authorization": f"Bearer {default_token}"} if default_token else {}
         self._retrievers = [HttpEndpoint(url, headers, self._policy, _MAX_CONCURRENCY) for url in urls]
+        self._batcher = Batcher[str, _Found](batch_size, lambda queries: apart_if_refused(queries, self._search))
 
     async def __aenter__(self) -> Self:
         return self
@@ -49,6 +60,7 @@ class RetrieverClient:
 
     async def close(self) -> None:
         """Close the connections."""
+        await self._batcher.close()
         for retriever in self._retrievers:
             await retriever.close()
 
@@ -72,25 +84,38 @@ class RetrieverClient:
 
         Raises: NeighbourError("retriever") when no retriever gave a valid answer within the policy.
         """
-        body = json.dumps({"queries": [query], "topk": self._topk, "return_scores": True}).encode()
-        missing = f"{', '.join(retriever.url for retriever in self._retrievers)}: no answer"
-        return await called(
-            _BOUNDARY, self._policy, lambda limit: self._ask_in_turn(body, limit), self._count_retry, missing
-        )
+        passages, content_hash = await self._batcher.add(query)
+        note_source(content_hash)
+        return list(passages[: self._topk])
 
     async def check(self) -> None:
         """Search once at the first retriever, without retries; for start-up.
 
         Raises: NeighbourError saying what to change.
         """
-        body = json.dumps({"queries": ["check"], "topk": 1, "return_scores": True}).encode()
+        body = _body_of(["check"], 1)
         try:
             await self._retrievers[0].attempt(body, lambda reply: read_passages(reply, 1))
         except AttemptFailed as failure:
             advice = "Start it with deploy/start_cluster.sh, or change retriever.url."
             raise NeighbourError(_BOUNDARY, f"{failure}. {advice}") from failure
 
-    async def _ask_in_turn(self, body: bytes, limit: asyncio.Timeout) -> list[Passage]:
+    async def _search(self, queries: Sequence[str]) -> list[_Found]:
+        """Return what each query found; the same query is asked once. Raises: NeighbourError as `search` does."""
+        asked = list(dict.fromkeys(queries))
+        body = _body_of(asked, self._topk)
+        missing = f"{', '.join(retriever.url for retriever in self._retrievers)}: no answer"
+        found, content_hash = await called(
+            _BOUNDARY,
+            self._policy,
+            lambda limit: self._ask_in_turn(body, len(asked), limit),
+            self._count_retry,
+            missing,
+        )
+        passages = dict(zip(asked, found, strict=True))
+        return [(passages[query], content_hash) for query in queries]
+
+    async def _ask_in_turn(self, body: bytes, num_queries: int, limit: asyncio.Timeout) -> _Answer:
         """Return the first valid answer, of the node's own retriever if it gives one.
 
         Those whose breaker is open are passed over. When all are, it waits for the first that may be tried.
@@ -99,7 +124,7 @@ class RetrieverClient:
             failure: AttemptFailed | None = None
             for retriever in self._retrievers:
                 try:
-                    return await self._ask(retriever, body, limit)
+                    return await self._ask(retriever, body, num_queries, limit)
                 except BreakerOpen:
                     continue
                 except AttemptFailed as error:
@@ -109,16 +134,21 @@ class RetrieverClient:
             with paused_deadline(limit):
                 await first_ready([retriever.breaker for retriever in self._retrievers])
 
-    async def _ask(self, retriever: HttpEndpoint, body: bytes, limit: asyncio.Timeout) -> list[Passage]:
+    async def _ask(self, retriever: HttpEndpoint, body: bytes, num_queries: int, limit: asyncio.Timeout) -> _Answer:
         try:
-            (found,) = await retriever.attempt(body, lambda reply: read_passages(reply, 1), limit=limit, waits=False)
+            found = await retriever.attempt(
+                body, lambda reply: read_passages(reply, num_queries), limit=limit, waits=False
+            )
         except AttemptFailed:
             retriever.stats.calls += 1
             retriever.stats.failures += 1
             raise
         retriever.stats.calls += 1
-        note_source(retriever.content_hash)
-        return list(found[: self._topk])
+        return found, retriever.content_hash
 
     def _count_retry(self) -> None:
         self._retrievers[-1].stats.retries += 1
+
+
+def _body_of(queries: Sequence[str], topk: int) -> bytes:
+    return json.dumps({"queries": queries, "topk": topk, "return_scores": True}).encode()

@@ -1,16 +1,15 @@
 """One reward endpoint as the reward client sees it: requests in the contract's form, batches, retries, one check."""
 
-import asyncio
 import dataclasses
 from collections.abc import Mapping, Sequence
 
 from protocol.errors import NeighbourError
 from protocol.http.bodies import Scored, read_scored
 from protocol.settings.rewards import RewardEndpoint
+from rollout.neighbours.batcher import Batcher, apart_if_refused
 from rollout.neighbours.http.circuit_breaker import CircuitBreaker
 from rollout.neighbours.http.endpoint import EndpointStats, HttpEndpoint
 from rollout.neighbours.http.retries import AttemptFailed, HttpPolicy, called
-from rollout.neighbours.reward_batch import Batcher
 from rollout.neighbours.reward_request import ScoreRequest, body_of, key_of
 
 _MADE_UP_PROBE = ScoreRequest(key="sluice-check", prompt="1 + 1 =", response=" 2", label="2")
@@ -33,7 +32,11 @@ class EndpointScorer:
             overall_timeout_s=max(policy.overall_timeout_s, 3 * endpoint.timeout_s),
         )
         self._http = HttpEndpoint(str(endpoint.url), headers, self._policy, endpoint.max_concurrency)
-        self._batcher = Batcher(endpoint.batch_size, self._score_batch) if endpoint.batch_size > 1 else None
+        self._batcher = (
+            Batcher[ScoreRequest, Scored](endpoint.batch_size, lambda requests: apart_if_refused(requests, self._call))
+            if endpoint.batch_size > 1
+            else None
+        )
 
     @property
     def stats(self) -> EndpointStats:
@@ -68,25 +71,6 @@ class EndpointScorer:
         if self._batcher is not None:
             await self._batcher.close()
         await self._http.close()
-
-    async def _score_batch(self, requests: Sequence[ScoreRequest]) -> Sequence[Scored | Exception]:
-        """Return what a batch was given; one that fails as a whole is asked again sample by sample.
-
-        Otherwise a single sample that the user's function trips over would cost its neighbours their rewards.
-        """
-        try:
-            return await self._call(requests)
-        except NeighbourError as error:
-            cause = error.__cause__
-            if len(requests) == 1 or not isinstance(cause, AttemptFailed) or cause.status not in (400, 422, 500):
-                raise
-        return await asyncio.gather(*(self._score_alone(request) for request in requests))
-
-    async def _score_alone(self, request: ScoreRequest) -> Scored | Exception:
-        try:
-            return (await self._call([request]))[0]
-        except NeighbourError as error:
-            return error
 
     async def _call(self, requests: Sequence[ScoreRequest]) -> tuple[Scored, ...]:
         body, key = body_of(requests), key_of(requests)

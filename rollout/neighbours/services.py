@@ -22,6 +22,7 @@ from rollout.neighbours.tools.by_name import open_tools
 from rollout.neighbours.tools.search import SearchTool
 
 BUNDLED_REWARD = "bundled"
+_BUNDLED_BATCH = 16  # samples that the cluster's own service is given in one request
 
 
 class Services:
@@ -104,5 +105,5 @@ def _client(rewards: RewardsSettings, node: Node, is_given: bool) -> OneSet:
             "settings: rewards.endpoints is empty and this cluster has no bundled reward service. "
             "Name an endpoint, or start the cluster with its reward service."
         )
-    bundled = RewardEndpoint(name=BUNDLED_REWARD, url=HttpUrl(node.reward_url))
+    bundled = RewardEndpoint(name=BUNDLED_REWARD, url=HttpUrl(node.reward_url), batch_size=_BUNDLED_BATCH)
     return RewardClient([bundled], rewards.combine, default_token=node.token)

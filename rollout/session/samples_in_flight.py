@@ -4,7 +4,6 @@ What a task makes, a trajectory or which neighbour failed it, goes into the outb
 """
 
 import asyncio
-import copy
 from collections import Counter, deque
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -91,8 +90,9 @@ class SamplesInFlight:
         """Start leases while there is room. More than were asked for can come: a Demand and a Lease may cross."""
         while self._leases and len(self._open_groups) < self._settings.max_groups_in_flight:
             lease = self._leases.popleft()
+            row = msgspec.msgpack.encode((lease.prompt, lease.label, lease.columns))
             for index in lease.sample_indices:
-                self._start(tasks, _sample(lease, index))
+                self._start(tasks, _sample(lease, index, row))
 
     def _start(self, tasks: asyncio.TaskGroup, sample: SampleTask) -> None:
         """Start a sample, in place of an older attempt at it; nothing when this very attempt is known."""
@@ -165,9 +165,10 @@ def _is_told_to_stop(error: BaseException) -> bool:
     return isinstance(error, asyncio.CancelledError) and task is not None and task.cancelling() > 0
 
 
-def _sample(lease: m.Lease, index: int) -> SampleTask:
+def _sample(lease: m.Lease, index: int, row: bytes) -> SampleTask:
+    """Return one sample of a lease. row: its prompt, label and columns."""
     # Of its own: an environment that changes its row must not change the row of the group's other samples.
-    prompt, label, columns = copy.deepcopy((lease.prompt, lease.label, lease.columns))
+    prompt, label, columns = msgspec.msgpack.decode(row)
     task = Task(prompt, label, columns, is_greedy=index in lease.greedy_indices)
     temperature = None if lease.temperature is msgspec.UNSET else lease.temperature
     return SampleTask(lease.group, index, lease.attempt, lease.incarnation, lease.kind, lease.seed, task, temperature)

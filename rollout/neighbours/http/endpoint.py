@@ -7,11 +7,9 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import TypeVar
 
-import httpx
-
 from protocol.http.bodies import CONTENT_HASH, BodyError
 from rollout.neighbours.http.circuit_breaker import CircuitBreaker
-from rollout.neighbours.http.pool import HttpPool
+from rollout.neighbours.http.pool import HttpPool, NoAnswer
 from rollout.neighbours.http.retries import (
     AttemptFailed,
     HttpPolicy,
@@ -111,8 +109,8 @@ class HttpEndpoint:
                 reply = await self._post(body, key)
         except TimeoutError:
             raise self._failed(f"no answer within {self.policy.attempt_timeout_s:g} s") from None
-        except httpx.HTTPError as error:
-            raise self._failed(_reason_of(error)) from error
+        except NoAnswer as error:
+            raise self._failed(str(error)) from error
         try:
             return read(reply)
         except BodyError as error:
@@ -124,30 +122,19 @@ class HttpEndpoint:
 
     async def _post(self, body: bytes, key: str | None) -> bytes:
         headers = {**self._headers, "idempotency-key": key} if key else self._headers
-        async with (
-            self._pool.client() as client,
-            client.stream("POST", self.url, content=body, headers=headers) as response,
-        ):
-            status, reply = response.status_code, bytearray()
-            limit = self.policy.max_reply_bytes if status == 200 else _ERROR_BYTES
-            # What counts is what was read: Content-Length may be absent, or not true.
-            async for chunk in response.aiter_raw():
-                reply += chunk
-                if len(reply) > limit:
-                    break
-        # Judged outside: the connection is as good after an answer that is none as after any other.
-        if status != 200:
-            text, retry_after = reply.decode(errors="replace"), response.headers.get("retry-after")
-            if response.has_redirect_location:
-                target = response.headers["location"][:_TARGET_LENGTH]
+        answer = await self._pool.post(self.url, body, headers, (self.policy.max_reply_bytes, _ERROR_BYTES))
+        if answer.status != 200:
+            text, retry_after = answer.body.decode(errors="replace"), answer.headers.get("retry-after")
+            if 300 <= answer.status < 400 and "location" in answer.headers:
+                target = answer.headers["location"][:_TARGET_LENGTH]
                 text = f"redirected to {target!r}, which is not followed. Give that address if it is yours"
-            raise failure_of_status(self.url, status, text, retry_after, self.policy)
-        if response.headers.get("content-encoding", "identity") != "identity":
+            raise failure_of_status(self.url, answer.status, text, retry_after, self.policy)
+        if answer.headers.get("content-encoding", "identity") != "identity":
             raise self._unusable("the reply is compressed, which was not asked for")
-        if len(reply) > limit:
-            raise self._unusable(f"the reply is over {limit} bytes")
-        self.content_hash = _content_hash(response.headers.get(CONTENT_HASH, ""))
-        return bytes(reply)
+        if not answer.is_whole:
+            raise self._unusable(f"the reply is over {self.policy.max_reply_bytes} bytes")
+        self.content_hash = _content_hash(answer.headers.get(CONTENT_HASH, ""))
+        return answer.body
 
     def _failed(self, reason: str) -> AttemptFailed:
         return AttemptFailed(f"{self.url}: {reason}", self.policy.max_attempts)
@@ -181,11 +168,3 @@ def paused_deadline(limit: asyncio.Timeout | None) -> Iterator[Callable[[], None
 def _content_hash(text: str) -> str:
     """Return a header's digest; "" for what is none: the header is anyone's."""
     return text if len(text) <= _HASH_LENGTH and text.isalnum() and text.isascii() else ""
-
-
-def _reason_of(error: httpx.HTTPError) -> str:
-    if isinstance(error, httpx.ConnectTimeout):
-        return "no connection in time"
-    if isinstance(error, httpx.ConnectError):
-        return f"no connection ({error})"
-    return f"{type(error).__name__} {error}".strip()

@@ -20,11 +20,12 @@ class SearchTool:
     )
 
     def __init__(self, spec: RunSpec, node: Node) -> None:
-        if spec.retriever.url is not None:
-            self._client = RetrieverClient([str(spec.retriever.url)], spec.retriever.topk)
+        settings = spec.retriever
+        if settings.url is not None:
+            urls, token = [str(settings.url)], None
         else:
-            urls = [node.retriever_url] if node.retriever_url else []
-            self._client = RetrieverClient(urls, spec.retriever.topk, node.token)
+            urls, token = [node.retriever_url] if node.retriever_url else [], node.token
+        self._client = RetrieverClient(urls, settings.topk, token, batch_size=settings.batch_size)
 
     @property
     def content_hash(self) -> str:

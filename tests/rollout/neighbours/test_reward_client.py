@@ -196,10 +196,8 @@ async def test_check_names_the_endpoint_that_is_down_and_what_to_change(server: 
     async with RewardClient(endpoints, "sum", policy=FAST) as client:
         with pytest.raises(NeighbourError) as error:
             await client.check()
-    assert str(error.value) == (
-        f"reward:down: {down}/: no connection (All connection attempts failed). "
-        "Start the service, or change rewards.endpoints (name down)."
-    )
+    assert str(error.value).startswith(f"reward:down: {down}/: no connection (Connect call failed (")
+    assert str(error.value).endswith("). Start the service, or change rewards.endpoints (name down).")
 
 
 async def test_check_refuses_an_endpoint_that_answers_nonsense(server: ScriptedServer) -> None:

@@ -5,7 +5,7 @@ from collections.abc import Sequence
 
 import pytest
 
-from rollout.neighbours.reward_batch import Batcher
+from rollout.neighbours.batcher import Batcher
 
 
 async def test_batcher_sends_full_batches_and_the_rest_after_a_moment() -> None:

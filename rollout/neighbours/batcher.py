@@ -1,13 +1,18 @@
-"""Gathers samples that are scored at the same time into one request."""
+"""Gathers what samples ask of a service at the same moment into one request."""
 
 import asyncio
 from collections.abc import Awaitable, Callable, Sequence
 from typing import Generic, TypeVar
 
+from protocol.errors import NeighbourError
+from rollout.neighbours.http.retries import AttemptFailed
+
 _Item = TypeVar("_Item")
 _Result = TypeVar("_Result")
 
 MAX_WAIT_S = 0.005
+# Statuses that one item may be the reason of; 200: an answer that cannot be used.
+_REFUSALS = (200, 400, 413, 422, 500)
 
 
 class Batcher(Generic[_Item, _Result]):
@@ -73,3 +78,28 @@ class Batcher(Generic[_Item, _Result]):
                 future.set_exception(result)
             else:
                 future.set_result(result)
+
+
+async def apart_if_refused(
+    items: Sequence[_Item], ask: Callable[[Sequence[_Item]], Awaitable[Sequence[_Result]]]
+) -> Sequence[_Result | Exception]:
+    """Return what one request with all items gives; if the service refuses it, each item's own request.
+
+    Otherwise a single item that the service trips over would cost its neighbours their answers. A service that is not
+    there, or has no time, refuses nothing.
+    Raises: NeighbourError of a request that was not refused, or was for one item.
+    """
+    try:
+        return await ask(items)
+    except NeighbourError as error:
+        cause = error.__cause__
+        if len(items) == 1 or not isinstance(cause, AttemptFailed) or cause.status not in _REFUSALS:
+            raise
+
+    async def alone(item: _Item) -> _Result | Exception:
+        try:
+            return (await ask([item]))[0]
+        except NeighbourError as error:
+            return error
+
+    return await asyncio.gather(*map(alone, items))
