@@ -6,11 +6,14 @@ from typing import Any, NamedTuple
 
 from protocol.settings.run_spec import RunSpec
 from protocol.wire.channel import AsyncDealerChannel
+from rollout.endpoint.player import AgentPlayer
 from rollout.engine.version_gate import VersionGate
+from rollout.environments.agents import PlayedByAgents
 from rollout.episodes.player import EpisodePlayer
 from rollout.episodes.sample import Generator
 from rollout.neighbours.node import Node
 from rollout.neighbours.services import Services
+from rollout.session.needs import Neighbours
 from rollout.session.outbox import Outbox
 from rollout.session.session import RolloutSession
 
@@ -30,7 +33,7 @@ class Attachment:
     task: asyncio.Task[str]  # runs the session; its result says why the session ended
     channel: AsyncDealerChannel  # the socket to the coordinator
     services: Services  # environment, reward services, retriever
-    player: EpisodePlayer  # makes its samples
+    player: EpisodePlayer | AgentPlayer  # makes its samples
 
     @property
     def failure(self) -> BaseException | None:
@@ -42,6 +45,8 @@ class Attachment:
         self.task.cancel()
         await asyncio.wait([self.task])
         self.channel.close()
+        if isinstance(self.player, AgentPlayer):
+            await self.player.close()
         await self.services.close()
         return KeptOutbox(self.session.spec.run_id, self.session.outbox)
 
@@ -61,10 +66,28 @@ class Attachment:
             "reward_set": self.services.rewards.number,
             "content_hash": self.services.content_hash,
             "ended": task.result() if has_ended else None,
+            **(_agents_of(self.player) if isinstance(self.player, AgentPlayer) else {}),
         }
 
 
-def begin_attachment(
+def _agents_of(player: AgentPlayer) -> dict[str, Any]:
+    """Return what agents need to know, and how many of their conversations were not trained."""
+    return {"base_url": player.base_url, "dropped_conversations": player.num_dropped_conversations}
+
+
+@dataclass(frozen=True)
+class _Both:
+    """The services, and agents that play: samples are asked for while both are there."""
+
+    services: Services
+    player: AgentPlayer
+
+    @property
+    def is_accepting(self) -> bool:
+        return self.services.is_accepting and self.player.is_accepting
+
+
+async def begin_attachment(
     server: str,
     spec: RunSpec,
     node: Node,
@@ -74,18 +97,16 @@ def begin_attachment(
     finished: KeptOutbox | None,
 ) -> Attachment:
     """Return the run's attachment, already at work. finished: of the run attached before, used if it is the same."""
-    player = EpisodePlayer(
-        engine,
-        gate,
-        services.make_environment,
-        services.resources,
-        services.rewards,
-        spec.rollout,
-        server,
-        spec.sampling,
-    )
+    made_by, rewards = services.make_environment, services.rewards
+    player: EpisodePlayer | AgentPlayer
+    neighbours: Neighbours = services
+    if isinstance(made_by, PlayedByAgents):
+        player = await AgentPlayer.open(engine, gate, made_by.program, rewards, spec, server, node.token)
+        neighbours = _Both(services, player)
+    else:
+        player = EpisodePlayer(engine, gate, made_by, services.resources, rewards, spec.rollout, server, spec.sampling)
     channel = AsyncDealerChannel(spec.coordinator_address, server, node.keys.peer, node.keys.coordinator.public)
     outbox = finished.outbox if finished is not None and finished.run_id == spec.run_id else Outbox()
-    session = RolloutSession(server, spec, channel, player, engine, services, outbox, rewards=services.rewards)
+    session = RolloutSession(server, spec, channel, player, engine, neighbours, outbox, rewards=rewards)
     task = asyncio.create_task(session.run(), name=f"session {spec.run_id}")
     return Attachment(session, task, channel, services, player)

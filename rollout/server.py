@@ -122,7 +122,7 @@ class RolloutServer:
             finished = await self._end_attachment()
             self._gate.close()
             engine.forget_weights()
-            self._attachment = begin_attachment(self.name, spec, node, services, engine, self._gate, finished)
+            self._attachment = await begin_attachment(self.name, spec, node, services, engine, self._gate, finished)
         _log.info("%s  attached  run=%s start=%d", self.name, spec.run_id, spec.incarnation)
         return await self.describe()
 

@@ -1,6 +1,6 @@
-"""Settings of the rollout servers: engines, episodes, budgets and time limits."""
+"""Settings of the rollout servers: engines, episodes, budgets and time limits, agents."""
 
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 from pydantic import (
     Field,
@@ -13,9 +13,9 @@ from protocol.settings.section import Count, CountAboveZero, Fraction, Seconds, 
 # vLLM takes biases in this range.
 _Bias = Annotated[float, Field(ge=-100.0, le=100.0)]
 
-BUNDLED_ENVIRONMENTS = ("single_turn", "search", "tools")
+BUNDLED_ENVIRONMENTS = ("single_turn", "search", "tools", "agents")
 # Environments of users' own files, by what stands before the path: openrlhf_agent:FILE.py
-FILE_ENVIRONMENTS = {"openrlhf_agent": "FILE.py", "verl_tools": "FILE.yaml"}
+FILE_ENVIRONMENTS = {"agent": "FILE.py:function", "openrlhf_agent": "FILE.py", "verl_tools": "FILE.yaml"}
 ENVIRONMENT_FORMS = (
     ", ".join([*BUNDLED_ENVIRONMENTS, *(f"{kind}:{file}" for kind, file in FILE_ENVIRONMENTS.items()), "module:Class"])
     + " or FILE.py:Class"
@@ -62,6 +62,28 @@ class RolloutSettings(Section):
                 "Remove it: policy.lora needs nothing of the engine, its adapters are pushed merged."
             )
         return value
+
+
+class AgentsSettings(Section):
+    """Programs of the user that generate through a server's OpenAI-compatible address."""
+
+    host: str = Field("127.0.0.1", min_length=1, description="Address that rollout servers listen on for agents.")
+    port: Annotated[int, Field(ge=0, le=65535)] = Field(
+        0, description="Port of a node's first rollout server; its next ones take the next free ones. 0: any free one."
+    )
+    idle_timeout_s: Seconds = Field(300.0, description="An agent that asks nothing for so long has failed its sample.")
+    trained_conversation: Literal["last", "longest", "only"] = Field(
+        "last",
+        description="Of several conversations of one sample: the one answered last is trained; the one in which the "
+        "policy wrote most; a second one is refused.",
+    )
+    other_sampling: Literal["refuse", "ignore"] = Field(
+        "refuse",
+        description="What becomes of a temperature, top_p or penalty that agents ask for and the run does not.",
+    )
+    max_requests: CountAboveZero = Field(
+        1000, le=100_000, description="Generations that one sample's agent may ask for."
+    )
 
 
 class SamplingSettings(Section):

@@ -10,7 +10,7 @@ from protocol.node.code_digest import SERVER_ROOMS, code_digest
 from protocol.settings.retriever import RetrieverSettings
 from protocol.settings.reward_sets import RewardSet
 from protocol.settings.rewards import RewardsSettings
-from protocol.settings.rollout import RolloutSettings, SamplingSettings
+from protocol.settings.rollout import AgentsSettings, RolloutSettings, SamplingSettings
 from protocol.settings.section import Section
 from protocol.settings.settings import Settings
 from protocol.settings.tools import ToolsSettings
@@ -28,6 +28,7 @@ class RunSpec(Section):
     rollout: RolloutSettings  # of the run's settings
     sampling: SamplingSettings = SamplingSettings()  # of the run's settings
     tools: ToolsSettings = ToolsSettings()  # of the run's settings
+    agents: AgentsSettings = AgentsSettings()  # of the run's settings
     retriever: RetrieverSettings  # of the run's settings; url None: the retriever of the server's node
     rewards: RewardsSettings  # as the set in force has them; no endpoints: the bundled one of the server's node
     reward_set: int = 1  # number of that set
@@ -76,6 +77,7 @@ def run_spec(
         rollout=settings.rollout,
         sampling=settings.sampling,
         tools=settings.tools,
+        agents=settings.agents,
         retriever=settings.retriever,
         rewards=settings.rewards,
     )

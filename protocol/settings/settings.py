@@ -32,7 +32,7 @@ from protocol.settings.retriever import RetrieverSettings
 from protocol.settings.rewards import RewardsSettings
 from protocol.settings.roles.critic import CriticSettings
 from protocol.settings.roles.reference import ReferenceSettings
-from protocol.settings.rollout import RolloutSettings, SamplingSettings
+from protocol.settings.rollout import AgentsSettings, RolloutSettings, SamplingSettings
 from protocol.settings.run import RunSettings
 from protocol.settings.section import Section
 from protocol.settings.tools import BUNDLED_TOOLS, ToolsSettings
@@ -51,6 +51,7 @@ class Settings(Section):
     rollout: RolloutSettings = RolloutSettings()  # engines, episodes, budgets and time limits
     sampling: SamplingSettings = SamplingSettings()  # how samples are drawn, beside rollout.temperature
     tools: ToolsSettings = ToolsSettings()  # what the policy may call, with rollout.environment = tools
+    agents: AgentsSettings = AgentsSettings()  # programs that generate through the servers' OpenAI address
     retriever: RetrieverSettings = RetrieverSettings()  # where searches go
     rewards: RewardsSettings = RewardsSettings()  # who scores, and how parts become one reward
     learner: LearnerSettings = LearnerSettings()  # ranks, steps, staleness, optimizer, algorithm, checkpoints

@@ -13,6 +13,7 @@ from typing import Any, cast
 from protocol.errors import SettingsError
 from protocol.settings.rollout import ENVIRONMENT_FORMS, environment_file
 from protocol.settings.tools import ToolsSettings
+from rollout.environments.agents import AgentProgram, PlayedByAgents
 from rollout.environments.base import MakeEnvironment
 from rollout.environments.openrlhf.load import load_agent
 from rollout.environments.search import Search
@@ -24,8 +25,10 @@ BUNDLED: dict[str, Callable[[ToolsSettings], MakeEnvironment]] = {
     "single_turn": lambda tools: SingleTurn,
     "search": lambda tools: Search,
     "tools": make_tool_use,
+    "agents": lambda tools: PlayedByAgents(None),
 }
 OF_FILES: dict[str, Callable[[Path, ToolsSettings], MakeEnvironment]] = {
+    "agent": lambda path, tools: PlayedByAgents(_load_program(str(path))),
     "openrlhf_agent": lambda path, tools: load_agent(path),
     "verl_tools": load_verl_tools,
 }
@@ -69,6 +72,20 @@ def _check_class(name: str, found: type[Any]) -> None:
     requires = getattr(found, "requires", ())
     if not isinstance(requires, set | frozenset | tuple | list) or not all(isinstance(tool, str) for tool in requires):
         raise _error(name, f"its `requires` is {requires!r}, expected names of tools such as {{'search'}}.")
+
+
+def _load_program(where: str) -> AgentProgram:
+    """Return the function that FILE.py:function names. Runs the file."""
+    name = f"agent:{where}"
+    path, _, function = where.rpartition(":")
+    if not path.endswith(".py") or not function.isidentifier():
+        raise _error(name, "expected agent:FILE.py:function.")
+    module = _load_file(name, Path(path))
+    found = getattr(module, function, None)
+    if not inspect.isroutine(found):
+        functions = [key for key, value in vars(module).items() if inspect.isfunction(value)]
+        raise _error(name, f"{path} has no function {function}. It has {', '.join(functions) or 'none'}.")
+    return cast(AgentProgram, found)
 
 
 def _load_file(name: str, path: Path) -> ModuleType:

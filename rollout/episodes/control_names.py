@@ -21,7 +21,7 @@ class ControlNames:
 
     def __init__(self, tokenizer: Any, encode: Callable[[str], list[int]]) -> None:
         """encode: a text's tokens, names of control tokens as these."""
-        control = _control_tokens(tokenizer)
+        control = control_tokens(tokenizer)
         self.ids = frozenset(control)
         self._encode = encode
         self._normalise = _normaliser_of(tokenizer)
@@ -88,7 +88,7 @@ def _normaliser_of(tokenizer: Any) -> Callable[[str], str]:
     return normaliser.normalize_str if normaliser is not None else lambda text: text
 
 
-def _control_tokens(tokenizer: Any) -> dict[int, str]:
+def control_tokens(tokenizer: Any) -> dict[int, str]:
     """Return id and name of each control token. What stands for unknown text is none: it says nothing to a model."""
     ids = getattr(tokenizer, "all_special_ids", ())
     control = dict(zip(ids, getattr(tokenizer, "all_special_tokens", ()), strict=True))

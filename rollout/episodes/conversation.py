@@ -48,44 +48,55 @@ class Conversations:
         self.numbers = itertools.count()
 
     def begin(
-        self, sample: SampleTask, prompt_tokens: Sequence[int], written: WrittenSoFar | None = None
+        self,
+        sample: SampleTask,
+        prompt_tokens: Sequence[int],
+        written: WrittenSoFar | None = None,
+        number: int = 0,
     ) -> "Conversation":
         """Return a conversation that begins with a prompt; written: counts up with each turn that the engine ends.
 
+        number: of this one among the sample's conversations; each draws turns of its own.
         Raises: NeighbourError("prompt") for a prompt that leaves no room for a token.
         """
         limit = self.settings.max_context_tokens
         if not 0 < len(prompt_tokens) < limit:
             raise NeighbourError("prompt", f"has {len(prompt_tokens)} tokens; rollout.max_context_tokens = {limit}")
-        return self.take_up(sample, Transcript.begin(prompt_tokens), written)
+        return self.take_up(sample, Transcript.begin(prompt_tokens), written, number)
 
     def take_up(
-        self, sample: SampleTask, transcript: Transcript, written: WrittenSoFar | None = None
+        self, sample: SampleTask, transcript: Transcript, written: WrittenSoFar | None = None, number: int = 0
     ) -> "Conversation":
-        """Return the conversation of which this is the transcript, begun here or elsewhere."""
-        return Conversation(self, sample, transcript, written or WrittenSoFar())
+        """Return the conversation of which this is the transcript, begun here or elsewhere. number: as in `begin`."""
+        return Conversation(self, sample, transcript, written or WrittenSoFar(), number)
 
 
 class Conversation:
     """One conversation; made by `Conversations`."""
 
     def __init__(
-        self, shared: Conversations, sample: SampleTask, transcript: Transcript, written: WrittenSoFar
+        self,
+        shared: Conversations,
+        sample: SampleTask,
+        transcript: Transcript,
+        written: WrittenSoFar,
+        number: int,
     ) -> None:
         self.sample = sample
         self.transcript = transcript
         self._shared = shared
         self._written = written
+        self._number = number
 
     @property
     def is_full(self) -> bool:
         """True once no further token has room."""
         return len(self.transcript) >= self._shared.settings.max_context_tokens
 
-    async def next_turn(self, stop: tuple[str, ...] = ()) -> Generation:
+    async def next_turn(self, stop: tuple[str, ...] = (), max_tokens: int | None = None) -> Generation:
         """Return what the policy writes next; it is in the transcript. Waits while weights change.
 
-        stop: strings that end the turn; they stay in it.
+        stop: strings that end the turn; they stay in it. max_tokens: fewer than the limits allow; None: no fewer.
         Raises: NeighbourError("engine") when none came within rollout.turn_timeout_s, or it cannot be used.
         """
         settings, transcript = self._shared.settings, self.transcript
@@ -94,14 +105,18 @@ class Conversation:
         if drawn.only_eval and self.sample.kind != "eval":
             drawn = SamplingSettings()
         sampling = Sampling(
-            max_tokens=min(settings.max_response_tokens, settings.max_context_tokens - len(transcript)),
+            max_tokens=min(
+                settings.max_response_tokens,
+                settings.max_context_tokens - len(transcript),
+                settings.max_response_tokens if max_tokens is None else max_tokens,
+            ),
             temperature=self.sample.temperature or settings.temperature,
             stop=(*stop, *(text for text in drawn.stop if text not in stop)),
             top_p=drawn.top_p,
             top_k=drawn.top_k,
             min_p=drawn.min_p,
             logit_bias=drawn.logit_bias,
-            seed=None if is_greedy else _seed_of(self.sample, len(transcript.turns)),
+            seed=None if is_greedy else _seed_of(self.sample, len(transcript.turns), self._number),
             greedy=is_greedy,
         )
         started = time.perf_counter()
@@ -204,6 +219,7 @@ def _first_logs(own: Mapping[str, float], others: Mapping[str, float] | None) ->
     return dict(itertools.islice({**own, **(others or {})}.items(), _MAX_LOGS))
 
 
-def _seed_of(sample: SampleTask, turn: int) -> int:
-    """Return a seed that the run's seed, the sample and its turn decide; another attempt draws anew."""
-    return int.from_bytes(sha256(f"{sample.seed}/{sample.key}/{turn}".encode()).digest()[:6])
+def _seed_of(sample: SampleTask, turn: int, number: int) -> int:
+    """Return a seed that the run's seed, the sample, its conversation and turn decide; another attempt draws anew."""
+    conversation = f"{number}:" if number else ""
+    return int.from_bytes(sha256(f"{sample.seed}/{sample.key}/{conversation}{turn}".encode()).digest()[:6])

@@ -18,8 +18,8 @@ from rollout.environments.guard import GuardedEnvironment
 from rollout.episodes.chat_tokens import ChatTokens
 from rollout.episodes.conversation import Conversation, Conversations
 from rollout.episodes.sample import Generator, SampleTask, Scorer, WrittenSoFar
+from rollout.episodes.scoring import finish_scored
 from rollout.episodes.transcript import Transcript
-from rollout.neighbours.reward_client import Score, ScoreRequest
 from rollout.neighbours.sources import noted_sources
 
 
@@ -65,11 +65,7 @@ class EpisodePlayer:
         finally:
             await environment.close()
         conversation.transcript.content_hashes = sorted(sources)
-        clock = time.perf_counter()
-        score = await self._score(sample, conversation.transcript)
-        scored_s = time.perf_counter() - clock
-        given = (score.filter_score, score.logs, score.reward_set)
-        return conversation.finish(how, score.reward, score.parts, scored_s, *given)
+        return await finish_scored(conversation, how, self._decode, self._scorer)
 
     async def _converse(
         self, environment: GuardedEnvironment, conversation: Conversation, tools: list[dict[str, Any]]
@@ -103,13 +99,6 @@ class EpisodePlayer:
             tokens, is_cut = self._text.observation(observation, limit)
         self.num_cut_observations += is_cut
         return tokens
-
-    async def _score(self, sample: SampleTask, transcript: Transcript) -> Score:
-        prompt = self._decode(transcript.tokens[: transcript.num_prompt_tokens])
-        response = self._decode(transcript.response_tokens)
-        return await self._scorer.score(
-            ScoreRequest(sample.key, prompt, response, sample.task.label, sample.task.columns)
-        )
 
 
 @contextmanager

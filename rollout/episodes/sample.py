@@ -4,9 +4,13 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Literal, Protocol
 
+from protocol.wire.trajectory import Trajectory
 from rollout.engine.generation import EngineStats, Generation, Sampling
 from rollout.environments.base import Task
 from rollout.neighbours.reward_client import Score, ScoreRequest
+
+AGENT = "agent"
+"""Boundary of what a user's agent program does."""
 
 
 @dataclass(frozen=True)
@@ -58,3 +62,15 @@ class Scorer(Protocol):
     def is_accepting(self) -> bool: ...
 
     async def score(self, request: ScoreRequest) -> Score: ...
+
+
+class Player(Protocol):
+    """Makes samples of one run, each from its prompt to its trajectory."""
+
+    num_cut_observations: int  # observations that lost their end so far
+
+    async def play(self, sample: SampleTask, written: WrittenSoFar | None = None) -> Trajectory:
+        """Return the finished trajectory. written: counts up with each turn that the engine ends.
+
+        Raises: NeighbourError naming who failed.
+        """

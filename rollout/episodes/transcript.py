@@ -89,6 +89,20 @@ class Transcript(msgspec.Struct):
         self.score = self.score if score is None else score
         self.logs = {**self.logs, **logs}
 
+    def up_to(self, num_turns: int) -> "Transcript":
+        """Return a copy that ends with the policy's num_turns-th turn: what came after it was never said."""
+        end = self.turns[num_turns - 1].end
+        return msgspec.structs.replace(
+            self,
+            tokens=self.tokens[:end],
+            logprobs=self.logprobs[:end],
+            loss_mask=self.loss_mask[:end],
+            version_spans=[span for span in self.version_spans if span.end <= end],
+            turns=self.turns[:num_turns],
+            content_hashes=list(self.content_hashes),
+            logs=dict(self.logs),
+        )
+
     def to_trajectory(self, facts: TrajectoryFacts) -> Trajectory:
         """Return the finished trajectory, checked as the coordinator will check it.
 

@@ -16,8 +16,7 @@ from protocol.settings.rollout import RolloutSettings
 from protocol.wire import messages as m
 from rollout.environments.base import Task
 from rollout.environments.guard import ENVIRONMENT
-from rollout.episodes.player import EpisodePlayer
-from rollout.episodes.sample import SampleTask, WrittenSoFar
+from rollout.episodes.sample import AGENT, Player, SampleTask, WrittenSoFar
 from rollout.session.failure_counts import FailureCounts
 from rollout.session.outbox import Failure, Finished, Item, Key, Outbox
 
@@ -29,7 +28,7 @@ class SamplesInFlight:
 
     def __init__(
         self,
-        player: EpisodePlayer,
+        player: Player,
         outbox: Outbox,
         failures: FailureCounts,
         settings: RolloutSettings,
@@ -129,7 +128,7 @@ class SamplesInFlight:
         """Count and log a failure. Code that raised here is logged with its traceback, a neighbour's failure is not."""
         if isinstance(error, NeighbourError):
             boundary, detail = one_line(error.boundary, 200) or "unnamed", one_line(error.detail, 2000)
-            raised = error.__cause__ if boundary == ENVIRONMENT else None
+            raised = error.__cause__ if boundary in (ENVIRONMENT, AGENT) else None
         else:
             boundary, detail, raised = "sample", described(error), error
         self._failures.add(boundary, detail, "the sample's lease went back", self._clock(), raised)

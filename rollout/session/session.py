@@ -3,7 +3,7 @@
 Two loops in one event loop share the socket: one takes in what the coordinator says, the other sends it what there is
 to say; between them stand the samples in flight.
 
-    Lease -> SamplesInFlight (EpisodePlayer per sample) -> Outbox -> TrajectoryDone | SampleFailed
+    Lease -> SamplesInFlight (a Player per sample) -> Outbox -> TrajectoryDone | SampleFailed
                                                            Outbox <- Ack, Trained
     Demand = room for groups: max_groups_in_flight less those here, 0 when nothing could be made of them
 """
@@ -21,8 +21,7 @@ from protocol.errors import FrameError
 from protocol.settings.run_spec import RunSpec
 from protocol.wire import messages as m
 from protocol.wire.codec import Decoder, encode
-from rollout.episodes.player import EpisodePlayer
-from rollout.episodes.sample import Generator
+from rollout.episodes.sample import Generator, Player
 from rollout.session.failure_counts import FailureCounts
 from rollout.session.needs import Channel, Neighbours, RewardSets
 from rollout.session.outbox import Finished, Item, Outbox
@@ -53,7 +52,7 @@ class RolloutSession:
         server: str,
         spec: RunSpec,
         channel: Channel,
-        player: EpisodePlayer,
+        player: Player,
         engine: Generator,
         services: Neighbours,
         outbox: Outbox,

@@ -27,6 +27,9 @@ BOS = 1
 class CharacterTokenizer:
     """One token per character, its code point; a BOS in front by default."""
 
+    def __len__(self) -> int:
+        return 0x110000
+
     def encode(self, text: str, add_special_tokens: bool = True) -> list[int]:
         return [BOS] * add_special_tokens + [ord(character) for character in text]
 

@@ -7,6 +7,7 @@ from protocol.errors import SettingsError
 from protocol.settings.rollout import BUNDLED_ENVIRONMENTS, ENVIRONMENT_FORMS, environment_file
 from protocol.settings.settings import Settings
 
+_AGENT = "agent"  # the kind of environment that names FILE.py:function
 _FUNCTIONS = (ast.FunctionDef, ast.AsyncFunctionDef)
 
 
@@ -18,7 +19,11 @@ def check_user_code(settings: Settings) -> None:
     learner, environment = settings.learner, settings.rollout.environment
     where, _, class_name = environment.rpartition(":")
     if (file := environment_file(environment)) is not None:
-        _check_file(environment, file[1])
+        kind, path = file
+        if kind == _AGENT:
+            _check_program(environment, path)
+        else:
+            _check_file(environment, path)
     elif environment not in BUNDLED_ENVIRONMENTS and not (where and class_name.isidentifier()):
         raise SettingsError(f"settings: rollout.environment = {environment}: expected one of {ENVIRONMENT_FORMS}.")
     else:
@@ -26,6 +31,13 @@ def check_user_code(settings: Settings) -> None:
     _check("learner.advantage", learner.advantage, is_class=False)
     _check("learner.loss", learner.loss, is_class=False)
     _check("learner.correction", learner.correction, is_class=False)
+
+
+def _check_program(environment: str, where: str) -> None:
+    path, _, function = where.rpartition(":")
+    if not path.endswith(".py") or not function.isidentifier():
+        raise SettingsError(f"settings: rollout.environment = {environment}: expected {_AGENT}:FILE.py:function.")
+    _check("rollout.environment", where, is_class=False)
 
 
 def _check_file(environment: str, path: str) -> None:
@@ -50,7 +62,7 @@ def _check(setting: str, name: str | None, *, is_class: bool) -> None:
     except (SyntaxError, ValueError) as error:
         raise SettingsError(f"{problem}{where} is not Python: {error}.") from None
     if not any(_may_name(statement, own, is_class=is_class) for statement in module.body):
-        kinds = ast.ClassDef if is_class else ast.FunctionDef
+        kinds = ast.ClassDef if is_class else _FUNCTIONS
         found = [statement.name for statement in module.body if isinstance(statement, kinds)]
         raise SettingsError(
             f"{problem}{where} has no {'class' if is_class else 'function'} {own}. It has {', '.join(found) or 'none'}."

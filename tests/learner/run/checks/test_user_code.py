@@ -22,6 +22,8 @@ def of(folder: Path, setting: str, name: str) -> Settings:
     ("setting", "name"),
     [
         ("rollout.environment", "own.py:Game"),
+        ("rollout.environment", "agent:own.py:centred"),
+        ("rollout.environment", "agents"),
         ("learner.advantage", "own.py:centred"),
         ("learner.loss", "own.py:plain"),
         ("learner.correction", "some.module:name"),
@@ -47,3 +49,18 @@ def test_own_code_that_is_not_there_is_refused_with_what_is(
         check_user_code(of(tmp_path, setting, name))
     assert str(caught.value).startswith(f"settings: {setting} = {tmp_path}/")
     assert str(caught.value).endswith(problem.format(folder=tmp_path))
+
+
+@pytest.mark.parametrize(
+    ("name", "problem"),
+    [
+        ("agent:own.py:Game", "/own.py has no function Game. It has centred."),
+        ("agent:own.py", "expected agent:FILE.py:function."),
+        ("agent:other.py:solve", "/other.py. Give the path of a Python file."),
+    ],
+)
+def test_program_of_agents_that_is_not_there_is_refused(tmp_path: Path, name: str, problem: str) -> None:
+    with pytest.raises(SettingsError) as caught:
+        check_user_code(of(tmp_path, "rollout.environment", name))
+    assert str(caught.value).startswith("settings: rollout.environment = ")
+    assert str(caught.value).endswith(problem)

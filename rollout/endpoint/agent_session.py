@@ -1,0 +1,205 @@
+"""One sample in the hands of an agent: what it asks for, how it ends. All of it in the endpoint's event loop.
+
+    opened -> taken by an agent -> [ turn ]* -> reward or finish reported    -> trained
+                                             -> silent, failed, taken back   -> the sample's lease goes back
+
+Once it has ended, however that was, everything that comes is answered 410 with the reason.
+"""
+
+import asyncio
+import secrets
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from protocol.errors import NeighbourError
+from protocol.one_line import described
+from protocol.settings.rollout import AgentsSettings
+from rollout.endpoint.bodies import Drawn, RewardBody
+from rollout.endpoint.branches import Branches, Place
+from rollout.endpoint.refusals import Refused
+from rollout.endpoint.rendering import Asked, Rendering
+from rollout.endpoint.retries import Retries
+from rollout.endpoint.sample_turns import Ended, NoRoom, SampleTurns, TurnAsked, Written
+from rollout.endpoint.turn_text import TurnText
+from rollout.episodes.sample import AGENT
+
+
+@dataclass(frozen=True)
+class Turned:
+    """An answer to a request for a turn."""
+
+    id: str  # of the answer
+    created: int  # Unix seconds
+    text: TurnText  # what the policy wrote, as the agent reads it
+    num_prompt_tokens: int  # of the conversation before the turn
+    num_tokens: int  # of the turn
+    policy_version: int  # that wrote its last token
+
+
+class AgentSession:
+    """Made in any thread, used in the endpoint's event loop."""
+
+    def __init__(self, turns: SampleTurns, rendering: Rendering, settings: AgentsSettings, drawn: Drawn) -> None:
+        self.id = f"session-{secrets.token_hex(8)}"
+        self.api_key = f"sluice-{secrets.token_urlsafe(24)}"
+        self.turns = turns
+        self.settings = settings
+        self.drawn = drawn
+        self.retries: Retries[Turned] = Retries()
+        self.ended_because: str | None = None  # in words; None: it goes on
+        self.reported: RewardBody | None = None  # what the agent gave; None: nothing
+        self._rendering = rendering
+        self._branches = Branches()
+        self._is_out_of_room = False
+        self._num_requests = 0
+        self._active_at = 0.0
+        self._watch: asyncio.TimerHandle | None = None
+
+    # -- its life -----------------------------------------------------------------------------------------------------
+
+    def take(self) -> None:
+        """Give the sample to an agent: from here on it must not be silent."""
+        self._active_at = time.monotonic()
+        self._look_after(self.settings.idle_timeout_s)
+
+    def wait_again(self) -> None:
+        """Have no agent again: the one that took it never heard of it."""
+        if self._watch is not None:
+            self._watch.cancel()
+
+    def forget(self) -> None:
+        """Let go of what was said; why it ended is kept."""
+        self._branches = Branches()
+        self.retries = Retries()
+
+    def check_open(self) -> None:
+        """Raise Refused once it has ended."""
+        if self.ended_because is not None:
+            raise Refused(410, f"session {self.id} has ended: {self.ended_because}", code="session_ended")
+
+    def report(self, reward: RewardBody | None) -> dict[str, Any]:
+        """End it with a reward, or with none; returns what the agent is told. Twice the same is counted once.
+
+        Raises: Refused for a session that has ended otherwise, or with another reward.
+        """
+        if self.ended_because == _REPORTED and reward == self.reported:
+            return {"id": self.id, "counted": False, "detail": "this was reported before, and counted once"}
+        self.check_open()
+        self.reported = reward
+        rule = self.settings.trained_conversation
+        branch = self._branches.trained(rule)
+        given = reward or RewardBody(reward=0.0)
+        self._end(
+            _REPORTED,
+            Ended(
+                trained=None if branch is None else branch.conversation,
+                reward=None if reward is None else reward.reward,
+                score=given.score,
+                logs=dict(given.logs),
+                num_dropped=sum(one.answered > 0 for one in self._branches.branches) - (branch is not None),
+                is_out_of_room=self._is_out_of_room,
+            ),
+        )
+        return {"id": self.id, "counted": True, "detail": "the sample is finished"}
+
+    def returned(self, reward: RewardBody | None) -> None:
+        """End it by what its program returned, unless the program reported before."""
+        if self.ended_because is None:
+            self.report(reward)
+
+    def fail(self, error: NeighbourError) -> None:
+        """End it: the sample is not made."""
+        if self.ended_because is None:
+            self._end(f"{error}. Its sample goes out again", Ended(error=error))
+
+    def take_back(self, why: str) -> None:
+        """End it for those who asked for the sample; they know already."""
+        if self.ended_because is None:
+            self._end(why, None)
+
+    def _end(self, because: str, how: Ended | None) -> None:
+        self.ended_because = because
+        if self._watch is not None:
+            self._watch.cancel()
+        self.retries.cancel()
+        if how is not None:
+            self.turns.end(how)
+
+    def _look_after(self, in_s: float) -> None:
+        self._watch = asyncio.get_running_loop().call_later(in_s, self._on_silence)
+
+    def _on_silence(self) -> None:
+        """Fail the sample when its agent was silent too long; else look again when it could be."""
+        limit_s = self.settings.idle_timeout_s
+        left_s = self._active_at + limit_s - time.monotonic()
+        if self.retries.num_under_way:
+            left_s = limit_s
+        if left_s > 0.0:
+            self._look_after(left_s)
+            return
+        self.fail(NeighbourError(AGENT, f"asked nothing for agents.idle_timeout_s = {limit_s:g} s"))
+
+    # -- turns --------------------------------------------------------------------------------------------------------
+
+    async def turn(self, asked: Asked, stop: tuple[str, ...], max_tokens: int | None, has_logprobs: bool) -> Turned:
+        """Return the policy's next turn of the conversation that a request goes on with.
+
+        Raises: Refused with the reason; a failure beside us ends the session.
+        """
+        self._num_requests += 1
+        if self._num_requests > self.settings.max_requests:
+            raise Refused(400, f"more than agents.max_requests = {self.settings.max_requests} requests in one session")
+        place = self._branches.place(asked.kind, asked.said)
+        try:
+            written = await self._written(asked, place, stop, max_tokens)
+            text = await self._rendering.read(written.generation, asked.may_call, has_logprobs)
+        except (Refused, NeighbourError, asyncio.CancelledError):
+            raise
+        except Exception as error:  # what is noted of the conversation may not be what was written in it
+            self.fail(NeighbourError("sample", described(error)))
+            raise
+        finally:
+            place.branch.is_busy = False
+            self._active_at = time.monotonic()
+            if not place.branch.answered and place.branch.conversation is None:
+                self._branches.forget(place.branch)
+        said = asked.with_turn(text)
+        branch, tokens = place.branch, written.generation.tokens
+        self._branches.answered(branch, said, tokens[-1], written.num_model_tokens)
+        return Turned(
+            f"turn-{secrets.token_hex(12)}",
+            int(time.time()),
+            text,
+            written.num_before,
+            len(tokens),
+            written.generation.version_spans[-1][2],
+        )
+
+    async def _written(self, asked: Asked, place: Place, stop: Sequence[str], max_tokens: int | None) -> Written:
+        branch = place.branch
+        if self.settings.trained_conversation == "only" and len(self._branches.branches) > 1:
+            problem = "does not go on with what was said in this session, and agents.trained_conversation = only"
+            raise Refused(400, f"the request {problem}: send what was said before as it was answered", "messages")
+        last_token = branch.turns[-1].last_token if branch.turns else None
+        tokens = await self._rendering.tokens(asked, place.new_from, last_token)
+        turn = TurnAsked(
+            branch.number, tokens, branch.conversation, place.parted_from, place.num_turns, tuple(stop), max_tokens
+        )
+        try:
+            written = await self.turns.ask(turn)
+        except NoRoom:
+            self._is_out_of_room = True
+            problem = "what is said leaves no room for an answer in rollout.max_context_tokens"
+            raise Refused(400, problem, "messages", "context_length_exceeded") from None
+        except NeighbourError as error:
+            if error.boundary == "prompt":
+                raise Refused(400, error.detail, "messages") from None
+            self.fail(error)
+            raise
+        branch.conversation = written.conversation
+        return written
+
+
+_REPORTED = "its end was reported"

@@ -1,0 +1,97 @@
+"""Users' agent programs, started for each sample in a thread of their own: what they do there, nobody waits for."""
+
+import asyncio
+import inspect
+import math
+import threading
+from concurrent.futures import Future
+from typing import Any
+
+from protocol.contained_tasks import contain_tasks
+from protocol.errors import NeighbourError
+from protocol.one_line import described, one_line
+from rollout.environments.agents import AgentProgram, AgentTask
+from rollout.episodes.sample import AGENT
+
+_END_S = 5.0
+
+
+class AgentPrograms:
+    """Runs one program for many samples: coroutines in one event loop, other functions in a thread each."""
+
+    def __init__(self, program: AgentProgram) -> None:
+        self._program = program
+        self._loop = asyncio.new_event_loop()
+        self._thread = threading.Thread(target=self._run, name="agents-programs", daemon=True)
+        self._thread.start()
+
+    def start(self, task: AgentTask) -> "Future[float | None]":
+        """Return what the program will return; NeighbourError("agent") when it raises or returns no number.
+
+        Cancelling the future cancels a coroutine. A function in a thread runs on: what it asks for is refused.
+        """
+        return asyncio.run_coroutine_threadsafe(self._outcome(task), self._loop)
+
+    async def close(self) -> None:
+        """End the event loop; called in another one. Threads that still run end with the process."""
+        self._loop.call_soon_threadsafe(self._loop.stop)
+        await asyncio.to_thread(self._thread.join, _END_S)
+
+    async def _outcome(self, task: AgentTask) -> float | None:
+        contain_tasks()
+        try:
+            if inspect.iscoroutinefunction(self._program):
+                return _reward(await self._program(task))
+            return _reward(await self._in_thread(task))
+        except asyncio.CancelledError:
+            raise
+        except NeighbourError:
+            raise
+        except BaseException as error:  # a user's code may raise anything
+            raise NeighbourError(AGENT, described(error)) from error
+
+    async def _in_thread(self, task: AgentTask) -> Any:
+        """Return what a function returns. A thread that never ends keeps no process from ending."""
+        loop = asyncio.get_running_loop()
+        returned: asyncio.Future[Any] = loop.create_future()
+
+        def settle(value: Any, error: BaseException | None) -> None:
+            if returned.done():
+                return
+            if error is not None:
+                returned.set_exception(error)
+            else:
+                returned.set_result(value)
+
+        def run() -> None:
+            value, failed = None, None
+            try:
+                value = self._program(task)
+            except BaseException as error:  # a user's code may raise anything
+                failed = RuntimeError("StopIteration") if isinstance(error, StopIteration) else error
+            if not loop.is_closed():
+                loop.call_soon_threadsafe(settle, value, failed)
+
+        threading.Thread(target=run, name="agent", daemon=True).start()
+        return await returned
+
+    def _run(self) -> None:
+        asyncio.set_event_loop(self._loop)
+        try:
+            self._loop.run_forever()
+            for task in asyncio.all_tasks(self._loop):
+                task.cancel()
+            self._loop.run_until_complete(asyncio.sleep(0))
+        finally:
+            asyncio.set_event_loop(None)
+            self._loop.close()
+
+
+def _reward(returned: Any) -> float | None:
+    """Return what a program returned as a reward: a number, or an array or tensor of one; None stays None."""
+    if returned is None:
+        return None
+    plain = returned.item() if hasattr(returned, "item") else returned
+    if not isinstance(plain, int | float) or not math.isfinite(plain):
+        raise NeighbourError(AGENT, f"the program returned {one_line(repr(returned), 80)}, expected a number or None")
+    return float(plain)

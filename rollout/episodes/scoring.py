@@ -1,0 +1,26 @@
+"""The end of a sample: its conversation scored, and the trajectory that is sent."""
+
+import time
+from collections.abc import Callable, Sequence
+
+from protocol.wire.trajectory import Finish, Trajectory
+from rollout.episodes.conversation import Conversation
+from rollout.episodes.sample import Scorer
+from rollout.neighbours.reward_client import ScoreRequest
+
+
+async def finish_scored(
+    conversation: Conversation, how: Finish, decode: Callable[[Sequence[int]], str], scorer: Scorer
+) -> Trajectory:
+    """Return the conversation's trajectory, with the reward that the services give it.
+
+    Raises: NeighbourError naming "reward:<name>" or "trajectory".
+    """
+    clock = time.perf_counter()
+    sample, transcript = conversation.sample, conversation.transcript
+    prompt = decode(transcript.tokens[: transcript.num_prompt_tokens])
+    response = decode(transcript.response_tokens)
+    score = await scorer.score(ScoreRequest(sample.key, prompt, response, sample.task.label, sample.task.columns))
+    scored_s = time.perf_counter() - clock
+    given = (score.filter_score, score.logs, score.reward_set)
+    return conversation.finish(how, score.reward, score.parts, scored_s, *given)

@@ -1,0 +1,133 @@
+"""A run whose samples agents play: a real session and endpoint between a scripted coordinator and a scripted engine."""
+
+import asyncio
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field
+from typing import Any
+
+import httpx
+from openai import AsyncOpenAI
+
+from protocol.settings.rollout import AgentsSettings
+from protocol.wire import messages as m
+from protocol.wire.channel import AsyncDealerChannel
+from protocol.wire.trajectory import Trajectory
+from rollout.endpoint.player import AgentPlayer
+from rollout.engine.generation import Generation, Sampling
+from rollout.engine.version_gate import VersionGate
+from rollout.environments.agents import AgentProgram
+from rollout.neighbours.no_rewards import NoRewards
+from rollout.session.outbox import Outbox
+from rollout.session.session import RolloutSession
+from tests.fakes.rollout_fakes import ScriptedCoordinator, ScriptedScorer, make_keys, make_spec
+from tests.fakes.tokenizing_engine import TokenizingEngine
+from tests.fakes.tool_models import FAMILIES
+
+TOKEN = "the-clusters-own-token"
+
+
+class WatchedEngine(TokenizingEngine):
+    """Keeps what it wrote, each with the tokens before it; waits while `may_write` is not set."""
+
+    def __init__(self, write: Callable[[str], str], family: str = "hermes") -> None:
+        super().__init__(write, FAMILIES[family].tokenizer())
+        self.wrote: list[tuple[list[int], list[int]]] = []
+        self.asked: list[Sampling] = []
+        self.may_write = asyncio.Event()
+        self.may_write.set()
+
+    async def generate(self, prompt_tokens: Any, sampling: Sampling, request_id: str) -> Generation:
+        self.asked.append(sampling)
+        before = list(prompt_tokens)
+        await self.may_write.wait()
+        generation = await super().generate(prompt_tokens, sampling, request_id)
+        self.wrote.append((before, generation.tokens))
+        return generation
+
+
+@dataclass
+class AgentsScene:
+    """What a test of agents needs."""
+
+    coordinator: ScriptedCoordinator
+    engine: WatchedEngine
+    player: AgentPlayer
+    session: RolloutSession
+    http: httpx.AsyncClient  # with the cluster's token
+    outcomes: dict[tuple[str, int], m.SampleFailed | Trajectory] = field(default_factory=dict)
+
+    async def take(self, **headers: str) -> dict[str, Any]:
+        """Ask for a sample as a program outside does; returns what it is told."""
+        reply = await self.http.post("/sluice/sessions", json={"wait_s": 20.0}, headers=headers)
+        assert reply.status_code == 200, reply.text
+        return dict(reply.json())
+
+    def client(self, told: dict[str, Any], **options: Any) -> AsyncOpenAI:
+        """Return OpenAI's own client for a sample."""
+        return AsyncOpenAI(base_url=told["base_url"], api_key=told["api_key"], **options)
+
+    async def end(self, told: dict[str, Any], verb: str = "finish", **body: Any) -> httpx.Response:
+        """Report a sample's end."""
+        key = {"Authorization": f"Bearer {told['api_key']}"}
+        return await self.http.post(f"/sluice/sessions/{told['id']}/{verb}", json=body, headers=key)
+
+    async def outcome(self, group: str, index: int = 0) -> m.SampleFailed | Trajectory:
+        """Return what became of a sample."""
+        async with asyncio.timeout(30.0):
+            while (group, index) not in self.outcomes:
+                message = await self.coordinator.next(m.Message, timeout_s=30.0)
+                if isinstance(message, m.SampleFailed):
+                    self.outcomes[message.group, message.sample_index] = message
+                elif isinstance(message, m.TrajectoryDone):
+                    facts = message.facts
+                    made = Trajectory.from_buffers(facts, self.coordinator.buffers[-1])
+                    self.outcomes[facts.group, facts.sample_index] = made
+        return self.outcomes[group, index]
+
+    async def trajectory(self, group: str, index: int = 0) -> Trajectory:
+        """Return a sample's trajectory."""
+        made = await self.outcome(group, index)
+        assert isinstance(made, Trajectory), made
+        return made
+
+    async def failure(self, group: str, index: int = 0) -> str:
+        """Return why a sample failed."""
+        made = await self.outcome(group, index)
+        assert isinstance(made, m.SampleFailed), made
+        return f"{made.boundary}: {made.detail}"
+
+
+@asynccontextmanager
+async def agents_scene(
+    write: Callable[[str], str] = lambda context: "four<|im_end|>",
+    program: AgentProgram | None = None,
+    scorer: ScriptedScorer | None = None,
+    family: str = "hermes",
+    agents: dict[str, Any] | None = None,
+    **rollout: Any,
+) -> AsyncIterator[AgentsScene]:
+    """Yield a run that was welcomed. scorer: None: rewards.endpoints is empty."""
+    coordinator_keys = make_keys()
+    coordinator = ScriptedCoordinator(coordinator_keys)
+    limits = {"max_response_tokens": 256, "max_context_tokens": 4096, "environment": "agents", **rollout}
+    spec = make_spec(coordinator.address, **limits).model_copy(update={"agents": AgentsSettings(**(agents or {}))})
+    engine, gate = WatchedEngine(write, family), VersionGate()
+    gate.open()
+    rewards: Any = scorer or NoRewards()
+    player = await AgentPlayer.open(engine, gate, program, rewards, spec, "s0", TOKEN)
+    channel = AsyncDealerChannel(coordinator.address, "s0", coordinator_keys.peer, coordinator_keys.coordinator.public)
+    session = RolloutSession("s0", spec, channel, player, engine, player, Outbox())
+    task = asyncio.create_task(session.run())
+    address = player.base_url.removesuffix("/v1")
+    try:
+        await coordinator.welcome()
+        headers = {"Authorization": f"Bearer {TOKEN}"}
+        async with httpx.AsyncClient(base_url=address, headers=headers, timeout=60.0, trust_env=False) as http:
+            yield AgentsScene(coordinator, engine, player, session, http)
+    finally:
+        task.cancel()
+        await asyncio.wait([task])
+        await player.close()
+        channel.close()
+        coordinator.close()

@@ -1,0 +1,238 @@
+"""Agents with OpenAI's own client: what they are answered, and that the trajectory is what the engine wrote."""
+
+import itertools
+import json
+from typing import Any
+
+import pytest
+from openai import BadRequestError
+
+from tests.fakes.rollout_fakes import ScriptedScorer
+from tests.rollout.endpoint.agents_scene import agents_scene
+
+ADD = {
+    "type": "function",
+    "function": {
+        "name": "add",
+        "description": "Adds.",
+        "parameters": {"type": "object", "properties": {"a": {"type": "integer"}, "b": {"type": "integer"}}},
+    },
+}
+ADDS = '<tool_call>\n{"name": "add", "arguments": {"a": 2, "b": 2}}\n</tool_call><|im_end|>'
+
+
+async def test_conversation_of_an_agent_is_the_tokens_that_the_engine_read_and_wrote() -> None:
+    answers = itertools.cycle(["it is 4<|im_end|>", "yes, 4<|im_end|>"])
+    async with agents_scene(lambda context: next(answers), scorer=ScriptedScorer(0.5)) as scene:
+        scene.coordinator.lease("g", prompt="2+2=", label="4", columns={"level": 1})
+        told = await scene.take()
+        assert (told["prompt"], told["label"], told["columns"]) == ("2+2=", "4", {"level": 1})
+        async with scene.client(told) as client:
+            messages: list[Any] = [{"role": "user", "content": told["prompt"]}]
+            first = await client.chat.completions.create(model="any", messages=messages)
+            assert first.choices[0].message.content == "it is 4"
+            assert first.choices[0].finish_reason == "stop"
+            messages += [first.choices[0].message, {"role": "user", "content": "sure?"}]
+            second = await client.chat.completions.create(model="any", messages=messages)
+            assert second.choices[0].message.content == "yes, 4"
+        assert (await scene.end(told, "reward", reward=0.25)).json()["counted"]
+        trajectory = await scene.trajectory("g")
+
+    (before, turn), (between, last) = scene.engine.wrote
+    assert trajectory.tokens.tolist() == between + last
+    assert between[: len(before) + len(turn)] == before + turn
+    assert [int(t) for t, is_own in zip(trajectory.tokens, trajectory.loss_mask, strict=True) if is_own] == turn + last
+    assert "sure?" in scene.engine.decode(between)
+    assert (trajectory.facts.reward, trajectory.facts.num_turns, trajectory.facts.finish) == (0.75, 2, "stop")
+    assert trajectory.facts.reward_parts == {"fake": 0.5, "environment": 0.25}
+    assert first.usage is not None
+    assert (first.usage.prompt_tokens, first.usage.completion_tokens) == (len(before), len(turn))
+
+
+@pytest.mark.parametrize("is_streamed", [False, True])
+async def test_agent_is_given_calls_of_tools_and_their_results_go_on_behind_them(is_streamed: bool) -> None:
+    async with agents_scene(lambda context: "4<|im_end|>" if "tool_response" in context else "So " + ADDS) as scene:
+        scene.coordinator.lease("g")
+        told = await scene.take()
+        messages: list[Any] = [{"role": "user", "content": "2+2"}]
+        async with scene.client(told) as client:
+            if is_streamed:
+                async with client.chat.completions.stream(model="m", messages=messages, tools=[ADD]) as stream:
+                    completion: Any = await stream.get_final_completion()
+            else:
+                completion = await client.chat.completions.create(model="m", messages=messages, tools=[ADD])
+            choice = completion.choices[0]
+            (call,) = choice.message.tool_calls
+            assert (choice.finish_reason, choice.message.content) == ("tool_calls", "So")
+            assert (call.function.name, json.loads(call.function.arguments)) == ("add", {"a": 2, "b": 2})
+            # As agents write it that keep no more than they need, arguments in their own way.
+            again = {"id": call.id, "type": "function", "function": {"name": "add", "arguments": '{"b":2, "a":2}'}}
+            messages += [
+                {"role": "assistant", "content": "So", "tool_calls": [again]},
+                {"role": "tool", "tool_call_id": call.id, "content": "four <|im_end|>"},
+            ]
+            last = await client.chat.completions.create(model="m", messages=messages, tools=[ADD])
+            assert last.choices[0].message.content == "4"
+        await scene.end(told, "reward", reward=1.0)
+        trajectory = await scene.trajectory("g")
+
+    assert trajectory.facts.num_turns == 2
+    (before, turn), (between, last_turn) = scene.engine.wrote
+    assert trajectory.tokens.tolist() == between + last_turn
+    reply = scene.engine.decode(between[len(before) + len(turn) :])
+    assert reply.startswith("\n<|im_start|>user\n<tool_response>\nfour <|im_end|>\n</tool_response><|im_end|>")
+    end = scene.engine.tokenizer.convert_tokens_to_ids("<|im_end|>")
+    # The name that the tool wrote is letters, and only the template's own ends are tokens.
+    assert between[len(before) + len(turn) :].count(end) == 1
+
+
+async def test_stream_tells_the_turn_its_end_and_its_tokens() -> None:
+    async with agents_scene() as scene:
+        scene.coordinator.lease("g")
+        told = await scene.take()
+        async with scene.client(told) as client:
+            stream = await client.chat.completions.create(
+                model="m",
+                messages=[{"role": "user", "content": "2+2"}],
+                stream=True,
+                stream_options={"include_usage": True},
+            )
+            events = [event async for event in stream]
+    assert "".join(event.choices[0].delta.content or "" for event in events if event.choices) == "four"
+    assert [event.choices[0].finish_reason for event in events if event.choices] == [None, "stop"]
+    assert events[-1].usage is not None
+    assert events[-1].usage.completion_tokens == 5
+
+
+async def test_logprobs_are_those_of_the_sampled_tokens() -> None:
+    async with agents_scene() as scene:
+        scene.coordinator.lease("g")
+        told = await scene.take()
+        async with scene.client(told) as client:
+            messages: Any = [{"role": "user", "content": "2+2"}]
+            completion = await client.chat.completions.create(model="m", messages=messages, logprobs=True)
+    logprobs = completion.choices[0].logprobs
+    assert logprobs is not None
+    assert logprobs.content is not None
+    assert [(each.token, each.logprob) for each in logprobs.content] == [
+        *((letter, -0.5) for letter in "four"),
+        ("<|im_end|>", -0.5),
+    ]
+
+
+async def test_history_that_was_changed_is_another_conversation_and_the_last_answered_is_trained() -> None:
+    numbers = itertools.count(1)
+    async with agents_scene(lambda context: f"n{next(numbers)}<|im_end|>") as scene:
+        scene.coordinator.lease("g")
+        told = await scene.take()
+        async with scene.client(told) as client:
+            messages: list[Any] = [{"role": "user", "content": "a"}]
+            for _ in range(2):
+                turn = await client.chat.completions.create(model="m", messages=messages)
+                messages += [turn.choices[0].message, {"role": "user", "content": "b"}]
+            # Behind the first turn something else is said: its tokens are kept.
+            await client.chat.completions.create(
+                model="m", messages=[*messages[:2], {"role": "user", "content": "other"}]
+            )
+        await scene.end(told, "reward", reward=1.0)
+        trajectory = await scene.trajectory("g")
+    first, _, third = scene.engine.wrote
+    assert trajectory.tokens.tolist() == third[0] + third[1]
+    assert third[0][: len(first[0]) + len(first[1])] == first[0] + first[1]
+    assert trajectory.facts.num_turns == 2
+    assert trajectory.facts.reward_logs["environment/dropped_conversations"] == 1.0
+
+
+REFUSED: list[tuple[dict[str, Any], str]] = [
+    ({"temperature": 0.2}, "rollout.temperature = 1"),
+    ({"top_p": 0.9}, "top_p = 0.9 draws from another distribution"),
+    ({"presence_penalty": 1.0}, "every ratio would be wrong"),
+    ({"n": 2}, "n = 2 is not to be had here"),
+    ({"response_format": {"type": "json_object"}}, "response_format"),
+    ({"tools": [ADD], "tool_choice": "required"}, "would force the policy's tokens"),
+    ({"extra_body": {"guided_json": {}}}, "guided_json is not known here"),
+    ({"messages": [{"role": "king", "content": "x"}]}, "messages[0].role is 'king'"),
+    ({"messages": [{"role": "user", "content": [{"type": "image_url"}]}]}, "has a part of the type 'image_url'"),
+    ({"messages": [{"role": "user", "content": "x" * 5000}]}, "leaves no room for an answer"),
+]
+
+
+async def test_what_cannot_be_trained_or_answered_is_refused_with_the_reason_and_the_session_goes_on() -> None:
+    async with agents_scene() as scene:
+        scene.coordinator.lease("g")
+        told = await scene.take()
+        async with scene.client(told) as client:
+            for option, reason in REFUSED:
+                request = {"model": "m", "messages": [{"role": "user", "content": "a"}], **option}
+                with pytest.raises(BadRequestError) as refused:
+                    await client.chat.completions.create(**request)
+                assert reason in str(refused.value)
+            await client.chat.completions.create(model="m", messages=[{"role": "user", "content": "a"}])
+        await scene.end(told, "reward", reward=1.0)
+        assert (await scene.trajectory("g")).facts.num_turns == 1
+
+
+async def test_other_sampling_is_ignored_where_the_settings_say_so() -> None:
+    async with agents_scene(agents={"other_sampling": "ignore"}) as scene:
+        scene.coordinator.lease("g")
+        told = await scene.take()
+        async with scene.client(told) as client:
+            messages: Any = [{"role": "user", "content": "a"}]
+            await client.chat.completions.create(model="m", messages=messages, temperature=0.2, top_p=0.5)
+    (asked,) = scene.engine.asked
+    assert (asked.temperature, asked.top_p) == (1.0, 1.0)
+
+
+async def test_agent_may_ask_for_fewer_tokens_and_for_stop_strings() -> None:
+    async with agents_scene() as scene:
+        scene.coordinator.lease("g")
+        told = await scene.take()
+        async with scene.client(told) as client:
+            messages: Any = [{"role": "user", "content": "a"}]
+            cut = await client.chat.completions.create(model="m", messages=messages, max_tokens=2, stop=["u"])
+    assert (cut.choices[0].message.content, cut.choices[0].finish_reason) == ("fo", "length")
+    assert (scene.engine.asked[0].max_tokens, scene.engine.asked[0].stop) == (2, ("u",))
+
+
+async def test_text_that_goes_on_keeps_the_tokens_of_the_turn() -> None:
+    async with agents_scene() as scene:
+        scene.coordinator.lease("g")
+        told = await scene.take()
+        async with scene.client(told) as client:
+            prompt = "<|im_start|>user\n2+2<|im_end|>\n<|im_start|>assistant\n"
+            first = await client.completions.create(model="m", prompt=prompt)
+            assert first.choices[0].text == "four"
+            await client.completions.create(model="m", prompt=f"{prompt}four<|im_end|>\n<|im_start|>user\nsure?")
+        await scene.end(told, "reward", reward=1.0)
+        trajectory = await scene.trajectory("g")
+    (before, turn), (between, last) = scene.engine.wrote
+    assert trajectory.tokens.tolist() == between + last
+    assert between[: len(before) + len(turn)] == before + turn
+    assert scene.engine.decode(between[len(before) + len(turn) :]) == "\n<|im_start|>user\nsure?"
+
+
+async def test_agent_that_speaks_in_tokens_is_answered_in_tokens() -> None:
+    async with agents_scene() as scene:
+        scene.coordinator.lease("g")
+        told = await scene.take()
+        async with scene.client(told) as client:
+            first: Any = await client.completions.create(model="m", prompt=[1, 2, 3])
+            await client.completions.create(model="m", prompt=[1, 2, 3, *first.choices[0].token_ids, 4])
+            with pytest.raises(BadRequestError, match="holds a token that is not between 0 and"):
+                await client.completions.create(model="m", prompt=[1, 1 << 30])
+        await scene.end(told, "reward", reward=1.0)
+        trajectory = await scene.trajectory("g")
+    (_, turn), (_, last) = scene.engine.wrote
+    assert trajectory.tokens.tolist() == [1, 2, 3, *turn, 4, *last]
+
+
+async def test_context_that_is_full_ends_the_turn_and_the_trajectory() -> None:
+    async with agents_scene(lambda context: "x" * 500, max_context_tokens=100, max_response_tokens=90) as scene:
+        scene.coordinator.lease("g")
+        told = await scene.take()
+        async with scene.client(told) as client:
+            turn = await client.chat.completions.create(model="m", messages=[{"role": "user", "content": "a"}])
+            assert turn.choices[0].finish_reason == "length"
+        await scene.end(told, "reward", reward=1.0)
+        trajectory = await scene.trajectory("g")
+    assert (len(trajectory.tokens), trajectory.facts.finish) == (100, "context")
