@@ -8,12 +8,13 @@ from collections.abc import Iterator
 from learner.audit.breach import Breach
 from learner.audit.run import AuditedRun
 from learner.data.group_name import GroupName
-from learner.data.prompt_order import PromptOrder
+from learner.data.prompt_order import order_of
 
 
 def check_order(run: AuditedRun) -> Iterator[Breach]:
     """Yield positions without a prompt, with two, or with another than the run's seed and data give."""
-    order = PromptOrder(len(run.uids), run.settings.run.seed)
+    data = run.settings.data
+    order = order_of(run.rows_by_entry or [len(run.uids)], data.weights(), run.settings.run.seed, data.shuffle)
     expected = 0
     previous = ""
     for position, epoch, uid, group in run.rows(

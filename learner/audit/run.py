@@ -5,13 +5,13 @@ ended: SQLite alone may renew its lock table (`ledger.sqlite-shm`) beside a writ
 """
 
 import sqlite3
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import closing, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from learner.data.prompt_set import read_prompts
+from learner.data.prompt_reading import RowName, read_prompts
 from learner.disk.layout import CHECKPOINTS, LEDGER
 from learner.disk.skipped_rows import read_skipped
 from learner.ledger.schema import add_missing_tables_in_memory
@@ -30,10 +30,11 @@ class AuditedRun:
 
     folder: Path  # the run's
     settings: Settings  # of its settings.yaml: those of its last start
-    uids: list[str]  # of the prompts that it trains on, in file order
+    uids: list[str]  # of the prompts that it trains on, in the order of their files
     db: sqlite3.Connection  # its ledger, inside one read transaction
     metrics: bytes  # bytes of metrics.jsonl when that transaction began; empty without the file
     checkpoints: list[Path]  # their folders just before it began, in step order
+    rows_by_entry: Sequence[int] = ()  # how many of the prompts each entry of data.train has; empty: it is one
 
     def rows(self, query: str, *values: object) -> Iterator[tuple[Any, ...]]:
         """Return the rows of a query over the ledger."""
@@ -57,7 +58,7 @@ def open_run(folder: Path, data: Path | None) -> Iterator[AuditedRun]:
             problem = f"has no {name}" if name else "does not exist"
             raise SettingsError(f"{folder} {problem}. Give the folder of a run, such as runs/NAME.")
     settings = load_settings(folder / "settings.yaml", [])
-    uids = _read_uids(folder, settings, data)
+    uids, rows_by_entry = _read_uids(folder, settings, data)
     path = folder / LEDGER
     try:
         with closing(sqlite3.connect(read_only(path), uri=True, isolation_level=None)) as db:
@@ -65,7 +66,8 @@ def open_run(folder: Path, data: Path | None) -> Iterator[AuditedRun]:
             add_missing_tables_in_memory(db, path)
             # Before the ledger's moment: what a checkpoint made after it says, the ledger would not know yet.
             checkpoints = sorted((folder / CHECKPOINTS).glob("step_*"))
-            yield AuditedRun(folder, settings, uids, db, _begin(db, folder / "metrics.jsonl"), checkpoints)
+            metrics = _begin(db, folder / "metrics.jsonl")
+            yield AuditedRun(folder, settings, uids, db, metrics, checkpoints, rows_by_entry)
     except sqlite3.Error as error:
         raise OperatorError(
             f"The ledger {path} cannot be read: {error}. While {LEDGER}-wal is beside it, this user must be allowed to "
@@ -103,13 +105,15 @@ def read_only(path: Path) -> str:
     return f"{path.resolve().as_uri()}?{'mode=ro' if is_shared else 'mode=ro&immutable=1'}"
 
 
-def _read_uids(folder: Path, settings: Settings, data: Path | None) -> list[str]:
-    path = str(data) if data is not None else settings.data.train
-    if not path:  # a warm start alone
-        return []
+def _read_uids(folder: Path, settings: Settings, data: Path | None) -> tuple[list[str], list[int]]:
+    """Return the prompts' uids, and how many of them each entry of data.train has."""
+    given = str(data) if data is not None else settings.data.train
+    if not given:  # a warm start alone
+        return [], []
     try:
-        index, _ = read_prompts(path, settings.data, without=[number for number, _ in read_skipped(folder)])
-        return [index.uid(place) for place in range(len(index))]
+        without = [RowName(row.file, row.number) for row in read_skipped(folder)]
+        index, _ = read_prompts(given, settings.data, without=without)
+        return [index.uid(place) for place in range(len(index))], index.rows_by_entry
     except SettingsError as error:
         raise SettingsError(
             f"{error} The audit compares the ledger with the prompts that the run was given: name the file with --data."

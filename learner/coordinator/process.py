@@ -4,21 +4,20 @@ It is a Ray actor: what its methods return and raise goes through Ray.
 """
 
 import threading
-from collections.abc import Sequence
 from pathlib import Path
 
 from learner.coordinator.coordinator import Coordinator
+from learner.coordinator.groups.claims import claim_prompts
 from learner.coordinator.groups.held_out import HeldOutSet
 from learner.coordinator.loop import CoordinatorLoop
 from learner.coordinator.steps.record import RunRecord
-from learner.data.prompt_set import load_prompts, open_prompts, prompts_digest
-from learner.data.prompts import Prompt
+from learner.data.prompt_reading import RowName
+from learner.data.prompt_set import load_prompts, open_prompts
 from learner.disk.layout import LEDGER, TRAIN_INDEX
 from learner.disk.skipped_rows import read_skipped
 from learner.ledger.ledger import Ledger
 from learner.ledger.snapshots import LedgerCopies, in_a_thread
 from learner.live.status import RunStatus
-from protocol.errors import SettingsError
 from protocol.node.home import load_keys
 from protocol.settings.settings import Settings
 from protocol.wire.channel import RouterChannel
@@ -50,10 +49,10 @@ class CoordinatorProcess:
         settings, folder, keys = self._settings, self._folder, load_keys()
         # A run that is a warm start alone has no prompts.
         data = settings.data
-        left_out = [number for number, _ in read_skipped(folder)]
+        left_out = [RowName(row.file, row.number) for row in read_skipped(folder)]
         train = open_prompts(data.train, data, folder / TRAIN_INDEX, left_out) if data.train else []
         self._ledger = Ledger(folder / LEDGER)
-        _claim_prompts(self._ledger, settings, train)
+        claim_prompts(self._ledger, settings, train)
         self._copies = LedgerCopies(self._ledger, in_a_thread)
         channel = RouterChannel(self._host, keys.coordinator, allowed=[keys.peer.public])
         coordinator = Coordinator(
@@ -110,19 +109,3 @@ def _held_out_sets(settings: Settings) -> list[HeldOutSet]:
         prompts = load_prompts(one.data, data)[: one.num_prompts or evaluation.num_prompts]
         sets.append(HeldOutSet(prompts, one.samples or evaluation.samples, one.name, one.temperature))
     return sets
-
-
-def _claim_prompts(ledger: Ledger, settings: Settings, train: Sequence[Prompt]) -> None:
-    """Raise SettingsError when the run began with other prompts, or in another order: its accounts are of those."""
-    if not train:
-        return
-    if ledger.claim("prompts", prompts_digest(train)) is not None:
-        raise SettingsError(
-            f"settings: data.train = {settings.data.train} holds other prompts than this run began with. "
-            "Put the earlier file back, or choose another run.name."
-        )
-    if (seed := ledger.claim("seed", str(settings.run.seed))) is not None:
-        raise SettingsError(
-            f"settings: run.seed = {settings.run.seed}, and this run began with {seed}, which orders its prompts. "
-            f"Set run.seed to {seed}, or choose another run.name."
-        )

@@ -1,28 +1,53 @@
 """Where each prompt of a data set lies and what it is called: read once, small, and shared with other processes.
 
-A million rows take 26 MB; their texts stay in the file.
+A million rows take 26 MB; their texts stay in their files.
 """
 
 import hashlib
+import json
 import os
 from array import array
-from collections.abc import Sequence
-from dataclasses import dataclass
+from bisect import bisect_right
+from collections.abc import Collection, Sequence
+from dataclasses import asdict, dataclass
+from functools import cached_property
+from itertools import accumulate
 from pathlib import Path
 
 import numpy as np
 from numpy.typing import NDArray
 
-_UID_BYTES = 10
+from learner.data.row_files import RowFile
+from learner.data.uids import UID_BYTES
+
+
+@dataclass(frozen=True)
+class IndexedFile:
+    """One file as it was when its rows were read."""
+
+    path: str
+    name: str  # part of its rows' uids
+    entry: int  # which entry of data.train it belongs to, counted from 0
+    num_rows: int  # in the index
+    size: int  # bytes
+    mtime_ns: int
+
+    def is_unchanged(self) -> bool:
+        """Return whether the file is as it was, as far as its size and time tell."""
+        try:
+            found = os.stat(self.path)
+        except OSError:
+            return False
+        return (found.st_size, found.st_mtime_ns) == (self.size, self.mtime_ns)
 
 
 @dataclass(frozen=True)
 class PromptIndex:
-    """The rows of one file that are trained on, in file order. N rows."""
+    """The rows that are used, file by file and in each file's order. N rows."""
 
-    size: int  # of the file, bytes
-    mtime_ns: int  # of the file
-    numbers: NDArray[np.int64]  # [N] line or row in the file, counted from 1
+    said: str  # what the settings said of the data set
+    files: tuple[IndexedFile, ...]
+    numbers: NDArray[np.int64]  # [N] line or row in its file, counted from 1
     offsets: NDArray[np.int64]  # [N] where the line begins, bytes; the row's place in a Parquet file
     uids: NDArray[np.uint8]  # [N, 10]
 
@@ -32,72 +57,106 @@ class PromptIndex:
     def uid(self, place: int) -> str:
         return bytes(self.uids[place]).hex()
 
+    def file_of(self, place: int) -> int:
+        """Return which of the files holds the row of a place."""
+        return bisect_right(self._ends, place)
+
+    @property
+    def rows_by_entry(self) -> list[int]:
+        """How many rows each entry of data.train has."""
+        counts = [0] * (max((file.entry for file in self.files), default=-1) + 1)
+        for file in self.files:
+            counts[file.entry] += file.num_rows
+        return counts
+
     def digest(self) -> str:
         """Return a hash over all uids in their order: what two starts of a run must agree on."""
         text = self.uids.tobytes().hex()
-        width, digest = 2 * _UID_BYTES, hashlib.sha256()
+        width, digest = 2 * UID_BYTES, hashlib.sha256()
         for first in range(0, len(text), width):
             digest.update((b"\n" if first else b"") + text[first : first + width].encode())
         return digest.hexdigest()
 
     def places(self, uids: Sequence[str]) -> dict[str, int]:
         """Return the place of each of these uids that is here."""
-        wanted = np.frombuffer(bytes.fromhex("".join(uids)), np.uint8).reshape(-1, _UID_BYTES)
+        wanted = np.frombuffer(bytes.fromhex("".join(uids)), np.uint8).reshape(-1, UID_BYTES)
         mine, theirs = _as_items(self.uids), _as_items(wanted)
         found = np.flatnonzero(np.isin(mine, theirs))
         return {self.uid(place): int(place) for place in found}
 
-    def is_of(self, file: Path) -> bool:
-        """Return whether the file is as it was when this was made, as far as its size and time tell."""
-        found = file.stat()
-        return (found.st_size, found.st_mtime_ns) == (self.size, self.mtime_ns)
+    def is_of(self, said: str) -> bool:
+        """Return whether the settings say the same, and the files are as they were when this was made."""
+        return said == self.said and all(file.is_unchanged() for file in self.files)
 
     def save(self, path: Path) -> None:
         """Write this to a file, in one step."""
         path.parent.mkdir(parents=True, exist_ok=True)
         aside = path.with_name(f".{path.name}")
+        about = {"said": self.said, "files": [asdict(file) for file in self.files]}
         with aside.open("wb") as file:
             np.savez(
                 file,
-                about=np.array([self.size, self.mtime_ns], np.int64),
+                about=np.frombuffer(json.dumps(about).encode(), np.uint8),
                 numbers=self.numbers,
                 offsets=self.offsets,
                 uids=self.uids,
             )
         os.replace(aside, path)
 
+    @cached_property
+    def _ends(self) -> list[int]:
+        return list(accumulate(file.num_rows for file in self.files))
+
 
 def load_index(path: Path) -> PromptIndex:
-    """Return what `save` wrote. Raises: OSError, ValueError or KeyError for a file that is missing or another's."""
+    """Return what `save` wrote. Raises: OSError, TypeError, ValueError or KeyError for a file that is another's."""
     with np.load(path, allow_pickle=False) as content:
-        size, mtime_ns = (int(value) for value in content["about"])
-        return PromptIndex(size, mtime_ns, content["numbers"], content["offsets"], content["uids"])
+        about = json.loads(content["about"].tobytes())
+        files = tuple(IndexedFile(**file) for file in about["files"])
+        return PromptIndex(about["said"], files, content["numbers"], content["offsets"], content["uids"])
 
 
 class IndexBuilder:
-    """Collects rows in file order."""
+    """Collects rows, file by file and in each file's order."""
 
-    def __init__(self, file: Path) -> None:
-        found = file.stat()
-        self._size, self._mtime_ns = found.st_size, found.st_mtime_ns
+    def __init__(self, said: str) -> None:
+        self._said = said
+        self._files: list[IndexedFile] = []
+        self._begins: list[int] = []
         self._numbers = array("q")
         self._offsets = array("q")
         self._uids = bytearray()
 
-    def add(self, number: int, offset: int, uid: str) -> None:
+    def begin(self, file: RowFile) -> None:
+        """Take the rows that follow for this file's."""
+        found = file.path.stat()
+        self._files.append(
+            IndexedFile(str(file.path), file.name, file.entry, 0, size=found.st_size, mtime_ns=found.st_mtime_ns)
+        )
+        self._begins.append(len(self._numbers))
+
+    def add(self, number: int, offset: int, uid: str) -> int:
+        """Return the place of the row that this adds."""
         self._numbers.append(number)
         self._offsets.append(offset)
         self._uids += bytes.fromhex(uid)
+        return len(self._numbers) - 1
 
-    def finish(self, without: Sequence[int]) -> PromptIndex:
-        """Return the index, less the rows of these numbers."""
+    def finish(self, without: Collection[int]) -> PromptIndex:
+        """Return the index, less the rows of these places."""
         numbers = np.frombuffer(self._numbers, np.int64)
         offsets = np.frombuffer(self._offsets, np.int64)
-        uids = np.frombuffer(bytes(self._uids), np.uint8).reshape(-1, _UID_BYTES)
-        kept = ~np.isin(numbers, np.array(without, np.int64))
-        return PromptIndex(self._size, self._mtime_ns, numbers[kept], offsets[kept], uids[kept])
+        uids = np.frombuffer(bytes(self._uids), np.uint8).reshape(-1, UID_BYTES)
+        kept = np.ones(len(numbers), np.bool_)
+        kept[np.fromiter(without, np.int64, len(without))] = False
+        ends = [*self._begins[1:], len(numbers)]
+        files = tuple(
+            IndexedFile(**(asdict(file) | {"num_rows": int(kept[begin:end].sum())}))
+            for file, begin, end in zip(self._files, self._begins, ends, strict=True)
+        )
+        return PromptIndex(self._said, files, numbers[kept], offsets[kept], uids[kept])
 
 
 def _as_items(uids: NDArray[np.uint8]) -> NDArray[np.void]:
     """Return each row of bytes as one comparable item."""
-    return np.ascontiguousarray(uids).view(np.dtype((np.void, _UID_BYTES))).ravel()
+    return np.ascontiguousarray(uids).view(np.dtype((np.void, UID_BYTES))).ravel()

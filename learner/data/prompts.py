@@ -1,15 +1,14 @@
 """One row of a data set as a prompt: rows of ours, of verl / Search-R1 and of OpenRLHF."""
 
-import hashlib
-import json
 from dataclasses import dataclass
 from typing import Any
 
 import msgspec
 
 from learner.data.prompt_rows import Row
+from learner.data.prompt_shape import PromptShape, is_prompt
+from learner.data.uids import make_uid
 from protocol.errors import FrameError, SettingsError
-from protocol.settings.data import DataSettings
 from protocol.wire.codec import Limits
 from protocol.wire.header_shape import MAX_DEPTH, MAX_VALUES, check_shape
 from protocol.wire.messages import MAX_SAMPLES, Columns, Text, Turns
@@ -20,8 +19,6 @@ _CONTAINERS = (dict, list, tuple)
 _MAX_ROW_VALUES = MAX_VALUES - 4 * MAX_SAMPLES
 _row_encoder = msgspec.msgpack.Encoder()
 _row_decoder = msgspec.msgpack.Decoder(tuple[Text | Turns, Any, Columns])
-# Uids are hashes of this text: another spelling of the same row would be another prompt to a run that goes on.
-_uid_encoder = json.JSONEncoder(sort_keys=True, check_circular=False, default=str)
 
 
 class UnsendableRowError(Exception):
@@ -38,32 +35,30 @@ class Prompt:
     columns: dict[str, Any]  # the other columns, unchanged
 
 
-def make_prompt(row: Row, file: str, name: str, data: DataSettings) -> Prompt:
+def make_prompt(row: Row, file: str, name: str, shape: PromptShape) -> Prompt:
     """Return a row as a prompt. file: its path, for errors. name: the file's name, a part of every uid.
 
     Raises: SettingsError for a row without prompt or label; UnsendableRowError.
     """
     content = row.content
-    prompt = content.get(data.prompt_key)
-    if not _is_prompt(prompt):
+    prompt = shape.apply(content, f"{file} line {row.number}")
+    if not is_prompt(prompt):
         raise SettingsError(
-            f"data: {file} line {row.number} has {data.prompt_key} = {_cut(prompt)}, expected text or a list of chat "
+            f"data: {file} line {row.number} has {shape.prompt_key} = {_cut(prompt)}, expected text or a list of chat "
             f"messages with role and content. Set data.prompt_key to one of {sorted(content)}, or fix the row."
         )
-    label = content.get(data.label_key, _verl_label(content))
-    if label is None and data.label_required:
+    label = content.get(shape.label_key, _verl_label(content))
+    if label is None and shape.label_required:
         raise SettingsError(
-            f"data: {file} line {row.number} has no label under {data.label_key!r}. Set data.label_key to one of "
+            f"data: {file} line {row.number} has no label under {shape.label_key!r}. Set data.label_key to one of "
             f"{sorted(content)}, or data.label_required to false when your reward needs none."
         )
-    columns = {key: value for key, value in content.items() if key not in (data.prompt_key, data.label_key)}
+    columns = {key: value for key, value in content.items() if key not in (shape.prompt_key, shape.label_key)}
     _check_sendable((prompt, label, columns))
-    text = _uid_encoder.encode([name, row.number, prompt, label])
-    assert prompt is not None
-    return Prompt(hashlib.sha256(text.encode()).hexdigest()[:20], prompt, label, columns)
+    return Prompt(make_uid(name, row.number, prompt, label), prompt, label, columns)
 
 
-def _check_sendable(content: object) -> None:
+def _check_sendable(content: tuple[object, ...]) -> None:
     """Refuse a row that no lease can carry: found here it costs a sentence, found in the loop it costs the run."""
     try:
         encoded = _row_encoder.encode(content)
@@ -73,7 +68,7 @@ def _check_sendable(content: object) -> None:
         raise UnsendableRowError(f"has {size} bytes, at most {MAX_ROW_BYTES}. Shorten the row.")
     try:
         # Each value has a byte of its own, so that a short row cannot hold too many; the walk over all is slow.
-        if size > _MAX_ROW_VALUES or not _is_shallow(content, MAX_DEPTH):
+        if size > _MAX_ROW_VALUES or not _is_shallow(content):
             check_shape(encoded, _MAX_ROW_VALUES)
         _row_decoder.decode(encoded)
     except FrameError as error:
@@ -82,27 +77,24 @@ def _check_sendable(content: object) -> None:
         raise UnsendableRowError(f"cannot be sent: {error}. Shorten the row.") from None
 
 
-def _is_shallow(container: Any, depth: int) -> bool:
-    """Return whether lists and maps nest at most `depth` deep, this one included."""
-    if not depth:
-        return False
-    for inner in container.values() if type(container) is dict else container:
-        if isinstance(inner, _CONTAINERS) and not _is_shallow(inner, depth - 1):
-            return False
-    return True
+def _is_shallow(content: tuple[object, ...]) -> bool:
+    """Return whether lists and maps nest at most MAX_DEPTH deep, `content` included. Goes through them by depth."""
+    level: list[Any] = [content]
+    for _ in range(MAX_DEPTH):
+        level = [
+            inner
+            for container in level
+            for inner in (container.values() if type(container) is dict else container)
+            if type(inner) in _CONTAINERS or isinstance(inner, _CONTAINERS)
+        ]
+        if not level:
+            return True
+    return False
 
 
 def _verl_label(row: dict[str, Any]) -> Any:
     reward_model = row.get("reward_model")
     return reward_model.get("ground_truth") if isinstance(reward_model, dict) else None
-
-
-def _is_prompt(prompt: Any) -> bool:
-    if isinstance(prompt, str):
-        return bool(prompt)
-    if not isinstance(prompt, list) or not prompt:
-        return False
-    return all(isinstance(turn, dict) and {"role", "content"} <= turn.keys() for turn in prompt)
 
 
 def _cut(value: Any) -> str:

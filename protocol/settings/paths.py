@@ -2,6 +2,7 @@
 
 from pathlib import Path
 
+from protocol.settings.data import HUB_PREFIX, DataEntry
 from protocol.settings.rollout import environment_file
 from protocol.settings.settings import Settings
 
@@ -21,11 +22,16 @@ def with_absolute_paths(settings: Settings, folder: Path) -> Settings:
         update={
             "run": run.model_copy(update={"dir": _absolute(run.dir, folder), "resume": resume}),
             "data": data.model_copy(
-                update={"train": _absolute(data.train, folder), "eval": data.eval and _absolute(data.eval, folder)}
+                update={
+                    "train": _absolute_data(data.train, folder),
+                    "eval": data.eval and _absolute_data(data.eval, folder),
+                }
             ),
             "eval": settings.eval.model_copy(
                 update={
-                    "sets": [one.model_copy(update={"data": _absolute(one.data, folder)}) for one in settings.eval.sets]
+                    "sets": [
+                        one.model_copy(update={"data": _absolute_rows(one.data, folder)}) for one in settings.eval.sets
+                    ]
                 }
             ),
             "policy": policy.model_copy(
@@ -53,6 +59,23 @@ def with_absolute_paths(settings: Settings, folder: Path) -> Settings:
             ),
         }
     )
+
+
+def _absolute_data(given: str | list[str | DataEntry], folder: Path) -> str | list[str | DataEntry]:
+    """Return what names data sets, its paths absolute."""
+    if isinstance(given, str):
+        return _absolute_rows(given, folder)
+    return [
+        _absolute_rows(one, folder)
+        if isinstance(one, str)
+        else one.model_copy(update={"path": _absolute_rows(one.path, folder)})
+        for one in given
+    ]
+
+
+def _absolute_rows(name: str, folder: Path) -> str:
+    """Return it absolute, unless it is a name on the Hugging Face hub."""
+    return name if name.startswith(HUB_PREFIX) else _absolute(name, folder)
 
 
 def _absolute_model(name: str, folder: Path) -> str:

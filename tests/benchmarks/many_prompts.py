@@ -21,7 +21,8 @@ from collections.abc import Callable
 from multiprocessing.connection import Connection
 from pathlib import Path
 
-from learner.data.prompt_set import open_prompts, read_prompts
+from learner.data.prompt_reading import read_prompts
+from learner.data.prompt_set import open_prompts
 from protocol.settings.data import DataSettings
 from tests.chaos.rig.verdict import conclude, options
 

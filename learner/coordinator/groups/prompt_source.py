@@ -8,8 +8,8 @@ from collections.abc import Sequence
 
 from learner.coordinator.groups.group import Group
 from learner.data.group_name import GroupName
-from learner.data.prompt_order import PromptOrder
-from learner.data.prompt_set import find_prompts
+from learner.data.prompt_order import order_of
+from learner.data.prompt_set import find_prompts, rows_by_entry
 from learner.data.prompts import Prompt
 from learner.ledger.ledger import Ledger
 from protocol.settings.settings import Settings
@@ -25,7 +25,8 @@ class PromptSource:
         self._train = train
         self._ledger = ledger
         self._group_size = settings.rollout.group_size
-        self._order = PromptOrder(len(train), settings.run.seed)
+        data = settings.data
+        self._order = order_of(rows_by_entry(train), data.weights(), settings.run.seed, data.shuffle)
         self._position = int(ledger.meta("position") or 0)
         self._unfinished = deque(ledger.recall_unfinished())
         self._by_uid = find_prompts(train, [old.uid for old in self._unfinished])

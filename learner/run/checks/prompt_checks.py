@@ -5,12 +5,14 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from learner.data.prompt_index import PromptIndex
-from learner.data.prompt_set import read_prompts
+from learner.data.prompt_order import order_name
+from learner.data.prompt_reading import RowName, UnusableRow, read_prompts
 from learner.disk.layout import SKIPPED_ROWS, TRAIN_INDEX
-from learner.disk.skipped_rows import read_skipped, write_skipped
+from learner.disk.skipped_rows import SkippedRow, read_skipped, write_skipped
 from learner.run.checks.prompt_judge import PromptJudge
 from learner.run.start import RunStart
 from protocol.errors import SettingsError
+from protocol.settings.data import in_words
 from protocol.settings.settings import Settings
 
 
@@ -19,7 +21,7 @@ class TrainPrompts:
     """data.train, read once."""
 
     index: PromptIndex  # where each row lies that can be used
-    skipped: tuple[tuple[int, str], ...]  # number and reason of each row that is left out
+    skipped: tuple[SkippedRow, ...]  # rows that are left out
     notice: str | None  # what the user should see of them
 
     def save(self, folder: Path) -> None:
@@ -36,48 +38,68 @@ def read_train_prompts(settings: Settings, model: Path, start: RunStart) -> Trai
 
     Raises: SettingsError for a file that cannot be read, and for more unusable rows than data.max_skipped_share.
     """
-    path = settings.data.train
+    data = settings.data
     before = read_skipped(start.checkpoint.path.parents[1]) if start.checkpoint else []
-    with PromptJudge(model, settings) as judge:
-        index, unusable = read_prompts(path, settings.data, judge, [number for number, _ in before])
+    without = [RowName(row.file, row.number) for row in before]
+    with PromptJudge(model, settings, data.max_prompt_tokens) as judge:
+        index, unusable = read_prompts(data.train, data, judge, without)
     num_rows = len(index) + len(unusable)
-    # Divided, not multiplied: 0.29 * 100 is less than 29. A run needs a prompt, whatever share may be left out.
     if unusable and start.checkpoint is not None:
-        number, reason = unusable[0]
         raise SettingsError(
-            f"data: {path} line {number} {reason} This run began with that row, {len(unusable)} such of {num_rows}: "
+            f"data: {unusable[0]} This run began with that row, {len(unusable)} such of {num_rows}: "
             "its accounts are of them. Give the file and settings that it began with, or choose another run.name."
         )
-    if unusable and (len(unusable) / num_rows > settings.data.max_skipped_share or not len(index)):
-        raise SettingsError(_too_many(path, unusable, num_rows, settings.data.max_skipped_share))
-    skipped = tuple(sorted([*before, *unusable]))
+    _check_unusable(settings, len(index), unusable)
+    order_name(index.rows_by_entry, data.weights(), data.shuffle)  # refuses a weight that no order has room for
+    skipped = tuple(
+        sorted([*before, *(SkippedRow(one.row.file, one.row.number, one.refusal.reason) for one in unusable)])
+    )
     notice = None
     if skipped:
-        number, reason = skipped[0]
+        file, number, reason = skipped[0]
+        of_file = f"{file} " if len(index.files) > 1 else ""
         notice = (
-            f"{len(skipped)} of {len(index) + len(skipped)} rows of {path} are left out: line {number} {reason} "
-            f"All of them: {SKIPPED_ROWS} in the run folder."
+            f"{len(skipped)} of {len(index) + len(skipped)} rows of {in_words(data.train)} are left out: {of_file}line "
+            f"{number} {reason} All of them: {SKIPPED_ROWS} in the run folder."
         )
     return TrainPrompts(index, skipped, notice)
 
 
 def check_held_out(settings: Settings, model: Path) -> None:
     """Raise SettingsError when a held-out row cannot be used: a mean over other rows would be another figure."""
-    paths = {path for path in (settings.data.eval, *(one.data for one in settings.eval.sets)) if path is not None}
-    for path in sorted(paths):
-        with PromptJudge(model, settings) as judge:
-            _, unusable = read_prompts(path, settings.data, judge)
-        if unusable:
-            raise SettingsError(f"data: {path} line {unusable[0][0]} {unusable[0][1]}")
+    for given in (settings.data.eval, *(one.data for one in settings.eval.sets)):
+        if given:
+            with PromptJudge(model, settings) as judge:
+                _, unusable = read_prompts(given, settings.data, judge)
+            if unusable:
+                raise SettingsError(f"data: {unusable[0]}")
 
 
-def _too_many(path: str, unusable: Sequence[tuple[int, str]], num_rows: int, share: float) -> str:
-    number, reason = unusable[0]
+def _check_unusable(settings: Settings, num_used: int, unusable: Sequence[UnusableRow]) -> None:
+    """Raise SettingsError for more rows that cannot be used than the settings let out."""
+    num_rows, share = num_used + len(unusable), settings.data.max_skipped_share
+    named = in_words(settings.data.train)
+    if not unusable:
+        return
     if num_rows == 1:
-        return f"data: {path} line {number} {reason}"
-    if len(unusable) == num_rows:
-        return f"data: none of the {num_rows} rows of {path} can be used. The first, line {number}, {reason}"
-    return (
-        f"data: {len(unusable)} of {num_rows} rows of {path} cannot be used, more than data.max_skipped_share = "
-        f"{share:g} lets out. The first, line {number}, {reason}"
-    )
+        raise SettingsError(f"data: {unusable[0]}")
+    if not num_used:
+        raise SettingsError(
+            f"data: none of the {num_rows} rows of {named} can be used. The first, {_place(unusable)}, "
+            f"{unusable[0].refusal.reason}"
+        )
+    if settings.data.overlong == "refuse" and (overlong := [one for one in unusable if one.refusal.is_overlong]):
+        raise SettingsError(f"data: {overlong[0]} With data.overlong = skip such rows are left out ({len(overlong)}).")
+    mistaken = [one for one in unusable if not one.refusal.is_asked_for]
+    # Divided, not multiplied: 0.29 * 100 is less than 29.
+    if len(mistaken) / num_rows > share:
+        raise SettingsError(
+            f"data: {len(mistaken)} of {num_rows} rows of {named} cannot be used, more than data.max_skipped_share = "
+            f"{share:g} lets out. The first, {_place(mistaken)}, {mistaken[0].refusal.reason}"
+        )
+
+
+def _place(rows: Sequence[UnusableRow]) -> str:
+    """Return which line the first of these rows is, and of which file where they are of several."""
+    row = rows[0].row
+    return f"line {row.number}" if len({one.row.file for one in rows}) == 1 else f"{row.file} line {row.number}"

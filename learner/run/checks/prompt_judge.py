@@ -14,6 +14,7 @@ from typing import Any, Self
 
 from tokenizers import Tokenizer
 
+from learner.data.prompt_reading import Refusal
 from learner.data.prompts import Prompt
 from learner.run.checks.chat_lengths import Measured, measure
 from protocol.errors import SettingsError
@@ -25,14 +26,18 @@ _Signature = tuple[tuple[str, ...], ...]
 
 
 class PromptJudge:
-    """Says of prompts why they cannot be used. Holds a process while it is used with chat messages."""
+    """Says of prompts why they cannot be used. Holds a process while it is used with chat messages.
 
-    def __init__(self, model: Path, settings: Settings) -> None:
+    max_tokens: longest prompt that is wanted; None: any for which the context has room.
+    """
+
+    def __init__(self, model: Path, settings: Settings, max_tokens: int | None = None) -> None:
         rollout = settings.rollout
         self._model = model
         self._trust_remote_code = settings.policy.trust_remote_code
         self._context, self._response = rollout.max_context_tokens, rollout.max_response_tokens
-        self._room = self._context - self._response
+        self._max_tokens = max_tokens
+        self._room = min(self._context - self._response, max_tokens or self._context)
         self._fast: Tokenizer | None = None
         self._child: ProcessPoolExecutor | None = None
         self._template_bytes: dict[_Signature, int] = {}  # what the chat template adds to messages of these roles
@@ -46,17 +51,17 @@ class PromptJudge:
         if self._child is not None:
             self._child.shutdown(cancel_futures=True)
 
-    def __call__(self, prompts: Sequence[Prompt]) -> list[str | None]:
+    def __call__(self, prompts: Sequence[Prompt]) -> list[Refusal | None]:
         """Return for each prompt what is wrong with it, or None. Raises: SettingsError without a usable tokenizer."""
         unsure = [place for place, prompt in enumerate(prompts) if not self._surely_fits(prompt.prompt)]
-        verdicts: list[str | None] = [None] * len(prompts)
+        verdicts: list[Refusal | None] = [None] * len(prompts)
         is_slow = not (self._model / "tokenizer.json").is_file()
         texts = [place for place in unsure if isinstance(prompts[place].prompt, str) and not is_slow]
         for place, length in zip(texts, self._encode([str(prompts[place].prompt) for place in texts]), strict=True):
             verdicts[place] = self._verdict(length)
         others = [place for place in unsure if not isinstance(prompts[place].prompt, str) or is_slow]
         for place, measured in zip(others, self._measure([prompts[place].prompt for place in others]), strict=True):
-            verdicts[place] = measured.problem or self._verdict(measured.num_tokens)
+            verdicts[place] = Refusal(measured.problem) if measured.problem else self._verdict(measured.num_tokens)
             self._learn(prompts[place].prompt, measured)
         return verdicts
 
@@ -72,14 +77,19 @@ class PromptJudge:
             return
         self._template_bytes[signature] = max(0, measured.num_bytes - _content_bytes(prompt))
 
-    def _verdict(self, num_tokens: int) -> str | None:
+    def _verdict(self, num_tokens: int) -> Refusal | None:
         if not num_tokens:
-            return "has no tokens for the tokenizer of policy.model."
+            return Refusal("has no tokens for the tokenizer of policy.model.")
         if num_tokens <= self._room:
             return None
-        return (
+        for_context = self._context - self._response
+        if num_tokens <= for_context:
+            reason = f"has {num_tokens} tokens, more than data.max_prompt_tokens = {self._max_tokens}."
+            return Refusal(reason, is_overlong=True, is_asked_for=True)
+        return Refusal(
             f"has {num_tokens} tokens; rollout.max_context_tokens = {self._context} less rollout.max_response_tokens = "
-            f"{self._response} leaves {self._room}. Raise the first, or shorten the prompt."
+            f"{self._response} leaves {for_context}. Raise the first, or shorten the prompt.",
+            is_overlong=True,
         )
 
     def _encode(self, texts: Sequence[str]) -> list[int]:

@@ -12,7 +12,8 @@ import pyarrow.parquet
 import pytest
 
 from learner.data.prompt_index import load_index
-from learner.data.prompt_set import find_prompts, load_prompts, open_prompts, prompts_digest, read_prompts
+from learner.data.prompt_reading import Refusal, RowName, read_prompts
+from learner.data.prompt_set import find_prompts, load_prompts, open_prompts, prompts_digest
 from learner.data.prompts import Prompt
 from protocol.errors import OperatorError, SettingsError
 from protocol.settings.data import DataSettings
@@ -80,14 +81,14 @@ def test_file_may_begin_with_a_byte_order_mark(tmp_path: Path) -> None:
 
 
 def test_rows_that_are_judged_unusable_are_left_out_with_their_reasons(tmp_path: Path) -> None:
-    def judge(prompts: Sequence[Prompt]) -> list[str | None]:
-        return ["is odd." if prompt.columns["hops"] % 2 else None for prompt in prompts]
+    def judge(prompts: Sequence[Prompt]) -> list[Refusal | None]:
+        return [Refusal("is odd.") if prompt.columns["hops"] % 2 else None for prompt in prompts]
 
     path = jsonl(tmp_path)
     index, unusable = read_prompts(str(path), _DATA, judge)
-    assert unusable == [(2, "is odd."), (4, "is odd.")]
+    assert [str(one) for one in unusable] == [f"{path} line 2 is odd.", f"{path} line 4 is odd."]
     assert index.numbers.tolist() == [1, 3, 5]
-    again, unusable = read_prompts(str(path), _DATA, judge, without=[2, 4])
+    again, unusable = read_prompts(str(path), _DATA, judge, without=[one.row for one in unusable])
     assert (again.digest(), unusable) == (index.digest(), [])
 
 
@@ -95,7 +96,7 @@ def test_row_that_cannot_be_sent_is_left_out_and_one_that_is_no_json_refused(tmp
     path = jsonl(tmp_path, json.dumps(_ROWS[0]), json.dumps({"prompt": "p", "label": 2**64}), json.dumps(_ROWS[1]))
     index, unusable = read_prompts(str(path), _DATA)
     assert index.numbers.tolist() == [1, 3]
-    assert [number for number, _ in unusable] == [2]
+    assert [one.row for one in unusable] == [RowName("train.jsonl", 2)]
     with pytest.raises(SettingsError, match="line 2 is not JSON"):
         read_prompts(str(jsonl(tmp_path, json.dumps(_ROWS[0]), "{")), _DATA)
 
@@ -105,13 +106,13 @@ def test_index_is_read_back_by_another_process_as_it_was(tmp_path: Path) -> None
     index, _ = read_prompts(str(path), _DATA)
     index.save(tmp_path / "index" / "train.npz")
     again = load_index(tmp_path / "index" / "train.npz")
-    assert (again.digest(), again.size, again.mtime_ns) == (index.digest(), index.size, index.mtime_ns)
+    assert (again.digest(), again.said, again.files) == (index.digest(), index.said, index.files)
     assert np.array_equal(again.offsets, index.offsets)
 
 
 def test_open_uses_the_index_that_is_there(tmp_path: Path) -> None:
     path, at = jsonl(tmp_path), tmp_path / "train.npz"
-    index, _ = read_prompts(str(path), _DATA, without=[1])
+    index, _ = read_prompts(str(path), _DATA, without=[RowName("", 1)])
     index.save(at)
     assert len(open_prompts(str(path), _DATA, at)) == 4
 
@@ -119,7 +120,7 @@ def test_open_uses_the_index_that_is_there(tmp_path: Path) -> None:
 def test_open_reads_the_file_when_the_index_is_of_another_state_of_it_or_none(tmp_path: Path) -> None:
     path, at = jsonl(tmp_path), tmp_path / "train.npz"
     assert len(open_prompts(str(path), _DATA, at)) == 5
-    index, _ = read_prompts(str(path), _DATA, without=[1])
+    index, _ = read_prompts(str(path), _DATA, without=[RowName("", 1)])
     index.save(at)
     with path.open("a") as file:
         file.write(json.dumps(_ROWS[0]) + "\n")
@@ -139,10 +140,10 @@ def test_open_reads_a_file_anew_that_has_other_rows_and_the_same_size(tmp_path: 
 
 def test_open_leaves_out_the_same_rows_when_the_file_was_only_copied_over_itself(tmp_path: Path) -> None:
     path, at = jsonl(tmp_path), tmp_path / "train.npz"
-    index, _ = read_prompts(str(path), _DATA, without=[1])
+    index, _ = read_prompts(str(path), _DATA, without=[RowName("", 1)])
     index.save(at)
     os.utime(path, ns=(1, 1))
-    again = open_prompts(str(path), _DATA, at, without=[1])
+    again = open_prompts(str(path), _DATA, at, without=[RowName("", 1)])
     assert prompts_digest(again) == index.digest()
 
 

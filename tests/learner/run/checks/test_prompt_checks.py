@@ -6,6 +6,7 @@ from pathlib import Path
 import pytest
 
 from learner.checkpoint.manifest import Checkpoint
+from learner.data.prompt_reading import Refusal
 from learner.data.prompts import Prompt
 from learner.disk.skipped_rows import read_skipped
 from learner.run.checks.prompt_checks import TrainPrompts, check_held_out, read_train_prompts
@@ -122,7 +123,7 @@ def test_prompt_of_exactly_the_room_fits_and_one_token_more_does_not(tmp_path: P
         verdicts = judge([Prompt("a", "x" * length, "", {}) for length in (232, 233)])
     assert verdicts[0] is None
     assert verdicts[1] is not None
-    assert verdicts[1].startswith("has 233 tokens;")
+    assert verdicts[1].reason.startswith("has 233 tokens;")
 
 
 def test_chat_is_measured_by_its_template_and_what_that_refuses_is_left_out(tmp_path: Path, model: Path) -> None:
@@ -145,6 +146,50 @@ def test_chat_is_measured_by_its_template_and_what_that_refuses_is_left_out(tmp_
         second = judge([chat("user", 1), chat("user", 227)])
     assert first[0] is None
     assert first[1] is not None
-    assert first[1].startswith("has 233 tokens;")
-    assert first[2] == "cannot be rendered by the tokenizer of policy.model: no system role"
+    assert first[1].reason.startswith("has 233 tokens;")
+    assert first[2] == Refusal("cannot be rendered by the tokenizer of policy.model: no system role")
     assert second == [None, first[1]]
+
+
+def with_data(settings: Settings, **data: object) -> Settings:
+    return settings.model_copy(update={"data": settings.data.model_copy(update=data)})
+
+
+def test_prompts_longer_than_is_wanted_are_left_out_however_many(tmp_path: Path, model: Path) -> None:
+    path = rows(tmp_path / "train.jsonl", 5, 100, 101, 102, 99)
+    wanted = with_data(settings(path, share=0.0), max_prompt_tokens=100)
+    found = read_train_prompts(wanted, model, new(tmp_path))
+    assert [row.number for row in found.skipped] == [3, 4]
+    assert found.notice is not None
+    assert "line 3 has 101 tokens, more than data.max_prompt_tokens = 100." in found.notice
+    check_held_out(with_data(wanted, eval=str(path)), model)  # the figure is of all held-out prompts
+
+
+def test_prompts_too_long_for_the_context_count_beside_those_longer_than_is_wanted(tmp_path: Path, model: Path) -> None:
+    path = rows(tmp_path / "train.jsonl", 5, 101, 300, 5)
+    with pytest.raises(SettingsError, match=r"data: 1 of 4 rows .* The first, line 3, has 300 tokens;"):
+        read_train_prompts(with_data(settings(path, share=0.2), max_prompt_tokens=100), model, new(tmp_path))
+
+
+def test_overlong_prompt_refuses_the_run_when_told_to(tmp_path: Path, model: Path) -> None:
+    path = rows(tmp_path / "train.jsonl", *[5] * 50, 101)
+    refusing = with_data(settings(path), max_prompt_tokens=100, overlong="refuse")
+    with pytest.raises(SettingsError, match=r"line 51 has 101 tokens.* With data\.overlong = skip such rows are left"):
+        read_train_prompts(refusing, model, new(tmp_path))
+
+
+def test_limit_counts_usable_rows_and_reads_no_further(tmp_path: Path, model: Path) -> None:
+    path = rows(tmp_path / "train.jsonl", 5, 300, 6, 7, 8)
+    with path.open("a") as file:
+        file.write("no json\n")
+    found = read_train_prompts(with_data(settings(path, share=0.5), max_prompts=2), model, new(tmp_path))
+    assert found.index.numbers.tolist() == [1, 3]
+    assert [row.number for row in found.skipped] == [2]
+
+
+def test_rows_that_an_older_version_left_out_are_left_out_still(tmp_path: Path, model: Path) -> None:
+    rows(tmp_path / "train.jsonl", 5, 232, 300, 1)
+    folder = tmp_path / "runs" / "a"
+    folder.mkdir(parents=True)
+    (folder / "skipped_rows.json").write_text('[[3, "has 300 tokens"]]')
+    assert read(tmp_path, model, resumed(tmp_path)).index.numbers.tolist() == [1, 2, 4]

@@ -1,0 +1,118 @@
+"""Rows of a data set on the Hugging Face hub, as files in the hub's cache.
+
+A name is hf:OWNER/NAME[/CONFIG][@REVISION][:SPLIT]. Without a revision the Parquet copy is read that the hub keeps of
+every public data set; where it has none, or with a revision, the repository's own Parquet and JSONL files whose names
+begin with the split. Without a network, what an earlier start left in the cache.
+"""
+
+import re
+from collections.abc import Sequence
+from pathlib import Path, PurePosixPath
+from typing import NamedTuple
+
+from protocol.errors import SettingsError
+from protocol.settings.data import HUB_PREFIX
+
+_PARQUET_COPY = "refs/convert/parquet"
+_SUFFIXES = (".parquet", ".jsonl")
+_TIMEOUT_S = 20.0
+_NAME = re.compile(
+    r"(?P<repo>[\w.-]+/[\w.-]+|[\w.-]+)(?:/(?P<config>[\w.-]+))?(?:@(?P<revision>[\w./-]+))?(?::(?P<split>[\w.-]+))?"
+)
+_FORM = "hf:OWNER/NAME[/CONFIG][@REVISION][:SPLIT], for instance hf:openai/gsm8k/main:train"
+
+
+class HubName(NamedTuple):
+    """What a name on the hub says."""
+
+    repo: str
+    config: str | None  # None: the only one, or the one called default
+    revision: str | None  # None: the Parquet copy, or the newest
+    split: str
+
+
+def parse_hub_name(text: str) -> HubName:
+    """Return what follows `hf:`, parsed. Raises: SettingsError."""
+    found = _NAME.fullmatch(text.removeprefix(HUB_PREFIX))
+    if found is None:
+        raise SettingsError(f"data: {text} is no name on the Hugging Face hub. Write {_FORM}.")
+    return HubName(found["repo"], found["config"], found["revision"], found["split"] or "train")
+
+
+def fetch(text: str) -> list[Path]:
+    """Return the files of a name on the hub, in order, after fetching those that are not in the cache.
+
+    Raises: SettingsError when the hub has no such data set, split or config, or is out of reach.
+    """
+    name = parse_hub_name(text)
+    problem = ""
+    for revision in (name.revision,) if name.revision else (_PARQUET_COPY, None):
+        try:
+            listed = _list(name.repo, revision)
+        except Exception as error:  # the errors of the hub's HTTP client have no class of the hub's above them
+            problem = problem or f"is not in reach of the Hugging Face hub ({type(error).__name__})"
+            continue
+        if files := choose_files(listed, name):
+            return _download(text, name.repo, revision, files)
+        of_config = f" in the config {name.config!r}" if name.config else ""
+        problem = f"has no Parquet or JSONL file of the split {name.split!r}{of_config}"
+    raise SettingsError(f"data: {text} {problem}. Write {_FORM}, or download its files and name them.")
+
+
+def choose_files(listed: Sequence[str], name: HubName) -> list[str]:
+    """Return those of a repository's files that hold a split, in order. Raises: SettingsError for several configs."""
+    of_config: dict[str, list[str]] = {}
+    for file in sorted(listed):
+        path = PurePosixPath(file)
+        if path.suffix in _SUFFIXES and (config := _config_of(path, name.split)) is not None:
+            of_config.setdefault(config, []).append(file)
+    if name.config is not None:
+        return of_config.get(name.config, [])
+    for usual in ("default", "data", ""):
+        if usual in of_config:
+            return of_config[usual]
+    if len(of_config) > 1:
+        raise SettingsError(
+            f"data: {HUB_PREFIX}{name.repo} has the configs {', '.join(sorted(of_config))}. Name one: "
+            f"{HUB_PREFIX}{name.repo}/{min(of_config)}:{name.split}."
+        )
+    return next(iter(of_config.values()), [])
+
+
+def _config_of(path: PurePosixPath, split: str) -> str | None:
+    """Return the config of a file that holds rows of a split: "" for one without; None for a file of another split.
+
+    Example: main/train/0000.parquet, main/train-00000-of-00001.parquet and main/train.jsonl are all of main's train.
+    """
+    parents = path.parts[:-1]
+    if parents and parents[-1] in (split, f"partial-{split}"):
+        return "/".join(parents[:-1])
+    return "/".join(parents) if re.fullmatch(rf"{re.escape(split)}(?:[-_.].*)?", path.stem) else None
+
+
+def _list(repo: str, revision: str | None) -> list[str]:
+    """Return the files of a revision: as the hub says, or as an earlier start left them when it says nothing."""
+    from huggingface_hub import HfApi, snapshot_download
+    from huggingface_hub.errors import RepositoryNotFoundError, RevisionNotFoundError
+
+    try:
+        info = HfApi().dataset_info(repo, revision=revision, timeout=_TIMEOUT_S)
+        return [file.rfilename for file in info.siblings or []]
+    except (RepositoryNotFoundError, RevisionNotFoundError):
+        raise
+    except Exception:
+        folder = Path(snapshot_download(repo, revision=revision, repo_type="dataset", local_files_only=True))
+        return [path.relative_to(folder).as_posix() for path in folder.rglob("*") if path.is_file()]
+
+
+def _download(text: str, repo: str, revision: str | None, files: Sequence[str]) -> list[Path]:
+    from huggingface_hub import snapshot_download
+
+    try:
+        folder = snapshot_download(repo, revision=revision, repo_type="dataset", allow_patterns=list(files))
+    except Exception as error:
+        raise SettingsError(
+            f"data: {text} cannot be downloaded from the Hugging Face hub ({type(error).__name__}: {error!s:.200}). "
+            "Download its files and name them."
+        ) from None
+    return [Path(folder) / file for file in files]
