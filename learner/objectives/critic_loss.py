@@ -48,6 +48,7 @@ def critic_metrics(results: Sequence[StepResult], num_in_epoch: int) -> dict[str
     return {
         "value_loss": sum(result.loss for result in results) / len(results),
         "critic_grad_norm": sum(result.grad_norm for result in results) / len(results),
+        "num_critic_updates": sum(result.applied for result in results),
         "value_mean": sums["value"] / count,
         "return_mean": sums["return"] / count,
         "value_clip_fraction": num_clipped / num_tokens,

@@ -3,6 +3,7 @@
 from collections.abc import Iterable
 from dataclasses import dataclass
 
+from protocol.settings.algorithm.names import ADVANTAGES_OF_TOKENS
 from protocol.settings.settings import Settings
 
 
@@ -30,6 +31,11 @@ def needs_of(settings: Settings) -> Needs:
 def is_trained(settings: Settings) -> bool:
     """Return whether a run changes its model at all: one that only scores it has nothing to save."""
     return bool(settings.run.max_steps) or settings.policy.warm_start.data is not None
+
+
+def needs_critic(settings: Settings) -> bool:
+    """Return whether a critic is trained beside the policy; of a user's own advantage that is not known here."""
+    return ADVANTAGES_OF_TOKENS.get(settings.learner.advantage or "", False)
 
 
 def needs_reference(settings: Settings) -> bool:

@@ -4,7 +4,7 @@ rewards     of each trajectory, shaped                                shaped_rew
 plan        which micro-batches make which update                     step_plan.py
 look        without a gradient: what the updates compare with         look.py
 advantages  from the group's rewards, or along a trajectory's tokens  token_rewards.py, advantages.py
-updates     mini-batches times epochs, of policy and critic           policy_loss.py, critic_loss.py
+updates     mini-batches times epochs, of the policy, then the critic policy_loss.py, critic_loss.py
 metrics     the sums of all updates as the step's line                step_metrics.py
 """
 
@@ -39,7 +39,7 @@ from protocol.wire.trajectory import Trajectory
 class StepOutcome:
     """What a step did, the same on every rank."""
 
-    applied: bool  # False: no update was finite, and nothing changed
+    applied: bool  # False: no update of what is trained was finite, and no weight changed
     detail: str  # for people: why an update was not applied; empty when all were
     metrics: dict[str, float]  # the learner's part of the step's line
 
@@ -64,9 +64,11 @@ class PolicyGradient:
         """
         before = dict(self._roles.memory)
         plan, micro_batches = self.prepare(batch, trajectories, policy_version)
-        of_critic = self._update_critic(plan, micro_batches)
         is_warming_up = self._roles.critic is not None and batch.step <= self._settings.critic.warmup_steps
         of_policy = [] if is_warming_up else self._update_policy(plan, micro_batches)
+        # A step whose policy stands still is skipped: a critic that moved with it would be in no account.
+        is_skipped = bool(of_policy) and not any(result.applied for result in of_policy)
+        of_critic = [] if is_skipped else self._update_critic(plan, micro_batches)
         metrics = {
             **step_metrics(of_policy, of_policy[: self._num_fresh(plan)]),
             **critic_metrics(of_critic, len(plan.updates)),
@@ -77,8 +79,7 @@ class PolicyGradient:
             if "reference_kl" in metrics:
                 self._kl.follow(metrics["reference_kl"], len(batch.planned))
         self._refresh_reference(batch.step)
-        results = of_policy or of_critic
-        if not (is_applied := any(result.applied for result in results)):
+        if not (is_applied := any(result.applied for result in of_policy or of_critic)):
             # The step is skipped: what the next ones go by is as before it. Its figures may be what was not finite.
             self._roles.memory.clear()
             self._roles.memory.update(before)

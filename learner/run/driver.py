@@ -68,9 +68,8 @@ def drive(inspected: Inspected) -> int:
         LiveView(settings.run.max_steps) as view,
         contextlib.closing(_Pages(inspected, view)) as pages,
     ):
-        for notice in (start.notice, inspected.train.notice if inspected.train is not None else None):
-            if notice:
-                view.message(notice)
+        for notice in inspected.notices:
+            view.message(notice)
         try:
             context = check_cluster(inspected, cluster, view, stop, pages.record)
             is_new = not start.folder.exists()

@@ -31,9 +31,8 @@ def show_plan(inspected: Inspected, topology: Topology, has_cluster: bool) -> No
         console.print(
             "No Sluice cluster runs here: GPUs are as the settings ask, and 0 on a cluster without any.", soft_wrap=True
         )
-    for notice in (start.notice, inspected.train.notice if inspected.train is not None else None):
-        if notice:
-            console.print(notice, soft_wrap=True)
+    for notice in inspected.notices:
+        console.print(notice, soft_wrap=True)
 
 
 def _row(processes: Processes, has_cluster: bool) -> tuple[str, str, str, str, str]:

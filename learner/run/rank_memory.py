@@ -20,8 +20,7 @@ from pathlib import Path
 
 from learner.disk.model_folder import BYTES, find_named_model
 from learner.disk.model_size import ModelSize, read_model_size
-from learner.objectives.needs import is_reference_the_base, needs_reference
-from protocol.settings.algorithm.names import ADVANTAGES_OF_TOKENS
+from learner.objectives.needs import is_reference_the_base, needs_critic, needs_reference
 from protocol.settings.roles.zero_stage import Offload, critic_zero, zero_stage_of
 from protocol.settings.settings import Settings
 
@@ -66,7 +65,7 @@ def rank_memory(settings: Settings, sizes: Sizes) -> Memory:
     policy, stage = sizes.policy, zero_stage_of(learner.zero_stage, settings.policy.dtype)
     total = trained_memory(policy, dtype, stage, learner.num_ranks, learner.offload)
     activations = activation_bytes(policy, settings)
-    if ADVANTAGES_OF_TOKENS.get(learner.advantage or ""):
+    if needs_critic(settings):
         critic, (asked, offload) = sizes.critic or _without_adapters(policy), critic_zero(settings)
         total += trained_memory(critic, dtype, zero_stage_of(asked, dtype), learner.num_ranks, offload)
         activations = max(activations, activation_bytes(critic, settings))  # they are trained one after the other

@@ -3,25 +3,23 @@
 Imports neither torch nor transformers.
 """
 
-import shutil
-import tempfile
 from dataclasses import dataclass
 from pathlib import Path
 
 from learner.disk.model_folder import (
-    BYTES,
-    count_parameters,
     find_model,
     find_named_model,
     model_digest,
     read_max_positions,
     read_vocab_size,
 )
-from learner.objectives.needs import needs_of
+from learner.objectives.needs import needs_critic, needs_of
+from learner.run.checks.disk import check_disk
 from learner.run.checks.prompt_checks import TrainPrompts, check_held_out, read_train_prompts
 from learner.run.checks.user_code import check_user_code
+from learner.run.rank_memory import read_sizes
 from learner.run.start import RunStart, plan_start
-from protocol.errors import OperatorError, SettingsError
+from protocol.errors import SettingsError
 from protocol.settings.settings import Settings
 
 
@@ -33,6 +31,12 @@ class Inspected:
     model: Path  # local folder
     start: RunStart  # where the run starts from
     train: TrainPrompts | None  # None for a warm start alone
+
+    @property
+    def notices(self) -> list[str]:
+        """What the user should see before the run begins, a sentence each."""
+        of_train = self.train.notice if self.train is not None else None
+        return [notice for notice in (self.start.notice, of_train, policy_stands_still(self.settings)) if notice]
 
 
 def inspect(settings: Settings) -> Inspected:
@@ -47,10 +51,19 @@ def inspect(settings: Settings) -> Inspected:
     has_prompts = settings.data.train or needs_of(settings).prompts
     train = read_train_prompts(settings, model, start) if has_prompts else None
     check_held_out(settings, model)
-    # The newest proven one stays beside the newest.
-    num_kept = settings.learner.keep_checkpoints + settings.learner.prove_checkpoints
-    check_disk(start.folder, model, settings.policy.dtype, num_kept)
+    check_disk(start.folder, settings, read_sizes(settings, model))
     return Inspected(settings, model, start, train)
+
+
+def policy_stands_still(settings: Settings) -> str | None:
+    """Return what to say of a run that never trains its policy, only a critic; None of any other."""
+    warmup, last = settings.critic.warmup_steps, settings.run.max_steps
+    if not last or warmup < last or not needs_critic(settings):
+        return None
+    return (
+        f"critic.warmup_steps = {warmup} and run.max_steps = {last}: the critic alone is trained, and the policy stays "
+        "as it is. To train the policy too, set run.max_steps above critic.warmup_steps."
+    )
 
 
 def check_other_models(settings: Settings) -> None:
@@ -88,27 +101,4 @@ def check_warm_start(settings: Settings) -> None:
     if path is not None and not Path(path).is_file():
         raise SettingsError(
             f"settings: policy.warm_start.data = {path} does not exist. Give a JSONL file, or null for no warm start."
-        )
-
-
-def check_disk(folder: Path, model: Path, dtype: str, num_checkpoints: int) -> None:
-    """Raise OperatorError when the disk cannot hold the run's checkpoints, or the folder cannot be written."""
-    existing = folder
-    while not existing.exists():
-        existing = existing.parent
-    try:
-        # Tried, not read from permissions: root has them all, on a read-only disk too.
-        tempfile.TemporaryFile(dir=existing).close()
-    except OSError as error:
-        raise OperatorError(
-            f"{existing} cannot be written: {error.strerror}. Set run.dir to a folder of your own."
-        ) from None
-    # Master weights and two AdamW moments in float32 and the model as it is served, for each kept checkpoint and the
-    # one being written.
-    needed = (num_checkpoints + 1) * count_parameters(model) * (12 + BYTES[dtype]) + (64 << 20)
-    free = shutil.disk_usage(existing).free
-    if free < needed:
-        raise OperatorError(
-            f"{existing} has {free >> 20} MiB free; this run's checkpoints need about {needed >> 20} MiB. "
-            "Free some, set run.dir to a larger disk, or lower learner.keep_checkpoints."
         )

@@ -1,4 +1,4 @@
-"""What a step that is not applied leaves as it was: the adaptive KL's coefficient and the rewards' moments."""
+"""What a step that is not applied leaves as it was: the adaptive KL's coefficient, the rewards' moments, the critic."""
 
 from collections.abc import Sequence
 from contextlib import nullcontext
@@ -8,6 +8,7 @@ import pytest
 import torch
 from torch import Tensor
 
+from learner.models.critic import ValueLoss
 from learner.models.roles import Roles
 from learner.models.step_result import LossFunction, StepResult, Sums
 from learner.objectives.policy_gradient import PolicyGradient, StepOutcome
@@ -35,6 +36,24 @@ class ScriptedPolicy:
         return StepResult(is_applied, float("nan"), float("nan"), dict.fromkeys(sums, float("nan")))
 
 
+class ScriptedCritic:
+    """A critic whose updates are applied or not as the script says; its values are 0."""
+
+    def __init__(self, is_applied: Sequence[bool]) -> None:
+        self.left = list(is_applied)
+
+    def values(self, micro_batch: MicroBatch) -> Tensor:
+        return torch.zeros(micro_batch.num_model_tokens)
+
+    def step(self, micro_batches: Sequence[MicroBatch], loss: ValueLoss, global_weight: float) -> StepResult:
+        sums: dict[str, float] = {}
+        for each in micro_batches:
+            of_each = loss(torch.zeros(each.num_model_tokens), each)[1]
+            sums = {key: sums.get(key, 0.0) + float(value) for key, value in of_each.items()}
+        is_applied = self.left.pop(0)
+        return StepResult(is_applied, 1.0 if is_applied else float("nan"), 1.0, sums)
+
+
 class ScriptedReference:
     def in_use(self) -> Any:
         return nullcontext()
@@ -43,17 +62,21 @@ class ScriptedReference:
         return torch.full((micro_batch.num_model_tokens,), -1.0)
 
 
-def take(*is_applied: bool, num_epochs: int = 1) -> tuple[StepOutcome, dict[str, float]]:
-    """Return what a step did, and what is remembered after it."""
+def take(
+    *is_applied: bool, num_epochs: int = 1, critic: ScriptedCritic | None = None, warmup_steps: int = 0
+) -> tuple[StepOutcome, dict[str, float]]:
+    """Return what a step did, and what is remembered after it. is_applied: of the policy's updates."""
     settings = Settings.model_validate(
         {
-            "learner": {"num_epochs": num_epochs},
+            "learner": {"num_epochs": num_epochs, **({} if critic is None else {"advantage": "gae"})},
+            "critic": {"warmup_steps": warmup_steps},
             "kl": {"coefficient": 0.1, "target": 0.01, "horizon": 90.0, "form": "k2"},
             "rewards": {"normalize": True},
         }
     )
     memory = dict(BEFORE)
-    roles = Roles(cast(Any, ScriptedPolicy(is_applied)), reference=cast(Any, ScriptedReference()), memory=memory)
+    reference = cast(Any, ScriptedReference())
+    roles = Roles(cast(Any, ScriptedPolicy(is_applied)), cast(Any, critic), reference, memory)
     made = trajectories()
     batch = batch_of(made, [list(range(9))], list(range(9)))
     return PolicyGradient(roles, settings, lambda sums: sums).take_step(batch, dict(enumerate(made)), 4), memory
@@ -77,3 +100,28 @@ def test_first_update_that_is_not_finite_leaves_the_coefficient_and_the_step_is_
     assert outcome.applied
     assert memory["kl_coefficient"] == BEFORE["kl_coefficient"]
     assert memory["reward_count"] == 18.0
+
+
+def test_critic_stands_still_with_a_policy_of_which_nothing_is_applied() -> None:
+    critic = ScriptedCritic([True, True])
+    outcome, memory = take(False, False, num_epochs=2, critic=critic)
+    assert not outcome.applied
+    assert outcome.detail == "non-finite loss or gradient in 2 of 2 updates (loss nan, norm nan)"
+    assert len(critic.left) == 2
+    assert "value_loss" not in outcome.metrics
+    assert memory == BEFORE
+
+
+def test_step_whose_critic_alone_is_refused_is_applied_and_its_line_says_so() -> None:
+    outcome, memory = take(True, critic=ScriptedCritic([False]))
+    assert outcome.applied
+    assert (outcome.metrics["num_updates"], outcome.metrics["num_critic_updates"]) == (1, 0)
+    assert memory["reward_count"] == 18.0
+
+
+@pytest.mark.parametrize("is_applied", [True, False])
+def test_while_the_critic_warms_up_the_step_is_its(is_applied: bool) -> None:
+    critic = ScriptedCritic([is_applied])
+    outcome, _ = take(critic=critic, warmup_steps=1)
+    assert outcome.applied == is_applied
+    assert critic.left == []

@@ -1,0 +1,69 @@
+"""Whether the disk can hold a run's checkpoints, by what each of them is made of: asked before anything starts."""
+
+import shutil
+import tempfile
+from pathlib import Path
+
+from learner.disk.model_folder import BYTES
+from learner.disk.model_size import ModelSize
+from learner.objectives.needs import is_reference_the_base, needs_critic, needs_reference
+from learner.run.rank_memory import Sizes
+from protocol.errors import OperatorError
+from protocol.settings.settings import Settings
+
+_STATE_BYTES = 12  # of a trained parameter: its master weight and two AdamW moments, float32
+_BESIDES = 64 << 20  # ledger, logs, metrics, descriptions
+
+
+def check_disk(folder: Path, settings: Settings, sizes: Sizes) -> None:
+    """Raise OperatorError when the disk cannot hold the run's checkpoints, or its folder cannot be written."""
+    existing = folder
+    while not existing.exists():
+        existing = existing.parent
+    try:
+        # Tried, not read from permissions: root has them all, on a read-only disk too.
+        tempfile.TemporaryFile(dir=existing).close()
+    except OSError as error:
+        raise OperatorError(
+            f"{existing} cannot be written: {error.strerror}. Set run.dir to a folder of your own."
+        ) from None
+    needed = _num_checkpoints(settings) * checkpoint_bytes(settings, sizes) + _BESIDES
+    free = shutil.disk_usage(existing).free
+    if free < needed:
+        raise OperatorError(
+            f"{existing} has {free >> 20} MiB free; this run's checkpoints need about {needed >> 20} MiB. "
+            "Free some, set run.dir to a larger disk, or lower learner.keep_checkpoints."
+        )
+
+
+def checkpoint_bytes(settings: Settings, sizes: Sizes) -> int:
+    """Return what one checkpoint's weights and states take: those of each role that the run has.
+
+    Not counted is the critic of a user's own advantage, which is not known before its file is imported.
+    """
+    policy, width = sizes.policy, BYTES[settings.policy.dtype]
+    total = policy.parameters * width + policy.adapters * width + _state_bytes(policy)
+    if needs_critic(settings):
+        critic = sizes.critic or policy
+        total += _STATE_BYTES * critic.parameters  # adapters are the policy's alone
+    if _is_reference_kept(settings):
+        total += (sizes.reference or policy).parameters * width
+    return total
+
+
+def _num_checkpoints(settings: Settings) -> int:
+    """Return how many there are at once: the newest, the newest proven one, the best, and the one being written."""
+    learner = settings.learner
+    return learner.keep_checkpoints + learner.prove_checkpoints + (settings.eval.best is not None) + 1
+
+
+def _state_bytes(size: ModelSize) -> int:
+    return _STATE_BYTES * (size.adapters or size.parameters)
+
+
+def _is_reference_kept(settings: Settings) -> bool:
+    """Return whether checkpoints hold the reference: it changes, or no setting names its folder."""
+    if not needs_reference(settings) or is_reference_the_base(settings):
+        return False
+    is_named = bool(settings.reference.model) or settings.policy.warm_start.data is None
+    return bool(settings.reference.refresh_every_steps) or not is_named
