@@ -24,7 +24,7 @@ def settle(root: Path, path: Path, proof: Proof) -> Path:
     failpoint("proof.verdict_known")
     write_proof(path, proof)
     failpoint("proof.verdict_written")
-    if proof.verdict == "proven" and step_of(path) >= latest_step(root):
+    if proof.verdict == "proven" and proof.step >= latest_step(root):
         point_latest(root, path)
     if proof.verdict == "refused":
         path = _refuse(root, path)
@@ -35,7 +35,8 @@ def settle(root: Path, path: Path, proof: Proof) -> Path:
 def latest_step(root: Path) -> int:
     """Return the step of the checkpoint that `latest` names, -1 when it names none."""
     latest = root / LATEST
-    return step_of(latest.readlink()) if latest.is_symlink() else -1
+    name = latest.readlink().name.removeprefix("step_") if latest.is_symlink() else ""
+    return int(name) if name.isascii() and name.isdecimal() else -1  # somebody may have linked it elsewhere
 
 
 def complaints(root: Path) -> dict[str, str]:
@@ -57,8 +58,8 @@ def complaint(proof: Proof, path: Path) -> str:
             "on from; the checkpoints before it are as they were."
         )
     return (
-        f"The checkpoint of step {proof.step} could not be proven: {proof.problem}. Its files are whole, and `latest` "
-        "stays at the one before it. Give the proof memory or time (learner.proof_timeout_s), or set "
+        f"The checkpoint of step {proof.step} could not be proven: {proof.problem}. Nothing is shown against it, and "
+        "`latest` stays at the one before it. Give the proof memory or time (learner.proof_timeout_s), or set "
         "learner.prove_checkpoints to false."
     )
 

@@ -223,10 +223,9 @@ def _restart(context: "RunContext", start: RunStart, error: NeighbourError) -> R
 
 
 def _proven(start: RunStart, context: "RunContext") -> RunStart:
-    """Return where the run starts, once the checkpoint there is proven."""
-    if not context.settings.learner.prove_checkpoints:
-        return start
-    prove = asking_a_process(context.model, context.settings)
+    """Return where the run starts, once the checkpoint there is proven, or known not to be refused."""
+    is_wanted = context.settings.learner.prove_checkpoints
+    prove = asking_a_process(context.model, context.settings) if is_wanted else None
     return proven_start(start, prove, context.stop.is_set, context.view.show_phase, context.view.message)
 
 

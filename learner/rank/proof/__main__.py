@@ -1,18 +1,29 @@
 """The process that proves one checkpoint: a request on standard input, the verdict as a line on standard output.
 
-It has one thread and no GPU, and ends with whoever asked.
+It has one thread and no GPU, and ends with whoever asked: a signal to all processes of a terminal or of a job, which
+the asker gets too, does not end it.
 """
 
+import contextlib
 import os
+import signal
 import sys
 import threading
+from pathlib import Path
 
 import msgspec
 
 from learner.rank.proof.request import ProofRequest
 
+_OOM_SCORE = Path("/proc/self/oom_score_adj")
+
 
 def main() -> None:
+    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+        signal.signal(number, signal.SIG_IGN)
+    # Where memory is short the kernel ends this process, and not the rank beside it, which is larger.
+    with contextlib.suppress(OSError):
+        _OOM_SCORE.write_text("1000", encoding="ascii")
     request = msgspec.json.decode(sys.stdin.buffer.readline(), type=ProofRequest)
     threading.Thread(target=_end_with_the_asker, name="asker", daemon=True).start()
     # What libraries print is not the verdict.

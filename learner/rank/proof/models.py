@@ -1,11 +1,13 @@
 """The models of a checkpoint, built from its files as a resume builds them, and asked what the ranks' were asked."""
 
 import json
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 import torch
+from safetensors import SafetensorError
 from safetensors.torch import load_file
 from torch import Tensor
 
@@ -20,8 +22,9 @@ from learner.models.weights.digested import digest_of_folder, digest_of_model, f
 from learner.models.weights.lora import adapter_tensors
 from learner.packing.micro_batch import MicroBatch
 from learner.rank.proof.kept_texts import LOSS_TOLERANCE, answers
-from learner.rank.proof.refused import RefusedError
+from learner.rank.proof.refused import NotProvableError, RefusedError
 from learner.rank.proof.state_files import check_state
+from protocol.errors import OperatorError
 
 # A rank's GPU and this CPU merge an adapter with other rounding: by this share of the largest weight at most.
 _MERGE_TOLERANCE = {"float32": 1e-5, "bfloat16": 1e-2}
@@ -32,7 +35,8 @@ def check_policy(folder: Path, told: Told, settings: PolicySettings) -> float:
 
     Raises: RefusedError when its weights are not those that the servers hold, or its loss is not the ranks'.
     """
-    policy = _Policy(settings)
+    with _of_the_run(settings.model_dir):
+        policy = _Policy(settings)
     check_state(folder / "state" / "policy", "policy", told.models["policy"], putting(policy.model))
     _check_config(folder / "model", settings.model_dir)
     if digest_of_folder(folder / "model", settings.dtype) != told.pushed:
@@ -49,10 +53,21 @@ def check_policy(folder: Path, told: Told, settings: PolicySettings) -> float:
 
 def check_critic(folder: Path, told: Told, settings: PolicySettings) -> None:
     """Raise RefusedError when the critic in the files is not the ranks', or values the kept texts otherwise."""
-    model = load_value_model(settings)
+    with _of_the_run(settings.model_dir):
+        model = load_value_model(settings)
     check_state(folder, "critic", told.models["critic"], putting(model))
     with torch.no_grad():
         _check_loss("critic", answers(model, told.texts), told.models["critic"].answers, settings.dtype)
+
+
+@contextmanager
+def _of_the_run(folder: Path) -> Iterator[None]:
+    """Turn what goes wrong with a model folder beside the checkpoint into NotProvableError."""
+    try:
+        yield
+    except (OSError, ValueError, KeyError, SafetensorError, OperatorError) as error:
+        why = " ".join(str(error).split())
+        raise NotProvableError(f"the model in {folder}, which the run began with, cannot be loaded: {why}") from error
 
 
 def putting(model: Any) -> Callable[[str, Tensor], None]:

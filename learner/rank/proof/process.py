@@ -2,6 +2,7 @@
 
 import contextlib
 import os
+import signal
 import subprocess
 import sys
 import tempfile
@@ -39,10 +40,11 @@ def prove_in_a_process(
     the reason.
     """
     started = time.monotonic()
-    with tempfile.TemporaryFile() as errors:
+    with contextlib.ExitStack() as stack:
         try:
+            errors = stack.enter_context(tempfile.TemporaryFile())
             process = _start(errors)
-        except OSError as error:  # no memory, or no more processes
+        except OSError as error:  # no memory, no more processes, no room for what it says
             return _not_made(request, f"its process could not be started: {error.strerror}", started)
         is_hurried = False
         os.setpriority(os.PRIO_PROCESS, process.pid, _IDLE)
@@ -72,13 +74,15 @@ def prove_in_a_process(
 
 
 def _start(errors: IO[bytes]) -> "subprocess.Popen[bytes]":
-    # Our own interpreter and module. -P: the folder that it is started in may hold modules of the same names.
+    # Our own interpreter and module. -P: the folder that it is started in may hold modules of the same names. A group
+    # of its own: Ctrl-C in a terminal goes to the whole group of the command, which decides by itself what ends.
     return subprocess.Popen(
         [sys.executable, "-P", "-m", "learner.rank.proof"],
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
         stderr=errors,
         env=_environment(),
+        process_group=0,
     )
 
 
@@ -107,7 +111,8 @@ def _answer(
         errors.seek(0)
         last = errors.read().decode(errors="replace").strip()[-_TAIL:].splitlines()
         status = process.returncode
-        how = f"was ended by signal {-status}, as for a lack of memory" if status < 0 else f"ended with status {status}"
+        how = f"ended with status {status}" if status >= 0 else f"was ended by {signal.Signals(-status).name}"
+        how += ", as for a lack of memory" if status == -signal.SIGKILL else ""
         return _not_made(request, f"its process {how}{f': {last[-1]}' if last else ''}", started)
 
 

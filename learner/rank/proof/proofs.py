@@ -10,7 +10,7 @@ from learner.checkpoint.folder import step_of
 from learner.checkpoint.proof import Proof
 from learner.checkpoint.sealed_files import Tell
 from learner.checkpoint.told import Told
-from learner.checkpoint.verdicts import complaint, newest_proven, settle
+from learner.checkpoint.verdicts import complaint, latest_step, newest_proven, settle
 from protocol.failpoints import failpoint
 
 # (checkpoint's folder, what was told, whether to give up, whether all wait) -> verdict; None: it was given up
@@ -46,11 +46,12 @@ class Proofs:
                 self._thread.start()
 
     def needed_steps(self) -> set[int]:
-        """Return the steps whose folders have to stay: what is under proof or waits for it, and the newest proven."""
+        """Return the steps whose folders have to stay: what is under proof or waits for it, the newest proven, and what
+        `latest` names: that one was never proven where the run has begun to prove its checkpoints since then."""
         with self.lock:
             waiting = None if self._waiting is None else self._waiting[0]
             needed = (waiting, self._under_proof, newest_proven(self._root))
-            return {step_of(path) for path in needed if path is not None}
+            return {step_of(path) for path in needed if path is not None} | ({latest_step(self._root)} - {-1})
 
     def finish(self, tell: Tell) -> None:
         """Return when nothing waits for a proof. tell: takes what is waited for, and how long by now."""

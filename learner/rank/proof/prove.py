@@ -25,7 +25,8 @@ from learner.disk.model_folder import find_named_model, model_digest
 from learner.models.settings import critic_settings, policy_settings
 from learner.models.weights.digested import digest_of_folder
 from learner.rank.proof.models import check_critic, check_policy
-from learner.rank.proof.refused import RefusedError
+from learner.rank.proof.refused import NotProvableError, RefusedError
+from protocol.errors import SettingsError
 from protocol.settings.settings import Settings
 
 _NO_MODELS = ("memory.json", "reference")
@@ -34,8 +35,9 @@ _NO_MODELS = ("memory.json", "reference")
 def prove(folder: Path, told: Told, settings: Settings, model: Path) -> float:
     """Return the loss of the kept texts by the weights in the files. model: the folder that the run began from.
 
-    Raises: RefusedError when the checkpoint is not what was told; anything else: nothing is shown.
+    Raises: RefusedError when the checkpoint is not what was told; NotProvableError and anything else: nothing is shown.
     """
+    _check_it_can_be_read(folder, model)
     try:
         _check_facts(folder, told, model)
         _check_roles(folder, told)
@@ -44,11 +46,32 @@ def prove(folder: Path, told: Told, settings: Settings, model: Path) -> float:
         _check_ledger(folder, told)
         _check_reference(folder, told, settings)
         if "critic" in told.models:
-            source = find_named_model("critic.model", settings.critic.model) if settings.critic.model else model
-            check_critic(folder / "state" / "critic", told, critic_settings(settings, source))
+            check_critic(folder / "state" / "critic", told, critic_settings(settings, _critic_source(settings, model)))
         return check_policy(folder, told, policy_settings(settings, model))
     except (SafetensorError, FileNotFoundError, KeyError, ValueError) as error:
         raise RefusedError(f"it cannot be read as a resume would: {error}") from error
+
+
+def _check_it_can_be_read(folder: Path, model: Path) -> None:
+    """Raise NotProvableError when a file is there that this process cannot open, or the run's model is not there."""
+    if not (model / "config.json").is_file():
+        raise NotProvableError(f"the model folder {model}, which the run began with, is not there")
+    for path in folder.rglob("*"):
+        try:
+            # Asked by itself: safetensors says of any file that it cannot open that there is none.
+            if path.is_file():
+                path.open("rb").close()
+        except FileNotFoundError:
+            continue  # what is missing is shown to be
+        except OSError as error:
+            raise NotProvableError(f"{path} cannot be opened: {error.strerror}") from None
+
+
+def _critic_source(settings: Settings, model: Path) -> Path:
+    try:
+        return find_named_model("critic.model", settings.critic.model) if settings.critic.model else model
+    except SettingsError as error:
+        raise NotProvableError(str(error)) from None
 
 
 def _check_facts(folder: Path, told: Told, model: Path) -> None:

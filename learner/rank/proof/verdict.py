@@ -6,11 +6,11 @@ from pathlib import Path
 
 import torch
 
-from learner.checkpoint.proof import Proof, manifest_hash
+from learner.checkpoint.proof import Proof, Verdict, manifest_hash
 from learner.rank.proof.model_form import as_saved
 from learner.rank.proof.own_memory import own_peak_mib
 from learner.rank.proof.prove import prove
-from learner.rank.proof.refused import RefusedError
+from learner.rank.proof.refused import NotProvableError, RefusedError
 from learner.rank.proof.request import ProofRequest
 from protocol.settings.settings import Settings
 
@@ -22,17 +22,22 @@ def verdict(request: ProofRequest) -> Proof:
     folder, told = Path(request.folder), request.told
     manifest = manifest_hash(folder)
     settings = as_saved(Settings.model_validate_json(request.settings), told.made_with)
+    found: Verdict = "proven"
     loss, problem = None, ""
     try:
         loss = prove(folder, told, settings, Path(request.model))
     except RefusedError as error:
-        problem = str(error)
+        found, problem = "refused", str(error)
+    except NotProvableError as error:
+        found, problem = "not made", str(error)
+    if found != "proven" and (not manifest or manifest_hash(folder) != manifest):
+        found, problem = "not made", f"{folder} is gone, or other files took its place"
     used = resource.getrusage(resource.RUSAGE_SELF)
     return Proof(
-        verdict="refused" if problem else "proven",
+        verdict=found,
         problem=problem,
         step=told.step,
-        digest="" if problem else told.pushed,
+        digest=told.pushed if found == "proven" else "",
         loss=loss,
         seconds=time.monotonic() - started,
         cpu_s=used.ru_utime + used.ru_stime,

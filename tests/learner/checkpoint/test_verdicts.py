@@ -86,7 +86,7 @@ def test_a_checkpoint_whose_proof_was_not_made_stays_and_is_not_latest(tmp_path:
     assert latest(tmp_path) is None
     assert path.is_dir()
     (said,) = complaints(tmp_path).values()
-    assert said.startswith("The checkpoint of step 2 could not be proven: no memory. Its files are whole, and `latest`")
+    assert said.startswith("The checkpoint of step 2 could not be proven: no memory. Nothing is shown against it")
 
 
 def test_a_verdict_on_files_that_were_replaced_meanwhile_does_nothing(tmp_path: Path) -> None:

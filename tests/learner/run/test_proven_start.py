@@ -4,10 +4,11 @@ from pathlib import Path
 
 import pytest
 
-from learner.checkpoint.folder import begin, commit
+from learner.checkpoint.folder import begin, commit, open_checkpoint
 from learner.checkpoint.manifest import Checkpoint
-from learner.checkpoint.proof import Proof, Verdict, is_proven, manifest_hash
+from learner.checkpoint.proof import Proof, Verdict, is_proven, manifest_hash, write_proof
 from learner.checkpoint.told import Told, write_told
+from learner.run import proven_start as proven_start_file
 from learner.run.proven_start import proven_start
 from learner.run.start import RunStart
 from protocol.errors import OperatorError
@@ -89,6 +90,50 @@ def test_a_refused_checkpoint_that_the_operator_brought_from_elsewhere_ends_the_
     with pytest.raises(OperatorError, match=r"is refused: so\. Name another one by run\.resume"):
         Start({2: "refused"}).from_(RunStart(tmp_path / "run", elsewhere))
     assert elsewhere.path.is_dir()
+
+
+def test_what_was_refused_before_is_refused_by_a_start_that_wants_no_proofs(tmp_path: Path) -> None:
+    """The run died before the folder could be set aside."""
+    good, bad = save(tmp_path, 2), save(tmp_path, 4)
+    write_proof(bad.path, Proof(verdict="refused", problem="so", step=4, manifest=manifest_hash(bad.path)))
+    said: list[str] = []
+    start = proven_start(RunStart(tmp_path, bad), None, lambda: False, said.append, said.append)
+    assert start.checkpoint is not None
+    assert start.checkpoint.path == good.path
+    assert len(said) == 1
+    assert said[0].endswith("The run starts from step 2.")
+    assert not is_proven(good.path)
+
+
+@pytest.mark.parametrize(("verdict", "is_taken"), [("proven", True), ("not made", True), ("refused", False)])
+def test_a_folder_that_was_set_aside_and_that_the_operator_names_keeps_its_name(
+    tmp_path: Path, verdict: Verdict, is_taken: bool
+) -> None:
+    path = save(tmp_path, 2).path
+    aside = path.rename(path.with_name("set_aside_step_000002"))
+    start, named = Start({2: verdict}), RunStart(tmp_path, open_checkpoint(aside))
+    if is_taken:
+        assert start.from_(named) == named
+    else:
+        with pytest.raises(OperatorError, match=r"is refused: so\. Name another one by run\.resume"):
+            start.from_(named)
+    assert [each.name for each in (tmp_path / "checkpoints").iterdir()] == ["set_aside_step_000002"]
+
+
+def test_a_verdict_that_cannot_be_written_ends_the_start_with_a_sentence(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def full(*_: object) -> Path:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(proven_start_file, "settle", full)
+    checkpoint = save(tmp_path, 2)
+    with pytest.raises(OperatorError) as refused:
+        Start({2: "proven"}).from_(RunStart(tmp_path, checkpoint))
+    assert str(refused.value) == (
+        f"The verdict on the checkpoint {checkpoint.path} cannot be written: No space left on device. Free the disk, "
+        "or make the folder writable, then run the same command again."
+    )
 
 
 def test_told_that_cannot_be_read_refuses_the_checkpoint(tmp_path: Path) -> None:

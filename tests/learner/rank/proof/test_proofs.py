@@ -3,6 +3,7 @@
 import os
 import signal
 import subprocess
+import tempfile
 import threading
 from collections.abc import Callable
 from pathlib import Path
@@ -11,6 +12,7 @@ from typing import Any
 import msgspec
 import pytest
 
+from learner.checkpoint.folder import point_latest, rotate
 from learner.checkpoint.proof import Proof, Verdict, is_proven, manifest_hash
 from learner.checkpoint.told import Told
 from learner.rank.proof.process import prove_in_a_process
@@ -74,6 +76,29 @@ def test_of_checkpoints_that_wait_the_newest_is_proven_and_all_that_is_needed_st
     assert judge.asked == [1, 3]
     assert proofs.needed_steps() == {3}
     assert latest(tmp_path) == "step_000003"
+
+
+def test_what_latest_names_stays_until_another_is_proven(tmp_path: Path) -> None:
+    """As in a run that proves its checkpoints from now on: `latest` moved to the one before without a proof."""
+    proofs = Proofs(tmp_path, Judge("not made"))
+    point_latest(tmp_path, save(tmp_path, 2))
+    assert proofs.needed_steps() == {2}
+    for step in (4, 6):
+        save(tmp_path, step)
+        rotate(tmp_path, 1, protected=proofs.needed_steps())
+    assert (tmp_path / "latest").is_dir()
+    assert latest(tmp_path) == "step_000002"
+
+
+def test_latest_that_somebody_linked_elsewhere_is_in_nobodys_way(tmp_path: Path) -> None:
+    judge = Judge()
+    judge.may_end.set()
+    proofs = Proofs(tmp_path, judge)
+    (tmp_path / "latest").symlink_to("best")
+    assert proofs.needed_steps() == set()
+    proofs.add(save(tmp_path, 2), told_of(2))
+    proofs.finish(lambda phase: None)
+    assert (proofs.problem, latest(tmp_path)) == ("", "step_000002")
 
 
 def test_a_refused_checkpoint_is_told_of(tmp_path: Path) -> None:
@@ -152,6 +177,16 @@ def test_a_process_that_cannot_be_started_shows_nothing(tmp_path: Path, monkeypa
         "not made",
         "its process could not be started: Resource temporarily unavailable",
     )
+
+
+def test_a_process_whose_words_find_no_room_shows_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def full() -> None:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(tempfile, "TemporaryFile", full)
+    proof = prove_in_a_process(make_request(save(tmp_path, 2), tmp_path, Settings(), told_of(2)), _LIMIT_S)
+    assert proof is not None
+    assert proof.problem == "its process could not be started: No space left on device"
 
 
 @pytest.mark.parametrize(("limit_s", "is_given_up", "verdict"), [(0.0, False, "not made"), (_LIMIT_S, True, None)])

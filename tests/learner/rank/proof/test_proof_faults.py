@@ -1,0 +1,151 @@
+"""What a proof says when something other than the checkpoint is wrong: nothing is shown against it."""
+
+import errno
+import os
+import signal
+import subprocess
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from learner.checkpoint.proof import Proof
+from learner.models.settings import policy_settings
+from learner.rank.proof import models
+from learner.rank.proof import verdict as verdict_file
+from learner.rank.proof.process import prove_in_a_process
+from learner.rank.proof.refused import NotProvableError, RefusedError
+from learner.rank.proof.request import ProofRequest, make_request
+from learner.rank.proof.verdict import verdict
+from protocol.settings.settings import Settings
+from tests.learner.checkpoint.test_verdicts import save
+from tests.learner.rank.proof.test_proofs import told_of
+
+_LIMIT_S = 240.0
+
+
+@pytest.fixture
+def model(tmp_path: Path) -> Path:
+    folder = tmp_path / "model"
+    folder.mkdir()
+    (folder / "config.json").write_text("{}")
+    return folder
+
+
+def request_of(root: Path, model: Path) -> ProofRequest:
+    return make_request(save(root / "checkpoints", 2), model, Settings(), told_of(2))
+
+
+def what(proof: Proof | None) -> tuple[str, str] | None:
+    return None if proof is None else (proof.verdict, proof.problem)
+
+
+class Started:
+    """Takes subprocess.Popen's place, and notes what it started."""
+
+    def __init__(self, then: signal.Signals | None = None) -> None:
+        """then: what each process gets at once."""
+        self.processes: list[subprocess.Popen[bytes]] = []
+        self._start = subprocess.Popen
+        self._then = then
+
+    def __call__(self, *args: Any, **kwargs: Any) -> "subprocess.Popen[bytes]":
+        process = self._start(*args, **kwargs)
+        if self._then is not None:
+            process.send_signal(self._then)
+        self.processes.append(process)
+        return process
+
+
+def ignored_by(pid: int) -> set[int]:
+    mask = int(Path(f"/proc/{pid}/status").read_text().partition("SigIgn:")[2].split()[0], 16)
+    return {number for number in range(1, 32) if mask >> (number - 1) & 1}
+
+
+def _oom_score(pid: int) -> int:
+    return int(Path(f"/proc/{pid}/oom_score_adj").read_text())
+
+
+def test_what_a_terminal_or_a_job_sends_to_all_its_processes_does_not_end_a_proof(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The process is one as in a run. Where memory is short, it goes before the rank."""
+    started, ending = Started(), {signal.SIGINT, signal.SIGTERM, signal.SIGHUP}
+    monkeypatch.setattr(subprocess, "Popen", started)
+
+    def is_given_up() -> bool:
+        """Send them once the process has begun; it imports for long after that."""
+        pid = started.processes[0].pid
+        if not groups and ending <= ignored_by(pid) and _oom_score(pid) == 1000:
+            groups.add(os.getpgid(pid))
+            for number in ending:
+                os.kill(pid, number)
+        return False
+
+    groups: set[int] = set()
+    gone = tmp_path / "model"
+    proof = prove_in_a_process(request_of(tmp_path, gone), _LIMIT_S, is_given_up)
+    assert groups == {started.processes[0].pid}
+    assert what(proof) == ("not made", f"the model folder {gone}, which the run began with, is not there")
+
+
+@pytest.mark.parametrize(
+    ("number", "problem"),
+    [
+        (signal.SIGKILL, "its process was ended by SIGKILL, as for a lack of memory"),
+        (signal.SIGBUS, "its process was ended by SIGBUS"),
+    ],
+)
+def test_a_process_that_a_signal_ends_shows_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, number: signal.Signals, problem: str
+) -> None:
+    monkeypatch.setattr(subprocess, "Popen", Started(then=number))
+    assert what(prove_in_a_process(request_of(tmp_path, tmp_path), _LIMIT_S)) == ("not made", problem)
+
+
+def test_a_file_that_cannot_be_opened_is_not_taken_for_one_that_is_missing(
+    tmp_path: Path, model: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    request = request_of(tmp_path, model)
+    opened = Path.open
+
+    def none_left(path: Path, *args: Any, **kwargs: Any) -> Any:
+        if path.name == "weights":
+            raise OSError(errno.ENFILE, os.strerror(errno.ENFILE))
+        return opened(path, *args, **kwargs)
+
+    monkeypatch.setattr(Path, "open", none_left)
+    where = Path(request.folder) / "weights"
+    assert what(verdict(request)) == ("not made", f"{where} cannot be opened: Too many open files in system")
+
+
+def test_a_folder_that_is_moved_while_it_is_proven_is_not_refused(
+    tmp_path: Path, model: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    request = request_of(tmp_path, model)
+    folder = Path(request.folder)
+
+    def move(*_: object) -> float:
+        folder.rename(tmp_path / "elsewhere")
+        raise RefusedError("it cannot be read as a resume would: no such file")
+
+    monkeypatch.setattr(verdict_file, "prove", move)
+    assert what(verdict(request)) == ("not made", f"{folder} is gone, or other files took its place")
+
+
+def test_a_model_beside_the_checkpoint_that_cannot_be_loaded_is_not_held_against_it(
+    tmp_path: Path, model: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(*_: object) -> None:
+        raise ValueError("Unrecognized model.\nShould have a model_type")
+
+    monkeypatch.setattr(models, "load_model", fail)
+    monkeypatch.setattr(models, "load_value_model", fail)
+    settings = policy_settings(Settings(), model)
+    for check in (models.check_policy, models.check_critic):
+        with pytest.raises(NotProvableError) as found:
+            check(save(tmp_path / "checkpoints", 2), told_of(2), settings)
+        assert str(found.value) == (
+            f"the model in {model}, which the run began with, cannot be loaded: Unrecognized model. Should have a "
+            "model_type"
+        )
