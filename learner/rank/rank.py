@@ -18,6 +18,7 @@ from learner.rank.checkpoint import CheckpointWriter
 from learner.rank.coordinator_client import CoordinatorClient
 from learner.rank.place import WAITING_FOR_PROOF, RunPlace
 from learner.rank.proof.asking import asking_a_process
+from learner.rank.proof.process import ProofProcess
 from learner.rank.proof.proofs import Proofs
 from learner.rank.proof.proving import Proving
 from learner.rank.proof.witness import Witness
@@ -153,7 +154,7 @@ def train(
     if settings.learner.prove_checkpoints:
         witness = Witness(models.roles, folder.name, settings, models.told)
         pushed = (lambda: pusher.digest) if run.servers else models.roles.policy.pushed_digest
-        proofs = Proofs(folder / CHECKPOINTS, asking_a_process(model, settings)) if rank == 0 else None
+        proofs = Proofs(folder / CHECKPOINTS, asking_a_process(model, settings, ProofProcess())) if rank == 0 else None
         proving = Proving(witness, pushed, proofs)
     keep = settings.learner.keep_checkpoints
     checkpoints = CheckpointWriter(

@@ -1,18 +1,26 @@
-"""The process that proves one checkpoint: a request on standard input, the verdict as a line on standard output.
+"""The process that proves checkpoints: requests are lines on standard input, verdicts lines on standard output.
 
-It has one thread and no GPU, and ends with whoever asked: a signal to all processes of a terminal or of a job, which
-the asker gets too, does not end it.
+What a proof imports takes longer than most proofs. So it is imported once, and each checkpoint is proven by a fresh
+copy of this process, which begins with that and nothing else. It has one thread and no GPU, and ends with whoever asks:
+a signal to all processes of a terminal or of a job, which the asker gets too, does not end it.
 """
 
 import contextlib
 import os
+import resource
+import select
 import signal
 import sys
 import threading
+import time
+import traceback
 from pathlib import Path
+from typing import IO
 
 import msgspec
 
+from learner.checkpoint.proof import Proof
+from learner.rank.proof.not_made import how_it_ended, not_made
 from learner.rank.proof.request import ProofRequest
 
 _OOM_SCORE = Path("/proc/self/oom_score_adj")
@@ -24,21 +32,63 @@ def main() -> None:
     # Where memory is short the kernel ends this process, and not the rank beside it, which is larger.
     with contextlib.suppress(OSError):
         _OOM_SCORE.write_text("1000", encoding="ascii")
-    request = msgspec.json.decode(sys.stdin.buffer.readline(), type=ProofRequest)
-    threading.Thread(target=_end_with_the_asker, name="asker", daemon=True).start()
     # What libraries print is not the verdict.
-    answer = os.fdopen(os.dup(1), "wb")
+    answers = os.fdopen(os.dup(1), "wb")
     os.dup2(2, 1)
+    cpu_told = 0.0
+    while line := sys.stdin.buffer.readline():
+        started = time.monotonic()
+        request = msgspec.json.decode(line, type=ProofRequest)
+        _import_models()
+        cpu_s = _own_cpu_s()
+        copy = os.fork()
+        if copy == 0:
+            _prove(request, answers, time.monotonic() - started, cpu_s - cpu_told)
+        cpu_told = cpu_s
+        status = os.waitstatus_to_exitcode(os.waitpid(copy, 0)[1])
+        if status != 0:
+            _answer(answers, not_made(request, f"its process {how_it_ended(status)}", time.monotonic() - started))
+
+
+def _import_models() -> None:
+    """Import what every proof needs; the second time it is there."""
+    import transformers.masking_utils
+    import transformers.modeling_utils  # noqa: F401
+
+    import learner.rank.proof.verdict  # noqa: F401
+
+
+def _prove(request: ProofRequest, answers: IO[bytes], seconds: float, cpu_s: float) -> None:
+    """Answer a request, in a copy that ends here. seconds, cpu_s: spent on it before the copy began."""
+    threading.Thread(target=_end_with_the_asker, name="asker", daemon=True).start()
     from learner.rank.proof.verdict import verdict
 
-    answer.write(msgspec.json.encode(verdict(request)) + b"\n")
-    answer.flush()
+    try:
+        found = verdict(request)
+    except Exception as error:  # whatever it is, nothing is shown
+        traceback.print_exc()
+        why = " ".join(f"{type(error).__name__}: {error}".split())
+        found = not_made(request, f"its process failed: {why}", 0.0)
+    spent = {"seconds": found.seconds + seconds, "cpu_s": found.cpu_s + cpu_s}
+    _answer(answers, msgspec.structs.replace(found, **spent))
     os._exit(0)
 
 
+def _answer(answers: IO[bytes], found: Proof) -> None:
+    answers.write(msgspec.json.encode(found) + b"\n")
+    answers.flush()
+
+
+def _own_cpu_s() -> float:
+    used = resource.getrusage(resource.RUSAGE_SELF)
+    return used.ru_utime + used.ru_stime
+
+
 def _end_with_the_asker() -> None:
-    """End when standard input does: the asker keeps its other end for as long as it lives and wants to know."""
-    sys.stdin.buffer.read()
+    """End when standard input does. Nothing is read from it: the next request is for the process that goes on."""
+    watched = select.poll()
+    watched.register(0, 0)
+    watched.poll()
     os._exit(1)
 
 

@@ -4,20 +4,24 @@ import errno
 import os
 import signal
 import subprocess
+import sys
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 
 from learner.checkpoint.proof import Proof
 from learner.models.settings import policy_settings
 from learner.rank.proof import models
 from learner.rank.proof import verdict as verdict_file
-from learner.rank.proof.process import prove_in_a_process
+from learner.rank.proof.process import ProofProcess, prove_in_a_process
 from learner.rank.proof.refused import NotProvableError, RefusedError
 from learner.rank.proof.request import ProofRequest, make_request
 from learner.rank.proof.verdict import verdict
 from protocol.settings.settings import Settings
+from tests.fakes.waiting import wait_until
 from tests.learner.checkpoint.test_verdicts import save
 from tests.learner.rank.proof.test_proofs import told_of
 
@@ -43,14 +47,15 @@ def what(proof: Proof | None) -> tuple[str, str] | None:
 class Started:
     """Takes subprocess.Popen's place, and notes what it started."""
 
-    def __init__(self, then: signal.Signals | None = None) -> None:
-        """then: what each process gets at once."""
+    def __init__(self, then: signal.Signals | None = None, command: list[str] | None = None) -> None:
+        """then: what each process gets at once. command: in place of the given one."""
+        self._command = command
         self.processes: list[subprocess.Popen[bytes]] = []
         self._start = subprocess.Popen
         self._then = then
 
-    def __call__(self, *args: Any, **kwargs: Any) -> "subprocess.Popen[bytes]":
-        process = self._start(*args, **kwargs)
+    def __call__(self, command: list[str], **kwargs: Any) -> "subprocess.Popen[bytes]":
+        process = self._start(self._command or command, **kwargs)
         if self._then is not None:
             process.send_signal(self._then)
         self.processes.append(process)
@@ -69,7 +74,7 @@ def _oom_score(pid: int) -> int:
 def test_what_a_terminal_or_a_job_sends_to_all_its_processes_does_not_end_a_proof(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The process is one as in a run. Where memory is short, it goes before the rank."""
+    """The process is one as in a run, and stays for the next proof. Where memory is short, it goes before the rank."""
     started, ending = Started(), {signal.SIGINT, signal.SIGTERM, signal.SIGHUP}
     monkeypatch.setattr(subprocess, "Popen", started)
 
@@ -83,10 +88,29 @@ def test_what_a_terminal_or_a_job_sends_to_all_its_processes_does_not_end_a_proo
         return False
 
     groups: set[int] = set()
-    gone = tmp_path / "model"
-    proof = prove_in_a_process(request_of(tmp_path, gone), _LIMIT_S, is_given_up)
-    assert groups == {started.processes[0].pid}
-    assert what(proof) == ("not made", f"the model folder {gone}, which the run began with, is not there")
+    gone, asked = tmp_path / "model", ProofProcess()
+    with closing(asked):
+        for name in ("first", "second"):
+            proof = asked.prove(request_of(tmp_path / name, gone), _LIMIT_S, is_given_up, lambda: False)
+            assert what(proof) == ("not made", f"the model folder {gone}, which the run began with, is not there")
+    (process,) = started.processes
+    assert groups == {process.pid}
+    assert process.poll() is not None
+
+
+def test_a_process_that_has_ended_since_is_started_anew(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """One that answers once, and ends."""
+    once = "import sys; sys.stdin.readline(); print(sys.argv[1], flush=True)"
+    said = msgspec.json.encode(Proof(verdict="proven", step=2)).decode()
+    started = Started(command=[sys.executable, "-c", once, said])
+    monkeypatch.setattr(subprocess, "Popen", started)
+    request = request_of(tmp_path, tmp_path)
+    with closing(ProofProcess()) as asked:
+        for number in (1, 2):
+            proof = asked.prove(request, _LIMIT_S, lambda: False, lambda: True)
+            assert what(proof) == ("proven", "")
+            assert len(started.processes) == number
+            wait_until(lambda: started.processes[-1].poll() is not None)
 
 
 @pytest.mark.parametrize(
