@@ -13,13 +13,13 @@ class EpochAccount:
     """How many prompts of one epoch are where; the five add up to num_prompts."""
 
     epoch: int  # from 0
-    num_prompts: int  # rows of the training data
+    num_prompts: int  # rows of the training data; with weighted entries, prompts that were given out
     trained: int  # prompts inside an applied step
     skipped: int  # prompts given up, or of a step that was not applied
     # prompts given out and not settled yet, by the ledger's state: pending, leased, ready, assigned
     under_way: dict[str, int]
     to_come: int  # prompts not given out yet; no loss
-    filtered: int = 0  # prompts replaced because of their group's mean score
+    filtered: int = 0  # prompts replaced because of their group's mean score, or not drawn because of an earlier one's
 
 
 def count_epochs(run: AuditedRun) -> list[EpochAccount]:
@@ -31,11 +31,12 @@ def count_epochs(run: AuditedRun) -> list[EpochAccount]:
         f"{FILTERED}%",
     ):
         states.setdefault(epoch, {})[state] = count
-    size = len(run.uids)
+    # Weighted entries have epochs of their own: what an epoch of all is, they do not say.
+    size = len(run.uids) if run.settings.data.weights() is None else 0
     return [
         EpochAccount(
             epoch=epoch,
-            num_prompts=size,
+            num_prompts=size or sum(counts.values()),
             trained=counts.get("trained", 0),
             skipped=counts.get("skipped", 0),
             under_way={s: n for s, n in sorted(counts.items()) if s not in _SETTLED},

@@ -1,7 +1,8 @@
 """The rule that the filter on scores did what its settings say: each group's mean is computed anew from the ledger.
 
 A filtered group's mean lies at or outside the bounds that its reason names, and those are bounds that the run had. A
-trained group's mean lies strictly inside those of its step, unless its reason says that it was kept in spite of it.
+trained group's mean lies strictly inside those of its step, unless its reason says that it was kept in spite of it. A
+prompt that the curriculum left out of an epoch had the mean that its reason names, in an epoch that is not long ago.
 """
 
 import json
@@ -12,12 +13,22 @@ from typing import NamedTuple
 from learner.audit.breach import Breach
 from learner.audit.run import AuditedRun
 from learner.audit.terms import StepTerms, Terms
-from learner.data.filtered import FILTERED, KEPT, OutsideBounds, mean_score, read_reason
+from learner.data.filtered import FILTERED, KEPT, RESTED, OutsideBounds, mean_score, read_reason, read_rested
+from learner.data.group_name import GroupName
 
 _SAMPLES = """
 SELECT p."group", p.state, p.step, COALESCE(p.reason, ''), t.reward, t.reward_parts
 FROM prompts AS p LEFT JOIN trajectories AS t ON t."group" = p."group" AND t.kind = 'train'
-WHERE p.state = 'trained' OR (p.state = 'skipped' AND p.reason LIKE ?) ORDER BY p."group", t.sample_index
+WHERE p.state = 'trained' OR (p.state = 'skipped' AND p.reason LIKE ? AND p.reason NOT LIKE ?)
+ORDER BY p."group", t.sample_index
+"""
+_RESTED_PROMPTS = """
+SELECT "group", epoch, uid, reason FROM prompts WHERE state = 'skipped' AND reason LIKE ? ORDER BY position
+"""
+_SAMPLES_OF = """
+SELECT p."group", p.state, p.step, COALESCE(p.reason, ''), t.reward, t.reward_parts
+FROM prompts AS p LEFT JOIN trajectories AS t ON t."group" = p."group" AND t.kind = 'train'
+WHERE p."group" = ? ORDER BY t.sample_index
 """
 
 
@@ -34,12 +45,14 @@ class _Sample(NamedTuple):
 
 def check_filters(run: AuditedRun, terms: Terms) -> Iterator[Breach]:
     """Yield groups that were filtered though their mean says otherwise, and the other way round."""
-    filtered = f"{FILTERED}%"
+    yield from _check_curriculum(run)
+    filtered, rested = f"{FILTERED}%", f"{RESTED}%"
     if not terms.filters and run.db.execute(
-        "SELECT NOT EXISTS (SELECT 1 FROM prompts WHERE state = 'skipped' AND reason LIKE ?)", (filtered,)
+        "SELECT NOT EXISTS (SELECT 1 FROM prompts WHERE state = 'skipped' AND reason LIKE ? AND reason NOT LIKE ?)",
+        (filtered, rested),
     ).fetchone() == (1,):
         return
-    for _, rows in groupby(map(_Sample._make, run.rows(_SAMPLES, filtered)), lambda sample: sample.group):
+    for _, rows in groupby(map(_Sample._make, run.rows(_SAMPLES, filtered, rested)), lambda sample: sample.group):
         samples = list(rows)
         first = samples[0]
         if first.state == "skipped":
@@ -48,6 +61,25 @@ def check_filters(run: AuditedRun, terms: Terms) -> Iterator[Breach]:
             problem = _check_trained(samples, terms.at(first.step or 0))
         if problem:
             yield Breach("filter", problem, group=first.group, step=first.step)
+
+
+def _check_curriculum(run: AuditedRun) -> Iterator[Breach]:
+    for group, epoch, uid, reason in run.rows(_RESTED_PROMPTS, f"{RESTED}%"):
+        said = read_rested(reason)
+        if said is None:
+            yield Breach("curriculum", f"was not drawn for a reason that names no mean: {reason!r}", group=group)
+            continue
+        earlier = str(GroupName("train", said.epoch, uid))
+        samples = list(map(_Sample._make, run.rows(_SAMPLES_OF, earlier)))
+        mean = _mean(samples, said.score) if samples and samples[0].reward is not None else None
+        if mean != said.mean:
+            problem = f"was not drawn for a mean {said.score} of {said.mean} in {earlier}, by the ledger it is {mean}"
+            yield Breach("curriculum", problem, group=group)
+        elif mean < said.bound if said.is_easy else mean > said.bound:
+            yield Breach("curriculum", f"was not drawn, though its {said} is not so", group=group)
+        elif not 0 < epoch - said.epoch < said.every:
+            problem = f"was not drawn in epoch {epoch}, {epoch - said.epoch} epochs after {earlier}, for {said}"
+            yield Breach("curriculum", problem, group=group)
 
 
 def _check_filtered(samples: list[_Sample], terms: Terms) -> str | None:

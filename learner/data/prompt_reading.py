@@ -69,7 +69,7 @@ def read_prompts(
 def said_of(given: str | Sequence[str | DataEntry], data: DataSettings) -> str:
     """Return what the settings say of a data set, as text: another text, another index."""
     entries = [entry.model_dump(mode="json") for entry in entries_of(given)]
-    shape = data.model_dump(mode="json", exclude={"train", "eval", "shuffle", "max_skipped_share"})
+    shape = data.model_dump(mode="json", exclude={"train", "eval", "curriculum", "shuffle", "max_skipped_share"})
     return json.dumps([entries, shape], sort_keys=True)
 
 

@@ -115,6 +115,11 @@ def prompts_digest(prompts: Sequence[Prompt]) -> str:
     return hashlib.sha256("\n".join(prompt.uid for prompt in prompts).encode()).hexdigest()
 
 
+def uid_at(prompts: Sequence[Prompt], place: int) -> str:
+    """Return the uid of the prompt of a place, without reading its row where that is not needed."""
+    return prompts.uid(place) if isinstance(prompts, PromptSet) else prompts[place].uid
+
+
 def rows_by_entry(prompts: Sequence[Prompt]) -> list[int]:
     """Return how many prompts each entry of data.train has."""
     return prompts.rows_by_entry if isinstance(prompts, PromptSet) else [len(prompts)]

@@ -146,6 +146,22 @@ class Ledger:
             (group, epoch, uid, position, server, attempt, time.time()),
         )
 
+    def rest(self, group: str, epoch: int, uid: str, position: int, reason: str) -> None:
+        """Note that a prompt is not drawn in an epoch."""
+        self._change(
+            "INSERT INTO prompts VALUES (?, ?, ?, ?, 'skipped', NULL, 0, NULL, ?, ?) ON CONFLICT DO NOTHING",
+            (group, epoch, uid, position, reason, time.time()),
+        )
+
+    def scores_of(self, group: str) -> list[tuple[float, dict[str, float]]]:
+        """Return reward and its parts of each sample of a group that is trained or skipped, in the order of samples."""
+        rows = self._db.execute(
+            'SELECT t.reward, t.reward_parts FROM trajectories AS t JOIN prompts AS p ON p."group" = t."group" '
+            "WHERE t.\"group\" = ? AND t.kind = 'train' AND p.state IN ('trained', 'skipped') ORDER BY t.sample_index",
+            (group,),
+        )
+        return [(float(reward), json.loads(parts)) for reward, parts in rows]
+
     def set_state(self, groups: Sequence[str], state: str, step: int | None = None, reason: str | None = None) -> None:
         now = time.time()
         for group in groups:

@@ -88,6 +88,30 @@ def in_words(given: str | Sequence[str | DataEntry] | None) -> str:
     return f"{entries[0].path if entries else 'null'}{others}"
 
 
+class CurriculumSettings(Section):
+    """What is easy or hard by filter.score, the mean over a group's samples."""
+
+    easy: float | None = Field(
+        None, allow_inf_nan=False, description="A prompt whose mean score was so much or more is easy; null: none is."
+    )
+    hard: float | None = Field(
+        None, allow_inf_nan=False, description="A prompt whose mean score was so much or less is hard; null: none is."
+    )
+    every: int = Field(
+        4, ge=2, le=1000, description="Epochs from one draw of an easy or hard prompt to the next. Others: each epoch."
+    )
+
+    @model_validator(mode="after")
+    def _check_bounds(self) -> Self:
+        if self.easy is not None and self.hard is not None and self.hard >= self.easy:
+            raise ValueError(f"hard = {self.hard:g} is not below easy = {self.easy:g}: every prompt would be both")
+        return self
+
+    @property
+    def is_on(self) -> bool:
+        return self.easy is not None or self.hard is not None
+
+
 class DataSettings(Section):
     train: DataSets = Field(
         "",
@@ -124,6 +148,7 @@ class DataSettings(Section):
         description="Largest share of data.train's rows that is left out because too long for the context or not "
         "renderable. Those longer than data.max_prompt_tokens do not count.",
     )
+    curriculum: CurriculumSettings = CurriculumSettings()  # prompts that are drawn less often, by their mean score
 
     @model_validator(mode="after")
     def _check_entries(self) -> Self:

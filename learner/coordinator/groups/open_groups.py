@@ -21,7 +21,8 @@ from protocol.wire.trajectory import Trajectory, TrajectoryFacts
 class OpenGroups:
     """`training`: the training groups that hold a slot of the window, in lease order.
 
-    filtered_of_step: how many groups were filtered before the step that took its groups last; empty without a filter.
+    filtered_of_step: how many groups were filtered, or prompts not drawn, before the step that took its groups last;
+    empty without a filter and a curriculum.
     hopeless: why the run is to end, once as many prompts in a row were given up as data.train has.
     """
 
@@ -223,7 +224,7 @@ class OpenGroups:
 
     def assign(self, names: Sequence[str], step: int) -> list[Group]:
         """Note that a step trains on these groups; returns them."""
-        self.filtered_of_step = self._filter.take_counts()
+        self.filtered_of_step = self._filter.take_counts() | self._source.take_counts()
         self._ledger.set_state(names, "assigned", step)
         return [self.training[name] for name in names]
 

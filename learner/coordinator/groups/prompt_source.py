@@ -6,13 +6,17 @@ It ends when as many groups went out as the remaining steps need.
 from collections import deque
 from collections.abc import Sequence
 
+from learner.coordinator.groups.curriculum import Curriculum
 from learner.coordinator.groups.group import Group
 from learner.data.group_name import GroupName
 from learner.data.prompt_order import order_of
-from learner.data.prompt_set import find_prompts, rows_by_entry
+from learner.data.prompt_set import find_prompts, rows_by_entry, uid_at
 from learner.data.prompts import Prompt
 from learner.ledger.ledger import Ledger
 from protocol.settings.settings import Settings
+
+# Of one turn of the coordinator's loop: servers wait for its answers meanwhile.
+_MAX_LEFT_OUT = 1000
 
 
 class PromptSource:
@@ -27,6 +31,7 @@ class PromptSource:
         self._group_size = settings.rollout.group_size
         data = settings.data
         self._order = order_of(rows_by_entry(train), data.weights(), settings.run.seed, data.shuffle)
+        self._curriculum = Curriculum(settings, ledger)
         self._position = int(ledger.meta("position") or 0)
         self._unfinished = deque(ledger.recall_unfinished())
         self._by_uid = find_prompts(train, [old.uid for old in self._unfinished])
@@ -69,10 +74,28 @@ class PromptSource:
             return group
         return None
 
+    def take_counts(self) -> dict[str, float]:
+        """Return how many prompts the curriculum left out since this was last asked, easy and hard; {} when off."""
+        return self._curriculum.take_counts()
+
     def _admit(self) -> Group:
+        """Return the group of the next prompt that is drawn in its epoch."""
+        if self._curriculum.is_on:
+            self._leave_out()
         position = self._position
         epoch, index = self._order.at(position)
         self._position += 1
         self._ledger.set_meta("position", str(self._position))
         prompt = self._train[index]
         return Group(str(GroupName("train", epoch, prompt.uid)), prompt, "train", epoch, position, self._group_size)
+
+    def _leave_out(self) -> None:
+        """Go past the prompts that the curriculum does not draw. After so many in a row the next is drawn anyway."""
+        for _ in range(min(_MAX_LEFT_OUT, len(self._train))):
+            epoch, index = self._order.at(self._position)
+            uid = uid_at(self._train, index)
+            reason = self._curriculum.rests(uid, epoch)
+            if reason is None:
+                return
+            self._ledger.rest(str(GroupName("train", epoch, uid)), epoch, uid, self._position, reason)
+            self._position += 1

@@ -71,3 +71,9 @@ def test_limit_over_weighted_entries_is_refused() -> None:
 
 def test_held_out_names_on_the_hub_need_a_split() -> None:
     assert "data.eval = hf:o/n names no split, which would be train" in refusal("--data.eval", "hf:o/n")
+
+
+def test_easy_and_hard_prompts_are_told_apart() -> None:
+    assert "hard = 0.5 is not below easy = 0.5" in refusal(
+        "--data.curriculum.easy", "0.5", "--data.curriculum.hard", "0.5"
+    )

@@ -1,0 +1,123 @@
+"""The command `python -m learner.data.prepare NAME --from FILES --to FOLDER`: a set's own files -> rows that run."""
+
+import argparse
+import os
+import re
+import sys
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import pyarrow
+import pyarrow.parquet
+
+from learner.data.prepare.sets import KNOWN_SETS, KnownSet
+from learner.data.prepare.verl_row import verl_row
+from learner.data.prompt_rows import each_row
+from learner.data.row_files import RowFile, find_files
+from protocol.errors import OperatorError, SettingsError
+from protocol.settings.data import HUB_PREFIX, DataEntry
+
+_ROWS_AT_ONCE = 4096
+_SPLIT = re.compile(r"(?:^|[-_.])(train|test|validation|valid|dev)(?:[-_.]|$)")
+
+
+def main(arguments: Sequence[str]) -> int:
+    """Return the exit status: 0, or 2 with one sentence."""
+    parser = argparse.ArgumentParser(prog="python -m learner.data.prepare", description=__doc__)
+    known = "; ".join(f"{name}: {one.is_like}" for name, one in KNOWN_SETS.items())
+    parser.add_argument(
+        "name", choices=sorted(KNOWN_SETS), help=f"which data set, by the columns of its files ({known})"
+    )
+    parser.add_argument(
+        "--from", dest="given", nargs="+", required=True, metavar="FILE",
+        help="its JSONL or Parquet files, a pattern, a folder, or hf:OWNER/NAME[/CONFIG]:SPLIT",
+    )  # fmt: skip
+    parser.add_argument("--to", type=Path, required=True, metavar="FOLDER", help="gets SPLIT.parquet of each split")
+    parser.add_argument("--split", help="split of all these files; left out: train or test, as their names say")
+    parser.add_argument("--data-source", help="data_source of each row; left out: the set's own name")
+    options = parser.parse_args(arguments)
+    try:
+        written = prepare(options.name, options.given, options.to, options.split, options.data_source)
+    except OperatorError as error:
+        print(error, file=sys.stderr)
+        return 2
+    scorer = KNOWN_SETS[options.name].scorer
+    for path, num_rows in written.items():
+        print(f"{path}: {num_rows:,} rows")
+    print(f"Train on it with --data.train {next(iter(written))}; its labels are for the bundled scorer {scorer}.")
+    return 0
+
+
+def prepare(
+    name: str, given: Sequence[str], folder: Path, split: str | None = None, data_source: str | None = None
+) -> dict[Path, int]:
+    """Write a Parquet file for each split, and return how many rows each has.
+
+    Raises: SettingsError for files that are not there or have other rows, naming the row; a file is written whole or
+    not at all.
+    """
+    known = KNOWN_SETS[name]
+    by_split: dict[str, list[RowFile]] = {}
+    for one in given:
+        for file in find_files([DataEntry(path=one)]):
+            by_split.setdefault(split or _split_of(one, file), []).append(file)
+    folder.mkdir(parents=True, exist_ok=True)
+    return {
+        (path := folder / f"{of_split}.parquet"): _write(path, files, known, of_split, data_source or known.data_source)
+        for of_split, files in by_split.items()
+    }
+
+
+def _split_of(given: str, file: RowFile) -> str:
+    """Return the split of a file, by its name or that of the folder it lies in."""
+    if given.startswith(HUB_PREFIX):
+        return given.rpartition(":")[2] if ":" in given.removeprefix(HUB_PREFIX) else "train"
+    for name in (file.path.stem, file.path.parent.name):
+        if found := _SPLIT.search(name):
+            return found[1]
+    raise SettingsError(f"data: which split {file.path} is of, its name does not say. Say it with --split.")
+
+
+def _write(path: Path, files: Sequence[RowFile], known: KnownSet, split: str, data_source: str) -> int:
+    aside = path.with_name(f".{path.name}.part")
+    writer: pyarrow.parquet.ParquetWriter | None = None
+    num_rows = 0
+    try:
+        for rows in _batches(_prepared_rows(files, known, split, data_source)):
+            table = pyarrow.Table.from_pylist(rows, schema=writer.schema if writer is not None else None)
+            writer = writer or pyarrow.parquet.ParquetWriter(aside, table.schema)
+            writer.write_table(table)
+            num_rows += len(rows)
+        if writer is None:
+            raise SettingsError(f"data: {files[0].path} has no rows.")
+        writer.close()
+        os.replace(aside, path)
+    finally:
+        if writer is not None:
+            writer.close()
+        aside.unlink(missing_ok=True)
+    return num_rows
+
+
+def _prepared_rows(files: Sequence[RowFile], known: KnownSet, split: str, data_source: str) -> Iterator[dict[str, Any]]:
+    index = 0
+    for file in files:
+        for row in each_row(file.path):
+            try:
+                prepared = known.read(row.content)
+            except SettingsError as error:
+                raise SettingsError(f"data: {file.path} line {row.number} {error}") from None
+            yield verl_row(prepared, data_source, known.ability, split, index)
+            index += 1
+
+
+def _batches(rows: Iterator[dict[str, Any]]) -> Iterator[list[dict[str, Any]]]:
+    batch: list[dict[str, Any]] = []
+    for row in rows:
+        batch.append(row)
+        if len(batch) == _ROWS_AT_ONCE:
+            yield batch
+            batch = []
+    if batch:
+        yield batch

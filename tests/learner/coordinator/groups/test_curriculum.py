@@ -1,0 +1,118 @@
+"""Easy and hard prompts are drawn less often, by what the ledger says of them, and the audit agrees."""
+
+import json
+from collections.abc import Iterator
+from contextlib import closing
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from learner.audit.filters import check_filters
+from learner.audit.run import AuditedRun
+from learner.audit.terms import Terms
+from learner.coordinator.groups.prompt_source import PromptSource
+from learner.data.filtered import RESTED, Rested, read_rested
+from learner.data.prompts import Prompt
+from learner.ledger.ledger import Ledger
+from protocol.settings.settings import Settings
+
+PROMPTS = [Prompt(f"p{i}", f"question {i}", "", {}) for i in range(4)]
+REWARDS = {"p0": [1.0, 1.0], "p1": [0.0, 0.0], "p2": [1.0, 0.0], "p3": [0.0, 1.0]}
+
+
+@pytest.fixture
+def ledger(tmp_path: Path) -> Iterator[Ledger]:
+    with closing(Ledger(tmp_path / "ledger.sqlite")) as ledger:
+        yield ledger
+
+
+def settings(**curriculum: Any) -> Settings:
+    return Settings.model_validate(
+        {
+            "run": {"max_steps": 100},
+            "rollout": {"group_size": 2},
+            "learner": {"groups_per_step": 1},
+            "data": {"train": "rows.jsonl", "curriculum": curriculum},
+        }
+    )
+
+
+def train(ledger: Ledger, source: PromptSource, number: int, rewards: dict[str, list[float]] = REWARDS) -> list[str]:
+    """Take groups and note them as trained with their prompts' rewards; returns their names."""
+    names = []
+    for _ in range(number):
+        group = source.take()
+        assert group is not None
+        ledger.lease(group.name, group.epoch, group.prompt.uid, group.position, "s1", 1)
+        for index, reward in enumerate(rewards[group.prompt.uid]):
+            ledger._db.execute(
+                "INSERT INTO trajectories VALUES (?, ?, 1, 1, 'train', 0, 's1', ?, ?, 9, 9, 1, 'stop', 0, 0, 1, 0, 0, "
+                "0, 0, 1)",
+                (group.name, index, reward, json.dumps({"em": reward})),
+            )
+        ledger.set_state([group.name], "trained", step=1)
+        names.append(group.name)
+    return names
+
+
+def left_out(ledger: Ledger) -> dict[str, str]:
+    return dict(ledger._db.execute("SELECT \"group\", reason FROM prompts WHERE state = 'skipped'"))
+
+
+def test_every_prompt_is_drawn_in_every_epoch_without_a_curriculum(ledger: Ledger) -> None:
+    assert len({*train(ledger, PromptSource(PROMPTS, settings(), ledger, 0), 16)}) == 16
+    assert left_out(ledger) == {}
+
+
+def test_easy_and_hard_prompts_are_drawn_again_after_some_epochs(ledger: Ledger) -> None:
+    source = PromptSource(PROMPTS, settings(easy=1.0, hard=0.0, every=3), ledger, 0)
+    taken = train(ledger, source, 4 + 2 + 2 + 4)
+    assert sorted(taken) == sorted(
+        [f"e{epoch}-{uid}" for epoch in (0, 3) for uid in REWARDS]
+        + [f"e{e}-{uid}" for e in (1, 2) for uid in ("p2", "p3")]
+    )
+    assert sorted(left_out(ledger)) == ["e1-p0", "e1-p1", "e2-p0", "e2-p1"]
+    assert read_rested(left_out(ledger)["e2-p0"]) == Rested("reward", 1.0, 0, True, 1.0, 3)
+    assert left_out(ledger)["e1-p1"] == f"{RESTED}mean reward 0.0 in epoch 0 is at most 0.0, drawn every 3 epochs"
+    assert source.take_counts() == {"curriculum_easy": 2, "curriculum_hard": 2}
+    assert source.take_counts() == {"curriculum_easy": 0, "curriculum_hard": 0}
+
+
+def test_prompt_that_has_become_harder_is_drawn_each_epoch_again(ledger: Ledger) -> None:
+    source = PromptSource(PROMPTS, settings(easy=1.0, every=2), ledger, 0)
+    train(ledger, source, 4)
+    train(ledger, source, 3)  # epoch 1, without p0
+    taken = train(ledger, source, 8, REWARDS | {"p0": [0.0, 1.0]})
+    assert {"e2-p0", "e3-p0"} <= {*taken}
+
+
+def test_curriculum_goes_on_where_it_was_after_a_restart(ledger: Ledger) -> None:
+    given = settings(easy=1.0, hard=0.0, every=3)
+    train(ledger, PromptSource(PROMPTS, given, ledger, 0), 5)
+    resumed = train(ledger, PromptSource(PROMPTS, given, ledger, 0), 3)
+    assert all(name.endswith(("p2", "p3")) for name in resumed)
+
+
+def test_set_of_easy_prompts_alone_is_trained_still(ledger: Ledger) -> None:
+    source = PromptSource(PROMPTS, settings(easy=0.0, every=1000), ledger, 0)
+    taken = train(ledger, source, 20)
+    positions = ledger._db.execute("SELECT position FROM prompts ORDER BY position").fetchall()
+    assert len({*taken}) == 20
+    assert [position for (position,) in positions] == list(range(len(positions)))
+
+
+def test_audit_takes_the_curriculum_for_what_it_is_and_finds_what_was_changed(tmp_path: Path, ledger: Ledger) -> None:
+    given = settings(easy=1.0, hard=0.0, every=3)
+    train(ledger, PromptSource(PROMPTS, given, ledger, 0), 8)
+    ledger.commit()
+    run = AuditedRun(tmp_path, given, [], ledger._db, b"", [])
+
+    def breaches() -> list[str]:
+        return sorted(f"{breach.rule} {breach.group}" for breach in check_filters(run, Terms(run)))
+
+    assert breaches() == []
+    ledger._db.execute("UPDATE trajectories SET reward = 0.5 WHERE \"group\" = 'e0-p0'")
+    ledger._db.execute("UPDATE prompts SET epoch = 7 WHERE \"group\" = 'e1-p1'")
+    ledger._db.execute("UPDATE prompts SET reason = ? WHERE \"group\" = 'e2-p1'", (f"{RESTED}so",))
+    assert breaches() == ["curriculum e1-p0", "curriculum e1-p1", "curriculum e2-p0", "curriculum e2-p1"]
