@@ -4,9 +4,10 @@
 
 Real parts throughout: the quick start's own settings, in which a step trains 256 trajectories of about 50 tokens with
 searches and rewards over HTTP. Processor time is each process's own and its threads', from step 8's end to the last
-one's, divided by the trajectories trained meanwhile. Prints a table in Markdown, medians over the runs. holds: beside
-the engine's process the rollout server takes at most 3 ms a trajectory, a step at most 1.6 s, and the median pause of
-a push is under 60 ms, as on two quiet cores. --short: 12 steps, and nothing of that is asked for.
+one's, divided by the trajectories trained meanwhile; processes of another cluster on this machine count too. Prints a
+table in Markdown, medians over the runs. holds: beside the engine's process the rollout server takes at most 3 ms a
+trajectory, a step at most 1.6 s, and the median pause of a push is under 60 ms, as on two quiet cores. --short: 12
+steps, and nothing of that is asked for.
 """
 
 import json
@@ -30,7 +31,8 @@ _MAX_SERVER_MS, _MAX_STEP_S, _MAX_PAUSE_S = 3.0, 1.6, 0.06
 _PARTS = {
     "ray::RolloutServer": "rollout server",
     "VLLM::": "engine",
-    "ray::StandbyProcess": "learner rank, coordinator",
+    "ray::StandbyProcess": "learner rank",
+    "ray::CoordinatorProcess": "coordinator",
     "learner.run": "driver",
     "retriever.serve": "retriever",
     "rewards.serve": "reward service",
@@ -77,10 +79,10 @@ def main() -> int:
 
 
 class _Watch:
-    """Processor seconds of each part when a step was seen to have ended, by step."""
+    """Processor seconds of each process when a step was seen to have ended, by step, and by part and id."""
 
     def __init__(self) -> None:
-        self.seconds: dict[int, dict[str, float]] = {}
+        self.seconds: dict[int, dict[tuple[str, int], float]] = {}
 
 
 @contextmanager
@@ -102,18 +104,18 @@ def _watch(metrics: Path, watch: _Watch, is_over: Callable[[], bool]) -> None:
         lines = metrics.read_text().splitlines() if metrics.exists() else []
         step = max((json.loads(line)["step"] for line in lines), default=0)
         if step >= _FIRST_STEP and step not in watch.seconds:
-            watch.seconds[step] = _seconds_by_part()
+            watch.seconds[step] = _seconds()
 
 
-def _seconds_by_part() -> dict[str, float]:
-    seconds: dict[str, float] = {}
+def _seconds() -> dict[tuple[str, int], float]:
+    seconds = {}
     for process in psutil.process_iter():
         try:
             command, times = " ".join(process.cmdline()), process.cpu_times()
         except psutil.Error:
             continue
         if part := next((part for name, part in _PARTS.items() if name in command), None):
-            seconds[part] = seconds.get(part, 0.0) + times.user + times.system
+            seconds[part, process.pid] = times.user + times.system
     return seconds
 
 
@@ -124,10 +126,10 @@ def _figures(metrics: Path, watch: _Watch) -> dict[str, float]:
     between = [line for line in lines if first < line["step"] <= last and "time_s" in line]
     begun = next(line["time_s"] for line in lines if line["step"] == first and "time_s" in line)
     num_samples = sum(line["num_samples"] for line in between)
-    figures = {
-        part: 1000.0 * (seconds - watch.seconds[first].get(part, 0.0)) / num_samples
-        for part, seconds in watch.seconds[last].items()
-    }
+    figures: dict[str, float] = {}
+    for process in watch.seconds[first].keys() & watch.seconds[last].keys():
+        used_s = watch.seconds[last][process] - watch.seconds[first][process]
+        figures[process[0]] = figures.get(process[0], 0.0) + 1000.0 * used_s / num_samples
     figures["step_s"] = (between[-1]["time_s"] - begun) / len(between)
     figures["pause_s"] = statistics.median(line["pause_s"] for line in between if "pause_s" in line)
     return figures
