@@ -70,7 +70,11 @@ class RunAttempt:
         self._spec = self._scored_now(run_spec(settings, self.start.run_id, incarnation, address))
         if self._servers:
             self.context.view.show_phase("attaching rollout servers")
-            content_hashes = servers.attach_servers(self._servers, self._spec)
+            attached = servers.attach_servers(self._servers, self._spec)
+            for name, run in attached.items():
+                if "base_url" in run:
+                    self.context.view.message(f"{name}: agents generate at {run['base_url']}")
+            content_hashes = {name: run["content_hash"] for name, run in attached.items()}
             if (warning := compare_indexes(content_hashes, settings.retriever.other_index)) is not None:
                 self.context.view.message(warning)
 

@@ -22,6 +22,7 @@ from rollout.endpoint.refusals import Refused
 from rollout.endpoint.rendering import Asked, Rendering
 from rollout.endpoint.retries import Retries
 from rollout.endpoint.sample_turns import Ended, NoRoom, SampleTurns, TurnAsked, Written
+from rollout.endpoint.session_end import SessionEnd
 from rollout.endpoint.turn_text import TurnText
 from rollout.episodes.sample import AGENT
 
@@ -42,14 +43,11 @@ class AgentSession:
     """Made in any thread, used in the endpoint's event loop."""
 
     def __init__(self, turns: SampleTurns, rendering: Rendering, settings: AgentsSettings, drawn: Drawn) -> None:
-        self.id = f"session-{secrets.token_hex(8)}"
-        self.api_key = f"sluice-{secrets.token_urlsafe(24)}"
+        self.end = SessionEnd(f"session-{secrets.token_hex(8)}", f"sluice-{secrets.token_urlsafe(24)}")
         self.turns = turns
         self.settings = settings
         self.drawn = drawn
         self.retries: Retries[Turned] = Retries()
-        self.ended_because: str | None = None  # in words; None: it goes on
-        self.reported: RewardBody | None = None  # what the agent gave; None: nothing
         self._rendering = rendering
         self._branches = Branches()
         self._is_out_of_room = False
@@ -69,30 +67,12 @@ class AgentSession:
         if self._watch is not None:
             self._watch.cancel()
 
-    def forget(self) -> None:
-        """Let go of what was said; why it ended is kept."""
-        self._branches = Branches()
-        self.retries = Retries()
-
-    def check_open(self) -> None:
-        """Raise Refused once it has ended."""
-        if self.ended_because is not None:
-            raise Refused(410, f"session {self.id} has ended: {self.ended_because}", code="session_ended")
-
     def report(self, reward: RewardBody | None) -> dict[str, Any]:
-        """End it with a reward, or with none; returns what the agent is told. Twice the same is counted once.
-
-        Raises: Refused for a session that has ended otherwise, or with another reward.
-        """
-        if self.ended_because == _REPORTED and reward == self.reported:
-            return {"id": self.id, "counted": False, "detail": "this was reported before, and counted once"}
-        self.check_open()
-        self.reported = reward
-        rule = self.settings.trained_conversation
-        branch = self._branches.trained(rule)
+        """End it with a reward, or with none; returns what the agent is told. Raises: Refused."""
+        told = self.end.report(reward)
+        branch = self._branches.trained(self.settings.trained_conversation)
         given = reward or RewardBody(reward=0.0)
         self._end(
-            _REPORTED,
             Ended(
                 trained=None if branch is None else branch.conversation,
                 reward=None if reward is None else reward.reward,
@@ -102,25 +82,26 @@ class AgentSession:
                 is_out_of_room=self._is_out_of_room,
             ),
         )
-        return {"id": self.id, "counted": True, "detail": "the sample is finished"}
+        return told
 
     def returned(self, reward: RewardBody | None) -> None:
         """End it by what its program returned, unless the program reported before."""
-        if self.ended_because is None:
+        if self.end.because is None:
             self.report(reward)
 
     def fail(self, error: NeighbourError) -> None:
         """End it: the sample is not made."""
-        if self.ended_because is None:
-            self._end(f"{error}. Its sample goes out again", Ended(error=error))
+        if self.end.because is None:
+            self.end.because = f"{error}. Its sample goes out again"
+            self._end(Ended(error=error))
 
     def take_back(self, why: str) -> None:
         """End it for those who asked for the sample; they know already."""
-        if self.ended_because is None:
-            self._end(why, None)
+        if self.end.because is None:
+            self.end.because = why
+            self._end(None)
 
-    def _end(self, because: str, how: Ended | None) -> None:
-        self.ended_because = because
+    def _end(self, how: Ended | None) -> None:
         if self._watch is not None:
             self._watch.cancel()
         self.retries.cancel()
@@ -200,6 +181,3 @@ class AgentSession:
             raise
         branch.conversation = written.conversation
         return written
-
-
-_REPORTED = "its end was reported"

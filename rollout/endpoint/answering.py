@@ -111,12 +111,12 @@ def _result(session: AgentSession, under_way: UnderWay[Turned]) -> Turned:
     """Return the turn that was written. Raises: Refused with the reason why there is none."""
     task = under_way.task
     if task.cancelled():
-        session.check_open()
+        session.end.check_open()
         raise Refused(503, "the turn was given up")
     error = task.exception()
     if error is None:
         return task.result()
     if isinstance(error, Refused):
         raise error
-    session.check_open()
+    session.end.check_open()
     raise Refused(500, str(error) if isinstance(error, NeighbourError) else type(error).__name__)

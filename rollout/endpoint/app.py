@@ -9,7 +9,7 @@ Errors have OpenAI's form. A session that has ended answers 410 to everything, w
 
 import asyncio
 import hashlib
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from typing import Annotated, Any, TypeVar
 
 from fastapi import FastAPI, Header, Request
@@ -60,7 +60,7 @@ def _add_turns(app: FastAPI, sessions: OpenSessions, rendering: Rendering) -> No
     async def chat(request: Request, authorization: _Key = None) -> Response:
         session = sessions.of_key(authorization)
         raw = await _raw(request)
-        session.check_open()
+        session.end.check_open()
         body = read_request(ChatBody, raw)
         check_others(body, session.drawn)
         may_call = check_tool_choice(body.tool_choice) and bool(body.tools)
@@ -76,7 +76,7 @@ def _add_turns(app: FastAPI, sessions: OpenSessions, rendering: Rendering) -> No
     async def completions(request: Request, authorization: _Key = None) -> Response:
         session = sessions.of_key(authorization)
         raw = await _raw(request)
-        session.check_open()
+        session.end.check_open()
         body = read_request(TextBody, raw)
         check_others(body, session.drawn)
         prompt = single_prompt(body.prompt)
@@ -109,19 +109,20 @@ def _add_sessions(app: FastAPI, sessions: OpenSessions, base_url: str) -> None:
         if await request.is_disconnected():
             sessions.give_back(session)
             return Response(status_code=499)
-        task = session.turns.sample.task
-        told = {"id": session.id, "api_key": session.api_key, "base_url": base_url, "kind": session.turns.sample.kind}
+        sample = session.turns.sample
+        told = {"id": session.end.id, "api_key": session.end.api_key, "base_url": base_url}
+        told |= {"sample": sample.key, "kind": sample.kind}
+        task = sample.task
         row = {"prompt": task.prompt, "label": task.label, "columns": dict(task.columns), "is_greedy": task.is_greedy}
         return JSONResponse({**told, **row, "idle_timeout_s": session.settings.idle_timeout_s})
 
     @app.post("/sluice/sessions/{name}/reward")
     async def reward(name: str, request: Request, authorization: _Key = None) -> dict[str, Any]:
-        session = sessions.of_id(name, authorization)
-        return session.report(read_request(RewardBody, await _raw(request)))
+        return sessions.report(name, authorization, read_request(RewardBody, await _raw(request)))
 
     @app.post("/sluice/sessions/{name}/finish")
     async def finish(name: str, authorization: _Key = None) -> dict[str, Any]:
-        return sessions.of_id(name, authorization).report(None)
+        return sessions.report(name, authorization, None)
 
 
 async def _raw(request: Request) -> bytes:
@@ -139,14 +140,18 @@ def _sent(request: Request, raw: bytes) -> Sent:
 
 
 def _answer_errors_as_openai(app: FastAPI) -> None:
-    def refused(request: Request, error: Exception) -> Response:
+    async def refused(request: Request, error: Exception) -> Response:
         assert isinstance(error, Refused)
         return JSONResponse(error.body(), error.status)
 
-    def otherwise(status: int) -> Callable[[Request, Exception], Response]:
-        return lambda request, error: JSONResponse(error_body(status, str(error)), status)
+    # Not plain functions: each of those would be run in a thread.
+    def otherwise(status: int) -> Callable[[Request, Exception], Awaitable[Response]]:
+        async def answer_with(request: Request, error: Exception) -> Response:
+            return JSONResponse(error_body(status, str(error)), status)
 
-    def of_http(request: Request, error: Exception) -> Response:
+        return answer_with
+
+    async def of_http(request: Request, error: Exception) -> Response:
         assert isinstance(error, HTTPException)
         return JSONResponse(error_body(error.status_code, str(error.detail)), error.status_code)
 

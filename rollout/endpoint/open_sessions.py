@@ -4,11 +4,14 @@ import asyncio
 import hmac
 import time
 from collections import OrderedDict
+from typing import Any
 
 from rollout.endpoint.agent_session import AgentSession
+from rollout.endpoint.bodies import RewardBody
 from rollout.endpoint.refusals import Refused
+from rollout.endpoint.session_end import SessionEnd
 
-_NUM_REMEMBERED = 65_536
+_NUM_REMEMBERED = 16_384
 _NO_KEY = "Authorization: Bearer KEY is missing or unknown here. Each session has a key of its own"
 
 
@@ -26,7 +29,7 @@ class OpenSessions:
         self._by_id: dict[str, AgentSession] = {}
         self._offered: asyncio.Queue[AgentSession] = asyncio.Queue()
         # Keys and ids of sessions that are no more here, oldest first.
-        self._gone: OrderedDict[str, AgentSession] = OrderedDict()
+        self._gone: OrderedDict[str, SessionEnd] = OrderedDict()
         self._num_asking = 0
         self._asked_at = float("-inf")
 
@@ -42,7 +45,7 @@ class OpenSessions:
 
     def open(self, session: AgentSession, is_offered: bool) -> None:
         """Take in a session. is_offered: it waits for an agent that asks; otherwise it has one."""
-        self._by_key[session.api_key] = self._by_id[session.id] = session
+        self._by_key[session.end.api_key] = self._by_id[session.end.id] = session
         if is_offered:
             self._offered.put_nowait(session)
         else:
@@ -51,11 +54,11 @@ class OpenSessions:
     def close(self, session: AgentSession, why: str) -> None:
         """Forget a session, which ends if it has not."""
         session.take_back(why)
-        if self._by_id.pop(session.id, None) is None:
+        end = session.end
+        if self._by_id.pop(end.id, None) is None:
             return
-        del self._by_key[session.api_key]
-        self._gone[session.api_key] = self._gone[session.id] = session
-        session.forget()
+        del self._by_key[end.api_key]
+        self._gone[end.api_key] = self._gone[end.id] = end
         while len(self._gone) > 2 * _NUM_REMEMBERED:
             self._gone.popitem(last=False)
 
@@ -71,7 +74,7 @@ class OpenSessions:
             async with asyncio.timeout(wait_s):
                 while True:
                     session = await self._offered.get()
-                    if session.ended_because is None:
+                    if session.end.because is None:
                         session.take()
                         return session
         except TimeoutError:
@@ -88,21 +91,26 @@ class OpenSessions:
     def of_key(self, authorization: str | None) -> AgentSession:
         """Return the session of a request's key. Raises: Refused, 410 for one that is no more here."""
         key = _bearer(authorization)
-        session = self._by_key.get(key) or self._gone.get(key)
-        if session is None or key == session.id:
-            raise Refused(401, _NO_KEY, code="invalid_api_key")
-        return session
-
-    def of_id(self, name: str, authorization: str | None) -> AgentSession:
-        """Return the session of this id, for its own key or the cluster's token."""
-        session = self._by_id.get(name) or self._gone.get(name)
-        key = _bearer(authorization)
-        if session is not None and name == session.id and hmac.compare_digest(key.encode(), session.api_key.encode()):
+        if (session := self._by_key.get(key)) is not None:
             return session
-        self.check_token(authorization)
-        if session is None or name != session.id:
+        if (end := self._gone.get(key)) is not None and key == end.api_key:
+            end.check_open()
+        raise Refused(401, _NO_KEY, code="invalid_api_key")
+
+    def report(self, name: str, authorization: str | None, reward: RewardBody | None) -> dict[str, Any]:
+        """Take the end of the session of this id, for its own key or the cluster's token; returns what is told of it.
+
+        Raises: Refused with the reason why it is not counted.
+        """
+        session, key = self._by_id.get(name), _bearer(authorization)
+        end = session.end if session is not None else self._gone.get(name)
+        if end is not None and name != end.id:
+            end = None
+        if end is None or not hmac.compare_digest(key.encode(), end.api_key.encode()):
+            self.check_token(authorization)
+        if end is None:
             raise Refused(404, f"there is no session {name[:80]} here, or its end is long ago")
-        return session
+        return end.report(reward) if session is None else session.report(reward)
 
     def check_token(self, authorization: str | None) -> None:
         """Raise Refused for a request that does not bring the cluster's token."""

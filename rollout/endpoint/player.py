@@ -118,7 +118,7 @@ class AgentPlayer:
         if self._programs is None:
             return None
         task = session.turns.sample.task
-        given = AgentTask(self.base_url, session.api_key, task.prompt, task.label, task.columns, task.is_greedy)
+        given = AgentTask(self.base_url, session.end.api_key, task.prompt, task.label, task.columns, task.is_greedy)
         program = self._programs.start(given)
         program.add_done_callback(functools.partial(self._on_program_end, session))
         return program

@@ -10,6 +10,7 @@ import pytest
 SHORT_FORMS = {
     "bad_rewards": r"invented=0 misassigned=0 lost=0 trained_twice=0 dead_letters=0 .*",
     "bad_retriever": r"wrong_observations=0 error_texts=0 lost=0 trained_twice=0 dead_letters=0 .*",
+    "agents": r"samples=64 .*lost=0 trained_twice=0 wrong_rewards=0 wrong_tokens=0 duplicates=0 ",
     "services": r"kills=4 .*lost=0 wrong=0 trained_twice=0 dead_letters=0 ",
     "nonfinite": r"injected=10 applied=0 pushed=0 saved=0 recorded=10 intact=10 steps_after=2 ",
     "bad_pushes": r"pushes=12 .*unexpected_failures=0 .*wrong_tokens=0 served_unsynced=0 ",

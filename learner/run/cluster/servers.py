@@ -22,13 +22,14 @@ def ensure_servers(engine: EngineRequest, planned: Processes) -> Any:
     return find_fleet().ensure.remote(request, planned.count, planned.num_gpus, planned.strategy)
 
 
-def attach_servers(names: Sequence[str], spec: RunSpec) -> dict[str, str]:
-    """Tell every rollout server of the run; returns, when all have answered, the digest of the index that each
-    searches. "": it searches none, or its retriever tells none. Raises: what the first of them raised.
+def attach_servers(names: Sequence[str], spec: RunSpec) -> dict[str, dict[str, Any]]:
+    """Tell every rollout server of the run; returns, when all have answered, what each says of it: `content_hash`, the
+    digest of the index that it searches ("": none, or its retriever tells none), and `base_url`, where agents generate,
+    if they play the run. Raises: what the first of them raised.
     """
     body = spec.model_dump(mode="json")
     asked = [(name, server(name).attach.remote(body)) for name in names]
-    return {name: call(reference, name, 120.0)["run"]["content_hash"] for name, reference in asked}
+    return {name: call(reference, name, 120.0)["run"] for name, reference in asked}
 
 
 def detach_servers(names: Sequence[str]) -> None:

@@ -5,6 +5,7 @@ bounds the samples per second, so that a rate is a fact about what the neighbour
 """
 
 import asyncio
+import functools
 import itertools
 import sqlite3
 import tempfile
@@ -15,6 +16,7 @@ from collections.abc import Awaitable, Callable, Sequence
 from contextlib import closing
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any, NamedTuple
 
 from learner.coordinator.coordinator import Coordinator
 from learner.coordinator.loop import CoordinatorLoop
@@ -84,6 +86,17 @@ class Outcome:
     timeline: Timeline = field(default_factory=Timeline)
 
 
+class Place(NamedTuple):
+    """Where a run's coordinator is."""
+
+    address: str  # tcp://HOST:PORT
+    keys: Keys  # of its peers and of itself
+
+
+Opened = tuple["asyncio.Task[str]", AsyncDealerChannel]
+"""A session at work, and its socket."""
+
+
 class PacedEngine(ScriptedEngine):
     """Starts at most `pace` generations a second, and writes by the generation's number."""
 
@@ -114,21 +127,51 @@ async def play_run(
 
     pace: generations a second of each server. progress: samples finished and attempts at neighbours so far.
     """
-    settings = Settings.model_validate(
+    settings = run_settings(num_groups, max_response_tokens=64, max_context_tokens=1024)
+    engines = [PacedEngine(write, pace) for _ in seats]
+    outcome = Outcome()
+
+    async def open_sessions(place: Place) -> list[Opened]:
+        return [
+            _open_session(f"s{i}", seat, engine, settings, place)
+            for i, (seat, engine) in enumerate(zip(seats, engines, strict=True))
+        ]
+
+    async def watched() -> None:
+        watching = asyncio.create_task(_watch(outcome.timeline, progress))
+        await during()
+        watching.cancel()
+
+    await coordinated(settings, num_groups, engines, open_sessions, watched, functools.partial(_note, outcome), outcome)
+    return outcome
+
+
+def run_settings(num_groups: int, **rollout: Any) -> Settings:
+    """Return the settings of a run over num_groups prompts; changes go into its rollout settings."""
+    return Settings.model_validate(
         {
             "run": {"max_steps": num_groups // GROUPS_PER_STEP},
-            "rollout": {
-                "group_size": GROUP_SIZE,
-                # Few enough that no queue in front of the engine hides what the neighbours do.
-                "max_groups_in_flight": 12,
-                "max_response_tokens": 64,
-                "max_context_tokens": 1024,
-            },
+            # Few groups, so that no queue in front of the engine hides what the neighbours do.
+            "rollout": {"group_size": GROUP_SIZE, "max_groups_in_flight": 12, **rollout},
             "learner": {"groups_per_step": GROUPS_PER_STEP, "max_staleness": 15},
         }
     )
-    outcome, keys = Outcome(), make_keys()
-    engines = [PacedEngine(write, pace) for _ in seats]
+
+
+async def coordinated(
+    settings: Settings,
+    num_groups: int,
+    engines: Sequence[ScriptedEngine],
+    open_sessions: Callable[["Place"], Awaitable[list["Opened"]]],
+    during: Callable[[], Awaitable[None]],
+    note: Callable[[Trajectory], None],
+    outcome: Outcome,
+) -> None:
+    """Run a coordinator and a rank through all prompts, with whatever sessions are opened; the books go to `outcome`.
+
+    during: awaited beside the run. note: is given each trajectory that the rank is.
+    """
+    keys = make_keys()
     with tempfile.TemporaryDirectory() as folder:
         ledger = Ledger(Path(folder) / "ledger.sqlite")
         prompts = [Prompt(f"p{i}", f"question {i}: ", f"answer {i}", {}) for i in range(num_groups)]
@@ -136,24 +179,19 @@ async def play_run(
         router = RouterChannel("127.0.0.1", keys.coordinator, [keys.peer.public])
         loop = CoordinatorLoop(coordinator, router)
         loop.start()
-        rank = threading.Thread(target=_train, args=(router.address, keys, engines, outcome))
+        place = Place(router.address, keys)
+        rank = threading.Thread(target=_train, args=(place, engines, note))
         rank.start()
-        sessions = [
-            _open_session(f"s{i}", seat, engine, settings, router.address, keys)
-            for i, (seat, engine) in enumerate(zip(seats, engines, strict=True))
-        ]
-        watching = asyncio.create_task(_watch(outcome.timeline, progress))
+        sessions = await open_sessions(place)
         await asyncio.gather(asyncio.to_thread(rank.join), during())
         for task, channel in sessions:
             task.cancel()
             await asyncio.wait([task])
             channel.close()
-        watching.cancel()
         loop.close()
         ledger.close()
         outcome.counts = coordinator.counts
         _read_books(Path(folder) / "ledger.sqlite", outcome)
-    return outcome
 
 
 async def under_way(progress: Callable[[], tuple[int, int]]) -> None:
@@ -162,28 +200,26 @@ async def under_way(progress: Callable[[], tuple[int, int]]) -> None:
         await asyncio.sleep(0.05)
 
 
-def _open_session(
-    name: str, seat: Seat, engine: PacedEngine, settings: Settings, address: str, keys: Keys
-) -> tuple["asyncio.Task[str]", AsyncDealerChannel]:
-    spec = run_spec(settings, "chaos", 1, address)
+def _open_session(name: str, seat: Seat, engine: PacedEngine, settings: Settings, place: Place) -> Opened:
+    spec = run_spec(settings, "chaos", 1, place.address)
     gate = VersionGate()
     gate.open()
     player = EpisodePlayer(engine, gate, seat.make_environment, seat.resources, seat.scorer, spec.rollout, name)
-    channel = AsyncDealerChannel(address, name, keys.peer, keys.coordinator.public)
+    channel = AsyncDealerChannel(place.address, name, place.keys.peer, place.keys.coordinator.public)
     session = RolloutSession(name, spec, channel, player, engine, seat.services, Outbox())
     return asyncio.create_task(session.run()), channel
 
 
-def _train(address: str, keys: Keys, engines: Sequence[PacedEngine], outcome: Outcome) -> None:
+def _train(place: Place, engines: Sequence[ScriptedEngine], note: Callable[[Trajectory], None]) -> None:
     """Take every batch of the run, note it, and say that it was trained."""
-    channel = DealerChannel(address, "rank-0", keys.peer, keys.coordinator.public)
+    channel = DealerChannel(place.address, "rank-0", place.keys.peer, place.keys.coordinator.public)
     client = CoordinatorClient(channel, "chaos", 1)
     step = 0
     while not isinstance(share := client.next_batch(step + 1, 0, timeout_s=300.0), str):
         assert share is not None
         batch, trajectories = share
         for trajectory in trajectories.values():
-            _note(trajectory, outcome)
+            note(trajectory)
         step = batch.step
         for engine in engines:
             engine.policy_version = step
@@ -191,7 +227,7 @@ def _train(address: str, keys: Keys, engines: Sequence[PacedEngine], outcome: Ou
     channel.close()
 
 
-def _note(trajectory: Trajectory, outcome: Outcome) -> None:
+def _note(outcome: Outcome, trajectory: Trajectory) -> None:
     facts = trajectory.facts
     place = (facts.group, facts.sample_index)
     outcome.num_trained_twice += place in outcome.trained

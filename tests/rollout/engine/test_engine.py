@@ -9,14 +9,24 @@ import subprocess
 import sys
 from collections.abc import AsyncIterator
 from pathlib import Path
+from typing import Any
 
+import numpy as np
 import psutil
 import pytest
 import pytest_asyncio
+from openai import AsyncOpenAI
 
 from protocol.errors import NeighbourError
+from rollout.endpoint.player import AgentPlayer
 from rollout.engine.engine import Engine
 from rollout.engine.generation import Sampling
+from rollout.engine.version_gate import VersionGate
+from rollout.environments.agents import AgentTask
+from rollout.environments.base import Task
+from rollout.episodes.sample import SampleTask
+from rollout.neighbours.no_rewards import NoRewards
+from tests.fakes.rollout_fakes import make_spec
 from tests.fakes.tiny_models import TAGS, engine_of, make_tiny_model
 
 pytestmark = [
@@ -31,6 +41,9 @@ PROMPT = [20, 21, 14, 22, 23, 32]
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
 async def engine(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Engine]:
     folder = make_tiny_model(tmp_path_factory.mktemp("model"), tied=False)
+    (folder / "chat_template.jinja").write_text(
+        "{% for m in messages %}[{{ m.role }}]{{ m.content }}{% endfor %}[assistant]"
+    )
     engine = await Engine.start(engine_of(folder))
     yield engine
     engine.shutdown()
@@ -145,6 +158,34 @@ async def test_probe_gives_the_logprobs_of_a_generation(engine: Engine) -> None:
     logprobs = await engine.probe(PROMPT + generation.tokens)
 
     assert logprobs[len(PROMPT) - 1 :] == pytest.approx(generation.logprobs, abs=1e-4)
+
+
+async def test_conversation_of_an_agent_has_the_engines_tokens_and_logprobs(engine: Engine) -> None:
+    await engine.serve_loaded_weights(3)
+    contents = []
+
+    async def program(task: AgentTask) -> float:
+        async with AsyncOpenAI(base_url=task.base_url, api_key=task.api_key) as client:
+            messages: list[Any] = [{"role": "user", "content": task.prompt}]
+            for _ in range(3):
+                # Bytes of a random model are mostly no text: what comes back is not what was sampled.
+                turn = await client.chat.completions.create(model="m", messages=messages, max_tokens=12)
+                contents.append(turn.choices[0].message.content)
+                messages += [turn.choices[0].message, {"role": "user", "content": "more"}]
+        return 0.5
+
+    gate = VersionGate()
+    gate.open()
+    player = await AgentPlayer.open(engine, gate, program, NoRewards(), make_spec(), "s0", "token")
+    trajectory = await player.play(SampleTask("g", 0, 1, 1, "train", 7, Task("hello", None, {})))
+    await player.close()
+
+    tokens, is_own = trajectory.tokens.tolist(), trajectory.loss_mask.astype(bool)
+    probed = np.array([0.0, *await engine.probe(tokens)])
+    assert trajectory.behaviour_logprobs[is_own] == pytest.approx(probed[is_own], abs=1e-4)
+    assert (trajectory.facts.num_turns, trajectory.facts.reward) == (3, 0.5)
+    assert any("\ufffd" in content for content in contents)
+    assert engine.decode(tokens).count("[user]more[assistant]") == 2
 
 
 @pytest.mark.usefixtures("engine")
