@@ -120,8 +120,8 @@ FOLDERS = [
     ),
     Wrong(
         "environment that is no name", 2,
-        "settings: rollout.environment = serch: expected one of single_turn, search, tools, "
-        "openrlhf_agent:FILE.py, verl_tools:FILE.yaml, module:Class or FILE.py:Class.",
+        "settings: rollout.environment = serch: expected one of single_turn, search, tools, agents, "
+        "agent:FILE.py:function, openrlhf_agent:FILE.py, verl_tools:FILE.yaml, module:Class or FILE.py:Class.",
         {"rollout.environment": "serch"},
     ),
     Wrong(

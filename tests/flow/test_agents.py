@@ -1,0 +1,51 @@
+"""A whole run whose samples a user's agent program plays, with OpenAI's client and a reward of its own."""
+
+import re
+
+import pytest
+
+from tests.fakes.tiny_models import byte_tokenizer
+from tests.flow.ended_run import assert_same_weights, run
+from tests.flow.flow_cluster import FlowCluster
+from tests.flow.user_run import Bring, each_trained_once
+
+pytestmark = [pytest.mark.stack, pytest.mark.timeout(600)]
+
+_PROGRAM = """
+from openai import AsyncOpenAI
+
+
+async def play(task):
+    async with AsyncOpenAI(base_url=task.base_url, api_key=task.api_key, timeout=120) as client:
+        first = await client.completions.create(model="policy", prompt=task.prompt)
+        more = task.prompt + first.choices[0].text + " again:"
+        second = await client.completions.create(model="policy", prompt=more, max_tokens=8)
+    return sum((first.choices[0].text + second.choices[0].text).encode()) % 11 / 11
+"""
+
+
+def test_samples_of_a_users_agent_are_trained_once_on_the_tokens_that_were_sampled(
+    cluster: FlowCluster, user: Bring
+) -> None:
+    program = user.folder / "my_agent.py"
+    program.write_text(_PROGRAM)
+    ran = run(
+        cluster,
+        user,
+        "agents",
+        rollout__environment=f"agent:{program}:play",
+        rewards__endpoints=[],
+        learner__max_staleness=0,
+        report__samples_per_step=8,
+    )
+    assert ran.left.states == {"trained": 6}
+    assert ran.left.trained == each_trained_once(3)
+    assert_same_weights(ran)
+    assert {turns for (turns,) in ran.left.rows("SELECT num_turns FROM trajectories WHERE kind = 'train'")} == {2}
+    assert len({reward for (reward,) in ran.left.rows("SELECT reward FROM trajectories")}) > 1
+    again = byte_tokenizer().encode(" again:")
+    for sample in ran.left.samples:
+        bits = "".join(str(int(bit)) for bit in sample["loss_mask"])
+        (between,) = re.findall(r"1(0+)1", bits)
+        assert len(between) == len(again)
+    assert "agents generate at http://127.0.0.1:" in ran.command.stdout + ran.command.stderr
