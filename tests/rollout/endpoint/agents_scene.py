@@ -98,6 +98,13 @@ class AgentsScene:
         return f"{made.boundary}: {made.detail}"
 
 
+async def _ping(coordinator: ScriptedCoordinator) -> None:
+    """Be heard, as a coordinator is each second: a session sends nothing to one that is silent."""
+    while True:
+        coordinator.send(m.Ping(**coordinator.stamp, newest_lease=1))
+        await asyncio.sleep(0.5)
+
+
 @asynccontextmanager
 async def agents_scene(
     write: Callable[[str], str] = lambda context: "four<|im_end|>",
@@ -120,12 +127,16 @@ async def agents_scene(
     session = RolloutSession("s0", spec, channel, player, engine, player, Outbox())
     task = asyncio.create_task(session.run())
     address = player.base_url.removesuffix("/v1")
+    pinging: asyncio.Task[None] | None = None
     try:
         await coordinator.welcome()
+        pinging = asyncio.create_task(_ping(coordinator))
         headers = {"Authorization": f"Bearer {TOKEN}"}
         async with httpx.AsyncClient(base_url=address, headers=headers, timeout=60.0, trust_env=False) as http:
             yield AgentsScene(coordinator, engine, player, session, http)
     finally:
+        if pinging is not None:
+            pinging.cancel()
         task.cancel()
         await asyncio.wait([task])
         await player.close()
