@@ -156,9 +156,9 @@ class Settings(Section):
 
     @model_validator(mode="after")
     def _check_tools(self) -> Self:
-        if self.rollout.environment == "tools" and not self.tools.names:
+        if self.rollout.environment == "tools" and self.tools.is_empty:
             raise ValueError(
-                "rollout.environment = tools, and tools.names is empty: the policy could call nothing. "
+                "rollout.environment = tools, and tools.names, http and mcp are empty: the policy could call nothing. "
                 f"Name some of {', '.join(BUNDLED_TOOLS)}, or set rollout.environment to single_turn."
             )
         return self

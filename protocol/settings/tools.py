@@ -1,9 +1,10 @@
 """Settings of the tools that a policy may call: rollout.environment = tools."""
 
-from typing import Literal
+from typing import Literal, Self
 
-from pydantic import Field, field_validator
+from pydantic import Field, field_validator, model_validator
 
+from protocol.settings.outside_tools import HttpTool
 from protocol.settings.section import CountAboveZero, Seconds, Section
 
 BUNDLED_TOOLS = ("calculator", "python", "search")
@@ -11,6 +12,7 @@ BUNDLED_TOOLS = ("calculator", "python", "search")
 
 class ToolsSettings(Section):
     names: list[str] = Field([], max_length=64, description=f"Tools offered to the policy: {', '.join(BUNDLED_TOOLS)}.")
+    http: list[HttpTool] = Field([], max_length=64, description="Tools behind URLs, offered beside these.")
     call_format: Literal["auto", "hermes", "llama3", "mistral", "qwen3_coder"] = Field(
         "auto", description="How the model writes a call; auto: as its chat template says."
     )
@@ -37,3 +39,19 @@ class ToolsSettings(Section):
         if len(set(names)) < len(names):
             raise ValueError("names a tool twice. Name each once")
         return names
+
+    @property
+    def is_empty(self) -> bool:
+        """True when the policy could call nothing."""
+        return not (self.names or self.http)
+
+    @model_validator(mode="after")
+    def _check_distinct(self) -> Self:
+        """Raise ValueError for two tools of one name; those of MCP servers are not known yet."""
+        own = [tool.name for tool in self.http]
+        for name in own:
+            if name in BUNDLED_TOOLS:
+                raise ValueError(f"http names {name!r}, which is a tool of Sluice's own. Give yours another name")
+            if own.count(name) > 1:
+                raise ValueError(f"http names {name!r} twice. Give each tool a name of its own")
+        return self

@@ -10,18 +10,18 @@ NeighbourError("reward:<name>"), and the group goes back.
 import asyncio
 import dataclasses
 import math
-import os
 import zlib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from types import TracebackType
-from typing import Any, Self
+from typing import Self
 
 from protocol.errors import NeighbourError, OperatorError
 from protocol.http.bodies import Scored
 from protocol.settings.rewards import RewardEndpoint
 from rollout.neighbours.http.circuit_breaker import BreakerOpen, first_ready
 from rollout.neighbours.http.endpoint import EndpointStats
+from rollout.neighbours.http.headers import headers_from_environment
 from rollout.neighbours.http.retries import HttpPolicy
 from rollout.neighbours.reward_endpoint import EndpointScorer
 from rollout.neighbours.reward_request import ScoreRequest, check_label
@@ -191,15 +191,7 @@ def _check_settings(endpoints: Sequence[RewardEndpoint], combine: str) -> None:
 
 
 def _headers_of(endpoint: RewardEndpoint, default_token: str | None) -> dict[str, str]:
-    headers: dict[str, Any] = {}
-    for header, variable in endpoint.headers_env.items():
-        value = os.environ.get(variable)
-        if not value:
-            raise OperatorError(
-                f"settings: rewards.endpoints {endpoint.name}: the header {header} comes from the environment variable "
-                f"{variable}, which is not set. Export it before the cluster is started."
-            )
-        headers[header.lower()] = value
+    headers = headers_from_environment(endpoint.headers_env, f"rewards.endpoints {endpoint.name}")
     if default_token and "authorization" not in headers:
         headers["authorization"] = f"Bearer {default_token}"
     return headers

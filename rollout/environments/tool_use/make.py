@@ -16,7 +16,7 @@ class MakeToolUse:
 
     settings: ToolsSettings  # of the run
     make_toolbox: Callable[[Resources], Toolbox]  # the tools of one conversation
-    requires: tuple[str, ...] = ()  # names of those that are Sluice's own
+    requires: tuple[str, ...] = ()  # names of those that the settings name
     stop: tuple[str, ...] = ()
 
     def __call__(self, resources: Resources) -> ToolUse:
@@ -29,9 +29,10 @@ class MakeToolUse:
 
 
 def make_tool_use(settings: ToolsSettings) -> MakeToolUse:
-    """Return the environment `tools`: those that tools.names has, in its order."""
+    """Return the environment `tools`: those that tools.names and tools.http have, in their order."""
+    names = (*settings.names, *(tool.name for tool in settings.http))
 
     def shared(resources: Resources) -> Toolbox:
-        return SharedTools([cast(ModelTool, resources.tool(name)) for name in settings.names])
+        return SharedTools([cast(ModelTool, resources.tool(name)) for name in names])
 
-    return MakeToolUse(settings, shared, tuple(settings.names))
+    return MakeToolUse(settings, shared, names)

@@ -48,6 +48,7 @@ class AttemptFailed(Exception):
         self.max_attempts = max_attempts  # failures of this status that end the call; 1: trying again cannot help
         self.status = status  # HTTP status of the answer; None: there was none
         self.retry_after_s = retry_after_s  # pause that the service asked for, in seconds; None: it asked for none
+        self.said = ""  # what the service said of it: the first 500 characters of its answer
         self.does_not_count = False  # True: the service fails other requests too, so this failure does not count
         self.waits_for_breaker = False  # True: the service's circuit breaker decides when to try again
 
@@ -130,10 +131,13 @@ def failure_of_status(url: str, status: int, text: str, retry_after: str | None,
     detail = f"{url} answered {status}: {text[:500]}"
     if status in (408, 429, 502, 503, 504):
         wait_s = min(_seconds_of(retry_after), policy.max_retry_after_s) if retry_after else None
-        return AttemptFailed(detail, policy.max_attempts, status, wait_s)
-    # A 500 is often one flaky call inside the user's function; a second one is a bug there. Others are final.
-    # Both are answers: a function that always raises must show as a failure, not as an outage to be waited out.
-    return AttemptFailed(detail, min(2, policy.max_attempts) if status == 500 else 1, status)
+        failure = AttemptFailed(detail, policy.max_attempts, status, wait_s)
+    else:
+        # A 500 is often one flaky call inside the user's function; a second one is a bug there. Others are final.
+        # Both are answers: a function that always raises must show as a failure, not as an outage to be waited out.
+        failure = AttemptFailed(detail, min(2, policy.max_attempts) if status == 500 else 1, status)
+    failure.said = text[:500]
+    return failure
 
 
 class _Backoff:

@@ -1,4 +1,7 @@
-"""The tools by name; a new one is a class and a line here, and its name in protocol/settings/tools.py."""
+"""The tools by name; a new one is a class and a line here, and its name in protocol/settings/tools.py.
+
+Beside them are those that the settings bring: tools.http.
+"""
 
 from collections.abc import Callable, Collection
 
@@ -6,6 +9,7 @@ from protocol.errors import SettingsError
 from protocol.settings.run_spec import RunSpec
 from rollout.neighbours.node import Node
 from rollout.neighbours.tools.calculator import Calculator
+from rollout.neighbours.tools.http_tool import HttpToolClient
 from rollout.neighbours.tools.python import PythonTool
 from rollout.neighbours.tools.search import SearchTool
 from rollout.neighbours.tools.tool import Tool
@@ -22,11 +26,14 @@ def open_tools(names: Collection[str], spec: RunSpec, node: Node) -> dict[str, T
 
     Raises: SettingsError for a name that is no tool's, OperatorError where there is no address for one.
     """
+    outside = {tool.name: tool for tool in spec.tools.http}
     for name in names:
-        if name not in TOOLS:
+        if name not in TOOLS and name not in outside:
             environment = spec.rollout.environment
             raise SettingsError(
                 f"settings: rollout.environment = {environment}: its class requires the tool {name!r}. "
-                f"There are: {', '.join(TOOLS)}."
+                f"There are: {', '.join([*TOOLS, *outside])}."
             )
-    return {name: TOOLS[name](spec, node) for name in sorted(names)}
+    return {
+        name: HttpToolClient(outside[name]) if name in outside else TOOLS[name](spec, node) for name in sorted(names)
+    }

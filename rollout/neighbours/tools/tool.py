@@ -18,7 +18,7 @@ class Tool(Protocol):
     def is_accepting(self) -> bool:
         """False while calls would only wait: no new leases are asked for."""
 
-    async def __call__(self, *args: Any) -> Any: ...
+    async def __call__(self, *args: Any, **arguments: Any) -> Any: ...
 
     async def answer(self, arguments: Mapping[str, Any]) -> str:
         """Return what the policy reads. Raises: ToolRefusal when the policy got the call wrong."""

@@ -9,6 +9,12 @@ from protocol.settings.settings import Settings
 from protocol.settings.tools import BUNDLED_TOOLS
 from rollout.neighbours.tools.by_name import TOOLS
 
+HTTP = {"name": "weather", "url": "http://a/", "description": "Says how it is."}
+
+
+def _http(**changes: Any) -> dict[str, Any]:
+    return {"tools": {"http": [{**HTTP, **changes}]}}
+
 
 def test_settings_know_the_tools_by_name() -> None:
     assert set(BUNDLED_TOOLS) == set(TOOLS)
@@ -19,11 +25,19 @@ def test_settings_know_the_tools_by_name() -> None:
     [
         (
             {"rollout": {"environment": "tools"}},
-            "rollout.environment = tools, and tools.names is empty: the policy could call nothing. "
+            "rollout.environment = tools, and tools.names, http and mcp are empty: the policy could call nothing. "
             f"Name some of {', '.join(BUNDLED_TOOLS)}, or set rollout.environment to single_turn.",
         ),
         ({"tools": {"names": ["calc"]}}, f"'calc' is no tool. There are: {', '.join(BUNDLED_TOOLS)}"),
         ({"tools": {"names": ["search", "search"]}}, "names a tool twice. Name each once"),
+        (_http(name="search"), "http names 'search', which is a tool of Sluice's own. Give yours another name"),
+        ({"tools": {"http": [HTTP, HTTP]}}, "http names 'weather' twice. Give each tool a name of its own"),
+        (_http(name="a b"), "tools.http.0.name"),
+        (_http(url="http://me:secret@a/"), "holds a user or password"),
+        (_http(parameters={"type": "string"}), "is no JSON schema of an object"),
+        (_http(parameters={"type": "object", "properties": {"x": 1}}), "has the property 'x', which is no schema"),
+        (_http(parameters={"type": "object", "required": ["y"]}), "requires 'y', which is none of its properties"),
+        (_http(headers_env={"X": "a value"}), "tools.http.0.headers_env.X"),
     ],
 )
 def test_tools_that_cannot_be_offered_are_refused(given: dict[str, Any], problem: str) -> None:

@@ -1,0 +1,136 @@
+"""A tool of the user's own behind a URL: a call's arguments are posted as JSON, the reply is what the policy reads.
+
+200  {"result": ..}        the result; a value that is no text as JSON
+200  {"error": ".."}       the policy got the call wrong: it reads "Error: .."
+200  any other text        that text
+400, 422                   the same as an error: what its detail, error or message says, or all of it
+anything else, or nothing  tried again as reward services are, then the sample's failure: the policy reads none of it
+"""
+
+import asyncio
+import json
+import uuid
+from collections.abc import Mapping
+from typing import Any
+
+from protocol.errors import NeighbourError
+from protocol.http.bodies import BodyError
+from protocol.settings.outside_tools import HttpTool
+from rollout.environments.base import ToolRefusal
+from rollout.neighbours.http.endpoint import EndpointStats, HttpEndpoint
+from rollout.neighbours.http.headers import headers_from_environment
+from rollout.neighbours.http.retries import AttemptFailed, HttpPolicy, called
+
+_REFUSED = (400, 422)
+_REASONS = ("error", "detail", "message")
+_MIN_OVERALL_S = 180.0
+
+
+class HttpToolClient:
+    """Lives in one event loop. Raises: OperatorError for a header whose variable is not set."""
+
+    def __init__(self, tool: HttpTool) -> None:
+        self._name = tool.name
+        self._boundary = f"tool:{tool.name}"
+        self._check = tool.check
+        self._policy = HttpPolicy(
+            attempt_timeout_s=tool.timeout_s, overall_timeout_s=max(_MIN_OVERALL_S, 3 * tool.timeout_s)
+        )
+        headers = headers_from_environment(tool.headers_env, f"tools.http {tool.name}")
+        self._http = HttpEndpoint(str(tool.url), headers, self._policy, tool.max_concurrency)
+        self._address = (str(tool.url.host).strip("[]"), tool.url.port)
+        function = {"name": tool.name, "description": tool.description, "parameters": tool.parameters}
+        self.schema: dict[str, Any] = {"type": "function", "function": function}
+
+    @property
+    def is_accepting(self) -> bool:
+        return not self._http.breaker.is_open
+
+    @property
+    def stats(self) -> EndpointStats:
+        return self._http.stats
+
+    async def __call__(self, **arguments: Any) -> str:
+        return await self.answer(arguments)
+
+    async def answer(self, arguments: Mapping[str, Any]) -> str:
+        """Return the observation. Raises: ToolRefusal for a call that the tool refused, NeighbourError otherwise."""
+        body = json.dumps(arguments).encode()
+        # The same for every attempt of a call: a tool with effects can tell that it has done this one.
+        key = str(uuid.uuid4())
+        self.stats.calls += 1
+        try:
+            answer = await called(
+                self._boundary,
+                self._policy,
+                lambda limit: self._http.attempt(body, _read, key, limit),
+                self._count_retry,
+                f"{self._http.url}: no answer",
+            )
+        except NeighbourError as error:
+            cause = error.__cause__
+            if isinstance(cause, AttemptFailed) and cause.status in _REFUSED:
+                raise ToolRefusal(_reason_in(cause.said)) from None
+            self.stats.failures += 1
+            raise
+        if isinstance(answer, ToolRefusal):
+            raise answer
+        return answer
+
+    async def check(self) -> None:
+        """Make the first call that the settings name; without one, see that somebody listens.
+
+        Raises: NeighbourError saying what to change.
+        """
+        advice = f"Start the tool, or change tools.http (name {self._name})."
+        try:
+            if self._check is not None:
+                answered = await self._http.attempt(json.dumps(self._check).encode(), _read, str(uuid.uuid4()))
+                if isinstance(answered, ToolRefusal):
+                    raise NeighbourError(self._boundary, f"its first call was refused: {answered}. {advice}")
+                return
+            async with asyncio.timeout(self._policy.connect_timeout_s):
+                _, writer = await asyncio.open_connection(*self._address)
+            writer.close()
+        except AttemptFailed as failure:
+            raise NeighbourError(self._boundary, f"{failure}. {advice}") from failure
+        except (OSError, TimeoutError) as error:
+            raise NeighbourError(self._boundary, f"{self._http.url}: no connection ({error}). {advice}") from error
+
+    async def close(self) -> None:
+        await self._http.close()
+
+    def _count_retry(self) -> None:
+        self.stats.retries += 1
+
+
+def _read(reply: bytes) -> str | ToolRefusal:
+    """Return what the policy reads, or the refusal that a reply is. Raises: BodyError for what is no text."""
+    try:
+        text = reply.decode()
+    except UnicodeDecodeError:
+        raise BodyError("$", "is no text in UTF-8") from None
+    try:
+        value = json.loads(text)
+    except (ValueError, RecursionError):
+        return text
+    if not isinstance(value, dict) or not ("result" in value or "error" in value):
+        return text
+    if "result" in value:
+        return _text_of(value["result"])
+    return ToolRefusal(_text_of(value["error"]))
+
+
+def _reason_in(text: str) -> str:
+    """Return why a call was refused, from the beginning of an error page."""
+    try:
+        value = json.loads(text)
+    except (ValueError, RecursionError):
+        return text
+    if not isinstance(value, dict):
+        return text
+    return next((_text_of(value[name]) for name in _REASONS if name in value), text)
+
+
+def _text_of(value: Any) -> str:
+    return value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)

@@ -1,0 +1,72 @@
+"""Tools of the user's own, by settings alone: the policy is told of them, calls them and reads their replies."""
+
+import json
+from typing import Any
+
+from protocol.settings.tools import ToolsSettings
+from protocol.wire.messages import SampleFailed
+from protocol.wire.trajectory import Trajectory
+from rollout.neighbours.node import Node
+from rollout.neighbours.services import Services
+from tests.fakes.http_servers import Answer, ScriptedServer, scripted_server
+from tests.fakes.playing_session import playing_session
+from tests.fakes.rollout_fakes import make_keys, make_spec
+from tests.fakes.tokenizing_engine import TokenizingEngine
+from tests.fakes.tool_models import FAMILIES
+
+MODEL = FAMILIES["hermes"]
+ROOMY: dict[str, Any] = {
+    "max_response_tokens": 2000, "max_context_tokens": 8000, "max_observation_tokens": 2000, "max_turns": 4
+}  # fmt: skip
+WEATHER = {"type": "object", "properties": {"city": {"type": "string"}}, "required": ["city"]}
+
+
+async def _played(
+    server: ScriptedServer, tools: ToolsSettings, *calls: tuple[str, dict[str, Any]]
+) -> tuple[Trajectory | SampleFailed, str]:
+    """Return what became of a sample whose policy makes these calls and then answers, and its text as it was scored."""
+    said = iter(calls)
+
+    def write(context: str) -> str:
+        call = next(said, None)
+        if call is None:
+            return f"dry{MODEL.end}"
+        return MODEL.call.format(name=call[0], arguments=json.dumps(call[1])) + MODEL.end
+
+    engine = TokenizingEngine(write, MODEL.tokenizer())
+    spec = make_spec(environment="tools", **ROOMY).model_copy(update={"tools": tools})
+    node = Node(server.script("reward", Answer({"rewards": [0.5]})), None, "secret-token-secret", make_keys())
+    async with Services(spec, node, engine.tokenizer) as services:
+        await services.check()
+        made = services.make_environment, services.resources, services.rewards
+        async with playing_session(engine, *made, **ROOMY) as playing:
+            outcome = await playing.made("e0-a", prompt="How is it in Ulm?")
+    scored = server.received["reward"][1:]
+    return outcome, scored[0].body["query"][0] if scored else ""
+
+
+def _weather(server: ScriptedServer, *answers: Answer) -> ToolsSettings:
+    http = {"name": "weather", "url": server.script("weather", *answers), "description": "Says.", "parameters": WEATHER}
+    return ToolsSettings(names=["calculator"], http=[http])
+
+
+async def test_tool_behind_a_url_is_told_of_called_and_read() -> None:
+    with scripted_server() as server:
+        tools = _weather(server, Answer({"result": "dry"}), Answer({"error": "no such city"}, 422))
+        calls = [("weather", {"city": "Ulm"}), ("weather", {"city": "Um"}), ("calculator", {"expression": "6*7"})]
+        outcome, text = await _played(server, tools, *calls, ("weather", {"town": "Ulm"}))
+        asked = [received.body for received in server.received["weather"]]
+    assert isinstance(outcome, Trajectory), outcome
+    assert asked == [{"city": "Ulm"}, {"city": "Um"}]
+    results = ["dry", "Error: no such city", "42", "Error: the argument city is missing"]
+    assert [MODEL.result.format(text=result) in text for result in results] == [True] * 4
+    assert text.index('"calculator"') < text.index('{"name": "weather", "description": "Says."')
+
+
+async def test_tool_that_is_wrong_fails_its_sample_by_name() -> None:
+    with scripted_server() as server:
+        tools = _weather(server, Answer(b"no such page", 404))
+        outcome, text = await _played(server, tools, ("weather", {"city": "Ulm"}))
+    assert isinstance(outcome, SampleFailed)
+    assert (outcome.boundary, text) == ("tool:weather", "")
+    assert "answered 404: no such page" in outcome.detail
