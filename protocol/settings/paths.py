@@ -1,12 +1,17 @@
 """Paths in the settings, made absolute once: the processes of a run have other working folders than its command."""
 
 from pathlib import Path
+from typing import TypeVar
 
 from protocol.settings.data import HUB_PREFIX, DataEntry
+from protocol.settings.roles.critic import CriticSettings
+from protocol.settings.roles.reference import ReferenceSettings
 from protocol.settings.rollout import environment_file
 from protocol.settings.settings import Settings
+from protocol.settings.tools.outside import McpServer
 
 _FILE_SUFFIX = ".py"
+_Role = TypeVar("_Role", CriticSettings, ReferenceSettings)
 
 
 def with_absolute_paths(settings: Settings, folder: Path) -> Settings:
@@ -40,13 +45,12 @@ def with_absolute_paths(settings: Settings, folder: Path) -> Settings:
                     "warm_start": warm.model_copy(update={"data": warm.data and _absolute(warm.data, folder)}),
                 }
             ),
-            "critic": settings.critic.model_copy(update={"model": _absolute_model(settings.critic.model, folder)}),
-            "reference": settings.reference.model_copy(
-                update={"model": _absolute_model(settings.reference.model, folder)}
-            ),
+            "critic": _with_absolute_model(settings.critic, folder),
+            "reference": _with_absolute_model(settings.reference, folder),
             "rollout": settings.rollout.model_copy(
                 update={"environment": _absolute_environment(settings.rollout.environment, folder)}
             ),
+            "tools": settings.tools.model_copy(update={"mcp": _absolute_servers(settings.tools.mcp, folder)}),
             "learner": learner.model_copy(
                 update={
                     name: given and _absolute_code(given, folder)
@@ -76,6 +80,19 @@ def _absolute_data(given: str | list[str | DataEntry], folder: Path) -> str | li
 def _absolute_rows(name: str, folder: Path) -> str:
     """Return it absolute, unless it is a name on the Hugging Face hub."""
     return name if name.startswith(HUB_PREFIX) else _absolute(name, folder)
+
+
+def _absolute_servers(servers: list[McpServer], folder: Path) -> list[McpServer]:
+    """Return MCP servers with the working folders of those that are commands."""
+    return [
+        server.model_copy(update={"folder": _absolute(server.folder or ".", folder)}) if server.command else server
+        for server in servers
+    ]
+
+
+def _with_absolute_model(role: _Role, folder: Path) -> _Role:
+    """Return a role's settings with its model absolute."""
+    return role.model_copy(update={"model": _absolute_model(role.model, folder)})
 
 
 def _absolute_model(name: str, folder: Path) -> str:

@@ -13,7 +13,7 @@ from protocol.settings.rewards import RewardsSettings
 from protocol.settings.rollout import AgentsSettings, RolloutSettings, SamplingSettings
 from protocol.settings.section import Section
 from protocol.settings.settings import Settings
-from protocol.settings.tools import ToolsSettings
+from protocol.settings.tools.offered import ToolsSettings
 
 _DESCRIPTION_SUFFIXES = {".json", ".txt", ".model", ".jinja", ".py", ".tiktoken"}
 

@@ -24,12 +24,17 @@ def _number_of_text(value: Any) -> Any:
 _SECRET_NAME = re.compile(r"(^|[_-])(key|apikey|token|secret|password|passwd|pwd|auth|sig|signature)$", re.IGNORECASE)
 
 
+def is_secret_name(name: str) -> bool:
+    """Return whether what has this name is likely a secret: API_KEY, token."""
+    return _SECRET_NAME.search(name) is not None
+
+
 def _without_secrets(url: HttpUrl) -> HttpUrl:
     """Raise ValueError for a URL with a user, password or key: URLs are in settings.yaml, logs and error messages."""
     if url.username or url.password:
         raise ValueError("holds a user or password, which would be in settings.yaml and logs. Use headers_env.")
     for name, _ in parse_qsl(url.query or "", keep_blank_values=True):
-        if _SECRET_NAME.search(name):
+        if is_secret_name(name):
             raise ValueError(f"holds the secret {name!r}, which would be in settings.yaml and logs. Use headers_env.")
     return url
 

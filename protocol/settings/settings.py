@@ -35,7 +35,7 @@ from protocol.settings.roles.reference import ReferenceSettings
 from protocol.settings.rollout import AgentsSettings, RolloutSettings, SamplingSettings
 from protocol.settings.run import RunSettings
 from protocol.settings.section import Section
-from protocol.settings.tools import BUNDLED_TOOLS, ToolsSettings
+from protocol.settings.tools.offered import BUNDLED_TOOLS, ToolsSettings
 from protocol.settings.weights import WeightsSettings
 
 # What one message to a rank may name (protocol.wire.messages.Batch).

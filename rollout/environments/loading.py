@@ -12,7 +12,7 @@ from typing import Any, cast
 
 from protocol.errors import SettingsError
 from protocol.settings.rollout import ENVIRONMENT_FORMS, environment_file
-from protocol.settings.tools import ToolsSettings
+from protocol.settings.tools.offered import ToolsSettings
 from rollout.environments.agents import AgentProgram, PlayedByAgents
 from rollout.environments.base import MakeEnvironment
 from rollout.environments.openrlhf.load import load_agent

@@ -4,7 +4,7 @@ They are opened and checked at attach, and once by the fleet before anything slo
 """
 
 from types import TracebackType
-from typing import Any, Self
+from typing import TYPE_CHECKING, Any, Self
 
 from pydantic import HttpUrl
 
@@ -18,8 +18,11 @@ from rollout.neighbours.no_rewards import NoRewards
 from rollout.neighbours.node import Node
 from rollout.neighbours.reward_client import RewardClient
 from rollout.neighbours.served_rewards import OneSet, ServedRewards
-from rollout.neighbours.tools.by_name import open_tools
+from rollout.neighbours.tools.by_name import no_such_tool, open_tools
 from rollout.neighbours.tools.search import SearchTool
+
+if TYPE_CHECKING:
+    from rollout.neighbours.tools.mcp.tools import McpTools
 
 BUNDLED_REWARD = "bundled"
 _BUNDLED_BATCH = 16  # samples that the cluster's own service is given in one request
@@ -36,7 +39,10 @@ class Services:
         """tokenizer: the model's; None: the model is not known yet, and not checked."""
         self.make_environment = load_environment(spec.rollout.environment, spec.tools)
         self._tokenizer = tokenizer
-        self.tools = open_tools(required_tools(self.make_environment), spec, node)
+        self._spec = spec
+        self._required = required_tools(self.make_environment)
+        self.tools = open_tools(self._required, spec, node)
+        self._mcp = self._open_mcp()
         self.rewards = _rewards(spec, node, getattr(self.make_environment, "gives_reward", False))
         # What environments are made with.
         self.resources = Resources(spec.rollout.max_turns, self.tools, self._chat_template, self._rendered)
@@ -70,12 +76,31 @@ class Services:
         await self.rewards.check()
         for tool in self.tools.values():
             await tool.check()
+        if self._mcp is not None:
+            # The dictionary that environments are made with.
+            self.tools.update(await self._mcp.listed(self.tools))
+            if missing := self._required - self.tools.keys():
+                raise no_such_tool(min(missing), self.tools, self._spec)
 
     async def close(self) -> None:
         """Close the connections."""
         await self.rewards.close()
         for tool in self.tools.values():
             await tool.close()
+        if self._mcp is not None:
+            await self._mcp.close()
+
+    def _open_mcp(self) -> "McpTools | None":
+        """Return the MCP servers' tools, to be listed; None where the environment uses none of them."""
+        offers = isinstance(self.make_environment, MakeToolUse) and self.make_environment.offers_mcp
+        if not self._spec.tools.mcp or not (offers or self._required - self.tools.keys()):
+            return None
+        try:
+            # Half a second, and a library, that only those pay who have such a server.
+            from rollout.neighbours.tools.mcp.tools import McpTools
+        except ImportError as error:
+            raise OperatorError(f"settings: tools.mcp needs the package mcp, which is not here: {error}.") from error
+        return McpTools(self._spec.tools.mcp)
 
     def _rendered(self, messages: Messages) -> str:
         """Return chat messages by the model's template. A BOS that the tokenizer puts before every text is left out."""

@@ -4,7 +4,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, cast
 
-from protocol.settings.tools import ToolsSettings
+from protocol.settings.tools.offered import ToolsSettings
 from rollout.environments.base import ModelTool, Resources
 from rollout.environments.tool_use.tool_use import ToolUse, chosen_format
 from rollout.environments.tool_use.toolbox import SharedTools, Toolbox
@@ -18,6 +18,7 @@ class MakeToolUse:
     make_toolbox: Callable[[Resources], Toolbox]  # the tools of one conversation
     requires: tuple[str, ...] = ()  # names of those that the settings name
     stop: tuple[str, ...] = ()
+    offers_mcp: bool = False  # True: the tools of tools.mcp too
 
     def __call__(self, resources: Resources) -> ToolUse:
         settings = self.settings
@@ -29,10 +30,11 @@ class MakeToolUse:
 
 
 def make_tool_use(settings: ToolsSettings) -> MakeToolUse:
-    """Return the environment `tools`: those that tools.names and tools.http have, in their order."""
+    """Return the environment `tools`: those of tools.names and tools.http in their order, then the MCP servers'."""
     names = (*settings.names, *(tool.name for tool in settings.http))
 
     def shared(resources: Resources) -> Toolbox:
-        return SharedTools([cast(ModelTool, resources.tool(name)) for name in names])
+        offered = [*names, *(name for name in resources.tools if name not in names)]
+        return SharedTools([cast(ModelTool, resources.tool(name)) for name in offered])
 
-    return MakeToolUse(settings, shared, names)
+    return MakeToolUse(settings, shared, names, offers_mcp=True)

@@ -1,9 +1,9 @@
-"""The tools by name; a new one is a class and a line here, and its name in protocol/settings/tools.py.
+"""The tools by name; a new one is a class and a line here, and its name in protocol/settings/tools/offered.py.
 
-Beside them are those that the settings bring: tools.http.
+Beside them are those that the settings bring: tools.http, and tools.mcp, which are known once their servers answer.
 """
 
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Iterable
 
 from protocol.errors import SettingsError
 from protocol.settings.run_spec import RunSpec
@@ -28,12 +28,16 @@ def open_tools(names: Collection[str], spec: RunSpec, node: Node) -> dict[str, T
     """
     outside = {tool.name: tool for tool in spec.tools.http}
     for name in names:
-        if name not in TOOLS and name not in outside:
-            environment = spec.rollout.environment
-            raise SettingsError(
-                f"settings: rollout.environment = {environment}: its class requires the tool {name!r}. "
-                f"There are: {', '.join([*TOOLS, *outside])}."
-            )
-    return {
-        name: HttpToolClient(outside[name]) if name in outside else TOOLS[name](spec, node) for name in sorted(names)
-    }
+        # One that is not known yet may be an MCP server's.
+        if name not in TOOLS and name not in outside and not spec.tools.mcp:
+            raise no_such_tool(name, [*TOOLS, *outside], spec)
+    known = [name for name in sorted(names) if name in TOOLS or name in outside]
+    return {name: HttpToolClient(outside[name]) if name in outside else TOOLS[name](spec, node) for name in known}
+
+
+def no_such_tool(name: str, there: Iterable[str], spec: RunSpec) -> SettingsError:
+    """Return the error of a class that requires a tool which is not there."""
+    return SettingsError(
+        f"settings: rollout.environment = {spec.rollout.environment}: its class requires the tool {name!r}. "
+        f"There are: {', '.join(there)}."
+    )

@@ -15,7 +15,7 @@ from typing import Any
 
 from protocol.errors import NeighbourError
 from protocol.http.bodies import BodyError
-from protocol.settings.outside_tools import HttpTool
+from protocol.settings.tools.outside import HttpTool
 from rollout.environments.base import ToolRefusal
 from rollout.neighbours.http.endpoint import EndpointStats, HttpEndpoint
 from rollout.neighbours.http.headers import headers_from_environment

@@ -28,7 +28,9 @@ def test_relative_paths_stand_in_the_commands_folder(tmp_path: Path) -> None:
             "out/a/step_000001",
         ),
         *("--rollout.environment", "games/chess.py:Chess"),
+        *("--tools.mcp", '[{"name": "a", "command": ["./serve"]}, {"name": "b", "command": ["x"], "folder": "b"}]'),
     )
+    assert [server.folder for server in settings.tools.mcp] == [f"{tmp_path}", f"{tmp_path}/b"]
     assert settings.policy.model == f"{tmp_path}/model"
     assert settings.policy.warm_start.data == f"{tmp_path}/sft/rows.jsonl"
     assert (settings.data.train, settings.data.eval) == (f"{tmp_path}/train.jsonl", f"{tmp_path}/../held.jsonl")

@@ -6,7 +6,7 @@ import pytest
 from pydantic import ValidationError
 
 from protocol.settings.settings import Settings
-from protocol.settings.tools import BUNDLED_TOOLS
+from protocol.settings.tools.offered import BUNDLED_TOOLS
 from rollout.neighbours.tools.by_name import TOOLS
 
 HTTP = {"name": "weather", "url": "http://a/", "description": "Says how it is."}
@@ -14,6 +14,10 @@ HTTP = {"name": "weather", "url": "http://a/", "description": "Says how it is."}
 
 def _http(**changes: Any) -> dict[str, Any]:
     return {"tools": {"http": [{**HTTP, **changes}]}}
+
+
+def _mcp(**settings: Any) -> dict[str, Any]:
+    return {"tools": {"mcp": [{"name": "things", **settings}]}}
 
 
 def test_settings_know_the_tools_by_name() -> None:
@@ -38,6 +42,11 @@ def test_settings_know_the_tools_by_name() -> None:
         (_http(parameters={"type": "object", "properties": {"x": 1}}), "has the property 'x', which is no schema"),
         (_http(parameters={"type": "object", "required": ["y"]}), "requires 'y', which is none of its properties"),
         (_http(headers_env={"X": "a value"}), "tools.http.0.headers_env.X"),
+        (_mcp(), "needs a url or a command, and not both"),
+        (_mcp(url="http://a/", command=["x"]), "needs a url or a command, and not both"),
+        (_mcp(url="http://a/", env={"MODE": "x"}), "has a url, and env, env_from or folder, which are a command's"),
+        (_mcp(command=["x"], headers_env={"X": "Y"}), "has a command, and headers_env, which is a url's"),
+        (_mcp(command=["x"], env={"API_KEY": "x"}), "holds the secret 'API_KEY', which would be in settings.yaml"),
     ],
 )
 def test_tools_that_cannot_be_offered_are_refused(given: dict[str, Any], problem: str) -> None:

@@ -3,7 +3,7 @@
 from collections.abc import Awaitable, Callable, Mapping
 from typing import Any
 
-from protocol.settings.tools import ToolsSettings
+from protocol.settings.tools.offered import ToolsSettings
 from protocol.wire.trajectory import Trajectory
 from rollout.environments.base import MakeEnvironment, Observation, Prompt, Resources, Step, Task, ToolRefusal, Turn
 from rollout.environments.search import Search

@@ -4,8 +4,8 @@ from typing import Literal, Self
 
 from pydantic import Field, field_validator, model_validator
 
-from protocol.settings.outside_tools import HttpTool
 from protocol.settings.section import CountAboveZero, Seconds, Section
+from protocol.settings.tools.outside import HttpTool, McpServer
 
 BUNDLED_TOOLS = ("calculator", "python", "search")
 
@@ -13,6 +13,7 @@ BUNDLED_TOOLS = ("calculator", "python", "search")
 class ToolsSettings(Section):
     names: list[str] = Field([], max_length=64, description=f"Tools offered to the policy: {', '.join(BUNDLED_TOOLS)}.")
     http: list[HttpTool] = Field([], max_length=64, description="Tools behind URLs, offered beside these.")
+    mcp: list[McpServer] = Field([], max_length=64, description="MCP servers whose tools are offered beside these.")
     call_format: Literal["auto", "hermes", "llama3", "mistral", "qwen3_coder"] = Field(
         "auto", description="How the model writes a call; auto: as its chat template says."
     )
@@ -43,7 +44,7 @@ class ToolsSettings(Section):
     @property
     def is_empty(self) -> bool:
         """True when the policy could call nothing."""
-        return not (self.names or self.http)
+        return not (self.names or self.http or self.mcp)
 
     @model_validator(mode="after")
     def _check_distinct(self) -> Self:
@@ -54,4 +55,7 @@ class ToolsSettings(Section):
                 raise ValueError(f"http names {name!r}, which is a tool of Sluice's own. Give yours another name")
             if own.count(name) > 1:
                 raise ValueError(f"http names {name!r} twice. Give each tool a name of its own")
+        servers = [server.name for server in self.mcp]
+        if twice := [name for name in servers if servers.count(name) > 1]:
+            raise ValueError(f"mcp names {twice[0]!r} twice. Give each server a name of its own")
         return self

@@ -1,0 +1,1 @@
+"""Settings of the tools that a policy may call. Reading order: offered, outside."""

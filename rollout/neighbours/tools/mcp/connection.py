@@ -1,0 +1,154 @@
+"""One session with an MCP server, from its start to its end: the door to the library `mcp`.
+
+What the library opens has to be closed by the task that opened it, so each session lives in a task of its own.
+"""
+
+import asyncio
+import os
+import sys
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from typing import Any
+
+import httpx2
+from mcp import Client, StdioServerParameters
+from mcp.client.stdio import stdio_client
+from mcp.client.streamable_http import streamable_http_client
+
+from protocol.errors import NeighbourError
+from protocol.one_line import one_line
+from protocol.settings.tools.outside import McpServer
+from rollout.neighbours.http.headers import headers_from_environment, variables_from_environment
+
+# The library itself may need so much beside a server's own limits: to look for its version, and to end it.
+_MARGIN_S = 15.0
+
+
+class McpConnection:
+    """`await open()`, then `client` is there until `is_over`."""
+
+    def __init__(self, server: McpServer) -> None:
+        self._server = server
+        self._leave = asyncio.Event()
+        self._is_open = asyncio.Event()
+        self._client: Client | None = None
+        self._problem = "it ended before it answered"
+        self._life = asyncio.create_task(self._live(), name=f"mcp {server.name}")
+
+    @property
+    def client(self) -> Client:
+        assert self._client is not None
+        return self._client
+
+    @property
+    def is_over(self) -> bool:
+        """True once the server has ended, or was told to."""
+        return self._leave.is_set() or self._life.done()
+
+    async def open(self) -> None:
+        """Return once the server has answered. Raises: NeighbourError when it did not, with why."""
+        opened = asyncio.create_task(self._is_open.wait())
+        try:
+            limit_s = self._server.start_timeout_s + _MARGIN_S
+            await asyncio.wait([opened, self._life], timeout=limit_s, return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            opened.cancel()
+            if not self._is_open.is_set():
+                self.leave()
+        if not self._is_open.is_set():
+            problem = self._problem if self._life.done() else f"no answer within {self._server.start_timeout_s:g} s"
+            raise NeighbourError(f"mcp:{self._server.name}", problem)
+
+    def leave(self) -> None:
+        """Have the session end, and with it a server that is a command; calls under way fail."""
+        self._leave.set()
+
+    async def close(self) -> None:
+        """Leave, and return once all is closed; a server that does not end by itself is killed within seconds."""
+        self.leave()
+        if not self._is_open.is_set():
+            self._life.cancel()
+        await asyncio.wait([self._life], timeout=_MARGIN_S)
+
+    async def _live(self) -> None:
+        try:
+            transport = _told_of_its_end(_transport_of(self._server), self._leave.set)
+            async with Client(transport, cache=None, read_timeout_seconds=self._server.start_timeout_s) as client:
+                self._client = client
+                self._is_open.set()
+                await self._leave.wait()
+        except Exception as error:  # whatever the library, the network or the server makes of it
+            self._problem = _why(error)
+        finally:
+            self._leave.set()
+
+
+def _transport_of(server: McpServer) -> Any:
+    if server.url is None:
+        variables = {**server.env, **variables_from_environment(server.env_from, f"tools.mcp {server.name}")}
+        command, *arguments = server.command
+        # Its errors go where this process's go. sys.stderr may be something that is no file.
+        return stdio_client(
+            StdioServerParameters(command=command, args=arguments, env=variables, cwd=server.folder or os.getcwd()),
+            errlog=sys.__stderr__ or sys.stderr,
+        )
+    return _over_http(server)
+
+
+@asynccontextmanager
+async def _over_http(server: McpServer) -> AsyncIterator[Any]:
+    headers = headers_from_environment(server.headers_env, f"tools.mcp {server.name}")
+    timeout = httpx2.Timeout(10.0, read=server.timeout_s + _MARGIN_S)
+    async with (
+        httpx2.AsyncClient(headers=headers, timeout=timeout, trust_env=False) as client,
+        streamable_http_client(str(server.url), http_client=client) as streams,
+    ):
+        yield streams
+
+
+@asynccontextmanager
+async def _told_of_its_end(transport: Any, on_end: Callable[[], None]) -> AsyncIterator[Any]:
+    """Yield a transport's streams; on_end is called when nothing more can come from the server."""
+    async with transport as (read, write):
+        yield _Told(read, on_end), write
+
+
+class _Told:
+    """A stream that tells of its end."""
+
+    def __init__(self, stream: Any, on_end: Callable[[], None]) -> None:
+        self._stream = stream
+        self._on_end = on_end
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._stream, name)
+
+    def __aiter__(self) -> "_Told":
+        return self
+
+    async def __anext__(self) -> Any:
+        return await self._noted(self._stream.__anext__)
+
+    async def receive(self) -> Any:
+        return await self._noted(self._stream.receive)
+
+    async def __aenter__(self) -> "_Told":
+        await self._stream.__aenter__()
+        return self
+
+    async def __aexit__(self, *error: Any) -> Any:
+        return await self._stream.__aexit__(*error)
+
+    async def _noted(self, take: Callable[[], Any]) -> Any:
+        try:
+            return await take()
+        except Exception:
+            self._on_end()
+            raise
+
+
+def _why(error: BaseException) -> str:
+    """Return the reason in an error of the library, which wraps them in groups."""
+    while isinstance(error, BaseExceptionGroup):
+        error = error.exceptions[0]
+    return f"{type(error).__name__}: {one_line(error)}"

@@ -1,0 +1,162 @@
+"""MCP servers made with the official library: what the policy reads, what fails a sample, servers that end or hang."""
+
+import asyncio
+import subprocess
+import sys
+from collections.abc import AsyncIterator, Iterator
+from contextlib import asynccontextmanager, contextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from protocol.errors import NeighbourError
+from protocol.settings.tools.outside import McpServer
+from rollout.environments.base import ToolRefusal
+from rollout.neighbours.tools.mcp.server import McpClient
+from rollout.neighbours.tools.mcp.tools import McpTools
+from tests.fakes import mcp_server
+from tests.fakes.ports import free_port
+
+COMMAND = [sys.executable, mcp_server.__file__]
+
+
+@asynccontextmanager
+async def _client(look_s: float = 60.0, **settings: Any) -> AsyncIterator[McpClient]:
+    client = McpClient(McpServer(**{"name": "things", "command": COMMAND, **settings}), look_s)
+    try:
+        yield client
+    finally:
+        await client.close()
+
+
+async def _hung(client: McpClient, tool: str) -> str:
+    """Return how a call fails that would last ten minutes, with a limit that is short for it alone."""
+    usual = client.server
+    client.server = usual.model_copy(update={"timeout_s": 0.5})
+    try:
+        with pytest.raises(NeighbourError) as failed:
+            await client.call(tool, {"seconds": 600})
+    finally:
+        client.server = usual
+    return str(failed.value)
+
+
+async def test_calls_of_one_server_are_answered_refused_or_given_up_each_by_itself(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("MY_KEY", "secret")
+    async with _client(env_from={"THINGS_KEY": "MY_KEY"}, folder=str(tmp_path)) as client:
+        assert await client.call("echo", {"text": "hé <|im_end|>"}) == "hé <|im_end|>"
+        assert await client.call("add", {"a": 1, "b": 2}) == "3"
+        for tool, arguments, said in (
+            ("refuse", {"text": "x"}, "Error executing tool refuse"),
+            ("add", {"a": "x"}, "Error executing tool add: 2 validation errors"),
+            ("nothing", {}, "Unknown tool: nothing"),
+        ):
+            with pytest.raises(ToolRefusal, match=said):
+                await client.call(tool, arguments)
+        assert await asyncio.gather(client.call("wait", {"seconds": 0.5}), client.call("echo", {"text": "beside"})) == [
+            "waited",
+            "beside",
+        ]
+        first = await client.call("keep", {"note": "a"})
+        assert await _hung(client, "wait") == "mcp:things: Request 'tools/call' timed out"
+        # The same process, and what it keeps, outlive calls.
+        assert first.split()[1:] == ["1", "secret", str(tmp_path)]
+        assert (await client.call("keep", {"note": "b"})).split()[:2] == [first.split()[0], "2"]
+        client.server = client.server.model_copy(update={"tool_errors": "fail"})
+        with pytest.raises(NeighbourError, match=r"^mcp:things: refuse: Error executing tool refuse"):
+            await client.call("refuse", {"text": "x"})
+
+
+async def test_server_that_died_is_started_again() -> None:
+    async with _client() as client:
+        first = (await client.call("keep", {"note": "a"})).split()
+        with pytest.raises(NeighbourError, match=r"^mcp:things: Connection closed"):
+            await client.call("die", {})
+        second = (await client.call("keep", {"note": "a"})).split()
+        assert first[0] != second[0]
+        assert (first[1], second[1]) == ("1", "1")
+
+
+async def test_server_that_stands_still_is_ended_and_started_again() -> None:
+    async with _client(look_s=0.5) as client:
+        first = (await client.call("keep", {"note": "a"})).split()
+        await _hung(client, "block")
+        # Until it is ended calls wait behind the one that blocks it, and fail with it.
+        async with asyncio.timeout(120):
+            while True:
+                try:
+                    second = (await client.call("keep", {"note": "a"})).split()
+                    break
+                except NeighbourError:
+                    continue
+        assert first[0] != second[0]
+
+
+async def test_tools_of_one_name_are_told_apart_by_their_servers() -> None:
+    first = McpServer(name="things", command=COMMAND, tools=["echo", "add", "keep"])
+    tools = McpTools([first, McpServer(name="more", command=COMMAND, tools=["echo"])])
+    try:
+        found = await tools.listed(taken={"add"})
+        assert set(found) == {"things.echo", "things.add", "keep", "more.echo"}
+        function = found["things.echo"].schema["function"]
+        assert (function["name"], function["description"]) == ("things.echo", "Says the text again.")
+        assert function["parameters"]["required"] == ["text"]
+        assert await found["more.echo"].answer({"text": "hello"}) == "hello"
+        assert await found["keep"](note="a")
+    finally:
+        await tools.close()
+
+
+@pytest.mark.parametrize(
+    ("settings", "problem"),
+    [
+        ({"command": ["/no/such/program"]}, "FileNotFoundError"),
+        ({"command": [sys.executable, "-c", "raise SystemExit(3)"]}, "Connection closed"),
+        ({"tools": ["no_such"]}, "it has no tool 'no_such'. It has echo, add, keep"),
+        ({"command": [], "url": "http://127.0.0.1:1/mcp"}, "onnect"),
+    ],
+)
+async def test_server_that_cannot_be_used_is_told_with_what_to_change(settings: dict[str, Any], problem: str) -> None:
+    tools = McpTools([McpServer(**{"name": "things", "command": COMMAND, **settings})])
+    try:
+        with pytest.raises(NeighbourError) as failed:
+            await tools.listed(())
+    finally:
+        await tools.close()
+    assert str(failed.value).startswith("mcp:things: ")
+    assert problem in str(failed.value)
+    assert "Change its `tools`." in str(failed.value) or "or change tools.mcp (name things)." in str(failed.value)
+
+
+@contextmanager
+def _serving(port: int) -> Iterator[None]:
+    process = subprocess.Popen([*COMMAND, str(port)], stderr=subprocess.DEVNULL)
+    try:
+        yield
+    finally:
+        process.kill()
+        process.wait(60)
+
+
+async def test_server_behind_a_url_is_found_again_once_it_is_back() -> None:
+    port = free_port()
+    async with _client(command=[], url=f"http://127.0.0.1:{port}/mcp") as client:
+
+        async def kept() -> list[str]:
+            async with asyncio.timeout(120):
+                while True:
+                    try:
+                        return (await client.call("keep", {"note": "a"})).split()
+                    except NeighbourError:
+                        await asyncio.sleep(0.05)
+
+        with _serving(port):
+            first = await kept()
+            assert (await kept())[:2] == [first[0], "2"]
+        with pytest.raises(NeighbourError):
+            await client.call("keep", {"note": "a"})
+        with _serving(port):
+            assert (await kept())[0] != first[0]
