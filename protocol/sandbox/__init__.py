@@ -1,1 +1,1 @@
-"""Runs Python that nobody has read: what a policy wrote. Reading order: limits, run, inside."""
+"""Runs Python that nobody has read: what a policy wrote. Reading order: limits, run, inside, system_calls."""

@@ -13,6 +13,7 @@ import os
 import resource
 import select
 import signal
+import struct
 import sys
 from typing import Any, NoReturn
 
@@ -22,9 +23,12 @@ _NEWUSER, _NEWPID, _NEWNET = 0x10000000, 0x20000000, 0x40000000
 _RDONLY, _NOSUID, _NODEV, _REMOUNT, _BIND, _REC, _PRIVATE = 1, 2, 4, 32, 4096, 16384, 1 << 18
 _KEPT_FLAGS = 2 | 4 | 8 | 1024 | 2048 | 4096  # of statvfs: nosuid, nodev, noexec, noatime, nodiratime, relatime
 _DETACH = 2
-_PDEATHSIG, _CAPBSET_DROP, _NO_NEW_PRIVS = 1, 24, 38
+_PDEATHSIG, _SECCOMP, _CAPBSET_DROP, _NO_NEW_PRIVS = 1, 22, 24, 38
+_FILTER = 2
 _SYS_PIVOT_ROOT = {"x86_64": 155, "aarch64": 41}
 _WORK = "/work"
+_MAX_FILES = 10_000
+_LOOK_S = 0.05
 
 libc = ctypes.CDLL(None, use_errno=True)
 
@@ -51,10 +55,13 @@ def main() -> None:
     _end_with_parent(ours, theirs)
     try:
         _enter(spec, program)
+        signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGCHLD])
         if (child := os.fork()) != 0:  # the program itself is the second one: the first does not get most signals
-            _pass_on(child)
+            _guard(child, spec["memory_bytes"])
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, [signal.SIGCHLD])
         _limit(spec)
         _drop_rights(is_root, spec["uid"])
+        _refuse_calls(bytes.fromhex(spec["refused_calls"]))
     except OSError as error:
         _give_up(spec, error)
     _become(spec["python"], [f"{_WORK}/main.py"], _WORK)
@@ -73,8 +80,40 @@ def _pass_on(child: int) -> NoReturn:
     """End as a child of ours does."""
     while (ended := os.wait()) and ended[0] != child:
         pass
-    status = ended[1]
+    _exit_as(ended[1])
+
+
+def _exit_as(status: int) -> NoReturn:
     os._exit(128 + os.WTERMSIG(status) if os.WIFSIGNALED(status) else os.WEXITSTATUS(status))
+
+
+def _guard(child: int, memory_bytes: int) -> NoReturn:
+    """End as a child of ours does, with all processes here; and end it when they hold more memory together."""
+    while True:
+        signal.sigtimedwait([signal.SIGCHLD], _LOOK_S)
+        while (ended := os.waitpid(-1, os.WNOHANG)) != (0, 0):
+            if ended[0] == child:
+                _exit_as(ended[1])
+        if _memory("statm") > memory_bytes and _memory("smaps_rollup") > memory_bytes:
+            os.kill(-1, signal.SIGKILL)
+
+
+def _memory(how: str) -> int:
+    """Return the bytes that the processes here hold. statm: shared ones as often as they are; smaps_rollup: once."""
+    total = 0
+    for name in os.listdir("/proc"):
+        if not name.isdecimal() or name == "1":
+            continue
+        try:
+            with open(f"/proc/{name}/{how}") as file:
+                text = file.read()
+        except OSError:  # it has ended meanwhile
+            continue
+        if how == "statm":
+            total += int(text.split()[1]) * os.sysconf("SC_PAGE_SIZE")
+        else:
+            total += sum(int(line.split()[1]) << 10 for line in text.splitlines() if line.startswith("Pss:"))
+    return total
 
 
 def _separate() -> bool:
@@ -99,7 +138,13 @@ def _enter(spec: dict[str, Any], program: bytes) -> None:
         _show(root, path)
     for name in ("proc", "old", _WORK[1:]):
         os.makedirs(f"{root}/{name}", exist_ok=True)
-    _mount("tmpfs", root + _WORK, "tmpfs", _NOSUID | _NODEV, f"size={spec['memory_bytes'] // 4},mode=777")
+    _mount(
+        "tmpfs",
+        root + _WORK,
+        "tmpfs",
+        _NOSUID | _NODEV,
+        f"size={spec['memory_bytes'] // 4},nr_inodes={_MAX_FILES},mode=777",
+    )
     with open(f"{root}{_WORK}/main.py", "wb") as file:
         file.write(program)
     os.chmod(f"{root}{_WORK}/main.py", 0o644)
@@ -159,6 +204,14 @@ def _drop_rights(is_root: bool, uid: int) -> None:
         _checked(libc.capset(header, (ctypes.c_uint32 * 6)()), "capset")
     _checked(libc.prctl(_NO_NEW_PRIVS, 1, 0, 0, 0), "no_new_privs")
     libc.prctl(_PDEATHSIG, signal.SIGKILL)
+
+
+def _refuse_calls(code: bytes) -> None:
+    """Have the kernel refuse system calls from here on. code: a filter; empty: there is none for this machine."""
+    if code:
+        array = ctypes.create_string_buffer(code, len(code))
+        program = struct.pack("@HP", len(code) // 8, ctypes.addressof(array))
+        _checked(libc.prctl(_SECCOMP, _FILTER, program, 0, 0), "seccomp")
 
 
 def _become(python: str, arguments: list[str], folder: str) -> NoReturn:

@@ -9,7 +9,8 @@ class Limits:
     """Of one program with all the processes that it starts."""
 
     wall_s: float = 10.0  # from its start to its end
-    memory_bytes: int = 512 << 20  # address space of each process; files in its folder take a quarter of it besides
+    # address space of each process, and what all of them hold together; files in its folder take a quarter besides
+    memory_bytes: int = 512 << 20
     output_bytes: int = 64 << 10  # that are kept of what it prints, and of what it prints as errors; it ends over them
     num_processes: int = 32  # processes and threads at a time
 

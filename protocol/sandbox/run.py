@@ -16,6 +16,7 @@ from typing import Literal
 from protocol.errors import OperatorError
 from protocol.one_line import one_line
 from protocol.sandbox.limits import Limits, Ran
+from protocol.sandbox.system_calls import refusing_filter
 
 _INSIDE = Path(__file__).with_name("inside.py")
 _SHOWN = ("/usr", "/bin", "/lib", "/lib64", "/etc/ld.so.cache", "/dev/null", "/dev/zero", "/dev/urandom")
@@ -103,6 +104,7 @@ class Sandbox:
             "shown": shown if self._python.startswith("/usr/") else [*shown, sys.base_prefix],
             "is_isolated": self._is_isolated,
             "uid": _FIRST_UID + next(_uids) % _NUM_UIDS,
+            "refused_calls": refusing_filter().hex(),
             "cpu_s": math.ceil(limits.wall_s),
             "memory_bytes": limits.memory_bytes,
             "num_processes": limits.num_processes,

@@ -1,0 +1,149 @@
+"""Programs that try to leave the sandbox, take more than their share or never end.
+
+    python -m tests.chaos.sandbox [--seed N] [--short] [--calls N]
+
+Every escape of `tests.chaos.rig.escapes` runs against a host that has something to find: a file, sockets, shared
+memory, processes. Then so many calls, one in ten of which hangs, as many at a time as there are cores.
+holds: none gets out; each call ends within its limit and 0.5 s, beside what an empty program takes at most here;
+afterwards no process is left.
+"""
+
+import asyncio
+import ctypes
+import os
+import sys
+import tempfile
+import time
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+from random import Random
+from typing import Any
+
+import psutil
+
+from protocol.sandbox.limits import Limits, Ran
+from protocol.sandbox.run import Sandbox
+from tests.chaos.rig.escapes import ESCAPES, HANGING
+from tests.chaos.rig.verdict import conclude, options
+
+LATE_S = 0.5
+_LIMIT_S = 2.0
+_ROOMY = Limits(wall_s=60.0, memory_bytes=256 << 20)
+
+
+def main() -> int:
+    chosen = options(__doc__, calls=0)
+    return asyncio.run(_measured(chosen.calls or (40 if chosen.short else 1000), Random(chosen.seed)))
+
+
+async def _measured(num_calls: int, random: Random) -> int:
+    sandbox = Sandbox()
+    try:
+        await sandbox.check()
+        out = await escaped(sandbox)
+        print(f"{len(ESCAPES)} escapes, out: {', '.join(out) or 'none'}", flush=True)
+        start_s = max([await _timed(sandbox, "", _ROOMY) for _ in range(5)])
+        late = await late_calls(sandbox, num_calls, start_s, random)
+        print(f"{num_calls} calls, late by more than {LATE_S} s: {late or 'none'}", flush=True)
+        num_left = await processes_left(sandbox)
+    finally:
+        sandbox.close()
+    return conclude(
+        "sandbox",
+        not out and not late and not num_left,
+        escapes=len(ESCAPES),
+        out=len(out),
+        calls=num_calls,
+        late=len(late),
+        start_s=start_s,
+        left=num_left,
+    )
+
+
+async def escaped(sandbox: Sandbox) -> list[str]:
+    """Return the ways by which a program got out, or did not end by itself."""
+    async with host_to_find() as values:
+        rans = await asyncio.gather(*(attempted(sandbox, way, values) for way in ESCAPES))
+    return [way for way, ran in zip(ESCAPES, rans, strict=True) if "out" in ran.output.split() or ran.how != "exit"]
+
+
+async def attempted(sandbox: Sandbox, way: str, values: dict[str, Any]) -> Ran:
+    """Return how an escape went. values: of the host, by the names that stand for them in the program."""
+    program = ESCAPES[way]
+    for name, value in values.items():
+        program = program.replace(f"{{{name}}}", repr(value))
+    return await sandbox.run(program, limits=_ROOMY)
+
+
+@asynccontextmanager
+async def host_to_find() -> AsyncIterator[dict[str, Any]]:
+    """Yield what escapes look for, while it is there."""
+    os.environ["SECRET_OF_THE_HOST"] = "1"
+    abstract, key = f"sluice-{os.getpid()}", 1 + os.getpid()
+    libc = ctypes.CDLL(None)
+    shared = libc.shmget(key, 4096, 0o1666)  # made if it is not there
+    with tempfile.TemporaryDirectory() as folder:
+        secret = Path(folder) / "secret"
+        secret.write_text("secret")
+        os.chmod(folder, 0o755)  # noqa: S103  for a program under any user to read, if it gets here
+        try:
+            async with (
+                await asyncio.start_server(lambda reader, writer: writer.close(), "127.0.0.1", 0) as server,
+                await asyncio.start_unix_server(lambda reader, writer: writer.close(), f"\0{abstract}"),
+            ):
+                port = server.sockets[0].getsockname()[1]
+                # A number that no process in a fresh namespace has.
+                pid = max(os.getpid(), 1000)
+                yield {"secret": str(secret), "folder": Path(folder).name, "port": port, "abstract": abstract,
+                       "shared": key, "pid": pid}  # fmt: skip
+        finally:
+            libc.shmctl(shared, 0, None)
+            del os.environ["SECRET_OF_THE_HOST"]
+
+
+async def late_calls(sandbox: Sandbox, num_calls: int, start_s: float, random: Random) -> list[str]:
+    """Return the calls that took more than their limit and LATE_S. start_s: that an empty program takes."""
+    hanging = set(random.sample(range(num_calls), num_calls // 10))
+    ways = list(HANGING)
+    slots = asyncio.Semaphore(os.cpu_count() or 1)
+    late: list[str] = []
+
+    async def call(number: int) -> None:
+        way = random.choice(ways) if number in hanging else ""
+        program = HANGING[way] if way else f"print(sum(range({number})))"
+        limits = Limits(wall_s=_LIMIT_S if way else _ROOMY.wall_s)
+        async with slots:
+            took_s = await _timed(sandbox, program, limits)
+        if took_s > limits.wall_s + start_s + LATE_S:
+            late.append(f"{way or 'sum'} {took_s:.2f} s")
+
+    await asyncio.gather(*(call(number) for number in range(num_calls)))
+    return late
+
+
+async def _timed(sandbox: Sandbox, program: str, limits: Limits) -> float:
+    started = time.monotonic()
+    await sandbox.run(program, limits=limits)
+    return time.monotonic() - started
+
+
+async def processes_left(sandbox: Sandbox) -> int:
+    """Return how many processes of the sandbox there still are after 20 s in which they may end."""
+    deadline = time.monotonic() + 20
+    while (left := _ours(sandbox)) and time.monotonic() < deadline:
+        await asyncio.sleep(0.05)
+    return len(left)
+
+
+def _ours(sandbox: Sandbox) -> list[psutil.Process]:
+    """Return this process's descendants, the guards that name the sandbox's folder, and users that only it makes."""
+    found = set(psutil.Process().children(recursive=True))
+    for process in psutil.process_iter(["cmdline"]):
+        if sandbox.folder in " ".join(process.info["cmdline"] or ()):
+            found.add(process)
+    return list(found)
+
+
+if __name__ == "__main__":
+    sys.exit(main())
