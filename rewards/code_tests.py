@@ -7,7 +7,7 @@ Code is the response's last fenced block. A label is, itself, as JSON in a text,
     ["assert f(1) == 2", ..], such a text, or {"tests": ..}              statements behind the code
     {"test": "def check(candidate): ..", "entry_point": "f"}             HumanEval's form
 
-A test that is passed has to be reached: code that ends the process before it has not passed.
+Code never shares a process with its test (`code_judge`).
 """
 
 import asyncio
@@ -15,8 +15,9 @@ import functools
 import json
 import re
 import secrets
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 from protocol.sandbox.limits import Limits
@@ -25,17 +26,18 @@ from rewards.sample import Sample, SampleError, Score, Scorer
 
 _BLOCK = re.compile(r"```[ \t]*(?:python3?|py)?[ \t]*\n(.*?)```", re.DOTALL | re.IGNORECASE)
 _MAX_TESTS = 256
+_JUDGE = Path(__file__).with_name("code_judge.py").read_text()
 
 
 @dataclass(frozen=True)
 class Case:
-    """One program to run, and what passes it."""
+    """One test."""
 
-    suffix: Callable[[str], str]  # gives what stands behind the code, from the mark that it prints once it is reached
     stdin: str = ""  # what the program reads
-    prints: str | None = None  # what it has to print; None: the mark
-    value: Any = None  # behind the mark, as JSON
-    has_value: bool = False  # True: the mark's value counts
+    prints: str | None = None  # what it has to print; None: it is not judged by that
+    statements: str = ""  # that have to run through behind the code
+    call: tuple[str, list[Any]] | None = None  # name of a function, or of a method of its class Solution; arguments
+    value: Any = None  # that the call has to return, as JSON
 
 
 def make_code_scorer(sandbox: Sandbox, limits: Limits) -> Scorer:
@@ -68,37 +70,24 @@ def cases_of(label: Any, index: int) -> list[Case]:
 def _tests(found: Any) -> list[Case]:
     match found:
         case str() if found.strip():
-            return [_statements(found)]
+            return [Case(statements=found)]
         case [*statements] if statements and all(isinstance(each, str) for each in statements):
-            return [_statements(each) for each in statements]
+            return [Case(statements=each) for each in statements]
         case {"test": str() as written, "entry_point": str() as name}:
-            return [_statements(f"{written}\ncheck({name})")]
+            return [Case(statements=f"{written}\ncheck({name})")]
         case {"inputs": [*inputs], "outputs": [*outputs]} if len(inputs) == len(outputs):
             name = found.get("fn_name")
             if name is not None:
                 return [_call(str(name), *each) for each in zip(inputs, outputs, strict=True)]
-            return [
-                Case(lambda mark: "", str(stdin), prints=str(out)) for stdin, out in zip(inputs, outputs, strict=True)
-            ]
+            return [Case(str(stdin), prints=str(out)) for stdin, out in zip(inputs, outputs, strict=True)]
     return []
-
-
-def _statements(written: str) -> Case:
-    return Case(lambda mark: f"\n{written}\nprint()\nprint({mark!r})\n")
 
 
 def _call(name: str, arguments: Any, value: Any) -> Case:
     # Some data sets write the arguments as lines of JSON.
     if isinstance(arguments, str):
         arguments = [json.loads(line) for line in arguments.splitlines() if line.strip()]
-    given = json.dumps(arguments)
-
-    def suffix(mark: str) -> str:
-        found = f'getattr(Solution(), {name!r}) if "Solution" in globals() else {name}'
-        call = f"({found})(*_json.loads({given!r}))"
-        return f"\nimport json as _json\n_value = {call}\nprint()\nprint({mark!r} + _json.dumps(_value))\n"
-
-    return Case(suffix, value=value, has_value=True)
+    return Case(call=(name, list(arguments)), value=value)
 
 
 def _json_or(text: str) -> Any:
@@ -109,17 +98,16 @@ def _json_or(text: str) -> Any:
 
 
 async def _is_passed(sandbox: Sandbox, limits: Limits, code: str, case: Case) -> bool:
-    # Drawn for each run: code that prints a mark of its own has not reached the test's end.
-    mark = secrets.token_hex(16)
-    ran = await sandbox.run(code + case.suffix(mark), case.stdin.encode(errors="replace"), limits)
-    if ran.how != "exit" or ran.exit_code != 0:
-        return False
     if case.prints is not None:
-        return _words(ran.output) == _words(case.prints)
-    last = ran.output.rstrip("\n").rpartition("\n")[2]
-    if not last.startswith(mark):
+        ran = await sandbox.run(code, case.stdin.encode(errors="replace"), limits)
+        return ran.how == "exit" and ran.exit_code == 0 and _words(ran.output) == _words(case.prints)
+    mark = secrets.token_hex(16)
+    given = {"code": code, "test": case.statements, "call": case.call, "mark": mark}
+    ran = await sandbox.run(_JUDGE, json.dumps(given).encode(), limits)
+    # The code is in another process: what is printed here is the judge's.
+    if ran.how != "exit" or ran.exit_code != 0 or not ran.output.startswith(mark):
         return False
-    return not case.has_value or _is_value(_json_or(last.removeprefix(mark)), case.value)
+    return case.call is None or _is_value(_json_or(ran.output.removeprefix(mark).strip()), case.value)
 
 
 def _is_value(found: Any, expected: Any) -> bool:

@@ -87,6 +87,95 @@ async def test_code_that_does_not_reach_the_tests_end_has_not_passed(sandbox: Sa
     assert score.reward == 0.0
 
 
+CHEATS = {
+    "equals anything": "class A:\n    __eq__ = lambda self, other: True\nsquare = lambda x: A()",
+    "is as near as wanted": """
+class A:
+    __sub__ = __rsub__ = __abs__ = lambda self, *other: self
+    __lt__ = __le__ = __gt__ = __ge__ = lambda self, other: True
+square = lambda x: A()
+""",
+    "reads the test": """
+import glob, os, re
+def square(x):
+    for path in [*glob.glob('/work/*'), *glob.glob('/proc/[0-9]*/cmdline'), *glob.glob('/proc/[0-9]*/environ')]:
+        try:
+            if found := re.search(r'== (\\d+)', open(path).read()):
+                return int(found[1])
+        except Exception:
+            pass
+""",
+    "reads the judge's memory": """
+import os
+def square(x):
+    with open(f'/proc/{os.getppid()}/mem', 'rb') as memory:
+        memory.seek(0x400000)
+        memory.read(1)
+    return x * x
+""",
+    "speaks for the judge": """
+import os
+def square(x):
+    with open(f'/proc/{os.getppid()}/fd/1', 'w') as out:
+        out.write('passed')
+    return x * x
+""",
+    "other meanings of words": """
+import builtins
+builtins.AssertionError = builtins.abs = builtins.all = lambda *x: 0
+abs = len = all = lambda *x: 0
+square = lambda x: -1
+""",
+    "ends the judge": "import os, signal\ndef square(x):\n    os.kill(os.getppid(), signal.SIGTERM)",
+    "takes a test's function apart": "def square(g):\n    return 9 if g.__globals__ else 0",
+    "ends itself": "import os\ndef square(x):\n    os._exit(0)",
+}
+
+
+@pytest.mark.parametrize("way", CHEATS)
+async def test_code_cannot_pass_but_by_its_values(sandbox: Sandbox, way: str) -> None:
+    label = ["assert square(3) == 9", "assert abs(square(2.5) - 6.25) < 1e-6 and all([square(1) == 1])"]
+    if way == "takes a test's function apart":
+        label = ["assert square(lambda x: x + 1) == 9"]
+    score = await _scored(sandbox, CHEATS[way], label)
+    assert (score.reward, score.score) == (0.0, 0.0)
+
+
+SOUND = {
+    "plain values of every kind": (
+        "import collections\nPoint = collections.namedtuple('Point', 'x y')\n"
+        "f = lambda x: (collections.Counter(x), {1, 2}, Point(1, 2.5), b'a', None, 1j, True, float('inf'))",
+        "assert f('aab') == ({'a': 2, 'b': 1}, {1, 2}, (1, 2.5), b'a', None, 1j, True, float('inf'))",
+    ),
+    "fractions": (
+        "from fractions import Fraction\nf = lambda x: Fraction(x, 6)",
+        "from fractions import Fraction\nassert f(3) == Fraction(1, 2)",
+    ),
+    "a list that it changes": ("def f(x):\n    x.sort()", "x = [3, 1, 2]\nf(x)\nassert x == [1, 2, 3]"),
+    "a generator": ("def f(n):\n    yield from range(n)", "assert list(f(3)) == [0, 1, 2] and 2 in f(3)"),
+    "a function of the test's": ("def f(g, x):\n    return g(g(x))", "assert f(lambda x: x + 1, 5) == 7"),
+    "an object": (
+        "class Stack:\n    def __init__(self): self.held = []\n    def push(self, x): self.held.append(x)\n"
+        "    def __len__(self): return len(self.held)\n    def __getitem__(self, i): return self.held[i]",
+        "s = Stack()\ns.push(4)\ns.push(x=5)\nassert len(s) == 2 and s[1] == 5 and s.held == [4, 5] and s == s",
+    ),
+    "an error": (
+        "def f(x):\n    raise ValueError(f'no {x}')",
+        "try:\n    f(3)\n    assert False\nexcept ValueError as error:\n    assert str(error) == 'no 3'",
+    ),
+    "a module that the code imports": ("import math\nf = lambda x: x * 0.1", "assert math.isclose(f(3), 0.3)"),
+    "a name of the language's": ("def sum(x):\n    return 7", "assert sum([1]) == 7"),
+    "prints and reads nothing": ("print('hello')\nf = lambda: input() if 0 else 1", "assert f() == 1"),
+}
+
+
+@pytest.mark.parametrize("what", SOUND)
+async def test_tests_may_use_what_code_defines_as_if_it_stood_there(sandbox: Sandbox, what: str) -> None:
+    code, test = SOUND[what]
+    score = await _scored(sandbox, code, [test])
+    assert score.reward == 1.0
+
+
 async def test_response_without_code_is_wrong(sandbox: Sandbox) -> None:
     scorer = make_code_scorer(sandbox, Limits())
     (score,) = await scorer([make_sample("Q\nIt is nine.", "Q\n", ["assert True"])])
