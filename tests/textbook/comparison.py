@@ -77,7 +77,7 @@ def weights_of(loop: Textbook) -> dict[str, Tensor]:
     """Return every trained weight of a plain loop, "ROLE/NAME" -> a copy of it in the CPU's memory."""
     models = {"policy": loop.policy, "critic": loop.critic}
     named = ((f"{role}/{n}", w) for role, m in models.items() if m is not None for n, w in m.named_parameters())
-    return {name: weight.detach().to("cpu", copy=True) for name, weight in named}
+    return {name: weight.detach().to("cpu", copy=True) for name, weight in named if weight.requires_grad}
 
 
 def bits_of(weights: Weights) -> str:

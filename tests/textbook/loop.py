@@ -25,6 +25,7 @@ class Textbook:
     def __init__(self, settings: Settings, model: Path) -> None:
         self.settings = settings
         of_policy, has_critic = policy_settings(settings, model), settings.learner.recipe == "ppo"
+        torch.manual_seed(of_policy.seed)  # adapters are drawn; a reference's own add nothing, their second half is 0
         self.policy: Any = load_model(of_policy).to(own_device())
         self.policy_adam = self._adam(self.policy, settings.learner.lr)
         self.reference: Any = load_model(of_policy).to(own_device()) if settings.kl.coefficient else None

@@ -1,7 +1,8 @@
 """The learner's steps on one rank beside the textbook's, and resumed in the middle; run by test_loop.
 
 python loop_rank.py FOLDER                               writes what it found to FOLDER/found.pt
-python loop_rank.py FOLDER RANK WORLD_SIZE PORT STAGE    the first steps at a ZeRO stage: FOLDER/few.pt, of rank 0
+python loop_rank.py FOLDER RANK WORLD_SIZE PORT STAGE    the first steps at a ZeRO stage, and the last of what was saved
+                                                         before: FOLDER/few.pt, of rank 0
 """
 
 import sys
@@ -24,6 +25,7 @@ from tests.textbook.sluice_side import SluiceSide
 
 NUM_STEPS = 50
 NUM_FEW = 5
+NUM_TOGETHER = 6  # steps of all at once; the state after half of them is saved
 VOCAB = 272
 SETTINGS: dict[str, dict[str, Any]] = {
     "grpo": {"learner": {"recipe": "grpo"}},
@@ -35,6 +37,13 @@ SETTINGS: dict[str, dict[str, Any]] = {
         "kl": {"coefficient": 0.05, "target": 0.02, "horizon": 40.0},
         "rewards": {"clip": None},
     },
+}
+# All at once: filter, critic, two mini-batches times two epochs, adaptive KL in the reward, adapters.
+SETTINGS["together"] = {
+    **SETTINGS["ppo"],
+    "learner": {**SETTINGS["ppo"]["learner"], "max_staleness": 0},
+    "policy": {"lora": {"rank": 4, "alpha": 8.0}},
+    "filter": {"dynamic_sampling": True},
 }
 COMMON: dict[str, dict[str, Any]] = {
     "run": {"max_steps": NUM_STEPS},
@@ -88,13 +97,14 @@ def beside_the_textbook(model: Path, name: str) -> dict[str, Any]:
     }
 
 
-def filtered_beside_the_textbook(model: Path, folder: Path) -> dict[str, Any]:
-    """DAPO: a real coordinator leases prompts, filters what comes back and hands out the steps."""
-    settings = settings_of(model, "dapo")
+def filtered_beside_the_textbook(model: Path, name: str, folder: Path, num_steps: int) -> dict[str, Any]:
+    """A real coordinator leases prompts, filters what comes back and hands out the steps."""
+    folder.mkdir()
+    settings = settings_of(model, name)
     learner, slow, script = SluiceSide(settings, model), Textbook(settings, model), Script(folder, settings, 64)
-    groups = make_groups(np.random.default_rng(2), 16 * NUM_STEPS, is_binary=True)
-    sampled, told, first_difference = iter(groups), iter(groups), None
-    for number in range(1, NUM_STEPS + 1):
+    groups = make_groups(np.random.default_rng(2), 16 * num_steps, is_binary=True)
+    sampled, told, first_difference, before = iter(groups), iter(groups), None, learner.weights()
+    for number in range(1, num_steps + 1):
         delivered: dict[tuple[str, int], Trajectory] = {}
         while leases := script.demand(version=number - 1):
             for lease in leases:
@@ -109,9 +119,30 @@ def filtered_beside_the_textbook(model: Path, folder: Path) -> dict[str, Any]:
         slow.step(slow.groups_of_use(told))
         if first_difference is None and not _is_same(learner.weights(), weights_of(slow)):
             first_difference = number
-    is_level = len(list(sampled)) == len(list(told))
-    lines = script.metrics()
-    return {"first_difference": first_difference, "metrics": learner.metrics, "is_level": is_level, "lines": lines}
+        if number == num_steps // 2:
+            learner.roles.save_state(folder / "half")
+    return {
+        "before": before,
+        "after": weights_of(slow),
+        "first_difference": first_difference,
+        "metrics": learner.metrics,
+        "beta": slow.beta,
+        "memory": dict(learner.roles.memory),
+        "is_level": len(list(sampled)) == len(list(told)),
+        "lines": script.metrics(),
+    }
+
+
+def second_half(model: Path, name: str, folder: Path, num_steps: int, zero_stage: int) -> dict[str, Any]:
+    """Return what comes of the state that was saved after half of the steps, on this world's ranks."""
+    settings = settings_of(model, name, learner={"zero_stage": zero_stage}, critic={"zero_stage": 2})
+    learner, half = SluiceSide(settings, model), num_steps // 2
+    learner.roles.load_state(folder / "half")
+    groups = make_groups(np.random.default_rng(2), 16 * num_steps, is_binary=True)
+    mixed = [group for group in groups if len({answer.reward for answer in group}) == 2]
+    for number in range(half + 1, num_steps + 1):
+        learner.step(number, mixed[(number - 1) * 4 : number * 4])
+    return {"after": learner.weights(), "memory": dict(learner.roles.memory)}
 
 
 def resumed(model: Path, name: str, folder: Path, changes: dict[str, Any]) -> dict[str, Any]:
@@ -166,8 +197,9 @@ def main() -> None:
         rank, world_size, port, stage = map(int, sys.argv[2:])
         join_world(rank, world_size, "127.0.0.1", port, 60.0)
         few = {name: few_steps(folder / "model", name, stage) for name in ("grpo", "ppo")}
+        together = second_half(folder / "model", "together", folder / "together", NUM_TOGETHER, stage)
         if rank == 0:
-            torch.save(few, folder / "few.pt")
+            torch.save({**few, "together": together}, folder / "few.pt")
         dist.destroy_process_group()
         return
     join_world(0, 1, *free_address("127.0.0.1"), 60.0)
@@ -176,7 +208,8 @@ def main() -> None:
     found = {
         "textbook": {
             **{name: beside_the_textbook(model, name) for name in ("grpo", "ppo")},
-            "dapo": filtered_beside_the_textbook(model, folder),
+            "dapo": filtered_beside_the_textbook(model, "dapo", folder / "dapo", NUM_STEPS),
+            "together": filtered_beside_the_textbook(model, "together", folder / "together", NUM_TOGETHER),
         },
         "packed": {name: few_steps(model, name, 0, micro_batch_tokens=4096) for name in ("grpo", "ppo")},
         "resumed": {

@@ -15,6 +15,7 @@ from torch import Tensor
 
 from learner.models.world import free_address
 from tests.fakes.tiny_models import make_tiny_model
+from tests.learner.models.policy_ranks import flat
 from tests.textbook import loop, loop_rank
 from tests.textbook.comparison import compare
 
@@ -61,6 +62,31 @@ def test_fifty_steps_have_the_bits_of_the_textbook(found: dict[str, Any], name: 
     epochs, KL in the reward with an adaptive coefficient."""
     assert len(found["textbook"][name]["metrics"]) == 50
     assert found["textbook"][name]["first_difference"] is None
+
+
+def test_filter_critic_mini_batches_epochs_adaptive_kl_and_adapters_together_have_the_bits_of_the_textbook(
+    found: dict[str, Any],
+) -> None:
+    together = found["textbook"]["together"]
+    assert together["first_difference"] is None
+    assert together["memory"] == {"kl_coefficient": together["beta"]}
+    assert together["is_level"]
+    assert sum(line["filtered_low"] + line["filtered_high"] for line in together["lines"]) > loop_rank.NUM_TOGETHER
+    for key in ("num_updates", "num_critic_updates"):
+        assert [line[key] for line in together["metrics"]] == [4] * loop_rank.NUM_TOGETHER
+    moved = {name for name, weight in together["after"].items() if not torch.equal(weight, together["before"][name])}
+    assert all(".lora_" in name or name.startswith("critic/") for name in together["after"])
+    assert {name for name in together["after"] if ".lora_" in name} <= moved
+
+
+def test_all_of_it_goes_on_in_the_middle_with_two_ranks_and_zero_3(found: dict[str, Any]) -> None:
+    """Saved by one rank at ZeRO 0. The distance is of each role's weights, as a share of their norm."""
+    one, two = found["textbook"]["together"], found["two_ranks"]["together"]
+    for role in ("policy/", "critic/"):
+        expected = flat({name: weight for name, weight in one["after"].items() if name.startswith(role)})
+        apart = flat({name: weight for name, weight in two["after"].items() if name.startswith(role)}) - expected
+        assert float(apart.norm() / expected.norm()) < 1e-6
+    assert two["memory"] == pytest.approx(one["memory"], rel=1e-6)
 
 
 def test_dynamic_sampling_takes_and_filters_the_groups_of_the_textbook(found: dict[str, Any]) -> None:
