@@ -30,6 +30,7 @@ from learner.objectives.supervised import weighted_nll
 from learner.packing.micro_batch import LearnerSample, MicroBatch, make_micro_batch
 from tests.benchmarks.packing_table import OneProcess
 from tests.chaos.rig.verdict import conclude, options
+from tests.fakes.tiny_models import tiny_config
 
 _LONG, _FITTING = 32_768, 2_048
 _SHORT_LONG, _SHORT_VOCAB = 8_192, 32_000
@@ -109,17 +110,12 @@ def plainly(model: Any, batch: MicroBatch) -> None:
 
 
 def tiny_model(vocab: int) -> Any:
-    from transformers import Qwen2Config, Qwen2ForCausalLM
+    from transformers import Qwen2ForCausalLM
 
     torch.manual_seed(0)
     varlen_attention.register()
-    config = Qwen2Config(
+    config = tiny_config(
         vocab_size=vocab,
-        hidden_size=128,
-        intermediate_size=384,
-        num_hidden_layers=2,
-        num_attention_heads=4,
-        num_key_value_heads=4,
         max_position_embeddings=_LONG,
         tie_word_embeddings=True,
         attn_implementation=varlen_attention.NAME,

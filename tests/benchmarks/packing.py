@@ -27,6 +27,7 @@ from learner.packing.micro_batch import LearnerSample, make_micro_batch
 from learner.packing.plan import plan_step
 from tests.benchmarks.packing_table import OneProcess
 from tests.chaos.rig.verdict import conclude, options
+from tests.fakes.tiny_models import tiny_config
 
 _VOCAB = 8_192
 _MEDIAN, _SPREAD, _LONGEST = 100, 1.0, 1_024
@@ -135,17 +136,15 @@ def assert_same_gradient(packed: Any, padded: Any) -> None:
 
 
 def tiny_model(attention: str) -> Any:
-    from transformers import Qwen2Config, Qwen2ForCausalLM
+    from transformers import Qwen2ForCausalLM
 
     torch.manual_seed(0)
     varlen_attention.register()
-    config = Qwen2Config(
+    config = tiny_config(
         vocab_size=_VOCAB,
         hidden_size=256,
-        intermediate_size=768,
         num_hidden_layers=4,
         num_attention_heads=4,
-        num_key_value_heads=4,
         max_position_embeddings=_LONGEST,
         attn_implementation=attention,
     )

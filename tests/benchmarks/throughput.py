@@ -22,9 +22,10 @@ from pathlib import Path
 import uvicorn
 from fastapi import FastAPI, Request
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
-from transformers import PreTrainedTokenizerFast, Qwen2Config, Qwen2ForCausalLM
+from transformers import PreTrainedTokenizerFast, Qwen2ForCausalLM
 
 from tests.chaos.rig.verdict import conclude, options
+from tests.fakes.tiny_models import tiny_config
 
 TARGET_SAMPLES_PER_S = 17.0
 _REWARD_DELAY_S = 0.5
@@ -85,16 +86,13 @@ def make_model(folder: Path, seed: int) -> None:
     tokenizer.pre_tokenizer = pre_tokenizers.Split("", "isolated")
     tokenizer.decoder = decoders.Fuse()
     PreTrainedTokenizerFast(tokenizer_object=tokenizer, pad_token="<pad>", eos_token="<eos>").save_pretrained(folder)
-    config = Qwen2Config(
+    config = tiny_config(
         vocab_size=128,
         hidden_size=256,
         num_hidden_layers=4,
-        num_attention_heads=8,
-        num_key_value_heads=8,
         intermediate_size=616,
         max_position_embeddings=512,
         tie_word_embeddings=False,
-        bos_token_id=None,
         eos_token_id=127,
         pad_token_id=126,
     )

@@ -5,9 +5,9 @@
 A policy, a critic and a reference are trained for four steps by DeepSpeed on one rank and saved at each. The last three
 checkpoints are copied, made to lie in one way (the last save repeated, a swapped shard, a stale optimizer, another
 role's file, ...), sealed with a right manifest, and proven. Counted are lies that pass (passed), lies that are refused
-for another reason than the lie (wrong_reason), and honest checkpoints that are refused (false_alarms). Of each kind the
-first goes through a process of its own as in a run, but in `--short`; the others are proven in this process. holds: all
-three are 0. `--short` tells 36 lies, each kind once.
+for another reason than the lie (wrong_reason), and honest checkpoints that are refused (false_alarms). Every proof is
+made in a process as a run has it, but in `--short`, which proves in this one. holds: all three are 0. `--short` tells
+36 lies, each kind once.
 """
 
 import random
@@ -17,14 +17,15 @@ import tempfile
 import time
 from collections import Counter
 from collections.abc import Callable
+from contextlib import closing
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 from learner.checkpoint.manifest import look_at, verify
 from learner.checkpoint.proof import Proof
-from learner.checkpoint.told import Told
-from learner.rank.proof.process import prove_in_a_process
-from learner.rank.proof.request import make_request
+from learner.rank.proof.process import ProofProcess
+from learner.rank.proof.request import ProofRequest, make_request
 from learner.rank.proof.verdict import verdict
 from protocol.settings.policy import LoraSettings
 from tests.chaos.checkpoint_mutations import content
@@ -32,6 +33,8 @@ from tests.chaos.rig.lies import LIES
 from tests.chaos.rig.lying_case import Case, reseal
 from tests.chaos.rig.proved_run import STEPS, ProvedRun, make_proved_run
 from tests.chaos.rig.verdict import conclude, options
+
+Prove = Callable[[ProofRequest], Proof]
 
 _LIMIT_S = 600.0
 # What a resume may change, or try to: it is for the ranks to refuse, and nothing is wrong with the files.
@@ -45,13 +48,13 @@ def main() -> int:
     counts: Counter[str] = Counter()
     kinds: Counter[str] = Counter()
     started = time.monotonic()
-    with tempfile.TemporaryDirectory() as scratch:
+    with tempfile.TemporaryDirectory() as scratch, closing(ProofProcess()) as process:
         run = make_proved_run(Path(scratch), asked.seed)
-        counts["false_alarms"] += _false_alarms(run, in_a_process=not asked.short)
+        prove = verdict if asked.short else partial(_in_a_process, process)
+        counts["false_alarms"] += _false_alarms(run, prove)
         for number in range(num_lies):
             lie = list(LIES)[number % len(LIES)]
-            in_a_process = number < len(LIES) and not asked.short
-            problem = tell_lie(run, lie, Path(scratch) / "copy", draw, in_a_process)
+            problem = tell_lie(run, lie, Path(scratch) / "copy", draw, prove)
             kinds[lie.__name__] += 1
             counts["passed"] += problem is None
             if problem is None or not any(word in problem for word in LIES[lie]):
@@ -64,9 +67,7 @@ def main() -> int:
     return conclude("checkpoint_lies", not any(figures.values()), lies=kinds.total(), **figures)
 
 
-def tell_lie(
-    run: ProvedRun, lie: Callable[[Case], None], copy: Path, draw: random.Random, in_a_process: bool
-) -> str | None:
+def tell_lie(run: ProvedRun, lie: Callable[[Case], None], copy: Path, draw: random.Random, prove: Prove) -> str | None:
     """Return why a lie is refused, None when it passes. A lie that changed nothing is told again."""
     while True:
         step = draw.choice(STEPS[1:])
@@ -79,29 +80,26 @@ def tell_lie(
             break
     reseal(case)
     verify(copy)  # it is well formed
-    found = _prove(run, copy, case.told, in_a_process)
+    found = prove(make_request(copy, run.model, run.settings, case.told))
     return None if found.verdict == "proven" else f"{found.verdict}: {found.problem}"
 
 
-def _prove(run: ProvedRun, folder: Path, told: Told, in_a_process: bool) -> Proof:
-    request = make_request(folder, run.model, run.settings, told)
-    if not in_a_process:
-        return verdict(request)
-    found = prove_in_a_process(request, _LIMIT_S)
+def _in_a_process(process: ProofProcess, request: ProofRequest) -> Proof:
+    found = process.prove(request, _LIMIT_S, lambda: False, lambda: True)
     assert found is not None
     return found
 
 
-def _false_alarms(run: ProvedRun, in_a_process: bool) -> int:
-    """Return how many honest checkpoints are refused. in_a_process: the first is proven in a process of its own."""
+def _false_alarms(run: ProvedRun, prove: Prove) -> int:
+    """Return how many honest checkpoints are refused."""
     alarms = 0
     for step in STEPS:
-        found = _prove(run, run.checkpoint(step), run.told[step], in_a_process and step == STEPS[0])
+        found = prove(make_request(run.checkpoint(step), run.model, run.settings, run.told[step]))
         print(f"honest step {step}: {found}", flush=True)
         alarms += found.verdict != "proven"
     for policy in _CHANGED:
         changed = run.settings.model_copy(update={"policy": run.settings.policy.model_copy(update=policy)})
-        found = verdict(make_request(run.checkpoint(STEPS[-1]), run.model, changed, run.told[STEPS[-1]]))
+        found = prove(make_request(run.checkpoint(STEPS[-1]), run.model, changed, run.told[STEPS[-1]]))
         print(f"honest, and the run goes on with {policy}: {found}", flush=True)
         alarms += found.verdict != "proven"
     return alarms

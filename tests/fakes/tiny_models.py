@@ -1,10 +1,11 @@
-"""Small Qwen2-architecture models with a byte-level tokenizer, made on the spot for tests that start the real engine.
+"""Small models of random weights, made on the spot: every test and benchmark that needs one has it from here.
 
 `make_tiny_model(folder, tied=True)` writes what a user's model folder holds: weights, config and tokenizer.
+`tiny_config` is the form of one that is needed in memory alone.
 """
 
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 import torch
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
@@ -38,24 +39,40 @@ def make_tiny_model(
     usual, so that distributions are far from flat and a stale weight anywhere moves logprobs by far more than 1e-3.
     """
     torch.manual_seed(seed)
-    config = Qwen2Config(
+    config = tiny_config(
         vocab_size=vocab_size,
         hidden_size=hidden_size,
         num_hidden_layers=num_layers,
-        num_attention_heads=hidden_size // 32,
-        num_key_value_heads=hidden_size // 32,
-        intermediate_size=3 * hidden_size,
         max_position_embeddings=max_positions,
         tie_word_embeddings=tied,
         initializer_range=width,
-        bos_token_id=None,
-        eos_token_id=1,
-        pad_token_id=0,
         torch_dtype="float32",
     )
     Qwen2ForCausalLM(config).save_pretrained(folder)
     byte_tokenizer().save_pretrained(folder)
     return folder
+
+
+def tiny_config(**changes: Any) -> Qwen2Config:
+    """Return the form of a Qwen2 of two layers, with these values in place of the usual ones.
+
+    Heads have 32 numbers, the layers between are three times as wide as a token, unless the changes say otherwise.
+    """
+    hidden_size = changes.get("hidden_size", 128)
+    heads = changes.get("num_attention_heads", hidden_size // 32)
+    usual: dict[str, Any] = {
+        "vocab_size": 272,
+        "hidden_size": hidden_size,
+        "num_hidden_layers": 2,
+        "num_attention_heads": heads,
+        "num_key_value_heads": heads,
+        "intermediate_size": 3 * hidden_size,
+        "max_position_embeddings": 1024,
+        "bos_token_id": None,
+        "eos_token_id": 1,
+        "pad_token_id": 0,
+    }
+    return Qwen2Config(**{**usual, **changes})
 
 
 def make_tiny_mixture(folder: Path) -> Path:

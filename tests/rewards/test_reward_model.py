@@ -10,15 +10,14 @@ from transformers import Qwen2Config, Qwen2ForCausalLM, Qwen2ForSequenceClassifi
 from protocol.errors import OperatorError
 from rewards.reward_model import ModelOptions, RewardModel, _batches, make_model_scorer
 from rewards.sample import make_sample
-from tests.fakes.tiny_models import byte_tokenizer
+from tests.fakes.tiny_models import byte_tokenizer, tiny_config
 
 TEXTS = ["short", "a much longer text than the others<eos>", "middling<eos>", "", "short<eos>"]
 
 
 def _config(**options: object) -> Qwen2Config:
-    shape = {"vocab_size": 272, "hidden_size": 32, "num_hidden_layers": 1, "num_attention_heads": 2}
-    shape |= {"num_key_value_heads": 2, "intermediate_size": 64, "max_position_embeddings": 64}
-    return Qwen2Config(**shape, initializer_range=0.2, eos_token_id=1, pad_token_id=1, **options)
+    shape = {"hidden_size": 32, "num_hidden_layers": 1, "num_attention_heads": 2, "max_position_embeddings": 64}
+    return tiny_config(**shape, initializer_range=0.2, pad_token_id=1, **options)
 
 
 @pytest.fixture(scope="module")

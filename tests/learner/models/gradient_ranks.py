@@ -7,7 +7,9 @@ from this process, which has imported everything. Rank 0 of each world writes wh
 
 import gc
 import os
+import signal
 import sys
+import time
 import traceback
 from collections.abc import Callable, Sequence
 from dataclasses import replace
@@ -140,13 +142,15 @@ def held_bytes() -> int:
     return sum(held_tensors().values())
 
 
-def gradients(folder: Path, cases: Cases) -> dict[str, Any]:
-    """Return, by case, the clipped gradient of a first step, times 0.1."""
+def gradients(folder: Path, cases: Cases, tell: Callable[[str, float], None]) -> dict[str, Any]:
+    """Return, by case, the clipped gradient of a first step, times 0.1. tell: takes each case and its seconds."""
     found = {}
     for name, case in cases.items():
+        started = time.monotonic()
         model = make(folder, name, case)
         step(model)
         found[name] = state_of(model)["exp_avg"]
+        tell(name, time.monotonic() - started)
     return found
 
 
@@ -164,12 +168,16 @@ def read(folder: Path) -> dict[str, Any]:
     return found
 
 
-def run_world(world_size: int, folder: Path, name: str, work: Callable[[Path], dict[str, Any]]) -> None:
+def run_world(
+    world_size: int, folder: Path, name: str, work: Callable[[Path], dict[str, Any]], limit_s: int = 0
+) -> None:
+    """Run so many ranks. limit_s: after which each ends, and the world with it; 0: none."""
     host, port = free_address("127.0.0.1")
     children = []
     for rank in range(world_size):
         child = os.fork()
         if child == 0:
+            signal.alarm(limit_s)
             os._exit(_run_rank(rank, world_size, (host, port), folder / f"{name}.pt", lambda: work(folder)))
         children.append(child)
     codes = [os.waitpid(child, 0)[1] for child in children]

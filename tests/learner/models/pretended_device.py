@@ -119,19 +119,13 @@ def samples_weights() -> Tensor:
 
 def tiny_model(device: torch.device) -> Any:
     """Return a tiny Qwen2 whose parameters and buffers pretend to be on the device."""
-    from transformers import Qwen2Config, Qwen2ForCausalLM
+    from transformers import Qwen2ForCausalLM
+
+    from tests.fakes.tiny_models import tiny_config
 
     varlen_attention.register()
-    config = Qwen2Config(
-        vocab_size=64,
-        hidden_size=32,
-        intermediate_size=64,
-        num_hidden_layers=2,
-        num_attention_heads=2,
-        num_key_value_heads=2,
-        attn_implementation=varlen_attention.NAME,
-    )
-    model = Qwen2ForCausalLM(config)
+    form = {"vocab_size": 64, "hidden_size": 32, "num_attention_heads": 2}
+    model = Qwen2ForCausalLM(tiny_config(**form, attn_implementation=varlen_attention.NAME))
     for module in model.modules():
         for name, parameter in module._parameters.items():
             if parameter is not None:
