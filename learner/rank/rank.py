@@ -150,11 +150,11 @@ def train(
     coordinator = CoordinatorClient(channel, run.run_id, run.incarnation)
     servers = [reach_server(name) for name in run.servers] if rank == 0 else []
     pusher = RankPusher(models.roles.policy, settings, servers, world.place.host, run.weights_backend)
-    proving = None
+    proving, prover = None, ProofProcess()
     if settings.learner.prove_checkpoints:
         witness = Witness(models.roles, folder.name, settings, models.told)
         pushed = (lambda: pusher.digest) if run.servers else models.roles.policy.pushed_digest
-        proofs = Proofs(folder / CHECKPOINTS, asking_a_process(model, settings, ProofProcess())) if rank == 0 else None
+        proofs = Proofs(folder / CHECKPOINTS, asking_a_process(model, settings, prover)) if rank == 0 else None
         proving = Proving(witness, pushed, proofs)
     keep = settings.learner.keep_checkpoints
     checkpoints = CheckpointWriter(
@@ -162,6 +162,7 @@ def train(
     )
     objective = PolicyGradient(models.roles, settings, reduce_tensor)
     ended = Trainer(world, models, objective, settings, coordinator, pusher, checkpoints, tell).train()
+    prover.close()
     pusher.close()
     channel.close()
     return ended

@@ -15,7 +15,7 @@ import threading
 import time
 import traceback
 from pathlib import Path
-from typing import IO
+from typing import IO, NoReturn
 
 import msgspec
 
@@ -41,13 +41,11 @@ def main() -> None:
         request = msgspec.json.decode(line, type=ProofRequest)
         _import_models()
         cpu_s = _own_cpu_s()
-        copy = os.fork()
-        if copy == 0:
-            _prove(request, answers, time.monotonic() - started, cpu_s - cpu_told)
+        found = _from_a_copy(request, answers, time.monotonic() - started, cpu_s - cpu_told)
         cpu_told = cpu_s
-        status = os.waitstatus_to_exitcode(os.waitpid(copy, 0)[1])
-        if status != 0:
-            _answer(answers, not_made(request, f"its process {how_it_ended(status)}", time.monotonic() - started))
+        # One line for each request, whatever becomes of its copy: a second one would answer the next request.
+        answers.write(msgspec.json.encode(found) + b"\n")
+        answers.flush()
 
 
 def _import_models() -> None:
@@ -58,8 +56,26 @@ def _import_models() -> None:
     import learner.rank.proof.verdict  # noqa: F401
 
 
-def _prove(request: ProofRequest, answers: IO[bytes], seconds: float, cpu_s: float) -> None:
-    """Answer a request, in a copy that ends here. seconds, cpu_s: spent on it before the copy began."""
+def _from_a_copy(request: ProofRequest, answers: IO[bytes], seconds: float, cpu_s: float) -> Proof:
+    """Return what a copy of this process finds. seconds, cpu_s: spent on it before the copy began."""
+    started = time.monotonic()
+    reading, writing = os.pipe()
+    copy = os.fork()
+    if copy == 0:
+        os.close(answers.fileno())
+        os.close(reading)
+        _prove(request, writing, seconds, cpu_s)
+    os.close(writing)
+    with os.fdopen(reading, "rb") as file:
+        said = file.read()
+    status = os.waitstatus_to_exitcode(os.waitpid(copy, 0)[1])
+    if status != 0:
+        return not_made(request, f"its process {how_it_ended(status)}", seconds + time.monotonic() - started)
+    return msgspec.json.decode(said, type=Proof)
+
+
+def _prove(request: ProofRequest, writing: int, seconds: float, cpu_s: float) -> NoReturn:
+    """Write the verdict, in a copy that ends here."""
     threading.Thread(target=_end_with_the_asker, name="asker", daemon=True).start()
     from learner.rank.proof.verdict import verdict
 
@@ -70,13 +86,9 @@ def _prove(request: ProofRequest, answers: IO[bytes], seconds: float, cpu_s: flo
         why = " ".join(f"{type(error).__name__}: {error}".split())
         found = not_made(request, f"its process failed: {why}", 0.0)
     spent = {"seconds": found.seconds + seconds, "cpu_s": found.cpu_s + cpu_s}
-    _answer(answers, msgspec.structs.replace(found, **spent))
+    with os.fdopen(writing, "wb") as file:
+        file.write(msgspec.json.encode(msgspec.structs.replace(found, **spent)))
     os._exit(0)
-
-
-def _answer(answers: IO[bytes], found: Proof) -> None:
-    answers.write(msgspec.json.encode(found) + b"\n")
-    answers.flush()
 
 
 def _own_cpu_s() -> float:

@@ -62,9 +62,41 @@ class Started:
         return process
 
 
-def ignored_by(pid: int) -> set[int]:
-    mask = int(Path(f"/proc/{pid}/status").read_text().partition("SigIgn:")[2].split()[0], 16)
-    return {number for number in range(1, 32) if mask >> (number - 1) & 1}
+# The process that proves, whose copies do one of these after the other in place of a proof; it imports no torch.
+_JUDGE = """
+import os, sys, time, types
+from pathlib import Path
+
+def verdict(request):
+    begun = Path(request.model) / "begun"
+    begun.mkdir(exist_ok=True)
+    kind = sys.argv[1 + len(os.listdir(begun))]
+    (begun / kind).touch()
+    if kind == "wait":
+        (Path(request.model) / "waiting").write_text(str(os.getpid()))
+        (Path(request.model) / "waiting").rename(Path(request.model) / "waits")
+        while not (Path(request.model) / "go").exists():
+            time.sleep(0.01)
+    elif kind == "kill":
+        os.kill(os.getpid(), 9)
+    elif kind == "end":
+        os._exit(3)
+    elif kind == "no memory":
+        raise MemoryError("9 GiB")
+    return Proof(verdict="proven", step=request.told.step)
+
+stand_in = types.ModuleType("learner.rank.proof.verdict")
+stand_in.verdict = verdict
+sys.modules["learner.rank.proof.verdict"] = stand_in
+from learner.checkpoint.proof import Proof
+from learner.rank.proof import __main__ as process
+process._import_models = lambda: None
+process.main()
+"""
+
+
+def judge(*kinds: str) -> list[str]:
+    return [sys.executable, "-c", _JUDGE, *kinds]
 
 
 def _oom_score(pid: int) -> int:
@@ -74,28 +106,67 @@ def _oom_score(pid: int) -> int:
 def test_what_a_terminal_or_a_job_sends_to_all_its_processes_does_not_end_a_proof(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The process is one as in a run, and stays for the next proof. Where memory is short, it goes before the rank."""
-    started, ending = Started(), {signal.SIGINT, signal.SIGTERM, signal.SIGHUP}
+    """Where memory is short, its process goes before the rank."""
+    started = Started(command=judge("wait"))
     monkeypatch.setattr(subprocess, "Popen", started)
+    sent: set[int] = set()
 
     def is_given_up() -> bool:
-        """Send them once the process has begun; it imports for long after that."""
-        pid = started.processes[0].pid
-        if not groups and ending <= ignored_by(pid) and _oom_score(pid) == 1000:
-            groups.add(os.getpgid(pid))
-            for number in ending:
-                os.kill(pid, number)
+        group = started.processes[0].pid
+        if not sent and (tmp_path / "waits").exists():
+            for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+                os.killpg(group, number)
+            sent.add(_oom_score(group))
+            (tmp_path / "go").touch()
         return False
 
-    groups: set[int] = set()
-    gone, asked = tmp_path / "model", ProofProcess()
-    with closing(asked):
-        for name in ("first", "second"):
-            proof = asked.prove(request_of(tmp_path / name, gone), _LIMIT_S, is_given_up, lambda: False)
-            assert what(proof) == ("not made", f"the model folder {gone}, which the run began with, is not there")
+    with closing(ProofProcess()) as asked:
+        proof = asked.prove(request_of(tmp_path, tmp_path), _LIMIT_S, is_given_up, lambda: False)
+    assert what(proof) == ("proven", "")
+    assert sent == {1000}
+    assert os.getpgid(0) != started.processes[0].pid
+
+
+@pytest.mark.parametrize(
+    ("kind", "problem"),
+    [
+        ("kill", "its process was ended by SIGKILL, as for a lack of memory"),
+        ("no memory", "its process failed: MemoryError: 9 GiB"),
+        ("end", "its process ended with status 3"),
+    ],
+)
+def test_a_copy_that_ends_without_a_verdict_shows_nothing_and_the_next_is_asked(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: str, problem: str
+) -> None:
+    started = Started(command=judge(kind, "prove"))
+    monkeypatch.setattr(subprocess, "Popen", started)
+    request = request_of(tmp_path, tmp_path)
+    with closing(ProofProcess()) as asked:
+        found = [asked.prove(request, _LIMIT_S, lambda: False, lambda: True) for _ in range(2)]
+    assert [what(proof) for proof in found] == [("not made", problem), ("proven", "")]
     (process,) = started.processes
-    assert groups == {process.pid}
     assert process.poll() is not None
+
+
+def test_the_process_ends_with_whoever_asked_it_and_so_does_its_copy(tmp_path: Path) -> None:
+    request = msgspec.json.encode(request_of(tmp_path, tmp_path)) + b"\n"
+    process = subprocess.Popen(judge("wait"), stdin=subprocess.PIPE, stdout=subprocess.PIPE, process_group=0)
+    assert process.stdin is not None
+    assert process.stdout is not None
+    process.stdin.write(request)
+    process.stdin.flush()
+    wait_until((tmp_path / "waits").exists)
+    process.stdin.close()
+    assert process.wait(_LIMIT_S) == 0
+    process.stdout.close()
+    wait_until(lambda: not _is_there(int((tmp_path / "waits").read_text())))
+
+
+def _is_there(pid: int) -> bool:
+    try:
+        return "Z" not in Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
+    except FileNotFoundError:
+        return False
 
 
 def test_a_process_that_has_ended_since_is_started_anew(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
