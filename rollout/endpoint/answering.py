@@ -3,7 +3,7 @@
 import asyncio
 import json
 from collections.abc import AsyncIterator, Callable, Iterator
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from typing import Any
 
@@ -75,17 +75,14 @@ async def _events(session: AgentSession, under_way: UnderWay[Turned], answering:
         under_way.is_delivered = True
 
 
-class _waiting:
-    """A client waits for this answer, until the block ends."""
-
-    def __init__(self, under_way: UnderWay[Turned]) -> None:
-        self._under_way = under_way
-
-    def __enter__(self) -> None:
-        self._under_way.num_waiting += 1
-
-    def __exit__(self, *_: object) -> None:
-        self._under_way.num_waiting -= 1
+@contextmanager
+def _waiting(under_way: UnderWay[Turned]) -> Iterator[None]:
+    """Count a client that waits for this answer, until the block ends."""
+    under_way.num_waiting += 1
+    try:
+        yield
+    finally:
+        under_way.num_waiting -= 1
 
 
 async def _until_done_or_left(request: Request, under_way: UnderWay[Turned], limit_s: float | None) -> None:
