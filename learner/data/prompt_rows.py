@@ -17,6 +17,16 @@ from protocol.errors import OperatorError, SettingsError
 _BYTE_ORDER_MARK = b"\xef\xbb\xbf"
 _ROWS_AT_ONCE = 1024
 _CHUNK_BYTES = 1 << 14
+_OTHER_FORMS = {
+    b"\x1f\x8b": "is packed with gzip",
+    b"\x28\xb5\x2f\xfd": "is packed with zstd",
+    b"PK\x03\x04": "is packed with zip",
+    b"PAR1": "is a Parquet file that is not called .parquet",
+    b"\xff\xfe": "is UTF-16",
+    b"\xfe\xff": "is UTF-16",
+    b"[": "is one JSON list",
+    b"version https://git-lfs": "is a pointer of Git LFS, and its content was not fetched",
+}
 _decode = msgspec.json.Decoder().decode
 
 
@@ -26,6 +36,7 @@ class Row(NamedTuple):
     number: int  # line or row, counted from 1
     offset: int  # what `RowReader.read` finds it by
     content: dict[str, Any]  # column -> value
+    max_depth: int | None = None  # lists and maps nest at most so deep, `content` included; None: not known
 
 
 class RowReader(Protocol):
@@ -57,7 +68,8 @@ def _jsonl_rows(file: Path) -> Iterator[Row]:
     with _opened(file) as lines:
         for number, line in enumerate(lines, start=1):
             if not line.isspace():
-                yield Row(number, offset, _parse(line, file, number))
+                # Brackets inside texts count as well: the row may be flatter than this says, never deeper.
+                yield Row(number, offset, _parse(line, file, number), line.count(b"{") + line.count(b"["))
             offset += len(line)
 
 
@@ -77,11 +89,15 @@ def _parse(line: bytes, file: Path, number: int) -> dict[str, Any]:
         # What is no JSON, and what Python's reader takes besides, NaN for one: it says which, and where.
         row = _parse_slowly(line, file, number)
     if not isinstance(row, dict):
+        if number == 1 and isinstance(row, list):
+            raise SettingsError(f"data: {file} is one JSON list. Give JSONL, one object on each line, or Parquet.")
         raise SettingsError(f"data: {file} line {number} is a {type(row).__name__}, expected an object.")
     return row
 
 
 def _parse_slowly(line: bytes, file: Path, number: int) -> Any:
+    if number == 1 and (form := _other_form(line)) is not None:
+        raise SettingsError(f"data: {file} {form}. Give JSONL, one object on each line, or Parquet.")
     try:
         return json.loads(line.decode("utf-8").rstrip())
     except UnicodeDecodeError as error:
@@ -90,6 +106,14 @@ def _parse_slowly(line: bytes, file: Path, number: int) -> Any:
         raise SettingsError(f"data: {file} line {number} is not JSON: {error.msg} at column {error.colno}.") from None
     except RecursionError:
         raise SettingsError(f"data: {file} line {number} nests too deep to be read.") from None
+
+
+def _other_form(line: bytes) -> str | None:
+    """Return what a file is whose first line is no row of JSONL, as far as its first bytes tell."""
+    for magic, form in _OTHER_FORMS.items():
+        if line.startswith(magic):
+            return form
+    return None
 
 
 def _parquet_rows(file: Path) -> Iterator[Row]:

@@ -25,7 +25,7 @@ class PromptShape:
         Raises: SettingsError for a row without a column that the template names.
         """
         prompt = self._fill(content, where) if self.template else content.get(self.prompt_key)
-        if not is_prompt(prompt):
+        if (self.is_chat is None and self.system_prompt is None) or not is_prompt(prompt):
             return prompt
         if self.is_chat is False and isinstance(prompt, list):
             return "\n\n".join(str(message["content"]) for message in prompt)

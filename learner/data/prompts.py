@@ -54,12 +54,17 @@ def make_prompt(row: Row, file: str, name: str, shape: PromptShape) -> Prompt:
             f"{sorted(content)}, or data.label_required to false when your reward needs none."
         )
     columns = {key: value for key, value in content.items() if key not in (shape.prompt_key, shape.label_key)}
-    _check_sendable((prompt, label, columns))
+    # Three values in one list, of which the chat messages that a shape makes of text nest two deep.
+    is_flat = row.max_depth is not None and row.max_depth + 3 <= MAX_DEPTH
+    _check_sendable((prompt, label, columns), is_flat)
     return Prompt(make_uid(name, row.number, prompt, label), prompt, label, columns)
 
 
-def _check_sendable(content: tuple[object, ...]) -> None:
-    """Refuse a row that no lease can carry: found here it costs a sentence, found in the loop it costs the run."""
+def _check_sendable(content: tuple[object, ...], is_flat: bool) -> None:
+    """Refuse a row that no lease can carry: found here it costs a sentence, found in the loop it costs the run.
+
+    is_flat: it is known already that nothing nests too deep.
+    """
     try:
         encoded = _row_encoder.encode(content)
     except (OverflowError, RecursionError, TypeError, ValueError) as error:
@@ -68,7 +73,7 @@ def _check_sendable(content: tuple[object, ...]) -> None:
         raise UnsendableRowError(f"has {size} bytes, at most {MAX_ROW_BYTES}. Shorten the row.")
     try:
         # Each value has a byte of its own, so that a short row cannot hold too many; the walk over all is slow.
-        if size > _MAX_ROW_VALUES or not _is_shallow(content):
+        if size > _MAX_ROW_VALUES or not (is_flat or _is_shallow(content)):
             check_shape(encoded, _MAX_ROW_VALUES)
         _row_decoder.decode(encoded)
     except FrameError as error:

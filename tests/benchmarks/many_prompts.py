@@ -6,7 +6,7 @@ Makes a JSONL file of 1,000,000 rows of 1.7 kB (--short: 20,000), verl's shape, 
 a process of its own: `check` reads and checks every row, as the command does before a run; `open` opens the file by the
 index that this left, as the coordinator does at each start; `draw` reads a thousand rows in random order besides. CPU
 seconds, and the growth of the process's largest memory. In --short the figures are those of its 20,000 rows.
-holds: per million rows the check takes at most 40 CPU seconds and 1 GB, the opening at most 2 seconds; a thousand
+holds: per million rows the check takes at most 20 CPU seconds and 1 GB, the opening at most 2 seconds; a thousand
 draws take at most half a second; and every row drawn is the row that was written.
 """
 
@@ -46,7 +46,7 @@ def main() -> int:
     holds = (
         num_found == num_opened == num_rows
         and num_right == _NUM_DRAWS
-        and check_s <= 40 * max(millions, 0.1)
+        and check_s <= 20 * max(millions, 0.1)
         and check_mb <= 1000
         and open_s <= max(2 * millions, 0.5)
         and draw_s - open_s <= 0.5

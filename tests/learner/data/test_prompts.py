@@ -90,8 +90,8 @@ def test_load_names_the_line_that_is_no_json(tmp_path: Path) -> None:
 
 
 def test_load_names_the_line_that_is_no_object(tmp_path: Path) -> None:
-    path = jsonl(tmp_path, "[1]")
-    assert refusal(path) == f"data: {path} line 1 is a list, expected an object."
+    path = jsonl(tmp_path, {"prompt": "a?", "label": "A"}, "[1]")
+    assert refusal(path) == f"data: {path} line 2 is a list, expected an object."
 
 
 def test_load_names_the_line_that_is_no_utf8(tmp_path: Path) -> None:
