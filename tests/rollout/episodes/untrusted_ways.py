@@ -5,7 +5,7 @@ from typing import Any
 
 from protocol.settings.tools.offered import ToolsSettings
 from protocol.wire.trajectory import Trajectory
-from rollout.environments.base import MakeEnvironment, Observation, Prompt, Resources, Step, Task, ToolRefusal, Turn
+from rollout.environments.base import MakeEnvironment, Observation, Prompt, Resources, Step, Task, Turn
 from rollout.environments.search import Search
 from rollout.environments.single_turn import SingleTurn
 from rollout.environments.tool_use.make import make_tool_use
@@ -21,11 +21,10 @@ _ROOMY = {"max_response_tokens": 500, "max_context_tokens": 1 << 20, "max_observ
 
 
 class LookTool:
-    """A tool of no arguments: it answers by a given text, or refuses with it."""
+    """A tool of no arguments: it answers by a given text."""
 
-    def __init__(self, reply: str = "fox", refusal: str = "", described: str = "Looks.", parameter: str = "") -> None:
+    def __init__(self, reply: str = "fox", described: str = "Looks.", parameter: str = "") -> None:
         self._reply = reply
-        self._refusal = refusal
         properties = {parameter: {"type": "string", "description": described}} if parameter else {}
         form = {"type": "object", "properties": properties}
         function = {"name": "look", "description": described, "parameters": form}
@@ -34,8 +33,6 @@ class LookTool:
     async def __call__(self, *args: Any) -> Any: ...
 
     async def answer(self, arguments: Mapping[str, Any]) -> str:
-        if self._refusal:
-            raise ToolRefusal(self._refusal)
         return self._reply
 
 
@@ -122,7 +119,6 @@ Way = Callable[[str, str], Awaitable[tuple[Trajectory, list[int]]]]
 WAYS: dict[str, Way] = {
     "tool's reply": lambda family, text: _calling(family, LookTool(text)),
     "tool's reply that is cut": lambda family, text: _calling(family, LookTool(text * 4), max_observation_tokens=90),
-    "tool's refusal": lambda family, text: _calling(family, LookTool(refusal=text)),
     "tool's description": lambda family, text: _calling(family, LookTool(described=text, parameter=text)),
     "passage": _searching,
     "passage that is cut": lambda family, text: _searching(family, text * 4, max_observation_tokens=40),
