@@ -51,6 +51,10 @@ class FlowCluster:
         """Return the finished `python -m learner.evaluate OPTIONS`, with its output as text."""
         return self._command("learner.evaluate", *options)
 
+    def audit(self, folder: str) -> "subprocess.CompletedProcess[str]":
+        """Return the finished `python -m learner.audit FOLDER`, with its output as text."""
+        return self._command("learner.audit", folder)
+
     @contextmanager
     def running(self, *options: str) -> Iterator["Run"]:
         """Yield a run that has been started; one that is still there when the block ends is ended."""

@@ -1,0 +1,304 @@
+"""Whole runs of two steps with plug-ins written for other systems, unchanged: real commands, engine and learner.
+
+Each plug-in notes what it was given in calls.jsonl beside it. A few steps of supervised fine-tuning teach a random
+model to search. The runs share one engine: their model and limits are the same. A call of verl's tools is more than
+such a model learns in seconds: tests/contracts plays it with an engine that writes it.
+"""
+
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import pyarrow
+import pyarrow.parquet
+import pytest
+
+from tests.fakes.http_servers import Answer, Received, ScriptedServer, module_serving
+from tests.fakes.tiny_models import make_tiny_model
+from tests.fakes.tool_models import FAMILIES
+from tests.flow.flow_cluster import FlowCluster
+from tests.flow.user_run import GROUP_SIZE, GROUPS_PER_STEP, Bring, Left, each_trained_once
+
+pytestmark = [pytest.mark.stack, pytest.mark.timeout(600)]
+
+HERMES = FAMILIES["hermes"]
+NUM_ROWS = 16
+NOTE = """
+import json
+from pathlib import Path
+
+def note(**given):
+    with Path(__file__).with_name("calls.jsonl").open("a") as calls:
+        calls.write(json.dumps(given, default=str) + "\\n")
+"""
+# verl: a reward function that chooses by data_source, and a tools file.
+COMPUTE_SCORE = (
+    NOTE
+    + """
+async def compute_score(data_source, solution_str, ground_truth, extra_info=None, **kwargs):
+    note(kind="score", data_source=data_source, truth=ground_truth, extra=extra_info)
+    if data_source == "openai/gsm8k":
+        return {"score": sum(solution_str.encode()) % 11 / 11, "acc": True, "pred": solution_str[-10:]}
+    if data_source == "nq":
+        return bool(sum(solution_str.encode()) % 2) if "Ada" in ground_truth["target"] else None
+    raise NotImplementedError(data_source)
+"""
+)
+GUESS = (
+    NOTE
+    + """
+from typing import Any, Optional
+from uuid import uuid4
+
+from verl.tools.base_tool import BaseTool
+from verl.tools.schemas import OpenAIFunctionToolSchema, ToolResponse
+from verl.utils.rollout_trace import rollout_trace_op
+
+class Guess(BaseTool):
+    def __init__(self, config: dict, tool_schema: OpenAIFunctionToolSchema):
+        super().__init__(config, tool_schema)
+        self._truths = {}
+
+    async def create(self, instance_id: Optional[str] = None, **kwargs) -> tuple[str, ToolResponse]:
+        instance_id = instance_id or str(uuid4())
+        self._truths[instance_id] = kwargs.get("create_kwargs", {}).get("ground_truth")
+        return instance_id, ToolResponse()
+
+    @rollout_trace_op
+    async def execute(self, instance_id: str, parameters: dict[str, Any], **kwargs) -> tuple[ToolResponse, float, dict]:
+        note(kind="execute", truth=self._truths[instance_id], parameters=parameters)
+        return ToolResponse(text="no"), 0.0, {}
+
+    async def calc_reward(self, instance_id: str, **kwargs) -> float:
+        return 0.0
+
+    async def release(self, instance_id: str, **kwargs) -> None:
+        del self._truths[instance_id]
+"""
+)
+TOOLS = """
+tools:
+  - class_name: "guess_in_a_run.Guess"
+    config: {type: native}
+    tool_schema:
+      type: "function"
+      function:
+        name: "guess"
+        description: "Judges an answer."
+        parameters:
+          type: "object"
+          properties:
+            answer: {type: "string", description: "The answer"}
+          required: ["answer"]
+"""
+# OpenRLHF: an agent file, and a reward function.
+AGENT = (
+    NOTE
+    + """
+import torch
+
+async def step(observation, action, label, **kwargs):
+    note(kind="step", label=label)
+    is_done = "again" in observation
+    return {
+        "rewards": torch.tensor(0.25),
+        "scores": torch.tensor(0.5),
+        "next_observation": observation + action + "\\nagain",
+        "done": is_done,
+        "sampling_params": kwargs.get("sampling_params", None),
+        "extra_logs": {"length": torch.tensor(float(len(action)))},
+    }
+"""
+)
+REWARD_FUNC = (
+    NOTE
+    + """
+import torch
+
+def reward_func(queries, prompts, labels, **kwargs):
+    note(kind="reward", num=len(queries), labels=labels)
+    rewards = torch.tensor([sum(query.encode()) % 7 / 7 for query in queries])
+    return {"rewards": rewards, "scores": rewards, "extra_logs": {"seen": torch.ones(len(queries))}}
+"""
+)
+
+
+@pytest.fixture(scope="module")
+def chatting(user: Bring, tmp_path_factory: pytest.TempPathFactory) -> Bring:
+    """A user whose model speaks in Hermes's form."""
+    folder = tmp_path_factory.mktemp("contracts")
+    model = make_tiny_model(folder / "model", tied=True, width=0.03)
+    tokenizer = HERMES.tokenizer()
+    tokenizer.save_pretrained(model)
+    for name in ("config.json", "generation_config.json"):
+        written = json.loads((model / name).read_text())
+        (model / name).write_text(json.dumps({**written, "eos_token_id": tokenizer.eos_token_id}))
+    return Bring(folder, model, user.reward_url)
+
+
+def test_rows_and_reward_function_of_verl_with_its_tools_offered(cluster: FlowCluster, chatting: Bring) -> None:
+    folder = _written(chatting.folder / "verl", reward=COMPUTE_SCORE, guess_in_a_run=GUESS)
+    (folder / "tools.yaml").write_text(TOOLS)
+    rows = [
+        _parquet(folder / "gsm8k.parquet", "openai/gsm8k", "4"),
+        _parquet(folder / "nq.parquet", "nq", {"target": ["Ada"]}),
+    ]
+    with module_serving("rewards.serve", "--function", str(folder / "reward.py")) as (address, _):
+        left = _ran(
+            cluster,
+            chatting,
+            "verl",
+            "",
+            {
+                "data.train": json.dumps([str(path) for path in rows]),
+                "data.eval": "null",
+                "data.label_key": "reward_model",
+                "rollout.environment": f"verl_tools:{folder / 'tools.yaml'}",
+                "rewards.endpoints": [{"name": "mine", "url": address, "batch_size": 4}],
+            },
+        )
+    calls = _calls(folder)
+    # The check at the start asks with a made-up row, which a function that chooses by data_source refuses.
+    scored = [call for call in calls if call["kind"] == "score" and call["data_source"]]
+    assert {call["data_source"] for call in scored} == {"openai/gsm8k", "nq"}
+    assert all(call["extra"]["split"] == "train" for call in scored)
+    told = [HERMES.tokenizer().decode(sample["tokens"][: sample["num_prompt_tokens"]]) for sample in left.samples]
+    assert all('"name": "guess"' in text for text in told)
+
+
+def test_agent_file_and_reward_servers_of_openrlhf(
+    cluster: FlowCluster, chatting: Bring, rewards: ScriptedServer
+) -> None:
+    folder = _written(chatting.folder / "openrlhf", agent=AGENT, reward=REWARD_FUNC)
+    (folder / "train.jsonl").write_text(
+        _lines([{"input": f"{i} + 1 =", "answer": str(i + 1)} for i in range(NUM_ROWS)])
+    )
+
+    def old(received: Received) -> Answer:
+        return Answer({"rewards": [float("0" in query) for query in received.body["query"]]})
+
+    with module_serving("rewards.serve", "--function", str(folder / "reward.py")) as (address, _):
+        endpoints = [{"name": "new", "url": address}, {"name": "old", "url": rewards.script_by("old_style", old)}]
+        left = _ran(
+            cluster,
+            chatting,
+            "openrlhf",
+            "",
+            {
+                "data.train": str(folder / "train.jsonl"),
+                "data.eval": "null",
+                "data.prompt_key": "input",
+                "data.label_key": "answer",
+                "rollout.environment": f"openrlhf_agent:{folder / 'agent.py'}",
+                "rewards.endpoints": endpoints,
+            },
+        )
+    calls = _calls(folder)
+    assert sum(call["kind"] == "step" for call in calls) >= 2 * 2 * GROUPS_PER_STEP * GROUP_SIZE
+    assert all(label.isdecimal() for call in calls if call["kind"] == "reward" for label in call["labels"])
+    steps = [line for line in left.metrics if line["step"] > 0]
+    assert {line["turns_mean"] for line in steps} == {2.0}
+    assert {line["reward/environment"] for line in steps} == {0.5}
+    assert all(line["reward/new"] > 0.0 and "reward/old" in line for line in steps)
+
+
+def test_retriever_and_rows_of_search_r1(cluster: FlowCluster, chatting: Bring, rewards: ScriptedServer) -> None:
+    def retrieve(received: Received) -> Answer:
+        document = {"id": "7", "contents": '"Ada"\nAda wrote the first program.'}
+        return Answer({"result": [[{"document": document, "score": 3.5}] for _ in received.body["queries"]]})
+
+    folder = _written(chatting.folder / "search_r1")
+    train = _parquet(folder / "train.parquet", "nq", {"target": ["Ada", "Ada L."]})
+    left = _ran(
+        cluster,
+        chatting,
+        "search_r1",
+        "<search>who</search>",
+        {
+            "data.train": str(train),
+            "data.eval": "null",
+            "data.label_key": "reward_model",
+            "rollout.environment": "search",
+            "retriever.url": rewards.script_by("retrieve", retrieve),
+            "rewards.endpoints": "[]",  # the cluster's own service
+        },
+    )
+    asked = [received.body for received in rewards.received["retrieve"]]
+    assert {query for body in asked for query in body["queries"]} >= {"who"}
+    assert all(set(body) == {"queries", "topk", "return_scores"} for body in asked)
+    read = [HERMES.tokenizer().decode(sample["tokens"]) for sample in left.samples]
+    assert any("<information> Ada: Ada wrote the first program.</information>" in text for text in read)
+    assert all("reward/bundled" in line for line in left.metrics if line["step"] > 0)
+
+
+def _ran(
+    cluster: FlowCluster,
+    user: Bring,
+    name: str,
+    taught: str,
+    given: Mapping[str, object],
+) -> Left:
+    """Return what a run of two steps left, once the audit has passed. taught: what the policy writes first."""
+    limits = {"max_response_tokens": 80, "max_context_tokens": 768, "max_turns": 2}
+    overrides: dict[str, object] = {f"rollout.{key}": str(value) for key, value in limits.items()}
+    overrides |= {"run.max_steps": "2", "rollout.temperature": "0.3", **given}
+    if taught:
+        sft = user.folder / f"{name}_sft.jsonl"
+        sft.write_text(_lines([{"segments": _taught(prompt, taught)} for prompt in _prompts()]))
+        warm = {"data": str(sft), "max_steps": "120", "rows_per_step": "4", "lr": "0.003", "lr_warmup_steps": "10"}
+        overrides |= {f"policy.warm_start.{key}": value for key, value in warm.items()}
+    command = cluster.run(*user.options(name, overrides))
+    assert command.returncode == 0, command.stdout + command.stderr
+    left = user.left(name)
+    assert left.trained == each_trained_once(2)
+    audit = cluster.audit(str(left.folder))
+    assert audit.returncode == 0, audit.stdout + audit.stderr
+    return left
+
+
+def _taught(prompt: str, text: str) -> list[dict[str, Any]]:
+    """Return a row of supervised fine-tuning."""
+    return [{"text": prompt, "weight": 0.0}, {"text": text, "weight": 1.0}]
+
+
+def _prompts() -> list[str]:
+    """Return some of the run's prompts, as the template writes them."""
+    render = HERMES.tokenizer().apply_chat_template
+    chats = [[{"role": "user", "content": _QUESTION + "?" * number}] for number in range(0, NUM_ROWS, 4)]
+    return [render(chat, add_generation_prompt=True, tokenize=False) for chat in chats]
+
+
+_QUESTION = "who wrote it"
+
+
+def _parquet(path: Path, source: str, truth: Any) -> Path:
+    """Write rows as verl and Search-R1 prepare them."""
+    told = {"guess": {"create_kwargs": {"ground_truth": "4"}}}
+    rows = [
+        {
+            "data_source": source,
+            "prompt": [{"role": "user", "content": _QUESTION + "?" * i}],
+            "ability": "fact-reasoning",
+            "reward_model": {"style": "rule", "ground_truth": truth},
+            "extra_info": {"split": "train", "index": i, "need_tools_kwargs": True, "tools_kwargs": told},
+        }
+        for i in range(NUM_ROWS)
+    ]
+    pyarrow.parquet.write_table(pyarrow.Table.from_pylist(rows), path)
+    return path
+
+
+def _written(folder: Path, **modules: str) -> Path:
+    folder.mkdir()
+    for name, text in modules.items():
+        (folder / f"{name}.py").write_text(text)
+    return folder
+
+
+def _calls(folder: Path) -> list[dict[str, Any]]:
+    return [json.loads(line) for line in (folder / "calls.jsonl").read_text().splitlines()]
+
+
+def _lines(rows: list[dict[str, Any]]) -> str:
+    return "".join(json.dumps(row) + "\n" for row in rows)
