@@ -1,4 +1,7 @@
-"""deploy/test.sh: both lanes run, both outputs are shown, one line counts all; a failure in either is its status."""
+"""deploy/test.sh: both lanes run, both outputs are shown, one line counts all; a failure in either is its status.
+
+A test that fails is run once more.
+"""
 
 import os
 import shutil
@@ -21,6 +24,23 @@ def test_of_a_unit():
 
 def test_that_is_skipped():
     pytest.skip()
+
+def _fails_once(name):
+    path = os.environ.get("ONCE", "") and os.environ["ONCE"] + name
+    if path and not os.path.exists(path):
+        open(path, "w").close()
+        raise AssertionError(name)
+
+def test_that_is_luckier_later():
+    _fails_once("one")
+
+@pytest.fixture
+def place():
+    _fails_once("two")
+
+@pytest.mark.stack
+def test_whose_place_is_ready_later(place):
+    pass
 """
 
 
@@ -40,19 +60,26 @@ def clone(tmp_path: Path) -> Path:
     return folder
 
 
-def run(clone: Path, failing: str) -> tuple[int, list[str]]:
+def run(clone: Path, **environment: str) -> tuple[int, list[str]]:
     """Return its exit status and what it printed."""
     finished = subprocess.run(
         ["bash", str(clone / "deploy" / "test.sh")],
         capture_output=True,
         text=True,
         timeout=240,
-        env={**os.environ, "FAILING": failing},
+        env={**os.environ, **environment},
     )
     return finished.returncode, finished.stdout.splitlines()
 
 
 def test_both_lanes_are_shown_and_counted_and_a_failure_in_the_background_is_the_status(clone: Path) -> None:
-    returned, lines = run(clone, failing="unit")
-    assert (returned, lines[-1]) == (1, "1 passed, 1 failed, 1 skipped")
+    returned, lines = run(clone, FAILING="unit")
+    assert (returned, lines[-1]) == (1, "3 passed, 1 failed, 1 skipped")
     assert sum("deselected" in line for line in lines) == 2
+
+
+def test_what_fails_once_is_run_again_and_named(clone: Path, tmp_path: Path) -> None:
+    returned, lines = run(clone, ONCE=f"{tmp_path}/was-here-")
+    assert (returned, lines[-1]) == (0, "4 passed (2 at the second try), 0 failed, 1 skipped")
+    for name in ("test_that_is_luckier_later", "test_whose_place_is_ready_later"):
+        assert f"PASSED tests/test_some.py::{name}" in lines
