@@ -264,10 +264,10 @@ def searching(cluster: FlowCluster, user: Bring, rewards: ScriptedServer) -> Ran
 
 def test_search_asks_the_users_retriever_what_the_policy_wrote(searching: Ran, rewards: ScriptedServer) -> None:
     asked = [received.body for received in rewards.received["retrieve"]]
-    written = [body for body in asked if body["queries"] == ["sum"]]
 
-    assert len(written) >= 8
-    assert {body["topk"] for body in written} == {2}
+    # Searches of one moment are one request, and the same query is in it once.
+    assert "sum" in [query for body in asked for query in body["queries"]]
+    assert {body["topk"] for body in asked if "sum" in body["queries"]} == {2}
 
 
 def test_passages_of_the_users_retriever_are_masked_out(searching: Ran) -> None:
