@@ -5,7 +5,7 @@ it takes no second and no torch.
 """
 
 import json
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 
 import numpy as np
@@ -27,15 +27,27 @@ WORD_PATTERN = (
 )
 
 
-def write_policy(folder: Path, texts: Iterable[str], seed: int) -> None:
-    """Write tokenizer, config and random weights into `folder`; the vocabulary is learnt from `texts`."""
+def write_policy(
+    folder: Path,
+    texts: Iterable[str],
+    seed: int,
+    tags: Sequence[str] = TAGS,
+    controls: Sequence[str] = (),
+    chat_template: str | None = None,
+) -> None:
+    """Write tokenizer, config and random weights into `folder`; the vocabulary is learnt from `texts`.
+
+    tags: strings that are a token each, and text to everyone. controls: the same, but control tokens.
+    """
     folder.mkdir(parents=True, exist_ok=True)
-    eos_id = _write_tokenizer(folder, texts)
+    eos_id = _write_tokenizer(folder, texts, tags, controls, chat_template)
     _write_config(folder, eos_id)
     _write_weights(folder, seed)
 
 
-def _write_tokenizer(folder: Path, texts: Iterable[str]) -> int:
+def _write_tokenizer(
+    folder: Path, texts: Iterable[str], tags: Sequence[str], controls: Sequence[str], chat_template: str | None
+) -> int:
     from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers, trainers
 
     tokenizer = Tokenizer(models.BPE())
@@ -45,15 +57,16 @@ def _write_tokenizer(folder: Path, texts: Iterable[str]) -> int:
     tokenizer.pre_tokenizer = pre_tokenizers.Sequence([words, byte_level])
     tokenizer.decoder = decoders.ByteLevel()
     trainer = trainers.BpeTrainer(
-        vocab_size=VOCAB_SIZE - len(TAGS),
+        vocab_size=VOCAB_SIZE - len(tags) - len(controls),
         special_tokens=[EOS],
         initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
         show_progress=False,
     )
     tokenizer.train_from_iterator(texts, trainer)
     # Not "special": decoding that skips special tokens must keep the tags, or the engine never sees its stop strings.
-    tokenizer.add_tokens([AddedToken(tag, special=False, normalized=False) for tag in TAGS])
-    assert tokenizer.get_vocab_size() == VOCAB_SIZE
+    tokenizer.add_tokens([AddedToken(tag, special=False, normalized=False) for tag in tags])
+    tokenizer.add_special_tokens([AddedToken(name, special=True, normalized=False) for name in controls])
+    assert tokenizer.get_vocab_size() <= VOCAB_SIZE  # few texts have few parts that come twice
     tokenizer.save(str(folder / "tokenizer.json"))
     _write_json(
         folder / "tokenizer_config.json",
@@ -63,6 +76,7 @@ def _write_tokenizer(folder: Path, texts: Iterable[str]) -> int:
             "pad_token": EOS,
             "model_max_length": MAX_POSITIONS,
             "clean_up_tokenization_spaces": False,
+            **({"chat_template": chat_template} if chat_template else {}),
         },
     )
     eos_id = tokenizer.token_to_id(EOS)
