@@ -1,7 +1,8 @@
 #!/usr/bin/env bash
 # Sets up what is missing, then lint, format, types, import contract and all tests; the first that fails ends it.
 # Arguments go to pytest: deploy/test.sh tests/protocol -k codec
-# Without arguments the tests run in two lanes side by side: those that start the stack wait for it most of the time.
+# Without arguments the tests run in two lanes side by side, which take about as long: those that start vLLM or Ray wait
+# for it most of the time; all others, those with the mark `ranks` among them, keep a core busy.
 # There a test that fails is run once more, as a machine may give a process no time for seconds: the last line counts
 # those that passed at the second try, the lanes name them, and more than three of them are a failure.
 set -euo pipefail
@@ -52,13 +53,13 @@ if (($#)); then
     python -m pytest -q --durations=15 --basetemp "$scratch/pytest" "$@"
     exit
 fi
-lane unit -m "not stack" >"$scratch/unit.log" 2>&1 &
+lane unit -m "not stack or ranks" >"$scratch/unit.log" 2>&1 &
 unit=$!
 status=0
-lane stack -m stack | tee "$scratch/stack.log" || status=$?
+lane stack -m "stack and not ranks" | tee "$scratch/stack.log" || status=$?
 wait "$unit" || status=$?
 unit=
-echo "== tests that start nothing of the stack =="
+echo "== tests that start neither vLLM nor Ray =="
 cat "$scratch/unit.log"
 python -c "$COUNT" "$scratch/unit" "$scratch/stack" || status=$?
 exit "$status"

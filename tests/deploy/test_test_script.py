@@ -19,6 +19,11 @@ import os, pytest
 def test_of_the_stack():
     assert "stack" not in os.environ.get("FAILING", "")
 
+@pytest.mark.stack
+@pytest.mark.ranks
+def test_of_ranks(tmp_path):
+    assert "unit" in tmp_path.parts
+
 def test_of_a_unit():
     assert "unit" not in os.environ.get("FAILING", "")
 
@@ -51,7 +56,7 @@ def clone(tmp_path: Path) -> Path:
         (folder / name).mkdir(parents=True)
     shutil.copy(ROOT / "deploy" / "test.sh", folder / "deploy")
     (folder / "tests" / "test_some.py").write_text(TESTS)
-    (folder / "pytest.ini").write_text("[pytest]\nmarkers = stack: a mark\n")
+    (folder / "pytest.ini").write_text("[pytest]\nmarkers =\n  stack: a mark\n  ranks: another\n")
     scripts = dict.fromkeys(("deploy/setup.sh", *(f".venv/bin/{x}" for x in ("ruff", "mypy"))), "exit 0")
     scripts |= {".venv/bin/lint-imports": "exit 0", ".venv/bin/python": f'exec {sys.executable} "$@"'}
     for name, text in scripts.items():
@@ -74,12 +79,12 @@ def run(clone: Path, **environment: str) -> tuple[int, list[str]]:
 
 def test_both_lanes_are_shown_and_counted_and_a_failure_in_the_background_is_the_status(clone: Path) -> None:
     returned, lines = run(clone, FAILING="unit")
-    assert (returned, lines[-1]) == (1, "3 passed, 1 failed, 1 skipped")
+    assert (returned, lines[-1]) == (1, "4 passed, 1 failed, 1 skipped")
     assert sum("deselected" in line for line in lines) == 2
 
 
 def test_what_fails_once_is_run_again_and_named(clone: Path, tmp_path: Path) -> None:
     returned, lines = run(clone, ONCE=f"{tmp_path}/was-here-")
-    assert (returned, lines[-1]) == (0, "4 passed (2 at the second try), 0 failed, 1 skipped")
+    assert (returned, lines[-1]) == (0, "5 passed (2 at the second try), 0 failed, 1 skipped")
     for name in ("test_that_is_luckier_later", "test_whose_place_is_ready_later"):
         assert f"PASSED tests/test_some.py::{name}" in lines

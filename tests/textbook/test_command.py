@@ -15,6 +15,7 @@ _ROOT = Path(__file__).parents[2]
 
 
 @pytest.mark.stack
+@pytest.mark.ranks
 def test_it_says_in_words_and_figures_that_the_weights_are_the_same(tmp_path: Path) -> None:
     make_tiny_model(tmp_path / "model", tied=True, hidden_size=32, num_layers=1)
     rows = [{"prompt": f"What is {number}?"} for number in range(5)]

@@ -19,7 +19,7 @@ from tests.learner.models.policy_ranks import flat
 from tests.textbook import loop, loop_rank
 from tests.textbook.comparison import compare
 
-pytestmark = pytest.mark.stack
+pytestmark = [pytest.mark.stack, pytest.mark.ranks]
 
 
 @pytest.fixture(scope="module")

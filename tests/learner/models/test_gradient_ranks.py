@@ -19,7 +19,7 @@ from tests.fakes.tiny_models import make_tiny_model
 from tests.learner.models import gradient_ranks
 from tests.learner.models.gradient_ranks import CASES, CRITIC_CASES, LORA_CASES, LOW_CASES, WORLDS
 
-pytestmark = pytest.mark.stack
+pytestmark = [pytest.mark.stack, pytest.mark.ranks]
 every_case = pytest.mark.parametrize("name", CASES)
 every_low_case = pytest.mark.parametrize("name", LOW_CASES)
 every_world = pytest.mark.parametrize("world_size", WORLDS)

@@ -19,7 +19,7 @@ from tests.fakes.tiny_models import make_tiny_model
 from tests.learner.models import policy_ranks
 from tests.learner.models.policy_ranks import flat
 
-pytestmark = pytest.mark.stack
+pytestmark = [pytest.mark.stack, pytest.mark.ranks]
 STAGES = (0, 2, 3)
 WORLDS = (1, 2)
 CASES = [(world_size, stage) for world_size in WORLDS for stage in STAGES]

@@ -15,7 +15,7 @@ from tests.learner.models.policy_ranks import flat
 from tests.learner.rank import resumed_ranks
 from tests.learner.rank.resumed_ranks import READERS, WRITERS
 
-pytestmark = pytest.mark.stack
+pytestmark = [pytest.mark.stack, pytest.mark.ranks]
 PAIRS = [(writer, reader) for writer in WRITERS for reader in READERS if writer.split()[0] == reader.split()[0]]
 Found = dict[str, Any]
 

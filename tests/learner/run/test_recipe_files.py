@@ -100,6 +100,7 @@ def ran(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
 
 
 @pytest.mark.stack
+@pytest.mark.ranks
 @pytest.mark.parametrize("name", sorted(MACHINES))
 def test_two_steps_of_a_recipe_train_what_it_says(ran: dict[str, Any], name: str) -> None:
     settings, found = settings_of(name), ran[name]
@@ -115,6 +116,7 @@ def test_two_steps_of_a_recipe_train_what_it_says(ran: dict[str, Any], name: str
 
 
 @pytest.mark.stack
+@pytest.mark.ranks
 @pytest.mark.parametrize("name", sorted(MACHINES))
 def test_two_steps_of_a_recipe_are_pushed_evaluated_and_pass_the_audit(ran: dict[str, Any], name: str) -> None:
     found = ran[name]
