@@ -36,6 +36,7 @@ def _serve(arguments: argparse.Namespace) -> None:
     token = _token(arguments)
     # Bound before the index is read: a taken port is told at once, not after minutes of building.
     listener = bind("retriever", arguments.host, arguments.port)
+    others = [bind("retriever", host, listener.getsockname()[1]) for host in arguments.also_on]
     folder, options = index_options(arguments)
     index, corpus, was_built = open_or_build(folder, arguments.corpus_path, name, options)
     digest = content_hash(folder)
@@ -47,7 +48,7 @@ def _serve(arguments: argparse.Namespace) -> None:
     limits = Limits(arguments.topk, arguments.num_threads, arguments.max_waiting, cache_size=arguments.cache_size)
     app = RetrieverService(index, corpus, arguments.index_path.name, limits, name, digest).app()
     state = "built" if was_built else "loaded"
-    serve_app(app, listener, token, f"retriever: {len(corpus)} documents, index {state}")
+    serve_app(app, listener, token, f"retriever: {len(corpus)} documents, index {state}", others)
 
 
 def _token(arguments: argparse.Namespace) -> str | None:
@@ -57,11 +58,12 @@ def _token(arguments: argparse.Namespace) -> str | None:
     """
     if arguments.token_file is not None and not arguments.open:
         return read_token(arguments.token_file)
-    if arguments.host not in _LOOPBACK:
-        raise OperatorError(
-            f"retriever: on --host {arguments.host} programs of other machines can search too, so it asks for a token. "
-            "Give --token-file without --open, or listen on 127.0.0.1."
-        )
+    for option, host in [("--host", arguments.host), *(("--also-on", host) for host in arguments.also_on)]:
+        if host not in _LOOPBACK:
+            raise OperatorError(
+                f"retriever: on {option} {host} programs of other machines can search too, so it asks for a token. "
+                "Give --token-file without --open, or listen on 127.0.0.1."
+            )
     return None
 
 
@@ -72,6 +74,7 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--reranker", help="cross-encoder that orders what was found: folder, or name on the hub")
     parser.add_argument("--rerank-depth", type=_positive, default=30, help="documents that the reranker reads")
     parser.add_argument("--host", default="127.0.0.1", help="address to listen on")
+    parser.add_argument("--also-on", action="append", default=[], metavar="HOST", help="listen on this address too")
     parser.add_argument("--port", type=int, default=8000, help="port to listen on; 0: a free one")
     parser.add_argument("--token-file", type=Path, help="ask for the bearer token in this file (not on /health)")
     parser.add_argument("--open", action="store_true", help="ask for no token: on this machine's own address alone")

@@ -16,7 +16,7 @@ from deploy.cluster.options import StartOptions, read_start_options
 from deploy.cluster.ray_processes import await_ray, end_ray, launch_ray
 from deploy.cluster.show import show_cluster
 from deploy.cluster.table import show_how_to_join, show_next_step
-from deploy.cluster.wanted_services import Service, wanted_services
+from deploy.cluster.wanted_services import Service, shared_retriever_url, wanted_services
 from deploy.node.home import Home, exclusive, make_home, this_home
 from deploy.node.processes import check_port, end, family, find
 from deploy.node.service_health import await_healthy
@@ -126,7 +126,8 @@ def _check_ports(options: StartOptions, kept: dict[str, ProcessRecord]) -> None:
     if "ray" not in kept and options.head is None:
         check_port("Ray head", options.node_ip, options.ray_port, "--ray-port")
     if "retriever" not in kept:
-        check_port("retriever", "127.0.0.1", options.retriever_port, "--retriever-port")
+        for host in ["127.0.0.1", *([options.node_ip] if shared_retriever_url(options) else [])]:
+            check_port("retriever", host, options.retriever_port, "--retriever-port")
     if options.reward_scorer is not None and "reward" not in kept:
         check_port("reward server", "127.0.0.1", options.reward_port, "--reward-port")
 
@@ -147,6 +148,7 @@ def _state(options: StartOptions, home: Home, records: dict[str, ProcessRecord])
         namespace=NAMESPACE,
         node_ip=options.node_ip,
         retriever_url=retriever.url or "",
+        shared_retriever_url=shared_retriever_url(options),
         reward_url=reward.url if reward else None,
         token_file=str(home.token_file),
         ray_token_file=str(home.ray_token_file),

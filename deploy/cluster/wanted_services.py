@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from hashlib import sha256
 from pathlib import Path
 
+from deploy.cluster.join_file import is_reachable
 from deploy.cluster.options import LOOPBACK, StartOptions
 from deploy.node.home import Home
 from deploy.node.processes import MARK, launch
@@ -37,6 +38,17 @@ def wanted_services(options: StartOptions, home: Home) -> dict[str, Service]:
     return {service.name: service for service in services}
 
 
+def shared_retriever_url(options: StartOptions) -> str | None:
+    """Return where other nodes search this node's retriever while their own is down; None: they do not.
+
+    One of the user's own listens where it will, and one that asks for no token is for this machine alone.
+    """
+    if not is_reachable(options.node_ip) or options.open_retriever or options.retriever_script is not None:
+        return None
+    host = f"[{options.node_ip}]" if ":" in options.node_ip else options.node_ip
+    return f"http://{host}:{options.retriever_port}/retrieve"
+
+
 def _retriever(options: StartOptions, home: Home) -> Service:
     """Return launch_retriever.sh or the user's own script in its place, with the same arguments."""
     corpus = options.corpus_path or home.quickstart / "corpus.jsonl"
@@ -44,6 +56,8 @@ def _retriever(options: StartOptions, home: Home) -> Service:
     arguments = ["--index-path", str(index), "--corpus-path", str(corpus), "--topk", str(options.topk)]
     arguments += ["--port", str(options.retriever_port)]
     arguments += ["--open"] if options.open_retriever else ["--token-file", str(home.token_file)]
+    if shared_retriever_url(options) is not None:
+        arguments += ["--also-on", options.node_ip]
     script = options.retriever_script or _ROOT / "deploy" / "launch_retriever.sh"
     return Service(
         name="retriever",

@@ -34,6 +34,7 @@ class ServerInfo(TypedDict):
     name: str  # of its Ray actor
     node_ip: str  # address of its node
     warm: bool  # True: it ran already, with this very engine
+    shared_retriever_url: str | None  # where other nodes search its node's retriever; None: they do not
 
 
 class FleetInfo(TypedDict):
@@ -82,7 +83,7 @@ class Fleet:
             alike = [server for server in await self.describe() if _has_engine(server, fingerprint)]
             warm = [str(server["name"]) for server in alike][:num_servers]
             await asyncio.gather(*(_stop(name) for name in server_names() if name not in warm))
-            infos = [ServerInfo(name=str(s["name"]), node_ip=str(s["node_ip"]), warm=True) for s in alike[:num_servers]]
+            infos = [_info(str(server["name"]), server, is_warm=True) for server in alike[:num_servers]]
             numbers = (number for number in range(num_servers) if f"{SERVER_PREFIX}{number}" not in warm)
             missing = [
                 f"{SERVER_PREFIX}{number}" for number, _ in zip(numbers, range(num_servers - len(warm)), strict=False)
@@ -136,7 +137,7 @@ class Fleet:
         except BaseException:
             await _remove(name)
             raise
-        return ServerInfo(name=name, node_ip=where["node_ip"], warm=False)
+        return _info(name, where, is_warm=False)
 
 
 def server_names() -> list[str]:
@@ -144,6 +145,12 @@ def server_names() -> list[str]:
     actors = list_named_actors(all_namespaces=True)
     names = [actor["name"] for actor in actors if actor["namespace"] == NAMESPACE]
     return sorted(name for name in names if name.startswith(SERVER_PREFIX))
+
+
+def _info(name: str, where: dict[str, Any], is_warm: bool) -> ServerInfo:
+    """where: as the server itself says it."""
+    shared = where["shared_retriever_url"]
+    return ServerInfo(name=name, node_ip=str(where["node_ip"]), warm=is_warm, shared_retriever_url=shared)
 
 
 def _has_engine(server: dict[str, Any], fingerprint: str) -> bool:
@@ -161,7 +168,7 @@ async def _all_or_none(names: list[str], starts: list[Awaitable[ServerInfo]]) ->
 
 
 async def _describe(name: str) -> dict[str, Any]:
-    unknown = {"name": name, "is_alive": False, "node_ip": "", "pid": 0, "log": ""}
+    unknown = {"name": name, "is_alive": False, "node_ip": "", "pid": 0, "log": "", "shared_retriever_url": None}
     try:
         handle = ray.get_actor(name, namespace=NAMESPACE)
         where = await _call(name, handle.where.remote(), _ANSWER_S)

@@ -6,6 +6,9 @@ from pathlib import Path
 
 import ray
 
+from protocol.errors import OperatorError
+from protocol.node.home import read_cluster
+
 _TAIL_LINES = 12
 
 
@@ -13,8 +16,14 @@ class Hosted:
     """What the fleet asks of a server beside the server's own methods."""
 
     async def where(self) -> dict[str, object]:
-        """Return the node, the process and the log of this server."""
-        return {"node_ip": ray.util.get_node_ip_address(), "pid": os.getpid(), "log": _own_log()}
+        """Return the node, the process and the log of this server, and where its node's retriever is searched by others
+        (None: it is not).
+        """
+        where = {"node_ip": ray.util.get_node_ip_address(), "pid": os.getpid(), "log": _own_log()}
+        try:
+            return {**where, "shared_retriever_url": read_cluster().shared_retriever_url}
+        except OperatorError:  # the cluster is being stopped
+            return {**where, "shared_retriever_url": None}
 
     async def log_tail(self) -> str:
         """Return the last lines that this process and its engine wrote, to standard output and to standard error."""

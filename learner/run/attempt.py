@@ -65,9 +65,11 @@ class RunAttempt:
         self._ranks = processes.make_ranks(borrowed, settings, folder, self.context.model)
         preparing = {rank.ask("prepare", self.start.checkpoint): rank.name for rank in self._ranks}
         self._await({opening: "the coordinator", **({ensuring: "the fleet"} if ensuring else {}), **preparing})
-        self._servers = [server["name"] for server in ray_door.call(ensuring, "the fleet")] if ensuring else []
+        ready = ray_door.call(ensuring, "the fleet") if ensuring else []
+        self._servers = [server["name"] for server in ready]
         address, incarnation = ray_door.call(opening, "the coordinator")
-        self._spec = self._scored_now(run_spec(settings, self.start.run_id, incarnation, address))
+        spec = run_spec(settings, self.start.run_id, incarnation, address)
+        self._spec = self._scored_now(spec.model_copy(update={"shared_retrievers": servers.shared_retrievers(ready)}))
         if self._servers:
             self.context.view.show_phase("attaching rollout servers")
             attached = servers.attach_servers(self._servers, self._spec)

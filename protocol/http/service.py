@@ -1,6 +1,7 @@
 """How an HTTP service of the cluster is served once it is ready."""
 
 import socket
+from collections.abc import Sequence
 from typing import Any
 
 import uvicorn
@@ -11,14 +12,18 @@ from protocol.http.listen import address_of
 _BACKLOG = 1024
 
 
-def serve_app(app: Any, listener: socket.socket, token: str | None, introduction: str) -> None:
-    """Serve an ASGI application on a bound socket until the process is told to end.
+def serve_app(
+    app: Any, listener: socket.socket, token: str | None, introduction: str, others: Sequence[socket.socket] = ()
+) -> None:
+    """Serve an ASGI application on bound sockets until the process is told to end.
 
     token: what every request has to bring, but for /health; None: nothing is asked for. Once it can be called it
-    prints `introduction` and its address.
+    prints `introduction` and the listener's address. others: addresses besides.
     """
     # From here on connections wait in the backlog instead of being refused: who reads the line may call at once.
-    listener.listen(_BACKLOG)
+    sockets = [*others, listener]
+    for bound in sockets:
+        bound.listen(_BACKLOG)
     print(f"{introduction}, {address_of(listener)}", flush=True)
     # h11 bounds a request's head (64 KiB) before anybody has shown a token; httptools, where installed, does not.
     config = uvicorn.Config(
@@ -29,4 +34,4 @@ def serve_app(app: Any, listener: socket.socket, token: str | None, introduction
         timeout_keep_alive=75,
         timeout_graceful_shutdown=5,
     )
-    uvicorn.Server(config).run(sockets=[listener])
+    uvicorn.Server(config).run(sockets=sockets)

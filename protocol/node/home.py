@@ -40,6 +40,7 @@ class ClusterState(BaseModel):
     namespace: str  # Ray namespace of our actors
     node_ip: str  # this node's, by which other processes reach it; 127.0.0.1: this machine alone
     retriever_url: str  # where searches are posted, /retrieve included
+    shared_retriever_url: str | None = None  # the same for other nodes, while their own is down; None: they do not
     reward_url: str | None  # where samples are posted to the bundled reward service; None: started without it
     token_file: str  # path of the bearer token of retriever and reward service
     ray_token_file: str  # path of Ray's own token

@@ -30,6 +30,7 @@ class RunSpec(Section):
     tools: ToolsSettings = ToolsSettings()  # of the run's settings
     agents: AgentsSettings = AgentsSettings()  # of the run's settings
     retriever: RetrieverSettings  # of the run's settings; url None: the retriever of the server's node
+    shared_retrievers: tuple[str, ...] = ()  # those of the servers' nodes: asked where a node's own is down
     rewards: RewardsSettings  # as the set in force has them; no endpoints: the bundled one of the server's node
     reward_set: int = 1  # number of that set
 

@@ -22,6 +22,9 @@ from rollout.episodes.scoring import finish_scored
 from rollout.episodes.transcript import Transcript
 from rollout.neighbours.sources import noted_sources
 
+# A log of the sample: the share of its searches that another node's retriever answered.
+SEARCHED_ELSEWHERE = "searched_elsewhere"
+
 
 class EpisodePlayer:
     """Plays samples of one run. Keeps no state between them but counters."""
@@ -64,7 +67,10 @@ class EpisodePlayer:
                 how = await self._converse(environment, conversation, prompt.tools if isinstance(prompt, Chat) else [])
         finally:
             await environment.close()
-        conversation.transcript.content_hashes = sorted(sources)
+        conversation.transcript.content_hashes = sorted(sources.content_hashes)
+        if sources.num_searches:
+            share = sources.num_elsewhere / sources.num_searches
+            conversation.transcript.add_figures(None, {SEARCHED_ELSEWHERE: share})
         return await finish_scored(conversation, how, self._decode, self._scorer)
 
     async def _converse(

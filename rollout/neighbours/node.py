@@ -15,6 +15,7 @@ class Node:
     retriever_url: str | None  # None: no retriever of this node is to be asked
     token: str  # sent to the cluster's own services only
     keys: Keys  # of this cluster's peers and coordinators
+    shared_retriever_url: str | None = None  # where other nodes search this node's retriever; None: they do not
 
 
 FindNode = Callable[[], Node]
@@ -23,4 +24,5 @@ FindNode = Callable[[], Node]
 def this_node() -> Node:
     """Return what the cluster's files on this node say. Raises: OperatorError when no cluster runs here."""
     cluster = read_cluster()
-    return Node(cluster.reward_url, cluster.retriever_url, read_token(cluster.token_file), load_keys())
+    token, keys = read_token(cluster.token_file), load_keys()
+    return Node(cluster.reward_url, cluster.retriever_url, token, keys, cluster.shared_retriever_url)

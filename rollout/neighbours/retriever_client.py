@@ -1,10 +1,12 @@
 """Passages for a query, from the node's own retriever, or another one while that is down.
 
+Another one whose index has other content is not asked again: what the policy reads does not depend on what is down.
 A failure raises NeighbourError("retriever"): its text never becomes an observation.
 """
 
 import asyncio
 import json
+import logging
 from collections.abc import Sequence
 from types import TracebackType
 from typing import Self
@@ -22,8 +24,9 @@ __all__ = ["Passage", "RetrieverClient"]
 _BOUNDARY = "retriever"
 _MAX_CONCURRENCY = 256
 
-_Found = tuple[Sequence[Passage], str]  # a query's passages, and the content hash of the index that they are from
-_Answer = tuple[Sequence[Sequence[Passage]], str]  # those of several queries
+_log = logging.getLogger(__name__)
+_Found = tuple[Sequence[Passage], HttpEndpoint, str]  # a query's passages, who found them, in an index of which digest
+_Answer = tuple[Sequence[Sequence[Passage]], HttpEndpoint, str]  # those of several queries
 
 
 class RetrieverClient:
@@ -48,6 +51,8 @@ class RetrieverClient:
         self._topk = topk
         headers = {"authorization": f"Bearer {default_token}"} if default_token else {}
         self._retrievers = [HttpEndpoint(url, headers, self._policy, _MAX_CONCURRENCY) for url in urls]
+        self._own, self._has_others = self._retrievers[0], len(urls) > 1
+        self._unlike: set[str] = set()  # urls of those that hold another index than the own one
         self._batcher = Batcher[str, _Found](batch_size, lambda queries: apart_if_refused(queries, self._search))
 
     async def __aenter__(self) -> Self:
@@ -67,7 +72,7 @@ class RetrieverClient:
     @property
     def is_accepting(self) -> bool:
         """False while every retriever's breaker is open."""
-        return any(not retriever.breaker.is_open for retriever in self._retrievers)
+        return any(not retriever.breaker.is_open for retriever in self._usable)
 
     @property
     def stats(self) -> dict[str, EndpointStats]:
@@ -77,15 +82,15 @@ class RetrieverClient:
     @property
     def content_hash(self) -> str:
         """Digest of what the first retriever searched last; "" before that, and of one that tells none."""
-        return self._retrievers[0].content_hash
+        return self._own.content_hash
 
     async def search(self, query: str) -> list[Passage]:
         """Return at most topk passages, best first; none found is an empty list.
 
         Raises: NeighbourError("retriever") when no retriever gave a valid answer within the policy.
         """
-        passages, content_hash = await self._batcher.add(query)
-        note_source(content_hash)
+        passages, retriever, content_hash = await self._batcher.add(query)
+        note_source(content_hash, retriever is not self._own if self._has_others else None)
         return list(passages[: self._topk])
 
     async def check(self) -> None:
@@ -95,7 +100,7 @@ class RetrieverClient:
         """
         body = _body_of(["check"], 1)
         try:
-            await self._retrievers[0].attempt(body, lambda reply: read_passages(reply, 1))
+            await self._own.attempt(body, lambda reply: read_passages(reply, 1))
         except AttemptFailed as failure:
             advice = "Start it with deploy/start_cluster.sh, or change retriever.url."
             raise NeighbourError(_BOUNDARY, f"{failure}. {advice}") from failure
@@ -105,7 +110,7 @@ class RetrieverClient:
         asked = list(dict.fromkeys(queries))
         body = _body_of(asked, self._topk)
         missing = f"{', '.join(retriever.url for retriever in self._retrievers)}: no answer"
-        found, content_hash = await called(
+        found, retriever, content_hash = await called(
             _BOUNDARY,
             self._policy,
             lambda limit: self._ask_in_turn(body, len(asked), limit),
@@ -113,7 +118,7 @@ class RetrieverClient:
             missing,
         )
         passages = dict(zip(asked, found, strict=True))
-        return [(passages[query], content_hash) for query in queries]
+        return [(passages[query], retriever, content_hash) for query in queries]
 
     async def _ask_in_turn(self, body: bytes, num_queries: int, limit: asyncio.Timeout) -> _Answer:
         """Return the first valid answer, of the node's own retriever if it gives one.
@@ -122,17 +127,41 @@ class RetrieverClient:
         """
         while True:
             failure: AttemptFailed | None = None
-            for retriever in self._retrievers:
+            for retriever in self._usable:
                 try:
-                    return await self._ask(retriever, body, num_queries, limit)
+                    answer = await self._ask(retriever, body, num_queries, limit)
                 except BreakerOpen:
                     continue
                 except AttemptFailed as error:
-                    failure = error
+                    if error.max_attempts == 1:  # what one refuses, another would too
+                        raise
+                    # The own one's failure says what is wrong; another's only that it is no help.
+                    failure = failure or error
+                    continue
+                if self._is_alike(retriever, answer[2]):
+                    return answer
             if failure is not None:
                 raise failure
             with paused_deadline(limit):
-                await first_ready([retriever.breaker for retriever in self._retrievers])
+                await first_ready([retriever.breaker for retriever in self._usable])
+
+    @property
+    def _usable(self) -> list[HttpEndpoint]:
+        return [retriever for retriever in self._retrievers if retriever.url not in self._unlike]
+
+    def _is_alike(self, retriever: HttpEndpoint, content_hash: str) -> bool:
+        """Return whether an answer may stand for the own retriever's; one that may not is the last of its service."""
+        own = self._own.content_hash
+        if retriever is self._own or not own or not content_hash or content_hash == own:
+            return True
+        self._unlike.add(retriever.url)
+        _log.warning(
+            '%s holds another index  its="%s" own="%s" consequence="it is not asked while the own one is down"',
+            retriever.url,
+            content_hash[:12],
+            own[:12],
+        )
+        return False
 
     async def _ask(self, retriever: HttpEndpoint, body: bytes, num_queries: int, limit: asyncio.Timeout) -> _Answer:
         try:
@@ -144,7 +173,7 @@ class RetrieverClient:
             retriever.stats.failures += 1
             raise
         retriever.stats.calls += 1
-        return found, retriever.content_hash
+        return found, retriever, retriever.content_hash
 
     def _count_retry(self) -> None:
         self._retrievers[-1].stats.retries += 1

@@ -40,6 +40,17 @@ def test_serve_answers_with_the_token_only_and_health_to_all(tmp_path: Path, cor
         assert [document["id"] for document in found["result"][0]] == ["3"]
 
 
+def test_serve_answers_on_another_address_too(tmp_path: Path, corpus_path: Path) -> None:
+    (tmp_path / "token").write_text(TOKEN)
+    arguments = ("--index-path", str(tmp_path / "index"), "--corpus-path", str(corpus_path), "--also-on", "127.0.0.2")
+    with module_serving("retriever.serve", *arguments, "--token-file", str(tmp_path / "token")) as (address, _):
+        for host in ("127.0.0.1", "127.0.0.2"):
+            url = address.replace("127.0.0.1", host) + "/retrieve"
+            right = {"authorization": f"Bearer {TOKEN}"}
+            assert httpx.post(url, json={"queries": ["3"]}, trust_env=False).status_code == 401
+            assert httpx.post(url, json={"queries": ["3"]}, headers=right, trust_env=False).status_code == 200
+
+
 def test_open_service_asks_programs_of_this_machine_for_no_token(tmp_path: Path, corpus_path: Path) -> None:
     """As Search-R1's own client calls it: no header, one list of queries."""
     (tmp_path / "token").write_text(TOKEN)
@@ -71,6 +82,7 @@ def test_serve_imports_nothing_that_is_slow_to_import() -> None:
         (("--corpus-path", "/nowhere.jsonl"), "retriever: the corpus /nowhere.jsonl cannot be read"),
         (("--token-file", "/nowhere"), "token file /nowhere: cannot be read"),
         (("--host", "not an address"), "retriever: on --host not an address programs of other machines can search too"),
+        (("--also-on", "10.9.8.7"), "retriever: on --also-on 10.9.8.7 programs of other machines can search too"),
         (("--open", "--host=0.0.0.0"), "retriever: on --host 0.0.0.0 programs of other machines can search too"),
         (("--host", "0.0.0.0"), "retriever: on --host 0.0.0.0 programs of other machines can search too"),  # noqa: S104
     ],

@@ -1,7 +1,7 @@
 """The rollout servers as a run's command and its ranks reach them, each call one call of Ray's."""
 
 import contextlib
-from collections.abc import Callable, Coroutine, Sequence
+from collections.abc import Callable, Coroutine, Mapping, Sequence
 from typing import Any, Protocol
 
 import ray
@@ -17,9 +17,16 @@ from protocol.weights.controls import VERBS
 
 
 def ensure_servers(engine: EngineRequest, planned: Processes) -> Any:
-    """Ask the fleet for warm or new rollout servers. Returns a reference to a list of {name, node_ip, warm}."""
+    """Ask the fleet for warm or new rollout servers. Returns a reference to a list of {name, node_ip, warm,
+    shared_retriever_url}.
+    """
     request = engine.model_dump(mode="json")
     return find_fleet().ensure.remote(request, planned.count, planned.num_gpus, planned.strategy)
+
+
+def shared_retrievers(servers: Sequence[Mapping[str, Any]]) -> tuple[str, ...]:
+    """Return where other nodes search the retrievers of these servers' nodes, each once. servers: as the fleet says."""
+    return tuple(sorted({str(url) for server in servers if (url := server["shared_retriever_url"])}))
 
 
 def attach_servers(names: Sequence[str], spec: RunSpec) -> dict[str, dict[str, Any]]:

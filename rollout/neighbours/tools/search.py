@@ -1,6 +1,6 @@
 """`search(query)`: passages from the run's retriever, or from this node's own."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from protocol.settings.run_spec import RunSpec
@@ -24,7 +24,7 @@ class SearchTool:
         if settings.url is not None:
             urls, token = [str(settings.url)], None
         else:
-            urls, token = [node.retriever_url] if node.retriever_url else [], node.token
+            urls, token = _of_nodes(node, spec.shared_retrievers), node.token
         self._client = RetrieverClient(urls, settings.topk, token, batch_size=settings.batch_size)
 
     @property
@@ -47,3 +47,15 @@ class SearchTool:
 
     async def close(self) -> None:
         await self._client.close()
+
+
+def _of_nodes(node: Node, shared: Sequence[str]) -> list[str]:
+    """Return this node's retriever, if it has one, then the other nodes' from the one after it.
+
+    shared: all nodes', in the order that each node is told. So no node is everybody's next.
+    """
+    if not node.retriever_url:
+        return []
+    own = node.shared_retriever_url
+    after = shared.index(own) + 1 if own in shared else 0
+    return [node.retriever_url, *(url for url in (*shared[after:], *shared[:after]) if url != own)]

@@ -8,6 +8,7 @@ import time
 from collections.abc import Iterator
 from pathlib import Path
 
+import httpx
 import psutil
 import pytest
 
@@ -62,12 +63,25 @@ def test_head_waits_for_a_node_that_joins_by_its_file_and_ends_at_sigterm(
         read_until(started, "Running until SIGTERM or Ctrl-C.")
         assert resources(head)["v100"] == 2.0
         assert resources(head)["CPU"] == 2.0
+        assert_searched_from(head, other)
         assert started.poll() is None
         started.send_signal(signal.SIGTERM)
         assert started.wait(90.0) == 0
     assert not (head.home / "cluster.json").exists()
     assert not ray_processes(Home(head.home))
     assert ray_processes(Home(other.home))  # the other node's are its own to end
+
+
+def assert_searched_from(asking: RunningCluster, node: RunningCluster) -> None:
+    """Check that a node's retriever answers another node, at the address that servers are told, with their token."""
+    url = node.state.shared_retriever_url
+    assert url is not None
+    assert "127.0.0.1" not in url
+    headers = {"authorization": f"Bearer {Path(asking.state.token_file).read_text().strip()}"}
+    with httpx.Client(trust_env=False) as http:
+        assert http.post(url, json={"queries": ["Belarus"]}).status_code == 401
+        found = http.post(url, json={"queries": ["Belarus"]}, headers=headers).json()
+    assert [document["id"] for document in found["result"][0]] == ["a"]
 
 
 def start_of(cluster: RunningCluster, *options: str) -> list[str]:

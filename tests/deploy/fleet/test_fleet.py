@@ -38,6 +38,7 @@ def request(seed: int, code: str = "") -> dict[str, Any]:
 def ensure(fleet: Any, seed: int, num_servers: int, code: str = "") -> list[tuple[str, bool]]:
     infos = ray.get(fleet.ensure.remote(request(seed, code), num_servers), timeout=240)
     assert all(info["node_ip"] for info in infos)
+    assert {info["shared_retriever_url"] for info in infos} == {None}  # of a cluster on loopback
     return [(info["name"], info["warm"]) for info in infos]
 
 

@@ -13,6 +13,7 @@ from retriever.indexes.bm25 import Bm25Index
 from retriever.service import RetrieverService
 from rollout.neighbours.http.retries import HttpPolicy
 from rollout.neighbours.retriever_client import Passage, RetrieverClient
+from rollout.neighbours.sources import noted_sources
 from tests.fakes.http_servers import Answer, Received, ScriptedServer, free_address, scripted_server, serving
 
 TOKEN = "a-token-of-the-cluster"
@@ -107,6 +108,45 @@ async def test_search_goes_back_to_the_own_node_when_it_is_up_again(server: Scri
     policy = replace(FAST, breaker_threshold=2)
     async with RetrieverClient([own, other], topk=1, policy=policy) as client:
         assert [(await client.search("q"))[0].contents for _ in range(3)] == ["other", "own", "own"]
+
+
+async def test_search_asks_no_other_index_than_the_own_one(
+    server: ScriptedServer, caplog: pytest.LogCaptureFixture
+) -> None:
+    found = Answer({"result": [["own"]]}, headers={"x-content-hash": "a1"})
+    own = server.script("own", found, Answer("down", 502), Answer("down", 502), found)
+    unlike = server.script("unlike", Answer({"result": [["unlike"]]}, headers={"x-content-hash": "b2"}))
+    async with RetrieverClient([own, unlike], topk=1, policy=FAST) as client:
+        assert [(await client.search("q"))[0].contents for _ in range(2)] == ["own", "own"]
+    assert len(server.received["unlike"]) == 1
+    assert f'{unlike} holds another index  its="b2" own="a1"' in caplog.text
+
+
+async def test_search_waits_for_the_own_node_where_the_others_hold_another_index(server: ScriptedServer) -> None:
+    found = Answer({"result": [["own"]]}, headers={"x-content-hash": "a1"})
+    own = server.script("own", found, *[Answer("down", 502)] * 6, found)
+    unlike = server.script("unlike", Answer({"result": [["unlike"]]}, headers={"x-content-hash": "b2"}))
+    policy = replace(FAST, breaker_threshold=2, breaker_after_s=0.0, breaker_cooldown_s=0.01)
+    async with RetrieverClient([own, unlike], topk=1, policy=policy) as client:
+        assert [(await client.search("q"))[0].contents for _ in range(2)] == ["own", "own"]
+
+
+async def test_an_index_of_the_same_content_stands_for_the_own_one(server: ScriptedServer) -> None:
+    own = server.script("own", Answer({"result": [["own"]]}, headers={"x-content-hash": "a1"}), Answer("down", 502))
+    alike = server.script("alike", Answer({"result": [["alike"]]}, headers={"x-content-hash": "a1"}))
+    async with RetrieverClient([own, alike], topk=1, policy=FAST) as client:
+        with noted_sources() as sources:
+            assert [(await client.search("q"))[0].contents for _ in range(3)] == ["own", "alike", "alike"]
+    assert (sources.content_hashes, sources.num_searches, sources.num_elsewhere) == ({"a1"}, 3, 2)
+
+
+async def test_what_the_own_node_refuses_is_asked_nowhere_else(server: ScriptedServer) -> None:
+    own = server.script("own", Answer({"detail": "$.queries[0] is too long"}, 422))
+    other = server.script("other", Answer({"result": [["other"]]}))
+    async with RetrieverClient([own, other], topk=1, policy=FAST) as client:
+        with pytest.raises(NeighbourError, match="is too long"):
+            await client.search("q")
+    assert server.received["other"] == []
 
 
 async def test_search_tries_again_when_all_are_busy(server: ScriptedServer) -> None:

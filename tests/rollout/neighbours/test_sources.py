@@ -24,14 +24,18 @@ def server() -> Iterator[ScriptedServer]:
         yield scripted
 
 
-async def played(server: ScriptedServer, headers: dict[str, str]) -> Trajectory:
-    """Return a trajectory of one search, by a retriever that answers with these headers."""
-    url = server.script("retrieve", Answer(FOUND, headers=headers))
+async def played(server: ScriptedServer, headers: dict[str, str], *nodes_before: Answer) -> Trajectory:
+    """Return a trajectory of one search, by a retriever that answers with these headers.
+
+    nodes_before: what the retrievers of nodes say that are asked before it.
+    """
+    urls = [server.script(f"node{place}", answer) for place, answer in enumerate(nodes_before)]
+    urls.append(server.script("retrieve", Answer(FOUND, headers=headers)))
 
     def write(context: str) -> str:
         return "<answer>Minsk</answer>" if "Minsk" in context else "<search>capital</search>"
 
-    async with RetrieverClient([url], topk=1) as client:
+    async with RetrieverClient(urls, topk=1) as client:
 
         async def search(query: str) -> list[str]:
             return [passage.contents for passage in await client.search(query)]
@@ -47,6 +51,14 @@ async def test_trajectory_carries_the_content_hash_of_the_index_that_answered(se
     assert (await played(server, {"x-content-hash": "3fa9c1"})).facts.content_hashes == ["3fa9c1"]
 
 
+async def test_share_of_searches_that_another_node_answered_is_a_log_where_there_is_one(server: ScriptedServer) -> None:
+    assert (await played(server, {})).facts.reward_logs == {}
+    elsewhere = await played(server, {}, Answer("down", 502))
+    assert elsewhere.facts.reward_logs == {"environment/searched_elsewhere": 1.0}
+    at_home = await played(server, {}, Answer(FOUND))
+    assert at_home.facts.reward_logs == {"environment/searched_elsewhere": 0.0}
+
+
 @pytest.mark.parametrize("headers", [{}, {"x-content-hash": "a" * 500}, {"x-content-hash": "<b>"}])
 async def test_a_retriever_that_tells_no_digest_leaves_none(server: ScriptedServer, headers: dict[str, str]) -> None:
     assert (await played(server, headers)).facts.content_hashes == []
@@ -57,7 +69,7 @@ async def test_samples_at_the_same_time_note_their_own_sources() -> None:
         with noted_sources() as sources:
             await asyncio.create_task(asyncio.sleep(0.01))
             await asyncio.create_task(_noting(digest))
-        return sources
+        return sources.content_hashes
 
     assert await asyncio.gather(sample("a"), sample("b")) == [{"a"}, {"b"}]
 
