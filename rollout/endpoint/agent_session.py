@@ -9,7 +9,7 @@ Once it has ended, however that was, everything that comes is answered 410 with 
 import asyncio
 import secrets
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -17,7 +17,7 @@ from protocol.errors import NeighbourError
 from protocol.one_line import described
 from protocol.settings.rollout import AgentsSettings
 from rollout.endpoint.bodies import Drawn, RewardBody
-from rollout.endpoint.branches import Branches, Place
+from rollout.endpoint.branches import Branches, Place, SaidTurn
 from rollout.endpoint.refusals import Refused
 from rollout.endpoint.rendering import Asked, Rendering
 from rollout.endpoint.retries import Retries
@@ -37,6 +37,7 @@ class Turned:
     num_prompt_tokens: int  # of the conversation before the turn
     num_tokens: int  # of the turn
     policy_version: int  # that wrote its last token
+    hear: Callable[[], None]  # notes that it is sent to the agent
 
 
 class AgentSession:
@@ -75,10 +76,11 @@ class AgentSession:
         self._end(
             Ended(
                 trained=None if branch is None else branch.conversation,
+                num_turns=0 if branch is None else branch.heard_turns,
                 reward=None if reward is None else reward.reward,
                 score=given.score,
                 logs=dict(given.logs),
-                num_dropped=sum(one.answered > 0 for one in self._branches.branches) - (branch is not None),
+                num_dropped=sum(one.num_answers > 0 for one in self._branches.branches) - (branch is not None),
                 is_out_of_room=self._is_out_of_room,
             ),
         )
@@ -144,11 +146,12 @@ class AgentSession:
         finally:
             place.branch.is_busy = False
             self._active_at = time.monotonic()
-            if not place.branch.answered and place.branch.conversation is None:
+            if place.branch.conversation is None:
                 self._branches.forget(place.branch)
         said = asked.with_turn(text)
         branch, tokens = place.branch, written.generation.tokens
-        self._branches.answered(branch, said, tokens[-1], written.num_model_tokens)
+        turn = SaidTurn(len(said), tokens[-1], asked.endings(text), written.num_model_tokens)
+        number = self._branches.answered(branch, said, turn, asked.with_stop(text))
         return Turned(
             f"turn-{secrets.token_hex(12)}",
             int(time.time()),
@@ -156,6 +159,7 @@ class AgentSession:
             written.num_before,
             len(tokens),
             written.generation.version_spans[-1][2],
+            lambda: self._branches.hear(branch, number),
         )
 
     async def _written(self, asked: Asked, place: Place, stop: Sequence[str], max_tokens: int | None) -> Written:
@@ -163,8 +167,8 @@ class AgentSession:
         if self.settings.trained_conversation == "only" and len(self._branches.branches) > 1:
             problem = "does not go on with what was said in this session, and agents.trained_conversation = only"
             raise Refused(400, f"the request {problem}: send what was said before as it was answered", "messages")
-        last_token = branch.turns[-1].last_token if branch.turns else None
-        tokens = await self._rendering.tokens(asked, place.new_from, last_token)
+        last = branch.turns[-1] if branch.turns else None
+        tokens = await self._rendering.tokens(asked, place.new_from, last)
         turn = TurnAsked(
             branch.number, tokens, branch.conversation, place.parted_from, place.num_turns, tuple(stop), max_tokens
         )

@@ -50,6 +50,7 @@ async def answer(request: Request, session: AgentSession, asked: Asked, sent: Se
                 _result(session, under_way)
             return StreamingResponse(_events(session, under_way, answering), media_type="text/event-stream")
         turned = _result(session, under_way)
+        turned.hear()
         under_way.is_delivered = True
     return _Json(json.dumps(answering.whole(turned, answering.body.model, answering.has_logprobs)))
 
@@ -68,11 +69,13 @@ async def _events(session: AgentSession, under_way: UnderWay[Turned], answering:
         except Refused as refused:
             yield error_event(refused.body())
             return
+        turned.hear()
         body = answering.body
         for event in answering.events(turned, body.model, answering.has_logprobs, body.has_usage_chunk):
             yield event
-        yield DONE
+        # Clients hang up when they have read this.
         under_way.is_delivered = True
+        yield DONE
 
 
 @contextmanager

@@ -8,7 +8,8 @@ from pydantic import BaseModel, ConfigDict, Field, FiniteFloat
 from rollout.endpoint.refusals import Refused
 
 _MAX_STOPS = 64
-_Stop = Annotated[list[Annotated[str, Field(min_length=1, max_length=200)]], Field(max_length=_MAX_STOPS)]
+_Stop = Annotated[str, Field(min_length=1, max_length=200)]
+_Stops = Annotated[list[_Stop], Field(max_length=_MAX_STOPS)]
 # Nothing that the policy reads or writes depends on these.
 _WITHOUT_EFFECT = {
     "user", "metadata", "store", "service_tier", "seed",
@@ -46,7 +47,7 @@ class _Asked(BaseModel):
     model_config = ConfigDict(extra="allow")
 
     model: str = ""  # any name: there is one model here
-    stop: str | _Stop | None = None  # strings that end the turn; not in the reply
+    stop: _Stop | _Stops | None = None  # strings that end the turn; not in the reply
     max_tokens: Annotated[int, Field(gt=0)] | None = None  # most tokens to write
     stream: bool | None = None  # true: server-sent events
     stream_options: dict[str, Any] | None = None  # include_usage

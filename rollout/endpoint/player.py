@@ -153,7 +153,8 @@ class AgentPlayer:
         conversation = ended.trained
         if conversation is None:
             raise NeighbourError(AGENT, "ended without a turn of the policy")
-        transcript = conversation.transcript = conversation.transcript.up_to(len(conversation.transcript.turns))
+        # What came behind these the agent never read: its reward says nothing of it.
+        transcript = conversation.transcript = conversation.transcript.up_to(ended.num_turns)
         transcript.started_at = opened_at
         transcript.environment_s = max(0.0, time.time() - opened_at - transcript.generate_s)
         transcript.add_reward(ended.reward)

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from typing import Any, Protocol, TypeVar
 
 from protocol.errors import NeighbourError, SettingsError
+from rollout.endpoint.branches import SaidTurn
 from rollout.endpoint.messages import Message, own_turn
 from rollout.endpoint.refusals import Refused
 from rollout.endpoint.turn_text import TurnReader, TurnText
@@ -42,8 +43,14 @@ class Asked(Protocol):
     def with_turn(self, turn: TurnText) -> Sequence[Any]:
         """Return what is said once it was answered by this turn."""
 
-    def tokens(self, to: "Texts", new_from: int, last_token: int | None) -> list[int]:
-        """Return the tokens of `said[new_from:]`. last_token: the policy's, before them; None: there is nothing."""
+    def with_stop(self, turn: TurnText) -> Any | None:
+        """Return the turn as an agent says it that puts its stop string back, a unit of `said`; None: as it is."""
+
+    def endings(self, turn: TurnText) -> tuple[str, ...]:
+        """Return what `with_turn` leaves out of a turn and a request that goes on may say, as in `SaidTurn`."""
+
+    def tokens(self, to: "Texts", new_from: int, last: SaidTurn | None) -> list[int]:
+        """Return the tokens of `said[new_from:]`. last: the policy's turn before them; None: there is nothing."""
 
 
 @dataclass(frozen=True)
@@ -74,13 +81,19 @@ class AskedChat:
     def with_turn(self, turn: TurnText) -> Sequence[Any]:
         return [*self.said, own_turn(turn.content, [(call.name, call.arguments) for call in turn.calls])]
 
-    def tokens(self, to: Texts, new_from: int, last_token: int | None) -> list[int]:
+    def with_stop(self, turn: TurnText) -> Any | None:
+        return own_turn(turn.content + turn.endings[-1], []) if turn.endings and not turn.calls else None
+
+    def endings(self, turn: TurnText) -> tuple[str, ...]:
+        return ()  # the template ends turns
+
+    def tokens(self, to: Texts, new_from: int, last: SaidTurn | None) -> list[int]:
         if not to.has_template:
             raise Refused(400, "the model has no chat template: ask for /v1/completions", "messages")
         new = [message.rendered for message in self.messages[new_from:]]
-        if last_token is None:
+        if last is None:
             return to.chat.prompt(Chat(new, self.tools))
-        return to.chat.reply(new, self.tools, last_token, _UNCUT)[0]
+        return to.chat.reply(new, self.tools, last.last_token, _UNCUT)[0]
 
 
 @dataclass(frozen=True)
@@ -98,13 +111,19 @@ class AskedText:
     def with_turn(self, turn: TurnText) -> str:
         return self.text + turn.content
 
-    def tokens(self, to: Texts, new_from: int, last_token: int | None) -> list[int]:
+    def with_stop(self, turn: TurnText) -> None:
+        return None
+
+    def endings(self, turn: TurnText) -> tuple[str, ...]:
+        return turn.endings
+
+    def tokens(self, to: Texts, new_from: int, last: SaidTurn | None) -> list[int]:
         new = self.text[new_from:]
-        if last_token is None:
+        if last is None:
             return to.chat.prompt(new)
         # The agent writes the end of the turn too, which the policy has sampled and the reply left out.
-        new = new.removeprefix(to.reader.name_of(last_token))
-        return to.chat.observation(Observation("", head=new), _UNCUT)[0]
+        ending = next((each for each in last.endings if new.startswith(each)), "")
+        return to.chat.observation(Observation("", head=new.removeprefix(ending)), _UNCUT)[0]
 
 
 @dataclass(frozen=True)
@@ -123,7 +142,13 @@ class AskedTokens:
     def with_turn(self, turn: TurnText) -> Sequence[int]:
         return [*self.ids, *turn.ids]
 
-    def tokens(self, to: Texts, new_from: int, last_token: int | None) -> list[int]:
+    def with_stop(self, turn: TurnText) -> None:
+        return None
+
+    def endings(self, turn: TurnText) -> tuple[str, ...]:
+        return ()  # nothing is left out
+
+    def tokens(self, to: Texts, new_from: int, last: SaidTurn | None) -> list[int]:
         if any(not 0 <= token < self.vocabulary for token in self.ids):
             raise Refused(400, f"prompt holds a token that is not between 0 and {self.vocabulary - 1}", "prompt")
         return self.ids[new_from:]
@@ -145,12 +170,12 @@ class Rendering:
         self.can_call = chosen is not None
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="agents-text")
 
-    async def tokens(self, asked: Asked, new_from: int, last_token: int | None) -> list[int]:
+    async def tokens(self, asked: Asked, new_from: int, last: SaidTurn | None) -> list[int]:
         """Return the tokens of what is new in a request.
 
         Raises: Refused when template or tokenizer cannot take it.
         """
-        return await self._in_thread(lambda: _refusing(lambda: asked.tokens(self._texts, new_from, last_token)))
+        return await self._in_thread(lambda: _refusing(lambda: asked.tokens(self._texts, new_from, last)))
 
     async def read(self, generation: Generation, may_call: bool, has_logprobs: bool) -> TurnText:
         """Return a turn as the agent reads it."""

@@ -4,12 +4,15 @@ A request is one that came before when
 - it has the same Idempotency-Key; or
 - it has the same body, and it says itself that it is a retry (X-Stainless-Retry-Count above 0: OpenAI's clients) or
   that one's client left without its answer.
-Two requests of one body whose clients both wait are two: an agent may draw several turns of one history.
+Two requests of one body whose clients both wait are two: an agent may draw several turns of one history. Each of them
+that is tried again is given a turn of its own.
 """
 
 import asyncio
-from collections.abc import Callable, Coroutine
+from collections import defaultdict
+from collections.abc import Callable, Coroutine, Iterator
 from dataclasses import dataclass
+from itertools import chain
 from typing import Any, Generic, TypeVar
 
 from rollout.endpoint.refusals import Refused
@@ -33,6 +36,7 @@ class UnderWay(Generic[_Answer]):
     body: bytes  # as in Sent
     task: "asyncio.Task[_Answer]"  # makes the answer
     num_waiting: int = 0  # clients that wait for it now
+    num_retries: int = 0  # requests that asked for it again
     is_delivered: bool = False  # True: a client was sent the whole answer
 
 
@@ -41,12 +45,12 @@ class Retries(Generic[_Answer]):
 
     def __init__(self) -> None:
         self._by_key: dict[str, UnderWay[_Answer]] = {}
-        self._by_body: dict[bytes, UnderWay[_Answer]] = {}
+        self._by_body: defaultdict[bytes, list[UnderWay[_Answer]]] = defaultdict(list)
 
     @property
     def num_under_way(self) -> int:
         """Requests whose answer is being made."""
-        return sum(not each.task.done() for each in {*self._by_key.values(), *self._by_body.values()})
+        return sum(not each.task.done() for each in self._all())
 
     def begin(self, sent: Sent, make: Callable[[], Coroutine[Any, Any, _Answer]]) -> UnderWay[_Answer]:
         """Return the request that this one is, its answer under way; `make` is called for a new one.
@@ -58,6 +62,7 @@ class Retries(Generic[_Answer]):
             if found.body != sent.body:
                 problem = "this Idempotency-Key came before with another body. Use a key of its own for each request"
                 raise Refused(409, problem, "Idempotency-Key")
+            found.num_retries += 1
             return found
         begun = UnderWay(sent.body, asyncio.create_task(make()))
         # Nobody may be there to hear of its failure.
@@ -65,17 +70,22 @@ class Retries(Generic[_Answer]):
         if sent.key is not None:
             self._by_key[sent.key] = begun
         else:
-            self._by_body[sent.body] = begun
+            self._by_body[sent.body].append(begun)
         return begun
 
     def cancel(self) -> None:
         """Stop what is under way."""
-        for each in (*self._by_key.values(), *self._by_body.values()):
+        for each in self._all():
             each.task.cancel()
 
+    def _all(self) -> Iterator[UnderWay[_Answer]]:
+        return chain(self._by_key.values(), *self._by_body.values())
+
     def _same(self, sent: Sent) -> UnderWay[_Answer] | None:
-        found = self._by_body.get(sent.body)
-        if found is None or sent.is_retry:
-            return found
-        is_left = not found.is_delivered and not found.num_waiting
-        return found if is_left else None
+        """Return the request that one without a key repeats: of several the one that it is likeliest of."""
+        alike = self._by_body.get(sent.body, [])
+        left = next((each for each in alike if not each.is_delivered and not each.num_waiting), None)
+        if left is not None or not sent.is_retry:
+            return left
+        # Its client may have hung up unnoticed so far, or an answer was lost on its way: most likely the newest.
+        return min(reversed(alike), key=lambda each: (each.is_delivered, each.num_retries), default=None)

@@ -43,7 +43,8 @@ class NoRoom(Exception):
 class Ended:
     """How a sample's agent has ended."""
 
-    trained: Conversation | None = None  # the one to train; None: the policy was asked for nothing
+    trained: Conversation | None = None  # the one to train; None: the agent was sent no turn of the policy
+    num_turns: int = 0  # of it that the agent was sent
     reward: float | None = None  # that the agent gave; None: it gave none
     score: float | None = None  # the agent's own, for filtering
     logs: dict[str, float] = field(default_factory=dict)  # the agent's numbers

@@ -30,6 +30,7 @@ class TurnText:
     content: str  # without the token that ended it, without a stop string, without calls
     calls: list[ToolCall]  # of tools, in order
     finish: Literal["stop", "length", "tool_calls"]  # OpenAI's finish_reason
+    endings: tuple[str, ...]  # how the text goes on that the tokens say, behind content: all of it, a stop string alone
     ids: list[int]  # the tokens that were sampled
     # (text, natural log of its probability) of each of them, the one that ended the turn too
     logprobs: list[tuple[str, float]]  # empty: nobody asked for them
@@ -50,23 +51,24 @@ class TurnReader:
 
     def read(self, generation: Generation, may_call: bool, has_logprobs: bool) -> TurnText:
         """Return the turn. may_call: whether calls are looked for. has_logprobs: whether its tokens are wanted too."""
-        text = self._without_end(generation)
+        text, endings = self._parted(generation)
         calls = self._calls(text) if may_call else []
         content = self._before_calls(text) if calls else text
         finish: Literal["stop", "length", "tool_calls"] = "tool_calls" if calls else "stop"
         if generation.finish_reason == "length":
             finish = "length"
-        return TurnText(content, calls, finish, list(generation.tokens), self._told(generation) if has_logprobs else [])
+        logprobs = self._told(generation) if has_logprobs else []
+        return TurnText(content, calls, finish, endings, list(generation.tokens), logprobs)
 
-    def name_of(self, token: int) -> str:
-        """Return the name of a control token; "" for any other token."""
-        return self._control.get(token, "")
-
-    def _without_end(self, generation: Generation) -> str:
-        text = generation.text
-        if generation.stop_string is not None:
-            return text[: text.rfind(generation.stop_string)]
-        return text.removesuffix(self.name_of(generation.tokens[-1]))
+    def _parted(self, generation: Generation) -> tuple[str, tuple[str, ...]]:
+        """Return a turn's text without what ended it, and that in the forms in which a text may go on with it."""
+        text, stop = generation.text, generation.stop_string
+        if stop is not None:
+            begin = text.rfind(stop)
+            # A stop string may end inside a token.
+            return text[:begin], tuple(dict.fromkeys((text[begin:], stop)))
+        name = self._control.get(generation.tokens[-1], "")
+        return (text.removesuffix(name), (name,)) if name else (text, ())
 
     def _calls(self, text: str) -> list[ToolCall]:
         """Return the calls of a turn; none where one of them cannot be read: the agent then gets the text."""

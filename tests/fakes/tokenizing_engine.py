@@ -8,7 +8,10 @@ from tests.fakes.rollout_fakes import ScriptedEngine
 
 
 class TokenizingEngine(ScriptedEngine):
-    """Writes what `write(context)` returns, as its tokenizer's tokens, names of control tokens as those tokens."""
+    """Writes what `write(context)` returns, as its tokenizer's tokens, names of control tokens as those tokens.
+
+    Stops behind the first stop string, then at max_tokens, as an engine does.
+    """
 
     def __init__(self, write: Callable[[str], str], tokenizer: Any) -> None:
         super().__init__(write)
@@ -20,7 +23,10 @@ class TokenizingEngine(ScriptedEngine):
     async def generate(self, prompt_tokens: Sequence[int], sampling: Sampling, request_id: str) -> Generation:
         context = self.decode(prompt_tokens)
         self.requests.append((context, sampling, request_id, self.policy_version))
-        tokens = self.tokenizer.encode(str(self.write(context)), add_special_tokens=False)
+        text = str(self.write(context))
+        ends = [(text.find(stop) + len(stop), stop) for stop in sampling.stop if stop in text]
+        end, stop_string = min(ends, default=(len(text), None))
+        tokens = self.tokenizer.encode(text[:end], add_special_tokens=False)
         is_cut = len(tokens) > sampling.max_tokens
         tokens = tokens[: sampling.max_tokens]
         return Generation(
@@ -28,6 +34,6 @@ class TokenizingEngine(ScriptedEngine):
             logprobs=[-0.5] * len(tokens),
             version_spans=((0, len(tokens), self.policy_version or 0),),
             finish_reason="length" if is_cut else "stop",
-            stop_string=None,
+            stop_string=None if is_cut else stop_string,
             text=self.decode(tokens),
         )

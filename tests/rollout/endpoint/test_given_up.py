@@ -1,0 +1,80 @@
+"""Agents that give up waiting for a turn: what they ask again for is theirs, what they never read is not trained."""
+
+import asyncio
+import itertools
+from typing import Any
+
+import httpx
+
+from tests.rollout.endpoint.agents_scene import AgentsScene, agents_scene
+
+MESSAGES: Any = [{"role": "user", "content": "2+2"}]
+
+
+async def _ask(scene: AgentsScene, told: dict[str, Any], messages: Any = MESSAGES, **headers: str) -> httpx.Response:
+    key = {"Authorization": f"Bearer {told['api_key']}", **headers}
+    return await scene.http.post("/v1/chat/completions", json={"model": "m", "messages": messages}, headers=key)
+
+
+async def _leave(scene: AgentsScene, *asking: "asyncio.Task[httpx.Response]") -> None:
+    """Have clients hang up whose requests the engine writes at; returns once the server has noticed."""
+    async with asyncio.timeout(30.0):
+        while len(scene.engine.asked) < len(asking):
+            await asyncio.sleep(0.01)
+        for each in asking:
+            each.cancel()
+        while f'status="499"}} {len(asking)}.0' not in (await scene.http.get("/metrics")).text:
+            await asyncio.sleep(0.02)
+
+
+async def test_draws_of_one_history_that_are_all_tried_again_are_different_ones() -> None:
+    numbers = itertools.count()
+    async with agents_scene(lambda context: f"n{next(numbers)}<|im_end|>") as scene:
+        scene.coordinator.lease("g")
+        told = await scene.take()
+        scene.engine.may_write.clear()
+        await _leave(scene, *(asyncio.create_task(_ask(scene, told)) for _ in range(3)))
+        again = [asyncio.create_task(_ask(scene, told, **{"X-Stainless-Retry-Count": "1"})) for _ in range(3)]
+        scene.engine.may_write.set()
+        assert len({(await each).json()["id"] for each in again}) == 3
+        assert len(scene.engine.wrote) == 3
+
+
+async def test_turn_that_its_agent_gave_up_is_not_what_is_trained() -> None:
+    async with agents_scene() as scene:
+        scene.coordinator.lease("g")
+        told = await scene.take()
+        may_write = scene.engine.may_write
+        may_write.clear()
+        given_up = [{"role": "user", "content": "slow"}]
+        await _leave(scene, asyncio.create_task(_ask(scene, told, given_up)))
+        scene.engine.may_write = asyncio.Event()
+        scene.engine.may_write.set()
+        assert (await _ask(scene, told)).status_code == 200
+        may_write.set()
+        async with asyncio.timeout(30.0):  # until it is written, and has been read
+            while len(scene.engine.wrote) < 2:
+                await asyncio.sleep(0.01)
+        await scene.end(told, "reward", reward=1.0)
+        trajectory = await scene.trajectory("g")
+    before, turn = scene.engine.wrote[0]
+    assert trajectory.tokens.tolist() == before + turn
+
+
+async def test_turn_that_was_sent_to_nobody_is_cut_off_the_conversation() -> None:
+    async with agents_scene() as scene:
+        scene.coordinator.lease("g")
+        told = await scene.take()
+        first = await _ask(scene, told)
+        scene.engine.may_write.clear()
+        more = [*MESSAGES, first.json()["choices"][0]["message"], {"role": "user", "content": "sure?"}]
+        scene.engine.asked.clear()
+        await _leave(scene, asyncio.create_task(_ask(scene, told, more)))
+        scene.engine.may_write.set()
+        async with asyncio.timeout(30.0):
+            while len(scene.engine.wrote) < 2:
+                await asyncio.sleep(0.01)
+        await scene.end(told, "reward", reward=1.0)
+        trajectory = await scene.trajectory("g")
+    before, turn = scene.engine.wrote[0]
+    assert (trajectory.tokens.tolist(), trajectory.facts.num_turns) == (before + turn, 1)

@@ -1,0 +1,100 @@
+"""Requests that go on with a conversation: its turns keep their tokens, and the policy reads what its agent says."""
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+from openai import AsyncOpenAI
+
+from protocol.wire.trajectory import Trajectory
+from tests.rollout.endpoint.agents_scene import AgentsScene, agents_scene
+
+_STOP = "\nObservation:"
+
+
+def _writes(*turns: str) -> Callable[[str], str]:
+    written = iter(turns)
+    return lambda context: next(written)
+
+
+async def _played(scene: AgentsScene, play: Callable[[AsyncOpenAI], Any]) -> Trajectory:
+    """Return the trajectory of one sample that this plays."""
+    scene.coordinator.lease("g")
+    told = await scene.take()
+    async with scene.client(told) as client:
+        await play(client)
+    await scene.end(told, "reward", reward=1.0)
+    return await scene.trajectory("g")
+
+
+def _told(scene: AgentsScene, trajectory: Trajectory) -> str:
+    """Return the trajectory as text, after seeing that all turns of the policy are trained."""
+    own = [int(t) for t, is_own in zip(trajectory.tokens, trajectory.loss_mask, strict=True) if is_own]
+    assert own == [token for _, turn in scene.engine.wrote for token in turn]
+    assert trajectory.facts.num_turns == len(scene.engine.wrote)
+    return scene.engine.decode(trajectory.tokens.tolist())
+
+
+async def test_text_that_says_the_stop_string_which_the_answer_left_out_says_it_once() -> None:
+    async def play(client: AsyncOpenAI) -> None:
+        first = await client.completions.create(model="m", prompt="2+2\n", stop=_STOP)
+        assert first.choices[0].text == "Action: add 2 2"
+        prompt = f"2+2\n{first.choices[0].text}{_STOP} 4\n"
+        await client.completions.create(model="m", prompt=prompt, stop=_STOP)
+
+    async with agents_scene(_writes(f"Action: add 2 2{_STOP} 99", "Answer: 4<|im_end|>")) as scene:
+        text = _told(scene, await _played(scene, play))
+    assert text == f"2+2\nAction: add 2 2{_STOP} 4\nAnswer: 4<|im_end|>"
+
+
+async def test_text_and_tokens_that_were_cut_go_on_as_they_are() -> None:
+    async def in_text(client: AsyncOpenAI) -> None:
+        first = await client.completions.create(model="m", prompt="2+2=", max_tokens=3)
+        await client.completions.create(model="m", prompt="2+2=" + first.choices[0].text)
+
+    async def in_tokens(client: AsyncOpenAI) -> None:
+        first: Any = await client.completions.create(model="m", prompt=[17, 10, 17, 28], max_tokens=3)
+        await client.completions.create(model="m", prompt=[17, 10, 17, 28, *first.choices[0].token_ids])
+
+    for play in (in_text, in_tokens):
+        async with agents_scene(_writes("four is", "r is it<|im_end|>")) as scene:
+            assert _told(scene, await _played(scene, play)) == "2+2=four is it<|im_end|>"
+
+
+async def test_text_that_the_policy_ended_does_not_go_on_behind_its_end() -> None:
+    async def play(client: AsyncOpenAI) -> None:
+        await client.completions.create(model="m", prompt="2+2=")
+        await client.completions.create(model="m", prompt="2+2=four")
+
+    async with agents_scene(_writes("four<|im_end|>", "!<|im_end|>")) as scene:
+        trajectory = await _played(scene, play)
+        assert scene.engine.decode(trajectory.tokens.tolist()) == "2+2=four!<|im_end|>"
+    assert trajectory.facts.num_turns == 1
+
+
+@pytest.mark.parametrize("puts_it_back", [True, False])
+async def test_chat_goes_on_behind_a_turn_whether_or_not_the_agent_puts_its_stop_string_back(
+    puts_it_back: bool,
+) -> None:
+    async def play(client: AsyncOpenAI) -> None:
+        messages: list[Any] = [{"role": "user", "content": "2+2"}]
+        for passage in ("four", "4"):
+            turn = await client.chat.completions.create(model="m", messages=messages, stop=["</search>"])
+            content = (turn.choices[0].message.content or "") + "</search>" * puts_it_back
+            messages += [{"role": "assistant", "content": content}, {"role": "user", "content": passage}]
+        await client.chat.completions.create(model="m", messages=messages, stop=["</search>"])
+
+    async with agents_scene(_writes("<search>a</search>..", "<search>b</search>", "4<|im_end|>")) as scene:
+        text = _told(scene, await _played(scene, play))
+    assert text.count("</search>") == 2
+
+
+async def test_chat_that_ends_with_a_turn_of_the_policy_has_it_write_another_behind_it() -> None:
+    async def play(client: AsyncOpenAI) -> None:
+        messages: list[Any] = [{"role": "user", "content": "2+2"}]
+        first = await client.chat.completions.create(model="m", messages=messages, max_tokens=3)
+        await client.chat.completions.create(model="m", messages=[*messages, first.choices[0].message])
+
+    async with agents_scene(_writes("four is", "r is it<|im_end|>")) as scene:
+        text = _told(scene, await _played(scene, play))
+    assert text.endswith("\nfou<|im_end|>\n<|im_start|>assistant\nr is it<|im_end|>")
