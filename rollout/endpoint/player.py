@@ -69,7 +69,6 @@ class AgentPlayer:
         self._conversations = Conversations(engine, gate, spec.rollout, server, spec.sampling)
         self._spec = spec
         self._scorer = scorer
-        self._decode = engine.decode
         self._rendering = rendering
         self._sessions = OpenSessions(token, spec.agents.idle_timeout_s)
         listener = listen(spec.agents.host, spec.agents.port)
@@ -99,7 +98,9 @@ class AgentPlayer:
             if program is not None:
                 asyncio.get_running_loop().call_later(_PROGRAM_ENDS_S, program.cancel)
         conversation = self._noted(ended, opened_at)
-        trajectory = await finish_scored(conversation, self._how(conversation, ended), self._decode, self._scorer)
+        how = self._how(conversation, ended)
+        prompt, response = await self._rendering.texts(conversation.transcript)
+        trajectory = await finish_scored(conversation, how, prompt, response, self._scorer)
         if not trajectory.facts.reward_parts:
             problem = "gave no reward, and rewards.endpoints names nobody who does. Report one, or name an endpoint"
             raise NeighbourError(AGENT, problem)

@@ -19,6 +19,8 @@ from rollout.environments.base import Chat, Observation
 from rollout.environments.tool_use.tool_use import chosen_format
 from rollout.episodes.chat_tokens import ChatTokens
 from rollout.episodes.control_names import control_tokens
+from rollout.episodes.text_codec import TextCodec
+from rollout.episodes.transcript import Transcript
 
 _T = TypeVar("_T")
 # Nothing that an agent says is cut: what does not fit is refused.
@@ -165,6 +167,7 @@ class Rendering:
         chosen = None
         with suppress(SettingsError):  # no chat template, or one that writes no calls: agents without tools still run
             chosen = chosen_format(call_format, template)
+        self._codec = TextCodec(own)
         self._texts = Texts(ChatTokens(own), TurnReader(own, control_tokens(own), chosen), template is not None)
         self.vocabulary = len(own)  # number of tokens that the tokenizer knows
         self.can_call = chosen is not None
@@ -180,6 +183,12 @@ class Rendering:
     async def read(self, generation: Generation, may_call: bool, has_logprobs: bool) -> TurnText:
         """Return a turn as the agent reads it."""
         return await self._in_thread(lambda: self._texts.reader.read(generation, may_call, has_logprobs))
+
+    async def texts(self, transcript: Transcript) -> tuple[str, str]:
+        """Return the texts of a conversation's prompt and of all behind it, names of control tokens kept."""
+        parts = (transcript.prompt_tokens, transcript.response_tokens)
+        prompt, response = await self._in_thread(lambda: self._codec.decode(*parts))
+        return prompt, response
 
     def close(self) -> None:
         """End the thread."""

@@ -82,7 +82,7 @@ class SampleTurns:
         conversation = self._begun(turn)
         num_before = len(conversation.transcript)
         generation = await conversation.next_turn(turn.stop, turn.max_tokens)
-        return Written(conversation, generation, num_before, sum(conversation.transcript.loss_mask))
+        return Written(conversation, generation, num_before, conversation.transcript.num_model_tokens)
 
     def _begun(self, turn: TurnAsked) -> Conversation:
         """Return the conversation with everything said before the turn."""

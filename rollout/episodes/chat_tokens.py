@@ -19,6 +19,7 @@ from protocol.one_line import one_line
 from rollout.environments.base import Chat, Messages, Observation, Prompt
 from rollout.environments.guard import ENVIRONMENT
 from rollout.episodes.control_names import ControlNames
+from rollout.episodes.text_codec import TextCodec
 
 PROMPT = "prompt"
 # Characters of Unicode's private use, one of which stands in no message: it marks where a name is cut in two.
@@ -35,6 +36,7 @@ class ChatTokens:
     def __init__(self, tokenizer: Any) -> None:
         """tokenizer: the model's Hugging Face tokenizer."""
         self._tokenizer = tokenizer
+        self._codec = TextCodec(tokenizer)
         self._names = ControlNames(tokenizer, lambda text: self._encode(text, PROMPT))
         self._control = self._names.ids
 
@@ -49,6 +51,8 @@ class ChatTokens:
         try:
             if any(self._names.stand_in(text) for text in _strings([chat.messages, chat.tools])):
                 return self._prompt_with_names(chat)
+            if self._codec.is_plain:
+                return self._encode(str(self._templated(chat, PROMPT, tokenize=False)), PROMPT)
             return list(self._templated(chat, PROMPT, tokenize=True))
         except RecursionError:
             raise NeighbourError(PROMPT, _ENDLESS) from None
@@ -176,7 +180,7 @@ class ChatTokens:
 
     def _encode(self, text: str, boundary: str, add_special_tokens: bool = False, **options: bool) -> list[int]:
         try:
-            return list(self._tokenizer.encode(text, add_special_tokens=add_special_tokens, **options))
+            return self._codec.encode(text, add_special_tokens, **options)
         except Exception as error:  # tokenizers raise Exception itself
             raise NeighbourError(boundary, f"the tokenizer cannot encode it: {one_line(error)}") from error
 

@@ -71,7 +71,9 @@ class EpisodePlayer:
         if sources.num_searches:
             share = sources.num_elsewhere / sources.num_searches
             conversation.transcript.add_figures(None, {SEARCHED_ELSEWHERE: share})
-        return await finish_scored(conversation, how, self._decode, self._scorer)
+        transcript = conversation.transcript
+        prompt, response = map(self._decode, (transcript.prompt_tokens, transcript.response_tokens))
+        return await finish_scored(conversation, how, prompt, response, self._scorer)
 
     async def _converse(
         self, environment: GuardedEnvironment, conversation: Conversation, tools: list[dict[str, Any]]

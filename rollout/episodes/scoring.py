@@ -1,7 +1,6 @@
 """The end of a sample: its conversation scored, and the trajectory that is sent."""
 
 import time
-from collections.abc import Callable, Sequence
 
 from protocol.wire.trajectory import Finish, Trajectory
 from rollout.episodes.conversation import Conversation
@@ -10,16 +9,15 @@ from rollout.neighbours.reward_client import ScoreRequest
 
 
 async def finish_scored(
-    conversation: Conversation, how: Finish, decode: Callable[[Sequence[int]], str], scorer: Scorer
+    conversation: Conversation, how: Finish, prompt: str, response: str, scorer: Scorer
 ) -> Trajectory:
     """Return the conversation's trajectory, with the reward that the services give it.
 
+    prompt, response: the text of its tokens, names of control tokens kept.
     Raises: NeighbourError naming "reward:<name>" or "trajectory".
     """
     clock = time.perf_counter()
-    sample, transcript = conversation.sample, conversation.transcript
-    prompt = decode(transcript.tokens[: transcript.num_prompt_tokens])
-    response = decode(transcript.response_tokens)
+    sample = conversation.sample
     score = await scorer.score(ScoreRequest(sample.key, prompt, response, sample.task.label, sample.task.columns))
     scored_s = time.perf_counter() - clock
     given = (score.filter_score, score.logs, score.reward_set)

@@ -59,6 +59,16 @@ class Transcript(msgspec.Struct):
         return len(self.tokens)
 
     @property
+    def prompt_tokens(self) -> list[int]:
+        """What the policy read before its first turn."""
+        return self.tokens[: self.num_prompt_tokens]
+
+    @property
+    def num_model_tokens(self) -> int:
+        """Tokens that the policy wrote."""
+        return sum(turn.end - turn.start for turn in self.turns)
+
+    @property
     def response_tokens(self) -> list[int]:
         """Everything after the prompt, observations included."""
         return self.tokens[self.num_prompt_tokens :]

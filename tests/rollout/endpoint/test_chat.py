@@ -23,7 +23,8 @@ ADDS = '<tool_call>\n{"name": "add", "arguments": {"a": 2, "b": 2}}\n</tool_call
 
 async def test_conversation_of_an_agent_is_the_tokens_that_the_engine_read_and_wrote() -> None:
     answers = itertools.cycle(["it is 4<|im_end|>", "yes, 4<|im_end|>"])
-    async with agents_scene(lambda context: next(answers), scorer=ScriptedScorer(0.5)) as scene:
+    scorer = ScriptedScorer(0.5)
+    async with agents_scene(lambda context: next(answers), scorer=scorer) as scene:
         scene.coordinator.lease("g", prompt="2+2=", label="4", columns={"level": 1})
         told = await scene.take()
         assert (told["prompt"], told["label"], told["columns"]) == ("2+2=", "4", {"level": 1})
@@ -44,6 +45,9 @@ async def test_conversation_of_an_agent_is_the_tokens_that_the_engine_read_and_w
     assert [int(t) for t, is_own in zip(trajectory.tokens, trajectory.loss_mask, strict=True) if is_own] == turn + last
     assert "sure?" in scene.engine.decode(between)
     assert (trajectory.facts.reward, trajectory.facts.num_turns, trajectory.facts.finish) == (0.75, 2, "stop")
+    (scored,) = scorer.requests
+    assert scored.prompt == scene.engine.decode(before)
+    assert scored.response == scene.engine.decode((between + last)[len(before) :])
     assert trajectory.facts.reward_parts == {"fake": 0.5, "environment": 0.25}
     assert first.usage is not None
     assert (first.usage.prompt_tokens, first.usage.completion_tokens) == (len(before), len(turn))
