@@ -1,10 +1,11 @@
 """Ways by which somebody else's words reach the policy: each is a conversation in which `text` comes in by that way."""
 
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from typing import Any
 
 from protocol.settings.tools.offered import ToolsSettings
 from protocol.wire.trajectory import Trajectory
+from rollout.engine.generation import Generation, Sampling
 from rollout.environments.base import MakeEnvironment, Observation, Prompt, Resources, Step, Task, Turn
 from rollout.environments.search import Search
 from rollout.environments.single_turn import SingleTurn
@@ -57,6 +58,17 @@ class Noting:
         return Step(Observation(self._note, self._head, self._tail) if self._head else self._note)
 
 
+class NotedEngine(TokenizingEngine):
+    """Keeps the tokens of each turn that it wrote."""
+
+    wrote: list[int]
+
+    async def generate(self, prompt_tokens: Sequence[int], sampling: Sampling, request_id: str) -> Generation:
+        generation = await super().generate(prompt_tokens, sampling, request_id)
+        self.wrote += generation.tokens
+        return generation
+
+
 async def played(
     family: str,
     environment: MakeEnvironment,
@@ -68,15 +80,14 @@ async def played(
 ) -> tuple[Trajectory, list[int]]:
     """Return the trajectory of two turns or one, and the tokens that the policy wrote in it."""
     tokenizer = tokenizer_of(family)
-    turns = [first_turn, "the dog<answer></answer>" + FAMILIES[family].end]
-    left = iter(turns)
-    engine = TokenizingEngine(lambda context: next(left), tokenizer)
+    left = iter([first_turn, "the dog<answer></answer>" + FAMILIES[family].end])
+    engine = NotedEngine(lambda context: next(left), tokenizer)
+    engine.wrote = []
     resources = resources or Resources(3, {}, tokenizer.chat_template)
     player = make_player(engine, environment, ScriptedScorer(), resources, **{**_ROOMY, **limits})
     task = Task(prompt or [{"role": "user", "content": "hello"}], "A", columns or {})
     trajectory = await player.play(SampleTask("g", 0, 1, 1, "train", 7, task))
-    said = turns[: len(engine.requests)]
-    return trajectory, [token for turn in said for token in tokenizer.encode(turn, add_special_tokens=False)]
+    return trajectory, engine.wrote
 
 
 async def _calling(family: str, tool: LookTool, **limits: int) -> tuple[Trajectory, list[int]]:
