@@ -15,9 +15,10 @@ from learner.audit.run import AuditedRun
 from learner.audit.terms import StepTerms, Terms
 from learner.data.filtered import FILTERED, KEPT, RESTED, OutsideBounds, mean_score, read_reason, read_rested
 from learner.data.group_name import GroupName
+from learner.ledger.schema import knows_scores
 
 _SAMPLES = """
-SELECT p."group", p.state, p.step, COALESCE(p.reason, ''), t.reward, t.reward_parts
+SELECT p."group", p.state, p.step, COALESCE(p.reason, ''), {score}, t.reward_parts
 FROM prompts AS p LEFT JOIN trajectories AS t ON t."group" = p."group" AND t.kind = 'train'
 WHERE p.state = 'trained' OR (p.state = 'skipped' AND p.reason LIKE ? AND p.reason NOT LIKE ?)
 ORDER BY p."group", t.sample_index
@@ -26,7 +27,7 @@ _RESTED_PROMPTS = """
 SELECT "group", epoch, uid, reason FROM prompts WHERE state = 'skipped' AND reason LIKE ? ORDER BY position
 """
 _SAMPLES_OF = """
-SELECT p."group", p.state, p.step, COALESCE(p.reason, ''), t.reward, t.reward_parts
+SELECT p."group", p.state, p.step, COALESCE(p.reason, ''), {score}, t.reward_parts
 FROM prompts AS p LEFT JOIN trajectories AS t ON t."group" = p."group" AND t.kind = 'train'
 WHERE p."group" = ? ORDER BY t.sample_index
 """
@@ -39,7 +40,9 @@ class _Sample(NamedTuple):
     state: str  # trained, or skipped when it was filtered
     step: int | None  # that trained it
     reason: str  # of the prompt; empty: none
-    reward: float | None  # of the sample; None: the ledger has no sample of the group
+    score: (
+        float | None
+    )  # of the sample, its reward where it was given none; None: the ledger has no sample of the group
     reward_parts: str | None  # JSON, part by name; None as above
 
 
@@ -52,7 +55,7 @@ def check_filters(run: AuditedRun, terms: Terms) -> Iterator[Breach]:
         (filtered, rested),
     ).fetchone() == (1,):
         return
-    for _, rows in groupby(map(_Sample._make, run.rows(_SAMPLES, filtered, rested)), lambda sample: sample.group):
+    for _, rows in groupby(_samples(run, _SAMPLES, filtered, rested), lambda sample: sample.group):
         samples = list(rows)
         first = samples[0]
         if first.state == "skipped":
@@ -63,6 +66,11 @@ def check_filters(run: AuditedRun, terms: Terms) -> Iterator[Breach]:
             yield Breach("filter", problem, group=first.group, step=first.step)
 
 
+def _samples(run: AuditedRun, query: str, *values: object) -> Iterator[_Sample]:
+    score = "COALESCE(t.reward_score, t.reward)" if knows_scores(run.db) else "t.reward"
+    return map(_Sample._make, run.rows(query.format(score=score), *values))
+
+
 def _check_curriculum(run: AuditedRun) -> Iterator[Breach]:
     for group, epoch, uid, reason in run.rows(_RESTED_PROMPTS, f"{RESTED}%"):
         said = read_rested(reason)
@@ -70,8 +78,8 @@ def _check_curriculum(run: AuditedRun) -> Iterator[Breach]:
             yield Breach("curriculum", f"was not drawn for a reason that names no mean: {reason!r}", group=group)
             continue
         earlier = str(GroupName("train", said.epoch, uid))
-        samples = list(map(_Sample._make, run.rows(_SAMPLES_OF, earlier)))
-        mean = _mean(samples, said.score) if samples and samples[0].reward is not None else None
+        samples = list(_samples(run, _SAMPLES_OF, earlier))
+        mean = _mean(samples, said.score) if samples and samples[0].score is not None else None
         if mean != said.mean:
             problem = f"was not drawn for a mean {said.score} of {said.mean} in {earlier}, by the ledger it is {mean}"
             yield Breach("curriculum", problem, group=group)
@@ -84,7 +92,7 @@ def _check_curriculum(run: AuditedRun) -> Iterator[Breach]:
 
 def _check_filtered(samples: list[_Sample], terms: Terms) -> str | None:
     said = read_reason(samples[0].reason)
-    if samples[0].reward is None:
+    if samples[0].score is None:
         return "is filtered, but the ledger has no sample of it"
     if said is None:
         return f"is filtered for a reason that names no bounds: {samples[0].reason!r}"
@@ -98,7 +106,7 @@ def _check_filtered(samples: list[_Sample], terms: Terms) -> str | None:
 
 
 def _check_trained(samples: list[_Sample], terms: StepTerms) -> str | None:
-    if not terms.filter_score or samples[0].reason.startswith(KEPT) or samples[0].reward is None:
+    if not terms.filter_score or samples[0].reason.startswith(KEPT) or samples[0].score is None:
         return None
     mean = _mean(samples, terms.filter_score)
     if terms.filter_low < mean < terms.filter_high:
@@ -110,5 +118,5 @@ def _check_trained(samples: list[_Sample], terms: StepTerms) -> str | None:
 
 def _mean(samples: list[_Sample], score: str) -> float:
     if score == "reward":
-        return mean_score([sample.reward or 0.0 for sample in samples])
+        return mean_score([sample.score or 0.0 for sample in samples])
     return mean_score([float(json.loads(sample.reward_parts or "{}").get(score, 0.0)) for sample in samples])

@@ -154,13 +154,17 @@ class Ledger:
         )
 
     def scores_of(self, group: str) -> list[tuple[float, dict[str, float]]]:
-        """Return reward and its parts of each sample of a group that is trained or skipped, in the order of samples."""
+        """Return score and the reward's parts of each sample of a trained or skipped group, in the order of samples.
+
+        A sample that was given no score has its reward in place of one.
+        """
         rows = self._db.execute(
-            'SELECT t.reward, t.reward_parts FROM trajectories AS t JOIN prompts AS p ON p."group" = t."group" '
+            "SELECT COALESCE(t.reward_score, t.reward), t.reward_parts FROM trajectories AS t "
+            'JOIN prompts AS p ON p."group" = t."group" '
             "WHERE t.\"group\" = ? AND t.kind = 'train' AND p.state IN ('trained', 'skipped') ORDER BY t.sample_index",
             (group,),
         )
-        return [(float(reward), json.loads(parts)) for reward, parts in rows]
+        return [(float(score), json.loads(parts)) for score, parts in rows]
 
     def set_state(self, groups: Sequence[str], state: str, step: int | None = None, reason: str | None = None) -> None:
         now = time.time()
@@ -172,12 +176,13 @@ class Ledger:
 
     def add_trajectory(self, facts: TrajectoryFacts, incarnation: int) -> None:
         self._change(
-            f"INSERT OR REPLACE INTO trajectories VALUES ({', '.join('?' * 21)})",  # noqa: S608
+            f"INSERT OR REPLACE INTO trajectories VALUES ({', '.join('?' * 22)})",  # noqa: S608
             (
                 facts.group, facts.sample_index, facts.attempt, incarnation, facts.kind, facts.is_greedy, facts.server,
                 facts.reward, json.dumps(facts.reward_parts), facts.num_tokens, facts.num_model_tokens,
                 facts.num_turns, facts.finish, facts.oldest_version, facts.newest_version, None, None,
                 facts.started_at, facts.finished_at, time.time(), facts.reward_set,
+                facts.reward_score,
             ),
         )  # fmt: skip
 

@@ -6,8 +6,8 @@ from pathlib import Path
 from protocol.errors import OperatorError
 
 # 1 had no `failures`, `waste`, `incarnations` and `terms`, and did not say its version. 2 had no `reward_sets`, nor
-# the column of their number in `trajectories`.
-VERSION = 3
+# the column of their number in `trajectories`. 3 had no `reward_score` in `trajectories`.
+VERSION = 4
 
 # The one condition of the partial index: SQLite uses it only for a query that repeats the condition word for word.
 UNFINISHED = "state NOT IN ('trained', 'skipped')"
@@ -67,6 +67,8 @@ def prepare_schema(db: sqlite3.Connection, path: Path) -> None:
         db.executescript(_TABLES + _TABLES_SINCE_2 + _TABLES_SINCE_3 + _INDEXES)
         if not knows_reward_sets(db):
             db.execute("ALTER TABLE trajectories ADD COLUMN reward_set INTEGER NOT NULL DEFAULT 1")
+        if not knows_scores(db):
+            db.execute("ALTER TABLE trajectories ADD COLUMN reward_score REAL")
         db.executescript(_SET_VERSION)
 
 
@@ -84,7 +86,16 @@ def add_missing_tables_in_memory(db: sqlite3.Connection, path: Path) -> None:
 
 def knows_reward_sets(db: sqlite3.Connection) -> bool:
     """Return whether a ledger's trajectories say which set of reward endpoints scored them."""
-    return any(column[1] == "reward_set" for column in db.execute("PRAGMA table_info(trajectories)"))
+    return _has_column(db, "reward_set")
+
+
+def knows_scores(db: sqlite3.Connection) -> bool:
+    """Return whether a ledger's trajectories say what score they were given for filtering, beside the reward."""
+    return _has_column(db, "reward_score")
+
+
+def _has_column(db: sqlite3.Connection, name: str) -> bool:
+    return any(column[1] == name for column in db.execute("PRAGMA table_info(trajectories)"))
 
 
 def schema_version(db: sqlite3.Connection, path: Path) -> int:

@@ -32,7 +32,7 @@ class Curriculum:
             scores = self._ledger.scores_of(str(GroupName("train", earlier, uid)))
             if len(scores) == self._group_size:
                 mean = mean_score(
-                    [reward if self._score == "reward" else parts.get(self._score, 0.0) for reward, parts in scores]
+                    [score if self._score == "reward" else parts.get(self._score, 0.0) for score, parts in scores]
                 )
                 return self._judge(mean, earlier)
         return None

@@ -70,7 +70,7 @@ class ScoreFilter:
         facts = group.trajectories[index].facts
         name = self._settings.score
         if name == "reward":
-            return facts.reward
+            return facts.reward if facts.reward_score is None else facts.reward_score
         if name in facts.reward_parts or name == _ENVIRONMENT:
             return facts.reward_parts.get(name, 0.0)
         raise OperatorError(

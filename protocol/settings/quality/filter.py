@@ -15,7 +15,11 @@ class FilterSettings(Section):
     low: float = Field(0.0, description="A group whose mean score is at or below this is filtered: too hard.")
     high: float = Field(1.0, description="A group whose mean score is at or above this is filtered: too easy.")
     score: str = Field(
-        "reward", min_length=1, max_length=200, description="reward, or the name of one part of it (an endpoint's)."
+        "reward",
+        min_length=1,
+        max_length=200,
+        description="reward: the `scores` of reward services or an environment's score where they give one, else the "
+        "reward. Or the name of one part of the reward (an endpoint's).",
     )
     max_replaced: Count = Field(
         20, description="Groups filtered before one step at most, in learner.groups_per_step; 0: no limit."

@@ -47,6 +47,21 @@ def test_a_filter_that_did_what_its_settings_say_breaks_nothing(ledger: Ledger, 
     assert breaches(ledger, tmp_path) == []
 
 
+def test_mean_is_that_of_the_scores_where_samples_were_given_some(ledger: Ledger, tmp_path: Path) -> None:
+    for group, rewards, scores in (("useful", (-1.0, -1.0), (0.0, 1.0)), ("easy", (0.25, 0.75), (1.0, 1.0))):
+        for index in (0, 1):
+            scored = {"reward": rewards[index], "reward_score": scores[index]}
+            ledger.add_trajectory(example_facts(group=group, sample_index=index, **scored), 1)
+    ledger.mark_trained(["useful"], 1, 4)
+    assert breaches(ledger, tmp_path) == []
+
+
+def test_ledger_that_knows_no_scores_is_judged_by_its_rewards(ledger: Ledger, tmp_path: Path) -> None:
+    ledger._db.execute("COMMIT")
+    ledger._db.execute("ALTER TABLE trajectories DROP COLUMN reward_score")
+    assert breaches(ledger, tmp_path) == []
+
+
 def test_filtered_prompts_are_no_dead_letters_and_have_their_own_column(ledger: Ledger, tmp_path: Path) -> None:
     ledger.commit()
     with closing(sqlite3.connect(tmp_path / "ledger.sqlite")) as db:

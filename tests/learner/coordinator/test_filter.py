@@ -52,6 +52,22 @@ def test_group_is_kept_strictly_between_the_bounds(tmp_path: Path, rewards: tupl
     assert ("ready" in script.states()) == is_kept
 
 
+@pytest.mark.parametrize(
+    ("rewards", "scores", "is_kept"),
+    [((-1, 0.5), (0, 0.75), True), ((-1, 1), (1, 1), False), ((1, 1), (0, 1), True), ((0, 1), (None, 1), True)],
+)
+def test_score_that_was_given_decides_in_place_of_the_reward(
+    tmp_path: Path, rewards: tuple[float, float], scores: tuple[float | None, float], is_kept: bool
+) -> None:
+    script = filtering(tmp_path)
+    lease = script.demand()[0]
+    for index in range(2):
+        script.deliver("s1", lease, index, 0, rewards[index], reward_score=scores[index])
+    assert ("ready" in script.states()) == is_kept
+    # What the curriculum and the audit go by.
+    assert [score for score, _ in script.rows("SELECT reward_score, reward FROM trajectories")] == [*scores]
+
+
 def test_server_forgets_a_filtered_group_and_a_late_copy_of_it_is_unknown(tmp_path: Path) -> None:
     script = filtering(tmp_path)
     lease = script.demand()[0]
@@ -120,7 +136,9 @@ def test_run_stops_with_a_sentence_when_too_many_groups_are_filtered(tmp_path: P
 
 def test_groups_that_come_back_while_the_run_ends_are_not_in_the_sentence() -> None:
     score_filter = ScoreFilter(FilterSettings(dynamic_sampling=True, max_replaced=2), groups_per_step=1)
-    easy = SimpleNamespace(num_samples=1, trajectories=[SimpleNamespace(facts=SimpleNamespace(reward=1.0))])
+    easy = SimpleNamespace(
+        num_samples=1, trajectories=[SimpleNamespace(facts=SimpleNamespace(reward=1.0, reward_score=None))]
+    )
     for _ in range(5):
         score_filter.judge(cast(Group, easy))
     assert score_filter.limit_reason is not None

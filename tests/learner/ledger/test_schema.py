@@ -50,7 +50,7 @@ def test_ledger_of_schema_1_opens_with_what_it_holds(path: Path) -> None:
         assert ledger.last_shared_version(4) == 1
         assert ledger.recall_unfinished() == [LeasedPrompt("e0-b", 0, "b", 1, 2)]
         ledger.fail("e0-b", 0, 2, "s1", "server", "s1 died")
-        assert ledger.meta("schema") == "3"
+        assert ledger.meta("schema") == "4"
 
 
 def test_ledger_of_schema_1_has_the_same_tables_and_indexes_as_a_new_one_when_it_was_opened(path: Path) -> None:
@@ -65,11 +65,11 @@ def test_ledger_of_schema_1_has_the_same_tables_and_indexes_as_a_new_one_when_it
 
 def test_ledger_is_refused_when_a_newer_version_wrote_it(path: Path) -> None:
     with closing(Ledger(path)) as ledger:
-        ledger.set_meta("schema", "4")
+        ledger.set_meta("schema", "5")
     with pytest.raises(OperatorError) as caught:
         Ledger(path)
     assert str(caught.value) == (
-        f"The ledger {path} has schema 4, this version of Sluice knows 3. Use the version of Sluice that wrote it."
+        f"The ledger {path} has schema 5, this version of Sluice knows 4. Use the version of Sluice that wrote it."
     )
 
 

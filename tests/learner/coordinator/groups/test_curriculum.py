@@ -48,7 +48,7 @@ def train(ledger: Ledger, source: PromptSource, number: int, rewards: dict[str, 
         for index, reward in enumerate(rewards[group.prompt.uid]):
             ledger._db.execute(
                 "INSERT INTO trajectories VALUES (?, ?, 1, 1, 'train', 0, 's1', ?, ?, 9, 9, 1, 'stop', 0, 0, 1, 0, 0, "
-                "0, 0, 1)",
+                "0, 0, 1, NULL)",
                 (group.name, index, reward, json.dumps({"em": reward})),
             )
         ledger.set_state([group.name], "trained", step=1)
@@ -63,6 +63,15 @@ def left_out(ledger: Ledger) -> dict[str, str]:
 def test_every_prompt_is_drawn_in_every_epoch_without_a_curriculum(ledger: Ledger) -> None:
     assert len({*train(ledger, PromptSource(PROMPTS, settings(), ledger, 0), 16)}) == 16
     assert left_out(ledger) == {}
+
+
+def test_score_that_was_given_is_what_makes_a_prompt_easy(ledger: Ledger) -> None:
+    source = PromptSource(PROMPTS, settings(easy=1.0, every=3), ledger, 0)
+    first = train(ledger, source, 1, {uid: [-1.0, 0.5] for uid in REWARDS})[0]
+    ledger._db.execute("UPDATE trajectories SET reward_score = 1.0")
+    train(ledger, source, 3, {uid: [0.0, 0.0] for uid in REWARDS})
+    train(ledger, source, 3)
+    assert list(left_out(ledger)) == [first.replace("e0", "e1")]
 
 
 def test_easy_and_hard_prompts_are_drawn_again_after_some_epochs(ledger: Ledger) -> None:
