@@ -29,6 +29,11 @@ _PROGRESS_S = 10.0
 # What an approximate index looks at: more finds more and takes longer.
 _HNSW_LINKS, _HNSW_BUILD, _HNSW_SEARCH, _IVF_PROBES = 32, 200, 128, 16
 FORMS = ("flat", "hnsw", "ivf")
+# Documents that a flat search looks at beyond those asked for, see `_in_exact_order`.
+_SPARE = 16
+# From so many queries on a flat search is one product of matrices; FAISS itself goes through all vectors for each query
+# until there are 128,000 of them. Measured with 50,000 vectors of 384 numbers: 64 queries take 0.6 ms each, not 5 ms.
+faiss.cvar.distance_compute_blas_threshold = 4
 
 
 class DenseIndex:
@@ -38,12 +43,22 @@ class DenseIndex:
         """vectors: a FAISS index, whose i-th vector is the corpus's i-th document."""
         self._encoder = encoder
         self._vectors = vectors
+        is_flat = isinstance(faiss.downcast_index(vectors), faiss.IndexFlat)
+        self._is_exact = is_flat and vectors.metric_type == faiss.METRIC_INNER_PRODUCT
 
     def search(self, queries: Sequence[str], topk: int) -> list[list[Hit]]:
-        """Return for each query the topk nearest documents; a score is the cosine, or what the user's index has."""
+        """Return for each query the topk nearest documents; a score is the cosine, or what the user's index has.
+
+        A flat index's equal scores are in corpus order, whatever other queries are searched with this one.
+        """
         if not queries:
             return []
-        scores, rows = self._vectors.search(self._encoder.queries(queries), min(topk, self._vectors.ntotal))
+        asked = self._encoder.queries(queries)
+        if self._is_exact:
+            _, rows = self._vectors.search(asked, min(topk + _SPARE, self._vectors.ntotal))
+            scores, rows = _in_exact_order(asked, rows, self._vectors, topk)
+        else:
+            scores, rows = self._vectors.search(asked, min(topk, self._vectors.ntotal))
         return [
             [Hit(row, score) for row, score in zip(*pair, strict=True) if row >= 0]  # -1: fewer were found
             for pair in zip(rows.tolist(), scores.tolist(), strict=True)
@@ -114,6 +129,22 @@ class DenseKind:
             np.save(aside, vectors)
             os.replace(aside, file)
         return vectors
+
+
+def _in_exact_order(
+    asked: NDArray[np.float32], rows: NDArray[np.int64], vectors: Any, topk: int
+) -> tuple[NDArray[np.float32], NDArray[np.int64]]:
+    """Return the scores and rows of the topk best, best first, equal scores in corpus order.
+
+    asked: [N, D]; rows: [N, K] that were found. Returns two times [N, min(topk, K)].
+    A product of matrices adds up in an order that depends on its size: by its scores equal documents would change
+    places as other queries come along.
+    """
+    num, found = rows.shape
+    documents = vectors.reconstruct_batch(rows.ravel()).reshape(num, found, -1).astype(np.float64)  # [N, K, D]
+    scores = (documents * asked[:, None]).sum(-1).astype(np.float32)  # [N, K]
+    best = np.lexsort((rows, -scores))[:, :topk]
+    return np.take_along_axis(scores, best, 1), np.take_along_axis(rows, best, 1)
 
 
 def read_faiss(file: Path, encoder: Encoder) -> Any:

@@ -4,6 +4,7 @@ Vectors have length 1, so that their product is the cosine.
 Shape letters: N texts, T tokens of the longest, D dimensions.
 """
 
+import threading
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -14,7 +15,8 @@ from transformers import AutoModel, AutoTokenizer
 
 from protocol.errors import OperatorError
 
-_BATCH = 64
+# Texts of one pass. On a CPU more of them are no quicker, and each is as slow as the longest of them.
+_CPU_BATCH, _GPU_BATCH = 16, 64
 
 
 @dataclass(frozen=True)
@@ -34,7 +36,7 @@ FAMILIES = {
 
 
 class Encoder:
-    """An encoder; of one thread at a time."""
+    """An encoder; safe to use from several threads."""
 
     def __init__(self, model: str, family: str, max_query_tokens: int = 256, max_passage_tokens: int = 256) -> None:
         """Raises: OperatorError when the model cannot be loaded."""
@@ -43,6 +45,8 @@ class Encoder:
         self._form = FAMILIES[family]
         self._max_query_tokens, self._max_passage_tokens = max_query_tokens, max_passage_tokens
         self._device = "cuda" if torch.cuda.is_available() else "cpu"
+        self._batch = _GPU_BATCH if self._device == "cuda" else _CPU_BATCH
+        self._tokenizing = threading.Lock()  # a tokenizer changes while it reads: it raises in a second thread
         try:
             self._tokenizer = AutoTokenizer.from_pretrained(model)
             self._model = AutoModel.from_pretrained(model).to(self._device).eval()
@@ -62,17 +66,18 @@ class Encoder:
 
     def _encode(self, texts: Sequence[str], max_tokens: int) -> NDArray[np.float32]:
         vectors = np.empty((len(texts), self.dimension), np.float32)
-        # Of like length first: a batch is as slow as its longest text.
-        order = sorted(range(len(texts)), key=lambda index: len(texts[index]))
-        for start in range(0, len(order), _BATCH):
-            batch = order[start : start + _BATCH]
-            vectors[batch] = self._forward([texts[index] for index in batch], max_tokens)
+        with self._tokenizing:
+            tokens = self._tokenizer(list(texts), truncation=True, max_length=max_tokens)
+        # Of like length first: a pass is as slow as its longest text.
+        order = sorted(range(len(texts)), key=lambda index: len(tokens["input_ids"][index]))
+        for start in range(0, len(order), self._batch):
+            batch = order[start : start + self._batch]
+            vectors[batch] = self._forward({name: [tokens[name][index] for index in batch] for name in tokens})
         return vectors
 
     @torch.inference_mode()
-    def _forward(self, texts: list[str], max_tokens: int) -> NDArray[np.float32]:
-        encoded = self._tokenizer(texts, padding=True, truncation=True, max_length=max_tokens, return_tensors="pt")
-        encoded = encoded.to(self._device)
+    def _forward(self, tokens: dict[str, list[list[int]]]) -> NDArray[np.float32]:
+        encoded = self._tokenizer.pad(tokens, return_tensors="pt").to(self._device)
         hidden = self._model(**encoded).last_hidden_state  # [N, T, D]
         if self._form.pooling == "first":
             pooled = hidden[:, 0]
