@@ -16,6 +16,7 @@ class Tally:
     retried: int = 0  # times that samples of a group went back to be leased again
     stale: int = 0  # groups made anew because they had grown too old
     lost_leases: int = 0  # leases that their server never got
+    resumed: int = 0  # samples that another server was to go on with from their kept turns
     leased_twice: int = 0  # overdue groups that another server got as well
     undeliverable: int = 0  # messages that found no connection
     refused: Counter[str] = field(default_factory=Counter)  # messages not used, by reason
@@ -32,6 +33,7 @@ class Tally:
                 "retried": self.retried,
                 "dropped:stale": self.stale,
                 "lost_leases": self.lost_leases,
+                "resumed": self.resumed,
                 "leased_twice": self.leased_twice,
                 "undeliverable": self.undeliverable,
             }

@@ -36,6 +36,7 @@ from learner.coordinator.groups.held_out import HeldOutSet
 from learner.coordinator.groups.open_groups import OpenGroups
 from learner.coordinator.groups.prompt_source import PromptSource
 from learner.coordinator.groups.score_filter import ScoreFilter
+from learner.coordinator.leases.finished_turns import FinishedTurns
 from learner.coordinator.leases.leases import Leases
 from learner.coordinator.leases.overdue import OverdueLimit
 from learner.coordinator.leases.recall import LeaseRecall
@@ -98,6 +99,8 @@ class Coordinator:
         self._groups = groups = OpenGroups(source, self._evaluations, window, self._filter, accounts)
         overdue = OverdueLimit(settings.rollout.lease_timeout_s)
         self._leases = Leases(groups, self._servers, overdue, accounts, settings.run.seed, vocab_size)
+        max_tokens = settings.rollout.max_context_tokens
+        self._turns = FinishedTurns(groups, accounts, max_tokens, vocab_size)
         self._recall = LeaseRecall(groups, self._leases, self._servers, overdue, accounts.tally)
         schedule = EvaluationSchedule(settings.eval.every_steps, settings.run.max_steps, settings.eval.pin)
         lines = StepLines(record, self._evaluations, schedule, ledger, last_step, policy_version)
@@ -128,9 +131,10 @@ class Coordinator:
         if not self._mailbox.is_ours(message):
             self._refuse_stranger(peer, message)
             return
+        if isinstance(message, m.FromServer):
+            self._receive_from_server(peer, message, buffers, now)
+            return
         match message:
-            case m.Hello() | m.Demand() | m.Heartbeat() | m.TrajectoryDone() | m.SampleFailed():
-                self._receive_from_server(peer, message, buffers, now)
             case m.NextBatch():
                 self._on_next(peer, message, now)
             case m.Stepped():
@@ -234,13 +238,7 @@ class Coordinator:
         )
         self._mailbox.refuse(peer, detail, "incarnation", message.request)
 
-    def _receive_from_server(
-        self,
-        server: str,
-        message: m.Hello | m.Demand | m.Heartbeat | m.TrajectoryDone | m.SampleFailed,
-        buffers: list[bytes],
-        now: float,
-    ) -> None:
+    def _receive_from_server(self, server: str, message: m.FromServer, buffers: list[bytes], now: float) -> None:
         self._servers.note(server)  # by a message of any kind
         if not isinstance(message, m.Hello):
             self._recall.spare(server)
@@ -257,6 +255,8 @@ class Coordinator:
                 self._servers.note_heartbeat(server, message)
             case m.TrajectoryDone():
                 self._leases.receive(server, message.facts, buffers, self._steps.leasable_versions, now)
+            case m.TurnsDone():
+                self._turns.receive(server, message, buffers, self._steps.leasable_versions)
             case m.SampleFailed():
                 self._leases.receive_failure(server, message)
 

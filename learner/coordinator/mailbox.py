@@ -48,6 +48,10 @@ class Mailbox:
             ),
         )
 
+    def tell_kept(self, server: str, samples: list[m.Kept]) -> None:
+        """Tell a server how much of its samples' turns is kept."""
+        self.send(server, m.TurnsKept(run_id=self.run_id, incarnation=self.incarnation, samples=samples))
+
     def release(self, kept: Mapping[str, list[str]]) -> None:
         """Tell servers which groups' trajectories they need not keep any longer. kept: server -> names of groups."""
         for server, names in kept.items():

@@ -24,6 +24,8 @@ HELD_LINE = "held_line"
 NOT_APPLIED = "step not applied: "
 # In `waste`: another sample of the group was scored by a newer set of reward endpoints.
 OLDER_REWARD_SET = "reward_set"
+# In `failures`: a server died with the sample, which another server has gone on with since.
+_SURVIVED = "server, survived"
 
 
 @dataclass(frozen=True)
@@ -218,6 +220,13 @@ class Ledger:
             (group, sample_index, attempt, server, boundary, detail, time.time()),
         )
 
+    def forget_deaths(self, group: str, sample_index: int) -> None:
+        """Count the deaths of servers before this moment against a sample no more."""
+        self._change(
+            "UPDATE failures SET boundary = ? WHERE \"group\" = ? AND sample_index = ? AND boundary = 'server'",
+            (_SURVIVED, group, sample_index),
+        )
+
     def waste(self, group: str, sample_index: int, attempt: int, reason: str, num_tokens: int) -> None:
         """Count model tokens that were generated and will not be trained.
 
@@ -257,7 +266,8 @@ class Ledger:
     def _failures_of(self, group: str) -> dict[int, list[tuple[str, str]]]:
         failures: dict[int, list[tuple[str, str]]] = {}
         for index, boundary, detail in self._db.execute(
-            'SELECT sample_index, boundary, detail FROM failures WHERE "group" = ? ORDER BY rowid', (group,)
+            'SELECT sample_index, boundary, detail FROM failures WHERE "group" = ? AND boundary != ? ORDER BY rowid',
+            (group, _SURVIVED),
         ):
             failures.setdefault(index, []).append((boundary, detail))
         return failures

@@ -50,6 +50,11 @@ class RolloutSettings(Section):
     max_groups_in_flight: CountAboveZero = Field(64, le=4096, description="Groups that one server works on at a time.")
     turn_timeout_s: Seconds = Field(600.0, description="Longest wait for one generation.")
     lease_timeout_s: Seconds = Field(1800.0, description="Longest life of a lease before its prompt goes out again.")
+    resume_turns: bool = Field(
+        True,
+        description="The coordinator keeps finished turns of a conversation; another server goes on from them when "
+        "its own is gone. False: it begins anew.",
+    )
     start_timeout_s: Seconds = Field(600.0, description="Longest wait for the servers to start.")
     engine_args: dict[str, Any] = Field({}, description="Passed to vLLM's AsyncEngineArgs unchanged.")
 

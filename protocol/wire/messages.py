@@ -8,6 +8,7 @@ from typing import Annotated, Any, Literal
 
 import msgspec
 
+from protocol.wire.conversation import ConversationPart
 from protocol.wire.trajectory import Count, Name, TrajectoryFacts
 
 # Not 3: one bit that flips would make it 1, the schema without a seal, and damage would be taken for an older peer.
@@ -16,6 +17,7 @@ SCHEMA_VERSION = 4
 MAX_SAMPLES = 4096
 MAX_GROUPS = 4096
 MAX_MINI_BATCHES = 1 << 16
+MAX_PARTS = 32
 _MAX_TRAJECTORIES = 1 << 20
 
 Reason = Annotated[str, msgspec.Meta(max_length=2000)]
@@ -85,6 +87,16 @@ class TrajectoryDone(Message, frozen=True, kw_only=True, tag="trajectory"):
         return 3
 
 
+class TurnsDone(Message, frozen=True, kw_only=True, tag="turns"):
+    """Turns of samples that go on, to be kept for whoever goes on with them. Behind the header: all parts' arrays."""
+
+    parts: Annotated[list[ConversationPart], msgspec.Meta(min_length=1, max_length=MAX_PARTS)]  # one for each sample
+
+    @property
+    def num_buffers(self) -> int:
+        return 3
+
+
 class SampleFailed(Message, frozen=True, kw_only=True, tag="failed"):
     """A neighbour failed for good while this sample was made: its part of the lease goes back."""
 
@@ -128,6 +140,28 @@ class Lease(Message, frozen=True, kw_only=True, tag="lease"):
     seed: Count  # the run's; together with group, sample, attempt and turn it decides a generation's seed
     # of the samples that are not greedy; absent: rollout.temperature
     temperature: Annotated[float, msgspec.Meta(ge=1e-6, le=1e6)] | msgspec.UnsetType = msgspec.UNSET
+    # samples to go on with where another server stopped, each as one part; absent: all begin with the prompt
+    resumed: Annotated[list[ConversationPart], msgspec.Meta(max_length=MAX_SAMPLES)] | msgspec.UnsetType = msgspec.UNSET
+
+    @property
+    def num_buffers(self) -> int:
+        return 3 if self.resumed else 0
+
+
+class Kept(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
+    """How much of one sample is kept."""
+
+    group: Name  # as in the part
+    sample_index: Count  # as in the part
+    attempt: Count  # as in the part
+    num_tokens: Count  # the conversation's first tokens that are kept: what comes next begins behind them
+    is_yours: bool  # False: the sample is another server's by now, or is done: stop making it
+
+
+class TurnsKept(Message, frozen=True, kw_only=True, tag="turns_kept"):
+    """Turns arrived, and what became of them."""
+
+    samples: Annotated[list[Kept], msgspec.Meta(max_length=MAX_PARTS)]  # one for each part
 
 
 class Ack(Message, frozen=True, kw_only=True, tag="ack"):
@@ -250,6 +284,7 @@ class Done(Message, frozen=True, kw_only=True, tag="done"):
     detail: Reason = ""  # always empty today
 
 
-ToCoordinator = Hello | Demand | TrajectoryDone | SampleFailed | Heartbeat | NextBatch | Stepped | SaveLedger
-ToServer = Lease | Ack | Trained | Refused | Ping | Rewards | Done
+FromServer = Hello | Demand | TrajectoryDone | TurnsDone | SampleFailed | Heartbeat
+ToCoordinator = FromServer | NextBatch | Stepped | SaveLedger
+ToServer = Lease | Ack | TurnsKept | Trained | Refused | Ping | Rewards | Done
 ToRank = Batch | Wait | PushAgain | Ended | Done | Refused

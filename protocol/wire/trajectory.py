@@ -5,6 +5,7 @@ Shape letter: T tokens of the trajectory, prompt included.
 """
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Annotated, Literal
 
@@ -137,42 +138,14 @@ class Trajectory:
 
     def check(self, path: str = "$.trajectory") -> None:
         """Raise FrameError when the arrays and facts contradict each other or hold a value that cannot be trained."""
-        self._check_spans(path)
-        self._check_arrays(path)
-        self._check_rewards(path)
-
-    def _check_spans(self, path: str) -> None:
-        """Compare the loss mask with what the version spans cover: exactly the tokens that the model wrote."""
         facts, mask = self.facts, self.loss_mask
         if not 0 < facts.num_prompt_tokens < facts.num_tokens:
             raise FrameError(f"{path}.num_prompt_tokens", f"is {facts.num_prompt_tokens} of {facts.num_tokens} tokens")
-        covered = bytearray(facts.num_tokens)
-        end = 0
-        for i, span in enumerate(facts.version_spans):
-            if not end <= span.start < span.end <= facts.num_tokens:
-                problem = f"is [{span.start}, {span.end}) after {end}, of {facts.num_tokens} tokens"
-                raise FrameError(f"{path}.version_spans[{i}]", problem)
-            end = span.end
-            covered[span.start : end] = b"\1" * (end - span.start)
         if mask[: facts.num_prompt_tokens].any():
             raise FrameError(f"{path}.loss_mask", "is 1 inside the prompt")
-        if covered == mask.tobytes():
-            return
-        if (highest := int(mask.max())) > 1:
-            raise FrameError(f"{path}.loss_mask", f"holds {highest}, expected 0 or 1")
-        raise FrameError(f"{path}.version_spans", "do not cover exactly the tokens the model wrote")
-
-    def _check_arrays(self, path: str) -> None:
-        logprobs = self.behaviour_logprobs
-        if (lowest := int(self.tokens.min())) < 0:
-            raise FrameError(f"{path}.tokens", f"holds the token {lowest}, expected 0 or more", "vocabulary")
-        lowest_logprob, highest_logprob = float(logprobs.min()), float(logprobs.max())  # both NaN if any value is
-        if not (math.isfinite(lowest_logprob) and math.isfinite(highest_logprob)):
-            raise FrameError(f"{path}.behaviour_logprobs", "holds a value that is not finite", "nonfinite")
-        if highest_logprob > 1e-3:
-            raise FrameError(f"{path}.behaviour_logprobs", f"holds {highest_logprob}, above 0")
-        if ((logprobs != 0) > self.loss_mask).any():
-            raise FrameError(f"{path}.behaviour_logprobs", "is not 0 for a token that the model did not write")
+        check_spans(facts.version_spans, mask, path)
+        check_arrays(self.tokens, self.behaviour_logprobs, mask, path)
+        self._check_rewards(path)
 
     def _check_rewards(self, path: str) -> None:
         numbers = {"reward": self.facts.reward, **self.facts.reward_parts, **self.facts.reward_logs}
@@ -182,3 +155,33 @@ class Trajectory:
                 raise FrameError(f"{path}.reward", f"{name} is {value}", "nonfinite")
             if abs(value) > _LARGEST_REWARD:
                 raise FrameError(f"{path}.reward", f"{name} is {value}, expected at most {_LARGEST_REWARD} either way")
+
+
+def check_spans(spans: Sequence[VersionSpan], mask: NDArray[np.uint8], path: str, first: int = 0) -> None:
+    """Raise FrameError unless version spans are over exactly the tokens of a loss mask, the first at place `first`."""
+    covered = bytearray(len(mask))
+    end, num_tokens = first, first + len(mask)
+    for i, span in enumerate(spans):
+        if not end <= span.start < span.end <= num_tokens:
+            problem = f"is [{span.start}, {span.end}) after {end}, of {num_tokens} tokens"
+            raise FrameError(f"{path}.version_spans[{i}]", problem)
+        end = span.end
+        covered[span.start - first : end - first] = b"\1" * (end - span.start)
+    if covered == mask.tobytes():
+        return
+    if (highest := int(mask.max())) > 1:
+        raise FrameError(f"{path}.loss_mask", f"holds {highest}, expected 0 or 1")
+    raise FrameError(f"{path}.version_spans", "do not cover exactly the tokens the model wrote")
+
+
+def check_arrays(tokens: NDArray[np.int32], logprobs: NDArray[np.float32], mask: NDArray[np.uint8], path: str) -> None:
+    """Raise FrameError for tokens or logprobs that cannot be trained. Each array has at least one value."""
+    if (lowest := int(tokens.min())) < 0:
+        raise FrameError(f"{path}.tokens", f"holds the token {lowest}, expected 0 or more", "vocabulary")
+    lowest_logprob, highest_logprob = float(logprobs.min()), float(logprobs.max())  # both NaN if any value is
+    if not (math.isfinite(lowest_logprob) and math.isfinite(highest_logprob)):
+        raise FrameError(f"{path}.behaviour_logprobs", "holds a value that is not finite", "nonfinite")
+    if highest_logprob > 1e-3:
+        raise FrameError(f"{path}.behaviour_logprobs", f"holds {highest_logprob}, above 0")
+    if ((logprobs != 0) > mask).any():
+        raise FrameError(f"{path}.behaviour_logprobs", "is not 0 for a token that the model did not write")

@@ -124,6 +124,11 @@ class ModelTool(Protocol):
 class Environment(Protocol):
     """One conversation. Made for each sample as `Class(resources)`.
 
+    With `def snapshot(self)` and `async def resume(self, snapshot)` another server goes on with it when its own is
+    gone: `snapshot` is asked after each step for all that the next ones depend on, as JSON values (None: nobody can go
+    on from here), and `resume`, on a new object that was reset with the same task, is given that. Without them the
+    sample begins anew.
+
     A class names the tools it uses: `requires = {"search"}`. It may have `async def close(self)`, which is called once
     the conversation has ended, however it did. `gives_reward = True`: without rewards.endpoints nobody else is asked.
     An exception is a failure of this environment: the sample is returned with its text, and nothing is trained.

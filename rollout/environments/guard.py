@@ -6,6 +6,8 @@ neighbours that it asked (a search) pass as they are.
 """
 
 import asyncio
+import inspect
+import json
 import math
 from collections.abc import Awaitable, Callable, Mapping
 from contextlib import suppress
@@ -15,6 +17,7 @@ from typing import Any, TypeVar, get_args
 from protocol.contained_tasks import contain_tasks
 from protocol.errors import NeighbourError
 from protocol.one_line import described, one_line
+from protocol.wire.conversation import MAX_SNAPSHOT_CHARACTERS
 from rollout.environments.base import (
     Chat,
     Environment,
@@ -65,6 +68,24 @@ class GuardedEnvironment:
     async def step(self, turn: Turn) -> Step:
         """Return the environment's answer: its observation no plain string, its reward a finite float or None."""
         return _checked(_checked_step, await self._ended(lambda: self._environment.step(turn), "no observation"))
+
+    @property
+    def can_resume(self) -> bool:
+        """Whether the environment can go on where another object of its class stopped."""
+        kind = type(self._environment)
+        return callable(getattr(kind, "snapshot", None)) and inspect.iscoroutinefunction(getattr(kind, "resume", None))
+
+    def snapshot(self) -> str | None:
+        """Return as JSON what another object of the class goes on from; None where none can."""
+        if not self.can_resume:
+            return None
+        environment: Any = self._environment
+        return _checked(_checked_snapshot, _called(environment.snapshot))
+
+    async def resume(self, snapshot: str) -> None:
+        """Have a new environment, after its reset, go on from a snapshot."""
+        environment: Any = self._environment
+        await self._ended(lambda: environment.resume(json.loads(snapshot)), "not gone on")
 
     async def close(self) -> None:
         """Have the environment give back what it holds, if it has a `close`; what that raises fails nothing."""
@@ -131,6 +152,25 @@ def _checked(check: Callable[[Any], _Checked], value: Any) -> _Checked:
         raise
     except BaseException as error:
         raise NeighbourError(ENVIRONMENT, f"its answer cannot be read: {described(error)}") from error
+
+
+def _called(call: Callable[[], Any]) -> Any:
+    try:
+        return call()
+    except NeighbourError:
+        raise
+    except BaseException as error:  # a user's code may raise anything
+        raise NeighbourError(ENVIRONMENT, described(error)) from error
+
+
+def _checked_snapshot(snapshot: Any) -> str | None:
+    if snapshot is None:
+        return None
+    text = json.dumps(snapshot, allow_nan=False)
+    if len(text) > MAX_SNAPSHOT_CHARACTERS:
+        problem = f"its snapshot has {len(text)} characters of JSON, at most {MAX_SNAPSHOT_CHARACTERS}"
+        raise NeighbourError(ENVIRONMENT, problem)
+    return text
 
 
 def _checked_stop(stop: Any) -> tuple[str, ...]:

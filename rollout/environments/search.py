@@ -31,6 +31,12 @@ class Search:
     async def reset(self, task: Task) -> Prompt:
         return task.prompt
 
+    def snapshot(self) -> dict[str, int]:
+        return {"turns": self._num_turns}
+
+    async def resume(self, snapshot: dict[str, int]) -> None:
+        self._num_turns = snapshot["turns"]
+
     async def step(self, turn: Turn) -> Step:
         """Return passages for a search, a correction for anything unclear, or the end."""
         self._num_turns += 1

@@ -5,7 +5,7 @@ beside us leaves as NeighbourError, never as data.
 """
 
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Set
 from contextlib import contextmanager
 from typing import Any
 
@@ -17,7 +17,7 @@ from rollout.environments.base import Chat, MakeEnvironment, Messages, Observati
 from rollout.environments.guard import GuardedEnvironment
 from rollout.episodes.chat_tokens import ChatTokens
 from rollout.episodes.conversation import Conversation, Conversations
-from rollout.episodes.sample import Generator, SampleTask, Scorer, WrittenSoFar
+from rollout.episodes.sample import Generator, SampleTask, Scorer, TurnKeeper, WrittenSoFar
 from rollout.episodes.scoring import finish_scored
 from rollout.episodes.transcript import Transcript
 from rollout.neighbours.sources import noted_sources
@@ -55,16 +55,13 @@ class EpisodePlayer:
 
         Raises: NeighbourError naming "engine", "retriever", "reward:<name>", "environment", "prompt" or "trajectory".
         """
-        started_at, clock = time.time(), time.perf_counter()
+        written = written or WrittenSoFar()
         environment = GuardedEnvironment(self._make_environment, self._resources, self._settings.turn_timeout_s)
         try:
             with noted_sources() as sources:
-                prompt = await environment.reset(sample.task)
-                environment_s = time.perf_counter() - clock
-                conversation = self._conversations.begin(sample, self._text.prompt(prompt), written)
-                conversation.transcript.started_at = started_at
-                conversation.transcript.environment_s = environment_s
-                how = await self._converse(environment, conversation, prompt.tools if isinstance(prompt, Chat) else [])
+                conversation, tools = await self._begun(environment, sample, written)
+                sources.content_hashes.update(conversation.transcript.content_hashes)
+                how = await self._converse(environment, conversation, tools, sources.content_hashes, written.keeper)
         finally:
             await environment.close()
         conversation.transcript.content_hashes = sorted(sources.content_hashes)
@@ -75,16 +72,41 @@ class EpisodePlayer:
         prompt, response = map(self._decode, (transcript.prompt_tokens, transcript.response_tokens))
         return await finish_scored(conversation, how, prompt, response, self._scorer)
 
+    async def _begun(
+        self, environment: GuardedEnvironment, sample: SampleTask, written: WrittenSoFar
+    ) -> tuple[Conversation, list[dict[str, Any]]]:
+        """Return the conversation with its prompt, or as far as another server had it, and the tools it is told of."""
+        started_at, clock = time.time(), time.perf_counter()
+        prompt = await environment.reset(sample.task)
+        environment_s = time.perf_counter() - clock
+        if (before := sample.before) is not None and environment.can_resume:
+            await environment.resume(before.snapshot)
+            conversation = self._conversations.take_up(sample, before.transcript, written)
+            written.num_model_tokens = before.transcript.num_model_tokens
+        else:
+            conversation = self._conversations.begin(sample, self._text.prompt(prompt), written)
+            conversation.transcript.started_at = started_at
+        conversation.transcript.environment_s += environment_s
+        return conversation, prompt.tools if isinstance(prompt, Chat) else []
+
     async def _converse(
-        self, environment: GuardedEnvironment, conversation: Conversation, tools: list[dict[str, Any]]
+        self,
+        environment: GuardedEnvironment,
+        conversation: Conversation,
+        tools: list[dict[str, Any]],
+        sources: Set[str],
+        keeper: TurnKeeper | None,
     ) -> Finish:
         """Play turns until the environment or the context ends the conversation; returns which.
 
-        tools: that the prompt told the policy of.
+        tools: that the prompt told the policy of. sources: content hashes of what was searched so far. keeper: has the
+        turn before kept before the environment is asked again: what a tool did for a turn it does once.
         """
         transcript = conversation.transcript
         while True:
             turn = _turn_of(await conversation.next_turn(environment.stop))
+            if keeper is not None:
+                await keeper.until_kept()
             with _environment_timed(transcript):
                 step = await environment.step(turn)
             transcript.add_reward(step.reward)
@@ -93,6 +115,9 @@ class EpisodePlayer:
                 return _finish_of(step, turn, conversation.is_full)
             if not conversation.observe(self._observation_tokens(step.observation, tools, transcript.tokens[-1])):
                 return "context"
+            if keeper is not None and (snapshot := environment.snapshot()) is not None:
+                transcript.content_hashes = sorted(sources)
+                keeper.keep(transcript, snapshot)
 
     def _observation_tokens(
         self, observation: Observation | str | Messages | None, tools: list[dict[str, Any]], last_token: int

@@ -7,10 +7,19 @@ from typing import Any, Literal, Protocol
 from protocol.wire.trajectory import Trajectory
 from rollout.engine.generation import EngineStats, Generation, Sampling
 from rollout.environments.base import Task
+from rollout.episodes.transcript import Transcript
 from rollout.neighbours.reward_client import Score, ScoreRequest
 
 AGENT = "agent"
 """Boundary of what a user's agent program does."""
+
+
+@dataclass(frozen=True)
+class Interrupted:
+    """A conversation that another server had begun."""
+
+    transcript: Transcript  # up to the reply to its last finished turn
+    snapshot: str  # its environment's then: JSON
 
 
 @dataclass(frozen=True)
@@ -25,6 +34,7 @@ class SampleTask:
     seed: int  # the run's
     task: Task  # what its environment starts from
     temperature: float | None = None  # of a sample that is not greedy; None: rollout.temperature
+    before: Interrupted | None = None  # what there is of it already; None: nothing
 
     @property
     def key(self) -> str:
@@ -32,11 +42,22 @@ class SampleTask:
         return f"{self.group}/{self.sample_index}/{self.attempt}"
 
 
+class TurnKeeper(Protocol):
+    """Has one sample's finished turns kept elsewhere, so that another server can go on from them."""
+
+    def keep(self, transcript: Transcript, snapshot: str) -> None:
+        """Take the conversation as it is, with the reply to its last turn. snapshot: its environment's, JSON."""
+
+    async def until_kept(self) -> None:
+        """Return once what was taken last is kept, or nobody seems to be there to keep it."""
+
+
 @dataclass
 class WrittenSoFar:
     """What the policy has written of a sample so far: known to its player's caller also when it is never finished."""
 
     num_model_tokens: int = 0  # of turns that the engine ended, usable or not
+    keeper: TurnKeeper | None = None  # told of each turn that was answered; None: nobody keeps them
 
 
 class Generator(Protocol):

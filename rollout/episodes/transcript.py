@@ -12,20 +12,12 @@ import msgspec
 import numpy as np
 
 from protocol.errors import FrameError
+from protocol.wire.conversation import ConversationPart, FinishedTurn, arrays_of
 from protocol.wire.trajectory import LOGPROBS, MASK, TOKENS, Trajectory, TrajectoryFacts, VersionSpan
 from rollout.engine.generation import Generation
 
 _encoder = msgspec.msgpack.Encoder()
 _facts_decoder = msgspec.msgpack.Decoder(TrajectoryFacts)
-
-
-class FinishedTurn(msgspec.Struct, frozen=True):
-    """A turn that the policy has written: tokens [start, end) of its transcript."""
-
-    start: int  # place of its first token
-    end: int  # place behind its last token
-    finish: Literal["stop", "length"]  # at its end of text or a stop string; cut by a token limit
-    stop_string: str | None  # the stop string that ended it, if one did
 
 
 class Transcript(msgspec.Struct):
@@ -54,6 +46,26 @@ class Transcript(msgspec.Struct):
         """Return the transcript that holds a prompt alone."""
         n = len(prompt_tokens)
         return cls(list(prompt_tokens), n, logprobs=[0.0] * n, loss_mask=[0] * n, started_at=time.time())
+
+    @classmethod
+    def of_part(cls, part: ConversationPart, buffers: Sequence[bytes]) -> "Transcript":
+        """Return the transcript that a part from the first token on is. buffers: its tokens, logprobs and mask."""
+        tokens, logprobs, mask = arrays_of(buffers)
+        return cls(
+            tokens.tolist(),
+            part.num_prompt_tokens,
+            logprobs.tolist(),
+            mask.tolist(),
+            list(part.version_spans),
+            list(part.turns),
+            part.reward,
+            part.score,
+            list(part.content_hashes),
+            dict(part.logs),
+            part.started_at,
+            part.generate_s,
+            part.environment_s,
+        )
 
     def __len__(self) -> int:
         return len(self.tokens)
@@ -98,6 +110,11 @@ class Transcript(msgspec.Struct):
         """Take over what the environment says beside the reward; the last of each counts."""
         self.score = self.score if score is None else score
         self.logs = {**self.logs, **logs}
+
+    def buffers(self, first: int, end: int) -> list[bytes]:
+        """Return tokens, logprobs and mask of the tokens [first, end) as raw little-endian bytes."""
+        arrays = ((self.tokens, TOKENS), (self.logprobs, LOGPROBS), (self.loss_mask, MASK))
+        return [np.array(values[first:end], kind).tobytes() for values, kind in arrays]
 
     def up_to(self, num_turns: int) -> "Transcript":
         """Return a copy that ends with the policy's num_turns-th turn: what came after it was never said."""

@@ -5,7 +5,7 @@ What a task makes, a trajectory or which neighbour failed it, goes into the outb
 
 import asyncio
 from collections import Counter, deque
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import msgspec
@@ -14,11 +14,14 @@ from protocol.errors import NeighbourError
 from protocol.one_line import described, one_line
 from protocol.settings.rollout import RolloutSettings
 from protocol.wire import messages as m
+from protocol.wire.conversation import split_buffers
 from rollout.environments.base import Task
 from rollout.environments.guard import ENVIRONMENT
-from rollout.episodes.sample import AGENT, Player, SampleTask, WrittenSoFar
+from rollout.episodes.sample import AGENT, Interrupted, Player, SampleTask, WrittenSoFar
+from rollout.episodes.transcript import Transcript
 from rollout.session.failure_counts import FailureCounts
 from rollout.session.outbox import Failure, Finished, Item, Key, Outbox
+from rollout.session.turns_to_keep import TurnsToKeep
 
 _NUM_REMEMBERED = 65536
 
@@ -42,7 +45,8 @@ class SamplesInFlight:
         self._settings = settings
         self._clock = clock
         self._on_change = on_change
-        self._leases: deque[m.Lease] = deque()
+        self.turns = TurnsToKeep(clock, on_change)
+        self._leases: deque[tuple[m.Lease, dict[int, Interrupted]]] = deque()
         self._running: dict[tuple[str, int], _Running] = {}
         self._open_groups: Counter[str] = Counter()
         self._newest: dict[str, tuple[int, int]] = {}
@@ -64,12 +68,16 @@ class SamplesInFlight:
 
     def unfinished(self) -> dict[str, int]:
         """Return each group here whose samples the coordinator does not have all, with its newest lease's attempt."""
-        names = {lease.group for lease in self._leases} | self._open_groups.keys()
+        names = {lease.group for lease, _ in self._leases} | self._open_groups.keys()
         names |= {key.group for key in self._outbox.unanswered()}
         return {name: self._newest[name][1] for name in names if name in self._newest}
 
-    def add(self, lease: m.Lease) -> None:
-        """Queue a lease; `admit` starts it. One that came before is of no use, even if its samples left long ago."""
+    def add(self, lease: m.Lease, buffers: Sequence[bytes] = ()) -> None:
+        """Queue a lease; `admit` starts it. One that came before is of no use, even if its samples left long ago.
+
+        buffers: arrays of its samples that other servers had begun. Raises: FrameError when they are of other lengths.
+        """
+        begun = _begun_elsewhere(lease, buffers)
         stamp = (lease.incarnation, lease.attempt)
         if self._newest.get(lease.group, (0, 0)) >= stamp:
             return
@@ -78,7 +86,7 @@ class SamplesInFlight:
         self._newest[lease.group] = stamp
         if len(self._newest) > _NUM_REMEMBERED:
             del self._newest[next(iter(self._newest))]
-        self._leases.append(lease)
+        self._leases.append((lease, begun))
 
     def cancel(self) -> None:
         """Stop every sample in flight."""
@@ -88,10 +96,16 @@ class SamplesInFlight:
     def admit(self, tasks: asyncio.TaskGroup) -> None:
         """Start leases while there is room. More than were asked for can come: a Demand and a Lease may cross."""
         while self._leases and len(self._open_groups) < self._settings.max_groups_in_flight:
-            lease = self._leases.popleft()
+            lease, begun = self._leases.popleft()
             row = msgspec.msgpack.encode((lease.prompt, lease.label, lease.columns))
             for index in lease.sample_indices:
-                self._start(tasks, _sample(lease, index, row))
+                self._start(tasks, _sample(lease, index, row, begun.get(index)))
+
+    def stop(self, group: str, sample_index: int, attempt: int) -> None:
+        """Stop a try at a sample that another server makes by now: what its tools do from here on, they do twice."""
+        running = self._running.get((group, sample_index))
+        if running is not None and running.attempt == attempt:
+            running.task.cancel()
 
     def _start(self, tasks: asyncio.TaskGroup, sample: SampleTask) -> None:
         """Start a sample, in place of an older attempt at it; nothing when this very attempt is known."""
@@ -112,6 +126,8 @@ class SamplesInFlight:
     async def _played(self, sample: SampleTask) -> Item:
         """Return the finished sample, or what failed it: whatever is raised in here is this one sample's failure."""
         limit_s, written = self._settings.lease_timeout_s, WrittenSoFar()
+        if self._settings.resume_turns:
+            written.keeper = self.turns.keeper_of(sample)
         deadline = asyncio.timeout(limit_s)
         try:
             async with deadline:
@@ -140,6 +156,7 @@ class SamplesInFlight:
         running = self._running.get(place)
         if running is not None and running.attempt == sample.attempt:
             del self._running[place]
+            self.turns.forget(place)
         self._open_groups[sample.group] -= 1
         if not self._open_groups[sample.group]:
             del self._open_groups[sample.group]
@@ -164,10 +181,22 @@ def _is_told_to_stop(error: BaseException) -> bool:
     return isinstance(error, asyncio.CancelledError) and task is not None and task.cancelling() > 0
 
 
-def _sample(lease: m.Lease, index: int, row: bytes) -> SampleTask:
-    """Return one sample of a lease. row: its prompt, label and columns."""
+def _begun_elsewhere(lease: m.Lease, buffers: Sequence[bytes]) -> dict[int, Interrupted]:
+    """Return the samples of a lease that go on where another server stopped."""
+    parts = lease.resumed or []
+    arrays = split_buffers(parts, buffers, "$.resumed") if parts else []
+    return {
+        part.sample_index: Interrupted(Transcript.of_part(part, its), part.snapshot)
+        for part, its in zip(parts, arrays, strict=True)
+    }
+
+
+def _sample(lease: m.Lease, index: int, row: bytes, before: Interrupted | None) -> SampleTask:
+    """Return one sample of a lease. row: its prompt, label and columns. before: what there is of it already."""
     # Of its own: an environment that changes its row must not change the row of the group's other samples.
     prompt, label, columns = msgspec.msgpack.decode(row)
     task = Task(prompt, label, columns, is_greedy=index in lease.greedy_indices)
     temperature = None if lease.temperature is msgspec.UNSET else lease.temperature
-    return SampleTask(lease.group, index, lease.attempt, lease.incarnation, lease.kind, lease.seed, task, temperature)
+    return SampleTask(
+        lease.group, index, lease.attempt, lease.incarnation, lease.kind, lease.seed, task, temperature, before
+    )

@@ -110,6 +110,7 @@ class RolloutSession:
                 self._samples.admit(tasks)
                 await self._say_hello()
                 await self._send_finished()
+                await self._send_turns()
                 await self._send_demand()
                 await self._send_heartbeat()
                 await self._await_news()
@@ -131,10 +132,13 @@ class RolloutSession:
 
     def _receive(self, frames: list[bytes]) -> None:
         try:
-            message, _ = self._decoder.decode(frames)
+            message, buffers = self._decoder.decode(frames)
+            self._take(message, buffers)
         except FrameError as error:
             self.failures.add("coordinator", str(error), "the message was not used", self._clock())
-            return
+
+    def _take(self, message: m.Message, buffers: list[bytes]) -> None:
+        """Do what a message says. Raises: FrameError for a lease whose buffers are not what it says."""
         if (message.run_id, message.incarnation) != (self.spec.run_id, self.spec.incarnation):
             self._on_other_run(message)
             return
@@ -143,12 +147,15 @@ class RolloutSession:
         match message:
             case m.Lease():
                 self._heard_of_lease = max(self._heard_of_lease, message.number)
-                self._samples.add(message)
+                self._samples.add(message, buffers)
                 self._news.set()
             case m.Ping():
                 self._heard_of_lease = max(self._heard_of_lease, message.newest_lease)
             case m.Ack():
                 self._on_ack(message)
+            case m.TurnsKept():
+                for one in self._samples.turns.on_kept(message.samples):
+                    self._samples.stop(one.group, one.sample_index, one.attempt)
             case m.Trained():
                 self.outbox.mark_trained(message.groups)
             case m.Refused():
@@ -194,6 +201,12 @@ class RolloutSession:
         if self._is_welcome and self._channel.is_connected and self._clock() - self._heard_at < _SILENT_S:
             for item in self.outbox.due(self._clock()):
                 await self._send_item(item)
+
+    async def _send_turns(self) -> None:
+        """Send turns of samples that go on, for whoever would have to go on with them."""
+        if self._is_welcome:
+            for parts, buffers in self._samples.turns.due():
+                await self._channel.send(encode(m.TurnsDone(**self._stamp(), parts=parts), buffers))
 
     async def _send_item(self, item: Item) -> None:
         if isinstance(item, Finished):

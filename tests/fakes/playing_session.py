@@ -47,11 +47,15 @@ async def playing_session(
     resources: Resources | None = None,
     scorer: Scorer | None = None,
     rewards: RewardSets | None = None,
+    keeps_turns: bool = True,
     **rollout: Any,
 ) -> AsyncIterator[PlayingSession]:
-    """Yield a session that plays `environment` with this engine and this scorer. rewards: as `RolloutSession`'s."""
+    """Yield a session that plays `environment` with this engine and this scorer. rewards: as `RolloutSession`'s.
+
+    keeps_turns: as `ScriptedCoordinator`'s.
+    """
     keys = make_keys()
-    coordinator = ScriptedCoordinator(keys)
+    coordinator = ScriptedCoordinator(keys, keeps_turns=keeps_turns)
     spec = make_spec(coordinator.address, **rollout)
     gate, scorer = VersionGate(), scorer or ScriptedScorer()
     gate.open()

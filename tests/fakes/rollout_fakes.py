@@ -177,14 +177,18 @@ class ScriptedScorer:
 
 
 class ScriptedCoordinator:
-    """A real ROUTER socket with real keys; the test says what it answers. One peer."""
+    """A real ROUTER socket with real keys; the test says what it answers. One peer.
 
-    def __init__(self, keys: Keys, incarnation: int = 1) -> None:
+    keeps_turns: whether it answers turns, as a coordinator that keeps them all does.
+    """
+
+    def __init__(self, keys: Keys, incarnation: int = 1, keeps_turns: bool = True) -> None:
         self._channel = RouterChannel("127.0.0.1", keys.coordinator, allowed=[keys.peer.public])
         self.address = self._channel.address
         self.stamp = {"run_id": "run", "incarnation": incarnation}
         self.received: list[m.Message] = []
         self.buffers: list[list[bytes]] = []
+        self._keeps_turns = keeps_turns
         self._decoder: Decoder[m.Message] = Decoder(m.ToCoordinator)
         self._peer = b""
 
@@ -203,6 +207,8 @@ class ScriptedCoordinator:
             message, buffers = self._decoder.decode(frames)
             self.received.append(message)
             self.buffers.append(buffers)
+            if self._keeps_turns and isinstance(message, m.TurnsDone):
+                self.tell_kept(message)
             if isinstance(message, kind) and (message.run_id, message.incarnation) == tuple(self.stamp.values()):
                 return message
         raise TimeoutError(f"no {kind.__name__} within {timeout_s} s, got {self.received}")
@@ -213,11 +219,19 @@ class ScriptedCoordinator:
         self.send(m.Done(**self.stamp))
         return hello
 
-    def send(self, message: m.Message) -> None:
-        assert self._channel.send(self._peer, encode(message))
+    def send(self, message: m.Message, buffers: Sequence[bytes] = ()) -> None:
+        assert self._channel.send(self._peer, encode(message, buffers))
 
-    def lease(self, group: str, num_samples: int = 1, **changes: Any) -> m.Lease:
-        """Send and return a lease."""
+    def tell_kept(self, message: m.TurnsDone, is_yours: bool = True, num_tokens: int | None = None) -> None:
+        """Answer turns. num_tokens: of each sample that are kept; None: all."""
+        samples = [
+            m.Kept(p.group, p.sample_index, p.attempt, p.end if num_tokens is None else num_tokens, is_yours)
+            for p in message.parts
+        ]
+        self.send(m.TurnsKept(**self.stamp, samples=samples))
+
+    def lease(self, group: str, num_samples: int = 1, buffers: Sequence[bytes] = (), **changes: Any) -> m.Lease:
+        """Send and return a lease. buffers: of the samples that it goes on with."""
         values = {
             "group": group,
             "attempt": 1,
@@ -231,7 +245,7 @@ class ScriptedCoordinator:
             "seed": 7,
         }
         lease = m.Lease(**self.stamp, **{**values, **changes})
-        self.send(lease)
+        self.send(lease, buffers)
         return lease
 
     def acknowledge(self, group: str, sample_index: int, outcome: str) -> None:

@@ -5,6 +5,7 @@ from typing import Literal, NamedTuple
 
 import msgspec
 
+from learner.coordinator.groups.kept_turns import KeptTurns, fitting
 from learner.data.prompts import Prompt
 from protocol.wire.messages import Lease
 from protocol.wire.trajectory import Trajectory, TrajectoryFacts
@@ -56,7 +57,8 @@ class Group:
     is_leased_twice: bool = False  # the newest lease was overdue and has gone out a second time
     kept_because: str | None = None  # why it is trained in spite of its mean score; None: the score is in bounds
     trajectories: dict[int, Trajectory] = field(default_factory=dict)  # sample -> what came back of it
-    # sample -> (boundary, detail) of each failure, in order, in earlier starts too
+    kept: dict[int, KeptTurns] = field(default_factory=dict)  # sample that is not back -> its finished turns
+    # sample -> (boundary, detail) of each failure, in order, in earlier starts too. Servers' deaths since its last turn
     failures: dict[int, list[tuple[str, str]]] = field(default_factory=dict)
 
     @property
@@ -96,9 +98,11 @@ class Group:
         self.attempt += 1
         self.leased_at = now
         self.leases[server] = SentLease(number, self.attempt)
+        resumed = fitting({i: self.kept[i] for i in indices if i in self.kept})
         # A group of which nothing is left is as young as its new server. Were the version of its first lease kept, a
         # group dropped as too old, or recalled after a restart, would be too old again at once, for ever.
-        self.oldest_version = min(self.oldest_version, server_version) if self.is_begun else server_version
+        oldest = min([server_version, *(self.kept[i].oldest_version for i in resumed)])
+        self.oldest_version = min(self.oldest_version, oldest) if self.is_begun else oldest
         self.holders.update(dict.fromkeys(indices, server))
         self.attempts.update(dict.fromkeys(indices, self.attempt))
         return Lease(
@@ -115,6 +119,7 @@ class Group:
             greedy_indices=[i for i in indices if i in self.greedy_indices],
             seed=seed,
             temperature=msgspec.UNSET if self.temperature is None else self.temperature,
+            resumed=[self.kept[i].part for i in resumed] or msgspec.UNSET,
         )
 
     def receive(self, trajectory: Trajectory) -> bool:
@@ -125,6 +130,7 @@ class Group:
             return False
         self.oldest_version = min(self.oldest_version, facts.oldest_version) if self.is_begun else facts.oldest_version
         self.holders.pop(index, None)
+        self.kept.pop(index, None)
         self.trajectories[index] = trajectory
         if self.is_ready:
             self.oldest_version = min(t.facts.oldest_version for t in self.trajectories.values())
@@ -144,14 +150,39 @@ class Group:
             del self.trajectories[index]
         return list(old.values())
 
-    def fail(self, index: int, boundary: str, detail: str) -> None:
-        """Note that a sample failed for good on its server; it is missing again. boundary: who failed it."""
-        self.holders.pop(index, None)
-        self.note_failure(index, boundary, detail)
+    def fail(self, index: int, boundary: str, detail: str) -> KeptTurns | None:
+        """Note that a sample failed for good on its server; it is missing again. boundary: who failed it.
 
-    def note_failure(self, index: int, boundary: str, detail: str) -> None:
-        """Note that a sample failed once, whoever makes it now."""
-        self.failures.setdefault(index, []).append((boundary, detail))
+        Returns turns that were kept of it and are not gone on from.
+        """
+        self.holders.pop(index, None)
+        return self.note_failure(index, boundary, detail)
+
+    def note_failure(self, index: int, boundary: str, detail: str) -> KeptTurns | None:
+        """Note that a sample failed once, whoever makes it now; returns as `fail` does.
+
+        After a failure it begins anew, because what was said may be why. A server's death says little; before it is
+        given up for deaths, it begins anew once.
+        """
+        failures = self.failures.setdefault(index, [])
+        failures.append((boundary, detail))
+        if boundary == DIED and _num_deaths(failures) != MAX_SERVER_DEATHS - 1:
+            return None
+        return self.kept.pop(index, None)
+
+    def makes(self, index: int, server: str, attempt: int) -> bool:
+        """Return whether a sample that is not back was leased to this server last: its turns are worth keeping."""
+        is_newest = self.attempts.get(index) == attempt and self.holders.get(index, server) == server
+        return is_newest and index not in self.trajectories
+
+    def forget_deaths(self, index: int) -> bool:
+        """Take servers' deaths from a sample that has had a turn since; returns whether there were any."""
+        failures = self.failures.get(index, [])
+        others = [failure for failure in failures if failure[0] != DIED]
+        if len(others) == len(failures):
+            return False
+        self.failures[index] = others
+        return True
 
     def contradiction(self, facts: TrajectoryFacts, server: str) -> str | None:
         """Return what in these facts is not what was leased to `server`, or None."""
@@ -182,6 +213,7 @@ class Group:
         """Forget every sample: the group is made again from its prompt, whatever still comes from earlier leases."""
         self.restarted_at = LeaseId(incarnation, self.attempt)
         self.holders.clear()
+        self.kept.clear()
         self.trajectories.clear()
 
     def equal_rewards(self) -> bool:

@@ -10,10 +10,12 @@ from collections.abc import Mapping, Sequence
 from learner.coordinator.accounts import Accounts
 from learner.coordinator.groups.evaluations import Evaluations
 from learner.coordinator.groups.group import DIED, Group
+from learner.coordinator.groups.kept_turns import KeptTurns
 from learner.coordinator.groups.prompt_source import PromptSource
 from learner.coordinator.groups.score_filter import ScoreFilter
 from learner.coordinator.window import Outstanding, StalenessWindow
 from learner.ledger.ledger import NOT_APPLIED, OLDER_REWARD_SET
+from protocol.wire.conversation import ConversationPart
 from protocol.wire.messages import Lease
 from protocol.wire.trajectory import Trajectory, TrajectoryFacts
 
@@ -115,6 +117,10 @@ class OpenGroups:
 
     def lease(self, group: Group, server: str, version: int, now: float, number: int, seed: int) -> Lease:
         """Return the lease of a group's missing samples to a server that holds weights of this version."""
+        if group.kind == "train":
+            for index, turns in list(group.kept.items()):
+                if self._window.is_too_old(turns.oldest_version, version):
+                    self._waste_kept(group, index, group.kept.pop(index), "stale")
         run_id, incarnation = self._mailbox.run_id, self._mailbox.incarnation
         lease = group.lease_to(server, version, now, number, run_id, incarnation, seed)
         self._by_server.setdefault(server, {})[group.name] = group
@@ -123,6 +129,15 @@ class OpenGroups:
         return lease
 
     # -- back ---------------------------------------------------------------------------------------------------------
+
+    def keep_turns(self, group: Group, part: ConversationPart, buffers: Sequence[bytes]) -> None:
+        """Keep turns of a sample that is out. Deaths before them no longer count against it: it gets on."""
+        if (kept := group.kept.get(part.sample_index)) is None:
+            group.kept[part.sample_index] = KeptTurns(part, buffers)
+        else:
+            kept.add(part, buffers)
+        if group.forget_deaths(part.sample_index):
+            self._ledger.forget_deaths(group.name, part.sample_index)
 
     def accept(self, group: Group, trajectory: Trajectory) -> bool:
         """Keep a trajectory; False when its sample is back already, or was given up."""
@@ -180,7 +195,7 @@ class OpenGroups:
     def fail(self, group: Group, sample_indices: Sequence[int], server: str, boundary: str, detail: str) -> None:
         """Note that samples failed on a server; they go out again, or their prompt is given up."""
         for index in sample_indices:
-            group.fail(index, boundary, detail)
+            self._waste_kept(group, index, group.fail(index, boundary, detail), "failed")
             self._ledger.fail(group.name, index, group.attempts[index], server, boundary, detail)
         if (why := group.dead_letter) is not None:
             self._skip(group, why)
@@ -194,7 +209,7 @@ class OpenGroups:
         """
         for index, attempt in attempts.items():
             if index not in group.trajectories:
-                group.note_failure(index, DIED, detail)
+                self._waste_kept(group, index, group.note_failure(index, DIED, detail), "failed")
                 self._ledger.fail(group.name, index, attempt, server, DIED, detail)
         if (why := group.dead_letter) is not None:
             self._skip(group, why)
@@ -270,7 +285,14 @@ class OpenGroups:
                 kept.setdefault(server, []).append(group.name)
         self._mailbox.release(kept)
 
+    def _waste_kept(self, group: Group, index: int, turns: KeptTurns | None, reason: str) -> None:
+        """Count turns that were kept and are not gone on from as tokens that will not be trained."""
+        if turns is not None:
+            self._ledger.waste(group.name, index, turns.part.attempt, reason, turns.num_model_tokens)
+
     def _waste_all(self, group: Group, reason: str) -> None:
-        """Count a group's finished samples as tokens that will not be trained."""
+        """Count a group's finished samples, and turns of others, as tokens that will not be trained."""
+        for index, turns in group.kept.items():
+            self._waste_kept(group, index, turns, reason)
         for trajectory in group.trajectories.values():
             self.waste(trajectory.facts, reason)

@@ -1,7 +1,11 @@
 """Leases going out to servers, and what servers bring of them: trajectories to keep, refuse or pass over, failures."""
 
+import numpy as np
+from numpy.typing import NDArray
+
 from learner.coordinator.accounts import Accounts
 from learner.coordinator.groups.group import Group
+from learner.coordinator.groups.kept_turns import joined_buffers
 from learner.coordinator.groups.open_groups import OpenGroups
 from learner.coordinator.leases.overdue import OverdueLimit
 from learner.coordinator.leases.servers import Servers
@@ -62,7 +66,10 @@ class Leases:
         """Send a server that wants a group the missing samples of this one."""
         self._num_leases += 1
         version = self._servers.reserve_slot(server, self._num_leases)
-        self._mailbox.send(server, self._groups.lease(group, server, version, now, self._num_leases, self._seed))
+        lease = self._groups.lease(group, server, version, now, self._num_leases, self._seed)
+        resumed = [group.kept[part.sample_index] for part in lease.resumed or ()]
+        self._tally.resumed += len(resumed)
+        self._mailbox.send(server, lease, joined_buffers(resumed))
 
     # -- back ---------------------------------------------------------------------------------------------------------
 
@@ -75,7 +82,7 @@ class Leases:
         try:
             trajectory = Trajectory.from_buffers(facts, buffers, "$.facts")
             _check_lease(group, facts, server, versions, self._servers.reward_set)
-            _check_vocabulary(trajectory, self._vocab_size)
+            check_vocabulary(trajectory.tokens, self._vocab_size)
         except FrameError as error:
             self._reject(group, facts, server, error)
             return
@@ -138,9 +145,9 @@ def _check_lease(group: Group, facts: TrajectoryFacts, server: str, versions: ra
         raise FrameError("$.facts.reward_set", f"is {facts.reward_set}, the newest is {reward_set}", "lease")
 
 
-def _check_vocabulary(trajectory: Trajectory, vocab_size: int | None) -> None:
+def check_vocabulary(tokens: NDArray[np.int32], vocab_size: int | None) -> None:
     """Raise FrameError for a token that the policy does not know: its embedding has no such row, and a rank that looks
     it up dies (on a GPU with "device-side assert triggered", which names neither token nor sample)."""
-    if vocab_size is not None and (highest := int(trajectory.tokens.max())) >= vocab_size:
+    if vocab_size is not None and (highest := int(tokens.max())) >= vocab_size:
         problem = f"holds the token {highest}, the policy's vocabulary has {vocab_size}"
         raise FrameError("$.facts.tokens", problem, "vocabulary")

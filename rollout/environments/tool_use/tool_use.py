@@ -39,6 +39,12 @@ class ToolUse:
         messages = [{"role": "user", "content": prompt}] if isinstance(prompt, str) else prompt
         return Chat(messages, list(self._toolbox.schemas))
 
+    def snapshot(self) -> dict[str, int] | None:
+        return None if self._toolbox.has_state else {"turns": self._num_turns, "calls": self._num_calls}
+
+    async def resume(self, snapshot: dict[str, int]) -> None:
+        self._num_turns, self._num_calls = snapshot["turns"], snapshot["calls"]
+
     async def step(self, turn: Turn) -> Step:
         """Return the results of the turn's calls, or the end: no call, a turn that was cut, or no turns left."""
         self._num_turns += 1

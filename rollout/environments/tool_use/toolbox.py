@@ -18,6 +18,8 @@ class Answered:
 class Toolbox(Protocol):
     """The tools of one conversation."""
 
+    has_state: bool  # True: they keep in this process what the conversation did with them
+
     @property
     def schemas(self) -> Sequence[dict[str, Any]]:
         """One per tool, in the order in which the policy is told of them."""
@@ -34,6 +36,8 @@ class Toolbox(Protocol):
 
 class SharedTools:
     """Tools that keep nothing of a conversation: one of each serves all of them."""
+
+    has_state = False
 
     def __init__(self, tools: Sequence[ModelTool]) -> None:
         self._tools = {tool.schema["function"]["name"]: tool for tool in tools}

@@ -18,6 +18,8 @@ class VerlToolbox:
             that ends anywhere has it
     """
 
+    has_state = True
+
     def __init__(self, tools: Mapping[str, VerlTool], reward: Literal["none", "steps", "final"]) -> None:
         self._tools = tools
         self._reward = reward

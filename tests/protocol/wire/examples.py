@@ -6,6 +6,7 @@ import msgspec
 import numpy as np
 
 from protocol.wire import messages as m
+from protocol.wire.conversation import ConversationPart, FinishedTurn
 from protocol.wire.trajectory import Trajectory, TrajectoryFacts, VersionSpan
 
 STAMP: dict[str, Any] = {"run_id": "r1", "incarnation": 2}
@@ -68,6 +69,31 @@ def make_trajectory(
     )
 
 
+def example_part(**changes: Any) -> ConversationPart:
+    """Return the first turn of the example's trajectory with the reply to it: five tokens."""
+    part = ConversationPart(
+        group="e0-aa",
+        sample_index=1,
+        attempt=1,
+        num_tokens=5,
+        num_prompt_tokens=2,
+        version_spans=[VersionSpan(2, 4, 3)],
+        turns=[FinishedTurn(2, 4, "stop", "</search>")],
+        snapshot='{"turns":1}',
+        started_at=100.0,
+        generate_s=0.5,
+        environment_s=0.25,
+    )
+    return msgspec.structs.replace(part, **changes)
+
+
+def part_buffers(first: int = 0, end: int = 5) -> list[bytes]:
+    """Return the arrays of tokens [first, end) of the example's trajectory."""
+    trajectory = example_trajectory()
+    arrays = (trajectory.tokens, trajectory.behaviour_logprobs, trajectory.loss_mask)
+    return [array[first:end].tobytes() for array in arrays]
+
+
 def example_messages() -> dict[str, tuple[m.Message, list[bytes]]]:
     """Return an example of every message with its buffers, by the message's tag."""
     trajectory = example_trajectory()
@@ -94,6 +120,7 @@ def example_messages() -> dict[str, tuple[m.Message, list[bytes]]]:
         (m.Hello(**STAMP, server="s1", policy_version=None), []),
         (m.Demand(**STAMP, num_groups=4, policy_version=3, heard_of_lease=7, leases={"e0-aa": 1}), []),
         (m.TrajectoryDone(**STAMP, facts=trajectory.facts), buffers),
+        (m.TurnsDone(**STAMP, parts=[example_part()]), part_buffers()),
         (failed, []),
         (
             m.Heartbeat(
@@ -109,6 +136,7 @@ def example_messages() -> dict[str, tuple[m.Message, list[bytes]]]:
         ),
         (lease, []),
         (m.Ack(**STAMP, group="e0-aa", sample_index=1, outcome="accepted"), []),
+        (m.TurnsKept(**STAMP, samples=[m.Kept("e0-aa", 1, 1, 5, True)]), []),
         (m.Trained(**STAMP, groups=["e0-aa"]), []),
         (m.Ping(**STAMP, newest_lease=7), []),
         (m.Rewards(**STAMP, reward_set=2, scoring='{"number": 2}'), []),

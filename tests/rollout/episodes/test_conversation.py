@@ -8,12 +8,13 @@ import pytest
 
 from protocol.errors import NeighbourError
 from protocol.settings.rollout import RolloutSettings, SamplingSettings
+from protocol.wire.conversation import FinishedTurn
 from protocol.wire.trajectory import VersionSpan
 from rollout.engine.version_gate import VersionGate
 from rollout.environments.base import Task
 from rollout.episodes.conversation import Conversations
 from rollout.episodes.sample import SampleTask, WrittenSoFar
-from rollout.episodes.transcript import FinishedTurn, Transcript
+from rollout.episodes.transcript import Transcript
 from tests.fakes.rollout_fakes import ScriptedEngine, Written
 
 TASK = SampleTask("g", 2, 1, 1, "train", 7, Task("Q?", "A", {}))

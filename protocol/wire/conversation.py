@@ -1,0 +1,107 @@
+"""A conversation that is not finished, as tokens and facts: what one server has of it, another can go on from.
+
+It goes to the coordinator in parts, each behind the turns that are there already, and to the next server as one part.
+"""
+
+from collections.abc import Sequence
+from typing import Annotated, Literal
+
+import msgspec
+import numpy as np
+from numpy.typing import NDArray
+
+from protocol.errors import FrameError
+from protocol.wire.trajectory import (
+    LOGPROBS,
+    MASK,
+    TOKENS,
+    Count,
+    Name,
+    Seconds,
+    VersionSpan,
+    check_arrays,
+    check_spans,
+)
+
+MAX_SNAPSHOT_CHARACTERS = 1 << 14
+_ITEM_BYTES = (TOKENS.itemsize, LOGPROBS.itemsize, MASK.itemsize)
+_MAX_TURNS = 4096
+# NaN is outside of these bounds too.
+_Number = Annotated[float, msgspec.Meta(ge=-1e18, le=1e18)]
+
+
+class FinishedTurn(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
+    """A turn that the policy has written: tokens [start, end) of its conversation."""
+
+    start: Count  # place of its first token
+    end: Count  # place behind its last token
+    finish: Literal["stop", "length"]  # at its end of text or a stop string; cut by a token limit
+    # the stop string that ended it, if one did
+    stop_string: Annotated[str, msgspec.Meta(max_length=200)] | None
+
+
+class ConversationPart(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True, omit_defaults=True):
+    """Turns of one conversation, each with the reply to it. Its tokens, logprobs and mask are raw frames."""
+
+    group: Name  # as in the lease
+    sample_index: Count  # as in the lease
+    attempt: Count  # of the lease that it is made for
+    first_token: Count = 0  # place of its first token in the conversation; those before it came earlier
+    num_tokens: Annotated[int, msgspec.Meta(ge=1, le=2**31 - 1)]  # tokens in this part
+    num_prompt_tokens: Count  # of the conversation: tokens that the policy read before its first turn
+    # over exactly the policy's tokens of this part, by their places in the conversation, in order
+    version_spans: Annotated[list[VersionSpan], msgspec.Meta(max_length=_MAX_TURNS)]
+    # the policy's in this part, in order
+    turns: Annotated[list[FinishedTurn], msgspec.Meta(min_length=1, max_length=_MAX_TURNS)]
+    # what the environment needs to go on behind the last of these turns: JSON of its own
+    snapshot: Annotated[str, msgspec.Meta(max_length=MAX_SNAPSHOT_CHARACTERS)]
+    # from here on: of the whole conversation up to its last turn
+    started_at: Seconds  # Unix seconds by the clock of the server that began it
+    generate_s: Seconds  # seconds in the engine, waiting for weights included
+    environment_s: Seconds  # seconds in the environment
+    reward: _Number | None = None  # what the environment has given; None: nothing yet
+    score: _Number | None = None  # the environment's own, for filtering; None: it gave none
+    # the environment's numbers for curves, by name
+    logs: Annotated[dict[Name, _Number], msgspec.Meta(max_length=64)] = msgspec.field(default_factory=dict)
+    # content hashes of the indexes that answered its searches
+    content_hashes: Annotated[list[Name], msgspec.Meta(max_length=16)] = msgspec.field(default_factory=list)
+
+    @property
+    def end(self) -> int:
+        """Place behind its last token in the conversation."""
+        return self.first_token + self.num_tokens
+
+
+def split_buffers(parts: Sequence[ConversationPart], buffers: Sequence[bytes], path: str) -> list[list[bytes]]:
+    """Return for each part its tokens, logprobs and mask, which lie behind each other in three frames.
+
+    Raises: FrameError "length" when a frame does not have what the parts say.
+    """
+    num_tokens = sum(part.num_tokens for part in parts)
+    if [len(buffer) for buffer in buffers] != [num_tokens * size for size in _ITEM_BYTES]:
+        sizes = ", ".join(str(len(buffer)) for buffer in buffers)
+        raise FrameError(path, f"has buffers of {sizes} bytes for {num_tokens} tokens", "length")
+    split, first = [], 0
+    for part in parts:
+        end = first + part.num_tokens
+        split.append([buffer[first * size : end * size] for buffer, size in zip(buffers, _ITEM_BYTES, strict=True)])
+        first = end
+    return split
+
+
+def arrays_of(buffers: Sequence[bytes]) -> tuple[NDArray[np.int32], NDArray[np.float32], NDArray[np.uint8]]:
+    """Return tokens, logprobs and mask that three raw frames hold. Copies nothing."""
+    tokens, logprobs, mask = buffers
+    return np.frombuffer(tokens, TOKENS), np.frombuffer(logprobs, LOGPROBS), np.frombuffer(mask, MASK)
+
+
+def check_part(part: ConversationPart, buffers: Sequence[bytes], path: str) -> None:
+    """Raise FrameError for a part that no trajectory could go on from. buffers: its own, of the right lengths."""
+    tokens, logprobs, mask = arrays_of(buffers)
+    check_spans(part.version_spans, mask, path, part.first_token)
+    check_arrays(tokens, logprobs, mask, path)
+    end = max(part.first_token, part.num_prompt_tokens)
+    for i, turn in enumerate(part.turns):
+        if not end <= turn.start < turn.end <= part.end:
+            raise FrameError(f"{path}.turns[{i}]", f"is [{turn.start}, {turn.end}) after {end}, of {part.end} tokens")
+        end = turn.end

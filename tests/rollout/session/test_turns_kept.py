@@ -1,0 +1,221 @@
+"""Turns that a session tells while its samples go on, and samples that it takes over from another server."""
+
+import asyncio
+from dataclasses import dataclass, field
+from typing import Any
+
+import msgspec
+import numpy as np
+
+from protocol.wire import messages as m
+from protocol.wire.conversation import ConversationPart, FinishedTurn
+from protocol.wire.trajectory import Trajectory, VersionSpan
+from rollout.environments.base import Resources, Step, Task, Turn
+from rollout.environments.search import Search
+from rollout.session import turns_to_keep
+from tests.fakes.playing_session import PlayingSession, playing_session
+from tests.fakes.rollout_fakes import ScriptedEngine
+from tests.rollout.session.scene import until
+
+
+def searching(num_searches: int) -> ScriptedEngine:
+    """Return an engine that searches so often before it answers."""
+
+    def write(context: str) -> str:
+        asked = context.count("<search>")
+        return f"<search>{asked + 1}</search>" if asked < num_searches else "<answer>Minsk</answer>"
+
+    return ScriptedEngine(write, version=3)
+
+
+@dataclass
+class Library:
+    """A search that counts what it was asked."""
+
+    asked: list[str] = field(default_factory=list)
+
+    async def search(self, query: str) -> list[str]:
+        self.asked.append(query)
+        return [f"found {query}"]
+
+    def resources(self) -> Resources:
+        return Resources(9, {"search": self.search})
+
+
+async def next_turns(playing: PlayingSession) -> tuple[ConversationPart, list[bytes]]:
+    """Return the only part of the next message of turns."""
+    message = await playing.coordinator.next(m.TurnsDone)
+    (part,) = message.parts
+    return part, playing.coordinator.buffers[-1]
+
+
+async def made(playing: PlayingSession) -> Trajectory:
+    message = await playing.coordinator.next(m.TrajectoryDone)
+    return Trajectory.from_buffers(message.facts, playing.coordinator.buffers[-1])
+
+
+async def test_what_is_told_of_turns_is_what_the_trajectory_has() -> None:
+    library = Library()
+    async with playing_session(searching(2), Search, library.resources(), max_turns=9) as playing:
+        playing.coordinator.lease("g")
+        parts = [await next_turns(playing) for _ in range(2)]
+        trajectory = await made(playing)
+    assert [(part.first_token, part.snapshot) for part, _ in parts] == [
+        (0, '{"turns": 1}'),
+        (parts[0][0].end, '{"turns": 2}'),
+    ]
+    for place, whole in enumerate((trajectory.tokens, trajectory.behaviour_logprobs, trajectory.loss_mask)):
+        told = b"".join(buffers[place] for _, buffers in parts)
+        assert whole.tobytes().startswith(told)
+    spans = [span for part, _ in parts for span in part.version_spans]
+    assert spans == trajectory.facts.version_spans[:2]
+
+
+async def test_no_search_is_made_before_the_turn_before_it_is_kept() -> None:
+    library = Library()
+    engine = searching(2)
+    async with playing_session(engine, Search, library.resources(), keeps_turns=False, max_turns=9) as playing:
+        playing.coordinator.lease("g")
+        first = await playing.coordinator.next(m.TurnsDone)
+        await until(lambda: len(engine.requests) == 2)  # its second turn is written meanwhile
+        for _ in range(100):
+            await asyncio.sleep(0)
+        assert library.asked == ["1"]
+        playing.coordinator.tell_kept(first)
+        await playing.coordinator.next(m.TurnsDone)
+        assert library.asked == ["1", "2"]
+
+
+async def test_turns_that_were_lost_are_told_again_from_the_last_token_that_is_kept() -> None:
+    async with playing_session(searching(2), Search, Library().resources(), keeps_turns=False, max_turns=9) as playing:
+        playing.coordinator.lease("g")
+        first = await playing.coordinator.next(m.TurnsDone)
+        playing.coordinator.tell_kept(first, num_tokens=0)
+        again = await playing.coordinator.next(m.TurnsDone)
+        assert again.parts == first.parts
+        playing.coordinator.tell_kept(again)
+        second, _ = await next_turns(playing)
+        assert (second.first_token, len(second.turns)) == (first.parts[0].end, 1)
+
+
+async def test_turns_without_an_answer_are_told_again(monkeypatch: Any) -> None:
+    monkeypatch.setattr(turns_to_keep, "_RESEND_S", 0.05)
+    async with playing_session(searching(2), Search, Library().resources(), keeps_turns=False, max_turns=9) as playing:
+        playing.coordinator.lease("g")
+        first = await playing.coordinator.next(m.TurnsDone)
+        assert (await playing.coordinator.next(m.TurnsDone)).parts == first.parts
+
+
+async def test_a_sample_that_is_anothers_is_stopped() -> None:
+    library = Library()
+    async with playing_session(searching(2), Search, library.resources(), keeps_turns=False, max_turns=9) as playing:
+        playing.coordinator.lease("g")
+        first = await playing.coordinator.next(m.TurnsDone)
+        playing.coordinator.tell_kept(first, is_yours=False)
+        await until(lambda: playing.session.num_samples == 0)
+        assert library.asked == ["1"]
+        assert len(playing.session.outbox) == 0
+
+
+async def test_a_coordinator_that_answers_nothing_does_not_keep_samples_from_their_end(monkeypatch: Any) -> None:
+    monkeypatch.setattr(turns_to_keep, "_ANSWER_S", 0.05)
+    async with playing_session(searching(3), Search, Library().resources(), keeps_turns=False, max_turns=9) as playing:
+        playing.coordinator.lease("g")
+        assert (await made(playing)).facts.finish == "answer"
+
+
+async def test_nothing_is_told_where_the_settings_say_so() -> None:
+    engine = searching(2)
+    async with playing_session(engine, Search, Library().resources(), max_turns=9, resume_turns=False) as playing:
+        playing.coordinator.lease("g")
+        await made(playing)
+        assert not any(isinstance(message, m.TurnsDone) for message in playing.coordinator.received)
+
+
+async def test_a_sample_goes_on_where_another_server_stopped() -> None:
+    """Its trajectory is that of one server, and what was searched before is not searched again."""
+    library = Library()
+    engine = searching(2)
+    async with playing_session(engine, Search, library.resources(), max_turns=9) as playing:
+        playing.coordinator.lease("whole")
+        part, buffers = await next_turns(playing)
+        whole = await made(playing)
+        engine.policy_version = 4
+        changed = msgspec.structs.replace(part, group="again", attempt=1)
+        playing.coordinator.lease("again", buffers=buffers, attempt=2, resumed=[changed], number=2)
+        second, _ = await next_turns(playing)
+        resumed = await made(playing)
+    assert library.asked == ["1", "2", "2"]
+    assert (second.first_token, second.attempt, second.snapshot) == (part.end, 2, '{"turns": 2}')
+    assert resumed.tokens.tolist() == whole.tokens.tolist()
+    assert resumed.behaviour_logprobs.tolist() == whole.behaviour_logprobs.tolist()
+    spans = whole.facts.version_spans
+    assert resumed.facts.version_spans == [spans[0], *(VersionSpan(s.start, s.end, 4) for s in spans[1:])]
+    assert (resumed.facts.attempt, resumed.facts.num_turns) == (2, 3)
+    assert resumed.facts.started_at == part.started_at
+    assert len(engine.requests) == 3 + 2
+
+
+async def test_max_turns_counts_turns_of_the_server_before() -> None:
+    library = Library()
+    async with playing_session(searching(9), Search, library.resources(), max_turns=9) as playing:
+        playing.coordinator.lease("whole")
+        part, buffers = await next_turns(playing)
+        await made(playing)
+        asked = len(library.asked)
+        changed = msgspec.structs.replace(part, group="again", attempt=1, snapshot='{"turns": 8}')
+        playing.coordinator.lease("again", buffers=buffers, attempt=2, resumed=[changed], number=2)
+        assert (await made(playing)).facts.finish == "turns"
+    assert len(library.asked) - asked == 1
+
+
+class Forgetful:
+    """Has turns, and nothing by which another could go on with them."""
+
+    stop: tuple[str, ...] = ()
+
+    def __init__(self, resources: Resources) -> None:
+        self.turns = 0
+
+    async def reset(self, task: Task) -> str:
+        return "2+2="
+
+    async def step(self, turn: Turn) -> Step:
+        self.turns += 1
+        return Step("again", is_done=self.turns == 3)
+
+
+async def test_a_sample_of_an_environment_that_cannot_go_on_begins_anew() -> None:
+    part = ConversationPart(
+        group="g",
+        sample_index=0,
+        attempt=1,
+        num_tokens=3,
+        num_prompt_tokens=1,
+        version_spans=[VersionSpan(1, 2, 3)],
+        turns=[FinishedTurn(1, 2, "stop", None)],
+        snapshot="null",
+        started_at=1.0,
+        generate_s=0.0,
+        environment_s=0.0,
+    )
+    arrays = [
+        np.array(values, kind).tobytes() for values, kind in (([65] * 3, "<i4"), ([0, -1, 0], "<f4"), ([0, 1, 0], "u1"))
+    ]
+    async with playing_session(ScriptedEngine(lambda context: "4", version=3), Forgetful) as playing:
+        playing.coordinator.lease("g", buffers=arrays, attempt=2, resumed=[part])
+        trajectory = await made(playing)
+        assert trajectory.facts.num_turns == 3
+        assert not any(isinstance(message, m.TurnsDone) for message in playing.coordinator.received)
+
+
+async def test_a_lease_whose_arrays_are_not_what_it_says_is_not_used() -> None:
+    async with playing_session(searching(1), Search, Library().resources(), max_turns=9) as playing:
+        playing.coordinator.lease("g")
+        part, buffers = await next_turns(playing)
+        await made(playing)
+        changed = msgspec.structs.replace(part, group="again")
+        playing.coordinator.lease("again", buffers=[*buffers[:2], b""], attempt=2, resumed=[changed], number=2)
+        playing.coordinator.lease("other", number=3)
+        assert (await made(playing)).facts.group == "other"
+        assert playing.session.failures.totals == {"coordinator": 1}
