@@ -1,8 +1,9 @@
 """The bundled scorer of programs: 1 when the response's code passes all tests of the label, else 0; run in the sandbox.
 
-Code is the response's last fenced block. A label is, itself, as JSON in a text, or as its `ground_truth`:
+Code is the response's last block that is fenced as Python; without one, the last whose fence names no language. A
+label is, itself, as JSON in a text, or as its `ground_truth`:
 
-    {"inputs": [text, ..], "outputs": [text, ..]}                        the program reads and prints
+    {"inputs": [text, ..], "outputs": [text, ..]}                        the program reads and prints; or [line, ..]
     {"inputs": [[argument, ..], ..], "outputs": [value, ..], "fn_name"}  a function, or a method of its class Solution
     ["assert f(1) == 2", ..], such a text, or {"tests": ..}              statements behind the code
     {"test": "def check(candidate): ..", "entry_point": "f"}             HumanEval's form
@@ -24,7 +25,8 @@ from protocol.sandbox.limits import Limits
 from protocol.sandbox.run import Sandbox
 from rewards.sample import Sample, SampleError, Score, Scorer
 
-_BLOCK = re.compile(r"```[ \t]*(?:python3?|py)?[ \t]*\n(.*?)```", re.DOTALL | re.IGNORECASE)
+_BLOCK = re.compile(r"```[ \t]*([\w+#.-]*)[ \t]*\n(.*?)```", re.DOTALL)
+_PYTHON = ("python", "python3", "py")
 _MAX_TESTS = 256
 _JUDGE = Path(__file__).with_name("code_judge.py").read_text()
 
@@ -46,9 +48,11 @@ def make_code_scorer(sandbox: Sandbox, limits: Limits) -> Scorer:
 
 
 def code_of(response: str) -> str | None:
-    """Return the last fenced block of a response, or None."""
-    blocks = _BLOCK.findall(response)
-    return str(blocks[-1]) if blocks else None
+    """Return the code of a response, or None. What it prints often stands behind it, in a block of no language."""
+    blocks: list[tuple[str, str]] = _BLOCK.findall(response)
+    of_python = [code for language, code in blocks if language.lower() in _PYTHON]
+    of_none = [code for language, code in blocks if not language]
+    return next(reversed(of_python or of_none), None)
 
 
 def cases_of(label: Any, index: int) -> list[Case]:
@@ -79,8 +83,12 @@ def _tests(found: Any) -> list[Case]:
             name = found.get("fn_name")
             if name is not None:
                 return [_call(str(name), *each) for each in zip(inputs, outputs, strict=True)]
-            return [Case(str(stdin), prints=str(out)) for stdin, out in zip(inputs, outputs, strict=True)]
+            return [Case(_lines(stdin), prints=_lines(out)) for stdin, out in zip(inputs, outputs, strict=True)]
     return []
+
+
+def _lines(given: Any) -> str:
+    return "\n".join(map(str, given)) if isinstance(given, list) else str(given)
 
 
 def _call(name: str, arguments: Any, value: Any) -> Case:
@@ -111,8 +119,9 @@ async def _is_passed(sandbox: Sandbox, limits: Limits, code: str, case: Case) ->
 
 
 def _is_value(found: Any, expected: Any) -> bool:
-    # Some data sets write values as JSON in a text.
-    return bool(found == expected or (isinstance(expected, str) and found == _json_or(expected)))
+    # Some data sets write values as JSON in a text, others put each into a list of its own.
+    forms = [expected, *(expected if isinstance(expected, list) and len(expected) == 1 else [])]
+    return any(found == form or (isinstance(form, str) and found == _json_or(form)) for form in forms)
 
 
 def _words(printed: str) -> list[list[str]]:

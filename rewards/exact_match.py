@@ -29,8 +29,14 @@ def answer_matches(response: str, targets: Sequence[str]) -> bool:
     answer = last_answer(response)
     if answer is None:
         return False
-    normalised = normalise(answer)
-    return any(normalised == normalise(target) for target in targets)
+    return any(_is_same(answer, target) for target in targets)
+
+
+def _is_same(answer: str, target: str) -> bool:
+    if normalised := normalise(target):
+        return normalise(answer) == normalised
+    # Nothing is left of an answer such as the letter A: an empty one would be right.
+    return answer.strip().lower() == target.strip().lower()
 
 
 def last_answer(response: str) -> str | None:

@@ -4,6 +4,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from protocol.errors import SettingsError
+from protocol.message_texts import ContentError, with_texts
 from protocol.prompt_template import Part, parse_template
 from protocol.settings.data import DataEntry, DataSettings
 
@@ -28,7 +29,7 @@ class PromptShape:
         if (self.is_chat is None and self.system_prompt is None) or not is_prompt(prompt):
             return prompt
         if self.is_chat is False and isinstance(prompt, list):
-            return "\n\n".join(str(message["content"]) for message in prompt)
+            return "\n\n".join(str(message["content"] or "") for message in _with_texts(prompt, where))
         if isinstance(prompt, str) and (self.is_chat or self.system_prompt is not None):
             prompt = [{"role": "user", "content": prompt}]
         if self.system_prompt is None or not isinstance(prompt, list) or prompt[0]["role"] == "system":
@@ -60,6 +61,13 @@ class PromptShape:
                 "fix the row."
             )
         return str(value)
+
+
+def _with_texts(prompt: list[dict[str, Any]], where: str) -> list[dict[str, Any]]:
+    try:
+        return with_texts(prompt)
+    except ContentError as error:
+        raise SettingsError(f"data: {where}: {error}. Fix the row.") from None
 
 
 def shape_of(data: DataSettings, entry: DataEntry) -> PromptShape:

@@ -15,6 +15,7 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 from protocol.errors import NeighbourError
+from protocol.message_texts import ContentError, with_texts
 from protocol.one_line import one_line
 from rollout.environments.base import Chat, Messages, Observation, Prompt
 from rollout.environments.guard import ENVIRONMENT
@@ -48,6 +49,7 @@ class ChatTokens:
         if isinstance(prompt, str):
             return self._encode(prompt, PROMPT, add_special_tokens=True)
         chat = prompt if isinstance(prompt, Chat) else Chat(prompt, [])
+        chat = Chat(_with_texts(chat.messages, PROMPT), chat.tools)
         try:
             if any(self._names.stand_in(text) for text in _strings([chat.messages, chat.tools])):
                 return self._prompt_with_names(chat)
@@ -67,6 +69,7 @@ class ChatTokens:
         tools: as in the prompt. last_token: the policy's last one. Raises: NeighbourError("environment") when the
         template refuses the messages.
         """
+        messages = _with_texts(messages, ENVIRONMENT)
         try:
             tokens = self._replied(messages, tools, last_token)
             if len(tokens) <= max_tokens:
@@ -192,6 +195,13 @@ class ChatTokens:
             )
         except Exception as error:  # templates raise whatever jinja does
             raise NeighbourError(boundary, f"the model's chat template refuses it: {one_line(error)}") from error
+
+
+def _with_texts(messages: Messages, boundary: str) -> Messages:
+    try:
+        return with_texts(messages)
+    except ContentError as error:
+        raise NeighbourError(boundary, str(error)) from None
 
 
 def _content(message: dict[str, Any]) -> str:

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any, Self
 from pydantic import HttpUrl
 
 from protocol.errors import OperatorError
+from protocol.message_texts import with_texts
 from protocol.settings.rewards import RewardEndpoint, RewardsSettings
 from protocol.settings.run_spec import RunSpec
 from rollout.environments.base import Messages, Resources
@@ -104,7 +105,9 @@ class Services:
 
     def _rendered(self, messages: Messages) -> str:
         """Return chat messages by the model's template. A BOS that the tokenizer puts before every text is left out."""
-        text = str(self._tokenizer.apply_chat_template(messages, add_generation_prompt=True, tokenize=False))
+        text = str(
+            self._tokenizer.apply_chat_template(with_texts(messages), add_generation_prompt=True, tokenize=False)
+        )
         bos = getattr(self._tokenizer, "bos_token", None)
         has_two = bool(bos) and self._tokenizer.encode("")[:1] == [self._tokenizer.bos_token_id]
         return text.removeprefix(str(bos)) if has_two else text

@@ -10,7 +10,7 @@ import pytest
 from protocol.errors import OperatorError
 from protocol.sandbox.limits import Limits
 from protocol.sandbox.run import Sandbox
-from rewards.code_tests import cases_of, code_of, make_code_scorer
+from rewards.code_tests import Case, cases_of, code_of, make_code_scorer
 from rewards.sample import SampleError, Score, make_sample
 
 SQUARE = "def square(x):\n    return x * x"
@@ -39,6 +39,7 @@ LABELS: dict[str, tuple[str, Any]] = {
     "the same as text": (READS, json.dumps({"inputs": ["3\n"], "outputs": ["9\n"]})),
     "a ground truth": (READS, {"style": "rule", "ground_truth": json.dumps({"inputs": ["3"], "outputs": ["9"]})}),
     "a function": (SQUARE, {"inputs": [[3], [4]], "outputs": [9, 16], "fn_name": "square"}),
+    "values in lists": (SQUARE, {"inputs": [[3], [4]], "outputs": [[9], [16]], "fn_name": "square"}),
     "lines of JSON": (SQUARE, {"inputs": ["3", "4"], "outputs": ["9", "16"], "fn_name": "square"}),
     "a value that is text": (
         "def square(x):\n    return str(x * x)",
@@ -182,10 +183,17 @@ async def test_response_without_code_is_wrong(sandbox: Sandbox) -> None:
     assert (score.reward, score.logs) == (0.0, {"has_code": 0.0})
 
 
-def test_last_block_is_the_code() -> None:
+def test_last_block_of_python_is_the_code() -> None:
     assert code_of("```python\na\n```\nNo:\n```py\nb\n```") == "b\n"
     assert code_of("```\nc\n```") == "c\n"
     assert code_of("`d`") is None
+    assert code_of("```Python\ne\n```\nprints\n```\n9\n```") == "e\n"
+    assert code_of("```c++\nf;\n```\nor\n```python\ng\n```") == "g\n"
+    assert code_of("```c++\nf;\n```") is None
+
+
+def test_lines_of_a_label_may_be_a_list() -> None:
+    assert cases_of({"inputs": [["3", 4]], "outputs": [["9"]]}, 0) == [Case("3\n4", prints="9")]
 
 
 @pytest.mark.parametrize(

@@ -44,6 +44,11 @@ def test_answer_matches_any_target_but_only_whole() -> None:
     assert not answer_matches("Netherlands", ["Netherlands"])
 
 
+def test_target_of_which_normalising_leaves_nothing_is_compared_as_it_is() -> None:
+    assert answer_matches("<answer>a</answer>", ["A"])
+    assert not any(answer_matches(f"<answer>{answer}</answer>", ["A"]) for answer in ("", "the", "?", "B"))
+
+
 @pytest.mark.parametrize(
     "label",
     ["BLR", ["XX", "BLR"], {"target": "BLR"}, {"target": ["BLR"]}, {"ground_truth": {"target": ["XX", "BLR"]}}],

@@ -5,6 +5,8 @@ from functools import lru_cache
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from protocol.message_texts import with_texts
+
 
 class Measured(NamedTuple):
     """One prompt as the tokenizer sees it."""
@@ -31,7 +33,7 @@ def _measure_one(tokenizer: Any, prompt: str | list[dict[str, Any]]) -> Measured
     try:
         if isinstance(prompt, str):
             return Measured(len(tokenizer.encode(prompt)), len(prompt.encode()))
-        text = tokenizer.apply_chat_template(prompt, add_generation_prompt=True, tokenize=False)
+        text = tokenizer.apply_chat_template(with_texts(prompt), add_generation_prompt=True, tokenize=False)
         return Measured(len(tokenizer.encode(text, add_special_tokens=False)), len(text.encode()))
     except Exception as error:  # templates raise whatever jinja does
         reason = " ".join(str(error).split())[:300] or type(error).__name__

@@ -38,6 +38,14 @@ def test_template_that_is_none_is_refused_with_the_settings(template: str) -> No
         DataSettings(template=template)
 
 
+def test_messages_that_become_text_are_their_texts() -> None:
+    parts = [{"type": "text", "text": "Who"}, {"type": "text", "text": "?"}]
+    messages = [_SYSTEM, {"role": "user", "content": parts}, {"role": "assistant", "content": None}]
+    assert prompt_of({"prompt": messages}, apply_chat_template=False) == "Be brief.\n\nWho?\n\n"
+    with pytest.raises(SettingsError, match="line 3: message 1 has the content None, expected text or parts of text"):
+        prompt_of({"prompt": [{"role": "user", "content": None}]}, apply_chat_template=False)
+
+
 def test_column_that_the_template_names_and_a_row_has_not_is_said() -> None:
     with pytest.raises(SettingsError) as caught:
         prompt_of({"prompt": "a"}, template="{question}")

@@ -211,8 +211,8 @@ def test_text_that_no_tokenizer_takes_is_a_failure_of_its_sample(text: str) -> N
     ("template", "messages"),
     [
         ("{{ raise_exception('System role not supported') }}", [{"role": "system", "content": "s"}]),
-        ("{{ messages[0]['content'] + '' }}", [{"role": "user", "content": None}]),
-        ("{{ messages[0]['content'] + '' }}", [{"role": "user", "content": [{"type": "text", "text": "u"}]}]),
+        ("{{ messages[0]['content'] + '' }}", [{"role": "user", "content": 5}]),
+        ("{{ messages[0]['content'] + '' }}", [{"role": "user"}]),
     ],
 )
 def test_messages_that_the_template_refuses_are_a_failure_of_the_prompt(template: str, messages: list[Any]) -> None:
@@ -233,8 +233,27 @@ def test_name_in_other_letters_is_no_control_token_where_the_tokenizer_normalise
     assert _controls(tokenizer, text.observation(Observation(hidden), 99)[0]) == []
 
 
+def test_parts_of_a_content_are_one_text() -> None:
+    tokenizer = byte_level()
+    parts = [{"type": "text", "text": "2+2"}, {"type": "text", "text": "=<|im_end|>"}]
+    tokens = ChatTokens(tokenizer).prompt([{"role": "user", "content": parts}])
+    assert tokens == ChatTokens(tokenizer).prompt([{"role": "user", "content": "2+2=<|im_end|>"}])
+    replied, _ = ChatTokens(tokenizer).reply([{"role": "user", "content": parts}], [], 5, 1000)
+    assert replied == ChatTokens(tokenizer).reply([{"role": "user", "content": "2+2=<|im_end|>"}], [], 5, 1000)[0]
+
+
+@pytest.mark.parametrize("content", [None, {"text": "a"}, [{"type": "image", "image": "x"}], [["a"]]])
+def test_content_that_is_no_text_is_refused_and_not_written_as_python_would(content: Any) -> None:
+    chat = ChatTokens(byte_level())
+    messages = [{"role": "system", "content": "Hi"}, {"role": "user", "content": content}]
+    with pytest.raises(NeighbourError, match="prompt: message 2 has the "):
+        chat.prompt(messages)
+    with pytest.raises(NeighbourError, match="environment: message 2 has the "):
+        chat.reply(messages, [], 5, 1000)
+
+
 def test_messages_that_hold_one_another_without_end_are_a_failure_of_the_prompt() -> None:
-    message: dict[str, Any] = {"role": "user"}
-    message["content"] = [message]
+    message: dict[str, Any] = {"role": "assistant", "content": "a"}
+    message["tool_calls"] = [message]
     with pytest.raises(NeighbourError, match=r"^prompt: its messages hold lists or objects in one another without end"):
         ChatTokens(byte_level()).prompt([message])

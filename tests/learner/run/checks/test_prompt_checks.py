@@ -140,14 +140,17 @@ def test_chat_is_measured_by_its_template_and_what_that_refuses_is_left_out(tmp_
     def chat(role: str, length: int) -> Prompt:
         return Prompt("a", [{"role": role, "content": "x" * length}], "", {})
 
+    picture = Prompt("a", [{"role": "user", "content": [{"type": "image"}]}], "", {})
     with PromptJudge(with_template, settings(tmp_path / "train.jsonl")) as judge:
-        first = judge([chat("user", 226), chat("user", 227), chat("system", 1)])
+        first = judge([chat("user", 226), chat("user", 227), chat("system", 1), picture])
         # The template is known by now: the short one is not rendered, the long one is.
         second = judge([chat("user", 1), chat("user", 227)])
     assert first[0] is None
     assert first[1] is not None
     assert first[1].reason.startswith("has 233 tokens;")
     assert first[2] == Refusal("cannot be rendered by the tokenizer of policy.model: no system role")
+    assert first[3] is not None
+    assert first[3].reason.endswith("message 1 has the part {'type': 'image'}: only texts can be read here")
     assert second == [None, first[1]]
 
 
