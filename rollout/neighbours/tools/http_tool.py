@@ -1,7 +1,7 @@
 """A tool of the user's own behind a URL: a call's arguments are posted as JSON, the reply is what the policy reads.
 
 200  {"result": ..}        the result; a value that is no text as JSON
-200  {"error": ".."}       the policy got the call wrong: it reads "Error: .."
+200  {"error": ".."}       the policy got the call wrong: it reads "Error: .."; without a result, or beside one of null
 200  any other text        that text
 400, 422                   the same as an error: what its detail, error or message says, or all of it
 anything else, or nothing  tried again as reward services are, then the sample's failure: the policy reads none of it
@@ -17,6 +17,7 @@ from protocol.errors import NeighbourError
 from protocol.http.bodies import BodyError
 from protocol.settings.tools.outside import HttpTool
 from rollout.environments.base import ToolRefusal
+from rollout.environments.tool_use.arguments import check_json
 from rollout.neighbours.http.endpoint import EndpointStats, HttpEndpoint
 from rollout.neighbours.http.headers import headers_from_environment
 from rollout.neighbours.http.retries import AttemptFailed, HttpPolicy, called
@@ -55,6 +56,7 @@ class HttpToolClient:
 
     async def answer(self, arguments: Mapping[str, Any]) -> str:
         """Return the observation. Raises: ToolRefusal for a call that the tool refused, NeighbourError otherwise."""
+        check_json(arguments)
         body = json.dumps(arguments).encode()
         # The same for every attempt of a call: a tool with effects can tell that it has done this one.
         key = str(uuid.uuid4())
@@ -116,9 +118,10 @@ def _read(reply: bytes) -> str | ToolRefusal:
         return text
     if not isinstance(value, dict) or not ("result" in value or "error" in value):
         return text
-    if "result" in value:
-        return _text_of(value["result"])
-    return ToolRefusal(_text_of(value["error"]))
+    result, error = value.get("result"), value.get("error")
+    if error and result is None:
+        return ToolRefusal(_text_of(error))
+    return _text_of(result) if "result" in value else text
 
 
 def _reason_in(text: str) -> str:

@@ -1,5 +1,7 @@
 """Arguments of a call against the schema of its tool."""
 
+import json
+import math
 from typing import Any
 
 import pytest
@@ -16,6 +18,9 @@ SCHEMA = {
                 "flag": {"type": "boolean"},
                 "any": {},
                 "list": {"type": "array"},
+                "maybe": {"anyOf": [{"type": "integer"}, {"type": "null"}]},
+                "either": {"type": ["number", "string"]},
+                "other": {"oneOf": [{"type": "integer"}, {"$ref": "#/$defs/Other"}]},
             },
             "required": ["text"],
         }
@@ -26,13 +31,23 @@ SCHEMA = {
 def test_text_that_is_the_json_of_its_type_becomes_that() -> None:
     given = {"text": "1", "n": "3", "flag": "true", "any": "7", "list": "[1, 2]"}
     assert fitted(given, SCHEMA) == {"text": "1", "n": 3, "flag": True, "any": "7", "list": [1, 2]}
+    given = {"text": "1", "maybe": "3", "either": "3", "other": "3"}
+    assert fitted(given, SCHEMA) == {"text": "1", "maybe": 3, "either": "3", "other": "3"}
+    assert fitted({"text": "1", "maybe": None}, SCHEMA) == {"text": "1", "maybe": None}
+
+
+@pytest.mark.parametrize("value", [math.nan, math.inf, "\ud800", {"\ud800": 1}, json.loads("[" * 40 + "]" * 40)])
+def test_arguments_that_no_json_carries_are_refused(value: Any) -> None:
+    with pytest.raises(ToolRefusal, match=r"the arguments (hold what JSON does not carry|nest deeper than 32)"):
+        fitted({"text": "a", "any": value}, SCHEMA)
 
 
 @pytest.mark.parametrize(
     ("given", "problem"),
     [
         ({}, "the argument text is missing"),
-        ({"text": "a", "m": 1}, "there is no argument m: it has text, n, flag, any, list"),
+        ({"text": "a", "m": 1}, "there is no argument m: it has text, n, flag, any, list, maybe, either, other"),
+        ({"text": "a", "maybe": "x"}, "the argument maybe is not of the type integer or null"),
         ({"text": "a", "n": "three"}, "the argument n is not of the type integer"),
         ({"text": "a", "n": True}, "the argument n is not of the type integer"),
         ({"text": 1}, "the argument text is not of the type string"),

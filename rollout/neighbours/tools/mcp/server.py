@@ -25,6 +25,7 @@ from protocol.errors import NeighbourError
 from protocol.one_line import described, one_line
 from protocol.settings.tools.outside import McpServer
 from rollout.environments.base import ToolRefusal
+from rollout.environments.tool_use.arguments import check_json
 from rollout.neighbours.http.circuit_breaker import CircuitBreaker
 from rollout.neighbours.tools.mcp.connection import McpConnection
 
@@ -69,6 +70,7 @@ class McpClient:
 
     async def call(self, tool: str, arguments: Mapping[str, Any]) -> str:
         """Return what the policy reads. Raises: ToolRefusal for an error that is told to it, else NeighbourError."""
+        check_json(arguments)  # what the library cannot send ends the session of all samples
         async with self._slots:
             connection = await self._started()
             limit_s = self.server.timeout_s

@@ -48,6 +48,8 @@ async def test_call_posts_its_arguments_with_headers_and_a_key(
         ({"result": "dry"}, "dry"),
         ({"result": {"sky": "grün"}}, '{"sky": "grün"}'),
         ({"result": None}, "null"),
+        ({"result": "dry", "error": None}, "dry"),
+        ({"error": None}, '{"error": null}'),
         ({"sky": "grey"}, '{"sky": "grey"}'),
         ([1, 2], "[1, 2]"),
         (b'{"result": ', '{"result": '),
@@ -64,6 +66,7 @@ async def test_reply_is_read_as_text_or_as_its_result(server: ScriptedServer, re
     ("answer", "reason"),
     [
         (Answer({"error": "no such city"}), "no such city"),
+        (Answer({"result": None, "error": {"code": 7}}), '{"code": 7}'),
         (Answer({"detail": [{"loc": ["city"]}]}, 422), '[{"loc": ["city"]}]'),
         (Answer({"message": "which city?"}, 400), "which city?"),
         (Answer(b"no city", 400), "no city"),

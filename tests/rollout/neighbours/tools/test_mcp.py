@@ -1,6 +1,7 @@
 """MCP servers made with the official library: what the policy reads, what fails a sample, servers that end or hang."""
 
 import asyncio
+import json
 import subprocess
 import sys
 from collections.abc import AsyncIterator, Iterator
@@ -68,6 +69,17 @@ async def test_calls_of_one_server_are_answered_refused_or_given_up_each_by_itse
         client.server = client.server.model_copy(update={"tool_errors": "fail"})
         with pytest.raises(NeighbourError, match=r"^mcp:things: refuse: Error executing tool refuse"):
             await client.call("refuse", {"text": "x"})
+
+
+async def test_arguments_that_cannot_be_sent_cost_no_other_call_its_answer() -> None:
+    async with _client() as client:
+        others = asyncio.create_task(client.call("wait", {"seconds": 0.5}))
+        first = (await client.call("keep", {"note": "a"})).split()[0]
+        for text in ("\ud800", json.loads("[" * 900 + "]" * 900)):
+            with pytest.raises(ToolRefusal, match="the arguments "):
+                await client.call("echo", {"text": text})
+        assert (await client.call("keep", {"note": "b"})).split()[0] == first
+        assert await others == "waited"
 
 
 async def test_server_that_died_is_started_again() -> None:
