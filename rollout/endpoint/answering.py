@@ -10,6 +10,7 @@ from typing import Any
 from fastapi import Request
 from fastapi.responses import Response, StreamingResponse
 from starlette.requests import ClientDisconnect
+from starlette.types import Receive, Scope, Send
 
 from protocol.errors import NeighbourError
 from rollout.endpoint.agent_session import AgentSession, Turned
@@ -48,7 +49,7 @@ async def answer(request: Request, session: AgentSession, asked: Asked, sent: Se
         if answering.body.stream:
             if under_way.task.done():
                 _result(session, under_way)
-            return StreamingResponse(_events(session, under_way, answering), media_type="text/event-stream")
+            return _Stream(_events(session, under_way, answering), under_way)
         turned = _result(session, under_way)
         turned.hear()
         under_way.is_delivered = True
@@ -59,23 +60,43 @@ class _Json(Response):
     media_type = "application/json"
 
 
-async def _events(session: AgentSession, under_way: UnderWay[Turned], answering: Answering) -> AsyncIterator[bytes]:
-    with _waiting(under_way):
-        while not under_way.task.done():
-            yield ALIVE
-            await asyncio.wait({under_way.task}, timeout=_STREAM_BEGINS_S)
+class _Stream(StreamingResponse):
+    """Events. Its client counts as one that waits from now until the stream has ended, however it does.
+
+    Without this nobody would wait between a request's end and its stream's beginning, and an equal request that came
+    then would be taken for a retry.
+    """
+
+    media_type = "text/event-stream"
+
+    def __init__(self, events: AsyncIterator[bytes], under_way: UnderWay[Turned]) -> None:
+        super().__init__(events)
+        self._under_way = under_way
+        under_way.num_waiting += 1
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         try:
-            turned = _result(session, under_way)
-        except Refused as refused:
-            yield error_event(refused.body())
-            return
-        turned.hear()
-        body = answering.body
-        for event in answering.events(turned, body.model, answering.has_logprobs, body.has_usage_chunk):
-            yield event
-        # Clients hang up when they have read this.
-        under_way.is_delivered = True
-        yield DONE
+            await super().__call__(scope, receive, send)
+        finally:
+            self._under_way.num_waiting -= 1
+
+
+async def _events(session: AgentSession, under_way: UnderWay[Turned], answering: Answering) -> AsyncIterator[bytes]:
+    while not under_way.task.done():
+        yield ALIVE
+        await asyncio.wait({under_way.task}, timeout=_STREAM_BEGINS_S)
+    try:
+        turned = _result(session, under_way)
+    except Refused as refused:
+        yield error_event(refused.body())
+        return
+    turned.hear()
+    body = answering.body
+    for event in answering.events(turned, body.model, answering.has_logprobs, body.has_usage_chunk):
+        yield event
+    # Clients hang up when they have read this.
+    under_way.is_delivered = True
+    yield DONE
 
 
 @contextmanager

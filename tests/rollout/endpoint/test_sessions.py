@@ -70,12 +70,13 @@ async def test_silent_agent_has_failed_its_sample_and_is_told_so_when_it_speaks_
             )
 
 
-async def test_agent_that_waits_for_a_turn_is_not_silent() -> None:
+@pytest.mark.parametrize("is_streamed", [False, True])
+async def test_agent_that_waits_for_a_turn_is_not_silent(is_streamed: bool) -> None:
     async with agents_scene(agents={"idle_timeout_s": 0.2}) as scene:
         scene.coordinator.lease("g")
         told = await scene.take()
         scene.engine.may_write.clear()
-        asking = asyncio.create_task(_ask(scene, told))
+        asking = asyncio.create_task(_ask(scene, told, {"messages": MESSAGES, "stream": is_streamed}))
         await asyncio.sleep(1.0)
         scene.engine.may_write.set()
         # Unless the sample was given up before the agent's request had come, which a busy machine may make of 0.2 s.
