@@ -129,7 +129,9 @@ class PolicyGradient:
             return of_groups(micro_batches, scores, batch, advantage.of_groups)
         assert advantage.of_tokens is not None
         pairs = zip(micro_batches, penalties, strict=True)
-        rewards = [token_rewards(each, scores) + penalty for each, penalty in pairs]
+        is_by_turn = self._settings.rewards.credit == "turn"
+        of_turns = [facts.turn_rewards for facts in batch.facts] if is_by_turn else None
+        rewards = [token_rewards(each, scores, of_turns) + penalty for each, penalty in pairs]
         return of_tokens(micro_batches, rewards, advantage.of_tokens, self._algorithm.gamma, self._algorithm.lam)
 
     def _update_policy(self, plan: StepPlan, micro_batches: Sequence[MicroBatch]) -> list[StepResult]:

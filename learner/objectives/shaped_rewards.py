@@ -10,8 +10,8 @@ from protocol.settings.settings import Settings
 from protocol.wire.messages import Batch
 
 _MOMENTS = ("reward_count", "reward_mean", "reward_squares")
-# How a trajectory ends that its budget cut: of one turn's tokens, or of the whole context.
-_TRUNCATED = ("length", "context")
+# How a trajectory ends that its budget cut: of one turn's tokens, of the whole context, or of time.
+_TRUNCATED = ("length", "context", "time")
 
 
 def shaped_rewards(batch: Batch, settings: Settings, memory: MutableMapping[str, float]) -> Shaped:

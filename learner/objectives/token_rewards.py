@@ -1,22 +1,42 @@
-"""What each model token is rewarded with: its trajectory's score stands at the last one.
+"""What each model token is rewarded with: its trajectory's score stands at the last one, or in part at turns' ends.
 
 Shapes: S trajectories and K model tokens of a micro-batch, N trajectories of the step.
 """
+
+from collections.abc import Sequence
 
 import torch
 from torch import Tensor
 
 from learner.packing.micro_batch import MicroBatch
+from protocol.wire.trajectory import TurnReward
 
 
-def token_rewards(micro_batch: MicroBatch, scores: Tensor) -> Tensor:
-    """Return each model token's reward, [K] float64. scores: of every trajectory of the step, [N] float64."""
+def token_rewards(
+    micro_batch: MicroBatch, scores: Tensor, turn_rewards: Sequence[Sequence[TurnReward]] | None = None
+) -> Tensor:
+    """Return each model token's reward, [K] float64; those of a trajectory add up to its score.
+
+    scores: of every trajectory of the step, [N] float64. turn_rewards: what of each stands at the ends of turns, [N];
+    None: nothing does.
+
+    Example: a score of 1.0, of which a first turn of two tokens got 0.25, and a second turn of one token, give
+    [0.0, 0.25, 0.75].
+    """
     counts = torch.tensor(micro_batch.counts)
     rewards = torch.zeros(int(counts.sum()), dtype=torch.float64)
     last = counts.cumsum(0) - 1
     has_tokens = counts > 0
     numbers = torch.tensor(micro_batch.numbers)[has_tokens]
     rewards[last[has_tokens]] = scores[numbers]
+    start = 0
+    for place, number in enumerate(micro_batch.numbers if turn_rewards is not None else ()):
+        first, count = int(last[place] + 1 - counts[place]), int(counts[place])
+        places = micro_batch.predict_at[first : first + count] + 1 - start  # of its model tokens, in the trajectory
+        for turn in turn_rewards[number] if turn_rewards is not None and number >= 0 else ():
+            rewards[first + int(torch.searchsorted(places, turn.end - 1))] += turn.reward
+            rewards[last[place]] -= turn.reward
+        start += micro_batch.lengths[place]
     return rewards
 
 

@@ -151,7 +151,7 @@ def _ledger_facts(ledger: LedgerFacts, settings: Settings | None) -> list[tuple[
         text = f"{oldest}" if allowed is None else f"{oldest} (allowed {allowed})"
         facts.append(("largest staleness trained", text, allowed is not None and oldest > allowed))
     if ledger.finishes:
-        cut = sum(ledger.finishes.get(kind, 0) for kind in ("length", "context", "turns"))
+        cut = sum(ledger.finishes.get(kind, 0) for kind in ("length", "context", "turns", "time"))
         facts.append(("trajectories cut short", f"{cut / sum(ledger.finishes.values()):.1%}", False))
     return facts
 

@@ -40,6 +40,11 @@ class RewardsSettings(Section):
     shadow_wait_s: Seconds = Field(
         2.0, description="Longest wait of a sample for shadow endpoints, from when all others have answered."
     )
+    credit: Literal["conversation", "turn"] = Field(
+        "conversation",
+        description="Where rewards stand that an environment gives turn by turn: all at the last token, or each at the "
+        "last token of its turn. turn: with advantages of tokens (gae, reinforce_pp).",
+    )
     clip: PositiveFloat | None = Field(
         None, description="Rewards are cut to [-clip, clip] before advantages are computed; null: not cut."
     )
@@ -55,8 +60,8 @@ class RewardsSettings(Section):
     )
     truncated: Literal["keep", "penalise", "mask"] = Field(
         "keep",
-        description="Trajectories cut by rollout.max_response_tokens or max_context_tokens: trained like others; with "
-        "truncated_penalty taken off their reward; or left out of the loss.",
+        description="Trajectories cut by rollout.max_response_tokens, max_context_tokens or max_conversation_s: kept; "
+        "trained with truncated_penalty taken off their reward; or left out of the loss.",
     )
     truncated_penalty: NonNegativeFloat = Field(1.0, description="truncated = penalise: what is taken off.")
 

@@ -46,6 +46,9 @@ class RolloutSettings(Section):
     max_context_tokens: CountAboveZero = Field(
         4096, le=1 << 24, description="Tokens of a whole trajectory, prompt included."
     )
+    max_conversation_s: Seconds | None = Field(
+        None, description="A conversation older than this gets no further turn, and is scored as it is; null: no limit."
+    )
     temperature: PositiveFloat = Field(1.0, description="Sampling temperature.")
     max_groups_in_flight: CountAboveZero = Field(64, le=4096, description="Groups that one server works on at a time.")
     turn_timeout_s: Seconds = Field(600.0, description="Longest wait for one generation.")

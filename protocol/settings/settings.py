@@ -12,6 +12,7 @@ from pydantic import (
 )
 
 from protocol.settings.algorithm.contradictions import (
+    check_credit,
     check_equal_groups,
     check_groups,
     check_kl_controller,
@@ -74,6 +75,7 @@ class Settings(Section):
     def _check_algorithm(self) -> Self:
         check_groups(self.learner, self.rollout)
         check_equal_groups(self.learner, self.rewards, self.kl)
+        check_credit(self.learner, self.rewards)
         check_loss(self.learner, self.loss, self.kl)
         check_kl_controller(self.learner, self.rollout, self.kl)
         check_shaping(self.rewards, self.rollout)

@@ -18,6 +18,7 @@ from protocol.wire.trajectory import (
     Count,
     Name,
     Seconds,
+    TurnReward,
     VersionSpan,
     check_arrays,
     check_spans,
@@ -60,6 +61,8 @@ class ConversationPart(msgspec.Struct, frozen=True, forbid_unknown_fields=True, 
     generate_s: Seconds  # seconds in the engine, waiting for weights included
     environment_s: Seconds  # seconds in the environment
     reward: _Number | None = None  # what the environment has given; None: nothing yet
+    # what of it was given for which turn, in order
+    turn_rewards: Annotated[list[TurnReward], msgspec.Meta(max_length=_MAX_TURNS)] = msgspec.field(default_factory=list)
     score: _Number | None = None  # the environment's own, for filtering; None: it gave none
     # the environment's numbers for curves, by name
     logs: Annotated[dict[Name, _Number], msgspec.Meta(max_length=64)] = msgspec.field(default_factory=dict)

@@ -20,7 +20,7 @@ Count = Annotated[int, msgspec.Meta(ge=0, le=2**31 - 1)]
 # Bounds that NaN and infinity fail too: a NaN would be NULL in the ledger, and end the coordinator there.
 Seconds = Annotated[float, msgspec.Meta(ge=0, le=1e11)]
 # How a conversation ended: see `TrajectoryFacts.finish`.
-Finish = Literal["answer", "stop", "length", "turns", "context"]
+Finish = Literal["answer", "stop", "length", "turns", "context", "time"]
 
 TOKENS = np.dtype("<i4")
 LOGPROBS = np.dtype("<f4")
@@ -39,6 +39,13 @@ class VersionSpan(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_f
     version: Count  # optimizer steps inside the weights that wrote it
 
 
+class TurnReward(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
+    """A part of the reward that the environment gave for one turn."""
+
+    end: Count  # place behind the turn's last token
+    reward: float  # that is in the trajectory's reward too
+
+
 class TrajectoryFacts(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True, omit_defaults=True):
     """Everything about a trajectory but its tokens."""
 
@@ -54,11 +61,14 @@ class TrajectoryFacts(msgspec.Struct, frozen=True, forbid_unknown_fields=True, k
     num_turns: Count  # times that the policy wrote
     # "answer": the environment got its answer. "stop": end of text or a stop string. "length": a turn reached
     # rollout.max_response_tokens. "turns": the environment gives no more of them (rollout.max_turns).
-    # "context": no room in rollout.max_context_tokens for more
+    # "context": no room in rollout.max_context_tokens for more. "time": rollout.max_conversation_s were over
     finish: Finish
     reward: float  # the reward services', by rewards.combine, plus the environment's; advantages are computed from it
     # reward by the endpoint's name, or "environment"; only parts that were measured
     reward_parts: Annotated[dict[Name, float], msgspec.Meta(max_length=64)]
+    # what of it the environment gave for turns before the last, in order; with rewards.credit = turn it stands at their
+    # ends; empty: nothing
+    turn_rewards: Annotated[list[TurnReward], msgspec.Meta(max_length=4096)] = msgspec.field(default_factory=list)
     # what reward services gave for filtering: the mean of their `scores`; None: they gave none, and the reward counts
     reward_score: float | None = None
     # number of the set of reward endpoints that gave the reward; 1: the settings' own
@@ -155,6 +165,14 @@ class Trajectory:
                 raise FrameError(f"{path}.reward", f"{name} is {value}", "nonfinite")
             if abs(value) > _LARGEST_REWARD:
                 raise FrameError(f"{path}.reward", f"{name} is {value}, expected at most {_LARGEST_REWARD} either way")
+        before = 0
+        for i, turn in enumerate(self.facts.turn_rewards):
+            if not before < turn.end <= self.facts.num_tokens or not self.loss_mask[turn.end - 1]:
+                problem = f"ends at {turn.end} after {before}, where the model wrote no token"
+                raise FrameError(f"{path}.turn_rewards[{i}]", problem)
+            if not abs(turn.reward) <= _LARGEST_REWARD:  # NaN neither
+                raise FrameError(f"{path}.turn_rewards[{i}]", f"is {turn.reward}", "nonfinite")
+            before = turn.end
 
 
 def check_spans(spans: Sequence[VersionSpan], mask: NDArray[np.uint8], path: str, first: int = 0) -> None:

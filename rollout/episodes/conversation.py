@@ -198,6 +198,7 @@ class Conversation:
             finish=how,
             reward=reward,
             reward_parts=dict(parts),
+            turn_rewards=[each for each in transcript.turn_rewards if each.end < transcript.turns[-1].end],
             version_spans=transcript.version_spans,
             started_at=transcript.started_at,
             finished_at=time.time(),

@@ -97,7 +97,7 @@ class EpisodePlayer:
         sources: Set[str],
         keeper: TurnKeeper | None,
     ) -> Finish:
-        """Play turns until the environment or the context ends the conversation; returns which.
+        """Play turns until the environment, the context or the time ends the conversation; returns which.
 
         tools: that the prompt told the policy of. sources: content hashes of what was searched so far. keeper: has the
         turn before kept before the environment is asked again: what a tool did for a turn it does once.
@@ -113,11 +113,17 @@ class EpisodePlayer:
             transcript.add_figures(step.score, step.logs)
             if step.is_done:
                 return _finish_of(step, turn, conversation.is_full)
+            if self._is_out_of_time(transcript):
+                return "time"
             if not conversation.observe(self._observation_tokens(step.observation, tools, transcript.tokens[-1])):
                 return "context"
             if keeper is not None and (snapshot := environment.snapshot()) is not None:
                 transcript.content_hashes = sorted(sources)
                 keeper.keep(transcript, snapshot)
+
+    def _is_out_of_time(self, transcript: Transcript) -> bool:
+        limit_s = self._settings.max_conversation_s
+        return limit_s is not None and time.time() - transcript.started_at > limit_s
 
     def _observation_tokens(
         self, observation: Observation | str | Messages | None, tools: list[dict[str, Any]], last_token: int

@@ -13,7 +13,7 @@ import numpy as np
 
 from protocol.errors import FrameError
 from protocol.wire.conversation import ConversationPart, FinishedTurn, arrays_of
-from protocol.wire.trajectory import LOGPROBS, MASK, TOKENS, Trajectory, TrajectoryFacts, VersionSpan
+from protocol.wire.trajectory import LOGPROBS, MASK, TOKENS, Trajectory, TrajectoryFacts, TurnReward, VersionSpan
 from rollout.engine.generation import Generation
 
 _encoder = msgspec.msgpack.Encoder()
@@ -34,6 +34,7 @@ class Transcript(msgspec.Struct):
     version_spans: list[VersionSpan] = []  # which policy version wrote which of the policy's tokens, in order
     turns: list[FinishedTurn] = []  # that the policy has written, in order
     reward: float | None = None  # what the environment has given; None: nothing yet
+    turn_rewards: list[TurnReward] = []  # what of it was given for which turn, in order; zeros are left out
     score: float | None = None  # the environment's own, for filtering; None: it gave none
     content_hashes: list[str] = []  # of the indexes that answered its searches, sorted
     logs: dict[str, float] = {}  # the environment's numbers for curves, by name
@@ -59,6 +60,7 @@ class Transcript(msgspec.Struct):
             list(part.version_spans),
             list(part.turns),
             part.reward,
+            list(part.turn_rewards),
             part.score,
             list(part.content_hashes),
             dict(part.logs),
@@ -102,9 +104,14 @@ class Transcript(msgspec.Struct):
         self.loss_mask += [0] * len(tokens)
 
     def add_reward(self, reward: float | None) -> None:
-        """Add what the environment gave for a turn."""
+        """Add what the environment gave for the last turn."""
         if reward is not None:
             self.reward = (self.reward or 0.0) + reward
+        if reward and self.turns:
+            end, before = self.turns[-1].end, self.turn_rewards
+            if before and before[-1].end == end:
+                before, reward = before[:-1], before[-1].reward + reward
+            self.turn_rewards = [*before, TurnReward(end, reward)]
 
     def add_figures(self, score: float | None, logs: Mapping[str, float]) -> None:
         """Take over what the environment says beside the reward; the last of each counts."""
@@ -126,6 +133,7 @@ class Transcript(msgspec.Struct):
             loss_mask=self.loss_mask[:end],
             version_spans=[span for span in self.version_spans if span.end <= end],
             turns=self.turns[:num_turns],
+            turn_rewards=[turn for turn in self.turn_rewards if turn.end <= end],
             content_hashes=list(self.content_hashes),
             logs=dict(self.logs),
         )

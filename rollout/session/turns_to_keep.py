@@ -136,6 +136,7 @@ class Keeper:
             score=transcript.score,
             logs=dict(islice(transcript.logs.items(), _MAX_LOGS)),
             content_hashes=transcript.content_hashes[:_MAX_HASHES],
+            turn_rewards=transcript.turn_rewards,
         )
         self._is_kept.clear()
         self._shared.note((sample.group, sample.sample_index))

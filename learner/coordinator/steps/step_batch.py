@@ -19,7 +19,7 @@ from protocol.wire.trajectory import Trajectory
 # The part of a trajectory's reward that its environment gave.
 _ENVIRONMENT = "environment"
 # How a conversation ends that was not done: see TrajectoryFacts.finish.
-_TRUNCATED = ("length", "turns", "context")
+_TRUNCATED = ("length", "turns", "context", "time")
 
 
 @dataclass(frozen=True)

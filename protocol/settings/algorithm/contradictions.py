@@ -43,6 +43,23 @@ def check_equal_groups(learner: LearnerSettings, rewards: RewardsSettings, kl: K
             )
 
 
+def check_credit(learner: LearnerSettings, rewards: RewardsSettings) -> None:
+    """Raise ValueError where rewards of single turns would be lost in one advantage, or in another scale."""
+    if rewards.credit != "turn":
+        return
+    if learner.advantage in ADVANTAGES_OF_GROUPS:
+        raise ValueError(
+            f"rewards.credit = turn gives the tokens of an answer different rewards, and learner.advantage = "
+            f"{learner.advantage} gives them one advantage. Use learner.recipe = ppo or reinforce_pp, or set "
+            "rewards.credit to conversation."
+        )
+    if rewards.normalize:
+        raise ValueError(
+            "rewards.normalize = true puts the reward of a whole conversation into another scale, and rewards.credit = "
+            "turn leaves those of its turns as they are. Leave one of the two out."
+        )
+
+
 def check_loss(learner: LearnerSettings, loss: LossSettings, kl: KlSettings) -> None:
     """Raise ValueError for parts of a loss of which one undoes or ignores the other."""
     if learner.loss == "gspo" and learner.advantage in ADVANTAGES_OF_TOKENS:

@@ -41,7 +41,7 @@ def random_trajectory(random: Random, version: int = 3, **facts: Any) -> Traject
         "is_greedy": False,
         "server": "s1",
         "num_turns": len(spans),
-        "finish": random.choice(("answer", "stop", "length", "turns", "context")),
+        "finish": random.choice(("answer", "stop", "length", "turns", "context", "time")),
         "reward": reward,
         "reward_parts": {"exact_match": reward},
         "started_at": 1.7e9,

@@ -71,7 +71,7 @@ _FACTS: dict[str, Rule] = {
     "num_tokens": _count,
     "num_prompt_tokens": _count,
     "num_turns": _count,
-    "finish": _one_of("answer", "stop", "length", "turns", "context"),
+    "finish": _one_of("answer", "stop", "length", "turns", "context", "time"),
     "reward": _number(),
     "reward_parts": _table(64, _number()),
     "reward_score": lambda value: value is None or _number()(value),

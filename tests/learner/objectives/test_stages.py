@@ -15,7 +15,7 @@ from learner.objectives.policy_loss import make_loss
 from learner.objectives.reference_kl import ReferenceKl
 from learner.packing.micro_batch import MicroBatch
 from protocol.settings.settings import Settings
-from protocol.wire.trajectory import Trajectory
+from protocol.wire.trajectory import Trajectory, TurnReward
 from tests.learner.objectives.slow_policy_gradient import REWARDS, batch_of, slow_advantage, trajectories
 
 PLAN = [[8, 0, 3], [1, 2], [4, 5, 6, 7]]
@@ -99,6 +99,25 @@ def test_gae_is_of_rewards_less_the_kl_with_the_score_at_the_last_model_token() 
         assert advantages[number] == pytest.approx(slow, rel=1e-6)
         values = [0.25 * token for token in written(trajectory)]
         assert returns[number] == pytest.approx([a + v for a, v in zip(slow, values, strict=True)], rel=1e-6)
+
+
+@pytest.mark.parametrize("credit", ["conversation", "turn"])
+def test_rewards_of_turns_stand_at_their_ends_where_settings_say_so(credit: str) -> None:
+    made = []
+    for trajectory in trajectories():
+        turn = TurnReward(trajectory.facts.version_spans[0].end, 3.0)
+        made.append(replace(trajectory, facts=msgspec.structs.replace(trajectory.facts, turn_rewards=[turn])))
+    learner = {"recipe": "ppo", "gamma": 1.0, "gae_lambda": 1.0, "whiten": False}
+    rewards = {"clip": None, "credit": credit}
+    micro_batches = prepared(made, learner=learner, rewards=rewards, kl={"coefficient": 0.0})
+    returns = by_trajectory(micro_batches, "returns")
+    for number, trajectory in enumerate(made):
+        span = trajectory.facts.version_spans[0]
+        first, reward = span.end - span.start, trajectory.facts.reward
+        # What is still to come: behind the first turn its reward is no more.
+        behind = reward - 3.0 if credit == "turn" else reward
+        expected = [reward] * first + [behind] * (len(returns[number]) - first)
+        assert returns[number] == pytest.approx(expected, rel=1e-6, abs=1e-6)
 
 
 def test_advantages_are_whitened_over_all_tokens_and_returns_are_not() -> None:

@@ -10,6 +10,16 @@ from protocol.settings.settings import Settings
 
 CASES: list[tuple[list[str], str]] = [
     (
+        ["--rewards.credit", "turn"],
+        "rewards.credit = turn gives the tokens of an answer different rewards, and learner.advantage = grpo gives "
+        "them one advantage. Use learner.recipe = ppo or reinforce_pp, or set rewards.credit to conversation.",
+    ),
+    (
+        ["--rewards.credit", "turn", "--learner.recipe", "ppo", "--rewards.normalize", "true"],
+        "rewards.normalize = true puts the reward of a whole conversation into another scale, and rewards.credit = "
+        "turn leaves those of its turns as they are. Leave one of the two out.",
+    ),
+    (
         ["--rollout.group_size", "1"],
         "rollout.group_size = 1 gives a group nothing to be compared with. Use at least 2 samples of a prompt, or "
         "learner.recipe = ppo or reinforce_pp, which takes single ones.",

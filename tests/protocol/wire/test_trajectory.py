@@ -4,13 +4,14 @@ import math
 from dataclasses import replace
 from typing import Any
 
+import msgspec
 import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from protocol.errors import FrameError
-from protocol.wire.trajectory import Trajectory, VersionSpan
+from protocol.wire.trajectory import Trajectory, TrajectoryFacts, TurnReward, VersionSpan
 from tests.protocol.wire.examples import example_facts, example_trajectory
 
 
@@ -132,6 +133,31 @@ def test_check_refuses_a_reward_whose_square_float32_cannot_hold(value: float) -
 @pytest.mark.parametrize("value", [math.nan, math.inf])
 def test_check_refuses_a_reward_that_is_not_finite(value: float) -> None:
     assert refusal(example_trajectory(reward=value)) == (f"$.trajectory.reward: reward is {value}", "nonfinite")
+
+
+def test_rewards_of_turns_travel_with_the_facts() -> None:
+    facts = example_trajectory(turn_rewards=[TurnReward(4, 0.25)]).facts
+    assert msgspec.msgpack.decode(msgspec.msgpack.encode(facts), type=TrajectoryFacts) == facts
+    assert b"turn_rewards" not in msgspec.msgpack.encode(example_trajectory().facts)
+
+
+@pytest.mark.parametrize(
+    ("turns", "problem"),
+    [
+        ([TurnReward(2, 1.0)], "turn_rewards[0]: ends at 2 after 0, where the model wrote no token"),
+        ([TurnReward(7, 1.0)], "turn_rewards[0]: ends at 7 after 0, where the model wrote no token"),
+        (
+            [TurnReward(4, 1.0), TurnReward(4, 1.0)],
+            "turn_rewards[1]: ends at 4 after 4, where the model wrote no token",
+        ),
+        ([TurnReward(4, math.nan)], "turn_rewards[0]: is nan"),
+        ([TurnReward(4, -2e18)], "turn_rewards[0]: is -2e+18"),
+    ],
+)
+def test_check_refuses_a_turns_reward_that_stands_nowhere_or_is_no_number(
+    turns: list[TurnReward], problem: str
+) -> None:
+    assert refusal(example_trajectory(turn_rewards=turns))[0] == f"$.trajectory.{problem}"
 
 
 def test_check_refuses_a_reward_part_that_is_not_finite() -> None:

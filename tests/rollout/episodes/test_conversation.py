@@ -9,13 +9,14 @@ import pytest
 from protocol.errors import NeighbourError
 from protocol.settings.rollout import RolloutSettings, SamplingSettings
 from protocol.wire.conversation import FinishedTurn
-from protocol.wire.trajectory import VersionSpan
+from protocol.wire.trajectory import TurnReward, VersionSpan
 from rollout.engine.version_gate import VersionGate
 from rollout.environments.base import Task
 from rollout.episodes.conversation import Conversations
 from rollout.episodes.sample import SampleTask, WrittenSoFar
 from rollout.episodes.transcript import Transcript
 from tests.fakes.rollout_fakes import ScriptedEngine, Written
+from tests.protocol.wire.examples import example_part, part_buffers
 
 TASK = SampleTask("g", 2, 1, 1, "train", 7, Task("Q?", "A", {}))
 
@@ -143,3 +144,9 @@ async def test_conversation_is_taken_up_on_another_engine_where_it_was_left(form
     assert (one.facts.server, other.facts.server) == ("s0", "s1")
     assert other.facts.num_turns == 2
     assert here.requests[-1][:2] == there.requests[0][:2]  # what the policy saw, and its sampling with the seed
+
+
+def test_rewards_of_turns_go_on_with_the_conversation() -> None:
+    part = example_part(reward=0.25, score=0.5, turn_rewards=[TurnReward(4, 0.25)])
+    transcript = Transcript.of_part(part, part_buffers())
+    assert (transcript.reward, transcript.turn_rewards, transcript.score) == (0.25, [TurnReward(4, 0.25)], 0.5)

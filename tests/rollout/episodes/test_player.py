@@ -6,7 +6,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from protocol.wire.trajectory import VersionSpan
+from protocol.wire.trajectory import TurnReward, VersionSpan
 from rollout.engine.version_gate import VersionGate
 from rollout.environments.base import Step, Task, Turn
 from rollout.environments.search import Search
@@ -114,6 +114,42 @@ async def test_answer_is_one_though_it_fills_the_context(said: Any, finish: str)
 
     player = make_player(ScriptedEngine(lambda context: "a" * 50), Ending, max_context_tokens=20)
     assert (await player.play(SAMPLE)).facts.finish == finish
+
+
+@pytest.mark.parametrize(
+    ("limit_s", "written", "finish", "num_turns"),
+    [
+        (None, "<search>AB</search>", "turns", 4),
+        (1e6, "<search>AB</search>", "turns", 4),
+        (1e-9, "<search>AB</search>", "time", 1),
+        (1e-9, "<answer>AB</answer>", "answer", 1),
+    ],
+)
+async def test_conversation_that_is_out_of_time_gets_no_further_turn(
+    limit_s: float | None, written: str, finish: str, num_turns: int
+) -> None:
+    engine = ScriptedEngine(lambda context: written)
+    limits = {"max_conversation_s": limit_s, "max_context_tokens": 1000}
+    trajectory = await make_player(engine, Search, resources=finding("x"), **limits).play(SAMPLE)
+    facts = trajectory.facts
+    assert (facts.finish, facts.num_turns) == (finish, num_turns)
+    assert trajectory.loss_mask[-1] == 1  # nothing stands behind the last turn that no turn would read
+
+
+async def test_what_an_environment_gives_turn_by_turn_is_kept_with_the_ends_of_the_turns() -> None:
+    class Giving(SingleTurn):
+        turn = 0
+
+        async def step(self, turn: Turn) -> Step:
+            self.turn += 1
+            reward = [0.25, 0.0, None, 0.5, 1.0][self.turn - 1]
+            return Step("..", is_done=self.turn == 5, reward=reward)
+
+    trajectory = await make_player(ScriptedEngine(lambda context: "ab"), Giving).play(SAMPLE)
+    facts = trajectory.facts
+    assert (facts.reward_parts["environment"], facts.num_turns) == (1.75, 5)
+    # Three tokens of the prompt, then two of each turn and two of each reply; the last turn's is the rest.
+    assert facts.turn_rewards == [TurnReward(5, 0.25), TurnReward(17, 0.5)]
 
 
 async def test_conversation_ends_when_the_next_turn_has_no_room() -> None:
