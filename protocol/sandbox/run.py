@@ -63,8 +63,7 @@ class Sandbox:
                     ran = await _watched(process, stdin, limits)
                 finally:
                     _end(process)
-                    await process.wait()
-                    await _emptied(process)
+                    await _gone(process)
             problem = os.pread(report, 500, 0).decode(errors="replace")
         finally:
             os.close(report)
@@ -167,16 +166,24 @@ def _end(process: Process) -> None:
         os.killpg(process.pid, signal.SIGKILL)
 
 
-async def _emptied(process: Process) -> None:
-    """Read what nobody wants any more: the pipes of an ended process are closed once they are empty."""
+async def _gone(process: Process) -> None:
+    """Return once an ended process and its pipes are gone.
+
+    Its pipes are read to their ends, which nobody wants any more: asyncio says that a process has ended only when they
+    are closed, and one that is full and not read is never closed.
+    """
     assert process.stdin is not None
-    with contextlib.suppress(TimeoutError, BrokenPipeError, ConnectionResetError):
+    try:
         # Where nothing is locked in, a process that left its group may hold them open.
         async with asyncio.timeout(_EMPTY_S):
             for stream in (process.stdout, process.stderr):
                 while stream is not None and await stream.read(1 << 16):
                     pass
-            await process.stdin.wait_closed()
+            with contextlib.suppress(BrokenPipeError, ConnectionResetError):
+                await process.stdin.wait_closed()
+    except TimeoutError:
+        process._transport.close()  # type: ignore[attr-defined]  # asyncio offers no other way to let go of pipes
+    await process.wait()
 
 
 def _text(printed: bytearray) -> str:

@@ -2,6 +2,7 @@
 
 import asyncio
 import os
+import signal
 import time
 from collections.abc import Iterator
 
@@ -10,7 +11,7 @@ import pytest
 
 from protocol.errors import OperatorError
 from protocol.sandbox.limits import Limits
-from protocol.sandbox.run import Sandbox
+from protocol.sandbox.run import Sandbox, _gone
 
 # A loaded machine may take seconds to start a process.
 ROOMY = Limits(wall_s=60.0)
@@ -70,6 +71,19 @@ async def test_program_that_never_ends_is_ended_with_all_that_it_started(sandbox
 async def test_flood_of_output_is_cut(sandbox: Sandbox) -> None:
     ran = await sandbox.run("while True: print('x' * 1000)", limits=Limits(wall_s=60.0, output_bytes=5000))
     assert (ran.how, len(ran.output)) == ("output", 5000)
+
+
+async def test_program_whose_output_is_read_no_more_is_gone_all_the_same(sandbox: Sandbox) -> None:
+    report = os.memfd_create("report")
+    process = await sandbox._start("while True: print('x' * 1000)", ROOMY, report)
+    os.close(report)
+    assert process.stdout is not None
+    async with asyncio.timeout(60.0):
+        while not process.stdout._paused:  # asyncio has taken as much as it holds, and the pipe is full behind it
+            await asyncio.sleep(0.01)
+        os.killpg(process.pid, signal.SIGKILL)
+        await _gone(process)
+    assert process.returncode is not None
 
 
 async def test_input_that_nobody_reads_holds_nothing_up(sandbox: Sandbox) -> None:
