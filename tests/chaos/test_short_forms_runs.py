@@ -13,6 +13,8 @@ _SHORT_FORMS = {
     "crash_points": r"failpoints=4 deaths=8 failed=0",
     "bad_network": r"trajectories=200 messages=\d+ lost=0 trained_twice=0 unaccounted=0 audit=passed",
     "dead_server": r"kills=4 median_s=[\d.]+ p99_s=[\d.]+ max_s=[\d.]+ limit_s=30 audit=passed",
+    "long_conversations": r"conversations=16 turns=12 spared=0 versions=\d+ calls=\d+ repeated=\d+ lost=0 "
+    r"lost_turns=0 called_twice=0 wrong=0 audit=passed",
     "busy_server": r"seconds=15 stalls=\d+ stall_s=3 steps=\d+ samples_lost_to_deaths=0 audit=passed",
 }
 
