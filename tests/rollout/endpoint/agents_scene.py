@@ -28,19 +28,27 @@ TOKEN = "the-clusters-own-token"
 
 
 class WatchedEngine(TokenizingEngine):
-    """Keeps what it wrote, each with the tokens before it; waits while `may_write` is not set."""
+    """Keeps what it wrote, each with the tokens before it; waits while `may_write` is not set.
+
+    num_given_up: requests that were cancelled while it waited.
+    """
 
     def __init__(self, write: Callable[[str], str], family: str = "hermes") -> None:
         super().__init__(write, FAMILIES[family].tokenizer())
         self.wrote: list[tuple[list[int], list[int]]] = []
         self.asked: list[Sampling] = []
+        self.num_given_up = 0
         self.may_write = asyncio.Event()
         self.may_write.set()
 
     async def generate(self, prompt_tokens: Any, sampling: Sampling, request_id: str) -> Generation:
         self.asked.append(sampling)
         before = list(prompt_tokens)
-        await self.may_write.wait()
+        try:
+            await self.may_write.wait()
+        except asyncio.CancelledError:
+            self.num_given_up += 1
+            raise
         generation = await super().generate(prompt_tokens, sampling, request_id)
         self.wrote.append((before, generation.tokens))
         return generation

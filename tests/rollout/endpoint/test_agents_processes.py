@@ -36,7 +36,10 @@ async def test_killed_process_of_an_agent_fails_its_sample_and_its_turn_is_given
                 await asyncio.sleep(0.01)
         processes[0].kill()
         assert (await scene.failure("g")).startswith("agent: RuntimeError: the agent's process ended with -9")
+        async with asyncio.timeout(30.0):  # the endpoint's loop cancels it after the failure was told
+            while not scene.engine.num_given_up:
+                await asyncio.sleep(0.01)
         scene.engine.may_write.set()
         scene.coordinator.lease("h")
         assert (await scene.trajectory("h")).facts.reward == 1.0
-        assert len(scene.engine.wrote) == 1
+        assert (len(scene.engine.wrote), scene.engine.num_given_up) == (1, 1)
