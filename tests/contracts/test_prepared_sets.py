@@ -100,6 +100,19 @@ def test_prepared_row_is_leased_and_scored(tmp_path: Path, name: str) -> None:
             {"question": "a?", "answer": "It is 4."},
             "line 1 has no number behind #### in its answer: 'It is 4.'.",
         ),
+        *(
+            (
+                "gsm8k",
+                {"question": "a?", "answer": f"#### {half}"},
+                f"line 1 has no number behind #### in its answer: '#### {half}'.",
+            )
+            for half in ("3/4", "10:30", "5 1/2", "12/5")
+        ),
+        (
+            "math",
+            {"problem": "a?", "solution": "\\boxed{}"},
+            "line 1 has no \\boxed{} in its solution: '\\\\boxed{}'.",
+        ),
         ("math", {"problem": "a?", "solution": "It is 4."}, "line 1 has no \\boxed{} in its solution: 'It is 4.'."),
         ("math", {"question": "a?"}, "line 1 has problem = None, expected text. Its columns are ['question']."),
         (
@@ -132,6 +145,7 @@ def test_file_whose_name_says_no_split_asks_for_it(tmp_path: Path, capsys: pytes
     [
         ("so \\boxed{\\frac{1}{2}}.", "\\frac{1}{2}"),
         ("\\boxed{1}, then \\fbox{2}", "2"),
+        ("\\boxed{\\left[0, 1\\right\\}}", "\\left[0, 1\\right\\}"),
         ("$\\boxed 5$", "5"),
         ("\\boxed{{1}", None),
         ("none", None),

@@ -11,7 +11,8 @@ from typing import Any
 from learner.data.prepare.verl_row import Prepared, text_of
 from protocol.errors import SettingsError
 
-_GSM8K_ANSWER = re.compile(r"####\s*(-?[\d.,]+)")
+# A fraction or a time would lose its second half.
+_GSM8K_ANSWER = re.compile(r"####\s*(-?[\d.,]++)(?![/:^]|[ \t]+\d)")
 _BOXED = re.compile(r"\\(?:boxed|fbox)\s*")
 
 
@@ -30,7 +31,7 @@ def read_gsm8k(row: dict[str, Any]) -> Prepared:
     """Return a row of gsm8k: `question`, and `answer` whose last line is `#### 42`."""
     question, answer = text_of(row, "question"), text_of(row, "answer")
     found = _GSM8K_ANSWER.findall(answer)
-    number = found[-1].replace(",", "").rstrip(".") if found else ""
+    number = found[-1].replace(",", "").rstrip(".") if found and answer.count("####") == len(found) else ""
     if not number:
         raise SettingsError(f"has no number behind #### in its answer: {answer[-80:]!r}.")
     asked = f"{question.strip()} Think step by step, and end with the number alone behind ####."
@@ -41,7 +42,7 @@ def read_math(row: dict[str, Any]) -> Prepared:
     """Return a row of MATH: `problem`, and `solution` with the answer in its last \\boxed{}."""
     problem, solution = text_of(row, "problem"), text_of(row, "solution")
     answer = last_boxed(solution)
-    if answer is None:
+    if not answer:
         raise SettingsError(f"has no \\boxed{{}} in its solution: {solution[-80:]!r}.")
     asked = f"{problem.strip()} Think step by step, and put the answer inside \\boxed{{}} at the end."
     return Prepared(asked, answer, {})
@@ -77,7 +78,8 @@ def last_boxed(text: str) -> str | None:
         return re.split(r"[\s$]", rest, maxsplit=1)[0] or None
     depth = 0
     for place, sign in enumerate(rest):
-        depth += {"{": 1, "}": -1}.get(sign, 0)
+        is_written = rest[:place].endswith("\\")  # a brace of the answer's own
+        depth += 0 if is_written else {"{": 1, "}": -1}.get(sign, 0)
         if not depth:
             return rest[1:place]
     return None
