@@ -24,6 +24,22 @@ async def compute_score(data_source, solution_str, ground_truth, extra_info=None
     raise NotImplementedError(data_source)
 """
 )
+# The same in the older form: not async, and each source's score of another type.
+COMPUTE_SCORE_NOW = (
+    NOTE
+    + """
+def compute_score(data_source, solution_str, ground_truth, extra_info=None):
+    note(kind="score", data_source=data_source, truth=ground_truth, extra=extra_info)
+    number = sum(solution_str.encode())
+    if data_source == "openai/gsm8k":
+        return number % 11 / 11
+    if data_source == "nq":
+        return {"score": number % 5 / 5, "acc": number % 2 == 0, "pred": solution_str[-10:]}
+    if data_source == "mine":
+        return number % 2 == 0
+    raise NotImplementedError(data_source)
+"""
+)
 GUESS = (
     NOTE
     + """
@@ -71,7 +87,18 @@ tools:
             answer: {type: "string", description: "The answer"}
           required: ["answer"]
 """
-# OpenRLHF: an agent file, and a reward function.
+# OpenRLHF: agent files of four generations, and reward functions of two.
+FIRST_AGENT = (
+    NOTE
+    + """
+from typing import Any, Dict, Tuple
+import torch
+
+async def step(state, action, label, **kwargs) -> Tuple[float, Dict[str, Any], bool]:
+    note(kind="step", label=label)
+    return torch.tensor([0.25]), state + action + "\\nagain", "again" in state, {}
+"""
+)
 AGENT = (
     NOTE
     + """
@@ -88,6 +115,58 @@ async def step(observation, action, label, **kwargs):
         "sampling_params": kwargs.get("sampling_params", None),
         "extra_logs": {"length": torch.tensor(float(len(action)))},
     }
+"""
+)
+THIRD_AGENT = (
+    NOTE
+    + """
+import torch
+from openrlhf.utils.agent import AgentExecutorBase, AgentInstanceBase
+
+class AgentInstance(AgentInstanceBase):
+    async def __init__(self, *args, **kwargs):
+        self.turns = 0
+
+    async def reset(self, states: dict, **kwargs):
+        return {"observation": states["observation"]}
+
+    async def step(self, states: dict, **kwargs):
+        self.turns += 1
+        note(kind="step", label=states["label"], has_read="again" in states["observation_text"])
+        return {
+            "rewards": torch.tensor([0.25]),
+            "scores": torch.tensor([0.5]),
+            "environment_feedback": "\\nagain",
+            "done": self.turns == 2,
+            "sampling_params": states.get("sampling_params", None),
+            "extra_logs": {"turns": self.turns},
+        }
+
+class AgentExecutor(AgentExecutorBase):
+    def __init__(self, max_steps, max_length, llm_engine, hf_tokenizer, result_queue):
+        super().__init__(AgentInstance, max_steps, max_length, llm_engine, hf_tokenizer, result_queue)
+
+    async def execute(self, prompt, label, sampling_params):
+        return await super().execute(prompt, label, sampling_params)
+"""
+)
+FOURTH_AGENT = (
+    THIRD_AGENT.partition("class AgentExecutor(")[0]
+    .replace("AgentExecutorBase, AgentInstanceBase", "AgentInstanceBase, MultiTurnAgentExecutor")
+    .replace("async def __init__", "def __init__")
+    + """class AgentExecutor(MultiTurnAgentExecutor):
+    def __init__(self):
+        super().__init__(AgentInstance)
+"""
+)
+FIRST_REWARD_FUNC = (
+    NOTE
+    + """
+import torch
+
+def reward_func(queries, prompts, labels):
+    note(kind="reward", num=len(queries), labels=labels)
+    return torch.tensor([sum(query.encode()) % 7 / 7 for query in queries])
 """
 )
 REWARD_FUNC = (

@@ -7,6 +7,7 @@ import pytest
 
 from deploy.node.home import Home
 from tests.fakes.http_servers import ScriptedServer, scripted_server
+from tests.flow.contract_run import chatting_user
 from tests.flow.flow_cluster import FlowCluster
 from tests.flow.user_run import Bring, bring, score, score_slowly
 
@@ -42,3 +43,9 @@ def user(rewards: ScriptedServer, tmp_path_factory: pytest.TempPathFactory) -> B
 def slow_user(user: Bring) -> Bring:
     """The same user, with the reward service that takes its time."""
     return Bring(user.folder, user.model, user.reward_url.replace("fast", "slow"))
+
+
+@pytest.fixture(scope="session")
+def chatting(user: Bring, tmp_path_factory: pytest.TempPathFactory) -> Bring:
+    """A user whose model speaks in Hermes's form."""
+    return chatting_user(tmp_path_factory.mktemp("contracts"), user.reward_url)
