@@ -18,7 +18,9 @@ SHORT_FORMS = {
 
 
 @pytest.mark.stack
-@pytest.mark.parametrize("name", SHORT_FORMS)
+@pytest.mark.parametrize(
+    "name", [pytest.param(name, marks=pytest.mark.ranks if name == "nonfinite" else ()) for name in SHORT_FORMS]
+)
 def test_short_form_holds(name: str) -> None:
     command = [sys.executable, "-m", f"tests.chaos.{name}", "--seed", "1", "--short"]
     environment = {**os.environ, "OMP_NUM_THREADS": "1"}
