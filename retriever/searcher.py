@@ -1,6 +1,5 @@
-"""Searches of many requests made together, remembered, and refused when they would wait too long."""
+"""Searches of many requests made together and remembered."""
 
-import time
 from collections import OrderedDict
 from collections.abc import Sequence
 
@@ -8,8 +7,6 @@ from protocol.http.micro_batches import MicroBatches
 from retriever.indexes.index import Hit, Index
 
 _BATCH = 64
-# How much the newest batch says about how long a query takes.
-_NEWEST_SHARE = 0.2
 
 
 class Searcher:
@@ -24,18 +21,10 @@ class Searcher:
         self._index = index
         self._cache: OrderedDict[tuple[str, int], list[Hit]] = OrderedDict()
         self._cache_size = cache_size
-        self._num_threads = num_threads
         self._batches: MicroBatches[tuple[str, int], list[Hit]] = MicroBatches(
             self._search, _BATCH, "search", num_threads
         )
-        self._query_s = 0.0
-        self._num_waiting = 0
         self.num_cached = 0
-
-    @property
-    def wait_s(self) -> float:
-        """How long a search that comes now would wait for those before it, by how long the last ones took."""
-        return self._num_waiting * self._query_s / self._num_threads
 
     async def search(self, queries: Sequence[str], topk: int) -> list[list[Hit]]:
         """Return at most topk hits for each query, in their order, best first."""
@@ -45,21 +34,14 @@ class Searcher:
         self.num_cached += sum(key in found for key in asked)
         missing = [key for key in dict.fromkeys(asked) if key not in found]
         if missing:
-            self._num_waiting += len(missing)
-            try:
-                found.update(zip(missing, await self._batches.run(missing), strict=True))
-            finally:
-                self._num_waiting -= len(missing)
+            found.update(zip(missing, await self._batches.run(missing), strict=True))
             for key in missing:
                 self._remember(key, found[key])
         return [found[key] for key in asked]
 
     def _search(self, asked: list[tuple[str, int]]) -> list[list[Hit]]:
-        started = time.perf_counter()
         distinct = list(dict.fromkeys(query for query, _ in asked))
         hits = dict(zip(distinct, self._index.search(distinct, max(topk for _, topk in asked)), strict=True))
-        took_s = (time.perf_counter() - started) / len(asked)
-        self._query_s += (took_s - self._query_s) * (_NEWEST_SHARE if self._query_s else 1.0)
         return [hits[query][:topk] for query, topk in asked]
 
     def _remembered(self, key: tuple[str, int]) -> list[Hit] | None:

@@ -46,9 +46,9 @@ def _serve(arguments: argparse.Namespace) -> None:
         index = RerankedIndex(index, corpus, arguments.reranker, arguments.rerank_depth)
         digest = f"{digest}, reranked by {arguments.reranker}"
     limits = Limits(arguments.topk, arguments.num_threads, arguments.max_waiting, cache_size=arguments.cache_size)
-    app = RetrieverService(index, corpus, arguments.index_path.name, limits, name, digest).app()
-    state = "built" if was_built else "loaded"
-    serve_app(app, listener, token, f"retriever: {len(corpus)} documents, index {state}", others)
+    service = RetrieverService(index, corpus, arguments.index_path.name, limits, name, digest)
+    introduction = f"retriever: {len(corpus)} documents, index {'built' if was_built else 'loaded'}"
+    serve_app(service.app(), listener, token, introduction, others, service.turn_away)
 
 
 def _token(arguments: argparse.Namespace) -> str | None:

@@ -1,7 +1,7 @@
 """The FastAPI app of the retriever: POST /retrieve, GET /health, GET /metrics."""
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Annotated, Any
 
@@ -9,8 +9,10 @@ from fastapi import Depends, FastAPI, Response
 from fastapi.responses import JSONResponse
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
 
-from protocol.http.app import App, Receive, Scope, Send, body_schema, make_app, typed_body
+from protocol.http.admission import Admission
+from protocol.http.app import body_schema, make_app, typed_body
 from protocol.http.bodies import CONTENT_HASH, BodyError, RetrieveRequest
+from protocol.http.turn_away import TurnAway, TurnAwayMiddleware
 from retriever.corpus import Corpus
 from retriever.indexes.index import Hit, Index
 from retriever.searcher import Searcher
@@ -26,7 +28,7 @@ class Limits:
     topk: int = 3  # passages when a request names no topk
     num_threads: int = 1  # that search
     max_waiting: int = 512  # requests in flight before 503
-    max_wait_s: float = 0.5  # a search that would wait for longer is answered 503
+    max_wait_s: float = 0.3  # a request that would wait for longer is answered 503
     cache_size: int = 10_000  # queries whose hits are kept; 0: none
     retry_after_s: int = 1  # what a 503 advises
     max_passages: int = 50_000  # queries times topk of one request: its reply is made in memory
@@ -46,20 +48,29 @@ class RetrieverService:
         content_hash: str = "",
     ) -> None:
         """content_hash: says whether two services answer alike."""
-        self._searcher = Searcher(index, (limits or Limits()).num_threads, (limits or Limits()).cache_size)
+        self._limits = limits or Limits()
+        self._searcher = Searcher(index, self._limits.num_threads, self._limits.cache_size)
         self._corpus = corpus
         self._name = name
         self._backend = backend
         self._content_hash = content_hash
-        self._limits = limits or Limits()
         self._metrics = _Metrics()
-        self._num_waiting = 0
+        self._admission = Admission(self._limits.max_waiting, self._limits.max_wait_s)
+        self._metrics.waiting.set_function(lambda: self._admission.num_under_way)
+        # While the service is full: which requests, and what they are told.
+        self.turn_away = TurnAway(
+            "/retrieve",
+            self._admission,
+            "too many searches are waiting; come back later",
+            self._limits.retry_after_s,
+            self._metrics.requests.labels("503").inc,
+        )
 
     def app(self) -> FastAPI:
         """Return the application; one per service."""
         app = make_app(f"Retriever: {self._name}", self._metrics.registry, self._metrics.requests)
         app.get("/health")(self._health)
-        app.add_middleware(_TurnAway, is_full=self._is_full, retry_after_s=self._limits.retry_after_s)
+        app.add_middleware(TurnAwayMiddleware, turn_away=self.turn_away)
         read = typed_body(RetrieveRequest, MAX_REQUEST_BYTES, self._limits.body_s)
 
         @app.post("/retrieve", openapi_extra=body_schema(RetrieveRequest))
@@ -69,22 +80,14 @@ class RetrieverService:
 
         return app
 
-    def _is_full(self) -> bool:
-        return self._num_waiting >= self._limits.max_waiting or self._searcher.wait_s > self._limits.max_wait_s
-
     async def _retrieve(self, asked: RetrieveRequest) -> list[list[dict[str, Any]]]:
         topk = asked.topk or self._limits.topk
         if len(asked.queries) * topk > self._limits.max_passages:
             problem = f"has {len(asked.queries)} entries, which times topk {topk} is over {self._limits.max_passages}"
             raise BodyError("$.queries", problem)
-        self._num_waiting += 1
-        self._metrics.waiting.set(self._num_waiting)
         started = time.perf_counter()
-        try:
+        with self._admission.under_way():
             found = await self._searcher.search(asked.queries, topk)
-        finally:
-            self._num_waiting -= 1
-            self._metrics.waiting.set(self._num_waiting)
         self._metrics.queries.inc(len(asked.queries))
         self._metrics.seconds.observe(time.perf_counter() - started)
         self._metrics.cached.set(self._searcher.num_cached)
@@ -107,24 +110,6 @@ class RetrieverService:
                 "content_hash": self._content_hash,
             }
         )
-
-
-class _TurnAway:
-    """ASGI middleware: 503 for a search while the service is full, before its body is read.
-
-    What turns requests away must cost next to nothing, or the accepted ones wait for it.
-    """
-
-    def __init__(self, app: App, is_full: Callable[[], bool], retry_after_s: int) -> None:
-        self._app = app
-        self._is_full = is_full
-        self._busy = JSONResponse(
-            {"detail": "too many searches are waiting; come back later"}, 503, {"retry-after": str(retry_after_s)}
-        )
-
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        is_search = scope["type"] == "http" and scope["path"] == "/retrieve"
-        await (self._busy if is_search and self._is_full() else self._app)(scope, receive, send)
 
 
 class _Metrics:

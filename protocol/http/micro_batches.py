@@ -9,6 +9,7 @@ from typing import Generic, TypeVar
 
 _Item = TypeVar("_Item")
 _Result = TypeVar("_Result")
+_RESULTS_A_TURN = 8  # given out in one turn of the event loop
 
 
 @dataclass(frozen=True, eq=False)
@@ -73,7 +74,9 @@ class MicroBatches(Generic[_Item, _Result]):
     async def _run_batch(self, batch: Sequence[_Waiting[_Item, _Result]]) -> None:
         items = [each.item for each in batch]
         outcomes = await asyncio.get_running_loop().run_in_executor(self._threads, self._outcomes, items)
-        for each, (result, error) in zip(batch, outcomes, strict=True):
+        for number, (each, (result, error)) in enumerate(zip(batch, outcomes, strict=True), start=1):
+            if number % _RESULTS_A_TURN == 0:
+                await asyncio.sleep(0)  # what follows on a result costs more than it: a loop that does all is late
             if each.result.done():
                 continue
             if error is not None:

@@ -8,17 +8,24 @@ import uvicorn
 
 from protocol.http.bearer import BearerGate
 from protocol.http.listen import address_of
+from protocol.http.turn_away import TurnAway, turning_away
 
 _BACKLOG = 1024
 
 
 def serve_app(
-    app: Any, listener: socket.socket, token: str | None, introduction: str, others: Sequence[socket.socket] = ()
+    app: Any,
+    listener: socket.socket,
+    token: str | None,
+    introduction: str,
+    others: Sequence[socket.socket] = (),
+    turn_away: TurnAway | None = None,
 ) -> None:
     """Serve an ASGI application on bound sockets until the process is told to end.
 
     token: what every request has to bring, but for /health; None: nothing is asked for. Once it can be called it
     prints `introduction` and the listener's address. others: addresses besides.
+    turn_away: requests that the application refuses while it is full.
     """
     # From here on connections wait in the backlog instead of being refused: who reads the line may call at once.
     sockets = [*others, listener]
@@ -28,7 +35,7 @@ def serve_app(
     # h11 bounds a request's head (64 KiB) before anybody has shown a token; httptools, where installed, does not.
     config = uvicorn.Config(
         BearerGate(app, token) if token is not None else app,
-        http="h11",
+        http=turning_away(turn_away, token) if turn_away is not None else "h11",
         log_level="warning",
         access_log=False,
         timeout_keep_alive=75,

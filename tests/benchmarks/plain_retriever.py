@@ -29,23 +29,27 @@ def main() -> int:
 
     scorer = bm25s.BM25.load(folder, allow_pickle=False) if isinstance(index, Bm25Index) else None
 
-    def rows_of(query: str, topk: int) -> list[int]:
+    def found_by(query: str, topk: int) -> list[tuple[int, float]]:
         if scorer is not None:
             # As bm25s's own documentation searches, with the same words.
             tokens = [word for word in words_of(query) if word in scorer.vocab_dict]
             rows, scores = scorer.retrieve([tokens], k=topk, show_progress=False)
-            return [int(row) for row, score in zip(rows[0], scores[0], strict=True) if score > 0]
-        return [hit.row for hit in index.search([query], topk)[0]]
+            return [(int(row), float(score)) for row, score in zip(rows[0], scores[0], strict=True) if score > 0]
+        scores, rows = index._vectors.search(index._encoder.queries([query]), topk)  # type: ignore[attr-defined]
+        return list(zip(rows[0].tolist(), scores[0].tolist(), strict=True))
+
+    def document(row: int) -> dict[str, str]:
+        return {"id": corpus.ids[row], "contents": corpus.contents[row]}
 
     app = FastAPI()
 
     @app.post("/retrieve")
     async def retrieve(request: Request) -> dict[str, Any]:
         body = await request.json()
-        found = [rows_of(query, body["topk"]) for query in body["queries"]]
-        return {
-            "result": [[{"id": corpus.ids[row], "contents": corpus.contents[row]} for row in rows] for rows in found]
-        }
+        found = [found_by(query, body["topk"]) for query in body["queries"]]
+        if not body.get("return_scores"):
+            return {"result": [[document(row) for row, _ in hits] for hits in found]}
+        return {"result": [[{"document": document(row), "score": score} for row, score in hits] for hits in found]}
 
     listener = bind("plain", "127.0.0.1", arguments.port)
     listener.listen(1024)

@@ -1,4 +1,4 @@
-"""Searches made together, remembered and bounded."""
+"""Searches made together and remembered."""
 
 import asyncio
 import threading
@@ -64,23 +64,3 @@ async def test_nothing_is_kept_without_a_cache() -> None:
     assert _rows(await searcher.search(["a", "b", "a"], 1)) == [[1], [1], [1]]
     await searcher.search(["a"], 1)
     assert index.batches == [["a", "b"], ["a"]]
-
-
-async def test_wait_is_told_by_how_long_searches_take() -> None:
-    index = CountingIndex()
-    searcher = Searcher(index, cache_size=0)
-    assert searcher.wait_s == 0.0
-    index.gate.clear()
-    searching = asyncio.ensure_future(searcher.search(["a"], 1))
-    while not index.batches:
-        await asyncio.sleep(0.001)
-    await asyncio.sleep(0.1)
-    index.gate.set()
-    await searching
-    assert searcher.wait_s == 0.0
-    index.gate.clear()
-    waiting = [asyncio.ensure_future(searcher.search([f"{n}"], 1)) for n in range(10)]
-    await asyncio.sleep(0.01)
-    assert searcher.wait_s >= 0.9
-    index.gate.set()
-    await asyncio.gather(*waiting)

@@ -103,3 +103,27 @@ async def test_item_that_comes_at_any_moment_is_taken() -> None:
                 await asked[-1]
                 await asyncio.gather(*asked)
         assert await asyncio.gather(*asked) == [[number] for number in range(500)]
+
+
+async def test_results_of_a_batch_are_given_out_in_several_turns_of_the_loop() -> None:
+    work = Doubling()
+    batches = MicroBatches(work, 64, "test")
+    events: list[str] = []
+    loop = asyncio.get_running_loop()
+
+    def turn() -> None:
+        events.append("turn")
+        if events.count("result") < 64:
+            loop.call_soon(turn)
+
+    async def ask(number: int) -> None:
+        await batches.run([number])
+        events.append("result")
+
+    asking = [asyncio.ensure_future(ask(number)) for number in range(64)]
+    await _begun(work, 1)
+    turn()
+    work.gate.set()
+    await asyncio.gather(*asking)
+    together = [len(run) for run in "".join("r" if event == "result" else " " for event in events).split()]
+    assert (sum(together), max(together) <= 16) == (64, True)

@@ -1,0 +1,189 @@
+"""503 from a request's bytes, and the common way for all that is not plainly such a request; over sockets."""
+
+import asyncio
+import socket
+import threading
+from collections.abc import Iterator
+from contextlib import ExitStack
+
+import pytest
+import uvicorn
+
+from protocol.http.admission import Admission
+from protocol.http.app import Receive, Scope, Send
+from protocol.http.bearer import BearerGate
+from protocol.http.listen import bind
+from protocol.http.turn_away import TurnAway, TurnAwayMiddleware, turning_away
+
+TOKEN = "a-token-of-this-test"
+BODY = b'{"queries": ["a"]}'
+HEAD = b"POST /retrieve HTTP/1.1\r\nhost: a\r\nAuthorization: Bearer " + TOKEN.encode() + b"\r\n"
+REQUEST = HEAD + b"Content-Length: 18\r\n\r\n" + BODY
+
+
+class Service:
+    """A service with one place, its 503s counted; what its application was asked is kept."""
+
+    def __init__(self) -> None:
+        self.num_refused = 0
+        self.asked: list[str] = []
+        self.admission = Admission(1, 10.0)
+        self.turn_away = TurnAway("/retrieve", self.admission, "come back later", 7, self._count)
+
+    def _count(self) -> None:
+        self.num_refused += 1
+
+    async def app(self, scope: Scope, receive: Receive, send: Send) -> None:
+        self.asked.append(scope["path"])
+        while (await receive()).get("more_body"):
+            pass
+        await send({"type": "http.response.start", "status": 200, "headers": [(b"content-length", b"2")]})
+        await send({"type": "http.response.body", "body": b"ok"})
+
+
+@pytest.fixture
+def service() -> Service:
+    return Service()
+
+
+@pytest.fixture
+def connection(service: Service) -> Iterator[socket.socket]:
+    listener = bind("test", "127.0.0.1", 0)
+    listener.listen()
+    gate = BearerGate(TurnAwayMiddleware(service.app, service.turn_away), TOKEN)
+    http = turning_away(service.turn_away, TOKEN)
+    server = uvicorn.Server(uvicorn.Config(gate, http=http, log_level="critical", lifespan="off"))
+    thread = threading.Thread(target=server.run, kwargs={"sockets": [listener]})
+    thread.start()
+    try:
+        with socket.create_connection(listener.getsockname(), timeout=30) as connection:
+            yield connection
+    finally:
+        server.should_exit = True
+        thread.join(60)
+
+
+def _answer(connection: socket.socket, *sent: bytes) -> tuple[int, bytes]:
+    """Return the status and the whole answer to what was sent, part after part."""
+    for part in sent:
+        connection.sendall(part)
+    answer = b""
+    while b"\r\n\r\n" not in answer:
+        got = connection.recv(4096)
+        assert got, answer
+        answer += got
+    head, _, body = answer.partition(b"\r\n\r\n")
+    length = head.lower().partition(b"content-length: ")[2].split(b"\r\n")[0]
+    while length and len(body) < int(length):
+        body += connection.recv(4096)
+    return int(head.split()[1]), head + b"\r\n\r\n" + body
+
+
+def test_a_full_service_answers_503_from_the_bytes_and_takes_the_next_request(
+    service: Service, connection: socket.socket
+) -> None:
+    with service.admission.under_way():
+        for number in range(1, 4):
+            status, answer = _answer(connection, REQUEST)
+            assert (status, service.num_refused) == (503, number)
+            assert b"\r\nretry-after: 7\r\n" in answer
+            assert answer.endswith(b'\r\n\r\n{"detail":"come back later"}')
+        assert _answer(connection, b"GET /health HTTP/1.1\r\nhost: a\r\n\r\n")[0] == 200
+    assert _answer(connection, REQUEST)[0] == 200
+    assert (service.asked, service.num_refused) == (["/health", "/retrieve"], 3)
+
+
+@pytest.mark.parametrize(
+    "request_bytes",
+    [
+        HEAD + b"content-length: 18\r\nconnection: close\r\n\r\n" + BODY,
+        HEAD + b"transfer-encoding: chunked\r\n\r\n0\r\n\r\n",
+        HEAD + b"transfer-encoding: chunked\r\ncontent-length: 0\r\n\r\n",
+        HEAD + b"content-length: 18\r\nexpect: 100-continue\r\n\r\n" + BODY,
+    ],
+)
+def test_what_is_no_plain_request_meets_the_same_question_in_the_application(
+    service: Service, connection: socket.socket, request_bytes: bytes
+) -> None:
+    with service.admission.under_way():
+        status, _ = _answer(connection, request_bytes)
+    assert status in (400, 503)
+    assert service.asked == []
+
+
+def test_a_request_in_parts_and_two_in_one_are_each_answered_once(service: Service, connection: socket.socket) -> None:
+    with service.admission.under_way():
+        assert _answer(connection, REQUEST[:30], REQUEST[30:-5], REQUEST[-5:])[0] == 503
+        connection.sendall(REQUEST + REQUEST)
+        answers = b""
+        while answers.count(b"come back later") < 2:
+            got = connection.recv(4096)
+            assert got, answers
+            answers += got
+    assert (answers.count(b"HTTP/1.1 503"), service.num_refused, service.asked) == (2, 3, [])
+
+
+@pytest.mark.parametrize("token", [b"", b"Authorization: Bearer another-token-of-this\r\n"])
+def test_who_brings_no_token_is_not_told_that_the_service_is_full(
+    service: Service, connection: socket.socket, token: bytes
+) -> None:
+    request = b"POST /retrieve HTTP/1.1\r\nhost: a\r\n" + token + b"content-length: 18\r\n\r\n" + BODY
+    with service.admission.under_way():
+        assert _answer(connection, request)[0] == 401
+    assert (service.num_refused, service.asked) == (0, [])
+
+
+def test_requests_that_come_in_one_turn_of_the_loop_are_counted_before_they_are_begun() -> None:
+    """Two requests for one place, handed to two connections in the same turn: the second is refused at once."""
+    service = Service()
+
+    async def both() -> list[bytes]:
+        gate = BearerGate(TurnAwayMiddleware(service.app, service.turn_away), TOKEN)
+        config = uvicorn.Config(gate, log_level="critical", lifespan="off")
+        config.load()
+        protocol = turning_away(service.turn_away, TOKEN)
+        state = uvicorn.server.ServerState()
+        wires = []
+        for _ in range(2):
+            wire = Wire()
+            connection = protocol(config, state, {})
+            connection.connection_made(wire)  # type: ignore[arg-type]  # what the protocol needs of a transport
+            connection.data_received(REQUEST)
+            wires.append(wire)
+        at_once = [wire.sent for wire in wires]
+        await asyncio.gather(*state.tasks)
+        for connection in list(state.connections):
+            connection._unset_keepalive_if_required()  # type: ignore[union-attr]
+        return [*at_once, wires[0].sent]
+
+    first, second, first_later = asyncio.run(both())
+    assert (first, second.split(b"\r\n")[0]) == (b"", b"HTTP/1.1 503 Service Unavailable")
+    assert first_later.startswith(b"HTTP/1.1 200 ")
+
+
+class Wire:
+    """A transport that keeps what is written."""
+
+    def __init__(self) -> None:
+        self.sent = b""
+
+    def write(self, data: bytes) -> None:
+        self.sent += data
+
+    def get_extra_info(self, name: str, default: object = None) -> object:
+        return default
+
+    def is_closing(self) -> bool:
+        return False
+
+    def resume_reading(self) -> None:
+        pass
+
+    def pause_reading(self) -> None:
+        pass
+
+
+def test_none_is_refused_while_there_is_room(service: Service, connection: socket.socket) -> None:
+    with ExitStack():
+        assert [_answer(connection, REQUEST)[0] for _ in range(5)] == [200] * 5
+    assert service.num_refused == 0
