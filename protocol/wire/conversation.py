@@ -28,7 +28,8 @@ MAX_SNAPSHOT_CHARACTERS = 1 << 14
 _ITEM_BYTES = (TOKENS.itemsize, LOGPROBS.itemsize, MASK.itemsize)
 _MAX_TURNS = 4096
 # NaN is outside of these bounds too.
-_Number = Annotated[float, msgspec.Meta(ge=-1e18, le=1e18)]
+LARGEST_NUMBER = 1e18
+_Number = Annotated[float, msgspec.Meta(ge=-LARGEST_NUMBER, le=LARGEST_NUMBER)]
 
 
 class FinishedTurn(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
@@ -38,7 +39,7 @@ class FinishedTurn(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_
     end: Count  # place behind its last token
     finish: Literal["stop", "length"]  # at its end of text or a stop string; cut by a token limit
     # the stop string that ended it, if one did
-    stop_string: Annotated[str, msgspec.Meta(max_length=200)] | None
+    stop_string: Annotated[str, msgspec.Meta(max_length=1 << 20)] | None
 
 
 class ConversationPart(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True, omit_defaults=True):

@@ -14,11 +14,13 @@ from itertools import islice, takewhile
 
 import msgspec
 
-from protocol.wire.conversation import ConversationPart
+from protocol.wire.conversation import LARGEST_NUMBER, ConversationPart
 from protocol.wire.messages import MAX_PARTS, Kept
 from rollout.episodes.sample import SampleTask
 from rollout.episodes.transcript import Transcript
 
+# The policy writes meanwhile: turns that end within so long go as one message.
+_BUNDLE_S = 0.02
 _RESEND_S = 2.0
 # A coordinator that is gone does not end what a server has in hand: what it finishes is kept for the next start.
 _ANSWER_S = 10.0
@@ -26,8 +28,6 @@ _ANSWER_S = 10.0
 _MAX_TOKENS = 1 << 22
 _MAX_ENTRIES = 8192
 _MAX_LOGS, _MAX_HASHES = 64, 16
-_encoder = msgspec.msgpack.Encoder()
-_decoder = msgspec.msgpack.Decoder(ConversationPart)
 _Place = tuple[str, int]
 
 
@@ -40,6 +40,7 @@ class TurnsToKeep:
         self._on_news = on_news
         self._keepers: dict[_Place, Keeper] = {}
         self._unsent: dict[_Place, None] = {}
+        self._is_bundling = False
         # In the order of their times.
         self._sent_at: dict[_Place, float] = {}
 
@@ -57,13 +58,15 @@ class TurnsToKeep:
         """Take in that a sample has turns to send."""
         self._sent_at.pop(place, None)
         self._unsent[place] = None
-        self._on_news()
+        if not self._is_bundling:
+            self._is_bundling = True
+            asyncio.get_running_loop().call_later(_BUNDLE_S, self._end_bundle)
 
     def due(self) -> Iterator[tuple[list[ConversationPart], list[bytes]]]:
         """Yield what is to be sent now, parts and arrays of one message after the other, and count it as sent."""
         now = self.clock()
         late = [place for place, _ in takewhile(lambda entry: entry[1] <= now - _RESEND_S, self._sent_at.items())]
-        places = deque([*self._unsent, *late])
+        places = deque([*(() if self._is_bundling else self._unsent), *late])
         while places:
             parts: list[ConversationPart] = []
             arrays: list[list[bytes]] = []
@@ -98,6 +101,10 @@ class TurnsToKeep:
                 self.note(place)
         return lost
 
+    def _end_bundle(self) -> None:
+        self._is_bundling = False
+        self._on_news()
+
     def _drop(self, place: _Place) -> None:
         self._unsent.pop(place, None)
         self._sent_at.pop(place, None)
@@ -118,6 +125,8 @@ class Keeper:
 
     def keep(self, transcript: Transcript, snapshot: str) -> None:
         sample = self.sample
+        if not _is_sendable(transcript):
+            return  # from here on it could only begin anew; its trajectory will be refused by name
         # Turns and tokens are cut out of the transcript when they are sent: until then it only grows behind them.
         self._transcript = transcript
         self._noted = ConversationPart(
@@ -159,7 +168,7 @@ class Keeper:
         return True
 
     def part(self) -> tuple[ConversationPart, list[bytes]] | None:
-        """Return what is not kept yet; None when there is nothing, or nothing that a coordinator could read."""
+        """Return what is not kept yet; None when there is nothing."""
         noted, transcript, first = self._noted, self._transcript, self._num_kept
         if noted is None or transcript is None or first >= noted.num_tokens:
             return None
@@ -171,10 +180,11 @@ class Keeper:
             version_spans=[span for span in transcript.version_spans if first <= span.start < end],
             turns=[turn for turn in transcript.turns if first <= turn.start < end],
         )
-        try:
-            return _decoder.decode(_encoder.encode(part)), transcript.buffers(first, end)
-        except (msgspec.MsgspecError, TypeError, ValueError, OverflowError):
-            # A user's environment gave what no message has room for: its trajectory will be refused by name.
-            self._noted = None
-            self._is_kept.set()
-            return None
+        return part, transcript.buffers(first, end)
+
+
+def _is_sendable(transcript: Transcript) -> bool:
+    """Return whether what a user's environment gave has room in a message."""
+    of_turns = (turn.reward for turn in transcript.turn_rewards)
+    numbers = (transcript.reward or 0.0, transcript.score or 0.0, *transcript.logs.values(), *of_turns)
+    return all(abs(number) <= LARGEST_NUMBER for number in numbers)

@@ -219,3 +219,44 @@ async def test_a_lease_whose_arrays_are_not_what_it_says_is_not_used() -> None:
         playing.coordinator.lease("other", number=3)
         assert (await made(playing)).facts.group == "other"
         assert playing.session.failures.totals == {"coordinator": 1}
+
+
+async def test_turns_that_end_at_the_same_moment_go_as_one_message(monkeypatch: Any) -> None:
+    monkeypatch.setattr(turns_to_keep, "_BUNDLE_S", 1.0)
+    async with playing_session(searching(1), Search, Library().resources(), max_turns=9) as playing:
+        playing.coordinator.lease("g", num_samples=8)
+        told = 0
+        num_messages = 0
+        while told < 8:
+            told += len((await playing.coordinator.next(m.TurnsDone)).parts)
+            num_messages += 1
+    assert num_messages < 8
+
+
+class Overpaid:
+    """Has two turns, and gives for the first what no message has room for."""
+
+    stop: tuple[str, ...] = ()
+
+    def __init__(self, resources: Resources) -> None:
+        self.turns = 0
+
+    async def reset(self, task: Task) -> str:
+        return "2+2="
+
+    async def step(self, turn: Turn) -> Step:
+        self.turns += 1
+        return Step("again", is_done=self.turns == 2, reward=1e30)
+
+    def snapshot(self) -> int:
+        return self.turns
+
+    async def resume(self, snapshot: int) -> None:
+        self.turns = snapshot
+
+
+async def test_a_reward_that_no_message_has_room_for_fails_its_sample_by_name_and_holds_nothing_up() -> None:
+    async with playing_session(ScriptedEngine(lambda context: "4"), Overpaid, keeps_turns=False) as playing:
+        failed = await playing.made("g")
+    assert isinstance(failed, m.SampleFailed)
+    assert failed.boundary == "trajectory"
