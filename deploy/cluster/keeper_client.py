@@ -77,8 +77,13 @@ def _await_code(keeper: Any, code: str, timeout_s: float) -> None:
         time.sleep(_POLL_S)
 
 
+def keeper_of(node_id: str) -> str:
+    """Return the actor's name of the keeper of the node that Ray calls so."""
+    return f"sluice-keeper-{node_id[:12]}"
+
+
 def _name() -> str:
-    return f"sluice-keeper-{ray.get_runtime_context().get_node_id()[:12]}"
+    return keeper_of(ray.get_runtime_context().get_node_id())
 
 
 def _find() -> Any:

@@ -7,13 +7,22 @@ import shlex
 import sys
 from collections.abc import Mapping
 
-from deploy.cluster.known import RunStays, connect_environment, is_ray_well, known_cluster, known_processes
+from deploy.cluster.known import (
+    RunStays,
+    connect_environment,
+    does_head_answer,
+    is_head,
+    is_ray_well,
+    known_cluster,
+    known_processes,
+)
 from deploy.cluster.options import StartOptions
 from deploy.cluster.ray_processes import end_ray, resources_of
 from deploy.cluster.wanted_services import Service
 from deploy.node.home import Home, make_home
 from deploy.node.processes import end, family, find
 from deploy.node.service_health import is_healthy
+from protocol.errors import OperatorError
 from protocol.node.home import ClusterState, ProcessRecord
 
 _ANSWER_S = 20.0
@@ -25,7 +34,7 @@ def find_kept(options: StartOptions, wanted: Mapping[str, Service], home: Home) 
     Raises: RunStays when a run uses what these options would replace.
     """
     state = known_cluster()
-    if state is None or not is_ray_well(state):
+    if state is None or not is_ray_well(state) or is_left_behind(state):
         return {}
     records = {record.name: record for record in state.processes}
     other_options = [name for name, record in records.items() if _has_other_options(record, options, wanted)]
@@ -78,6 +87,24 @@ def _has_other_options(record: ProcessRecord, options: StartOptions, wanted: Map
     if record.name == "ray":
         return record.url != options.ray_address or record.command != resources_of(options)
     return record.name not in wanted or record.command != wanted[record.name].command
+
+
+def is_left_behind(state: ClusterState) -> bool:
+    """Return whether this node's Ray belongs to an earlier head, in whose place another one answers now.
+
+    It would end by itself after a minute without its head; to find out takes Ray as long. A head that does not answer
+    at all may be back before.
+    """
+    if is_head(state) or not does_head_answer(state):
+        return False
+    connect_environment(state)
+    from deploy.cluster.fleet_client import connected
+
+    try:
+        with connected(state.ray_address, state.node_ip):
+            return False
+    except OperatorError:
+        return does_head_answer(state)
 
 
 def _attached_run(state: ClusterState) -> str | None:

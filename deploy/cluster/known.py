@@ -33,9 +33,18 @@ def is_ray_well(state: ClusterState) -> bool:
     record = next((record for record in state.processes if record.name == "ray"), None)
     if record is None or find(record) is None:
         return False
+    # Whether the head is in reach is not another node's matter.
+    return not is_head(state) or does_head_answer(state)
+
+
+def is_head(state: ClusterState) -> bool:
+    """Return whether this node is its cluster's head."""
+    return state.options.get("address") is None
+
+
+def does_head_answer(state: ClusterState) -> bool:
+    """Return whether something listens where the head's Ray does. Blocks 2 s at most."""
     host, _, port = state.ray_address.rpartition(":")
-    if host != state.node_ip:
-        return True  # whether the head is in reach is not this node's matter
     try:
         socket.create_connection((host, int(port)), timeout=_CONNECT_S).close()
     except OSError:

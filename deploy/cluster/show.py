@@ -5,7 +5,9 @@ from deploy.cluster.table import Row, show_rows
 from deploy.node.home import Home
 from deploy.node.keeper import KeptInfo
 from deploy.node.service_health import is_healthy
+from protocol.errors import OperatorError
 from protocol.node.home import ClusterState, ProcessRecord
+from protocol.ray_calls import FLEET
 
 _ANSWER_S = 10.0
 
@@ -25,10 +27,13 @@ def show_cluster(state: ClusterState, home: Home) -> list[str]:
 
         with connected(state.ray_address, state.node_ip):
             kept = describe_services(_ANSWER_S)
-            servers = [
-                Row(server["name"], server["is_alive"], "warm", server["node_ip"], server["pid"], server["log"])
-                for server in describe_servers(_ANSWER_S)
-            ]
+            try:
+                servers = [
+                    Row(server["name"], server["is_alive"], "warm", server["node_ip"], server["pid"], server["log"])
+                    for server in describe_servers(_ANSWER_S)
+                ]
+            except OperatorError:  # it may be busy starting servers for a run
+                rows.append(Row(FLEET, False, f"no answer within {_ANSWER_S:g} s", "", 0, ray.log))
     rows += [_service_row(record, kept or {}, home) for record in state.processes if record.name != "ray"]
     down = [row.what for row in rows if not row.is_up]
     if is_up and kept is None:

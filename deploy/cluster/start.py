@@ -8,10 +8,10 @@ import sys
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 
-from deploy.cluster.foreground import stay
+from deploy.cluster.foreground import ignored_signals, stay
 from deploy.cluster.join_file import check_same, is_reachable, read_join_file, take_secrets, write_join_file
 from deploy.cluster.kept import end_what_goes, find_kept
-from deploy.cluster.known import connect_environment, known_cluster
+from deploy.cluster.known import connect_environment, is_head, known_cluster
 from deploy.cluster.options import StartOptions, read_start_options
 from deploy.cluster.ray_processes import await_ray, end_ray, launch_ray
 from deploy.cluster.show import show_cluster
@@ -22,7 +22,7 @@ from deploy.node.processes import check_port, end, family, find
 from deploy.node.service_health import await_healthy
 from protocol.errors import OperatorError
 from protocol.node.home import ClusterState, ProcessRecord, write_cluster
-from protocol.ray_calls import NAMESPACE
+from protocol.ray_calls import FLEET, NAMESPACE
 
 _FLEET_S = 60.0
 
@@ -32,6 +32,7 @@ def start(arguments: Sequence[str]) -> None:
 
     Raises: OperatorError when something is down in the end, or when a run uses what would have to be replaced.
     """
+    ignored = ignored_signals()
     known = known_cluster()
     options, home = read_start_options(arguments, known.options if known is not None else None), this_home()
     with exclusive(home):
@@ -45,6 +46,8 @@ def start(arguments: Sequence[str]) -> None:
         end_what_goes(kept, options, home)
         state = _bring_up(options, home, wanted, kept)
         down = show_cluster(state, home)
+    if options.head is not None and FLEET in down:
+        down.remove(FLEET)  # the head's: busy with a run that has begun before this node came
     if down:
         raise OperatorError(f"Down: {', '.join(down)}. Its log says why; deploy/start_cluster.sh tries again.")
     if options.head is None and is_reachable(options.node_ip):
@@ -53,7 +56,7 @@ def start(arguments: Sequence[str]) -> None:
         _await_nodes(state, options)
     show_next_step()
     if options.block:
-        stay()
+        stay(ignored)
 
 
 def _await_nodes(state: ClusterState, options: StartOptions) -> None:
@@ -117,7 +120,7 @@ def _have_kept(state: ClusterState, home: Home) -> None:
 
     with connected(state.ray_address, state.node_ip):
         write_cluster(state)  # from which the keeper knows what to keep
-        if state.ray_address.startswith(f"{state.node_ip}:"):
+        if is_head(state):
             ensure_fleet(_FLEET_S)
         keep_services(home, _FLEET_S)
 

@@ -3,7 +3,7 @@
 import sys
 from collections.abc import Sequence
 
-from deploy.cluster.known import RunStays, connect_environment, is_ray_well, known_cluster, known_processes
+from deploy.cluster.known import RunStays, connect_environment, is_head, is_ray_well, known_cluster, known_processes
 from deploy.cluster.ray_processes import end_ray, ray_processes
 from deploy.node.home import exclusive, this_home
 from deploy.node.processes import end, family, find
@@ -54,7 +54,7 @@ def _end_orderly(state: ClusterState, is_now: bool) -> None:
                 if not is_now:
                     drain(run)
             forget_services(list(known_processes()), _ANSWER_S)
-            if state.ray_address.startswith(f"{state.node_ip}:"):  # the servers of other nodes are not this node's
+            if is_head(state):  # the servers of other nodes are not this node's
                 stop_servers(_STOP_SERVERS_S)
     except RunStays:
         raise

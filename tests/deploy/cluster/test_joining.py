@@ -21,7 +21,7 @@ pytestmark = pytest.mark.stack
 
 
 def own_address() -> str | None:
-    """Return an IPv4 address of this machine that is not loopback."""
+    """Return an IPv4 address of this machine that is not loopback, for the head: 127.0.0.1 lets nobody join."""
     found = [
         address.address
         for addresses in psutil.net_if_addrs().values()
@@ -57,13 +57,14 @@ def test_head_waits_for_a_node_that_joins_by_its_file_and_ends_at_sigterm(
     with begun as started:
         shown = read_until(started, "Other nodes join with: deploy/start_cluster.sh --join ")
         join_file = shown.rpartition("--join ")[2].split()[0]
-        joined = other.start("--join", join_file, "--node-ip", address, "--resources", '{"v100": 2}', "--num-cpus", "1")
+        there = ("--node-ip", "127.0.0.2", "--resources", '{"v100": 2}', "--num-cpus", "1")
+        joined = other.start("--join", join_file, *there)
         assert joined.returncode == 0, joined.stderr
-        read_until(started, "All 2 nodes are here: ")
+        read_until(started, "All 2 nodes are ready: ")
         read_until(started, "Running until SIGTERM or Ctrl-C.")
         assert resources(head)["v100"] == 2.0
         assert resources(head)["CPU"] == 2.0
-        assert_searched_from(head, other)
+        assert_searched_from(other, head)
         assert started.poll() is None
         started.send_signal(signal.SIGTERM)
         assert started.wait(90.0) == 0

@@ -1,0 +1,95 @@
+"""Nodes that are ready, and a table without an answer of the fleet. Ray's list of nodes and actors is set."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from deploy.cluster import fleet_client, keeper_client, kept, nodes, show
+from deploy.cluster.nodes import await_nodes
+from deploy.node.home import Home
+from protocol.errors import NeighbourError, OperatorError
+from protocol.node.home import ClusterState, ProcessRecord
+
+_JOINED = [
+    {"NodeID": "a" * 56, "NodeManagerAddress": "10.0.0.1", "Alive": True},
+    {"NodeID": "b" * 56, "NodeManagerAddress": "10.0.0.2", "Alive": True},
+    {"NodeID": "c" * 56, "NodeManagerAddress": "10.0.0.3", "Alive": False},
+]
+_KEEPERS = [keeper_client.keeper_of(str(node["NodeID"])) for node in _JOINED]
+
+
+class NoRay:
+    """A connection to nobody; or none, where Ray refuses."""
+
+    def __init__(self, refuses: bool = False) -> None:
+        self._refuses = refuses
+
+    def __enter__(self) -> None:
+        if self._refuses:
+            raise OperatorError("Ray at 10.0.0.1:6379 does not answer.")
+
+    def __exit__(self, *_: object) -> None: ...
+
+
+def joined_node() -> ClusterState:
+    record = ProcessRecord(name="ray", pid=1, started_at=0.0, url="10.0.0.1:6379", log="/ray", command=())
+    return ClusterState(
+        ray_address="10.0.0.1:6379",
+        namespace="sluice",
+        node_ip="10.0.0.2",
+        retriever_url="",
+        reward_url=None,
+        token_file="",
+        ray_token_file="",
+        keys_dir="",
+        processes=[record],
+        options={"address": "10.0.0.1:6379"},
+    )
+
+
+def test_node_is_waited_for_until_its_services_are_kept(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    kept = iter([[], _KEEPERS[:1], _KEEPERS[:2]])
+    monkeypatch.setattr(nodes, "_ASK_EVERY_S", 0.0)
+    monkeypatch.setattr("ray.nodes", lambda: _JOINED)
+    monkeypatch.setattr(nodes, "list_named_actors", lambda: next(kept))
+    await_nodes(2, 60.0)
+    said = capsys.readouterr().out
+    assert said == "Node 10.0.0.1 is ready (1 of 2).\nAll 2 nodes are ready: 10.0.0.1, 10.0.0.2.\n"
+
+
+def test_nodes_that_joined_and_are_not_ready_are_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("ray.nodes", lambda: _JOINED)
+    monkeypatch.setattr(nodes, "list_named_actors", lambda: [_KEEPERS[0], _KEEPERS[2], "sluice-fleet"])
+    with pytest.raises(NeighbourError, match=r"1 of 3 were ready within 0 s: 10\.0\.0\.1; 10\.0\.0\.2 joined, and"):
+        await_nodes(3, 0.0)
+
+
+def test_fleet_that_does_not_answer_is_a_row_of_the_table(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def silent(_: float) -> list[dict[str, Any]]:
+        raise OperatorError("The fleet did not answer within 10 s.")
+
+    monkeypatch.setattr(show, "is_ray_well", lambda _: True)
+    monkeypatch.setattr(show, "connect_environment", lambda _: None)
+    monkeypatch.setattr(fleet_client, "connected", lambda *_: NoRay())
+    monkeypatch.setattr(fleet_client, "describe_servers", silent)
+    monkeypatch.setattr(keeper_client, "describe_services", lambda _: {})
+    assert show.show_cluster(joined_node(), Home(tmp_path)) == ["sluice-fleet"]
+    assert "no answer within 10 s" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("answers", "refuses", "expected"), [(True, True, True), (True, False, False), (False, True, False)]
+)
+def test_ray_whose_head_was_replaced_is_left_behind(
+    monkeypatch: pytest.MonkeyPatch, answers: bool, refuses: bool, expected: bool
+) -> None:
+    monkeypatch.setattr(kept, "does_head_answer", lambda _: answers)
+    monkeypatch.setattr(kept, "connect_environment", lambda _: None)
+    monkeypatch.setattr(fleet_client, "connected", lambda *_: NoRay(refuses))
+    assert kept.is_left_behind(joined_node()) is expected
+    assert not kept.is_left_behind(joined_node().model_copy(update={"options": {}}))  # the head itself
