@@ -58,7 +58,7 @@ def ran(
     limits = {"max_response_tokens": 80, "max_context_tokens": 1024, "max_turns": 2}
     overrides: dict[str, object] = {f"rollout.{key}": str(value) for key, value in limits.items()}
     overrides |= {"run.max_steps": "2", "rollout.temperature": "0.3", "data.eval": "null"}
-    overrides |= {"report.samples_per_step": "8", "learner.groups_per_step": str(num_groups), **given}
+    overrides |= {"report.samples_per_step": "24", "learner.groups_per_step": str(num_groups), **given}
     if taught:
         sft = user.folder / f"{name}_sft.jsonl"
         sft.write_text(lines([{"segments": _taught(spoken)} for spoken in taught]))

@@ -34,6 +34,7 @@ def test_first_agent_file_on_a_mixture_whose_verl_function_gives_each_source_ano
             {
                 "data.train": json.dumps(entries),
                 "data.label_key": "reward_model",
+                "learner.max_staleness": "0",  # so the steps have the first twelve prompts, whoever is quicker
                 "rollout.environment": f"openrlhf_agent:{folder / 'agent.py'}",
                 "rewards.endpoints": [{"name": "mine", "url": address}],
             },

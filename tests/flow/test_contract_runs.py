@@ -118,8 +118,11 @@ def test_retriever_and_rows_of_search_r1(cluster: FlowCluster, chatting: Bring, 
     asked = [received.body for received in rewards.received["retrieve"]]
     assert {query for body in asked for query in body["queries"]} >= {"who"}
     assert all(set(body) == {"queries", "topk", "return_scores"} for body in asked)
-    read = "".join(texts(left))
-    for form in range(4):
-        assert f"Ada: Ada wrote program {form}." in read
-    assert "<information> Ada: Ada wrote" in read
+    assert len(asked) > 4  # each form, behind the check at the start
+    assert left.rows("SELECT boundary, detail FROM failures") == []
+    read = [text for text in texts(left) if "<information>" in text]
+    assert read
+    assert all("<information> Ada: Ada wrote program " in text for text in read)
+    most = 3 * 2  # retriever.topk passages of each of two searches
+    assert max(text.count("Ada wrote program") for text in read) <= most
     assert all("reward/bundled" in line for line in left.metrics if line["step"] > 0)
