@@ -1,7 +1,7 @@
 """The door to vLLM: one long-lived engine that generates, reports exact logprobs and versions, and takes new weights.
 
 The rollout server owns one `Engine`. Tokens go in and tokens come out; nothing here knows of prompts' meaning,
-environments or rewards. Only this file, `engine_start.py`, `engine_requests.py`, `vllm_plugin.py` and
+environments or rewards. Only this file, `start.py`, `requests.py`, `turn_scheduler.py`, `vllm_plugin.py` and
 `weight_receive.py` import vllm.
 """
 
@@ -17,7 +17,7 @@ from protocol.settings.run_spec import EngineRequest
 from rollout.engine.generation import EngineStats, Generation, Sampling
 from rollout.engine.process_facts import ChildProcess, endings
 from rollout.engine.requests import generation_of, probe_params, sampling_params, token_request
-from rollout.engine.start import BOUNDARY, start_vllm
+from rollout.engine.start import BOUNDARY, ends_turns, start_vllm
 
 _SHUTDOWN_S = 5.0
 
@@ -47,6 +47,7 @@ class Engine:
         # offset"): there the engine's own seed has to do.
         self._can_seed = spec.weights_backend != "gloo"
         self._tokenizer = llm.get_tokenizer()
+        self._ends_turns = ends_turns(llm)
         self._num_in_flight = 0
         self._num_output_tokens = 0
         self._is_paused = False
@@ -82,9 +83,10 @@ class Engine:
         if self.policy_version is None:
             raise NeighbourError(BOUNDARY, "serves nothing: its weights were not verified against the learner's")
         request = token_request(prompt_tokens, self._cache_salt())
+        params = sampling_params(sampling, self._can_seed, self._ends_turns)
         self._num_in_flight += 1
         try:
-            result = await self._finished(request, sampling_params(sampling, self._can_seed), request_id)
+            result = await self._finished(request, params, request_id)
         finally:
             self._num_in_flight -= 1
         generation = generation_of(result.outputs[0], self.decode(result.outputs[0].token_ids))
@@ -193,7 +195,7 @@ class Engine:
 
     async def _warm_up(self) -> None:
         """Generate once: vLLM's first request takes seconds on a CPU, which no run's first lease should wait for."""
-        params = sampling_params(Sampling(2, 1.0), self._can_seed)
+        params = sampling_params(Sampling(2, 1.0), self._can_seed, self._ends_turns)
         await self._finished(token_request([1, 1], "warm-up"), params, "warm-up")
 
     async def _finished(self, request: Mapping[str, Any], params: Any, request_id: str) -> Any:

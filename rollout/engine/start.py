@@ -6,8 +6,10 @@ from typing import Any
 
 from protocol.errors import NeighbourError, SettingsError
 from protocol.settings.run_spec import EngineRequest
+from rollout.engine.stop_strings import has_fast_tokenizer
 
 BOUNDARY = "engine"
+_TURN_SCHEDULER = "rollout.engine.turn_scheduler.TurnScheduler"
 
 
 def start_vllm(spec: EngineRequest) -> Any:
@@ -43,6 +45,12 @@ def start_vllm(spec: EngineRequest) -> Any:
         raise NeighbourError(BOUNDARY, f"vLLM did not start for {spec.model}: {error}") from error
 
 
+def ends_turns(llm: Any) -> bool:
+    """Return whether our scheduler looks for stop strings in this vLLM: it is in use, and can use the tokenizer."""
+    is_ours = llm.vllm_config.scheduler_config.scheduler_cls == _TURN_SCHEDULER
+    return is_ours and has_fast_tokenizer(llm.get_tokenizer())
+
+
 def _set_environment(spec: EngineRequest) -> None:
     """Set what vLLM reads from the environment, here and in the processes it starts, unless the user set it."""
     settings = {
@@ -75,4 +83,7 @@ def _default_engine_args(spec: EngineRequest) -> dict[str, Any]:
     }
     if spec.weights_backend == "gloo":
         defaults |= {"enforce_eager": True, "max_num_seqs": 128}
+        # Speculative decoding gives a request several tokens at once, and only vLLM drops those behind a stop string.
+        if spec.engine_args.get("speculative_config") is None:
+            defaults["scheduler_cls"] = _TURN_SCHEDULER
     return defaults
