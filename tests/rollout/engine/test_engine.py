@@ -8,6 +8,7 @@ import string
 import subprocess
 import sys
 from collections.abc import AsyncIterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -24,11 +25,13 @@ from rollout.engine.generation import Sampling
 from rollout.engine.requests import sampling_params, token_request
 from rollout.engine.version_gate import VersionGate
 from rollout.environments.agents import AgentTask
-from rollout.environments.base import Task
-from rollout.episodes.sample import SampleTask
+from rollout.environments.base import Resources, Task
+from rollout.episodes.player import EpisodePlayer
+from rollout.episodes.sample import SampleTask, WrittenSoFar
 from rollout.neighbours.no_rewards import NoRewards
-from tests.fakes.rollout_fakes import make_spec
+from tests.fakes.rollout_fakes import ScriptedScorer, make_spec
 from tests.fakes.tiny_models import TAGS, engine_of, make_tiny_model
+from tests.rollout.engine.three_turns import Copies, ThreeTurns
 
 pytestmark = [
     pytest.mark.stack,
@@ -220,6 +223,29 @@ async def test_conversation_of_an_agent_has_the_engines_tokens_and_logprobs(engi
     assert (trajectory.facts.num_turns, trajectory.facts.reward) == (3, 0.5)
     assert any("\ufffd" in content for content in contents)
     assert engine.decode(tokens).count("[user]more[assistant]") == 2
+
+
+async def test_conversation_of_two_servers_has_the_engines_tokens_and_logprobs(
+    engine: Engine,
+) -> None:
+    """Likeliest tokens are the same ones, whoever writes them; each version stands on the tokens that it wrote."""
+    await engine.serve_loaded_weights(3)
+    gate, settings = VersionGate(), make_spec(max_response_tokens=12).rollout
+    gate.open()
+    player = EpisodePlayer(engine, gate, ThreeTurns, Resources(3), ScriptedScorer(), settings, "s0")
+    sample = SampleTask("g", 0, 1, 1, "train", 7, Task("hello", None, {}, is_greedy=True))
+    whole = await player.play(sample, WrittenSoFar(keeper=(kept := Copies())))
+    engine.forget_weights()
+    await engine.serve_loaded_weights(4)
+    resumed = await player.play(replace(sample, attempt=2, before=kept.copies[0]))
+
+    assert resumed.tokens.tolist() == whole.tokens.tolist()
+    assert resumed.behaviour_logprobs == pytest.approx(whole.behaviour_logprobs, abs=1e-4)
+    probed, is_own = np.array([0.0, *await engine.probe(resumed.tokens.tolist())]), resumed.loss_mask.astype(bool)
+    assert resumed.behaviour_logprobs[is_own] == pytest.approx(probed[is_own], abs=1e-4)
+    assert [(new.start, new.version) for new in resumed.facts.version_spans] == [
+        (old.start, 4 if place else 3) for place, old in enumerate(whole.facts.version_spans)
+    ]
 
 
 @pytest.mark.usefixtures("engine")
