@@ -45,7 +45,9 @@ def _read(message: Mapping[str, Any], path: str) -> Message:
             rendered[name] = value
     if role != "assistant":
         return Message(rendered, (role, content, rendered.get("name")))
-    calls = [_call(call, f"{path}.tool_calls") for call in message.get("tool_calls") or []]
+    # OpenAI's older form of one call.
+    older = [{"function": message["function_call"]}] if message.get("function_call") else []
+    calls = [_call(call, f"{path}.tool_calls") for call in message.get("tool_calls") or older]
     if calls:
         rendered["tool_calls"] = calls
     return Message(

@@ -7,6 +7,7 @@ import pytest
 from openai import AsyncOpenAI
 
 from protocol.wire.trajectory import Trajectory
+from rollout.endpoint.messages import read_messages
 from tests.rollout.endpoint.agents_scene import AgentsScene, agents_scene
 
 _STOP = "\nObservation:"
@@ -87,6 +88,14 @@ async def test_chat_goes_on_behind_a_turn_whether_or_not_the_agent_puts_its_stop
     async with agents_scene(_writes("<search>a</search>..", "<search>b</search>", "4<|im_end|>")) as scene:
         text = _told(scene, await _played(scene, play))
     assert text.count("</search>") == 2
+
+
+async def test_call_in_openais_older_form_is_told_to_the_policy_as_a_call() -> None:
+    function = {"name": "add", "arguments": '{"a": 2}'}
+    older, newer = ({"function_call": function}, {"tool_calls": [{"id": "", "function": function}]})
+    said = [read_messages([{"role": "assistant", "content": None, **form}])[0] for form in (older, newer)]
+    assert said[0] == said[1]
+    assert said[0].rendered["tool_calls"][0]["function"] == {"name": "add", "arguments": {"a": 2}}
 
 
 async def test_chat_that_ends_with_a_turn_of_the_policy_has_it_write_another_behind_it() -> None:
