@@ -69,11 +69,10 @@ FAILPOINTS: tuple[str, ...] = (
     "run_record.before_append",
     "run_record.after_append",
     "step_book.after_record",
-    "weight_push.after_pause",
+    "weight_push.after_prepare",
     "weight_push.after_bucket",
     "weight_push.after_receive",
-    "weight_push.before_resume",
-    "weight_push.after_resume",
+    "weight_push.after_commit",
 )
 
 

@@ -37,6 +37,9 @@ class ServedEngine(Generator, WeightControls, Protocol):
     @property
     def is_alive(self) -> bool: ...
 
+    @property
+    def generates_while_receiving(self) -> bool: ...
+
     def forget_weights(self) -> None: ...
 
     def shutdown(self) -> None: ...
@@ -149,23 +152,27 @@ class RolloutServer:
         """Join the learner's weight group; generation goes on."""
         await self._running_engine().join_weights(init, timeout_s)
 
-    async def pause(self) -> None:
-        """Freeze generation and hold new turns back."""
+    async def prepare(self, update: dict[str, Any]) -> None:
+        """Get ready for a push's buckets; new turns are held back where generation stops for them."""
+        engine = self._running_engine()
+        if not engine.generates_while_receiving:
+            self._gate.close()
+        await engine.prepare(update)
+
+    async def receive(self) -> None:
+        """Return when the last bucket has come."""
+        await self._running_engine().receive()
+
+    async def commit(self, version: int, digest: str) -> float:
+        """Make what was received policy version `version`, go on generating and ask for leases at once.
+
+        New turns are held back meanwhile. Returns the seconds for which nothing was generated. Raises: NeighbourError
+        when the digest is another.
+        """
         self._gate.close()
-        await self._running_engine().pause()
-
-    async def receive(self, update: dict[str, Any]) -> None:
-        """Receive a push's buckets. Until `commit` this server holds no version."""
-        await self._running_engine().receive(update)
-
-    async def commit(self, version: int, digest: str) -> None:
-        """Make what was received policy version `version`. Raises: NeighbourError when its digest is another."""
-        await self._running_engine().commit(version, digest)
-
-    async def resume(self) -> None:
-        """Go on generating, and ask for leases at once."""
-        await self._running_engine().resume()
+        pause_s = await self._running_engine().commit(version, digest)
         self._reopen()
+        return pause_s
 
     async def probe(self, tokens: list[int]) -> list[float]:
         """Return the logprobs of tokens[1:] under the version held, natural log at temperature 1."""

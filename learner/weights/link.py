@@ -89,17 +89,15 @@ class WeightLink:
             self._joining = asyncio.get_running_loop().create_task(self.join())
 
     async def push(self, version: int, update: dict[str, Any], feed: Feed) -> float:
-        """Pass the feed's buckets on and commit; returns the seconds from the first pause call to the last resume.
+        """Pass the feed's buckets on and commit; returns the longest time that a server generated nothing, in seconds.
 
         Raises: NeighbourError naming the servers that failed; the link is unjoined then.
         """
-        start = time.perf_counter()
         try:
-            await self._naming_the_silent(self._pass_on(version, update, feed))
+            return await self._naming_the_silent(self._pass_on(version, update, feed))
         except BaseException as error:
             self.drop(error.detail if isinstance(error, NeighbourError) else "the learner broke the push off")
             raise
-        return time.perf_counter() - start
 
     async def probe(self, tokens: list[int]) -> dict[str, list[float]]:
         """Return each server's logprobs of tokens[1:]. Raises: NeighbourError naming who did not answer."""
@@ -143,22 +141,27 @@ class WeightLink:
             calls.cancel()
         return met.result()
 
-    async def _pass_on(self, version: int, update: dict[str, Any], feed: Feed) -> None:
+    async def _pass_on(self, version: int, update: dict[str, Any], feed: Feed) -> float:
+        pauses_s: list[float] = []
+
+        async def commit(server: ServerControls) -> None:
+            pauses_s.append(await server.commit(version, digest))
+
         receiving: asyncio.Future[None] | None = None
         try:
-            await self._each("pause", lambda server: server.pause(), self._deadline_s)
-            failpoint("weight_push.after_pause")
+            # Ended before the first broadcast begins: over NCCL one that waits for a server that is gone never ends.
+            await self._each("prepare", lambda server: server.prepare(update), self._deadline_s)
+            failpoint("weight_push.after_prepare")
             # No deadline of its own: it lasts as long as the learner gathers. Each bucket and the end have one.
-            receiving = asyncio.ensure_future(self._each("receive", lambda server: server.receive(update), None))
+            receiving = asyncio.ensure_future(self._each("receive", lambda server: server.receive(), None))
             digest = await self._broadcast_all(feed, receiving)
             failpoint("weight_push.after_receive")
-            await self._each("commit", lambda server: server.commit(version, digest), self._deadline_s)
-            failpoint("weight_push.before_resume")
-            await self._each("resume", lambda server: server.resume(), self._deadline_s)
-            failpoint("weight_push.after_resume")
+            await self._each("commit", commit, self._deadline_s)
+            failpoint("weight_push.after_commit")
         finally:
             if receiving is not None:
                 receiving.cancel()
+        return max(pauses_s)
 
     async def _naming_the_silent(self, work: Coroutine[Any, Any, T]) -> T:
         try:

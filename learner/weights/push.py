@@ -2,21 +2,24 @@
 
 One push, in order; each state is a call to every server of a link (`learner.weights.link`), all links at once:
 
-1. gather    all ranks gather the first bucket, while the servers still generate
-2. pause     generation freezes after the token under way; new turns wait
-3. receive   the metadata message; from here on the server holds no version
-4. buckets   by broadcast, two in memory at a time; the next is gathered while one is on its way
-5. commit    version and digest; a server that received something else refuses
-6. resume    generation goes on, requests in flight with their cache
-7. probe     the learner's and the servers' logprobs of a fixed text are compared (`learner.rank.push`)
+1. gather    all ranks gather the first bucket
+2. prepare   the metadata message; every server of the link is ready before a byte is sent
+3. receive   buckets by broadcast, two in memory at a time; the next is gathered while one is on its way
+4. commit    version and digest. The server pauses after the token under way, compares its digest, loads, takes the
+             version and goes on, requests in flight with their cache: one call to its engine's process
+5. probe     the learner's and the servers' logprobs of a fixed text are compared (`learner.rank.push`)
+
+Over gloo a server generates until 4, beside a second copy of the weights. Over NCCL there is no room for one: it stands
+still from 2 on, and holds no version until 4.
 
 Limits: each state, each bucket and each attempt to join has `weights.deadline_s`. Beside them all runs a second one: a
 server that answers no ping for 8 s is out of reach, whatever state it is in (`learner.weights.presence`).
 
 Who is blamed: the server whose call failed or did not end, or that answers no ping; a broadcast that stalls while all
-calls go on blames every server of its link. A blamed server serves nothing (after 3) or its old version (before) until
-it has joined again in the background: no push waits for a server that failed in an earlier one. Over NCCL the
-servers of a link that are not to blame meet anew without the one that is, which joins alone when it is back.
+calls go on blames every server of its link. A blamed server is pushed to again once it has joined again in the
+background: no push waits for a server that failed in an earlier one. Until then it goes on with its old version, for
+which it is leased nothing, or serves nothing, where its weights are mixed or were refused. Over NCCL the servers of a
+link that are not to blame meet anew without the one that is, which joins alone when it is back.
 """
 
 from __future__ import annotations
@@ -52,7 +55,7 @@ _LATE = "it joined while this push was under way, and takes the next one"
 class PushReport:
     """What one push did."""
 
-    push_s: float  # seconds from the call to the last server's resume or failure
+    push_s: float  # seconds from the call to the last server's commit or failure
     pause_s: float  # the longest time, in seconds, that a synced server generated nothing
     num_bytes: int  # of all buckets, padding included
     digest: str  # of everything that was sent
@@ -138,7 +141,7 @@ class WeightPusher:
         self._loop.call_soon_threadsafe(self._rejoin_failed)
         if failed:
             _log.warning(
-                'weight push incomplete  version=%d failed=%r consequence="they serve nothing"', version, failed
+                'weight push incomplete  version=%d failed=%r consequence="they are leased nothing"', version, failed
             )
         num_bytes = sum(map(bucket_num_bytes, plan))
         return PushReport(

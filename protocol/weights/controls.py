@@ -10,20 +10,22 @@ class WeightControls(Protocol):
         """Start joining the learner's broadcast group. init: of the rendezvous; its keys are the backend's."""
         ...
 
-    async def pause(self) -> None:
-        """Freeze generation after the current token."""
+    async def prepare(self, update: dict[str, Any]) -> None:
+        """Get ready for one push's buckets; all are ready before the first is sent. update: `wire.update_message`.
+
+        Generation goes on where there is room for a second copy of the weights, and stops here where there is none.
+        """
         ...
 
-    async def receive(self, update: dict[str, Any]) -> None:
-        """Receive one push's buckets; returns when the last has come. update: `wire.update_message`."""
+    async def receive(self) -> None:
+        """Return when the last bucket has come."""
         ...
 
-    async def commit(self, version: int, digest: str) -> None:
-        """Make what was received policy version `version`. Raises when its digest is another."""
-        ...
+    async def commit(self, version: int, digest: str) -> float:
+        """Make what was received policy version `version`; returns for how many seconds nothing was generated.
 
-    async def resume(self) -> None:
-        """Go on generating. Raises while the weights are not verified."""
+        Generation goes on. Raises when the digest is another: nothing is generated then until a push succeeds.
+        """
         ...
 
     async def probe(self, tokens: list[int]) -> list[float]:
@@ -46,5 +48,5 @@ class ServerControls(WeightControls, Protocol):
         ...
 
 
-VERBS = ("join_weights", "pause", "receive", "commit", "resume", "probe", "leave", "ping")
+VERBS = ("join_weights", "prepare", "receive", "commit", "probe", "leave", "ping")
 """Every verb of `ServerControls`, for who passes them on."""

@@ -10,16 +10,19 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Awaitable, Mapping, Sequence
 from contextlib import suppress
+from time import perf_counter
 from typing import Any, TypeVar
 
 from protocol.errors import NeighbourError
 from protocol.settings.run_spec import EngineRequest
+from rollout.engine.core_calls import COMMIT, HAS_RECEIVED
 from rollout.engine.generation import EngineStats, Generation, Sampling
 from rollout.engine.process_facts import ChildProcess, endings
 from rollout.engine.requests import generation_of, probe_params, sampling_params, token_request
 from rollout.engine.start import BOUNDARY, ends_turns, start_vllm
 
 _SHUTDOWN_S = 5.0
+_LOOK_EVERY_S = 0.01
 
 T = TypeVar("T")
 
@@ -50,8 +53,14 @@ class Engine:
         self._ends_turns = ends_turns(llm)
         self._num_in_flight = 0
         self._num_output_tokens = 0
-        self._is_paused = False
-        self._is_updating = False
+        self._paused_at: float | None = None
+        self._update: dict[str, Any] | None = None  # of the push under way; None when none was prepared, or it ended
+        self._is_received = False
+
+    @property
+    def generates_while_receiving(self) -> bool:
+        """Whether there is room for a second copy of the weights: over NCCL they are loaded as they come."""
+        return self.spec.weights_backend == "gloo"
 
     @property
     def is_alive(self) -> bool:
@@ -60,7 +69,7 @@ class Engine:
 
     @property
     def stats(self) -> EngineStats:
-        return EngineStats(self._num_in_flight, self._num_output_tokens, self._is_paused)
+        return EngineStats(self._num_in_flight, self._num_output_tokens, self._paused_at is not None)
 
     @property
     def tokenizer(self) -> Any:
@@ -108,10 +117,13 @@ class Engine:
     def forget_weights(self) -> None:
         """Serve nothing until the next push, and never again what is cached of the weights so far.
 
+        A push that is under way is not for who comes next: its commit is refused.
+
         Policy versions are numbered anew by each start of each run: without this, version 1 of one run would be
         generated from the keys and values that version 1 of another left for the same prompt.
         """
         self.policy_version = None
+        self._is_received = False
         self._num_forgotten += 1
 
     async def serve_loaded_weights(self, version: int) -> None:
@@ -128,46 +140,57 @@ class Engine:
         request = WeightTransferInitRequest(init_info=init)
         await self._call(self._llm.init_weight_transfer_engine(request), timeout_s)
 
-    async def pause(self) -> None:
-        """Freeze all generation after the current token; requests in flight keep their cache and go on at `resume`.
-
-        Returns when the current engine step has ended (one step: milliseconds). vLLM's own `pause_generation` adds a
-        fixed sleep of 20 ms after the same call, which its comment says is not needed for correctness.
-        """
-        await self._call(self._llm.engine_core.pause_scheduler_async(mode="keep", clear_cache=False))
-        self._is_paused = True
-
-    async def receive(self, update: dict[str, Any]) -> None:
-        """Receive one push's buckets; blocks until the last has come. From here on nothing is served until `commit`."""
+    async def prepare(self, update: dict[str, Any]) -> None:
+        """Get ready for one push's buckets, which take the place of those of a push that was never committed."""
         await self._abandon_update()
-        self.policy_version = None
-        self._is_updating = True
+        if not self.generates_while_receiving:
+            await self._pause()
+            self.policy_version = None
+        self._update = update
         await self._call(self._llm.start_weight_update())
-        await self._update_weights(update)
+        if self.generates_while_receiving:
+            await self._update_weights(update)
 
-    async def commit(self, version: int, digest: str) -> None:
-        """Make the received weights policy version `version`, if what was received has this digest.
+    async def receive(self) -> None:
+        """Return when the last bucket has come. Raises: NeighbourError with what ended the receiving."""
+        if self._update is None:
+            raise NeighbourError(BOUNDARY, "cannot receive: no push was prepared")
+        if self.generates_while_receiving:
+            while not await self._call(self._llm.engine_core.call_utility_async(HAS_RECEIVED)):
+                await asyncio.sleep(_LOOK_EVERY_S)
+        else:
+            await self._update_weights(self._update)
+        self._is_received = True
 
+    async def commit(self, version: int, digest: str) -> float:
+        """Make the received weights policy version `version`, if they have this digest, and go on generating.
+
+        Requests in flight freeze after their current token and keep their cache. Returns how long, in seconds.
         Raises: NeighbourError otherwise; the engine then stays paused and unsynced until a push succeeds.
         """
-        await self._update_weights({"expected_digest": digest})
-        await self._call(self._llm.finish_weight_update(str(version)))
-        self._is_updating = False
+        if not self._is_received:
+            raise NeighbourError(BOUNDARY, "cannot commit: nothing was received for whom it serves now")
+        num_forgotten, paused_at = self._num_forgotten, self._paused_at
+        self._is_received = False
+        self._paused_at = paused_at or perf_counter()
+        try:
+            pause_s = await self._call(self._llm.engine_core.call_utility_async(COMMIT, str(version), digest))
+        except BaseException:
+            self.policy_version = None
+            raise
+        self._update, self._paused_at = None, None
+        if num_forgotten != self._num_forgotten:
+            raise NeighbourError(BOUNDARY, f"serves another run, since before version {version} was loaded")
         self.policy_version = version
-
-    async def resume(self) -> None:
-        """Go on generating. Raises: NeighbourError while the weights are not synced."""
-        if self.policy_version is None:
-            raise NeighbourError(BOUNDARY, "cannot resume: its weights were not verified against the learner's")
-        await self._call(self._llm.resume_generation())
-        self._is_paused = False
+        return perf_counter() - paused_at if paused_at is not None else float(pause_s)
 
     async def leave(self) -> None:
         """Leave the weight group; an engine whose weights are intact goes on generating with them."""
         await self._abandon_update()
         await self._call(self._llm.shutdown_weight_transfer_engine())
-        if self._is_paused and self.policy_version is not None:
-            await self.resume()
+        if self._paused_at is not None and self.policy_version is not None:
+            await self._call(self._llm.resume_generation())
+            self._paused_at = None
 
     def shutdown(self) -> None:
         """Stop vLLM's processes; returns when they are gone, after at most about 10 s. The engine is of no use then."""
@@ -186,12 +209,22 @@ class Engine:
 
         await self._call(self._llm.update_weights(WeightTransferUpdateRequest(update_info=update_info)))
 
+    async def _pause(self) -> None:
+        """Freeze all generation after the current token; requests in flight keep their cache.
+
+        Returns when the current engine step has ended (one step: milliseconds). vLLM's own `pause_generation` adds a
+        fixed sleep of 20 ms after the same call, which its comment says is not needed for correctness.
+        """
+        await self._call(self._llm.engine_core.pause_scheduler_async(mode="keep", clear_cache=False))
+        self._paused_at = self._paused_at or perf_counter()
+
     async def _abandon_update(self) -> None:
         """End an update that was begun and never finished, which vLLM's workers would otherwise wait for."""
-        if self._is_updating:
+        self._is_received = False
+        if self._update is not None:
             with suppress(NeighbourError):  # the workers answer by refusing
                 await self._update_weights({"expected_digest": ""})
-            self._is_updating = False
+            self._update = None
 
     async def _warm_up(self) -> None:
         """Generate once: vLLM's first request takes seconds on a CPU, which no run's first lease should wait for."""

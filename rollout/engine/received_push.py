@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from typing import Any
+from collections.abc import Callable, Iterator, Sequence
 
 import torch
 
 from protocol.weights.digest import WeightDigest
-from protocol.weights.wire import Bucket, bucket_num_bytes, read_update_message
+from protocol.weights.wire import Bucket, bucket_num_bytes
 
 
 class ReceivedPush:
@@ -19,10 +18,9 @@ class ReceivedPush:
         self.is_confirmed = False
 
     def buckets(
-        self, message: dict[str, Any], device: str | torch.device, broadcast: Callable[[torch.Tensor], None]
+        self, plan: Sequence[Bucket], device: str | torch.device, broadcast: Callable[[torch.Tensor], None]
     ) -> Iterator[tuple[Bucket, torch.Tensor]]:
         """Yield each bucket with its bytes as they come."""
-        plan = read_update_message(message)
         digest = WeightDigest(plan)
         for bucket in plan:
             flat = torch.empty(bucket_num_bytes(bucket), dtype=torch.uint8, device=device)

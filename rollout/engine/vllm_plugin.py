@@ -1,5 +1,5 @@
-"""What vLLM loads in each of its processes: Sluice's weight-transfer engines, leave to use AMX, words when it dies, and
-an end together with the server.
+"""What vLLM loads in each of its processes: Sluice's weight-transfer engines and calls, leave to use AMX, words when it
+dies, and an end together with the server.
 
 vLLM calls `register` through the `vllm.general_plugins` entry point of this project, in the server process and again in
 every engine and worker process. It may run more than once in one process.
@@ -10,6 +10,7 @@ import multiprocessing
 import os
 import threading
 
+from rollout.engine.core_calls import add_calls
 from rollout.engine.process_facts import allow_matrix_tiles
 
 ENGINE_NAMES = {"gloo": "gloo", "nccl": "sluice_nccl"}
@@ -22,10 +23,12 @@ _WATCHER = "server-watcher"
 def register() -> None:
     """Make both engines known to vLLM, which imports `rollout.engine.weight_receive` when one is used; repeatable."""
     from vllm.distributed.weight_transfer.factory import WeightTransferEngineFactory
+    from vllm.v1.engine.core import EngineCore
 
     for backend, name in ENGINE_NAMES.items():
         if name not in WeightTransferEngineFactory._registry:
             WeightTransferEngineFactory.register_engine(name, "rollout.engine.weight_receive", _CLASS_NAMES[backend])
+    add_calls(EngineCore)
     prepare_process()
 
 

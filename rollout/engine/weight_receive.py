@@ -2,16 +2,18 @@
 
 vLLM creates one of these engines per worker and calls it by its weight-transfer protocol: `init_transfer_engine`, then
 per push `start_weight_update`, `update_weights` (the buckets), `update_weights` (the digest to expect) and
-`finish_weight_update`. The learner's half is `learner/weights/push.py`, the wire is `protocol/weights/wire.py`.
+`finish_weight_update`; `has_received` is asked in between (`core_calls.py`). The learner's half is
+`learner/weights/push.py`, the wire is `protocol/weights/wire.py`.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-from concurrent.futures import Future, ThreadPoolExecutor
+import threading
+from collections.abc import Callable, Iterable
+from concurrent.futures import Future
 from dataclasses import dataclass, field
 from functools import partial
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 from vllm.distributed.weight_transfer.base import (
@@ -25,8 +27,10 @@ from vllm.model_executor.layers.vocab_parallel_embedding import ParallelLMHead
 from vllm.model_executor.model_loader.reload import finalize_layerwise_reload, initialize_layerwise_reload
 
 from protocol.weights.group import GlooGroup, nccl_broadcast, reach_store
-from protocol.weights.wire import Bucket, bucket_views
+from protocol.weights.wire import Bucket, bucket_views, read_update_message
 from rollout.engine.received_push import ReceivedPush
+
+T = TypeVar("T")
 
 
 @dataclass
@@ -50,7 +54,7 @@ class WeightUpdate(WeightTransferUpdateInfo):  # type: ignore[misc]
 
 
 class GlooWeightEngine(WeightTransferEngine):  # type: ignore[misc]
-    """Receives into a staging copy and loads it only after its digest was confirmed.
+    """Receives into a staging copy, in a thread beside generation, and loads it only after its digest was confirmed.
 
     A push that breaks before the commit therefore leaves the weights in use untouched.
     """
@@ -62,19 +66,17 @@ class GlooWeightEngine(WeightTransferEngine):  # type: ignore[misc]
         super().__init__(*args)
         self._group: Future[GlooGroup] | None = None
         self._received = ReceivedPush()
-        self._staged: list[tuple[Bucket, torch.Tensor]] = []
+        self._staging: Future[list[tuple[Bucket, torch.Tensor]]] | None = None
 
     def init_transfer_engine(self, init_info: GlooInit) -> None:
         """Start meeting the learner in a thread: a learner that is gone must not stop this worker's generation."""
-        meeting = ThreadPoolExecutor(max_workers=1, thread_name_prefix="weight-group")
-        self._group = meeting.submit(_join, init_info, self.parallel_config.rank)
-        meeting.shutdown(wait=False)
+        self._group = in_thread("weight-group", partial(_join, init_info, self.parallel_config.rank))
 
     def parse_update_info(self, update_dict: dict[str, Any]) -> WeightUpdate:
         return _read_update(update_dict)
 
     def start_weight_update(self) -> None:
-        self._received, self._staged = ReceivedPush(), []
+        self._received, self._staging = ReceivedPush(), None
 
     def update_weights(self, update_info: dict[str, Any]) -> None:
         # The base class synchronises an accelerator after this, which a CPU does not have.
@@ -86,25 +88,36 @@ class GlooWeightEngine(WeightTransferEngine):  # type: ignore[misc]
             return
         if self._group is None:
             raise RuntimeError("weight push before this server joined a weight group")
-        group = self._group.result()
-        self._staged = list(self._received.buckets(update_info.message, group.device, group.broadcast))
+        plan, joined, received = read_update_message(update_info.message), self._group, self._received
+
+        def receive() -> list[tuple[Bucket, torch.Tensor]]:
+            group = joined.result()
+            return list(received.buckets(plan, group.device, group.broadcast))
+
+        self._staging = in_thread("weight-receive", receive)
+
+    def has_received(self) -> bool:
+        """Return whether the last bucket has come. Raises: what ended the receiving."""
+        if self._staging is None:
+            raise RuntimeError("no push is under way")
+        return self._staging.done() and self._staging.result() is not None
 
     def finish_weight_update(self) -> None:
-        if not self._received.is_confirmed:
+        if not self._received.is_confirmed or self._staging is None:
             raise RuntimeError("weight commit before the digest was confirmed")
-        named = [pair for bucket, flat in self._staged for pair in bucket_views(flat, bucket)]
+        named = [pair for bucket, flat in self._staging.result() for pair in bucket_views(flat, bucket)]
         _let_experts_be_packed(self.model)
         initialize_layerwise_reload(self.model)
         try:
             loaded = self.model.load_weights(named)
         finally:
             finalize_layerwise_reload(self.model, self.model_config)
-            self._received, self._staged = ReceivedPush(), []
+            self._received, self._staging = ReceivedPush(), None
         _complete(self.model, loaded)
 
     def shutdown(self) -> None:
         self._group = None
-        self._received, self._staged = ReceivedPush(), []
+        self._received, self._staging = ReceivedPush(), None
 
 
 class NcclWeightEngine(NCCLWeightTransferEngine):  # type: ignore[misc]
@@ -133,7 +146,8 @@ class NcclWeightEngine(NCCLWeightTransferEngine):  # type: ignore[misc]
             self._received.confirm(update_info.expected_digest)
             return
         broadcast = partial(nccl_broadcast, self.model_update_group)
-        for bucket, flat in self._received.buckets(update_info.message, self.device, broadcast):
+        plan = read_update_message(update_info.message)
+        for bucket, flat in self._received.buckets(plan, self.device, broadcast):
             self._loaded |= self.model.load_weights(list(bucket_views(flat, bucket)))
 
     def finish_weight_update(self) -> None:
@@ -141,6 +155,20 @@ class NcclWeightEngine(NCCLWeightTransferEngine):  # type: ignore[misc]
             raise RuntimeError("weight commit before the digest was confirmed")
         super().finish_weight_update()
         _complete(self.model, self._loaded)
+
+
+def in_thread(name: str, call: Callable[[], T]) -> Future[T]:
+    """Return what a thread of its own will make of a call; a process that ends does not wait for it."""
+    made: Future[T] = Future()
+
+    def run() -> None:
+        try:
+            made.set_result(call())
+        except BaseException as error:
+            made.set_exception(error)
+
+    threading.Thread(target=run, name=name, daemon=True).start()
+    return made
 
 
 def _read_update(update: dict[str, Any]) -> WeightUpdate:

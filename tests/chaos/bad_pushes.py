@@ -9,9 +9,9 @@ vLLM's model: its start alone takes longer than the short form may).
 
 holds: each version that any token carries was confirmed by the engine with the learner's own digest of that version,
 and the tokens' logprobs are those of the learner's weights of it (wrong_tokens=0; compared where a request began, since
-later tokens read a cache of mixed weights); from a receive that failed until the next commit every request was refused
-(served_unsynced=0); the pushes that failed are those that were meant to (unexpected_failures=0), and those that follow
-bring the server back (synced).
+later tokens read a cache of mixed weights); from a digest that was refused until the next commit every request was
+refused (served_unsynced=0), and what broke before the commit left the earlier version in use, whole; the pushes that
+failed are those that were meant to (unexpected_failures=0), and those that follow bring the server back (synced).
 """
 
 import asyncio
@@ -105,7 +105,7 @@ def main() -> int:
 def _faults(draw: random.Random, number: int) -> list[str]:
     """Return each fault as often as any other, in a drawn order; the costly one (it waits a deadline) not first."""
     order = draw.sample(FAULTS, len(FAULTS))
-    order.sort(key=lambda fault: fault == "pause_hangs")
+    order.sort(key=lambda fault: fault == "prepare_hangs")
     return [order[i % len(order)] for i in range(number)]
 
 
@@ -175,9 +175,9 @@ async def _joined(rig: Rig) -> None:
 
 
 async def _try_to_be_served(rig: Rig) -> None:
-    """After a push that broke between the first byte and the commit, ask: every request must be refused."""
+    """After a push whose digest was refused, ask: every request must be refused."""
     if rig.engine.policy_version is not None:
-        # It broke before the first byte, or after the commit: what is held is whole, and confirmed.
+        # It broke before the commit, or after it: what is held is whole, and confirmed.
         rig.counts["whole"] += 1
         return
     for number in range(3):

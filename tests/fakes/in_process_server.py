@@ -23,17 +23,14 @@ class InProcessServer:
     async def join_weights(self, init: dict[str, Any], timeout_s: float) -> None:
         await self._there(self._engine.join_weights(init, timeout_s))
 
-    async def pause(self) -> None:
-        await self._there(self._engine.pause())
+    async def prepare(self, update: dict[str, Any]) -> None:
+        await self._there(self._engine.prepare(update))
 
-    async def receive(self, update: dict[str, Any]) -> None:
-        await self._there(self._engine.receive(update))
+    async def receive(self) -> None:
+        await self._there(self._engine.receive())
 
-    async def commit(self, version: int, digest: str) -> None:
-        await self._there(self._engine.commit(version, digest))
-
-    async def resume(self) -> None:
-        await self._there(self._engine.resume())
+    async def commit(self, version: int, digest: str) -> float:
+        return await self._there(self._engine.commit(version, digest))
 
     async def probe(self, tokens: list[int]) -> list[float]:
         return await self._there(self._engine.probe(tokens))

@@ -70,6 +70,7 @@ class ScriptedEngine:
         self.calls: list[str] = []
         self.requests: list[tuple[str, Sampling, str, int | None]] = []  # those that it refuses too
         self.is_slow = False
+        self.generates_while_receiving = True
         self.write = write
         self._released = asyncio.Event()
         self._num_in_flight = 0
@@ -109,19 +110,21 @@ class ScriptedEngine:
     async def join_weights(self, init: dict[str, Any], timeout_s: float) -> None:
         self.calls.append("join_weights")
 
-    async def pause(self) -> None:
-        self.calls.append("pause")
+    async def prepare(self, update: dict[str, Any]) -> None:
+        self.calls.append("prepare")
+        if not self.generates_while_receiving:
+            self.policy_version = None
 
-    async def receive(self, update: dict[str, Any]) -> None:
+    async def receive(self) -> None:
         self.calls.append("receive")
-        self.policy_version = None
 
-    async def commit(self, version: int, digest: str) -> None:
+    async def commit(self, version: int, digest: str) -> float:
         self.calls.append("commit")
+        if digest == "wrong":
+            self.policy_version = None
+            raise NeighbourError("engine", "weight digest differs")
         self.policy_version = version
-
-    async def resume(self) -> None:
-        self.calls.append("resume")
+        return 0.125
 
     async def leave(self) -> None:
         self.calls.append("leave")

@@ -4,6 +4,7 @@ The learner here is a plain transformers model in this process; the engine, the 
 """
 
 import asyncio
+import threading
 from collections.abc import AsyncIterator
 from dataclasses import dataclass
 
@@ -16,7 +17,7 @@ from learner.weights.push import PushReport, WeightPusher
 from protocol.errors import NeighbourError
 from rollout.engine.engine import Engine, Generation, Sampling
 from tests.fakes.in_process_server import InProcessServer
-from tests.fakes.planned_weights import planned
+from tests.fakes.planned_weights import Gathered, planned
 from tests.fakes.tiny_models import engine_of, make_tiny_model
 
 pytestmark = [
@@ -121,6 +122,75 @@ async def test_requests_in_flight_go_on_through_a_push_with_exact_spans(pair: Pa
     assert worst_difference(pair.learner, fresh) < 1e-4
 
 
+async def test_generation_goes_on_until_the_last_bucket_has_come(pair: Pair) -> None:
+    await pair.push()
+    before, may_go_on = pair.version, threading.Event()
+    pair.step()
+    plan, gathered = planned(pair.learner.named_parameters(), 1 << 19)
+
+    def gather() -> Gathered:
+        yield next(gathered)
+        yield next(gathered)
+        may_go_on.wait(60.0)
+        yield from gathered
+
+    pair.version += 1
+    pushing = asyncio.create_task(asyncio.to_thread(pair.pusher.push, pair.version, plan, gather()))
+    while pair.engine._update is None:
+        await asyncio.sleep(0.01)
+    meanwhile = await pair.generate(20, 48)
+    may_go_on.set()
+    report = await pushing
+
+    assert meanwhile.version_spans == ((0, len(meanwhile.tokens), before),)
+    assert report.synced == ("sluice-rollout-0",)
+    assert 0.0 < report.pause_s < report.push_s
+    assert worst_difference(pair.learner, await pair.generate(21, 32)) < 1e-4
+
+
+async def test_push_that_the_learner_breaks_off_leaves_the_earlier_weights_in_use(pair: Pair) -> None:
+    await pair.push()
+    old_learner = Qwen2ForCausalLM(pair.learner.config)
+    old_learner.load_state_dict(pair.learner.state_dict())
+    pair.step()
+    plan, gathered = planned(pair.learner.named_parameters(), 1 << 19)
+
+    def gather() -> Gathered:
+        yield next(gathered)
+        raise RuntimeError("the learner failed")
+
+    with pytest.raises(RuntimeError, match="the learner failed"):
+        await asyncio.to_thread(pair.pusher.push, pair.version + 1, plan, gather())
+    after = await pair.generate(22, 32)
+    again = await pair.push()
+    while not again.synced:  # it joins anew in the background
+        await asyncio.sleep(0.05)
+        again = await pair.push()
+
+    assert len(after.version_spans) == 1
+    assert worst_difference(old_learner, after) < 1e-4
+    assert worst_difference(pair.learner, await pair.generate(23, 32)) < 1e-4
+
+
+async def test_commit_for_a_run_that_was_replaced_is_refused(pair: Pair) -> None:
+    class ReplacedServer(InProcessServer):
+        async def receive(self) -> None:
+            await super().receive()
+            self._engine.forget_weights()
+
+    pusher = WeightPusher([ReplacedServer("replaced", pair.engine)], "127.0.0.1", "gloo", deadline_s=20.0)
+    report = await pair.push_as(88, pusher)
+    await asyncio.to_thread(pusher.close)
+    held = pair.engine.policy_version
+    await asyncio.to_thread(pair.pusher.set_servers, [])
+    await asyncio.to_thread(pair.pusher.set_servers, [pair.server])
+    again = await pair.push()
+
+    assert "cannot commit: nothing was received for whom it serves now" in report.failed["replaced"]
+    assert held is None
+    assert again.failed == {}
+
+
 async def test_prefix_that_other_weights_of_the_same_version_cached_is_not_reused(pair: Pair) -> None:
     differences = []
     for run in range(2):
@@ -145,8 +215,8 @@ async def test_probe_gives_the_learners_logprobs_of_fixed_tokens(pair: Pair) -> 
 
 async def test_a_wrong_digest_is_refused_and_nothing_is_served_until_the_next_push(pair: Pair) -> None:
     class LyingServer(InProcessServer):
-        async def commit(self, version: int, digest: str) -> None:
-            await super().commit(version, "0" * 64)
+        async def commit(self, version: int, digest: str) -> float:
+            return await super().commit(version, "0" * 64)
 
     liar = LyingServer("liar", pair.engine)
     pair.step()

@@ -50,7 +50,6 @@ class Stage:
 
 
 async def push(server: RolloutServer, version: int) -> None:
-    await server.pause()
-    await server.receive({})
+    await server.prepare({})
+    await server.receive()
     await server.commit(version, "digest")
-    await server.resume()

@@ -172,7 +172,7 @@ async def test_calls_before_start_say_so() -> None:
     server = RolloutServer("s0", ENGINE)
     assert (await server.describe())["is_started"] is False
     with pytest.raises(NeighbourError, match=r"^s0: its engine was not started$"):
-        await server.pause()
+        await server.commit(1, "digest")
 
 
 async def test_start_passes_on_why_the_engine_did_not_come_up(tmp_path: Path) -> None:

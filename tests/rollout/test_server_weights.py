@@ -25,25 +25,56 @@ async def test_server_generates_nothing_for_a_run_before_a_push_was_committed(st
     assert done.facts.oldest_version == 8
     assert done.facts.reward_parts == {"bundled": 0.5}
     assert done.facts.finish == "answer"
-    assert stage.engine.calls == ["forget_weights", "pause", "receive", "commit", "resume"]
+    assert stage.engine.calls == ["forget_weights", "prepare", "receive", "commit"]
 
 
-async def test_new_turns_wait_from_pause_to_resume(stage: Stage) -> None:
+async def test_turns_are_generated_while_a_push_is_received(stage: Stage) -> None:
     await stage.server.attach(stage.run())
     await push(stage.server, 1)
     await stage.coordinator.welcome()
-    await stage.server.pause()
+    await stage.server.prepare({})
+    stage.coordinator.lease("e0-a")
+    assert (await stage.coordinator.next(m.TrajectoryDone)).facts.oldest_version == 1
+    await stage.server.receive()
+    assert await stage.server.commit(2, "digest") == 0.125
+    stage.coordinator.lease("e0-b")
+    assert (await stage.coordinator.next(m.TrajectoryDone)).facts.oldest_version == 2
+
+
+async def test_new_turns_wait_for_the_commit_where_generation_stops_for_a_push(stage: Stage) -> None:
+    stage.engine.generates_while_receiving = False
+    await stage.server.attach(stage.run())
+    await push(stage.server, 1)
+    await stage.coordinator.welcome()
+    await stage.server.prepare({})
     stage.coordinator.lease("e0-a")
     await asyncio.sleep(0.1)
     assert stage.engine.requests == []
-    await stage.server.leave()
-    assert (await stage.coordinator.next(m.TrajectoryDone)).facts.oldest_version == 1
+    await stage.server.receive()
+    await stage.server.commit(2, "digest")
+    assert (await stage.coordinator.next(m.TrajectoryDone)).facts.oldest_version == 2
+
+
+async def test_new_turns_wait_after_a_refused_commit_for_a_good_one(stage: Stage) -> None:
+    await stage.server.attach(stage.run())
+    await push(stage.server, 1)
+    await stage.coordinator.welcome()
+    await stage.server.prepare({})
+    await stage.server.receive()
+    with pytest.raises(NeighbourError, match="weight digest differs"):
+        await stage.server.commit(2, "wrong")
+    stage.coordinator.lease("e0-a")
+    await asyncio.sleep(0.1)
+    assert stage.engine.requests == []
+    await push(stage.server, 3)
+    assert (await stage.coordinator.next(m.TrajectoryDone)).facts.oldest_version == 3
 
 
 async def test_leave_after_a_broken_push_does_not_reopen(stage: Stage) -> None:
+    stage.engine.generates_while_receiving = False
     await stage.server.attach(stage.run())
-    await stage.server.pause()
-    await stage.server.receive({})
+    await stage.server.prepare({})
+    await stage.server.receive()
     await stage.server.leave()
     await stage.coordinator.welcome()
     stage.coordinator.lease("e0-a")
@@ -53,7 +84,8 @@ async def test_leave_after_a_broken_push_does_not_reopen(stage: Stage) -> None:
 
 async def test_probe_needs_verified_weights(stage: Stage) -> None:
     assert await stage.server.probe([1, 2, 3]) == [-7.0, -7.0]
-    await stage.server.receive({})
+    stage.engine.generates_while_receiving = False
+    await stage.server.prepare({})
     with pytest.raises(NeighbourError, match=r"^engine: holds no verified weights to probe$"):
         await stage.server.probe([1, 2, 3])
 

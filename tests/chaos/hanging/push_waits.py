@@ -22,8 +22,8 @@ from tests.fakes.planned_weights import planned
 _DEADLINE_S = 2.0
 _SILENCE_S = 1.0
 _BUCKET_BYTES = 4000
-_STATES = ("join", "pause", "receive", "commit", "resume", "probe")
-_CUT_AT = ("join", "pause", "commit", "resume", "probe")
+_STATES = ("join", "prepare", "receive", "commit", "probe")
+_CUT_AT = ("join", "prepare", "commit", "probe")
 
 
 def push_ways() -> list[Way]:
@@ -68,7 +68,7 @@ class _Victim:
                 if self._fault == "stalls":
                     await asyncio.sleep(3600)
             # The first push goes well, so that the fault meets a server that is at work.
-            self._is_armed |= verb == ("resume" if self._verb != "probe" else "commit")
+            self._is_armed |= verb == "commit"
             return await getattr(self._server, verb)(*arguments)
 
         return obey
@@ -86,7 +86,7 @@ class _CutLine(ControlLine):
     async def _call(self, verb: str, *arguments: Any) -> Any:
         if verb.removesuffix("_weights") == self._verb and self.is_armed:
             self._link.cut()
-        self.is_armed |= verb == "resume"
+        self.is_armed |= verb == "commit"
         return await super()._call(verb, *arguments)
 
 

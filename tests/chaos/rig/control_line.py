@@ -26,17 +26,15 @@ class ControlLine:
     async def join_weights(self, init: dict[str, Any], timeout_s: float) -> None:
         await self._call("join_weights", init, timeout_s)
 
-    async def pause(self) -> None:
-        await self._call("pause")
+    async def prepare(self, update: dict[str, Any]) -> None:
+        await self._call("prepare", update)
 
-    async def receive(self, update: dict[str, Any]) -> None:
-        await self._call("receive", update)
+    async def receive(self) -> None:
+        await self._call("receive")
 
-    async def commit(self, version: int, digest: str) -> None:
-        await self._call("commit", version, digest)
-
-    async def resume(self) -> None:
-        await self._call("resume")
+    async def commit(self, version: int, digest: str) -> float:
+        pause_s: float = await self._call("commit", version, digest)
+        return pause_s
 
     async def probe(self, tokens: list[int]) -> list[float]:
         logprobs: list[float] = await self._call("probe", tokens)

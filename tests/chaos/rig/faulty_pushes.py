@@ -21,10 +21,10 @@ FAULTS = (
     "wrong_digest",  # the learner's digest is not that of what it sent
     "commit_lost",  # the commit never reaches the server
     "answer_lost",  # the server commits, and its answer never reaches the learner
-    "receive_fails",  # the server refuses the metadata
+    "prepare_fails",  # the server refuses the metadata
     "peer_leaves",  # the server leaves the group between join and push
-    "pause_hangs",  # the server does not answer within the deadline
-    "resume_fails",  # the weights are verified, and generation is not resumed
+    "prepare_hangs",  # the server does not answer within the deadline
+    "receive_is_lost",  # all bytes arrive, and the learner does not hear of it
 )
 
 
@@ -53,31 +53,29 @@ class FaultyServer:
     async def join_weights(self, init: dict[str, Any], timeout_s: float) -> None:
         await self._there(self._engine.join_weights(init, timeout_s))
 
-    async def pause(self) -> None:
-        if self.fault == "pause_hangs":
+    async def prepare(self, update: dict[str, Any]) -> None:
+        if self.fault == "prepare_hangs":
             await asyncio.sleep(3600)
         if self.fault == "peer_leaves":
             await self._there(self._engine.leave())
-        await self._there(self._engine.pause())
-
-    async def receive(self, update: dict[str, Any]) -> None:
-        if self.fault == "receive_fails":
+        if self.fault == "prepare_fails":
             update = {**update, "names": update["names"][:-1]}
-        await self._there(self._engine.receive(update))
+        await self._there(self._engine.prepare(update))
 
-    async def commit(self, version: int, digest: str) -> None:
+    async def receive(self) -> None:
+        await self._there(self._engine.receive())
+        if self.fault == "receive_is_lost":
+            raise ConnectionError("the answer to the call to receive was lost")
+
+    async def commit(self, version: int, digest: str) -> float:
         if self.fault == "commit_lost":
             raise ConnectionError("the commit was lost")
         digest = "0" * 64 if self.fault == "wrong_digest" else digest
-        await self._there(self._engine.commit(version, digest))
+        pause_s = await self._there(self._engine.commit(version, digest))
         self.committed[version] = digest
         if self.fault == "answer_lost":
             raise ConnectionError("the answer to the commit was lost")
-
-    async def resume(self) -> None:
-        if self.fault == "resume_fails":
-            raise ConnectionError("the call to resume was lost")
-        await self._there(self._engine.resume())
+        return pause_s
 
     async def probe(self, tokens: list[int]) -> list[float]:
         return []

@@ -4,6 +4,7 @@ Stands in for `rollout.engine.engine.Engine` in the short form of `tests.chaos.b
 """
 
 import asyncio
+import time
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
@@ -30,8 +31,10 @@ class PlainReceiver(GlooWeightEngine):
     def finish_weight_update(self) -> None:
         if not self._received.is_confirmed:
             raise RuntimeError("weight commit before the digest was confirmed")
-        digest = WeightDigest([bucket for bucket, _ in self._staged])
-        for bucket, flat in self._staged:
+        assert self._staging is not None
+        staged = self._staging.result()
+        digest = WeightDigest([bucket for bucket, _ in staged])
+        for bucket, flat in staged:
             assert [name for name, _ in bucket_views(flat, bucket)] == [meta.name for meta in bucket]
             digest.add(flat)
         self.held_digest = digest.hexdigest()
@@ -69,32 +72,29 @@ class PlainEngine:
         self._receiver.shutdown()
         await self._call(self._receiver.init_transfer_engine, GlooInit(**init))
 
-    async def pause(self) -> None:
-        self._going.clear()
-
-    async def receive(self, update: dict[str, Any]) -> None:
+    async def prepare(self, update: dict[str, Any]) -> None:
         await self._abandon()
-        self.policy_version = None
         self._is_updating = True
         await self._call(self._receiver.start_weight_update)
         await self._call(self._receiver.update_weights, update)
 
-    async def commit(self, version: int, digest: str) -> None:
+    async def receive(self) -> None:
+        while not await self._call(self._receiver.has_received):
+            await asyncio.sleep(0.01)
+
+    async def commit(self, version: int, digest: str) -> float:
+        self._going.clear()
+        begun, self.policy_version = time.perf_counter(), None
         await self._call(self._receiver.update_weights, {"expected_digest": digest})
         await self._call(self._receiver.finish_weight_update)
         self._is_updating = False
         self.policy_version = version
-
-    async def resume(self) -> None:
-        if self.policy_version is None:
-            raise NeighbourError("engine", "cannot resume: its weights were not verified")
         self._going.set()
+        return time.perf_counter() - begun
 
     async def leave(self) -> None:
         await self._abandon()
         await self._call(self._receiver.shutdown)
-        if self.policy_version is not None:
-            self._going.set()
 
     async def probe(self, tokens: list[int]) -> list[float]:
         return []
@@ -108,8 +108,8 @@ class PlainEngine:
                 await self._call(self._receiver.update_weights, {"expected_digest": ""})
             self._is_updating = False
 
-    async def _call(self, call: Any, *args: Any) -> None:
+    async def _call(self, call: Any, *args: Any) -> Any:
         try:
-            await asyncio.get_running_loop().run_in_executor(self._thread, call, *args)
+            return await asyncio.get_running_loop().run_in_executor(self._thread, call, *args)
         except Exception as error:  # as the real engine does at this boundary
             raise NeighbourError("engine", f"{type(error).__name__}: {error}") from error

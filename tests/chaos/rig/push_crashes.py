@@ -1,8 +1,8 @@
 """Runs on a real cluster whose learner dies in its weight pushes, again and again, with the servers left as they are.
 
-SLUICE_FAILPOINT holds in every life of the run, so
-each life dies at the same place of its third push, one step further than the life before it: a server is left paused,
-or half way through the buckets, or with weights of a version that no checkpoint has. The command must end by itself.
+SLUICE_FAILPOINT holds in every life of the run, so each life dies at the same place of its third push, one step further
+than the life before it: a server is left with half of the buckets, or with all of them and no commit, or with weights
+of a version that no checkpoint has. The command must end by itself.
 """
 
 from collections.abc import Iterator

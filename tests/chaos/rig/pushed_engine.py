@@ -2,13 +2,12 @@
 
 from typing import Any
 
-from protocol.errors import NeighbourError
 from tests.chaos.rig.receiving_server import ReceivingServer
 from tests.chaos.rig.scripted_engine import PacedEngine
 
 
 class PushedEngine(PacedEngine):
-    """As a real engine, it holds no version from a push's first byte until its digest was confirmed."""
+    """As a real engine, it takes a version once its digest was confirmed, and holds none when it was refused."""
 
     def __init__(self, name: str, seed: int, token_s: float, mean_tokens: float) -> None:
         super().__init__(seed, token_s, mean_tokens)
@@ -17,20 +16,17 @@ class PushedEngine(PacedEngine):
     async def join_weights(self, init: dict[str, Any], timeout_s: float) -> None:
         await self._receiver.join_weights(init, timeout_s)
 
-    async def receive(self, update: dict[str, Any]) -> None:
+    async def prepare(self, update: dict[str, Any]) -> None:
+        await self._receiver.prepare(update)
+
+    async def receive(self) -> None:
+        await self._receiver.receive()
+
+    async def commit(self, version: int, digest: str) -> float:
         self.policy_version = None
-        await self._receiver.receive(update)
-
-    async def commit(self, version: int, digest: str) -> None:
-        await self._receiver.commit(version, digest)
+        pause_s = await self._receiver.commit(version, digest)
         self.policy_version = version
-
-    async def resume(self) -> None:
-        if self.policy_version is None:
-            raise NeighbourError("engine", "cannot resume: its weights were not verified")
-        await super().resume()
+        return pause_s
 
     async def leave(self) -> None:
         await self._receiver.leave()
-        if self.policy_version is not None:
-            await super().leave()

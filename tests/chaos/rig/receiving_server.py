@@ -15,13 +15,14 @@ from protocol.weights.wire import bucket_num_bytes, read_update_message
 
 
 class ReceivingServer:
-    """`version` and `digest`: of what was committed last; both None from the first byte received until then."""
+    """`version` and `digest`: of what was committed last, unless it was refused."""
 
     def __init__(self, name: str) -> None:
         self.name = name
         self.version: int | None = None
         self.digest: str | None = None
         self._received: str | None = None
+        self._update: dict[str, Any] = {}
         self._group: GlooGroup | None = None
         self._thread = ThreadPoolExecutor(max_workers=1)
 
@@ -35,20 +36,18 @@ class ReceivingServer:
 
         self._group = await self._there(meet)
 
-    async def pause(self) -> None:
-        pass
+    async def prepare(self, update: dict[str, Any]) -> None:
+        self._update, self._received = update, None
 
-    async def receive(self, update: dict[str, Any]) -> None:
-        self.version = self.digest = self._received = None
-        self._received = await self._there(self._take, update)
+    async def receive(self) -> None:
+        self._received = await self._there(self._take, self._update)
 
-    async def commit(self, version: int, digest: str) -> None:
+    async def commit(self, version: int, digest: str) -> float:
+        self.version = self.digest = None
         if digest != self._received:
             raise ValueError(f"weight digest differs: sent {digest}, received {self._received}")
         self.version, self.digest = version, digest
-
-    async def resume(self) -> None:
-        pass
+        return 0.0
 
     async def probe(self, tokens: list[int]) -> list[float]:
         return [0.0] * (len(tokens) - 1)

@@ -17,11 +17,15 @@ _SLICE = 16
 
 
 class PacedEngine:
-    """token_s: seconds for one token of one request. mean_tokens: of a generation, exponentially distributed."""
+    """It generates while a push is received, as over gloo.
+
+    token_s: seconds for one token of one request. mean_tokens: of a generation, exponentially distributed.
+    """
 
     def __init__(self, seed: int, token_s: float, mean_tokens: float) -> None:
         self.policy_version: int | None = None
         self.is_alive = True
+        self.generates_while_receiving = True
         self.tokenizer = CharacterTokenizer()
         self._random = random.Random(seed)
         self._token_s = token_s
@@ -81,17 +85,15 @@ class PacedEngine:
     async def join_weights(self, init: dict[str, Any], timeout_s: float) -> None:
         """Nothing to join: versions come by command."""
 
-    async def pause(self) -> None:
-        self._may_write.clear()
+    async def prepare(self, update: dict[str, Any]) -> None:
+        """Where to receive is a matter of those that do."""
 
-    async def receive(self, update: dict[str, Any]) -> None:
-        self.policy_version = None
+    async def receive(self) -> None:
+        """Nothing to receive: versions come by command."""
 
-    async def commit(self, version: int, digest: str) -> None:
+    async def commit(self, version: int, digest: str) -> float:
         self.policy_version = version
-
-    async def resume(self) -> None:
-        self._may_write.set()
+        return 0.0
 
     async def leave(self) -> None:
         self._may_write.set()

@@ -30,11 +30,13 @@ class FakeServer:
         self.calls: list[str] = []
         self.is_silent = False
         self.delay_s = 0.0
+        self.pause_s = 0.25  # what it says of each push
         self.version: int | None = None
         self.weights: dict[str, torch.Tensor] = {}
         self._thread = ThreadPoolExecutor(max_workers=1)
         self._group: GlooGroup | None = None
         self._digest = ""
+        self._update: dict[str, Any] = {}
         self._released = threading.Event()
 
     @property
@@ -49,22 +51,21 @@ class FakeServer:
         await self._enter("join")
         self._group = await self._there(self._join, init)
 
-    async def pause(self) -> None:
-        await self._enter("pause")
+    async def prepare(self, update: dict[str, Any]) -> None:
+        await self._enter("prepare")
+        self._update = update
 
-    async def receive(self, update: dict[str, Any]) -> None:
-        self.version = None
+    async def receive(self) -> None:
         await self._enter("receive")
-        await self._there(self._receive, update)
+        self.version = None
+        await self._there(self._receive, self._update)
 
-    async def commit(self, version: int, digest: str) -> None:
+    async def commit(self, version: int, digest: str) -> float:
         await self._enter("commit")
         if digest != self._digest:
             raise ValueError(f"weight digest differs: sent {digest}, received {self._digest}")
         self.version = version
-
-    async def resume(self) -> None:
-        await self._enter("resume")
+        return self.pause_s
 
     async def probe(self, tokens: list[int]) -> list[float]:
         await self._enter("probe")

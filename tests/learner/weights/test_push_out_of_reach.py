@@ -28,7 +28,7 @@ def test_server_that_is_left_out_is_not_called_and_joins_again_afterwards(pusher
     assert (holds(kept, version), holds(absent, version)) == (True, True)
 
 
-@pytest.mark.parametrize("state", ["join", "pause", "receive", "bucket", "commit", "resume"])
+@pytest.mark.parametrize("state", ["join", "prepare", "receive", "bucket", "commit"])
 def test_server_out_of_reach_is_left_out_long_before_the_deadline(pushers: list[WeightPusher], state: str) -> None:
     servers = [FakeServer("good"), FakeServer("cut off", (state, "hang"))]
     servers[1].is_silent = True
@@ -68,7 +68,7 @@ def test_server_that_was_out_of_reach_is_synced_when_it_is_back(pushers: list[We
     server, other = FakeServer("back"), FakeServer("good")
     pusher = make_pusher(pushers, [server, other])
     push(pusher, 1)
-    server.fault, server.is_silent = ("pause", "hang"), True
+    server.fault, server.is_silent = ("prepare", "hang"), True
     cut = push(pusher, 2)
     server.fault, server.is_silent = None, False
     version = 3

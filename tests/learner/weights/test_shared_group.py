@@ -52,17 +52,15 @@ class Server:
         self._fail_if_gone()
         self.inits.append(init)
 
-    async def pause(self) -> None:
+    async def prepare(self, update: dict[str, Any]) -> None:
         self._fail_if_gone()
 
-    async def receive(self, update: dict[str, Any]) -> None:
+    async def receive(self) -> None:
         self._fail_if_gone()
 
-    async def commit(self, version: int, digest: str) -> None:
+    async def commit(self, version: int, digest: str) -> float:
         self.version = version
-
-    async def resume(self) -> None:
-        pass
+        return 0.0
 
     async def probe(self, tokens: list[int]) -> list[float]:
         return []
@@ -146,7 +144,7 @@ def test_others_go_on_without_one_that_died_and_it_joins_alone_when_it_is_back(
     version = _push_until(pusher, version + 1, ("a", "b", "c"))
 
     assert broken.synced == ()
-    assert "b failed to pause: actor died" in broken.failed["b"]
+    assert "b failed to prepare: actor died" in broken.failed["b"]
     assert [server.version for server in servers] == [version] * 3
     assert servers[1].inits[-1]["world_size"] == 3
 
@@ -157,10 +155,10 @@ def test_group_that_is_given_up_is_closed_while_a_broadcast_is_stuck_in_it(
     _push(pusher, 1)
     groups[0].is_stuck.set()
 
-    async def wait_in_the_broadcast(update: dict[str, Any]) -> None:
+    async def wait_in_the_broadcast() -> None:
         await asyncio.sleep(3600)
 
-    async def die(update: dict[str, Any]) -> None:
+    async def die() -> None:
         raise ConnectionError("its process ended")
 
     servers[0].receive = servers[1].receive = wait_in_the_broadcast  # type: ignore[method-assign]
@@ -179,14 +177,14 @@ def test_others_meet_anew_at_once_without_one_that_fell_silent(
 ) -> None:
     _push(pusher, 1)
 
-    async def hang() -> None:
+    async def hang(*arguments: Any) -> None:
         await asyncio.sleep(3600)
 
-    servers[1].ping = servers[1].pause = hang  # type: ignore[method-assign]
+    servers[1].ping = servers[1].prepare = hang  # type: ignore[method-assign]
     broken = _push(pusher, 2)
     end = time.monotonic() + 30.0
     while len(servers[0].inits) < 2 and time.monotonic() < end:  # no push in between
         time.sleep(0.02)
 
-    assert "b answered no ping for 0.5 s while it was to pause" in broken.failed["b"]
+    assert "b answered no ping for 0.5 s while it was to prepare" in broken.failed["b"]
     assert [server.inits[-1]["world_size"] for server in servers] == [5, 7, 5]

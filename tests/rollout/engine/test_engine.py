@@ -171,16 +171,14 @@ async def test_prompt_longer_than_the_window_is_refused_by_name(engine: Engine) 
         await engine.generate([20] * 600, Sampling(4, 1.0), "too-long")
 
 
-async def test_paused_engine_generates_nothing_until_it_is_resumed(engine: Engine) -> None:
+async def test_commit_without_a_push_that_was_received_is_refused(engine: Engine) -> None:
     await engine.serve_loaded_weights(3)
-    await engine.pause()
-    task = asyncio.create_task(engine.generate(PROMPT, Sampling(3, 1.0), "paused"))
-    done, _ = await asyncio.wait({task}, timeout=0.5)
-    await engine.resume()
-    generation = await task
+    with pytest.raises(NeighbourError, match=r"^engine: cannot receive: no push was prepared$"):
+        await engine.receive()
+    with pytest.raises(NeighbourError, match=r"^engine: cannot commit: nothing was received"):
+        await engine.commit(4, "0" * 64)
 
-    assert not done
-    assert len(generation.tokens) == 3
+    assert (await engine.generate(PROMPT, Sampling(3, 1.0), "unharmed")).version_spans == ((0, 3, 3),)
 
 
 async def test_probe_without_verified_weights_is_refused(engine: Engine) -> None:

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from protocol.weights.digest import WeightDigest
-from protocol.weights.wire import TensorMeta, bucket_num_bytes, plan_buckets, update_message
+from protocol.weights.wire import TensorMeta, bucket_num_bytes, plan_buckets
 from rollout.engine.received_push import ReceivedPush
 
 PLAN = plan_buckets([TensorMeta("a", "float32", (2,)), TensorMeta("b", "float32", (40,))], 100)
@@ -31,7 +31,7 @@ def _digest(*values: int) -> str:
 
 def _received(*values: int) -> ReceivedPush:
     received = ReceivedPush()
-    buckets = list(received.buckets(update_message(PLAN), "cpu", _sending(*values)))
+    buckets = list(received.buckets(PLAN, "cpu", _sending(*values)))
     assert [(bucket, flat.unique().tolist()) for bucket, flat in buckets] == [
         (bucket, [value]) for bucket, value in zip(PLAN, values, strict=True)
     ]
@@ -56,7 +56,7 @@ def test_push_whose_last_byte_differs_is_refused() -> None:
 
 def test_push_that_did_not_come_to_its_end_is_refused() -> None:
     received = ReceivedPush()
-    next(received.buckets(update_message(PLAN), "cpu", _sending(1)))
+    next(received.buckets(PLAN, "cpu", _sending(1)))
     with pytest.raises(ValueError, match="received None"):
         received.confirm(_digest(1, 2))
 

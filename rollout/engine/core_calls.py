@@ -1,0 +1,68 @@
+"""What Sluice adds to vLLM's engine process: two calls, so that a push costs generation one message's time and no more.
+
+vLLM's client calls an engine by the names of `EngineCore`'s methods, between two steps. `add_calls` gives that class
+these: as calls of the client's own, the pause, the digest, the loading, the version and the resumption would be
+messages to and fro, each behind whatever else the server does, while nothing is generated.
+"""
+
+import time
+from concurrent.futures import Future
+from typing import Any
+
+HAS_RECEIVED = "sluice_has_received"
+COMMIT = "sluice_commit"
+
+
+def add_calls(engine_core: Any) -> None:
+    """Give vLLM's class of engine processes both calls; repeatable."""
+    setattr(engine_core, HAS_RECEIVED, has_received)
+    setattr(engine_core, COMMIT, commit)
+
+
+def has_received(core: Any) -> bool:
+    """Return whether every worker has the last bucket of the push under way. Raises: what ended one's receiving."""
+    return all(core.collective_rpc(_worker_has_received))
+
+
+def commit(core: Any, version: str, digest: str) -> float | Future[float]:
+    """Freeze generation after the step under way, make what was received `version`, and go on.
+
+    Returns how long generation stood still, in seconds. Raises, here or in the future: what a worker refuses the
+    digest or the weights with; generation stands still then, and its requests keep their cache.
+    """
+    paused = core.pause_scheduler(mode="keep", clear_cache=False)
+    if paused is None:
+        return _load(core, version, digest)
+    loaded: Future[float] = Future()
+
+    def load(stood_still: Future[None]) -> None:
+        try:
+            stood_still.result()
+            loaded.set_result(_load(core, version, digest))
+        except Exception as error:  # the client's to hear, by the future
+            loaded.set_exception(error)
+
+    paused.add_done_callback(load)
+    return loaded
+
+
+def _load(core: Any, version: str, digest: str) -> float:
+    begun = time.perf_counter()
+    # All workers agree to what they received before the first one loads it.
+    core.collective_rpc("update_weights", kwargs={"update_info": {"expected_digest": digest}})
+    core.collective_rpc("finish_weight_update")
+    core.set_weight_version(version)
+    core.resume_scheduler()
+    _wake(core)
+    return time.perf_counter() - begun
+
+
+def _wake(core: Any) -> None:
+    """Have the engine look for work: it was about to wait for a message, since it had none while it stood still."""
+    from vllm.v1.engine import EngineCoreRequestType
+
+    core.input_queue.put_nowait((EngineCoreRequestType.WAKEUP, None))
+
+
+def _worker_has_received(worker: Any) -> bool:
+    return bool(worker.weight_transfer_engine.has_received())
