@@ -1,8 +1,8 @@
 """One broadcast group of a weight push and the servers in it, with a deadline on every state.
 
 `learner.weights.push` makes one link per server over gloo, so that a server that dies disturbs no other, and one link
-for all servers over NCCL, where a single broadcast is what makes many GPUs affordable. All coroutines run on the
-pusher's event loop; broadcasts block a thread of the link.
+for all servers over NCCL, where a single broadcast is what makes many GPUs affordable; either can have either. All
+coroutines run on the pusher's event loop; broadcasts block a thread of the link.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from __future__ import annotations
 import asyncio
 import threading
 import time
-from collections.abc import Callable, Coroutine, Sequence
+from collections.abc import Callable, Coroutine, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -19,7 +19,7 @@ from learner.weights.rendezvous import Rendezvous
 from protocol.errors import NeighbourError
 from protocol.failpoints import failpoint
 from protocol.weights.controls import ServerControls
-from protocol.weights.group import BroadcastGroup
+from protocol.weights.group import PEER_LOST, BroadcastGroup
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -27,6 +27,7 @@ if TYPE_CHECKING:
 BOUNDARY = "weight push"
 _LEAVE_S = 5.0
 _LAST_WORDS_S = 0.2
+_MAX_UNEXPLAINED = 2
 
 T = TypeVar("T")
 
@@ -56,6 +57,7 @@ class WeightLink:
         self._thread: ThreadPoolExecutor | None = None
         self._joining: asyncio.Task[None] | None = None
         self._state = "answer"  # what the servers were last asked to do
+        self._num_unexplained = 0  # failures without a success between them that are owed to nobody known
 
     @property
     def names(self) -> tuple[str, ...]:
@@ -64,6 +66,13 @@ class WeightLink:
     @property
     def is_joined(self) -> bool:
         return self._group is not None
+
+    @property
+    def is_at_odds(self) -> bool:
+        """True when its servers failed together again and again, and nothing says which of them: the way between two
+        of them may be cut.
+        """
+        return self._num_unexplained >= _MAX_UNEXPLAINED
 
     @property
     def is_new(self) -> bool:
@@ -80,6 +89,7 @@ class WeightLink:
         except NeighbourError as error:
             thread.shutdown(wait=False, cancel_futures=True)
             self.failure = error.detail
+            self._num_unexplained += not self.lost
         else:
             self._group, self._thread, self.failure, self.lost = group, thread, None, set()
 
@@ -94,10 +104,16 @@ class WeightLink:
         Raises: NeighbourError naming the servers that failed; the link is unjoined then.
         """
         try:
-            return await self._naming_the_silent(self._pass_on(version, update, feed))
-        except BaseException as error:
-            self.drop(error.detail if isinstance(error, NeighbourError) else "the learner broke the push off")
+            pause_s = await self._naming_the_silent(self._pass_on(version, update, feed))
+        except NeighbourError as error:
+            self._num_unexplained += not self.lost
+            self.drop(error.detail)
             raise
+        except BaseException:
+            self.drop("the learner broke the push off")
+            raise
+        self._num_unexplained = 0
+        return pause_s
 
     async def probe(self, tokens: list[int]) -> dict[str, list[float]]:
         """Return each server's logprobs of tokens[1:]. Raises: NeighbourError naming who did not answer."""
@@ -139,6 +155,7 @@ class WeightLink:
             await calls
         finally:
             calls.cancel()
+            meeting.close()
         return met.result()
 
     async def _pass_on(self, version: int, update: dict[str, Any], feed: Feed) -> float:
@@ -203,7 +220,7 @@ class WeightLink:
             for each in calls:
                 each.cancel()
         failed = {name: each.exception() for each, name in calls.items() if each.done() and each.exception()}
-        self.lost.update(failed)
+        self._blame(failed)
         if failed:
             reasons = [
                 f"{name} did not {state} within {limit_s} s"
@@ -212,6 +229,10 @@ class WeightLink:
                 for name, error in failed.items()
             ]
             raise NeighbourError(BOUNDARY, "; ".join(reasons))
+
+    def _blame(self, failed: Mapping[str, BaseException | None]) -> None:
+        """Note to whom a failure is owed: not to who tells of a lost peer, which itself fails when it is asked next."""
+        self.lost.update(name for name, error in failed.items() if PEER_LOST not in str(error))
 
     async def _while_alive(
         self, calls: asyncio.Future[None], awaited: asyncio.Future[T], state: str, limit_s: float | None = 0.0

@@ -68,7 +68,8 @@ class WeightPusher:
 
     address: this machine's; the group's store listens there and nowhere else. backend: "gloo" or "nccl".
     deadline_s: longest wait for any one state of a push. silence_s: longest time without an answer to a ping.
-    workers_per_server: the servers' tensor-parallel size.
+    workers_per_server: the servers' tensor-parallel size. shares_group: whether all servers are in one broadcast group,
+    without those that failed; as the backend has it, unless told.
     """
 
     def __init__(
@@ -79,12 +80,14 @@ class WeightPusher:
         deadline_s: float,
         workers_per_server: int = 1,
         silence_s: float = SILENCE_S,
+        shares_group: bool | None = None,
     ) -> None:
         self._address = address
         self._backend = backend
         self._deadline_s = deadline_s
         self._silence_s = silence_s
         self._workers_per_server = workers_per_server
+        self._shares_group = backend != "gloo" if shares_group is None else shares_group
         self._links: list[WeightLink] = []
         self._synced: set[str] = set()
         self._absent: frozenset[str] = frozenset()
@@ -97,7 +100,7 @@ class WeightPusher:
 
     def set_servers(self, servers: Sequence[ServerControls]) -> None:
         """Push to these from now on. Links to servers that stay are kept; the learner leaves the others' groups."""
-        groups = [[server] for server in servers] if self._backend == "gloo" else [list(servers)]
+        groups = [list(servers)] if self._shares_group else [[server] for server in servers]
         self._run(self._change_links([group for group in groups if group]))
 
     def leave_out(self, absent: Collection[str]) -> None:
@@ -220,12 +223,15 @@ class WeightPusher:
         """Replace each link that some of its servers broke: one for the others together, and one for each of these."""
         links = []
         for link in self._links:
+            if not link.is_joined and link.is_at_odds:
+                link.lost.update(link.names)
             others = [server for server in link.servers if server.name not in link.lost]
-            if link.is_joined or not others or len(others) == len(link.servers):
+            if link.is_joined or len(link.servers) == 1 or not (link.lost and (others or link.is_at_odds)):
                 links.append(link)
                 continue
             lost = [server for server in link.servers if server.name in link.lost]
-            links += [self._link(others), *(self._link([server], link.failure) for server in lost)]
+            links += [self._link(others)] * bool(others)
+            links += [self._link([server], link.failure) for server in lost]
         self._links = links
 
     def _run(self, work: Coroutine[Any, Any, T]) -> T:

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import itertools
+import socket
 from typing import Any, Protocol
 
-from protocol.weights.group import BroadcastGroup, GlooGroup, NcclGroup, free_port, reach_store
+from protocol.weights.group import BroadcastGroup, GlooGroup, NcclGroup, reach_store
 
 
 class Rendezvous(Protocol):
@@ -17,6 +18,10 @@ class Rendezvous(Protocol):
 
     def join(self) -> BroadcastGroup:
         """Return the group, when all have come."""
+        ...
+
+    def close(self) -> None:
+        """Give back what was kept for an attempt that did not get as far as to meet."""
         ...
 
 
@@ -42,24 +47,32 @@ class GlooRendezvous:
         address, _, deadline_s = self._where
         return GlooGroup(reach_store(*self._where), self._key, 0, self._world_size, address, deadline_s)
 
+    def close(self) -> None:
+        """Nothing to give back: all attempts go through one store."""
+
 
 class NcclRendezvous:
-    """Through vLLM's own for its NCCL weight transfer; the port is free at this moment, not reserved."""
+    """Through vLLM's own for its NCCL weight transfer, on a port that is listened on from now on."""
 
     def __init__(self, address: str, num_servers: int, workers_per_server: int) -> None:
-        self._where = (address, free_port(address), 1 + num_servers * workers_per_server)
+        self._listener = socket.create_server((address, 0))
+        self._where = (address, int(self._listener.getsockname()[1]))
+        self._world_size = 1 + num_servers * workers_per_server
         self._workers_per_server = workers_per_server
 
     def init(self, place: int) -> dict[str, Any]:
-        address, port, world_size = self._where
+        address, port = self._where
         # vLLM adds a worker's rank inside its server alone: without a server's own offset all would claim rank 1.
         rank_offset = 1 + place * self._workers_per_server
         return {
             "master_address": address,
             "master_port": port,
             "rank_offset": rank_offset,
-            "world_size": world_size,
+            "world_size": self._world_size,
         }
 
     def join(self) -> BroadcastGroup:
-        return NcclGroup(*self._where)
+        return NcclGroup(self._listener, self._world_size)
+
+    def close(self) -> None:
+        self._listener.close()  # the group has taken what it holds, if there is one

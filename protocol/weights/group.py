@@ -14,6 +14,9 @@ from typing import TYPE_CHECKING, Any, Protocol
 if TYPE_CHECKING:
     from torch import Tensor
 
+PEER_LOST = "lost a peer of its weight group"
+"""In the failure of a rank that did nothing wrong itself."""
+
 Store = Any
 """A torch.distributed.Store: torch does not say in its types that it exports one."""
 
@@ -74,17 +77,20 @@ class GlooGroup:
         self._group = dist.ProcessGroupGloo(dist.PrefixStore(key, store), rank, world_size, options)
 
     def broadcast(self, flat: Tensor) -> None:
-        """Raises: RuntimeError with gloo's reason."""
+        """Raises: ConnectionError, PEER_LOST with gloo's reason."""
         options = _distributed().BroadcastOptions()
         options.rootRank = 0
-        self._group.broadcast([flat], options).wait()
+        try:
+            self._group.broadcast([flat], options).wait()
+        except RuntimeError as error:
+            raise ConnectionError(f"{PEER_LOST}: {error}") from error
 
     def close(self) -> None:
         """Nothing to do: the connections close with the last use of this object, and peers fail at once then."""
 
 
 class NcclGroup:
-    """A group of GPUs, met by vLLM's own rendezvous for its NCCL weight transfer.
+    """A group of GPUs, met as vLLM's workers meet a trainer for its NCCL weight transfer.
 
     NCCL has no deadline of its own: `close` aborts a broadcast that waits for a lost peer. The peers' workers are stuck
     until their processes end.
@@ -92,12 +98,15 @@ class NcclGroup:
 
     device = "cuda"
 
-    def __init__(self, address: str, port: int, world_size: int) -> None:
-        """Meet as rank 0; blocks until all ranks have come."""
-        from vllm.distributed.weight_transfer.nccl_common import trainer_init
+    def __init__(self, listener: socket.socket, world_size: int) -> None:
+        """Meet as rank 0 where the others were told to come; blocks until they have. listener: taken over."""
+        import torch
+        from vllm.distributed.device_communicators.pynccl import PyNcclCommunicator
+        from vllm.utils.nccl import unpinned_nccl_env
 
-        where = {"master_address": address, "master_port": port, "world_size": world_size}
-        self._communicator: Any = trainer_init(where)
+        met = meet_as_first(listener, world_size)
+        with unpinned_nccl_env():
+            self._communicator: Any = PyNcclCommunicator(met, device=torch.accelerator.current_device_index())
 
     def broadcast(self, flat: Tensor) -> None:
         nccl_broadcast(self._communicator, flat)
@@ -107,6 +116,14 @@ class NcclGroup:
         self._communicator.destroy()
 
 
+def meet_as_first(listener: socket.socket, world_size: int) -> Any:
+    """Return rank 0's half of vLLM's rendezvous, on a socket that listens already; blocks until all ranks have come."""
+    from vllm.distributed.utils import StatelessProcessGroup
+
+    host, port = listener.getsockname()[:2]
+    return StatelessProcessGroup.create(host, port, 0, world_size, listen_socket=listener)
+
+
 def nccl_broadcast(communicator: Any, flat: Tensor) -> None:
     """Broadcast `flat` from rank 0 over one of vLLM's NCCL communicators and wait for the GPU."""
     import torch
@@ -114,12 +131,6 @@ def nccl_broadcast(communicator: Any, flat: Tensor) -> None:
     stream = torch.cuda.current_stream()
     communicator.broadcast(flat, src=0, stream=stream)
     stream.synchronize()
-
-
-def free_port(address: str) -> int:
-    """Return a port that was free on `address` a moment ago; nothing holds it."""
-    with socket.create_server((address, 0)) as listener:
-        return int(listener.getsockname()[1])
 
 
 def _own_address(peer: str) -> str:

@@ -11,12 +11,14 @@ from typing import Any
 
 HAS_RECEIVED = "sluice_has_received"
 COMMIT = "sluice_commit"
+_WAKE_UP = "sluice_wake_up"
 
 
-def add_calls(engine_core: Any) -> None:
-    """Give vLLM's class of engine processes both calls; repeatable."""
+def add_calls(engine_core: Any, wake_up: Any) -> None:
+    """Give vLLM's class of engine processes both calls; repeatable. wake_up: its kind of message that says nothing."""
     setattr(engine_core, HAS_RECEIVED, has_received)
     setattr(engine_core, COMMIT, commit)
+    setattr(engine_core, _WAKE_UP, wake_up)
 
 
 def has_received(core: Any) -> bool:
@@ -53,15 +55,9 @@ def _load(core: Any, version: str, digest: str) -> float:
     core.collective_rpc("finish_weight_update")
     core.set_weight_version(version)
     core.resume_scheduler()
-    _wake(core)
+    # It is about to wait for a message before it looks for work again, since it had none while it stood still.
+    core.input_queue.put_nowait((getattr(core, _WAKE_UP), None))
     return time.perf_counter() - begun
-
-
-def _wake(core: Any) -> None:
-    """Have the engine look for work: it was about to wait for a message, since it had none while it stood still."""
-    from vllm.v1.engine import EngineCoreRequestType
-
-    core.input_queue.put_nowait((EngineCoreRequestType.WAKEUP, None))
 
 
 def _worker_has_received(worker: Any) -> bool:

@@ -23,12 +23,13 @@ _WATCHER = "server-watcher"
 def register() -> None:
     """Make both engines known to vLLM, which imports `rollout.engine.weight_receive` when one is used; repeatable."""
     from vllm.distributed.weight_transfer.factory import WeightTransferEngineFactory
+    from vllm.v1.engine import EngineCoreRequestType
     from vllm.v1.engine.core import EngineCore
 
     for backend, name in ENGINE_NAMES.items():
         if name not in WeightTransferEngineFactory._registry:
             WeightTransferEngineFactory.register_engine(name, "rollout.engine.weight_receive", _CLASS_NAMES[backend])
-    add_calls(EngineCore)
+    add_calls(EngineCore, EngineCoreRequestType.WAKEUP)
     prepare_process()
 
 

@@ -8,12 +8,11 @@ per push `start_weight_update`, `update_weights` (the buckets), `update_weights`
 
 from __future__ import annotations
 
-import threading
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from concurrent.futures import Future
 from dataclasses import dataclass, field
 from functools import partial
-from typing import Any, TypeVar
+from typing import Any
 
 import torch
 from vllm.distributed.weight_transfer.base import (
@@ -28,9 +27,8 @@ from vllm.model_executor.model_loader.reload import finalize_layerwise_reload, i
 
 from protocol.weights.group import GlooGroup, nccl_broadcast, reach_store
 from protocol.weights.wire import Bucket, bucket_views, read_update_message
+from rollout.engine.own_thread import in_thread
 from rollout.engine.received_push import ReceivedPush
-
-T = TypeVar("T")
 
 
 @dataclass
@@ -155,20 +153,6 @@ class NcclWeightEngine(NCCLWeightTransferEngine):  # type: ignore[misc]
             raise RuntimeError("weight commit before the digest was confirmed")
         super().finish_weight_update()
         _complete(self.model, self._loaded)
-
-
-def in_thread(name: str, call: Callable[[], T]) -> Future[T]:
-    """Return what a thread of its own will make of a call; a process that ends does not wait for it."""
-    made: Future[T] = Future()
-
-    def run() -> None:
-        try:
-            made.set_result(call())
-        except BaseException as error:
-            made.set_exception(error)
-
-    threading.Thread(target=run, name=name, daemon=True).start()
-    return made
 
 
 def _read_update(update: dict[str, Any]) -> WeightUpdate:

@@ -4,6 +4,7 @@ The learner here is a plain transformers model in this process; the engine, the 
 """
 
 import asyncio
+import socket
 import threading
 from collections.abc import AsyncIterator
 from dataclasses import dataclass
@@ -12,9 +13,11 @@ import pytest
 import pytest_asyncio
 import torch
 from transformers import Qwen2ForCausalLM
+from vllm.distributed.utils import StatelessProcessGroup
 
 from learner.weights.push import PushReport, WeightPusher
 from protocol.errors import NeighbourError
+from protocol.weights.group import meet_as_first
 from rollout.engine.engine import Engine, Generation, Sampling
 from tests.fakes.in_process_server import InProcessServer
 from tests.fakes.planned_weights import Gathered, planned
@@ -189,6 +192,20 @@ async def test_commit_for_a_run_that_was_replaced_is_refused(pair: Pair) -> None
     assert "cannot commit: nothing was received for whom it serves now" in report.failed["replaced"]
     assert held is None
     assert again.failed == {}
+
+
+async def test_workers_of_vllm_meet_the_learners_half_of_nccls_rendezvous() -> None:
+    listener = socket.create_server(("127.0.0.1", 0))
+    port = listener.getsockname()[1]
+    learner = asyncio.to_thread(meet_as_first, listener, 3)
+    workers = [asyncio.to_thread(StatelessProcessGroup.create, "127.0.0.1", port, rank, 3) for rank in (1, 2)]
+    met = await asyncio.gather(learner, *workers)
+    told = await asyncio.gather(
+        *(asyncio.to_thread(group.broadcast_obj, "id" if group.rank == 0 else None, 0) for group in met)
+    )
+
+    assert told == ["id"] * 3
+    assert listener.fileno() == -1  # the group has taken it over
 
 
 async def test_prefix_that_other_weights_of_the_same_version_cached_is_not_reused(pair: Pair) -> None:

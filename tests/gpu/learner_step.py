@@ -58,13 +58,13 @@ def show_deepspeed(machine: Machine) -> Finding:
     from learner.models.settings import PolicySettings
     from learner.models.world import join_world
     from learner.objectives.supervised import weighted_nll
-    from protocol.weights.group import free_port
+    from tests.fakes.ports import free_port
     from tests.gpu.models import TINY, random_model, trajectories
 
     figures: dict[str, float] = {}
     with tempfile.TemporaryDirectory() as folder:
         random_model(TINY, "cpu", torch.float32).save_pretrained(folder)
-        join_world(0, 1, "127.0.0.1", free_port("127.0.0.1"), 60.0, None)
+        join_world(0, 1, "127.0.0.1", free_port(), 60.0, None)
         micro_batch = trajectories(_LENGTHS, TINY.vocabulary)
         for stage in (0, 2, 3):
             settings = PolicySettings(

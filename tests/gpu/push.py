@@ -62,23 +62,25 @@ def _take(handles: Any, answers: Any, device: str) -> None:
 
 def show_nccl(machine: Machine) -> Finding:
     """Two processes on two GPUs, through the group that a push uses (vLLM's rendezvous)."""
+    import socket
     import time
 
     import torch
     import torch.multiprocessing as multiprocessing
 
     from protocol.weights.digest import byte_sums
-    from protocol.weights.group import NcclGroup, free_port
+    from protocol.weights.group import NcclGroup
 
     if machine.device != "cuda":
         return unchecked("NCCL has no CPU form")
     num_bytes = 1 << (22 if machine.is_short else 30)
-    port = free_port("127.0.0.1")
+    listener = socket.create_server(("127.0.0.1", 0))
+    port = int(listener.getsockname()[1])
     context = multiprocessing.get_context("spawn")
     answers = context.Queue()
     server = context.Process(target=_receive, args=(port, num_bytes, answers), daemon=True)
     server.start()
-    group = NcclGroup("127.0.0.1", port, 2)
+    group = NcclGroup(listener, 2)
     bucket = torch.randint(0, 256, (num_bytes,), dtype=torch.uint8, device="cuda")
     push_s = []
     for _ in range(_NUM_PUSHES + 1):

@@ -105,10 +105,9 @@ async def obey(pipe: Connection, server: RolloutServer) -> None:
         if verb == "attach":
             await server.attach(rest[0])
         elif verb == "push":
-            await server.pause()
-            await server.receive({})
+            await server.prepare({})
+            await server.receive()
             await server.commit(rest[0], "")
-            await server.resume()
         elif verb == "stall":
             _burn(rest[0])
         elif verb == "detach":

@@ -5,24 +5,32 @@ Each fails on command in one exact state of a push.
 
 import asyncio
 import threading
-from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from typing import Any
 
 import torch
 
 from protocol.weights.digest import WeightDigest
-from protocol.weights.group import GlooGroup, reach_store
+from protocol.weights.group import PEER_LOST, GlooGroup, reach_store
 from protocol.weights.wire import bucket_num_bytes, bucket_views, read_update_message
+from rollout.engine.own_thread import in_thread
 
 
 class FakeServer:
     """A rollout server without an engine.
 
-    fault: (state, "raise" | "hang" | "wait"); the state "bucket" is after the first bucket. then: the fault that takes
-    its place once it happened. waits_for: what ends a wait. is_silent: pings are not answered.
+    fault: (state, "raise" | "hang" | "wait" | "lose a peer"); the state "bucket" is after the first bucket. then: the
+    fault that takes its place once it happened. waits_for: what ends a wait. is_silent: pings are not answered.
+    num_workers: its tensor-parallel size; each worker is a rank of the group.
     """
 
-    def __init__(self, name: str, fault: tuple[str, str] | None = None, then: tuple[str, str] | None = None) -> None:
+    def __init__(
+        self,
+        name: str,
+        fault: tuple[str, str] | None = None,
+        then: tuple[str, str] | None = None,
+        num_workers: int = 1,
+    ) -> None:
         self.name = name
         self.fault = fault
         self.then = then
@@ -33,15 +41,16 @@ class FakeServer:
         self.pause_s = 0.25  # what it says of each push
         self.version: int | None = None
         self.weights: dict[str, torch.Tensor] = {}
-        self._thread = ThreadPoolExecutor(max_workers=1)
-        self._group: GlooGroup | None = None
-        self._digest = ""
+        self.inits: list[dict[str, Any]] = []
+        self._workers = range(num_workers)
+        self._groups: list[GlooGroup] = []
+        self._digests: set[str] = set()
         self._update: dict[str, Any] = {}
         self._released = threading.Event()
 
     @property
     def is_joined(self) -> bool:
-        return self._group is not None
+        return bool(self._groups)
 
     async def ping(self) -> None:
         if self.is_silent:
@@ -49,7 +58,8 @@ class FakeServer:
 
     async def join_weights(self, init: dict[str, Any], timeout_s: float) -> None:
         await self._enter("join")
-        self._group = await self._there(self._join, init)
+        self.inits.append(init)
+        self._groups = await self._there(self._join, init)
 
     async def prepare(self, update: dict[str, Any]) -> None:
         await self._enter("prepare")
@@ -58,12 +68,12 @@ class FakeServer:
     async def receive(self) -> None:
         await self._enter("receive")
         self.version = None
-        await self._there(self._receive, self._update)
+        self._digests = set(await self._there(self._receive, self._update))
 
     async def commit(self, version: int, digest: str) -> float:
         await self._enter("commit")
-        if digest != self._digest:
-            raise ValueError(f"weight digest differs: sent {digest}, received {self._digest}")
+        if {digest} != self._digests:
+            raise ValueError(f"weight digest differs: sent {digest}, received {self._digests}")
         self.version = version
         return self.pause_s
 
@@ -73,12 +83,11 @@ class FakeServer:
 
     async def leave(self) -> None:
         await self._enter("leave")
-        self._group = None
+        self._groups = []
 
     def release(self) -> None:
-        """End its hanging thread, and the thread that its calls run in."""
+        """End its hanging threads."""
         self._released.set()
-        self._thread.shutdown(wait=True)
 
     async def _enter(self, state: str) -> None:
         self.calls.append(state)
@@ -87,34 +96,38 @@ class FakeServer:
             return
         kind, self.fault = self.fault[1], self.then or self.fault
         if kind == "raise":
+            self._groups = []  # its connections close
             raise ConnectionError(f"{self.name} is gone")
+        if kind == "lose a peer":
+            raise ConnectionError(f"{PEER_LOST}: closed")
         if kind == "hang":
             await asyncio.sleep(3600)
         while not self.waits_for.is_set():
             await asyncio.sleep(0.01)
 
-    async def _there(self, call: Any, *args: Any) -> Any:
-        return await asyncio.get_running_loop().run_in_executor(self._thread, call, *args)
+    async def _there(self, call: Any, argument: Any) -> list[Any]:
+        """Return what each worker's call came to; as in a worker, none waits for an earlier one to end."""
+        calls = [in_thread(self.name, partial(call, worker, argument)) for worker in self._workers]
+        return await asyncio.gather(*map(asyncio.wrap_future, calls))
 
-    def _join(self, init: dict[str, Any]) -> GlooGroup:
+    def _join(self, worker: int, init: dict[str, Any]) -> GlooGroup:
         store = reach_store(init["address"], init["port"], init["deadline_s"])
-        return GlooGroup(
-            store, init["key"], init["rank_offset"], init["world_size"], init["address"], init["deadline_s"]
-        )
+        rank = init["rank_offset"] + worker
+        return GlooGroup(store, init["key"], rank, init["world_size"], init["address"], init["deadline_s"])
 
-    def _receive(self, update: dict[str, Any]) -> None:
+    def _receive(self, worker: int, update: dict[str, Any]) -> str:
+        groups = self._groups
         plan = read_update_message(update)
         digest = WeightDigest(plan)
         for bucket in plan:
             flat = torch.empty(bucket_num_bytes(bucket), dtype=torch.uint8)
-            assert self._group is not None
-            self._group.broadcast(flat)
+            groups[worker].broadcast(flat)
             digest.add(flat)
             self.weights |= {name: view.clone() for name, view in bucket_views(flat, bucket)}
             if self.fault == ("bucket", "raise"):
-                self._group = None
+                self._groups = []
                 raise ConnectionError(f"{self.name} is gone")
             if self.fault == ("bucket", "hang"):
                 self._released.wait()
-                return
-        self._digest = digest.hexdigest()
+                return ""
+        return digest.hexdigest()

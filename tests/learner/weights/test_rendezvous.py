@@ -1,26 +1,37 @@
 """Where each server of a broadcast group is told to stand."""
 
-from typing import Any
+import socket
+from collections.abc import Callable
 
 import pytest
 
-from learner.weights.rendezvous import GlooRendezvous, NcclRendezvous
+from learner.weights.rendezvous import GlooRendezvous, NcclRendezvous, Rendezvous
 
 
-@pytest.mark.parametrize("rendezvous", [NcclRendezvous("127.0.0.1", 3, 2), GlooRendezvous("127.0.0.1", 1, 3, 2, 5.0)])
-def test_every_rank_of_the_world_is_taken_once(rendezvous: Any) -> None:
+@pytest.mark.parametrize(
+    "begin",
+    [lambda: NcclRendezvous("127.0.0.1", 3, 2), lambda: GlooRendezvous("127.0.0.1", 1, 3, 2, 5.0)],
+    ids=["nccl", "gloo"],
+)
+def test_every_rank_of_the_world_is_taken_once(begin: Callable[[], Rendezvous]) -> None:
+    rendezvous = begin()
     inits = [rendezvous.init(place) for place in range(3)]
+    rendezvous.close()
     ranks = [init["rank_offset"] + worker for init in inits for worker in range(2)]
 
     assert {init["world_size"] for init in inits} == {7}
     assert ranks == [1, 2, 3, 4, 5, 6]
 
 
-def test_all_servers_of_one_attempt_are_told_the_same_place_to_meet() -> None:
-    inits = [NcclRendezvous("127.0.0.1", 2, 1).init(place) for place in range(2)]
-    assert inits[0]["master_address"] == "127.0.0.1"
+def test_place_to_meet_is_one_for_all_and_taken_before_anyone_is_told_of_it() -> None:
     rendezvous = NcclRendezvous("127.0.0.1", 2, 1)
-    assert rendezvous.init(0)["master_port"] == rendezvous.init(1)["master_port"]
+    inits = [rendezvous.init(place) for place in range(2)]
+    (place,) = {(init["master_address"], init["master_port"]) for init in inits}
+    with pytest.raises(OSError, match="in use"):
+        socket.create_server(place)
+    rendezvous.close()
+
+    assert place[0] == "127.0.0.1"
 
 
 def test_each_gloo_attempt_has_a_key_of_its_own() -> None:

@@ -47,7 +47,7 @@ class CalledCore(Core):
     """A core that has Sluice's calls."""
 
 
-add_calls(CalledCore)
+add_calls(CalledCore, "wake up")
 
 
 def test_commit_of_a_core_that_stands_still_loads_at_once_and_goes_on() -> None:
@@ -56,7 +56,7 @@ def test_commit_of_a_core_that_stands_still_loads_at_once_and_goes_on() -> None:
 
     assert core.told == [("keep", False), CONFIRM, LOAD, "5", "resume"]
     assert 0.0 <= pause_s < 60.0
-    assert core.input_queue.qsize() == 1  # or it would wait for a message before it looks for work
+    assert core.input_queue.get_nowait() == ("wake up", None)  # or it would wait for a message before it looks for work
 
 
 def test_commit_waits_for_the_step_under_way() -> None:
@@ -69,7 +69,7 @@ def test_commit_waits_for_the_step_under_way() -> None:
     assert told_before == [("keep", False)]
     assert core.told == [("keep", False), CONFIRM, LOAD, "5", "resume"]
     assert loaded.result(0.0) >= 0.0
-    assert core.input_queue.qsize() == 1
+    assert core.input_queue.get_nowait() == ("wake up", None)
 
 
 @pytest.mark.parametrize("refuses", ["update_weights", "finish_weight_update"])
