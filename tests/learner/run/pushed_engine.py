@@ -23,6 +23,7 @@ class PushedEngine(FakeServer):
     def __init__(self, model: Path, dtype: torch.dtype, write: Callable[[int, int], str]) -> None:
         super().__init__("engine")
         self.is_alive = True
+        self.generates_while_receiving = False
         self.tokenizer: Any = AutoTokenizer.from_pretrained(model)
         self.pushed: dict[int, int] = {}
         self._model: Any = AutoModelForCausalLM.from_pretrained(model, dtype=dtype).eval()
@@ -63,12 +64,13 @@ class PushedEngine(FakeServer):
             text=self.decode(tokens),
         )
 
-    async def commit(self, version: int, digest: str) -> None:
-        await super().commit(version, digest)
+    async def commit(self, version: int, digest: str) -> float:
+        pause_s = await super().commit(version, digest)
         missing, unexpected = self._model.load_state_dict(self.weights, strict=False)
         assert unexpected == []
         assert set(missing) <= {"lm_head.weight"}, missing  # tied to the embeddings
         self.pushed[version] = zlib.crc32(b"".join(weight.numpy().tobytes() for weight in self._state()))
+        return pause_s
 
     async def probe(self, tokens: list[int]) -> list[float]:
         return self._logprobs(tokens, 1.0)
