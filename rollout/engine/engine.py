@@ -155,12 +155,13 @@ class Engine:
         """Return when the last bucket has come. Raises: NeighbourError with what ended the receiving."""
         if self._update is None:
             raise NeighbourError(BOUNDARY, "cannot receive: no push was prepared")
+        num_forgotten = self._num_forgotten
         if self.generates_while_receiving:
             while not await self._call(self._llm.engine_core.call_utility_async(HAS_RECEIVED)):
                 await asyncio.sleep(_LOOK_EVERY_S)
         else:
             await self._update_weights(self._update)
-        self._is_received = True
+        self._is_received = num_forgotten == self._num_forgotten
 
     async def commit(self, version: int, digest: str) -> float:
         """Make the received weights policy version `version`, if they have this digest, and go on generating.
