@@ -16,4 +16,4 @@ def test_a_death_between_two_buckets_of_a_push_is_recovered_from(cluster: FlowCl
 
 
 def test_every_place_of_a_push_has_a_crash() -> None:
-    assert len(PUSH_FAILPOINTS) == 5
+    assert len(PUSH_FAILPOINTS) == 4
