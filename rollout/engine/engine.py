@@ -190,8 +190,7 @@ class Engine:
         await self._abandon_update()
         await self._call(self._llm.shutdown_weight_transfer_engine())
         if self._paused_at is not None and self.policy_version is not None:
-            await self._call(self._llm.resume_generation())
-            self._paused_at = None
+            await self._resume()
 
     def shutdown(self) -> None:
         """Stop vLLM's processes; returns when they are gone, after at most about 10 s. The engine is of no use then."""
@@ -218,6 +217,10 @@ class Engine:
         """
         await self._call(self._llm.engine_core.pause_scheduler_async(mode="keep", clear_cache=False))
         self._paused_at = self._paused_at or perf_counter()
+
+    async def _resume(self) -> None:
+        await self._call(self._llm.resume_generation())
+        self._paused_at = None
 
     async def _abandon_update(self) -> None:
         """End an update that was begun and never finished, which vLLM's workers would otherwise wait for."""

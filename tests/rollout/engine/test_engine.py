@@ -140,9 +140,9 @@ async def test_tokens_kept_back_at_a_pause_have_the_version_that_wrote_them(engi
     await engine.serve_loaded_weights(3)
     task = asyncio.create_task(engine.generate(PROMPT, Sampling(480, 1.0, seed=2, logit_bias={1: -100.0}), "long"))
     await engine.generate(PROMPT, Sampling(8, 1.0, seed=3), "short")  # the other one is under way
-    await engine.pause()
+    await engine._pause()
     await engine.serve_loaded_weights(4)
-    await engine.resume()
+    await engine._resume()
     generation = await task
 
     (start, change, first), (changed, end, second) = generation.version_spans
