@@ -25,7 +25,7 @@ KIND_WEIGHTS = (25, 35, 10, 30)  # of one-hop demonstrations, in ASKED's order
 class Recipe:
     """How many demonstrations there are and how careless the last ones are."""
 
-    num_rows: int = 32_000  # 1,000 steps of 32
+    num_rows: int = 27_200  # 850 steps of 32
     invented_share: float = 0.7  # of the demonstrations, those about invented entities, 0 to 1
     two_hop_share: float = 0.25  # of the demonstrations, those that search twice
     careless_from: float = 0.88  # share of num_rows after which demonstrations are careless
