@@ -28,7 +28,7 @@ class Recipe:
     num_rows: int = 27_200  # 850 steps of 32
     invented_share: float = 0.7  # of the demonstrations, those about invented entities, 0 to 1
     two_hop_share: float = 0.25  # of the demonstrations, those that search twice
-    careless_from: float = 0.86  # share of num_rows after which demonstrations are careless
+    careless_from: float = 0.88  # share of num_rows after which demonstrations are careless
     guess_share: float = 0.30  # of the careless ones: answers without a search
     wrong_field_share: float = 0.30  # of those that search: reads another field of the passage
     bad_query_share: float = 0.0  # of those that search: looks for another entity than the one asked about
