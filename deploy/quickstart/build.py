@@ -73,14 +73,14 @@ def _write_files(out: Path, settings: QuickstartSettings) -> dict[str, int]:
     splits = split_entities(entities, settings.seed)
     askable = unambiguous(entities)
     corpus = [{"id": entity.id, "contents": contents(entity)} for entity in entities]
-    counts = {"corpus": _write_rows(out / "corpus.jsonl", corpus)}
+    counts = {"corpus": write_rows(out / "corpus.jsonl", corpus)}
     for name in ("train", "eval"):
         rng = _stream(name, settings.seed)
         asked = questions(splits[name], askable, settings.two_hop_share, rng)
-        counts[name] = _write_rows(out / f"{name}.jsonl", (question.row() for question in asked))
+        counts[name] = write_rows(out / f"{name}.jsonl", (question.row() for question in asked))
     rng = _stream("warmstart", settings.seed)
     rows = demonstrations(splits["warmstart"], {entity.name for entity in entities}, settings.recipe, rng)
-    counts["warmstart"] = _write_rows(out / "warmstart.jsonl", rows)
+    counts["warmstart"] = write_rows(out / "warmstart.jsonl", rows)
     known = questions(splits["warmstart"], askable, settings.two_hop_share, rng)
     texts = [question.prompt for question in known]
     texts += [render_passages([contents(entity)]) for entity in splits["warmstart"]]
@@ -92,7 +92,8 @@ def _stream(name: str, seed: int) -> random.Random:
     return random.Random(f"{name} {seed}")  # noqa: S311 - reproducible choices, no secrets
 
 
-def _write_rows(path: Path, rows: Iterable[Mapping[str, object]]) -> int:
+def write_rows(path: Path, rows: Iterable[Mapping[str, object]]) -> int:
+    """Write one JSON object a line; returns their number."""
     count = 0
     with path.open("w", encoding="utf-8") as file:
         for row in rows:

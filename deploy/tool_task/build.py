@@ -1,11 +1,10 @@
 """Writes the task's files into a folder."""
 
 import itertools
-import json
 import random
-from collections.abc import Iterable, Mapping
 from pathlib import Path
 
+from deploy.quickstart.build import write_rows
 from deploy.quickstart.policy import EOS, write_policy
 from deploy.tool_task.products import (
     ASSISTANT,
@@ -29,21 +28,12 @@ def build_tool_task(out: Path, seed: int, recipe: Recipe | None = None) -> dict[
     rng = random.Random(f"demonstrations {seed}")  # noqa: S311 - reproducible choices, no secrets
     rows = demonstrations(splits["warmstart"], recipe or Recipe(), rng, EOS)
     counts = {
-        "train": _write_rows(out / "train.jsonl", (product.row() for product in splits["train"])),
-        "eval": _write_rows(out / "eval.jsonl", (product.row() for product in splits["eval"][:_NUM_EVAL])),
-        "warmstart": _write_rows(out / "warmstart.jsonl", rows),
+        "train": write_rows(out / "train.jsonl", (product.row() for product in splits["train"])),
+        "eval": write_rows(out / "eval.jsonl", (product.row() for product in splits["eval"][:_NUM_EVAL])),
+        "warmstart": write_rows(out / "warmstart.jsonl", rows),
     }
     known = list(itertools.islice(splits["warmstart"], 1000))
     texts = [text for product in known for text in (product.prompt, call(product.expression))]
     controls = (USER, TOOL, ASSISTANT)
     write_policy(out / "model", texts, seed, tags=TAGS, controls=controls, chat_template=chat_template(EOS))
     return counts
-
-
-def _write_rows(path: Path, rows: Iterable[Mapping[str, object]]) -> int:
-    count = 0
-    with path.open("w", encoding="utf-8") as file:
-        for row in rows:
-            file.write(json.dumps(row) + "\n")
-            count += 1
-    return count
