@@ -28,7 +28,7 @@ class Limits:
     topk: int = 3  # passages when a request names no topk
     num_threads: int = 1  # that search
     max_waiting: int = 512  # requests in flight before 503
-    max_wait_s: float = 0.3  # a request that would wait for longer is answered 503
+    max_wait_s: float = 0.2  # a request that would wait for longer is answered 503
     cache_size: int = 10_000  # queries whose hits are kept; 0: none
     retry_after_s: int = 1  # what a 503 advises
     max_passages: int = 50_000  # queries times topk of one request: its reply is made in memory

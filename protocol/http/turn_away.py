@@ -6,6 +6,7 @@ answer; what the bytes do not say plainly goes the common way, and meets the sam
 """
 
 import re
+from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
@@ -18,6 +19,8 @@ from protocol.http.admission import Admission
 from protocol.http.app import App, Receive, Scope, Send
 from protocol.http.bearer import is_authorised
 
+# In the state of a scope: this request has its place, and is not asked again.
+_TAKEN_ON = "taken_on"
 _LENGTH = re.compile(rb"\r\ncontent-length:[ \t]*(\d{1,9})[ \t]*\r\n", re.IGNORECASE)
 _TOKEN = re.compile(rb"\r\nauthorization:[ \t]*([^\r\n]*)\r\n", re.IGNORECASE)
 # What changes how a body is sent, or what the client wants of the connection.
@@ -51,7 +54,8 @@ class TurnAwayMiddleware:
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         turn_away = self._turn_away
-        if scope["type"] == "http" and scope["path"] == turn_away.path and turn_away.admission.is_full():
+        asked = scope["type"] == "http" and scope["path"] == turn_away.path
+        if asked and _TAKEN_ON not in scope.get("state", ()) and turn_away.admission.is_full():
             turn_away.count()
             await self._answer(scope, receive, send)
         else:
@@ -66,16 +70,32 @@ def turning_away(turn_away: TurnAway, token: str | None) -> type[H11Protocol]:
     arrivals = _Arrivals()
 
     class TurningAway(H11Protocol):
+        _waiting = b""  # what came of a request that was taken on and has not begun
+
         def data_received(self, data: bytes) -> None:
-            if not data.startswith(begin) or not self._is_idle():
+            if self._waiting:
+                self._waiting += data
+                self.flow.pause_reading()
+            elif not data.startswith(begin) or not self._is_idle():
                 super().data_received(data)
-            elif turn_away.admission.is_full(arrivals.number) and _is_whole(data, token):
+            elif not turn_away.admission.is_full(arrivals.number):
+                self._unset_keepalive_if_required()
+                self._waiting = data
+                arrivals.add(self.loop, self._begin)
+            elif _is_whole(data, token):
                 turn_away.count()
                 self.transport.write(answer)
                 self.on_response_complete()
             else:
-                arrivals.add(self.loop)
                 super().data_received(data)
+
+        def _begin(self) -> None:
+            data, self._waiting = self._waiting, b""
+            if not self.transport.is_closing():
+                self.flow.resume_reading()
+                before, self.app_state = self.app_state, {**self.app_state, _TAKEN_ON: True}
+                super().data_received(data)
+                self.app_state = before
 
         def _is_idle(self) -> bool:
             states = (self.conn.our_state, self.conn.their_state)
@@ -85,18 +105,29 @@ def turning_away(turn_away: TurnAway, token: str | None) -> type[H11Protocol]:
 
 
 class _Arrivals:
-    """Requests that came in this turn of the event loop: their tasks begin in the next, and are counted there."""
+    """Requests that were taken on and are not under way; one begins in each turn of the event loop.
+
+    Between two turns the loop reads what has come, so that nobody who is turned away waits for all of them to begin.
+    """
 
     def __init__(self) -> None:
-        self.number = 0
+        self._waiting: deque[Callable[[], None]] = deque()
+        self._num_begun = 0  # in the last turn: its task runs in this one, and counts itself
 
-    def add(self, loop: Any) -> None:
+    @property
+    def number(self) -> int:
+        return len(self._waiting) + self._num_begun
+
+    def add(self, loop: Any, begin: Callable[[], None]) -> None:
         if not self.number:
-            loop.call_soon(self._forget)
-        self.number += 1
+            loop.call_soon(self._begin_next, loop)
+        self._waiting.append(begin)
 
-    def _forget(self) -> None:
-        self.number = 0
+    def _begin_next(self, loop: Any) -> None:
+        self._num_begun = min(1, len(self._waiting))
+        if self._waiting:
+            loop.call_soon(self._begin_next, loop)
+            self._waiting.popleft()()
 
 
 def _is_whole(data: bytes, token: str | None) -> bool:

@@ -1,15 +1,19 @@
 """Clients of an HTTP service for benchmarks, over plain sockets.
 
-httpx would take more processor time than the service. A request is made before the first is sent.
+httpx, and asyncio's own loop, would take more processor time than the service, and be late themselves. A request is
+made before the first is sent.
 """
 
 import asyncio
 import json
+import random
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from typing import Any
 from urllib.parse import urlsplit
+
+import uvloop
 
 
 @dataclass
@@ -33,13 +37,18 @@ class Outcome:
         return len(self.seconds) / self.took_s
 
 
-async def load(
-    url: str, body_of: Callable[[int], Any], num_clients: int, num_requests: int, pause_s: float = 0.0
-) -> Outcome:
+def load(url: str, body_of: Callable[[int], Any], num_clients: int, num_requests: int, pause_s: float = 0.0) -> Outcome:
     """Return what num_clients saw who post body_of(0), body_of(1), .. one after the other, num_requests in all.
 
-    pause_s: how long a client waits that was answered 503, before it asks the same again.
+    pause_s: how long a client waits that was answered 503, before it asks the same again: from half to half as much
+    again, as clients do that shall not come back together.
     """
+    return uvloop.run(_load(url, body_of, num_clients, num_requests, pause_s))
+
+
+async def _load(
+    url: str, body_of: Callable[[int], Any], num_clients: int, num_requests: int, pause_s: float
+) -> Outcome:
     parts = urlsplit(url)
     made = [_request(parts.netloc, parts.path or "/", body_of(number)) for number in range(num_requests)]
     requests = enumerate(made)
@@ -103,7 +112,7 @@ class _Client(asyncio.Protocol):
     def _note(self, status: int, seconds: float, body: bytes) -> None:
         if status == 503:
             self._outcome.refused_seconds.append(seconds)
-            self._loop.call_later(self._pause_s, self._ask_again)
+            self._loop.call_later(self._pause_s * random.uniform(0.5, 1.5), self._ask_again)
             return
         if status == 200:
             self._outcome.seconds.append(seconds)

@@ -141,7 +141,10 @@ def failure_of_status(url: str, status: int, text: str, retry_after: str | None,
 
 
 class _Backoff:
-    """Full jitter between the policy's bounds, and never sooner than the service asked for."""
+    """Full jitter between the policy's bounds, after what the service asked for.
+
+    It asks all whom it turns away for the same pause: without jitter they would come back together.
+    """
 
     def __init__(self, policy: HttpPolicy) -> None:
         # The window starts at five times the minimum: 1, 2, 4 s by default.
@@ -151,7 +154,7 @@ class _Backoff:
 
     def __call__(self, state: tenacity.RetryCallState) -> float:
         failure = _failure_of(state)
-        return 0.0 if failure.waits_for_breaker else max(self._jitter(state), failure.retry_after_s or 0.0)
+        return 0.0 if failure.waits_for_breaker else self._jitter(state) + (failure.retry_after_s or 0.0)
 
 
 def _failure_of(state: tenacity.RetryCallState) -> AttemptFailed:

@@ -133,32 +133,80 @@ def test_who_brings_no_token_is_not_told_that_the_service_is_full(
     assert (service.num_refused, service.asked) == (0, [])
 
 
-def test_requests_that_come_in_one_turn_of_the_loop_are_counted_before_they_are_begun() -> None:
-    """Two requests for one place, handed to two connections in the same turn: the second is refused at once."""
-    service = Service()
+class Several:
+    """Connections to one service, in this test's own event loop."""
 
-    async def both() -> list[bytes]:
+    def __init__(self, service: Service, num_connections: int) -> None:
         gate = BearerGate(TurnAwayMiddleware(service.app, service.turn_away), TOKEN)
         config = uvicorn.Config(gate, log_level="critical", lifespan="off")
         config.load()
         protocol = turning_away(service.turn_away, TOKEN)
-        state = uvicorn.server.ServerState()
-        wires = []
-        for _ in range(2):
-            wire = Wire()
-            connection = protocol(config, state, {})
+        self.state = uvicorn.server.ServerState()
+        self.wires = [Wire() for _ in range(num_connections)]
+        self.connections = [protocol(config, self.state, {}) for _ in self.wires]
+        for connection, wire in zip(self.connections, self.wires, strict=True):
             connection.connection_made(wire)  # type: ignore[arg-type]  # what the protocol needs of a transport
-            connection.data_received(REQUEST)
-            wires.append(wire)
-        at_once = [wire.sent for wire in wires]
-        await asyncio.gather(*state.tasks)
-        for connection in list(state.connections):
-            connection._unset_keepalive_if_required()  # type: ignore[union-attr]
-        return [*at_once, wires[0].sent]
 
-    first, second, first_later = asyncio.run(both())
-    assert (first, second.split(b"\r\n")[0]) == (b"", b"HTTP/1.1 503 Service Unavailable")
-    assert first_later.startswith(b"HTTP/1.1 200 ")
+    @property
+    def statuses(self) -> list[bytes]:
+        return [wire.sent[9:12] for wire in self.wires]
+
+    async def turns(self) -> None:
+        """Let all begin and end that can."""
+        for _ in range(20):
+            await asyncio.sleep(0)
+        await asyncio.gather(*self.state.tasks)
+        for connection in self.connections:
+            connection._unset_keepalive_if_required()
+
+
+async def test_requests_that_come_in_one_turn_of_the_loop_are_counted_before_they_are_begun(service: Service) -> None:
+    several = Several(service, 2)
+    for connection in several.connections:
+        connection.data_received(REQUEST)
+    assert several.statuses == [b"", b"503"]
+    await several.turns()
+    assert several.statuses == [b"200", b"503"]
+
+
+async def test_who_is_refused_is_answered_before_those_begin_who_were_taken_on(service: Service) -> None:
+    service.admission._max_requests = 3
+    several = Several(service, 5)
+    for connection in several.connections[:3]:
+        connection.data_received(REQUEST)
+    await asyncio.sleep(0)
+    begun = len(several.state.tasks)
+    for connection in several.connections[3:]:
+        connection.data_received(REQUEST)
+    assert (begun, several.statuses[3:]) == (1, [b"503", b"503"])
+    await several.turns()
+    assert several.statuses == [b"200", b"200", b"200", b"503", b"503"]
+
+
+async def test_who_was_taken_on_is_not_refused_when_its_turn_has_come(service: Service) -> None:
+    several = Several(service, 1)
+    several.connections[0].data_received(REQUEST)
+    with service.admission.under_way():
+        await several.turns()
+    assert (several.statuses, service.num_refused) == ([b"200"], 0)
+
+
+async def test_what_comes_of_a_request_while_it_waits_is_read_after_it(service: Service) -> None:
+    several = Several(service, 1)
+    several.connections[0].data_received(REQUEST[:-5])
+    several.connections[0].data_received(REQUEST[-5:])
+    await several.turns()
+    assert (several.statuses, service.asked) == ([b"200"], ["/retrieve"])
+
+
+async def test_a_client_that_leaves_while_its_request_waits_costs_nothing(service: Service) -> None:
+    several = Several(service, 2)
+    several.connections[0].data_received(REQUEST)
+    several.wires[0].closing = True
+    await several.turns()
+    several.connections[1].data_received(REQUEST)
+    await several.turns()
+    assert (several.statuses, service.asked) == ([b"", b"200"], ["/retrieve"])
 
 
 class Wire:
@@ -166,6 +214,7 @@ class Wire:
 
     def __init__(self) -> None:
         self.sent = b""
+        self.closing = False
 
     def write(self, data: bytes) -> None:
         self.sent += data
@@ -174,7 +223,7 @@ class Wire:
         return default
 
     def is_closing(self) -> bool:
-        return False
+        return self.closing
 
     def resume_reading(self) -> None:
         pass

@@ -80,6 +80,18 @@ async def test_pause_is_never_shorter_than_the_service_asked_for() -> None:
     assert time.monotonic() - started >= 0.1
 
 
+async def test_clients_that_were_all_asked_to_wait_as_long_come_back_one_by_one() -> None:
+    async def returned() -> float:
+        failing = Attempts(AttemptFailed("busy", 4, 503, retry_after_s=0.1))
+        started = time.monotonic()
+        await _called(failing, replace(POLICY, min_backoff_s=0.05, max_backoff_s=0.5))
+        return time.monotonic() - started
+
+    waited = await asyncio.gather(*(returned() for _ in range(20)))
+    assert min(waited) >= 0.1
+    assert max(waited) - min(waited) > 0.02
+
+
 async def test_other_exceptions_pass_as_they_are() -> None:
     async def broken(limit: asyncio.Timeout) -> str:
         raise ZeroDivisionError
