@@ -58,8 +58,10 @@ class Group:
     kept_because: str | None = None  # why it is trained in spite of its mean score; None: the score is in bounds
     trajectories: dict[int, Trajectory] = field(default_factory=dict)  # sample -> what came back of it
     kept: dict[int, KeptTurns] = field(default_factory=dict)  # sample that is not back -> its finished turns
-    # sample -> (boundary, detail) of each failure, in order, in earlier starts too. Servers' deaths since its last turn
+    # sample -> (boundary, detail) of each failure, in order, in earlier starts too. Deaths since it last got on
     failures: dict[int, list[tuple[str, str]]] = field(default_factory=dict)
+    # sample -> most turns that were kept of it when a server died: it gets on once it has more
+    turns_at_deaths: dict[int, int] = field(default_factory=dict)
 
     @property
     def is_ready(self) -> bool:
@@ -166,6 +168,8 @@ class Group:
         """
         failures = self.failures.setdefault(index, [])
         failures.append((boundary, detail))
+        if boundary == DIED and (kept := self.kept.get(index)) is not None:
+            self.turns_at_deaths[index] = max(self.turns_at_deaths.get(index, 0), len(kept.part.turns))
         if boundary == DIED and _num_deaths(failures) != MAX_SERVER_DEATHS - 1:
             return None
         return self.kept.pop(index, None)
@@ -176,7 +180,13 @@ class Group:
         return is_newest and index not in self.trajectories
 
     def forget_deaths(self, index: int) -> bool:
-        """Take servers' deaths from a sample that has had a turn since; returns whether there were any."""
+        """Take servers' deaths from a sample that got further than at any of them; returns whether there were any.
+
+        One that begins anew comes through the same turns again: were the deaths behind them forgotten there, a turn
+        that ends every server would end servers for ever.
+        """
+        if len(self.kept[index].part.turns) <= self.turns_at_deaths.get(index, 0):
+            return False
         failures = self.failures.get(index, [])
         others = [failure for failure in failures if failure[0] != DIED]
         if len(others) == len(failures):

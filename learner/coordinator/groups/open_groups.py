@@ -188,7 +188,9 @@ class OpenGroups:
         self._ledger.waste(facts.group, facts.sample_index, facts.attempt, reason, facts.num_model_tokens)
 
     def waste_unfinished(self, group: Group, index: int, attempt: int, num_tokens: int) -> None:
-        """Count what was written of a sample that failed as tokens that will not be trained."""
+        """Count what was written of a sample that failed as tokens that will not be trained, kept turns among them."""
+        if (kept := group.kept.pop(index, None)) is not None:
+            num_tokens = max(num_tokens, kept.num_model_tokens)
         if num_tokens:
             self._ledger.waste(group.name, index, attempt, "failed", num_tokens)
 

@@ -145,6 +145,18 @@ def test_a_sample_that_failed_begins_anew(script: Script) -> None:
     assert turns_of(leased_again(script, lease.group, "s1")) is None
 
 
+@pytest.mark.parametrize(("num_told", "num_wasted"), [(5, 5), (0, 3)])
+def test_tokens_of_a_sample_that_failed_are_wasted_once(script: Script, num_told: int, num_wasted: int) -> None:
+    lease = first_lease(script)
+    tell(script, "s1", part_of(lease, 1))
+    die(script, "s1")
+    again = leased_again(script, lease.group, "s2")
+    place = {"group": lease.group, "sample_index": 0, "attempt": again.attempt}
+    failed = m.SampleFailed(**script.stamp, **place, boundary="engine", detail="503", num_model_tokens=num_told)
+    script.tell("s2", failed)
+    assert script.rows("SELECT reason, num_tokens FROM waste") == [("failed", num_wasted)]
+
+
 def test_turns_that_are_too_old_for_the_window_are_not_gone_on_from(tmp_path: Path) -> None:
     script = Script(tmp_path, settings_of(learner={"groups_per_step": 1, "max_staleness": 0}))
     lease = first_lease(script)
@@ -194,6 +206,22 @@ def test_a_sample_without_a_turn_between_deaths_begins_anew_before_it_is_given_u
     die(script, "s1")
     assert script.rows(f"SELECT state FROM prompts WHERE \"group\" = '{lease.group}'") == [("skipped",)]  # noqa: S608
     assert ("failed", 3) in script.rows("SELECT reason, num_tokens FROM waste")
+
+
+@pytest.mark.parametrize("deadly_turn", [2, 3, 6])
+def test_a_turn_that_ends_every_server_is_given_up_though_those_before_it_are_kept_anew(
+    script: Script, deadly_turn: int
+) -> None:
+    lease = first_lease(script)
+    group, num_deaths = lease.group, 0
+    while lease.group == group and num_deaths < 20:
+        for turn in range((turns_of(lease) or 0) + 1, deadly_turn):
+            have_a_turn(script, "s1", lease, turn)
+        die(script, "s1")
+        num_deaths += 1
+        (lease,) = script.demand("s1", num_groups=1, version=0)
+    assert num_deaths == 5
+    assert script.rows(f"SELECT state FROM prompts WHERE \"group\" = '{group}'") == [("skipped",)]  # noqa: S608
 
 
 @pytest.mark.parametrize(
