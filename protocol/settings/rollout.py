@@ -47,7 +47,9 @@ class RolloutSettings(Section):
         4096, le=1 << 24, description="Tokens of a whole trajectory, prompt included."
     )
     max_conversation_s: Seconds | None = Field(
-        None, description="A conversation older than this gets no further turn, and is scored as it is; null: no limit."
+        None,
+        description="A conversation whose turns and replies took longer gets no further turn, and is scored as it is; "
+        "null: no limit.",
     )
     temperature: PositiveFloat = Field(1.0, description="Sampling temperature.")
     max_groups_in_flight: CountAboveZero = Field(64, le=4096, description="Groups that one server works on at a time.")

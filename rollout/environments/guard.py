@@ -6,7 +6,6 @@ neighbours that it asked (a search) pass as they are.
 """
 
 import asyncio
-import inspect
 import json
 import math
 from collections.abc import Awaitable, Callable, Mapping
@@ -17,7 +16,6 @@ from typing import Any, TypeVar, get_args
 from protocol.contained_tasks import contain_tasks
 from protocol.errors import NeighbourError
 from protocol.one_line import described, one_line
-from protocol.wire.conversation import MAX_SNAPSHOT_CHARACTERS
 from rollout.environments.base import (
     Chat,
     Environment,
@@ -31,6 +29,7 @@ from rollout.environments.base import (
     Task,
     Turn,
 )
+from rollout.environments.snapshots import is_resumable, snapshot_text
 
 ENVIRONMENT = "environment"
 # Tokenising stops everything else on this server: a megabyte takes about half a second.
@@ -72,15 +71,14 @@ class GuardedEnvironment:
     @property
     def can_resume(self) -> bool:
         """Whether the environment can go on where another object of its class stopped."""
-        kind = type(self._environment)
-        return callable(getattr(kind, "snapshot", None)) and inspect.iscoroutinefunction(getattr(kind, "resume", None))
+        return is_resumable(type(self._environment))
 
     def snapshot(self) -> str | None:
         """Return as JSON what another object of the class goes on from; None where none can."""
         if not self.can_resume:
             return None
         environment: Any = self._environment
-        return _checked(_checked_snapshot, _called(environment.snapshot))
+        return _checked(snapshot_text, _called(environment.snapshot))
 
     async def resume(self, snapshot: str) -> None:
         """Have a new environment, after its reset, go on from a snapshot."""
@@ -163,16 +161,6 @@ def _called(call: Callable[[], Any]) -> Any:
         raise NeighbourError(ENVIRONMENT, described(error)) from error
 
 
-def _checked_snapshot(snapshot: Any) -> str | None:
-    if snapshot is None:
-        return None
-    text = json.dumps(snapshot, allow_nan=False)
-    if len(text) > MAX_SNAPSHOT_CHARACTERS:
-        problem = f"its snapshot has {len(text)} characters of JSON, at most {MAX_SNAPSHOT_CHARACTERS}"
-        raise NeighbourError(ENVIRONMENT, problem)
-    return text
-
-
 def _checked_stop(stop: Any) -> tuple[str, ...]:
     if not isinstance(stop, tuple | list) or not all(isinstance(text, str) and text for text in stop):
         raise _wrong("its `stop`", stop, "a tuple of strings")
@@ -227,8 +215,9 @@ def _checked_logs(logs: Any) -> dict[str, float]:
     shown: dict[str, float] = {}
     for name, value in list(logs.items())[:_MAX_LOGS]:
         with suppress(NeighbourError):
-            if (number := _checked_number(value, "log")) is not None:
-                shown[one_line(name, _MAX_LOG_NAME)] = number
+            plain = one_line(name, _MAX_LOG_NAME)
+            if (number := _checked_number(value, "log")) is not None and plain:
+                shown[plain] = number
     return shown
 
 

@@ -122,8 +122,9 @@ class EpisodePlayer:
                 keeper.keep(transcript, snapshot)
 
     def _is_out_of_time(self, transcript: Transcript) -> bool:
+        # Not by the clock: another server may have begun it, and its clock may be another.
         limit_s = self._settings.max_conversation_s
-        return limit_s is not None and time.time() - transcript.started_at > limit_s
+        return limit_s is not None and transcript.generate_s + transcript.environment_s > limit_s
 
     def _observation_tokens(
         self, observation: Observation | str | Messages | None, tools: list[dict[str, Any]], last_token: int

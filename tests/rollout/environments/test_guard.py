@@ -41,6 +41,12 @@ def _guarded(answer: Any, turn_timeout_s: float = 60.0) -> GuardedEnvironment:
     return GuardedEnvironment(lambda resources: Scripted(answer), Resources(1), turn_timeout_s)
 
 
+async def test_numbers_without_a_name_are_left_out() -> None:
+    """No message carries one: it would keep from the coordinator what other samples have to say."""
+    step = await _guarded(Step(logs={"": 1.0, "\n": 2.0, "wins": 3.0})).step(TURN)
+    assert step.logs == {"wins": 3.0}
+
+
 class Closing(Scripted):
     """Counts its closing, and then does what it is told."""
 

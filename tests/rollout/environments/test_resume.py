@@ -79,7 +79,46 @@ async def test_tools_that_remember_a_conversation_are_not_gone_on_with() -> None
     assert environment.snapshot() is None
 
 
-@pytest.mark.parametrize(("make", "can"), [(Search, True), (SingleTurn, False), (OnlyByName, False)])
+class Counting(Search):
+    """A user's class that keeps more than what it was made from knows to give away."""
+
+    def __init__(self, resources: Resources) -> None:
+        super().__init__(resources)
+        self.found = 0
+
+
+class Giving(Search):
+    """Keeps more between turns, too."""
+
+    async def step(self, turn: Turn) -> Step:
+        return await super().step(turn)
+
+
+class Named(Search):
+    """Differs in nothing that is kept."""
+
+    stop = ("</search>",)
+
+
+class Whole(Counting):
+    """Says itself what it keeps."""
+
+    def snapshot(self) -> dict[str, int]:
+        return {**super().snapshot(), "found": self.found}
+
+
+@pytest.mark.parametrize(
+    ("make", "can"),
+    [
+        (Search, True),
+        (SingleTurn, False),
+        (OnlyByName, False),
+        (Counting, False),
+        (Giving, False),
+        (Named, True),
+        (Whole, True),
+    ],
+)
 def test_who_can_be_gone_on_with(make: Any, can: bool) -> None:
     environment = _guarded(make)
     assert environment.can_resume == can
@@ -106,6 +145,7 @@ async def test_what_a_users_environment_gives_is_what_its_next_object_gets() -> 
         (float("nan"), "its answer cannot be read: ValueError: Out of range float values are not JSON compliant"),
         ("x" * MAX_SNAPSHOT_CHARACTERS, "its snapshot has 16386 characters of JSON, at most 16384"),
         (lambda: 1 / 0, "ZeroDivisionError: division by zero"),
+        ({"seen": [{3: "x"}]}, "its snapshot has the key 3 (int), which JSON gives back as a text. Use texts as keys"),
     ],
 )
 def test_a_snapshot_that_is_none_fails_its_sample(snapshot: Any, problem: str) -> None:

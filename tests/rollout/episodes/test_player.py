@@ -1,17 +1,20 @@
 """One sample from prompt to trajectory, with an engine that writes by script."""
 
 import asyncio
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
 import pytest
 
+from protocol.wire.conversation import FinishedTurn
 from protocol.wire.trajectory import TurnReward, VersionSpan
 from rollout.engine.version_gate import VersionGate
 from rollout.environments.base import Step, Task, Turn
 from rollout.environments.search import Search
 from rollout.environments.single_turn import SingleTurn
-from rollout.episodes.sample import SampleTask
+from rollout.episodes.sample import Interrupted, SampleTask
+from rollout.episodes.transcript import Transcript
 from tests.fakes.rollout_fakes import BOS, ScriptedEngine, ScriptedScorer, Written
 from tests.rollout.episodes.played import SAMPLE, TASK, finding, make_player
 
@@ -134,6 +137,24 @@ async def test_conversation_that_is_out_of_time_gets_no_further_turn(
     facts = trajectory.facts
     assert (facts.finish, facts.num_turns) == (finish, num_turns)
     assert trajectory.loss_mask[-1] == 1  # nothing stands behind the last turn that no turn would read
+
+
+@pytest.mark.parametrize(("took_s", "finish"), [(10.0, "answer"), (200.0, "time")])
+async def test_time_of_a_conversation_that_another_server_began_is_not_by_its_clock(took_s: float, finish: str) -> None:
+    engine = ScriptedEngine(lambda context: "<answer>B</answer>" if "<search>" in context else "<search>B</search>")
+    begun = Transcript(
+        tokens=[BOS, *map(ord, "Q?A ")],
+        num_prompt_tokens=3,
+        logprobs=[0.0, 0.0, 0.0, -0.5, 0.0],
+        loss_mask=[0, 0, 0, 1, 0],
+        version_spans=[VersionSpan(3, 4, 0)],
+        turns=[FinishedTurn(3, 4, "stop", None)],
+        started_at=1.0,
+        generate_s=took_s,
+    )
+    player = make_player(engine, Search, resources=finding("x"), max_conversation_s=100.0, max_context_tokens=1000)
+    trajectory = await player.play(replace(SAMPLE, before=Interrupted(begun, '{"turns": 1}')))
+    assert trajectory.facts.finish == finish
 
 
 async def test_what_an_environment_gives_turn_by_turn_is_kept_with_the_ends_of_the_turns() -> None:
