@@ -59,11 +59,14 @@ class StopStrings:
         return text
 
     def _tail(self, tokens: Sequence[int], num_characters: int) -> str:
-        """Return the end of the tokens' text, longer than asked for: its first character may be half of one; or all."""
+        """Return the end of the tokens' text, longer than asked for: its first character may be half of one; or all.
+
+        Bytes of a character that began before do not count: each of them is shown as one.
+        """
         count = num_characters + 4
         while True:
             text: str = self._decode(list(tokens[-count:]), skip_special_tokens=False)
-            if len(text) > num_characters or count >= len(tokens):
+            if len(text.lstrip("\ufffd")) > num_characters or count >= len(tokens):
                 return text
             count *= 2
 

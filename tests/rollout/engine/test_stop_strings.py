@@ -65,6 +65,9 @@ def _ended(text: str, *strings: str) -> tuple[str, str] | None:
         ("nothing", ("",), None),
         ("one of two", ("", "of"), ("one of", "of")),
         ("ein Stück weiter", ("Stü",), ("ein Stü", "Stü")),
+        ("ok 🎉🎊 more", ("🎉🎊",), ("ok 🎉🎊", "🎉🎊")),
+        ("ok 🎉🎊🎈 more", ("🎉🎊🎈",), ("ok 🎉🎊🎈", "🎉🎊🎈")),
+        ("答案好。then", ("好。",), ("答案好。", "好。")),
     ],
 )
 def test_turn_ends_with_the_token_that_a_stop_string_ends_in(
