@@ -16,6 +16,7 @@ from mcp_types import (
     REQUEST_TIMEOUT,
     CallToolResult,
     EmbeddedResource,
+    ResourceLink,
     TextContent,
     TextResourceContents,
 )
@@ -56,7 +57,7 @@ class McpClient:
         return not self._starts.is_open
 
     async def listed(self) -> list[ListedTool]:
-        """Return the tools that it has. Raises: NeighbourError when it cannot be started or does not say."""
+        """Return the tools that it has. Raises: NeighbourError when it cannot be started or does not say them all."""
         connection = await self._started()
         tools: list[ListedTool] = []
         cursor: str | None = None
@@ -65,8 +66,8 @@ class McpClient:
             tools += page.tools
             cursor = page.next_cursor
             if cursor is None:
-                break
-        return tools
+                return tools
+        raise NeighbourError(self._boundary, f"it has more tools than {_MAX_PAGES} pages, {len(tools)} on these")
 
     async def call(self, tool: str, arguments: Mapping[str, Any]) -> str:
         """Return what the policy reads. Raises: ToolRefusal for an error that is told to it, else NeighbourError."""
@@ -76,7 +77,7 @@ class McpClient:
             limit_s = self.server.timeout_s
             calling = connection.client.call_tool(tool, dict(arguments), read_timeout_seconds=limit_s)
             result = await self._within(limit_s + _UNSENT_S, connection, calling)
-        text = _text_of(result)
+        text = text_of(result)
         if result.is_error and self.server.tool_errors == "fail":
             raise NeighbourError(self._boundary, f"{tool}: {one_line(text)}")
         if result.is_error:
@@ -161,19 +162,24 @@ class McpClient:
         closing.add_done_callback(self._closing.discard)
 
 
-def _text_of(result: CallToolResult) -> str:
+def text_of(result: CallToolResult) -> str:
     """Return a result as text: its texts, a line each; without any, its structured content as JSON.
 
-    Raises: ToolRefusal for a result that is pictures or sounds alone.
+    Of a part that is no text a line says that it was there. Raises: ToolRefusal for a result of such parts alone.
     """
-    texts: list[str] = []
+    lines: list[str] = []
+    has_text = False
     for part in result.content:
         if isinstance(part, TextContent):
-            texts.append(part.text)
+            text: str | None = part.text
         elif isinstance(part, EmbeddedResource) and isinstance(part.resource, TextResourceContents):
-            texts.append(part.resource.text)
-    if not texts and result.structured_content is not None:
+            text = part.resource.text
+        else:
+            text = f"{part.name}: {part.uri}" if isinstance(part, ResourceLink) else None
+        has_text = has_text or text is not None
+        lines.append(text if text is not None else f"[{part.type}: cannot be read here]")
+    if not has_text and result.structured_content is not None:
         return json.dumps(result.structured_content, ensure_ascii=False)
-    if not texts and result.content:
+    if not has_text and result.content:
         raise ToolRefusal(f"the reply is no text but {result.content[0].type}, which cannot be read here")
-    return "\n".join(texts)
+    return "\n".join(lines)

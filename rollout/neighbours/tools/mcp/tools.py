@@ -53,12 +53,15 @@ class McpTools:
         """
         lists = await asyncio.gather(*(self._of(client) for client in self._clients))
         count = Counter([*taken, *(tool.name for tools in lists for tool in tools)])
-        return {
-            name: McpTool(name, tool, client)
-            for client, tools in zip(self._clients, lists, strict=True)
-            for tool in tools
-            for name in [tool.name if count[tool.name] == 1 else f"{client.server.name}.{tool.name}"]
-        }
+        offered: dict[str, Tool] = {}
+        for client, tools in zip(self._clients, lists, strict=True):
+            for tool in tools:
+                name = tool.name if count[tool.name] == 1 else f"{client.server.name}.{tool.name}"
+                if name in offered or name in taken:
+                    problem = f"its tool {tool.name!r} would be called {name!r}, as another is. Change its `tools`."
+                    raise NeighbourError(f"mcp:{client.server.name}", problem)
+                offered[name] = McpTool(name, tool, client)
+        return offered
 
     async def close(self) -> None:
         await asyncio.gather(*(client.close() for client in self._clients))

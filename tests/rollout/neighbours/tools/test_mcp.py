@@ -7,14 +7,16 @@ import sys
 from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager, contextmanager
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from mcp_types import CallToolResult, ImageContent, ListToolsResult, ResourceLink, TextContent, Tool
 
 from protocol.errors import NeighbourError
 from protocol.settings.tools.outside import McpServer
 from rollout.environments.base import ToolRefusal
-from rollout.neighbours.tools.mcp.server import McpClient
+from rollout.neighbours.tools.mcp.server import McpClient, text_of
 from rollout.neighbours.tools.mcp.tools import McpTools
 from tests.fakes import mcp_server
 from tests.fakes.ports import free_port
@@ -120,6 +122,61 @@ async def test_tools_of_one_name_are_told_apart_by_their_servers() -> None:
         assert await found["keep"](note="a")
     finally:
         await tools.close()
+
+
+def _listing(monkeypatch: pytest.MonkeyPatch, **names: list[str]) -> McpTools:
+    """Return servers that list tools of these names."""
+
+    async def listed(client: McpClient) -> list[Tool]:
+        return [Tool(name=name, input_schema={"type": "object"}) for name in names[client.server.name]]
+
+    monkeypatch.setattr(McpClient, "listed", listed)
+    return McpTools([McpServer(name=server, command=COMMAND) for server in names])
+
+
+@pytest.mark.parametrize(
+    "names", [{"a": ["echo", "echo"]}, {"a": ["x"], "b": ["x", "a.x"]}, {"b": ["taken"], "a": ["b.taken"]}]
+)
+async def test_tools_that_would_have_one_name_are_told_instead_of_one_taking_anothers_place(
+    monkeypatch: pytest.MonkeyPatch, names: dict[str, list[str]]
+) -> None:
+    with pytest.raises(NeighbourError, match=r"^mcp:.: its tool .* would be called .*, as another is"):
+        await _listing(monkeypatch, **names).listed({"taken"})
+
+
+async def test_a_server_whose_list_of_tools_does_not_end_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def page(cursor: str | None) -> ListToolsResult:
+        return ListToolsResult(tools=[Tool(name=f"t{cursor}", input_schema={})], next_cursor=f"{cursor}0")
+
+    async def started(client: McpClient) -> Any:
+        return SimpleNamespace(client=SimpleNamespace(list_tools=page))
+
+    monkeypatch.setattr(McpClient, "_started", started)
+    with pytest.raises(NeighbourError, match=r"it has more tools than 100 pages, 100 on these"):
+        await McpClient(McpServer(name="things", command=COMMAND)).listed()
+
+
+PICTURE = ImageContent(type="image", data="AA==", mime_type="image/png")
+LINK = ResourceLink(type="resource_link", name="plan", uri="file:///plan.txt")
+TEXT = TextContent(type="text", text="below:")
+
+
+@pytest.mark.parametrize(
+    ("content", "read"),
+    [
+        ([TEXT, PICTURE], "below:\n[image: cannot be read here]"),
+        ([TEXT, LINK], "below:\nplan: file:///plan.txt"),
+        ([], ""),
+    ],
+)
+def test_of_a_part_that_is_no_text_the_policy_reads_that_it_was_there(content: list[Any], read: str) -> None:
+    assert text_of(CallToolResult(content=content)) == read
+
+
+def test_a_result_of_pictures_alone_is_refused_unless_it_has_structure() -> None:
+    with pytest.raises(ToolRefusal, match="no text but image"):
+        text_of(CallToolResult(content=[PICTURE]))
+    assert text_of(CallToolResult(content=[PICTURE], structured_content={"a": 1})) == '{"a": 1}'
 
 
 @pytest.mark.parametrize(
