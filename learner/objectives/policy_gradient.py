@@ -30,6 +30,7 @@ from learner.objectives.step_metrics import step_metrics
 from learner.objectives.step_plan import StepPlan, plan_updates
 from learner.objectives.token_rewards import token_rewards, trajectory_sums
 from learner.packing.micro_batch import MicroBatch
+from protocol.errors import SettingsError
 from protocol.settings.settings import Settings
 from protocol.wire.messages import Batch
 from protocol.wire.trajectory import Trajectory
@@ -48,11 +49,20 @@ class PolicyGradient:
     """Takes the steps of a run. What it knows of earlier ones beside its models is in their memory."""
 
     def __init__(self, roles: Roles, settings: Settings, reduce: Reduce) -> None:
-        """reduce: sums over all ranks, float64 on the CPU."""
+        """reduce: sums over all ranks, float64 on the CPU.
+
+        Raises: SettingsError for an own advantage that cannot be loaded, or has no use for rewards.credit.
+        """
         self._roles = roles
         self._settings = settings
         self._reduce = reduce
         self._algorithm = algorithm_of(settings.learner)
+        if settings.rewards.credit == "turn" and self._algorithm.advantage.of_tokens is None:
+            raise SettingsError(
+                f"settings: rewards.credit = turn gives the tokens of an answer different rewards, and "
+                f"learner.advantage = {settings.learner.advantage} gives them one advantage. Make it an advantage of "
+                "tokens, or set rewards.credit to conversation."
+            )
         self._kl = ReferenceKl(settings.kl, roles.memory)
         self._loss = make_loss(settings, self._kl)
         self._critic_loss = make_critic_loss(settings.critic.value_clip)

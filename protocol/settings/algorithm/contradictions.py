@@ -58,6 +58,11 @@ def check_credit(learner: LearnerSettings, rewards: RewardsSettings) -> None:
             "rewards.normalize = true puts the reward of a whole conversation into another scale, and rewards.credit = "
             "turn leaves those of its turns as they are. Leave one of the two out."
         )
+    if rewards.clip is not None:
+        raise ValueError(
+            f"rewards.clip = {rewards.clip:g} cuts the reward of a whole conversation, and rewards.credit = turn "
+            "leaves those of its turns as they are: the last turn would pay for what was cut. Leave one of the two out."
+        )
 
 
 def check_loss(learner: LearnerSettings, loss: LossSettings, kl: KlSettings) -> None:

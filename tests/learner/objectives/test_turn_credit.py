@@ -1,6 +1,8 @@
 """Rewards of single turns stand at their turns' ends, whatever the micro-batches: against a loop over single tokens."""
 
 from dataclasses import replace
+from pathlib import Path
+from typing import Any, cast
 
 import msgspec
 import numpy as np
@@ -9,8 +11,11 @@ import torch
 
 from learner.algorithms.advantages.gae import gae_advantages
 from learner.objectives.advantages import of_tokens
+from learner.objectives.policy_gradient import PolicyGradient
 from learner.objectives.token_rewards import token_rewards
 from learner.packing.micro_batch import LearnerSample, MicroBatch, make_micro_batch
+from protocol.errors import SettingsError
+from protocol.settings.settings import Settings
 from protocol.wire.trajectory import Trajectory, TurnReward
 from tests.learner.objectives.slow_policy_gradient import trajectories
 
@@ -82,3 +87,13 @@ def test_rewards_of_turns_are_left_at_the_end_where_none_are_named() -> None:
     rewards = torch.split(token_rewards(micro_batch, scores), list(micro_batch.counts))
     for number, of_one in zip(micro_batch.numbers, rewards, strict=True):
         assert of_one.tolist() == [0.0] * (len(of_one) - 1) + [made[number].facts.reward]
+
+
+def test_a_users_advantage_of_groups_is_refused_instead_of_losing_the_turns(tmp_path: Path) -> None:
+    (tmp_path / "mine.py").write_text("def mine(rewards, lengths):\n    return rewards\n")
+    settings = Settings.model_validate(
+        {"learner": {"advantage": f"{tmp_path}/mine.py:mine"}, "rewards": {"credit": "turn"}}
+    )
+    roles = cast(Any, None)
+    with pytest.raises(SettingsError, match=r"mine\.py:mine gives them one advantage\. Make it an advantage of tokens"):
+        PolicyGradient(roles, settings, lambda sums: sums)

@@ -20,6 +20,11 @@ CASES: list[tuple[list[str], str]] = [
         "turn leaves those of its turns as they are. Leave one of the two out.",
     ),
     (
+        ["--rewards.credit", "turn", "--learner.recipe", "ppo", "--rewards.clip", "1"],
+        "rewards.clip = 1 cuts the reward of a whole conversation, and rewards.credit = turn leaves those of its turns "
+        "as they are: the last turn would pay for what was cut. Leave one of the two out.",
+    ),
+    (
         ["--rollout.group_size", "1"],
         "rollout.group_size = 1 gives a group nothing to be compared with. Use at least 2 samples of a prompt, or "
         "learner.recipe = ppo or reinforce_pp, which takes single ones.",
