@@ -1,15 +1,18 @@
 """The bundled question-answering scorer: 1 when the last answer in the response is a target, else 0.
 
-Normalisation is SQuAD's, which Search-R1 uses: lower case, no ASCII punctuation, no articles, single spaces.
+Normalisation is SQuAD's, which Search-R1 uses: lower case, no ASCII punctuation, no articles, single spaces. Of two
+numbers it leaves the digits: 3.5 would be 35, and -5 would be 5. So two numbers are compared by their value.
 """
 
 import re
 import string
 from collections.abc import Sequence
+from decimal import Decimal
 
 from rewards.labels import targets_of
 from rewards.sample import Sample, Score
 
+_NUMBER = re.compile(r"[-+]?(0|[1-9]\d*|[1-9]\d{0,2}(,\d{3})+)(\.\d+)?|[-+]?\.\d+", re.ASCII)
 _ARTICLES = re.compile(r"\b(a|an|the)\b")
 _PUNCTUATION = str.maketrans("", "", string.punctuation)
 _OPEN, _CLOSE = "<answer>", "</answer>"
@@ -34,9 +37,16 @@ def answer_matches(response: str, targets: Sequence[str]) -> bool:
 
 def _is_same(answer: str, target: str) -> bool:
     if normalised := normalise(target):
+        if (value := _value_of(target)) is not None and (given := _value_of(answer)) is not None:
+            return given == value
         return normalise(answer) == normalised
     # Nothing is left of an answer such as the letter A: an empty one would be right.
     return answer.strip().lower() == target.strip().lower()
+
+
+def _value_of(text: str) -> Decimal | None:
+    """Return the value of a number as people write it, None for other texts. Example: "-1,000.50" -> -1000.5"""
+    return Decimal(text.replace(",", "")) if _NUMBER.fullmatch(text := text.strip()) else None
 
 
 def last_answer(response: str) -> str | None:

@@ -9,6 +9,7 @@ from rewards.sample import SampleError
 def targets_of(label: Any, index: int) -> list[str]:
     """Return the accepted answers in a label: text, [text], {"target": ..} or {"ground_truth": {"target": ..}}.
 
+    A whole number that a column of floats holds, 72.0, is the answer 72.
     index: which sample of the request it is. Raises: SampleError when the label holds no target.
     """
     found = label
@@ -18,7 +19,11 @@ def targets_of(label: Any, index: int) -> list[str]:
     targets = found if isinstance(found, list) else [found]
     if not targets or not all(map(_is_target, targets)):
         raise SampleError(index, f"is {label!r:.80}, expected the answer's text, a list of texts or a target")
-    return [str(target) for target in targets]
+    return [_text_of(target) for target in targets]
+
+
+def _text_of(target: str | float) -> str:
+    return str(int(target) if isinstance(target, float) and target.is_integer() else target)
 
 
 def _is_target(value: Any) -> bool:

@@ -44,9 +44,38 @@ def test_answer_matches_any_target_but_only_whole() -> None:
     assert not answer_matches("Netherlands", ["Netherlands"])
 
 
+@pytest.mark.parametrize(
+    ("answer", "target", "is_same"),
+    [
+        ("35", "3.5", False),
+        ("3.5", "35", False),
+        ("5", "-5", False),
+        ("-5", "-5", True),
+        ("1,000", "1000", True),
+        ("1000", "1,000", True),
+        (".5", "5", False),
+        ("3.5 million", "3.5 Million.", True),
+        ("10:30", "1030", True),
+        ("007", "007", True),
+        ("7", "007", False),
+        ("3.50", "3.5", True),
+        ("the 12.", "12", True),
+        ("1234567890" * 200, "1234567890" * 200, True),
+    ],
+)
+def test_numbers_of_the_same_digits_are_not_the_same_answer(answer: str, target: str, is_same: bool) -> None:
+    assert answer_matches(f"<answer>{answer}</answer>", [target]) == is_same
+
+
 def test_target_of_which_normalising_leaves_nothing_is_compared_as_it_is() -> None:
     assert answer_matches("<answer>a</answer>", ["A"])
     assert not any(answer_matches(f"<answer>{answer}</answer>", ["A"]) for answer in ("", "the", "?", "B"))
+
+
+@pytest.mark.parametrize(("answer", "reward"), [("72", 1.0), ("720", 0.0), ("72.0", 1.0)])
+async def test_whole_number_in_a_column_of_floats_is_the_number(answer: str, reward: float) -> None:
+    (score,) = await score_exact_match([make_sample(f"q <answer>{answer}</answer>", "q ", 72.0)])
+    assert score.reward == reward
 
 
 @pytest.mark.parametrize(
