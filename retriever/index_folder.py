@@ -63,9 +63,13 @@ def open_or_build(
     return *build_index(folder, corpus_path, name, kind), True
 
 
-def content_hash(folder: Path) -> str:
-    """Return the digest of what the index in folder says: services with the same one answer alike."""
-    return _digest_of_recipe(Manifest.model_validate_json((folder / MANIFEST).read_bytes()).recipe)
+def content_hash(folder: Path, reranker: str | None = None, rerank_depth: int = 0) -> str:
+    """Return the digest of what the index in folder says: services with the same one answer alike.
+
+    reranker: model that orders what is found, the first rerank_depth of it; None: none does.
+    """
+    beside: dict[str, str | int] = {} if reranker is None else {"reranker": reranker, "rerank_depth": rerank_depth}
+    return _digest_of_recipe({**Manifest.model_validate_json((folder / MANIFEST).read_bytes()).recipe, **beside})
 
 
 def open_index(

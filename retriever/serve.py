@@ -39,12 +39,11 @@ def _serve(arguments: argparse.Namespace) -> None:
     others = [bind("retriever", host, listener.getsockname()[1]) for host in arguments.also_on]
     folder, options = index_options(arguments)
     index, corpus, was_built = open_or_build(folder, arguments.corpus_path, name, options)
-    digest = content_hash(folder)
+    digest = content_hash(folder, arguments.reranker or None, arguments.rerank_depth)
     if arguments.reranker:
         from retriever.indexes.reranked import RerankedIndex  # torch, which bm25 alone does not need
 
         index = RerankedIndex(index, corpus, arguments.reranker, arguments.rerank_depth)
-        digest = f"{digest}, reranked by {arguments.reranker}"
     limits = Limits(arguments.topk, arguments.num_threads, arguments.max_waiting, cache_size=arguments.cache_size)
     service = RetrieverService(index, corpus, arguments.index_path.name, limits, name, digest)
     introduction = f"retriever: {len(corpus)} documents, index {'built' if was_built else 'loaded'}"

@@ -150,9 +150,12 @@ class RetrieverClient:
         return [retriever for retriever in self._retrievers if retriever.url not in self._unlike]
 
     def _is_alike(self, retriever: HttpEndpoint, content_hash: str) -> bool:
-        """Return whether an answer may stand for the own retriever's; one that may not is the last of its service."""
+        """Return whether an answer may stand for the own retriever's; one that may not is the last of its service.
+
+        Where the own one tells what it searched, one that does not tell may have searched anything.
+        """
         own = self._own.content_hash
-        if retriever is self._own or not own or not content_hash or content_hash == own:
+        if retriever is self._own or not own or content_hash == own:
             return True
         self._unlike.add(retriever.url)
         _log.warning(

@@ -205,3 +205,13 @@ def test_content_hash_tells_indexes_that_answer_otherwise(tmp_path: Path, encode
         hashes.append(content_hash(folder))
     assert hashes[0] == hashes[3]
     assert len(set(hashes)) == 3
+
+
+def test_content_hash_of_a_reranked_index_is_one_that_clients_take(tmp_path: Path, corpus_file: Path) -> None:
+    folder = tmp_path / "index"
+    open_or_build(folder, corpus_file, "bm25", IndexOptions("", "flat"))
+    plain = content_hash(folder)
+    reranked = [content_hash(folder, reranker="/models/重排", rerank_depth=depth) for depth in (30, 100)]
+    assert len({plain, *reranked}) == 3
+    assert content_hash(folder, None, 30) == plain
+    assert all(len(each) == len(plain) and each.isalnum() and each.isascii() for each in reranked)

@@ -110,16 +110,17 @@ async def test_search_goes_back_to_the_own_node_when_it_is_up_again(server: Scri
         assert [(await client.search("q"))[0].contents for _ in range(3)] == ["other", "own", "own"]
 
 
+@pytest.mark.parametrize(("headers", "its"), [({"x-content-hash": "b2"}, "b2"), ({}, "")])
 async def test_search_asks_no_other_index_than_the_own_one(
-    server: ScriptedServer, caplog: pytest.LogCaptureFixture
+    server: ScriptedServer, caplog: pytest.LogCaptureFixture, headers: dict[str, str], its: str
 ) -> None:
     found = Answer({"result": [["own"]]}, headers={"x-content-hash": "a1"})
     own = server.script("own", found, Answer("down", 502), Answer("down", 502), found)
-    unlike = server.script("unlike", Answer({"result": [["unlike"]]}, headers={"x-content-hash": "b2"}))
+    unlike = server.script("unlike", Answer({"result": [["unlike"]]}, headers=headers))
     async with RetrieverClient([own, unlike], topk=1, policy=FAST) as client:
         assert [(await client.search("q"))[0].contents for _ in range(2)] == ["own", "own"]
     assert len(server.received["unlike"]) == 1
-    assert f'{unlike} holds another index  its="b2" own="a1"' in caplog.text
+    assert f'{unlike} holds another index  its="{its}" own="a1"' in caplog.text
 
 
 async def test_search_waits_for_the_own_node_where_the_others_hold_another_index(server: ScriptedServer) -> None:
