@@ -16,6 +16,8 @@ from protocol.wire.messages import MAX_SAMPLES, Columns, Text, Turns
 # A lease is one header of at most protocol.wire.codec.Limits.header_bytes; the rest is for its own fields.
 MAX_ROW_BYTES = Limits().header_bytes - (1 << 16)
 _CONTAINERS = (dict, list, tuple)
+# Where rows for models of pictures keep them, and the mark in the prompt where one is to be seen.
+_NOT_TEXT = {"images": "<image>", "videos": "<video>", "audios": "<audio>"}
 _MAX_ROW_VALUES = MAX_VALUES - 4 * MAX_SAMPLES
 _row_encoder = msgspec.msgpack.Encoder()
 _row_decoder = msgspec.msgpack.Decoder(tuple[Text | Turns, Any, Columns])
@@ -47,6 +49,7 @@ def make_prompt(row: Row, file: str, name: str, shape: PromptShape) -> Prompt:
             f"data: {file} line {row.number} has {shape.prompt_key} = {_cut(prompt)}, expected text or a list of chat "
             f"messages with role and content. Set data.prompt_key to one of {sorted(content)}, or fix the row."
         )
+    _check_readable(prompt, content)
     label = content.get(shape.label_key, _verl_label(content))
     if label is None and shape.label_required:
         raise SettingsError(
@@ -58,6 +61,15 @@ def make_prompt(row: Row, file: str, name: str, shape: PromptShape) -> Prompt:
     is_flat = row.max_depth is not None and row.max_depth + 3 <= MAX_DEPTH
     _check_sendable((prompt, label, columns), is_flat)
     return Prompt(make_uid(name, row.number, prompt, label), prompt, label, columns)
+
+
+def _check_readable(prompt: str | list[dict[str, Any]], content: dict[str, Any]) -> None:
+    """Refuse a row whose prompt shows what only its other columns hold: the policy would be asked about what it cannot
+    see."""
+    for column, mark in _NOT_TEXT.items():
+        if content.get(column) and mark in (prompt if isinstance(prompt, str) else str(prompt)):
+            problem = f"has {mark} in its prompt and {column} in a column, and a policy reads texts alone"
+            raise UnsendableRowError(f"{problem}. Leave the row out.")
 
 
 def _check_sendable(content: tuple[object, ...], is_flat: bool) -> None:

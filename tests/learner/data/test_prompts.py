@@ -126,6 +126,21 @@ def test_load_names_the_row_whose_number_cannot_be_sent(tmp_path: Path) -> None:
     )
 
 
+@pytest.mark.parametrize("prompt", ["<image>What is x?", [{"role": "user", "content": "<image>What is x?"}]])
+def test_load_names_the_row_whose_prompt_shows_a_picture(tmp_path: Path, prompt: object) -> None:
+    path = jsonl(tmp_path, {"prompt": "1?", "label": "1"}, {"prompt": prompt, "label": "2", "images": [{"bytes": "x"}]})
+    assert refusal(path) == (
+        f"data: {path} line 2 has <image> in its prompt and images in a column, and a policy reads texts alone. Leave "
+        "the row out."
+    )
+
+
+@pytest.mark.parametrize("row", [{"images": []}, {"images": None}, {"image": "<image>"}, {}])
+def test_a_prompt_that_speaks_of_pictures_and_has_none_is_taken(tmp_path: Path, row: dict[str, object]) -> None:
+    path = jsonl(tmp_path, {"prompt": "What does <image> mean in HTML?", "label": "2", **row})
+    assert len(load_prompts(path, DataSettings())) == 1
+
+
 def test_load_names_the_row_that_is_too_long_for_a_lease(tmp_path: Path) -> None:
     path = jsonl(tmp_path, {"prompt": "x" * MAX_ROW_BYTES, "label": "A"})
     assert refusal(path).startswith(f"data: {path} line 1 has {MAX_ROW_BYTES + 9} bytes, at most {MAX_ROW_BYTES}.")
