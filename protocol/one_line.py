@@ -21,6 +21,12 @@ def one_line(text: object, max_characters: int = 500) -> str:
     return _BREAKS.sub(" ", plain).strip()[:max_characters]
 
 
+def first_line(error: BaseException | None) -> str:
+    """Return the first line of an exception's text, its type where it has none."""
+    text = str(error).strip()
+    return text.splitlines()[0] if text else type(error).__name__
+
+
 def described(error: BaseException) -> str:
     """Return an exception as one line: type, text and the line of code that raised it.
 

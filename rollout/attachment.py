@@ -107,6 +107,6 @@ async def begin_attachment(
         player = EpisodePlayer(engine, gate, made_by, services.resources, rewards, spec.rollout, server, spec.sampling)
     channel = AsyncDealerChannel(spec.coordinator_address, server, node.keys.peer, node.keys.coordinator.public)
     outbox = finished.outbox if finished is not None and finished.run_id == spec.run_id else Outbox()
-    session = RolloutSession(server, spec, channel, player, engine, neighbours, outbox, rewards=rewards)
+    session = RolloutSession(server, spec, channel, player, engine, neighbours, outbox, rewards=rewards, gate=gate)
     task = asyncio.create_task(session.run(), name=f"session {spec.run_id}")
     return Attachment(session, task, channel, services, player)

@@ -72,6 +72,7 @@ class RolloutServer:
         self._find_node = find_node
         self._end_process = end_process
         self._gate = VersionGate()
+        self._is_unserved = False  # weights were committed that the learner has not found right yet
         self._changing = asyncio.Lock()
         self._engine: ServedEngine | None = None
         self._attachment: Attachment | None = None
@@ -123,8 +124,9 @@ class RolloutServer:
                 await services.close()
                 raise
             finished = await self._end_attachment()
-            self._gate.close()
+            self._gate.forget()
             engine.forget_weights()
+            self._is_unserved = False
             self._attachment = await begin_attachment(self.name, spec, node, services, engine, self._gate, finished)
         _log.info("%s  attached  run=%s start=%d", self.name, spec.run_id, spec.incarnation)
         return await self.describe()
@@ -150,11 +152,13 @@ class RolloutServer:
 
     async def join_weights(self, init: dict[str, Any], timeout_s: float) -> None:
         """Join the learner's weight group; generation goes on."""
+        self._disown_unserved()
         await self._running_engine().join_weights(init, timeout_s)
 
     async def prepare(self, update: dict[str, Any]) -> None:
         """Get ready for a push's buckets; new turns are held back where generation stops for them."""
         engine = self._running_engine()
+        self._disown_unserved()
         if not engine.generates_while_receiving:
             self._gate.close()
         await engine.prepare(update)
@@ -164,15 +168,26 @@ class RolloutServer:
         await self._running_engine().receive()
 
     async def commit(self, version: int, digest: str) -> float:
-        """Make what was received policy version `version`, go on generating and ask for leases at once.
+        """Make what was received policy version `version` and go on with what is in flight.
 
-        New turns are held back meanwhile. Returns the seconds for which nothing was generated. Raises: NeighbourError
-        when the digest is another.
+        No turn begins, and none that has tokens of it ends, before `serve`. Returns the seconds for which nothing was
+        generated. Raises: NeighbourError when the digest is another.
         """
-        self._gate.close()
-        pause_s = await self._running_engine().commit(version, digest)
-        self._reopen()
+        engine, served = self._running_engine(), self._gate.version
+        if served is not None and version < served:
+            raise NeighbourError(self.name, f"cannot commit version {version}: it has served version {served}")
+        self._gate.close(version)
+        pause_s = await engine.commit(version, digest)
+        self._is_unserved = True
         return pause_s
+
+    async def serve(self, version: int) -> None:
+        """Use the committed version from now on, and ask for leases at once. Raises: NeighbourError."""
+        held = self._running_engine().policy_version
+        if held != version:
+            raise NeighbourError(self.name, f"cannot serve version {version}: it holds {held}")
+        self._is_unserved = False
+        self._reopen()
 
     async def probe(self, tokens: list[int]) -> list[float]:
         """Return the logprobs of tokens[1:] under the version held, natural log at temperature 1."""
@@ -181,6 +196,7 @@ class RolloutServer:
     async def leave(self) -> None:
         """Leave the weight group; with intact weights, generation goes on."""
         engine = self._running_engine()
+        self._disown_unserved()
         await engine.leave()
         if engine.policy_version is not None:
             self._reopen()
@@ -192,8 +208,15 @@ class RolloutServer:
             raise NeighbourError(self.name, "its engine was not started")
         return self._engine
 
+    def _disown_unserved(self) -> None:
+        """Forget weights that were committed and never found right, and give up what they write."""
+        if self._is_unserved:
+            self._is_unserved = False
+            self._running_engine().forget_weights()
+            self._gate.disown()
+
     def _reopen(self) -> None:
-        self._gate.open()
+        self._gate.open(self._running_engine().policy_version)
         if self._attachment is not None:
             self._attachment.session.wake()
 

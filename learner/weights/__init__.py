@@ -1,1 +1,1 @@
-"""The learner's half of a weight push. Reading order: push, buckets, link, presence, rendezvous."""
+"""The learner's half of a weight push. Reading order: push, buckets, link, presence, rendezvous, verify."""

@@ -18,6 +18,7 @@ from learner.weights.presence import SilentServersError, while_present
 from learner.weights.rendezvous import Rendezvous
 from protocol.errors import NeighbourError
 from protocol.failpoints import failpoint
+from protocol.one_line import first_line
 from protocol.weights.controls import ServerControls
 from protocol.weights.group import PEER_LOST, BroadcastGroup
 
@@ -114,16 +115,6 @@ class WeightLink:
             raise
         self._num_unexplained = 0
         return pause_s
-
-    async def probe(self, tokens: list[int]) -> dict[str, list[float]]:
-        """Return each server's logprobs of tokens[1:]. Raises: NeighbourError naming who did not answer."""
-        answers: dict[str, list[float]] = {}
-
-        async def ask(server: ServerControls) -> None:
-            answers[server.name] = await server.probe(tokens)
-
-        await self._naming_the_silent(self._each("probe", ask, self._deadline_s))
-        return answers
 
     async def leave(self) -> None:
         """Tell the servers that the learner goes, and drop the group; a server that does not listen is left alone."""
@@ -225,7 +216,7 @@ class WeightLink:
             reasons = [
                 f"{name} did not {state} within {limit_s} s"
                 if isinstance(error, TimeoutError)
-                else f"{name} failed to {state}: {_first_line(error)}"
+                else f"{name} failed to {state}: {first_line(error)}"
                 for name, error in failed.items()
             ]
             raise NeighbourError(BOUNDARY, "; ".join(reasons))
@@ -259,7 +250,7 @@ class WeightLink:
             if calls.done() and calls.exception() is not None:
                 calls.result()
             raise NeighbourError(
-                BOUNDARY, f"{', '.join(self.names)} did not {state}: {_first_line(awaited.exception())}"
+                BOUNDARY, f"{', '.join(self.names)} did not {state}: {first_line(awaited.exception())}"
             )
         return awaited.result()
 
@@ -280,8 +271,3 @@ class Feed:
 async def _leave(server: ServerControls) -> None:
     async with asyncio.timeout(_LEAVE_S):
         await server.leave()
-
-
-def _first_line(error: BaseException | None) -> str:
-    text = str(error).strip()
-    return text.splitlines()[0] if text else type(error).__name__

@@ -7,7 +7,8 @@ One push, in order; each state is a call to every server of a link (`learner.wei
 3. receive   buckets by broadcast, two in memory at a time; the next is gathered while one is on its way
 4. commit    version and digest. The server pauses after the token under way, compares its digest, loads, takes the
              version and goes on, requests in flight with their cache: one call to its engine's process
-5. probe     the learner's and the servers' logprobs of a fixed text are compared (`learner.rank.push`)
+5. verify    the learner's and each server's logprobs of a fixed text are compared (`learner.rank.probe`); only a server
+             that computes the same begins and ends turns with the version
 
 Over gloo a server generates until 4, beside a second copy of the weights. Over NCCL there is no room for one: it stands
 still from 2 on, and holds no version until 4.
@@ -36,6 +37,7 @@ from learner.weights.buckets import pack
 from learner.weights.link import Feed, WeightLink
 from learner.weights.presence import SILENCE_S
 from learner.weights.rendezvous import GlooRendezvous, NcclRendezvous, Rendezvous
+from learner.weights.verify import Judge, verify
 from protocol.errors import NeighbourError
 from protocol.weights.controls import ServerControls
 from protocol.weights.digest import WeightDigest
@@ -46,6 +48,7 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 T = TypeVar("T")
+Faults = dict[str, str]  # server name -> what is wrong with it
 _log = logging.getLogger(__name__)
 _ABSENT = "the coordinator has no connection to it"
 _LATE = "it joined while this push was under way, and takes the next one"
@@ -156,23 +159,12 @@ class WeightPusher:
             failed=failed,
         )
 
-    def probe(self, tokens: Sequence[int]) -> dict[str, list[float]]:
-        """Return, for each server synced by the last push, its logprobs of tokens[1:].
+    def verify(self, version: int, tokens: Sequence[int] = (), judge: Judge = lambda name, logprobs: None) -> Faults:
+        """Have each server that the last push synced serve it, if `judge` finds its logprobs of tokens[1:] right.
 
-        A server that does not answer is missing, and no longer counts as synced.
+        Returns why others do not, by name: they no longer count as synced, and join again in the background.
         """
-        links = [link for link in self._links if self._synced.issuperset(link.names)]
-        answers: dict[str, list[float]] = {}
-        for link, answer in zip(links, self._run(_all([link.probe(list(tokens)) for link in links])), strict=True):
-            if isinstance(answer, NeighbourError):
-                self._synced.difference_update(link.names)
-                self._run(_dropped(link, answer.detail))
-                _log.warning("weight push: %s", answer)
-            elif isinstance(answer, BaseException):
-                raise answer
-            else:
-                answers |= answer
-        return answers
+        return self._run(self._verified(version, list(tokens), judge))
 
     def close(self) -> None:
         """Leave all groups and stop; servers with intact weights go on generating."""
@@ -215,6 +207,19 @@ class WeightPusher:
                 link.lost |= gone
                 link.drop(_ABSENT)
         self._rejoin_failed()
+
+    async def _verified(self, version: int, tokens: list[int], judge: Judge) -> Faults:
+        servers = [server for link in self._links for server in link.servers if server.name in self._synced]
+        faults = await verify(servers, version, tokens, judge, self._deadline_s, self._silence_s)
+        self._synced -= faults.keys()
+        for link in self._links:
+            if wrong := faults.keys() & set(link.names):
+                link.lost |= wrong
+                link.drop("; ".join(faults[name] for name in sorted(wrong)))
+        self._rejoin_failed()
+        for fault in faults.values():
+            _log.warning('weight push: %s  consequence="it serves nothing until a good push"', fault)
+        return faults
 
     def _present(self) -> list[WeightLink]:
         return [link for link in self._links if not self._absent.issuperset(link.names)]
@@ -290,7 +295,3 @@ async def _cancel_the_rest() -> None:
     for task in rest:
         task.cancel()
     await asyncio.gather(*rest, return_exceptions=True)
-
-
-async def _dropped(link: WeightLink, reason: str) -> None:
-    link.drop(reason)

@@ -43,10 +43,17 @@ class ServerControls(WeightControls, Protocol):
     @property
     def name(self) -> str: ...
 
+    async def serve(self, version: int) -> None:
+        """Use the committed version from now on: what it computes is what the learner computes.
+
+        Until then no turn begins, and none that has tokens of it ends. Raises when another version is held.
+        """
+        ...
+
     async def ping(self) -> None:
         """Return at once: the server can be reached and its event loop turns."""
         ...
 
 
-VERBS = ("join_weights", "prepare", "receive", "commit", "probe", "leave", "ping")
+VERBS = ("join_weights", "prepare", "receive", "commit", "probe", "serve", "leave", "ping")
 """Every verb of `ServerControls`, for who passes them on."""

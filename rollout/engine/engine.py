@@ -43,7 +43,8 @@ class Engine:
     def __init__(self, spec: EngineRequest, llm: Any) -> None:
         self.spec = spec
         self.policy_version: int | None = None
-        self._num_forgotten = 0
+        self._num_forgotten = self._num_committed = 0
+        self._is_cache_fresh = False  # nothing was asked for since the weights came: their cache is empty
         self._llm = llm
         self._processes = _processes_of(llm)
         # A seeded request whose prompt is prefilled in parts kills vLLM's engine on CPUs ("CPU Generator does not use
@@ -91,6 +92,7 @@ class Engine:
         """
         if self.policy_version is None:
             raise NeighbourError(BOUNDARY, "serves nothing: its weights were not verified against the learner's")
+        self._is_cache_fresh = False
         request = token_request(prompt_tokens, self._cache_salt())
         params = sampling_params(sampling, self._can_seed, self._ends_turns)
         self._num_in_flight += 1
@@ -105,12 +107,18 @@ class Engine:
     async def probe(self, tokens: list[int]) -> list[float]:
         """Return the logprobs of tokens[1:], each given what stands before it, under the version held.
 
-        Natural log at temperature 1. Raises: NeighbourError when no weights are held.
+        Natural log at temperature 1. The first after a commit reads what requests would find cached, which is nothing:
+        keys and values of older weights that were kept would show. Raises: NeighbourError when no weights are held.
         """
         if self.policy_version is None:
             raise NeighbourError(BOUNDARY, "holds no verified weights to probe")
-        request = token_request(tokens, f"probe/{self._cache_salt()}")
-        result = await self._finished(request, probe_params(), f"probe-{self.policy_version}-{id(request)}")
+        is_first, self._is_cache_fresh = self._is_cache_fresh, False
+        request = token_request(tokens, self._cache_salt())
+        params = probe_params(reads_cache=is_first)
+        result = await self._finished(request, params, f"probe-{self.policy_version}-{id(request)}")
+        if is_first and result.num_cached_tokens:
+            held = f"{result.num_cached_tokens} tokens' keys and values cached under other weights"
+            raise NeighbourError(BOUNDARY, f"would go on from {held} than version {self.policy_version}'s")
         entries = list(result.prompt_logprobs)[1:]
         return [entry[token].logprob for entry, token in zip(entries, tokens[1:], strict=True)]
 
@@ -182,7 +190,8 @@ class Engine:
         self._update, self._paused_at = None, None
         if num_forgotten != self._num_forgotten:
             raise NeighbourError(BOUNDARY, f"serves another run, since before version {version} was loaded")
-        self.policy_version = version
+        self.policy_version, self._is_cache_fresh = version, True
+        self._num_committed += 1
         return perf_counter() - paused_at if paused_at is not None else float(pause_s)
 
     async def leave(self) -> None:
@@ -202,7 +211,7 @@ class Engine:
 
     def _cache_salt(self) -> str:
         """Return a name that no other weights in this process have: vLLM shares cached prefixes under one salt."""
-        return f"{self._num_forgotten}/{self.policy_version}"
+        return f"{self._num_forgotten}/{self._num_committed}/{self.policy_version}"
 
     async def _update_weights(self, update_info: dict[str, Any]) -> None:
         from vllm.distributed.weight_transfer.base import WeightTransferUpdateRequest

@@ -42,11 +42,20 @@ def sampling_params(sampling: Sampling, can_seed: bool, ends_turns: bool) -> Any
     )
 
 
-def probe_params() -> Any:
-    """Return the parameters of a request that is made for its prompt's logprobs alone."""
+def probe_params(reads_cache: bool) -> Any:
+    """Return the parameters of a request that is made for its prompt's logprobs alone.
+
+    reads_cache: whether cached keys and values are used, whose own logprobs vLLM does not compute: none may be there.
+    """
     from vllm import SamplingParams
 
-    return SamplingParams(max_tokens=1, temperature=0.0, prompt_logprobs=0, detokenize=False)
+    return SamplingParams(
+        max_tokens=1,
+        temperature=0.0,
+        prompt_logprobs=0,
+        detokenize=False,
+        skip_reading_prefix_cache=not reads_cache,
+    )
 
 
 def generation_of(output: Any, text: str) -> Generation:

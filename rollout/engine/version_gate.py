@@ -1,24 +1,73 @@
-"""Holds new generations back while the engine's weights change.
+"""Holds generations back while the engine's weights change, and until the learner has found them right.
 
 Requests inside the engine are frozen by the engine itself and go on after the push. A conversation that reaches its
 next turn in those milliseconds must wait here: the engine refuses requests while its weights are not verified, and one
-that was queued under the old version would be served from the old version's prefix cache.
+that was queued under the old version would be served from the old version's prefix cache. A generation that ends with
+tokens of a version that nobody has verified yet waits too; it fails when the version turns out to be wrong.
 """
 
 import asyncio
+from collections.abc import Iterator
+from contextlib import contextmanager
 
 
 class VersionGate:
-    """Starts closed: nothing is generated before the first verified push. Lives in one event loop."""
+    """Starts closed: nothing is generated before the first verified push. Lives in one event loop.
+
+    num_disowned: how often what was being written was given up.
+    """
 
     def __init__(self) -> None:
+        self.num_disowned = 0
         self._opened = asyncio.Event()
+        self._version: int | None = None  # that was verified last
+        self._coming: int | None = None  # that is being loaded, or was loaded and not verified
+        self._writing: set[asyncio.Timeout] = set()
 
-    def open(self) -> None:
+    @property
+    def version(self) -> int | None:
+        """The version that was verified last for the run that is served; None before the first."""
+        return self._version
+
+    @property
+    def is_open(self) -> bool:
+        return self._opened.is_set()
+
+    def open(self, version: int | None = None) -> None:
+        """Let turns begin and end. version: that of the weights, which were verified."""
+        self._version, self._coming = version, None
         self._opened.set()
 
-    def close(self) -> None:
+    def close(self, coming: int | None = None) -> None:
+        """Hold turns back. coming: the version that is loaded now; one of its number may have been verified before."""
+        self._coming = coming
         self._opened.clear()
+
+    def forget(self) -> None:
+        """Close for a run that numbers its versions anew."""
+        self.close()
+        self._version = None
+
+    def disown(self) -> None:
+        """Give up all that is being written: the weights that write it were never verified."""
+        self.num_disowned += 1
+        for deadline in self._writing:
+            if not deadline.expired():
+                deadline.reschedule(asyncio.get_running_loop().time())
+
+    @contextmanager
+    def writing(self, deadline: asyncio.Timeout) -> Iterator[None]:
+        """Have the deadline, which was entered, pass at once when what is written inside is given up."""
+        self._writing.add(deadline)
+        try:
+            yield
+        finally:
+            self._writing.discard(deadline)
+
+    async def verified(self, version: int) -> None:
+        """Return once tokens of this version may be used, inside `writing`."""
+        if version != self._version or version == self._coming:
+            await self.passed()
 
     async def passed(self) -> None:
         """Return while the gate is open; the caller must ask the engine before it waits for anything else."""

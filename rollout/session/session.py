@@ -21,6 +21,7 @@ from protocol.errors import FrameError
 from protocol.settings.run_spec import RunSpec
 from protocol.wire import messages as m
 from protocol.wire.codec import Decoder, encode
+from rollout.engine.version_gate import VersionGate
 from rollout.episodes.sample import Generator, Player
 from rollout.session.failure_counts import FailureCounts
 from rollout.session.needs import Channel, Neighbours, RewardSets
@@ -58,8 +59,11 @@ class RolloutSession:
         outbox: Outbox,
         clock: Callable[[], float] = time.monotonic,
         rewards: RewardSets | None = None,
+        gate: VersionGate | None = None,
     ) -> None:
         """outbox: empty, or what an earlier start of the same run left here; all of it is sent again.
+
+        gate: where turns wait while weights change; None: they never do.
 
         rewards: part of `services`; None: they cannot be changed while the run goes on.
         """
@@ -71,6 +75,7 @@ class RolloutSession:
         self._engine = engine
         self._services = services
         self._rewards = rewards
+        self._gate = gate
         self._clock = clock
         self._decoder: Decoder[m.Message] = Decoder(m.ToServer | m.Done)
         self._tokens_before = engine.stats.num_output_tokens
@@ -86,6 +91,11 @@ class RolloutSession:
     def is_welcome(self) -> bool:
         """True once the coordinator has answered."""
         return self._is_welcome
+
+    @property
+    def _served_version(self) -> int | None:
+        """The version that turns are written with; None while there is none, and until it was verified."""
+        return self._engine.policy_version if self._gate is None or self._gate.is_open else None
 
     @property
     def num_groups(self) -> int:
@@ -192,7 +202,7 @@ class RolloutSession:
         """Greet until the coordinator answers. Later a Hello would take every lease back: it means a fresh start."""
         if self._is_welcome or self._clock() - self._greeted_at < _HELLO_EVERY_S:
             return
-        hello = m.Hello(**self._stamp(), server=self._server, policy_version=self._engine.policy_version)
+        hello = m.Hello(**self._stamp(), server=self._server, policy_version=self._served_version)
         if await self._channel.send(encode(hello)):
             self._greeted_at = self._clock()
 
@@ -231,7 +241,7 @@ class RolloutSession:
         be lost."""
         rewards = self._rewards
         reward_set, problem = (1, None) if rewards is None else (rewards.number, rewards.problem)
-        demand = (self._room(), self._engine.policy_version, self._heard_of_lease, reward_set, problem)
+        demand = (self._room(), self._served_version, self._heard_of_lease, reward_set, problem)
         is_news = demand != self._demanded or self._clock() - self._demanded_at >= _BEAT_EVERY_S
         if not self._is_welcome or not is_news:
             return
@@ -251,7 +261,7 @@ class RolloutSession:
         )
 
     def _room(self) -> int:
-        if self._engine.policy_version is None or not self._services.is_accepting:
+        if self._served_version is None or not self._services.is_accepting:
             return 0
         return self._samples.room
 
@@ -263,7 +273,7 @@ class RolloutSession:
         await self._send(
             m.Heartbeat(
                 **self._stamp(),
-                policy_version=self._engine.policy_version,
+                policy_version=self._served_version,
                 num_groups=self.num_groups,
                 num_running=stats.num_in_flight,
                 num_waiting=max(0, self.num_samples - stats.num_in_flight),

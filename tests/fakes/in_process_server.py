@@ -35,6 +35,9 @@ class InProcessServer:
     async def probe(self, tokens: list[int]) -> list[float]:
         return await self._there(self._engine.probe(tokens))
 
+    async def serve(self, version: int) -> None:
+        pass
+
     async def leave(self) -> None:
         await self._there(self._engine.leave())
 

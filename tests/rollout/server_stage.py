@@ -53,3 +53,4 @@ async def push(server: RolloutServer, version: int) -> None:
     await server.prepare({})
     await server.receive()
     await server.commit(version, "digest")
+    await server.serve(version)

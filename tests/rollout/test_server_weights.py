@@ -1,6 +1,7 @@
 """The server and its weights: what it generates before, during and after a push."""
 
 import asyncio
+from typing import Any
 
 import pytest
 
@@ -37,6 +38,7 @@ async def test_turns_are_generated_while_a_push_is_received(stage: Stage) -> Non
     assert (await stage.coordinator.next(m.TrajectoryDone)).facts.oldest_version == 1
     await stage.server.receive()
     assert await stage.server.commit(2, "digest") == 0.125
+    await stage.server.serve(2)
     stage.coordinator.lease("e0-b")
     assert (await stage.coordinator.next(m.TrajectoryDone)).facts.oldest_version == 2
 
@@ -52,6 +54,7 @@ async def test_new_turns_wait_for_the_commit_where_generation_stops_for_a_push(s
     assert stage.engine.requests == []
     await stage.server.receive()
     await stage.server.commit(2, "digest")
+    await stage.server.serve(2)
     assert (await stage.coordinator.next(m.TrajectoryDone)).facts.oldest_version == 2
 
 
@@ -109,3 +112,62 @@ async def test_coordinator_is_told_of_new_weights_at_once(stage: Stage, monkeypa
     assert (await stage.coordinator.next(m.Demand)).policy_version is None
     await push(stage.server, 8)
     assert (await stage.coordinator.next(m.Demand)).policy_version == 8
+
+
+async def test_committed_version_is_told_and_written_with_only_once_it_is_served(stage: Stage) -> None:
+    await stage.server.attach(stage.run())
+    await push(stage.server, 1)
+    await stage.coordinator.welcome()
+    while (await stage.coordinator.next(m.Demand)).policy_version != 1:
+        pass
+    await stage.server.prepare({})
+    await stage.server.receive()
+    await stage.server.commit(2, "digest")
+    while (demand := await stage.coordinator.next(m.Demand)).policy_version is not None:
+        pass
+    stage.coordinator.lease("e0-a")
+    await asyncio.sleep(0.1)
+    asked = list(stage.engine.requests)
+    assert await stage.server.probe([1, 2, 3]) == [-2.0, -2.0]
+    await stage.server.serve(2)
+
+    assert (demand.num_groups, asked) == (0, [])
+    assert (await stage.coordinator.next(m.TrajectoryDone)).facts.oldest_version == 2
+
+
+@pytest.mark.parametrize("next_call", ["join_weights", "leave", "prepare"])
+async def test_what_weights_wrote_that_nobody_served_is_given_up(stage: Stage, next_call: str) -> None:
+    await stage.server.attach(stage.run())
+    await push(stage.server, 1)
+    await stage.coordinator.welcome()
+    stage.engine.is_slow = True
+    stage.coordinator.lease("e0-a")
+    async with asyncio.timeout(20.0):
+        while not stage.engine.requests:
+            await asyncio.sleep(0.01)
+    await stage.server.prepare({})
+    await stage.server.receive()
+    await stage.server.commit(2, "digest")
+    arguments: dict[str, tuple[Any, ...]] = {"join_weights": ({}, 1.0), "prepare": ({},)}
+    await getattr(stage.server, next_call)(*arguments.get(next_call, ()))
+
+    failed = await stage.coordinator.next(m.SampleFailed)
+    assert failed.boundary == "engine"
+    assert "was given up: its weights were found to be other than the learner's" in failed.detail
+    assert stage.engine.calls.count("forget_weights") == 2  # once when the run was attached
+    with pytest.raises(NeighbourError, match=r"^sluice-rollout-0: cannot serve version 2: it holds None$"):
+        await stage.server.serve(2)
+
+
+async def test_version_older_than_one_that_was_served_is_refused_and_the_newer_one_stays_in_use(stage: Stage) -> None:
+    await stage.server.attach(stage.run())
+    await push(stage.server, 5)
+    await stage.coordinator.welcome()
+    with pytest.raises(NeighbourError, match=r"^sluice-rollout-0: cannot commit version 3: it has served version 5$"):
+        await push(stage.server, 3)
+    stage.coordinator.lease("e0-a")
+    assert (await stage.coordinator.next(m.TrajectoryDone)).facts.oldest_version == 5
+
+    await push(stage.server, 5)  # the same once more: no server held it
+    await stage.server.attach(stage.run(incarnation=2))  # that started from an older checkpoint
+    await push(stage.server, 1)

@@ -1,7 +1,6 @@
 """A weight push that waits for one of two servers in each of its states; the other server must get the weights."""
 
 import asyncio
-import logging
 import os
 import signal
 import socket
@@ -124,9 +123,5 @@ def _push_version(pusher: WeightPusher, version: int) -> str:
 
 
 def _probe(pusher: WeightPusher) -> str:
-    said: list[str] = []
-    handler = logging.Handler()
-    handler.emit = lambda record: said.append(record.getMessage())  # type: ignore[method-assign]
-    logging.getLogger("learner.weights.push").addHandler(handler)
-    answers = pusher.probe([1, 2, 3])
-    return "; ".join(said) if "near" in answers else f"the other server was not asked: {said}"
+    faults = pusher.verify(1, [1, 2, 3])
+    return faults.get("victim", "nothing") if "near" not in faults else f"the other server was not asked: {faults}"

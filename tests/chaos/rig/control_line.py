@@ -17,7 +17,7 @@ class ControlLine:
 
     def __init__(self, name: str, host: str, port: int) -> None:
         self.name = name
-        self._where = (host, port)
+        self.where = (host, port)
         self._idle: list[_Connection] = []
 
     async def ping(self) -> None:
@@ -40,14 +40,23 @@ class ControlLine:
         logprobs: list[float] = await self._call("probe", tokens)
         return logprobs
 
+    async def serve(self, version: int) -> None:
+        await self._call("serve", version)
+
     async def leave(self) -> None:
         await self._call("leave")
 
+    async def call(self, verb: str, *arguments: Any) -> Any:
+        """Call anything else that the far end has. Raises: OSError, RuntimeError with what it raised."""
+        return await self._call(verb, *arguments)
+
     async def _call(self, verb: str, *arguments: Any) -> Any:
-        reader, writer = self._idle.pop() if self._idle else await asyncio.open_connection(*self._where, limit=_LIMIT)
+        reader, writer = self._idle.pop() if self._idle else await asyncio.open_connection(*self.where, limit=_LIMIT)
         try:
             writer.write(json.dumps([verb, *arguments]).encode() + b"\n")
-            answer = json.loads(await reader.readline() or '{"error": "the connection was closed"}')
+            if not (line := await reader.readline()):
+                raise ConnectionError("the connection was closed")
+            answer = json.loads(line)
         except BaseException:
             writer.close()
             raise

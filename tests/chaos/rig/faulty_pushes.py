@@ -80,6 +80,9 @@ class FaultyServer:
     async def probe(self, tokens: list[int]) -> list[float]:
         return []
 
+    async def serve(self, version: int) -> None:
+        pass
+
     async def leave(self) -> None:
         await self._there(self._engine.leave())
 

@@ -73,4 +73,5 @@ class _PushingLearner(CountingLearner):
     def push(self) -> None:
         weights = torch.full((_WEIGHT_BYTES // 4,), float(self.version))
         report = self.pusher.push(self.version, *planned([("weights", weights)], _BUCKET_BYTES))
+        self.pusher.verify(self.version)
         self.pipe.send(("weights", self.version, report.push_s, report.synced, report.failed))

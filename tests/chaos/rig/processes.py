@@ -108,6 +108,7 @@ async def obey(pipe: Connection, server: RolloutServer) -> None:
             await server.prepare({})
             await server.receive()
             await server.commit(rest[0], "")
+            await server.serve(rest[0])
         elif verb == "stall":
             _burn(rest[0])
         elif verb == "detach":

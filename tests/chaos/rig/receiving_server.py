@@ -52,6 +52,9 @@ class ReceivingServer:
     async def probe(self, tokens: list[int]) -> list[float]:
         return [0.0] * (len(tokens) - 1)
 
+    async def serve(self, version: int) -> None:
+        pass
+
     async def leave(self) -> None:
         self._group = None
 

@@ -40,6 +40,7 @@ class FakeServer:
         self.delay_s = 0.0
         self.pause_s = 0.25  # what it says of each push
         self.version: int | None = None
+        self.served: int | None = None
         self.weights: dict[str, torch.Tensor] = {}
         self.inits: list[dict[str, Any]] = []
         self._workers = range(num_workers)
@@ -80,6 +81,10 @@ class FakeServer:
     async def probe(self, tokens: list[int]) -> list[float]:
         await self._enter("probe")
         return [-float(token) for token in tokens[1:]]
+
+    async def serve(self, version: int) -> None:
+        await self._enter("serve")
+        self.served = version
 
     async def leave(self) -> None:
         await self._enter("leave")

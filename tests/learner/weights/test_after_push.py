@@ -43,9 +43,9 @@ def test_server_that_failed_a_probe_is_not_probed_again_before_the_next_push(
 ) -> None:
     push(pusher, 1)
     servers[1].fault = ("probe", "raise")
-    answers = [pusher.probe([7, 8]), pusher.probe([7, 8])]
+    faults = [pusher.verify(1, [7, 8]), pusher.verify(1, [7, 8])]
 
-    assert answers == [{QUICK: [-8.0]}, {QUICK: [-8.0]}]
+    assert faults == [{SLOW: "slow failed to probe: slow is gone"}, {}]
     assert servers[1].calls.count("probe") == 1
 
 

@@ -186,12 +186,33 @@ def test_tensor_of_another_shape_than_planned_is_refused(pushers: list[WeightPus
         make_pusher(pushers, [FakeServer("one")]).push(1, PLAN, iter([[("a", torch.zeros(8, 64))]]))
 
 
-def test_probe_asks_every_synced_server(pushers: list[WeightPusher]) -> None:
+def test_every_synced_server_is_verified(pushers: list[WeightPusher]) -> None:
     servers = [FakeServer("good"), FakeServer("bad", ("prepare", "raise")), FakeServer("mute", ("probe", "raise"))]
     pusher = make_pusher(pushers, servers)
     push(pusher, 1)
+    judged: dict[str, list[float]] = {}
+    faults = pusher.verify(1, [7, 8, 9], lambda name, logprobs: judged.update({name: logprobs}))
 
-    assert pusher.probe([7, 8, 9]) == {"good": [-8.0, -9.0]}
+    assert judged == {"good": [-8.0, -9.0]}
+    assert faults == {"mute": "mute failed to probe: mute is gone"}
+    assert [server.served for server in servers] == [1, None, None]
+
+
+def test_server_with_other_logprobs_does_not_serve_until_a_good_push(pushers: list[WeightPusher]) -> None:
+    servers = [FakeServer("good"), FakeServer("liar")]
+    pusher = make_pusher(pushers, servers)
+    push(pusher, 1)
+    faults = pusher.verify(1, [7, 8, 9], lambda name, logprobs: "it lies" if name == "liar" else None)
+    end = time.monotonic() + 30.0
+    while push(pusher, 2).synced != ("good", "liar") and time.monotonic() < end:  # it joins anew in the background
+        time.sleep(0.05)
+    served = [server.served for server in servers]
+    again = pusher.verify(2, [7, 8, 9], lambda name, logprobs: None)
+
+    assert (faults, again) == ({"liar": "it lies"}, {})
+    assert served == [1, None]
+    assert servers[1].calls.count("join") == 2
+    assert [server.served for server in servers] == [2, 2]
 
 
 def test_closing_leaves_the_groups_of_the_servers_that_are_there(pushers: list[WeightPusher]) -> None:

@@ -61,7 +61,9 @@ def test_server_that_is_silent_while_it_is_probed_is_no_longer_synced(pushers: l
     push(pusher, 1)
     servers[1].is_silent = True
 
-    assert pusher.probe([7, 8, 9]) == {"good": [-8.0, -9.0]}
+    faults = pusher.verify(1, [7, 8, 9])
+    assert list(faults) == ["cut off"]
+    assert "answered no ping for 1 s" in faults["cut off"]
 
 
 def test_server_that_was_out_of_reach_is_synced_when_it_is_back(pushers: list[WeightPusher]) -> None:

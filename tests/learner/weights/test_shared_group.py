@@ -65,6 +65,9 @@ class Server:
     async def probe(self, tokens: list[int]) -> list[float]:
         return []
 
+    async def serve(self, version: int) -> None:
+        pass
+
     async def leave(self) -> None:
         pass
 

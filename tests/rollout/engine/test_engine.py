@@ -191,6 +191,18 @@ async def test_probe_gives_the_logprobs_of_a_generation(engine: Engine) -> None:
     assert logprobs[len(PROMPT) - 1 :] == pytest.approx(generation.logprobs, abs=1e-4)
 
 
+async def test_first_probe_after_a_commit_finds_what_is_cached_of_other_weights(engine: Engine) -> None:
+    tokens = PROMPT * 23  # more than a block of the cache
+    await engine.serve_loaded_weights(3)
+    await engine.probe(tokens)
+    again = await engine.probe(tokens)  # of the same weights: what is cached is left aside
+    engine._is_cache_fresh = True  # as a commit has it, which should have changed the salt of the cache
+    with pytest.raises(NeighbourError, match=r"from 128 tokens' keys and values cached under other weights"):
+        await engine.probe(tokens)
+
+    assert len(again) == len(tokens) - 1
+
+
 async def test_conversation_of_an_agent_has_the_engines_tokens_and_logprobs(engine: Engine) -> None:
     await engine.serve_loaded_weights(3)
     contents = []

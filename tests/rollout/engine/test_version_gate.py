@@ -2,6 +2,8 @@
 
 import asyncio
 
+import pytest
+
 from rollout.engine.version_gate import VersionGate
 
 
@@ -32,3 +34,49 @@ async def test_gate_that_closes_before_a_waiter_wakes_holds_it_back() -> None:
 
     gate.open()
     await passing
+
+
+async def test_tokens_of_the_verified_version_are_used_while_another_is_loaded() -> None:
+    gate = VersionGate()
+    gate.open(3)
+    gate.close()
+    await gate.verified(3)
+    waiting = asyncio.create_task(gate.verified(4))
+    await _turn()
+    assert not waiting.done()
+
+    gate.open(4)
+    await waiting
+
+
+async def test_tokens_of_a_version_that_is_pushed_once_more_wait() -> None:
+    gate = VersionGate()
+    gate.open(3)
+    gate.close(3)
+    waiting = asyncio.create_task(gate.verified(3))
+    await _turn()
+    assert not waiting.done()
+
+    gate.open(3)
+    await waiting
+
+
+async def test_what_is_written_by_disowned_weights_is_given_up_at_once_and_what_waits_to_begin_is_not() -> None:
+    gate = VersionGate()
+    beginning = asyncio.create_task(gate.passed())
+
+    async def write() -> None:
+        async with asyncio.timeout(60.0) as deadline:
+            with gate.writing(deadline):
+                await gate.verified(4)
+
+    writing = asyncio.create_task(write())
+    await _turn()
+    gate.disown()
+    with pytest.raises(TimeoutError):
+        await writing
+    assert gate.num_disowned == 1
+    assert not beginning.done()
+    gate.disown()  # nothing is written any more
+    gate.open(5)
+    await beginning

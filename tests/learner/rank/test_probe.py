@@ -1,0 +1,87 @@
+"""What a server's logprobs of the probe say about its weights."""
+
+import math
+from typing import Any, cast
+
+import pytest
+import torch
+
+from learner.models.policy import PolicyEngine
+from learner.rank.probe import Probe
+from protocol.settings.settings import Settings
+
+NUM = 15  # logprobs of a probe of 16 tokens
+
+
+class Policy:
+    """Computes `now` for every token."""
+
+    vocab_size = 100
+
+    def __init__(self) -> None:
+        self.now = -4.0
+
+    def logprobs(self, batch: Any, temperature: float) -> torch.Tensor:
+        return torch.full((batch.num_model_tokens,), self.now, dtype=torch.float64)
+
+
+def _probe(dtype: str = "float32", **weights: Any) -> tuple[Policy, Probe]:
+    rollout = {"max_context_tokens": 17, "max_response_tokens": 8}
+    given = {"policy": {"model": "m", "dtype": dtype}, "rollout": rollout, "weights": weights}
+    policy = Policy()
+    return policy, Probe(cast(PolicyEngine, policy), Settings.model_validate(given))
+
+
+def _fault(probe: Probe, value: float) -> str | None:
+    return probe.fault_of("s1", [value] * NUM)
+
+
+def test_probe_leaves_room_for_a_token_and_is_the_same_on_every_rank() -> None:
+    assert _probe()[1].tokens == _probe()[1].tokens
+    assert len(_probe()[1].tokens) == 16
+    assert _probe(probe=False)[1].tokens == []
+
+
+@pytest.mark.parametrize(
+    ("logprobs", "fault"),
+    [
+        ([-4.0] * NUM, None),
+        ([-4.0009] * NUM, None),
+        ([-4.002, *[-4.0] * 14], r"differ by up to 0\.002 nats, more than 0\.001\. Set weights\.probe_tolerance"),
+        ([math.nan, *[-4.0] * 14], "differ by up to inf nats"),
+        ([-4.0] * 3, r"^s1 answered 3 logprobs for the 15 that it was asked for$"),
+    ],
+)
+def test_logprobs_off_by_more_than_the_tolerance_are_a_fault(logprobs: list[float], fault: str | None) -> None:
+    _, probe = _probe()
+    probe.expect()
+    found = probe.fault_of("s1", logprobs)
+    if fault is None:
+        assert found is None
+    else:
+        with pytest.raises(ValueError, match=fault):
+            raise ValueError(found)
+
+
+def test_weights_that_were_left_behind_are_a_fault_far_below_the_tolerance() -> None:
+    policy, probe = _probe()
+    for value in (-4.0, -4.0005):
+        policy.now = value
+        probe.expect()
+        assert _fault(probe, value + 1e-6) is None
+    policy.now = -4.001
+    probe.expect()
+
+    assert _fault(probe, -4.0009) is None  # an eighth of the change and noise
+    stale = "differ by up to 0.0005 nats, where the push changed them by 0.0005 and good pushes differed by 0.0001"
+    assert stale in str(_fault(probe, -4.0005))
+    probe.expect()  # the same weights are pushed once more
+    assert stale in str(_fault(probe, -4.0005))
+
+
+def test_noise_is_no_fault_where_the_push_changed_no_more_than_noise() -> None:
+    policy, probe = _probe("bfloat16")
+    for number in range(20):
+        policy.now = -4.0 - 1e-4 * number
+        probe.expect()
+        assert _fault(probe, policy.now + (0.004 if number == 0 else 0.2)) is None

@@ -1,0 +1,103 @@
+"""What a rank makes of servers that compute something else than it does."""
+
+from collections.abc import Iterator
+from typing import Any, cast
+
+import pytest
+import torch
+
+from learner.models.policy import PolicyEngine
+from learner.rank.push import RankPusher
+from protocol.errors import NeighbourError
+from protocol.settings.settings import Settings
+from tests.fakes.planned_weights import planned
+from tests.learner.weights.fake_server import FakeServer
+
+WEIGHTS = [("a", torch.ones(8))]
+
+
+class Policy:
+    """Computes what `FakeServer` answers."""
+
+    vocab_size = 100
+    plan = planned(WEIGHTS, 64)[0]
+
+    def check_finite(self) -> None:
+        """They are."""
+
+    def pushed_weights(self, bucket_bytes: int) -> "Policy":
+        return self
+
+    def buckets(self, is_sender: bool) -> Any:
+        return planned(WEIGHTS, 64)[1]
+
+    def logprobs(self, batch: Any, temperature: float) -> torch.Tensor:
+        return -batch.targets.double()
+
+
+class Liar(FakeServer):
+    """lies: in its answers to probes."""
+
+    lies = False
+
+    async def probe(self, tokens: list[int]) -> list[float]:
+        return [logprob + self.lies for logprob in await super().probe(tokens)]
+
+
+@pytest.fixture
+def servers() -> list[Liar]:
+    return [Liar("s1"), Liar("s2")]
+
+
+@pytest.fixture
+def pusher(servers: list[Liar]) -> Iterator[RankPusher]:
+    settings = Settings.model_validate({"policy": {"model": "m", "dtype": "float32"}})
+    made = RankPusher(cast(PolicyEngine, Policy()), settings, servers, "127.0.0.1", "gloo")
+    yield made
+    made.close()
+
+
+def _push_to_both(pusher: RankPusher, version: int) -> None:
+    for _ in range(1000):
+        report = pusher.push(version)
+        assert report is not None
+        if len(report.synced) == 2:
+            return
+    raise AssertionError(report.failed)
+
+
+def test_server_that_computes_something_else_costs_only_itself_and_is_back_with_a_good_push(
+    pusher: RankPusher, servers: list[Liar]
+) -> None:
+    pusher.push(1)
+    servers[1].lies = True
+    report = pusher.push(2)
+    served = [server.served for server in servers]
+    servers[1].lies = False
+    _push_to_both(pusher, 3)
+
+    assert report is not None
+    assert report.synced == ("s1",)
+    assert "s2 computes other logprobs than the learner after the push" in report.failed["s2"]
+    assert served == [2, 1]
+    assert [server.served for server in servers] == [3, 3]
+
+
+def test_run_ends_when_all_servers_compute_something_else_twice_in_a_row(
+    pusher: RankPusher, servers: list[Liar]
+) -> None:
+    pusher.push(1)
+    for server in servers:
+        server.lies = True
+    report = pusher.push(2)
+    assert report is not None
+    assert report.synced == ()
+    with pytest.raises(NeighbourError, match=r"no server took version 2: .*computes other logprobs"):
+        _push_to_both(pusher, 2)
+
+
+def test_first_push_that_every_server_gets_wrong_ends_the_run(pusher: RankPusher, servers: list[Liar]) -> None:
+    for server in servers:
+        server.lies = True
+    with pytest.raises(NeighbourError, match="no server took version 1: s1 computes other logprobs"):
+        pusher.push(1)
