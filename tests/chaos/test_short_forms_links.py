@@ -1,4 +1,4 @@
-"""Cut links and waits for who does not answer, in the short form of their commands, side by side: both mostly wait."""
+"""Cut links and waits for who does not answer, in the short form of their commands, side by side: all mostly wait."""
 
 import re
 import subprocess
@@ -20,7 +20,7 @@ Commands = dict[str, "subprocess.Popen[str]"]
 
 @pytest.fixture(scope="module")
 def commands() -> Iterator[Commands]:
-    """Yield both commands, begun."""
+    """Yield the commands, begun."""
     begun = {
         name: subprocess.Popen(
             [sys.executable, "-m", f"tests.chaos.{name}", "--seed", "1", "--short"],
@@ -28,7 +28,7 @@ def commands() -> Iterator[Commands]:
             stderr=subprocess.PIPE,
             text=True,
         )
-        for name in ("partition", "hangs")
+        for name in ("partition", "hangs", "push_faults")
     }
     yield begun
     for process in begun.values():
@@ -51,3 +51,14 @@ def test_hangs_holds_in_its_short_form(commands: Commands) -> None:
     figures = r"hangs ways=\d\d hung=0 wrong_names=0 longest_over_limit_s=[\d.e-]+ holds=yes"
     assert re.fullmatch(figures, output.splitlines()[-1]), output[-6000:] + errors[-3000:]
     assert commands["hangs"].returncode == 0
+
+
+@pytest.mark.timeout(300)
+def test_push_faults_holds_in_its_short_form(commands: Commands) -> None:
+    output, errors = commands["push_faults"].communicate(timeout=280)
+    # How soon the others write is the machine's matter, which may be busy.
+    figures = (
+        r"push_faults pushes=\d+ faults=8 cut=\w+ unexpected_failures=0 wrong_tokens=0 tokens=[1-9]\d* "
+        r"longest_push_s=[\d.]+ others_after_s=[\d.]+ back_after_s=[\d.]+ holds=(yes|no)"
+    )
+    assert re.fullmatch(figures, output.splitlines()[-1]), output[-6000:] + errors[-3000:]

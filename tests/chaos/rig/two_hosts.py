@@ -22,6 +22,11 @@ class TwoHosts:
         self.near, self.far = f"sluice-near-{tag}", f"sluice-far-{tag}"
         self._ends = {self.near: (f"sn{tag}", self.near_address), self.far: (f"sf{tag}", self.far_address)}
 
+    @property
+    def far_end(self) -> str:
+        """The far host's network device on the link."""
+        return self._ends[self.far][0]
+
     def make(self) -> None:
         """Raises: subprocess.CalledProcessError whose stderr says what is not allowed or not there."""
         for host in self._ends:
