@@ -27,6 +27,7 @@ from vllm.model_executor.model_loader.reload import finalize_layerwise_reload, i
 
 from protocol.weights.group import GlooGroup, nccl_broadcast, reach_store
 from protocol.weights.wire import Bucket, bucket_views, read_update_message
+from rollout.engine.known_shapes import KnownShapes
 from rollout.engine.own_thread import in_thread
 from rollout.engine.received_push import ReceivedPush
 
@@ -65,6 +66,7 @@ class GlooWeightEngine(WeightTransferEngine):  # type: ignore[misc]
         self._group: Future[GlooGroup] | None = None
         self._received = ReceivedPush()
         self._staging: Future[list[tuple[Bucket, torch.Tensor]]] | None = None
+        self._known = KnownShapes()
 
     def init_transfer_engine(self, init_info: GlooInit) -> None:
         """Start meeting the learner in a thread: a learner that is gone must not stop this worker's generation."""
@@ -87,6 +89,7 @@ class GlooWeightEngine(WeightTransferEngine):  # type: ignore[misc]
         if self._group is None:
             raise RuntimeError("weight push before this server joined a weight group")
         plan, joined, received = read_update_message(update_info.message), self._group, self._received
+        self._known.check(plan)
 
         def receive() -> list[tuple[Bucket, torch.Tensor]]:
             group = joined.result()
@@ -103,7 +106,8 @@ class GlooWeightEngine(WeightTransferEngine):  # type: ignore[misc]
     def finish_weight_update(self) -> None:
         if not self._received.is_confirmed or self._staging is None:
             raise RuntimeError("weight commit before the digest was confirmed")
-        named = [pair for bucket, flat in self._staging.result() for pair in bucket_views(flat, bucket)]
+        staged = self._staging.result()
+        named = [pair for bucket, flat in staged for pair in bucket_views(flat, bucket)]
         _let_experts_be_packed(self.model)
         initialize_layerwise_reload(self.model)
         try:
@@ -112,6 +116,7 @@ class GlooWeightEngine(WeightTransferEngine):  # type: ignore[misc]
             finalize_layerwise_reload(self.model, self.model_config)
             self._received, self._staging = ReceivedPush(), None
         _complete(self.model, loaded)
+        self._known.keep([bucket for bucket, _ in staged])
 
     def shutdown(self) -> None:
         self._group = None
@@ -131,6 +136,7 @@ class NcclWeightEngine(NCCLWeightTransferEngine):  # type: ignore[misc]
         super().__init__(*args)
         self._received = ReceivedPush()
         self._loaded: set[str] = set()
+        self._known = KnownShapes()
 
     def parse_update_info(self, update_dict: dict[str, Any]) -> WeightUpdate:
         return _read_update(update_dict)
@@ -144,7 +150,8 @@ class NcclWeightEngine(NCCLWeightTransferEngine):  # type: ignore[misc]
             self._received.confirm(update_info.expected_digest)
             return
         broadcast = partial(nccl_broadcast, self.model_update_group)
-        plan = read_update_message(update_info.message)
+        plan = self._plan = read_update_message(update_info.message)
+        self._known.check(plan)
         for bucket, flat in self._received.buckets(plan, self.device, broadcast):
             self._loaded |= self.model.load_weights(list(bucket_views(flat, bucket)))
 
@@ -153,6 +160,7 @@ class NcclWeightEngine(NCCLWeightTransferEngine):  # type: ignore[misc]
             raise RuntimeError("weight commit before the digest was confirmed")
         super().finish_weight_update()
         _complete(self.model, self._loaded)
+        self._known.keep(self._plan)
 
 
 def _read_update(update: dict[str, Any]) -> WeightUpdate:

@@ -5,7 +5,7 @@
 A plain model of 3.4M parameters steps at random and is pushed by a rank's own pusher to two rollout servers, of which
 turns are asked all the time. One of them, or both, lie by one of the ways of `tests.chaos.rig.loading_lies`, keep what
 they cached of older weights, or commit without loading; a server of two tensor-parallel workers has one that loads
-nothing. Each lie is told once after steps of 1e-2 and once after small ones of 1e-4.
+nothing. Each lie is told once after steps of 1e-2 and once after small ones of 1e-6.
 What arrives damaged is refused by name too: a flipped bit, a missing, renamed or misshapen parameter, a stale version.
 --short: two lies on one server.
 
@@ -32,7 +32,7 @@ from tests.chaos.rig.lying_pair import LyingPair, LyingServer, start_pair
 from tests.chaos.rig.verdict import conclude, options
 from tests.fakes.tiny_models import make_tiny_model
 
-LARGE, SMALL = 1e-2, 1e-4
+LARGE, SMALL = 1e-2, 1e-6
 _OF_WORKERS = "one_shard_left"
 _ALL_WRONG = "all_equally_wrong"
 _BACK_LIMIT = 20

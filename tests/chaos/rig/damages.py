@@ -17,7 +17,7 @@ DAMAGES = {
     "flipped_bit": "weight digest differs",
     "missing_parameter": _NAME,
     "renamed_parameter": "down_projection",
-    "misshapen_parameter": _NAME,
+    "misshapen_parameter": f"{_NAME} in shape (7, 11)",
     "stale_version": "cannot commit version",
 }
 """Damage -> what the refusal must say."""

@@ -3,6 +3,7 @@
 import math
 from typing import Any, cast
 
+import numpy as np
 import pytest
 import torch
 
@@ -20,9 +21,10 @@ class Policy:
 
     def __init__(self) -> None:
         self.now = -4.0
+        self.rounding = lambda: torch.zeros(NUM, dtype=torch.float64)
 
     def logprobs(self, batch: Any, temperature: float) -> torch.Tensor:
-        return torch.full((batch.num_model_tokens,), self.now, dtype=torch.float64)
+        return self.now + self.rounding()
 
 
 def _probe(dtype: str = "float32", **weights: Any) -> tuple[Policy, Probe]:
@@ -48,7 +50,7 @@ def test_probe_leaves_room_for_a_token_and_is_the_same_on_every_rank() -> None:
         ([-4.0] * NUM, None),
         ([-4.0009] * NUM, None),
         ([-4.002, *[-4.0] * 14], r"differ by up to 0\.002 nats, more than 0\.001\. Set weights\.probe_tolerance"),
-        ([math.nan, *[-4.0] * 14], "differ by up to inf nats"),
+        ([math.nan, *[-4.0] * 14], "differ by up to nan nats"),
         ([-4.0] * 3, r"^s1 answered 3 logprobs for the 15 that it was asked for$"),
     ],
 )
@@ -72,11 +74,14 @@ def test_weights_that_were_left_behind_are_a_fault_far_below_the_tolerance() -> 
     policy.now = -4.001
     probe.expect()
 
-    assert _fault(probe, -4.0009) is None  # an eighth of the change and noise
-    stale = "differ by up to 0.0005 nats, where the push changed them by 0.0005 and good pushes differed by 0.0001"
-    assert stale in str(_fault(probe, -4.0005))
+    assert _fault(probe, -4.00096) is None  # 8 % of the change
+    assert "differ by up to 0.0005 nats, as if 100% of what the push changed were missing" in str(
+        _fault(probe, -4.0005)
+    )
+    assert "as if 20% of what" in str(_fault(probe, -4.0009))
+    assert "as if -100% of what" in str(_fault(probe, -4.0015))
     probe.expect()  # the same weights are pushed once more
-    assert stale in str(_fault(probe, -4.0005))
+    assert "as if 100% of what" in str(_fault(probe, -4.0005))
 
 
 def test_noise_is_no_fault_where_the_push_changed_no_more_than_noise() -> None:
@@ -85,3 +90,12 @@ def test_noise_is_no_fault_where_the_push_changed_no_more_than_noise() -> None:
         policy.now = -4.0 - 1e-4 * number
         probe.expect()
         assert _fault(probe, policy.now + (0.004 if number == 0 else 0.2)) is None
+
+
+def test_rounding_that_is_new_with_every_push_is_no_fault() -> None:
+    rounding = np.random.default_rng(1)
+    policy, probe = _probe("bfloat16")
+    policy.rounding = lambda: torch.from_numpy(rounding.normal(0.0, 0.02, NUM))
+    for _ in range(1000):
+        probe.expect()
+        assert probe.fault_of("s1", (-4.0 + rounding.normal(0.0, 0.01, NUM)).tolist()) is None
