@@ -1,10 +1,11 @@
-"""A rollout server's weight controls, straight onto an `Engine` of this process: what Ray calls do in a cluster."""
+"""A rollout server's weight controls, straight onto it or its `Engine` in this process, as Ray calls in a cluster."""
 
 import asyncio
 from collections.abc import Coroutine
 from typing import Any, TypeVar
 
 from rollout.engine.engine import Engine
+from rollout.server import RolloutServer
 
 T = TypeVar("T")
 
@@ -12,9 +13,9 @@ T = TypeVar("T")
 class InProcessServer:
     """Made in the engine's event loop; called from the weight pusher's."""
 
-    def __init__(self, name: str, engine: Engine) -> None:
+    def __init__(self, name: str, engine: Engine | RolloutServer) -> None:
         self.name = name
-        self._engine = engine
+        self._engine: Any = engine
         self._loop = asyncio.get_running_loop()
 
     async def ping(self) -> None:
@@ -36,7 +37,8 @@ class InProcessServer:
         return await self._there(self._engine.probe(tokens))
 
     async def serve(self, version: int) -> None:
-        pass
+        if isinstance(self._engine, RolloutServer):  # an engine alone serves what was committed
+            await self._there(self._engine.serve(version))
 
     async def leave(self) -> None:
         await self._there(self._engine.leave())

@@ -17,7 +17,7 @@ import threading
 import zlib
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import Any, cast
+from typing import Any
 
 import torch
 
@@ -116,7 +116,7 @@ class Serving:
         async def begin() -> InProcessServer:
             await self._server.start()
             await self._server.attach(spec)
-            return InProcessServer(SERVER, cast(Any, self._server))
+            return InProcessServer(SERVER, self._server)
 
         return asyncio.run_coroutine_threadsafe(begin(), self._loop).result(120.0)
 
