@@ -15,6 +15,11 @@ SERVER_PREFIX = "sluice-rollout-"
 _REASON_LENGTH = 300
 
 
+def keeper_of(node_id: str) -> str:
+    """Return the actor's name of the keeper of the node that Ray calls so."""
+    return f"sluice-keeper-{node_id[:12]}"
+
+
 @contextmanager
 def naming_ray_errors(who: str, timeout_s: float) -> Iterator[None]:
     """Report what a call to `who` raises within the block in our own errors.

@@ -10,6 +10,7 @@ from typing import Any
 
 import ray
 from ray.exceptions import RayError
+from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 from deploy.fleet.fleet import Fleet
 from protocol.errors import NeighbourError, OperatorError
@@ -45,12 +46,15 @@ def connected(address: str, node_ip: str | None = None) -> Iterator[None]:
 
 
 def ensure_fleet(timeout_s: float) -> None:
-    """Have the fleet actor run; it outlives this driver. Raises: OperatorError when it does not answer in time."""
-    fleet = (
-        ray.remote(Fleet)
-        .options(name=FLEET, namespace=NAMESPACE, lifetime="detached", get_if_exists=True, num_cpus=0, max_restarts=-1)
-        .remote()
-    )
+    """Have the fleet actor run on this node, the head; it outlives this driver.
+
+    Ray, which starts it again when it ends, would put it on any node: there other code may lie.
+    Raises: OperatorError when it does not answer in time.
+    """
+    here = NodeAffinitySchedulingStrategy(ray.get_runtime_context().get_node_id(), soft=False)
+    options = {"name": FLEET, "namespace": NAMESPACE, "lifetime": "detached", "get_if_exists": True}
+    options |= {"num_cpus": 0, "max_restarts": -1, "scheduling_strategy": here}
+    fleet = ray.remote(Fleet).options(**options).remote()
     ask(fleet.describe.remote(), timeout_s)
 
 

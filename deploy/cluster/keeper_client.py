@@ -15,9 +15,11 @@ from deploy.node.home import Home
 from deploy.node.keeper import KEEPER_ROOMS, Keeper, KeptInfo
 from protocol.errors import OperatorError
 from protocol.node.code_digest import code_digest
-from protocol.ray_calls import NAMESPACE
+from protocol.ray_calls import NAMESPACE, keeper_of
 
 _POLL_S = 0.2
+# What Ray counts one of on its head, and nowhere else.
+_HEAD = "node:__internal_head__"
 
 
 def keep_services(home: Home, timeout_s: float) -> None:
@@ -55,6 +57,17 @@ def forget_services(names: list[str], timeout_s: float) -> None:
         ask(keeper.forget.remote(names), timeout_s, "keeper")
 
 
+def head_keeper() -> Any:
+    """Return the keeper of the head's node. Raises: OperatorError when there is none."""
+    for node in ray.nodes():
+        if node["Alive"] and _HEAD in node["Resources"]:
+            try:
+                return ray.get_actor(keeper_of(node["NodeID"]), namespace=NAMESPACE)
+            except ValueError:
+                break
+    raise OperatorError("The head's node has no keeper. Run deploy/start_cluster.sh there: it starts what is missing.")
+
+
 def describe_services(timeout_s: float) -> dict[str, KeptInfo] | None:
     """Return what this node's keeper knows, by service; None when no keeper runs here."""
     keeper = _find()
@@ -75,11 +88,6 @@ def _await_code(keeper: Any, code: str, timeout_s: float) -> None:
         if time.monotonic() > deadline:
             raise OperatorError(f"The keeper of this node's services was not started anew within {timeout_s:g} s.")
         time.sleep(_POLL_S)
-
-
-def keeper_of(node_id: str) -> str:
-    """Return the actor's name of the keeper of the node that Ray calls so."""
-    return f"sluice-keeper-{node_id[:12]}"
 
 
 def _name() -> str:

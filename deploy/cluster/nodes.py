@@ -5,8 +5,8 @@ import time
 import ray
 from ray.util import list_named_actors
 
-from deploy.cluster.keeper_client import keeper_of
 from protocol.errors import NeighbourError
+from protocol.ray_calls import keeper_of
 
 _ASK_EVERY_S = 1.0
 

@@ -10,6 +10,7 @@ from concurrent.futures import ThreadPoolExecutor
 
 from deploy.cluster.foreground import ignored_signals, stay
 from deploy.cluster.join_file import check_same, is_reachable, read_join_file, take_secrets, write_join_file
+from deploy.cluster.joining import check_clock, check_way_back, check_way_to_head
 from deploy.cluster.kept import end_what_goes, find_kept
 from deploy.cluster.known import connect_environment, is_head, known_cluster
 from deploy.cluster.options import StartOptions, read_start_options
@@ -74,6 +75,8 @@ def _bring_up(
     """Start what is not kept. Returns the cluster as cluster.json has it then."""
     started: dict[str, ProcessRecord] = {}
     try:
+        if options.head is not None and "ray" not in kept:
+            check_way_to_head(options.head)
         _check_ports(options, kept)
         _start_processes(options, home, wanted, kept, started)
         state = _state(options, home, {**kept, **started})
@@ -119,10 +122,24 @@ def _have_kept(state: ClusterState, home: Home) -> None:
     from deploy.cluster.keeper_client import keep_services
 
     with connected(state.ray_address, state.node_ip):
+        if not is_head(state):
+            _check_join(state)
         write_cluster(state)  # from which the keeper knows what to keep
         if is_head(state):
             ensure_fleet(_FLEET_S)
         keep_services(home, _FLEET_S)
+
+
+def _check_join(state: ClusterState) -> None:
+    """Ask the head whether it reaches this node, and what time it is. Raises: OperatorError saying what is wrong."""
+    from deploy.cluster.fleet_client import ask
+    from deploy.cluster.keeper_client import head_keeper
+
+    keeper = head_keeper()
+    check_way_back(
+        state.node_ip, lambda host, port: str(ask(keeper.reach.remote(host, port), _FLEET_S, "head's keeper"))
+    )
+    check_clock(lambda: float(ask(keeper.clock.remote(), _FLEET_S, "head's keeper")))
 
 
 def _check_ports(options: StartOptions, kept: dict[str, ProcessRecord]) -> None:

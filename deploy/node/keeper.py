@@ -7,7 +7,9 @@ keeper that Ray restarted reads it and goes on. Services outlive their keeper: t
 import contextlib
 import logging
 import os
+import socket
 import threading
+import time
 from pathlib import Path
 from typing import TypedDict
 
@@ -23,6 +25,7 @@ SERVICES = ("retriever", "reward")
 _LOOK_S = 0.25
 # A service that was well and has not answered for so long is taken for hung. Long: a user's own may be busy.
 _SILENT_S = 120.0
+_CONNECT_S = 5.0
 
 
 class KeptInfo(TypedDict):
@@ -88,6 +91,30 @@ class Keeper:
             )
             for service in services
         ]
+
+    def clock(self) -> float:
+        """Return what this node's clock says, Unix seconds."""
+        return time.time()
+
+    def reach(self, host: str, port: int) -> str:
+        """Connect to another node; returns why that failed, empty when it did not."""
+        try:
+            socket.create_connection((host, port), timeout=_CONNECT_S).close()
+        except OSError as error:
+            return error.strerror or str(error)
+        return ""
+
+    def read_file(self, path: str, offset: int, size: int) -> bytes:
+        """Return up to `size` bytes of a file of this node: other nodes copy a model that they lack.
+
+        Whoever can ask has the cluster's token, and so may run any code here.
+        Raises: OperatorError when it cannot be read.
+        """
+        try:
+            with open(path, "rb") as file:
+                return os.pread(file.fileno(), size, offset)
+        except OSError as error:
+            raise OperatorError(f"{path} cannot be read: {error.strerror}.") from None
 
     def _watch(self, record: ProcessRecord) -> None:
         service, over = (

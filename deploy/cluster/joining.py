@@ -1,0 +1,55 @@
+"""What a node that joins needs beside the head's versions and code: a way there, a way back, and the same time."""
+
+import socket
+import time
+from collections.abc import Callable
+from contextlib import closing
+
+from protocol.errors import OperatorError
+
+_CONNECT_S = 5.0
+# A ledger with times of two clocks is read by people: seconds between them are seen, and hours mislead.
+_CLOCK_S = 5.0
+
+
+def check_way_to_head(address: str) -> None:
+    """Raise OperatorError unless the head's Ray can be reached from here. address: HOST:PORT."""
+    host, _, port = address.rpartition(":")
+    try:
+        socket.create_connection((host.strip("[]"), int(port)), timeout=_CONNECT_S).close()
+    except OSError as error:
+        raise OperatorError(
+            f"The head at {address} cannot be reached from this node ({error.strerror or error}). See that it runs "
+            "(deploy/start_cluster.sh there), that it was started with a --node-ip that this node can reach, and that "
+            "no firewall stands between."
+        ) from None
+
+
+def check_way_back(node_ip: str, can_head_reach: Callable[[str, int], str]) -> None:
+    """Raise OperatorError unless the head reaches this node.
+
+    can_head_reach: has the head connect to an address and a port; returns why it could not, empty when it could.
+    """
+    family = socket.AF_INET6 if ":" in node_ip else socket.AF_INET
+    with closing(socket.create_server((node_ip, 0), family=family)) as listener:
+        problem = can_head_reach(node_ip, int(listener.getsockname()[1]))
+    if problem:
+        raise OperatorError(
+            f"The head cannot reach this node at {node_ip} ({problem}). Give the address by which it can with "
+            "--node-ip, and let the cluster's nodes reach each other on all ports."
+        )
+
+
+def check_clock(head_time: Callable[[], float], clock: Callable[[], float] = time.time) -> None:
+    """Raise OperatorError when this node's clock and the head's differ. head_time: asks the head, Unix seconds."""
+    asked_at = clock()
+    told = head_time()
+    answered_at = clock()
+    # The head looked at its clock at some moment in between.
+    ahead_s = asked_at - told if asked_at > told else min(0.0, answered_at - told)
+    if abs(ahead_s) > _CLOCK_S:
+        side = "ahead of" if ahead_s > 0 else "behind"
+        raise OperatorError(
+            f"This node's clock is {abs(ahead_s):.0f} s {side} the head's; {_CLOCK_S:g} s are allowed. Set both by a "
+            "time server, such as with timedatectl set-ntp true."
+        )
