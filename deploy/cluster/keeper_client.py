@@ -57,14 +57,18 @@ def forget_services(names: list[str], timeout_s: float) -> None:
         ask(keeper.forget.remote(names), timeout_s, "keeper")
 
 
-def head_keeper() -> Any:
-    """Return the keeper of the head's node. Raises: OperatorError when there is none."""
-    for node in ray.nodes():
-        if node["Alive"] and _HEAD in node["Resources"]:
-            try:
-                return ray.get_actor(keeper_of(node["NodeID"]), namespace=NAMESPACE)
-            except ValueError:
-                break
+def head_keeper(timeout_s: float) -> Any:
+    """Return the keeper of the head's node. Blocks for timeout_s at most, while the head is still starting.
+
+    Raises: OperatorError when there is none.
+    """
+    deadline = time.monotonic() + timeout_s
+    while time.monotonic() < deadline:
+        for node in ray.nodes():
+            if node["Alive"] and _HEAD in node["Resources"]:
+                with contextlib.suppress(ValueError):
+                    return ray.get_actor(keeper_of(node["NodeID"]), namespace=NAMESPACE)
+        time.sleep(_POLL_S)
     raise OperatorError("The head's node has no keeper. Run deploy/start_cluster.sh there: it starts what is missing.")
 
 

@@ -23,6 +23,11 @@ from protocol.node.home import ProcessRecord
 _OBJECT_STORE_BYTES = 200_000_000
 # Ray has nothing to save: its processes wait for each other more than they clear up.
 _TERM_S = 3.0
+# Of a node that does not answer Ray's questions, each waited for 10 s with 3 s in between, so many: then it is dead to
+# Ray, and its processes end when they hear of it. Ray's own 5 are a minute. A link that is cut for a minute costs a run
+# nothing but that server's answers, and TCP may need most of another minute to find out that it is back.
+_UNANSWERED = "RAY_health_check_failure_threshold"
+_NUM_UNANSWERED = "10"
 # Whose logs are kept after their end.
 _KEPT_SESSIONS = 3
 
@@ -34,6 +39,7 @@ def ray_environment(home: Home, node_ip: str) -> dict[str, str]:
         "RAY_AUTH_MODE": "token",
         "RAY_AUTH_TOKEN_PATH": str(home.ray_token_file),
         "RAY_USAGE_STATS_ENABLED": "0",
+        _UNANSWERED: os.environ.get(_UNANSWERED, _NUM_UNANSWERED),
         # Ray lowers its workers' priority; the learner and the engine are what this machine is here for.
         "RAY_worker_niceness": "0",
         # Importing torch, vLLM and DeepSpeed takes three times as long when Python may not keep what it compiled.

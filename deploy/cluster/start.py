@@ -135,7 +135,7 @@ def _check_join(state: ClusterState) -> None:
     from deploy.cluster.fleet_client import ask
     from deploy.cluster.keeper_client import head_keeper
 
-    keeper = head_keeper()
+    keeper = head_keeper(_FLEET_S)
     check_way_back(
         state.node_ip, lambda host, port: str(ask(keeper.reach.remote(host, port), _FLEET_S, "head's keeper"))
     )

@@ -1,0 +1,24 @@
+"""What Ray is told by its environment."""
+
+from pathlib import Path
+
+import pytest
+
+from deploy.cluster.ray_processes import ray_environment
+from deploy.node.home import Home
+
+_NAME = "RAY_health_check_failure_threshold"
+
+
+def test_node_whose_link_is_cut_for_a_minute_stays_in_the_cluster(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv(_NAME, raising=False)
+    assert int(ray_environment(Home(tmp_path), "10.0.0.1")[_NAME]) * 13 > 120
+
+
+def test_number_of_unanswered_questions_that_the_user_set_stays(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv(_NAME, "3")
+    assert ray_environment(Home(tmp_path), "10.0.0.1")[_NAME] == "3"
