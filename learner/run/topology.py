@@ -64,6 +64,11 @@ def plan_topology(settings: Settings, sizes: Sizes, nodes: Sequence[Node] | None
     rollout = settings.rollout
     num_gpus = None if nodes is None else sum(node.num_gpus for node in nodes)
     backend = choose_backend(settings.weights.backend, num_gpus)
+    if settings.weights.second_copy and backend == "nccl" and (num_gpus or settings.weights.backend == "nccl"):
+        raise SettingsError(
+            "settings: weights.second_copy = true needs weights.backend = gloo: over nccl a push is loaded as it "
+            "comes. Leave second_copy out."
+        )
     has_gpus = backend == "nccl" if num_gpus is None else num_gpus > 0
     server_bytes = sizes.policy.parameters * BYTES[settings.policy.dtype] // rollout.tensor_parallel_size
     num_servers = rollout.num_servers if needs_of(settings).rollouts else 0

@@ -46,6 +46,7 @@ class EngineRequest(Section):
     trust_remote_code: bool  # True: code in the model folder may run
     weights_backend: Literal["nccl", "gloo"]  # how pushes come: nccl on GPUs, gloo on CPUs
     engine_args: dict[str, Any]  # for vLLM unchanged, over our defaults
+    second_copy: bool = True  # True, not over nccl: pushes come beside the weights in use; False: into them, in a pause
     code: str = ""  # digest of the code that the server is to run
 
     def fingerprint(self) -> str:
@@ -100,6 +101,7 @@ def engine_request(settings: Settings, model: str, weights_backend: Literal["ncc
         max_model_len=settings.rollout.max_context_tokens,
         trust_remote_code=settings.policy.trust_remote_code,
         weights_backend=weights_backend,
+        second_copy=weights_backend == "gloo" and settings.weights.second_copy is not False,
         engine_args=settings.rollout.engine_args,
         code=code_digest(SERVER_ROOMS),
     )

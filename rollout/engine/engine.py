@@ -60,8 +60,8 @@ class Engine:
 
     @property
     def generates_while_receiving(self) -> bool:
-        """Whether there is room for a second copy of the weights: over NCCL they are loaded as they come."""
-        return self.spec.weights_backend == "gloo"
+        """Whether a push comes into a second copy of the weights; without one it is loaded as it comes."""
+        return self.spec.second_copy
 
     @property
     def is_alive(self) -> bool:

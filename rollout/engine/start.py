@@ -22,7 +22,7 @@ def start_vllm(spec: EngineRequest) -> Any:
     from vllm.config.weight_transfer import WeightTransferConfig
     from vllm.v1.engine.async_llm import AsyncLLM
 
-    from rollout.engine.vllm_plugin import ENGINE_NAMES, register
+    from rollout.engine.vllm_plugin import engine_name, register
 
     register()
     try:
@@ -33,7 +33,7 @@ def start_vllm(spec: EngineRequest) -> Any:
             seed=spec.seed,
             max_model_len=spec.max_model_len,
             trust_remote_code=spec.trust_remote_code,
-            weight_transfer_config=WeightTransferConfig(backend=ENGINE_NAMES[spec.weights_backend]),
+            weight_transfer_config=WeightTransferConfig(backend=engine_name(spec.weights_backend, spec.second_copy)),
             **{**_default_engine_args(spec), **spec.engine_args},
         )
         config = args.create_engine_config()

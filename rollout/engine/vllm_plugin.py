@@ -13,24 +13,32 @@ import threading
 from rollout.engine.core_calls import add_calls
 from rollout.engine.process_facts import allow_matrix_tiles
 
-ENGINE_NAMES = {"gloo": "gloo", "nccl": "sluice_nccl"}
-"""Our weights.backend -> the name in `WeightTransferConfig(backend=...)`."""
-
-_CLASS_NAMES = {"gloo": "GlooWeightEngine", "nccl": "NcclWeightEngine"}
+_CLASS_NAMES = {
+    "gloo": "GlooWeightEngine",
+    "gloo_in_place": "GlooInPlaceEngine",
+    "sluice_nccl": "NcclWeightEngine",  # vLLM has a "nccl" of its own
+}
 _WATCHER = "server-watcher"
 
 
 def register() -> None:
-    """Make both engines known to vLLM, which imports `rollout.engine.weight_receive` when one is used; repeatable."""
+    """Make our engines known to vLLM, which imports `rollout.engine.weight_receive` when one is used; repeatable."""
     from vllm.distributed.weight_transfer.factory import WeightTransferEngineFactory
     from vllm.v1.engine import EngineCoreRequestType
     from vllm.v1.engine.core import EngineCore
 
-    for backend, name in ENGINE_NAMES.items():
+    for name, class_name in _CLASS_NAMES.items():
         if name not in WeightTransferEngineFactory._registry:
-            WeightTransferEngineFactory.register_engine(name, "rollout.engine.weight_receive", _CLASS_NAMES[backend])
+            WeightTransferEngineFactory.register_engine(name, "rollout.engine.weight_receive", class_name)
     add_calls(EngineCore, EngineCoreRequestType.WAKEUP)
     prepare_process()
+
+
+def engine_name(backend: str, second_copy: bool) -> str:
+    """Return what `WeightTransferConfig(backend=...)` calls the engine that receives pushes like this."""
+    if backend == "gloo":
+        return "gloo" if second_copy else "gloo_in_place"
+    return "sluice_nccl"
 
 
 def prepare_process() -> None:

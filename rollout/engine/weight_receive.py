@@ -8,7 +8,7 @@ per push `start_weight_update`, `update_weights` (the buckets), `update_weights`
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, field
 from functools import partial
@@ -123,44 +123,89 @@ class GlooWeightEngine(WeightTransferEngine):  # type: ignore[misc]
         self._received, self._staging = ReceivedPush(), None
 
 
-class NcclWeightEngine(NCCLWeightTransferEngine):  # type: ignore[misc]
-    """vLLM's NCCL engine, with our buckets and digest on its communicator.
+class _InPlaceLoad:
+    """Loads buckets into a model as they come, while generation stands still; two of them are in memory at a time.
 
-    There is no room for a second copy of the model beside it on a GPU: buckets are loaded as they come, and a push
-    that breaks leaves mixed weights, which are not served.
+    A push that breaks leaves mixed weights, which are not served.
     """
+
+    def __init__(self) -> None:
+        self._received = ReceivedPush()
+        self._loaded: set[str] = set()
+        self._known = KnownShapes()
+        self._plan: Sequence[Bucket] = ()
+
+    def begin(self, model: Any, model_config: Any) -> None:
+        self._model, self._model_config = model, model_config
+        self._received, self._loaded = ReceivedPush(), set()
+        initialize_layerwise_reload(model)
+
+    def take(self, update: WeightUpdate, device: str | torch.device, broadcast: Callable[[torch.Tensor], None]) -> None:
+        """Load a push's buckets, or compare their digest with the one expected."""
+        try:
+            if update.expected_digest is not None:
+                self._received.confirm(update.expected_digest)
+                return
+            self._plan = read_update_message(update.message)
+            self._known.check(self._plan)
+            for bucket, flat in self._received.buckets(self._plan, device, broadcast):
+                self._loaded |= self._model.load_weights(list(bucket_views(flat, bucket)))
+        except BaseException:
+            # vLLM would count what this push brought of a layer as the next one's, and take the layer for whole before
+            # that has come: old and new weights would be served as one version.
+            finalize_layerwise_reload(self._model, self._model_config)
+            raise
+
+    def end(self) -> None:
+        if not self._received.is_confirmed:
+            raise RuntimeError("weight commit before the digest was confirmed")
+        finalize_layerwise_reload(self._model, self._model_config)
+        self._received = ReceivedPush()
+        _complete(self._model, self._loaded)
+        self._known.keep(self._plan)
+
+
+class GlooInPlaceEngine(GlooWeightEngine):
+    """For servers that have no memory for a second copy of the model."""
+
+    def __init__(self, *args: Any) -> None:
+        super().__init__(*args)
+        self._load = _InPlaceLoad()
+
+    def start_weight_update(self) -> None:
+        _let_experts_be_packed(self.model)
+        self._load.begin(self.model, self.model_config)
+
+    def receive_weights(self, update_info: WeightUpdate) -> None:
+        if self._group is None:
+            raise RuntimeError("weight push before this server joined a weight group")
+        group = self._group.result()
+        self._load.take(update_info, group.device, group.broadcast)
+
+    def finish_weight_update(self) -> None:
+        self._load.end()
+
+
+class NcclWeightEngine(NCCLWeightTransferEngine):  # type: ignore[misc]
+    """vLLM's NCCL engine, with our buckets and digest on its communicator; no second copy of the model on a GPU."""
 
     update_info_cls = WeightUpdate
 
     def __init__(self, *args: Any) -> None:
         super().__init__(*args)
-        self._received = ReceivedPush()
-        self._loaded: set[str] = set()
-        self._known = KnownShapes()
+        self._load = _InPlaceLoad()
 
     def parse_update_info(self, update_dict: dict[str, Any]) -> WeightUpdate:
         return _read_update(update_dict)
 
     def start_weight_update(self) -> None:
-        self._received, self._loaded = ReceivedPush(), set()
-        super().start_weight_update()
+        self._load.begin(self.model, self.model_config)
 
     def receive_weights(self, update_info: WeightUpdate) -> None:
-        if update_info.expected_digest is not None:
-            self._received.confirm(update_info.expected_digest)
-            return
-        broadcast = partial(nccl_broadcast, self.model_update_group)
-        plan = self._plan = read_update_message(update_info.message)
-        self._known.check(plan)
-        for bucket, flat in self._received.buckets(plan, self.device, broadcast):
-            self._loaded |= self.model.load_weights(list(bucket_views(flat, bucket)))
+        self._load.take(update_info, self.device, partial(nccl_broadcast, self.model_update_group))
 
     def finish_weight_update(self) -> None:
-        if not self._received.is_confirmed:
-            raise RuntimeError("weight commit before the digest was confirmed")
-        super().finish_weight_update()
-        _complete(self.model, self._loaded)
-        self._known.keep(self._plan)
+        self._load.end()
 
 
 def _read_update(update: dict[str, Any]) -> WeightUpdate:

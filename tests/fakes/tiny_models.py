@@ -115,7 +115,9 @@ def byte_tokenizer() -> PreTrainedTokenizerFast:
     )
 
 
-def engine_of(folder: Path | str, dtype: Literal["float32", "bfloat16"] = "float32") -> EngineRequest:
+def engine_of(
+    folder: Path | str, dtype: Literal["float32", "bfloat16"] = "float32", *, second_copy: bool = True
+) -> EngineRequest:
     """Return an engine for a tiny model on the CPU."""
     return EngineRequest(
         model=str(folder),
@@ -125,5 +127,6 @@ def engine_of(folder: Path | str, dtype: Literal["float32", "bfloat16"] = "float
         max_model_len=512,
         trust_remote_code=False,
         weights_backend="gloo",
+        second_copy=second_copy,
         engine_args={},
     )

@@ -74,6 +74,13 @@ def test_ipc_is_refused() -> None:
         choose_backend("ipc", 8)
 
 
+def test_a_second_copy_of_the_weights_is_refused_over_nccl() -> None:
+    asked = settings(weights={"second_copy": True})
+    shape(asked, [Node("10.0.0.1", 0)])
+
+    assert "weights.second_copy = true needs weights.backend = gloo" in refusal(asked, _TWO_EIGHTS)
+
+
 @pytest.mark.parametrize("num_gpus", [0, 6, 8])
 def test_a_run_that_fits_the_gpus_or_has_none_is_let_through(num_gpus: int) -> None:
     plan_topology(settings(), SIZES, [Node("127.0.0.1", num_gpus)])
