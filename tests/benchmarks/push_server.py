@@ -1,0 +1,153 @@
+"""A rollout server for the benchmarks of weight pushes: a real engine in a process of its own, behind a control line.
+
+    python -m tests.benchmarks.push_server MODEL PORT WAY
+
+It ends when its standard input does. WAY: how pushes come, "second_copy" or "in_place".
+"""
+
+import asyncio
+import os
+import socket
+import subprocess
+import sys
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, suppress
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from protocol.weights.group import GlooGroup, reach_store
+from tests.benchmarks.push_load import EndlessRequests
+from tests.chaos.rig.control_line import ControlLine, serve_controls
+from tests.fakes.ports import free_port
+from tests.fakes.waiting import wait_until
+
+_HOST = "127.0.0.1"
+_START_S = 300.0
+
+
+class MeasuredLine(ControlLine):
+    """The learner's end: a server's weight controls, and what is measured of it."""
+
+    async def take_plainly(self, init: dict[str, Any], sizes: Sequence[int]) -> None:
+        """Join a group of its own and receive so many bytes in each broadcast, for nothing."""
+        await self._call("take_plainly", init, list(sizes))
+
+    async def reset_peak(self) -> None:
+        await self._call("reset_peak")
+
+    async def extra_bytes(self) -> int:
+        """Return by how much the engine's process was larger, at most, than when `reset_peak` was called."""
+        return int(await self._call("extra_bytes"))
+
+    async def begin_requests(self, num_requests: int, num_tokens: int) -> None:
+        await self._call("begin_requests", num_requests, num_tokens)
+
+    async def end_requests(self, path: str) -> None:
+        """Stop asking, and write what was answered (`push_load.Answered`) once every request under way has ended."""
+        await self._call("end_requests", path)
+
+
+class MeasuredServer:
+    """The server's end."""
+
+    def __init__(self, engine: Any) -> None:
+        self._engine = engine
+        self._pid = engine._processes[0].pid
+        self._before = 0
+        self._requests: EndlessRequests | None = None
+
+    def __getattr__(self, verb: str) -> Any:
+        """The weight controls are the engine's own."""
+        return getattr(self._engine, verb)
+
+    async def ping(self) -> None:
+        pass
+
+    async def serve(self, version: int) -> None:
+        """An engine alone serves what was committed."""
+
+    async def take_plainly(self, init: dict[str, Any], sizes: Sequence[int]) -> None:
+        def take() -> None:
+            import torch
+
+            store = reach_store(init["address"], init["port"], init["deadline_s"])
+            group = GlooGroup(
+                store, init["key"], init["rank_offset"], init["world_size"], init["address"], init["deadline_s"]
+            )
+            flat = torch.ones(max(sizes), dtype=torch.uint8)
+            for size in sizes:
+                group.broadcast(flat[:size])
+
+        await asyncio.to_thread(take)
+
+    async def reset_peak(self) -> None:
+        self._before = reset_peak(self._pid)
+
+    async def extra_bytes(self) -> int:
+        return peak_bytes(self._pid) - self._before
+
+    async def begin_requests(self, num_requests: int, num_tokens: int) -> None:
+        self._requests = EndlessRequests(self._engine, num_requests, num_tokens)
+
+    async def end_requests(self, path: str) -> None:
+        assert self._requests is not None
+        await self._requests.end(Path(path))
+
+
+@contextmanager
+def served(model: Path, num_servers: int, way: str) -> Iterator[list[tuple[str, int]]]:
+    """Yield (name, port) of servers of this model; they have ended when the context has."""
+    places = [(f"server-{number}", free_port()) for number in range(num_servers)]
+    command = [sys.executable, "-m", "tests.benchmarks.push_server", str(model)]
+    processes = [
+        # What gloo and vLLM print is not for who reads the figures.
+        subprocess.Popen([*command, str(port), way], stdin=subprocess.PIPE, stdout=subprocess.DEVNULL)
+        for _, port in places
+    ]
+    try:
+        for process, (_, port) in zip(processes, places, strict=True):
+            wait_until(partial(_listens, process, port), _START_S)
+        yield places
+    finally:
+        for process in processes:
+            with suppress(BrokenPipeError):
+                process.communicate()
+
+
+def _listens(process: subprocess.Popen[bytes], port: int) -> bool:
+    assert process.poll() is None, "a server did not start"
+    with suppress(OSError), socket.create_connection((_HOST, port)):
+        return True
+    return False
+
+
+def reset_peak(pid: int | str) -> int:
+    """Begin anew to look for the most memory that a process has; returns what it has now, in bytes."""
+    Path(f"/proc/{pid}/clear_refs").write_text("5")
+    return _memory(pid, "VmRSS")
+
+
+def peak_bytes(pid: int | str) -> int:
+    return _memory(pid, "VmHWM")
+
+
+def _memory(pid: int | str, name: str) -> int:
+    lines = Path(f"/proc/{pid}/status").read_text().splitlines()
+    return next(int(line.split()[1]) << 10 for line in lines if line.startswith(f"{name}:"))
+
+
+async def _serve(model: Path, port: int, way: str) -> None:
+    # Not above: vLLM's engine process imports this module too.
+    from rollout.engine.engine import Engine
+    from tests.fakes.tiny_models import engine_of
+
+    engine = await Engine.start(engine_of(model, second_copy=way == "second_copy"))
+    await serve_controls(MeasuredServer(engine), _HOST, port)
+    await asyncio.to_thread(sys.stdin.read)
+    engine.shutdown()
+    os._exit(0)  # connections that the learner left open would each say so
+
+
+if __name__ == "__main__":
+    asyncio.run(_serve(Path(sys.argv[1]), int(sys.argv[2]), sys.argv[3]))
