@@ -2,6 +2,8 @@
 # Makes .venv from the complete lock of this kind of machine; called first by start_cluster.sh and test.sh, or by hand.
 # A second run finds its stamp and returns at once. Needs Python 3.11, bash, a C++ compiler and a package index; no root.
 # SLUICE_PYTHON names another Python 3.11; pip's settings (PIP_INDEX_URL, PIP_FIND_LINKS, pip.conf, ...) are respected.
+# SLUICE_LOCK=cpu or gpu: that lock, whatever this machine has (an image is built where no GPU is); none: .venv stays as
+# somebody else has made it.
 set -euo pipefail
 umask "$(printf '%03o' $((0$(umask) | 02)))"  # whatever the user's is, strangers do not write here
 unset PYTHONHOME  # another Python's library would be taken for that of .venv
@@ -18,13 +20,18 @@ if sys.version_info[:2] != (3, 11) or not os.access(base, os.X_OK):
 print(base)'
 
 main() {
-    local lock needed_gib
-    if nvidia-smi -L 2>/dev/null | grep -q '^GPU '; then
-        lock=requirements-gpu.lock needed_gib=14
-    else
-        lock=requirements-cpu.lock needed_gib=6
-    fi
-    local stamp
+    local kind needed_gib stamp
+    kind=$(kind_of_machine)
+    case $kind in
+        cpu) needed_gib=6 ;;
+        gpu) needed_gib=14 ;;
+        none)
+            [[ -x .venv/bin/python ]] || fail "SLUICE_LOCK=none, and $PWD/.venv is not there. Make it, or unset SLUICE_LOCK."
+            return
+            ;;
+        *) fail "SLUICE_LOCK=$kind is not known. Use cpu, gpu or none, or unset it: then nvidia-smi is asked." ;;
+    esac
+    local lock=requirements-$kind.lock
     stamp="$lock $(cat "$lock" pyproject.toml | sha256sum | cut -d' ' -f1) $PWD"
     # LD_PRELOAD, with which the engine's OpenMP is loaded, is split at both, and has no way to quote them.
     [[ $PWD != *[[:space:]:]* ]] ||
@@ -44,6 +51,17 @@ main() {
     install_lock "$lock"
     echo "$stamp" >.venv/.stamp
     echo "setup: ready after $SECONDS s"
+}
+
+# The lock's name without its ending: the one that was asked for, else gpu where an NVIDIA GPU is.
+kind_of_machine() {
+    if [[ -n ${SLUICE_LOCK:-} ]]; then
+        echo "$SLUICE_LOCK"
+    elif nvidia-smi -L 2>/dev/null | grep -q '^GPU '; then
+        echo gpu
+    else
+        echo cpu
+    fi
 }
 
 is_ready() {

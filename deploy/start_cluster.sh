@@ -6,4 +6,11 @@ unset PYTHONHOME  # another Python's library would be taken for that of .venv
 here=$(cd -P "$(dirname "${BASH_SOURCE[0]}")/.." && pwd -P)
 umask "$(printf '%03o' $((0$(umask) | 02)))"  # whatever the user's is, strangers write nothing of a cluster's
 "$here/deploy/setup.sh"
+# Servers, ranks and agents are open sockets of the processes that start here, which take this limit over.
+readonly MANY_FILES=65536 FEW_FILES=8192
+if [[ $(ulimit -Sn) != unlimited ]] && (($(ulimit -Sn) < MANY_FILES)); then
+    ulimit -Sn "$MANY_FILES" 2>/dev/null || ulimit -Sn "$(ulimit -Hn)"
+    (($(ulimit -Sn) >= FEW_FILES)) || echo "start_cluster: a process may open $(ulimit -Sn) files here (ulimit -Hn);" \
+        "hundreds of servers or agents need $MANY_FILES. Raise LimitNOFILE, docker's --ulimit nofile or limits.conf." >&2
+fi
 exec "$here/.venv/bin/python" -m deploy.cluster start "$@"

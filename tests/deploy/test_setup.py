@@ -195,6 +195,38 @@ def test_packages_are_kept_in_the_virtual_environment_when_home_cannot_be_writte
     assert set((clone / "caches").read_text().splitlines()) == {f"{clone}/.venv/.uv-cache"}
 
 
+def test_lock_that_is_asked_for_is_installed_where_no_gpu_is(clone: Path) -> None:
+    shutil.copy(ROOT / "requirements-gpu.lock", clone / "requirements-gpu.lock")
+    offer(clone, "g++", "exit 0")
+    offer(clone, "uv", f'echo "$*" >>{clone}/calls')
+    done = set_up(clone, SLUICE_PYTHON=sys.executable, SLUICE_LOCK="gpu")
+    assert done.returncode == 0, done.stderr
+    assert "--no-deps --requirement requirements-gpu.lock" in (clone / "calls").read_text(encoding="utf-8")
+    again = set_up(clone, SLUICE_LOCK="gpu")
+    assert (again.returncode, again.stdout, again.stderr) == (0, "", "")
+
+
+def test_virtual_environment_that_somebody_else_made_is_left_alone(clone: Path) -> None:
+    refused = set_up(clone, SLUICE_LOCK="none")
+    assert (refused.returncode, refused.stderr) == (
+        1,
+        f"setup: SLUICE_LOCK=none, and {clone}/.venv is not there. Make it, or unset SLUICE_LOCK.\n",
+    )
+    offer(clone, "python", "exit 1")
+    (clone / ".venv" / "bin").mkdir(parents=True)
+    (clone.parent / "bin" / "python").rename(clone / ".venv" / "bin" / "python")
+    done = set_up(clone, SLUICE_LOCK="none")
+    assert (done.returncode, done.stdout, done.stderr) == (0, "", "")
+
+
+def test_unknown_lock_is_refused(clone: Path) -> None:
+    refused = set_up(clone, SLUICE_LOCK="tpu")
+    assert (refused.returncode, refused.stderr) == (
+        1,
+        "setup: SLUICE_LOCK=tpu is not known. Use cpu, gpu or none, or unset it: then nvidia-smi is asked.\n",
+    )
+
+
 def test_pythonhome_of_another_python_does_no_harm(clone: Path) -> None:
     offer(clone, "g++", "exit 0")
     offer(clone, "uv", "exit 0")
