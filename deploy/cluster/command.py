@@ -1,4 +1,4 @@
-"""`python -m deploy.cluster start | stop | status | wait-nodes`: this node's part of a cluster.
+"""`python -m deploy.cluster start | stop | status | wait-nodes | healthy`: this node's part of a cluster.
 
 Behind deploy/start_cluster.sh and deploy/stop_cluster.sh. Exit status: 0; 1 with one sentence; 2 for a wrong option.
 """
@@ -6,11 +6,12 @@ Behind deploy/start_cluster.sh and deploy/stop_cluster.sh. Exit status: 0; 1 wit
 import sys
 from collections.abc import Sequence
 
-from deploy.cluster.known import connect_environment
+from deploy.cluster.known import connect_environment, is_ray_well
 from deploy.cluster.show import show_cluster
 from deploy.cluster.start import start
 from deploy.cluster.stop import stop
 from deploy.node.home import this_home
+from deploy.node.service_health import is_healthy
 from protocol.errors import OperatorError
 from protocol.node.home import read_cluster
 
@@ -19,7 +20,7 @@ _NODES_S = 300.0
 
 def main(arguments: Sequence[str]) -> int:
     """Run the command; returns its exit status."""
-    verbs = {"start": start, "stop": stop, "status": _status, "wait-nodes": _wait_nodes}
+    verbs = {"start": start, "stop": stop, "status": _status, "wait-nodes": _wait_nodes, "healthy": _healthy}
     if not arguments or arguments[0] not in verbs:
         print(f"python -m deploy.cluster: give one of {', '.join(verbs)}.", file=sys.stderr)
         return 2
@@ -42,6 +43,23 @@ def _wait_nodes(arguments: Sequence[str]) -> None:
 
     with connected(state.ray_address, state.node_ip):
         await_nodes(int(arguments[0]), float(arguments[1]) if len(arguments) > 1 else _NODES_S)
+
+
+def _healthy(arguments: Sequence[str]) -> None:
+    """Return when Ray and the services of this node are well: for probes of containers, in half a second without Ray.
+
+    Raises: OperatorError naming what is down, or when no cluster runs.
+    """
+    if arguments:
+        raise OperatorError(f"healthy: {arguments[0]} is not known; it takes no options.")
+    state, token_file = read_cluster(), this_home().token_file
+    down = [
+        record.name
+        for record in state.processes
+        if not (is_ray_well(state) if record.name == "ray" else is_healthy(record, token_file))
+    ]
+    if down:
+        raise OperatorError(f"Down: {', '.join(down)}.")
 
 
 def _status(arguments: Sequence[str]) -> None:

@@ -106,4 +106,4 @@ def versions() -> dict[str, str]:
 
 def is_reachable(node_ip: str) -> bool:
     """Return whether other machines can reach a head at this address."""
-    return not node_ip.startswith("127.") and node_ip != "::1"
+    return not node_ip.startswith("127.")

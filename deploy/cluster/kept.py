@@ -17,7 +17,7 @@ from deploy.cluster.known import (
     known_processes,
 )
 from deploy.cluster.options import StartOptions
-from deploy.cluster.ray_processes import end_ray, resources_of
+from deploy.cluster.ray_processes import end_ray, told_to_ray
 from deploy.cluster.wanted_services import Service
 from deploy.node.home import Home, make_home
 from deploy.node.processes import end, family, find
@@ -85,7 +85,7 @@ def end_what_goes(kept: Mapping[str, ProcessRecord], options: StartOptions, home
 
 def _has_other_options(record: ProcessRecord, options: StartOptions, wanted: Mapping[str, Service]) -> bool:
     if record.name == "ray":
-        return record.url != options.ray_address or record.command != resources_of(options)
+        return record.url != options.ray_address or record.command != told_to_ray(options)
     return record.name not in wanted or record.command != wanted[record.name].command
 
 

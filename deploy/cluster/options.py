@@ -1,6 +1,7 @@
 """What `deploy/start_cluster.sh` can be told, and what it remembers of earlier starts."""
 
 import argparse
+import ipaddress
 import json
 import socket
 from collections.abc import Mapping, Sequence
@@ -9,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from deploy.cluster.join_file import read_join_file
+from deploy.cluster.port_range import PortRange, read_port_range
 from protocol.errors import OperatorError, SettingsError
 
 LOOPBACK = "127.0.0.1"
@@ -21,6 +23,7 @@ _DEFAULTS: dict[str, Any] = {
     "ray_port": 6379,
     "retriever_port": 8000,
     "reward_port": 8001,
+    "ports": None,
     "retriever_script": None,
     "open_retriever": False,
     "corpus_path": None,
@@ -49,6 +52,7 @@ class StartOptions:
     ray_port: int  # of the Ray head, where this node is it
     retriever_port: int  # on 127.0.0.1
     reward_port: int  # of the bundled reward server, on 127.0.0.1
+    ports: PortRange | None  # of all else that other nodes have to reach; None: the system chooses
     retriever_script: Path | None  # the user's own, in place of launch_retriever.sh
     open_retriever: bool  # the retriever asks for no token
     corpus_path: Path | None  # None: the quick start's
@@ -76,7 +80,7 @@ class StartOptions:
             del kept[name]
         if self.reward_scorer is None:
             del kept["reward_scorer"]
-        return {name: str(value) if isinstance(value, Path) else value for name, value in kept.items()}
+        return {name: str(value) if isinstance(value, Path | PortRange) else value for name, value in kept.items()}
 
 
 def read_start_options(arguments: Sequence[str], remembered: Mapping[str, Any] | None = None) -> StartOptions:
@@ -94,6 +98,8 @@ def read_start_options(arguments: Sequence[str], remembered: Mapping[str, Any] |
         if "address" in given:
             raise SettingsError("start_cluster: give --join or --address: the join file names the head's address.")
         options["address"] = read_join_file(options["join"]).ray_address
+    if options["ports"] is not None:
+        options["ports"] = read_port_range(options["ports"])
     _check(options)
     head = options.pop("address")
     node_ip = options["node_ip"] or (LOOPBACK if head is None else _address_toward(head))
@@ -125,6 +131,11 @@ def _check(options: Mapping[str, Any]) -> None:
             raise SettingsError(
                 f"start_cluster: {path} is not a file. Give the path of one; --defaults forgets what was given earlier."
             )
+    if options["node_ip"] is not None and not _is_ipv4(options["node_ip"]):
+        raise SettingsError(
+            f"start_cluster: --node-ip {options['node_ip']} is no IPv4 address. Give this node's, on the network "
+            "that the nodes share; `ip -4 -brief address` lists them."
+        )
     if options["resources"] is not None and not _are_resources(options["resources"]):
         raise SettingsError(
             f"start_cluster: --resources {options['resources']} is no JSON object of numbers above 0. "
@@ -137,9 +148,22 @@ def _check(options: Mapping[str, Any]) -> None:
     for flag, port in ports.items():
         if not 1 <= port <= 65535:
             raise SettingsError(f"start_cluster: {flag} {port} is no port. Use 1 to 65535.")
+    for flag, port in ports.items():
+        if options["ports"] is not None and port in options["ports"]:
+            raise SettingsError(
+                f"start_cluster: {flag} {port} is one of --ports {options['ports']}. Use one outside of them."
+            )
     if len(set(ports.values())) < len(ports):
         listed = ", ".join(f"{flag} {port}" for flag, port in ports.items())
         raise SettingsError(f"start_cluster: two services cannot share a port ({listed}). Give each its own.")
+
+
+def _is_ipv4(text: str) -> bool:
+    try:
+        ipaddress.IPv4Address(text)
+    except ValueError:
+        return False
+    return True
 
 
 def _are_resources(text: str) -> bool:
@@ -180,6 +204,7 @@ def _parser() -> argparse.ArgumentParser:
     add("--ray-port", "--port", type=int, help="port of the Ray head (default: 6379)")
     add("--retriever-port", type=int, help="port of this node's retriever (default: 8000)")
     add("--reward-port", type=int, help="port of the bundled reward server (default: 8001)")
+    add("--ports", metavar="FIRST-LAST", help="what else other nodes must reach listens here (default: any port)")
     add(
         "--retriever-script",
         type=Path,

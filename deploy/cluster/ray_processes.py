@@ -15,6 +15,7 @@ import psutil
 from deploy.cluster.options import LOOPBACK, StartOptions
 from deploy.node.home import Home
 from deploy.node.processes import MARK, end, family, last_lines, marked
+from protocol import ports
 from protocol.errors import OperatorError
 from protocol.http.listen import bind
 from protocol.node.home import ProcessRecord
@@ -62,7 +63,7 @@ def launch_ray(options: StartOptions, home: Home) -> "subprocess.Popen[bytes]":
             stdin=subprocess.DEVNULL,
             stdout=log,
             stderr=subprocess.STDOUT,
-            env={**os.environ, **ray_environment(home, options.node_ip)},
+            env={**os.environ, **ray_environment(home, options.node_ip), ports.VARIABLE: _ours(options)},
             start_new_session=True,
         )
 
@@ -88,7 +89,7 @@ def await_ray(starting: "subprocess.Popen[bytes]", home: Home, options: StartOpt
         started_at=raylet.create_time(),
         url=options.ray_address,
         log=str(logs.resolve()),
-        command=resources_of(options),
+        command=told_to_ray(options),
     )
 
 
@@ -141,22 +142,29 @@ def _belongs(process: psutil.Process, folder: Path) -> bool:
 def _command(options: StartOptions, home: Home) -> list[str]:
     command = [str(Path(sys.executable).parent / "ray"), "start", "--disable-usage-stats"]
     command += ["--node-ip-address", options.node_ip, "--object-store-memory", str(_OBJECT_STORE_BYTES)]
-    # Ports that the system chooses: two clusters on one machine do not meet.
-    command += ["--temp-dir", str(home.ray_folder / "r"), "--min-worker-port", "0", "--max-worker-port", "0"]
-    command += ["--dashboard-agent-listen-port", "0"]
+    command += ["--temp-dir", str(home.ray_folder / "r")]
+    if options.ports is None:
+        # Ports that the system chooses: two clusters on one machine do not meet.
+        command += ["--min-worker-port", "0", "--max-worker-port", "0", "--dashboard-agent-listen-port", "0"]
     # Nobody reads workers' logs through Ray: they are files.
-    command += ["--include-log-monitor", "false", *resources_of(options)]
+    command += ["--include-log-monitor", "false", *told_to_ray(options)]
     if options.head is not None:
         return [*command, "--address", options.head]
     # Its proxy for remote drivers cannot be switched off; on its usual port 10001 two clusters would meet.
-    command += ["--head", "--port", str(options.ray_port), "--ray-client-server-port", str(_free_port(options.node_ip))]
+    client_port = _free_port(options.node_ip) if options.ports is None else options.ports.for_ray_client
+    command += ["--head", "--port", str(options.ray_port), "--ray-client-server-port", str(client_port)]
     return [*command, "--include-dashboard", "false", "--dashboard-host", LOOPBACK]
 
 
-def resources_of(options: StartOptions) -> tuple[str, ...]:
-    """Return what `ray start` is told of this node's resources; nothing is its own guess."""
-    told = {"--num-cpus": options.num_cpus, "--num-gpus": options.num_gpus, "--resources": options.resources}
+def told_to_ray(options: StartOptions) -> tuple[str, ...]:
+    """Return what `ray start` is told of this node's ports and resources; of what is not told it has its own guess."""
+    told: dict[str, int | str | None] = {**(options.ports.for_ray if options.ports is not None else {})}
+    told |= {"--num-cpus": options.num_cpus, "--num-gpus": options.num_gpus, "--resources": options.resources}
     return tuple(part for flag, value in told.items() if value is not None for part in (flag, str(value)))
+
+
+def _ours(options: StartOptions) -> str:
+    return "" if options.ports is None else options.ports.ours
 
 
 def _free_port(host: str) -> int:

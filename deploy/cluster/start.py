@@ -145,6 +145,10 @@ def _check_join(state: ClusterState) -> None:
 def _check_ports(options: StartOptions, kept: dict[str, ProcessRecord]) -> None:
     if "ray" not in kept and options.head is None:
         check_port("Ray head", options.node_ip, options.ray_port, "--ray-port")
+    if "ray" not in kept and options.ports is not None:
+        for flag, port in options.ports.for_ray.items():
+            if "worker" not in flag:
+                check_port(f"{flag.removeprefix('--').removesuffix('-port')} of Ray", options.node_ip, port, "--ports")
     if "retriever" not in kept:
         for host in ["127.0.0.1", *([options.node_ip] if shared_retriever_url(options) else [])]:
             check_port("retriever", host, options.retriever_port, "--retriever-port")

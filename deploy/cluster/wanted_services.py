@@ -45,8 +45,7 @@ def shared_retriever_url(options: StartOptions) -> str | None:
     """
     if not is_reachable(options.node_ip) or options.open_retriever or options.retriever_script is not None:
         return None
-    host = f"[{options.node_ip}]" if ":" in options.node_ip else options.node_ip
-    return f"http://{host}:{options.retriever_port}/retrieve"
+    return f"http://{options.node_ip}:{options.retriever_port}/retrieve"
 
 
 def _retriever(options: StartOptions, home: Home) -> Service:

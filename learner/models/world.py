@@ -3,7 +3,6 @@
 Nothing listens beyond the address that was asked for.
 """
 
-import ipaddress
 import os
 import socket
 from datetime import timedelta
@@ -12,6 +11,8 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 from torch.distributed import TCPStore  # type: ignore[attr-defined]  # not declared in its stubs
+
+from learner.models.network import name_interface
 
 
 def free_address(host: str) -> tuple[str, int]:
@@ -29,8 +30,7 @@ def join_world(
     listener: rank 0's socket at host and port, where it was opened before; taken over.
     Raises: RuntimeError (torch's) when they do not.
     """
-    if ipaddress.ip_address(host).is_loopback:
-        os.environ["GLOO_SOCKET_IFNAME"] = "lo"
+    name_interface(host, os.environ)
     # DeepSpeed wants to know which of its node's devices is this rank's: the only one that it can see.
     os.environ["LOCAL_RANK"] = "0"
     deadline = timedelta(seconds=timeout_s)

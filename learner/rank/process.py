@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 from learner.checkpoint.manifest import Checkpoint
 from learner.rank.place import RankPlace, RunPlace
 from protocol.node.home import read_cluster
+from protocol.ports import listen
 from protocol.settings.settings import Settings
 
 if TYPE_CHECKING:
@@ -41,7 +42,7 @@ class RankProcess:
     def offer_address(self) -> tuple[str, int]:
         """Return the address that the world meets at: this rank's node, and a port that is taken from now on."""
         host = read_cluster().node_ip
-        self._listener = socket.create_server((host, 0))
+        self._listener = listen(host)
         return host, int(self._listener.getsockname()[1])
 
     def take_place(self, place: RankPlace) -> None:
@@ -49,6 +50,7 @@ class RankProcess:
         log = logging.FileHandler(self._folder / "logs" / f"rank_{place.rank}.log", encoding="utf-8")
         log.setFormatter(logging.Formatter("%(asctime)s %(levelname)-5s %(name)s  %(message)s"))
         logging.getLogger().addHandler(log)
+        logging.getLogger("learner").setLevel(logging.INFO)
         self._place = place
         # Ahead of `prepare`, all ranks at once: torch and DeepSpeed take seconds, and the driver imports this file too.
         import_module("learner.rank.rank")

@@ -1,5 +1,6 @@
 """What a rank has before training begins: its place in a world of ranks, and the models where the run starts."""
 
+import logging
 import os
 import socket
 from collections.abc import Callable
@@ -10,6 +11,7 @@ import torch
 
 from learner.checkpoint.manifest import Checkpoint
 from learner.checkpoint.told import Told, read_told
+from learner.models.network import network_settings
 from learner.models.roles import Roles
 from learner.models.world import join_world
 from learner.rank.checkpoint import load_checkpoint
@@ -17,6 +19,8 @@ from learner.rank.load_roles import load_roles
 from learner.rank.place import RankPlace
 from learner.rank.solo_work import SoloWork
 from protocol.settings.settings import Settings
+
+_log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
@@ -44,6 +48,7 @@ def join(place: RankPlace, limit_s: float, listener: socket.socket | None) -> Wo
     listener: rank 0's, where the world meets.
     """
     store = join_world(place.rank, place.world_size, place.host, place.port, limit_s, listener)
+    _log.info("met %d ranks at %s; network: %s", place.world_size, place.host, network_settings(os.environ))
     return World(place, SoloWork(store, place.rank, limit_s))
 
 

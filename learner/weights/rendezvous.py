@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import itertools
-import socket
 from typing import Any, Protocol
 
+from protocol.ports import listen
 from protocol.weights.group import BroadcastGroup, GlooGroup, NcclGroup, reach_store
 
 
@@ -55,7 +55,7 @@ class NcclRendezvous:
     """Through vLLM's own for its NCCL weight transfer, on a port that is listened on from now on."""
 
     def __init__(self, address: str, num_servers: int, workers_per_server: int) -> None:
-        self._listener = socket.create_server((address, 0))
+        self._listener = listen(address)
         self._where = (address, int(self._listener.getsockname()[1]))
         self._world_size = 1 + num_servers * workers_per_server
         self._workers_per_server = workers_per_server

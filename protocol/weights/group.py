@@ -11,6 +11,8 @@ import socket
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any, Protocol
 
+from protocol.ports import listen
+
 if TYPE_CHECKING:
     from torch import Tensor
 
@@ -36,8 +38,8 @@ class BroadcastGroup(Protocol):
 
 
 def open_store(address: str, deadline_s: float) -> tuple[Store, int]:
-    """Return a store that listens on `address` alone, and the port the system chose for it."""
-    listener = socket.create_server((address, 0))
+    """Return a store that listens on `address` alone, and its port."""
+    listener = listen(address)
     port = int(listener.getsockname()[1])
     store = _distributed().TCPStore(
         address,

@@ -15,6 +15,7 @@ import zmq.asyncio
 from zmq.auth.thread import ThreadAuthenticator
 
 from protocol.errors import NeighbourError, OperatorError
+from protocol.ports import no_free_port, own_ports
 
 _AnySocket = zmq.Socket[Any]
 _DOMAIN = "sluice"
@@ -90,7 +91,10 @@ class RouterChannel:
         self._socket.setsockopt(zmq.HANDSHAKE_IVL, handshake_ms)
         self._socket.setsockopt(zmq.BACKLOG, _BACKLOG)
         try:
-            port = self._socket.bind_to_random_port(f"tcp://{host}")
+            port = _bind(self._socket, host)
+        except OperatorError:
+            self.close(linger_s=0)
+            raise
         except zmq.ZMQError as error:
             self.close(linger_s=0)
             raise OperatorError(
@@ -241,6 +245,21 @@ class _Allowlist:
 
     def callback(self, domain: str, key: bytes) -> bool:
         return domain == _DOMAIN and key in self._allowed
+
+
+def _bind(socket: _AnySocket, host: str) -> int:
+    """Have the socket listen on a port of ours; returns it. Raises: zmq.ZMQError; OperatorError when all are taken."""
+    ports = own_ports()
+    if ports is None:
+        return int(socket.bind_to_random_port(f"tcp://{host}"))
+    for port in ports:
+        try:
+            socket.bind(f"tcp://{host}:{port}")
+            return port
+        except zmq.ZMQError as error:
+            if error.errno != zmq.EADDRINUSE:
+                raise
+    raise no_free_port(host)
 
 
 def _secure(socket: _AnySocket, keys: KeyPair, pulse: Pulse) -> None:

@@ -9,7 +9,7 @@ from pydantic import TypeAdapter
 
 from deploy.cluster.kept import as_given
 from deploy.cluster.options import read_start_options
-from deploy.cluster.ray_processes import resources_of
+from deploy.cluster.ray_processes import told_to_ray
 from protocol.errors import SettingsError
 from protocol.node.home import ClusterState
 
@@ -35,6 +35,12 @@ def test_joining_node_takes_its_address_from_the_route_to_the_head() -> None:
         (["--address", "head"], "--address head is not HOST:PORT"),
         (["--resources", "v100"], r"""--resources v100 is no JSON object .* Give one such as '{"v100": 8}'"""),
         (["--resources", '{"v100": true}'], "is no JSON object of numbers above 0"),
+        (["--ports", "20000"], "--ports 20000 is not FIRST-LAST. Give a range such as 20000-20999."),
+        (["--ports", "20000-20100"], "--ports 20000-20100: expected at least 200 ports from 1024 to 65535"),
+        (["--ports", "65400-65599"], "expected at least 200 ports from 1024 to 65535"),
+        (["--ports", "7000-8000"], "--retriever-port 8000 is one of --ports 7000-8000. Use one outside of them."),
+        (["--node-ip", "::1"], "--node-ip ::1 is no IPv4 address. Give this node's, on the network"),
+        (["--node-ip", "node7"], "--node-ip node7 is no IPv4 address"),
         (["--num-gpus", "-1"], "--num-gpus -1 is below 0"),
         (["--wait-nodes", "-2"], "--wait-nodes -2 is below 0"),
     ],
@@ -54,11 +60,24 @@ def test_paths_are_made_absolute(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     assert read_start_options(["--corpus-path", "corpus.jsonl"]).corpus_path == tmp_path / "corpus.jsonl"
 
 
+def test_range_of_ports_is_rays_and_ours_and_remembered() -> None:
+    options = read_start_options(["--ports", "20000-20999"])
+    assert options.ports is not None
+    assert options.ports.ours == "20505-20999"
+    assert told_to_ray(options) == (
+        *("--node-manager-port", "20000", "--object-manager-port", "20001", "--dashboard-agent-listen-port", "20002"),
+        *("--dashboard-agent-grpc-port", "20003", "--runtime-env-agent-port", "20004"),
+        *("--metrics-export-port", "20005", "--min-worker-port", "20010", "--max-worker-port", "20504"),
+    )
+    assert options.ports.for_ray_client == 20009
+    assert read_start_options([], options.to_remember()).ports == options.ports
+
+
 def test_resources_are_rays_and_remembered() -> None:
     options = read_start_options(["--num-gpus", "8", "--num-cpus", "4", "--resources", '{"v100": 8}'])
-    assert resources_of(options) == ("--num-cpus", "4", "--num-gpus", "8", "--resources", '{"v100": 8}')
-    assert resources_of(read_start_options([], options.to_remember())) == resources_of(options)
-    assert resources_of(read_start_options([])) == ()
+    assert told_to_ray(options) == ("--num-cpus", "4", "--num-gpus", "8", "--resources", '{"v100": 8}')
+    assert told_to_ray(read_start_options([], options.to_remember())) == told_to_ray(options)
+    assert told_to_ray(read_start_options([])) == ()
 
 
 def test_what_one_start_is_to_do_is_not_remembered() -> None:

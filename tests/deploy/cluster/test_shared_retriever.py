@@ -14,7 +14,7 @@ from deploy.node.home import Home
     [
         ([], None),
         (["--node-ip", "10.0.0.5"], "http://10.0.0.5:8000/retrieve"),
-        (["--node-ip", "fd00::5", "--retriever-port", "8010"], "http://[fd00::5]:8010/retrieve"),
+        (["--node-ip", "10.0.0.5", "--retriever-port", "8010"], "http://10.0.0.5:8010/retrieve"),
         (["--node-ip", "10.0.0.5", "--open-retriever"], None),
         (["--node-ip", "10.0.0.5", "--retriever-script", __file__], None),
     ],

@@ -1,0 +1,42 @@
+"""Which network interface a rank's libraries are told to use."""
+
+import socket
+
+import psutil
+import pytest
+
+from learner.models.network import name_interface, network_settings
+
+
+def interface() -> tuple[str, str]:
+    """Return the name and address of an interface of this machine that is not loopback."""
+    for name, addresses in psutil.net_if_addrs().items():
+        for each in addresses:
+            if each.family == socket.AF_INET and not each.address.startswith("127."):
+                return name, each.address
+    pytest.skip("this machine has no address but loopback")
+
+
+def test_loopback_stays_on_loopback_whatever_was_named() -> None:
+    environment = {"GLOO_SOCKET_IFNAME": "eth7"}
+    name_interface("127.0.0.1", environment)
+    assert environment == {"GLOO_SOCKET_IFNAME": "lo"}
+
+
+def test_interface_on_the_way_to_the_first_rank_is_named() -> None:
+    name, address = interface()
+    environment: dict[str, str] = {}
+    name_interface(address, environment)
+    assert environment == {"GLOO_SOCKET_IFNAME": name, "NCCL_SOCKET_IFNAME": f"={name}"}
+
+
+def test_interface_that_the_operator_named_stays() -> None:
+    _, address = interface()
+    environment = {"GLOO_SOCKET_IFNAME": "ib0", "NCCL_SOCKET_IFNAME": "ib"}
+    name_interface(address, environment)
+    assert environment == {"GLOO_SOCKET_IFNAME": "ib0", "NCCL_SOCKET_IFNAME": "ib"}
+
+
+def test_settings_of_the_network_are_told_in_order() -> None:
+    environment = {"NCCL_IB_HCA": "mlx5", "PATH": "/bin", "GLOO_SOCKET_IFNAME": "lo", "NCCL_DEBUG": "INFO"}
+    assert network_settings(environment) == "GLOO_SOCKET_IFNAME=lo NCCL_DEBUG=INFO NCCL_IB_HCA=mlx5"
