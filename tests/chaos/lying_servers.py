@@ -1,11 +1,11 @@
 """Servers of real vLLM that say they have the weights and have others: each is caught before a token of it is trained.
 
-    python -m tests.chaos.lying_servers [--seed N] [--pushes N] [--short]
+    python -m tests.chaos.lying_servers [--seed N] [--pushes N] [--small] [--short]
 
 A plain model of 3.4M parameters steps at random and is pushed by a rank's own pusher to two rollout servers, of which
 turns are asked all the time. One of them, or both, lie by one of the ways of `tests.chaos.rig.loading_lies`, keep what
 they cached of older weights, or commit without loading; a server of two tensor-parallel workers has one that loads
-nothing. Each lie is told once after steps of 1e-2 and once after small ones of 1e-6.
+nothing. Each lie is told after a step of 1e-2, with --small also after one of 1e-6.
 What arrives damaged is refused by name too: a flipped bit, a missing, renamed or misshapen parameter, a stale version.
 --short: two lies on one server.
 
@@ -56,14 +56,15 @@ class Tally:
 
 
 def main() -> int:
-    arguments = options(__doc__ or "", pushes=1000)
+    arguments = options(__doc__ or "", pushes=1000, small=False)
     os.environ["VLLM_ENABLE_V1_MULTIPROCESSING"] = "1"  # two engines
     torch.manual_seed(arguments.seed)
     torch.set_num_threads(1)
     tally = Tally()
     with tempfile.TemporaryDirectory() as folder:
         model = make_tiny_model(Path(folder), tied=True, hidden_size=256, num_layers=4, width=0.05)
-        asyncio.run(_run(model, tally, random.Random(arguments.seed), arguments.pushes, arguments.short))
+        steps = (LARGE, SMALL) if arguments.small else (LARGE,)
+        asyncio.run(_run(model, tally, random.Random(arguments.seed), arguments.pushes, arguments.short, steps))
     num_damages = 0 if arguments.short else len(DAMAGES)
     check_ms = 1000 * statistics.median(tally.check_s)
     holds = (
@@ -89,15 +90,16 @@ def main() -> int:
     )
 
 
-async def _run(model: Path, tally: Tally, draw: random.Random, num_pushes: int, is_short: bool) -> None:
+async def _run(
+    model: Path, tally: Tally, draw: random.Random, num_pushes: int, is_short: bool, steps: Sequence[float]
+) -> None:
     pair = await start_pair(model, 1 if is_short else 2, 1)
     pair.ask_for_ever(4)
     await _be_honest(pair, tally, draw, 3)
     lies = ["half_loaded", "old_cache"] if is_short else [*(name for name in LIES if name != _OF_WORKERS), *_SPECIAL]
     for name in lies:
-        await _tell(pair, tally, name, LARGE)
-        if not is_short:
-            await _tell(pair, tally, name, SMALL)
+        for step in steps:
+            await _tell(pair, tally, name, step)
     if not is_short:
         for name in DAMAGES:
             await _damage(pair, tally, name)
@@ -107,7 +109,7 @@ async def _run(model: Path, tally: Tally, draw: random.Random, num_pushes: int, 
         pair = await start_pair(model, 1, 2)
         pair.ask_for_ever(4)
         await _be_honest(pair, tally, draw, 3)
-        for step in (LARGE, SMALL):
+        for step in steps:
             await _tell(pair, tally, _OF_WORKERS, step)
         await _close(pair, tally)
 
@@ -117,7 +119,8 @@ async def _close(pair: LyingPair, tally: Tally) -> None:
     tally.check_s += pair.check_s
     tally.trained_lies += sum(number for key, number in pair.written.items() if key in tally.lied)
     tally.lied.clear()
-    print(f"lying_servers: {sum(pair.written.values())} tokens of finished turns", flush=True)
+    written, lies = sum(pair.written.values()), tally.trained_lies
+    print(f"lying_servers: {written} tokens of finished turns, {lies} of lies", flush=True)
 
 
 async def _be_honest(pair: LyingPair, tally: Tally, draw: random.Random, number: int) -> None:
