@@ -21,7 +21,7 @@ from protocol.http.bearer import is_authorised
 
 # In the state of a scope: this request has its place, and is not asked again.
 _TAKEN_ON = "taken_on"
-_LENGTH = re.compile(rb"\r\ncontent-length:[ \t]*(\d{1,9})[ \t]*\r\n", re.IGNORECASE)
+_LENGTH = re.compile(rb"\r\ncontent-length:[ \t]*(\d{1,9})[ \t]*(?=\r\n)", re.IGNORECASE)
 _TOKEN = re.compile(rb"\r\nauthorization:[ \t]*([^\r\n]*)\r\n", re.IGNORECASE)
 # What changes how a body is sent, or what the client wants of the connection.
 _UNUSUAL = re.compile(

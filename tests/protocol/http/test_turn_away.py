@@ -111,6 +111,13 @@ def test_what_is_no_plain_request_meets_the_same_question_in_the_application(
     assert service.asked == []
 
 
+def test_two_lengths_that_differ_are_no_request(service: Service, connection: socket.socket) -> None:
+    with service.admission.under_way():
+        lengths = b"Content-Length: 18\r\nContent-Length: 19\r\n\r\n"
+        assert _answer(connection, HEAD + lengths + BODY)[0] == 400
+    assert service.num_refused == 0
+
+
 def test_a_request_in_parts_and_two_in_one_are_each_answered_once(service: Service, connection: socket.socket) -> None:
     with service.admission.under_way():
         assert _answer(connection, REQUEST[:30], REQUEST[30:-5], REQUEST[-5:])[0] == 503
