@@ -1,10 +1,10 @@
 """Whole runs under faults, in the short form of each command."""
 
 import re
-import subprocess
-import sys
 
 import pytest
+
+from tests.fakes.warm_process import run_warm
 
 _SHORT_FORMS = {
     "kills": r"killed_coordinator=4 killed_learner=4 killed_server=12 lost=0 trained_twice=0 unaccounted=0 .*passed",
@@ -23,8 +23,7 @@ _SHORT_FORMS = {
 @pytest.mark.parametrize("name", _SHORT_FORMS)
 def test_short_form_holds(name: str) -> None:
     module, *flags = name.split()
-    command = [sys.executable, "-m", f"tests.chaos.{module}", "--seed", "1", "--short", *flags]
-    finished = subprocess.run(command, capture_output=True, text=True, timeout=240)
+    finished = run_warm(f"tests.chaos.{module}", "--seed", "1", "--short", *flags)
     figures = finished.stdout.splitlines()[-1] if finished.stdout else ""
     assert re.fullmatch(rf"{module} {_SHORT_FORMS[name]} holds=yes", figures), finished.stdout[-3000:] + finished.stderr
     assert finished.returncode == 0
@@ -33,8 +32,7 @@ def test_short_form_holds(name: str) -> None:
 @pytest.mark.timeout(300)
 def test_a_stalled_learner_leaves_the_window_and_the_memory_bounded() -> None:
     # How fast the rate comes back is the machine's matter, which may be busy; what is outstanding is not.
-    command = [sys.executable, "-m", "tests.chaos.stall", "--seed", "1", "--short"]
-    finished = subprocess.run(command, capture_output=True, text=True, timeout=240)
+    finished = run_warm("tests.chaos.stall", "--seed", "1", "--short")
     figures = dict(part.split("=") for part in finished.stdout.splitlines()[-1].split()[1:])
     assert (figures["most_outstanding"], figures["window"], figures["audit"]) == ("256", "256", "passed")
     assert float(figures["memory_growth_mb"]) <= float(figures["memory_limit_mb"])
