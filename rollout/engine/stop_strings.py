@@ -61,12 +61,14 @@ class StopStrings:
     def _tail(self, tokens: Sequence[int], num_characters: int) -> str:
         """Return the end of the tokens' text, longer than asked for: its first character may be half of one; or all.
 
-        Bytes of a character that began before do not count: each of them is shown as one.
+        What the last token says does not count, since a string may end at its beginning; nor do bytes of a character
+        that began before, each of which is shown as one.
         """
+        num_wanted = num_characters + len(self._text_of(tokens[-1]))
         count = num_characters + 4
         while True:
             text: str = self._decode(list(tokens[-count:]), skip_special_tokens=False)
-            if len(text.lstrip("\ufffd")) > num_characters or count >= len(tokens):
+            if len(text.lstrip("\ufffd")) > num_wanted or count >= len(tokens):
                 return text
             count *= 2
 

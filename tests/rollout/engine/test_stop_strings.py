@@ -67,6 +67,7 @@ def _ended(text: str, *strings: str) -> tuple[str, str] | None:
         ("ein Stück weiter", ("Stü",), ("ein Stü", "Stü")),
         ("ok 🎉🎊 more", ("🎉🎊",), ("ok 🎉🎊", "🎉🎊")),
         ("ok 🎉🎊🎈 more", ("🎉🎊🎈",), ("ok 🎉🎊🎈", "🎉🎊🎈")),
+        ("ok 🎉🎊|</search>|", ("🎉🎊<",), ("ok 🎉🎊</search>", "🎉🎊<")),
         ("答案好。then", ("好。",), ("答案好。", "好。")),
     ],
 )
