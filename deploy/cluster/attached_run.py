@@ -49,14 +49,14 @@ def find_attached_run(timeout_s: float) -> AttachedRun | None:
     return AttachedRun(run.run_id, run.pid)
 
 
-def drain(run: AttachedRun) -> None:
-    """Tell a run's command to end after its step; returns when it has saved and ended.
+def drain(run: AttachedRun, who: str = "stop_cluster") -> None:
+    """Tell a run's command to end after its step; returns when it has saved and ended. who: the command that asks.
 
     Raises: RunStays when it runs elsewhere, or does not end.
     """
     if run.pid is None:
         raise RunStays(
-            f"stop_cluster: {run} uses this cluster. End it there with Ctrl-C, or lose what is in no checkpoint with "
+            f"{who}: {run} uses this cluster. End it there with Ctrl-C, or lose what is in no checkpoint with "
             "deploy/stop_cluster.sh --now."
         )
     try:
@@ -65,12 +65,12 @@ def drain(run: AttachedRun) -> None:
     except psutil.NoSuchProcess:
         return
     except psutil.AccessDenied:
-        raise RunStays(f"stop_cluster: {run} belongs to another user, and may not be told to end.") from None
+        raise RunStays(f"{who}: {run} belongs to another user, and may not be told to end.") from None
     deadline = time.monotonic() + _DRAIN_S
     while command.is_running() and command.status() != psutil.STATUS_ZOMBIE:
         if time.monotonic() > deadline:
             raise RunStays(
-                f"stop_cluster: {run} has not ended within {_DRAIN_S:g} s of being told to. See its output, or lose "
+                f"{who}: {run} has not ended within {_DRAIN_S:g} s of being told to. See its output, or lose "
                 "what is in no checkpoint with deploy/stop_cluster.sh --now."
             )
         time.sleep(_POLL_S)  # another process's child: nobody tells us of its end

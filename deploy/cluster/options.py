@@ -32,6 +32,7 @@ _DEFAULTS: dict[str, Any] = {
     "reward_scorer": "exact_match",
     "no_reward": False,
     "start_timeout_s": 300.0,
+    "dashboard_port": None,
     "num_cpus": None,
     "num_gpus": None,
     "resources": None,
@@ -60,6 +61,7 @@ class StartOptions:
     topk: int  # passages of a search that names no number
     reward_scorer: str | None  # None: no reward server
     start_timeout_s: float  # longest wait for each service to be healthy, and for the nodes that are waited for
+    dashboard_port: int | None  # of Ray's dashboard and job server, on the head's 127.0.0.1; None: neither runs
     num_cpus: int | None  # that Ray counts on this node; None: those there are
     num_gpus: int | None  # the same for GPUs
     resources: str | None  # this node's own names for what it has, a JSON object of numbers
@@ -145,6 +147,10 @@ def _check(options: Mapping[str, Any]) -> None:
         if options[flag] is not None and options[flag] < least:
             raise SettingsError(f"start_cluster: --{flag.replace('_', '-')} {options[flag]} is below {least}.")
     ports = {f"--{name}-port": options[f"{name}_port"] for name in ("ray", "retriever", "reward")}
+    if options["dashboard_port"] is not None and options["address"] is not None:
+        raise SettingsError("start_cluster: --dashboard-port is the head's: this node joins one. Remove it.")
+    if options["dashboard_port"] is not None:
+        ports["--dashboard-port"] = options["dashboard_port"]
     for flag, port in ports.items():
         if not 1 <= port <= 65535:
             raise SettingsError(f"start_cluster: {flag} {port} is no port. Use 1 to 65535.")
@@ -218,6 +224,7 @@ def _parser() -> argparse.ArgumentParser:
     reward = parser.add_mutually_exclusive_group()
     reward.add_argument("--reward-scorer", help="scorer of the bundled reward server (default: exact_match)")
     reward.add_argument("--no-reward", action="store_true", help="start no reward server: settings name your own")
+    add("--dashboard-port", type=int, metavar="8265", help="run Ray's dashboard and job server there (head alone)")
     add("--num-cpus", type=int, help="CPUs that Ray counts on this node (default: those there are)")
     add("--num-gpus", type=int, help="GPUs that Ray counts on this node (default: those there are)")
     add("--resources", metavar="JSON", help="names of your own for what this node has, such as '{\"v100\": 8}'")

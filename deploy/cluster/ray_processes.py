@@ -153,13 +153,17 @@ def _command(options: StartOptions, home: Home) -> list[str]:
     # Its proxy for remote drivers cannot be switched off; on its usual port 10001 two clusters would meet.
     client_port = _free_port(options.node_ip) if options.ports is None else options.ports.for_ray_client
     command += ["--head", "--port", str(options.ray_port), "--ray-client-server-port", str(client_port)]
-    return [*command, "--include-dashboard", "false", "--dashboard-host", LOOPBACK]
+    is_shown = "false" if options.dashboard_port is None else "true"
+    return [*command, "--include-dashboard", is_shown, "--dashboard-host", LOOPBACK]
 
 
 def told_to_ray(options: StartOptions) -> tuple[str, ...]:
-    """Return what `ray start` is told of this node's ports and resources; of what is not told it has its own guess."""
+    """Return what `ray start` is told of this node's ports and resources, and of the head's dashboard; of what is not
+    told it has its own guess.
+    """
     told: dict[str, int | str | None] = {**(options.ports.for_ray if options.ports is not None else {})}
     told |= {"--num-cpus": options.num_cpus, "--num-gpus": options.num_gpus, "--resources": options.resources}
+    told |= {"--dashboard-port": options.dashboard_port} if options.head is None else {}
     return tuple(part for flag, value in told.items() if value is not None for part in (flag, str(value)))
 
 

@@ -145,6 +145,8 @@ def _check_join(state: ClusterState) -> None:
 def _check_ports(options: StartOptions, kept: dict[str, ProcessRecord]) -> None:
     if "ray" not in kept and options.head is None:
         check_port("Ray head", options.node_ip, options.ray_port, "--ray-port")
+        if options.dashboard_port is not None:
+            check_port("Ray's dashboard", "127.0.0.1", options.dashboard_port, "--dashboard-port")
     if "ray" not in kept and options.ports is not None:
         for flag, port in options.ports.for_ray.items():
             if "worker" not in flag:

@@ -14,6 +14,7 @@ import ray
 from ray.util import list_named_actors
 
 from deploy.fleet.hosted_server import hosted
+from deploy.fleet.place import Place, places
 from deploy.fleet.standby import StandbyPool
 from protocol.errors import NeighbourError, OperatorError
 from protocol.node.code_digest import FLEET_ROOMS, code_digest
@@ -23,6 +24,8 @@ from protocol.settings.run_spec import EngineRequest, RunSpec
 _T = TypeVar("_T")
 _ANSWER_S = 20.0
 _STOP_S = 30.0
+# What a run that was killed had borrowed is back a moment after it.
+_RETURN_S = 20.0
 _PLACE_S = 120.0
 # Loading a model of hundreds of GB takes this long; the driver that waits has a deadline of its own.
 _START_S = 3600.0
@@ -59,36 +62,61 @@ class Fleet:
         """Return which process this is, what code it runs, and whether a run uses processes of it."""
         return FleetInfo(pid=os.getpid(), code=self._code, is_lending=self._standby.is_lending)
 
+    async def admit(self, borrower: list[Any]) -> None:
+        """Let a run use this cluster, whose servers it may change then: the actor in this list, while that lives.
+
+        Raises: OperatorError when another run does, and does not end within 20 s.
+        """
+        if not await self._standby.admit(borrower[0], _RETURN_S):
+            names = sorted({server["run"]["run_id"] for server in await self.describe() if server.get("run")})
+            raise OperatorError(
+                f"Another run ({', '.join(names) or 'not attached yet'}) is using this cluster. Wait for its end, or "
+                "end it on its machine with python -m deploy.runs stop."
+            )
+
     async def lend_processes(
-        self, num_processes: int, num_gpus: int, borrower: list[Any], strategy: str = "DEFAULT"
+        self,
+        num_processes: int,
+        num_gpus: int,
+        borrower: list[Any],
+        nodes: list[str] | None = None,
+        resources: dict[str, float] | None = None,
     ) -> list[Any]:
         """Return handles of `StandbyProcess` actors: they end when `borrower` does, the one actor in this list.
 
-        num_gpus: of each. strategy: Ray's scheduling strategy.
+        num_gpus, nodes, resources: as `ensure` takes them. Raises: as `admit` does.
         """
-        return await self._standby.lend(num_processes, num_gpus, borrower[0], strategy)
+        await self.admit(borrower)
+        return await self._standby.lend(places(num_processes, num_gpus, nodes, resources))
 
     async def ensure(
-        self, spec: dict[str, Any], num_servers: int, num_gpus: int = 0, strategy: str = "SPREAD"
+        self,
+        spec: dict[str, Any],
+        num_servers: int,
+        num_gpus: float = 0,
+        nodes: list[str] | None = None,
+        resources: dict[str, float] | None = None,
     ) -> list[ServerInfo]:
         """Return num_servers ready servers with the engine of `spec`, an EngineRequest.
 
-        Servers that have this engine are kept, warm; others are stopped, missing ones started side by side.
-        num_gpus: of each; the cluster must have them, or Ray waits for ever. strategy: Ray's scheduling strategy.
+        Servers that have this engine in a place of this kind are kept, warm; others are stopped, missing ones started
+        side by side. num_gpus: of each; the cluster must have them, or Ray waits for ever. nodes: Ray's name of the
+        node of each; None: over all nodes. resources: what each takes of the names that nodes were given.
         Raises: OperatorError that the operator can put right; NeighbourError with the end of the engine's log.
         """
         request = EngineRequest.model_validate(spec)
         fingerprint = request.fingerprint()
         async with self._changing:
             alike = [server for server in await self.describe() if _has_engine(server, fingerprint)]
-            warm = [str(server["name"]) for server in alike][:num_servers]
+            kept, empty = _in_places(alike, places(num_servers, num_gpus, nodes, resources))
+            warm = [str(server["name"]) for server in kept]
             await asyncio.gather(*(_stop(name) for name in server_names() if name not in warm))
-            infos = [_info(str(server["name"]), server, is_warm=True) for server in alike[:num_servers]]
-            numbers = (number for number in range(num_servers) if f"{SERVER_PREFIX}{number}" not in warm)
-            missing = [
-                f"{SERVER_PREFIX}{number}" for number, _ in zip(numbers, range(num_servers - len(warm)), strict=False)
-            ]
-            infos += await _all_or_none(missing, [self._start(name, request, num_gpus, strategy) for name in missing])
+            infos = [_info(str(server["name"]), server, is_warm=True) for server in kept]
+            free = (name for number in range(num_servers) if (name := f"{SERVER_PREFIX}{number}") not in warm)
+            missing = dict(zip(free, empty, strict=False))
+            infos += await _all_or_none(
+                list(missing), [self._start(name, request, place) for name, place in missing.items()]
+            )
         return sorted(infos, key=lambda info: int(info["name"].removeprefix(SERVER_PREFIX)))
 
     async def describe(self) -> list[dict[str, Any]]:
@@ -113,17 +141,16 @@ class Fleet:
         async with self._changing:
             await asyncio.gather(*(_stop(name) for name in server_names()))
 
-    async def _start(self, name: str, request: EngineRequest, num_gpus: int, strategy: str) -> ServerInfo:
+    async def _start(self, name: str, request: EngineRequest, place: Place) -> ServerInfo:
         """Start one server. Raises: what its start raised; nothing of it is left then."""
         actor = ray.remote(hosted(self._server_class)).options(
             name=name,
             namespace=NAMESPACE,
             lifetime="detached",
             num_cpus=0,
-            num_gpus=num_gpus,
             max_restarts=-1,
             max_concurrency=1000,
-            scheduling_strategy=strategy,
+            **place.options("SPREAD"),
         )
         handle = actor.remote(name, request.model_dump(mode="json"))
         where: dict[str, Any] = {"log": ""}
@@ -151,6 +178,17 @@ def _info(name: str, where: dict[str, Any], is_warm: bool) -> ServerInfo:
     """where: as the server itself says it."""
     shared = where["shared_retriever_url"]
     return ServerInfo(name=name, node_ip=str(where["node_ip"]), warm=is_warm, shared_retriever_url=shared)
+
+
+def _in_places(alike: list[dict[str, Any]], wanted: list[Place]) -> tuple[list[dict[str, Any]], list[Place]]:
+    """Return which of these servers stand where one is wanted, and the places that are left."""
+    kept, left = [], list(wanted)
+    for server in alike:
+        found = (place for place in left if place.is_of(server.get("node_id"), server.get("assigned", {})))
+        if (place := next(found, None)) is not None:
+            kept.append(server)
+            left.remove(place)
+    return kept, left
 
 
 def _has_engine(server: dict[str, Any], fingerprint: str) -> bool:

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import ray
 
+from deploy.fleet.place import assigned_here, this_node
 from protocol.errors import OperatorError
 from protocol.node.home import read_cluster
 
@@ -29,10 +30,11 @@ class Hosted:
         return described
 
     async def where(self) -> dict[str, object]:
-        """Return the node, the process and the log of this server, and where its node's retriever is searched by others
-        (None: it is not).
+        """Return the node of this server, what it takes of it, its process and log, and where its node's retriever is
+        searched by others (None: it is not).
         """
         where = {"node_ip": ray.util.get_node_ip_address(), "pid": os.getpid(), "log": _own_log()}
+        where |= {"node_id": this_node(), "assigned": assigned_here()}
         try:
             return {**where, "shared_retriever_url": read_cluster().shared_retriever_url}
         except OperatorError:  # the cluster is being stopped

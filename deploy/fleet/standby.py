@@ -14,6 +14,8 @@ from typing import Any
 import ray
 from ray.exceptions import RayError
 
+from deploy.fleet.place import Place, this_node
+
 _LEARNER_IMPORTS = (
     "torch",
     "torch.distributed",
@@ -53,26 +55,52 @@ class StandbyPool:
 
     def __init__(self) -> None:
         self._idle: list[Any] = []
-        self._watching: set[asyncio.Task[None]] = set()
+        self._borrower: Any = None  # who may borrow, an actor; None: nobody was let in yet
+        self._lent: list[Any] = []  # what it has borrowed
+        self._watching: asyncio.Task[None] | None = None  # ends when the borrower has, and all that it borrowed
 
     @property
     def is_lending(self) -> bool:
-        return bool(self._watching)
+        """True from the time a borrower is let in until what it borrowed has ended."""
+        return self._watching is not None and not self._watching.done()
+
+    async def admit(self, borrower: Any, timeout_s: float) -> bool:
+        """Return whether `borrower`, an actor with `live`, may borrow: nobody else does until it has ended.
+
+        Blocks for timeout_s at most, while another one lives.
+        """
+        if self.is_lending and borrower == self._borrower:
+            return True
+        if self._watching is not None:
+            await asyncio.wait([self._watching], timeout=timeout_s)
+        if self.is_lending:
+            return False
+        # Nothing is awaited from the question to here: of two that wait one is let in.
+        self._borrower, self._lent = borrower, []
+        self._watching = asyncio.create_task(self._end_with(borrower, self._lent))
+        return True
 
     def fill(self, num_processes: int) -> None:
-        """Have this many wait, none on a cluster with GPUs. Returns at once: they import meanwhile."""
-        if not ray.cluster_resources().get("GPU"):
-            self._idle += [_start(num_gpus=0) for _ in range(num_processes - len(self._idle))]
+        """Have this many wait on this node, none on a cluster with GPUs. Returns at once: they import meanwhile."""
+        if num_processes > len(self._idle) and not ray.cluster_resources().get("GPU"):
+            here = Place(this_node(), 0)
+            self._idle += [_start(here) for _ in range(num_processes - len(self._idle))]
 
-    async def lend(self, num_processes: int, num_gpus: int, borrower: Any, strategy: str) -> list[Any]:
-        """Return handles of processes that are warm, for as long as `borrower` lives, an actor with `live`."""
-        waiting, self._idle = ([], self._idle) if num_gpus else (self._idle[:num_processes], self._idle[num_processes:])
+    async def lend(self, places: Sequence[Place]) -> list[Any]:
+        """Return a process for each place, in order, to the borrower that was let in, for as long as it lives.
+
+        Those that wait are lent first, where nothing but a process on this node is asked for.
+        """
+        here = this_node()
+        fitting = [number for number, place in enumerate(places) if place in (Place(here, 0), Place(None, 0))]
+        waiting, self._idle = self._idle[: len(fitting)], self._idle[len(fitting) :]
         answers = await asyncio.gather(*(process.is_warm.remote() for process in waiting), return_exceptions=True)
-        lent = [process for process, answer in zip(waiting, answers, strict=True) if answer is True]
-        lent += [_start(num_gpus, strategy) for _ in range(num_processes - len(lent))]
-        watching = asyncio.create_task(self._end_with(borrower, lent))
-        self._watching.add(watching)
-        watching.add_done_callback(self._watching.discard)
+        warm = [process for process, answer in zip(waiting, answers, strict=True) if answer is True]
+        lent_at = dict(zip(fitting, warm, strict=False))
+        lent = [lent_at[number] if number in lent_at else _start(place) for number, place in enumerate(places)]
+        self._lent += lent
+        if not self.is_lending:  # the borrower ended meanwhile, and nobody would end these
+            _end(lent)
         return lent
 
     def end(self) -> None:
@@ -84,16 +112,15 @@ class StandbyPool:
         """End what was lent when its borrower is gone, however it went; have as many wait for the next one."""
         with contextlib.suppress(RayError):  # it did not end by itself: all the same to us
             await borrower.live.remote()
-        for process in lent:
-            ray.kill(process)
+        _end(lent)
         self.fill(len(lent))
 
 
-def _start(num_gpus: int, strategy: str = "DEFAULT") -> Any:
-    options = {
-        "num_cpus": 0,
-        "num_gpus": num_gpus,
-        "max_concurrency": _NUM_CALLS,
-        "scheduling_strategy": strategy,
-    }
+def _end(lent: Sequence[Any]) -> None:
+    for process in lent:
+        ray.kill(process)
+
+
+def _start(place: Place) -> Any:
+    options = {"num_cpus": 0, "max_concurrency": _NUM_CALLS, **place.options()}
     return ray.remote(StandbyProcess).options(**options).remote(_LEARNER_IMPORTS)

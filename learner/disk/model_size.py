@@ -36,7 +36,12 @@ def read_model_size(model: Path, lora: LoraSettings | None = None) -> ModelSize:
     parameters = count_parameters(model)
     config = json.loads((model / "config.json").read_bytes())
     of_text = config.get("text_config")
-    shape = _shape({**config, **of_text} if isinstance(of_text, dict) else config)
+    return size_of_shape(parameters, {**config, **of_text} if isinstance(of_text, dict) else config, adapters)
+
+
+def size_of_shape(parameters: int, config: dict[str, Any], adapters: int = 0) -> ModelSize:
+    """Return the size of a model of so many parameters, of the shape that a config.json tells."""
+    shape = _shape(config)
     if shape is None:
         return ModelSize(parameters, adapters)
     num_layers, hidden_size, key_size, mlp_size = shape

@@ -15,7 +15,8 @@ from learner.run.cluster.cluster_end import cluster_end
 from learner.run.rank_watch import RankWatch
 from learner.run.same_index import compare_indexes
 from learner.run.server_watch import ServerWatch
-from protocol.errors import NeighbourError, OperatorError
+from learner.run.topology import Topology, plan_topology
+from protocol.errors import NeighbourError, OperatorError, SettingsError
 from protocol.settings.reward_sets import read_sets
 from protocol.settings.run_spec import RunSpec, engine_request, run_spec, scored_by
 
@@ -27,6 +28,8 @@ if TYPE_CHECKING:
 
 _POLL_S = 0.5
 _SERVER_CHECK_S = 2.0
+# A node that is started anew is back within minutes.
+_NODES_S = 180.0
 # The fleet's processes import torch before they are lent.
 _IMPORT_S = 180.0
 
@@ -46,17 +49,19 @@ class RunAttempt:
     _ranks: list[processes.Rank] = field(default_factory=list)
     _servers: list[str] = field(default_factory=list)
     _spec: RunSpec | None = None
+    _topology: Topology | None = None  # as the cluster's nodes were when it was launched
     _num_told: int = 0  # of the coordinator's news
 
     def launch(self) -> None:
         """Start everything: servers and ranks side by side. Raises: what one of them raised; Stopped."""
         settings, folder = self.context.settings, self.start.folder.resolve()
         fleet.await_fleet()
+        topology = self._topology = self._planned()
         self._coordinator = processes.place_coordinator(
             settings, folder, self.start.run_id, self.start.step, self.context.cluster.node_ip, self.context.vocab_size
         )
         opening = self._coordinator.open.remote()
-        topology = self.context.topology
+        fleet.be_admitted(self._coordinator)
         borrowing = processes.borrow_processes(topology.ranks, self._coordinator)
         engine = engine_request(settings, str(self.context.model), topology.backend)
         ensuring = servers.ensure_servers(engine, topology.servers) if topology.servers.count else None
@@ -86,12 +91,13 @@ class RunAttempt:
         Raises: what ended a rank or the coordinator.
         """
         assert self._spec is not None
+        assert self._topology is not None
         place = RunPlace(
             run_id=self.start.run_id,
             incarnation=self._spec.incarnation,
             coordinator_address=self._spec.coordinator_address,
             servers=tuple(self._servers),
-            weights_backend=self.context.topology.backend,
+            weights_backend=self._topology.backend,
         )
         training = {rank.ask("train", place): rank.name for rank in self._ranks}
         first = next(iter(training))
@@ -122,6 +128,23 @@ class RunAttempt:
         if (why := ray_door.call(self._coordinator.status.remote(), "the coordinator").gave_up) is not None:
             raise OperatorError(f"The run ended after step {self.step}. {why}")
         return ended
+
+    def _planned(self) -> Topology:
+        """Return the plan for the nodes that are there now: one may have gone since the run began.
+
+        Blocks while they cannot hold the run, for 180 s at most. Raises: OperatorError saying why not; Stopped.
+        """
+        deadline = time.monotonic() + _NODES_S
+        while True:
+            try:
+                return plan_topology(self.context.settings, self.context.sizes, ray_door.nodes())
+            except SettingsError as error:
+                if time.monotonic() > deadline:
+                    raise OperatorError(f"The cluster's nodes cannot hold the run any more. {error}") from None
+                self.context.view.show_phase(f"waiting for nodes: {error}")
+            if self.context.stop.wait(_POLL_S):
+                raise Stopped
+            self._check_cluster_is_there()
 
     def detach_servers(self) -> None:
         """Have the rollout servers forget the run; they stay warm for the next."""

@@ -14,8 +14,10 @@ from pathlib import Path
 from rich.console import Console
 from rich.table import Table
 
+from learner.run.checks.job_folder import check_job_folder
+from learner.run.detached import OPTION, start_detached
 from learner.run.output import forget_unwritten
-from protocol.errors import NeighbourError, OperatorError
+from protocol.errors import NeighbourError, OperatorError, SettingsError
 from protocol.node.home import read_cluster, sluice_home
 from protocol.settings.loader import describe_settings, load_settings, names_own_run, settings_help
 from protocol.settings.paths import with_absolute_paths
@@ -64,25 +66,37 @@ def _main(arguments: Sequence[str]) -> int:
     parser = argparse.ArgumentParser("python -m learner.run", add_help=False, allow_abbrev=False)
     parser.add_argument("--config", metavar="FILE", help=f"YAML file of settings, or {_QUICK_START}")
     parser.add_argument("--plan", action="store_true", help="print what would run where, and stop")
+    parser.add_argument(
+        "--cluster", metavar="FILE", help="with --plan: draw it for the cluster that this file describes"
+    )
+    parser.add_argument(OPTION, action="store_true", help="go on in the background; python -m deploy.runs shows it")
     parser.add_argument("-h", "--help", action="store_true", help="show this text")
     own, options = parser.parse_known_args(arguments)
     if own.help:
         print(_ABOUT, parser.format_help(), settings_help().lstrip(), sep="\n\n")
         return 0
+    if own.cluster and not own.plan:
+        raise SettingsError(
+            f"--cluster {own.cluster} describes a cluster that --plan draws; a run starts on the one that runs here. "
+            "Add --plan, or remove it."
+        )
     config = _config(own.config, options)
     settings = with_absolute_paths(load_settings(config, options), Path.cwd())
+    check_job_folder(settings, Path.cwd())
     if config == _QUICK_START_CONFIG and not Path(settings.policy.model).is_dir():
         read_cluster()  # the quick start's files are made with the cluster: without one they would seem to be missing
     logging.basicConfig(level=logging.WARNING, format="%(asctime)s %(levelname)-5s %(name)s  %(message)s")
     # Imported here: --help and a wrong setting answer at once, without Ray.
-    from learner.run.checks.preflight import inspect
-
-    inspected = inspect(settings)
     if own.plan:
         from learner.run.plan_on_cluster import plan
 
-        plan(inspected)
+        plan(settings, own.cluster and Path(own.cluster))
         return 0
+    from learner.run.checks.preflight import inspect
+
+    inspected = inspect(settings)
+    if own.no_wait:
+        return start_detached(arguments, inspected.start.run_id)
     _show_settings(inspected.settings)
     from learner.run.driver import drive
 

@@ -12,7 +12,7 @@ if TYPE_CHECKING:
 
     from learner.disk.metrics_lines import MetricsReader
     from learner.live.view import LiveView
-    from learner.run.topology import Topology
+    from learner.run.rank_memory import Sizes
     from protocol.node.home import ClusterState
     from protocol.settings.settings import Settings
 
@@ -25,7 +25,7 @@ class RunContext:
     model: Path  # local folder
     vocab_size: int | None  # of the model; None when it does not tell
     cluster: ClusterState  # addresses and files of this node's cluster
-    topology: Topology  # which processes the run has, and where
+    sizes: Sizes  # of the run's models, for the plan of each attempt
     view: LiveView  # panel or log lines that the user sees
     stop: threading.Event  # set by the first Ctrl-C, SIGTERM or SIGHUP
     metrics: MetricsReader  # gives the new lines of metrics.jsonl

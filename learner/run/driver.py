@@ -137,7 +137,8 @@ def check_cluster(
     from learner.run.context import RunContext
 
     settings = inspected.settings
-    topology = plan_topology(settings, read_sizes(settings, inspected.model), ray_door.nodes())
+    sizes = read_sizes(settings, inspected.model)
+    plan_topology(settings, sizes, ray_door.nodes())
     fleet.await_idle_fleet()
     if fleet.renew_fleet():
         view.message("The code has changed since the cluster was started: what runs other code is started anew.")
@@ -151,7 +152,7 @@ def check_cluster(
         model=inspected.model,
         vocab_size=read_vocab_size(inspected.model),
         cluster=cluster,
-        topology=topology,
+        sizes=sizes,
         view=view,
         stop=stop,
         metrics=MetricsReader(inspected.start.folder / "metrics.jsonl"),

@@ -1,42 +1,106 @@
 """`--plan`: which process goes where, with how many GPUs and what it will cost in memory, without starting anything."""
 
+from collections.abc import Sequence
+
 from rich.console import Console
 from rich.table import Table
 
-from learner.disk.model_folder import count_parameters
-from learner.run.checks.preflight import Inspected
-from learner.run.topology import Processes, Strategy, Topology
+from learner.run.placement.node import Node
+from learner.run.topology import Processes, Topology
 
-_WHERE: dict[Strategy, str] = {"here": "this node", "DEFAULT": "packed", "SPREAD": "spread over nodes"}
+_WHERE = {"here": "this node", "packed": "packed", "spread": "spread over nodes"}
+_GB = 1e9
 
 
-def show_plan(inspected: Inspected, topology: Topology, has_cluster: bool) -> None:
-    """Print the plan as a table. has_cluster: it was made for the cluster that runs here."""
-    settings, start = inspected.settings, inspected.start
-    learner, rollout = settings.learner, settings.rollout
-    num_prompts = len(inspected.train.index) if inspected.train is not None else 0
-    table = Table("process", "how many", "GPUs each", "memory each", "where", title=f"Run {start.run_id}")
+def show_plan(topology: Topology, title: str, facts: Sequence[str]) -> None:
+    """Print the plan: role by role, then node by node where the nodes are known, then what else there is to know."""
+    table = Table("process", "how many", "GPUs each", "memory each", "where", title=title)
     for processes in (topology.coordinator, topology.ranks, topology.servers):
-        table.add_row(*_row(processes, has_cluster))
+        table.add_row(*_role_row(processes, is_placed=bool(topology.nodes)))
     console = Console()
     console.print(table)
-    console.print(
-        f"{count_parameters(inspected.model):,} parameters; {num_prompts:,} prompts; "
-        f"steps {start.step + 1} to {settings.run.max_steps} of {learner.groups_per_step} groups x "
-        f"{rollout.group_size} samples; at most {(learner.max_staleness + 1) * learner.groups_per_step} groups out "
-        f"at a time; weights by {topology.backend}; run folder {start.folder}.",
-        soft_wrap=True,
-    )
-    if not has_cluster:
+    if topology.nodes:
+        console.print(_node_table(topology))
+        console.print(_totals(topology), soft_wrap=True)
+    else:
         console.print(
             "No Sluice cluster runs here: GPUs are as the settings ask, and 0 on a cluster without any.", soft_wrap=True
         )
-    for notice in inspected.notices:
-        console.print(notice, soft_wrap=True)
+    for fact in facts:
+        console.print(fact, soft_wrap=True)
 
 
-def _row(processes: Processes, has_cluster: bool) -> tuple[str, str, str, str, str]:
-    gpus = f"{processes.num_gpus}{'' if has_cluster or not processes.num_gpus else ' (0 without GPUs)'}"
+def node_rows(topology: Topology) -> list[tuple[str, str, str, str, str]]:
+    """Return of each node its name, GPUs taken of those there, ranks, servers, and memory of each GPU in GB."""
+    return [
+        (
+            node.node_ip,
+            f"{_gpus_taken(topology, node)} of {node.num_gpus}",
+            _numbers(topology.ranks, node),
+            _numbers(topology.servers, node),
+            _on_card(topology, node),
+        )
+        for node in topology.nodes
+    ]
+
+
+def _role_row(processes: Processes, is_placed: bool) -> tuple[str, str, str, str, str]:
+    gpus = f"{processes.num_gpus:g}{'' if is_placed or not processes.num_gpus else ' (0 without GPUs)'}"
     memory = f"{processes.memory_bytes / 2**20:,.0f} MiB {processes.besides}"
     memory += f", {processes.host_bytes / 2**20:,.0f} MiB of host memory" if processes.host_bytes else ""
-    return processes.role, str(processes.count), gpus, memory, _WHERE[processes.strategy]
+    num_nodes = len({id(node) for node in processes.places})
+    where = f"{processes.where} on {num_nodes} node{'s' * (num_nodes > 1)}" if num_nodes else _WHERE[processes.where]
+    return processes.role, str(processes.count), gpus, memory, where
+
+
+def _node_table(topology: Topology) -> Table:
+    table = Table("node", "GPUs", "learner ranks", "rollout servers", "memory of each GPU")
+    for row in node_rows(topology):
+        table.add_row(*row)
+    return table
+
+
+def _totals(topology: Topology) -> str:
+    taken = sum(_gpus_taken(topology, node) for node in topology.nodes)
+    present = sum(node.num_gpus for node in topology.nodes)
+    ranks, servers = topology.ranks, topology.servers
+    in_all = (
+        ranks.memory_bytes * ranks.count + servers.memory_bytes * servers.count * max(1, int(servers.num_gpus))
+    ) / _GB
+    return (
+        f"In all: {taken} of {present} GPUs, {len(topology.nodes)} nodes; {in_all:,.1f} GB in {ranks.count} ranks and "
+        f"{servers.count} servers, without their KV caches."
+    )
+
+
+def _gpus_taken(topology: Topology, node: Node) -> int:
+    of_ranks = topology.ranks.places.count(node) * topology.ranks.num_gpus
+    of_servers = topology.servers.places.count(node) * topology.servers.num_gpus
+    return int(of_ranks + -(-of_servers // 1))
+
+
+def _numbers(processes: Processes, node: Node) -> str:
+    """Return which of a role's processes a node has, as "0-7" or "2, 5"; "-" for none."""
+    numbers = [number for number, place in enumerate(processes.places) if place == node]
+    if len(numbers) > 2 and numbers[-1] - numbers[0] == len(numbers) - 1:
+        return f"{numbers[0]}-{numbers[-1]}"
+    return ", ".join(map(str, numbers)) or "-"
+
+
+def _on_card(topology: Topology, node: Node) -> str:
+    """Return what processes take of a GPU, and of the host's memory: "rank 26.2 of 80 GB; host 706 of 2,000 GB".
+
+    Empty without GPUs, and where a node has none of the run's processes.
+    """
+    if not node.num_gpus:
+        return ""
+    parts = [
+        f"{name} {processes.memory_bytes / _GB:.1f}{' + KV cache' * (name == 'server')}"
+        for name, processes in (("rank", topology.ranks), ("server", topology.servers))
+        if node in processes.places
+    ]
+    of = f" of {node.gpu_bytes / _GB:.0f}" if node.gpu_bytes is not None else ""
+    on_host = topology.ranks.places.count(node) * topology.ranks.host_bytes
+    of_host = f" of {node.host_bytes / _GB:,.0f}" if node.host_bytes is not None else ""
+    host = f"; host {on_host / _GB:,.0f}{of_host} GB" if on_host else ""
+    return f"{', '.join(parts)}{of} GB{host}" if parts else ""

@@ -15,7 +15,7 @@ stage3_max_live_parameters. Held against a measured tiny model by tests/learner/
 tests/learner/run/test_measured_memory.py.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from learner.disk.model_folder import BYTES, find_named_model
@@ -35,9 +35,11 @@ class Memory:
 
     device: int  # of its GPU, or of the host's memory where it has none
     host: int = 0  # of the host's memory: what is offloaded
+    # Of the device's: what comes and goes, at most: buckets, gathered weights, activations
+    passing: int = field(default=0, compare=False)
 
     def __add__(self, other: "Memory") -> "Memory":
-        return Memory(self.device + other.device, self.host + other.host)
+        return Memory(self.device + other.device, self.host + other.host, self.passing + other.passing)
 
 
 @dataclass(frozen=True)
@@ -72,8 +74,9 @@ def rank_memory(settings: Settings, sizes: Sizes) -> Memory:
     if needs_reference(settings) and not is_reference_the_base(settings):
         # One that is offloaded is on the device while it is used.
         of_reference = (sizes.reference or policy).parameters * BYTES[dtype]
-        total += Memory(of_reference, of_reference if settings.reference.offload else 0)
-    return total + Memory(activations)
+        is_away = settings.reference.offload
+        total += Memory(of_reference, of_reference if is_away else 0, of_reference if is_away else 0)
+    return total + Memory(activations, passing=activations)
 
 
 def trained_memory(size: ModelSize, dtype: str, zero_stage: int, num_ranks: int, offload: Offload) -> Memory:
@@ -88,12 +91,13 @@ def trained_memory(size: ModelSize, dtype: str, zero_stage: int, num_ranks: int,
     bucket = min(_MAX_BUCKET, trained) * BYTES[dtype]
     gathered = min(of_all, _MAX_GATHERED * BYTES[dtype]) if zero_stage == 3 else 0
     if offload == "none":
-        return Memory(weights + gradients + optimizer + bucket + gathered)
+        return Memory(weights + gradients + optimizer + bucket + gathered, passing=bucket + gathered)
     again = 0 if zero_stage == 3 else BYTES[dtype] * trained // num_ranks
     on_host = optimizer + 2 * _FLOAT32 * trained // num_ranks + again
     if offload == "optimizer":
-        return Memory(weights + bucket + gathered + (gradients if zero_stage == 1 else 0), on_host)
-    return Memory(bucket + gathered, weights + on_host)
+        kept = weights + (gradients if zero_stage == 1 else 0)
+        return Memory(kept + bucket + gathered, on_host, bucket + gathered)
+    return Memory(bucket + gathered, weights + on_host, bucket + gathered)
 
 
 def activation_bytes(size: ModelSize, settings: Settings) -> int:

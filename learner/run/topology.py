@@ -1,29 +1,24 @@
 """The plan of a run's processes: what settings ask for, on what a cluster has. `--plan` prints it, launching obeys."""
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from typing import Literal
 
 from learner.disk.model_folder import BYTES
 from learner.objectives.needs import needs_of
+from learner.run.placement.assign import Wanted, assign, assign_together
+from learner.run.placement.node import Node
+from learner.run.placement.refusals import check_host_memory, check_memory, check_room, explain_no_room
 from learner.run.rank_memory import Sizes, rank_memory
 from protocol.errors import SettingsError
+from protocol.settings.roles.placement import RankPlacement, Strategy, processes_per_node
 from protocol.settings.settings import Settings
 
 Backend = Literal["nccl", "gloo"]
-# Ray's names: DEFAULT fills one node before the next; SPREAD goes round the nodes; "here" is the command's own node.
-Strategy = Literal["here", "DEFAULT", "SPREAD"]
+Where = Literal["here"] | Strategy  # "here" is the command's own node
 
 _RANK = "learner rank"
 _SERVER = "rollout server"
-
-
-@dataclass(frozen=True)
-class Node:
-    """A machine of the cluster, as Ray tells."""
-
-    node_ip: str  # its address for the other nodes
-    num_gpus: int  # 0: none
 
 
 @dataclass(frozen=True)
@@ -32,11 +27,14 @@ class Processes:
 
     role: str  # for people
     count: int  # of them; 0: the run needs none
-    num_gpus: int  # of each
-    strategy: Strategy  # where they are placed
+    num_gpus: float  # of each; below 1: several share one
+    where: Where  # as the settings ask
     memory_bytes: int  # of each on its device, as far as it is known beforehand
     besides: str  # what comes on top
     host_bytes: int = 0  # of each in the host's memory beside a GPU's
+    state_bytes: int = 0  # of memory_bytes, what is there all the time: less would not start
+    resources: Mapping[str, float] = field(default_factory=dict)  # what each takes of its node's own names
+    places: tuple[Node, ...] = ()  # of each its node, in order; empty where no cluster is known
 
 
 @dataclass(frozen=True)
@@ -47,6 +45,7 @@ class Topology:
     ranks: Processes  # learner.num_ranks of them
     servers: Processes  # rollout.num_servers of them; none where nothing is sampled
     backend: Backend  # how weights travel
+    nodes: tuple[Node, ...] = ()  # of the cluster, the head first; empty where none is known
 
     @property
     def has_gpus(self) -> bool:
@@ -57,11 +56,10 @@ class Topology:
 def plan_topology(settings: Settings, sizes: Sizes, nodes: Sequence[Node] | None) -> Topology:
     """Return which processes a run has, with which GPUs and where.
 
-    sizes: of its models. nodes: of the running cluster; None when none runs: then GPUs are planned unless weights
-    travel by gloo.
+    sizes: of its models. nodes: of the cluster, running or described; None when none is known: then GPUs are planned
+    unless weights travel by gloo.
     Raises: SettingsError when the cluster cannot hold them, or weights cannot travel as asked.
     """
-    rollout = settings.rollout
     num_gpus = None if nodes is None else sum(node.num_gpus for node in nodes)
     backend = choose_backend(settings.weights.backend, num_gpus)
     if settings.weights.second_copy and backend == "nccl" and (num_gpus or settings.weights.backend == "nccl"):
@@ -70,19 +68,14 @@ def plan_topology(settings: Settings, sizes: Sizes, nodes: Sequence[Node] | None
             "comes. Leave second_copy out."
         )
     has_gpus = backend == "nccl" if num_gpus is None else num_gpus > 0
-    server_bytes = sizes.policy.parameters * BYTES[settings.policy.dtype] // rollout.tensor_parallel_size
-    num_servers = rollout.num_servers if needs_of(settings).rollouts else 0
-    topology = Topology(
-        coordinator=Processes("coordinator", 1, 0, "here", _window_bytes(settings), "for the window"),
-        ranks=_ranks(settings, sizes, has_gpus),
-        servers=Processes(
-            _SERVER, num_servers, rollout.tensor_parallel_size if has_gpus else 0, "SPREAD", server_bytes, "+ KV cache"
-        ),
-        backend=backend,
-    )
+    ranks, servers = _ranks(settings, sizes, has_gpus), _servers(settings, sizes, has_gpus)
     if nodes is not None:
-        _check_room(topology, nodes, settings)
-    return topology
+        ordered = tuple(sorted(nodes, key=lambda node: not node.is_head))
+        ranks, servers = _placed(ranks, servers, ordered, settings)
+    else:
+        ordered = ()
+    window = Processes("coordinator", 1, 0, "here", _window_bytes(settings), "for the window")
+    return Topology(coordinator=window, ranks=ranks, servers=servers, backend=backend, nodes=ordered)
 
 
 def choose_backend(wanted: str, num_gpus: int | None) -> Backend:
@@ -103,35 +96,66 @@ def choose_backend(wanted: str, num_gpus: int | None) -> Backend:
 
 
 def _ranks(settings: Settings, sizes: Sizes, has_gpus: bool) -> Processes:
-    memory = rank_memory(settings, sizes)
-    besides = "with activations" if sizes.policy.num_layers else "+ activations"
-    on_device, on_host = (memory.device, memory.host) if has_gpus else (memory.device + memory.host, 0)
-    return Processes(_RANK, settings.learner.num_ranks, int(has_gpus), "DEFAULT", on_device, besides, on_host)
-
-
-def _check_room(topology: Topology, nodes: Sequence[Node], settings: Settings) -> None:
-    """Raise SettingsError for more GPUs than there are: Ray would wait for them until a deadline.
-
-    A server's GPUs are of one node; ranks take what the servers leave.
-    """
-    ranks, servers, rollout = topology.ranks, topology.servers, settings.rollout
-    needed = ranks.count * ranks.num_gpus + servers.count * servers.num_gpus
-    present = sum(node.num_gpus for node in nodes)
-    asked = (
-        f"learner.num_ranks = {ranks.count} and rollout.num_servers = {rollout.num_servers} with "
-        f"rollout.tensor_parallel_size = {rollout.tensor_parallel_size}"
+    memory, placed = rank_memory(settings, sizes), settings.placement.ranks
+    return Processes(
+        role=_RANK,
+        count=settings.learner.num_ranks,
+        num_gpus=int(has_gpus),
+        where=placed.strategy,
+        memory_bytes=memory.device if has_gpus else memory.device + memory.host,
+        besides="with activations" if sizes.policy.num_layers else "+ activations",
+        host_bytes=memory.host if has_gpus else 0,
+        state_bytes=memory.device - memory.passing,
+        resources=placed.resources,
     )
-    if needed > present:
-        raise SettingsError(f"settings: {asked} need {needed} GPUs; the cluster has {present}. Lower one of them.")
-    if not servers.num_gpus:
-        return
-    places = sum(node.num_gpus // servers.num_gpus for node in nodes)
-    if servers.count > places:
-        each = ", ".join(str(node.num_gpus) for node in nodes)
-        raise SettingsError(
-            f"settings: rollout.num_servers = {servers.count} with rollout.tensor_parallel_size = {servers.num_gpus} "
-            f"fit {places} times on nodes with {each} GPUs: a server's GPUs are of one node. Lower one of them."
-        )
+
+
+def _servers(settings: Settings, sizes: Sizes, has_gpus: bool) -> Processes:
+    size, placed = settings.rollout.tensor_parallel_size, settings.placement.servers
+    weights = sizes.policy.parameters * BYTES[settings.policy.dtype] // size
+    return Processes(
+        role=_SERVER,
+        count=settings.rollout.num_servers if needs_of(settings).rollouts else 0,
+        num_gpus=(size if placed.gpus == 1.0 else placed.gpus) if has_gpus else 0,
+        where=placed.strategy,
+        memory_bytes=weights,
+        besides="+ KV cache",
+        state_bytes=weights,
+        resources=placed.resources,
+    )
+
+
+def _placed(
+    ranks: Processes, servers: Processes, nodes: tuple[Node, ...], settings: Settings
+) -> tuple[Processes, Processes]:
+    """Return both with the node of each process. Raises: SettingsError when the nodes cannot hold them."""
+    placement, size = settings.placement, settings.rollout.tensor_parallel_size
+    wanted_ranks = _wanted("placement.ranks", ranks, placement.ranks, 1)
+    wanted_servers = _wanted("placement.servers", servers, placement.servers, size)
+    check_room(wanted_ranks, wanted_servers, nodes, settings)
+    together = placement.is_colocated and servers.count > 0
+    found = (assign_together if together else assign)(wanted_ranks, wanted_servers, nodes)
+    if found is None:
+        raise SettingsError(explain_no_room(wanted_ranks, wanted_servers, nodes, together))
+    placed = replace(ranks, places=tuple(found[0])), replace(servers, places=tuple(found[1]))
+    check_host_memory(ranks.host_bytes, placed[0].places)
+    for processes in placed:
+        check_memory(processes.role, processes.state_bytes, processes.num_gpus, processes.places)
+    return placed
+
+
+def _wanted(setting: str, processes: Processes, placed: RankPlacement, gpus_each: int) -> Wanted:
+    per_node = processes_per_node(placed, processes.count, gpus_each) if processes.count else None
+    return Wanted(
+        setting=setting,
+        count=processes.count,
+        gpus=processes.num_gpus,
+        strategy=placed.strategy,
+        num_nodes=placed.nodes,
+        gpus_per_node=placed.gpus_per_node,
+        per_node=per_node,
+        resources=processes.resources,
+    )
 
 
 def _window_bytes(settings: Settings) -> int:

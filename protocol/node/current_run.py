@@ -30,6 +30,8 @@ class CurrentRun(BaseModel):
     run_id: str  # name of the run
     folder: str  # the run's, as an absolute path
     pid: int  # of its command
+    started_at: float = 0.0  # Unix seconds at which the command got the cluster; 0: an older command's
+    log: str = ""  # file that its output goes to; empty: a terminal or a pipe
 
 
 @contextmanager
@@ -42,10 +44,13 @@ def using_cluster(run_id: str, folder: Path) -> Iterator[None]:
         deadline = time.monotonic() + _ASK_S
         while not _lock(file, fcntl.LOCK_EX):
             if time.monotonic() > deadline:
-                raise OperatorError(_refusal(_parse(file)))
+                raise OperatorError(refusal(_parse(file)))
             time.sleep(_RETRY_S)
         file.truncate(0)
-        file.write(CurrentRun(run_id=run_id, folder=str(folder), pid=os.getpid()).model_dump_json())
+        mine = CurrentRun(
+            run_id=run_id, folder=str(folder), pid=os.getpid(), started_at=time.time(), log=_file_of_output()
+        )
+        file.write(mine.model_dump_json())
         file.flush()
         try:
             yield
@@ -59,6 +64,29 @@ def current_run() -> CurrentRun | None:
         return None
     with _open_lock() as file:
         return None if _lock(file, fcntl.LOCK_SH) else _parse(file)
+
+
+def log_of_run(name: str) -> Path:
+    """Return where a run of this name that is started in the background has its output on this node."""
+    return _logs() / f"{name}.log"
+
+
+def logs_of_runs() -> list[Path]:
+    """Return the output of the runs that were started in the background here, newest first."""
+    return sorted(_logs().glob("*.log"), key=lambda log: -log.stat().st_mtime)
+
+
+def _logs() -> Path:
+    return sluice_home().absolute() / "logs" / "runs"
+
+
+def _file_of_output() -> str:
+    """Return the file that standard output goes to; empty where it is none."""
+    try:
+        path = Path(os.readlink("/proc/self/fd/1"))
+    except OSError:
+        return ""
+    return str(path) if path.is_file() else ""
 
 
 def _path() -> Path:
@@ -92,10 +120,11 @@ def _parse(file: TextIO) -> CurrentRun | None:
         return None
 
 
-def _refusal(other: CurrentRun | None) -> str:
+def refusal(other: CurrentRun | None) -> str:
+    """Return what to say to who wants the cluster while this run has it. other: None: it has not told its name yet."""
     if other is None:
         return "Another run is using this cluster. Wait for its end."
     return (
         f"The run {other.run_id} is using this cluster (process {other.pid}, folder {other.folder}). Wait for its end, "
-        f"end it with Ctrl-C or kill {other.pid}, or give SLUICE_HOME and ports of its own to a second cluster."
+        f"end it with python -m deploy.runs stop, or give SLUICE_HOME and ports of its own to a second cluster."
     )

@@ -32,6 +32,7 @@ from protocol.settings.report import ReportSettings
 from protocol.settings.retriever import RetrieverSettings
 from protocol.settings.rewards import RewardsSettings
 from protocol.settings.roles.critic import CriticSettings
+from protocol.settings.roles.placement import PlacementSettings, check_placement
 from protocol.settings.roles.reference import ReferenceSettings
 from protocol.settings.rollout import AgentsSettings, RolloutSettings, SamplingSettings
 from protocol.settings.run import RunSettings
@@ -62,6 +63,7 @@ class Settings(Section):
     critic: CriticSettings = CriticSettings()  # what values states, for the advantages that need it
     reference: ReferenceSettings = ReferenceSettings()  # what the policy is held near by the KL
     weights: WeightsSettings = WeightsSettings()  # how pushes travel to the rollout servers
+    placement: PlacementSettings = PlacementSettings()  # which nodes and GPUs ranks and servers get
     eval: EvalSettings = EvalSettings()  # held-out scores while training
     health: HealthSettings = HealthSettings()  # which figures are alarming, and whether they end the run
     report: ReportSettings = ReportSettings()  # what a run shows of itself
@@ -79,6 +81,11 @@ class Settings(Section):
         check_loss(self.learner, self.loss, self.kl)
         check_kl_controller(self.learner, self.rollout, self.kl)
         check_shaping(self.rewards, self.rollout)
+        return self
+
+    @model_validator(mode="after")
+    def _check_placement(self) -> Self:
+        check_placement(self.placement, self.learner, self.rollout, self.weights)
         return self
 
     @model_validator(mode="after")

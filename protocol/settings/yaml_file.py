@@ -13,8 +13,8 @@ from protocol.node.home import sluice_home
 _HOME_VARIABLE = "$SLUICE_HOME"
 
 
-def read_yaml(path: Path) -> dict[str, Any]:
-    """Return a settings file's content, unvalidated; {} for an empty one.
+def read_yaml(path: Path, option: str = "--config") -> dict[str, Any]:
+    """Return a settings file's content, unvalidated; {} for an empty one. option: by which it was given.
 
     Raises: SettingsError for a file that cannot be read, is not YAML, is no map, has a key twice, or a number that YAML
     reads as another one.
@@ -24,17 +24,17 @@ def read_yaml(path: Path) -> dict[str, Any]:
         content = yaml.load(text, _Unambiguous)  # noqa: S506 it is a SafeLoader
     except OSError as error:
         raise SettingsError(
-            f"settings: --config {path} cannot be read: {error.strerror}. Give an existing YAML file."
+            f"settings: {option} {path} cannot be read: {error.strerror}. Give an existing YAML file."
         ) from None
     except _AmbiguousError as error:
-        raise SettingsError(f"settings: --config {path} {error}") from None
+        raise SettingsError(f"settings: {option} {path} {error}") from None
     except (yaml.YAMLError, UnicodeDecodeError) as error:
-        raise SettingsError(f"settings: --config {path} is not YAML: {' '.join(str(error).split())}") from None
+        raise SettingsError(f"settings: {option} {path} is not YAML: {' '.join(str(error).split())}") from None
     if content is None:
         return {}
     if not isinstance(content, dict):
         raise SettingsError(
-            f"settings: --config {path} holds a {type(content).__name__}; expected one section per room."
+            f"settings: {option} {path} holds a {type(content).__name__}; expected one section per room."
         )
     return content
 

@@ -38,6 +38,14 @@ class TinyServer:
 
     async def die(self):
         os._exit(1)
+
+
+class Whereabouts:
+    def where(self):
+        import ray
+        from deploy.fleet.place import assigned_here
+
+        return ray.util.get_node_ip_address(), assigned_here()
 """
 
 

@@ -51,6 +51,10 @@ class FlowCluster:
         """Return the finished `python -m learner.evaluate OPTIONS`, with its output as text."""
         return self._command("learner.evaluate", *options)
 
+    def runs(self, *options: str) -> "subprocess.CompletedProcess[str]":
+        """Return the finished `python -m deploy.runs OPTIONS`, with its output as text."""
+        return self._command("deploy.runs", *options)
+
     def audit(self, folder: str) -> "subprocess.CompletedProcess[str]":
         """Return the finished `python -m learner.audit FOLDER`, with its output as text."""
         return self._command("learner.audit", folder)

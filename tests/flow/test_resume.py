@@ -12,6 +12,7 @@ import pytest
 
 from learner import audit
 from learner.checkpoint.proof import is_proven
+from tests.fakes.waiting import wait_until
 from tests.flow.flow_cluster import FlowCluster
 from tests.flow.user_run import Bring, Left, each_trained_once
 
@@ -189,6 +190,25 @@ def test_what_was_out_when_the_run_was_stopped_is_not_trained(
 
     assert left.trained == each_trained_once(left.last_step)
     assert left.rows("SELECT COUNT(*) FROM prompts WHERE state = 'assigned'") == [(0,)]
+
+
+def test_a_run_in_the_background_is_listed_and_stopped_and_its_output_kept(
+    cluster: FlowCluster, slow_user: Bring
+) -> None:
+    left = slow_user.left("unattended")
+    begun = cluster.run(*slow_user.options("unattended", {"run.max_steps": 1000}), "--no-wait")
+    assert begun.returncode == 0, begun.stderr
+    assert begun.stdout.startswith("The run unattended goes on in the background (process ")
+    wait_until(lambda: left.last_step >= 1, 120.0)
+
+    assert re.search(r"unattended +│ running \(process \d+\) .* \d+ of 1000 ", cluster.runs().stdout)
+    told = [cluster.runs("stop"), cluster.runs("logs", "unattended")]
+    assert [each.stderr for each in told] == ["", ""]
+    assert told[0].stdout == "unattended has ended.\n"
+    assert "stopped by the user" in told[1].stdout
+    assert "report.html" in told[1].stdout
+    assert newest_checkpoint(left) == left.last_step
+    expect_no_leavings(cluster)
 
 
 # -- a rollout server dies --------------------------------------------------------------------------------------------

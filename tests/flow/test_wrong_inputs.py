@@ -182,6 +182,14 @@ def test_a_plan_needs_no_running_cluster(user: Bring, tmp_path: Path) -> None:
     assert not (user.folder / "runs" / "planned").exists()
 
 
+def test_a_run_in_the_background_that_does_not_begin_says_why(user: Bring, tmp_path: Path) -> None:
+    finished = run_without_cluster(tmp_path / "home", [*user.options("unattended"), "--no-wait"])
+    assert (finished.returncode, finished.stderr) == (
+        1,
+        "No Sluice cluster runs here. Start one with deploy/start_cluster.sh.\n",
+    )
+
+
 def test_a_missing_settings_file_is_named(tmp_path: Path) -> None:
     finished = run_without_cluster(tmp_path / "home", ["--config", f"{tmp_path}/none.yaml"])
     assert (finished.returncode, finished.stderr) == (

@@ -72,6 +72,14 @@ def await_fleet() -> None:
         time.sleep(RETRY_S)
 
 
+def be_admitted(coordinator: Any) -> None:
+    """Be the run that uses this cluster while its coordinator lives; before that no server of it is touched.
+
+    Raises: OperatorError naming the run that uses it, which began in the same moment.
+    """
+    call(find_fleet().admit.remote([coordinator]), "the fleet", 60.0)
+
+
 def check_services(spec: RunSpec) -> None:
     """Have the fleet ask every reward endpoint and the retriever, before anything slow starts."""
     call(find_fleet().check_services.remote(spec.model_dump(mode="json")), "the fleet", 60.0)

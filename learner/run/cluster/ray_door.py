@@ -11,12 +11,15 @@ import ray
 from ray.exceptions import RayError
 
 from learner.run.cluster.cluster_end import cluster_end
-from learner.run.topology import Node
+from learner.run.placement.node import Node
 from protocol.errors import OperatorError
 from protocol.node.home import ClusterState
 from protocol.ray_calls import first_line, naming_ray_errors
+from protocol.settings.roles.placement import OWN_NAMES
 
 CALL_S = 30.0
+# Memory of GPUs that come with one size only, by Ray's names for them; of an H100 or A100 the name does not tell.
+_GPU_BYTES = {"H200": 141 * 10**9, "L4": 24 * 10**9, "L40S": 48 * 10**9, "T4": 16 * 10**9}
 RETRY_S = 0.1
 
 
@@ -53,11 +56,19 @@ def _silence_ray() -> None:
 
 def nodes() -> list[Node]:
     """Return the cluster's machines that are there."""
-    return [
-        Node(str(node["NodeManagerAddress"]), int(node["Resources"].get("GPU", 0)))
-        for node in ray.nodes()
-        if node["Alive"]
-    ]
+    return sorted((_node(found) for found in ray.nodes() if found["Alive"]), key=lambda node: node.node_ip)
+
+
+def _node(found: Mapping[str, Any]) -> Node:
+    resources = found["Resources"]
+    return Node(
+        node_ip=str(found["NodeManagerAddress"]),
+        num_gpus=int(resources.get("GPU", 0)),
+        node_id=str(found["NodeID"]),
+        resources={name: amount for name, amount in resources.items() if name not in OWN_NAMES and ":" not in name},
+        gpu_bytes=next((size for kind, size in _GPU_BYTES.items() if f"accelerator_type:{kind}" in resources), None),
+        is_head="node:__internal_head__" in resources,
+    )
 
 
 def is_done(reference: Any) -> bool:

@@ -20,8 +20,8 @@ def ensure_servers(engine: EngineRequest, planned: Processes) -> Any:
     """Ask the fleet for warm or new rollout servers. Returns a reference to a list of {name, node_ip, warm,
     shared_retriever_url}.
     """
-    request = engine.model_dump(mode="json")
-    return find_fleet().ensure.remote(request, planned.count, planned.num_gpus, planned.strategy)
+    request, nodes = engine.model_dump(mode="json"), [node.node_id for node in planned.places]
+    return find_fleet().ensure.remote(request, planned.count, planned.num_gpus, nodes, dict(planned.resources))
 
 
 def shared_retrievers(servers: Sequence[Mapping[str, Any]]) -> tuple[str, ...]:

@@ -1,23 +1,44 @@
-"""A head in the foreground waits for its second node, which joins by the head's file; SIGTERM ends it."""
+"""A head in the foreground waits for its second node, which joins by its file; plans for both are obeyed; SIGTERM."""
 
 import shutil
 import signal
 import socket
 import subprocess
+import threading
 import time
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import httpx
 import psutil
 import pytest
 
 from deploy.cluster.ray_processes import ray_processes
+from deploy.fleet.fleet import Fleet
 from deploy.node.home import Home
+from learner.disk.model_size import ModelSize
+from learner.run.cluster import ray_door
+from learner.run.rank_memory import Sizes
+from learner.run.topology import Topology, plan_topology
+from protocol.settings.settings import Settings
 from tests.deploy.conftest import RAY_TOKEN
 from tests.deploy.running_cluster import RunningCluster
+from tests.fakes.ports import free_port
 
 pytestmark = pytest.mark.stack
+
+_PLANS = Path(__file__).parents[3] / "deploy" / "configs" / "plans"
+_REQUEST = {
+    "model": "a/model",
+    "dtype": "float32",
+    "tensor_parallel_size": 1,
+    "seed": 0,
+    "max_model_len": 64,
+    "trust_remote_code": False,
+    "weights_backend": "gloo",
+    "engine_args": {},
+}
 
 
 def own_address() -> str | None:
@@ -53,11 +74,13 @@ def test_head_waits_for_a_node_that_joins_by_its_file_and_ends_at_sigterm(
     head, other = nodes
     address = own_address()
     assert address is not None
-    begun = head.popen(*start_of(head, "--node-ip", address, "--block", "--wait-nodes", "2", "--num-cpus", "1"))
+    dashboard = free_port()
+    here = ("--node-ip", address, "--num-cpus", "1", "--num-gpus", "3", "--dashboard-port", str(dashboard))
+    begun = head.popen(*start_of(head, *here, "--block", "--wait-nodes", "2"))
     with begun as started:
         shown = read_until(started, "Other nodes join with: deploy/start_cluster.sh --join ")
         join_file = shown.rpartition("--join ")[2].split()[0]
-        there = ("--node-ip", "127.0.0.2", "--resources", '{"v100": 2}', "--num-cpus", "1")
+        there = ("--node-ip", "127.0.0.2", "--resources", '{"v100": 2}', "--num-cpus", "1", "--num-gpus", "3")
         joined = other.start("--join", join_file, *there)
         assert joined.returncode == 0, joined.stderr
         read_until(started, "All 2 nodes are ready: ")
@@ -65,6 +88,9 @@ def test_head_waits_for_a_node_that_joins_by_its_file_and_ends_at_sigterm(
         assert resources(head)["v100"] == 2.0
         assert resources(head)["CPU"] == 2.0
         assert_searched_from(other, head)
+        with head.connected():
+            assert_plans_are_obeyed(address, "127.0.0.2")
+        assert_jobs_run(head, dashboard)
         assert started.poll() is None
         started.send_signal(signal.SIGTERM)
         assert started.wait(90.0) == 0
@@ -83,6 +109,63 @@ def assert_searched_from(asking: RunningCluster, node: RunningCluster) -> None:
         assert http.post(url, json={"queries": ["Belarus"]}).status_code == 401
         found = http.post(url, json={"queries": ["Belarus"]}, headers=headers).json()
     assert [document["id"] for document in found["result"][0]] == ["a"]
+
+
+def assert_plans_are_obeyed(first: str, second: str) -> None:
+    """Check where servers and a rank are, and with which part of their node, after plans for these two nodes."""
+    import ray
+
+    fleet = ray.remote(Fleet).options(num_cpus=0).remote("tiny_server:TinyServer")
+    packed = ensure(fleet, servers={"strategy": "packed"}, ranks={"resources": {"v100": 1}})
+    assert packed == [(first, {"GPU": 1.0}), (first, {"GPU": 1.0})]
+    assert rank_of(fleet, ranks={"resources": {"v100": 1}}) == (second, {"GPU": 1.0, "v100": 1.0})
+    spread = ensure(fleet, servers={"resources": {"v100": 0.5}}, colocate=[["ranks", "servers"]])
+    assert spread == [(second, {"GPU": 1.0, "v100": 0.5})] * 2
+    ray.get(fleet.stop_all.remote(), timeout=240)
+    ray.kill(fleet)
+
+
+def assert_jobs_run(cluster: RunningCluster, port: int) -> None:
+    """Check that a Ray job finds this cluster's Python, home and run, and that nobody submits one without the token."""
+    url = f"http://127.0.0.1:{port}"
+    submit = ("-m", "ray.scripts.scripts", "job", "submit", "--address", url, "--working-dir", str(_PLANS), "--")
+    job = cluster.python(*submit, "python", "-m", "deploy.runs", "list")
+    assert job.returncode == 0, job.stdout + job.stderr
+    assert "No run uses this cluster" in job.stdout
+    with httpx.Client(trust_env=False) as http:
+        assert http.get(f"{url}/api/jobs/").status_code in (401, 403)
+
+
+def planned(**placement: object) -> Topology:
+    given = {"rollout": {"num_servers": 2}, "placement": placement}
+    return plan_topology(Settings.model_validate(given), Sizes(ModelSize(1000)), ray_door.nodes())
+
+
+def ensure(fleet: Any, **placement: object) -> list[tuple[str, dict[str, float]]]:
+    """Return the node of each server and what it takes of it, in the order of their names."""
+    import ray
+
+    part = planned(**placement).servers
+    nodes = [node.node_id for node in part.places]
+    ray.get(fleet.ensure.remote(_REQUEST, part.count, part.num_gpus, nodes, dict(part.resources)), timeout=240)
+    described = ray.get(fleet.describe.remote(), timeout=240)
+    return [(server["node_ip"], server["assigned"]) for server in described]
+
+
+def rank_of(fleet: Any, **placement: object) -> tuple[str, dict[str, float]]:
+    """Return the node of the one learner rank, and what it takes of it."""
+    import ray
+
+    part = planned(**placement).ranks
+    # A class of no module is pickled whole: Ray's workers cannot import this file.
+    borrower = ray.remote(num_cpus=0)(type("Borrower", (), {"live": lambda _: threading.Event().wait()})).remote()
+    nodes = [node.node_id for node in part.places]
+    lent = fleet.lend_processes.remote(part.count, part.num_gpus, [borrower], nodes, dict(part.resources))
+    (process,) = ray.get(lent, timeout=240)
+    ray.get(process.become.remote("tiny_server:Whereabouts", {}), timeout=240)
+    found: tuple[str, dict[str, float]] = ray.get(process.invoke.remote("where"), timeout=240)
+    ray.kill(borrower)  # what it borrowed ends with it
+    return found
 
 
 def start_of(cluster: RunningCluster, *options: str) -> list[str]:

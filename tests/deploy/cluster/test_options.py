@@ -42,6 +42,8 @@ def test_joining_node_takes_its_address_from_the_route_to_the_head() -> None:
         (["--node-ip", "::1"], "--node-ip ::1 is no IPv4 address. Give this node's, on the network"),
         (["--node-ip", "node7"], "--node-ip node7 is no IPv4 address"),
         (["--num-gpus", "-1"], "--num-gpus -1 is below 0"),
+        (["--dashboard-port", "6379"], r"two services cannot share a port .*--dashboard-port 6379"),
+        (["--dashboard-port", "8265", "--address", "h:6379"], "--dashboard-port is the head's: this node joins one"),
         (["--wait-nodes", "-2"], "--wait-nodes -2 is below 0"),
     ],
 )
@@ -78,6 +80,7 @@ def test_resources_are_rays_and_remembered() -> None:
     assert told_to_ray(options) == ("--num-cpus", "4", "--num-gpus", "8", "--resources", '{"v100": 8}')
     assert told_to_ray(read_start_options([], options.to_remember())) == told_to_ray(options)
     assert told_to_ray(read_start_options([])) == ()
+    assert told_to_ray(read_start_options(["--dashboard-port", "8265"])) == ("--dashboard-port", "8265")
 
 
 def test_what_one_start_is_to_do_is_not_remembered() -> None:

@@ -11,8 +11,9 @@ import pytest
 
 from learner.disk.model_size import ModelSize
 from learner.run.command import main
+from learner.run.placement.node import Node
 from learner.run.rank_memory import Sizes
-from learner.run.topology import Node, plan_topology
+from learner.run.topology import plan_topology
 from protocol.settings.loader import load_settings
 from protocol.settings.settings import Settings
 from tests.fakes.tiny_models import make_tiny_model
@@ -28,7 +29,6 @@ MACHINES = {
     "dr_grpo_math": ([8], 7_000_000_000),
     "gsm8k_grpo": ([2], 500_000_000),
     "plan_7b": ([8], 7_000_000_000),
-    "plan_70b": ([8] * 8, 70_000_000_000),
 }
 _H100_BYTES = 80e9
 

@@ -5,8 +5,9 @@ from dataclasses import replace
 import pytest
 
 from learner.disk.model_size import ModelSize
+from learner.run.placement.node import Node
 from learner.run.rank_memory import Sizes
-from learner.run.topology import Node, choose_backend, plan_topology
+from learner.run.topology import choose_backend, plan_topology
 from protocol.errors import SettingsError
 from protocol.settings.settings import Settings
 
@@ -25,7 +26,7 @@ def settings(num_ranks: int = 2, num_servers: int = 2, tensor_parallel_size: int
 def shape(of: Settings, nodes: list[Node] | None) -> list[tuple[int, int, str]]:
     """Return (count, GPUs each, where) of coordinator, ranks and servers."""
     plan = plan_topology(of, SIZES, nodes)
-    return [(part.count, part.num_gpus, part.strategy) for part in (plan.coordinator, plan.ranks, plan.servers)]
+    return [(part.count, part.num_gpus, part.where) for part in (plan.coordinator, plan.ranks, plan.servers)]
 
 
 def refusal(of: Settings, nodes: list[Node] | None) -> str:
@@ -35,20 +36,20 @@ def refusal(of: Settings, nodes: list[Node] | None) -> str:
 
 
 def test_each_rank_has_a_gpu_and_each_server_its_tensor_parallel_size() -> None:
-    assert shape(settings(), _TWO_EIGHTS) == [(1, 0, "here"), (2, 1, "DEFAULT"), (2, 2, "SPREAD")]
+    assert shape(settings(), _TWO_EIGHTS) == [(1, 0, "here"), (2, 1, "packed"), (2, 2, "spread")]
 
 
 def test_without_gpus_everything_runs_on_cpus() -> None:
-    assert shape(settings(), [Node("127.0.0.1", 0)]) == [(1, 0, "here"), (2, 0, "DEFAULT"), (2, 0, "SPREAD")]
+    assert shape(settings(), [Node("127.0.0.1", 0)]) == [(1, 0, "here"), (2, 0, "packed"), (2, 0, "spread")]
 
 
 def test_gloo_on_a_cluster_with_gpus_leaves_the_servers_theirs() -> None:
-    assert shape(settings(weights={"backend": "gloo"}), _TWO_EIGHTS)[2] == (2, 2, "SPREAD")
+    assert shape(settings(weights={"backend": "gloo"}), _TWO_EIGHTS)[2] == (2, 2, "spread")
 
 
 @pytest.mark.parametrize(("backend", "num_gpus"), [("auto", 2), ("nccl", 2), ("gloo", 0)])
 def test_without_a_running_cluster_gpus_follow_the_way_of_the_weights(backend: str, num_gpus: int) -> None:
-    assert shape(settings(weights={"backend": backend}), None)[2] == (2, num_gpus, "SPREAD")
+    assert shape(settings(weights={"backend": backend}), None)[2] == (2, num_gpus, "spread")
 
 
 def test_warm_start_alone_has_no_server() -> None:

@@ -4,6 +4,7 @@ import os
 import signal
 import subprocess
 import sys
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -11,6 +12,7 @@ import pytest
 
 from protocol.errors import OperatorError
 from protocol.node.current_run import CurrentRun, current_run, using_cluster
+from tests.fakes.waiting import wait_until
 
 _OTHER = """\
 import sys, time
@@ -39,6 +41,11 @@ def other() -> Iterator["subprocess.Popen[str]"]:
         process.kill()
 
 
+def named(run: CurrentRun | None) -> tuple[str, str, int] | None:
+    """Return name, folder and process of a run."""
+    return None if run is None else (run.run_id, run.folder, run.pid)
+
+
 def use() -> None:
     with using_cluster("second", Path("/runs/second")):
         pass
@@ -60,7 +67,23 @@ def test_run_that_was_killed_leaves_the_cluster_free(other: "subprocess.Popen[st
 
 
 def test_current_run_is_told_to_other_processes(other: "subprocess.Popen[str]") -> None:
-    assert current_run() == CurrentRun(run_id="first", folder="/runs/first", pid=other.pid)
+    assert named(current_run()) == ("first", "/runs/first", other.pid)
+
+
+def test_current_run_tells_since_when_and_where_its_output_is(home: Path) -> None:
+    output = home / "output"
+    began = time.time()
+    with output.open("wb") as file, subprocess.Popen([sys.executable, "-c", _OTHER], stdout=file) as process:
+        wait_until(lambda: output.stat().st_size > 0)
+        run = current_run()
+        process.kill()
+    assert run is not None
+    assert (run.log, began - 1.0 < run.started_at < time.time() + 1.0) == (str(output), True)
+
+
+def test_run_of_an_older_command_tells_neither() -> None:
+    older = CurrentRun.model_validate({"run_id": "a", "folder": "/a", "pid": 1})
+    assert (older.started_at, older.log) == (0.0, "")
 
 
 def test_no_run_is_current_before_the_first_and_after_the_last(home: Path) -> None:
@@ -68,7 +91,7 @@ def test_no_run_is_current_before_the_first_and_after_the_last(home: Path) -> No
     assert not (home / "run.lock").exists()
     with using_cluster("mine", Path("/runs/mine")):
         # Another open file of the same process does not have the lock either.
-        assert current_run() == CurrentRun(run_id="mine", folder="/runs/mine", pid=os.getpid())
+        assert named(current_run()) == ("mine", "/runs/mine", os.getpid())
     assert current_run() is None
 
 

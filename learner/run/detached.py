@@ -1,0 +1,58 @@
+"""`--no-wait`: the same command in the background, with its output in a file, once it has the cluster."""
+
+import os
+import subprocess
+import sys
+import time
+from collections.abc import Sequence
+from pathlib import Path
+
+from learner.run.output import say
+from protocol.errors import OperatorError
+from protocol.node.current_run import current_run, log_of_run, refusal
+
+OPTION = "--no-wait"
+_POLL_S = 0.1
+_TAIL_LINES = 5
+# Encoding and checking the rows of a large data set takes minutes.
+_CHECKS_S = 1800.0
+
+
+def start_detached(arguments: Sequence[str], name: str) -> int:
+    """Start `python -m learner.run ARGUMENTS` in a session of its own; returns the exit status of this command.
+
+    That is 0 as soon as the run has the cluster, and the run's own where it ends before, with the end of its output.
+    name: of the run, for the file with its output. Raises: OperatorError when another run has the cluster, or when it
+    does neither for half an hour.
+    """
+    if (other := current_run()) is not None:
+        raise OperatorError(refusal(other))  # before its output is written over, should it have this name too
+    log = log_of_run(name)
+    log.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
+    with open(os.open(log, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600), "wb") as output:
+        command = [sys.executable, "-m", "learner.run", *(part for part in arguments if part != OPTION)]
+        run = subprocess.Popen(  # noqa: S603  # our own module, without a shell
+            command, stdin=subprocess.DEVNULL, stdout=output, stderr=subprocess.STDOUT, start_new_session=True
+        )
+    try:
+        return _await(run, log)
+    except KeyboardInterrupt:
+        run.terminate()
+        raise
+
+
+def _await(run: "subprocess.Popen[bytes]", log: Path) -> int:
+    deadline = time.monotonic() + _CHECKS_S
+    while time.monotonic() < deadline:
+        if (current := current_run()) is not None and current.pid == run.pid:
+            say(
+                f"The run {current.run_id} goes on in the background (process {run.pid}). Its output: {log}. "
+                "python -m deploy.runs lists, shows and stops it."
+            )
+            return 0
+        if run.poll() is not None:
+            lines = log.read_text(encoding="utf-8", errors="replace").splitlines()[-_TAIL_LINES:]
+            print(*lines, sep="\n", file=sys.stderr)
+            return run.returncode
+        time.sleep(_POLL_S)
+    raise OperatorError(f"The run has not begun within {_CHECKS_S:g} s (process {run.pid}). See {log}.")

@@ -1,0 +1,106 @@
+"""Which node each rank and each server gets."""
+
+from typing import Any
+
+import pytest
+
+from learner.disk.model_size import ModelSize
+from learner.run.placement.node import Node
+from learner.run.rank_memory import Sizes
+from learner.run.topology import Topology, plan_topology
+from protocol.settings.settings import Settings
+
+
+def nodes(*gpus: int, **resources: dict[str, float]) -> list[Node]:
+    """Return nodes named 1, 2 ..; resources: by their names, n1, n2 .."""
+    return [
+        Node(str(number), count, resources=resources.get(f"n{number}", {}))
+        for number, count in enumerate(gpus, start=1)
+    ]
+
+
+def planned(on: list[Node], num_ranks: int, num_servers: int, size: int = 1, **placement: Any) -> Topology:
+    given = {
+        "learner": {"num_ranks": num_ranks, "groups_per_step": num_ranks},
+        "rollout": {"num_servers": num_servers, "tensor_parallel_size": size},
+        "placement": placement,
+    }
+    return plan_topology(Settings.model_validate(given), Sizes(ModelSize(1000)), on)
+
+
+def places(*given: Any, **placement: Any) -> tuple[str, str]:
+    """Return the nodes of the ranks and of the servers, a digit each."""
+    plan = planned(*given, **placement)
+    ranks, servers = ("".join(node.node_ip for node in part.places) for part in (plan.ranks, plan.servers))
+    return ranks, servers
+
+
+def test_ranks_are_packed_and_servers_spread_over_what_is_left() -> None:
+    assert places(nodes(8, 8), 8, 4, 2) == ("11111111", "2222")
+    assert places(nodes(8, 8), 2, 4) == ("11", "1122")
+
+
+def test_ranks_that_one_node_holds_are_on_one_node() -> None:
+    assert places(nodes(2, 8, 8), 6, 1)[0] == "222222"
+
+
+def test_ranks_that_no_node_holds_fill_those_that_hold_most() -> None:
+    assert places(nodes(2, 8, 4), 12, 1) == ("222222223333", "1")
+
+
+def test_servers_come_first_where_ranks_would_leave_them_no_node() -> None:
+    assert places(nodes(3, 3), 2, 2, 2) == ("12", "12")
+
+
+def test_each_node_of_a_role_gets_as_many_where_the_settings_name_their_number() -> None:
+    assert places(nodes(8, 8, 8, 8), 16, 4, 4, ranks={"nodes": 2}, servers={"nodes": 2}) == ("1" * 8 + "2" * 8, "3344")
+    assert places(nodes(8, 8), 4, 4, ranks={"gpus_per_node": 2}) == ("1122", "1122")
+
+
+def test_packed_servers_and_spread_ranks() -> None:
+    placement = {"ranks": {"strategy": "spread"}, "servers": {"strategy": "packed"}}
+    assert places(nodes(8, 8), 2, 2, **placement) == ("12", "11")
+
+
+def test_a_role_is_on_nodes_that_have_what_its_processes_take() -> None:
+    on = nodes(8, 8, 8, n2={"h100": 8.0}, n3={"h100": 1.0})
+    assert places(on, 2, 3, servers={"resources": {"h100": 1.0}}) == ("11", "223")
+
+
+def test_colocated_roles_share_as_few_nodes_as_hold_both() -> None:
+    together = [["ranks", "servers"]]
+    assert places(nodes(8, 8), 4, 2, 2, colocate=together) == ("1111", "11")
+    assert places(nodes(8, 8, 8), 8, 4, 2, colocate=together) == ("11112222", "1122")
+    assert places(nodes(8, 8, 8), 6, 6, servers={"nodes": 3}, colocate=[["servers", "critic"]]) == ("112233", "112233")
+
+
+def test_critic_and_reference_with_the_ranks_say_what_is_so_anyway() -> None:
+    alone, told = (
+        places(nodes(8), 2, 1),
+        places(nodes(8), 2, 1, colocate=[["ranks", "critic"], ["critic", "reference"]]),
+    )
+    assert alone == told
+
+
+def test_servers_share_a_gpu_by_parts_of_it() -> None:
+    given = {
+        "learner": {"num_ranks": 1},
+        "rollout": {"num_servers": 5, "engine_args": {"gpu_memory_utilization": 0.4}},
+        "weights": {"backend": "gloo"},
+        "placement": {"servers": {"gpus": 0.4, "strategy": "packed"}},
+    }
+    settings = Settings.model_validate(given)
+    plan = plan_topology(settings, Sizes(ModelSize(1000)), nodes(2, 4))
+    assert [node.node_ip for node in plan.servers.places] == ["2"] * 5
+    assert plan.servers.num_gpus == 0.4
+
+
+def test_without_gpus_ranks_are_on_the_head_and_servers_over_all_nodes() -> None:
+    on = [Node("1", 0), Node("2", 0, is_head=True)]
+    assert places(on, 2, 3) == ("22", "221")
+
+
+@pytest.mark.parametrize("backend", ["gloo", "nccl"])
+def test_without_a_known_cluster_nothing_has_a_place(backend: str) -> None:
+    plan = plan_topology(Settings.model_validate({"weights": {"backend": backend}}), Sizes(ModelSize(1000)), None)
+    assert (plan.ranks.places, plan.servers.places, plan.nodes) == ((), (), ())

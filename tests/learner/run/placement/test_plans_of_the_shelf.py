@@ -1,0 +1,88 @@
+"""deploy/configs/plans: each file's first lines hold the table that `--plan` draws for its cluster's description."""
+
+from pathlib import Path
+
+import pytest
+
+from learner.run.command import main
+from learner.run.placement.described import described_nodes, read_description
+from learner.run.plan import node_rows
+from learner.run.plan_on_cluster import described_sizes
+from learner.run.topology import Topology, plan_topology
+from protocol.errors import SettingsError
+from protocol.settings.loader import load_settings
+
+SHELF = Path(__file__).resolve().parents[4] / "deploy" / "configs" / "plans"
+PLANS = {"70b_4_nodes": "h100_4_nodes", "70b_8_nodes": "h100_8_nodes"}
+
+
+def plan_of(name: str) -> Topology:
+    description = read_description(SHELF / f"{PLANS[name]}.yaml")
+    assert description.model is not None
+    settings = load_settings(SHELF / f"{name}.yaml", [])
+    return plan_topology(settings, described_sizes(settings, description.model), described_nodes(description))
+
+
+def test_every_file_of_the_shelf_is_tested() -> None:
+    assert {path.stem for path in SHELF.glob("*.yaml")} == set(PLANS) | set(PLANS.values())
+
+
+@pytest.mark.parametrize("name", PLANS)
+def test_the_table_in_a_plans_first_lines_is_the_one_that_is_drawn(name: str) -> None:
+    head = [line[1:] for line in (SHELF / f"{name}.yaml").read_text().splitlines() if line.startswith("#")]
+    told = [tuple(cell.strip() for cell in line.split("|")) for line in head if "|" in line]
+    assert told[1:] == node_rows(plan_of(name))
+
+
+@pytest.mark.parametrize("name", PLANS)
+def test_a_plan_of_the_shelf_leaves_room_on_each_card(name: str) -> None:
+    plan = plan_of(name)
+    for processes in (plan.ranks, plan.servers):
+        for node in processes.places:
+            assert node.gpu_bytes is not None
+            assert processes.memory_bytes < 0.85 * node.gpu_bytes
+
+
+@pytest.mark.parametrize("name", PLANS)
+def test_the_command_draws_a_plan_without_nodes_or_model(
+    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("SLUICE_HOME", str(tmp_path))
+    monkeypatch.setenv("COLUMNS", "160")
+    options = ["--config", str(SHELF / f"{name}.yaml"), "--plan", "--cluster", str(SHELF / f"{PLANS[name]}.yaml")]
+    status, told = main(options), capsys.readouterr()
+    assert (status, told.err) == (0, "")
+    drawn = [tuple(cell.strip() for cell in line.split("│")[1:-1]) for line in told.out.splitlines() if "│" in line]
+    assert drawn[3:] == node_rows(plan_of(name))
+    num_gpus = 8 * len(plan_of(name).nodes)
+    assert f"In all: {num_gpus} of {num_gpus} GPUs" in told.out
+
+
+@pytest.mark.parametrize(
+    ("text", "says"),
+    [
+        ("nodes: []", "nodes = [] is wrong: list should have at least 1 item"),
+        ("nodes: [{gpu: 8}]", "nodes.0.gpu = 8 is wrong: extra inputs are not permitted"),
+        ("nodes: [{count: 0}]", "nodes.0.count = 0 is wrong: input should be greater than 0"),
+        ("{}", "nodes = {} is wrong: field required"),
+    ],
+)
+def test_a_description_that_is_wrong_is_refused_with_what_it_may_hold(text: str, says: str, tmp_path: Path) -> None:
+    path = tmp_path / "cluster.yaml"
+    path.write_text(text)
+    with pytest.raises(SettingsError) as caught:
+        read_description(path)
+    assert str(caught.value).startswith(f"{path}: {says}")
+    assert "each with count, name, gpus, gpu_memory_gb, memory_gb, resources, and may have model." in str(caught.value)
+
+
+def test_adapters_need_the_models_own_files() -> None:
+    description = read_description(SHELF / "h100_4_nodes.yaml")
+    assert description.model is not None
+    with pytest.raises(SettingsError, match=r"policy\.lora\.rank = 8: adapters are counted in the model's own files"):
+        described_sizes(load_settings(None, ["--policy.lora.rank", "8"]), description.model)
+
+
+def test_a_described_cluster_is_for_plans_alone(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["--cluster", "mine.yaml"]) == 2
+    assert "--cluster mine.yaml describes a cluster that --plan draws" in capsys.readouterr().err
