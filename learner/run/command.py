@@ -77,7 +77,7 @@ def _main(arguments: Sequence[str]) -> int:
         return 0
     if own.cluster and not own.plan:
         raise SettingsError(
-            f"--cluster {own.cluster} describes a cluster that --plan draws; a run starts on the one that runs here. "
+            f"settings: --cluster {own.cluster} describes a cluster that --plan draws; a run starts on the one here. "
             "Add --plan, or remove it."
         )
     config = _config(own.config, options)

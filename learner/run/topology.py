@@ -136,7 +136,7 @@ def _placed(
     together = placement.is_colocated and servers.count > 0
     found = (assign_together if together else assign)(wanted_ranks, wanted_servers, nodes)
     if found is None:
-        raise SettingsError(explain_no_room(wanted_ranks, wanted_servers, nodes, together))
+        raise SettingsError(f"settings: {explain_no_room(wanted_ranks, wanted_servers, nodes, together)}")
     placed = replace(ranks, places=tuple(found[0])), replace(servers, places=tuple(found[1]))
     check_host_memory(ranks.host_bytes, placed[0].places)
     for processes in placed:

@@ -54,13 +54,11 @@ def explain_no_room(ranks: Wanted, servers: Wanted, nodes: Sequence[Node], toget
     """Return why ranks and servers have no places on these nodes, although each of the simple checks passed."""
     for wanted in (ranks, servers):
         if place(wanted, Room(nodes)) is None:
-            return f"settings: {_described(wanted)} do not fit on nodes with {_told(wanted, nodes)}. {_cure(wanted)}."
+            return f"{_described(wanted)} do not fit on nodes with {_told(wanted, nodes)}. {_cure(wanted)}."
     where = "on the same nodes" if together else "beside each other"
     cure = "Change one of them, or remove placement.colocate" if together else "Change one of them"
     gpus = ", ".join(str(node.num_gpus) for node in nodes)
-    return (
-        f"settings: {_described(ranks)} and {_described(servers)} do not fit {where} on nodes with {gpus} GPUs. {cure}."
-    )
+    return f"{_described(ranks)} and {_described(servers)} do not fit {where} on nodes with {gpus} GPUs. {cure}."
 
 
 def _check_nodes(wanted: Wanted, nodes: Sequence[Node]) -> None:
