@@ -6,6 +6,7 @@ from collections.abc import Callable
 from contextlib import closing
 
 from protocol.errors import OperatorError
+from protocol.ports import listen
 
 _CONNECT_S = 5.0
 # A ledger with times of two clocks is read by people: seconds between them are seen, and hours mislead.
@@ -30,13 +31,12 @@ def check_way_back(node_ip: str, can_head_reach: Callable[[str, int], str]) -> N
 
     can_head_reach: has the head connect to an address and a port; returns why it could not, empty when it could.
     """
-    family = socket.AF_INET6 if ":" in node_ip else socket.AF_INET
-    with closing(socket.create_server((node_ip, 0), family=family)) as listener:
+    with closing(listen(node_ip)) as listener:
         problem = can_head_reach(node_ip, int(listener.getsockname()[1]))
     if problem:
         raise OperatorError(
             f"The head cannot reach this node at {node_ip} ({problem}). Give the address by which it can with "
-            "--node-ip, and let the cluster's nodes reach each other on all ports."
+            "--node-ip, and let the cluster's nodes reach each other on all ports, or on those of --ports."
         )
 
 

@@ -3,6 +3,7 @@
 Order: what runs already and stays, Ray and services side by side, the fleet, the keeper, the table.
 """
 
+import os
 import subprocess
 import sys
 from collections.abc import Sequence
@@ -21,6 +22,7 @@ from deploy.cluster.wanted_services import Service, shared_retriever_url, wanted
 from deploy.node.home import Home, exclusive, make_home, this_home
 from deploy.node.processes import check_port, end, family, find
 from deploy.node.service_health import await_healthy
+from protocol import ports
 from protocol.errors import OperatorError
 from protocol.node.home import ClusterState, ProcessRecord, write_cluster
 from protocol.ray_calls import FLEET, NAMESPACE
@@ -36,6 +38,7 @@ def start(arguments: Sequence[str]) -> None:
     ignored = ignored_signals()
     known = known_cluster()
     options, home = read_start_options(arguments, known.options if known is not None else None), this_home()
+    os.environ[ports.VARIABLE] = options.ports.ours if options.ports is not None else ""
     with exclusive(home):
         if options.join is not None:
             told = read_join_file(options.join)
