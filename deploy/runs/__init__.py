@@ -1,0 +1,1 @@
+"""Runs from outside: which uses the cluster, its output, its end."""

@@ -1,0 +1,117 @@
+"""`python -m deploy.runs [list | logs [NAME] [--follow] | stop [NAME]]`: runs of this node's cluster, from outside.
+
+Exit status: 0; 1 with one sentence; 2 for a wrong option.
+"""
+
+import argparse
+import sys
+import time
+from collections.abc import Sequence
+from pathlib import Path
+
+from rich.console import Console
+from rich.table import Table
+
+from deploy.cluster.known import connect_environment, known_cluster
+from deploy.runs.known import Run, find_runs
+from protocol.errors import OperatorError
+
+_TAIL_LINES = 40
+_FOLLOW_S = 0.5
+# The processes of a command that has ended end a moment after it.
+_FREE_S = 20.0
+
+
+def main(arguments: Sequence[str]) -> int:
+    """Run the command; returns its exit status."""
+    options = _parser().parse_args(arguments)
+    if (state := known_cluster()) is not None:
+        connect_environment(state)  # before anything imports Ray
+    try:
+        runs = find_runs()
+        if options.verb == "logs":
+            _show_log(_named(runs, options.name), follow=options.follow)
+        elif options.verb == "stop":
+            _stop(_named([run for run in runs if run.is_running], options.name))
+        else:
+            _show(runs)
+    except OperatorError as error:
+        print(error, file=sys.stderr)
+        return error.exit_code
+    except (KeyboardInterrupt, BrokenPipeError):
+        return 0  # the reader of a log has seen enough
+    return 0
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser("python -m deploy.runs", description=__doc__, allow_abbrev=False)
+    verbs = parser.add_subparsers(dest="verb", metavar="list | logs | stop")
+    verbs.add_parser("list", help="what runs, since when, at which step; and what --no-wait started before")
+    logs = verbs.add_parser("logs", help="the end of a run's output")
+    logs.add_argument("--follow", action="store_true", help="go on until the run ends, or Ctrl-C")
+    stop = verbs.add_parser("stop", help="have a run end after its step, as Ctrl-C does, and wait for that")
+    for verb in (logs, stop):
+        verb.add_argument("name", metavar="NAME", nargs="?", help="of the run; by default the newest")
+    return parser
+
+
+def _show(runs: Sequence[Run]) -> None:
+    if not runs:
+        print("No run uses this cluster, and python -m learner.run --no-wait has started none.")
+        return
+    table = Table("run", "state", "since", "step", "folder")
+    for run in runs:
+        state = f"running (process {run.pid})" if run.pid else "running elsewhere" if run.is_running else "ended"
+        since = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(run.since)) if run.since else "-"
+        table.add_row(run.name, state, since, run.step, run.folder or "-")
+    Console().print(table)
+    for run in runs:
+        if not run.is_running and (lines := _last_lines(run.log, 1)):
+            print(f"{run.name}: {lines[0]}")
+
+
+def _named(runs: Sequence[Run], name: str | None) -> Run:
+    """Return the run of this name, of no name the newest. Raises: OperatorError naming those that there are."""
+    found = [run for run in runs if name in (None, run.name)]
+    if found:
+        return found[0]
+    if name is None:
+        raise OperatorError("deploy.runs: no run is known here. python -m learner.run starts one.")
+    there = f"{', '.join(run.name for run in runs)} {'is' if len(runs) == 1 else 'are'}" if runs else "none is"
+    raise OperatorError(f"deploy.runs: {name} is not known here; {there}.")
+
+
+def _show_log(run: Run, *, follow: bool) -> None:
+    """Print the end of a run's output, and what comes until it ends. Raises: OperatorError when no file has it."""
+    if run.log is None:
+        where = f"its records are in {run.folder}" if run.folder else "see the machine that it was started on"
+        raise OperatorError(f"deploy.runs: {run.name} writes to the terminal that it was started in; {where}.")
+    for line in _last_lines(run.log, _TAIL_LINES):
+        print(line)
+    with run.log.open(encoding="utf-8", errors="replace") as log:
+        log.seek(0, 2)
+        while follow:
+            is_over = not any(other.is_running and other.name == run.name for other in find_runs())
+            print(log.read(), end="", flush=True)
+            if is_over:
+                return
+            time.sleep(_FOLLOW_S)
+
+
+def _stop(run: Run) -> None:
+    """Have a run end after its step; returns when the cluster is free. Raises: OperatorError when it runs elsewhere or
+    does not end.
+    """
+    from deploy.cluster.attached_run import AttachedRun, drain  # which imports Ray
+
+    drain(AttachedRun(run.name, run.pid), "deploy.runs")
+    deadline = time.monotonic() + _FREE_S
+    while any(other.is_running and other.name == run.name for other in find_runs()) and time.monotonic() < deadline:
+        time.sleep(_FOLLOW_S)
+    print(f"{run.name} has ended.")
+
+
+def _last_lines(log: Path | None, number: int) -> list[str]:
+    if log is None or not log.is_file():
+        return []
+    return [line for line in log.read_text(encoding="utf-8", errors="replace").splitlines() if line.strip()][-number:]

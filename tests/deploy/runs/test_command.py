@@ -1,0 +1,119 @@
+"""`python -m deploy.runs`: which run uses this node's cluster, its output, its end."""
+
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from deploy.runs.command import main
+from deploy.runs.known import step_of
+from protocol.node.current_run import log_of_run
+from tests.fakes.waiting import wait_until
+
+# The command of a run, as far as others see it: it has the cluster, writes, and ends at SIGTERM.
+_RUN = """
+import signal, sys
+from pathlib import Path
+from protocol.node.current_run import using_cluster
+with using_cluster("my-run", Path(sys.argv[1])):
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(0))
+    print("first line", "last line", sep="\\n", flush=True)
+    Path(sys.argv[1], "ready").touch()
+    signal.pause()
+"""
+
+
+@pytest.fixture(autouse=True)
+def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.setenv("SLUICE_HOME", str(tmp_path / "home"))
+    monkeypatch.setenv("COLUMNS", "200")
+    (tmp_path / "home").mkdir()
+    return tmp_path / "home"
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    """Return a run folder after three steps of sixty."""
+    folder = tmp_path / "runs" / "my-run"
+    folder.mkdir(parents=True)
+    (folder / "settings.yaml").write_text("run: {max_steps: 60}\n")
+    (folder / "metrics.jsonl").write_text("".join(json.dumps({"step": step}) + "\n" for step in (1, 2, 3)))
+    return folder
+
+
+@pytest.fixture
+def run(home: Path, folder: Path) -> "Iterator[subprocess.Popen[bytes]]":
+    """Yield a run's command in the background, which has the cluster."""
+    log = log_of_run("my-run")
+    log.parent.mkdir(parents=True)
+    with log.open("wb") as output:
+        command = subprocess.Popen([sys.executable, "-c", _RUN, str(folder)], stdout=output, env={**os.environ})
+    with command:
+        wait_until((folder / "ready").exists)
+        yield command
+        command.kill()
+
+
+def told(capsys: pytest.CaptureFixture[str], *arguments: str) -> tuple[int, str]:
+    """Return the exit status and what was printed, on whichever stream."""
+    status = main(arguments)
+    printed = capsys.readouterr()
+    return status, printed.out + printed.err
+
+
+def test_list_says_what_runs_since_when_and_at_which_step(
+    run: "subprocess.Popen[bytes]", folder: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    status, printed = told(capsys)
+    assert status == 0
+    (row,) = [line for line in printed.splitlines() if "my-run" in line and "│" in line]
+    cells = [cell.strip() for cell in row.split("│")[1:-1]]
+    assert [cells[0], cells[1], *cells[3:]] == ["my-run", f"running (process {run.pid})", "3 of 60", str(folder)]
+    assert cells[2].startswith("20")
+
+
+def test_logs_prints_the_end_of_a_runs_output(
+    run: "subprocess.Popen[bytes]", capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert told(capsys, "logs") == (0, "first line\nlast line\n")
+    assert told(capsys, "logs", "my-run") == (0, "first line\nlast line\n")
+
+
+def test_stop_ends_a_run_as_ctrl_c_does_and_waits_for_it(
+    run: "subprocess.Popen[bytes]", capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert told(capsys, "stop", "my-run") == (0, "my-run has ended.\n")
+    assert run.wait(60.0) == 0
+    status, printed = told(capsys)
+    assert status == 0
+    assert "ended" in printed
+    assert "my-run: last line" in printed
+
+
+def test_run_of_another_name_is_refused_with_those_that_there_are(
+    run: "subprocess.Popen[bytes]", capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert told(capsys, "stop", "other") == (1, "deploy.runs: other is not known here; my-run is.\n")
+    assert run.poll() is None
+
+
+def test_where_nothing_runs_and_nothing_ran_it_says_so(capsys: pytest.CaptureFixture[str]) -> None:
+    assert told(capsys) == (0, "No run uses this cluster, and python -m learner.run --no-wait has started none.\n")
+    assert told(capsys, "stop") == (1, "deploy.runs: no run is known here. python -m learner.run starts one.\n")
+
+
+def test_step_of_a_run_before_its_first_is_0(tmp_path: Path) -> None:
+    assert step_of(tmp_path) == "0 of ?"
+    (tmp_path / "settings.yaml").write_text("run: {max_steps: 7}\n")
+    assert step_of(tmp_path) == "0 of 7"
+
+
+def test_command_imports_no_ray_before_its_environment_is_set() -> None:
+    # Ray reads how to authenticate when it is first imported.
+    probe = "import sys, deploy.runs.command; print('ray' in sys.modules)"
+    done = subprocess.run([sys.executable, "-c", probe], capture_output=True, text=True, check=True, timeout=240)
+    assert done.stdout == "False\n"
