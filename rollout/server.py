@@ -11,6 +11,7 @@ import os
 import time
 from collections.abc import Awaitable, Callable
 from dataclasses import asdict
+from pathlib import Path
 from typing import Any, Protocol, TypeVar
 
 from pydantic import BaseModel, ValidationError
@@ -20,6 +21,7 @@ from protocol.settings.run_spec import EngineRequest, RunSpec
 from protocol.weights.controls import WeightControls
 from rollout.attachment import Attachment, KeptOutbox, begin_attachment
 from rollout.engine.engine import Engine
+from rollout.engine.local_model import local_model
 from rollout.engine.version_gate import VersionGate
 from rollout.episodes.sample import Generator
 from rollout.neighbours.node import FindNode, this_node
@@ -65,10 +67,12 @@ class RolloutServer:
         start_engine: Callable[[EngineRequest], Awaitable[ServedEngine]] = Engine.start,
         find_node: FindNode = this_node,
         end_process: Callable[[str], None] = die,
+        find_model: Callable[[EngineRequest], Path] = local_model,
     ) -> None:
         self.name = name
         self._spec = _parsed(EngineRequest, spec)
         self._start_engine = start_engine
+        self._find_model = find_model
         self._find_node = find_node
         self._end_process = end_process
         self._gate = VersionGate()
@@ -81,11 +85,15 @@ class RolloutServer:
     async def start(self) -> dict[str, Any]:
         """Start the engine, 10 to 60 s; returns `describe()`. Asked again, it only describes.
 
+        A model that this node lacks is copied from the node that has it first.
+
         Raises: SettingsError or NeighbourError with the engine's reason.
         """
         async with self._changing:
             if self._engine is None:
-                self._engine = await self._start_engine(self._spec)
+                # In a thread: a model that this node lacks may take minutes to come.
+                model = await asyncio.to_thread(self._find_model, self._spec)
+                self._engine = await self._start_engine(self._spec.model_copy(update={"model": str(model)}))
                 self._watcher = asyncio.create_task(self._watch())
         return await self.describe()
 

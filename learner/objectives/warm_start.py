@@ -17,8 +17,10 @@ from learner.models.roles import load_policy
 from learner.models.settings import PolicySettings, policy_settings
 from learner.models.world import own_device, reduce_max
 from learner.objectives.supervised import run_sft
-from protocol.errors import OperatorError
 from protocol.node.home import sluice_home
+from protocol.node.keeper_files import own_node_id, reader_of
+from protocol.node.model_copy import have_model
+from protocol.node.model_files import ModelFiles, describe_model
 from protocol.settings.settings import Settings
 
 # How rows become tokens; another number when that changes, so that models of the old way are not found again.
@@ -34,12 +36,20 @@ def warm_start(settings: Settings, model: Path, tell: Callable[[str], None]) -> 
         tell("warm start found in the cache")
     else:
         _make(settings, model, wanted, tell)
-    if not wanted.is_dir():
-        raise OperatorError(
-            f"The warm-started model {wanted} is not on the node of rank {dist.get_rank()}. Copy it there from "
-            "rank 0's node, or put SLUICE_HOME on a disk that all nodes share."
-        )
-    return wanted
+    return _on_this_node(wanted)
+
+
+def _on_this_node(wanted: Path) -> Path:
+    """Return the model's folder on this rank's node: copied from rank 0's where it is not. All ranks call it together.
+
+    Raises: as `have_model`.
+    """
+    if not reduce_max(float(not wanted.is_dir()), own_device()):
+        return wanted
+    told: list[ModelFiles | None] = [describe_model(wanted, own_node_id()) if dist.get_rank() == 0 else None]
+    dist.broadcast_object_list(told, src=0, device=own_device())
+    assert told[0] is not None
+    return have_model(told[0], reader_of(told[0].node_id), with_weights=True)
 
 
 def _make(settings: Settings, model: Path, wanted: Path, tell: Callable[[str], None]) -> None:

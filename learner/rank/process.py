@@ -5,14 +5,17 @@ Torch and the rank (`learner.rank.rank`) are imported when a method is called, i
 
 import logging
 import socket
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from learner.checkpoint.manifest import Checkpoint
+from learner.disk.shared_folder import Mark, sees
+from learner.rank.own_models import with_own_models
 from learner.rank.place import RankPlace, RunPlace
 from protocol.node.home import read_cluster
+from protocol.node.model_files import ModelFiles
 from protocol.ports import listen
 from protocol.settings.settings import Settings
 
@@ -21,19 +24,21 @@ if TYPE_CHECKING:
 
 
 class RankProcess:
-    """Call order: offer_address (rank 0), take_place, prepare, train. `progress` may be asked at any time."""
+    """Call order: sees, offer_address (rank 0), take_place, prepare, train. `progress` may be asked at any time."""
 
     def __init__(
         self,
         settings: Settings,
         folder: Path,
-        model: Path,
+        models: Mapping[str, ModelFiles],
         reach_server: "Callable[[str], ServerControls]",
     ) -> None:
-        """reach_server: returns the weight controls of a named rollout server."""
+        """models: by the setting that names each, on the command's node. reach_server: returns the weight controls of
+        a named rollout server.
+        """
         self._settings = settings
         self._folder = folder
-        self._model = model
+        self._wanted = models
         self._reach_server = reach_server
         self._listener: socket.socket | None = None
         self._phase = "starting learner ranks"
@@ -44,6 +49,10 @@ class RankProcess:
         host = read_cluster().node_ip
         self._listener = listen(host)
         return host, int(self._listener.getsockname()[1])
+
+    def sees(self, mark: Mark) -> tuple[str, bool]:
+        """Return this node's address, and whether it shares the run folder with the one that left a mark there."""
+        return read_cluster().node_ip, sees(mark)
 
     def take_place(self, place: RankPlace) -> None:
         """Become this rank. What it logs stands in the run folder from now on."""
@@ -67,6 +76,8 @@ class RankProcess:
 
         # Until training begins, no rollout server is at work on these cores.
         use_threads(self._settings, self._place.world_size, num_others=0)
+        self._tell("looking for the models on this node")
+        self._settings, self._model = with_own_models(self._settings, self._wanted)
         self._world = join(self._place, self._settings.learner.rank_timeout_s, self._listener)
         self._models = load(self._settings, self._model, checkpoint, self._tell)
 

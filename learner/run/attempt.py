@@ -12,6 +12,7 @@ from learner.disk.layout import CHECKPOINTS
 from learner.rank.place import WAITING_FOR_PROOF, RunPlace
 from learner.run.cluster import fleet, processes, ray_door, servers
 from learner.run.cluster.cluster_end import cluster_end
+from learner.run.cluster.models import run_models
 from learner.run.rank_watch import RankWatch
 from learner.run.same_index import compare_indexes
 from learner.run.server_watch import ServerWatch
@@ -63,11 +64,12 @@ class RunAttempt:
         opening = self._coordinator.open.remote()
         fleet.be_admitted(self._coordinator)
         borrowing = processes.borrow_processes(topology.ranks, self._coordinator)
-        engine = engine_request(settings, str(self.context.model), topology.backend)
+        found = run_models(settings, self.context.model)
+        engine = engine_request(settings, str(self.context.model), topology.backend, found["policy.model"])
         ensuring = servers.ensure_servers(engine, topology.servers) if topology.servers.count else None
         self.context.view.show_phase(f"starting learner ranks{' and rollout servers' if ensuring else ''}")
         borrowed = ray_door.call(borrowing, "the fleet", _IMPORT_S)
-        self._ranks = processes.make_ranks(borrowed, settings, folder, self.context.model)
+        self._ranks = processes.make_ranks(borrowed, settings, folder, found)
         preparing = {rank.ask("prepare", self.start.checkpoint): rank.name for rank in self._ranks}
         self._await({opening: "the coordinator", **({ensuring: "the fleet"} if ensuring else {}), **preparing})
         ready = ray_door.call(ensuring, "the fleet") if ensuring else []

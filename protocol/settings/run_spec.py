@@ -7,6 +7,7 @@ from typing import Any, Literal
 import msgspec
 
 from protocol.node.code_digest import SERVER_ROOMS, code_digest
+from protocol.node.model_files import ModelFiles, description_digest
 from protocol.settings.retriever import RetrieverSettings
 from protocol.settings.reward_sets import RewardSet
 from protocol.settings.rewards import RewardsSettings
@@ -14,8 +15,6 @@ from protocol.settings.rollout import AgentsSettings, RolloutSettings, SamplingS
 from protocol.settings.section import Section
 from protocol.settings.settings import Settings
 from protocol.settings.tools.offered import ToolsSettings
-
-_DESCRIPTION_SUFFIXES = {".json", ".txt", ".model", ".jinja", ".py", ".tiktoken"}
 
 
 class RunSpec(Section):
@@ -48,6 +47,8 @@ class EngineRequest(Section):
     engine_args: dict[str, Any]  # for vLLM unchanged, over our defaults
     second_copy: bool = True  # True, not over nccl: pushes come beside the weights in use; False: into them, in a pause
     code: str = ""  # digest of the code that the server is to run
+    description: str = ""  # digest of the model's shape and tokenizer; empty: that of the folder, which is here then
+    files: ModelFiles | None = None  # what the folder holds, and which node has it; None: every node has it
 
     def fingerprint(self) -> str:
         """Return a hash of the model's shape and tokenizer, every engine setting and the code, not of the weights.
@@ -55,15 +56,9 @@ class EngineRequest(Section):
         Weights are left out because a push replaces them: a run that trains another checkpoint of the same
         architecture can take over a warm engine.
         """
-        settings = self.model_dump(exclude={"model"})
+        settings = self.model_dump(exclude={"model", "description", "files"})
         digest = sha256(msgspec.json.encode(settings, order="deterministic"))
-        folder = Path(self.model)
-        if not folder.is_dir():
-            digest.update(self.model.encode())
-            return digest.hexdigest()
-        for path in sorted(folder.iterdir()):
-            if path.is_file() and path.suffix in _DESCRIPTION_SUFFIXES and not path.name.endswith(".index.json"):
-                digest.update(path.name.encode() + b"\0" + sha256(path.read_bytes()).digest())
+        digest.update((self.description or _description(self.model)).encode())
         return digest.hexdigest()
 
 
@@ -91,8 +86,10 @@ def scored_by(spec: RunSpec, reward_set: RewardSet) -> RunSpec:
     return spec.model_copy(update={"rewards": reward_set.over(spec.rewards), "reward_set": reward_set.number})
 
 
-def engine_request(settings: Settings, model: str, weights_backend: Literal["nccl", "gloo"]) -> EngineRequest:
-    """Return the engine for a local model folder."""
+def engine_request(
+    settings: Settings, model: str, weights_backend: Literal["nccl", "gloo"], files: ModelFiles | None = None
+) -> EngineRequest:
+    """Return the engine for a local model folder. files: what it holds, for nodes that lack it."""
     return EngineRequest(
         model=model,
         dtype=settings.policy.dtype,
@@ -104,4 +101,11 @@ def engine_request(settings: Settings, model: str, weights_backend: Literal["ncc
         second_copy=weights_backend == "gloo" and settings.weights.second_copy is not False,
         engine_args=settings.rollout.engine_args,
         code=code_digest(SERVER_ROOMS),
+        description=_description(model),
+        files=files,
     )
+
+
+def _description(model: str) -> str:
+    folder = Path(model)
+    return description_digest(folder) if folder.is_dir() else model

@@ -4,6 +4,7 @@ import hashlib
 import importlib
 import importlib.util
 import inspect
+import socket
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -90,7 +91,9 @@ def _load_program(where: str) -> AgentProgram:
 
 def _load_file(name: str, path: Path) -> ModuleType:
     if not path.is_file():
-        raise _error(name, f"there is no file {path.resolve()}. Give the path of a Python file.")
+        # The command has looked on its own node.
+        problem = f"there is no file {path.resolve()} on node {socket.gethostname()}. Give the path of a Python file"
+        raise _error(name, f"{problem} that every node with rollout servers has.")
     # A name of its own for each path: two users' files may both be called environment.py.
     module_name = f"environment_{hashlib.sha256(str(path.resolve()).encode()).hexdigest()[:12]}"
     spec = importlib.util.spec_from_file_location(module_name, path)

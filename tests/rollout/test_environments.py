@@ -193,7 +193,7 @@ async def test_loading_finds_a_class_in_a_file(tmp_path: Path) -> None:
     ("name", "problem"),
     [
         ("serach", f"serach: expected one of {ENVIRONMENT_FORMS}."),
-        ("{folder}/none.py:Mine", "there is no file {folder}/none.py. Give the path of a Python file."),
+        ("{folder}/none.py:Mine", "there is no file {folder}/none.py on node "),
         (
             "{folder}/mine.py:Wanting",
             "{folder}/mine.py:Wanting: its `requires` is 'search', expected names of tools such as {{'search'}}.",

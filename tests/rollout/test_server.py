@@ -30,6 +30,21 @@ async def test_server_describes_itself(stage: Stage) -> None:
     }
 
 
+async def test_engine_loads_the_folder_where_this_node_has_the_model(tmp_path: Path) -> None:
+    loaded: list[str] = []
+
+    async def start(spec: EngineRequest) -> ScriptedEngine:
+        loaded.append(spec.model)
+        return ScriptedEngine(lambda context: "", version=7)
+
+    server = RolloutServer("sluice-rollout-0", ENGINE, start, find_model=lambda spec: tmp_path / "copy")
+    described = await server.start()
+    await server.stop()
+
+    assert loaded == [str(tmp_path / "copy")]
+    assert described["fingerprint"] == EngineRequest(**ENGINE).fingerprint()
+
+
 async def test_attach_asks_the_clusters_services_with_its_token(stage: Stage) -> None:
     described = await stage.server.attach(stage.run())
 

@@ -1,7 +1,7 @@
 """The processes of one start of a run: its coordinator and its learner ranks, placed, told their place, and ended."""
 
 import os
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -9,12 +9,16 @@ import ray
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 from learner.coordinator.process import CoordinatorProcess
+from learner.disk.shared_folder import shared_mark
 from learner.rank.place import RankPlace
 from learner.run.cluster.fleet import find_fleet
 from learner.run.cluster.ray_door import call
 from learner.run.cluster.servers import RayServer
 from learner.run.topology import Processes
 from protocol import failpoints
+from protocol.errors import OperatorError
+from protocol.node.keeper_files import own_node_id
+from protocol.node.model_files import ModelFiles
 from protocol.settings.settings import Settings
 
 # A rank imports torch and DeepSpeed before its first answer.
@@ -25,7 +29,7 @@ def place_coordinator(
     settings: Settings, folder: Path, run_id: str, last_step: int, host: str, vocab_size: int | None
 ) -> Any:
     """Start the coordinator on this node, where the run folder is. Returns its handle."""
-    here = NodeAffinitySchedulingStrategy(ray.get_runtime_context().get_node_id(), soft=False)
+    here = NodeAffinitySchedulingStrategy(own_node_id(), soft=False)
     environment = {"env_vars": _passed_on()} if _passed_on() else None
     options = {"num_cpus": 0, "max_concurrency": 3, "scheduling_strategy": here, "runtime_env": environment}
     actor = ray.remote(**options)(CoordinatorProcess)
@@ -40,18 +44,40 @@ def borrow_processes(ranks: Processes, coordinator: Any) -> Any:
     )
 
 
-def make_ranks(processes: Sequence[Any], settings: Settings, folder: Path, model: Path) -> "list[Rank]":
-    """Make a learner rank of each process and tell each its place in their world. Returns them in their order."""
+def make_ranks(
+    processes: Sequence[Any], settings: Settings, folder: Path, models: Mapping[str, ModelFiles]
+) -> "list[Rank]":
+    """Make a learner rank of each process and tell each its place in their world. Returns them in their order.
+
+    models: by the setting that names each, on this node.
+    Raises: OperatorError naming a node that does not share the run folder.
+    """
     ranks = [Rank(number, process) for number, process in enumerate(processes)]
-    becoming = [rank.become(settings, folder, model) for rank in ranks]
+    becoming = [rank.become(settings, folder, models) for rank in ranks]
     for rank, reference in zip(ranks, becoming, strict=True):
         call(reference, rank.name, _IMPORT_S)
+    _check_shared(ranks, folder)
     host, port = call(ranks[0].ask("offer_address"), ranks[0].name)
     # All at once: each spends seconds on its imports.
     placing = [rank.ask("take_place", RankPlace(rank.number, len(ranks), host, port)) for rank in ranks]
     for rank, reference in zip(ranks, placing, strict=True):
         call(reference, rank.name, _IMPORT_S)
     return ranks
+
+
+def _check_shared(ranks: "Sequence[Rank]", folder: Path) -> None:
+    """Raise OperatorError when a rank does not see what this process writes into the run folder, or cannot write."""
+    with shared_mark(folder) as mark:
+        asked = [(rank, rank.ask("sees", mark)) for rank in ranks]
+        answers = {rank.name: call(reference, rank.name) for rank, reference in asked}
+    missing = {who: node_ip for who, (node_ip, is_seen) in answers.items() if not is_seen}
+    if missing:
+        named = ", ".join(f"{who} on node {node_ip}" for who, node_ip in missing.items())
+        raise OperatorError(
+            f"The run folder {folder} is not shared with {named}: what this node writes there is not seen, or nothing "
+            "can be written. Set run.dir to a folder on a disk that all nodes with learner ranks share, or place the "
+            "ranks on this node."
+        )
 
 
 def end(coordinator: Any, ranks: "Sequence[Rank]") -> None:
@@ -70,9 +96,9 @@ class Rank:
         self.name = f"learner rank {number}"
         self._process = process
 
-    def become(self, settings: Settings, folder: Path, model: Path) -> Any:
+    def become(self, settings: Settings, folder: Path, models: Mapping[str, ModelFiles]) -> Any:
         path = "learner.rank.process:RankProcess"
-        return self._process.become.remote(path, _passed_on(), settings, folder, model, RayServer)
+        return self._process.become.remote(path, _passed_on(), settings, folder, models, RayServer)
 
     def ask(self, method: str, *arguments: Any) -> Any:
         """Return a reference to the answer of a RankProcess's method."""

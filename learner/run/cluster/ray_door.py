@@ -30,7 +30,9 @@ def connected(cluster: ClusterState) -> Iterator[None]:
     Raises: OperatorError when Ray does not answer.
     """
     try:
-        ray.init(address=cluster.ray_address, namespace=cluster.namespace, log_to_driver=False, logging_level="ERROR")
+        # The node's own address is told: Ray's guess is another on a machine that has several, and another node's.
+        options = {"namespace": cluster.namespace, "_node_ip_address": cluster.node_ip}
+        ray.init(address=cluster.ray_address, log_to_driver=False, logging_level="ERROR", **options)
     except (OSError, RuntimeError, RayError) as error:
         raise OperatorError(
             f"Ray at {cluster.ray_address} does not answer ({first_line(error)}). "

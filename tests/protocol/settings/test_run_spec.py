@@ -5,6 +5,7 @@ from typing import Any
 
 import pytest
 
+from protocol.node.model_files import describe_model, description_digest
 from protocol.settings.run_spec import EngineRequest
 
 
@@ -54,3 +55,22 @@ def test_fingerprint_changes_with_the_tokenizer(spec: EngineRequest) -> None:
 )
 def test_fingerprint_changes_with_a_setting(spec: EngineRequest, change: dict[str, Any]) -> None:
     assert spec.model_copy(update=change).fingerprint() != spec.fingerprint()
+
+
+def test_fingerprint_is_the_same_on_a_node_that_lacks_the_folder(spec: EngineRequest, tmp_path: Path) -> None:
+    files = describe_model(Path(spec.model), "node")
+    asked = spec.model_copy(update={"description": description_digest(Path(spec.model)), "files": files})
+    before = asked.fingerprint()
+    Path(spec.model).rename(tmp_path / "elsewhere")
+
+    assert asked.fingerprint() == before
+
+
+def test_fingerprint_is_the_same_for_the_same_model_on_another_node(spec: EngineRequest) -> None:
+    description = description_digest(Path(spec.model))
+    asked = [
+        spec.model_copy(update={"description": description, "files": describe_model(Path(spec.model), node_id)})
+        for node_id in ("one", "two")
+    ]
+
+    assert asked[0].fingerprint() == asked[1].fingerprint()
