@@ -94,8 +94,10 @@ def turning_away(turn_away: TurnAway, token: str | None) -> type[H11Protocol]:
             if not self.transport.is_closing():
                 self.flow.resume_reading()
                 before, self.app_state = self.app_state, {**self.app_state, _TAKEN_ON: True}
-                super().data_received(data)
-                self.app_state = before
+                try:
+                    super().data_received(data)
+                finally:
+                    self.app_state = before
 
         def _is_idle(self) -> bool:
             states = (self.conn.our_state, self.conn.their_state)
