@@ -24,7 +24,8 @@ from learner.models.training.deepspeed_config import import_deepspeed
 from learner.models.weights.lora import LoraForm
 from tests.chaos.rig.verdict import conclude, options
 from tests.fakes.tiny_models import make_tiny_model
-from tests.learner.models.gradient_ranks import Cases, gradients, run_world
+from tests.learner.models.forked_world import run_world
+from tests.learner.models.gradient_ranks import Cases, gradients
 
 _LIMIT = 1e-6
 _WORLD_LIMIT_S = 1800

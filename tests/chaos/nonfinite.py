@@ -2,10 +2,11 @@
 
     python -m tests.chaos.nonfinite [--seed N] [--short]
 
-Two DeepSpeed ranks in processes of their own train a tiny model in ZeRO 0, then 2. Ten injections each, on one rank
-that is drawn: NaN and infinity in behaviour logprobs, advantages, loss and gradient; a flipped bit in a weight; one in
-the optimizer's moments, which only the step after it carries into the weights. After each, the ranks do what a learner
-does: report the step to a real coordinator, push over a real gloo group, save a real checkpoint, or are refused.
+Two DeepSpeed ranks in processes of their own, forked from the command's, train a tiny model in ZeRO 0, then 2. Ten
+injections each, on one rank that is drawn: NaN and infinity in behaviour logprobs, advantages, loss and gradient; a
+flipped bit in a weight; one in the optimizer's moments, which only the step after it carries into the weights. After
+each, the ranks do what a learner does: report the step to a real coordinator, push over a real gloo group, save a real
+checkpoint, or are refused.
 
 holds: of 20 injections none was applied, pushed or saved (applied=0 pushed=0 saved=0), each is recorded as a step that
 was not applied or an error that says what is not finite (recorded=20), the weights afterwards are bit for bit those
@@ -14,19 +15,17 @@ alone, ten injections.
 """
 
 import json
-import os
 import struct
-import subprocess
 import sys
 import tempfile
 from collections.abc import Callable, Iterable
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from random import Random
 from typing import Any, Literal
 
 import numpy as np
-import torch
 import torch.distributed as dist
 from torch import Tensor
 
@@ -36,8 +35,8 @@ from learner.disk.layout import CHECKPOINTS
 from learner.models.policy import PolicyEngine
 from learner.models.roles import Roles
 from learner.models.step_result import LossFunction, StepResult, Sums
+from learner.models.training.deepspeed_config import import_deepspeed
 from learner.models.training.finite import NonFiniteWeightsError
-from learner.models.world import join_world
 from learner.objectives.policy_loss import make_loss
 from learner.packing.micro_batch import LearnerSample, MicroBatch, make_micro_batch
 from learner.packing.plan import plan_step
@@ -47,13 +46,12 @@ from learner.rank.solo_work import SoloWork
 from protocol.settings.settings import Settings
 from tests.chaos.rig.receiving_server import ReceivingServer
 from tests.chaos.rig.verdict import conclude, options
-from tests.fakes.ports import free_port
 from tests.fakes.tiny_models import make_tiny_model
 from tests.learner.coordinator.coordinator_script import Script, settings_of
+from tests.learner.models.forked_world import run_world
 from tests.learner.models.policy_ranks import same, settings, trajectories
 
 NUM_RANKS = 2
-_COMMAND = (sys.executable, "-W", "ignore", "-m", "tests.chaos.nonfinite")
 # What all ranks found, as the worst of them found it.
 _WORST: dict[str, Callable[[Iterable[int]], int]] = {
     "injected": min,
@@ -76,26 +74,16 @@ INTO_SAMPLES: dict[str, Callable[[LearnerSample, float], LearnerSample]] = {
 def main() -> int:
     arguments = options(__doc__ or "")
     stages = "2" if arguments.short else "02"
+    import_deepspeed()
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
-        make_tiny_model(folder / "model", tied=True, hidden_size=64)
-        port = free_port()
-        environment = {**os.environ, "OMP_NUM_THREADS": "1"}
-        ranks = [
-            subprocess.Popen(
-                [*_COMMAND, "rank", str(rank), str(port), name, stages, str(arguments.seed)],
-                env=environment,
-                stderr=None if rank == 0 else subprocess.DEVNULL,
-            )
-            for rank in range(NUM_RANKS)
-        ]
+        make_model = partial(make_tiny_model, folder / "model", tied=True, hidden_size=64)
         try:
-            codes = [rank.wait(timeout=240) for rank in ranks]
-        finally:
-            for rank in ranks:
-                rank.kill()
-        if codes != [0] * NUM_RANKS:
-            return conclude("nonfinite", False, exit_codes=codes)
+            run_world(1, folder, "model", lambda _: {"folder": str(make_model())})  # nothing computes in this process
+            run_world(NUM_RANKS, folder, "ranks", lambda _: run_rank(folder, stages, arguments.seed), limit_s=240)
+        except SystemExit as failed:
+            print(failed, file=sys.stderr)
+            return conclude("nonfinite", False, world="failed")
         by_rank = [json.loads((folder / f"found_{rank}.json").read_text()) for rank in range(NUM_RANKS)]
     found = {name: _WORST[name](each[name] for each in by_rank) for name in _WORST}
     injected = found["injected"]
@@ -262,20 +250,17 @@ class Rank:
         return self.draw.choice(self.policy.weights())
 
 
-def rank_main(rank: int, port: int, folder: Path, stages: str, seed: int) -> None:
-    torch.set_num_threads(1)
-    solo = SoloWork(join_world(rank, NUM_RANKS, "127.0.0.1", port, 120.0), rank, 120.0)
+def run_rank(folder: Path, stages: str, seed: int) -> dict[str, int]:
+    """Go through all injections as one rank; what it found is written to found_RANK.json."""
+    rank = dist.get_rank()
+    solo = SoloWork(dist.distributed_c10d._get_default_store(), rank, 120.0)
     found = dict.fromkeys(_WORST, 0)
     for stage in stages:
         for key, value in Rank(folder, 0 if stage == "0" else 2, seed, solo).run().items():
             found[key] += value
     (folder / f"found_{rank}.json").write_text(json.dumps(found))
-    dist.barrier()
-    dist.destroy_process_group()
+    return found
 
 
 if __name__ == "__main__":
-    if sys.argv[1:2] == ["rank"]:
-        rank_main(int(sys.argv[2]), int(sys.argv[3]), Path(sys.argv[4]), sys.argv[5], int(sys.argv[6]))
-        sys.exit(0)
     sys.exit(main())

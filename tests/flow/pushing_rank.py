@@ -1,6 +1,6 @@
-"""A learner rank beside a real vLLM engine: what it samples is trained, what is trained is pushed. Run by test_drift.
+"""A learner rank beside real vLLM engines: what it samples is trained, what is trained is pushed. Run by test_drift.
 
-python pushing_rank.py KIND FOLDER    writes what it saw to FOLDER/KIND.pt, by learner
+python pushing_rank.py FOLDER    writes what it saw to FOLDER/seen.pt, by learner: of all engines, one after the other
 """
 
 import asyncio
@@ -101,6 +101,8 @@ class Pushing:
 
 
 async def as_on_gpus(folder: Path) -> dict[str, Seen]:
+    """bfloat16 on both sides, an engine of two workers; PPO in ZeRO 3 with weights and optimizers offloaded, gradient
+    checkpointing and recomputed old logprobs."""
     model = make_tiny_model(folder / "dense", tied=False, width=0.05)
     engine = await Engine.start(engine_of(model, "bfloat16").model_copy(update={"tensor_parallel_size": 2}))
     seen = {"bfloat16": await Pushing(engine, model, 0.0, AS_ON_GPUS).run(NUM_STEPS)}
@@ -109,6 +111,7 @@ async def as_on_gpus(folder: Path) -> dict[str, Seen]:
 
 
 async def mixture(folder: Path) -> dict[str, Seen]:
+    """A mixture of experts in float32: not trained, trained whole, and trained by LoRA adapters, pushed merged."""
     model = make_tiny_mixture(folder / "mixture")
     engine = await Engine.start(engine_of(model))
     seen = {
@@ -120,15 +123,16 @@ async def mixture(folder: Path) -> dict[str, Seen]:
     return seen
 
 
-KINDS = {"as_on_gpus": as_on_gpus, "mixture": mixture}
+async def all_engines(folder: Path) -> dict[str, Seen]:
+    return {**await as_on_gpus(folder), **await mixture(folder)}
 
 
 def main() -> None:
-    kind, folder = sys.argv[1], Path(sys.argv[2])
+    folder = Path(sys.argv[1])
     torch.set_num_threads(1)
     join_world(0, 1, *free_address("127.0.0.1"), 60.0)
-    seen = asyncio.run(KINDS[kind](folder))
-    torch.save({name: asdict(each) for name, each in seen.items()}, folder / f"{kind}.pt")
+    seen = asyncio.run(all_engines(folder))
+    torch.save({name: asdict(each) for name, each in seen.items()}, folder / "seen.pt")
     dist.destroy_process_group()
 
 

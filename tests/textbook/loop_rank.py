@@ -1,11 +1,11 @@
-"""The learner's steps on one rank beside the textbook's, and resumed in the middle; run by test_loop.
+"""The learner's steps beside the textbook's, and resumed in the middle; run by test_loop: `python loop_rank.py FOLDER`.
 
-python loop_rank.py FOLDER                               writes what it found to FOLDER/found.pt
-python loop_rank.py FOLDER RANK WORLD_SIZE PORT STAGE    the first steps at a ZeRO stage, and the last of what was saved
-                                                         before: FOLDER/few.pt, of rank 0
+One rank writes what it found to FOLDER/found.pt. Two ranks then take the first steps in ZeRO 3, and the last of what
+the one rank saved: FOLDER/few.pt, of rank 0. Ranks are forked from this process, which has imported everything.
 """
 
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -14,10 +14,11 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from learner.models.world import free_address, join_world
+from learner.models.training.deepspeed_config import import_deepspeed
 from protocol.settings.settings import Settings
 from protocol.wire.trajectory import Trajectory
 from tests.learner.coordinator.coordinator_script import Script
+from tests.learner.models.forked_world import run_world
 from tests.textbook.answer import Answer
 from tests.textbook.comparison import weights_of
 from tests.textbook.loop import Textbook
@@ -190,22 +191,10 @@ def few_steps(model: Path, name: str, zero_stage: int, micro_batch_tokens: int =
     return learner.weights()
 
 
-def main() -> None:
-    folder = Path(sys.argv[1])
-    torch.set_num_threads(1)
-    if len(sys.argv) > 2:
-        rank, world_size, port, stage = map(int, sys.argv[2:])
-        join_world(rank, world_size, "127.0.0.1", port, 60.0)
-        few = {name: few_steps(folder / "model", name, stage) for name in ("grpo", "ppo")}
-        together = second_half(folder / "model", "together", folder / "together", NUM_TOGETHER, stage)
-        if rank == 0:
-            torch.save({**few, "together": together}, folder / "few.pt")
-        dist.destroy_process_group()
-        return
-    join_world(0, 1, *free_address("127.0.0.1"), 60.0)
+def on_one_rank(folder: Path) -> dict[str, Any]:
     model = folder / "model"
     several = {"learner": {"num_mini_batches": 2, "num_epochs": 2}, "policy": {"old_logprobs": "recompute"}}
-    found = {
+    return {
         "textbook": {
             **{name: beside_the_textbook(model, name) for name in ("grpo", "ppo")},
             "dapo": filtered_beside_the_textbook(model, "dapo", folder / "dapo", NUM_STEPS),
@@ -218,9 +207,21 @@ def main() -> None:
         },
         "warm_up": warm_up(model),
     }
-    torch.save(found, folder / "found.pt")
-    dist.destroy_process_group()
+
+
+def on_two_ranks(folder: Path) -> dict[str, Any]:
+    few = {name: few_steps(folder / "model", name, zero_stage=3) for name in ("grpo", "ppo")}
+    return {**few, "together": second_half(folder / "model", "together", folder / "together", NUM_TOGETHER, 3)}
+
+
+def main(arguments: Sequence[str]) -> None:
+    folder = Path(arguments[0])
+    import_deepspeed()
+    import transformers.models.qwen2.modeling_qwen2  # noqa: F401  # once, not once a rank
+
+    run_world(1, folder, "found", on_one_rank)
+    run_world(2, folder, "few", on_two_ranks)
 
 
 if __name__ == "__main__":
-    main()
+    main(sys.argv[1:])

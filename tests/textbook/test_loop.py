@@ -3,9 +3,6 @@
 DeepSpeed at ZeRO 0 on one rank, float32, for real, in a process of its own: one start for all tests here.
 """
 
-import os
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -13,8 +10,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from learner.models.world import free_address
 from tests.fakes.tiny_models import make_tiny_model
+from tests.fakes.warm_process import run_warm
 from tests.learner.models.policy_ranks import flat
 from tests.textbook import loop, loop_rank
 from tests.textbook.comparison import compare
@@ -27,29 +24,10 @@ def found(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
     """Return what loop_rank found."""
     folder = tmp_path_factory.mktemp("textbook")
     make_tiny_model(folder / "model", tied=True, hidden_size=32, num_layers=1)
-    _, port = free_address("127.0.0.1")
-    run([[]], folder)
-    run([[rank, 2, port, 3] for rank in range(2)], folder)
+    ended = run_warm("tests.textbook.loop_rank", str(folder), timeout=280)
+    assert ended.returncode == 0, ended.stderr[-3000:]
     result: dict[str, Any] = torch.load(folder / "found.pt")
     return {**result, "two_ranks": torch.load(folder / "few.pt")}
-
-
-def run(options: list[list[int]], folder: Path) -> None:
-    """Run loop_rank once with each of these options, side by side."""
-    root = Path(__file__).parents[2]
-    environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(root)}
-    command = [sys.executable, loop_rank.__file__, str(folder)]
-    ranks = [
-        subprocess.Popen([*command, *map(str, of_rank)], env=environment, cwd=root, stderr=subprocess.PIPE, text=True)
-        for of_rank in options
-    ]
-    try:
-        said = [rank.communicate(timeout=280)[1] for rank in ranks]
-    finally:
-        for rank in ranks:
-            rank.kill()
-            rank.wait()
-    assert [rank.returncode for rank in ranks] == [0] * len(ranks), "\n".join(text[-3000:] for text in said)
 
 
 def test_textbook_is_at_most_150_lines() -> None:

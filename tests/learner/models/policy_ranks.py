@@ -1,19 +1,16 @@
-"""One rank of a small learner world, run by test_policy_ranks.
+"""Small learner worlds, run by test_policy_ranks: `python policy_ranks.py FOLDER`.
 
-    python policy_ranks.py RANK WORLD_SIZE PORT FOLDER             train
-    python policy_ranks.py RANK WORLD_SIZE PORT FOLDER WRITTEN_BY  resume
-
-To train: for each ZeRO stage it steps on the same seven trajectories, then goes through what must leave the weights
-alone, saves, loads, goes on and exports; two ranks then go on from what one rank saved. Rank 0 writes what it found to
-FOLDER/ranks_WORLD_SIZE.pt.
-To resume: in each ZeRO stage it goes on from each state that a world of WRITTEN_BY ranks saved. Rank 0 writes what it
-found to FOLDER/resumed_WORLD_SIZE_WRITTEN_BY.pt.
+Worlds of one rank and of two train: for each ZeRO stage a world steps on the same seven trajectories, then goes through
+what must leave the weights alone, saves, loads, goes on and exports; two ranks then go on from what one rank saved.
+Rank 0 writes what it found to FOLDER/ranks_WORLD_SIZE.pt.
+Worlds of one and of three ranks go on, in each ZeRO stage, from each state that two ranks saved: rank 0 writes what it
+found to FOLDER/resumed_WORLD_SIZE.pt. Ranks are forked from this process, which has imported everything.
 """
 
 import json
 import shutil
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, Literal
@@ -27,13 +24,16 @@ from learner.data.sft_rows import SftRow
 from learner.models.policy import PolicyEngine
 from learner.models.settings import PolicySettings
 from learner.models.step_result import StepResult, Sums
+from learner.models.training.deepspeed_config import import_deepspeed
 from learner.models.training.finite import NonFiniteWeightsError
-from learner.models.world import join_world
 from learner.objectives.supervised import run_sft
 from learner.packing.micro_batch import LearnerSample, MicroBatch, make_micro_batch
 from learner.packing.plan import plan_step
 from protocol.errors import OperatorError
+from tests.learner.models.forked_world import run_world
 
+# Ranks of the worlds that train, and of those that go on from what two ranks saved.
+TRAINING, RESUMING = (1, 2), (1, 3)
 STAGES: tuple[Literal[0, 1, 2, 3], ...] = (0, 2, 3)
 # The tiny model's state is 0.8 MB: it goes to several files, so that each rank writes one.
 SHARD_BYTES = 200_000
@@ -250,23 +250,24 @@ def flat(tensors: dict[str, Tensor]) -> Tensor:
     return torch.cat([tensors[name].flatten() for name in sorted(tensors)]).double()
 
 
-def main() -> None:
-    rank, world_size, port, folder = int(sys.argv[1]), int(sys.argv[2]), int(sys.argv[3]), Path(sys.argv[4])
-    torch.set_num_threads(1)
-    join_world(rank, world_size, "127.0.0.1", port, 120.0)
-    found: dict[int, dict[Any, Any]] = {}
-    name = f"ranks_{world_size}"
-    for stage in STAGES:
-        of_stage = Rank(folder / "model", stage, folder)
-        if len(sys.argv) > 5:
-            found[stage], name = of_stage.resume(int(sys.argv[5])), f"resumed_{world_size}_{sys.argv[5]}"
-        else:
-            found[stage] = of_stage.run()
-    if rank == 0:
-        torch.save(found, folder / f"{name}.pt")
-    dist.barrier()
-    dist.destroy_process_group()
+def train(folder: Path) -> dict[int, dict[str, object]]:
+    return {stage: Rank(folder / "model", stage, folder).run() for stage in STAGES}
+
+
+def resume(folder: Path) -> dict[int, dict[int, dict[str, Any]]]:
+    return {stage: Rank(folder / "model", stage, folder).resume(written_by=2) for stage in STAGES}
+
+
+def main(arguments: Sequence[str]) -> None:
+    folder = Path(arguments[0])
+    import_deepspeed()
+    import transformers.models.qwen2.modeling_qwen2  # noqa: F401  # once, not once a rank
+
+    for world_size in TRAINING:
+        run_world(world_size, folder, f"ranks_{world_size}", train)
+    for world_size in RESUMING:
+        run_world(world_size, folder, f"resumed_{world_size}", resume)
 
 
 if __name__ == "__main__":
-    main()
+    main(sys.argv[1:])

@@ -1,8 +1,5 @@
 """One gradient, whatever ranks, ZeRO stage, offload and gradient checkpointing: DeepSpeed for real."""
 
-import os
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +13,7 @@ from learner.run.rank_memory import trained_memory
 from protocol.settings.policy import LoraSettings
 from protocol.settings.roles.zero_stage import zero_stage_of
 from tests.fakes.tiny_models import make_tiny_model
-from tests.learner.models import gradient_ranks
+from tests.fakes.warm_process import run_warm
 from tests.learner.models.gradient_ranks import CASES, CRITIC_CASES, LORA_CASES, LOW_CASES, WORLDS
 
 pytestmark = [pytest.mark.stack, pytest.mark.ranks]
@@ -37,10 +34,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def found(folder: Path) -> Found:
     """Return [ranks, or "read"][case] -> what gradient_ranks found."""
     make_tiny_model(folder / "model", tied=True, hidden_size=64)
-    root = Path(__file__).parents[3]
-    environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(root)}
-    command = [sys.executable, gradient_ranks.__file__, str(folder)]
-    ended = subprocess.run(command, env=environment, cwd=root, capture_output=True, text=True, timeout=600)
+    ended = run_warm("tests.learner.models.gradient_ranks", str(folder), timeout=600)
     assert ended.returncode == 0, ended.stderr[-3000:]
     sizes = {name: read_model_size(folder / "model", _ADAPTERS if name in LORA_CASES else None) for name in ALL}
     return {"sizes": sizes, **{name: torch.load(folder / f"{name}.pt") for name in (*map(str, WORLDS), "read")}}

@@ -1,9 +1,6 @@
-"""DeepSpeed for real: one and two ranks in processes of their own, ZeRO 0, 2 and 3, one start of each world."""
+"""DeepSpeed for real: ranks in processes of their own, ZeRO 0, 2 and 3, one start of each world."""
 
-import os
 import re
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -14,15 +11,14 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from learner.models.weights.digested import digest_of_folder
 from protocol.weights.digest import digest_of_tensor
-from tests.fakes.ports import free_port
 from tests.fakes.tiny_models import make_tiny_model
+from tests.fakes.warm_process import run_warm
 from tests.learner.models import policy_ranks
 from tests.learner.models.policy_ranks import flat
 
 pytestmark = [pytest.mark.stack, pytest.mark.ranks]
 STAGES = (0, 2, 3)
-WORLDS = (1, 2)
-CASES = [(world_size, stage) for world_size in WORLDS for stage in STAGES]
+CASES = [(world_size, stage) for world_size in policy_ranks.TRAINING for stage in STAGES]
 Found = dict[int, dict[int, dict[str, Any]]]
 
 
@@ -34,38 +30,28 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="module")
-def found(folder: Path) -> Found:
-    """Return [ranks][ZeRO stage] -> what policy_ranks found on rank 0."""
-    return {world_size: run_world(world_size, folder) for world_size in WORLDS}
+def ended(folder: Path) -> Path:
+    """Return the folder, once policy_ranks has written into it what it found."""
+    done = run_warm("tests.learner.models.policy_ranks", str(folder), timeout=280)
+    assert done.returncode == 0, done.stderr[-6000:]
+    return folder
 
 
 @pytest.fixture(scope="module")
-def resumed(found: Found, folder: Path) -> dict[tuple[int, int], dict[int, dict[int, dict[str, Any]]]]:
+def found(ended: Path) -> Found:
+    """Return [ranks][ZeRO stage] -> what rank 0 found while it trained."""
+    return {world_size: load(ended / f"ranks_{world_size}.pt") for world_size in policy_ranks.TRAINING}
+
+
+@pytest.fixture(scope="module")
+def resumed(ended: Path, found: Found) -> dict[tuple[int, int], dict[int, dict[int, dict[str, Any]]]]:
     """Return [writer's ranks, reader's ranks] -> [reader's stage][writer's stage] -> what going on gave."""
     in_this_start = {(1, 2): {stage: found[2][stage]["resumed_from_1"] for stage in STAGES}}
-    return in_this_start | {(2, read): run_world(read, folder, written_by=2) for read in (1, 3)}
+    return in_this_start | {(2, read): load(ended / f"resumed_{read}.pt") for read in policy_ranks.RESUMING}
 
 
-def run_world(world_size: int, folder: Path, written_by: int | None = None) -> dict[int, dict[Any, Any]]:
-    port = free_port()
-    root = Path(__file__).parents[3]
-    environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(root)}
-    logs = [folder / f"log_{world_size}_{rank}" for rank in range(world_size)]
-    ranks = []
-    for rank, log in enumerate(logs):
-        command = [sys.executable, policy_ranks.__file__, str(rank), str(world_size), str(port), str(folder)]
-        command += [] if written_by is None else [str(written_by)]
-        with log.open("wb") as file:
-            ranks.append(subprocess.Popen(command, env=environment, cwd=root, stdout=file, stderr=subprocess.STDOUT))
-    try:
-        codes = [rank.wait(timeout=280) for rank in ranks]
-    finally:
-        for rank in ranks:
-            rank.kill()
-            rank.wait()
-    assert codes == [0] * world_size, "\n".join(log.read_text()[-3000:] for log in logs)
-    name = f"ranks_{world_size}.pt" if written_by is None else f"resumed_{world_size}_{written_by}.pt"
-    result: dict[int, dict[Any, Any]] = torch.load(folder / name, weights_only=False)
+def load(path: Path) -> dict[int, dict[Any, Any]]:
+    result: dict[int, dict[Any, Any]] = torch.load(path, weights_only=False)
     return result
 
 

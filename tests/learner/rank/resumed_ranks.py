@@ -26,7 +26,7 @@ from learner.packing.micro_batch import make_micro_batch
 from learner.rank.load_roles import load_roles
 from protocol.settings.settings import Settings
 from protocol.wire.trajectory import Trajectory, VersionSpan
-from tests.learner.models.gradient_ranks import run_world
+from tests.learner.models.forked_world import run_world
 from tests.learner.models.policy_ranks import trajectories
 from tests.protocol.wire.examples import example_facts
 

@@ -1,9 +1,5 @@
 """A run with critic, adaptive KL and several updates a step goes on with other ranks and stages: DeepSpeed for real."""
 
-import os
-import subprocess
-import sys
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -11,8 +7,8 @@ import torch
 from torch import Tensor
 
 from tests.fakes.tiny_models import make_tiny_model
+from tests.fakes.warm_process import run_warm
 from tests.learner.models.policy_ranks import flat
-from tests.learner.rank import resumed_ranks
 from tests.learner.rank.resumed_ranks import READERS, WRITERS
 
 pytestmark = [pytest.mark.stack, pytest.mark.ranks]
@@ -25,10 +21,7 @@ def found(tmp_path_factory: pytest.TempPathFactory) -> Found:
     """Return what each writer found, and what each reader found by writer."""
     folder = tmp_path_factory.mktemp("resumed")
     make_tiny_model(folder / "model", tied=True, hidden_size=64)
-    root = Path(__file__).parents[3]
-    environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(root)}
-    command = [sys.executable, resumed_ranks.__file__, str(folder)]
-    ended = subprocess.run(command, env=environment, cwd=root, capture_output=True, text=True, timeout=600)
+    ended = run_warm("tests.learner.rank.resumed_ranks", str(folder), timeout=600)
     assert ended.returncode == 0, ended.stderr[-3000:]
     return {name: torch.load(folder / f"{name}.pt") for name in (*WRITERS, *READERS)}
 

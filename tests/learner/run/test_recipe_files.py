@@ -1,9 +1,6 @@
 """The shelf of deploy/configs/recipes: each file loads, fits the machines that it names, passes --plan, and runs."""
 
 import json
-import os
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -17,10 +14,10 @@ from learner.run.topology import plan_topology
 from protocol.settings.loader import load_settings
 from protocol.settings.settings import Settings
 from tests.fakes.tiny_models import make_tiny_model
+from tests.fakes.warm_process import run_warm
 
 ROOT = Path(__file__).resolve().parents[3]
 SHELF = ROOT / "deploy" / "configs" / "recipes"
-RECIPE_RUN = Path(__file__).with_name("recipe_run.py")
 # File -> (GPUs of each node, parameters of its model): what the file's own first lines say.
 MACHINES = {
     "search_ppo": ([8], 3_000_000_000),
@@ -91,9 +88,7 @@ def ran(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
     """Return what recipe_run found of every file: one start of torch and DeepSpeed for all."""
     folder = tmp_path_factory.mktemp("ran")
     make_tiny_model(folder / "model", tied=True, hidden_size=32, num_layers=1)
-    environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT)}
-    command = [sys.executable, str(RECIPE_RUN), str(folder), *sorted(MACHINES)]
-    done = subprocess.run(command, env=environment, cwd=ROOT, capture_output=True, text=True, timeout=280)
+    done = run_warm("tests.learner.run.recipe_run", str(folder), *sorted(MACHINES), timeout=280)
     assert done.returncode == 0, done.stdout[-1000:] + done.stderr[-3000:]
     found: dict[str, Any] = json.loads((folder / "found.json").read_text())
     return found
