@@ -1,7 +1,7 @@
 """Commands of ours in copies of a process that has imported what most of them import: those seconds are paid once.
 
 A copy is `python -m MODULE ARGUMENTS` in all else: a process of its own, with its own output, environment and exit
-code. It is forked from multiprocessing's fork server, which has one thread and computed nothing.
+code. It is forked from multiprocessing's fork server, which computed nothing.
 """
 
 import atexit

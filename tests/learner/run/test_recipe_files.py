@@ -77,7 +77,7 @@ def test_recipe_passes_the_plan(
     status = main(["--config", str(SHELF / f"{name}.yaml"), *own, "--plan"])
     told = capsys.readouterr()
     assert status == 0, told.err
-    assert f"run folder {tmp_path}/{settings_of(name).run.name}" in told.out
+    assert f"Run folder {tmp_path}/{settings_of(name).run.name}" in told.out
 
 
 # -- two steps of each, for real ---------------------------------------------------------------------------------------
