@@ -123,7 +123,7 @@ class GlooWeightEngine(WeightTransferEngine):  # type: ignore[misc]
         self._received, self._staging = ReceivedPush(), None
 
 
-class _InPlaceLoad:
+class InPlaceLoad:
     """Loads buckets into a model as they come, while generation stands still; two of them are in memory at a time.
 
     A push that breaks leaves mixed weights, which are not served.
@@ -170,7 +170,7 @@ class GlooInPlaceEngine(GlooWeightEngine):
 
     def __init__(self, *args: Any) -> None:
         super().__init__(*args)
-        self._load = _InPlaceLoad()
+        self._load = InPlaceLoad()
 
     def start_weight_update(self) -> None:
         _let_experts_be_packed(self.model)
@@ -193,7 +193,7 @@ class NcclWeightEngine(NCCLWeightTransferEngine):  # type: ignore[misc]
 
     def __init__(self, *args: Any) -> None:
         super().__init__(*args)
-        self._load = _InPlaceLoad()
+        self._load = InPlaceLoad()
 
     def parse_update_info(self, update_dict: dict[str, Any]) -> WeightUpdate:
         return _read_update(update_dict)

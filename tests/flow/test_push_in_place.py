@@ -2,16 +2,19 @@
 
 import asyncio
 from collections.abc import AsyncIterator
+from types import SimpleNamespace
 
 import pytest
 import pytest_asyncio
 import torch
+from torch import nn
 from transformers import Qwen2ForCausalLM
 
 from learner.weights.push import WeightPusher
+from protocol.weights.digest import WeightDigest
+from protocol.weights.wire import TensorMeta, plan_buckets, update_message
 from rollout.engine.engine import Engine
 from tests.fakes.in_process_server import InProcessServer
-from tests.fakes.planned_weights import Gathered, planned
 from tests.fakes.tiny_models import engine_of, make_tiny_model
 from tests.flow.pushed_pair import Pair, worst_difference
 
@@ -49,25 +52,54 @@ async def test_logprobs_are_the_learners_after_a_push_and_requests_in_flight_go_
     assert worst_difference(pair.learner, await pair.generate(5, 32)) < 1e-4
 
 
-async def test_a_push_after_one_that_broke_midway_is_loaded_whole(pair: Pair) -> None:
-    pair.step()
-    # Cut so that the break falls between the parts of one layer of vLLM's: it has q, k and v as one.
-    plan, gathered = planned(pair.learner.named_parameters(), 1 << 16)
+class ThreeParts(nn.Module):
+    """A layer of parts that come one by one, as an attention's q, k and v do, in a model that loads as vLLM's do."""
 
-    def gather() -> Gathered:
-        for bucket in gathered:
-            yield bucket
-            if any("0.self_attn.q_proj.weight" in name for name, _ in bucket):
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.Module()
+        for name, num_elements in (("q", 5), ("k", 4), ("v", 4)):
+            self.layer.register_parameter(name, nn.Parameter(torch.zeros(num_elements)))
+
+    def load_weights(self, weights: list[tuple[str, torch.Tensor]]) -> set[str]:
+        from vllm.model_executor.model_loader.weight_utils import default_weight_loader  # importing it warns
+
+        parameters = dict(self.named_parameters())
+        for name, weight in weights:
+            getattr(parameters[name], "weight_loader", default_weight_loader)(parameters[name], weight)
+        return {name for name, _ in weights}
+
+
+def test_a_push_after_one_that_broke_within_a_layer_is_loaded_whole() -> None:
+    from vllm.model_executor.model_loader.reload import record_metadata_for_reloading
+
+    from rollout.engine.weight_receive import InPlaceLoad, WeightUpdate
+
+    model = ThreeParts()
+    record_metadata_for_reloading(model)
+    load, config = InPlaceLoad(), SimpleNamespace(dtype=torch.float32)
+    sizes = {name: tuple(parameter.shape) for name, parameter in model.named_parameters()}
+    plan = plan_buckets([TensorMeta(name, "float32", size) for name, size in sizes.items()], 32)
+    assert [[meta.name for meta in bucket] for bucket in plan] == [["layer.q"], ["layer.k", "layer.v"]]
+
+    def pushed(value: float, num_buckets: int) -> str:
+        digest = WeightDigest(plan)
+
+        def broadcast(flat: torch.Tensor) -> None:
+            nonlocal num_buckets
+            if not num_buckets:
                 raise RuntimeError("the learner failed")
+            num_buckets -= 1
+            flat.view(torch.float32).fill_(value)
+            digest.add(flat)
+
+        load.begin(model, config)
+        load.take(WeightUpdate(message=update_message(plan)), "cpu", broadcast)
+        return digest.hexdigest()
 
     with pytest.raises(RuntimeError, match="the learner failed"):
-        await asyncio.to_thread(pair.pusher.push, 90, plan, gather())
-    held = pair.engine.policy_version
-    pair.step()
-    report = await pair.push()
-    while not report.synced:  # it joins anew in the background
-        await asyncio.sleep(0.05)
-        report = await pair.push()
-
-    assert held is None
-    assert worst_difference(pair.learner, await pair.generate(6, 32)) < 1e-4
+        pushed(1.0, 1)
+    sent = pushed(2.0, 2)
+    load.take(WeightUpdate(expected_digest=sent), "cpu", lambda flat: None)
+    load.end()
+    assert {float(element) for parameter in model.parameters() for element in parameter} == {2.0}
