@@ -14,6 +14,7 @@ from protocol.node.current_run import current_run, log_of_run, refusal
 OPTION = "--no-wait"
 _POLL_S = 0.1
 _TAIL_LINES = 5
+_BORDERS = ("│", "┃", "├", "└")  # of a table
 # Encoding and checking the rows of a large data set takes minutes.
 _CHECKS_S = 1800.0
 
@@ -51,8 +52,14 @@ def _await(run: "subprocess.Popen[bytes]", log: Path) -> int:
             )
             return 0
         if run.poll() is not None:
-            lines = log.read_text(encoding="utf-8", errors="replace").splitlines()[-_TAIL_LINES:]
-            print(*lines, sep="\n", file=sys.stderr)
+            print(*_said_last(log.read_text(encoding="utf-8", errors="replace")), sep="\n", file=sys.stderr)
             return run.returncode
         time.sleep(_POLL_S)
     raise OperatorError(f"The run has not begun within {_CHECKS_S:g} s (process {run.pid}). See {log}.")
+
+
+def _said_last(output: str) -> list[str]:
+    """Return the last lines, none of the plan's table."""
+    lines = output.splitlines()[-_TAIL_LINES:]
+    table = [number for number, line in enumerate(lines, start=1) if line.startswith(_BORDERS)]
+    return lines[max(table, default=0) :]
