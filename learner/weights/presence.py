@@ -25,7 +25,7 @@ class SilentServersError(Exception):
 
 
 async def while_present(servers: Sequence[ServerControls], silence_s: float, work: Coroutine[Any, Any, T]) -> T:
-    """Return what `work` returns, if all these servers answer pings meanwhile; what they fail by is the work's to tell.
+    """Return what `work` returns, if all these servers answer pings meanwhile.
 
     Raises: SilentServersError within silence_s * 9 / 8 of a server's last answer; the work is cancelled then.
     """
@@ -43,20 +43,21 @@ async def while_present(servers: Sequence[ServerControls], silence_s: float, wor
 
 
 async def _silence(server: ServerControls, silence_s: float) -> None:
-    """Return when one ping was not answered for silence_s."""
-    while True:
+    """Return when no ping was answered for silence_s.
+
+    One that fails was not answered either: a server that is gone fails the work too, and sooner; where only the way to
+    it is cut, a new connection fails and what was asked over an old one hangs.
+    """
+    num_silent = 0  # parts in a row: time in which this process itself stood still counts as one of them
+    while num_silent < _PARTS:
         ping = asyncio.ensure_future(server.ping())
         try:
-            # In parts: time in which this process itself stood still counts as one of them.
-            for _ in range(_PARTS):
+            while not ping.done() and num_silent < _PARTS:
                 await asyncio.wait({ping}, timeout=silence_s / _PARTS)
-                if ping.done():
-                    break
-            else:
-                return
+                num_silent += not ping.done()
         finally:
             ping.cancel()
-        # One that fails is let pass: a server that is gone fails every call, and those say how.
-        if not ping.cancelled():
-            ping.exception()
-        await asyncio.sleep(silence_s / _PARTS)
+        if ping.done():
+            is_answered = not ping.cancelled() and ping.exception() is None
+            num_silent = 0 if is_answered else num_silent + 1
+            await asyncio.sleep(silence_s / _PARTS)

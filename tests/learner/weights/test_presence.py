@@ -40,12 +40,35 @@ async def test_server_that_falls_silent_later_is_noticed() -> None:
         await while_present([server], SILENCE_S, _work(60.0))
 
 
-async def test_server_whose_ping_fails_is_left_to_the_work_to_tell_of() -> None:
-    class Gone(FakeServer):
-        async def ping(self) -> None:
-            raise ConnectionError("actor died")
+class Unreachable(FakeServer):
+    async def ping(self) -> None:
+        raise OSError("no route to host")
 
-    assert await while_present([Gone("a")], SILENCE_S, _work(3 * SILENCE_S)) == "done"
+
+async def test_server_whose_pings_fail_is_the_works_to_tell_of_where_that_fails_too() -> None:
+    async def fail() -> None:
+        await asyncio.sleep(SILENCE_S / 4)
+        raise ConnectionError("actor died")
+
+    with pytest.raises(ConnectionError, match="actor died"):
+        await while_present([Unreachable("a")], 100 * SILENCE_S, fail())
+
+
+async def test_server_whose_pings_fail_is_silent_where_the_work_hangs() -> None:
+    with pytest.raises(SilentServersError, match=r"^a answered no ping for 0.2 s$"):
+        await while_present([Unreachable("a"), FakeServer("b")], SILENCE_S, _work(60.0))
+
+
+async def test_a_ping_that_fails_now_and_then_is_no_silence() -> None:
+    class Shaky(FakeServer):
+        number = 0
+
+        async def ping(self) -> None:
+            self.number += 1
+            if self.number % 3:
+                raise OSError("no route to host")
+
+    assert await while_present([Shaky("a")], SILENCE_S, _work(3 * SILENCE_S)) == "done"
 
 
 async def test_time_in_which_this_process_stood_still_is_no_silence() -> None:
