@@ -26,7 +26,7 @@ from protocol.wire.trajectory import (
 
 MAX_SNAPSHOT_CHARACTERS = 1 << 14
 _ITEM_BYTES = (TOKENS.itemsize, LOGPROBS.itemsize, MASK.itemsize)
-_MAX_TURNS = 4096
+MAX_TURNS = 4096
 # NaN is outside of these bounds too.
 LARGEST_NUMBER = 1e18
 _Number = Annotated[float, msgspec.Meta(ge=-LARGEST_NUMBER, le=LARGEST_NUMBER)]
@@ -52,9 +52,9 @@ class ConversationPart(msgspec.Struct, frozen=True, forbid_unknown_fields=True, 
     num_tokens: Annotated[int, msgspec.Meta(ge=1, le=2**31 - 1)]  # tokens in this part
     num_prompt_tokens: Count  # of the conversation: tokens that the policy read before its first turn
     # over exactly the policy's tokens of this part, by their places in the conversation, in order
-    version_spans: Annotated[list[VersionSpan], msgspec.Meta(max_length=_MAX_TURNS)]
+    version_spans: Annotated[list[VersionSpan], msgspec.Meta(max_length=MAX_TURNS)]
     # the policy's in this part, in order
-    turns: Annotated[list[FinishedTurn], msgspec.Meta(min_length=1, max_length=_MAX_TURNS)]
+    turns: Annotated[list[FinishedTurn], msgspec.Meta(min_length=1, max_length=MAX_TURNS)]
     # what the environment needs to go on behind the last of these turns: JSON of its own
     snapshot: Annotated[str, msgspec.Meta(max_length=MAX_SNAPSHOT_CHARACTERS)]
     # from here on: of the whole conversation up to its last turn
@@ -63,7 +63,7 @@ class ConversationPart(msgspec.Struct, frozen=True, forbid_unknown_fields=True, 
     environment_s: Seconds  # seconds in the environment
     reward: _Number | None = None  # what the environment has given; None: nothing yet
     # what of it was given for which turn, in order
-    turn_rewards: Annotated[list[TurnReward], msgspec.Meta(max_length=_MAX_TURNS)] = msgspec.field(default_factory=list)
+    turn_rewards: Annotated[list[TurnReward], msgspec.Meta(max_length=MAX_TURNS)] = msgspec.field(default_factory=list)
     score: _Number | None = None  # the environment's own, for filtering; None: it gave none
     # the environment's numbers for curves, by name
     logs: Annotated[dict[Name, _Number], msgspec.Meta(max_length=64)] = msgspec.field(default_factory=dict)

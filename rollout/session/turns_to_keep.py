@@ -14,7 +14,7 @@ from itertools import islice, takewhile
 
 import msgspec
 
-from protocol.wire.conversation import LARGEST_NUMBER, ConversationPart
+from protocol.wire.conversation import LARGEST_NUMBER, MAX_TURNS, ConversationPart
 from protocol.wire.messages import MAX_PARTS, Kept
 from rollout.episodes.sample import SampleTask
 from rollout.episodes.transcript import Transcript
@@ -184,7 +184,9 @@ class Keeper:
 
 
 def _is_sendable(transcript: Transcript) -> bool:
-    """Return whether what a user's environment gave has room in a message."""
+    """Return whether what a user's environment gave has room in a message, and the whole in one lease."""
+    if max(len(transcript.turns), len(transcript.version_spans), len(transcript.turn_rewards)) > MAX_TURNS:
+        return False
     of_turns = (turn.reward for turn in transcript.turn_rewards)
     numbers = (transcript.reward or 0.0, transcript.score or 0.0, *transcript.logs.values(), *of_turns)
     return all(abs(number) <= LARGEST_NUMBER for number in numbers)

@@ -29,7 +29,10 @@ def fitted(arguments: Mapping[str, Any], schema: Mapping[str, Any]) -> dict[str,
     properties: Mapping[str, Any] = parameters.get("properties") or {}
     if missing := [name for name in parameters.get("required") or () if name not in arguments]:
         raise ToolRefusal(f"the argument {missing[0]} is missing")
-    if not parameters.get("additionalProperties") and (unknown := [n for n in arguments if n not in properties]):
+    # An object whose properties are not said may have any (JSON Schema); a tool of an MCP server may say no more.
+    says_none = "properties" not in parameters and bool(parameters)
+    takes_any = parameters.get("additionalProperties", says_none) is not False
+    if not takes_any and (unknown := [name for name in arguments if name not in properties]):
         known = f"it has {', '.join(properties)}" if properties else "it has none"
         raise ToolRefusal(f"there is no argument {unknown[0][:100]}: {known}")
     made = {name: _fitted(name, value, properties.get(name) or {}) for name, value in arguments.items()}

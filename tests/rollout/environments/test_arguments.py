@@ -63,3 +63,16 @@ def test_schema_without_parameters_takes_nothing() -> None:
     assert fitted({}, {"function": {}}) == {}
     with pytest.raises(ToolRefusal, match="there is no argument a: it has none"):
         fitted({"a": 1}, {"function": {}})
+
+
+@pytest.mark.parametrize(
+    "parameters", [{"type": "object"}, {"properties": {}, "additionalProperties": {}}, {"additionalProperties": True}]
+)
+def test_schema_of_an_object_that_says_no_properties_takes_any(parameters: dict[str, Any]) -> None:
+    assert fitted({"a": 1}, {"function": {"parameters": parameters}}) == {"a": 1}
+
+
+@pytest.mark.parametrize("parameters", [{"properties": {}}, {"type": "object", "additionalProperties": False}])
+def test_schema_that_says_that_it_has_none_takes_nothing(parameters: dict[str, Any]) -> None:
+    with pytest.raises(ToolRefusal, match="there is no argument a: it has none"):
+        fitted({"a": 1}, {"function": {"parameters": parameters}})

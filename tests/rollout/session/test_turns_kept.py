@@ -260,3 +260,15 @@ async def test_a_reward_that_no_message_has_room_for_fails_its_sample_by_name_an
         failed = await playing.made("g")
     assert isinstance(failed, m.SampleFailed)
     assert failed.boundary == "trajectory"
+
+
+async def test_a_conversation_of_more_turns_than_a_lease_has_room_for_is_kept_no_further(monkeypatch: Any) -> None:
+    monkeypatch.setattr(turns_to_keep, "MAX_TURNS", 1)
+    async with playing_session(searching(2), Search, Library().resources(), max_turns=9) as playing:
+        playing.coordinator.lease("g")
+        part, _ = await next_turns(playing)
+        told: list[m.Message] = []
+        while not told or not isinstance(told[-1], m.TrajectoryDone):
+            told.append(await playing.coordinator.next(m.Message))
+    assert len(part.turns) == 1
+    assert not any(isinstance(message, m.TurnsDone) for message in told)
