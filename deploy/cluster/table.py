@@ -6,6 +6,7 @@ from pathlib import Path
 
 from rich.console import Console
 from rich.table import Table
+from rich.text import Text
 
 
 @dataclass(frozen=True)
@@ -29,8 +30,8 @@ def show_rows(title: str, rows: Sequence[Row]) -> None:
     for row in rows:
         colour = "green" if row.is_up else "red"
         state = row.state if row.is_up else row.state.replace("warm", "down")
-        table.add_row(row.what, f"[{colour}]{state}[/]", row.where, str(row.pid))
-    Console().print(table)
+        table.add_row(row.what, Text(state, colour), row.where, str(row.pid))
+    Console(markup=False, emoji=False).print(table)
     for row in rows:
         if row.trouble:
             print(f"{row.what}: {row.trouble}")

@@ -64,7 +64,7 @@ def _show(runs: Sequence[Run]) -> None:
         state = f"running (process {run.pid})" if run.pid else "running elsewhere" if run.is_running else "ended"
         since = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(run.since)) if run.since else "-"
         table.add_row(run.name, state, since, run.step, run.folder or "-")
-    Console().print(table)
+    Console(markup=False, emoji=False).print(table)
     for run in runs:
         if not run.is_running and (lines := _last_lines(run.log, 1)):
             print(f"{run.name}: {lines[0]}")

@@ -38,5 +38,5 @@ def main(arguments: Sequence[str]) -> int:
     if options.json:
         print(json.dumps(report.to_json(), indent=1))
     else:
-        show_audit(report, Console())
+        show_audit(report, Console(emoji=False))
     return 0 if report.holds else 1

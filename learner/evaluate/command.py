@@ -48,7 +48,7 @@ def main(arguments: Sequence[str]) -> int:
     if options.json:
         print(json.dumps(scores))
     else:
-        Console().print(scores_table(scores))
+        Console(markup=False, emoji=False).print(scores_table(scores))
     return 0
 
 

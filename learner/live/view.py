@@ -55,7 +55,10 @@ class LiveView:
     ) -> None:
         """is_terminal: None asks `file` (None: standard output) and TERM; width: columns, None for the terminal's."""
         self._file = file if file is not None else sys.stdout
-        console = Console(file=self._file, force_terminal=is_terminal or None, width=width, highlight=False)
+        is_forced = is_terminal or None
+        console = Console(
+            file=self._file, force_terminal=is_forced, width=width, markup=False, emoji=False, highlight=False
+        )
         self._is_terminal = console.is_terminal and not console.is_dumb_terminal if is_terminal is None else is_terminal
         self._is_open = True
         self._started_at = time.time()

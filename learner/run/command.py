@@ -121,7 +121,7 @@ def _show_settings(settings: Settings) -> None:
     for name, value, is_changed in describe_settings(settings):
         if is_changed:
             table.add_row(name, value)
-    Console().print(table)
+    Console(markup=False, emoji=False).print(table)  # values are the user's: [/INST] is no markup
 
 
 def _kept_traceback(error: BaseException) -> str:

@@ -5,6 +5,7 @@ from collections.abc import Sequence
 from rich.console import Console
 from rich.table import Table
 
+from learner.run.placement.assign import gpus_of
 from learner.run.placement.node import Node
 from learner.run.topology import Processes, Topology
 
@@ -17,7 +18,7 @@ def show_plan(topology: Topology, title: str, facts: Sequence[str]) -> None:
     table = Table("process", "how many", "GPUs each", "memory each", "where", title=title)
     for processes in (topology.coordinator, topology.ranks, topology.servers):
         table.add_row(*_role_row(processes, is_placed=bool(topology.nodes)))
-    console = Console()
+    console = Console(markup=False, emoji=False)  # names and paths are the user's, in brackets too
     console.print(table)
     if topology.nodes:
         console.print(_node_table(topology))
@@ -74,9 +75,8 @@ def _totals(topology: Topology) -> str:
 
 
 def _gpus_taken(topology: Topology, node: Node) -> int:
-    of_ranks = topology.ranks.places.count(node) * topology.ranks.num_gpus
-    of_servers = topology.servers.places.count(node) * topology.servers.num_gpus
-    return int(of_ranks + -(-of_servers // 1))
+    of_ranks = topology.ranks.places.count(node) * int(topology.ranks.num_gpus)
+    return of_ranks + gpus_of(topology.servers.places.count(node), topology.servers.num_gpus)
 
 
 def _numbers(processes: Processes, node: Node) -> str:

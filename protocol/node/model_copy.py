@@ -1,6 +1,7 @@
 """A model on a node that lacks it: copied once from a node that has it, and found again by what it holds.
 
-Copies are in SLUICE_HOME/cache/models, named by their content; the two that were used last stay.
+Copies are in SLUICE_HOME/cache/models, named by their content; the two that were used last stay, and all of the last
+hour's: a run looks for each of its models before it loads the first.
 """
 
 import contextlib
@@ -20,6 +21,7 @@ ReadFile = Callable[[str, int], Iterator[bytes]]
 """Called with a file's path on the node that has it, and its bytes; yields them in order."""
 
 _NUM_KEPT = 2
+_IN_USE_S = 3600.0
 _log = logging.getLogger(__name__)
 
 
@@ -37,7 +39,9 @@ def have_model(wanted: ModelFiles, read: ReadFile, with_weights: bool) -> Path:
     copy = folder / f"{wanted.shape}-{wanted.weights}"
     folder.mkdir(parents=True, exist_ok=True, mode=0o700)
     with _alone(folder / f".{copy.name}.lock"):
-        if not copy.is_dir():
+        # Looked into: what a machine that lost its power had not yet written is there, and empty.
+        if not wanted.is_at(copy, with_weights=True):
+            shutil.rmtree(copy, ignore_errors=True)
             _bring(wanted, read, copy)
         os.utime(copy)
     _forget_old(folder, copy)
@@ -74,10 +78,11 @@ def _bring(wanted: ModelFiles, read: ReadFile, copy: Path) -> None:
 
 
 def _forget_old(folder: Path, used: Path) -> None:
-    """Remove all copies but those used last; one that is in use is loaded already, or brought again."""
+    """Remove all copies but those used last."""
     copies = [path for path in folder.iterdir() if path.is_dir() and not path.name.startswith(".") and path != used]
     for path in sorted(copies, key=lambda path: path.stat().st_mtime, reverse=True)[_NUM_KEPT - 1 :]:
-        shutil.rmtree(path, ignore_errors=True)
+        if path.stat().st_mtime < time.time() - _IN_USE_S:
+            shutil.rmtree(path, ignore_errors=True)
 
 
 @contextlib.contextmanager

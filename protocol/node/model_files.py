@@ -1,8 +1,10 @@
 """What a model's folder holds, told in a few hundred bytes: so that another node can say whether it has the same."""
 
+import json
 from collections.abc import Iterator
 from hashlib import sha256
 from pathlib import Path
+from typing import BinaryIO
 
 from pydantic import BaseModel, ConfigDict
 
@@ -11,7 +13,7 @@ DESCRIPTION_SUFFIXES = {".json", ".txt", ".model", ".jinja", ".py", ".tiktoken"}
 _OTHER_WEIGHTS = {".bin", ".pt", ".pth", ".gguf", ".h5", ".msgpack", ".onnx", ".ot"}
 _FOR_PEOPLE = {".md", ".png", ".jpg", ".pdf"}
 _SAMPLE_BYTES = 1 << 12
-_NUM_SAMPLES = 64
+_NUM_SAMPLES = 64  # of a file that does not tell where its tensors are
 
 
 class ModelFiles(BaseModel):
@@ -43,7 +45,7 @@ class ModelFiles(BaseModel):
 
 
 def describe_model(folder: Path, node_id: str) -> ModelFiles:
-    """Return what a model folder of this node holds; reads a few hundred kB of each file of weights.
+    """Return what a model folder of this node holds; reads a few kB of each tensor.
 
     node_id: Ray's id of this node.
     """
@@ -90,13 +92,33 @@ def _shape(folder: Path, files: dict[str, int]) -> str:
 
 
 def _sample(folder: Path, files: dict[str, int]) -> str:
-    """Return a hash of pieces spread over the weights: weights that were trained differently differ everywhere."""
+    """Return a hash of a piece of each tensor: one that was trained differently differs everywhere, and may be a bias.
+
+    Of a file without a table of its tensors, pieces spread over it.
+    """
     digest = sha256()
     for name, size in files.items():
         if Path(name).suffix in DESCRIPTION_SUFFIXES:
             continue
         with (folder / name).open("rb") as file:
-            for number in range(_NUM_SAMPLES):
-                file.seek(max(0, size - _SAMPLE_BYTES) * number // (_NUM_SAMPLES - 1))
+            for start in _starts(file, name, size):
+                file.seek(start)
                 digest.update(file.read(_SAMPLE_BYTES))
     return digest.hexdigest()[:16]
+
+
+def _starts(file: BinaryIO, name: str, size: int) -> list[int]:
+    """Return where a file's pieces begin: in the middle of each tensor, whose first rows may be of unused tokens."""
+    spread = [max(0, size - _SAMPLE_BYTES) * number // (_NUM_SAMPLES - 1) for number in range(_NUM_SAMPLES)]
+    if not name.endswith(".safetensors"):
+        return spread
+    table_bytes = int.from_bytes(file.read(8), "little")
+    try:
+        table = json.loads(file.read(min(table_bytes, size)))
+        places = [tensor["data_offsets"] for key, tensor in table.items() if key != "__metadata__"]
+        return [
+            *spread,
+            *sorted(8 + table_bytes + max(begin, (begin + end - _SAMPLE_BYTES) // 2) for begin, end in places),
+        ]
+    except (ValueError, TypeError, KeyError, AttributeError):  # whoever loads it says what is wrong with it
+        return spread

@@ -1,7 +1,9 @@
 """What the sections of the settings share: how a section refuses what it does not know, and the types of its fields."""
 
 import re
-from typing import Annotated, Any, Literal
+from collections.abc import Mapping
+from types import UnionType
+from typing import Annotated, Any, Literal, Union, get_args, get_origin
 from urllib.parse import parse_qsl
 
 from pydantic import (
@@ -67,7 +69,29 @@ class Section(BaseModel):
     @classmethod
     def _refuse_truth_value_as_number(cls, value: Any, field: ValidationInfo) -> Any:
         """Raise ValueError for `max_steps: yes`, which would be 1: YAML reads yes, no, on and off as truth values."""
-        kind = cls.model_fields[str(field.field_name)].annotation
-        if isinstance(value, bool) and kind in (int, float):
+        if _has_truth_value_for_number(value, cls.model_fields[str(field.field_name)].annotation):
             raise ValueError("expected a number; YAML reads yes, no, on, off, true and false as truth values")
         return value
+
+
+def _has_truth_value_for_number(value: Any, kind: Any) -> bool:
+    if isinstance(value, bool):
+        return _is_number(kind)
+    parts = get_args(kind)
+    if isinstance(value, Mapping) and get_origin(kind) is dict:
+        return any(isinstance(each, bool) and _is_number(parts[1]) for each in value.values())
+    if isinstance(value, list | tuple) and get_origin(kind) in (list, tuple):
+        return any(isinstance(each, bool) and _is_number(parts[0]) for each in value)
+    return False
+
+
+def _is_number(kind: Any) -> bool:
+    """Return whether a type is one of numbers: int, `float | None`, a choice of some."""
+    parts = [part for part in get_args(kind) if part is not type(None)]
+    if get_origin(kind) is Annotated:
+        return _is_number(parts[0])
+    if get_origin(kind) is Literal:
+        return type(parts[0]) is int
+    if get_origin(kind) in (Union, UnionType):
+        return all(map(_is_number, parts))
+    return kind in (int, float)

@@ -6,7 +6,7 @@ import re
 import shutil
 import subprocess
 from collections.abc import Iterator
-from pathlib import Path
+from pathlib import Path, PurePosixPath
 from typing import Any
 
 import pytest
@@ -69,6 +69,9 @@ def test_every_pod_has_probes_limits_shared_memory_and_the_clusters_keys() -> No
         assert mounts["/sluice/keys"]["secret"] == {"secretName": "sluice-keys", "defaultMode": 0o440}
         named = {variable["name"]: variable.get("value") for variable in container["env"]}
         assert named["SLUICE_KEYS"] == "/sluice/keys"
+        # What is mounted is root's, whoever may write there; a home has to be its user's own, and node.sh makes it.
+        home = PurePosixPath(str(named["SLUICE_HOME"]))
+        assert (str(home) in mounts, mounts[str(home.parent)]) == (False, {"emptyDir": {}, "name": "home"})
 
 
 def test_pod_has_as_long_to_stop_as_a_stop_waits_for_the_run() -> None:

@@ -47,12 +47,17 @@ class Room:
 
     def take(self, wanted: Wanted, number: int, count: int) -> None:
         """Give `count` of these processes their part of node `number`."""
-        if wanted.gpus >= 1.0:
-            self._gpus[number] -= int(wanted.gpus) * count
-        elif wanted.gpus > 0.0:
-            self._gpus[number] -= -(-count // servers_on_gpu(wanted.gpus))
+        self._gpus[number] -= gpus_of(count, wanted.gpus)
         for name, each in wanted.resources.items():
             self._resources[number][name] = self._resources[number].get(name, 0.0) - each * count
+
+
+def gpus_of(count: int, each: float) -> int:
+    """Return how many GPUs of a node hold `count` processes that take `each`: what is left of a shared one is nobody's.
+
+    Example: 5 servers of 0.4 are on 3 GPUs.
+    """
+    return -(-count // servers_on_gpu(each)) if 0.0 < each < 1.0 else count * int(each)
 
 
 def assign(ranks: Wanted, servers: Wanted, nodes: Sequence[Node]) -> tuple[list[Node], list[Node]] | None:

@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 
-from learner.run.placement.assign import Room, Wanted, place
+from learner.run.placement.assign import Room, Wanted, gpus_of, place
 from learner.run.placement.node import Node
 from protocol.errors import SettingsError
 from protocol.settings.settings import Settings
@@ -109,7 +109,7 @@ def _check_gpus(ranks: Wanted, servers: Wanted, nodes: Sequence[Node], settings:
             f"settings: placement.servers.gpus = {share:g}, and this cluster has no GPUs. Remove it, or use a cluster "
             "that has some."
         )
-    needed = int(ranks.count * ranks.gpus + -(-servers.count * servers.gpus // 1))
+    needed = gpus_of(ranks.count, ranks.gpus) + gpus_of(servers.count, servers.gpus)
     asked = (
         f"learner.num_ranks = {ranks.count} and rollout.num_servers = {servers.count} with "
         f"rollout.tensor_parallel_size = {rollout.tensor_parallel_size}"

@@ -3,7 +3,7 @@
 from collections.abc import Mapping
 from typing import Annotated, Any, Literal, Self, get_args
 
-from pydantic import Field, PositiveFloat, field_validator, model_validator
+from pydantic import AfterValidator, Field, PositiveFloat, field_validator, model_validator
 
 from protocol.settings.learner import LearnerSettings
 from protocol.settings.rollout import RolloutSettings
@@ -12,6 +12,8 @@ from protocol.settings.weights import WeightsSettings
 
 Strategy = Literal["packed", "spread"]
 Role = Literal["ranks", "servers", "critic", "reference"]
+# Ray counts whole ones in so many parts: what is less than one of them it refuses when a process is started.
+_PARTS = 10_000
 
 _NOT_PLACED = {
     "critic": "the critic lives on the learner's ranks: placement.ranks places both. Remove it",
@@ -21,6 +23,13 @@ _NOT_PLACED = {
 }
 # What Ray counts by itself, and has options of its own.
 OWN_NAMES = ("CPU", "GPU", "memory", "object_store_memory")
+
+
+def _in_parts_of_ray(amount: float) -> float:
+    """Return an amount as Ray will count it. Raises: ValueError for one that is too small to be counted."""
+    if amount < 1 / _PARTS:
+        raise ValueError(f"{amount:g} is less than {1 / _PARTS:g}, the smallest part that Ray counts. Give more.")
+    return int(amount * _PARTS + 1e-6) / _PARTS
 
 
 class RankPlacement(Section):
@@ -54,14 +63,14 @@ class RankPlacement(Section):
                     f"{name} is what Ray counts by itself. Use names of your own, given to start_cluster.sh "
                     "--resources on the nodes that are meant."
                 )
-        return value
+        return {name: _in_parts_of_ray(each) for name, each in value.items()}
 
 
 class ServerPlacement(RankPlacement):
     """Where rollout servers go."""
 
     strategy: Strategy = Field("spread", description="packed: as few nodes as hold them; spread: over all nodes.")
-    gpus: Annotated[PositiveFloat, Field(le=1.0)] = Field(
+    gpus: Annotated[PositiveFloat, Field(le=1.0), AfterValidator(_in_parts_of_ray)] = Field(
         1.0, description="Share of one GPU that a server takes; below 1 several share it, with weights.backend gloo."
     )
 
@@ -188,7 +197,8 @@ def _check_shared_gpu(servers: ServerPlacement, rollout: RolloutSettings, weight
             f"{name} has servers share a GPU, and weights.backend = {weights.backend} travels by NCCL, which takes "
             "each GPU once. Set weights.backend to gloo, or the first to 1."
         )
-    if (taken := rollout.engine_args.get("gpu_memory_utilization")) is None or taken > share:
+    taken = rollout.engine_args.get("gpu_memory_utilization")
+    if not isinstance(taken, int | float) or taken > share:
         raise ValueError(
             f"{name}, and an engine takes {'most' if taken is None else taken} of its GPU's memory. Set "
             f"rollout.engine_args.gpu_memory_utilization to {share:g} or less."

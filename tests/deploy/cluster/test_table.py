@@ -28,3 +28,8 @@ def test_server_that_does_not_answer_is_down(capsys: pytest.CaptureFixture[str])
     show_rows("Sluice", [Row("sluice-rollout-0", False, "warm", "", 0, "")])
     shown = capsys.readouterr().out
     assert ("down" in shown, "warm" in shown) == (True, False)
+
+
+def test_names_in_brackets_are_shown_as_they_are(capsys: pytest.CaptureFixture[str]) -> None:
+    show_rows("Sluice", [Row("reward", True, "healthy", "[/here] :100:", 7, "/r")])
+    assert "[/here] :100:" in capsys.readouterr().out

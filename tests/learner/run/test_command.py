@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 
 from learner.run.command import main
+from tests.fakes.tiny_models import make_tiny_model
 from tests.flow.refusals import run_without_cluster
 
 
@@ -51,3 +52,27 @@ def test_help_explains_the_commands_own_options_and_has_one_usage(capsys: pytest
     assert "print what would run where" in shown
     assert "YAML file of settings" in shown
     assert shown.count("usage:") == 1
+
+
+def test_settings_and_paths_in_brackets_are_shown_as_they_are(tmp_path: Path) -> None:
+    make_tiny_model(tmp_path / "[model]", tied=True)
+    (tmp_path / "[b].jsonl").write_text('{"prompt": "a", "label": "b"}\n')
+    given = {
+        "policy.model": tmp_path / "[model]",
+        "data.train": tmp_path / "[b].jsonl",
+        "run.dir": tmp_path / "[r]",
+        "rewards.endpoints": '[{"name": "a", "url": "http://127.0.0.1:1/"}]',
+        "rollout.max_context_tokens": 64,
+        "rollout.max_response_tokens": 8,
+        "sampling.stop": '["[/INST]"]',
+    }
+    options = [str(part) for name, value in given.items() for part in (f"--{name}", value)]
+    shown = run_without_cluster(tmp_path / "home", options)
+    assert (shown.returncode, shown.stderr) == (
+        1,
+        "No Sluice cluster runs here. Start one with deploy/start_cluster.sh.\n",
+    )
+    assert '["[/INST]"]' in shown.stdout
+    assert f"{tmp_path}/[r]" in shown.stdout
+    plan = run_without_cluster(tmp_path / "home", [*options, "--plan"])
+    assert (plan.returncode, f"Run folder {tmp_path}/[r]/run." in plan.stdout) == (0, True)

@@ -1,5 +1,7 @@
 """A model that a node lacks: copied once, found again, refused when it does not come whole."""
 
+import os
+import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -103,5 +105,24 @@ def test_model_that_does_not_fit_on_the_disk_is_refused_before_it_comes(tmp_path
 
 def test_the_two_models_used_last_stay(tmp_path: Path) -> None:
     origins = [Origin(tmp_path / f"model{number}", weights=bytes([number]) * 5000) for number in range(3)]
-    copies = [have_model(origin.told, origin.read, with_weights=True) for origin in origins]
+    copies = []
+    for origin in origins:
+        copies.append(have_model(origin.told, origin.read, with_weights=True))
+        day = 86_400 * (len(origins) - len(copies))
+        os.utime(copies[-1], (time.time() - day, time.time() - day))
     assert [copy.is_dir() for copy in copies] == [False, True, True]
+
+
+def test_every_model_of_a_run_that_is_starting_stays(tmp_path: Path) -> None:
+    # The policy, a critic, a reference: all are looked for before the first is loaded.
+    origins = [Origin(tmp_path / f"model{number}", weights=bytes([number]) * 5000) for number in range(3)]
+    copies = [have_model(origin.told, origin.read, with_weights=True) for origin in origins]
+    assert [copy.is_dir() for copy in copies] == [True, True, True]
+
+
+def test_copy_that_is_not_what_was_copied_is_brought_again(tmp_path: Path) -> None:
+    origin = Origin(tmp_path / "model")
+    copy = have_model(origin.told, origin.read, with_weights=True)
+    weights = copy / "model.safetensors"
+    weights.write_bytes(bytes(weights.stat().st_size))  # as after a loss of power
+    assert origin.told.is_at(have_model(origin.told, origin.read, with_weights=True), with_weights=True)

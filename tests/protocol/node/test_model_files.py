@@ -3,7 +3,9 @@
 import json
 from pathlib import Path
 
+import numpy as np
 import pytest
+from safetensors.numpy import save_file
 
 from protocol.node.model_files import describe_model, description_digest
 
@@ -30,6 +32,14 @@ def test_other_weights_of_one_shape_differ_for_those_who_use_them_alone(tmp_path
     trained = write_model(tmp_path / "b", weights=b"v" * 5000)
     assert not told.is_at(trained, with_weights=True)
     assert told.is_at(trained, with_weights=False)
+
+
+def test_one_small_tensor_of_many_that_differs_is_noticed(tmp_path: Path) -> None:
+    tensors = {"large": np.zeros((4000, 500), np.float32), "layers.0.bias": np.zeros(8, np.float32)}
+    for name, bias in (("a", 0.0), ("b", 1e-3)):
+        write_model(tmp_path / name)
+        save_file({**tensors, "layers.0.bias": tensors["layers.0.bias"] + bias}, tmp_path / name / "model.safetensors")
+    assert not describe_model(tmp_path / "a", "node").is_at(tmp_path / "b", with_weights=True)
 
 
 @pytest.mark.parametrize("name", ["config.json", "tokenizer.json"])

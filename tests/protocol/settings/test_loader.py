@@ -253,12 +253,32 @@ def test_url_may_have_a_query_without_a_secret() -> None:
     assert str(settings.retriever.url) == "http://host/retrieve?topk=3&monkey=1&index=auth"
 
 
-@pytest.mark.parametrize("line", ["run: {max_steps: yes}", "learner: {lr: on}", "eval: {every_steps: false}"])
+@pytest.mark.parametrize(
+    "line",
+    [
+        "run: {max_steps: yes}",
+        "learner: {lr: on}",
+        "eval: {every_steps: false}",
+        "weights: {probe_tolerance: yes}",  # it would be a nat, with which nothing is noticed
+        "placement: {ranks: {nodes: true}}",
+        "placement: {servers: {resources: {h100: yes}}}",
+        "learner: {zero_stage: on}",
+        "critic: {zero_stage: on}",
+        "learner: {betas: [0.9, yes]}",
+        "sampling: {logit_bias: {7: yes}}",
+    ],
+)
 def test_truth_value_is_no_number(tmp_path: Path, line: str) -> None:
     config = tmp_path / "my.yaml"
     config.write_text(line)
     with pytest.raises(SettingsError, match="expected a number; YAML reads yes, no, on, off"):
         load_settings(config, [])
+
+
+def test_truth_value_stays_one_where_the_setting_takes_it() -> None:
+    given = {"weights": {"second_copy": True, "probe": False}, "rollout": {"engine_args": {"enforce_eager": True}}}
+    settings = Settings.model_validate(given)
+    assert (settings.weights.second_copy, settings.rollout.engine_args) == (True, {"enforce_eager": True})
 
 
 def test_setting_written_as_one_key_in_a_file_is_told_where_it_stands(tmp_path: Path) -> None:

@@ -6,8 +6,11 @@ import pytest
 
 from learner.disk.model_size import ModelSize
 from learner.run.placement.node import Node
+from learner.run.plan import node_rows
 from learner.run.rank_memory import Sizes
 from learner.run.topology import Topology, plan_topology
+from protocol.errors import SettingsError
+from protocol.settings.roles.placement import ServerPlacement
 from protocol.settings.settings import Settings
 
 
@@ -104,3 +107,22 @@ def test_without_gpus_ranks_are_on_the_head_and_servers_over_all_nodes() -> None
 def test_without_a_known_cluster_nothing_has_a_place(backend: str) -> None:
     plan = plan_topology(Settings.model_validate({"weights": {"backend": backend}}), Sizes(ModelSize(1000)), None)
     assert (plan.ranks.places, plan.servers.places, plan.nodes) == ((), (), ())
+
+
+def test_gpus_that_servers_share_are_counted_as_they_are_taken() -> None:
+    shared = {
+        "rollout": {"num_servers": 5, "engine_args": {"gpu_memory_utilization": 0.4}},
+        "weights": {"backend": "gloo"},
+        "placement": {"servers": {"gpus": 0.4}},
+    }
+    settings = Settings.model_validate(shared)
+    plan = plan_topology(settings, Sizes(ModelSize(1000)), nodes(4))
+    assert [row[1] for row in node_rows(plan)] == ["4 of 4"]  # a rank, and three GPUs of two servers each
+    with pytest.raises(SettingsError, match="need 4 GPUs; the cluster has 3"):
+        plan_topology(settings, Sizes(ModelSize(1000)), nodes(3))
+
+
+@pytest.mark.parametrize(("given", "counted"), [(1 / 3, 0.3333), (0.3, 0.3), (0.29, 0.29), (0.0001, 0.0001)])
+def test_share_of_a_gpu_is_what_ray_will_say_that_a_server_has(given: float, counted: float) -> None:
+    # Else a warm server would never be found to stand in its place.
+    assert ServerPlacement(gpus=given, resources={"h100": given}).gpus == counted

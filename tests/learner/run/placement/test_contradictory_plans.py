@@ -97,7 +97,23 @@ _PLANS = [
         backend="gloo",
         engine_args={"gpu_memory_utilization": 0.9},
     ),
+    Wrong(
+        {"servers": {"gpus": 0.5}},
+        "placement.servers.gpus = 0.5, and an engine takes 0.4 GiB of its GPU's memory. Set "
+        "rollout.engine_args.gpu_memory_utilization to 0.5 or less.",
+        tensor_parallel_size=1,
+        backend="gloo",
+        engine_args={"gpu_memory_utilization": "0.4 GiB"},
+    ),
     Wrong({"servers": {"gpus": 1.5}}, "Input should be less than or equal to 1"),
+    Wrong(
+        {"servers": {"gpus": 0.00005}},
+        "5e-05 is less than 0.0001, the smallest part that Ray counts. Give more.",
+    ),
+    Wrong(
+        {"ranks": {"resources": {"h100": 0.00005}}},
+        "5e-05 is less than 0.0001, the smallest part that Ray counts. Give more.",
+    ),
     Wrong(
         {"ranks": {"gpus": 0.5}},
         "gpus = 0.5: a learner rank has one whole GPU, since NCCL takes each GPU once. Remove it; for less memory on "
