@@ -18,7 +18,7 @@ from pydantic import BaseModel, ValidationError
 
 from protocol.errors import NeighbourError, SettingsError
 from protocol.settings.run_spec import EngineRequest, RunSpec
-from protocol.weights.controls import WeightControls
+from protocol.weights.controls import Attempt, WeightControls, learner_name
 from rollout.attachment import Attachment, KeptOutbox, begin_attachment
 from rollout.engine.engine import Engine
 from rollout.engine.local_model import local_model
@@ -26,6 +26,7 @@ from rollout.engine.version_gate import VersionGate
 from rollout.episodes.sample import Generator
 from rollout.neighbours.node import FindNode, this_node
 from rollout.neighbours.services import Services
+from rollout.newest_attempt import NewestAttempt
 
 M = TypeVar("M", bound=BaseModel)
 _log = logging.getLogger(__name__)
@@ -76,6 +77,7 @@ class RolloutServer:
         self._find_node = find_node
         self._end_process = end_process
         self._gate = VersionGate()
+        self._newest = NewestAttempt(name)
         self._is_unserved = False  # weights were committed that the learner has not found right yet
         self._changing = asyncio.Lock()
         self._engine: ServedEngine | None = None
@@ -132,6 +134,7 @@ class RolloutServer:
                 await services.close()
                 raise
             finished = await self._end_attachment()
+            await self._newest.expect(learner_name(spec.run_id, spec.incarnation))
             self._gate.forget()
             engine.forget_weights()
             self._is_unserved = False
@@ -158,58 +161,77 @@ class RolloutServer:
     async def ping(self) -> None:
         """Return at once: a learner that waits for something else here asks whether anyone is there."""
 
-    async def join_weights(self, init: dict[str, Any], timeout_s: float) -> None:
+    async def join_weights(self, attempt: Attempt, init: dict[str, Any], timeout_s: float) -> None:
         """Join the learner's weight group; generation goes on."""
+        await self._newest.begin(attempt, lambda: self._join_weights(init, timeout_s))
+
+    async def prepare(self, attempt: Attempt, update: dict[str, Any]) -> None:
+        """Get ready for a push's buckets; new turns are held back where generation stops for them."""
+        await self._newest.begin(attempt, lambda: self._prepare(update))
+
+    async def receive(self, attempt: Attempt) -> None:
+        """Return when the last bucket has come."""
+        await self._newest.go_on(attempt, lambda: self._running_engine().receive())
+
+    async def commit(self, attempt: Attempt, version: int, digest: str) -> float:
+        """Make what was received policy version `version` and go on with what is in flight.
+
+        No turn begins, and none that has tokens of it ends, before `serve`. Returns the seconds for which nothing was
+        generated. Raises: NeighbourError when the digest is another.
+        """
+        return await self._newest.go_on(attempt, lambda: self._commit(version, digest))
+
+    async def serve(self, attempt: Attempt, version: int) -> None:
+        """Use the committed version from now on, and ask for leases at once. Raises: NeighbourError."""
+        await self._newest.go_on(attempt, lambda: self._serve(version))
+
+    async def probe(self, attempt: Attempt, tokens: list[int]) -> list[float]:
+        """Return the logprobs of tokens[1:] under the version held, natural log at temperature 1."""
+        return await self._newest.go_on(attempt, lambda: self._running_engine().probe(tokens))
+
+    async def leave(self, attempt: Attempt) -> None:
+        """Leave the weight group; with intact weights, generation goes on."""
+        await self._newest.go_on(attempt, self._leave)
+
+    # -- inside -------------------------------------------------------------------------------------------------------
+
+    async def _join_weights(self, init: dict[str, Any], timeout_s: float) -> None:
         self._disown_unserved()
         await self._running_engine().join_weights(init, timeout_s)
 
-    async def prepare(self, update: dict[str, Any]) -> None:
-        """Get ready for a push's buckets; new turns are held back where generation stops for them."""
+    async def _prepare(self, update: dict[str, Any]) -> None:
         engine = self._running_engine()
         self._disown_unserved()
         if not engine.generates_while_receiving:
             self._gate.close()
         await engine.prepare(update)
 
-    async def receive(self) -> None:
-        """Return when the last bucket has come."""
-        await self._running_engine().receive()
-
-    async def commit(self, version: int, digest: str) -> float:
-        """Make what was received policy version `version` and go on with what is in flight.
-
-        No turn begins, and none that has tokens of it ends, before `serve`. Returns the seconds for which nothing was
-        generated. Raises: NeighbourError when the digest is another.
-        """
+    async def _commit(self, version: int, digest: str) -> float:
         engine, served = self._running_engine(), self._gate.version
         if served is not None and version < served:
             raise NeighbourError(self.name, f"cannot commit version {version}: it has served version {served}")
         self._gate.close(version)
-        pause_s = await engine.commit(version, digest)
+        try:
+            pause_s = await engine.commit(version, digest)
+        except asyncio.CancelledError:
+            self._is_unserved = True  # the engine may have loaded them all the same
+            raise
         self._is_unserved = True
         return pause_s
 
-    async def serve(self, version: int) -> None:
-        """Use the committed version from now on, and ask for leases at once. Raises: NeighbourError."""
+    async def _serve(self, version: int) -> None:
         held = self._running_engine().policy_version
         if held != version:
             raise NeighbourError(self.name, f"cannot serve version {version}: it holds {held}")
         self._is_unserved = False
         self._reopen()
 
-    async def probe(self, tokens: list[int]) -> list[float]:
-        """Return the logprobs of tokens[1:] under the version held, natural log at temperature 1."""
-        return await self._running_engine().probe(tokens)
-
-    async def leave(self) -> None:
-        """Leave the weight group; with intact weights, generation goes on."""
+    async def _leave(self) -> None:
         engine = self._running_engine()
         self._disown_unserved()
         await engine.leave()
         if engine.policy_version is not None:
             self._reopen()
-
-    # -- inside -------------------------------------------------------------------------------------------------------
 
     def _running_engine(self) -> ServedEngine:
         if self._engine is None:

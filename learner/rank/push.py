@@ -17,9 +17,15 @@ class RankPusher:
     """`servers` is empty on every rank but 0. A push blocks at most weights.deadline_s in each of its states."""
 
     def __init__(
-        self, policy: PolicyEngine, settings: Settings, servers: Sequence[ServerControls], address: str, backend: str
+        self,
+        policy: PolicyEngine,
+        settings: Settings,
+        servers: Sequence[ServerControls],
+        address: str,
+        backend: str,
+        learner: str = "",
     ) -> None:
-        """address: of this node, where the servers meet rank 0."""
+        """address: of this node, where the servers meet rank 0. learner: as `WeightPusher` has it."""
         weights = settings.weights
         self._policy = policy
         self._probe = Probe(policy, settings)
@@ -35,6 +41,7 @@ class RankPusher:
                 backend=backend,
                 deadline_s=weights.deadline_s,
                 workers_per_server=settings.rollout.tensor_parallel_size,
+                learner=learner,
             )
             if servers
             else None

@@ -26,7 +26,7 @@ from learner.rank.push import RankPusher
 from learner.rank.start import Models, World
 from protocol.node.home import load_keys
 from protocol.settings.settings import Settings
-from protocol.weights.controls import ServerControls
+from protocol.weights.controls import ServerControls, learner_name
 from protocol.wire.channel import DealerChannel
 from protocol.wire.messages import Batch
 from protocol.wire.trajectory import Trajectory
@@ -149,7 +149,8 @@ def train(
     channel = DealerChannel(run.coordinator_address, f"rank-{rank}", keys.peer, keys.coordinator.public)
     coordinator = CoordinatorClient(channel, run.run_id, run.incarnation)
     servers = [reach_server(name) for name in run.servers] if rank == 0 else []
-    pusher = RankPusher(models.roles.policy, settings, servers, world.place.host, run.weights_backend)
+    learner = learner_name(run.run_id, run.incarnation)
+    pusher = RankPusher(models.roles.policy, settings, servers, world.place.host, run.weights_backend, learner)
     proving, prover = None, ProofProcess()
     if settings.learner.prove_checkpoints:
         witness = Witness(models.roles, folder.name, settings, models.told)

@@ -10,7 +10,7 @@ from __future__ import annotations
 import asyncio
 import threading
 import time
-from collections.abc import Callable, Coroutine, Mapping, Sequence
+from collections.abc import Callable, Coroutine, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -19,7 +19,7 @@ from learner.weights.rendezvous import Rendezvous
 from protocol.errors import NeighbourError
 from protocol.failpoints import failpoint
 from protocol.one_line import first_line
-from protocol.weights.controls import ServerControls
+from protocol.weights.controls import Attempt, ServerControls
 from protocol.weights.group import PEER_LOST, BroadcastGroup
 
 if TYPE_CHECKING:
@@ -45,15 +45,21 @@ class WeightLink:
         deadline_s: float,
         silence_s: float,
         meet: Callable[[int], Rendezvous],
+        attempts: Iterator[Attempt],
         failure: str | None = None,
     ) -> None:
-        """deadline_s: limit of each state. silence_s: limit without an answer to a ping. meet: by number of servers."""
+        """deadline_s: limit of each state. silence_s: limit without an answer to a ping. meet: by number of servers.
+
+        attempts: each newer than all before, of this link and of others.
+        """
         self.servers = list(servers)
         self.failure = failure
         self.lost: set[str] = set()
         self._deadline_s = deadline_s
         self._silence_s = silence_s
         self._meet = meet
+        self._attempts = attempts
+        self.attempt = next(attempts)  # the newest to join or to push
         self._group: BroadcastGroup | None = None
         self._thread: ThreadPoolExecutor | None = None
         self._joining: asyncio.Task[None] | None = None
@@ -119,7 +125,7 @@ class WeightLink:
     async def leave(self) -> None:
         """Tell the servers that the learner goes, and drop the group; a server that does not listen is left alone."""
         if self.is_joined:
-            await asyncio.gather(*map(_leave, self.servers), return_exceptions=True)
+            await asyncio.gather(*(_leave(server, self.attempt) for server in self.servers), return_exceptions=True)
         self.drop("the learner left")
 
     def drop(self, reason: str) -> None:
@@ -136,9 +142,10 @@ class WeightLink:
     async def _met(self, thread: ThreadPoolExecutor) -> BroadcastGroup:
         meeting = self._meet(len(self.servers))
         inits = {server.name: meeting.init(place) for place, server in enumerate(self.servers)}
+        self.attempt = attempt = next(self._attempts)
         limit_s = self._deadline_s
         calls = asyncio.ensure_future(
-            self._each("join", lambda server: server.join_weights(inits[server.name], limit_s), limit_s)
+            self._each("join", lambda server: server.join_weights(attempt, inits[server.name], limit_s), limit_s)
         )
         try:
             met = asyncio.get_running_loop().run_in_executor(thread, meeting.join)
@@ -151,17 +158,18 @@ class WeightLink:
 
     async def _pass_on(self, version: int, update: dict[str, Any], feed: Feed) -> float:
         pauses_s: list[float] = []
+        self.attempt = attempt = next(self._attempts)
 
         async def commit(server: ServerControls) -> None:
-            pauses_s.append(await server.commit(version, digest))
+            pauses_s.append(await server.commit(attempt, version, digest))
 
         receiving: asyncio.Future[None] | None = None
         try:
             # Ended before the first broadcast begins: over NCCL one that waits for a server that is gone never ends.
-            await self._each("prepare", lambda server: server.prepare(update), self._deadline_s)
+            await self._each("prepare", lambda server: server.prepare(attempt, update), self._deadline_s)
             failpoint("weight_push.after_prepare")
             # No deadline of its own: it lasts as long as the learner gathers. Each bucket and the end have one.
-            receiving = asyncio.ensure_future(self._each("receive", lambda server: server.receive(), None))
+            receiving = asyncio.ensure_future(self._each("receive", lambda server: server.receive(attempt), None))
             digest = await self._broadcast_all(feed, receiving)
             failpoint("weight_push.after_receive")
             await self._each("commit", commit, self._deadline_s)
@@ -268,6 +276,6 @@ class Feed:
         self.items.put_nowait(item)
 
 
-async def _leave(server: ServerControls) -> None:
+async def _leave(server: ServerControls, attempt: Attempt) -> None:
     async with asyncio.timeout(_LEAVE_S):
-        await server.leave()
+        await server.leave(attempt)

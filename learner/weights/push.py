@@ -10,9 +10,6 @@ One push, in order; each state is a call to every server of a link (`learner.wei
 5. verify    the learner's and each server's logprobs of a fixed text are compared (`learner.rank.probe`); only a server
              that computes the same begins and ends turns with the version
 
-Over gloo a server generates until 4, beside a second copy of the weights. Over NCCL there is no room for one: it stands
-still from 2 on, and holds no version until 4.
-
 Limits: each state, each bucket and each attempt to join has `weights.deadline_s`. Beside them all runs a second one: a
 server that answers no ping for 8 s is out of reach, whatever state it is in (`learner.weights.presence`).
 
@@ -26,6 +23,7 @@ link that are not to blame meet anew without the one that is, which joins alone 
 from __future__ import annotations
 
 import asyncio
+import itertools
 import logging
 import threading
 import time
@@ -72,7 +70,8 @@ class WeightPusher:
     address: this machine's; the group's store listens there and nowhere else. backend: "gloo" or "nccl".
     deadline_s: longest wait for any one state of a push. silence_s: longest time without an answer to a ping.
     workers_per_server: the servers' tensor-parallel size. shares_group: whether all servers are in one broadcast group,
-    without those that failed; as the backend has it, unless told.
+    without those that failed; as the backend has it, unless told. learner: its name, by
+    `controls.learner_name`, where the servers serve its run.
     """
 
     def __init__(
@@ -84,6 +83,7 @@ class WeightPusher:
         workers_per_server: int = 1,
         silence_s: float = SILENCE_S,
         shares_group: bool | None = None,
+        learner: str = "",
     ) -> None:
         self._address = address
         self._backend = backend
@@ -91,6 +91,7 @@ class WeightPusher:
         self._silence_s = silence_s
         self._workers_per_server = workers_per_server
         self._shares_group = backend != "gloo" if shares_group is None else shares_group
+        self._attempts = zip(itertools.repeat(learner), itertools.count(1))
         self._links: list[WeightLink] = []
         self._synced: set[str] = set()
         self._absent: frozenset[str] = frozenset()
@@ -175,7 +176,7 @@ class WeightPusher:
         self._loop.close()
 
     def _link(self, servers: Sequence[ServerControls], failure: str | None = None) -> WeightLink:
-        return WeightLink(servers, self._deadline_s, self._silence_s, self._rendezvous, failure)
+        return WeightLink(servers, self._deadline_s, self._silence_s, self._rendezvous, self._attempts, failure)
 
     def _rendezvous(self, num_servers: int) -> Rendezvous:
         workers = self._workers_per_server
@@ -209,8 +210,9 @@ class WeightPusher:
         self._rejoin_failed()
 
     async def _verified(self, version: int, tokens: list[int], judge: Judge) -> Faults:
-        servers = [server for link in self._links for server in link.servers if server.name in self._synced]
-        faults = await verify(servers, version, tokens, judge, self._deadline_s, self._silence_s)
+        asked = [(server, link.attempt) for link in self._links for server in link.servers]
+        synced = [(server, attempt) for server, attempt in asked if server.name in self._synced]
+        faults = await verify(synced, version, tokens, judge, self._deadline_s, self._silence_s)
         self._synced -= faults.keys()
         for link in self._links:
             if wrong := faults.keys() & set(link.names):

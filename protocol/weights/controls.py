@@ -1,4 +1,4 @@
-"""The verbs by which a learner changes a rollout server's weights: an engine has them, a server, and its handle."""
+"""The verbs by which a learner changes weights: an engine's, and a rollout server's, which say whose call it is."""
 
 from typing import Any, Protocol
 
@@ -37,17 +37,55 @@ class WeightControls(Protocol):
         ...
 
 
-class ServerControls(WeightControls, Protocol):
-    """The weight controls of one rollout server, as a push calls them."""
+Attempt = tuple[str, int]
+"""(the learner, by `learner_name`; its attempt to join or to push that a call belongs to, by a number that grows)"""
+
+
+def learner_name(run_id: str, incarnation: int) -> str:
+    """Return how servers tell one start of a run from every other."""
+    return f"{run_id}/{incarnation}"
+
+
+class ServerControls(Protocol):
+    """The weight controls of one rollout server, as a push calls them.
+
+    A call that the learner gives up is not taken back: it may come, or go on, when the next attempt has begun. So each
+    call names its attempt. `join_weights` and `prepare` begin one, and end what runs of earlier ones; every call of
+    another attempt than the newest, or of another learner than the attached run's, is refused.
+    """
 
     @property
     def name(self) -> str: ...
 
-    async def serve(self, version: int) -> None:
+    async def join_weights(self, attempt: Attempt, init: dict[str, Any], timeout_s: float) -> None:
+        """As `WeightControls.join_weights`."""
+        ...
+
+    async def prepare(self, attempt: Attempt, update: dict[str, Any]) -> None:
+        """As `WeightControls.prepare`."""
+        ...
+
+    async def receive(self, attempt: Attempt) -> None:
+        """As `WeightControls.receive`."""
+        ...
+
+    async def commit(self, attempt: Attempt, version: int, digest: str) -> float:
+        """As `WeightControls.commit`."""
+        ...
+
+    async def probe(self, attempt: Attempt, tokens: list[int]) -> list[float]:
+        """As `WeightControls.probe`."""
+        ...
+
+    async def serve(self, attempt: Attempt, version: int) -> None:
         """Use the committed version from now on: what it computes is what the learner computes.
 
         Until then no turn begins, and none that has tokens of it ends. Raises when another version is held.
         """
+        ...
+
+    async def leave(self, attempt: Attempt) -> None:
+        """As `WeightControls.leave`."""
         ...
 
     async def ping(self) -> None:

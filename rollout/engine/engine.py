@@ -224,8 +224,8 @@ class Engine:
         Returns when the current engine step has ended (one step: milliseconds). vLLM's own `pause_generation` adds a
         fixed sleep of 20 ms after the same call, which its comment says is not needed for correctness.
         """
+        self._paused_at = self._paused_at or perf_counter()  # also if this call is given up: it may pause all the same
         await self._call(self._llm.engine_core.pause_scheduler_async(mode="keep", clear_cache=False))
-        self._paused_at = self._paused_at or perf_counter()
 
     async def _resume(self) -> None:
         await self._call(self._llm.resume_generation())

@@ -16,6 +16,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+from protocol.weights.controls import Attempt
 from protocol.weights.group import GlooGroup, reach_store
 from tests.benchmarks.push_load import EndlessRequests
 from tests.chaos.rig.control_line import ControlLine, serve_controls
@@ -58,13 +59,17 @@ class MeasuredServer:
         self._requests: EndlessRequests | None = None
 
     def __getattr__(self, verb: str) -> Any:
-        """The weight controls are the engine's own."""
-        return getattr(self._engine, verb)
+        """The weight controls are the engine's own, which does not ask whose call it is."""
+
+        async def call(attempt: Attempt, *arguments: Any) -> Any:
+            return await getattr(self._engine, verb)(*arguments)
+
+        return call
 
     async def ping(self) -> None:
         pass
 
-    async def serve(self, version: int) -> None:
+    async def serve(self, attempt: Attempt, version: int) -> None:
         """An engine alone serves what was committed."""
 
     async def take_plainly(self, init: dict[str, Any], sizes: Sequence[int]) -> None:

@@ -1,13 +1,11 @@
 """A rollout server's weight controls, straight onto it or its `Engine` in this process, as Ray calls in a cluster."""
 
 import asyncio
-from collections.abc import Coroutine
-from typing import Any, TypeVar
+from typing import Any
 
+from protocol.weights.controls import Attempt
 from rollout.engine.engine import Engine
 from rollout.server import RolloutServer
-
-T = TypeVar("T")
 
 
 class InProcessServer:
@@ -21,27 +19,30 @@ class InProcessServer:
     async def ping(self) -> None:
         pass
 
-    async def join_weights(self, init: dict[str, Any], timeout_s: float) -> None:
-        await self._there(self._engine.join_weights(init, timeout_s))
+    async def join_weights(self, attempt: Attempt, init: dict[str, Any], timeout_s: float) -> None:
+        await self._call("join_weights", attempt, init, timeout_s)
 
-    async def prepare(self, update: dict[str, Any]) -> None:
-        await self._there(self._engine.prepare(update))
+    async def prepare(self, attempt: Attempt, update: dict[str, Any]) -> None:
+        await self._call("prepare", attempt, update)
 
-    async def receive(self) -> None:
-        await self._there(self._engine.receive())
+    async def receive(self, attempt: Attempt) -> None:
+        await self._call("receive", attempt)
 
-    async def commit(self, version: int, digest: str) -> float:
-        return await self._there(self._engine.commit(version, digest))
+    async def commit(self, attempt: Attempt, version: int, digest: str) -> float:
+        return float(await self._call("commit", attempt, version, digest))
 
-    async def probe(self, tokens: list[int]) -> list[float]:
-        return await self._there(self._engine.probe(tokens))
+    async def probe(self, attempt: Attempt, tokens: list[int]) -> list[float]:
+        return list(await self._call("probe", attempt, tokens))
 
-    async def serve(self, version: int) -> None:
+    async def serve(self, attempt: Attempt, version: int) -> None:
         if isinstance(self._engine, RolloutServer):  # an engine alone serves what was committed
-            await self._there(self._engine.serve(version))
+            await self._call("serve", attempt, version)
 
-    async def leave(self) -> None:
-        await self._there(self._engine.leave())
+    async def leave(self, attempt: Attempt) -> None:
+        await self._call("leave", attempt)
 
-    async def _there(self, call: Coroutine[Any, Any, T]) -> T:
+    async def _call(self, verb: str, attempt: Attempt, *arguments: Any) -> Any:
+        """Call the server's verb, or the engine's, which does not ask whose call it is."""
+        told = (attempt, *arguments) if isinstance(self._engine, RolloutServer) else arguments
+        call = getattr(self._engine, verb)(*told)
         return await asyncio.wrap_future(asyncio.run_coroutine_threadsafe(call, self._loop))

@@ -16,6 +16,7 @@ from vllm.distributed.utils import StatelessProcessGroup
 
 from learner.weights.push import WeightPusher
 from protocol.errors import NeighbourError
+from protocol.weights.controls import Attempt
 from protocol.weights.group import meet_as_first
 from rollout.engine.engine import Engine, Sampling
 from tests.fakes.in_process_server import InProcessServer
@@ -148,8 +149,8 @@ async def test_push_that_the_learner_breaks_off_leaves_the_earlier_weights_in_us
 
 async def test_commit_for_a_run_that_was_replaced_is_refused(pair: Pair) -> None:
     class ReplacedServer(InProcessServer):
-        async def receive(self) -> None:
-            await super().receive()
+        async def receive(self, attempt: Attempt) -> None:
+            await super().receive(attempt)
             self._engine.forget_weights()
 
     pusher = WeightPusher([ReplacedServer("replaced", pair.engine)], "127.0.0.1", "gloo", deadline_s=20.0)
@@ -204,8 +205,8 @@ async def test_probe_gives_the_learners_logprobs_of_fixed_tokens(pair: Pair) -> 
 
 async def test_a_wrong_digest_is_refused_and_nothing_is_served_until_the_next_push(pair: Pair) -> None:
     class LyingServer(InProcessServer):
-        async def commit(self, version: int, digest: str) -> float:
-            return await super().commit(version, "0" * 64)
+        async def commit(self, attempt: Attempt, version: int, digest: str) -> float:
+            return await super().commit(attempt, version, "0" * 64)
 
     liar = LyingServer("liar", pair.engine)
     pair.step()

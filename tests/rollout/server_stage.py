@@ -1,8 +1,10 @@
 """A rollout server on a stage: a scripted engine and coordinator, and services over HTTP that answer by script."""
 
+import itertools
 from typing import Any
 
 from protocol.settings.run_spec import EngineRequest
+from protocol.weights.controls import Attempt, learner_name
 from rollout.neighbours.node import Node
 from rollout.server import RolloutServer
 from tests.fakes.http_servers import Answer, ScriptedServer
@@ -49,8 +51,17 @@ class Stage:
         return {**spec.model_dump(mode="json"), **changes}
 
 
-async def push(server: RolloutServer, version: int) -> None:
-    await server.prepare({})
-    await server.receive()
-    await server.commit(version, "digest")
-    await server.serve(version)
+_numbers = itertools.count(1)
+
+
+def attempt(run: str = "run", incarnation: int = 1) -> Attempt:
+    """Return one that is newer than all before, of the learner of a stage's run."""
+    return learner_name(run, incarnation), next(_numbers)
+
+
+async def push(server: RolloutServer, version: int, by: Attempt | None = None) -> None:
+    by = by or attempt()
+    await server.prepare(by, {})
+    await server.receive(by)
+    await server.commit(by, version, "digest")
+    await server.serve(by, version)

@@ -15,7 +15,7 @@ from rollout.neighbours.node import Node
 from rollout.server import RolloutServer
 from tests.fakes.http_servers import Answer, free_address
 from tests.fakes.rollout_fakes import ScriptedEngine
-from tests.rollout.server_stage import ENGINE, KEYS, Stage, push
+from tests.rollout.server_stage import ENGINE, KEYS, Stage, attempt, push
 
 
 async def test_server_describes_itself(stage: Stage) -> None:
@@ -187,7 +187,7 @@ async def test_calls_before_start_say_so() -> None:
     server = RolloutServer("s0", ENGINE)
     assert (await server.describe())["is_started"] is False
     with pytest.raises(NeighbourError, match=r"^s0: its engine was not started$"):
-        await server.commit(1, "digest")
+        await server.prepare(attempt(), {})
 
 
 async def test_start_passes_on_why_the_engine_did_not_come_up(tmp_path: Path) -> None:

@@ -7,7 +7,7 @@ import pytest
 
 from protocol.errors import NeighbourError
 from protocol.wire import messages as m
-from tests.rollout.server_stage import Stage, push
+from tests.rollout.server_stage import Stage, attempt, push
 
 
 async def test_server_generates_nothing_for_a_run_before_a_push_was_committed(stage: Stage) -> None:
@@ -33,12 +33,12 @@ async def test_turns_are_generated_while_a_push_is_received(stage: Stage) -> Non
     await stage.server.attach(stage.run())
     await push(stage.server, 1)
     await stage.coordinator.welcome()
-    await stage.server.prepare({})
+    await stage.server.prepare(by := attempt(), {})
     stage.coordinator.lease("e0-a")
     assert (await stage.coordinator.next(m.TrajectoryDone)).facts.oldest_version == 1
-    await stage.server.receive()
-    assert await stage.server.commit(2, "digest") == 0.125
-    await stage.server.serve(2)
+    await stage.server.receive(by)
+    assert await stage.server.commit(by, 2, "digest") == 0.125
+    await stage.server.serve(by, 2)
     stage.coordinator.lease("e0-b")
     assert (await stage.coordinator.next(m.TrajectoryDone)).facts.oldest_version == 2
 
@@ -48,13 +48,13 @@ async def test_new_turns_wait_for_the_commit_where_generation_stops_for_a_push(s
     await stage.server.attach(stage.run())
     await push(stage.server, 1)
     await stage.coordinator.welcome()
-    await stage.server.prepare({})
+    await stage.server.prepare(by := attempt(), {})
     stage.coordinator.lease("e0-a")
     await asyncio.sleep(0.1)
     assert stage.engine.requests == []
-    await stage.server.receive()
-    await stage.server.commit(2, "digest")
-    await stage.server.serve(2)
+    await stage.server.receive(by)
+    await stage.server.commit(by, 2, "digest")
+    await stage.server.serve(by, 2)
     assert (await stage.coordinator.next(m.TrajectoryDone)).facts.oldest_version == 2
 
 
@@ -62,10 +62,10 @@ async def test_new_turns_wait_after_a_refused_commit_for_a_good_one(stage: Stage
     await stage.server.attach(stage.run())
     await push(stage.server, 1)
     await stage.coordinator.welcome()
-    await stage.server.prepare({})
-    await stage.server.receive()
+    await stage.server.prepare(by := attempt(), {})
+    await stage.server.receive(by)
     with pytest.raises(NeighbourError, match="weight digest differs"):
-        await stage.server.commit(2, "wrong")
+        await stage.server.commit(by, 2, "wrong")
     stage.coordinator.lease("e0-a")
     await asyncio.sleep(0.1)
     assert stage.engine.requests == []
@@ -76,9 +76,9 @@ async def test_new_turns_wait_after_a_refused_commit_for_a_good_one(stage: Stage
 async def test_leave_after_a_broken_push_does_not_reopen(stage: Stage) -> None:
     stage.engine.generates_while_receiving = False
     await stage.server.attach(stage.run())
-    await stage.server.prepare({})
-    await stage.server.receive()
-    await stage.server.leave()
+    await stage.server.prepare(by := attempt(), {})
+    await stage.server.receive(by)
+    await stage.server.leave(by)
     await stage.coordinator.welcome()
     stage.coordinator.lease("e0-a")
     await asyncio.sleep(0.1)
@@ -86,11 +86,12 @@ async def test_leave_after_a_broken_push_does_not_reopen(stage: Stage) -> None:
 
 
 async def test_probe_needs_verified_weights(stage: Stage) -> None:
-    assert await stage.server.probe([1, 2, 3]) == [-7.0, -7.0]
+    await stage.server.join_weights(by := attempt(), {}, 1.0)
+    assert await stage.server.probe(by, [1, 2, 3]) == [-7.0, -7.0]
     stage.engine.generates_while_receiving = False
-    await stage.server.prepare({})
+    await stage.server.prepare(by := attempt(), {})
     with pytest.raises(NeighbourError, match=r"^engine: holds no verified weights to probe$"):
-        await stage.server.probe([1, 2, 3])
+        await stage.server.probe(by, [1, 2, 3])
 
 
 async def test_run_that_takes_the_place_of_another_waits_for_its_own_push(stage: Stage) -> None:
@@ -120,16 +121,16 @@ async def test_committed_version_is_told_and_written_with_only_once_it_is_served
     await stage.coordinator.welcome()
     while (await stage.coordinator.next(m.Demand)).policy_version != 1:
         pass
-    await stage.server.prepare({})
-    await stage.server.receive()
-    await stage.server.commit(2, "digest")
+    await stage.server.prepare(by := attempt(), {})
+    await stage.server.receive(by)
+    await stage.server.commit(by, 2, "digest")
     while (demand := await stage.coordinator.next(m.Demand)).policy_version is not None:
         pass
     stage.coordinator.lease("e0-a")
     await asyncio.sleep(0.1)
     asked = list(stage.engine.requests)
-    assert await stage.server.probe([1, 2, 3]) == [-2.0, -2.0]
-    await stage.server.serve(2)
+    assert await stage.server.probe(by, [1, 2, 3]) == [-2.0, -2.0]
+    await stage.server.serve(by, 2)
 
     assert (demand.num_groups, asked) == (0, [])
     assert (await stage.coordinator.next(m.TrajectoryDone)).facts.oldest_version == 2
@@ -145,18 +146,19 @@ async def test_what_weights_wrote_that_nobody_served_is_given_up(stage: Stage, n
     async with asyncio.timeout(20.0):
         while not stage.engine.requests:
             await asyncio.sleep(0.01)
-    await stage.server.prepare({})
-    await stage.server.receive()
-    await stage.server.commit(2, "digest")
+    await stage.server.prepare(by := attempt(), {})
+    await stage.server.receive(by)
+    await stage.server.commit(by, 2, "digest")
+    by = by if next_call == "leave" else attempt()
     arguments: dict[str, tuple[Any, ...]] = {"join_weights": ({}, 1.0), "prepare": ({},)}
-    await getattr(stage.server, next_call)(*arguments.get(next_call, ()))
+    await getattr(stage.server, next_call)(by, *arguments.get(next_call, ()))
 
     failed = await stage.coordinator.next(m.SampleFailed)
     assert failed.boundary == "engine"
     assert "was given up: its weights were found to be other than the learner's" in failed.detail
     assert stage.engine.calls.count("forget_weights") == 2  # once when the run was attached
     with pytest.raises(NeighbourError, match=r"^sluice-rollout-0: cannot serve version 2: it holds None$"):
-        await stage.server.serve(2)
+        await stage.server.serve(by, 2)
 
 
 async def test_version_older_than_one_that_was_served_is_refused_and_the_newer_one_stays_in_use(stage: Stage) -> None:
@@ -170,4 +172,4 @@ async def test_version_older_than_one_that_was_served_is_refused_and_the_newer_o
 
     await push(stage.server, 5)  # the same once more: no server held it
     await stage.server.attach(stage.run(incarnation=2))  # that started from an older checkpoint
-    await push(stage.server, 1)
+    await push(stage.server, 1, by=attempt(incarnation=2))

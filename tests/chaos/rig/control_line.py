@@ -8,6 +8,8 @@ import json
 from collections.abc import Awaitable, Callable
 from typing import Any
 
+from protocol.weights.controls import Attempt
+
 _LIMIT = 1 << 20  # bytes of a line
 _Connection = tuple[asyncio.StreamReader, asyncio.StreamWriter]
 
@@ -23,28 +25,28 @@ class ControlLine:
     async def ping(self) -> None:
         await self._call("ping")
 
-    async def join_weights(self, init: dict[str, Any], timeout_s: float) -> None:
-        await self._call("join_weights", init, timeout_s)
+    async def join_weights(self, attempt: Attempt, init: dict[str, Any], timeout_s: float) -> None:
+        await self._call("join_weights", attempt, init, timeout_s)
 
-    async def prepare(self, update: dict[str, Any]) -> None:
-        await self._call("prepare", update)
+    async def prepare(self, attempt: Attempt, update: dict[str, Any]) -> None:
+        await self._call("prepare", attempt, update)
 
-    async def receive(self) -> None:
-        await self._call("receive")
+    async def receive(self, attempt: Attempt) -> None:
+        await self._call("receive", attempt)
 
-    async def commit(self, version: int, digest: str) -> float:
-        pause_s: float = await self._call("commit", version, digest)
+    async def commit(self, attempt: Attempt, version: int, digest: str) -> float:
+        pause_s: float = await self._call("commit", attempt, version, digest)
         return pause_s
 
-    async def probe(self, tokens: list[int]) -> list[float]:
-        logprobs: list[float] = await self._call("probe", tokens)
+    async def probe(self, attempt: Attempt, tokens: list[int]) -> list[float]:
+        logprobs: list[float] = await self._call("probe", attempt, tokens)
         return logprobs
 
-    async def serve(self, version: int) -> None:
-        await self._call("serve", version)
+    async def serve(self, attempt: Attempt, version: int) -> None:
+        await self._call("serve", attempt, version)
 
-    async def leave(self) -> None:
-        await self._call("leave")
+    async def leave(self, attempt: Attempt) -> None:
+        await self._call("leave", attempt)
 
     async def call(self, verb: str, *arguments: Any) -> Any:
         """Call anything else that the far end has. Raises: OSError, RuntimeError with what it raised."""

@@ -9,7 +9,7 @@ from typing import Any, Protocol, TypeVar
 
 from torch import Tensor
 
-from protocol.weights.controls import WeightControls
+from protocol.weights.controls import Attempt, WeightControls
 from protocol.weights.group import BroadcastGroup
 
 T = TypeVar("T")
@@ -50,10 +50,10 @@ class FaultyServer:
     async def ping(self) -> None:
         pass
 
-    async def join_weights(self, init: dict[str, Any], timeout_s: float) -> None:
+    async def join_weights(self, attempt: Attempt, init: dict[str, Any], timeout_s: float) -> None:
         await self._there(self._engine.join_weights(init, timeout_s))
 
-    async def prepare(self, update: dict[str, Any]) -> None:
+    async def prepare(self, attempt: Attempt, update: dict[str, Any]) -> None:
         if self.fault == "prepare_hangs":
             await asyncio.sleep(3600)
         if self.fault == "peer_leaves":
@@ -62,12 +62,12 @@ class FaultyServer:
             update = {**update, "names": update["names"][:-1]}
         await self._there(self._engine.prepare(update))
 
-    async def receive(self) -> None:
+    async def receive(self, attempt: Attempt) -> None:
         await self._there(self._engine.receive())
         if self.fault == "receive_is_lost":
             raise ConnectionError("the answer to the call to receive was lost")
 
-    async def commit(self, version: int, digest: str) -> float:
+    async def commit(self, attempt: Attempt, version: int, digest: str) -> float:
         if self.fault == "commit_lost":
             raise ConnectionError("the commit was lost")
         digest = "0" * 64 if self.fault == "wrong_digest" else digest
@@ -77,13 +77,13 @@ class FaultyServer:
             raise ConnectionError("the answer to the commit was lost")
         return pause_s
 
-    async def probe(self, tokens: list[int]) -> list[float]:
+    async def probe(self, attempt: Attempt, tokens: list[int]) -> list[float]:
         return []
 
-    async def serve(self, version: int) -> None:
+    async def serve(self, attempt: Attempt, version: int) -> None:
         pass
 
-    async def leave(self) -> None:
+    async def leave(self, attempt: Attempt) -> None:
         await self._there(self._engine.leave())
 
     async def _there(self, call: Coroutine[Any, Any, T]) -> T:

@@ -12,6 +12,7 @@ from learner.weights.push import WeightPusher
 from protocol.node.home import Keys
 from protocol.settings.run_spec import EngineRequest
 from protocol.settings.settings import Settings
+from protocol.weights.controls import learner_name
 from rollout.neighbours.node import Node
 from rollout.server import RolloutServer
 from tests.chaos.rig.control_line import ControlLine, serve_controls
@@ -47,6 +48,7 @@ def hosted_parts(hosts: TwoHosts, is_far: dict[str, bool]) -> Parts:
             hosts.near_address,
             "gloo",
             settings.weights.deadline_s,
+            learner=learner_name(start.run_id, coordinator[1]),
         )
         pipe.send(("ended", learner.train(pace.step_s)))
 

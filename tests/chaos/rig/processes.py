@@ -5,6 +5,7 @@ here; sockets, ledger, checkpoints, leases and accounts are the product's own.
 """
 
 import asyncio
+import itertools
 import json
 import os
 import time
@@ -32,6 +33,7 @@ from protocol.failpoints import VARIABLE
 from protocol.node.home import Keys
 from protocol.settings.run_spec import EngineRequest
 from protocol.settings.settings import Settings
+from protocol.weights.controls import Attempt, learner_name
 from protocol.wire.channel import DealerChannel
 from rollout.neighbours.node import Node
 from rollout.server import RolloutServer
@@ -100,15 +102,14 @@ async def obey(pipe: Connection, server: RolloutServer) -> None:
     """Start a server and do what the rig's end of the pipe says, until it is told to detach."""
     await server.start()
     loop = asyncio.get_running_loop()
+    learner, numbers = "", itertools.count(1)
     while True:
         verb, *rest = await loop.run_in_executor(None, pipe.recv)
         if verb == "attach":
             await server.attach(rest[0])
+            learner = learner_name(rest[0]["run_id"], rest[0]["incarnation"])
         elif verb == "push":
-            await server.prepare({})
-            await server.receive()
-            await server.commit(rest[0], "")
-            await server.serve(rest[0])
+            await _push(server, (learner, next(numbers)), rest[0])
         elif verb == "stall":
             _burn(rest[0])
         elif verb == "detach":
@@ -116,6 +117,13 @@ async def obey(pipe: Connection, server: RolloutServer) -> None:
             pipe.send(("detach",))
             return
         pipe.send((verb, rest[0]) if verb == "push" else (verb,))
+
+
+async def _push(server: RolloutServer, attempt: Attempt, version: int) -> None:
+    await server.prepare(attempt, {})
+    await server.receive(attempt)
+    await server.commit(attempt, version, "")
+    await server.serve(attempt, version)
 
 
 def _burn(seconds: float) -> None:

@@ -9,6 +9,7 @@ from typing import Any
 
 import torch
 
+from protocol.weights.controls import Attempt
 from protocol.weights.digest import WeightDigest
 from protocol.weights.group import GlooGroup, reach_store
 from protocol.weights.wire import bucket_num_bytes, read_update_message
@@ -29,33 +30,33 @@ class ReceivingServer:
     async def ping(self) -> None:
         pass
 
-    async def join_weights(self, init: dict[str, Any], timeout_s: float) -> None:
+    async def join_weights(self, attempt: Attempt, init: dict[str, Any], timeout_s: float) -> None:
         def meet() -> GlooGroup:
             store = reach_store(init["address"], init["port"], init["deadline_s"])
             return GlooGroup(store, init["key"], 1, init["world_size"], init["address"], init["deadline_s"])
 
         self._group = await self._there(meet)
 
-    async def prepare(self, update: dict[str, Any]) -> None:
+    async def prepare(self, attempt: Attempt, update: dict[str, Any]) -> None:
         self._update, self._received = update, None
 
-    async def receive(self) -> None:
+    async def receive(self, attempt: Attempt) -> None:
         self._received = await self._there(self._take, self._update)
 
-    async def commit(self, version: int, digest: str) -> float:
+    async def commit(self, attempt: Attempt, version: int, digest: str) -> float:
         self.version = self.digest = None
         if digest != self._received:
             raise ValueError(f"weight digest differs: sent {digest}, received {self._received}")
         self.version, self.digest = version, digest
         return 0.0
 
-    async def probe(self, tokens: list[int]) -> list[float]:
+    async def probe(self, attempt: Attempt, tokens: list[int]) -> list[float]:
         return [0.0] * (len(tokens) - 1)
 
-    async def serve(self, version: int) -> None:
+    async def serve(self, attempt: Attempt, version: int) -> None:
         pass
 
-    async def leave(self) -> None:
+    async def leave(self, attempt: Attempt) -> None:
         self._group = None
 
     def _take(self, update: dict[str, Any]) -> str:

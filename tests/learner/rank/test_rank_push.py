@@ -10,6 +10,7 @@ from learner.models.policy import PolicyEngine
 from learner.rank.push import RankPusher
 from protocol.errors import NeighbourError
 from protocol.settings.settings import Settings
+from protocol.weights.controls import Attempt
 from tests.fakes.planned_weights import planned
 from tests.learner.weights.fake_server import FakeServer
 
@@ -40,8 +41,8 @@ class Liar(FakeServer):
 
     lies = False
 
-    async def probe(self, tokens: list[int]) -> list[float]:
-        return [logprob + self.lies for logprob in await super().probe(tokens)]
+    async def probe(self, attempt: Attempt, tokens: list[int]) -> list[float]:
+        return [logprob + self.lies for logprob in await super().probe(attempt, tokens)]
 
 
 @pytest.fixture

@@ -12,8 +12,10 @@ from protocol.errors import NeighbourError
 from rollout.engine.generation import EngineStats, Generation, Sampling
 from tests.learner.weights.fake_server import FakeServer
 
+_ATTEMPT = ("", 0)  # its receiver does not ask whose call it is
 
-class PushedEngine(FakeServer):
+
+class PushedEngine:
     """Generation over a Hugging Face model, and the receiving half of the wire from `FakeServer`.
 
     write: (which turn of its conversation, from 0, a number to draw by) -> its text. Turns end at a stop string or at
@@ -21,7 +23,7 @@ class PushedEngine(FakeServer):
     """
 
     def __init__(self, model: Path, dtype: torch.dtype, write: Callable[[int, int], str]) -> None:
-        super().__init__("engine")
+        self._receiver = FakeServer("engine")
         self.is_alive = True
         self.generates_while_receiving = False
         self.tokenizer: Any = AutoTokenizer.from_pretrained(model)
@@ -32,7 +34,7 @@ class PushedEngine(FakeServer):
 
     @property
     def policy_version(self) -> int | None:
-        return self.version
+        return self._receiver.version
 
     @property
     def stats(self) -> EngineStats:
@@ -45,7 +47,7 @@ class PushedEngine(FakeServer):
         return str(self.tokenizer.decode(tokens, skip_special_tokens=False))
 
     async def generate(self, prompt_tokens: Sequence[int], sampling: Sampling, request_id: str) -> Generation:
-        if self.version is None:
+        if self._receiver.version is None:
             raise NeighbourError("engine", "serves nothing")
         key = request_id.rpartition("-")[0]  # GROUP/SAMPLE/ATTEMPT/TURN, the same whenever the sample is made again
         text = self._write(int(key.rpartition("/")[2]), zlib.crc32(key.encode()))
@@ -58,15 +60,27 @@ class PushedEngine(FakeServer):
         return Generation(
             tokens=tokens,
             logprobs=self._logprobs([*prompt_tokens, *tokens], sampling.temperature)[-len(tokens) :],
-            version_spans=((0, len(tokens), self.version),),
+            version_spans=((0, len(tokens), self._receiver.version),),
             finish_reason="length" if len(tokens) == sampling.max_tokens else "stop",
             stop_string=stop_string,
             text=self.decode(tokens),
         )
 
+    async def join_weights(self, init: dict[str, Any], timeout_s: float) -> None:
+        await self._receiver.join_weights(_ATTEMPT, init, timeout_s)
+
+    async def prepare(self, update: dict[str, Any]) -> None:
+        await self._receiver.prepare(_ATTEMPT, update)
+
+    async def receive(self) -> None:
+        await self._receiver.receive(_ATTEMPT)
+
+    async def leave(self) -> None:
+        await self._receiver.leave(_ATTEMPT)
+
     async def commit(self, version: int, digest: str) -> float:
-        pause_s = await super().commit(version, digest)
-        missing, unexpected = self._model.load_state_dict(self.weights, strict=False)
+        pause_s = await self._receiver.commit(_ATTEMPT, version, digest)
+        missing, unexpected = self._model.load_state_dict(self._receiver.weights, strict=False)
         assert unexpected == []
         assert set(missing) <= {"lm_head.weight"}, missing  # tied to the embeddings
         self.pushed[version] = zlib.crc32(b"".join(weight.numpy().tobytes() for weight in self._state()))
@@ -76,11 +90,11 @@ class PushedEngine(FakeServer):
         return self._logprobs(tokens, 1.0)
 
     def forget_weights(self) -> None:
-        self.version = None
+        self._receiver.version = None
 
     def shutdown(self) -> None:
         self.is_alive = False
-        self.release()
+        self._receiver.release()
 
     def _state(self) -> list[torch.Tensor]:
         return [weight.detach().contiguous().flatten().view(torch.uint8) for weight in self._model.parameters()]

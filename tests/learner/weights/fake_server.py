@@ -10,6 +10,7 @@ from typing import Any
 
 import torch
 
+from protocol.weights.controls import Attempt
 from protocol.weights.digest import WeightDigest
 from protocol.weights.group import PEER_LOST, GlooGroup, reach_store
 from protocol.weights.wire import bucket_num_bytes, bucket_views, read_update_message
@@ -43,6 +44,7 @@ class FakeServer:
         self.served: int | None = None
         self.weights: dict[str, torch.Tensor] = {}
         self.inits: list[dict[str, Any]] = []
+        self.attempts: list[Attempt] = []  # those to join
         self._workers = range(num_workers)
         self._groups: list[GlooGroup] = []
         self._digests: set[str] = set()
@@ -57,36 +59,37 @@ class FakeServer:
         if self.is_silent:
             await asyncio.sleep(3600)
 
-    async def join_weights(self, init: dict[str, Any], timeout_s: float) -> None:
+    async def join_weights(self, attempt: Attempt, init: dict[str, Any], timeout_s: float) -> None:
         await self._enter("join")
         self.inits.append(init)
+        self.attempts.append(attempt)
         self._groups = await self._there(self._join, init)
 
-    async def prepare(self, update: dict[str, Any]) -> None:
+    async def prepare(self, attempt: Attempt, update: dict[str, Any]) -> None:
         await self._enter("prepare")
         self._update = update
 
-    async def receive(self) -> None:
+    async def receive(self, attempt: Attempt) -> None:
         await self._enter("receive")
         self.version = None
         self._digests = set(await self._there(self._receive, self._update))
 
-    async def commit(self, version: int, digest: str) -> float:
+    async def commit(self, attempt: Attempt, version: int, digest: str) -> float:
         await self._enter("commit")
         if {digest} != self._digests:
             raise ValueError(f"weight digest differs: sent {digest}, received {self._digests}")
         self.version = version
         return self.pause_s
 
-    async def probe(self, tokens: list[int]) -> list[float]:
+    async def probe(self, attempt: Attempt, tokens: list[int]) -> list[float]:
         await self._enter("probe")
         return [-float(token) for token in tokens[1:]]
 
-    async def serve(self, version: int) -> None:
+    async def serve(self, attempt: Attempt, version: int) -> None:
         await self._enter("serve")
         self.served = version
 
-    async def leave(self) -> None:
+    async def leave(self, attempt: Attempt) -> None:
         await self._enter("leave")
         self._groups = []
 

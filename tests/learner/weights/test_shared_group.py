@@ -12,6 +12,7 @@ import torch
 from learner.weights import push as push_module
 from learner.weights.push import PushReport, WeightPusher
 from learner.weights.rendezvous import NcclRendezvous
+from protocol.weights.controls import Attempt
 from protocol.weights.wire import TensorMeta, plan_buckets
 
 PLAN = plan_buckets([TensorMeta("a", "float32", (4,))], 1 << 20)
@@ -48,27 +49,27 @@ class Server:
     async def ping(self) -> None:
         self._fail_if_gone()
 
-    async def join_weights(self, init: dict[str, Any], timeout_s: float) -> None:
+    async def join_weights(self, attempt: Attempt, init: dict[str, Any], timeout_s: float) -> None:
         self._fail_if_gone()
         self.inits.append(init)
 
-    async def prepare(self, update: dict[str, Any]) -> None:
+    async def prepare(self, attempt: Attempt, update: dict[str, Any]) -> None:
         self._fail_if_gone()
 
-    async def receive(self) -> None:
+    async def receive(self, attempt: Attempt) -> None:
         self._fail_if_gone()
 
-    async def commit(self, version: int, digest: str) -> float:
+    async def commit(self, attempt: Attempt, version: int, digest: str) -> float:
         self.version = version
         return 0.0
 
-    async def probe(self, tokens: list[int]) -> list[float]:
+    async def probe(self, attempt: Attempt, tokens: list[int]) -> list[float]:
         return []
 
-    async def serve(self, version: int) -> None:
+    async def serve(self, attempt: Attempt, version: int) -> None:
         pass
 
-    async def leave(self) -> None:
+    async def leave(self, attempt: Attempt) -> None:
         pass
 
     def _fail_if_gone(self) -> None:
@@ -158,10 +159,10 @@ def test_group_that_is_given_up_is_closed_while_a_broadcast_is_stuck_in_it(
     _push(pusher, 1)
     groups[0].is_stuck.set()
 
-    async def wait_in_the_broadcast() -> None:
+    async def wait_in_the_broadcast(attempt: Attempt) -> None:
         await asyncio.sleep(3600)
 
-    async def die() -> None:
+    async def die(attempt: Attempt) -> None:
         raise ConnectionError("its process ended")
 
     servers[0].receive = servers[1].receive = wait_in_the_broadcast  # type: ignore[method-assign]
