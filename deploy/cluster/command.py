@@ -1,4 +1,4 @@
-"""`python -m deploy.cluster start | stop | status | wait-nodes | healthy`: this node's part of a cluster.
+"""`python -m deploy.cluster start | stop | status | nodes | wait-nodes | healthy`: this node's part of a cluster.
 
 Behind deploy/start_cluster.sh and deploy/stop_cluster.sh. Exit status: 0; 1 with one sentence; 2 for a wrong option.
 """
@@ -20,7 +20,14 @@ _NODES_S = 300.0
 
 def main(arguments: Sequence[str]) -> int:
     """Run the command; returns its exit status."""
-    verbs = {"start": start, "stop": stop, "status": _status, "wait-nodes": _wait_nodes, "healthy": _healthy}
+    verbs = {
+        "start": start,
+        "stop": stop,
+        "status": _status,
+        "nodes": _nodes,
+        "wait-nodes": _wait_nodes,
+        "healthy": _healthy,
+    }
     if not arguments or arguments[0] not in verbs:
         print(f"python -m deploy.cluster: give one of {', '.join(verbs)}.", file=sys.stderr)
         return 2
@@ -30,6 +37,19 @@ def main(arguments: Sequence[str]) -> int:
         print(error, file=sys.stderr)
         return error.exit_code
     return 0
+
+
+def _nodes(arguments: Sequence[str]) -> None:
+    """Show every node of the cluster. Raises: OperatorError when no cluster runs here, or Ray does not answer."""
+    if arguments:
+        raise OperatorError(f"nodes: {arguments[0]} is not known; it takes no options.")
+    state = read_cluster()
+    connect_environment(state)
+    from deploy.cluster.fleet_client import connected
+    from deploy.cluster.node_table import node_rows, show_nodes
+
+    with connected(state.ray_address, state.node_ip):
+        show_nodes(node_rows())
 
 
 def _wait_nodes(arguments: Sequence[str]) -> None:

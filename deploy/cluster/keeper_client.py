@@ -19,7 +19,7 @@ from protocol.ray_calls import NAMESPACE, keeper_of
 
 _POLL_S = 0.2
 # What Ray counts one of on its head, and nowhere else.
-_HEAD = "node:__internal_head__"
+HEAD_RESOURCE = "node:__internal_head__"
 
 
 def keep_services(home: Home, timeout_s: float) -> None:
@@ -65,7 +65,7 @@ def head_keeper(timeout_s: float) -> Any:
     deadline = time.monotonic() + timeout_s
     while time.monotonic() < deadline:
         for node in ray.nodes():
-            if node["Alive"] and _HEAD in node["Resources"]:
+            if node["Alive"] and HEAD_RESOURCE in node["Resources"]:
                 with contextlib.suppress(ValueError):
                     return ray.get_actor(keeper_of(node["NodeID"]), namespace=NAMESPACE)
         time.sleep(_POLL_S)

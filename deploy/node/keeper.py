@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import TypedDict
 
 from deploy.node.home import Home
+from deploy.node.machine import MachineLoad, machine_load
 from deploy.node.watched_service import WatchedService
 from protocol.errors import OperatorError
 from protocol.node.code_digest import code_digest
@@ -91,6 +92,10 @@ class Keeper:
             )
             for service in services
         ]
+
+    def load(self) -> MachineLoad:
+        """Return how busy this node's machine and its GPUs are."""
+        return machine_load()
 
     def clock(self) -> float:
         """Return what this node's clock says, Unix seconds."""

@@ -66,6 +66,11 @@ def test_status_shows_each_process_with_its_log(cluster: RunningCluster) -> None
         assert str(record.pid) in shown.stdout
         assert Path(record.log).exists()
     assert shown.stdout.count("healthy") == 3
+    nodes = cluster.command("nodes")
+    assert nodes.returncode == 0, nodes.stderr
+    (row,) = [line for line in nodes.stdout.splitlines() if f"{cluster.state.node_ip} (head)" in line]
+    assert "ready" in row
+    assert nodes.stdout.splitlines()[-1].startswith("In all: nodes 1,")
 
 
 def test_nothing_but_loopback_listens(cluster: RunningCluster) -> None:

@@ -1,0 +1,88 @@
+"""The table of nodes. Ray's list of nodes is set, keepers and fleet answer from here."""
+
+from typing import Any
+
+import pytest
+
+from deploy.cluster import node_table
+from deploy.cluster.node_table import node_rows, show_nodes
+from deploy.node.machine import GpuLoad, MachineLoad
+from protocol.errors import OperatorError
+from protocol.ray_calls import keeper_of
+
+
+def _node(letter: str, address: str, is_alive: bool = True, **resources: float) -> dict[str, Any]:
+    return {"NodeID": letter * 56, "NodeManagerAddress": address, "Alive": is_alive, "Resources": resources}
+
+
+_NODES = [
+    _node("b", "10.0.0.2", GPU=2.0),
+    _node("a", "10.0.0.1", **{"node:__internal_head__": 1.0}),
+    _node("c", "10.0.0.3", is_alive=False),
+    _node("d", "10.0.0.2", is_alive=False),  # as it was before it came back
+    _node("e", "10.0.0.4"),
+    _node("f", "10.0.0.5"),
+]
+_CARD = GpuLoad(name="NVIDIA L4", used_bytes=20 << 30, total_bytes=24 << 30, busy_percent=93)
+_IDLE = MachineLoad(num_cores=8, load=0.5, used_bytes=4 << 30, total_bytes=16 << 30, gpus=[])
+_BUSY = MachineLoad(num_cores=8, load=7.25, used_bytes=9 << 30, total_bytes=16 << 30, gpus=[_CARD, _CARD])
+_KEEPERS = {keeper_of("a" * 56): _IDLE, keeper_of("b" * 56): _BUSY, keeper_of("e" * 56): None}
+
+
+class PlayedKeeper:
+    """A keeper's handle. answer: None: it says nothing."""
+
+    def __init__(self, answer: MachineLoad | None) -> None:
+        self.load = self
+        self._answer = answer
+
+    def remote(self) -> "PlayedKeeper":
+        return self
+
+    def result(self) -> MachineLoad:
+        if self._answer is None:
+            raise OperatorError("The keeper did not answer within 10 s.")
+        return self._answer
+
+
+@pytest.fixture(autouse=True)
+def _cluster(monkeypatch: pytest.MonkeyPatch) -> None:
+    def get_actor(name: str, namespace: str) -> PlayedKeeper:
+        if name not in _KEEPERS:
+            raise ValueError(name)
+        return PlayedKeeper(_KEEPERS[name])
+
+    monkeypatch.setattr("ray.nodes", lambda: _NODES)
+    monkeypatch.setattr("ray.get_actor", get_actor)
+    monkeypatch.setattr(node_table, "ask", lambda reference, *_: reference.result())
+    servers = [{"node_ip": "10.0.0.2", "is_alive": True}] * 2 + [{"node_ip": "10.0.0.2", "is_alive": False}]
+    monkeypatch.setattr(node_table, "describe_servers", lambda _: servers)
+
+
+def test_every_node_has_one_row_and_the_head_is_first() -> None:
+    seen = [(row.address, row.is_head, row.state, row.num_servers, row.num_gpus) for row in node_rows()]
+    assert seen == [
+        ("10.0.0.1", True, "ready", 0, 0.0),
+        ("10.0.0.2", False, "ready", 2, 2.0),
+        ("10.0.0.3", False, "gone", 0, 0.0),
+        ("10.0.0.4", False, "silent", 0, 0.0),
+        ("10.0.0.5", False, "starting", 0, 0.0),
+    ]
+
+
+def test_table_tells_load_memory_and_gpus(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    monkeypatch.setenv("COLUMNS", "200")
+    show_nodes(node_rows())
+    shown = capsys.readouterr().out
+    row = next(line for line in shown.splitlines() if "10.0.0.2" in line)
+    cells = [cell.strip() for cell in row.split("│")[2:-1]]
+    assert cells == [
+        "ready",
+        "2",
+        "7.2 / 8",
+        "9.0 of 16.0",
+        "2 (2 NVIDIA L4)",
+        "20 of 24, 20 of 24",
+        "93 %, 93 %",
+    ]
+    assert shown.splitlines()[-1] == "In all: nodes 4, GPUs 2, rollout servers 2."
