@@ -7,9 +7,9 @@ import sys
 from collections.abc import Sequence
 
 from deploy.cluster.known import connect_environment, is_ray_well
-from deploy.cluster.show import show_cluster
 from deploy.cluster.start import start
 from deploy.cluster.stop import stop
+from deploy.cluster.tables.show import show_cluster
 from deploy.node.home import this_home
 from deploy.node.service_health import is_healthy
 from protocol.errors import OperatorError
@@ -46,7 +46,7 @@ def _nodes(arguments: Sequence[str]) -> None:
     state = read_cluster()
     connect_environment(state)
     from deploy.cluster.fleet_client import connected
-    from deploy.cluster.node_table import node_rows, show_nodes
+    from deploy.cluster.tables.node_table import node_rows, show_nodes
 
     with connected(state.ray_address, state.node_ip):
         show_nodes(node_rows())

@@ -16,8 +16,8 @@ from deploy.cluster.kept import end_what_goes, find_kept
 from deploy.cluster.known import connect_environment, is_head, known_cluster
 from deploy.cluster.options import StartOptions, read_start_options
 from deploy.cluster.ray_processes import await_ray, end_ray, launch_ray
-from deploy.cluster.show import show_cluster
-from deploy.cluster.table import show_how_to_join, show_next_step
+from deploy.cluster.tables.show import show_cluster
+from deploy.cluster.tables.table import show_how_to_join, show_next_step
 from deploy.cluster.wanted_services import Service, shared_retriever_url, wanted_services
 from deploy.node.home import Home, exclusive, make_home, this_home
 from deploy.node.processes import check_port, end, family, find

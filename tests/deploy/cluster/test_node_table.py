@@ -4,8 +4,8 @@ from typing import Any
 
 import pytest
 
-from deploy.cluster import node_table
-from deploy.cluster.node_table import node_rows, show_nodes
+from deploy.cluster.tables import node_table
+from deploy.cluster.tables.node_table import node_rows, show_nodes
 from deploy.node.machine import GpuLoad, MachineLoad
 from protocol.errors import OperatorError
 from protocol.ray_calls import keeper_of

@@ -5,8 +5,9 @@ from typing import Any
 
 import pytest
 
-from deploy.cluster import fleet_client, keeper_client, kept, nodes, show
+from deploy.cluster import fleet_client, keeper_client, kept, nodes
 from deploy.cluster.nodes import await_nodes
+from deploy.cluster.tables import show
 from deploy.node.home import Home
 from protocol.errors import NeighbourError, OperatorError
 from protocol.node.home import ClusterState, ProcessRecord

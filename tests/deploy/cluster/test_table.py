@@ -2,7 +2,7 @@
 
 import pytest
 
-from deploy.cluster.table import Row, show_rows
+from deploy.cluster.tables.table import Row, show_rows
 
 LOG = "/home/somebody/a/long/way/down/to/the/folder/of/this/cluster/.sluice/logs/retriever.log"
 

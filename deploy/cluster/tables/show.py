@@ -1,7 +1,7 @@
 """What of a cluster runs, asked of each part and printed."""
 
 from deploy.cluster.known import connect_environment, is_ray_well
-from deploy.cluster.table import Row, show_rows
+from deploy.cluster.tables.table import Row, show_rows
 from deploy.node.home import Home
 from deploy.node.keeper import KeptInfo
 from deploy.node.service_health import is_healthy

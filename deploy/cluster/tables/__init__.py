@@ -1,0 +1,1 @@
+"""What of a cluster runs, asked and printed as tables."""
