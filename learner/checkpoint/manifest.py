@@ -59,6 +59,14 @@ def look_at(path: Path) -> Checkpoint:
     return _checkpoint(path, manifest)
 
 
+def read_checkpoint(path: Path, content: bytes) -> Checkpoint:
+    """Return what a manifest with this content tells of the checkpoint `path`, of which nothing else is looked at.
+
+    Raises: CorruptCheckpointError for one that is no manifest, or not as it was written.
+    """
+    return _checkpoint(path, _parse_manifest(path, content))
+
+
 def manifest_bytes(checkpoint: Checkpoint, files: Mapping[str, object]) -> bytes:
     """Return the manifest of a checkpoint with these files, as `sealed_files.seal_files` lists them."""
     return _to_json({"schema": SCHEMA, **_facts(checkpoint), "files": files})
@@ -91,11 +99,16 @@ def _digest(body: Mapping[str, object]) -> str:
 def _read_manifest(path: Path) -> dict[str, Any]:
     try:
         content = (path / MANIFEST).read_bytes()
-        manifest = json.loads(content)
     except FileNotFoundError:
         raise CorruptCheckpointError(f"{path} has no {MANIFEST}") from None
     except OSError as error:
         raise CorruptCheckpointError(f"{path / MANIFEST} cannot be read: {error.strerror}") from None
+    return _parse_manifest(path, content)
+
+
+def _parse_manifest(path: Path, content: bytes) -> dict[str, Any]:
+    try:
+        manifest = json.loads(content)
     except (ValueError, RecursionError):
         raise CorruptCheckpointError(f"{path / MANIFEST} is no JSON") from None
     if not isinstance(manifest, dict) or manifest.get("schema") != SCHEMA:

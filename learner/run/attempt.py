@@ -179,6 +179,8 @@ class RunAttempt:
             if name not in told:
                 told.add(name)
                 self.context.view.message(f"Alarm: {text}")
+        for text in self.context.copies.take_news() if self.context.copies is not None else ():
+            self.context.view.message(text)
 
     def _finished(self, training: dict[Any, str], ranks: RankWatch) -> list[str]:
         """Return who of the ranks has returned. Raises: NeighbourError naming who died first, if one can tell."""

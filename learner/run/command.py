@@ -94,7 +94,7 @@ def _main(arguments: Sequence[str]) -> int:
         return 0
     from learner.run.checks.preflight import inspect
 
-    inspected = inspect(settings)
+    inspected = inspect(settings, is_fetching=True)
     if own.no_wait:
         return start_detached(arguments, inspected.start.run_id)
     _show_settings(inspected.settings)

@@ -10,6 +10,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
     from pathlib import Path
 
+    from learner.checkpoint.copies.copier import CheckpointCopier
     from learner.disk.metrics_lines import MetricsReader
     from learner.live.view import LiveView
     from learner.run.rank_memory import Sizes
@@ -30,3 +31,4 @@ class RunContext:
     stop: threading.Event  # set by the first Ctrl-C, SIGTERM or SIGHUP
     metrics: MetricsReader  # gives the new lines of metrics.jsonl
     record: Callable[[dict[str, float]], None]  # takes each new line of metrics.jsonl
+    copies: CheckpointCopier | None = None  # brings checkpoints elsewhere; None: they stay here

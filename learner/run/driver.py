@@ -23,6 +23,7 @@ from learner.rank.proof.asking import asking_a_process
 from learner.report.write import write_report
 from learner.run.checks.preflight import Inspected
 from learner.run.cluster.cluster_end import cluster_end
+from learner.run.copied_start import copier_of
 from learner.run.output import say
 from learner.run.proven_start import proven_start
 from learner.run.rank_memory import read_sizes
@@ -80,7 +81,7 @@ def drive(inspected: Inspected) -> int:
                 if inspected.train is not None:
                     inspected.train.save(start.folder)
                 pages.open()
-                ended = _run_attempts(start, context, progress)
+                ended = _run_attempts(start, context, progress) + _last_copy(context)
         except BaseException as error:
             _end_failed(inspected, progress, view, error)
             raise
@@ -157,6 +158,7 @@ def check_cluster(
         stop=stop,
         metrics=MetricsReader(inspected.start.folder / "metrics.jsonl"),
         record=record,
+        copies=copier_of(settings, inspected.start),
     )
 
 
@@ -170,6 +172,8 @@ def _run_attempts(start: RunStart, context: "RunContext", progress: _Progress) -
     furthest, num_restarts = -1, 0
     while True:
         attempt = RunAttempt(context, start)
+        if context.copies is not None:
+            context.copies.goes_on_from(start.step)
         try:
             attempt.launch()
             progress.has_trained = True
@@ -193,6 +197,15 @@ def _run_attempts(start: RunStart, context: "RunContext", progress: _Progress) -
         attempt.detach_servers()
         attempt.end()
         return ended
+
+
+def _last_copy(context: "RunContext") -> str:
+    """Wait for the copy of the last checkpoint; returns what is to be said when there is none, to follow a sentence."""
+    if context.copies is None:
+        return ""
+    context.view.show_phase("copying the last checkpoint")
+    missing = context.copies.finish(context.stop.is_set, context.settings.run.drain_s)
+    return f" {missing}" if missing else ""
 
 
 def _cluster_ended(gone: str, start: RunStart) -> OperatorError:

@@ -11,7 +11,7 @@ from pydantic import (
 from pydantic.types import NonNegativeFloat
 
 from protocol.settings.algorithm.names import AdvantageName, CorrectionName, LossName
-from protocol.settings.section import Count, CountAboveZero, Fraction, Seconds, Section, ZeroStage
+from protocol.settings.section import Count, CountAboveZero, Fraction, Seconds, Section, StoreUrl, ZeroStage
 
 
 class LearnerSettings(Section):
@@ -85,6 +85,11 @@ class LearnerSettings(Section):
     )
     checkpoint_every_steps: Count = Field(50, description="Steps between checkpoints; 0: only the last one.")
     keep_checkpoints: CountAboveZero = Field(2, ge=2, description="Valid checkpoints kept on disk.")
+    copy_checkpoints_to: StoreUrl | None = Field(
+        None,
+        description="URL of a folder (s3://BUCKET/FOLDER, file:///FOLDER) to which checkpoints are copied in the "
+        "background, and from which a start fetches the newest; null: none.",
+    )
     prove_checkpoints: bool = Field(
         True,
         description="A process of its own reads each checkpoint as a resume would, and `latest` moves when it is "

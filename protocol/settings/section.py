@@ -44,6 +44,23 @@ def _without_secrets(url: HttpUrl) -> HttpUrl:
 ServiceUrl = Annotated[HttpUrl, AfterValidator(_without_secrets)]
 
 
+def _checked_store(url: str) -> str:
+    """Raise ValueError for what is no URL of a folder, or holds a user, password or key."""
+    kind, separator, place = url.partition("://")
+    if not separator or not re.fullmatch(r"[a-z][a-z0-9+.-]*", kind) or not place:
+        raise ValueError("is no URL of a folder. Give s3://BUCKET/FOLDER, gs://BUCKET/FOLDER or file:///FOLDER.")
+    authority, _, query = place.partition("?")
+    if ":" in authority.rpartition("@")[0] or query:
+        raise ValueError(
+            "holds a password or options, which would be in settings.yaml and logs. Give them by the environment, as "
+            "the package for this kind of URL reads it."
+        )
+    return url
+
+
+StoreUrl = Annotated[str, AfterValidator(_checked_store)]
+
+
 ZeroStage = Annotated[Literal[0, 1, 2, 3], BeforeValidator(_number_of_text)]
 
 

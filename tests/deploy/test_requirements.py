@@ -3,6 +3,8 @@
 import ast
 import re
 import sys
+from collections.abc import Mapping
+from functools import cache
 from importlib.metadata import packages_distributions
 from pathlib import Path
 
@@ -38,13 +40,19 @@ def named() -> dict[str, str]:
     return {part[1].lower().replace("_", "-"): part[2] or "" for part in parts if part}
 
 
+@cache
+def installed() -> Mapping[str, list[str]]:
+    """Return the distributions of each module: to find them reads all that is installed."""
+    return packages_distributions()
+
+
 def distributions_of(module: str) -> set[str]:
-    return {name.lower().replace("_", "-") for name in packages_distributions().get(module, [module])}
+    return {name.lower().replace("_", "-") for name in installed().get(module, [module])}
 
 
 def test_what_the_product_imports_is_named() -> None:
-    installed = imported(*ROOMS) - _BY_PLATFORM - _STOOD_IN_FOR
-    missing = {module for module in installed if not distributions_of(module) & set(named())}
+    wanted = imported(*ROOMS) - _BY_PLATFORM - _STOOD_IN_FOR
+    missing = {module for module in wanted if not distributions_of(module) & set(named())}
     assert missing == set()
 
 

@@ -25,6 +25,12 @@ _OPTIONS = {"run.max_steps": 6, "learner.checkpoint_every_steps": 2, "learner.ma
 _PROVEN = {**_OPTIONS, "learner.prove_checkpoints": True}
 
 
+@pytest.fixture(scope="module")
+def copied(slow_user: Bring) -> dict[str, object]:
+    """Return the options of a run whose checkpoints are copied to another folder."""
+    return {**_PROVEN, "learner.copy_checkpoints_to": f"file://{slow_user.folder}/store"}
+
+
 @dataclass(frozen=True)
 class Killed:
     """What stood in the folder of a run whose command was killed."""
@@ -34,9 +40,9 @@ class Killed:
 
 
 @pytest.fixture(scope="module")
-def killed(cluster: FlowCluster, slow_user: Bring) -> Killed:
+def killed(cluster: FlowCluster, slow_user: Bring, copied: dict[str, object]) -> Killed:
     left = slow_user.left("killed")
-    with cluster.running(*slow_user.options("killed", _PROVEN)) as run:
+    with cluster.running(*slow_user.options("killed", copied)) as run:
         run.wait_until(lambda: left.last_step >= 3)
         run.process.kill()
         run.finished()
@@ -44,8 +50,10 @@ def killed(cluster: FlowCluster, slow_user: Bring) -> Killed:
 
 
 @pytest.fixture(scope="module")
-def resumed(cluster: FlowCluster, slow_user: Bring, killed: Killed) -> "subprocess.CompletedProcess[str]":
-    return cluster.run(*slow_user.options("killed", _PROVEN))
+def resumed(
+    cluster: FlowCluster, slow_user: Bring, copied: dict[str, object], killed: Killed
+) -> "subprocess.CompletedProcess[str]":
+    return cluster.run(*slow_user.options("killed", copied))
 
 
 def test_a_killed_command_leaves_nothing_running_but_its_warm_servers(killed: Killed, cluster: FlowCluster) -> None:
@@ -90,15 +98,17 @@ def test_after_a_resume_metrics_and_samples_have_every_step_once(
     assert times == sorted(times)
 
 
-def test_a_run_goes_on_with_another_number_of_ranks_and_zero_stage(
-    resumed: "subprocess.CompletedProcess[str]", cluster: FlowCluster, slow_user: Bring
+def test_a_run_goes_on_without_its_folder_with_another_number_of_ranks_and_zero_stage(
+    resumed: "subprocess.CompletedProcess[str]", cluster: FlowCluster, slow_user: Bring, copied: dict[str, object]
 ) -> None:
     left = slow_user.left("killed")
-    options = {**_PROVEN, "run.max_steps": 8, "learner.num_ranks": 2, "learner.zero_stage": 3}
+    left.folder.rename(left.folder.with_name("lost"))
+    options = {**copied, "run.max_steps": 8, "learner.num_ranks": 2, "learner.zero_stage": 3}
 
     command = cluster.run(*slow_user.options("killed", options))
 
     assert command.returncode == 0, command.stdout + command.stderr
+    assert f"Fetching the checkpoint of step 6 from {copied['learner.copy_checkpoints_to']}." in command.stdout
     assert "from step 6." in command.stdout
     assert left.trained == each_trained_once(8)
     assert is_proven(left.folder / "checkpoints" / "latest")

@@ -52,9 +52,12 @@ def checkpoint_bytes(settings: Settings, sizes: Sizes) -> int:
 
 
 def _num_checkpoints(settings: Settings) -> int:
-    """Return how many there are at once: the newest, the newest proven one, the best, and the one being written."""
+    """Return how many there are at once: the newest, the newest proven one, the best, the one being written, and one
+    that is still being copied elsewhere.
+    """
     learner = settings.learner
-    return learner.keep_checkpoints + learner.prove_checkpoints + (settings.eval.best is not None) + 1
+    besides = learner.prove_checkpoints + (settings.eval.best is not None) + (learner.copy_checkpoints_to is not None)
+    return learner.keep_checkpoints + besides + 1
 
 
 def _state_bytes(size: ModelSize) -> int:

@@ -17,8 +17,9 @@ from learner.objectives.needs import needs_critic, needs_of
 from learner.run.checks.disk import check_disk
 from learner.run.checks.prompt_checks import TrainPrompts, check_held_out, read_train_prompts
 from learner.run.checks.user_code import check_user_code
+from learner.run.copied_start import start_from_here, start_with_copies
 from learner.run.rank_memory import read_sizes
-from learner.run.start import RunStart, plan_start
+from learner.run.start import RunStart
 from protocol.errors import SettingsError
 from protocol.settings.settings import Settings
 
@@ -39,15 +40,19 @@ class Inspected:
         return [notice for notice in (self.start.notice, of_train, policy_stands_still(self.settings)) if notice]
 
 
-def inspect(settings: Settings) -> Inspected:
-    """Return the run that these settings describe; starts nothing. Raises: SettingsError or OperatorError."""
+def inspect(settings: Settings, *, is_fetching: bool = False) -> Inspected:
+    """Return the run that these settings describe; starts nothing. Raises: SettingsError or OperatorError.
+
+    is_fetching: bring the run's newest checkpoint here, where learner.copy_checkpoints_to has a newer one.
+    """
     model = find_model(settings)
     check_other_models(settings)
     check_warm_start(settings)
     check_user_code(settings)
-    start = plan_start(settings.run, model_digest(model))
     check_positions(model, settings)
     check_logit_bias(model, settings)
+    find_start = start_with_copies if is_fetching else start_from_here
+    start = find_start(settings, model_digest(model))
     has_prompts = settings.data.train or needs_of(settings).prompts
     train = read_train_prompts(settings, model, start) if has_prompts else None
     check_held_out(settings, model)

@@ -1,0 +1,105 @@
+"""A start that looks for the run's newest checkpoint among its copies too, and brings it here when it is newer."""
+
+import shutil
+from dataclasses import replace
+from pathlib import Path
+
+from learner.checkpoint.copies.copier import KEPT_RECORDS, CheckpointCopier
+from learner.checkpoint.copies.store import Copy, CopyStore, StoreError, copy_name, open_store
+from learner.checkpoint.manifest import MANIFEST, CorruptCheckpointError, verify
+from learner.disk.layout import CHECKPOINTS
+from learner.disk.whole_file import move_synced, replace_file
+from learner.run.output import say
+from learner.run.start import RunStart, locked, plan_start
+from protocol.errors import OperatorError, SettingsError
+from protocol.settings.settings import Settings
+
+_ASIDE = ".tmp-fetched-"  # what a start that died leaves of it is removed when the next checkpoint begins
+
+
+def start_from_here(settings: Settings, model_digest: str) -> RunStart:
+    """Return where the run starts by what its folder holds; touches nothing."""
+    return plan_start(settings.run, model_digest)
+
+
+def start_with_copies(settings: Settings, model_digest: str) -> RunStart:
+    """Return where the run starts: as `plan_start` says, once a newer checkpoint of the run was fetched.
+
+    Raises: what `plan_start` raises; SettingsError for a URL that cannot be used; OperatorError when nothing is here of
+    the run and the store cannot be asked, or holds another run of its name.
+    """
+    start = start_from_here(settings, model_digest)
+    url = settings.learner.copy_checkpoints_to
+    if url is None:
+        return start
+    store = open_store(url, start.run_id)
+    try:
+        newest = max(store.whole_copies(), key=lambda copy: copy.step, default=None)
+        if start.checkpoint is None:
+            store.check_writable()
+        is_of_name = settings.run.resume == "auto" and start.run_id == settings.run.name
+        if (
+            newest is not None
+            and is_of_name
+            and newest.step > start.step
+            and not _is_refused_here(newest, start.folder)
+        ):
+            _fetch(newest, store, start, model_digest)
+            return start_from_here(settings, model_digest)
+    except StoreError as error:
+        if start.checkpoint is None:
+            raise OperatorError(
+                f"{url} (learner.copy_checkpoints_to) cannot be used: {error}. Nothing is here of the run "
+                f"{start.run_id}, and its checkpoints may be there. Put it right, or leave the setting out."
+            ) from None
+        unasked = f"{url} cannot be asked for newer checkpoints ({error}); the run goes on without."
+        return replace(start, notice=f"{start.notice} {unasked}" if start.notice else unasked)
+    if newest is not None and start.checkpoint is None:
+        raise OperatorError(
+            f"{url} holds checkpoints of a run {start.run_id}, up to step {newest.step}, and this run of that name is "
+            "new: both would be mixed there. Choose another run.name or learner.copy_checkpoints_to."
+        )
+    return start
+
+
+def copier_of(settings: Settings, start: RunStart) -> CheckpointCopier | None:
+    """Return what copies the run's checkpoints, not yet at work; None when they stay where they are."""
+    url = settings.learner.copy_checkpoints_to
+    if url is None:
+        return None
+    return CheckpointCopier(open_store(url, start.run_id), start.folder, settings.learner.keep_checkpoints)
+
+
+def _fetch(copy: Copy, store: CopyStore, start: RunStart, model_digest: str) -> None:
+    """Bring a copy into the run folder, whole or not at all. Raises: StoreError; as `locked` does."""
+    if copy.model_digest != model_digest:
+        raise SettingsError(
+            f"settings: {store.url}/{start.run_id}/{copy.name} is a checkpoint of another model than policy.model. "
+            "Give the model it was made from, or another run.name."
+        )
+    say(f"Fetching the checkpoint of step {copy.step} from {store.url}.")
+    root = start.folder / CHECKPOINTS
+    aside, target = root / f"{_ASIDE}{copy.step}", root / f"step_{copy.step:06d}"
+    with locked(start):
+        try:
+            root.mkdir(exist_ok=True)
+            for leftover in (aside, target):  # a `target` that was valid would have been started from
+                shutil.rmtree(leftover, ignore_errors=True)
+            records = store.fetch(copy, aside)
+            verify(aside)
+            for name in set(KEPT_RECORDS) & records.keys():
+                replace_file(start.folder / name, records[name])
+            move_synced(aside, target)
+        except CorruptCheckpointError as error:
+            raise StoreError(f"the copy of step {copy.step} is not whole ({error})") from None
+        except OSError as error:
+            raise OperatorError(
+                f"The checkpoint of step {copy.step} cannot be brought into {root}: {error.strerror}. Set run.dir to a "
+                "folder on a disk with room."
+            ) from None
+
+
+def _is_refused_here(copy: Copy, folder: Path) -> bool:
+    """Return whether the run went back behind this very checkpoint, or refused it, and the store was not told."""
+    manifests = (folder / CHECKPOINTS).glob(f"*_step_{copy.step:06d}*/{MANIFEST}")
+    return any(copy_name(copy.step, manifest.read_bytes()) == copy.name for manifest in manifests)

@@ -1,0 +1,158 @@
+"""The newest checkpoint is brought to the store in the background, whatever the store does meanwhile."""
+
+from pathlib import Path
+
+import pytest
+
+from learner.checkpoint.copies.copier import CheckpointCopier
+from learner.checkpoint.copies.store import CopyStore, open_store
+from learner.checkpoint.folder import begin, commit, rotate
+from learner.checkpoint.manifest import Checkpoint
+from tests.fakes.waiting import wait_until
+
+
+@pytest.fixture
+def run(tmp_path: Path) -> Path:
+    (tmp_path / "my-run" / "checkpoints").mkdir(parents=True)
+    (tmp_path / "my-run" / "metrics.jsonl").write_text("a line\n")
+    return tmp_path / "my-run"
+
+
+@pytest.fixture
+def store(tmp_path: Path) -> CopyStore:
+    return open_store(f"file://{tmp_path}/store", "my-run")
+
+
+def save(run: Path, step: int) -> Path:
+    aside = begin(run / "checkpoints", step)
+    (aside / "weights.bin").write_bytes(b"%d" % step)
+    return commit(aside, Checkpoint(aside, step, step, run.name, "model-1")).path
+
+
+def steps(store: CopyStore) -> list[int]:
+    return [copy.step for copy in store.whole_copies()]
+
+
+def copier_of(store: CopyStore, run: Path, keep: int = 2) -> CheckpointCopier:
+    return CheckpointCopier(open_store(store.url, run.name), run, keep, poll_s=0.02, shortest_retry_s=0.05)
+
+
+def finished(copier: CheckpointCopier) -> str:
+    return copier.finish(lambda: False, 20.0)
+
+
+def news_of(copier: CheckpointCopier) -> list[str]:
+    """Return the first news that come."""
+    told: list[str] = []
+
+    def is_told() -> bool:
+        told.extend(copier.take_news())
+        return bool(told)
+
+    wait_until(is_told)
+    return told
+
+
+def test_each_newest_checkpoint_is_copied_and_as_many_stay_as_are_wanted(run: Path, store: CopyStore) -> None:
+    copier = copier_of(store, run)
+    copier.goes_on_from(0)
+    save(run, 20)
+    wait_until(lambda: steps(store) == [20])
+    save(run, 40)
+    wait_until(lambda: steps(store) == [20, 40])
+    save(run, 60)
+    assert finished(copier) == ""
+    assert steps(store) == [40, 60]
+    assert copier.take_news() == []
+    assert sorted(path.name for path in (run / "checkpoints").iterdir()) == [
+        "latest",
+        "step_000020",
+        "step_000040",
+        "step_000060",
+    ]
+
+
+def test_store_that_fails_is_told_of_once_and_gets_the_newest_when_it_is_back(
+    tmp_path: Path, run: Path, store: CopyStore
+) -> None:
+    (tmp_path / "store").write_text("no folder")
+    save(run, 20)
+    copier = copier_of(store, run)
+    copier.goes_on_from(0)
+    told = news_of(copier)
+    save(run, 40)
+    (tmp_path / "store").unlink()
+    wait_until(lambda: steps(store) == [40])
+    assert finished(copier) == ""
+    told += copier.take_news()
+    assert len(told) == 2
+    assert told[0].startswith(f"{store.url}: copying the checkpoint of step 20 failed (")
+    assert told[0].endswith("It is tried again; training goes on")
+    assert told[1] == f"Checkpoints are copied to {store.url} again"
+
+
+def test_end_does_not_wait_for_a_dead_store_once_the_run_is_told_to_stop(
+    tmp_path: Path, run: Path, store: CopyStore
+) -> None:
+    (tmp_path / "store").write_text("no folder")
+    save(run, 20)
+    copier = copier_of(store, run)
+    copier.goes_on_from(0)
+    wait_until(lambda: bool(copier.take_news()))
+    said = copier.finish(lambda: True, 0.1)
+    assert said.startswith(f"The checkpoint of step 20 has no copy in {store.url}: ")
+
+
+def test_copies_of_steps_that_the_run_went_back_behind_are_set_aside(
+    run: Path, store: CopyStore, tmp_path: Path
+) -> None:
+    store.put(save(run, 20), 20, {})
+    given_up = store.put(save(tmp_path / "before" / "my-run", 40), 40, {})
+    copier = copier_of(store, run)
+    copier.goes_on_from(20)
+    assert finished(copier) == ""
+    assert steps(store) == [20]
+    assert (Path(store.url.removeprefix("file://")) / "my-run" / given_up.name / "SET_ASIDE.json").exists()
+
+
+def test_checkpoint_that_was_copied_before_is_not_copied_again(run: Path, store: CopyStore) -> None:
+    store.put(save(run, 20), 20, {})
+    written = {path: path.stat().st_mtime_ns for path in Path(store.url.removeprefix("file://")).rglob("*.bin")}
+    copier = copier_of(store, run)
+    copier.goes_on_from(20)
+    assert finished(copier) == ""
+    assert {path: path.stat().st_mtime_ns for path in written} == written
+
+
+def test_second_run_of_the_name_is_noticed_and_its_copies_stay(run: Path, store: CopyStore, tmp_path: Path) -> None:
+    copier = copier_of(store, run)
+    copier.goes_on_from(0)
+    save(run, 20)
+    wait_until(lambda: steps(store) == [20])
+    store.put(save(tmp_path / "other" / "my-run", 90), 90, {})
+    save(run, 40)
+    told = news_of(copier)
+    assert "holds step 90 of a run of this name, which this run did not copy" in told[0]
+    assert finished(copier).endswith("step 90 is there, which this run did not copy.")
+    assert steps(store) == [20, 90]
+
+
+def test_checkpoint_that_is_rotated_away_meanwhile_is_copied_whole(run: Path, store: CopyStore) -> None:
+    copied = open_store(store.url, run.name)
+    copier = CheckpointCopier(copied, run, 2)
+    note_moved = copied.moved
+    removed: list[Path] = []
+
+    def rotate_away() -> None:
+        if not removed:
+            save(run, 40)
+            removed.extend(rotate(run / "checkpoints", 1))
+        note_moved()
+
+    copied.moved = rotate_away
+    save(run, 20)
+    copier.goes_on_from(0)
+    wait_until(lambda: steps(store)[-1:] == [40])
+    assert finished(copier) == ""
+    assert [path.name for path in removed] == ["step_000020"]
+    assert steps(store) == [20, 40]

@@ -1,0 +1,130 @@
+"""A start that finds the run's newest checkpoint among its copies, on a machine that has nothing of the run."""
+
+import fcntl
+from pathlib import Path
+
+import fsspec
+import pytest
+
+from learner.checkpoint.copies.store import open_store
+from learner.checkpoint.folder import begin, commit, set_aside_newer
+from learner.checkpoint.manifest import Checkpoint, verify
+from learner.run.copied_start import start_from_here, start_with_copies
+from protocol.errors import OperatorError, SettingsError
+from protocol.settings.settings import Settings
+
+
+@pytest.fixture
+def url(tmp_path: Path) -> str:
+    return f"file://{tmp_path}/store"
+
+
+def settings(tmp_path: Path, url: str, **run: object) -> Settings:
+    of_run = {"dir": str(tmp_path / "here"), "name": "my-run", "max_steps": 100, **run}
+    return Settings.model_validate({"run": of_run, "learner": {"copy_checkpoints_to": url}})
+
+
+def save(folder: Path, step: int) -> Path:
+    aside = begin(folder / "checkpoints", step)
+    (aside / "ledger.sqlite").write_bytes(b"%d" % step)
+    return commit(aside, Checkpoint(aside, step, step, folder.name, "model-1")).path
+
+
+def put(tmp_path: Path, url: str, step: int, name: str = "my-run") -> None:
+    """Leave a copy as the run would have from another machine."""
+    lines = tmp_path / "metrics.jsonl"
+    lines.write_text(f'{{"step": {step}}}\n')
+    there = tmp_path / f"there-{step}" / name
+    open_store(url, name).put(save(there, step), step, {"metrics.jsonl": lines, "evil": lines})
+
+
+def test_machine_without_the_run_goes_on_from_the_newest_copy(
+    tmp_path: Path, url: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    put(tmp_path, url, 20)
+    put(tmp_path, url, 40)
+    start = start_with_copies(settings(tmp_path, url), "model-1")
+    folder = tmp_path / "here" / "my-run"
+    assert start.checkpoint == verify(folder / "checkpoints" / "step_000040")
+    assert start.notice == f"Resuming {folder} from step 40."
+    assert (folder / "metrics.jsonl").read_text() == '{"step": 40}\n'
+    assert not (folder / "evil").exists()
+    assert f"Fetching the checkpoint of step 40 from {url}." in capsys.readouterr().out
+
+
+def test_start_that_only_looks_fetches_nothing(tmp_path: Path, url: str) -> None:
+    put(tmp_path, url, 20)
+    assert start_from_here(settings(tmp_path, url), "model-1").checkpoint is None
+    assert not (tmp_path / "here").exists()
+
+
+def test_newer_copy_is_fetched_over_an_older_checkpoint_and_an_older_one_is_not(tmp_path: Path, url: str) -> None:
+    save(tmp_path / "here" / "my-run", 30)
+    put(tmp_path, url, 20)
+    assert start_with_copies(settings(tmp_path, url), "model-1").step == 30
+    put(tmp_path, url, 40)
+    assert start_with_copies(settings(tmp_path, url), "model-1").step == 40
+
+
+def test_copy_of_a_checkpoint_that_was_set_aside_here_is_not_gone_on_from(tmp_path: Path, url: str) -> None:
+    root = tmp_path / "here" / "my-run" / "checkpoints"
+    save(root.parent, 20)
+    given_up = save(root.parent, 40)
+    open_store(url, "my-run").put(given_up, 40, {})
+    set_aside_newer(root, 20)
+    assert start_with_copies(settings(tmp_path, url), "model-1").step == 20
+
+
+def test_copy_that_is_not_whole_refuses_a_start_that_has_nothing_else(tmp_path: Path, url: str) -> None:
+    put(tmp_path, url, 20)
+    (ledger,) = (tmp_path / "store").rglob("ledger.sqlite")
+    ledger.write_bytes(b"99")
+    with pytest.raises(OperatorError, match=r"the copy of step 20 is not whole .*ledger\.sqlite is not"):
+        start_with_copies(settings(tmp_path, url), "model-1")
+    assert list((tmp_path / "here" / "my-run" / "checkpoints").glob("step_*")) == []
+
+
+def test_store_that_cannot_be_asked_refuses_a_new_run_and_not_one_that_goes_on(tmp_path: Path, url: str) -> None:
+    (tmp_path / "store").write_text("no folder")
+    with pytest.raises(OperatorError) as refused:
+        start_with_copies(settings(tmp_path, url), "model-1")
+    assert str(refused.value).startswith(f"{url} (learner.copy_checkpoints_to) cannot be used: ")
+    assert str(refused.value).endswith(
+        "Nothing is here of the run my-run, and its checkpoints may be there. Put it right, or leave the setting out."
+    )
+    save(tmp_path / "here" / "my-run", 30)
+    start = start_with_copies(settings(tmp_path, url), "model-1")
+    assert start.step == 30
+    assert start.notice is not None
+    assert start.notice.endswith("the run goes on without.")
+
+
+def test_new_run_is_not_mixed_with_copies_of_another_of_its_name(tmp_path: Path, url: str) -> None:
+    put(tmp_path, url, 20)
+    with pytest.raises(OperatorError) as refused:
+        start_with_copies(settings(tmp_path, url, resume="never"), "model-1")
+    assert str(refused.value) == (
+        f"{url} holds checkpoints of a run my-run, up to step 20, and this run of that name is new: both would be "
+        "mixed there. Choose another run.name or learner.copy_checkpoints_to."
+    )
+
+
+def test_copy_of_another_model_is_refused_before_it_is_fetched(tmp_path: Path, url: str) -> None:
+    put(tmp_path, url, 20)
+    with pytest.raises(SettingsError, match=r"is a checkpoint of another model than policy\.model"):
+        start_with_copies(settings(tmp_path, url), "model-2")
+    assert not (tmp_path / "here").exists()
+
+
+def test_run_that_another_command_has_is_not_fetched_into(tmp_path: Path, url: str) -> None:
+    put(tmp_path, url, 20)
+    (tmp_path / "here" / "my-run").mkdir(parents=True)
+    with (tmp_path / "here" / "my-run" / ".lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        with pytest.raises(OperatorError, match="Another command is running in"):
+            start_with_copies(settings(tmp_path, url), "model-1")
+
+
+def test_store_in_memory_begins_empty(tmp_path: Path) -> None:
+    assert start_with_copies(settings(tmp_path, "memory://empty/place"), "model-1").checkpoint is None
+    fsspec.filesystem("memory").store.clear()
