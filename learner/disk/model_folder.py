@@ -51,6 +51,7 @@ BYTES = {"float32": 4, "bfloat16": 2}
 
 
 _WEIGHT_SUFFIXES = (".safetensors", ".bin")
+_ONE_FILE = "model.safetensors"
 
 
 def find_model(settings: Settings) -> Path:
@@ -79,7 +80,7 @@ def count_parameters(model: Path) -> int:
     """Return the number of parameters in a model folder: from the headers of its safetensors files; for one without
     such files, as many as its files may hold at 2 bytes each.
     """
-    stored = sorted(model.glob("*.safetensors"))
+    stored = stored_weights(model)
     if not stored:
         return sum(path.stat().st_size // 2 for path in model.glob("*.bin"))
     total = 0
@@ -91,6 +92,21 @@ def count_parameters(model: Path) -> int:
                     size *= length
                 total += size
     return total
+
+
+def stored_weights(model: Path) -> list[Path]:
+    """Return the safetensors files that a reader of a model folder opens; [] where it has none.
+
+    Others may lie beside them: the same weights in one file for another program (consolidated.safetensors), adapters.
+    """
+    if (model / _ONE_FILE).is_file():
+        return [model / _ONE_FILE]
+    present = sorted(model.glob("*.safetensors"))
+    try:
+        named = set(json.loads((model / f"{_ONE_FILE}.index.json").read_bytes())["weight_map"].values())
+    except (OSError, ValueError, KeyError, TypeError, AttributeError):
+        return present
+    return [path for path in present if path.name in named]
 
 
 def _fetch(setting: str, name: str) -> Path:

@@ -11,7 +11,7 @@ from typing import Any
 
 from safetensors import safe_open
 
-from learner.disk.model_folder import count_parameters
+from learner.disk.model_folder import count_parameters, stored_weights
 from protocol.settings.policy import LoraSettings
 
 # Parts of the names of matrices that are no linear layer in memory, or the head, which has no adapter.
@@ -44,15 +44,18 @@ def size_of_shape(parameters: int, config: dict[str, Any], adapters: int = 0) ->
     shape = _shape(config)
     if shape is None:
         return ModelSize(parameters, adapters)
-    num_layers, hidden_size, key_size, mlp_size = shape
+    num_layers, hidden_size, query_size, key_size, mlp_size = shape
     # Two norms keep what came in, normalised and weighted; attention its queries, keys, values, answer and what the
     # projection takes; the gated linear layer its gate before and after, its other half, and their product.
-    kept = 6 * hidden_size + 3 * hidden_size + 2 * key_size + 4 * mlp_size
+    kept = 6 * hidden_size + 3 * query_size + 2 * key_size + 4 * mlp_size
     return ModelSize(parameters, adapters, num_layers, hidden_size, kept)
 
 
-def _shape(config: dict[str, Any]) -> tuple[int, int, int, int] | None:
-    """Return (layers, hidden size, size of all keys, width of the linear layer inside) or None."""
+def _shape(config: dict[str, Any]) -> tuple[int, int, int, int, int] | None:
+    """Return (layers, hidden size, size of all queries, of all keys, width of the linear layer inside) or None.
+
+    Of a mixture of experts the width is that of the experts that a token goes through.
+    """
     num_layers, hidden_size = config.get("num_hidden_layers"), config.get("hidden_size")
     heads, mlp_size = config.get("num_attention_heads"), config.get("intermediate_size")
     if not all(type(value) is int and value > 0 for value in (num_layers, hidden_size, heads, mlp_size)):
@@ -63,8 +66,9 @@ def _shape(config: dict[str, Any]) -> tuple[int, int, int, int] | None:
     assert mlp_size is not None
     key_heads = config.get("num_key_value_heads") or heads
     head_size = config.get("head_dim") or hidden_size // heads
-    experts = config.get("num_experts_per_tok") or 1
-    return num_layers, hidden_size, key_heads * head_size, mlp_size * experts
+    experts, of_expert = config.get("num_experts_per_tok") or 1, config.get("moe_intermediate_size") or mlp_size
+    shared = config.get("shared_expert_intermediate_size") or (config.get("n_shared_experts") or 0) * of_expert
+    return num_layers, hidden_size, heads * head_size, key_heads * head_size, of_expert * experts + shared
 
 
 def _count_adapters(model: Path, lora: LoraSettings) -> int:
@@ -79,7 +83,7 @@ def _count_adapters(model: Path, lora: LoraSettings) -> int:
 
 
 def _stored_shapes(model: Path) -> Iterator[tuple[str, tuple[int, ...]]]:
-    for path in sorted(model.glob("*.safetensors")):
+    for path in stored_weights(model):
         with safe_open(path, framework="numpy") as file:
             for name in list(file.keys()):  # safe_open is no mapping
                 yield name, tuple(file.get_slice(name).get_shape())

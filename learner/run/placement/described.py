@@ -39,7 +39,10 @@ class ModelShape(Section):
     hidden_size: CountAboveZero  # floats of a token between layers
     num_attention_heads: CountAboveZero  # of each layer
     num_key_value_heads: CountAboveZero | None = None  # None: as many as attention heads
+    head_dim: CountAboveZero | None = None  # floats of a head; None: hidden_size over the attention heads
     intermediate_size: CountAboveZero  # width inside a layer's linear part
+    moe_intermediate_size: CountAboveZero | None = None  # of one expert; None: as intermediate_size
+    num_experts_per_tok: CountAboveZero | None = None  # that a token goes through; None: no mixture of experts
 
 
 class ClusterDescription(Section):

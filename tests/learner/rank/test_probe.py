@@ -99,3 +99,24 @@ def test_rounding_that_is_new_with_every_push_is_no_fault() -> None:
     for _ in range(1000):
         probe.expect()
         assert probe.fault_of("s1", (-4.0 + rounding.normal(0.0, 0.01, NUM)).tolist()) is None
+
+
+def test_lone_token_that_the_server_sends_to_another_expert_is_no_fault() -> None:
+    draw = np.random.default_rng(1)
+    rollout = {"max_context_tokens": 300, "max_response_tokens": 8}
+    policy = Policy()
+    probe = Probe(
+        cast(PolicyEngine, policy), Settings.model_validate({"policy": {"dtype": "bfloat16"}, "rollout": rollout})
+    )
+    now = np.full(135, -8.0)
+    policy.logprobs = lambda batch, temperature: torch.from_numpy(now.copy())  # type: ignore[method-assign]
+    probe.expect()
+    assert probe.fault_of("s1", (now + draw.normal(0.0, 3e-4, 135)).tolist()) is None
+    before = now.copy()
+    now += draw.normal(0.0, 5e-3, 135)
+    now[70] += 0.15  # through another expert than before
+    probe.expect()
+    computed = now + draw.normal(0.0, 3e-4, 135)
+    computed[70] -= 0.15  # the server does so one push later
+    assert probe.fault_of("s1", computed.tolist()) is None
+    assert "as if 100% of what the push changed were missing" in str(probe.fault_of("s1", before.tolist()))

@@ -1,12 +1,15 @@
 """What a rank's models take of memory, from settings and sizes alone."""
 
+import json
+import shutil
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from learner.disk.model_size import ModelSize, read_model_size
+from learner.disk.model_size import ModelSize, read_model_size, size_of_shape
 from learner.run.rank_memory import Memory, Sizes, activation_bytes, rank_memory, read_sizes, trained_memory
+from protocol.settings.policy import LoraSettings
 from protocol.settings.roles.zero_stage import Offload
 from protocol.settings.settings import Settings
 from tests.fakes.tiny_models import make_tiny_model
@@ -95,6 +98,79 @@ def test_critics_activations_are_not_there_beside_the_policys() -> None:
     without = Sizes(ModelSize(1000))
     difference = rank_memory(given, Sizes(SHAPED)).device - rank_memory(given, without).device
     assert difference == activation_bytes(SHAPED, given)
+
+
+@pytest.mark.parametrize(
+    ("config", "kept"),
+    [
+        # Llama 3.1 70B: 6 * 8192 between norms, 3 * 8192 + 2 * 1024 in attention, 4 * 28672
+        (
+            {"hidden_size": 8192, "num_attention_heads": 64, "num_key_value_heads": 8, "intermediate_size": 28672},
+            190464,
+        ),
+        # Qwen3 4B: 32 heads of 128 beside a hidden size of 2560
+        (
+            {
+                "hidden_size": 2560,
+                "num_attention_heads": 32,
+                "num_key_value_heads": 8,
+                "head_dim": 128,
+                "intermediate_size": 9728,
+            },
+            6 * 2560 + 3 * 4096 + 2 * 1024 + 4 * 9728,
+        ),
+        # Qwen3 30B-A3B: a token goes through 8 experts of 768; 6144 is of layers that have none
+        (
+            {
+                "hidden_size": 2048,
+                "num_attention_heads": 32,
+                "num_key_value_heads": 4,
+                "head_dim": 128,
+                "intermediate_size": 6144,
+                "moe_intermediate_size": 768,
+                "num_experts_per_tok": 8,
+            },
+            6 * 2048 + 3 * 4096 + 2 * 512 + 4 * 8 * 768,
+        ),
+        # Mixtral 8x7B: 2 experts of 14336
+        (
+            {
+                "hidden_size": 4096,
+                "num_attention_heads": 32,
+                "num_key_value_heads": 8,
+                "intermediate_size": 14336,
+                "num_experts_per_tok": 2,
+            },
+            6 * 4096 + 3 * 4096 + 2 * 1024 + 4 * 2 * 14336,
+        ),
+        # DeepSeekMoE 16B: 6 experts of 1408 and 2 that every token goes through
+        (
+            {
+                "hidden_size": 2048,
+                "num_attention_heads": 16,
+                "intermediate_size": 10944,
+                "moe_intermediate_size": 1408,
+                "num_experts_per_tok": 6,
+                "n_shared_experts": 2,
+            },
+            6 * 2048 + 3 * 2048 + 2 * 2048 + 4 * 8 * 1408,
+        ),
+    ],
+)
+def test_a_layer_keeps_what_its_heads_and_its_experts_take(config: dict[str, int], kept: int) -> None:
+    assert size_of_shape(1000, {"num_hidden_layers": 2, **config}).kept_in_layer == kept
+
+
+def test_weights_in_another_programs_form_beside_the_models_are_not_counted(tmp_path: Path) -> None:
+    folder = make_tiny_model(tmp_path / "model", tied=False, hidden_size=64)
+    size = read_model_size(folder, LoraSettings(rank=4))
+    whole = folder / "model.safetensors"
+    shutil.copy(whole, folder / "consolidated.safetensors")
+    assert read_model_size(folder, LoraSettings(rank=4)) == size
+    whole.rename(folder / "model-00001-of-00001.safetensors")  # as large models are stored
+    index = {"weight_map": {"lm_head.weight": "model-00001-of-00001.safetensors"}}
+    (folder / "model.safetensors.index.json").write_text(json.dumps(index))
+    assert read_model_size(folder, LoraSettings(rank=4)) == size
 
 
 def test_size_is_read_from_the_model_folder(tmp_path: Path) -> None:
