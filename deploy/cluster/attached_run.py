@@ -46,7 +46,7 @@ def find_attached_run(timeout_s: float) -> AttachedRun | None:
             names = [server["run"]["run_id"] for server in describe_servers(timeout_s) if server.get("run")]
             return AttachedRun(names[0] if names else "", None)
         time.sleep(_POLL_S)
-    return AttachedRun(run.run_id, run.pid)
+    return AttachedRun(run.run_id, run.pid_here)
 
 
 def drain(run: AttachedRun, who: str = "stop_cluster") -> None:

@@ -86,8 +86,9 @@ def check_same(told: JoinFile) -> None:
         differing.append("the checkouts' Python files")
     if differing:
         raise OperatorError(
-            f"This node differs from the head: {'; '.join(differing)}. Check out the same commit on both and run "
-            "deploy/setup.sh."
+            f"This node differs from what the join file says of the head: {'; '.join(differing)}. Check out the same "
+            "commit on both and run deploy/setup.sh; after an update of the head start it again, and copy its new join "
+            "file."
         )
 
 

@@ -5,12 +5,23 @@ import time
 from collections.abc import Callable
 from contextlib import closing
 
+from deploy.cluster.known import is_head
 from protocol.errors import OperatorError
+from protocol.node.home import ClusterState
 from protocol.ports import listen
 
 _CONNECT_S = 5.0
 # A ledger with times of two clocks is read by people: seconds between them are seen, and hours mislead.
 _CLOCK_S = 5.0
+
+
+def check_is_not_head(address: str | None, known: ClusterState | None) -> None:
+    """Raise OperatorError for the head of a cluster that is to join itself. address: to be joined; None: of none."""
+    if address is not None and known is not None and is_head(known) and known.ray_address == address:
+        raise OperatorError(
+            f"This node is the head at {address}: it has no need to join. Give the command on the other nodes, each "
+            "with a SLUICE_HOME of its own; deploy/stop_cluster.sh first, where the head is to be another node."
+        )
 
 
 def check_way_to_head(address: str) -> None:

@@ -11,7 +11,7 @@ from concurrent.futures import ThreadPoolExecutor
 
 from deploy.cluster.foreground import ignored_signals, stay
 from deploy.cluster.join_file import check_same, is_reachable, read_join_file, take_secrets, write_join_file
-from deploy.cluster.joining import check_clock, check_way_back, check_way_to_head
+from deploy.cluster.joining import check_clock, check_is_not_head, check_way_back, check_way_to_head
 from deploy.cluster.kept import end_what_goes, find_kept
 from deploy.cluster.known import connect_environment, is_head, known_cluster
 from deploy.cluster.options import StartOptions, read_start_options
@@ -19,7 +19,7 @@ from deploy.cluster.ray_processes import await_ray, end_ray, launch_ray
 from deploy.cluster.tables.show import show_cluster
 from deploy.cluster.tables.table import show_how_to_join, show_next_step
 from deploy.cluster.wanted_services import Service, shared_retriever_url, wanted_services
-from deploy.node.home import Home, exclusive, make_home, this_home
+from deploy.node.home import Home, check_held_by_none_other, exclusive, make_home, this_home
 from deploy.node.processes import check_port, end, family, find
 from deploy.node.service_health import await_healthy
 from protocol import ports
@@ -40,6 +40,8 @@ def start(arguments: Sequence[str]) -> None:
     options, home = read_start_options(arguments, known.options if known is not None else None), this_home()
     os.environ[ports.VARIABLE] = options.ports.ours if options.ports is not None else ""
     with exclusive(home):
+        check_held_by_none_other(home)
+        check_is_not_head(options.head, known)
         if options.join is not None:
             told = read_join_file(options.join)
             check_same(told)

@@ -5,7 +5,7 @@ from collections.abc import Sequence
 
 from deploy.cluster.known import RunStays, connect_environment, is_head, is_ray_well, known_cluster, known_processes
 from deploy.cluster.ray_processes import end_ray, ray_processes
-from deploy.node.home import exclusive, this_home
+from deploy.node.home import check_held_by_none_other, exclusive, this_home
 from deploy.node.processes import end, family, find
 from protocol.errors import OperatorError
 from protocol.node.home import ClusterState, cluster_path
@@ -26,6 +26,7 @@ def stop(arguments: Sequence[str]) -> None:
         print("No Sluice cluster runs here.")
         return
     with exclusive(home):
+        check_held_by_none_other(home)
         state = known_cluster()
         was_running = bool(known_processes() or ray_processes(home))
         if state is not None and is_ray_well(state):

@@ -1,5 +1,6 @@
 """Makes SLUICE_HOME: folders, CURVE keys and tokens that are this user's alone."""
 
+import contextlib
 import fcntl
 import hashlib
 import os
@@ -14,6 +15,9 @@ import zmq
 
 from protocol.errors import OperatorError
 from protocol.node.home import sluice_home, write_secret
+from protocol.node.process_space import machine_name, process_space
+
+_HELD = "node.lock"
 
 
 @dataclass(frozen=True)
@@ -99,6 +103,44 @@ def exclusive(home: Home) -> Iterator[None]:
                 f"Another start or stop of the cluster in {home.root} is under way. Wait for it."
             ) from None
         yield
+
+
+def hold_home(home: Home) -> int | None:
+    """Say in this home that this machine has a cluster's node there, until this process ends or closes what it gets.
+
+    Returns the descriptor of a locked file; None where that is said already, or where the disk has no locks.
+    """
+    held = None
+    try:
+        held = os.open(home.root / _HELD, os.O_RDWR | os.O_CREAT, 0o600)
+        fcntl.flock(held, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        os.truncate(held, 0)
+        os.write(held, f"{process_space()}\n{machine_name()}".encode())
+    except OSError:
+        if held is not None:
+            os.close(held)
+        return None
+    return held
+
+
+def check_held_by_none_other(home: Home) -> None:
+    """Raise OperatorError when another machine, or another container, has a cluster's node in this home now.
+
+    Two would write over each other's addresses and process numbers, and a stop would end the wrong ones.
+    """
+    path = home.root / _HELD
+    if not path.is_file():
+        return
+    with path.open("r", encoding="utf-8") as file:
+        with contextlib.suppress(OSError):
+            fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
+            return
+        processes, _, machine = file.read().partition("\n")
+    if processes != process_space():
+        raise OperatorError(
+            f"{home.root} is the SLUICE_HOME of a node on {machine}, which runs. Each node needs its own: set "
+            f"SLUICE_HOME to another folder here, such as {home.root}/{machine_name()}."
+        )
 
 
 def _make_private(folder: Path) -> None:

@@ -13,7 +13,7 @@ import time
 from pathlib import Path
 from typing import TypedDict
 
-from deploy.node.home import Home
+from deploy.node.home import Home, hold_home
 from deploy.node.machine import MachineLoad, machine_load
 from deploy.node.watched_service import WatchedService
 from protocol.errors import OperatorError
@@ -48,6 +48,7 @@ class Keeper:
         self._home = Home(Path(home))
         self._silent_s = silent_s
         os.environ["SLUICE_HOME"] = home  # where cluster.json is read and written
+        self._held = hold_home(self._home)  # until this process ends
         self._code = code_digest(KEEPER_ROOMS)
         self._changing = threading.RLock()  # held while `_watched` or cluster.json changes
         self._watched: dict[str, tuple[WatchedService, threading.Event]] = {}

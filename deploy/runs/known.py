@@ -46,7 +46,7 @@ def _running() -> list[Run]:
     if (run := current_run()) is not None:
         folder = Path(run.folder)
         log = Path(run.log) if run.log else None
-        return [Run(run.run_id, True, run.pid, run.started_at, step_of(folder), run.folder, log)]
+        return [Run(run.run_id, True, run.pid_here, run.started_at, step_of(folder), run.folder, log)]
     here = {log.stem: log for log in logs_of_runs()}  # of a run that has just ended the cluster may not know it yet
     return [Run(name, True, None, 0.0, "-", "", here.get(name)) for name in _elsewhere()]
 

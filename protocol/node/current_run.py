@@ -16,6 +16,7 @@ from pydantic import BaseModel, ConfigDict, ValidationError
 
 from protocol.errors import OperatorError
 from protocol.node.home import sluice_home
+from protocol.node.process_space import machine_name, process_space
 
 # Somebody who only asks holds the lock for microseconds.
 _ASK_S = 1.0
@@ -32,6 +33,13 @@ class CurrentRun(BaseModel):
     pid: int  # of its command
     started_at: float = 0.0  # Unix seconds at which the command got the cluster; 0: an older command's
     log: str = ""  # file that its output goes to; empty: a terminal or a pipe
+    machine: str = ""  # name of its command's; empty: an older command's
+    processes: str = ""  # of which machine and container `pid` is a number (`process_space`); empty: not known
+
+    @property
+    def pid_here(self) -> int | None:
+        """Its command's process among those of this machine; None: it is another's, which shares SLUICE_HOME."""
+        return self.pid if self.processes in ("", process_space()) else None
 
 
 @contextmanager
@@ -48,7 +56,13 @@ def using_cluster(run_id: str, folder: Path) -> Iterator[None]:
             time.sleep(_RETRY_S)
         file.truncate(0)
         mine = CurrentRun(
-            run_id=run_id, folder=str(folder), pid=os.getpid(), started_at=time.time(), log=_file_of_output()
+            run_id=run_id,
+            folder=str(folder),
+            pid=os.getpid(),
+            started_at=time.time(),
+            log=_file_of_output(),
+            machine=machine_name(),
+            processes=process_space(),
         )
         file.write(mine.model_dump_json())
         file.flush()
@@ -124,7 +138,9 @@ def refusal(other: CurrentRun | None) -> str:
     """Return what to say to who wants the cluster while this run has it. other: None: it has not told its name yet."""
     if other is None:
         return "Another run is using this cluster. Wait for its end."
+    of_machine, there = ("", "") if other.pid_here else (f" of {other.machine}", " there")
     return (
-        f"The run {other.run_id} is using this cluster (process {other.pid}, folder {other.folder}). Wait for its end, "
-        f"end it with python -m deploy.runs stop, or give SLUICE_HOME and ports of its own to a second cluster."
+        f"The run {other.run_id} is using this cluster (process {other.pid}{of_machine}, folder {other.folder}). Wait "
+        f"for its end, end it with python -m deploy.runs stop{there}, or give SLUICE_HOME and ports of its own to a "
+        "second cluster."
     )

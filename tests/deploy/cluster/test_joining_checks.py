@@ -4,8 +4,9 @@ import socket
 
 import pytest
 
-from deploy.cluster.joining import check_clock, check_way_back, check_way_to_head
+from deploy.cluster.joining import check_clock, check_is_not_head, check_way_back, check_way_to_head
 from protocol.errors import OperatorError
+from protocol.node.home import ClusterState
 
 
 def test_head_that_answers_can_be_joined() -> None:
@@ -44,3 +45,21 @@ def test_clock_that_differs_is_refused_with_by_how_much(told: float, side: str) 
     times = iter([1000.0, 1004.0])
     with pytest.raises(OperatorError, match=f"This node's clock is {side} the head's; 5 s are allowed"):
         check_clock(lambda: told, lambda: next(times))
+
+
+def test_head_does_not_join_itself() -> None:
+    paths = {"token_file": "/t", "ray_token_file": "/r", "keys_dir": "/k"}
+    known = ClusterState(
+        **paths,
+        ray_address="10.0.0.1:6379",
+        namespace="sluice",
+        node_ip="10.0.0.1",
+        retriever_url="http://127.0.0.1:8000/retrieve",
+        reward_url=None,
+        processes=[],
+    )
+    for address, other in ((None, known), ("10.0.0.1:6379", None), ("10.0.0.2:6379", known)):
+        check_is_not_head(address, other)
+    check_is_not_head("10.0.0.1:6379", known.model_copy(update={"options": {"address": "10.0.0.1:6379"}}))
+    with pytest.raises(OperatorError, match=r"^This node is the head at 10\.0\.0\.1:6379: it has no need to join\."):
+        check_is_not_head("10.0.0.1:6379", known)

@@ -1,12 +1,14 @@
 """SLUICE_HOME: private folders, keys that fit together, secrets that are kept."""
 
+import os
+import socket
 import stat
 from pathlib import Path
 
 import pytest
 import zmq
 
-from deploy.node.home import Home, exclusive, make_home
+from deploy.node.home import Home, check_held_by_none_other, exclusive, hold_home, make_home
 from protocol.errors import OperatorError
 from protocol.node.home import load_keys
 
@@ -68,3 +70,21 @@ def test_link_in_place_of_the_ray_folder_is_refused(home: Home, tmp_path: Path) 
 def test_second_start_at_the_same_time_is_refused(home: Home) -> None:
     with exclusive(home), pytest.raises(OperatorError, match="is under way"), exclusive(home):
         pass
+
+
+def test_home_of_a_node_that_runs_on_another_machine_is_refused(home: Home) -> None:
+    make_home(home, is_joining=False)
+    check_held_by_none_other(home)
+    held = hold_home(home)
+    assert held is not None
+    check_held_by_none_other(home)  # this machine's own
+    assert hold_home(home) is None
+    (home.root / "node.lock").write_text("another-boot/4026531836\ngpu-box-2")
+    with pytest.raises(OperatorError) as caught:
+        check_held_by_none_other(home)
+    os.close(held)
+    assert str(caught.value) == (
+        f"{home.root} is the SLUICE_HOME of a node on gpu-box-2, which runs. Each node needs its own: set SLUICE_HOME "
+        f"to another folder here, such as {home.root}/{socket.gethostname()}."
+    )
+    check_held_by_none_other(home)  # it has ended

@@ -94,6 +94,17 @@ def test_stop_ends_a_run_as_ctrl_c_does_and_waits_for_it(
     assert "my-run: last line" in printed
 
 
+def test_run_of_another_machine_that_shares_the_home_is_not_ended_by_its_number_here(
+    run: "subprocess.Popen[bytes]", home: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    told_by_run = json.loads((home / "run.lock").read_text())
+    (home / "run.lock").write_text(json.dumps({**told_by_run, "processes": "another-boot/4026531836"}))
+    assert "running elsewhere" in told(capsys)[1]
+    status, printed = told(capsys, "stop", "my-run")
+    assert (status, printed.startswith("deploy.runs: another machine's run (my-run) uses this cluster.")) == (1, True)
+    assert run.poll() is None
+
+
 def test_run_of_another_name_is_refused_with_those_that_there_are(
     run: "subprocess.Popen[bytes]", capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -11,7 +11,8 @@ from pathlib import Path
 import pytest
 
 from protocol.errors import OperatorError
-from protocol.node.current_run import CurrentRun, current_run, using_cluster
+from protocol.node.current_run import CurrentRun, current_run, refusal, using_cluster
+from protocol.node.process_space import process_space
 from tests.fakes.waiting import wait_until
 
 _OTHER = """\
@@ -112,3 +113,11 @@ def test_run_that_comes_while_somebody_asks_is_not_refused(home: Path, monkeypat
     with asking, asking.stdout as output:
         output.readline()
         use()
+
+
+def test_run_of_another_machine_has_no_process_here() -> None:
+    mine = CurrentRun(run_id="mine", folder="/runs/mine", pid=os.getpid(), processes=process_space())
+    far = mine.model_copy(update={"processes": "another-boot/4026531836", "machine": "gpu-box-2"})
+    assert (mine.pid_here, far.pid_here) == (os.getpid(), None)
+    assert f"(process {os.getpid()} of gpu-box-2, folder /runs/mine)" in refusal(far)
+    assert "end it with python -m deploy.runs stop there, or" in refusal(far)
