@@ -24,4 +24,4 @@ class RunPlace:
     incarnation: int  # which start of the run this is, from 1
     coordinator_address: str  # tcp://HOST:PORT
     servers: tuple[str, ...]  # names of the rollout servers' actors that weights are pushed to
-    weights_backend: str  # nccl or gloo
+    weights_backend: str  # nccl, ipc or gloo

@@ -65,7 +65,8 @@ class RunAttempt:
         fleet.be_admitted(self._coordinator)
         borrowing = processes.borrow_processes(topology.ranks, self._coordinator)
         found = run_models(settings, self.context.model)
-        engine = engine_request(settings, str(self.context.model), topology.backend, found["policy.model"])
+        model, backend = str(self.context.model), topology.backend
+        engine = engine_request(settings, model, backend, found["policy.model"], on_cpus=not topology.has_gpus)
         ensuring = servers.ensure_servers(engine, topology.servers) if topology.servers.count else None
         self.context.view.show_phase(f"starting learner ranks{' and rollout servers' if ensuring else ''}")
         borrowed = ray_door.call(borrowing, "the fleet", _IMPORT_S)

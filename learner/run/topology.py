@@ -8,13 +8,19 @@ from learner.disk.model_folder import BYTES
 from learner.objectives.needs import needs_of
 from learner.run.placement.assign import Wanted, assign, assign_together
 from learner.run.placement.node import Node
-from learner.run.placement.refusals import check_host_memory, check_memory, check_room, explain_no_room
+from learner.run.placement.refusals import (
+    check_host_memory,
+    check_memory,
+    check_one_machine,
+    check_room,
+    explain_no_room,
+)
 from learner.run.rank_memory import Sizes, rank_memory
 from protocol.errors import SettingsError
 from protocol.settings.roles.placement import RankPlacement, Strategy, processes_per_node
 from protocol.settings.settings import Settings
 
-Backend = Literal["nccl", "gloo"]
+Backend = Literal["nccl", "gloo", "ipc"]
 Where = Literal["here"] | Strategy  # "here" is the command's own node
 
 _RANK = "learner rank"
@@ -62,9 +68,9 @@ def plan_topology(settings: Settings, sizes: Sizes, nodes: Sequence[Node] | None
     """
     num_gpus = None if nodes is None else sum(node.num_gpus for node in nodes)
     backend = choose_backend(settings.weights.backend, num_gpus)
-    if settings.weights.second_copy and backend == "nccl" and (num_gpus or settings.weights.backend == "nccl"):
+    if settings.weights.second_copy and backend != "gloo" and (num_gpus or settings.weights.backend != "auto"):
         raise SettingsError(
-            "settings: weights.second_copy = true needs weights.backend = gloo: over nccl a push is loaded as it "
+            f"settings: weights.second_copy = true needs weights.backend = gloo: over {backend} a push is loaded as it "
             "comes. Leave second_copy out."
         )
     has_gpus = backend == "nccl" if num_gpus is None else num_gpus > 0
@@ -72,6 +78,8 @@ def plan_topology(settings: Settings, sizes: Sizes, nodes: Sequence[Node] | None
     if nodes is not None:
         ordered = tuple(sorted(nodes, key=lambda node: not node.is_head))
         ranks, servers = _placed(ranks, servers, ordered, settings)
+        if backend == "ipc":
+            check_one_machine(ranks.places[0], servers.places)
     else:
         ordered = ()
     window = Processes("coordinator", 1, 0, "here", _window_bytes(settings), "for the window")
@@ -83,7 +91,7 @@ def choose_backend(wanted: str, num_gpus: int | None) -> Backend:
 
     Raises: SettingsError when the cluster cannot do what was asked for.
     """
-    if wanted == "ipc":
+    if wanted == "ipc" and num_gpus:
         raise SettingsError(
             "settings: weights.backend = ipc needs learner and engine on one GPU; Sluice places them apart. "
             "Use auto or nccl."
@@ -92,7 +100,7 @@ def choose_backend(wanted: str, num_gpus: int | None) -> Backend:
         raise SettingsError("settings: weights.backend = nccl needs GPUs, and this cluster has none. Use auto or gloo.")
     if wanted == "auto":
         return "gloo" if num_gpus == 0 else "nccl"
-    return "nccl" if wanted == "nccl" else "gloo"
+    return "nccl" if wanted == "nccl" else "ipc" if wanted == "ipc" else "gloo"
 
 
 def _ranks(settings: Settings, sizes: Sizes, has_gpus: bool) -> Processes:

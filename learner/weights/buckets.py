@@ -28,3 +28,10 @@ def pack(plan: Sequence[Bucket], gathered: Iterator[Sequence[tuple[str, Tensor]]
     surplus = next(gathered, None)
     if surplus is not None:
         raise ValueError(f"weight push: a bucket of {[name for name, _ in surplus]} is not in the plan")
+
+
+def device_of(backend: str) -> str:
+    """Return where buckets lie. Over ipc that is where the servers' weights are, which copy from there."""
+    import torch
+
+    return "cuda" if backend == "nccl" or (backend == "ipc" and torch.cuda.is_available()) else "cpu"

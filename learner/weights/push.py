@@ -31,10 +31,10 @@ from collections.abc import Collection, Coroutine, Iterator, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from learner.weights.buckets import pack
+from learner.weights.buckets import device_of, pack
 from learner.weights.link import Feed, WeightLink
 from learner.weights.presence import SILENCE_S
-from learner.weights.rendezvous import GlooRendezvous, NcclRendezvous, Rendezvous
+from learner.weights.rendezvous import GlooRendezvous, NcclRendezvous, Rendezvous, SameMachineRendezvous
 from learner.weights.verify import Judge, verify
 from protocol.errors import NeighbourError
 from protocol.weights.controls import ServerControls
@@ -67,7 +67,7 @@ class PushReport:
 class WeightPusher:
     """Owns the links to the servers and an event loop in a thread of its own; its methods block their caller.
 
-    address: this machine's; the group's store listens there and nowhere else. backend: "gloo" or "nccl".
+    address: this machine's; the group's store listens there and nowhere else. backend: "gloo", "nccl" or "ipc".
     deadline_s: longest wait for any one state of a push. silence_s: longest time without an answer to a ping.
     workers_per_server: the servers' tensor-parallel size. shares_group: whether all servers are in one broadcast group,
     without those that failed; as the backend has it, unless told. learner: its name, by
@@ -90,7 +90,7 @@ class WeightPusher:
         self._deadline_s = deadline_s
         self._silence_s = silence_s
         self._workers_per_server = workers_per_server
-        self._shares_group = backend != "gloo" if shares_group is None else shares_group
+        self._shares_group = backend == "nccl" if shares_group is None else shares_group
         self._attempts = zip(itertools.repeat(learner), itertools.count(1))
         self._links: list[WeightLink] = []
         self._synced: set[str] = set()
@@ -128,7 +128,7 @@ class WeightPusher:
         digest = WeightDigest(plan)
         self._run(self._join_new())
         links = [link for link in self._links if link.is_joined]
-        packed = pack(plan, gathered, _DEVICES[self._backend])
+        packed = pack(plan, gathered, device_of(self._backend))
         flat = next(packed, None)  # gathered before anyone pauses
         pushes = self._run(_start(links, version, plan))
         try:
@@ -182,6 +182,8 @@ class WeightPusher:
         workers = self._workers_per_server
         if self._backend == "gloo":
             return GlooRendezvous(self._address, self._port, num_servers, workers, self._deadline_s)
+        if self._backend == "ipc":
+            return SameMachineRendezvous(num_servers, workers, self._deadline_s)
         return NcclRendezvous(self._address, num_servers, workers)
 
     async def _change_links(self, groups: Sequence[Sequence[ServerControls]]) -> None:
@@ -244,8 +246,6 @@ class WeightPusher:
     def _run(self, work: Coroutine[Any, Any, T]) -> T:
         return asyncio.run_coroutine_threadsafe(work, self._loop).result()
 
-
-_DEVICES = {"gloo": "cpu", "nccl": "cuda"}
 
 _Push = tuple[asyncio.Task[float], Feed]
 

@@ -1,12 +1,14 @@
-"""How the learner and the servers of a broadcast group find each other, over gloo or NCCL."""
+"""How the learner and the servers of a broadcast group find each other: over gloo, NCCL, or on one machine."""
 
 from __future__ import annotations
 
 import itertools
+import secrets
 from typing import Any, Protocol
 
 from protocol.ports import listen
 from protocol.weights.group import BroadcastGroup, GlooGroup, NcclGroup, reach_store
+from protocol.weights.same_machine import SameMachineGroup, listen_here
 
 
 class Rendezvous(Protocol):
@@ -76,3 +78,22 @@ class NcclRendezvous:
 
     def close(self) -> None:
         self._listener.close()  # the group has taken what it holds, if there is one
+
+
+class SameMachineRendezvous:
+    """Under a name of this machine that each attempt draws anew."""
+
+    def __init__(self, num_servers: int, workers_per_server: int, deadline_s: float) -> None:
+        self._name = secrets.token_hex(16)
+        self._listener = listen_here(self._name)
+        self._num_workers = num_servers * workers_per_server
+        self._deadline_s = deadline_s
+
+    def init(self, place: int) -> dict[str, Any]:
+        return {"name": self._name, "deadline_s": self._deadline_s}
+
+    def join(self) -> BroadcastGroup:
+        return SameMachineGroup.send(self._listener, self._num_workers, self._deadline_s)
+
+    def close(self) -> None:
+        self._listener.close()

@@ -43,9 +43,10 @@ class EngineRequest(Section):
     seed: int  # vLLM's own; each generation comes with one besides
     max_model_len: int  # tokens of the longest trajectory, prompt included
     trust_remote_code: bool  # True: code in the model folder may run
-    weights_backend: Literal["nccl", "gloo"]  # how pushes come: nccl on GPUs, gloo on CPUs
+    weights_backend: Literal["nccl", "gloo", "ipc"]  # how pushes come: nccl and ipc on GPUs, gloo and ipc on CPUs
     engine_args: dict[str, Any]  # for vLLM unchanged, over our defaults
-    second_copy: bool = True  # True, not over nccl: pushes come beside the weights in use; False: into them, in a pause
+    on_cpus: bool = True  # True: the cluster has no GPU
+    second_copy: bool = True  # True, over gloo: pushes come beside the weights in use; False: into them, in a pause
     code: str = ""  # digest of the code that the server is to run
     description: str = ""  # digest of the model's shape and tokenizer; empty: that of the folder, which is here then
     files: ModelFiles | None = None  # what the folder holds, and which node has it; None: every node has it
@@ -87,7 +88,12 @@ def scored_by(spec: RunSpec, reward_set: RewardSet) -> RunSpec:
 
 
 def engine_request(
-    settings: Settings, model: str, weights_backend: Literal["nccl", "gloo"], files: ModelFiles | None = None
+    settings: Settings,
+    model: str,
+    weights_backend: Literal["nccl", "gloo", "ipc"],
+    files: ModelFiles | None = None,
+    *,
+    on_cpus: bool = True,
 ) -> EngineRequest:
     """Return the engine for a local model folder. files: what it holds, for nodes that lack it."""
     return EngineRequest(
@@ -98,6 +104,7 @@ def engine_request(
         max_model_len=settings.rollout.max_context_tokens,
         trust_remote_code=settings.policy.trust_remote_code,
         weights_backend=weights_backend,
+        on_cpus=on_cpus,
         second_copy=weights_backend == "gloo" and settings.weights.second_copy is not False,
         engine_args=settings.rollout.engine_args,
         code=code_digest(SERVER_ROOMS),

@@ -49,7 +49,7 @@ class Engine:
         self._processes = _processes_of(llm)
         # A seeded request whose prompt is prefilled in parts kills vLLM's engine on CPUs ("CPU Generator does not use
         # offset"): there the engine's own seed has to do.
-        self._can_seed = spec.weights_backend != "gloo"
+        self._can_seed = not spec.on_cpus
         self._tokenizer = llm.get_tokenizer()
         self._ends_turns = ends_turns(llm)
         self._num_in_flight = 0

@@ -60,7 +60,7 @@ def _set_environment(spec: EngineRequest) -> None:
         "HF_HUB_OFFLINE": "1" if Path(spec.model).is_dir() else "0",
         "TOKENIZERS_PARALLELISM": "false",
     }
-    if spec.weights_backend == "gloo":
+    if spec.on_cpus:
         settings |= {
             "VLLM_CPU_KVCACHE_SPACE": "1",
             "VLLM_CPU_OMP_THREADS_BIND": "nobind",
@@ -81,7 +81,7 @@ def _default_engine_args(spec: EngineRequest) -> dict[str, Any]:
         "enable_log_requests": False,
         "disable_log_stats": True,
     }
-    if spec.weights_backend == "gloo":
+    if spec.on_cpus:
         defaults |= {"enforce_eager": True, "max_num_seqs": 128}
         # Speculative decoding gives a request several tokens at once, and only vLLM drops those behind a stop string.
         if spec.engine_args.get("speculative_config") is None:

@@ -16,7 +16,8 @@ from rollout.engine.process_facts import allow_matrix_tiles
 _CLASS_NAMES = {
     "gloo": "GlooWeightEngine",
     "gloo_in_place": "GlooInPlaceEngine",
-    "sluice_nccl": "NcclWeightEngine",  # vLLM has a "nccl" of its own
+    "sluice_nccl": "NcclWeightEngine",  # vLLM has a "nccl" and an "ipc" of its own
+    "sluice_ipc": "SameMachineEngine",
 }
 _WATCHER = "server-watcher"
 
@@ -38,7 +39,7 @@ def engine_name(backend: str, second_copy: bool) -> str:
     """Return what `WeightTransferConfig(backend=...)` calls the engine that receives pushes like this."""
     if backend == "gloo":
         return "gloo" if second_copy else "gloo_in_place"
-    return "sluice_nccl"
+    return f"sluice_{backend}"
 
 
 def prepare_process() -> None:

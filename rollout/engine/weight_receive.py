@@ -25,7 +25,8 @@ from vllm.model_executor.layers.fused_moe.unquantized_fused_moe_method import Un
 from vllm.model_executor.layers.vocab_parallel_embedding import ParallelLMHead
 from vllm.model_executor.model_loader.reload import finalize_layerwise_reload, initialize_layerwise_reload
 
-from protocol.weights.group import GlooGroup, nccl_broadcast, reach_store
+from protocol.weights.group import BroadcastGroup, GlooGroup, nccl_broadcast, reach_store
+from protocol.weights.same_machine import SameMachineGroup
 from protocol.weights.wire import Bucket, bucket_views, read_update_message
 from rollout.engine.known_shapes import KnownShapes
 from rollout.engine.own_thread import in_thread
@@ -42,6 +43,14 @@ class GlooInit(WeightTransferInitInfo):  # type: ignore[misc]
     rank_offset: int  # group rank of the first worker; rank 0 is the learner
     world_size: int  # members of the group: the learner and all workers
     deadline_s: float  # longest wait for the peers, to meet and in each broadcast
+
+
+@dataclass
+class SameMachineInit(WeightTransferInitInfo):  # type: ignore[misc]
+    """Where the learner waits on this machine."""
+
+    name: str  # of its socket; each attempt to meet has its own
+    deadline_s: float  # longest wait for the learner, to meet and in each broadcast
 
 
 @dataclass
@@ -63,7 +72,7 @@ class GlooWeightEngine(WeightTransferEngine):  # type: ignore[misc]
 
     def __init__(self, *args: Any) -> None:
         super().__init__(*args)
-        self._group: Future[GlooGroup] | None = None
+        self._group: Future[BroadcastGroup] | None = None
         self._received = ReceivedPush()
         self._staging: Future[list[tuple[Bucket, torch.Tensor]]] | None = None
         self._known = KnownShapes()
@@ -184,6 +193,28 @@ class GlooInPlaceEngine(GlooWeightEngine):
 
     def finish_weight_update(self) -> None:
         self._load.end()
+
+
+class SameMachineEngine(GlooInPlaceEngine):
+    """For a learner on the same machine, or the same GPU: buckets are copied from where the learner has them."""
+
+    init_info_cls = SameMachineInit
+
+    def init_transfer_engine(self, init_info: SameMachineInit) -> None:
+        """Start meeting the learner in a thread."""
+        self.shutdown()
+        meet = partial(SameMachineGroup.receive, init_info.name, init_info.deadline_s)
+        self._group = in_thread("weight-group", meet)
+
+    def shutdown(self) -> None:
+        if self._group is not None:
+            self._group.add_done_callback(_close)
+        super().shutdown()
+
+
+def _close(met: Future[BroadcastGroup]) -> None:
+    if met.exception() is None:
+        met.result().close()
 
 
 class NcclWeightEngine(NCCLWeightTransferEngine):  # type: ignore[misc]

@@ -1,4 +1,4 @@
-"""A run on another engine: untied embeddings, two servers."""
+"""A run on another engine: untied embeddings, two servers, pushes within one machine."""
 
 import pytest
 
@@ -13,7 +13,13 @@ pytestmark = [pytest.mark.stack, pytest.mark.timeout(600)]
 def two_servers(cluster: FlowCluster, user: Bring, tmp_path_factory: pytest.TempPathFactory) -> Ran:
     untied = bring(tmp_path_factory.mktemp("untied"), user.reward_url, tied=False)
     return run(
-        cluster, untied, "two", rollout__num_servers=2, rollout__max_groups_in_flight=1, learner__max_staleness=0
+        cluster,
+        untied,
+        "two",
+        weights__backend="ipc",
+        rollout__num_servers=2,
+        rollout__max_groups_in_flight=1,
+        learner__max_staleness=0,
     )
 
 

@@ -99,13 +99,6 @@ CASES = [
         {"weights.backend": "nccl"},
     ),
     Wrong(
-        "ipc",
-        2,
-        "settings: weights.backend = ipc needs learner and engine on one GPU; Sluice places them apart. "
-        "Use auto or nccl.",
-        {"weights.backend": "ipc"},
-    ),
-    Wrong(
         "missing environment file",
         2,
         "settings: rollout.environment = {user}/none.py:Mine: there is no file {user}/none.py. "

@@ -10,29 +10,36 @@ _NUM_PUSHES = 5
 
 
 def show_ipc(machine: Machine) -> Finding:
-    """Two processes on one device: the handle of a bucket goes through a queue, its bytes stay where they are."""
+    """Two processes on one device, through the group that a push of `weights.backend: ipc` uses."""
+    import secrets
+    import time
+
     import torch
     import torch.multiprocessing as multiprocessing
 
     from protocol.weights.digest import byte_sums
+    from protocol.weights.same_machine import SameMachineGroup, listen_here
 
     num_bytes = 1 << (20 if machine.is_short or machine.device == "cpu" else 28)
     context = multiprocessing.get_context("spawn")
-    handles, answers = context.Queue(), context.Queue()
-    server = context.Process(target=_take, args=(handles, answers, machine.device), daemon=True)
+    name, answers = secrets.token_hex(16), context.Queue()
+    listener = listen_here(name)
+    server = context.Process(target=_take, args=(name, num_bytes, answers), daemon=True)
     server.start()
-    bucket = torch.empty(num_bytes, dtype=torch.uint8, device=machine.device)
+    group = SameMachineGroup.send(listener, 1, 120.0)
+    listener.close()
+    bucket = torch.empty(num_bytes, dtype=torch.uint8, device=group.device)
     other = torch.empty_like(bucket)
     copy_s = statistics.median(seconds_of(lambda: other.copy_(bucket), machine.device))
-    push_s, are_equal = [], True
+    push_s, expected = [], []
     for version in range(_NUM_PUSHES + 1):
-        bucket.fill_(version).view(-1)[:256] = torch.arange(256, dtype=torch.uint8, device=machine.device)
-        expected = byte_sums(bucket).tolist()
-        handles.put(bucket)
-        found, seconds = answers.get(timeout=120.0)
-        are_equal &= found == expected
-        push_s.append(seconds)
-    handles.put(None)
+        bucket.fill_(version).view(-1)[:256] = torch.arange(256, dtype=torch.uint8, device=group.device)
+        expected.append(byte_sums(bucket).tolist())
+        started = time.perf_counter()
+        group.broadcast(bucket)
+        push_s.append(time.perf_counter() - started)
+    are_equal = answers.get(timeout=120.0) == expected
+    group.close()
     server.join(30.0)
     figures = {
         "push_GB_per_s": num_bytes / statistics.median(push_s[1:]) / 1e9,
@@ -42,22 +49,21 @@ def show_ipc(machine: Machine) -> Finding:
     return Finding(sentence, are_equal and server.exitcode == 0, figures)
 
 
-def _take(handles: Any, answers: Any, device: str) -> None:
-    """Copy each bucket that comes into memory of this process, and answer with its digest and the copy's seconds."""
-    import time
-
+def _take(name: str, num_bytes: int, answers: Any) -> None:
+    """Take each push into memory of this process, and answer with the digest of each."""
     import torch
 
     from protocol.weights.digest import byte_sums
+    from protocol.weights.same_machine import SameMachineGroup
 
-    while (bucket := handles.get()) is not None:
-        started = time.perf_counter()
-        own = bucket.clone()
-        if device == "cuda":
-            torch.cuda.synchronize()
-        seconds = time.perf_counter() - started
-        answers.put((byte_sums(own).tolist(), seconds))
-        del bucket, own
+    group = SameMachineGroup.receive(name, 120.0)
+    own = torch.empty(num_bytes, dtype=torch.uint8, device=group.device)
+    found = []
+    for _ in range(_NUM_PUSHES + 1):
+        group.broadcast(own)
+        found.append(byte_sums(own).tolist())
+    answers.put(found)
+    group.close()
 
 
 def show_nccl(machine: Machine) -> Finding:

@@ -38,6 +38,17 @@ def check_memory(role: str, state_bytes: int, num_gpus: float, places: Sequence[
             )
 
 
+def check_one_machine(first_rank: Node, servers: Sequence[Node]) -> None:
+    """Raise SettingsError where a server is on another machine than the first rank, which shares memory with it."""
+    elsewhere = sorted({node.node_ip for node in servers if node != first_rank})
+    if elsewhere:
+        raise SettingsError(
+            f"settings: weights.backend = ipc shares memory of one machine, and the first rank is on "
+            f"{first_rank.node_ip}, servers on {', '.join(elsewhere)}. Set weights.backend to auto, or "
+            "placement.colocate to [[ranks, servers]]."
+        )
+
+
 def check_host_memory(host_bytes: int, places: Sequence[Node]) -> None:
     """Raise SettingsError where what ranks keep off their GPUs is more than their node's own memory."""
     for node in places:

@@ -59,7 +59,7 @@ def test_warm_start_alone_has_no_server() -> None:
 
 @pytest.mark.parametrize(
     ("wanted", "num_gpus", "chosen"),
-    [("auto", 0, "gloo"), ("auto", 8, "nccl"), ("gloo", 8, "gloo"), ("nccl", 1, "nccl")],
+    [("auto", 0, "gloo"), ("ipc", 0, "ipc"), ("auto", 8, "nccl"), ("gloo", 8, "gloo"), ("nccl", 1, "nccl")],
 )
 def test_backend_follows_the_gpus_unless_it_is_named(wanted: str, num_gpus: int, chosen: str) -> None:
     assert choose_backend(wanted, num_gpus) == chosen
@@ -70,15 +70,27 @@ def test_nccl_is_refused_without_a_gpu() -> None:
         choose_backend("nccl", 0)
 
 
-def test_ipc_is_refused() -> None:
+def test_ipc_is_refused_where_learner_and_engine_have_gpus_of_their_own() -> None:
     with pytest.raises(SettingsError, match=r"weights\.backend = ipc needs learner and engine on one GPU"):
         choose_backend("ipc", 8)
+
+
+def test_ipc_is_taken_on_one_machine_and_refused_where_a_server_is_on_another() -> None:
+    asked = settings(weights={"backend": "ipc"})
+    assert plan_topology(asked, SIZES, [Node("10.0.0.1", 0)]).backend == "ipc"
+
+    assert refusal(asked, [Node("10.0.0.1", 0), Node("10.0.0.2", 0)]) == (
+        "settings: weights.backend = ipc shares memory of one machine, and the first rank is on 10.0.0.1, servers on "
+        "10.0.0.2. Set weights.backend to auto, or placement.colocate to [[ranks, servers]]."
+    )
 
 
 def test_a_second_copy_of_the_weights_is_refused_over_nccl() -> None:
     asked = settings(weights={"second_copy": True})
     shape(asked, [Node("10.0.0.1", 0)])
+    by_ipc = settings(weights={"second_copy": True, "backend": "ipc"})
 
+    assert "over ipc a push is loaded as it comes" in refusal(by_ipc, [Node("10.0.0.1", 0)])
     assert "weights.second_copy = true needs weights.backend = gloo" in refusal(asked, _TWO_EIGHTS)
 
 

@@ -12,7 +12,8 @@ import torch
 
 from protocol.weights.controls import Attempt
 from protocol.weights.digest import WeightDigest
-from protocol.weights.group import PEER_LOST, GlooGroup, reach_store
+from protocol.weights.group import PEER_LOST, BroadcastGroup, GlooGroup, reach_store
+from protocol.weights.same_machine import SameMachineGroup
 from protocol.weights.wire import bucket_num_bytes, bucket_views, read_update_message
 from rollout.engine.own_thread import in_thread
 
@@ -46,7 +47,7 @@ class FakeServer:
         self.inits: list[dict[str, Any]] = []
         self.attempts: list[Attempt] = []  # those to join
         self._workers = range(num_workers)
-        self._groups: list[GlooGroup] = []
+        self._groups: list[BroadcastGroup] = []
         self._digests: set[str] = set()
         self._update: dict[str, Any] = {}
         self._released = threading.Event()
@@ -91,7 +92,7 @@ class FakeServer:
 
     async def leave(self, attempt: Attempt) -> None:
         await self._enter("leave")
-        self._groups = []
+        self._lose_groups()
 
     def release(self) -> None:
         """End its hanging threads."""
@@ -104,7 +105,7 @@ class FakeServer:
             return
         kind, self.fault = self.fault[1], self.then or self.fault
         if kind == "raise":
-            self._groups = []  # its connections close
+            self._lose_groups()
             raise ConnectionError(f"{self.name} is gone")
         if kind == "lose a peer":
             raise ConnectionError(f"{PEER_LOST}: closed")
@@ -113,12 +114,20 @@ class FakeServer:
         while not self.waits_for.is_set():
             await asyncio.sleep(0.01)
 
+    def _lose_groups(self) -> None:
+        """Have its connections closed, as a process that ends has."""
+        for group in self._groups:
+            group.close()
+        self._groups = []
+
     async def _there(self, call: Any, argument: Any) -> list[Any]:
         """Return what each worker's call came to; as in a worker, none waits for an earlier one to end."""
         calls = [in_thread(self.name, partial(call, worker, argument)) for worker in self._workers]
         return await asyncio.gather(*map(asyncio.wrap_future, calls))
 
-    def _join(self, worker: int, init: dict[str, Any]) -> GlooGroup:
+    def _join(self, worker: int, init: dict[str, Any]) -> BroadcastGroup:
+        if "name" in init:
+            return SameMachineGroup.receive(init["name"], init["deadline_s"])
         store = reach_store(init["address"], init["port"], init["deadline_s"])
         rank = init["rank_offset"] + worker
         return GlooGroup(store, init["key"], rank, init["world_size"], init["address"], init["deadline_s"])
@@ -133,7 +142,7 @@ class FakeServer:
             digest.add(flat)
             self.weights |= {name: view.clone() for name, view in bucket_views(flat, bucket)}
             if self.fault == ("bucket", "raise"):
-                self._groups = []
+                self._lose_groups()
                 raise ConnectionError(f"{self.name} is gone")
             if self.fault == ("bucket", "hang"):
                 self._released.wait()

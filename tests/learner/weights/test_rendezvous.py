@@ -5,7 +5,8 @@ from collections.abc import Callable
 
 import pytest
 
-from learner.weights.rendezvous import GlooRendezvous, NcclRendezvous, Rendezvous
+from learner.weights.rendezvous import GlooRendezvous, NcclRendezvous, Rendezvous, SameMachineRendezvous
+from protocol.weights.same_machine import SameMachineGroup
 
 
 @pytest.mark.parametrize(
@@ -37,3 +38,14 @@ def test_place_to_meet_is_one_for_all_and_taken_before_anyone_is_told_of_it() ->
 def test_each_gloo_attempt_has_a_key_of_its_own() -> None:
     keys = [GlooRendezvous("127.0.0.1", 1, 1, 1, 5.0).init(0)["key"] for _ in range(2)]
     assert keys[0] != keys[1]
+
+
+def test_each_attempt_on_one_machine_has_a_name_of_its_own_that_ends_with_it() -> None:
+    attempts = [SameMachineRendezvous(1, 1, 5.0) for _ in range(2)]
+    names = [attempt.init(0)["name"] for attempt in attempts]
+    for attempt in attempts:
+        attempt.close()
+
+    assert len({*names}) == 2
+    with pytest.raises(ConnectionError, match="no learner of this machine"):
+        SameMachineGroup.receive(names[0], 5.0)

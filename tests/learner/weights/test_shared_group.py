@@ -87,7 +87,7 @@ def groups(monkeypatch: pytest.MonkeyPatch) -> list[FakeGroup]:
         return met[-1]
 
     monkeypatch.setattr(NcclRendezvous, "join", join)
-    monkeypatch.setitem(push_module._DEVICES, "nccl", "cpu")
+    monkeypatch.setattr(push_module, "device_of", lambda backend: "cpu")
     return met
 
 
