@@ -32,6 +32,10 @@ class NeighbourError(Exception):
         return type(self), (self.boundary, self.detail)
 
 
+class AwayError(NeighbourError):
+    """The neighbour's process is gone or out of reach, and is started again by itself where there is room for it."""
+
+
 class FrameError(Exception):
     """A message from another process is not what the schema says: `path` names the field, `reason` the kind."""
 

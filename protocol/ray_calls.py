@@ -6,7 +6,7 @@ Imports Ray only when a call has failed: then it is imported already.
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-from protocol.errors import NeighbourError, OperatorError
+from protocol.errors import AwayError, NeighbourError, OperatorError
 
 NAMESPACE = "sluice"
 FLEET = "sluice-fleet"
@@ -24,9 +24,10 @@ def keeper_of(node_id: str) -> str:
 def naming_ray_errors(who: str, timeout_s: float) -> Iterator[None]:
     """Report what a call to `who` raises within the block in our own errors.
 
-    Raises: what the callee raised, unwrapped, when it says what is wrong (OperatorError, NeighbourError);
-    NeighbourError naming `who` when it died, did not answer within timeout_s, or failed by a fault of its own, whose
-    traceback is then the NeighbourError's cause. An error that is none of Ray's passes as it is.
+    Raises: what the callee raised, unwrapped, when it says what is wrong (OperatorError, NeighbourError); AwayError
+    when Ray is about to start it again; NeighbourError naming `who` when it died, did not answer within timeout_s, or
+    failed by a fault of its own, whose traceback is then the NeighbourError's cause. An error that is none of Ray's
+    passes as it is.
     """
     try:
         yield
@@ -55,7 +56,9 @@ def _reported(error: Exception, who: str, timeout_s: float) -> tuple[Exception, 
         return NeighbourError(who, f"failed: {type(error.cause).__name__}: {reason}"), error
     if isinstance(error, TimeoutError):
         return NeighbourError(who, f"did not answer within {timeout_s:g} s"), None
-    if isinstance(error, ActorDiedError | ActorUnavailableError):
+    if isinstance(error, ActorUnavailableError):
+        return AwayError(who, f"died: {first_line(error)}"), None
+    if isinstance(error, ActorDiedError):
         return NeighbourError(who, f"died: {first_line(error)}"), None
     if isinstance(error, RayError):
         return NeighbourError(who, f"failed: {first_line(error)}"), error

@@ -29,6 +29,11 @@ class Hosted:
             gc.freeze()
         return described
 
+    async def describe(self) -> dict[str, object]:
+        """Return what the server's class says of itself, and its node's address."""
+        described: dict[str, object] = await super().describe()  # type: ignore[misc]
+        return {**described, "node_ip": ray.util.get_node_ip_address()}
+
     async def where(self) -> dict[str, object]:
         """Return the node of this server, what it takes of it, its process and log, and where its node's retriever is
         searched by others (None: it is not).

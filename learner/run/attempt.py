@@ -70,7 +70,7 @@ class RunAttempt:
         ensuring = servers.ensure_servers(engine, topology.servers) if topology.servers.count else None
         self.context.view.show_phase(f"starting learner ranks{' and rollout servers' if ensuring else ''}")
         borrowed = ray_door.call(borrowing, "the fleet", _IMPORT_S)
-        self._ranks = processes.make_ranks(borrowed, settings, folder, found)
+        self._ranks = processes.make_ranks(borrowed, topology, settings, folder, found)
         preparing = {rank.ask("prepare", self.start.checkpoint): rank.name for rank in self._ranks}
         self._await({opening: "the coordinator", **({ensuring: "the fleet"} if ensuring else {}), **preparing})
         ready = ray_door.call(ensuring, "the fleet") if ensuring else []
@@ -127,7 +127,7 @@ class RunAttempt:
                 self.context.view.message("Stopping after this step; again to stop at once.")
         self._show()
         self._show_complaints(told)
-        ended = str(ray_door.call(first, "learner rank 0"))
+        ended = str(ray_door.call(first, self._ranks[0].name))
         if (why := ray_door.call(self._coordinator.status.remote(), "the coordinator").gave_up) is not None:
             raise OperatorError(f"The run ended after step {self.step}. {why}")
         return ended

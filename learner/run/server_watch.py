@@ -9,12 +9,15 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from learner.run.cluster.servers import RAY_CALLS, ServerCalls
-from protocol.errors import NeighbourError, OperatorError
+from protocol.errors import AwayError, NeighbourError, OperatorError
 from protocol.settings.run_spec import RunSpec
 
+_LOOPBACK = "127.0.0.1"
 # In a row: a server that has served for a minute is well again.
 _MAX_REVIVALS = 5
 _WELL_AFTER_S = 60.0
+# Its node is gone, and no other one has room: one may join, as long as others serve the run.
+_AWAY_S = 600.0
 # A server's event loop answers at once; its engine's work is not awaited.
 SILENCE_S = 30.0
 
@@ -24,13 +27,18 @@ class _Watched:
     """One server, as far as its last answer tells."""
 
     name: str
+    node_ip: str = _LOOPBACK  # of the node that it was on when it last answered; loopback: this machine is all there is
     is_serving: bool = True  # attached to this run
     serving_since: float = field(default_factory=time.monotonic)
     num_revivals: int = 0  # since it last served for a minute
     pending: Any = None  # the call under way
     asked_at: float = 0.0  # monotonic seconds at which it was asked
+    away_since: float | None = None  # seconds of the clock at which Ray had no process of it; None: it has one
     is_silent: bool = False  # the user was told that it does not answer
     then: str = "ask"  # what its answer is for
+
+    def __str__(self) -> str:
+        return self.name if self.node_ip == _LOOPBACK else f"{self.name} on node {self.node_ip}"
 
 
 class ServerWatch:
@@ -67,7 +75,10 @@ class ServerWatch:
     @property
     def num_hopeful(self) -> int:
         """Servers that serve or may yet."""
-        return sum(server.is_serving or server.num_revivals <= _MAX_REVIVALS for server in self._servers)
+        now = self._clock()
+        hopeful = [server for server in self._servers if server.num_revivals <= _MAX_REVIVALS]
+        away = [server for server in hopeful if server.away_since is not None and now - server.away_since > _AWAY_S]
+        return len(hopeful) - len(away) + sum(server.is_serving for server in self._servers if server not in hopeful)
 
     def poll(self) -> list[str]:
         """Take answers that have come and ask on; returns what the user should be told."""
@@ -83,17 +94,30 @@ class ServerWatch:
         reference, server.pending = server.pending, None
         try:
             answer = self._calls.result(reference, server.name)
+        except AwayError as error:
+            return self._await_return(server, str(error))
         except (NeighbourError, OperatorError) as error:
             return self._fail(server, str(error))
+        server.node_ip = answer.get("node_ip", server.node_ip)
         if server.then == "judge":
             return self._judge(server, answer)
         if server.then == "attach":
             server.pending, server.then = self._ask(server, "attach"), "serve"
             return None
         server.is_serving, server.serving_since = True, time.monotonic()
-        return f"{server.name} serves again, from the next push on"
+        return f"{server} serves again, from the next push on"
+
+    def _await_return(self, server: _Watched, reason: str) -> str | None:
+        """Take its leases back and ask until it is there: a call that finds no process is no start that failed."""
+        if server.away_since is None:
+            server.away_since = self._clock()
+        server.pending, server.then = self._ask(server, "describe"), "judge"
+        return self._lose(server, reason)
 
     def _judge(self, server: _Watched, described: dict[str, Any]) -> str | None:
+        if server.away_since is not None:
+            server.away_since = None
+            return self._fail(server, "it was away")
         run = described["run"]
         is_ours = run is not None and run["run_id"] == self._spec.run_id
         if is_ours and run["incarnation"] == self._spec.incarnation and run["ended"] is None:
@@ -116,17 +140,23 @@ class ServerWatch:
             server.num_revivals = 0
 
     def _fail(self, server: _Watched, reason: str) -> str | None:
-        """Take its leases back and have it start; Ray has restarted the process, or does so now."""
-        message = None
-        if server.is_serving:
-            server.is_serving = False
-            self._lost(server.name, reason)
-            message = f"{server.name} stopped serving ({reason}); its leases went back, it is being started again"
+        """Take its leases back and have it start; Ray has restarted the process."""
+        if server.num_revivals > _MAX_REVIVALS:
+            return None  # it was given up, and that was told
+        message = self._lose(server, reason)
         server.num_revivals += 1
         if server.num_revivals > _MAX_REVIVALS:
-            return f"{server.name} is given up after {_MAX_REVIVALS} restarts; last: {reason}"
+            return f"{server} is given up after {_MAX_REVIVALS} restarts; last: {reason}"
         server.pending, server.then = self._ask(server, "start"), "attach"
         return message
+
+    def _lose(self, server: _Watched, reason: str) -> str | None:
+        """Take its leases back; returns what the user is told of it, None when that was told before."""
+        if not server.is_serving:
+            return None
+        server.is_serving = False
+        self._lost(server.name, reason)
+        return f"{server} stopped serving ({reason}); its leases went back, it is being started again"
 
     def _note_silence(self, server: _Watched) -> str | None:
         """Say once that a server does not answer: its link is cut, or its process stands still.
@@ -137,7 +167,7 @@ class ServerWatch:
         if server.is_silent or server.then != "judge" or silent_s < self._silence_s:
             return None
         server.is_silent = True
-        return f"{server.name} has not answered for {silent_s:.0f} s; the run goes on without it until it does"
+        return f"{server} has not answered for {silent_s:.0f} s; the run goes on without it until it does"
 
     def _ask(self, server: _Watched, what: str) -> Any:
         server.asked_at = self._clock()

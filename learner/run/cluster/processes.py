@@ -14,7 +14,7 @@ from learner.rank.place import RankPlace
 from learner.run.cluster.fleet import find_fleet
 from learner.run.cluster.ray_door import call
 from learner.run.cluster.servers import RayServer
-from learner.run.topology import Processes
+from learner.run.topology import Processes, Topology
 from protocol import failpoints
 from protocol.errors import OperatorError
 from protocol.node.keeper_files import own_node_id
@@ -45,14 +45,15 @@ def borrow_processes(ranks: Processes, coordinator: Any) -> Any:
 
 
 def make_ranks(
-    processes: Sequence[Any], settings: Settings, folder: Path, models: Mapping[str, ModelFiles]
+    processes: Sequence[Any], topology: Topology, settings: Settings, folder: Path, models: Mapping[str, ModelFiles]
 ) -> "list[Rank]":
     """Make a learner rank of each process and tell each its place in their world. Returns them in their order.
 
-    models: by the setting that names each, on this node.
+    topology: by which the processes were placed. models: by the setting that names each, on this node.
     Raises: OperatorError naming a node that does not share the run folder.
     """
-    ranks = [Rank(number, process) for number, process in enumerate(processes)]
+    named = zip(rank_names(topology), processes, strict=True)
+    ranks = [Rank(number, name, process) for number, (name, process) in enumerate(named)]
     becoming = [rank.become(settings, folder, models) for rank in ranks]
     for rank, reference in zip(ranks, becoming, strict=True):
         call(reference, rank.name, _IMPORT_S)
@@ -65,11 +66,18 @@ def make_ranks(
     return ranks
 
 
+def rank_names(topology: Topology) -> list[str]:
+    """Return what people are told of each rank, in order: with its node where the cluster has several."""
+    several = len(topology.nodes) > 1
+    places = [f" on node {node.node_ip}" if several else "" for node in topology.ranks.places]
+    return [f"learner rank {number}{place}" for number, place in enumerate(places)]
+
+
 def _check_shared(ranks: "Sequence[Rank]", folder: Path) -> None:
     """Raise OperatorError when a rank does not see what this process writes into the run folder, or cannot write."""
     with shared_mark(folder) as mark:
         asked = [(rank, rank.ask("sees", mark)) for rank in ranks]
-        answers = {rank.name: call(reference, rank.name) for rank, reference in asked}
+        answers = {f"learner rank {rank.number}": call(reference, rank.name) for rank, reference in asked}
     missing = {who: node_ip for who, (node_ip, is_seen) in answers.items() if not is_seen}
     if missing:
         named = ", ".join(f"{who} on node {node_ip}" for who, node_ip in missing.items())
@@ -91,9 +99,10 @@ def end(coordinator: Any, ranks: "Sequence[Rank]") -> None:
 class Rank:
     """A learner rank: a process of the fleet's that has become a `learner.rank.process.RankProcess`."""
 
-    def __init__(self, number: int, process: Any) -> None:
+    def __init__(self, number: int, name: str, process: Any) -> None:
+        """name: for people."""
         self.number = number
-        self.name = f"learner rank {number}"
+        self.name = name
         self._process = process
 
     def become(self, settings: Settings, folder: Path, models: Mapping[str, ModelFiles]) -> Any:

@@ -5,6 +5,7 @@ from typing import Any
 import pytest
 
 from learner.run.server_watch import ServerWatch
+from protocol.errors import AwayError, NeighbourError
 from protocol.settings.reward_sets import first_set
 from protocol.settings.rewards import RewardsSettings
 from protocol.settings.run_spec import run_spec, scored_by
@@ -20,11 +21,12 @@ class Servers:
         self.asked: list[str] = []
         self.told: list[Any] = []
         self.run: dict[str, Any] | None = _OURS
+        self.node_ip = "127.0.0.1"
 
     def ask(self, name: str, method: str, *arguments: Any) -> dict[str, Any]:
         self.asked.append(method)
         self.told += arguments
-        return {"run": self.run}
+        return {"run": self.run, "node_ip": self.node_ip}
 
     def is_done(self, reference: Any) -> bool:
         return True
@@ -117,3 +119,75 @@ def test_server_that_does_not_answer_is_named_once_and_left_alone() -> None:
         messages += watch.poll()
         now[0] += 2.0
     assert len(messages) == 2
+
+
+def test_server_is_named_with_the_node_that_it_was_last_on_where_there_are_several() -> None:
+    servers = Servers()
+    servers.node_ip = "10.0.0.3"
+    watch = ServerWatch(["s2"], run_spec(Settings(), "run-A", 2, "tcp://10.0.0.1:1"), lambda name, why: None, servers)
+    for _ in range(2):
+        assert watch.poll() == []
+    servers.run, servers.node_ip = None, "10.0.0.4"  # its node is gone: Ray has started it on another one
+    messages = [message for _ in range(5) for message in watch.poll()]
+    reason = "its leases went back, it is being started again"
+    assert messages == [
+        f"s2 on node 10.0.0.4 stopped serving (it was restarted); {reason}",
+        "s2 on node 10.0.0.4 serves again, from the next push on",
+    ]
+
+
+class FailingServers(Servers):
+    """Answer to one method, or to all of them, with an error."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.raised: dict[str, Exception] = {}
+
+    def result(self, reference: Any, name: str) -> Any:
+        error = self.raised.get(self.asked[-1])
+        if error is not None:
+            raise error
+        return reference
+
+
+def watched(servers: Servers, now: list[float]) -> ServerWatch:
+    return ServerWatch(["s0"], run_spec(Settings(), "r", 1, "a"), lambda name, why: None, servers, lambda: now[0])
+
+
+def test_server_whose_node_is_gone_is_used_again_when_another_node_has_room_for_it() -> None:
+    servers, now = FailingServers(), [0.0]
+    servers.raised = {method: AwayError("s0", "died: it is restarting") for method in ("describe", "start", "attach")}
+    watch = watched(servers, now)
+    messages = []
+    for _ in range(250):
+        messages += watch.poll()
+        now[0] += 2.0
+    away = "s0 stopped serving (s0: died: it is restarting); its leases went back, it is being started again"
+    assert messages == [away]
+    assert (watch.num_hopeful, watch.num_serving) == (1, 0)
+
+    servers.raised, servers.run = {}, None
+    assert [message for _ in range(4) for message in watch.poll()] == ["s0 serves again, from the next push on"]
+    assert servers.asked[-4:] == ["describe", "start", "attach", "describe"]
+
+
+def test_server_that_has_been_away_for_ten_minutes_is_no_hope() -> None:
+    servers, now = FailingServers(), [0.0]
+    servers.raised = {"describe": AwayError("s0", "died")}
+    watch = watched(servers, now)
+    for now[0] in range(0, 600, 2):
+        watch.poll()
+    assert watch.num_hopeful == 1
+    now[0] = 605.0
+    assert watch.num_hopeful == 0
+
+
+@pytest.mark.parametrize("error", [AwayError("s0", "died"), NeighbourError("s0", "died")])
+def test_server_whose_process_dies_of_each_start_is_given_up_once(error: Exception) -> None:
+    servers = FailingServers()
+    servers.run, servers.raised = None, {"start": error}
+    watch = watched(servers, [0.0])
+    messages = [message for _ in range(60) for message in watch.poll()]
+    assert len(messages) == 2
+    assert messages[1].startswith("s0 is given up after 5 restarts; last: ")
+    assert watch.num_hopeful == 0
