@@ -1,0 +1,100 @@
+#!/usr/bin/env bash
+# A run on three hosts that share no folder, while one is cut off, one loses its power and one joins.
+#
+#     tests/machines/hosts.sh [--short] [--standstill-s N]
+#
+# The hosts are those of virtual_hosts.sh. The head's SLUICE_HOME, with the quick start's model in it, is at a path that no
+# other host has; the others join by the line that start_cluster.sh prints. A run has a rollout server on each host. After
+# five steps the link of the second host is cut for 60 s; then the third host loses its power and a fourth one joins. The
+# run is stopped when the fourth host's server has answered a run of at least 40 steps.
+#
+# holds: the audit passes, no two steps are further apart than 20 s (--standstill-s: on a machine that has other work), each
+# host's own retriever answered its server, the second host's server is the same process after the cut, the run named the
+# third host, and the fourth host got the server that the third one had. --short: 12 steps, of which none are disturbed.
+# Where hosts cannot be made it says so and ends with 0.
+set -euo pipefail
+cd -P "$(dirname "${BASH_SOURCE[0]}")/../.."
+# shellcheck source=tests/machines/virtual_hosts.sh
+source tests/machines/virtual_hosts.sh
+
+readonly CUT_S=60
+is_short= standstill_s=20 min_steps=40
+while (($#)); do
+    case $1 in
+        --short) is_short=1 min_steps=12 ;;
+        --standstill-s) standstill_s=$2; shift ;;
+        *) echo "hosts: unknown option $1" >&2; exit 2 ;;
+    esac
+    shift
+done
+problem=$(why_impossible)
+[[ -z $problem ]] || { echo "hosts: skipped: $problem"; exit 0; }
+deploy/setup.sh
+
+# searches N: what the host's own retriever says it has answered.
+searches() {
+    on "$1" .venv/bin/python - <<'PYTHON'
+import urllib.request
+from pathlib import Path
+
+from protocol.node.home import read_cluster
+
+cluster = read_cluster()
+request = urllib.request.Request(cluster.retriever_url.replace("/retrieve", "/metrics"))
+request.add_header("Authorization", f"Bearer {Path(cluster.token_file).read_text().strip()}")
+text = urllib.request.build_opener(urllib.request.ProxyHandler({})).open(request, timeout=20).read().decode()
+print(int(float(next(line.split()[1] for line in text.splitlines() if line.startswith("sluice_retriever_queries_total")))))
+PYTHON
+}
+
+has_searched() { (($(searches "$1") > 0)); }
+
+disturb() {
+    local before after
+    wait_until 300 "5 steps" has_steps "$metrics" 5
+    before=$(pid_of_server 2)
+    cut_link 2
+    say "the link of host 2 is cut"
+    sleep "$CUT_S"
+    mend_link 2
+    say "the link of host 2 is back, at step $(steps "$metrics")"
+    wait_until 200 "6 steps more" has_steps "$metrics" $(($(steps "$metrics") + 6))
+    after=$(pid_of_server 2)
+    [[ -n $before && $before == "$after" ]] || fail "host 2 had server process $before before the cut, and ${after:-none} now"
+    wait_until 60 "answer of host 3's retriever" has_searched 3
+    power_off 3
+    say "host 3 has lost its power, at step $(steps "$metrics")"
+    power_on 4
+    join 4
+    wait_until 300 "server on host 4" has_server 4
+    wait_until 300 "answer of host 4's retriever" has_searched 4
+    grep -q "$NETWORK.3" "$folder/learner-hosts.log" || fail "the run did not name the host that lost its power"
+}
+
+begin
+for number in 1 2 3; do power_on "$number"; done
+start_cluster 2 3
+metrics=$folder/1/tmp/runs/hosts/metrics.jsonl
+run hosts /tmp/runs --run.max_steps 1000 --placement.ranks.resources '{"host_1": 1}'
+wait_until 900 "first step" has_steps "$metrics" 1
+for number in 1 2 3; do has_server "$number" || fail "host $number has no rollout server"; done
+[[ -n $is_short ]] || disturb
+wait_until 900 "$min_steps steps" has_steps "$metrics" "$min_steps"
+for number in "${!init[@]}"; do
+    wait_until 60 "answer of host $number's retriever" has_searched "$number"
+    say "the retriever of host $number answered $(searches "$number") queries"
+done
+on 1 .venv/bin/python -m deploy.runs stop hosts
+await_end 120
+on 1 .venv/bin/python -m learner.audit /tmp/runs/hosts || fail "the audit failed"
+.venv/bin/python - "$metrics" "$standstill_s" <<'PYTHON' || fail "training stood still"
+import itertools, json, sys
+
+lines = [json.loads(line) for line in open(sys.argv[1])]
+times = [line["at_s"] for line in lines if line["step"] > 0]
+longest = max(later - earlier for earlier, later in itertools.pairwise(times))
+print(f"hosts: steps={len(times)} longest_standstill_s={longest:.1f} run_s={times[-1] - times[0]:.0f}")
+sys.exit(longest > float(sys.argv[2]))
+PYTHON
+stop_cluster
+echo "hosts: passed"
