@@ -57,7 +57,7 @@ def _reported(error: Exception, who: str, timeout_s: float) -> tuple[Exception, 
     if isinstance(error, TimeoutError):
         return NeighbourError(who, f"did not answer within {timeout_s:g} s"), None
     if isinstance(error, ActorUnavailableError):
-        return AwayError(who, f"died: {first_line(error)}"), None
+        return AwayError(who, "died: its process or its node is gone, or out of reach"), None
     if isinstance(error, ActorDiedError):
         return NeighbourError(who, f"died: {first_line(error)}"), None
     if isinstance(error, RayError):

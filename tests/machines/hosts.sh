@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # A run on three hosts that share no folder, while one is cut off, one loses its power and one joins.
 #
-#     tests/machines/hosts.sh [--short] [--standstill-s N]
+#     tests/machines/hosts.sh [--short] [--losses] [--standstill-s N]
 #
 # The hosts are those of virtual_hosts.sh. The head's SLUICE_HOME, with the quick start's model in it, is at a path that no
 # other host has; the others join by the line that start_cluster.sh prints. A run has a rollout server on each host. After
@@ -16,12 +16,15 @@ set -euo pipefail
 cd -P "$(dirname "${BASH_SOURCE[0]}")/../.."
 # shellcheck source=tests/machines/virtual_hosts.sh
 source tests/machines/virtual_hosts.sh
+# shellcheck source=tests/machines/lost_hosts.sh
+source tests/machines/lost_hosts.sh
 
 readonly CUT_S=60
-is_short= standstill_s=20 min_steps=40
+is_short= has_losses= standstill_s=20 min_steps=40
 while (($#)); do
     case $1 in
         --short) is_short=1 min_steps=12 ;;
+        --losses) has_losses=1 ;;
         --standstill-s) standstill_s=$2; shift ;;
         *) echo "hosts: unknown option $1" >&2; exit 2 ;;
     esac
@@ -47,7 +50,7 @@ print(int(float(next(line.split()[1] for line in text.splitlines() if line.start
 PYTHON
 }
 
-has_searched() { (($(searches "$1") > 0)); }
+has_searched() { sleep 2; (($(searches "$1") > 0)); }
 
 disturb() {
     local before after
@@ -67,11 +70,12 @@ disturb() {
     power_on 4
     join 4
     wait_until 300 "server on host 4" has_server 4
-    wait_until 300 "answer of host 4's retriever" has_searched 4
+    wait_until 600 "answer of host 4's retriever" has_searched 4
     grep -q "$NETWORK.3" "$folder/learner-hosts.log" || fail "the run did not name the host that lost its power"
 }
 
 begin
+[[ -z $has_losses ]] || share_folder
 for number in 1 2 3; do power_on "$number"; done
 start_cluster 2 3
 metrics=$folder/1/tmp/runs/hosts/metrics.jsonl
@@ -82,7 +86,7 @@ for number in 1 2 3; do has_server "$number" || fail "host $number has no rollou
 wait_until 900 "$min_steps steps" has_steps "$metrics" "$min_steps"
 for number in "${!init[@]}"; do
     wait_until 60 "answer of host $number's retriever" has_searched "$number"
-    say "the retriever of host $number answered $(searches "$number") queries"
+    say "retriever of host $number answered $(searches "$number") queries"
 done
 on 1 .venv/bin/python -m deploy.runs stop hosts
 await_end 120
@@ -96,5 +100,11 @@ longest = max(later - earlier for earlier, later in itertools.pairwise(times))
 print(f"hosts: steps={len(times)} longest_standstill_s={longest:.1f} run_s={times[-1] - times[0]:.0f}")
 sys.exit(longest > float(sys.argv[2]))
 PYTHON
+if [[ -n $has_losses ]]; then
+    other=4
+    [[ -z $is_short ]] || other=3
+    lose_rank
+    lose_head 2 "$other"
+fi
 stop_cluster
 echo "hosts: passed"

@@ -1,0 +1,47 @@
+# What hosts.sh does to whole hosts: the one with the learner rank loses its power, then the one that is the head.
+#
+# For a script that has sourced virtual_hosts.sh, on a cluster of host 1 (its head), host 2 and another one with a server.
+# The run folder is in /tmp/shared, because the rank is on another host than the command.
+
+# last_step FILE: the newest step that a run's metrics, at a path of this machine, tell of.
+last_step() { tail -n 1 "$1" 2>/dev/null | grep -o '"step": *[0-9]*' | grep -o '[0-9]*$' || echo 0; }
+is_beyond() { (($(last_step "$1") > $2)); }
+# checkpoint FOLDER: the step of a run's newest one.
+checkpoint() { readlink "$1/checkpoints/latest" | grep -o '[0-9]*$' | sed 's/^0*//' || echo 0; }
+has_checkpoint() { (($(checkpoint "$1") >= $2)); }
+
+# lose_rank: the run goes on by itself once the rank's host has joined again, from the newest checkpoint.
+lose_rank() {
+    local lost=$folder/shared/lost log=$folder/learner-lost.log before saved
+    run lost /tmp/shared --run.max_steps 1000 --placement.ranks.resources '{"host_2": 1}'
+    wait_until 900 "checkpoint of step 5" has_checkpoint "$lost" 5
+    wait_until 300 "step 7" is_beyond "$lost/metrics.jsonl" 6
+    before=$(last_step "$lost/metrics.jsonl")
+    saved=$(checkpoint "$lost")
+    power_off 2
+    say "the rank's host has lost its power, at step $before; there is a checkpoint of step $saved"
+    power_on 2
+    join 2
+    wait_until 600 "start of the run by itself" grep -q "Going on from step" "$log"
+    grep "Going on from step" "$log" | cut -c1-400
+    grep "Going on from step" "$log" | grep -q "$NETWORK.2" || fail "the run did not name the host that lost its power"
+    wait_until 600 "step $((before + 2))" is_beyond "$lost/metrics.jsonl" $((before + 1))
+}
+
+# lose_head OTHERS...: the same command goes on once the head is started again and these hosts have joined it.
+lose_head() {
+    local lost=$folder/shared/lost before saved
+    before=$(last_step "$lost/metrics.jsonl")
+    saved=$(checkpoint "$lost")
+    power_off 1
+    wait "$learner" 2>/dev/null || true
+    learner=
+    say "the head's host has lost its power, at step $before; there is a checkpoint of step $saved"
+    power_on 1
+    start_cluster "$@"
+    run lost /tmp/shared --run.max_steps 1000 --placement.ranks.resources '{"host_2": 1}'
+    wait_until 900 "step $((before + 2))" is_beyond "$lost/metrics.jsonl" $((before + 1))
+    on 1 .venv/bin/python -m deploy.runs stop lost
+    await_end 180
+    on 1 .venv/bin/python -m learner.audit /tmp/shared/lost || fail "the audit failed"
+}
