@@ -59,10 +59,15 @@ def read_description(path: Path) -> ClusterDescription:
     except ValidationError as error:
         problem = error.errors()[0]
         name = ".".join(str(part) for part in problem["loc"]) or "nodes"
-        raise SettingsError(
-            f"{path}: {name} = {problem['input']!r} is wrong: {problem['msg'].lower()}. A description has nodes, each "
-            f"with {', '.join(NodesOfAKind.model_fields)}, and may have model."
-        ) from None
+        what = f" = {problem['input']!r} is wrong"
+        said = {
+            "missing": " is missing",
+            "model_type": f"{what}: expected a map",
+            "list_type": f"{what}: expected a list",
+        }
+        why = said.get(problem["type"], f"{what}: {problem['msg'].removeprefix('Value error, ')}")
+        part = ("A model has", ModelShape) if name.startswith("model.") else ("Each of nodes has", NodesOfAKind)
+        raise SettingsError(f"{path}: {name}{why}. {part[0]} {', '.join(part[1].model_fields)}.") from None
 
 
 def described_nodes(description: ClusterDescription) -> list[Node]:

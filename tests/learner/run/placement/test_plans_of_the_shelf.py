@@ -61,10 +61,17 @@ def test_the_command_draws_a_plan_without_nodes_or_model(
 @pytest.mark.parametrize(
     ("text", "says"),
     [
-        ("nodes: []", "nodes = [] is wrong: list should have at least 1 item"),
-        ("nodes: [{gpu: 8}]", "nodes.0.gpu = 8 is wrong: extra inputs are not permitted"),
-        ("nodes: [{count: 0}]", "nodes.0.count = 0 is wrong: input should be greater than 0"),
-        ("{}", "nodes = {} is wrong: field required"),
+        ("nodes: []", "nodes = [] is wrong: List should have at least 1 item"),
+        ("nodes: [{gpu: 8}]", "nodes.0.gpu = 8 is wrong: Extra inputs are not permitted"),
+        ("nodes: [{count: 0}]", "nodes.0.count = 0 is wrong: Input should be greater than 0"),
+        ("nodes: [{gpus: yes}]", "nodes.0.gpus = True is wrong: expected a number; YAML reads yes, no,"),
+        ("nodes: [8]", "nodes.0 = 8 is wrong: expected a map. Each of nodes has"),
+        ("{}", "nodes is missing. Each of nodes has"),
+        ("nodes: [{gpus: 8}]\nmodel: {parameters: 70b}", "model.parameters = '70b' is wrong: Input should be a valid"),
+        (
+            "nodes: [{gpus: 8}]\nmodel: {parameters: 7.0e10}",
+            "model.num_hidden_layers is missing. A model has parameters, num_hidden_layers, hidden_size,",
+        ),
     ],
 )
 def test_a_description_that_is_wrong_is_refused_with_what_it_may_hold(text: str, says: str, tmp_path: Path) -> None:
@@ -73,7 +80,9 @@ def test_a_description_that_is_wrong_is_refused_with_what_it_may_hold(text: str,
     with pytest.raises(SettingsError) as caught:
         read_description(path)
     assert str(caught.value).startswith(f"{path}: {says}")
-    assert "each with count, name, gpus, gpu_memory_gb, memory_gb, resources, and may have model." in str(caught.value)
+    is_of_model = says.startswith("model.")
+    held = "num_experts_per_tok." if is_of_model else "has count, name, gpus, gpu_memory_gb, memory_gb, resources."
+    assert str(caught.value).endswith(held)
 
 
 def test_adapters_need_the_models_own_files() -> None:
