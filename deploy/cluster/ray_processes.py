@@ -19,6 +19,7 @@ from protocol import ports
 from protocol.errors import OperatorError
 from protocol.http.listen import bind
 from protocol.node.home import ProcessRecord
+from protocol.node.process_space import process_space, started_ticks
 
 # Ray carries neither trajectories nor weights here; the smallest store that it takes is 75 MB.
 _OBJECT_STORE_BYTES = 200_000_000
@@ -87,6 +88,8 @@ def await_ray(starting: "subprocess.Popen[bytes]", home: Home, options: StartOpt
         name="ray",
         pid=raylet.pid,
         started_at=raylet.create_time(),
+        ticks=started_ticks(raylet.pid),
+        processes=process_space(),
         url=options.ray_address,
         log=str(logs.resolve()),
         command=told_to_ray(options),

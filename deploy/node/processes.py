@@ -11,6 +11,7 @@ import psutil
 from protocol.errors import OperatorError
 from protocol.http.listen import bind
 from protocol.node.home import ProcessRecord
+from protocol.node.process_space import process_space, started_ticks
 
 MARK = "SLUICE_CLUSTER_FOLDER"
 """Environment variable of everything that a start launches: the cluster's own folder for Ray."""
@@ -57,14 +58,12 @@ def launch(
     finally:
         os.close(descriptor)
     pid = int(started.stdout)
-    try:
-        started_at = psutil.Process(pid).create_time()
-    except psutil.NoSuchProcess:
-        started_at = 0.0  # ended already: `find` will not find it
     return ProcessRecord(
         name=name,
         pid=pid,
-        started_at=started_at,
+        started_at=_started_at(pid),
+        ticks=started_ticks(pid),
+        processes=process_space(),
         url=url,
         log=str(log),
         command=tuple(command),
@@ -76,7 +75,7 @@ def find(record: ProcessRecord) -> psutil.Process | None:
     """Return the recorded process, or None when it ended; another one that got its pid is not it."""
     try:
         process = psutil.Process(record.pid)
-        is_same = abs(process.create_time() - record.started_at) < 0.05
+        is_same = record.is_still(process.create_time(), 0.05)
         return process if is_same and process.status() != psutil.STATUS_ZOMBIE else None
     except psutil.NoSuchProcess:
         return None
@@ -158,6 +157,14 @@ def _listener(port: int) -> str:
     except (psutil.AccessDenied, psutil.NoSuchProcess):
         pass  # another user's process: only root may know more
     return ""
+
+
+def _started_at(pid: int) -> float:
+    """Return when a process began, Unix seconds; 0 for one that has ended already, so that `find` will not find it."""
+    try:
+        return psutil.Process(pid).create_time()
+    except psutil.NoSuchProcess:
+        return 0.0
 
 
 def _signal(processes: Iterable[psutil.Process], number: signal.Signals) -> None:

@@ -11,24 +11,33 @@ from typing import NamedTuple
 from pydantic import BaseModel, ConfigDict, ValidationError
 
 from protocol.errors import OperatorError
+from protocol.node.process_space import process_space, started_ticks
 from protocol.wire.channel import KeyPair
 
 _NO_CLUSTER = "No Sluice cluster runs here. Start one with deploy/start_cluster.sh"
 
 
 class ProcessRecord(BaseModel):
-    """A process of ours: pid and start time together say that it is still the same one."""
+    """A process of ours: pid and start together say that it is still the same one."""
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
     name: str  # what it is: ray, retriever or reward
     pid: int  # of the process; Ray's: its raylet
-    started_at: float  # Unix seconds, as the operating system says
+    started_at: float  # Unix seconds, by what the clock was set to when it was recorded
+    ticks: int | None = None  # of the kernel, from its own start to the process's; None: an earlier version's record
+    processes: str = ""  # of which machine and container `pid` is a number (`process_space`)
     url: str | None  # where it is asked: an http address; Ray's: HOST:PORT. None: nowhere
     log: str  # path of its log; Ray's: the folder of its logs
     # what it was started with; a start that asks for another command replaces it. Ray's: what it was told of resources
     command: tuple[str, ...] = ()
     code: str = ""  # digest of the code it runs; a start with other code replaces it. Empty: none of ours
+
+    def is_still(self, started_at: float, tolerance_s: float) -> bool:
+        """Return whether the process that has this pid now, and began at `started_at` by today's clock, is this one."""
+        if self.ticks is None:
+            return abs(started_at - self.started_at) < tolerance_s
+        return self.processes == process_space() and self.ticks == started_ticks(self.pid)
 
 
 class ClusterState(BaseModel):

@@ -4,7 +4,7 @@ import socket
 
 import psutil
 
-from protocol.node.home import ClusterState
+from protocol.node.home import ClusterState, ProcessRecord
 
 _CONNECT_S = 5.0
 # Process start times are read from counters that are rounded differently by different tools.
@@ -15,7 +15,7 @@ _RAY = "ray"
 def cluster_end(cluster: ClusterState) -> str | None:
     """Return what of Ray is gone, in words; None while all of it is there. Blocks for 5 s at most."""
     for process in cluster.processes:
-        if process.name == _RAY and not _is_running(process.pid, process.started_at):
+        if process.name == _RAY and not _is_running(process):
             return f"Ray's process on this node ({process.pid}) is gone"
     host, _, port = cluster.ray_address.rpartition(":")
     try:
@@ -25,11 +25,11 @@ def cluster_end(cluster: ClusterState) -> str | None:
     return None
 
 
-def _is_running(pid: int, started_at: float) -> bool:
+def _is_running(record: ProcessRecord) -> bool:
     """Return whether this very process runs: another may have its number by now."""
     try:
-        process = psutil.Process(pid)
-        is_same = abs(process.create_time() - started_at) < _SAME_START_S
+        process = psutil.Process(record.pid)
+        is_same = record.is_still(process.create_time(), _SAME_START_S)
         return is_same and process.status() != psutil.STATUS_ZOMBIE
     except psutil.NoSuchProcess:
         return False

@@ -11,6 +11,7 @@ from deploy.node.processes import check_port, end, family, find, marked
 from protocol.errors import OperatorError
 from protocol.http.listen import bind
 from protocol.node.home import ProcessRecord
+from protocol.node.process_space import process_space, started_ticks
 
 STUBBORN = "import signal, time; signal.signal(signal.SIGTERM, signal.SIG_IGN); print(1, flush=True); time.sleep(60)"
 
@@ -24,6 +25,15 @@ def test_process_is_found_by_pid_and_start_time_together() -> None:
     own = psutil.Process()
     assert find(record_of(own)) == own
     assert find(record_of(own, 1.0)) is None
+
+
+def test_process_is_the_recorded_one_after_the_clock_was_set() -> None:
+    own = psutil.Process()
+    told = {"ticks": started_ticks(own.pid), "processes": process_space()}
+    recorded = record_of(own, 3600.0).model_copy(update=told)
+    assert find(recorded) == own
+    assert find(recorded.model_copy(update={"ticks": (recorded.ticks or 0) - 1})) is None
+    assert find(recorded.model_copy(update={"processes": "before-the-machine-started-again/4026531836"})) is None
 
 
 def test_family_is_everything_that_was_started_but_not_the_one_who_asks() -> None:

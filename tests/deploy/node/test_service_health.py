@@ -49,7 +49,7 @@ def test_service_is_healthy_when_it_says_so(tmp_path: Path, name: str, status: i
     try:
         wait_until(lambda: last_lines(Path(record.log)).startswith("listening"))
         wait_until(lambda: is_healthy(record, home.token_file) == expected)
-        other = record.model_copy(update={"started_at": record.started_at - 1.0})
+        other = record.model_copy(update={"ticks": (record.ticks or 0) - 1})
         assert (find(other), is_healthy(other, home.token_file)) == (None, False)
     finally:
         end(family(process for process in [find(record)] if process))

@@ -11,6 +11,7 @@ import pytest
 
 from learner.run.cluster.cluster_end import cluster_end
 from protocol.node.home import ClusterState, ProcessRecord
+from protocol.node.process_space import process_space, started_ticks
 
 
 @pytest.fixture
@@ -54,6 +55,14 @@ def test_process_of_the_same_number_that_is_another_is_not_rays(listener: "socke
     with listener:
         state = cluster(listener, os.getpid(), psutil.Process().create_time() - 60)
         assert cluster_end(state) == f"Ray's process on this node ({os.getpid()}) is gone"
+
+
+def test_cluster_is_there_after_the_clock_was_set(listener: "socket.socket") -> None:
+    with listener:
+        state = cluster(listener, os.getpid(), psutil.Process().create_time() + 3600)
+        told = {"ticks": started_ticks(os.getpid()), "processes": process_space()}
+        recorded = [state.processes[0].model_copy(update=told)]
+        assert cluster_end(state.model_copy(update={"processes": recorded})) is None
 
 
 def test_service_that_died_does_not_end_the_cluster(listener: "socket.socket") -> None:
