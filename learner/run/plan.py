@@ -100,7 +100,7 @@ def _on_card(topology: Topology, node: Node) -> str:
         if node in processes.places
     ]
     of = f" of {node.gpu_bytes / _GB:.0f}" if node.gpu_bytes is not None else ""
-    on_host = topology.ranks.places.count(node) * topology.ranks.host_bytes
+    on_host = sum(part.places.count(node) * part.host_bytes for part in (topology.ranks, topology.servers))
     of_host = f" of {node.host_bytes / _GB:,.0f}" if node.host_bytes is not None else ""
     host = f"; host {on_host / _GB:,.0f}{of_host} GB" if on_host else ""
     return f"{', '.join(parts)}{of} GB{host}" if parts else ""

@@ -13,6 +13,7 @@ from learner.run.placement.refusals import (
     check_memory,
     check_one_machine,
     check_room,
+    check_second_copies,
     explain_no_room,
 )
 from learner.run.rank_memory import Sizes, rank_memory
@@ -38,6 +39,7 @@ class Processes:
     memory_bytes: int  # of each on its device, as far as it is known beforehand
     besides: str  # what comes on top
     host_bytes: int = 0  # of each in the host's memory beside a GPU's
+    copy_bytes: int = 0  # of those in the host's memory, what a push takes that comes beside the weights in use
     state_bytes: int = 0  # of memory_bytes, what is there all the time: less would not start
     resources: Mapping[str, float] = field(default_factory=dict)  # what each takes of its node's own names
     places: tuple[Node, ...] = ()  # of each its node, in order; empty where no cluster is known
@@ -74,7 +76,7 @@ def plan_topology(settings: Settings, sizes: Sizes, nodes: Sequence[Node] | None
             "comes. Leave second_copy out."
         )
     has_gpus = backend == "nccl" if num_gpus is None else num_gpus > 0
-    ranks, servers = _ranks(settings, sizes, has_gpus), _servers(settings, sizes, has_gpus)
+    ranks, servers = _ranks(settings, sizes, has_gpus), _servers(settings, sizes, has_gpus, backend)
     if nodes is not None:
         ordered = tuple(sorted(nodes, key=lambda node: not node.is_head))
         ranks, servers = _placed(ranks, servers, ordered, settings)
@@ -118,16 +120,21 @@ def _ranks(settings: Settings, sizes: Sizes, has_gpus: bool) -> Processes:
     )
 
 
-def _servers(settings: Settings, sizes: Sizes, has_gpus: bool) -> Processes:
+def _servers(settings: Settings, sizes: Sizes, has_gpus: bool, backend: Backend) -> Processes:
     size, placed = settings.rollout.tensor_parallel_size, settings.placement.servers
-    weights = sizes.policy.parameters * BYTES[settings.policy.dtype] // size
+    whole = sizes.policy.parameters * BYTES[settings.policy.dtype]
+    # Over gloo each worker keeps the whole push in the host's memory until it loads its part of it.
+    copy = whole * size if backend == "gloo" and settings.weights.second_copy is not False else 0
+    weights = whole // size
     return Processes(
         role=_SERVER,
         count=settings.rollout.num_servers if needs_of(settings).rollouts else 0,
         num_gpus=(size if placed.gpus == 1.0 else placed.gpus) if has_gpus else 0,
         where=placed.strategy,
-        memory_bytes=weights,
-        besides="+ KV cache",
+        memory_bytes=weights if has_gpus else whole + copy,
+        besides="+ KV cache" if has_gpus or not copy else "with a push's second copy + KV cache",
+        host_bytes=copy if has_gpus else 0,
+        copy_bytes=copy,
         state_bytes=weights,
         resources=placed.resources,
     )
@@ -147,6 +154,7 @@ def _placed(
         raise SettingsError(f"settings: {explain_no_room(wanted_ranks, wanted_servers, nodes, together)}")
     placed = replace(ranks, places=tuple(found[0])), replace(servers, places=tuple(found[1]))
     check_host_memory(ranks.host_bytes, placed[0].places)
+    check_second_copies(servers.copy_bytes, servers.host_bytes or servers.memory_bytes, placed[1].places)
     for processes in placed:
         check_memory(processes.role, processes.state_bytes, processes.num_gpus, processes.places)
     return placed

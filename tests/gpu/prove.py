@@ -37,6 +37,10 @@ def main() -> int:
     machine = _machine(arguments.device, is_short=arguments.short)
     findings = {part.name: found(part, machine) for part in PARTS if not wanted or part.name in wanted}
     verdicts = [finding.holds for finding in findings.values()]
+    if not any(verdict is not None for verdict in verdicts):
+        print("prove: nothing was checked here, so nothing holds. --device cpu --short tries the parts themselves.")
+    elif machine.device == "cpu":
+        print("prove: the parts work on this machine's CPU; of GPUs that says nothing.")
     return conclude(
         "prove",
         False not in verdicts and True in verdicts,
@@ -56,8 +60,8 @@ def found(part: Part, machine: Machine) -> Finding:
         finding = unchecked(missing)
     elif machine.device == "cuda" and machine.num_gpus < part.num_gpus:
         finding = unchecked(
-            f"it needs {part.num_gpus} GPU{'s' * (part.num_gpus > 1)} and torch {torch.__version__} sees "
-            f"{machine.num_gpus} on this machine"
+            f"that needs {part.num_gpus} GPU{'s' * (part.num_gpus > 1)}, and torch {torch.__version__} sees "
+            f"{machine.num_gpus or 'none'} on this machine"
         )
     else:
         try:
@@ -65,10 +69,10 @@ def found(part: Part, machine: Machine) -> Finding:
         except Exception as error:
             traceback.print_exc()
             finding = Finding(f"raised {type(error).__name__}: {str(error)[:500]}", holds=False)
-    word = {True: "holds", False: "FAILS", None: "-"}[finding.holds]
-    print(f"{part.name:16} {word:6} {part.shows}: {finding.sentence}", flush=True)
+    word = {True: "holds", False: "FAILS", None: "not checked"}[finding.holds]
+    print(f"{part.name:14}  {word:11}  {part.shows}: {finding.sentence}", flush=True)
     for name, value in finding.figures.items():
-        print(f"{'':16} {'':6}   {name} = {value:.4g}", flush=True)
+        print(f"{'':29}  {name} = {value:.4g}", flush=True)
     return finding
 
 
@@ -77,7 +81,8 @@ def _machine(device: str, *, is_short: bool) -> Machine:
 
     num_gpus = torch.cuda.device_count() if torch.cuda.is_available() else 0
     names = {torch.cuda.get_device_name(number) for number in range(num_gpus)}
-    print(f"prove: Python {platform.python_version()}, torch {torch.__version__}, GPUs: {num_gpus} {sorted(names)}")
+    seen = f"{num_gpus} GPUs ({', '.join(sorted(names))})" if num_gpus else "no GPU"
+    print(f"prove: Python {platform.python_version()}, torch {torch.__version__}, {seen}", flush=True)
     return Machine(device, num_gpus, is_short)
 
 

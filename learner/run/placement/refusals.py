@@ -61,6 +61,24 @@ def check_host_memory(host_bytes: int, places: Sequence[Node]) -> None:
             )
 
 
+def check_second_copies(copy_bytes: int, host_bytes: int, places: Sequence[Node]) -> None:
+    """Raise SettingsError where pushes that come beside the weights in use are more than a node has room for.
+
+    copy_bytes: what that takes of a server. host_bytes: what the server has in the host's memory in all.
+    """
+    for node in places:
+        count = places.count(node)
+        if copy_bytes and node.host_bytes is not None and host_bytes * count > node.host_bytes:
+            less = "weights.second_copy to false"
+            if (host_bytes - copy_bytes) * count > node.host_bytes:
+                less += ", and rollout.num_servers lower or placement.servers.nodes to more nodes"
+            raise SettingsError(
+                f"settings: beside the weights in use a push takes {copy_bytes / 1e9:.0f} GB of host memory in each "
+                f"rollout server. The {count} on {node.node_ip} need {host_bytes * count / 1e9:.0f} GB in all, and it "
+                f"has {node.host_bytes / 1e9:.0f} GB. Set {less}."
+            )
+
+
 def explain_no_room(ranks: Wanted, servers: Wanted, nodes: Sequence[Node], together: bool) -> str:
     """Return why ranks and servers have no places on these nodes, although each of the simple checks passed."""
     for wanted in (ranks, servers):

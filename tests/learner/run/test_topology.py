@@ -123,6 +123,19 @@ def test_memory_of_a_server_is_its_share_of_the_weights_and_of_the_coordinator_t
     assert plan == replace(plan, backend="nccl")
 
 
+@pytest.mark.parametrize(("second_copy", "copy"), [(None, 4000), (True, 4000), (False, 0)])
+def test_second_copy_of_a_push_is_whole_in_the_host_memory_of_each_worker(second_copy: bool | None, copy: int) -> None:
+    of = settings(weights={"backend": "gloo", "second_copy": second_copy})
+    on_gpus, on_cpus = (plan_topology(of, SIZES, [Node("10.0.0.1", gpus)]).servers for gpus in (8, 0))
+    assert (on_gpus.memory_bytes, on_gpus.host_bytes) == (1000, copy)
+    assert (on_cpus.memory_bytes, on_cpus.host_bytes) == (2000 + copy, 0)
+    assert on_cpus.besides == ("with a push's second copy + KV cache" if copy else "+ KV cache")
+
+
+def test_over_nccl_a_server_has_no_second_copy() -> None:
+    assert plan_topology(settings(), SIZES, _TWO_EIGHTS).servers.copy_bytes == 0
+
+
 def test_what_is_offloaded_is_told_apart_where_ranks_have_gpus_and_added_where_they_have_none() -> None:
     offloaded = settings(learner={"zero_stage": 2, "offload": "optimizer", "num_ranks": 2})
     on_gpus, on_cpus = (plan_topology(offloaded, SIZES, [Node("10.0.0.1", gpus)]).ranks for gpus in (8, 0))

@@ -256,6 +256,29 @@ _PLANS = [
         learner={"zero_stage": 3, "offload": "all"},
         parameters=12 * 10**9,
     ),
+    Wrong(
+        {},
+        "settings: beside the weights in use a push takes 1120 GB of host memory in each rollout server. The 1 on "
+        "10.0.0.2 need 1120 GB in all, and it has 1000 GB. Set weights.second_copy to false.",
+        nodes=[Node(f"10.0.0.{number}", 8, host_bytes=10**12) for number in (1, 2, 3, 4)],
+        num_ranks=8,
+        num_servers=1,
+        tensor_parallel_size=8,
+        backend="gloo",
+        learner={"zero_stage": 3},
+        parameters=70 * 10**9,
+    ),
+    Wrong(
+        {},
+        "settings: beside the weights in use a push takes 140 GB of host memory in each rollout server. The 2 on "
+        "10.0.0.1 need 560 GB in all, and it has 256 GB. Set weights.second_copy to false, and rollout.num_servers "
+        "lower or placement.servers.nodes to more nodes.",
+        nodes=[Node("10.0.0.1", 0, host_bytes=256 * 10**9)],
+        num_ranks=1,
+        num_servers=2,
+        tensor_parallel_size=1,
+        parameters=70 * 10**9,
+    ),
 ]
 
 
