@@ -1,4 +1,4 @@
-"""`python -m deploy.cluster start | stop | status | nodes | wait-nodes | healthy`: this node's part of a cluster.
+"""`python -m deploy.cluster start | stop | status | nodes | wait-nodes | servers | healthy`, for this node's cluster.
 
 Behind deploy/start_cluster.sh and deploy/stop_cluster.sh. Exit status: 0; 1 with one sentence; 2 for a wrong option.
 """
@@ -7,6 +7,7 @@ import sys
 from collections.abc import Sequence
 
 from deploy.cluster.known import connect_environment, is_ray_well
+from deploy.cluster.servers import change_servers
 from deploy.cluster.start import start
 from deploy.cluster.stop import stop
 from deploy.cluster.tables.show import show_cluster
@@ -26,6 +27,7 @@ def main(arguments: Sequence[str]) -> int:
         "status": _status,
         "nodes": _nodes,
         "wait-nodes": _wait_nodes,
+        "servers": _servers,
         "healthy": _healthy,
     }
     if not arguments or arguments[0] not in verbs:
@@ -63,6 +65,11 @@ def _wait_nodes(arguments: Sequence[str]) -> None:
 
     with connected(state.ray_address, state.node_ip):
         await_nodes(int(arguments[0]), float(arguments[1]) if len(arguments) > 1 else _NODES_S)
+
+
+def _servers(arguments: Sequence[str]) -> None:
+    """Have a run use more or fewer rollout servers. Raises: OperatorError when it cannot."""
+    print(change_servers(arguments))
 
 
 def _healthy(arguments: Sequence[str]) -> None:

@@ -30,6 +30,9 @@ _TERM_S = 3.0
 # nothing but that server's answers, and TCP may need most of another minute to find out that it is back.
 _UNANSWERED = "RAY_health_check_failure_threshold"
 _NUM_UNANSWERED = "10"
+# How long a run that `ray job stop` ends may save; Ray's own 3 s are less than a step and its checkpoint take.
+_JOB_STOP = "RAY_JOB_STOP_WAIT_TIME_S"
+_JOB_STOP_S = "1800"
 # Whose logs are kept after their end.
 _KEPT_SESSIONS = 3
 
@@ -42,6 +45,7 @@ def ray_environment(home: Home, node_ip: str) -> dict[str, str]:
         "RAY_AUTH_TOKEN_PATH": str(home.ray_token_file),
         "RAY_USAGE_STATS_ENABLED": "0",
         _UNANSWERED: os.environ.get(_UNANSWERED, _NUM_UNANSWERED),
+        _JOB_STOP: os.environ.get(_JOB_STOP, _JOB_STOP_S),
         # Ray lowers its workers' priority; the learner and the engine are what this machine is here for.
         "RAY_worker_niceness": "0",
         # Importing torch, vLLM and DeepSpeed takes three times as long when Python may not keep what it compiled.

@@ -6,6 +6,7 @@ are is read from Ray each time, so a fleet that Ray restarted knows as much as t
 
 import asyncio
 import contextlib
+import itertools
 import os
 from collections.abc import Awaitable
 from typing import Any, TypedDict, TypeVar
@@ -119,9 +120,32 @@ class Fleet:
             )
         return sorted(infos, key=lambda info: int(info["name"].removeprefix(SERVER_PREFIX)))
 
+    async def add(
+        self, spec: dict[str, Any], nodes: list[str], num_gpus: float = 0, resources: dict[str, float] | None = None
+    ) -> list[ServerInfo]:
+        """Start one more server on each of these nodes, beside those that there are. Arguments, Raises: as `ensure`;
+        of those that were to be started none is left then.
+        """
+        request = EngineRequest.model_validate(spec)
+        async with self._changing:
+            taken = set(server_names())
+            free = (name for number in itertools.count() if (name := f"{SERVER_PREFIX}{number}") not in taken)
+            new = dict(zip(free, places(len(nodes), num_gpus, nodes, resources), strict=False))
+            return await _all_or_none(list(new), [self._start(name, request, place) for name, place in new.items()])
+
+    async def remove(self, name: str) -> None:
+        """Stop one server: it gives its run up first. Returns when it is gone."""
+        async with self._changing:
+            await _stop(name)
+
     async def describe(self) -> list[dict[str, Any]]:
         """Return each server's `describe()` with node_ip, pid and log; one that does not answer has is_alive False."""
         return list(await asyncio.gather(*(_describe(name) for name in server_names())))
+
+    async def nodes_of(self, names: list[str]) -> list[str]:
+        """Return Ray's names of the nodes that these servers are on; of one that does not answer, none."""
+        described = await self.describe()
+        return [str(server["node_id"]) for server in described if server["name"] in names and server.get("node_id")]
 
     async def check_services(self, run: dict[str, Any]) -> None:
         """Ask the reward services and the retriever of a run (a RunSpec) once.

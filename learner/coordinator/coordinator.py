@@ -198,10 +198,10 @@ class Coordinator:
         self._gave_up = self._gave_up or reason
         self.stop_after_step(reason)
 
-    def lose_server(self, server: str, reason: str, num_wanted: int = 0) -> None:
-        """Take back what a server held, because it died or started again."""
-        self._servers.forget_state(server, num_wanted)
-        self._recall.take_back_from(server, reason)
+    def lose_server(self, server: str, reason: str, *, is_dead: bool = True) -> None:
+        """Take back what a server held that died or began anew, or was taken away: then no sample is at fault."""
+        self._servers.forget_state(server, 0)
+        (self._recall.take_back_from if is_dead else self._recall.release_from)(server, reason)
 
     def status(self) -> RunStatus:
         """Return what the run is at."""

@@ -88,6 +88,10 @@ class CoordinatorProcess:
         """Take back the leases of a server that died."""
         self._loop.submit(lambda coordinator: coordinator.lose_server(server, reason))
 
+    def release_server(self, server: str, reason: str) -> None:
+        """Lease to others what a server had that was taken from the run: no sample is to blame."""
+        self._loop.submit(lambda coordinator: coordinator.lose_server(server, reason, is_dead=False))
+
     def close(self) -> None:
         """Stop the loop, then close the ledger: everything accounted is on disk when this returns.
 

@@ -40,6 +40,7 @@ class RankProcess:
         self._folder = folder
         self._wanted = models
         self._reach_server = reach_server
+        self._servers: tuple[str, ...] = ()
         self._listener: socket.socket | None = None
         self._phase = "starting learner ranks"
         self._asked_phase = ""
@@ -81,14 +82,20 @@ class RankProcess:
         self._world = join(self._place, self._settings.learner.rank_timeout_s, self._listener)
         self._models = load(self._settings, self._model, checkpoint, self._tell)
 
+    def push_to(self, servers: tuple[str, ...]) -> None:
+        """Have these be the run's rollout servers from the next push on. On rank 0."""
+        self._servers = servers
+
     def train(self, run: RunPlace) -> str:
         """Train until the coordinator ends the run; returns how it ended, in one sentence."""
         from learner.rank.rank import train
         from learner.rank.start import use_threads
 
         use_threads(self._settings, self._place.world_size, num_others=len(run.servers))
+        self._servers = run.servers
         place = (self._folder, self._model, run)
-        return train(self._world, self._models, self._settings, *place, self._reach_server, self._tell)
+        reach = (self._reach_server, lambda: self._servers)
+        return train(self._world, self._models, self._settings, *place, *reach, self._tell)
 
     def _tell(self, phase: str) -> None:
         self._phase = phase

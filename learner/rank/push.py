@@ -1,6 +1,7 @@
 """A rank's part in a weight push: all ranks gather, rank 0 sends, and what the servers then compute is compared."""
 
-from collections.abc import Sequence
+import contextlib
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 
 from learner.models.policy import PolicyEngine
@@ -33,6 +34,10 @@ class RankPusher:
         self._plan = self._weights.plan
         self._has_synced = False
         self._num_wrong = 0  # pushes in a row after which every server that was asked computed something else
+        self._names_now: Callable[[], tuple[str, ...]] | None = None  # servers that the run has; None: always the same
+        self._reach: Callable[[str], ServerControls] | None = None
+        self._names: tuple[str, ...] = ()  # that were taken up last
+        self._controls = {server.name: server for server in servers}
         self.digest = ""  # of what the servers were given last; on rank 0
         self._pusher = (
             WeightPusher(
@@ -46,6 +51,25 @@ class RankPusher:
             if servers
             else None
         )
+
+    def follow(self, names_now: Callable[[], tuple[str, ...]], reach: Callable[[str], ServerControls]) -> None:
+        """Push to the servers that `names_now` names when a push begins. reach: returns a named server's controls."""
+        self._names_now, self._reach, self._names = names_now, reach, names_now()
+
+    def _use_named(self) -> None:
+        """Take up servers that came and leave those that went. One that cannot be reached is tried at the next push."""
+        if self._pusher is None or self._names_now is None or (wanted := self._names_now()) == self._names:
+            return
+        assert self._reach is not None
+        for name in set(self._controls) - set(wanted):
+            del self._controls[name]
+        for name in wanted:
+            if name not in self._controls:
+                with contextlib.suppress(NeighbourError):
+                    self._controls[name] = self._reach(name)
+        self._pusher.set_servers(list(self._controls.values()))
+        if self._controls.keys() == set(wanted):
+            self._names = wanted
 
     def leave_out(self, absent: Sequence[str]) -> None:
         """Push to all servers but these from now on."""
@@ -67,6 +91,7 @@ class RankPusher:
             for _ in self._weights.buckets(is_sender=False):  # ZeRO 3: every rank takes part in every gather
                 pass
             return None
+        self._use_named()
         report = self._pusher.push(version, self._plan, self._weights.buckets(is_sender=True))
         faults = self._pusher.verify(version, self._probe.tokens, self._probe.fault_of)
         served = tuple(name for name in report.synced if name not in faults)

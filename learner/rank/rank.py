@@ -138,12 +138,14 @@ def train(
     model: Path,
     run: RunPlace,
     reach_server: Callable[[str], ServerControls],
+    servers_now: Callable[[], tuple[str, ...]],
     tell: Tell,
 ) -> str:
     """Open what a rank talks to, train until the coordinator ends the run, and close it; returns how the run ended.
 
     folder: the run's. model: the folder that its policy was first loaded from. reach_server: returns the weight
-    controls of a named rollout server; rank 0 alone has any. tell: takes what the rank is at.
+    controls of a named rollout server; rank 0 alone has any. servers_now: names those that the
+    run has by now. tell: takes what the rank is at.
     """
     rank, keys = world.place.rank, load_keys()
     channel = DealerChannel(run.coordinator_address, f"rank-{rank}", keys.peer, keys.coordinator.public)
@@ -151,6 +153,8 @@ def train(
     servers = [reach_server(name) for name in run.servers] if rank == 0 else []
     learner = learner_name(run.run_id, run.incarnation)
     pusher = RankPusher(models.roles.policy, settings, servers, world.place.host, run.weights_backend, learner)
+    if servers:
+        pusher.follow(servers_now, reach_server)
     proving, prover = None, ProofProcess()
     if settings.learner.prove_checkpoints:
         witness = Witness(models.roles, folder.name, settings, models.told)

@@ -15,17 +15,19 @@ from learner.run.cluster.cluster_end import cluster_end
 from learner.run.cluster.models import run_models
 from learner.run.rank_watch import RankWatch
 from learner.run.same_index import compare_indexes
+from learner.run.server_count import ServerCount
 from learner.run.server_watch import ServerWatch
-from learner.run.topology import Topology, plan_topology
+from learner.run.topology import Processes, Topology, plan_topology
 from protocol.errors import NeighbourError, OperatorError, SettingsError
 from protocol.settings.reward_sets import read_sets
-from protocol.settings.run_spec import RunSpec, engine_request, run_spec, scored_by
+from protocol.settings.run_spec import EngineRequest, RunSpec, engine_request, run_spec, scored_by
 
 if TYPE_CHECKING:
     from pathlib import Path
 
     from learner.run.context import RunContext
     from learner.run.start import RunStart
+    from protocol.settings.settings import Settings
 
 _POLL_S = 0.5
 _SERVER_CHECK_S = 2.0
@@ -50,6 +52,7 @@ class RunAttempt:
     _ranks: list[processes.Rank] = field(default_factory=list)
     _servers: list[str] = field(default_factory=list)
     _spec: RunSpec | None = None
+    _engine: EngineRequest | None = None  # of its rollout servers; None: it has none
     _topology: Topology | None = None  # as the cluster's nodes were when it was launched
     _num_told: int = 0  # of the coordinator's news
 
@@ -67,6 +70,7 @@ class RunAttempt:
         found = run_models(settings, self.context.model)
         model, backend = str(self.context.model), topology.backend
         engine = engine_request(settings, model, backend, found["policy.model"], on_cpus=not topology.has_gpus)
+        self._engine = engine if topology.servers.count else None
         ensuring = servers.ensure_servers(engine, topology.servers) if topology.servers.count else None
         self.context.view.show_phase(f"starting learner ranks{' and rollout servers' if ensuring else ''}")
         borrowed = ray_door.call(borrowing, "the fleet", _IMPORT_S)
@@ -104,7 +108,8 @@ class RunAttempt:
         )
         training = {rank.ask("train", place): rank.name for rank in self._ranks}
         first = next(iter(training))
-        servers = ServerWatch(self._servers, self._spec, self._lose_server, renewed=self._scored_now)
+        watched = ServerWatch(self._servers, self._spec, self._lose_server, renewed=self._scored_now)
+        count = self._count_of(watched)
         ranks = RankWatch(self._ranks, ray_door.is_done, ray_door.call)
         told = set(complaints(self._checkpoints))
         servers_at = drain_until = 0.0
@@ -116,7 +121,8 @@ class RunAttempt:
             if now - servers_at > _SERVER_CHECK_S:
                 servers_at = now
                 self._check_cluster_is_there()
-                self._check_servers(servers)
+                self._check_servers(watched)
+                self._change_servers(count)
                 self._show_complaints(told)
                 ranks.poll()
             if drain_until and now > drain_until:
@@ -140,7 +146,8 @@ class RunAttempt:
         deadline = time.monotonic() + _NODES_S
         while True:
             try:
-                return plan_topology(self.context.settings, self.context.sizes, ray_door.nodes())
+                settings = self._with_servers(self.context.changed.num_servers)
+                return plan_topology(settings, self.context.sizes, ray_door.nodes())
             except SettingsError as error:
                 if time.monotonic() > deadline:
                     raise OperatorError(f"The cluster's nodes cannot hold the run any more. {error}") from None
@@ -220,6 +227,45 @@ class RunAttempt:
             self.context.view.message(message)
         if self._servers and not watch.num_hopeful:
             raise OperatorError("Every rollout server was given up; see their logs with deploy.cluster status.")
+
+    def _count_of(self, watch: ServerWatch) -> ServerCount | None:
+        """Return what changes the number of servers; None for a run without any."""
+        if self._engine is None:
+            return None
+        rank, coordinator = self._ranks[0], self._coordinator
+        return ServerCount(
+            self.start.folder,
+            self._servers,
+            watch,
+            servers.AskedFleet(self._engine),
+            plan=self._planned_servers,
+            push_to=lambda names: rank.ask("push_to", names),
+            release=lambda name, why: coordinator.release_server.remote(name, why),
+        )
+
+    def _planned_servers(self, number: int) -> Processes:
+        """Return where so many servers would be. Raises: OperatorError when they cannot be, or not in this attempt."""
+        assert self._topology is not None
+        planned = plan_topology(self._with_servers(number), self.context.sizes, ray_door.nodes())
+        if planned.backend != self._topology.backend:
+            raise OperatorError(
+                f"With {number} rollout servers weights would travel by {planned.backend}, and now they do by "
+                f"{self._topology.backend}. Stop the run, set rollout.num_servers, and give the run's command again."
+            )
+        return planned.servers
+
+    def _change_servers(self, count: ServerCount | None) -> None:
+        if count is not None:
+            for message in count.poll():
+                self.context.view.message(message)
+            self._servers = list(count.names)
+            self.context.changed.num_servers = len(self._servers)
+
+    def _with_servers(self, number: int | None) -> Settings:
+        settings = self.context.settings
+        if number is None:
+            return settings
+        return settings.model_copy(update={"rollout": settings.rollout.model_copy(update={"num_servers": number})})
 
     def _check_cluster_is_there(self) -> None:
         """Raise NeighbourError when Ray is gone: its own calls would wait a minute, and then end this process."""

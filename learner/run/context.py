@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
@@ -18,6 +18,13 @@ if TYPE_CHECKING:
     from protocol.settings.settings import Settings
 
 
+@dataclass
+class Changed:
+    """What an operator changed of the run while it went on."""
+
+    num_servers: int | None = None  # rollout servers; None: as the settings say
+
+
 @dataclass(frozen=True)
 class RunContext:
     """Settings, cluster and what shows the run."""
@@ -31,4 +38,5 @@ class RunContext:
     stop: threading.Event  # set by the first Ctrl-C, SIGTERM or SIGHUP
     metrics: MetricsReader  # gives the new lines of metrics.jsonl
     record: Callable[[dict[str, float]], None]  # takes each new line of metrics.jsonl
+    changed: Changed = field(default_factory=Changed)  # kept over attempts, not over commands
     copies: CheckpointCopier | None = None  # brings checkpoints elsewhere; None: they stay here

@@ -29,6 +29,7 @@ class _Watched:
     name: str
     node_ip: str = _LOOPBACK  # of the node that it was on when it last answered; loopback: this machine is all there is
     is_serving: bool = True  # attached to this run
+    is_new: bool = False  # it has not served this run yet
     serving_since: float = field(default_factory=time.monotonic)
     num_revivals: int = 0  # since it last served for a minute
     pending: Any = None  # the call under way
@@ -80,6 +81,14 @@ class ServerWatch:
         away = [server for server in hopeful if server.away_since is not None and now - server.away_since > _AWAY_S]
         return len(hopeful) - len(away) + sum(server.is_serving for server in self._servers if server not in hopeful)
 
+    def add(self, names: Sequence[str]) -> None:
+        """Look after these servers too, which are new: they are attached, and serve from the next push on."""
+        self._servers += [_Watched(name, is_serving=False, is_new=True) for name in names]
+
+    def forget(self, name: str) -> None:
+        """Look after a server no more: it is taken from the run."""
+        self._servers = [server for server in self._servers if server.name != name]
+
     def poll(self) -> list[str]:
         """Take answers that have come and ask on; returns what the user should be told."""
         return [message for server in self._servers if (message := self._advance(server)) is not None]
@@ -105,7 +114,8 @@ class ServerWatch:
             server.pending, server.then = self._ask(server, "attach"), "serve"
             return None
         server.is_serving, server.serving_since = True, time.monotonic()
-        return f"{server} serves again, from the next push on"
+        again, server.is_new = "" if server.is_new else " again", False
+        return f"{server} serves{again}, from the next push on"
 
     def _await_return(self, server: _Watched, reason: str) -> str | None:
         """Take its leases back and ask until it is there: a call that finds no process is no start that failed."""

@@ -202,22 +202,40 @@ def test_what_was_out_when_the_run_was_stopped_is_not_trained(
     assert left.rows("SELECT COUNT(*) FROM prompts WHERE state = 'assigned'") == [(0,)]
 
 
-def test_a_run_in_the_background_is_listed_and_stopped_and_its_output_kept(
-    cluster: FlowCluster, slow_user: Bring
-) -> None:
+@pytest.fixture(scope="module")
+def unattended(cluster: FlowCluster, slow_user: Bring) -> Left:
+    """Return what is left, so far, of a run in the background that takes steps."""
     left = slow_user.left("unattended")
     begun = cluster.run(*slow_user.options("unattended", {"run.max_steps": 1000}), "--no-wait")
     assert begun.returncode == 0, begun.stderr
     assert begun.stdout.startswith("The run unattended goes on in the background (process ")
-    wait_until(lambda: left.last_step >= 1, 120.0)
+    wait_until(lambda: left.last_step >= 1, 240.0)
+    return left
 
+
+def test_a_run_gets_a_server_more_and_gives_it_back_while_it_goes_on(unattended: Left, cluster: FlowCluster) -> None:
+    more = cluster.servers("unattended", "+1")
+    assert more.stdout == "sluice-rollout-1 started, and serve from the next push on: 2 in all.\n", more.stderr
+    trained = "SELECT COUNT(*) FROM trajectories WHERE server = 'sluice-rollout-1' AND step IS NOT NULL"
+    wait_until(lambda: unattended.rows(trained) != [(0,)], 240.0)
+    fewer = cluster.servers("unattended", "-1")
+    assert fewer.stdout == "Rollout servers were taken away: 1 are left.\n", fewer.stderr
+    assert len(cluster.actors("RolloutServer")) == 1
+    then = unattended.last_step
+    wait_until(lambda: unattended.last_step >= then + 2, 240.0)
+
+
+def test_a_run_in_the_background_is_listed_and_stopped_and_its_output_kept(
+    unattended: Left, cluster: FlowCluster
+) -> None:
     assert re.search(r"unattended +│ running \(process \d+\) .* \d+ of 1000 ", cluster.runs().stdout)
     told = [cluster.runs("stop"), cluster.runs("logs", "unattended")]
     assert [each.stderr for each in told] == ["", ""]
     assert told[0].stdout == "unattended has ended.\n"
     assert "stopped by the user" in told[1].stdout
     assert "report.html" in told[1].stdout
-    assert newest_checkpoint(left) == left.last_step
+    assert newest_checkpoint(unattended) == unattended.last_step
+    assert audit.main([str(unattended.folder)]) == 0
     expect_no_leavings(cluster)
 
 

@@ -40,6 +40,13 @@ class LeaseRecall:
         """Count nothing against what a server had when its connection was lost: it is there, and did not begin anew."""
         self._out_of_reach.pop(server, None)
 
+    def release_from(self, server: str, reason: str) -> None:
+        """Release what a server held that was taken from the run: it counts against no sample."""
+        for group in self._groups.held_by(server):
+            group.take_back_from(server)
+            self._groups.release(group, f"{server}: {reason}")
+        self.spare(server)
+
     def take_back_from(self, server: str, reason: str) -> None:
         """Release what a server held that died; its finished samples are kept.
 

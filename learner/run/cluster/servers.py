@@ -24,6 +24,28 @@ def ensure_servers(engine: EngineRequest, planned: Processes) -> Any:
     return find_fleet().ensure.remote(request, planned.count, planned.num_gpus, nodes, dict(planned.resources))
 
 
+class AskedFleet:
+    """`learner.run.server_count.FleetCalls` through Ray. engine: of every server."""
+
+    def __init__(self, engine: EngineRequest) -> None:
+        self._engine = engine.model_dump(mode="json")
+
+    def add(self, planned: Processes, nodes: Sequence[str]) -> Any:
+        return find_fleet().add.remote(self._engine, list(nodes), planned.num_gpus, dict(planned.resources))
+
+    def remove(self, name: str) -> Any:
+        return find_fleet().remove.remote(name)
+
+    def nodes_of(self, names: Sequence[str]) -> Any:
+        return find_fleet().nodes_of.remote(list(names))
+
+    def is_done(self, reference: Any) -> bool:
+        return is_done(reference)
+
+    def result(self, reference: Any) -> Any:
+        return call(reference, "the fleet")
+
+
 def shared_retrievers(servers: Sequence[Mapping[str, Any]]) -> tuple[str, ...]:
     """Return where other nodes search the retrievers of these servers' nodes, each once. servers: as the fleet says."""
     return tuple(sorted({str(url) for server in servers if (url := server["shared_retriever_url"])}))

@@ -22,3 +22,10 @@ def test_number_of_unanswered_questions_that_the_user_set_stays(
 ) -> None:
     monkeypatch.setenv(_NAME, "3")
     assert ray_environment(Home(tmp_path), "10.0.0.1")[_NAME] == "3"
+
+
+def test_run_that_is_stopped_as_a_ray_job_has_the_time_to_save_that_stop_cluster_gives(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("RAY_JOB_STOP_WAIT_TIME_S", raising=False)
+    assert ray_environment(Home(tmp_path), "127.0.0.1")["RAY_JOB_STOP_WAIT_TIME_S"] == "1800"

@@ -102,3 +102,46 @@ def test_first_push_that_every_server_gets_wrong_ends_the_run(pusher: RankPusher
         server.lies = True
     with pytest.raises(NeighbourError, match="no server took version 1: s1 computes other logprobs"):
         pusher.push(1)
+
+
+def test_servers_that_the_run_has_by_now_are_pushed_to_and_others_no_more(servers: list[Liar]) -> None:
+    by_name = {server.name: server for server in servers}
+    names = ("s1",)
+    settings = Settings.model_validate({"policy": {"model": "m", "dtype": "float32"}})
+    pusher = RankPusher(cast(PolicyEngine, Policy()), settings, servers[:1], "127.0.0.1", "gloo")
+    pusher.follow(lambda: names, by_name.__getitem__)
+    try:
+        assert pushed_to(pusher, 1) == ("s1",)
+        names = ("s1", "s2")
+        assert pushed_to(pusher, 2) == ("s1", "s2")
+        names = ("s2",)
+        assert pushed_to(pusher, 3) == ("s2",)
+    finally:
+        pusher.close()
+
+
+def test_new_server_that_is_not_there_yet_is_tried_again_at_the_next_push(servers: list[Liar]) -> None:
+    there: dict[str, Liar] = {}
+
+    def reach(name: str) -> Liar:
+        if name not in there:
+            raise NeighbourError(name, "is not running")
+        return there[name]
+
+    names = ("s1",)
+    settings = Settings.model_validate({"policy": {"model": "m", "dtype": "float32"}})
+    pusher = RankPusher(cast(PolicyEngine, Policy()), settings, servers[:1], "127.0.0.1", "gloo")
+    pusher.follow(lambda: names, reach)
+    try:
+        names = ("s1", "s2")
+        assert pushed_to(pusher, 1) == ("s1",)
+        there["s2"] = servers[1]
+        assert pushed_to(pusher, 2) == ("s1", "s2")
+    finally:
+        pusher.close()
+
+
+def pushed_to(pusher: RankPusher, version: int) -> tuple[str, ...]:
+    report = pusher.push(version)
+    assert report is not None
+    return report.synced

@@ -1,0 +1,47 @@
+"""`python -m deploy.cluster servers RUN +2`: more or fewer rollout servers for a run that goes on."""
+
+import re
+import time
+from collections.abc import Sequence
+from pathlib import Path
+
+from protocol.errors import OperatorError
+from protocol.node.current_run import current_run
+from protocol.node.server_wish import read_answer, wish_servers
+
+# An engine of hundreds of GB loads for so long.
+_START_S = 3600.0
+_TAKEN_UP_S = 30.0
+_POLL_S = 0.2
+
+
+def change_servers(arguments: Sequence[str], taken_up_s: float = _TAKEN_UP_S) -> str:
+    """Have a run use more or fewer rollout servers; returns what it says when that is done.
+
+    taken_up_s: within so many seconds the run says that it is at it.
+    Raises: OperatorError when the run cannot, is not there, or does not answer.
+    """
+    if len(arguments) != 2 or not re.fullmatch(r"[+-][0-9]{1,4}", arguments[1]):
+        raise OperatorError("servers: give the run's name and how many more or fewer: servers my-run +2.")
+    name, change = arguments[0], int(arguments[1])
+    run = current_run()
+    if run is None or run.run_id != name:
+        there = f"{run.run_id} uses this cluster" if run is not None else "no run of this machine uses this cluster"
+        raise OperatorError(f"servers: {there}. Give the command on the machine of the run's own command.")
+    folder, begun = Path(run.folder), time.monotonic()
+    try:
+        wish = wish_servers(folder, change)
+    except OSError as error:
+        raise OperatorError(f"servers: {folder} cannot be written: {error.strerror}.") from None
+    while True:
+        answer = read_answer(folder)
+        is_taken_up = answer is not None and answer.id == wish.id
+        if answer is not None and is_taken_up and answer.is_last:
+            if answer.is_refused:
+                raise OperatorError(f"servers: {answer.text}")
+            return answer.text
+        if (now := current_run()) is None or now.pid != run.pid:
+            raise OperatorError(f"servers: the run {name} has ended.")
+        if time.monotonic() - begun > (_START_S if is_taken_up else taken_up_s):
+            raise OperatorError(f"servers: the run {name} does not answer. It does once it trains; see its output.")
+        time.sleep(_POLL_S)

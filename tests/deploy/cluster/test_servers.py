@@ -1,0 +1,68 @@
+"""`deploy.cluster servers RUN +N`: the wish, and what the run says of it."""
+
+import threading
+from pathlib import Path
+
+import pytest
+
+from deploy.cluster.servers import change_servers
+from protocol.errors import OperatorError
+from protocol.node.current_run import using_cluster
+from protocol.node.server_wish import ServerAnswer, answer_wish, read_wish
+from tests.fakes.waiting import wait_until
+
+
+@pytest.fixture(autouse=True)
+def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.setenv("SLUICE_HOME", str(tmp_path / "home"))
+    (tmp_path / "home").mkdir()
+    return tmp_path / "home"
+
+
+def answering(folder: Path, *, is_refused: bool) -> threading.Thread:
+    """Answer the next wish as a run would: that it is at it, then what came of it."""
+
+    def answer() -> None:
+        wait_until(lambda: read_wish(folder) is not None)
+        wish = read_wish(folder)
+        assert wish is not None
+        assert wish.change == 2
+        answer_wish(folder, ServerAnswer(id=wish.id, text="They start.", is_last=False))
+        answer_wish(folder, ServerAnswer(id=wish.id, text="3 in all.", is_last=True, is_refused=is_refused))
+
+    thread = threading.Thread(target=answer)
+    thread.start()
+    return thread
+
+
+def test_command_says_what_the_run_says(tmp_path: Path) -> None:
+    with using_cluster("my-run", tmp_path):
+        run = answering(tmp_path, is_refused=False)
+        assert change_servers(["my-run", "+2"]) == "3 in all."
+        run.join()
+
+
+def test_command_fails_where_the_run_refuses(tmp_path: Path) -> None:
+    with using_cluster("my-run", tmp_path):
+        run = answering(tmp_path, is_refused=True)
+        with pytest.raises(OperatorError, match=r"^servers: 3 in all\.$"):
+            change_servers(["my-run", "+2"])
+        run.join()
+
+
+def test_run_that_does_not_take_it_up_is_named(tmp_path: Path) -> None:
+    with using_cluster("my-run", tmp_path), pytest.raises(OperatorError, match="the run my-run does not answer"):
+        change_servers(["my-run", "-1"], taken_up_s=0.1)
+
+
+@pytest.mark.parametrize("arguments", [[], ["my-run"], ["my-run", "2"], ["my-run", "+two"], ["my-run", "+1", "more"]])
+def test_wrong_arguments_are_refused(arguments: list[str]) -> None:
+    with pytest.raises(OperatorError, match="give the run's name and how many more or fewer"):
+        change_servers(arguments)
+
+
+def test_run_that_is_not_here_is_refused_with_the_one_that_is(tmp_path: Path) -> None:
+    with pytest.raises(OperatorError, match="no run of this machine uses this cluster"):
+        change_servers(["other", "+1"])
+    with using_cluster("my-run", tmp_path), pytest.raises(OperatorError, match="my-run uses this cluster"):
+        change_servers(["other", "+1"])
