@@ -5,6 +5,7 @@ The result is kept under SLUICE_HOME/cache and found again by content.
 
 import hashlib
 import json
+import socket
 from collections.abc import Callable
 from dataclasses import asdict, replace
 from pathlib import Path
@@ -17,6 +18,7 @@ from learner.models.roles import load_policy
 from learner.models.settings import PolicySettings, policy_settings
 from learner.models.world import own_device, reduce_max
 from learner.objectives.supervised import run_sft
+from protocol.errors import OperatorError
 from protocol.node.home import sluice_home
 from protocol.node.keeper_files import own_node_id, reader_of
 from protocol.node.model_copy import have_model
@@ -28,7 +30,11 @@ _TOKENS_FORM = 2
 
 
 def warm_start(settings: Settings, model: Path, tell: Callable[[str], None]) -> Path:
-    """Return the folder of the warm-started model, made now unless it was made before. All ranks call it together."""
+    """Return the folder of the warm-started model, made now unless it was made before. All ranks call it together.
+
+    Raises: OperatorError when this rank's node does not have the demonstrations.
+    """
+    _check_here(settings)
     wanted = sluice_home() / "cache" / f"warm_start-{content_key(settings, model)}"
     # Rank 0 decides: ranks of other nodes have a cache of their own, and would wait in collectives that rank 0 skips.
     is_found = reduce_max(float(dist.get_rank() == 0 and wanted.is_dir()), own_device())
@@ -37,6 +43,16 @@ def warm_start(settings: Settings, model: Path, tell: Callable[[str], None]) -> 
     else:
         _make(settings, model, wanted, tell)
     return _on_this_node(wanted)
+
+
+def _check_here(settings: Settings) -> None:
+    data = settings.policy.warm_start.data
+    assert data is not None
+    if not Path(data).is_file():
+        raise OperatorError(
+            f"policy.warm_start.data = {data} is not on the node of a learner rank ({socket.gethostname()}). Put it on "
+            "a disk that the command's node and those of the ranks share, or place the ranks on the command's node."
+        )
 
 
 def _on_this_node(wanted: Path) -> Path:

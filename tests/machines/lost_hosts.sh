@@ -1,7 +1,8 @@
 # What hosts.sh does to whole hosts: the one with the learner rank loses its power, then the one that is the head.
 #
 # For a script that has sourced virtual_hosts.sh, on a cluster of host 1 (its head), host 2 and another one with a server.
-# The run folder is in /tmp/shared, because the rank is on another host than the command.
+# Run folder and demonstrations are in /tmp/shared, because the rank is on another host than the command. It has not been seen
+# to hold yet: it was begun once, before the demonstrations were there.
 
 # last_step FILE: the newest step that a run's metrics, at a path of this machine, tell of.
 last_step() { tail -n 1 "$1" 2>/dev/null | grep -o '"step": *[0-9]*' | grep -o '[0-9]*$' || echo 0; }
@@ -10,10 +11,16 @@ is_beyond() { (($(last_step "$1") > $2)); }
 checkpoint() { readlink "$1/checkpoints/latest" | grep -o '[0-9]*$' | sed 's/^0*//' || echo 0; }
 has_checkpoint() { (($(checkpoint "$1") >= $2)); }
 
+run_lost() {
+    run lost /tmp/shared --run.max_steps 1000 --placement.ranks.resources '{"host_2": 1}' \
+        --policy.warm_start.data /tmp/shared/warmstart.jsonl
+}
+
 # lose_rank: the run goes on by itself once the rank's host has joined again, from the newest checkpoint.
 lose_rank() {
     local lost=$folder/shared/lost log=$folder/learner-lost.log before saved
-    run lost /tmp/shared --run.max_steps 1000 --placement.ranks.resources '{"host_2": 1}'
+    cp "$folder/1/tmp/home-1/quickstart/warmstart.jsonl" "$folder/shared/"
+    run_lost
     wait_until 900 "checkpoint of step 5" has_checkpoint "$lost" 5
     wait_until 300 "step 7" is_beyond "$lost/metrics.jsonl" 6
     before=$(last_step "$lost/metrics.jsonl")
@@ -39,7 +46,7 @@ lose_head() {
     say "the head's host has lost its power, at step $before; there is a checkpoint of step $saved"
     power_on 1
     start_cluster "$@"
-    run lost /tmp/shared --run.max_steps 1000 --placement.ranks.resources '{"host_2": 1}'
+    run_lost
     wait_until 900 "step $((before + 2))" is_beyond "$lost/metrics.jsonl" $((before + 1))
     on 1 .venv/bin/python -m deploy.runs stop lost
     await_end 180

@@ -5,7 +5,8 @@ from typing import Any
 
 import pytest
 
-from learner.objectives.warm_start import content_key, warm_start_settings
+from learner.objectives.warm_start import content_key, warm_start, warm_start_settings
+from protocol.errors import OperatorError
 from protocol.settings.settings import Settings
 
 
@@ -69,3 +70,13 @@ def test_changed_file_makes_another_model(folder: Path, name: str) -> None:
 def test_what_the_warm_start_does_not_take_leaves_the_model_as_it_is(folder: Path) -> None:
     others = settings_of(folder, run={"seed": 9, "name": "x"}, learner={"lr": 1.0, "loss": "reinforce"})
     assert content_key(others, folder) == content_key(settings_of(folder), folder)
+
+
+def test_demonstrations_that_a_ranks_node_lacks_are_named_with_what_to_do(folder: Path) -> None:
+    settings = settings_of(folder)
+    (folder / "rows.jsonl").unlink()
+    with pytest.raises(OperatorError) as caught:
+        warm_start(settings, folder, lambda text: None)
+    text = str(caught.value)
+    assert text.startswith(f"policy.warm_start.data = {folder / 'rows.jsonl'} is not on the node of a learner rank (")
+    assert "a disk that the command's node and those of the ranks share" in text
