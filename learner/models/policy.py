@@ -84,12 +84,12 @@ class PolicyEngine(TrainedModel):
     def pushed_weights(self, bucket_bytes: int) -> PushedWeights:
         """Return what a push of this policy is made of, in buckets of so many bytes."""
         dtype = self._settings.dtype
-        return PushedWeights(self._model, self.gather, self.shape_of, dtype=dtype, bucket_bytes=bucket_bytes)
+        return PushedWeights(self._model, self.whole_on_first, self.shape_of, dtype=dtype, bucket_bytes=bucket_bytes)
 
     def pushed_digest(self) -> str:
-        """Return the digest that servers would hold after a push of this policy. Collective."""
+        """Return on rank 0 the digest that servers would hold after a push of this policy. Collective."""
         dtype = getattr(torch, self._settings.dtype)
-        buckets = self.pushed_weights(_DIGESTED_BYTES).buckets(is_sender=True)
+        buckets = self.pushed_weights(_DIGESTED_BYTES).buckets(is_sender=dist.get_rank() == 0)
         pairs = (pair for bucket in buckets for pair in bucket)
         return digest_of_all({name: digest_of_tensor(name, tensor.to(dtype).contiguous()) for name, tensor in pairs})
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import TYPE_CHECKING
 
 from protocol.weights.wire import Bucket, bucket_num_bytes, bucket_views
@@ -11,20 +11,12 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 
-def pack(plan: Sequence[Bucket], gathered: Iterator[Sequence[tuple[str, Tensor]]], device: str) -> Iterator[Tensor]:
-    """Yield each planned bucket as flat bytes, as soon as its tensors were gathered."""
-    import torch
-
+def pack(plan: Sequence[Bucket], gathered: Iterator[Iterable[tuple[str, Tensor]]], device: str) -> Iterator[Tensor]:
+    """Yield each planned bucket as flat bytes, as soon as its tensors were gathered; each is taken after the one before
+    was copied.
+    """
     for bucket in plan:
-        tensors = next(gathered, ())
-        given = [(name, tuple(tensor.shape)) for name, tensor in tensors]
-        planned = [(meta.name, tuple(meta.shape)) for meta in bucket]
-        if given != planned:
-            raise ValueError(f"weight push: the plan has {planned} where the bucket has {given}")
-        flat = torch.zeros(bucket_num_bytes(bucket), dtype=torch.uint8, device=device)
-        for (_, view), (_, tensor) in zip(bucket_views(flat, bucket), tensors, strict=True):
-            view.copy_(tensor.detach())
-        yield flat
+        yield _packed(bucket, next(gathered, ()), device)
     surplus = next(gathered, None)
     if surplus is not None:
         raise ValueError(f"weight push: a bucket of {[name for name, _ in surplus]} is not in the plan")
@@ -35,3 +27,29 @@ def device_of(backend: str) -> str:
     import torch
 
     return "cuda" if backend == "nccl" or (backend == "ipc" and torch.cuda.is_available()) else "cpu"
+
+
+def _packed(bucket: Bucket, tensors: Iterable[tuple[str, Tensor]], device: str) -> Tensor:
+    import torch
+
+    flat = torch.empty(bucket_num_bytes(bucket), dtype=torch.uint8, device=device)
+    _clear_gaps(flat, bucket)
+    planned = [(meta.name, tuple(meta.shape)) for meta in bucket]
+    views = [view for _, view in bucket_views(flat, bucket)]
+    given = []
+    for number, (name, tensor) in enumerate(tensors):
+        given.append((name, tuple(tensor.shape)))
+        if planned[number : number + 1] == given[-1:]:
+            views[number].copy_(tensor.detach())
+    if given != planned:
+        raise ValueError(f"weight push: the plan has {planned} where the bucket has {given}")
+    return flat
+
+
+def _clear_gaps(flat: Tensor, bucket: Bucket) -> None:
+    """Write zeros between the tensors: what the memory held before is nobody else's business."""
+    end = 0
+    for meta in bucket:
+        begin, end = end + meta.num_bytes, end + bucket_num_bytes((meta,))
+        if begin < end:
+            flat[begin:end] = 0

@@ -2,7 +2,7 @@
 
 One push, in order; each state is a call to every server of a link (`learner.weights.link`), all links at once:
 
-1. gather    all ranks gather the first bucket
+1. gather    the first bucket comes together on rank 0, from all ranks
 2. prepare   the metadata message; every server of the link is ready before a byte is sent
 3. receive   buckets by broadcast, two in memory at a time; the next is gathered while one is on its way
 4. commit    version and digest. The server pauses after the token under way, compares its digest, loads, takes the
@@ -27,7 +27,7 @@ import itertools
 import logging
 import threading
 import time
-from collections.abc import Collection, Coroutine, Iterator, Sequence
+from collections.abc import Collection, Coroutine, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -115,7 +115,7 @@ class WeightPusher:
         self._run(self._leave_out(frozenset(absent)))
 
     def push(
-        self, version: int, plan: Sequence[Bucket], gathered: Iterator[Sequence[tuple[str, Tensor]]]
+        self, version: int, plan: Sequence[Bucket], gathered: Iterator[Iterable[tuple[str, Tensor]]]
     ) -> PushReport:
         """Give all servers the gathered tensors as policy version `version`.
 

@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING
 import msgspec
 from blake3 import blake3
 
+from protocol.weights.runs import cut_into_runs
 from protocol.weights.wire import Bucket, bucket_views
 
 if TYPE_CHECKING:
@@ -27,6 +28,8 @@ NUM_SUMS = 16
 _MIN_ROWS = 32  # matrix units want more than 16 rows
 _ALIGNMENT_BYTES = 16  # a GPU's matrix units read from such places alone; a rank's part may begin anywhere
 _PART_ROWS = 1 << 14  # rows at once, 64 MiB of weights: their sums take 3 MiB
+_SMALL_ROWS = 64  # parameters of at most so many are summed together
+_TOGETHER_ROWS = 1 << 11  # of small parameters at once, 8 MiB
 
 
 class WeightDigest:
@@ -43,8 +46,9 @@ class WeightDigest:
     def add(self, flat: Tensor) -> None:
         """Add the next bucket, a contiguous uint8 tensor on any device; nothing waits for the device."""
         bucket = next(self._left)
-        for meta, (name, tensor) in zip(bucket, bucket_views(flat, bucket), strict=True):
-            self._found.append((name, meta.dtype, meta.shape, byte_sums(tensor)))
+        sums = sums_of_all([tensor for _, tensor in bucket_views(flat, bucket)])
+        for meta, found in zip(bucket, sums, strict=True):
+            self._found.append((meta.name, meta.dtype, meta.shape, found))
 
     def by_name(self) -> dict[str, str]:
         """Return each parameter's digest, 32 hexadecimal digits; waits for the device."""
@@ -87,6 +91,51 @@ def byte_sums(tensor: Tensor, first_byte: int = 0) -> Tensor:
     rest_of_row, data = data[: ROW_BYTES - begun_bytes], data[ROW_BYTES - begun_bytes :]
     first = torch.nn.functional.pad(rest_of_row, (begun_bytes, 0))
     return _sums_from_row(first, row) + _sums_from_row(data, row + 1)
+
+
+def sums_of_all(tensors: Sequence[Tensor]) -> list[Tensor]:
+    """Return the sums of each of contiguous tensors, as `byte_sums` has them.
+
+    Small ones are put together first: of a parameter of a few rows the calls take longer than the sums.
+    """
+    found: dict[int, Tensor] = {}
+    small: list[int] = []
+    for number, tensor in enumerate(tensors):
+        if _num_rows(tensor) <= _SMALL_ROWS:
+            small.append(number)
+        else:
+            found[number] = byte_sums(tensor)
+    for run in cut_into_runs(small, lambda number: _num_rows(tensors[number]), _TOGETHER_ROWS):
+        found |= zip(run, _sums_together([tensors[number] for number in run]), strict=True)
+    return [found[number] for number in range(len(tensors))]
+
+
+def _sums_together(tensors: Sequence[Tensor]) -> Tensor:
+    """Return the sums of parameters on one device, int64 [parameters, NUM_SUMS], by one multiplication."""
+    import torch
+
+    lengths = [_num_rows(tensor) for tensor in tensors]
+    numbers = [number for length in lengths for number in range(length)]
+    owners = [owner for owner, length in enumerate(lengths) for _ in range(length)]
+    num_missing = max(0, _MIN_ROWS - len(numbers))  # rows of zeros, which add nothing to whoever owns them
+    data = [tensor.detach().reshape(-1).view(torch.uint8).view(torch.int8) for tensor in tensors]
+    whole = [torch.nn.functional.pad(each, (0, gap)) if (gap := -len(each) % ROW_BYTES) else each for each in data]
+    rows = torch.nn.functional.pad(torch.cat(whole).view(-1, ROW_BYTES), (0, 0, 0, num_missing))
+    place = rows.device
+    factors = _mixed(_integers(numbers + [0] * num_missing)).to(place)
+    products = torch._int_mm(rows, _matrix(place)) * factors.unsqueeze(1)
+    total = torch.zeros(len(tensors), NUM_SUMS, dtype=torch.int64, device=place)
+    return total.index_add_(0, _integers(owners + [0] * num_missing).to(place), products)
+
+
+def _integers(values: Sequence[int]) -> Tensor:
+    import torch
+
+    return torch.tensor(values, dtype=torch.int64)
+
+
+def _num_rows(tensor: Tensor) -> int:
+    return -(-tensor.nbytes // ROW_BYTES)
 
 
 def _sums_from_row(data: Tensor, first_row: int) -> Tensor:

@@ -22,7 +22,8 @@ from rollout.engine.requests import generation_of, probe_params, sampling_params
 from rollout.engine.start import BOUNDARY, ends_turns, start_vllm
 
 _SHUTDOWN_S = 5.0
-_LOOK_EVERY_S = 0.01
+_LOOK_AFTER = 0.05  # of the time that a push has taken so far, whether its last bucket has come
+_LOOK_EVERY_S = (0.002, 0.05)
 
 T = TypeVar("T")
 
@@ -165,8 +166,9 @@ class Engine:
             raise NeighbourError(BOUNDARY, "cannot receive: no push was prepared")
         num_forgotten = self._num_forgotten
         if self.generates_while_receiving:
+            begun, (least_s, most_s) = perf_counter(), _LOOK_EVERY_S
             while not await self._call(self._llm.engine_core.call_utility_async(HAS_RECEIVED)):
-                await asyncio.sleep(_LOOK_EVERY_S)
+                await asyncio.sleep(min(most_s, max(least_s, _LOOK_AFTER * (perf_counter() - begun))))
         else:
             await self._update_weights(self._update)
         self._is_received = num_forgotten == self._num_forgotten

@@ -21,6 +21,7 @@ from learner.models.training.schedule import learning_rate_factor
 from learner.models.training.shards import ZeroShards
 from learner.models.training.state import SHARD_BYTES, Writer, load_state, save_state
 from learner.models.training.state_digest import MOVING_NORM, HeldState, digest_held_state
+from learner.models.training.whole_on_first import whole_on_first
 from learner.models.world import reduce_max, reduce_sums
 from protocol.settings.roles.zero_stage import zero_stage_of
 
@@ -106,6 +107,12 @@ class TrainedModel:
     def gather(self, parameters: Sequence[Tensor]) -> Any:
         """Return a context in which these parameters are whole on every rank. All ranks enter it together."""
         return self._deepspeed.zero.GatheredParameters(list(parameters), enabled=self._zero_stage == 3)
+
+    def whole_on_first(self, parameters: Sequence[Tensor]) -> list[Tensor]:
+        """Return these parameters whole on rank 0, and nothing of use on the others. All ranks call it together."""
+        if self._zero_stage != 3:
+            return [parameter.detach() for parameter in parameters]
+        return whole_on_first(self._deepspeed, parameters, self.device)
 
     def shape_of(self, parameter: Tensor) -> tuple[int, ...]:
         """Return a parameter's whole shape; `parameter.shape` is 0 in ZeRO 3."""

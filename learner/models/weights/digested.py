@@ -1,7 +1,6 @@
 """The digest of a whole model under the names that servers know: in memory, and in a model folder."""
 
 from collections.abc import Iterator
-from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -23,7 +22,7 @@ def digest_of_model(model: Any, dtype: str) -> str:
 def pushed_tensors(model: Any, dtype: str) -> Iterator[tuple[str, Tensor]]:
     """Yield (name, tensor) of what a push of a whole model in this type has, adapters merged in."""
     weights = PushedWeights(
-        model, lambda parts: nullcontext(), lambda part: tuple(part.shape), dtype=dtype, bucket_bytes=_BUCKET_BYTES
+        model, lambda parts: parts, lambda part: tuple(part.shape), dtype=dtype, bucket_bytes=_BUCKET_BYTES
     )
     for bucket in weights.buckets(is_sender=True):
         for name, tensor in bucket:

@@ -4,7 +4,7 @@ In memory experts may be one tensor, and an adapted layer has two factors beside
 that reads model folders, there are experts one by one and merged weights.
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -24,12 +24,13 @@ class Weight:
     parts: tuple[Tensor, ...]  # what has to be whole together: the tensor, and its adapter's A and B where it has one
     scale: float = 0.0  # of B @ A
 
-    def merged(self) -> Tensor:
-        """Return the weight, its adapter merged in, in its own type; while all parts are whole."""
-        base = self.parts[0].detach()
-        if len(self.parts) == 1:
+    def merged(self, whole: Sequence[Tensor] | None = None) -> Tensor:
+        """Return the weight, its adapter merged in, in its own type. whole: its parts, made whole elsewhere."""
+        parts = self.parts if whole is None else whole
+        base = parts[0].detach()
+        if len(parts) == 1:
             return base
-        _, a, b = (part.detach().float() for part in self.parts)
+        _, a, b = (part.detach().float() for part in parts)
         return (base.float() + self.scale * (b @ a)).to(base.dtype)
 
 

@@ -13,6 +13,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import torch
 import torch.distributed as dist
 from torch import Tensor
 
@@ -110,8 +111,10 @@ def train(folder: Path) -> dict[str, Any]:
             found[name]["model"] = flat({name: p.detach().cpu().clone() for name, p in policy.weights()})
             found[name]["dtype"] = next(iter(policy.weights()))[1].dtype
         if isinstance(policy, PolicyEngine):
-            pushed = policy.pushed_weights(bucket_bytes=50_000).buckets(is_sender=True)
-            found[name]["pushed"] = flat({name: tensor.float().clone() for bucket in pushed for name, tensor in bucket})
+            is_sender = dist.get_rank() == 0
+            pushed = policy.pushed_weights(bucket_bytes=50_000).buckets(is_sender=is_sender)
+            sent = {name: tensor.float().clone() for bucket in pushed for name, tensor in bucket}
+            found[name]["pushed"] = flat(sent) if is_sender else torch.empty(0)
             if name == EXPORTED:
                 policy.export_hf(folder / f"{dist.get_world_size()} export")
         kept = sum(tensor.nbytes for tensor in found[name].values() if isinstance(tensor, Tensor))

@@ -14,6 +14,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, Literal
+from unittest.mock import patch
 
 import numpy as np
 import torch
@@ -24,6 +25,7 @@ from learner.data.sft_rows import SftRow
 from learner.models.policy import PolicyEngine
 from learner.models.settings import PolicySettings
 from learner.models.step_result import StepResult, Sums
+from learner.models.training import whole_on_first
 from learner.models.training.deepspeed_config import import_deepspeed
 from learner.models.training.finite import NonFiniteWeightsError
 from learner.objectives.supervised import run_sft
@@ -133,7 +135,7 @@ class Rank:
         self.policy.save_state(state, SHARD_BYTES)
         found["held_state"] = self.policy.held_state()
         self.policy.export_hf(self.folder / f"export_{self.world_size}_{self.stage}")
-        found["pushed_digest"] = self.policy.pushed_digest()
+        found["pushed_digests"] = self.pushed_digests()
         saved = self.weights()
         found["further"] = further = self.further(samples)
         self.policy.load_state(state)
@@ -146,6 +148,21 @@ class Rank:
         if self.world_size == 2:  # one rank alone was there before
             found["resumed_from_1"] = self.resume(written_by=1)
         return found
+
+    def pushed_digests(self) -> set[str]:
+        """Return the digests of a push whose parameters are whole, gathered together, one by one, and by DeepSpeed."""
+        digests = {self.policy.pushed_digest()}
+        parameters: list[Any] = [parameter for _, parameter in self.policy.weights()]
+        if self.stage == 3:  # which keeps parameters of this size whole between steps
+            parameters[0].partition(parameters)
+        digests.add(self.policy.pushed_digest())
+        with patch.object(whole_on_first, "_ALONE_BYTES", 1):
+            digests.add(self.policy.pushed_digest())
+        with patch.object(whole_on_first, "_can_be_sent", lambda parameter: False):
+            digests.add(self.policy.pushed_digest())
+        if self.stage == 3:
+            parameters[0].all_gather(parameters)
+        return digests
 
     def saves_and_loads(self) -> bool:
         """Return whether a state that no step was taken in can be saved and loaded, and changes nothing."""

@@ -10,7 +10,7 @@ import pytest
 import torch
 from torch._subclasses.fake_tensor import FakeTensorMode
 
-from protocol.weights.digest import WeightDigest, byte_sums, digest_of_tensor
+from protocol.weights.digest import WeightDigest, byte_sums, digest_of_tensor, sums_of_all
 from protocol.weights.wire import Bucket, TensorMeta, bucket_num_bytes, bucket_views, plan_buckets
 
 METAS = [
@@ -67,6 +67,17 @@ def test_sums_are_those_of_a_slow_loop(num_bytes: int) -> None:
     assert byte_sums(data).tolist() == slow_sums(bytes(data.tolist()))
 
 
+def test_sums_of_many_parameters_are_those_of_each(monkeypatch: pytest.MonkeyPatch) -> None:
+    generator = torch.Generator().manual_seed(2)
+    sizes = [5, 0, 4096, 65 * 4096, 4097, 64 * 4096, 16 * 4096 + 1, 7]
+    found = [torch.randint(0, 256, (size,), dtype=torch.uint8, generator=generator) for size in sizes]
+    each = [byte_sums(tensor).tolist() for tensor in found]
+
+    for at_once in (1 << 11, 3):
+        monkeypatch.setattr("protocol.weights.digest._TOGETHER_ROWS", at_once)
+        assert [sums.tolist() for sums in sums_of_all(found)] == each
+
+
 def test_parts_of_a_large_parameter_add_up(monkeypatch: pytest.MonkeyPatch) -> None:
     data = torch.randint(0, 256, (200 * 4096 + 7,), dtype=torch.uint8, generator=torch.Generator().manual_seed(1))
     whole = byte_sums(data)
@@ -95,9 +106,10 @@ def test_extreme_bytes_are_summed_exactly_on_a_cpu_of_any_age() -> None:
 
 def test_sums_are_computed_on_the_parameters_device() -> None:
     with FakeTensorMode():
-        sums = byte_sums(torch.empty(100_000, dtype=torch.bfloat16, device="cuda"))
+        small, large = (torch.empty(size, dtype=torch.bfloat16, device="cuda") for size in (10_000, 200_000))
+        found = [byte_sums(large), *sums_of_all([small, large, small])]
 
-    assert (sums.device.type, sums.dtype, tuple(sums.shape)) == ("cuda", torch.int64, (16,))
+    assert [(sums.device.type, sums.dtype, tuple(sums.shape)) for sums in found] == [("cuda", torch.int64, (16,))] * 4
 
 
 def test_every_single_bit_counts() -> None:

@@ -1,6 +1,6 @@
 """A push has the names and numbers of the model folder: experts one by one, kept buffers, adapters merged."""
 
-from contextlib import nullcontext
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -30,7 +30,7 @@ def folder_of(name: str, folder: Path) -> Path:
 def pushed_weights(model: Any) -> PushedWeights:
     return PushedWeights(
         model,
-        lambda tensors: nullcontext(),
+        lambda tensors: tensors,
         lambda tensor: tuple(tensor.shape),
         dtype="float32",
         bucket_bytes=BUCKET_BYTES,
@@ -44,7 +44,8 @@ def test_push_has_every_tensor_of_the_model_folder_under_its_name(tmp_path: Path
     pushed = pushed_weights(load_model(settings_of(source)))
     expected = load_file(source / "model.safetensors")
     found: dict[str, Tensor] = {}
-    for planned, bucket in zip(pushed.plan, pushed.buckets(is_sender=True), strict=True):
+    for planned, tensors in zip(pushed.plan, pushed.buckets(is_sender=True), strict=True):
+        bucket = list(tensors)
         assert [(meta.name, meta.shape) for meta in planned] == [(name, tuple(t.shape)) for name, t in bucket]
         found |= {name: tensor.clone() for name, tensor in bucket}
     assert found.keys() == expected.keys()
@@ -54,4 +55,24 @@ def test_push_has_every_tensor_of_the_model_folder_under_its_name(tmp_path: Path
 
 def test_ranks_that_send_nothing_gather_every_bucket_and_make_nothing_of_it(tmp_path: Path) -> None:
     pushed = pushed_weights(load_model(settings_of(folder_of("MixtralConfig", tmp_path))))
-    assert list(pushed.buckets(is_sender=False)) == [[]] * len(pushed.plan)
+    assert [list(bucket) for bucket in pushed.buckets(is_sender=False)] == [[]] * len(pushed.plan)
+
+
+def test_tensors_of_a_bucket_are_gathered_while_they_are_taken(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """Beside the bucket that they go into, a few of them are in memory at a time."""
+    monkeypatch.setattr("learner.models.weights.pushed._GATHERED_BYTES", 1)
+    model, gathered = load_model(settings_of(folder_of("GPTNeoXConfig", tmp_path))), []
+
+    def whole_on_first(tensors: Sequence[Tensor]) -> Sequence[Tensor]:
+        gathered.extend(tensors)
+        return tensors
+
+    pushed = PushedWeights(
+        model, whole_on_first, lambda tensor: tuple(tensor.shape), dtype="float32", bucket_bytes=BUCKET_BYTES
+    )
+    buckets = pushed.buckets(is_sender=True)
+    next(next(buckets))
+    assert len(gathered) == 1
+    next(buckets)
+    # What was not taken of the first bucket came together too: the other ranks know nothing of who takes what.
+    assert len(gathered) == len(pushed.plan[0]) > 1
