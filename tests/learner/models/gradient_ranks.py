@@ -113,8 +113,9 @@ def train(folder: Path) -> dict[str, Any]:
         if isinstance(policy, PolicyEngine):
             is_sender = dist.get_rank() == 0
             pushed = policy.pushed_weights(bucket_bytes=50_000).buckets(is_sender=is_sender)
-            sent = {name: tensor.float().clone() for bucket in pushed for name, tensor in bucket}
-            found[name]["pushed"] = flat(sent) if is_sender else torch.empty(0)
+            found[name]["pushed"] = torch.cat(
+                [torch.empty(0), *(tensor.float().flatten() for bucket in pushed for _, tensor in bucket)]
+            )
             if name == EXPORTED:
                 policy.export_hf(folder / f"{dist.get_world_size()} export")
         kept = sum(tensor.nbytes for tensor in found[name].values() if isinstance(tensor, Tensor))
