@@ -12,40 +12,26 @@ import time
 from collections.abc import Awaitable, Callable
 from dataclasses import asdict
 from pathlib import Path
-from typing import Any, Protocol, TypeVar
+from typing import Any, TypeVar
 
 from pydantic import BaseModel, ValidationError
 
 from protocol.errors import NeighbourError, SettingsError
 from protocol.settings.run_spec import EngineRequest, RunSpec
-from protocol.weights.controls import Attempt, WeightControls, learner_name
+from protocol.weights.controls import Attempt, learner_name
 from rollout.attachment import Attachment, KeptOutbox, begin_attachment
 from rollout.engine.engine import Engine
 from rollout.engine.local_model import local_model
 from rollout.engine.version_gate import VersionGate
-from rollout.episodes.sample import Generator
 from rollout.neighbours.node import FindNode, this_node
 from rollout.neighbours.services import Services
 from rollout.newest_attempt import NewestAttempt
+from rollout.served_engine import ServedEngine
 
 M = TypeVar("M", bound=BaseModel)
 _log = logging.getLogger(__name__)
 _WATCH_EVERY_S = 0.5
 _REPORT_EVERY_S = 60.0
-
-
-class ServedEngine(Generator, WeightControls, Protocol):
-    """The engine as a server needs it: generation and weight control."""
-
-    @property
-    def is_alive(self) -> bool: ...
-
-    @property
-    def generates_while_receiving(self) -> bool: ...
-
-    def forget_weights(self) -> None: ...
-
-    def shutdown(self) -> None: ...
 
 
 def die(reason: str) -> None:
@@ -78,6 +64,8 @@ class RolloutServer:
         self._end_process = end_process
         self._gate = VersionGate()
         self._newest = NewestAttempt(name)
+        self._turn = NewestAttempt(name)  # to use the device
+        self._is_asleep = False
         self._is_unserved = False  # weights were committed that the learner has not found right yet
         self._changing = asyncio.Lock()
         self._engine: ServedEngine | None = None
@@ -134,7 +122,9 @@ class RolloutServer:
                 await services.close()
                 raise
             finished = await self._end_attachment()
-            await self._newest.expect(learner_name(spec.run_id, spec.incarnation))
+            for attempts in (self._newest, self._turn):
+                await attempts.expect(learner_name(spec.run_id, spec.incarnation))
+            await self._wake()  # where an earlier run ended in its sleep
             self._gate.forget()
             engine.forget_weights()
             self._is_unserved = False
@@ -164,6 +154,14 @@ class RolloutServer:
     async def join_weights(self, attempt: Attempt, init: dict[str, Any], timeout_s: float) -> None:
         """Join the learner's weight group; generation goes on."""
         await self._newest.begin(attempt, lambda: self._join_weights(init, timeout_s))
+
+    async def sleep(self, attempt: Attempt) -> None:
+        """Begin no turn, and have the engine give its device up; turns being written go on after `wake`."""
+        await self._turn.begin(attempt, self._sleep)
+
+    async def wake(self, attempt: Attempt) -> None:
+        """Have the engine take its device back and go on, with turns too where the learner found the weights right."""
+        await self._turn.begin(attempt, self._wake)
 
     async def prepare(self, attempt: Attempt, update: dict[str, Any]) -> None:
         """Get ready for a push's buckets; new turns are held back where generation stops for them."""
@@ -199,6 +197,19 @@ class RolloutServer:
         self._disown_unserved()
         await self._running_engine().join_weights(init, timeout_s)
 
+    async def _sleep(self) -> None:
+        self._is_asleep = True
+        self._gate.stop_time()
+        await self._running_engine().sleep()
+
+    async def _wake(self) -> None:
+        if self._is_asleep:
+            await (engine := self._running_engine()).wake()
+            self._is_asleep = False
+            self._gate.start_time()
+            if engine.policy_version is not None and not self._is_unserved:
+                self._reopen()
+
     async def _prepare(self, update: dict[str, Any]) -> None:
         engine = self._running_engine()
         self._disown_unserved()
@@ -230,7 +241,7 @@ class RolloutServer:
         engine = self._running_engine()
         self._disown_unserved()
         await engine.leave()
-        if engine.policy_version is not None:
+        if engine.policy_version is not None and not self._is_asleep:
             self._reopen()
 
     def _running_engine(self) -> ServedEngine:

@@ -78,7 +78,7 @@ class Fleet:
     async def lend_processes(
         self,
         num_processes: int,
-        num_gpus: int,
+        num_gpus: float,
         borrower: list[Any],
         nodes: list[str] | None = None,
         resources: dict[str, float] | None = None,

@@ -2,6 +2,8 @@
 
 from dataclasses import dataclass
 
+# What a rank says that it is at while servers generate, before a step's number.
+WAITING_FOR_BATCH = "waiting for the batch of step"
 # What a rank says that it is at when all is trained and saved.
 WAITING_FOR_PROOF = "waiting for the proof of the last checkpoint"
 
@@ -25,3 +27,4 @@ class RunPlace:
     coordinator_address: str  # tcp://HOST:PORT
     servers: tuple[str, ...]  # names of the rollout servers' actors that weights are pushed to
     weights_backend: str  # nccl, ipc or gloo
+    shares_devices: bool = False  # True: ranks and servers take turns on the same devices

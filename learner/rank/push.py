@@ -6,7 +6,9 @@ from dataclasses import replace
 
 from learner.models.policy import PolicyEngine
 from learner.rank.probe import Probe
-from learner.weights.push import PushReport, WeightPusher
+from learner.rank.turns import DeviceTurns, OwnDevice
+from learner.weights.push import Faults, PushReport, WeightPusher
+from learner.weights.turns import Turn
 from protocol.errors import NeighbourError
 from protocol.settings.settings import Settings
 from protocol.weights.controls import ServerControls
@@ -27,6 +29,8 @@ class RankPusher:
         learner: str = "",
     ) -> None:
         """address: of this node, where the servers meet rank 0. learner: as `WeightPusher` has it."""
+        self.turns: DeviceTurns = OwnDevice()
+        self._not_woken: Faults = {}  # by the last turn
         weights = settings.weights
         self._policy = policy
         self._probe = Probe(policy, settings)
@@ -85,15 +89,18 @@ class RankPusher:
         NeighbourError when no server takes the first push, or when all of them compute something else twice in a row.
         Later, servers that died are started again: the coordinator has the weights pushed again then.
         """
+        self.turns.learn()
         self._policy.check_finite()
         self._probe.expect()
         if self._pusher is None:
             for _ in self._weights.buckets(is_sender=False):  # ZeRO 3: every rank takes part in every gather
                 pass
+            self.turns.generate()
             return None
         self._use_named()
         report = self._pusher.push(version, self._plan, self._weights.buckets(is_sender=True))
-        faults = self._pusher.verify(version, self._probe.tokens, self._probe.fault_of)
+        self.turns.generate()
+        faults = self._not_woken | self._pusher.verify(version, self._probe.tokens, self._probe.fault_of)
         served = tuple(name for name in report.synced if name not in faults)
         self._num_wrong = 0 if served else self._num_wrong + bool(faults)
         self._has_synced |= bool(served)
@@ -103,6 +110,11 @@ class RankPusher:
             why = "; ".join(report.failed.values())
             raise NeighbourError("weight push", f"no server took version {version}: {why}")
         return report
+
+    def have_servers(self, turn: Turn) -> None:
+        """Have all servers sleep or wake, on rank 0; one that does not has failed as in a push."""
+        if self._pusher is not None:
+            self._not_woken = self._pusher.have(turn)
 
     def close(self) -> None:
         if self._pusher is not None:

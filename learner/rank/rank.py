@@ -11,12 +11,13 @@ from pathlib import Path
 from learner.checkpoint.best import best_of
 from learner.checkpoint.sealed_files import Tell
 from learner.disk.layout import CHECKPOINTS
-from learner.models.world import reduce_tensor
+from learner.models.parked import ParkedModels
+from learner.models.world import own_device, reduce_max, reduce_tensor
 from learner.objectives.needs import is_trained
 from learner.objectives.policy_gradient import PolicyGradient, StepOutcome
 from learner.rank.checkpoint import CheckpointWriter
 from learner.rank.coordinator_client import CoordinatorClient
-from learner.rank.place import WAITING_FOR_PROOF, RunPlace
+from learner.rank.place import WAITING_FOR_BATCH, WAITING_FOR_PROOF, RunPlace
 from learner.rank.proof.asking import asking_a_process
 from learner.rank.proof.process import ProofProcess
 from learner.rank.proof.proofs import Proofs
@@ -24,6 +25,7 @@ from learner.rank.proof.proving import Proving
 from learner.rank.proof.witness import Witness
 from learner.rank.push import RankPusher
 from learner.rank.start import Models, World
+from learner.rank.turns import SharedDevice
 from protocol.node.home import load_keys
 from protocol.settings.settings import Settings
 from protocol.weights.controls import ServerControls, learner_name
@@ -63,6 +65,7 @@ class Trainer:
         self._settings = settings
         self._coordinator = coordinator
         self._pusher = pusher
+        self._turns = pusher.turns
         self._checkpoints = checkpoints
         self._tell = tell
 
@@ -85,7 +88,7 @@ class Trainer:
 
     def _next_share(self) -> Share | str:
         step, settings = self._step + 1, self._settings
-        self._tell(f"waiting for the batch of step {step}")
+        self._tell(f"{WAITING_FOR_BATCH} {step}")
         started = time.monotonic()
         limit_s = settings.learner.batch_timeout_s
         while (answer := self._coordinator.next_batch(step, self._rank, limit_s)) is None:
@@ -99,14 +102,17 @@ class Trainer:
 
     def _take_step(self, share: Share) -> tuple[StepOutcome, dict[str, float]]:
         self._tell(f"training step {self._step + 1}")
+        switch_s = self._turns.learn()
         started = time.monotonic()
         outcome = self._objective.take_step(share.batch, share.trajectories, self._version)
         trained = time.monotonic()
         self._step += 1
         timings = {"wait_s": share.wait_s, "train_s": trained - started}
+        timings |= {"switch_s": switch_s} if switch_s else {}
         if outcome.applied:
             self._version += 1
             timings |= self._push()
+        self._turns.generate()
         return outcome, timings
 
     def _report(self, outcome: StepOutcome, timings: Mapping[str, float]) -> None:
@@ -126,7 +132,9 @@ class Trainer:
         if self._step == self._saved_step:
             return
         self._tell(f"saving step {self._step}")
+        self._turns.learn()
         self._checkpoints.save(self._step, self._version)
+        self._turns.generate()
         self._saved_step = self._step
 
 
@@ -155,6 +163,9 @@ def train(
     pusher = RankPusher(models.roles.policy, settings, servers, world.place.host, run.weights_backend, learner)
     if servers:
         pusher.follow(servers_now, reach_server)
+    if run.shares_devices:
+        parked = ParkedModels([models.roles], own_device())
+        pusher.turns = SharedDevice(parked, pusher.have_servers, lambda: reduce_max(0.0, own_device()))
     proving, prover = None, ProofProcess()
     if settings.learner.prove_checkpoints:
         witness = Witness(models.roles, folder.name, settings, models.told)

@@ -9,16 +9,17 @@ from typing import TYPE_CHECKING, Any
 
 from learner.checkpoint.verdicts import complaints
 from learner.disk.layout import CHECKPOINTS
-from learner.rank.place import WAITING_FOR_PROOF, RunPlace
+from learner.rank.place import WAITING_FOR_BATCH, WAITING_FOR_PROOF, RunPlace
+from learner.run.await_plan import Stopped, await_plan, plan_servers
 from learner.run.cluster import fleet, processes, ray_door, servers
-from learner.run.cluster.cluster_end import cluster_end
+from learner.run.cluster.cluster_end import check_cluster
 from learner.run.cluster.models import run_models
 from learner.run.rank_watch import RankWatch
 from learner.run.same_index import compare_indexes
 from learner.run.server_count import ServerCount
 from learner.run.server_watch import ServerWatch
-from learner.run.topology import Processes, Topology, plan_topology
-from protocol.errors import NeighbourError, OperatorError, SettingsError
+from learner.run.topology import Topology
+from protocol.errors import NeighbourError, OperatorError
 from protocol.settings.reward_sets import read_sets
 from protocol.settings.run_spec import EngineRequest, RunSpec, engine_request, run_spec, scored_by
 
@@ -31,14 +32,8 @@ if TYPE_CHECKING:
 
 _POLL_S = 0.5
 _SERVER_CHECK_S = 2.0
-# A node that is started anew is back within minutes.
-_NODES_S = 180.0
 # The fleet's processes import torch before they are lent.
 _IMPORT_S = 180.0
-
-
-class Stopped(Exception):
-    """Ctrl-C, SIGTERM or SIGHUP came while the run was still starting."""
 
 
 @dataclass
@@ -57,27 +52,50 @@ class RunAttempt:
     _num_told: int = 0  # of the coordinator's news
 
     def launch(self) -> None:
-        """Start everything: servers and ranks side by side. Raises: what one of them raised; Stopped."""
+        """Start everything: servers and ranks side by side, or where they share devices one after the other.
+
+        Raises: what one of them raised; Stopped.
+        """
         settings, folder = self.context.settings, self.start.folder.resolve()
         fleet.await_fleet()
-        topology = self._topology = self._planned()
+        topology = self._topology = await_plan(self.context)
         self._coordinator = processes.place_coordinator(
             settings, folder, self.start.run_id, self.start.step, self.context.cluster.node_ip, self.context.vocab_size
         )
         opening = self._coordinator.open.remote()
         fleet.be_admitted(self._coordinator)
-        borrowing = processes.borrow_processes(topology.ranks, self._coordinator)
         found = run_models(settings, self.context.model)
         model, backend = str(self.context.model), topology.backend
-        engine = engine_request(settings, model, backend, found["policy.model"], on_cpus=not topology.has_gpus)
+        on = {"on_cpus": not topology.has_gpus, "shares_device": topology.shares_devices and topology.has_gpus}
+        engine = engine_request(settings, model, backend, found["policy.model"], **on)
         self._engine = engine if topology.servers.count else None
+        if topology.shares_devices:
+            self.context.view.show_phase("starting rollout servers")
+            ensuring = servers.ensure_servers(engine, topology.servers)
+            self._await({opening: "the coordinator", ensuring: "the fleet"})
+            self._attach(opening, ray_door.call(ensuring, "the fleet"))
+            assert self._spec is not None
+            servers.put_to_sleep(self._servers, self._spec)  # the ranks load their models in their place
+            self._await(self._preparing(found, folder))
+            return
+        borrowing = processes.borrow_processes(topology.ranks, self._coordinator)
         ensuring = servers.ensure_servers(engine, topology.servers) if topology.servers.count else None
         self.context.view.show_phase(f"starting learner ranks{' and rollout servers' if ensuring else ''}")
+        waiting = {opening: "the coordinator", **({ensuring: "the fleet"} if ensuring else {})}
+        self._await(waiting | self._preparing(found, folder, borrowing))
+        self._attach(opening, ray_door.call(ensuring, "the fleet") if ensuring else [])
+
+    def _preparing(self, found: Any, folder: Path, borrowing: Any = None) -> dict[Any, str]:
+        """Make the ranks and have them load their models; returns what is to be awaited. found: models by setting."""
+        assert self._topology is not None
+        borrowing = borrowing or processes.borrow_processes(self._topology.ranks, self._coordinator)
         borrowed = ray_door.call(borrowing, "the fleet", _IMPORT_S)
-        self._ranks = processes.make_ranks(borrowed, topology, settings, folder, found)
-        preparing = {rank.ask("prepare", self.start.checkpoint): rank.name for rank in self._ranks}
-        self._await({opening: "the coordinator", **({ensuring: "the fleet"} if ensuring else {}), **preparing})
-        ready = ray_door.call(ensuring, "the fleet") if ensuring else []
+        self._ranks = processes.make_ranks(borrowed, self._topology, self.context.settings, folder, found)
+        return {rank.ask("prepare", self.start.checkpoint): rank.name for rank in self._ranks}
+
+    def _attach(self, opening: Any, ready: Any) -> None:
+        """Tell the servers of the run. opening: the coordinator's. ready: the servers, as the fleet says."""
+        settings = self.context.settings
         self._servers = [server["name"] for server in ready]
         address, incarnation = ray_door.call(opening, "the coordinator")
         spec = run_spec(settings, self.start.run_id, incarnation, address)
@@ -105,6 +123,7 @@ class RunAttempt:
             coordinator_address=self._spec.coordinator_address,
             servers=tuple(self._servers),
             weights_backend=self._topology.backend,
+            shares_devices=self._topology.shares_devices,
         )
         training = {rank.ask("train", place): rank.name for rank in self._ranks}
         first = next(iter(training))
@@ -120,8 +139,10 @@ class RunAttempt:
             now = time.monotonic()
             if now - servers_at > _SERVER_CHECK_S:
                 servers_at = now
-                self._check_cluster_is_there()
-                self._check_servers(watched)
+                check_cluster(self.context.cluster)
+                # One that starts takes its part of a shared device: not while a rank trains there.
+                if not self._topology.shares_devices or ranks.phases[0].startswith(WAITING_FOR_BATCH):
+                    self._check_servers(watched)
                 self._change_servers(count)
                 self._show_complaints(told)
                 ranks.poll()
@@ -137,24 +158,6 @@ class RunAttempt:
         if (why := ray_door.call(self._coordinator.status.remote(), "the coordinator").gave_up) is not None:
             raise OperatorError(f"The run ended after step {self.step}. {why}")
         return ended
-
-    def _planned(self) -> Topology:
-        """Return the plan for the nodes that are there now: one may have gone since the run began.
-
-        Blocks while they cannot hold the run, for 180 s at most. Raises: OperatorError saying why not; Stopped.
-        """
-        deadline = time.monotonic() + _NODES_S
-        while True:
-            try:
-                settings = self._with_servers(self.context.changed.num_servers)
-                return plan_topology(settings, self.context.sizes, ray_door.nodes())
-            except SettingsError as error:
-                if time.monotonic() > deadline:
-                    raise OperatorError(f"The cluster's nodes cannot hold the run any more. {error}") from None
-                self.context.view.show_phase(f"waiting for nodes: {error}")
-            if self.context.stop.wait(_POLL_S):
-                raise Stopped
-            self._check_cluster_is_there()
 
     def detach_servers(self) -> None:
         """Have the rollout servers forget the run; they stay warm for the next."""
@@ -174,6 +177,14 @@ class RunAttempt:
     @property
     def _checkpoints(self) -> Path:
         return self.start.folder / CHECKPOINTS
+
+    def _phase(self) -> tuple[str, bool]:
+        """Return what the first rank is at, and whether that changed; before there are ranks, what is started."""
+        if not self._ranks:
+            return "starting rollout servers", False
+        first = self._ranks[0]
+        phase, is_moving = ray_door.call(first.ask("progress"), first.name, 120.0)
+        return str(phase), bool(is_moving)
 
     def _given_up(self, phase: str) -> str:
         """Return what the run that was told to stop did not do in time. phase: what rank 0 was at."""
@@ -232,27 +243,17 @@ class RunAttempt:
         """Return what changes the number of servers; None for a run without any."""
         if self._engine is None:
             return None
-        rank, coordinator = self._ranks[0], self._coordinator
+        assert self._topology is not None
+        rank, coordinator, topology = self._ranks[0], self._coordinator, self._topology
         return ServerCount(
             self.start.folder,
             self._servers,
             watch,
             servers.AskedFleet(self._engine),
-            plan=self._planned_servers,
+            plan=lambda number: plan_servers(self.context, topology, number),
             push_to=lambda names: rank.ask("push_to", names),
             release=lambda name, why: coordinator.release_server.remote(name, why),
         )
-
-    def _planned_servers(self, number: int) -> Processes:
-        """Return where so many servers would be. Raises: OperatorError when they cannot be, or not in this attempt."""
-        assert self._topology is not None
-        planned = plan_topology(self._with_servers(number), self.context.sizes, ray_door.nodes())
-        if planned.backend != self._topology.backend:
-            raise OperatorError(
-                f"With {number} rollout servers weights would travel by {planned.backend}, and now they do by "
-                f"{self._topology.backend}. Stop the run, set rollout.num_servers, and give the run's command again."
-            )
-        return planned.servers
 
     def _change_servers(self, count: ServerCount | None) -> None:
         if count is not None:
@@ -260,17 +261,6 @@ class RunAttempt:
                 self.context.view.message(message)
             self._servers = list(count.names)
             self.context.changed.num_servers = len(self._servers)
-
-    def _with_servers(self, number: int | None) -> Settings:
-        settings = self.context.settings
-        if number is None:
-            return settings
-        return settings.model_copy(update={"rollout": settings.rollout.model_copy(update={"num_servers": number})})
-
-    def _check_cluster_is_there(self) -> None:
-        """Raise NeighbourError when Ray is gone: its own calls would wait a minute, and then end this process."""
-        if (end := cluster_end(self.context.cluster)) is not None:
-            raise NeighbourError("the cluster", end)
 
     def _await(self, references: dict[Any, str]) -> None:
         """Wait for start-up calls, showing what rank 0 is at. Raises: what one raised; NeighbourError when late."""
@@ -282,9 +272,8 @@ class RunAttempt:
             waiting = {reference: who for reference, who in waiting.items() if who not in finished}
             if self.context.stop.is_set():
                 raise Stopped
-            self._check_cluster_is_there()
-            first = self._ranks[0]
-            phase, is_moving = ray_door.call(first.ask("progress"), first.name, 120.0)
+            check_cluster(self.context.cluster)
+            phase, is_moving = self._phase()
             names = ", ".join(sorted(waiting.values()))
             self.context.view.show_phase(f"{phase}; waiting for {names}" if waiting else phase)
             if is_moving:

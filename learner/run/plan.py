@@ -23,6 +23,8 @@ def show_plan(topology: Topology, title: str, facts: Sequence[str]) -> None:
     if topology.nodes:
         console.print(_node_table(topology))
         console.print(_totals(topology), soft_wrap=True)
+        if topology.shares_devices:
+            console.print(_turns(topology), soft_wrap=True)
     else:
         console.print(
             "No Sluice cluster runs here: GPUs are as the settings ask, and 0 on a cluster without any.", soft_wrap=True
@@ -74,7 +76,23 @@ def _totals(topology: Topology) -> str:
     )
 
 
+def _turns(topology: Topology) -> str:
+    """Return who has what of a device in which part of a step, where ranks and servers share it."""
+    rank, server = topology.ranks, topology.servers
+    if not rank.num_gpus:
+        return (
+            "Ranks and servers take turns: servers stand still while ranks train. Without GPUs no memory is given up."
+        )
+    return (
+        f"Ranks and servers take turns on each GPU. Generating: a server, {server.memory_bytes / _GB:.1f} GB and its "
+        f"KV cache; learning: a rank, {rank.memory_bytes / _GB:.1f} GB; a push: both without cache and activations, "
+        f"{(rank.state_bytes + server.state_bytes) / _GB:.1f} GB. When it is not their turn the host's memory has them."
+    )
+
+
 def _gpus_taken(topology: Topology, node: Node) -> int:
+    if topology.shares_devices and topology.has_gpus:
+        return topology.ranks.places.count(node)
     of_ranks = topology.ranks.places.count(node) * int(topology.ranks.num_gpus)
     return of_ranks + gpus_of(topology.servers.places.count(node), topology.servers.num_gpus)
 
@@ -103,4 +121,4 @@ def _on_card(topology: Topology, node: Node) -> str:
     on_host = sum(part.places.count(node) * part.host_bytes for part in (topology.ranks, topology.servers))
     of_host = f" of {node.host_bytes / _GB:,.0f}" if node.host_bytes is not None else ""
     host = f"; host {on_host / _GB:,.0f}{of_host} GB" if on_host else ""
-    return f"{', '.join(parts)}{of} GB{host}" if parts else ""
+    return f"{(' or ' if topology.shares_devices else ', ').join(parts)}{of} GB{host}" if parts else ""

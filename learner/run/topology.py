@@ -6,7 +6,7 @@ from typing import Literal
 
 from learner.disk.model_folder import BYTES
 from learner.objectives.needs import needs_of
-from learner.run.placement.assign import Wanted, assign, assign_together
+from learner.run.placement.assign import Room, Wanted, assign, assign_together, place
 from learner.run.placement.node import Node
 from learner.run.placement.refusals import (
     check_host_memory,
@@ -14,11 +14,12 @@ from learner.run.placement.refusals import (
     check_one_machine,
     check_room,
     check_second_copies,
+    check_turns,
     explain_no_room,
 )
 from learner.run.rank_memory import Sizes, rank_memory
 from protocol.errors import SettingsError
-from protocol.settings.roles.placement import RankPlacement, Strategy, processes_per_node
+from protocol.settings.roles.placement import RankPlacement, Strategy, can_take_turns, processes_per_node
 from protocol.settings.settings import Settings
 
 Backend = Literal["nccl", "gloo", "ipc"]
@@ -26,6 +27,8 @@ Where = Literal["here"] | Strategy  # "here" is the command's own node
 
 _RANK = "learner rank"
 _SERVER = "rollout server"
+# Shares of one GPU that make Ray put a rank and a server on each, and never two of a kind: servers take theirs first.
+_SERVERS_SHARE, _RANKS_SHARE = 0.6, 0.4
 
 
 @dataclass(frozen=True)
@@ -54,6 +57,7 @@ class Topology:
     servers: Processes  # rollout.num_servers of them; none where nothing is sampled
     backend: Backend  # how weights travel
     nodes: tuple[Node, ...] = ()  # of the cluster, the head first; empty where none is known
+    shares_devices: bool = False  # True: each rank takes turns with the server of its number
 
     @property
     def has_gpus(self) -> bool:
@@ -69,40 +73,64 @@ def plan_topology(settings: Settings, sizes: Sizes, nodes: Sequence[Node] | None
     Raises: SettingsError when the cluster cannot hold them, or weights cannot travel as asked.
     """
     num_gpus = None if nodes is None else sum(node.num_gpus for node in nodes)
-    backend = choose_backend(settings.weights.backend, num_gpus)
+    is_shared = _shares_devices(settings, num_gpus)
+    backend = choose_backend(
+        settings.weights.backend, num_gpus, num_sharing=settings.learner.num_ranks if is_shared else 0
+    )
     if settings.weights.second_copy and backend != "gloo" and (num_gpus or settings.weights.backend != "auto"):
         raise SettingsError(
             f"settings: weights.second_copy = true needs weights.backend = gloo: over {backend} a push is loaded as it "
             "comes. Leave second_copy out."
         )
-    has_gpus = backend == "nccl" if num_gpus is None else num_gpus > 0
+    has_gpus = backend == "nccl" or is_shared if num_gpus is None else num_gpus > 0
     ranks, servers = _ranks(settings, sizes, has_gpus), _servers(settings, sizes, has_gpus, backend)
     if nodes is not None:
         ordered = tuple(sorted(nodes, key=lambda node: not node.is_head))
-        ranks, servers = _placed(ranks, servers, ordered, settings)
+        ranks, servers = (_placed_together if is_shared else _placed)(ranks, servers, ordered, settings)
         if backend == "ipc":
             check_one_machine(ranks.places[0], servers.places)
     else:
         ordered = ()
+    if is_shared:
+        ranks, servers = _taking_turns(ranks, _RANKS_SHARE), _taking_turns(servers, _SERVERS_SHARE)
     window = Processes("coordinator", 1, 0, "here", _window_bytes(settings), "for the window")
-    return Topology(coordinator=window, ranks=ranks, servers=servers, backend=backend, nodes=ordered)
+    return Topology(window, ranks, servers, backend, ordered, is_shared)
 
 
-def choose_backend(wanted: str, num_gpus: int | None) -> Backend:
-    """Return how weights travel; num_gpus: None while no cluster runs.
+def choose_backend(wanted: str, num_gpus: int | None, num_sharing: int = 0) -> Backend:
+    """Return how weights travel; num_gpus: None while no cluster runs. num_sharing: ranks that take turns with servers.
 
     Raises: SettingsError when the cluster cannot do what was asked for.
     """
-    if wanted == "ipc" and num_gpus:
+    if wanted == "ipc" and num_gpus and num_sharing != 1:
+        how = f"{num_sharing} ranks share theirs" if num_sharing else "they have GPUs of their own"
         raise SettingsError(
-            "settings: weights.backend = ipc needs learner and engine on one GPU; Sluice places them apart. "
-            "Use auto or nccl."
+            f"settings: weights.backend = ipc needs one rank and one server on one GPU, and {how}. Use auto, or set "
+            "placement.devices to shared with learner.num_ranks and rollout.num_servers at 1."
         )
+    if wanted == "auto" and num_sharing:
+        return "ipc" if num_sharing == 1 else "gloo"
     if wanted == "nccl" and num_gpus == 0:
         raise SettingsError("settings: weights.backend = nccl needs GPUs, and this cluster has none. Use auto or gloo.")
     if wanted == "auto":
         return "gloo" if num_gpus == 0 else "nccl"
     return "nccl" if wanted == "nccl" else "ipc" if wanted == "ipc" else "gloo"
+
+
+def _shares_devices(settings: Settings, num_gpus: int | None) -> bool:
+    placement = settings.placement
+    if not needs_of(settings).rollouts or placement.devices == "split":
+        return False
+    is_able = can_take_turns(placement, settings.learner, settings.rollout, settings.weights)
+    return placement.devices == "shared" or (num_gpus == 1 and is_able)
+
+
+def _taking_turns(processes: Processes, share: float) -> Processes:
+    """Return these with a part of a GPU each, and with what they have on it kept by the host while it is not theirs."""
+    if not processes.num_gpus:
+        return processes
+    away = processes.host_bytes + processes.state_bytes
+    return replace(processes, num_gpus=share, where="packed", host_bytes=away)
 
 
 def _ranks(settings: Settings, sizes: Sizes, has_gpus: bool) -> Processes:
@@ -158,6 +186,20 @@ def _placed(
     for processes in placed:
         check_memory(processes.role, processes.state_bytes, processes.num_gpus, processes.places)
     return placed
+
+
+def _placed_together(
+    ranks: Processes, servers: Processes, nodes: tuple[Node, ...], settings: Settings
+) -> tuple[Processes, Processes]:
+    """Return both, each server on the node of the rank that it takes turns with. Raises: as `_placed`."""
+    wanted = _wanted("placement.ranks", ranks, settings.placement.ranks, 1)
+    nobody = replace(wanted, setting="placement.servers", count=0)
+    check_room(wanted, nobody, nodes, settings)
+    found = place(wanted, Room(nodes))
+    if found is None:
+        raise SettingsError(f"settings: {explain_no_room(wanted, nobody, nodes, together=False)}")
+    check_turns(ranks.state_bytes, servers.state_bytes, ranks.host_bytes, found, has_gpus=ranks.num_gpus > 0)
+    return replace(ranks, places=tuple(found)), replace(servers, places=tuple(found))
 
 
 def _wanted(setting: str, processes: Processes, placed: RankPlacement, gpus_each: int) -> Wanted:

@@ -10,14 +10,12 @@ One push, in order; each state is a call to every server of a link (`learner.wei
 5. verify    the learner's and each server's logprobs of a fixed text are compared (`learner.rank.probe`); only a server
              that computes the same begins and ends turns with the version
 
-Limits: each state, each bucket and each attempt to join has `weights.deadline_s`. Beside them all runs a second one: a
-server that answers no ping for 8 s is out of reach, whatever state it is in (`learner.weights.presence`).
+Over gloo a server generates until 4, beside a second copy of the weights. Without one it stands still from 2 on, and
+holds no version until 4. Limits: each state, each bucket and each attempt to join has `weights.deadline_s`; a server
+that answers no ping for 8 s is out of reach, whatever state it is in (`learner.weights.presence`).
 
-Who is blamed: the server whose call failed or did not end, or that answers no ping; a broadcast that stalls while all
-calls go on blames every server of its link. A blamed server is pushed to again once it has joined again in the
-background: no push waits for a server that failed in an earlier one. Until then it goes on with its old version, for
-which it is leased nothing, or serves nothing, where its weights are mixed or were refused. Over NCCL the servers of a
-link that are not to blame meet anew without the one that is, which joins alone when it is back.
+Who is blamed (protocol/life_of_a_weight_push.md) is pushed to again once it has joined again in the background: no push
+waits for a server that failed in an earlier one. Until then it is leased nothing.
 """
 
 from __future__ import annotations
@@ -34,12 +32,13 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from learner.weights.buckets import device_of, pack
 from learner.weights.link import Feed, WeightLink
 from learner.weights.presence import SILENCE_S
-from learner.weights.rendezvous import GlooRendezvous, NcclRendezvous, Rendezvous, SameMachineRendezvous
+from learner.weights.rendezvous import Rendezvous, rendezvous
+from learner.weights.turns import Turn, have_all
 from learner.weights.verify import Judge, verify
 from protocol.errors import NeighbourError
-from protocol.weights.controls import ServerControls
+from protocol.weights.controls import FIRST_TURN, ServerControls
 from protocol.weights.digest import WeightDigest
-from protocol.weights.group import open_store
+from protocol.weights.group import Store, open_store
 from protocol.weights.wire import Bucket, bucket_num_bytes, update_message
 
 if TYPE_CHECKING:
@@ -70,8 +69,7 @@ class WeightPusher:
     address: this machine's; the group's store listens there and nowhere else. backend: "gloo", "nccl" or "ipc".
     deadline_s: longest wait for any one state of a push. silence_s: longest time without an answer to a ping.
     workers_per_server: the servers' tensor-parallel size. shares_group: whether all servers are in one broadcast group,
-    without those that failed; as the backend has it, unless told. learner: its name, by
-    `controls.learner_name`, where the servers serve its run.
+    without those that failed; as the backend has it, unless told. learner: by `controls.learner_name`.
     """
 
     def __init__(
@@ -92,11 +90,12 @@ class WeightPusher:
         self._workers_per_server = workers_per_server
         self._shares_group = backend == "nccl" if shares_group is None else shares_group
         self._attempts = zip(itertools.repeat(learner), itertools.count(1))
+        self._turns = zip(itertools.repeat(learner), itertools.count(FIRST_TURN + 1))
         self._links: list[WeightLink] = []
         self._synced: set[str] = set()
         self._absent: frozenset[str] = frozenset()
-        if backend == "gloo":
-            self._store, self._port = open_store(address, deadline_s)
+        self._store: Store
+        self._store, self._port = open_store(address, deadline_s) if backend == "gloo" else (None, 0)
         self._loop = asyncio.new_event_loop()
         self._thread = threading.Thread(target=self._loop.run_forever, name="weight-push", daemon=True)
         self._thread.start()
@@ -165,7 +164,15 @@ class WeightPusher:
 
         Returns why others do not, by name: they no longer count as synced, and join again in the background.
         """
-        return self._run(self._verified(version, list(tokens), judge))
+        asked = [(server, link.attempt) for link in self._links for server in link.servers]
+        synced = [(server, attempt) for server, attempt in asked if server.name in self._synced]
+        looks = verify(synced, version, list(tokens), judge, self._deadline_s, self._silence_s)
+        return self._run(self._part_with(looks))
+
+    def have(self, turn: Turn) -> Faults:
+        """Have each server sleep, or wake; those that do not, by name and why, join again in the background."""
+        present = [server for link in self._present() for server in link.servers]
+        return self._run(self._part_with(have_all(present, next(self._turns), turn, self._deadline_s, self._silence_s)))
 
     def close(self) -> None:
         """Leave all groups and stop; servers with intact weights go on generating."""
@@ -179,12 +186,8 @@ class WeightPusher:
         return WeightLink(servers, self._deadline_s, self._silence_s, self._rendezvous, self._attempts, failure)
 
     def _rendezvous(self, num_servers: int) -> Rendezvous:
-        workers = self._workers_per_server
-        if self._backend == "gloo":
-            return GlooRendezvous(self._address, self._port, num_servers, workers, self._deadline_s)
-        if self._backend == "ipc":
-            return SameMachineRendezvous(num_servers, workers, self._deadline_s)
-        return NcclRendezvous(self._address, num_servers, workers)
+        where = (self._address, self._port)
+        return rendezvous(self._backend, where, num_servers, self._workers_per_server, self._deadline_s)
 
     async def _change_links(self, groups: Sequence[Sequence[ServerControls]]) -> None:
         old = {link.names: link for link in self._links}
@@ -211,10 +214,8 @@ class WeightPusher:
                 link.drop(_ABSENT)
         self._rejoin_failed()
 
-    async def _verified(self, version: int, tokens: list[int], judge: Judge) -> Faults:
-        asked = [(server, link.attempt) for link in self._links for server in link.servers]
-        synced = [(server, attempt) for server, attempt in asked if server.name in self._synced]
-        faults = await verify(synced, version, tokens, judge, self._deadline_s, self._silence_s)
+    async def _part_with(self, asked: Coroutine[Any, Any, Faults]) -> Faults:
+        faults = await asked
         self._synced -= faults.keys()
         for link in self._links:
             if wrong := faults.keys() & set(link.names):

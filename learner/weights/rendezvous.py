@@ -97,3 +97,15 @@ class SameMachineRendezvous:
 
     def close(self) -> None:
         self._listener.close()
+
+
+def rendezvous(
+    backend: str, where: tuple[str, int], num_servers: int, workers_per_server: int, deadline_s: float
+) -> Rendezvous:
+    """Return a new attempt to meet so many servers. where: this machine's address, and over gloo its store's port."""
+    address, port = where
+    if backend == "gloo":
+        return GlooRendezvous(address, port, num_servers, workers_per_server, deadline_s)
+    if backend == "ipc":
+        return SameMachineRendezvous(num_servers, workers_per_server, deadline_s)
+    return NcclRendezvous(address, num_servers, workers_per_server)

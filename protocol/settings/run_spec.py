@@ -44,6 +44,7 @@ class EngineRequest(Section):
     max_model_len: int  # tokens of the longest trajectory, prompt included
     trust_remote_code: bool  # True: code in the model folder may run
     weights_backend: Literal["nccl", "gloo", "ipc"]  # how pushes come: nccl and ipc on GPUs, gloo and ipc on CPUs
+    shares_device: bool = False  # True: it gives its GPU up while a learner rank trains there
     engine_args: dict[str, Any]  # for vLLM unchanged, over our defaults
     on_cpus: bool = True  # True: the cluster has no GPU
     second_copy: bool = True  # True, over gloo: pushes come beside the weights in use; False: into them, in a pause
@@ -94,6 +95,7 @@ def engine_request(
     files: ModelFiles | None = None,
     *,
     on_cpus: bool = True,
+    shares_device: bool = False,
 ) -> EngineRequest:
     """Return the engine for a local model folder. files: what it holds, for nodes that lack it."""
     return EngineRequest(
@@ -105,7 +107,9 @@ def engine_request(
         trust_remote_code=settings.policy.trust_remote_code,
         weights_backend=weights_backend,
         on_cpus=on_cpus,
-        second_copy=weights_backend == "gloo" and settings.weights.second_copy is not False,
+        # One that sleeps during a push writes nothing meanwhile, so that a second copy is of no use.
+        second_copy=weights_backend == "gloo" and settings.weights.second_copy is not False and not shares_device,
+        shares_device=shares_device,
         engine_args=settings.rollout.engine_args,
         code=code_digest(SERVER_ROOMS),
         description=_description(model),

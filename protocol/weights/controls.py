@@ -28,6 +28,17 @@ class WeightControls(Protocol):
         """
         ...
 
+    async def sleep(self) -> None:
+        """Freeze generation after the token under way and give the device's memory up, for whom it is shared with.
+
+        Requests in flight go on after `wake`; what they have cached is computed again. Done already: nothing happens.
+        """
+        ...
+
+    async def wake(self) -> None:
+        """Take the device's memory back; generation goes on if the weights may be used. Awake already: nothing."""
+        ...
+
     async def probe(self, tokens: list[int]) -> list[float]:
         """Return the logprobs of tokens[1:] under the version held, natural log at temperature 1."""
         ...
@@ -39,6 +50,10 @@ class WeightControls(Protocol):
 
 Attempt = tuple[str, int]
 """(the learner, by `learner_name`; its attempt to join or to push that a call belongs to, by a number that grows)"""
+
+
+FIRST_TURN = 1
+"""The number of a run's first turn on shared devices: servers sleep, by its command, before ranks load their models."""
 
 
 def learner_name(run_id: str, incarnation: int) -> str:
@@ -59,6 +74,14 @@ class ServerControls(Protocol):
 
     async def join_weights(self, attempt: Attempt, init: dict[str, Any], timeout_s: float) -> None:
         """As `WeightControls.join_weights`."""
+        ...
+
+    async def sleep(self, attempt: Attempt) -> None:
+        """As `WeightControls.sleep`. Turns on the device are numbered by themselves: each call is a new attempt."""
+        ...
+
+    async def wake(self, attempt: Attempt) -> None:
+        """As `WeightControls.wake`. A `sleep` that came before and still goes on ends first."""
         ...
 
     async def prepare(self, attempt: Attempt, update: dict[str, Any]) -> None:
@@ -93,5 +116,5 @@ class ServerControls(Protocol):
         ...
 
 
-VERBS = ("join_weights", "prepare", "receive", "commit", "probe", "serve", "leave", "ping")
+VERBS = ("join_weights", "sleep", "prepare", "receive", "commit", "wake", "probe", "serve", "leave", "ping")
 """Every verb of `ServerControls`, for who passes them on."""

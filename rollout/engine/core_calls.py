@@ -27,7 +27,7 @@ def has_received(core: Any) -> bool:
 
 
 def commit(core: Any, version: str, digest: str) -> float | Future[float]:
-    """Freeze generation after the step under way, make what was received `version`, and go on.
+    """Freeze generation after the step under way, make what was received `version`, and go on, unless asleep.
 
     Returns how long generation stood still, in seconds. Raises, here or in the future: what a worker refuses the
     digest or the weights with; generation stands still then, and its requests keep their cache.
@@ -54,6 +54,8 @@ def _load(core: Any, version: str, digest: str) -> float:
     core.collective_rpc("update_weights", kwargs={"update_info": {"expected_digest": digest}})
     core.collective_rpc("finish_weight_update")
     core.set_weight_version(version)
+    if core.model_executor.is_sleeping:  # without its cache it cannot generate: it goes on when it is woken
+        return time.perf_counter() - begun
     core.resume_scheduler()
     # It is about to wait for a message before it looks for work again, since it had none while it stood still.
     core.input_queue.put_nowait((getattr(core, _WAKE_UP), None))

@@ -58,6 +58,7 @@ class Engine:
         self._paused_at: float | None = None
         self._update: dict[str, Any] | None = None  # of the push under way; None when none was prepared, or it ended
         self._is_received = False
+        self._is_asleep = False
 
     @property
     def generates_while_receiving(self) -> bool:
@@ -152,6 +153,8 @@ class Engine:
     async def prepare(self, update: dict[str, Any]) -> None:
         """Get ready for one push's buckets, which take the place of those of a push that was never committed."""
         await self._abandon_update()
+        if self._is_asleep:
+            await self._call(self._llm.wake_up(["weights"]))  # not the cache: the learner is still on the device
         if not self.generates_while_receiving:
             await self._pause()
             self.policy_version = None
@@ -189,18 +192,35 @@ class Engine:
         except BaseException:
             self.policy_version = None
             raise
-        self._update, self._paused_at = None, None
+        self._update, self._paused_at = None, self._paused_at if self._is_asleep else None
         if num_forgotten != self._num_forgotten:
             raise NeighbourError(BOUNDARY, f"serves another run, since before version {version} was loaded")
         self.policy_version, self._is_cache_fresh = version, True
         self._num_committed += 1
         return perf_counter() - paused_at if paused_at is not None else float(pause_s)
 
+    async def sleep(self) -> None:
+        """Freeze generation and move the weights to the host's memory; the cache is dropped, and its requests stay.
+
+        On CPUs vLLM freezes and keeps the memory.
+        """
+        if not self._is_asleep:
+            self._is_asleep, self._paused_at = True, self._paused_at or perf_counter()
+            await self._call(self._llm.sleep(level=1, mode="keep"))
+
+    async def wake(self) -> None:
+        """Take back what `sleep` gave up. With weights that are known generation goes on, else when they come."""
+        if self._is_asleep:
+            await self._call(self._llm.wake_up())
+            self._is_asleep = False
+            if self.policy_version is not None:
+                self._paused_at = None
+
     async def leave(self) -> None:
         """Leave the weight group; an engine whose weights are intact goes on generating with them."""
         await self._abandon_update()
         await self._call(self._llm.shutdown_weight_transfer_engine())
-        if self._paused_at is not None and self.policy_version is not None:
+        if self._paused_at is not None and self.policy_version is not None and not self._is_asleep:
             await self._resume()
 
     def shutdown(self) -> None:

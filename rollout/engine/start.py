@@ -9,6 +9,8 @@ from protocol.settings.run_spec import EngineRequest
 from rollout.engine.stop_strings import has_fast_tokenizer
 
 BOUNDARY = "engine"
+# Of a GPU's memory, for an engine that has it alone while it is its turn: a learner's context stays there.
+_SHARED_GPU_PART = 0.8
 _TURN_SCHEDULER = "rollout.engine.turn_scheduler.TurnScheduler"
 
 
@@ -81,6 +83,8 @@ def _default_engine_args(spec: EngineRequest) -> dict[str, Any]:
         "enable_log_requests": False,
         "disable_log_stats": True,
     }
+    if spec.shares_device and not spec.on_cpus:
+        defaults |= {"enable_sleep_mode": True, "gpu_memory_utilization": _SHARED_GPU_PART}
     if spec.on_cpus:
         defaults |= {"enforce_eager": True, "max_num_seqs": 128}
         # Speculative decoding gives a request several tokens at once, and only vLLM drops those behind a stop string.

@@ -23,6 +23,7 @@ class VersionGate:
         self._version: int | None = None  # that was verified last
         self._coming: int | None = None  # that is being loaded, or was loaded and not verified
         self._writing: set[asyncio.Timeout] = set()
+        self._stopped: dict[asyncio.Timeout, float] | None = None  # seconds left of each, while the engine sleeps
 
     @property
     def version(self) -> int | None:
@@ -43,6 +44,21 @@ class VersionGate:
         self._coming = coming
         self._opened.clear()
 
+    def stop_time(self) -> None:
+        """Hold turns back while the engine sleeps; it counts against no turn that is being written."""
+        self._opened.clear()
+        if self._stopped is None:
+            self._stopped = {}
+            for deadline in self._writing:
+                self._stop(deadline)
+
+    def start_time(self) -> None:
+        """Have deadlines pass again, with as much left as before; turns are held back until `open`."""
+        stopped, self._stopped = self._stopped or {}, None
+        for deadline, left_s in stopped.items():
+            if deadline in self._writing and not deadline.expired() and deadline.when() is None:
+                deadline.reschedule(asyncio.get_running_loop().time() + left_s)
+
     def forget(self) -> None:
         """Close for a run that numbers its versions anew."""
         self.close()
@@ -59,10 +75,16 @@ class VersionGate:
     def writing(self, deadline: asyncio.Timeout) -> Iterator[None]:
         """Have the deadline, which was entered, pass at once when what is written inside is given up."""
         self._writing.add(deadline)
+        self._stop(deadline)
         try:
             yield
         finally:
             self._writing.discard(deadline)
+
+    def _stop(self, deadline: asyncio.Timeout) -> None:
+        if self._stopped is not None and not deadline.expired() and (when := deadline.when()) is not None:
+            self._stopped[deadline] = when - asyncio.get_running_loop().time()
+            deadline.reschedule(None)
 
     async def verified(self, version: int) -> None:
         """Return once tokens of this version may be used, inside `writing`."""

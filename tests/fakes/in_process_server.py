@@ -22,6 +22,12 @@ class InProcessServer:
     async def join_weights(self, attempt: Attempt, init: dict[str, Any], timeout_s: float) -> None:
         await self._call("join_weights", attempt, init, timeout_s)
 
+    async def sleep(self, attempt: Attempt) -> None:
+        await self._call("sleep", attempt)
+
+    async def wake(self, attempt: Attempt) -> None:
+        await self._call("wake", attempt)
+
     async def prepare(self, attempt: Attempt, update: dict[str, Any]) -> None:
         await self._call("prepare", attempt, update)
 

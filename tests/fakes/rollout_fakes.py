@@ -110,6 +110,12 @@ class ScriptedEngine:
     async def join_weights(self, init: dict[str, Any], timeout_s: float) -> None:
         self.calls.append("join_weights")
 
+    async def sleep(self) -> None:
+        self.calls.append("sleep")
+
+    async def wake(self) -> None:
+        self.calls.append("wake")
+
     async def prepare(self, update: dict[str, Any]) -> None:
         self.calls.append("prepare")
         if not self.generates_while_receiving:

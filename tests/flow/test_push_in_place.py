@@ -52,6 +52,46 @@ async def test_logprobs_are_the_learners_after_a_push_and_requests_in_flight_go_
     assert worst_difference(pair.learner, await pair.generate(5, 32)) < 1e-4
 
 
+async def test_requests_in_flight_outlast_a_sleep_in_which_weights_came_and_what_they_cached_is_computed_again(
+    pair: Pair,
+) -> None:
+    await pair.push()
+    in_flight = [asyncio.create_task(pair.generate(index, 200)) for index in range(4)]
+    await pair.generate(4, 8)  # the others have about as many tokens by then
+    await pair.engine.sleep()
+    await pair.engine.sleep()  # a second call changes nothing
+    pair.step()
+    report = await pair.push()
+    asleep = pair.engine.stats
+    await asyncio.sleep(0.2)
+    still = pair.engine.stats
+    await pair.engine.wake()
+    generations = await asyncio.gather(*in_flight)
+
+    assert report.synced == ("sluice-rollout-0",)
+    assert (asleep.is_paused, still.is_paused, pair.engine.stats.is_paused) == (True, True, False)
+    assert {generation.finish_reason for generation in generations} <= {"length", "stop"}
+    resumed = [generation for generation in generations if generation.version_spans[-1][-1] == pair.version]
+    assert asleep.num_in_flight == still.num_in_flight == len(resumed)  # others had ended before
+    for generation in resumed:
+        start, end, _ = generation.version_spans[-1]
+        if end > start + 1:
+            # Of the new weights, and of nothing that was cached under the old ones.
+            assert worst_difference(pair.learner, generation, start + 1, end) < 1e-4
+    assert worst_difference(pair.learner, await pair.generate(5, 32)) < 1e-4
+
+
+async def test_an_engine_that_slept_without_a_push_goes_on_with_the_weights_it_had(pair: Pair) -> None:
+    await pair.push()
+    in_flight = asyncio.create_task(pair.generate(6, 60))
+    await pair.engine.sleep()
+    await pair.engine.wake()
+    generation = await in_flight
+
+    assert {version for *_, version in generation.version_spans} == {pair.version}
+    assert worst_difference(pair.learner, generation) < 1e-4
+
+
 class ThreeParts(nn.Module):
     """A layer of parts that come one by one, as an attention's q, k and v do, in a model that loads as vLLM's do."""
 

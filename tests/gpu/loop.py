@@ -1,4 +1,4 @@
-"""The whole loop: a cluster with real vLLM on one GPU, a learner on another, three steps of the quick start."""
+"""The whole loop, three steps of the quick start: real vLLM on one GPU and the learner on another, or both on one."""
 
 import subprocess
 import sys
@@ -11,11 +11,20 @@ _RUN = ["-m", "learner.run", "--run.name", "gpu-prove", "--run.max_steps", "3", 
 
 
 def show(machine: Machine) -> Finding:
+    return _run(machine, "2", "split")
+
+
+def show_shared(machine: Machine) -> Finding:
+    """Return the same of one GPU, on which learner and server take turns; at staleness 1, the quick start's."""
+    return _run(machine, "1", "auto")
+
+
+def _run(machine: Machine, num_gpus: str, devices: str) -> Finding:
     if machine.device != "cuda":
         return unchecked("tests/flow runs the loop on CPUs")
     try:
-        _do(["bash", "deploy/start_cluster.sh"])
-        shown = _do([sys.executable, *_RUN])
+        _do(["bash", "deploy/start_cluster.sh", "--num-gpus", num_gpus])
+        shown = _do([sys.executable, *_RUN, "--placement.devices", devices])
         _do([sys.executable, "-m", "learner.audit", "runs/gpu-prove"])
     finally:
         subprocess.run(["bash", "deploy/stop_cluster.sh"], cwd=_ROOT, check=False, timeout=300)
@@ -31,4 +40,6 @@ def _do(command: list[str]) -> str:
     return ended.stdout
 
 
-LOOP = Part("loop", "the quick start trains", ("torch", "vllm", "ray", "deepspeed"), 2, show)
+_NEEDS = ("torch", "vllm", "ray", "deepspeed")
+LOOP = Part("loop", "the quick start trains", _NEEDS, 2, show)
+SHARED_LOOP = Part("shared_loop", "the quick start trains on one GPU", _NEEDS, 1, show_shared)

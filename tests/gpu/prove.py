@@ -18,11 +18,12 @@ from tests.gpu.attention import ATTENTION
 from tests.gpu.digest import DIGEST
 from tests.gpu.finding import Finding, Machine, Part, unchecked
 from tests.gpu.learner_step import DEEPSPEED_STEP, STEP
-from tests.gpu.loop import LOOP
+from tests.gpu.loop import LOOP, SHARED_LOOP
 from tests.gpu.push import IPC, NCCL
 from tests.gpu.speed import SPEED
+from tests.gpu.turns import TURNS
 
-PARTS = (ATTENTION, STEP, DEEPSPEED_STEP, DIGEST, SPEED, IPC, NCCL, LOOP)
+PARTS = (ATTENTION, STEP, DEEPSPEED_STEP, DIGEST, SPEED, IPC, NCCL, TURNS, LOOP, SHARED_LOOP)
 
 
 def main() -> int:

@@ -59,6 +59,16 @@ def attempt(run: str = "run", incarnation: int = 1) -> Attempt:
     return learner_name(run, incarnation), next(_numbers)
 
 
+async def sleep_and_push(server: RolloutServer, version: int) -> Attempt:
+    """Have the server sleep and take a version; returns the push's attempt, by which it is to be served."""
+    await server.sleep(attempt())
+    by = attempt()
+    await server.prepare(by, {})
+    await server.receive(by)
+    await server.commit(by, version, "digest")
+    return by
+
+
 async def push(server: RolloutServer, version: int, by: Attempt | None = None) -> None:
     by = by or attempt()
     await server.prepare(by, {})

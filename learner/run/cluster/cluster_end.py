@@ -4,6 +4,7 @@ import socket
 
 import psutil
 
+from protocol.errors import NeighbourError
 from protocol.node.home import ClusterState, ProcessRecord
 
 _CONNECT_S = 5.0
@@ -23,6 +24,12 @@ def cluster_end(cluster: ClusterState) -> str | None:
     except OSError as error:
         return f"Ray at {cluster.ray_address} does not answer ({error.strerror or error})"
     return None
+
+
+def check_cluster(cluster: ClusterState) -> None:
+    """Raise NeighbourError when Ray is gone: its own calls would wait a minute, and then end this process."""
+    if (end := cluster_end(cluster)) is not None:
+        raise NeighbourError("the cluster", end)
 
 
 def _is_running(record: ProcessRecord) -> bool:

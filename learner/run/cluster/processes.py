@@ -39,9 +39,7 @@ def place_coordinator(
 def borrow_processes(ranks: Processes, coordinator: Any) -> Any:
     """Ask the fleet for processes that become learner ranks; they end with the coordinator. Returns a reference."""
     nodes = [node.node_id for node in ranks.places]
-    return find_fleet().lend_processes.remote(
-        ranks.count, int(ranks.num_gpus), [coordinator], nodes, dict(ranks.resources)
-    )
+    return find_fleet().lend_processes.remote(ranks.count, ranks.num_gpus, [coordinator], nodes, dict(ranks.resources))
 
 
 def make_ranks(

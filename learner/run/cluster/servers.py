@@ -13,7 +13,7 @@ from learner.run.topology import Processes
 from protocol.errors import NeighbourError
 from protocol.ray_calls import NAMESPACE
 from protocol.settings.run_spec import EngineRequest, RunSpec
-from protocol.weights.controls import VERBS
+from protocol.weights.controls import FIRST_TURN, VERBS, learner_name
 
 
 def ensure_servers(engine: EngineRequest, planned: Processes) -> Any:
@@ -59,6 +59,14 @@ def attach_servers(names: Sequence[str], spec: RunSpec) -> dict[str, dict[str, A
     body = spec.model_dump(mode="json")
     asked = [(name, server(name).attach.remote(body)) for name in names]
     return {name: call(reference, name, 120.0)["run"] for name, reference in asked}
+
+
+def put_to_sleep(names: Sequence[str], spec: RunSpec) -> None:
+    """Have the servers of the run give their devices up. Raises: what the first of them raised."""
+    attempt = (learner_name(spec.run_id, spec.incarnation), FIRST_TURN)
+    asked = [(name, server(name).sleep.remote(attempt)) for name in names]
+    for name, reference in asked:
+        call(reference, name, 120.0)
 
 
 def detach_servers(names: Sequence[str]) -> None:

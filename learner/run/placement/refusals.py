@@ -49,6 +49,27 @@ def check_one_machine(first_rank: Node, servers: Sequence[Node]) -> None:
         )
 
 
+def check_turns(
+    rank_bytes: int, server_bytes: int, offloaded_bytes: int, places: Sequence[Node], *, has_gpus: bool
+) -> None:
+    """Raise SettingsError where a rank's state beside a server's weights, as in a push, is more than a GPU's memory, or
+    more than the host's, where both are while it is not their turn. offloaded_bytes: of a rank, always there.
+    """
+    for node in places if has_gpus else ():
+        on_card, on_host = rank_bytes + server_bytes, (rank_bytes + server_bytes + offloaded_bytes) * places.count(node)
+        if node.gpu_bytes is not None and on_card > node.gpu_bytes:
+            raise SettingsError(
+                f"settings: with placement.devices = shared a push has {on_card / 1e9:.1f} GB of weights and optimizer "
+                f"on a GPU, and a GPU of {node.node_ip} has {node.gpu_bytes / 1e9:.0f} GB. Set learner.offload to "
+                "optimizer, or placement.devices to split."
+            )
+        if node.host_bytes is not None and on_host > node.host_bytes:
+            raise SettingsError(
+                f"settings: placement.devices = shared keeps {on_host / 1e9:.0f} GB in the memory of {node.node_ip} "
+                f"while others use its GPUs, and it has {node.host_bytes / 1e9:.0f} GB. Set placement.devices to split."
+            )
+
+
 def check_host_memory(host_bytes: int, places: Sequence[Node]) -> None:
     """Raise SettingsError where what ranks keep off their GPUs is more than their node's own memory."""
     for node in places:
@@ -143,6 +164,10 @@ def _check_gpus(ranks: Wanted, servers: Wanted, nodes: Sequence[Node], settings:
         f"learner.num_ranks = {ranks.count} and rollout.num_servers = {servers.count} with "
         f"rollout.tensor_parallel_size = {rollout.tensor_parallel_size}"
     )
+    if needed > present and ranks.gpus and not servers.count:
+        raise SettingsError(
+            f"settings: learner.num_ranks = {ranks.count} needs {needed} GPUs; the cluster has {present}. Lower it."
+        )
     if needed > present and ranks.gpus:
         raise SettingsError(f"settings: {asked} need {needed} GPUs; the cluster has {present}. Lower one of them.")
     if servers.gpus < 1.0:

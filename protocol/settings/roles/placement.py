@@ -12,6 +12,7 @@ from protocol.settings.weights import WeightsSettings
 
 Strategy = Literal["packed", "spread"]
 Role = Literal["ranks", "servers", "critic", "reference"]
+Devices = Literal["auto", "split", "shared"]
 # Ray counts whole ones in so many parts: what is less than one of them it refuses when a process is started.
 _PARTS = 10_000
 
@@ -76,6 +77,11 @@ class ServerPlacement(RankPlacement):
 
 
 class PlacementSettings(Section):
+    devices: Devices = Field(
+        "auto",
+        description="split: ranks and servers have GPUs of their own; shared: each rank and a server take turns on "
+        "one; auto: shared for one rank and one server on a cluster with one GPU, else split.",
+    )
     ranks: RankPlacement = RankPlacement()  # learner ranks, and who lives on them
     servers: ServerPlacement = ServerPlacement()  # rollout servers
     colocate: list[tuple[Role, Role]] = Field(
@@ -127,9 +133,22 @@ def check_placement(
     """Raise ValueError where a role's nodes and GPUs do not make its processes, or servers cannot share a GPU so."""
     _check_shape("placement.ranks", placement.ranks, f"learner.num_ranks = {learner.num_ranks}", learner.num_ranks, 1)
     size = rollout.tensor_parallel_size
+    if placement.devices == "shared":
+        _check_turns(placement.servers, learner, rollout, weights)
     _check_shared_gpu(placement.servers, rollout, weights)
     whole = f"rollout.num_servers = {rollout.num_servers}"
     _check_shape("placement.servers", placement.servers, whole, rollout.num_servers, size)
+
+
+def can_take_turns(
+    placement: PlacementSettings, learner: LearnerSettings, rollout: RolloutSettings, weights: WeightsSettings
+) -> bool:
+    """Return whether these settings have one rank and one server, which could take turns on one GPU."""
+    try:
+        _check_turns(placement.servers, learner, rollout, weights)
+    except ValueError:
+        return False
+    return learner.num_ranks == 1
 
 
 def processes_per_node(placed: RankPlacement, count: int, gpus_each: int) -> int | None:
@@ -178,6 +197,35 @@ def _check_shape(name: str, placed: RankPlacement, whole: str, count: int, gpus_
         raise ValueError(
             f"{name}.nodes = {nodes} with {name}.gpus_per_node = {gpus} hold {nodes * fit} processes, and {whole}. "
             "Change one of the three."
+        )
+
+
+def _check_turns(
+    servers: ServerPlacement, learner: LearnerSettings, rollout: RolloutSettings, weights: WeightsSettings
+) -> None:
+    """Raise ValueError for ranks and servers that cannot take turns on GPUs."""
+    name = "placement.devices = shared"
+    if rollout.num_servers != learner.num_ranks:
+        raise ValueError(
+            f"{name} gives each rank one server to take turns with, and learner.num_ranks = {learner.num_ranks} is not "
+            f"rollout.num_servers = {rollout.num_servers}. Set both to one number."
+        )
+    if rollout.tensor_parallel_size > 1:
+        raise ValueError(
+            f"{name} has a rank and a server on one GPU, and rollout.tensor_parallel_size = "
+            f"{rollout.tensor_parallel_size} gives a server several. Set it to 1, or placement.devices to split."
+        )
+    if weights.backend == "nccl":
+        raise ValueError(
+            f"{name}, and weights.backend = nccl takes each GPU once. Set weights.backend to auto, or "
+            "placement.devices to split."
+        )
+    given = [field for field in ("nodes", "gpus_per_node", "resources") if getattr(servers, field)]
+    given += ["gpus"] if servers.gpus != 1.0 else []
+    if given:
+        raise ValueError(
+            f"{name} has each server where its rank is, and placement.servers.{given[0]} is given. Remove it; "
+            "placement.ranks places both."
         )
 
 

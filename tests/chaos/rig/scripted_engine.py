@@ -85,6 +85,12 @@ class PacedEngine:
     async def join_weights(self, init: dict[str, Any], timeout_s: float) -> None:
         """Nothing to join: versions come by command."""
 
+    async def sleep(self) -> None:
+        self._may_write.clear()
+
+    async def wake(self) -> None:
+        self._may_write.set()
+
     async def prepare(self, update: dict[str, Any]) -> None:
         """Where to receive is a matter of those that do."""
 

@@ -22,6 +22,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from learner.data.sft_rows import SftRow
+from learner.models.parked import ParkedModels
 from learner.models.policy import PolicyEngine
 from learner.models.settings import PolicySettings
 from learner.models.step_result import StepResult, Sums
@@ -142,6 +143,11 @@ class Rank:
         found["loads"] = same(saved, self.weights())
         again = self.further(samples)
         found["resumes"] = same(further["weights"], again["weights"]) and further["losses"] == again["losses"]
+        self.policy.load_state(state)
+        found["parked"] = self.park()
+        between_parkings = self.further(samples, self.park)
+        found["trains_on"] = same(further["weights"], between_parkings["weights"])
+        found["trains_on"] &= further["losses"] == between_parkings["losses"]
         found["saved"] = saved
         found["refused_state"] = self.load_what_does_not_fit(state)
         found["sft"] = self.fine_tune(samples)
@@ -171,10 +177,24 @@ class Rank:
         self.policy.load_state(state)
         return same(before, self.weights())
 
-    def further(self, samples: list[LearnerSample]) -> dict[str, Any]:
-        """Return losses, learning rates and weights of three steps more."""
+    def park(self) -> dict[str, int]:
+        """Move the policy away and back; return the bytes that were away, and those of its weights left meanwhile.
+
+        mapped: of weights that lie in their file, as at stage 0 on a CPU, and never on a GPU.
+        """
+        models = ParkedModels([self.policy], torch.device("cpu"))
+        models.park()
+        left = [getattr(weight, "ds_tensor", weight).untyped_storage() for _, weight in self.policy.weights()]
+        found = {"away": models.num_bytes, "left": sum(part.nbytes() for part in left if part.resizable())}
+        found["mapped"] = sum(part.nbytes() for part in left if not part.resizable())
+        models.restore()
+        return found
+
+    def further(self, samples: list[LearnerSample], between: Callable[[], object] = lambda: None) -> dict[str, Any]:
+        """Return losses, learning rates and weights of three steps more. between: done before each."""
         losses, rates = [], []
         for part in (samples, samples[2:], samples[:5]):
+            between()
             losses.append(self.step(part, micro_batch_tokens=50).loss)
             rates.append(self.policy._scheduler.get_last_lr()[0])
         return {"losses": losses, "rates": rates, "weights": self.weights()}

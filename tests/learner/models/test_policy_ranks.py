@@ -192,3 +192,16 @@ def test_fine_tuning_lowers_the_loss_alike_for_any_ranks_and_stage(found: Found,
     losses = found[world_size][stage]["sft"]
     assert losses == pytest.approx(found[1][0]["sft"], rel=1e-3)
     assert losses[-1] < losses[0]
+
+
+@pytest.mark.parametrize(("world_size", "stage"), CASES)
+def test_a_policy_that_was_moved_off_its_device_and_back_trains_on_as_if_it_had_stayed(
+    found: Found, world_size: int, stage: int
+) -> None:
+    numbers = sum(weight.numel() for weight in found[world_size][stage]["saved"].values())
+    # float32: the weights, and AdamW's two moments with, where they are apart, the master weights
+    state = {0: 12, 2: 4 + 12 / world_size, 3: 16 / world_size}[stage] * numbers
+    parked = found[world_size][stage]["parked"]
+    assert parked["left"] == 0
+    assert parked["away"] + parked["mapped"] >= state
+    assert found[world_size][stage]["trains_on"]

@@ -6,8 +6,10 @@ from typing import Any, cast
 import pytest
 import torch
 
+from learner.models.parked import ParkedModels
 from learner.models.policy import PolicyEngine
 from learner.rank.push import RankPusher
+from learner.rank.turns import SharedDevice
 from protocol.errors import NeighbourError
 from protocol.settings.settings import Settings
 from protocol.weights.controls import Attempt
@@ -145,3 +147,27 @@ def pushed_to(pusher: RankPusher, version: int) -> tuple[str, ...]:
     report = pusher.push(version)
     assert report is not None
     return report.synced
+
+
+def test_servers_on_a_shared_device_are_woken_between_a_push_and_the_look_at_what_they_compute(
+    pusher: RankPusher, servers: list[Liar]
+) -> None:
+    models = ParkedModels([], torch.device("cpu"))
+    pusher.turns = SharedDevice(models, pusher.have_servers, lambda: None)
+    pusher.push(1)
+    pusher.push(2)
+
+    of_push = ["prepare", "receive", "commit", "wake", "probe", "serve"]
+    assert servers[0].calls == ["join", *of_push, "sleep", *of_push]
+
+
+def test_a_server_that_does_not_wake_costs_only_itself(pusher: RankPusher, servers: list[Liar]) -> None:
+    pusher.turns = SharedDevice(ParkedModels([], torch.device("cpu")), pusher.have_servers, lambda: None)
+    servers[1].fault = ("wake", "raise")
+    report = pusher.push(1)
+    servers[1].fault = None
+    _push_to_both(pusher, 2)
+
+    assert report is not None
+    assert report.synced == ("s1",)
+    assert [server.served for server in servers] == [2, 2]

@@ -9,6 +9,7 @@ from learner.objectives.policy_gradient import StepOutcome
 from learner.rank.place import WAITING_FOR_PROOF, RankPlace
 from learner.rank.rank import Trainer
 from learner.rank.start import Models, World
+from learner.rank.turns import OwnDevice
 from learner.weights.push import PushReport
 from protocol.settings.learner import LearnerSettings
 from protocol.settings.run import RunSettings
@@ -30,6 +31,7 @@ class Peers:
     done: list[Any] = field(default_factory=list)
     num_steps: int = 0
     last_words: str = ""  # of the last checkpoint's proof
+    turns: Any = field(default_factory=OwnDevice)
     trained_on: list[int] = field(default_factory=list)
     told: list[str] = field(default_factory=list)
 
@@ -169,3 +171,46 @@ def test_what_came_from_a_checkpoint_is_not_saved_again(step: int, are_saved: bo
     _trainer(peers, step=step, are_saved=are_saved).train()
 
     assert peers.done == [("push", step), *saved]
+
+
+class NotedTurns:
+    """Whose turn it is, noted among what peers do, where it changes."""
+
+    def __init__(self, done: list[Any]) -> None:
+        self._done = done
+        self._now = "learn"
+
+    def learn(self) -> float:
+        self._note("learn")
+        return 0.5
+
+    def generate(self) -> None:
+        self._note("generate")
+
+    def _note(self, turn: str) -> None:
+        if turn != self._now:
+            self._now = turn
+            self._done.append(turn)
+
+
+def test_a_rank_that_shares_its_device_waits_in_the_servers_turn_and_steps_pushes_and_saves_in_its_own() -> None:
+    peers = Peers([[], []], bad_steps=(1,))
+    peers.turns = NotedTurns(peers.done)
+    peers.turns.generate()  # as after the first push, which is the pusher's affair
+    _trainer(peers).train()
+
+    assert [act for act in peers.done if act[0] != "leave out"] == [
+        "generate",
+        ("push", 0),
+        "learn",
+        "generate",
+        ("stepped", 1, 0, False),
+        "learn",
+        ("push", 1),
+        "generate",
+        ("stepped", 2, 1, True),
+        "learn",
+        ("save", 2, 1),
+        "generate",
+    ]
+    assert peers.metrics["switch_s"] == 0.5

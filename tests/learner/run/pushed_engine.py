@@ -28,6 +28,8 @@ class PushedEngine:
         self.generates_while_receiving = False
         self.tokenizer: Any = AutoTokenizer.from_pretrained(model)
         self.pushed: dict[int, int] = {}
+        self.num_sleeps = 0
+        self._is_asleep = False
         self._model: Any = AutoModelForCausalLM.from_pretrained(model, dtype=dtype).eval()
         self._write = write
         self._num_output_tokens = 0
@@ -49,6 +51,7 @@ class PushedEngine:
     async def generate(self, prompt_tokens: Sequence[int], sampling: Sampling, request_id: str) -> Generation:
         if self._receiver.version is None:
             raise NeighbourError("engine", "serves nothing")
+        assert not self._is_asleep
         key = request_id.rpartition("-")[0]  # GROUP/SAMPLE/ATTEMPT/TURN, the same whenever the sample is made again
         text = self._write(int(key.rpartition("/")[2]), zlib.crc32(key.encode()))
         ends = [(text.find(stop) + len(stop), stop) for stop in sampling.stop if stop in text]
@@ -68,6 +71,13 @@ class PushedEngine:
 
     async def join_weights(self, init: dict[str, Any], timeout_s: float) -> None:
         await self._receiver.join_weights(_ATTEMPT, init, timeout_s)
+
+    async def sleep(self) -> None:
+        self.num_sleeps += not self._is_asleep
+        self._is_asleep = True
+
+    async def wake(self) -> None:
+        self._is_asleep = False
 
     async def prepare(self, update: dict[str, Any]) -> None:
         await self._receiver.prepare(_ATTEMPT, update)

@@ -30,8 +30,9 @@ from learner.rank.start import World, join, load
 from learner.run.start import RunStart, prepare_folder
 from protocol.node.home import Keys
 from protocol.settings.loader import load_settings
-from protocol.settings.run_spec import EngineRequest, engine_request, run_spec
+from protocol.settings.run_spec import EngineRequest, RunSpec, engine_request, run_spec
 from protocol.settings.settings import Settings
+from protocol.weights.controls import FIRST_TURN, learner_name
 from rollout.neighbours.node import Node
 from rollout.server import RolloutServer
 from tests.chaos.rig.home import rig_home
@@ -41,6 +42,8 @@ from tests.learner.run.pushed_engine import PushedEngine
 
 SHELF = Path(__file__).resolve().parents[3] / "deploy" / "configs" / "recipes"
 HOST, SERVER = "127.0.0.1", "sluice-rollout-0"
+# Recipe -> its staleness: their rank and server take turns on a device, and pushes stay within the machine.
+SHARED = {"search_ppo": 1, "gsm8k_grpo": 0}
 
 
 def small(name: str, folder: Path) -> Settings:
@@ -69,6 +72,8 @@ def small(name: str, folder: Path) -> Settings:
         "eval.num_prompts": 2,
         "eval.samples": min(2, found.eval.samples),
     }
+    if name in SHARED:
+        changed["learner.max_staleness"] = SHARED[name]
     options = [part for key, value in changed.items() for part in (f"--{key}", str(value))]
     return load_settings(SHELF / f"{name}.yaml", options)
 
@@ -120,24 +125,37 @@ class Serving:
 
         return asyncio.run_coroutine_threadsafe(begin(), self._loop).result(120.0)
 
+    def sleep(self, spec: RunSpec) -> None:
+        """Sleep before the rank loads its models, as a run's command has it."""
+        turn = self._server.sleep((learner_name(spec.run_id, spec.incarnation), FIRST_TURN))
+        asyncio.run_coroutine_threadsafe(turn, self._loop).result(120.0)
+
     def close(self) -> None:
         asyncio.run_coroutine_threadsafe(self._server.stop(), self._loop).result(120.0)
         self._loop.call_soon_threadsafe(self._loop.stop)
         self._thread.join(60.0)
 
 
-def run_recipe(settings: Settings, world: World, services: ScriptedServer, keys: Keys) -> dict[str, Any]:
+def run_recipe(
+    settings: Settings, world: World, services: ScriptedServer, keys: Keys, *, is_shared: bool
+) -> dict[str, Any]:
     """Return what two steps of a recipe left: metrics lines, checksums of the pushed weights, the audit's status."""
     start, model = RunStart(Path(settings.run.dir) / settings.run.name, None), Path(settings.policy.model)
     prepare_folder(start, settings)
     serving = Serving(settings, services, keys)
     with coordinator_of(settings, start) as (address, incarnation), contextlib.closing(serving):
-        controls = serving.attach(run_spec(settings, start.run_id, incarnation, address).model_dump(mode="json"))
-        place = RunPlace(start.run_id, incarnation, address, (SERVER,), "gloo")
+        spec = run_spec(settings, start.run_id, incarnation, address)
+        controls = serving.attach(spec.model_dump(mode="json"))
+        if is_shared:
+            serving.sleep(spec)
+        backend = "ipc" if is_shared else "gloo"
+        place = RunPlace(start.run_id, incarnation, address, (SERVER,), backend, shares_devices=is_shared)
         models = load(settings, model, None, lambda phase: None)
         ended = train(world, models, settings, start.folder, model, place, lambda name: controls, lambda phase: None)
     lines = [json.loads(line) for line in (start.folder / "metrics.jsonl").read_text().splitlines()]
-    return {"ended": ended, "metrics": lines, "pushed": serving.engine.pushed, "audit": audit([str(start.folder)])}
+    engine = serving.engine
+    left = {"pushed": engine.pushed, "sleeps": engine.num_sleeps, "audit": audit([str(start.folder)])}
+    return {"ended": ended, "metrics": lines, **left}
 
 
 @contextlib.contextmanager
@@ -155,7 +173,9 @@ def main(folder: Path, names: Sequence[str]) -> None:
     (folder / "rows.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
     world = join(RankPlace(0, 1, *free_address(HOST)), 60.0, None)
     with rig_home(folder) as keys, scripted_server() as services:
-        found = {name: run_recipe(small(name, folder), world, services, keys) for name in names}
+        found = {
+            name: run_recipe(small(name, folder), world, services, keys, is_shared=name in SHARED) for name in names
+        }
     (folder / "found.json").write_text(json.dumps(found))
 
 

@@ -15,6 +15,7 @@ from protocol.settings.loader import load_settings
 from protocol.settings.settings import Settings
 from tests.fakes.tiny_models import make_tiny_model
 from tests.fakes.warm_process import run_warm
+from tests.learner.run.recipe_run import SHARED
 
 ROOT = Path(__file__).resolve().parents[3]
 SHELF = ROOT / "deploy" / "configs" / "recipes"
@@ -119,3 +120,13 @@ def test_two_steps_of_a_recipe_are_pushed_evaluated_and_pass_the_audit(ran: dict
     assert len(set(found["pushed"].values())) == 3  # the weights changed with every step
     assert [line["eval_step"] for line in found["metrics"] if "eval_step" in line] == [0, 2]
     assert found["audit"] == 0
+
+
+@pytest.mark.stack
+@pytest.mark.ranks
+@pytest.mark.parametrize("name", sorted(MACHINES))
+def test_a_rank_and_a_server_that_share_a_device_take_turns(ran: dict[str, Any], name: str) -> None:
+    # Before the rank loads its models, for each of two steps, and while the last checkpoint is saved.
+    assert ran[name]["sleeps"] == (4 if name in SHARED else 0)
+    steps = [line for line in ran[name]["metrics"] if "loss" in line]
+    assert all(("switch_s" in line) == (name in SHARED) for line in steps)

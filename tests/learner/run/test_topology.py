@@ -6,6 +6,7 @@ import pytest
 
 from learner.disk.model_size import ModelSize
 from learner.run.placement.node import Node
+from learner.run.plan import node_rows
 from learner.run.rank_memory import Sizes
 from learner.run.topology import choose_backend, plan_topology
 from protocol.errors import SettingsError
@@ -71,8 +72,79 @@ def test_nccl_is_refused_without_a_gpu() -> None:
 
 
 def test_ipc_is_refused_where_learner_and_engine_have_gpus_of_their_own() -> None:
-    with pytest.raises(SettingsError, match=r"weights\.backend = ipc needs learner and engine on one GPU"):
+    with pytest.raises(
+        SettingsError, match="needs one rank and one server on one GPU, and they have GPUs of their own"
+    ):
         choose_backend("ipc", 8)
+
+
+def shared(num: int = 1, **more: object) -> Settings:
+    return settings(num, num, 1, placement={"devices": "shared"}, **more)
+
+
+def test_one_rank_and_one_server_share_the_one_gpu_of_a_cluster_without_a_setting() -> None:
+    plan = plan_topology(settings(1, 1, 1), SIZES, [Node("10.0.0.1", 1)])
+    assert (plan.shares_devices, plan.backend) == (True, "ipc")
+    assert (plan.ranks.num_gpus, plan.servers.num_gpus) == (0.4, 0.6)
+    assert plan.ranks.places == plan.servers.places == (Node("10.0.0.1", 1),)
+
+
+@pytest.mark.parametrize(("devices", "num_gpus"), [("auto", 2), ("auto", 0), ("split", 2)])
+def test_ranks_and_servers_have_devices_of_their_own_where_there_are_enough(devices: str, num_gpus: int) -> None:
+    asked = settings(1, 1, 1, placement={"devices": devices})
+    assert not plan_topology(asked, SIZES, [Node("10.0.0.1", num_gpus)]).shares_devices
+
+
+def test_split_devices_need_a_gpu_each() -> None:
+    asked = settings(1, 1, 1, placement={"devices": "split"})
+    assert "need 2 GPUs; the cluster has 1" in refusal(asked, [Node("10.0.0.1", 1)])
+
+
+def test_each_rank_of_several_has_the_server_of_its_number_beside_it_and_pushes_go_through_the_host() -> None:
+    nodes = [Node("10.0.0.1", 1), Node("10.0.0.2", 3)]
+    plan = plan_topology(shared(4), SIZES, nodes)
+    assert plan.backend == "gloo"
+    assert plan.ranks.places == plan.servers.places
+    assert [plan.ranks.places.count(node) for node in nodes] == [1, 3]
+    # Ray puts what fits on a GPU that is begun: one of each kind, and never two of one.
+    rank, server = plan.ranks.num_gpus, plan.servers.num_gpus
+    assert rank + server <= 1.0 < 2 * server
+    assert 1.0 - server < 2 * rank
+
+
+def test_shared_devices_on_cpus_take_turns_and_no_gpu() -> None:
+    plan = plan_topology(shared(2), SIZES, [Node("10.0.0.1", 0)])
+    assert (plan.shares_devices, plan.ranks.num_gpus, plan.servers.num_gpus) == (True, 0, 0)
+
+
+def test_a_warm_start_alone_shares_with_nobody() -> None:
+    alone = shared(run={"max_steps": 0}, policy={"warm_start": {"data": "rows.jsonl"}})
+    assert not plan_topology(alone, SIZES, [Node("10.0.0.1", 1)]).shares_devices
+
+
+def test_what_is_not_on_a_shared_gpu_in_its_turn_is_counted_on_the_host() -> None:
+    plan = plan_topology(shared(), SIZES, [Node("10.0.0.1", 1)])
+    assert plan.servers.host_bytes == 2 * 1000
+    assert plan.ranks.host_bytes == plan.ranks.state_bytes == (2 + 4 + 12) * 1000
+
+
+def test_shared_memory_that_is_not_there_is_refused() -> None:
+    small_card, small_host = Node("10.0.0.1", 1, gpu_bytes=15_000), Node("10.0.0.1", 1, host_bytes=15_000)
+    assert refusal(shared(), [small_card]).startswith("settings: with placement.devices = shared a push has 0.0 GB")
+    assert refusal(shared(), [small_host]).startswith("settings: placement.devices = shared keeps 0 GB in the memory")
+
+
+def test_ipc_between_gpus_is_refused_for_several_ranks() -> None:
+    assert "needs one rank and one server on one GPU, and 2 ranks share theirs" in refusal(
+        shared(2, weights={"backend": "ipc"}), _TWO_EIGHTS
+    )
+
+
+def test_a_shared_plan_says_who_has_the_gpu_when() -> None:
+    plan = plan_topology(shared(), SIZES, [Node("10.0.0.1", 1, gpu_bytes=80_000_000_000)])
+    ((_, gpus, ranks, servers, card),) = node_rows(plan)
+    assert (gpus, ranks, servers) == ("1 of 1", "0", "0")
+    assert card == "rank 0.0 or server 0.0 + KV cache of 80 GB; host 0 GB"
 
 
 def test_ipc_is_taken_on_one_machine_and_refused_where_a_server_is_on_another() -> None:

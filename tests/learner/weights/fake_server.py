@@ -66,6 +66,12 @@ class FakeServer:
         self.attempts.append(attempt)
         self._groups = await self._there(self._join, init)
 
+    async def sleep(self, attempt: Attempt) -> None:
+        await self._enter("sleep")
+
+    async def wake(self, attempt: Attempt) -> None:
+        await self._enter("wake")
+
     async def prepare(self, attempt: Attempt, update: dict[str, Any]) -> None:
         await self._enter("prepare")
         self._update = update

@@ -23,6 +23,7 @@ class Core:
         self.paused: Future[None] | None = Future() if is_busy else None
         self.workers = [SimpleNamespace(weight_transfer_engine=SimpleNamespace(has_received=lambda: True))]
         self._refuses = refuses
+        self.model_executor = SimpleNamespace(is_sleeping=False)
 
     def pause_scheduler(self, mode: str, clear_cache: bool) -> Future[None] | None:
         self.told.append((mode, clear_cache))
@@ -57,6 +58,14 @@ def test_commit_of_a_core_that_stands_still_loads_at_once_and_goes_on() -> None:
     assert core.told == [("keep", False), CONFIRM, LOAD, "5", "resume"]
     assert 0.0 <= pause_s < 60.0
     assert core.input_queue.get_nowait() == ("wake up", None)  # or it would wait for a message before it looks for work
+
+
+def test_commit_of_a_core_that_sleeps_goes_on_when_it_is_woken() -> None:
+    core = CalledCore(is_busy=False)
+    core.model_executor.is_sleeping = True
+    getattr(core, COMMIT)("5", "d5")
+
+    assert core.told == [("keep", False), CONFIRM, LOAD, "5"]
 
 
 def test_commit_waits_for_the_step_under_way() -> None:

@@ -80,3 +80,34 @@ async def test_what_is_written_by_disowned_weights_is_given_up_at_once_and_what_
     gate.disown()  # nothing is written any more
     gate.open(5)
     await beginning
+
+
+async def test_time_stands_still_for_turns_that_are_being_written_while_the_engine_sleeps() -> None:
+    gate, clock = VersionGate(), asyncio.get_running_loop()
+    gate.open(1)
+    async with asyncio.timeout(1000.0) as early:
+        with gate.writing(early):
+            gate.stop_time()
+            gate.stop_time()  # a second call changes nothing
+            async with asyncio.timeout(500.0) as late:
+                with gate.writing(late):
+                    assert (early.when(), late.when(), gate.is_open) == (None, None, False)
+                    gate.start_time()
+                    left = [(deadline.when() or 0.0) - clock.time() for deadline in (early, late)]
+    assert left == pytest.approx([1000.0, 500.0], abs=60.0)
+    assert not gate.is_open  # until its weights may be used
+
+
+async def test_a_turn_that_is_given_up_in_its_sleep_stays_given_up() -> None:
+    gate = VersionGate()
+
+    async def write() -> None:
+        async with asyncio.timeout(1000.0) as deadline:
+            with gate.writing(deadline):
+                gate.stop_time()
+                gate.disown()
+                gate.start_time()
+                await asyncio.sleep(1000.0)
+
+    with pytest.raises(TimeoutError):
+        await write()

@@ -42,6 +42,40 @@ class Wrong:
 
 _PLANS = [
     Wrong(
+        {"devices": "shared"},
+        "placement.devices = shared gives each rank one server to take turns with, and learner.num_ranks = 8 is not "
+        "rollout.num_servers = 4. Set both to one number.",
+    ),
+    Wrong(
+        {"devices": "shared"},
+        "placement.devices = shared has a rank and a server on one GPU, and rollout.tensor_parallel_size = 2 gives a "
+        "server several. Set it to 1, or placement.devices to split.",
+        num_ranks=4,
+    ),
+    Wrong(
+        {"devices": "shared"},
+        "placement.devices = shared, and weights.backend = nccl takes each GPU once. Set weights.backend to auto, or "
+        "placement.devices to split.",
+        num_ranks=4,
+        tensor_parallel_size=1,
+        backend="nccl",
+    ),
+    Wrong(
+        {"devices": "shared", "servers": {"nodes": 2}},
+        "placement.devices = shared has each server where its rank is, and placement.servers.nodes is given. Remove "
+        "it; placement.ranks places both.",
+        num_ranks=4,
+        tensor_parallel_size=1,
+    ),
+    Wrong(
+        {"devices": "shared"},
+        "settings: learner.num_ranks = 64 needs 64 GPUs; the cluster has 32. Lower it.",
+        num_ranks=64,
+        num_servers=64,
+        tensor_parallel_size=1,
+        learner={"groups_per_step": 64},
+    ),
+    Wrong(
         {"ranks": {"nodes": 3}},
         "placement.ranks.nodes = 3 cannot hold learner.num_ranks = 8 evenly. Set the first to one of [1, 2, 4, 8], or "
         "change the second.",

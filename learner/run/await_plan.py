@@ -1,0 +1,66 @@
+"""Where the processes of a run's next attempt will be: planned for the nodes that are there now, which are waited for."""
+
+from __future__ import annotations
+
+import time
+from typing import TYPE_CHECKING
+
+from learner.run.cluster import ray_door
+from learner.run.cluster.cluster_end import check_cluster
+from learner.run.topology import Processes, Topology, plan_topology
+from protocol.errors import OperatorError, SettingsError
+
+if TYPE_CHECKING:
+    from learner.run.context import RunContext
+    from protocol.settings.settings import Settings
+
+_POLL_S = 0.5
+# A node that is started anew is back within minutes.
+_NODES_S = 180.0
+
+
+class Stopped(Exception):
+    """Ctrl-C, SIGTERM or SIGHUP came while the run was still starting."""
+
+
+def await_plan(context: RunContext) -> Topology:
+    """Return the plan for the nodes that are there now: one may have gone since the run began.
+
+    Blocks while they cannot hold the run, for 180 s at most. Raises: OperatorError saying why not; Stopped.
+    """
+    deadline = time.monotonic() + _NODES_S
+    while True:
+        try:
+            settings = _with_servers(context, context.changed.num_servers)
+            return plan_topology(settings, context.sizes, ray_door.nodes())
+        except SettingsError as error:
+            if time.monotonic() > deadline:
+                raise OperatorError(f"The cluster's nodes cannot hold the run any more. {error}") from None
+            context.view.show_phase(f"waiting for nodes: {error}")
+        if context.stop.wait(_POLL_S):
+            raise Stopped
+        check_cluster(context.cluster)
+
+
+def plan_servers(context: RunContext, topology: Topology, number: int) -> Processes:
+    """Return where so many servers would be. topology: of the attempt that goes on.
+
+    Raises: OperatorError when they cannot be, or not in this attempt.
+    """
+    again = "Stop the run, set rollout.num_servers, and give the run's command again."
+    if topology.shares_devices:
+        raise OperatorError(f"Ranks and servers of this run share GPUs, on which another server has no room. {again}")
+    planned = plan_topology(_with_servers(context, number), context.sizes, ray_door.nodes())
+    if planned.backend != topology.backend:
+        raise OperatorError(
+            f"With {number} rollout servers weights would travel by {planned.backend}, and now they do by "
+            f"{topology.backend}. {again}"
+        )
+    return planned.servers
+
+
+def _with_servers(context: RunContext, number: int | None) -> Settings:
+    settings = context.settings
+    if number is None:
+        return settings
+    return settings.model_copy(update={"rollout": settings.rollout.model_copy(update={"num_servers": number})})
