@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING, Any
 from learner.checkpoint.verdicts import complaints
 from learner.disk.layout import CHECKPOINTS
 from learner.rank.place import WAITING_FOR_BATCH, WAITING_FOR_PROOF, RunPlace
-from learner.run.await_plan import Stopped, await_plan, plan_servers
 from learner.run.cluster import fleet, processes, ray_door, servers
+from learner.run.cluster.await_plan import Stopped, await_plan, plan_servers
 from learner.run.cluster.cluster_end import check_cluster
 from learner.run.cluster.models import run_models
 from learner.run.rank_watch import RankWatch
@@ -28,7 +28,6 @@ if TYPE_CHECKING:
 
     from learner.run.context import RunContext
     from learner.run.start import RunStart
-    from protocol.settings.settings import Settings
 
 _POLL_S = 0.5
 _SERVER_CHECK_S = 2.0

@@ -168,7 +168,7 @@ def _run_attempts(start: RunStart, context: "RunContext", progress: _Progress) -
     Raises: what ended the last attempt. However it ends, no process of the run is left, and the servers stay warm.
     """
     from learner.run.attempt import RunAttempt
-    from learner.run.await_plan import Stopped
+    from learner.run.cluster.await_plan import Stopped
 
     furthest, num_restarts = -1, 0
     while True:

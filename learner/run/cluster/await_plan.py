@@ -1,4 +1,4 @@
-"""Where the processes of a run's next attempt will be: planned for the nodes that are there now, which are waited for."""
+"""Where the processes of a run's next attempt will be: planned for the nodes that there are, once these hold it."""
 
 from __future__ import annotations
 
