@@ -200,10 +200,7 @@ class Engine:
         return perf_counter() - paused_at if paused_at is not None else float(pause_s)
 
     async def sleep(self) -> None:
-        """Freeze generation and move the weights to the host's memory; the cache is dropped, and its requests stay.
-
-        On CPUs vLLM freezes and keeps the memory.
-        """
+        """Freeze generation; weights go to the host's memory and the cache is dropped (not on CPUs). Requests stay."""
         if not self._is_asleep:
             self._is_asleep, self._paused_at = True, self._paused_at or perf_counter()
             await self._call(self._llm.sleep(level=1, mode="keep"))

@@ -85,7 +85,10 @@ def test_agent_file_and_reward_servers_of_openrlhf(
 
 
 def test_retriever_and_rows_of_search_r1(cluster: FlowCluster, chatting: Bring, rewards: ScriptedServer) -> None:
-    """Its replies in each form that such servers give: with scores, without, as plain texts, more than asked for."""
+    """Its replies in each form that such servers give: with scores, without, as plain texts, more than asked for.
+
+    The rank and the server take turns.
+    """
     number = itertools.count()
 
     def retrieve(received: Received) -> Answer:
@@ -106,6 +109,8 @@ def test_retriever_and_rows_of_search_r1(cluster: FlowCluster, chatting: Bring, 
         chatting,
         "search_r1",
         {
+            "placement.devices": "shared",
+            "weights.backend": "gloo",
             "data.train": str(train),
             "data.label_key": "reward_model",
             "rollout.environment": "search",

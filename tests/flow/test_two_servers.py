@@ -1,4 +1,4 @@
-"""A run on another engine: untied embeddings, two servers, pushes within one machine."""
+"""A run on another engine: untied embeddings, two ranks that take turns with two servers."""
 
 import pytest
 
@@ -17,6 +17,8 @@ def two_servers(cluster: FlowCluster, user: Bring, tmp_path_factory: pytest.Temp
         untied,
         "two",
         weights__backend="ipc",
+        placement__devices="shared",
+        learner__num_ranks=2,
         rollout__num_servers=2,
         rollout__max_groups_in_flight=1,
         learner__max_staleness=0,
@@ -25,6 +27,12 @@ def two_servers(cluster: FlowCluster, user: Bring, tmp_path_factory: pytest.Temp
 
 def test_untied_weights_are_the_same_on_both_sides_in_every_step(two_servers: Ran) -> None:
     assert_same_weights(two_servers)
+
+
+def test_servers_stand_still_from_before_a_step_until_they_have_its_weights(two_servers: Ran) -> None:
+    steps = [line for line in two_servers.left.metrics if line["step"] > 0]
+    assert all(line["pause_s"] >= line["train_s"] > 0.0 for line in steps)
+    assert all(line["switch_s"] > 0.0 for line in steps)
 
 
 def test_two_servers_both_make_what_is_trained(two_servers: Ran) -> None:

@@ -16,6 +16,7 @@ import pytest
 
 from deploy.cluster.ray_processes import ray_processes
 from deploy.fleet.fleet import Fleet
+from deploy.fleet.place import places
 from deploy.node.home import Home
 from learner.disk.model_size import ModelSize
 from learner.run.cluster import ray_door
@@ -90,6 +91,7 @@ def test_head_waits_for_a_node_that_joins_by_its_file_and_ends_at_sigterm(
         assert_searched_from(other, head)
         with head.connected():
             assert_plans_are_obeyed(address, "127.0.0.2")
+            assert_pairs_share_gpus()
         assert_jobs_run(head, dashboard)
         assert started.poll() is None
         started.send_signal(signal.SIGTERM)
@@ -125,6 +127,24 @@ def assert_plans_are_obeyed(first: str, second: str) -> None:
     ray.kill(fleet)
 
 
+def assert_pairs_share_gpus() -> None:
+    """Check that of two ranks and two servers one of each sees the same GPU, on a node that has a third."""
+    import ray
+
+    plan = planned(2, devices="shared")
+    seer = ray.remote(num_cpus=0)(type("Seer", (), {"see": lambda _: __import__("os").environ["CUDA_VISIBLE_DEVICES"]}))
+    seen, kept = [], []
+    for part in (plan.servers, plan.ranks):  # as a run starts them
+        there = places(part.count, part.num_gpus, [node.node_id for node in part.places], part.resources)
+        kept += (started := [seer.options(**place.options()).remote() for place in there])
+        seen.append(sorted(ray.get([actor.see.remote() for actor in started], timeout=240)))
+    for actor in kept:
+        ray.kill(actor)
+    servers, ranks = seen
+    assert servers == ranks
+    assert len(set(servers)) == 2
+
+
 def assert_jobs_run(cluster: RunningCluster, port: int) -> None:
     """Check that a Ray job finds this cluster's Python, home and run, and that nobody submits one without the token."""
     url = f"http://127.0.0.1:{port}"
@@ -136,8 +156,8 @@ def assert_jobs_run(cluster: RunningCluster, port: int) -> None:
         assert http.get(f"{url}/api/jobs/").status_code in (401, 403)
 
 
-def planned(**placement: object) -> Topology:
-    given = {"rollout": {"num_servers": 2}, "placement": placement}
+def planned(num_ranks: int = 1, **placement: object) -> Topology:
+    given = {"rollout": {"num_servers": 2}, "learner": {"num_ranks": num_ranks}, "placement": placement}
     return plan_topology(Settings.model_validate(given), Sizes(ModelSize(1000)), ray_door.nodes())
 
 

@@ -151,7 +151,8 @@ def run_recipe(
         backend = "ipc" if is_shared else "gloo"
         place = RunPlace(start.run_id, incarnation, address, (SERVER,), backend, shares_devices=is_shared)
         models = load(settings, model, None, lambda phase: None)
-        ended = train(world, models, settings, start.folder, model, place, lambda name: controls, lambda phase: None)
+        by_name, names, tell = lambda _: controls, lambda: place.servers, lambda _: None
+        ended = train(world, models, settings, start.folder, model, place, by_name, names, tell)
     lines = [json.loads(line) for line in (start.folder / "metrics.jsonl").read_text().splitlines()]
     engine = serving.engine
     left = {"pushed": engine.pushed, "sleeps": engine.num_sleeps, "audit": audit([str(start.folder)])}
