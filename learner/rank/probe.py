@@ -5,13 +5,16 @@ their two copies is replaced, or not at all: requests then succeed, with every l
 """
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 
 import numpy as np
 from numpy.typing import NDArray
 
 from learner.models.policy import PolicyEngine
 from learner.packing.micro_batch import LearnerSample, make_micro_batch
+from protocol.settings.roles.zero_stage import zero_stage_of
 from protocol.settings.settings import Settings
 
 # More than a block of vLLM's cache, which has 128 tokens on CPUs: what is cached of older weights is noticed too.
@@ -38,12 +41,38 @@ class Probe:
         self._tolerance = weights.probe_tolerance or _TOLERANCE[settings.policy.dtype]
         num_tokens = min(_NUM_TOKENS, settings.rollout.max_context_tokens - 1) if weights.probe else 0
         self.tokens = _drawn(policy.vocab_size, settings.run.seed, num_tokens)
+        self._is_collective = zero_stage_of(settings.learner.zero_stage, settings.policy.dtype) == 3
+        self._thread = ThreadPoolExecutor(1, "probe")
         self._expected = np.zeros(0)
         self._change = np.zeros(0)  # of what the learner computes, by the last push that changed it; empty before
         self._noise = _LEAST_NOISE * self._tolerance  # the largest RMS of a good server, most tokens
 
+    @contextmanager
+    def expecting(self) -> Iterator[None]:
+        """Have `expect` done at the end of the block, which reads the weights and leaves them as they are.
+
+        It is done beside the block, on rank 0 alone; in ZeRO 3 before it, since all ranks pass through the model then.
+        """
+        if self._is_collective:
+            self.expect()
+            yield
+            return
+        expecting = self._thread.submit(self.expect)
+        try:
+            yield
+        finally:
+            expecting.result()
+
+    def take_part(self) -> None:
+        """Do what rank 0 needs of another rank for its `expecting`."""
+        if self._is_collective:
+            self.expect()
+
+    def close(self) -> None:
+        self._thread.shutdown()
+
     def expect(self) -> None:
-        """Take in the learner's own logprobs of tokens[1:]; all ranks at once."""
+        """Take in the learner's own logprobs of tokens[1:]; in ZeRO 3 all ranks at once."""
         if not self.tokens:
             return
         is_written = np.ones(len(self.tokens), np.bool_)

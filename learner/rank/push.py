@@ -91,14 +91,15 @@ class RankPusher:
         """
         self.turns.learn()
         self._policy.check_finite()
-        self._probe.expect()
         if self._pusher is None:
+            self._probe.take_part()
             for _ in self._weights.buckets(is_sender=False):  # ZeRO 3: every rank takes part in every gather
                 pass
             self.turns.generate()
             return None
         self._use_named()
-        report = self._pusher.push(version, self._plan, self._weights.buckets(is_sender=True))
+        with self._probe.expecting():
+            report = self._pusher.push(version, self._plan, self._weights.buckets(is_sender=True))
         self.turns.generate()
         faults = self._not_woken | self._pusher.verify(version, self._probe.tokens, self._probe.fault_of)
         served = tuple(name for name in report.synced if name not in faults)
@@ -117,5 +118,6 @@ class RankPusher:
             self._not_woken = self._pusher.have(turn)
 
     def close(self) -> None:
+        self._probe.close()
         if self._pusher is not None:
             self._pusher.close()

@@ -10,8 +10,9 @@ What arrives damaged is refused by name too: a flipped bit, a missing, renamed o
 --short: two lies on one server.
 
 holds: every lie after a large step is caught, its server is named, and no finished turn has a token of it; who is
-lied to by nobody is served; 1,000 honest pushes raise no alarm; each damage is refused by its name; looking costs at
-most 30 ms a push (median). caught_small: of lies after small steps, for which nothing is promised.
+lied to by nobody is served; 1,000 honest pushes raise no alarm; each damage is refused by its name; a push that is
+looked after takes at most 30 ms more than one that is not, of which there is one after every fourth (medians).
+caught_small: of lies after small steps, for which nothing is promised.
 """
 
 import asyncio
@@ -37,6 +38,7 @@ _OF_WORKERS = "one_shard_left"
 _ALL_WRONG = "all_equally_wrong"
 _BACK_LIMIT = 20
 _CHECK_LIMIT_S = 0.030
+_BLIND_EVERY = 4
 
 
 @dataclass
@@ -52,7 +54,7 @@ class Tally:
     refused: int = 0  # damages, by their name
     trained_lies: int = 0  # tokens of finished turns that carry a version which its server lied about
     lied: set[tuple[str, int]] = field(default_factory=set)
-    check_s: list[float] = field(default_factory=list)
+    push_s: dict[bool, list[float]] = field(default_factory=dict)  # of honest pushes, looked after or not
 
 
 def main() -> int:
@@ -66,7 +68,8 @@ def main() -> int:
         steps = (LARGE, SMALL) if arguments.small else (LARGE,)
         asyncio.run(_run(model, tally, random.Random(arguments.seed), arguments.pushes, arguments.short, steps))
     num_damages = 0 if arguments.short else len(DAMAGES)
-    check_ms = 1000 * statistics.median(tally.check_s)
+    looked_s, blind_s = (statistics.median(tally.push_s.get(is_looked, [0.0])) for is_looked in (True, False))
+    check_ms = 1000 * (looked_s - blind_s)
     holds = (
         tally.caught == tally.told
         and not tally.trained_lies
@@ -86,6 +89,7 @@ def main() -> int:
         honest_pushes=tally.honest,
         false_alarms=tally.false_alarms,
         not_back=tally.not_back,
+        push_ms=1000 * looked_s,
         check_ms=check_ms,
     )
 
@@ -103,7 +107,9 @@ async def _run(
     if not is_short:
         for name in DAMAGES:
             await _damage(pair, tally, name)
+        pair.push_s = {True: [], False: []}
         await _be_honest(pair, tally, draw, num_pushes)
+        tally.push_s = pair.push_s
     await _close(pair, tally)
     if not is_short:
         pair = await start_pair(model, 1, 2)
@@ -116,7 +122,6 @@ async def _run(
 
 async def _close(pair: LyingPair, tally: Tally) -> None:
     await pair.close()
-    tally.check_s += pair.check_s
     tally.trained_lies += sum(number for key, number in pair.written.items() if key in tally.lied)
     tally.lied.clear()
     written, lies = sum(pair.written.values()), tally.trained_lies
@@ -124,12 +129,14 @@ async def _close(pair: LyingPair, tally: Tally) -> None:
 
 
 async def _be_honest(pair: LyingPair, tally: Tally, draw: random.Random, number: int) -> None:
-    for _ in range(number):
+    for done in range(1, number + 1):
         report = await pair.push(10 ** draw.uniform(-6, -2))
         tally.honest += 1
         tally.false_alarms += bool(report.failed)
         if report.failed:
             print(f"lying_servers: an honest push failed: {report.failed}", flush=True)
+        if not done % _BLIND_EVERY:
+            await pair.push(10 ** draw.uniform(-6, -2), is_looked_after=False)
 
 
 async def _tell(pair: LyingPair, tally: Tally, name: str, step: float) -> None:
