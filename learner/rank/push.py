@@ -7,6 +7,7 @@ from dataclasses import replace
 from learner.models.policy import PolicyEngine
 from learner.rank.probe import Probe
 from learner.rank.turns import DeviceTurns, OwnDevice
+from learner.weights.buckets import default_bucket_bytes
 from learner.weights.push import Faults, PushReport, WeightPusher
 from learner.weights.turns import Turn
 from protocol.errors import NeighbourError
@@ -34,7 +35,8 @@ class RankPusher:
         weights = settings.weights
         self._policy = policy
         self._probe = Probe(policy, settings)
-        self._weights = policy.pushed_weights(weights.bucket_mb << 20)
+        bucket_bytes = weights.bucket_mb << 20 if weights.bucket_mb else default_bucket_bytes(backend)
+        self._weights = policy.pushed_weights(bucket_bytes)
         self._plan = self._weights.plan
         self._has_synced = False
         self._num_wrong = 0  # pushes in a row after which every server that was asked computed something else
@@ -101,9 +103,11 @@ class RankPusher:
         with self._probe.expecting():
             report = self._pusher.push(version, self._plan, self._weights.buckets(is_sender=True))
         self.turns.generate()
-        faults = self._not_woken | self._pusher.verify(version, self._probe.tokens, self._probe.fault_of)
+        wrong = self._pusher.verify(version, self._probe.tokens, self._probe.fault_of)
+        faults = self._not_woken | wrong
         served = tuple(name for name in report.synced if name not in faults)
-        self._num_wrong = 0 if served else self._num_wrong + bool(faults)
+        # Who does not wake, since it died asleep, has computed nothing: it is started again, and is no reason to end.
+        self._num_wrong = 0 if served else self._num_wrong + bool(wrong)
         self._has_synced |= bool(served)
         report = replace(report, synced=served, failed=report.failed | faults)
         self.digest = report.digest

@@ -12,8 +12,9 @@ import threading
 import time
 from collections.abc import Callable, Coroutine, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import Any, TypeVar
 
+from learner.weights.feed import Feed
 from learner.weights.presence import SilentServersError, while_present
 from learner.weights.rendezvous import Rendezvous
 from protocol.errors import NeighbourError
@@ -21,9 +22,6 @@ from protocol.failpoints import failpoint
 from protocol.one_line import first_line
 from protocol.weights.controls import Attempt, ServerControls
 from protocol.weights.group import PEER_LOST, BroadcastGroup
-
-if TYPE_CHECKING:
-    from torch import Tensor
 
 BOUNDARY = "weight push"
 _LEAVE_S = 5.0
@@ -197,7 +195,7 @@ class WeightLink:
             sending = loop.run_in_executor(self._thread, self._group.broadcast, item)
             await self._while_alive(receiving, sending, "take a bucket")
             failpoint("weight_push.after_bucket")
-            feed.is_wanted.set()
+            feed.has_sent_one()
 
     async def _each(
         self, state: str, call: Callable[[ServerControls], Coroutine[Any, Any, None]], limit_s: float | None
@@ -261,19 +259,6 @@ class WeightLink:
                 BOUNDARY, f"{', '.join(self.names)} did not {state}: {first_line(awaited.exception())}"
             )
         return awaited.result()
-
-
-class Feed:
-    """One link's buckets, in order, and at the end the digest as a string. `is_wanted`: the last one has gone out."""
-
-    def __init__(self) -> None:
-        self.items: asyncio.Queue[Tensor | str] = asyncio.Queue()
-        self.is_wanted = asyncio.Event()
-        self.is_wanted.set()
-
-    def put(self, item: Tensor | str) -> None:
-        self.is_wanted.clear()
-        self.items.put_nowait(item)
 
 
 async def _leave(server: ServerControls, attempt: Attempt) -> None:

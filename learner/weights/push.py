@@ -4,7 +4,8 @@ One push, in order; each state is a call to every server of a link (`learner.wei
 
 1. gather    the first bucket comes together on rank 0, from all ranks
 2. prepare   the metadata message; every server of the link is ready before a byte is sent
-3. receive   buckets by broadcast, two in memory at a time; the next is gathered while one is on its way
+3. receive   buckets by broadcast, two in memory at a time; the next is gathered while one is on its way, and who
+             hangs is not waited for (`learner.weights.feed`)
 4. commit    version and digest. The server pauses after the token under way, compares its digest, loads, takes the
              version and goes on, requests in flight with their cache: one call to its engine's process
 5. verify    the learner's and each server's logprobs of a fixed text are compared (`learner.rank.probe`); only a server
@@ -29,8 +30,9 @@ from collections.abc import Collection, Coroutine, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from learner.weights.buckets import device_of, pack
-from learner.weights.link import Feed, WeightLink
+from learner.weights.buckets import BucketMemory, device_of, pack
+from learner.weights.feed import Feed, Feeds
+from learner.weights.link import WeightLink
 from learner.weights.presence import SILENCE_S
 from learner.weights.rendezvous import Rendezvous, rendezvous
 from learner.weights.turns import Turn, have_all
@@ -127,15 +129,18 @@ class WeightPusher:
         digest = WeightDigest(plan)
         self._run(self._join_new())
         links = [link for link in self._links if link.is_joined]
-        packed = pack(plan, gathered, device_of(self._backend))
-        flat = next(packed, None)  # gathered before anyone pauses
+        memory = BucketMemory(plan, device_of(self._backend))
+        packed = pack(plan, gathered, memory)
+        flat, before = next(packed, None), None  # gathered before anyone pauses
         pushes = self._run(_start(links, version, plan))
+        feeds = Feeds(pushes)
         try:
             while flat is not None:
-                self._run(_feed(pushes, flat))
+                if self._run(feeds.put(flat)) and before is not None:
+                    memory.give_back(before)
                 digest.add(flat)
-                flat = next(packed, None)
-            self._run(_feed(pushes, digest.hexdigest()))
+                flat, before = next(packed, None), flat
+            self._run(feeds.put(digest.hexdigest()))
             pauses = self._run(_outcomes(pushes))
         except BaseException:
             self._run(_break_off(pushes))
@@ -257,20 +262,6 @@ async def _start(links: Sequence[WeightLink], version: int, plan: Sequence[Bucke
     return [
         (asyncio.create_task(link.push(version, update, feed)), feed) for link, feed in zip(links, feeds, strict=True)
     ]
-
-
-async def _feed(pushes: Sequence[_Push], item: Tensor | str) -> None:
-    """Give every live link the item, once the quickest wants one.
-
-    So memory is two buckets while servers keep up, and a server that hangs delays nobody: its own buckets wait for it.
-    """
-    live = [(push, feed) for push, feed in pushes if not push.done()]
-    wants = [asyncio.ensure_future(feed.is_wanted.wait()) for _, feed in live]
-    if live:
-        await asyncio.wait([*wants, *(push for push, _ in live)], return_when=asyncio.FIRST_COMPLETED)
-    for want, (_, feed) in zip(wants, live, strict=True):
-        want.cancel()
-        feed.put(item)
 
 
 async def _outcomes(pushes: Sequence[_Push]) -> list[float]:

@@ -15,7 +15,9 @@ class WeightsSettings(Section):
         "auto",
         description="auto: nccl with GPUs, gloo without; ipc: servers on the first rank's machine.",
     )
-    bucket_mb: CountAboveZero = Field(256, description="Size of one bucket of weights on the wire, MiB.")
+    bucket_mb: CountAboveZero | None = Field(
+        None, description="Size of one bucket of weights on the wire, MiB; null: 256 between GPUs, 16 between CPUs."
+    )
     deadline_s: Seconds = Field(120.0, description="Longest wait for any one state of a push.")
     second_copy: bool | None = Field(
         None,

@@ -28,6 +28,7 @@ NUM_SUMS = 16
 _MIN_ROWS = 32  # matrix units want more than 16 rows
 _ALIGNMENT_BYTES = 16  # a GPU's matrix units read from such places alone; a rank's part may begin anywhere
 _PART_ROWS = 1 << 14  # rows at once, 64 MiB of weights: their sums take 3 MiB
+_CPU_PART_ROWS = 1 << 10  # rows at once on a CPU, 4 MiB: what a cache holds
 _SMALL_ROWS = 64  # parameters of at most so many are summed together
 _TOGETHER_ROWS = 1 << 11  # of small parameters at once, 8 MiB
 
@@ -146,7 +147,8 @@ def _sums_from_row(data: Tensor, first_row: int) -> Tensor:
     body, tail = torch.split(data, [num_body_bytes, len(data) - num_body_bytes])
     total = torch.zeros(NUM_SUMS, dtype=torch.int64, device=data.device)
     num_rows = first_row
-    for rows in torch.split(body.view(-1, ROW_BYTES), _PART_ROWS) if num_body_bytes else ():
+    part_rows = _CPU_PART_ROWS if data.device.type == "cpu" else _PART_ROWS
+    for rows in torch.split(body.view(-1, ROW_BYTES), part_rows) if num_body_bytes else ():
         total += _sums_of_rows(rows, num_rows)
         num_rows += len(rows)
     if len(tail):

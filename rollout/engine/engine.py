@@ -17,7 +17,8 @@ from protocol.errors import NeighbourError
 from protocol.settings.run_spec import EngineRequest
 from rollout.engine.core_calls import COMMIT, HAS_RECEIVED
 from rollout.engine.generation import EngineStats, Generation, Sampling
-from rollout.engine.process_facts import ChildProcess, endings
+from rollout.engine.probing import Probing
+from rollout.engine.process_facts import endings, processes_of
 from rollout.engine.requests import generation_of, probe_params, sampling_params, token_request
 from rollout.engine.start import BOUNDARY, ends_turns, start_vllm
 
@@ -47,7 +48,7 @@ class Engine:
         self._num_forgotten = self._num_committed = 0
         self._is_cache_fresh = False  # nothing was asked for since the weights came: their cache is empty
         self._llm = llm
-        self._processes = _processes_of(llm)
+        self._processes = processes_of(llm)
         # A seeded request whose prompt is prefilled in parts kills vLLM's engine on CPUs ("CPU Generator does not use
         # offset"): there the engine's own seed has to do.
         self._can_seed = not spec.on_cpus
@@ -59,6 +60,7 @@ class Engine:
         self._update: dict[str, Any] | None = None  # of the push under way; None when none was prepared, or it ended
         self._is_received = False
         self._is_asleep = False
+        self._probing = Probing(self._read)
 
     @property
     def generates_while_receiving(self) -> bool:
@@ -115,14 +117,7 @@ class Engine:
         if self.policy_version is None:
             raise NeighbourError(BOUNDARY, "holds no verified weights to probe")
         is_first, self._is_cache_fresh = self._is_cache_fresh, False
-        request = token_request(tokens, self._cache_salt())
-        params = probe_params(reads_cache=is_first)
-        result = await self._finished(request, params, f"probe-{self.policy_version}-{id(request)}")
-        if is_first and result.num_cached_tokens:
-            held = f"{result.num_cached_tokens} tokens' keys and values cached under other weights"
-            raise NeighbourError(BOUNDARY, f"would go on from {held} than version {self.policy_version}'s")
-        entries = list(result.prompt_logprobs)[1:]
-        return [entry[token].logprob for entry, token in zip(entries, tokens[1:], strict=True)]
+        return await self._probing.logprobs(tokens, self._cache_salt(), self.policy_version, is_first=is_first)
 
     def forget_weights(self) -> None:
         """Serve nothing until the next push, and never again what is cached of the weights so far.
@@ -135,6 +130,7 @@ class Engine:
         self.policy_version = None
         self._is_received = False
         self._num_forgotten += 1
+        self._probing.give_up()
 
     async def serve_loaded_weights(self, version: int) -> None:
         """Declare the weights loaded from `spec.model` to be policy version `version`, without a push."""
@@ -187,16 +183,20 @@ class Engine:
         num_forgotten, paused_at = self._num_forgotten, self._paused_at
         self._is_received = False
         self._paused_at = paused_at or perf_counter()
+        committing = asyncio.ensure_future(self._send_commit(version, digest))
         try:
-            pause_s = await self._call(self._llm.engine_core.call_utility_async(COMMIT, str(version), digest))
+            await asyncio.sleep(0)  # it is sent: what vLLM is sent behind it waits for its weights
+            self._probing.begin(self._cache_salt())
+            pause_s = await committing
         except BaseException:
+            committing.cancel()
+            self._probing.give_up()
             self.policy_version = None
             raise
         self._update, self._paused_at = None, self._paused_at if self._is_asleep else None
         if num_forgotten != self._num_forgotten:
             raise NeighbourError(BOUNDARY, f"serves another run, since before version {version} was loaded")
         self.policy_version, self._is_cache_fresh = version, True
-        self._num_committed += 1
         return perf_counter() - paused_at if paused_at is not None else float(pause_s)
 
     async def sleep(self) -> None:
@@ -226,11 +226,17 @@ class Engine:
         if llm is not None:
             llm.shutdown(timeout=_SHUTDOWN_S)
             llm.engine_core.resources.ctx.destroy(linger=0)  # vLLM closes its sockets, but not their context
-            llm.shutdown = _nothing  # its __del__ calls it again, which fails noisily while the interpreter ends
+            # Its __del__ calls it again, which fails noisily while the interpreter ends.
+            llm.shutdown = lambda timeout=None: None
+
+    async def _send_commit(self, version: int, digest: str) -> Any:
+        # Nothing is awaited between these lines: a request that vLLM got before would be cached under the new name.
+        self._num_committed += 1
+        return await self._call(self._llm.engine_core.call_utility_async(COMMIT, str(version), digest))
 
     def _cache_salt(self) -> str:
         """Return a name that no other weights in this process have: vLLM shares cached prefixes under one salt."""
-        return f"{self._num_forgotten}/{self._num_committed}/{self.policy_version}"
+        return f"{self._num_forgotten}/{self._num_committed}"
 
     async def _update_weights(self, update_info: dict[str, Any]) -> None:
         from vllm.distributed.weight_transfer.base import WeightTransferUpdateRequest
@@ -263,6 +269,10 @@ class Engine:
         params = sampling_params(Sampling(2, 1.0), self._can_seed, self._ends_turns)
         await self._finished(token_request([1, 1], "warm-up"), params, "warm-up")
 
+    async def _read(self, tokens: list[int], salt: str, reads_cache: bool) -> Any:
+        request = token_request(tokens, salt)
+        return await self._finished(request, probe_params(reads_cache), f"probe-{salt}-{id(request)}")
+
     async def _finished(self, request: Mapping[str, Any], params: Any, request_id: str) -> Any:
         from vllm.exceptions import VLLMClientError
         from vllm.v1.engine.exceptions import EngineDeadError, EngineGenerateError
@@ -287,13 +297,3 @@ class Engine:
             raise NeighbourError(BOUNDARY, f"did not answer within {timeout_s} s") from error
         except Exception as error:  # vLLM raises bare Exception for a call that failed in its engine process
             raise NeighbourError(BOUNDARY, f"{type(error).__name__}: {error}") from error
-
-
-def _processes_of(llm: Any) -> tuple[ChildProcess, ...]:
-    """Return the processes that vLLM started for this engine: once they are gone it drops its own references."""
-    started = llm.engine_core.resources.engine_manager
-    return tuple(started.processes) if started is not None else ()
-
-
-def _nothing(timeout: float | None = None) -> None:
-    """Do nothing."""

@@ -4,7 +4,7 @@ import ctypes
 import platform
 import signal
 from collections.abc import Callable, Iterable
-from typing import Protocol
+from typing import Any, Protocol
 
 _ARCH_PRCTL = 158  # the system call's number on x86-64
 _REQUEST_STATE = 0x1023  # ARCH_REQ_XCOMP_PERM
@@ -28,6 +28,12 @@ def allow_matrix_tiles(syscall: Callable[[int, int, int], int] | None = None) ->
     """
     if (platform.system(), platform.machine()) == ("Linux", "x86_64"):
         (syscall or ctypes.CDLL(None).syscall)(_ARCH_PRCTL, _REQUEST_STATE, _TILE_DATA)
+
+
+def processes_of(llm: Any) -> tuple[ChildProcess, ...]:
+    """Return the processes that vLLM started for this engine: once they are gone it drops its own references."""
+    started = llm.engine_core.resources.engine_manager
+    return tuple(started.processes) if started is not None else ()
 
 
 def endings(processes: Iterable[ChildProcess]) -> str:

@@ -53,6 +53,7 @@ def probe_params(reads_cache: bool) -> Any:
         max_tokens=1,
         temperature=0.0,
         prompt_logprobs=0,
+        flat_logprobs=True,
         detokenize=False,
         skip_reading_prefix_cache=not reads_cache,
     )

@@ -61,6 +61,9 @@ def _set_environment(spec: EngineRequest) -> None:
         "VLLM_LOGGING_LEVEL": "WARNING",
         "HF_HUB_OFFLINE": "1" if Path(spec.model).is_dir() else "0",
         "TOKENIZERS_PARALLELISM": "false",
+        # Read by torch when it first takes memory: pages of 2 MiB for what is large, where the kernel has them. A push
+        # brings its bytes into fresh memory, which costs a quarter then of what it costs in pages of 4 KiB.
+        "THP_MEM_ALLOC_ENABLE": "1",
     }
     if spec.on_cpus:
         settings |= {

@@ -8,7 +8,7 @@ per push `start_weight_update`, `update_weights` (the buckets), `update_weights`
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, field
 from functools import partial
@@ -118,13 +118,13 @@ class GlooWeightEngine(WeightTransferEngine):  # type: ignore[misc]
         staged = self._staging.result()
         named = [pair for bucket, flat in staged for pair in bucket_views(flat, bucket)]
         _let_experts_be_packed(self.model)
-        initialize_layerwise_reload(self.model)
+        wanted = _begin_reload(self.model)
         try:
             loaded = self.model.load_weights(named)
         finally:
             finalize_layerwise_reload(self.model, self.model_config)
             self._received, self._staging = ReceivedPush(), None
-        _complete(self.model, loaded)
+        _complete(self.model, wanted - loaded)
         self._known.keep([bucket for bucket, _ in staged])
 
     def shutdown(self) -> None:
@@ -141,13 +141,14 @@ class InPlaceLoad:
     def __init__(self) -> None:
         self._received = ReceivedPush()
         self._loaded: set[str] = set()
+        self._wanted: set[str] = set()  # what a push must bring
         self._known = KnownShapes()
         self._plan: Sequence[Bucket] = ()
 
     def begin(self, model: Any, model_config: Any) -> None:
         self._model, self._model_config = model, model_config
         self._received, self._loaded = ReceivedPush(), set()
-        initialize_layerwise_reload(model)
+        self._wanted = _begin_reload(model)
 
     def take(self, update: WeightUpdate, device: str | torch.device, broadcast: Callable[[torch.Tensor], None]) -> None:
         """Load a push's buckets, or compare their digest with the one expected."""
@@ -170,7 +171,7 @@ class InPlaceLoad:
             raise RuntimeError("weight commit before the digest was confirmed")
         finalize_layerwise_reload(self._model, self._model_config)
         self._received = ReceivedPush()
-        _complete(self._model, self._loaded)
+        _complete(self._model, self._wanted - self._loaded)
         self._known.keep(self._plan)
 
 
@@ -263,16 +264,26 @@ def _let_experts_be_packed(model: Any) -> None:
             method.moe_kernel = None
 
 
-def _complete(model: Any, loaded: Iterable[str]) -> None:
-    """Bring what vLLM's reload leaves behind up to date, and check that every parameter was in the push.
+def _begin_reload(model: Any) -> set[str]:
+    """Have vLLM load all weights anew; returns the parameters that must come.
 
-    Raises: ValueError naming parameters that were not: they would stay old without anyone noticing.
+    They are not those that a quantised layer makes of its weights, and tied ones come under their first name alone.
+    """
+    names = {name for name, _ in model.named_parameters()}
+    tied = {name for name, _ in model.named_parameters(remove_duplicate=False)} - names
+    initialize_layerwise_reload(model)
+    return {name for name, _ in model.named_parameters()} - tied
+
+
+def _complete(model: Any, missing: Collection[str]) -> None:
+    """Bring what vLLM's reload leaves behind up to date.
+
+    Raises: ValueError naming parameters that were missing in the push: they would stay old without anyone noticing.
     """
     for head in model.modules():
         # With tied embeddings the packed copy inside the head is still made of the old embedding: every logprob
         # would be wrong by up to nats, and no request would fail.
         if isinstance(head, ParallelLMHead):
             head.quant_method.process_weights_after_loading(head)
-    missing = {name for name, _ in model.named_parameters()} - set(loaded)
     if missing:
         raise ValueError(f"the push lacks {len(missing)} parameters of the model, first {sorted(missing)[:3]}")

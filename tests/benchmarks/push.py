@@ -1,11 +1,12 @@
 """What a weight push costs against moving its bytes once: models of 3M, 30M and 300M parameters to two servers.
 
-    python -m tests.benchmarks.push [--sizes 3,30,300] [--ways second_copy,in_place] [--bucket-mb 256] [--pushes 5]
+    python -m tests.benchmarks.push [--sizes 3,30,300] [--ways second_copy,in_place] [--stages 0,2,3]
+        [--bucket-mb 16] [--pushes 5]
 
 Real parts throughout: two DeepSpeed ranks that hold the model in ZeRO 0, 2 and 3, gloo, two vLLM engines, on the CPU;
 models of random weights in float32, tied and untied; a group for each server, and one that all share. Before each push
 the same bytes go once through new groups of the same shape, out of memory and into memory that are there already: the
-plain transfer. second_copy, in_place: how a server receives (`weights.second_copy`).
+plain transfer. second_copy, in_place, ipc: how a server receives (`weights.second_copy`, `weights.backend`).
 
 holds, case by case: the digest of what was sent is the policy's own and every server's; the probe differs by at most
 1e-4 nats; a push takes at most 1.5 times the plain transfer and 60 ms; generation stands still for at most the plain
@@ -15,6 +16,7 @@ second_copy an engine by the model besides. About 20 GB of memory and a quarter 
 """
 
 import multiprocessing
+import os
 import sys
 import tempfile
 from collections.abc import Iterator
@@ -28,7 +30,7 @@ from tests.chaos.rig.verdict import conclude, options
 from tests.fakes.ports import free_port
 from tests.fakes.tiny_models import make_tiny_model
 
-STAGES: tuple[Literal[0, 2, 3], ...] = (0, 2, 3)
+_STAGES: dict[str, Literal[0, 2, 3]] = {"0": 0, "2": 2, "3": 3}
 _FORMS = {
     3: {"hidden_size": 256, "num_layers": 3, "vocab_size": 2048},
     30: {"hidden_size": 512, "num_layers": 8, "vocab_size": 4096},
@@ -43,17 +45,23 @@ _RANK_LIMIT_S = 600.0
 
 
 def main() -> int:
-    asked = options(__doc__ or "", sizes="3,30,300", ways="second_copy,in_place", bucket_mb=256, pushes=5)
+    asked = options(
+        __doc__ or "", sizes="3,30,300", ways="second_copy,in_place", stages="0,2,3", bucket_mb=16, pushes=5
+    )
     sizes = [3] if asked.short else [int(size) for size in asked.sizes.split(",")]
     num_pushes = 1 if asked.short else asked.pushes
-    stages: tuple[Literal[0, 2, 3], ...] = (3,) if asked.short else STAGES
+    stages = [_STAGES[stage] for stage in (("3",) if asked.short else asked.stages.split(","))]
+    os.environ.setdefault("THP_MEM_ALLOC_ENABLE", "1")  # as the fleet's processes have it
     num_held = num_cases = 0
     for size, is_tied, way in product(sizes, (True,) if asked.short else (True, False), asked.ways.split(",")):
         with tempfile.TemporaryDirectory() as name:
             model = make_tiny_model(Path(name), tied=is_tied, width=_WIDTH, seed=asked.seed, **_FORMS[size])
             with served(model, _NUM_SERVERS, way) as servers:
                 for stage in stages:
-                    task = RankTask(model, stage, tuple(servers), asked.bucket_mb << 20, num_pushes, free_port())
+                    backend: Literal["gloo", "ipc"] = "ipc" if way == "ipc" else "gloo"
+                    task = RankTask(
+                        model, stage, tuple(servers), asked.bucket_mb << 20, num_pushes, free_port(), backend
+                    )
                     for found in _pushed(task):
                         form = f"{size}M {'tied' if is_tied else 'untied'} {way} zero_stage={stage}"
                         missed = _missed(found, way, with_times=not asked.short)

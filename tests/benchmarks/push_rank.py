@@ -20,7 +20,8 @@ from learner.models.weights.pushed import PushedWeights
 from learner.models.world import join_world
 from learner.packing.micro_batch import LearnerSample, make_micro_batch
 from learner.weights.push import WeightPusher
-from protocol.weights.group import BroadcastGroup
+from learner.weights.rendezvous import GlooRendezvous
+from protocol.weights.group import BroadcastGroup, open_store
 from protocol.weights.wire import bucket_num_bytes
 from tests.benchmarks.push_server import MeasuredLine, peak_bytes, reset_peak
 
@@ -40,6 +41,7 @@ class RankTask:
     bucket_bytes: int
     num_pushes: int  # in each group shape, after one that is not measured
     port: int  # where the ranks meet
+    backend: Literal["gloo", "ipc"]  # of the pushes; the plain transfer is over gloo
 
 
 @dataclass(frozen=True)
@@ -80,11 +82,12 @@ class _Pushes:
         self._weights: PushedWeights = policy.pushed_weights(task.bucket_bytes)
         self._sizes = [bucket_num_bytes(bucket) for bucket in self._weights.plan]
         self._lines = [MeasuredLine(name, _HOST, port) for name, port in task.servers]
+        self._store, self._port = open_store(_HOST, _DEADLINE_S) if rank == 0 else (None, 0)  # for the plain transfers
 
     def run(self) -> Pushed | None:
         pusher = None
         if self._rank == 0:
-            pusher = WeightPusher(self._lines, _HOST, "gloo", _DEADLINE_S, shares_group=self._shares_group)
+            pusher = WeightPusher(self._lines, _HOST, self._task.backend, _DEADLINE_S, shares_group=self._shares_group)
         each: list[dict[str, Any]] = []
         for number in range(1 + self._task.num_pushes):
             plain_s = self._plainly(pusher)
@@ -143,16 +146,16 @@ class _Pushes:
     def _plainly(self, pusher: WeightPusher | None) -> float:
         """Return how long the bytes of a push take through new groups of the same shape and nothing else."""
         dist.barrier()
-        seconds = pusher._run(self._pass_on(pusher)) if pusher is not None else 0.0
+        seconds = pusher._run(self._pass_on()) if pusher is not None else 0.0
         dist.barrier()
         return seconds
 
-    async def _pass_on(self, pusher: WeightPusher) -> float:
+    async def _pass_on(self) -> float:
         flat = torch.ones(max(self._sizes), dtype=torch.uint8)
         groups = [self._lines] if self._shares_group else [[line] for line in self._lines]
         met, takings = [], []
         for group in groups:
-            meeting = pusher._rendezvous(len(group))
+            meeting = GlooRendezvous(_HOST, self._port, len(group), 1, _DEADLINE_S)
             for place, line in enumerate(group):
                 takings.append(asyncio.create_task(line.take_plainly(meeting.init(place), self._sizes)))
             met.append(await asyncio.to_thread(meeting.join))

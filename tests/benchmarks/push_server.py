@@ -2,7 +2,7 @@
 
     python -m tests.benchmarks.push_server MODEL PORT WAY
 
-It ends when its standard input does. WAY: how pushes come, "second_copy" or "in_place".
+It ends when its standard input does. WAY: how pushes come, "second_copy" or "in_place" over gloo, or "ipc".
 """
 
 import asyncio
@@ -147,7 +147,10 @@ async def _serve(model: Path, port: int, way: str) -> None:
     from rollout.engine.engine import Engine
     from tests.fakes.tiny_models import engine_of
 
-    engine = await Engine.start(engine_of(model, second_copy=way == "second_copy"))
+    request = engine_of(model, second_copy=way == "second_copy")
+    if way == "ipc":
+        request = request.model_copy(update={"weights_backend": "ipc"})
+    engine = await Engine.start(request)
     await serve_controls(MeasuredServer(engine), _HOST, port)
     await asyncio.to_thread(sys.stdin.read)
     engine.shutdown()

@@ -37,6 +37,8 @@ AS_ON_GPUS: dict[str, dict[str, Any]] = {
 }
 FULL_PRECISION: dict[str, dict[str, Any]] = {"policy": {"dtype": "float32"}, "learner": {"zero_stage": 0}}
 LORA: dict[str, dict[str, Any]] = {"policy": {"dtype": "float32", "lora": {"rank": 4}}, "learner": {"zero_stage": 2}}
+QUANTISED: dict[str, dict[str, Any]] = {"policy": {"dtype": "bfloat16"}, "learner": {"zero_stage": 2}}
+EIGHT_BITS = {"quantization": "int8_per_channel_weight_only"}
 
 
 @dataclass
@@ -123,8 +125,18 @@ async def mixture(folder: Path) -> dict[str, Seen]:
     return seen
 
 
+async def quantised(folder: Path) -> dict[str, Seen]:
+    """An engine that makes eight bits of each linear layer's weights as they come, of what is trained in bfloat16."""
+    model = make_tiny_model(folder / "quantised", tied=True, width=0.05)
+    asked = engine_of(model, "bfloat16").model_copy(update={"engine_args": EIGHT_BITS})
+    engine = await Engine.start(asked)
+    seen = {"quantised": await Pushing(engine, model, LR, QUANTISED).run(NUM_LEARNT)}
+    engine.shutdown()
+    return seen
+
+
 async def all_engines(folder: Path) -> dict[str, Seen]:
-    return {**await as_on_gpus(folder), **await mixture(folder)}
+    return {**await as_on_gpus(folder), **await mixture(folder), **await quantised(folder)}
 
 
 def main() -> None:

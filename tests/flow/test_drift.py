@@ -56,3 +56,9 @@ def check_drift(seen: dict[str, Any], limit: float) -> None:
 def test_engine_answers_greedily_by_the_weights_that_every_push_brought(seen: dict[str, Any], name: str) -> None:
     assert len(set(seen[name]["digests"])) == pushing_rank.NUM_LEARNT + 1
     assert max(seen[name]["greedy"]) < 1e-3
+
+
+def test_a_quantised_engine_answers_by_the_weights_that_every_push_brought(seen: dict[str, Any]) -> None:
+    assert len(set(seen["quantised"]["digests"])) == pushing_rank.NUM_LEARNT + 1
+    # Eight bits for a weight move a logprob by hundredths; weights of the step before by tenths.
+    assert 1e-3 < max(seen["quantised"]["greedy"]) < 0.1

@@ -227,3 +227,17 @@ async def test_a_wrong_digest_is_refused_and_nothing_is_served_until_the_next_pu
     assert refused is None
     assert again.failed == {}
     assert worst_difference(pair.learner, fresh) < 1e-4
+
+
+async def test_a_push_that_lacks_a_parameter_is_refused_by_its_name(pair: Pair) -> None:
+    lacking = "model.layers.1.mlp.down_proj.weight"
+    plan, gathered = planned([named for named in pair.learner.named_parameters() if named[0] != lacking], 1 << 19)
+    pair.version += 1
+    report = await asyncio.to_thread(pair.pusher.push, pair.version, plan, gathered)
+    again = await pair.push()
+    while not again.synced:  # it joins anew in the background
+        await asyncio.sleep(0.05)
+        again = await pair.push()
+
+    assert f"the push lacks 1 parameters of the model, first ['{lacking}']" in report.failed["sluice-rollout-0"]
+    assert worst_difference(pair.learner, await pair.generate(24, 32)) < 1e-4

@@ -25,7 +25,7 @@ from learner.models.scoring.scored_model import make_scored
 from learner.objectives.policy_loss import make_loss
 from learner.objectives.supervised import weighted_nll
 from learner.packing.micro_batch import LearnerSample, make_micro_batch
-from learner.weights.buckets import pack
+from learner.weights.buckets import BucketMemory, pack
 from protocol.settings.settings import Settings
 from protocol.weights.wire import TensorMeta, plan_buckets
 
@@ -99,7 +99,7 @@ def push(engine: PretendedEngine) -> Tensor:
     weights = list(engine.model.named_parameters())
     plan = plan_buckets([TensorMeta(name, "float32", tuple(weight.shape)) for name, weight in weights], 20_000)
     buckets = [[(meta.name, dict(weights)[meta.name]) for meta in bucket] for bucket in plan]
-    return list(pack(plan, iter(buckets), str(engine.device)))[-1]
+    return list(pack(plan, iter(buckets), BucketMemory(plan, str(engine.device))))[-1]
 
 
 def samples() -> list[LearnerSample]:

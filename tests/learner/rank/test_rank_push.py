@@ -39,9 +39,15 @@ class Policy:
 
 
 class Liar(FakeServer):
-    """lies: in its answers to probes."""
+    """lies: in its answers to probes. wakes: when it is told to."""
 
     lies = False
+    wakes = True
+
+    async def wake(self, attempt: Attempt) -> None:
+        if not self.wakes:
+            raise NeighbourError(self.name, "died in its sleep")
+        await super().wake(attempt)
 
     async def probe(self, attempt: Attempt, tokens: list[int]) -> list[float]:
         return [logprob + self.lies for logprob in await super().probe(attempt, tokens)]
@@ -171,3 +177,17 @@ def test_a_server_that_does_not_wake_costs_only_itself(pusher: RankPusher, serve
     assert report is not None
     assert report.synced == ("s1",)
     assert [server.served for server in servers] == [2, 2]
+
+
+def test_servers_that_do_not_wake_push_after_push_do_not_end_the_run(pusher: RankPusher, servers: list[Liar]) -> None:
+    pusher.turns = SharedDevice(ParkedModels([], torch.device("cpu")), pusher.have_servers, lambda: None)
+    pusher.push(1)
+    for server in servers:
+        server.wakes = False
+    reports = [pusher.push(version) for version in (2, 3, 4)]
+    for server in servers:
+        server.wakes = True
+    _push_to_both(pusher, 5)
+
+    assert [report.synced for report in reports if report is not None] == [(), (), ()]
+    assert [server.served for server in servers] == [5, 5]

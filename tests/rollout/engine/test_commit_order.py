@@ -1,0 +1,66 @@
+"""What vLLM gets before a commit and behind it, and under which name it caches that."""
+
+import asyncio
+from collections.abc import Mapping
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from rollout.engine.core_calls import COMMIT
+from rollout.engine.engine import Engine
+from rollout.engine.generation import Sampling
+from tests.fakes.tiny_models import engine_of
+
+
+class Sent(Exception):
+    """A request has reached vLLM, which answers nothing here."""
+
+
+class SendingEngine(Engine):
+    """An engine whose requests reach vLLM, and no more."""
+
+    async def _finished(self, request: Mapping[str, Any], params: Any, request_id: str) -> Any:
+        self._llm.sent.append(request["cache_salt"])
+        raise Sent
+
+
+class Vllm:
+    """Notes what it is sent, in order: "commit", or the salt of a request."""
+
+    def __init__(self) -> None:
+        self.sent: list[str] = []
+        self.engine_core = SimpleNamespace(
+            call_utility_async=self._call, resources=SimpleNamespace(engine_manager=None)
+        )
+        self.vllm_config = SimpleNamespace(scheduler_config=SimpleNamespace(scheduler_cls=""))
+
+    def get_tokenizer(self) -> Any:
+        return None
+
+    async def _call(self, method: str, version: str, digest: str) -> float:
+        assert method == COMMIT
+        self.sent.append("commit")
+        await asyncio.sleep(0)
+        return 0.0
+
+
+async def test_request_that_vllm_gets_before_new_weights_is_not_cached_under_their_name(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("rollout.engine.engine.sampling_params", lambda *_: None)
+    vllm = Vllm()
+    engine = SendingEngine(engine_of("model"), vllm)
+    engine.policy_version, engine._is_received = 1, True
+
+    async def generate() -> None:
+        with pytest.raises(Sent):
+            await engine.generate([5, 6], Sampling(1, 1.0), "request")
+
+    committing = asyncio.ensure_future(engine.commit(2, "digest"))
+    await asyncio.gather(*(generate() for _ in range(3)))  # each is ready to be sent before the commit is
+    await committing
+    await generate()
+
+    where = vllm.sent.index("commit")
+    assert not set(vllm.sent[:where]) & set(vllm.sent[where:])
