@@ -1,12 +1,16 @@
-"""Rollout servers on real vLLM that load weights wrongly when told to, a learner, and turns asked for all the time."""
+"""A learner, and rollout servers of real vLLM in processes of their own that load weights wrongly when told to."""
 
-import asyncio
+import socket
+import subprocess
+import sys
 import time
 from collections import Counter
-from collections.abc import Coroutine
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
-from typing import Any, TypeVar, cast
+from typing import cast
 
 import torch
 from transformers import Qwen2ForCausalLM
@@ -14,157 +18,121 @@ from transformers import Qwen2ForCausalLM
 from learner.models.policy import PolicyEngine
 from learner.rank.push import RankPusher
 from learner.weights.push import PushReport
-from protocol.errors import NeighbourError
-from protocol.settings.run_spec import EngineRequest
-from protocol.settings.settings import Settings
-from protocol.weights.controls import VERBS
-from rollout.engine.engine import Engine
-from rollout.environments.base import Task
-from rollout.episodes.conversation import Conversations
-from rollout.episodes.sample import SampleTask
-from rollout.server import RolloutServer
+from tests.chaos.rig.control_line import ControlLine
+from tests.chaos.rig.lying_server import settings_of
 from tests.chaos.rig.plain_policy import PlainPolicy
-from tests.fakes.tiny_models import engine_of
+from tests.fakes.ports import free_port
+from tests.fakes.waiting import wait_until
 
-T = TypeVar("T")
-_PROMPT = [20, 21, 14, 22, 23, 32] * 3
-_WORKER = "tests.chaos.rig.loading_lies.LyingWorker"
+_HOST = "127.0.0.1"
+_START_LIMIT_S = 300.0
 _JOINED_LIMIT_S = 60.0
-
-
-class LyingServer:
-    """A rollout server in this process's event loop, called from the pusher's. pretends: commits without loading."""
-
-    def __init__(self, name: str, engine: Engine, server: RolloutServer) -> None:
-        self.name = name
-        self.engine = engine
-        self.server = server
-        self.pretends = False
-        self._loop = asyncio.get_running_loop()
-
-    async def lie(self, name: str | None) -> None:
-        """Load by this lie from now on; None: honestly."""
-        await self.engine._llm.collective_rpc("tell_lie", args=(name,))
-
-    def __getattr__(self, verb: str) -> Any:
-        if verb not in VERBS:
-            raise AttributeError(verb)
-
-        async def call(*arguments: Any) -> Any:
-            does_nothing = verb == "commit" and self.pretends
-            there = self._pretend(*arguments) if does_nothing else getattr(self.server, verb)(*arguments)
-            return await self._there(there)
-
-        return call
-
-    async def _pretend(self, version: int, digest: str) -> float:
-        """Say that the version is committed, and load nothing."""
-        self.server._gate.close()
-        self.engine.policy_version, self.server._is_unserved = version, True
-        return 0.0
-
-    async def _there(self, call: Coroutine[Any, Any, T]) -> T:
-        return await asyncio.wrap_future(asyncio.run_coroutine_threadsafe(call, self._loop))
+_TURN_LIMIT_S = 60.0
+Tokens = Counter[tuple[str, int]]  # by (server, policy version)
 
 
 @dataclass
 class LyingPair:
-    """The learner and its servers. written: how many tokens of finished turns carry (server, version)."""
+    """The learner and its servers."""
 
     policy: PlainPolicy
-    servers: list[LyingServer]
+    servers: list[ControlLine]
     pusher: RankPusher
     version: int = 0
-    written: Counter[tuple[str, int]] = field(default_factory=Counter)
     push_s: dict[bool, list[float]] = field(default_factory=lambda: {True: [], False: []})  # looked after, or not
-    asking: list[asyncio.Task[None]] = field(default_factory=list)
 
-    async def push(self, step: float, by: int = 1, *, is_looked_after: bool = True) -> PushReport:
+    def push(self, step: float, by: int = 1, *, is_looked_after: bool = True) -> PushReport:
         """Move the weights and push them as the version that is `by` further, to servers that have all joined.
 
         is_looked_after: False has servers serve what they say that they have, as `weights.probe: false` does.
         """
-        await self._joined()
+        self.await_joined()
         self.policy.step(step)
         self.version += by
         tokens, self.pusher._probe.tokens = self.pusher._probe.tokens, []
         if is_looked_after:
             self.pusher._probe.tokens = tokens
         begun = time.perf_counter()
-        report = await asyncio.to_thread(self.pusher.push, self.version)
+        report = self.pusher.push(self.version)
         self.push_s[is_looked_after].append(time.perf_counter() - begun)
         self.pusher._probe.tokens = tokens
         assert report is not None
         return report
 
-    def ask_for_ever(self, num_each: int) -> None:
+    def lie(self, server: ControlLine, name: str | None) -> None:
+        """Have the server load by this lie from now on; None: honestly."""
+        self._run(server, "lie", name)
+
+    def counted(self) -> tuple[Tokens, Tokens]:
+        """Return the tokens of turns that have ended in an engine, and of those that conversations were given."""
+        written: Tokens = Counter()
+        finished: Tokens = Counter()
         for server in self.servers:
-            self.asking += [asyncio.create_task(self._ask(server, number)) for number in range(num_each)]
+            counted = self._run(server, "counted")
+            for tokens, found in ((written, counted["written"]), (finished, counted["finished"])):
+                tokens.update({(server.name, version): number for version, number in found})
+        return written, finished
 
-    async def close(self) -> None:
-        for task in self.asking:
-            task.cancel()
-        await asyncio.gather(*self.asking, return_exceptions=True)
-        await asyncio.to_thread(self.pusher.close)
-        for server in self.servers:
-            await server.server.stop()
+    def await_turns(self) -> None:
+        """Return once every server has ended a turn of the newest version. Raises: AssertionError after a minute."""
 
-    async def _ask(self, server: LyingServer, number: int) -> None:
-        settings = Settings.model_validate(_settings(Path("."), 1)).rollout
-        talks = Conversations(server.engine, server.server._gate, settings, server.name)
-        asked = 0
-        while True:
-            asked += 1
-            sample = SampleTask(f"{server.name}-{number}", asked, 1, 1, "train", 7, Task("Q?", "A", {}))
-            try:
-                turn = await talks.begin(sample, _PROMPT).next_turn()
-            except NeighbourError:
-                await asyncio.sleep(0.02)
-                continue
-            for start, end, version in turn.version_spans:
-                self.written[server.name, version] += end - start
+        def has_each() -> bool:
+            finished = self.counted()[1]
+            return all(finished[server.name, self.version] for server in self.servers)
 
-    async def _joined(self) -> None:
+        wait_until(has_each, _TURN_LIMIT_S)
+
+    def await_joined(self) -> None:
         """Wait until servers that failed have joined again, as training does without noticing."""
-        assert self.pusher._pusher is not None
+        pusher = self.pusher._pusher
+        assert pusher is not None
         end = time.monotonic() + _JOINED_LIMIT_S
-        while any(link.failure is not None for link in self.pusher._pusher._links) and time.monotonic() < end:
-            self.pusher._pusher._loop.call_soon_threadsafe(self.pusher._pusher._rejoin_failed)
-            await asyncio.sleep(0.05)
+        while any(link.failure is not None for link in pusher._links) and time.monotonic() < end:
+            pusher._loop.call_soon_threadsafe(pusher._rejoin_failed)
+            time.sleep(0.05)
+
+    def _run(self, server: ControlLine, verb: str, *arguments: object) -> dict[str, list[tuple[int, int]]]:
+        assert self.pusher._pusher is not None
+        return cast(dict[str, list[tuple[int, int]]], self.pusher._pusher._run(server.call(verb, *arguments)))
 
 
-async def start_pair(folder: Path, num_servers: int, num_workers: int) -> LyingPair:
-    """Return servers of so many tensor-parallel workers each, and their learner; nothing is pushed yet."""
-    request = engine_of(folder).model_copy(
-        update={"tensor_parallel_size": num_workers, "engine_args": {"worker_extension_cls": _WORKER}}
-    )
-    engines = [await Engine.start(request) for _ in range(num_servers)]
-    servers = [await _server(f"server-{number}", engine, request) for number, engine in enumerate(engines)]
-    for server in servers:
-        await server.lie(None)
-    policy = PlainPolicy(Qwen2ForCausalLM.from_pretrained(folder, dtype=torch.float32))
-    settings = Settings.model_validate(_settings(folder, num_workers))
-    pusher = RankPusher(cast(PolicyEngine, policy), settings, servers, "127.0.0.1", "gloo")
-    return LyingPair(policy, servers, pusher)
+@contextmanager
+def lying_pair(model: Path, num_servers: int, num_workers: int) -> Iterator[LyingPair]:
+    """Yield servers of so many tensor-parallel workers each, and their learner; nothing is pushed yet."""
+    with _started(model, num_servers, num_workers) as servers:
+        policy = PlainPolicy(Qwen2ForCausalLM.from_pretrained(model, dtype=torch.float32))
+        settings = settings_of(model, num_workers)
+        pusher = RankPusher(cast(PolicyEngine, policy), settings, servers, _HOST, "gloo")
+        try:
+            yield LyingPair(policy, servers, pusher)
+        finally:
+            pusher.close()
 
 
-async def _server(name: str, engine: Engine, request: EngineRequest) -> LyingServer:
-    async def start(_: EngineRequest) -> Engine:
-        return engine
+@contextmanager
+def _started(model: Path, num_servers: int, num_workers: int) -> Iterator[list[ControlLine]]:
+    lines = [ControlLine(f"server-{number}", _HOST, free_port()) for number in range(num_servers)]
+    command = [sys.executable, "-m", "tests.chaos.rig.lying_server"]
+    processes = [
+        subprocess.Popen(
+            [*command, line.name, str(model), str(line.where[1]), str(num_workers)],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.DEVNULL,
+        )
+        for line in lines
+    ]
+    try:
+        for process, line in zip(processes, lines, strict=True):
+            wait_until(partial(_listens, process, line), _START_LIMIT_S)
+        yield lines
+    finally:
+        for process in processes:
+            with suppress(BrokenPipeError):
+                process.communicate()
 
-    server = RolloutServer(name, request.model_dump(mode="json"), start)
-    await server.start()
-    return LyingServer(name, engine, server)
 
-
-def _settings(folder: Path, num_workers: int) -> dict[str, dict[str, Any]]:
-    return {
-        "policy": {"model": str(folder), "dtype": "float32"},
-        "rollout": {
-            "tensor_parallel_size": num_workers,
-            "max_context_tokens": 512,
-            "max_response_tokens": 48,
-            "turn_timeout_s": 60.0,
-        },
-        "weights": {"deadline_s": 20.0, "bucket_mb": 1},
-    }
+def _listens(process: subprocess.Popen[bytes], line: ControlLine) -> bool:
+    assert process.poll() is None, f"{line.name} did not start"
+    with suppress(OSError), socket.create_connection(line.where):
+        return True
+    return False
