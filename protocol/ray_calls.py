@@ -59,7 +59,7 @@ def _reported(error: Exception, who: str, timeout_s: float) -> tuple[Exception, 
     if isinstance(error, ActorUnavailableError):
         return AwayError(who, "died: its process or its node is gone, or out of reach"), None
     if isinstance(error, ActorDiedError):
-        return NeighbourError(who, f"died: {first_line(error)}"), None
+        return NeighbourError(who, f"died: {first_line(error).rstrip('.')}"), None
     if isinstance(error, RayError):
         return NeighbourError(who, f"failed: {first_line(error)}"), error
     return error, None

@@ -1,4 +1,6 @@
-"""`python -m deploy.cluster start | stop | status | nodes | wait-nodes | servers | healthy`, for this node's cluster.
+"""`python -m deploy.cluster VERB`, for this node's cluster.
+
+VERB: start, stop, status, nodes, wait-nodes, servers, drain, undrain, invite, healthy.
 
 Behind deploy/start_cluster.sh and deploy/stop_cluster.sh. Exit status: 0; 1 with one sentence; 2 for a wrong option.
 """
@@ -6,6 +8,7 @@ Behind deploy/start_cluster.sh and deploy/stop_cluster.sh. Exit status: 0; 1 wit
 import sys
 from collections.abc import Sequence
 
+from deploy.cluster.invitation.give import invite
 from deploy.cluster.known import connect_environment, is_ray_well
 from deploy.cluster.servers import change_servers
 from deploy.cluster.start import start
@@ -28,6 +31,9 @@ def main(arguments: Sequence[str]) -> int:
         "nodes": _nodes,
         "wait-nodes": _wait_nodes,
         "servers": _servers,
+        "drain": _drain,
+        "undrain": _undrain,
+        "invite": invite,
         "healthy": _healthy,
     }
     if not arguments or arguments[0] not in verbs:
@@ -70,6 +76,37 @@ def _wait_nodes(arguments: Sequence[str]) -> None:
 def _servers(arguments: Sequence[str]) -> None:
     """Have a run use more or fewer rollout servers. Raises: OperatorError when it cannot."""
     print(change_servers(arguments))
+
+
+def _drain(arguments: Sequence[str]) -> None:
+    """Have a node be left by what runs there. Raises: OperatorError when something has to stay."""
+    _check_names_a_node("drain", arguments)
+    state = read_cluster()
+    connect_environment(state)
+    from deploy.cluster.drain import drain_node
+    from deploy.cluster.fleet_client import connected
+
+    with connected(state.ray_address, state.node_ip):
+        print(drain_node(arguments))
+
+
+def _undrain(arguments: Sequence[str]) -> None:
+    """Let a node take processes again. Raises: OperatorError when there is no such node."""
+    _check_names_a_node("undrain", arguments)
+    state = read_cluster()
+    connect_environment(state)
+    from deploy.cluster.drain import undrain_node
+    from deploy.cluster.fleet_client import connected
+
+    with connected(state.ray_address, state.node_ip):
+        print(undrain_node(arguments))
+
+
+def _check_names_a_node(verb: str, arguments: Sequence[str]) -> None:
+    if len(arguments) != 1 or arguments[0].startswith("-"):
+        raise OperatorError(
+            f"{verb}: give one node by its address, as python -m deploy.cluster nodes shows it: {verb} 10.0.0.2."
+        )
 
 
 def _healthy(arguments: Sequence[str]) -> None:

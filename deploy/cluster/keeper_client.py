@@ -94,8 +94,13 @@ def _await_code(keeper: Any, code: str, timeout_s: float) -> None:
         time.sleep(_POLL_S)
 
 
+def own_node() -> str:
+    """Return Ray's name of this node."""
+    return str(ray.get_runtime_context().get_node_id())
+
+
 def _name() -> str:
-    return keeper_of(ray.get_runtime_context().get_node_id())
+    return keeper_of(own_node())
 
 
 def _find() -> Any:

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from deploy.cluster.invitation.take import join_file_of
 from deploy.cluster.join_file import read_join_file
 from deploy.cluster.port_range import PortRange, read_port_range
 from protocol.errors import OperatorError, SettingsError
@@ -33,6 +34,7 @@ _DEFAULTS: dict[str, Any] = {
     "no_reward": False,
     "start_timeout_s": 300.0,
     "dashboard_port": None,
+    "dashboard_host": None,
     "num_cpus": None,
     "num_gpus": None,
     "resources": None,
@@ -61,7 +63,8 @@ class StartOptions:
     topk: int  # passages of a search that names no number
     reward_scorer: str | None  # None: no reward server
     start_timeout_s: float  # longest wait for each service to be healthy, and for the nodes that are waited for
-    dashboard_port: int | None  # of Ray's dashboard and job server, on the head's 127.0.0.1; None: neither runs
+    dashboard_port: int | None  # of Ray's dashboard and job server, on the head; None: neither runs
+    dashboard_host: str | None  # address that both listen on; None: 127.0.0.1
     num_cpus: int | None  # that Ray counts on this node; None: those there are
     num_gpus: int | None  # the same for GPUs
     resources: str | None  # this node's own names for what it has, a JSON object of numbers
@@ -94,11 +97,13 @@ def read_start_options(arguments: Sequence[str], remembered: Mapping[str, Any] |
     if given.pop("defaults"):
         remembered = None
     options = _DEFAULTS | _still_meant(remembered or {}, given) | given
+    if "join" in given:
+        if "address" in given:
+            raise SettingsError("start_cluster: give --join or --address: the join file names the head's address.")
+        options["join"] = join_file_of(given["join"])
     for name in ("retriever_script", "corpus_path", "index_path", "join"):
         options[name] = options[name] and Path(options[name]).resolve()
     if options["join"] is not None:
-        if "address" in given:
-            raise SettingsError("start_cluster: give --join or --address: the join file names the head's address.")
         options["address"] = read_join_file(options["join"]).ray_address
     if options["ports"] is not None:
         options["ports"] = read_port_range(options["ports"])
@@ -149,6 +154,13 @@ def _check(options: Mapping[str, Any]) -> None:
     ports = {f"--{name}-port": options[f"{name}_port"] for name in ("ray", "retriever", "reward")}
     if options["dashboard_port"] is not None and options["address"] is not None:
         raise SettingsError("start_cluster: --dashboard-port is the head's: this node joins one. Remove it.")
+    if options["dashboard_host"] is not None and options["dashboard_port"] is None:
+        raise SettingsError("start_cluster: --dashboard-host needs --dashboard-port: else no dashboard runs.")
+    if options["dashboard_host"] is not None and not _is_ipv4(options["dashboard_host"]):
+        raise SettingsError(
+            f"start_cluster: --dashboard-host {options['dashboard_host']} is no IPv4 address. Give one of this node's, "
+            "or 0.0.0.0 for all of them."
+        )
     if options["dashboard_port"] is not None:
         ports["--dashboard-port"] = options["dashboard_port"]
     for flag, port in ports.items():
@@ -187,6 +199,11 @@ def _address_toward(head: str) -> str:
         raise SettingsError(
             f"start_cluster: --address {head} is not HOST:PORT. Give the head's, such as 10.0.0.1:6379."
         )
+    if ":" in host:
+        raise SettingsError(
+            f"start_cluster: --address {head} is an IPv6 address; nodes meet over IPv4 alone. Give the head's IPv4 "
+            "address, or a name that has one."
+        )
     try:
         with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
             probe.connect((host, int(port)))
@@ -205,7 +222,7 @@ def _parser() -> argparse.ArgumentParser:
     )
     add = parser.add_argument
     add("--address", metavar="HEAD:6379", help="join the cluster whose Ray head is there; without it this is the head")
-    add("--join", type=Path, metavar="FILE", help="join the cluster whose head wrote this join file")
+    add("--join", metavar="FILE|CODE", help="join the cluster whose head wrote this join file, or made this code")
     add("--node-ip", metavar="IP", help="this node's address for the others (head: 127.0.0.1, so nobody else gets in)")
     add("--ray-port", "--port", type=int, help="port of the Ray head (default: 6379)")
     add("--retriever-port", type=int, help="port of this node's retriever (default: 8000)")
@@ -225,6 +242,7 @@ def _parser() -> argparse.ArgumentParser:
     reward.add_argument("--reward-scorer", help="scorer of the bundled reward server (default: exact_match)")
     reward.add_argument("--no-reward", action="store_true", help="start no reward server: settings name your own")
     add("--dashboard-port", type=int, metavar="8265", help="run Ray's dashboard and job server there (head alone)")
+    add("--dashboard-host", metavar="IP", help="where the dashboard listens, behind Ray's token (default: 127.0.0.1)")
     add("--num-cpus", type=int, help="CPUs that Ray counts on this node (default: those there are)")
     add("--num-gpus", type=int, help="GPUs that Ray counts on this node (default: those there are)")
     add("--resources", metavar="JSON", help="names of your own for what this node has, such as '{\"v100\": 8}'")

@@ -161,7 +161,8 @@ def _command(options: StartOptions, home: Home) -> list[str]:
     client_port = _free_port(options.node_ip) if options.ports is None else options.ports.for_ray_client
     command += ["--head", "--port", str(options.ray_port), "--ray-client-server-port", str(client_port)]
     is_shown = "false" if options.dashboard_port is None else "true"
-    return [*command, "--include-dashboard", is_shown, "--dashboard-host", LOOPBACK]
+    address = [] if options.dashboard_host is not None else ["--dashboard-host", LOOPBACK]
+    return [*command, "--include-dashboard", is_shown, *address]
 
 
 def told_to_ray(options: StartOptions) -> tuple[str, ...]:
@@ -170,7 +171,8 @@ def told_to_ray(options: StartOptions) -> tuple[str, ...]:
     """
     told: dict[str, int | str | None] = {**(options.ports.for_ray if options.ports is not None else {})}
     told |= {"--num-cpus": options.num_cpus, "--num-gpus": options.num_gpus, "--resources": options.resources}
-    told |= {"--dashboard-port": options.dashboard_port} if options.head is None else {}
+    if options.head is None:
+        told |= {"--dashboard-port": options.dashboard_port, "--dashboard-host": options.dashboard_host}
     return tuple(part for flag, value in told.items() if value is not None for part in (flag, str(value)))
 
 

@@ -14,7 +14,7 @@ from deploy.cluster.join_file import check_same, is_reachable, read_join_file, t
 from deploy.cluster.joining import check_clock, check_is_not_head, check_way_back, check_way_to_head
 from deploy.cluster.kept import end_what_goes, find_kept
 from deploy.cluster.known import connect_environment, is_head, known_cluster
-from deploy.cluster.options import StartOptions, read_start_options
+from deploy.cluster.options import LOOPBACK, StartOptions, read_start_options
 from deploy.cluster.ray_processes import await_ray, end_ray, launch_ray
 from deploy.cluster.tables.show import show_cluster
 from deploy.cluster.tables.table import show_how_to_join, show_next_step
@@ -151,7 +151,8 @@ def _check_ports(options: StartOptions, kept: dict[str, ProcessRecord]) -> None:
     if "ray" not in kept and options.head is None:
         check_port("Ray head", options.node_ip, options.ray_port, "--ray-port")
         if options.dashboard_port is not None:
-            check_port("Ray's dashboard", "127.0.0.1", options.dashboard_port, "--dashboard-port")
+            host = options.dashboard_host or LOOPBACK
+            check_port("Ray's dashboard", host, options.dashboard_port, "--dashboard-port")
     if "ray" not in kept and options.ports is not None:
         for flag, port in options.ports.for_ray.items():
             if "worker" not in flag:

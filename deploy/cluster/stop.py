@@ -49,7 +49,7 @@ def _end_orderly(state: ClusterState, is_now: bool) -> None:
 
     try:
         with connected(state.ray_address, state.node_ip):
-            run = find_attached_run(_ANSWER_S)
+            run = None if _has_left(state) else find_attached_run(_ANSWER_S)
             if run is not None:
                 _say_what_happens(str(run), is_now)
                 if not is_now:
@@ -61,6 +61,16 @@ def _end_orderly(state: ClusterState, is_now: bool) -> None:
         raise
     except OperatorError as error:
         print(f"{error} Its servers are ended with Ray.", file=sys.stderr)
+
+
+def _has_left(state: ClusterState) -> bool:
+    """Return whether this node is drained, and the run that uses the cluster has left it."""
+    from deploy.cluster.keeper_client import own_node
+    from protocol.node.drained import drained_nodes, said_leaving
+
+    node = own_node()
+    word = said_leaving(node) if node in drained_nodes() else None
+    return not is_head(state) and word is not None and word.is_over
 
 
 def _say_what_happens(run: str, is_now: bool) -> None:

@@ -142,11 +142,6 @@ class Fleet:
         """Return each server's `describe()` with node_ip, pid and log; one that does not answer has is_alive False."""
         return list(await asyncio.gather(*(_describe(name) for name in server_names())))
 
-    async def nodes_of(self, names: list[str]) -> list[str]:
-        """Return Ray's names of the nodes that these servers are on; of one that does not answer, none."""
-        described = await self.describe()
-        return [str(server["node_id"]) for server in described if server["name"] in names and server.get("node_id")]
-
     async def check_services(self, run: dict[str, Any]) -> None:
         """Ask the reward services and the retriever of a run (a RunSpec) once.
 

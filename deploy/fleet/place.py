@@ -7,6 +7,8 @@ from typing import Any
 import ray
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
+_BYTES = 1
+
 
 @dataclass(frozen=True)
 class Place:
@@ -25,6 +27,8 @@ class Place:
         node = self.node_id and NodeAffinitySchedulingStrategy(self.node_id, soft=True)
         return {
             "num_gpus": self.num_gpus,
+            # An actor that takes nothing at all is started by Ray wherever it likes, whatever node is named.
+            "memory": _BYTES,
             "resources": dict(self.resources) or None,
             "scheduling_strategy": node or strategy,
         }
@@ -49,6 +53,6 @@ def this_node() -> str:
 
 
 def assigned_here() -> dict[str, float]:
-    """Return what this actor takes of its node, as Ray counts it; CPUs, of which ours take none, left out."""
+    """Return what this actor takes of its node, as Ray counts it; CPUs and memory, which are not planned, left out."""
     assigned = ray.get_runtime_context().get_assigned_resources()
-    return {name: float(amount) for name, amount in assigned.items() if amount and name != "CPU"}
+    return {name: float(amount) for name, amount in assigned.items() if amount and name not in ("CPU", "memory")}

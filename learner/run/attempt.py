@@ -11,12 +11,12 @@ from learner.checkpoint.verdicts import complaints
 from learner.disk.layout import CHECKPOINTS
 from learner.rank.place import WAITING_FOR_BATCH, WAITING_FOR_PROOF, RunPlace
 from learner.run.cluster import fleet, processes, ray_door, servers
-from learner.run.cluster.await_plan import Stopped, await_plan, plan_servers
+from learner.run.cluster.await_plan import Stopped, await_plan
+from learner.run.cluster.changes import Changes, Moved
 from learner.run.cluster.cluster_end import check_cluster
 from learner.run.cluster.models import run_models
 from learner.run.rank_watch import RankWatch
 from learner.run.same_index import compare_indexes
-from learner.run.server_count import ServerCount
 from learner.run.server_watch import ServerWatch
 from learner.run.topology import Topology
 from protocol.errors import NeighbourError, OperatorError
@@ -112,7 +112,7 @@ class RunAttempt:
     def watch(self) -> str:
         """Show the run until all ranks have returned; returns how it ended.
 
-        Raises: what ended a rank or the coordinator.
+        Raises: what ended a rank or the coordinator; Moved when ranks left a drained node.
         """
         assert self._spec is not None
         assert self._topology is not None
@@ -127,7 +127,7 @@ class RunAttempt:
         training = {rank.ask("train", place): rank.name for rank in self._ranks}
         first = next(iter(training))
         watched = ServerWatch(self._servers, self._spec, self._lose_server, renewed=self._scored_now)
-        count = self._count_of(watched)
+        changes = self._changes_of(watched)
         ranks = RankWatch(self._ranks, ray_door.is_done, ray_door.call)
         told = set(complaints(self._checkpoints))
         servers_at = drain_until = 0.0
@@ -142,7 +142,7 @@ class RunAttempt:
                 # One that starts takes its part of a shared device: not while a rank trains there.
                 if not self._topology.shares_devices or ranks.phases[0].startswith(WAITING_FOR_BATCH):
                     self._check_servers(watched)
-                self._change_servers(count)
+                self._poll(changes)
                 self._show_complaints(told)
                 ranks.poll()
             if drain_until and now > drain_until:
@@ -156,6 +156,8 @@ class RunAttempt:
         ended = str(ray_door.call(first, self._ranks[0].name))
         if (why := ray_door.call(self._coordinator.status.remote(), "the coordinator").gave_up) is not None:
             raise OperatorError(f"The run ended after step {self.step}. {why}")
+        if changes.moving and not self.context.stop.is_set() and self.step < self.context.settings.run.max_steps:
+            raise Moved(changes.moving)
         return ended
 
     def detach_servers(self) -> None:
@@ -238,28 +240,17 @@ class RunAttempt:
         if self._servers and not watch.num_hopeful:
             raise OperatorError("Every rollout server was given up; see their logs with deploy.cluster status.")
 
-    def _count_of(self, watch: ServerWatch) -> ServerCount | None:
-        """Return what changes the number of servers; None for a run without any."""
-        if self._engine is None:
-            return None
+    def _changes_of(self, watch: ServerWatch) -> Changes:
         assert self._topology is not None
-        rank, coordinator, topology = self._ranks[0], self._coordinator, self._topology
-        return ServerCount(
-            self.start.folder,
-            self._servers,
-            watch,
-            servers.AskedFleet(self._engine),
-            plan=lambda number: plan_servers(self.context, topology, number),
-            push_to=lambda names: rank.ask("push_to", names),
-            release=lambda name, why: coordinator.release_server.remote(name, why),
-        )
+        topology, rank = self._topology, self._ranks[0]
+        folder, names, engine = self.start.folder, self._servers, self._engine
+        return Changes(self.context, folder, topology, names, watch, engine, rank, self._coordinator)
 
-    def _change_servers(self, count: ServerCount | None) -> None:
-        if count is not None:
-            for message in count.poll():
-                self.context.view.message(message)
-            self._servers = list(count.names)
-            self.context.changed.num_servers = len(self._servers)
+    def _poll(self, changes: Changes) -> None:
+        for message in changes.poll():
+            self.context.view.message(message)
+        self._servers = changes.names
+        self.context.changed.num_servers = len(self._servers)
 
     def _await(self, references: dict[Any, str]) -> None:
         """Wait for start-up calls, showing what rank 0 is at. Raises: what one raised; NeighbourError when late."""

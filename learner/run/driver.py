@@ -139,7 +139,8 @@ def check_cluster(
 
     settings = inspected.settings
     sizes = read_sizes(settings, inspected.model)
-    plan_topology(settings, sizes, ray_door.nodes())
+    with ray_door.naming_drained():
+        plan_topology(settings, sizes, ray_door.nodes())
     fleet.await_idle_fleet()
     if fleet.renew_fleet():
         view.message("The code has changed since the cluster was started: what runs other code is started anew.")
@@ -169,6 +170,7 @@ def _run_attempts(start: RunStart, context: "RunContext", progress: _Progress) -
     """
     from learner.run.attempt import RunAttempt
     from learner.run.cluster.await_plan import Stopped
+    from learner.run.cluster.changes import Moved
 
     furthest, num_restarts = -1, 0
     while True:
@@ -181,6 +183,10 @@ def _run_attempts(start: RunStart, context: "RunContext", progress: _Progress) -
             ended = attempt.watch()
         except Stopped:
             ended = "Stopped before the first step."
+        except Moved as reason:
+            attempt.end()
+            start = _restart(context, start, reason)
+            continue
         except NeighbourError as error:
             if (gone := cluster_end(context.cluster)) is not None:
                 raise _cluster_ended(gone, start) from error
@@ -228,7 +234,7 @@ def _end_attempt(attempt: "RunAttempt") -> None:
         attempt.end()
 
 
-def _restart(context: "RunContext", start: RunStart, error: NeighbourError) -> RunStart:
+def _restart(context: "RunContext", start: RunStart, error: Exception) -> RunStart:
     """Put the run folder back to the newest checkpoint; returns where the next attempt starts."""
     start = _proven(plan_restart(start), context)
     context.view.message(f"{' '.join(str(error).split())[:300]}. Going on from step {start.step}.")

@@ -76,10 +76,7 @@ class ServerWatch:
     @property
     def num_hopeful(self) -> int:
         """Servers that serve or may yet."""
-        now = self._clock()
-        hopeful = [server for server in self._servers if server.num_revivals <= _MAX_REVIVALS]
-        away = [server for server in hopeful if server.away_since is not None and now - server.away_since > _AWAY_S]
-        return len(hopeful) - len(away) + sum(server.is_serving for server in self._servers if server not in hopeful)
+        return sum(map(self._is_hopeful, self._servers))
 
     def add(self, names: Sequence[str]) -> None:
         """Look after these servers too, which are new: they are attached, and serve from the next push on."""
@@ -89,9 +86,22 @@ class ServerWatch:
         """Look after a server no more: it is taken from the run."""
         self._servers = [server for server in self._servers if server.name != name]
 
+    def are_serving(self, names: Sequence[str]) -> bool:
+        """Return whether all of these servers are attached to the run."""
+        return all(server.is_serving for server in self._servers if server.name in names)
+
+    def are_hopeful(self, names: Sequence[str]) -> bool:
+        """Return whether each of these servers serves or may yet."""
+        return all(self._is_hopeful(server) for server in self._servers if server.name in names)
+
     def poll(self) -> list[str]:
         """Take answers that have come and ask on; returns what the user should be told."""
         return [message for server in self._servers if (message := self._advance(server)) is not None]
+
+    def _is_hopeful(self, server: _Watched) -> bool:
+        if server.num_revivals > _MAX_REVIVALS:
+            return server.is_serving
+        return server.away_since is None or self._clock() - server.away_since <= _AWAY_S
 
     def _advance(self, server: _Watched) -> str | None:
         if server.pending is None:

@@ -24,16 +24,21 @@ def documents(path: Path) -> list[dict[str, Any]]:
     return [document for document in yaml.safe_load_all(path.read_text("utf-8")) if document]
 
 
+def ray_cluster() -> dict[str, Any]:
+    found = documents(DEPLOY / "kubernetes" / "raycluster.yaml")
+    return next(each for each in found if each["kind"] == "RayCluster")
+
+
 def pods() -> Iterator[tuple[str, dict[str, Any]]]:
     """Yield the name of each group of pods of the RayCluster, and the spec of its pods."""
-    cluster = next(
-        each for each in documents(DEPLOY / "kubernetes" / "raycluster.yaml") if each["kind"] == "RayCluster"
-    )
+    cluster = ray_cluster()
     for group in (cluster["spec"]["headGroupSpec"], *cluster["spec"]["workerGroupSpecs"]):
         yield group.get("groupName", "head"), group["template"]["spec"]
 
 
-@pytest.mark.parametrize("path", [*MANIFESTS, *IMAGES], ids=lambda path: path.name)
+@pytest.mark.parametrize(
+    "path", [path for path in [*MANIFESTS, *IMAGES] if path.name != "rayjob.yaml"], ids=lambda path: path.name
+)
 def test_every_image_is_named_with_a_version(path: Path) -> None:
     text = path.read_text("utf-8")
     images = re.findall(r"^\s*(?:- )?image: (\S+)", text, re.M) + re.findall(r"^ARG BASE=(\S+)", text, re.M)
@@ -54,8 +59,21 @@ def test_pods_give_start_cluster_options_that_it_knows() -> None:
     for group, pod in pods():
         (container,) = pod["containers"]
         options = [str(argument) for argument in container["args"] if argument != "$(FQ_RAY_IP)"]
+        options = [option.replace("$(NODE_IP)", "10.0.0.1") for option in options]
         told = read_start_options([*options, "--node-ip", "10.0.0.1", "--block"])
         assert told.num_gpus == (0 if group == "head" else 8)
+        assert told.dashboard_host == ("10.0.0.1" if group == "head" else None)
+
+
+def test_job_of_kubernetes_gives_the_cluster_a_run_that_it_can_start() -> None:
+    (job,) = documents(DEPLOY / "kubernetes" / "rayjob.yaml")
+    assert job["spec"]["clusterSelector"] == {"ray.io/cluster": ray_cluster()["metadata"]["name"]}
+    python, dash_m, module, *options = job["spec"]["entrypoint"].split()
+    assert (python, dash_m, module) == ("/opt/sluice/.venv/bin/python", "-m", "learner.run")
+    (container,) = dict(pods())["head"]["containers"]
+    mounts = tuple(f"{mount['mountPath']}/" for mount in container["volumeMounts"] if mount["name"] == "shared")
+    assert options[::2] == ["--config", "--run.dir"]
+    assert all(path.startswith(mounts) for path in options[1::2])
 
 
 def test_every_pod_has_probes_limits_shared_memory_and_the_clusters_keys() -> None:

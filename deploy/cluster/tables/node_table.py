@@ -15,11 +15,12 @@ from deploy.cluster.fleet_client import ask, describe_servers
 from deploy.cluster.keeper_client import HEAD_RESOURCE
 from deploy.node.machine import GpuLoad, MachineLoad
 from protocol.errors import OperatorError
+from protocol.node.drained import drained_nodes
 from protocol.ray_calls import NAMESPACE, keeper_of
 
 _ANSWER_S = 10.0
 _GIB = 1 << 30
-NodeState = Literal["ready", "starting", "silent", "gone"]
+NodeState = Literal["ready", "drained", "starting", "silent", "gone"]
 
 
 @dataclass(frozen=True)
@@ -28,7 +29,7 @@ class NodeRow:
 
     address: str
     is_head: bool
-    state: NodeState  # starting: its keeper does not run yet; silent: its keeper does not answer
+    state: NodeState  # drained: ready, and given nothing; starting: without a keeper yet; silent: that does not answer
     num_servers: int  # rollout servers there
     num_gpus: float  # that Ray counts there
     load: MachineLoad | None  # None: its keeper told none
@@ -39,13 +40,15 @@ def node_rows() -> list[NodeRow]:
     nodes = ray.nodes()
     alive = {str(node["NodeManagerAddress"]) for node in nodes if node["Alive"]}
     answers = {str(node["NodeID"]): _asked(str(node["NodeID"])) for node in nodes if node["Alive"]}
-    servers = _servers_by_node()
+    servers, drained = _servers_by_node(), drained_nodes()
     deadline = time.monotonic() + _ANSWER_S
     rows = {}
     for node in nodes:
         address, is_alive = str(node["NodeManagerAddress"]), bool(node["Alive"])
         if is_alive or address not in alive:
             state, load = _answered(answers[str(node["NodeID"])], deadline) if is_alive else ("gone", None)
+            if state == "ready" and node["NodeID"] in drained:
+                state = "drained"
             num_gpus = float(node["Resources"].get("GPU", 0))
             is_head = HEAD_RESOURCE in node["Resources"]
             rows[address] = NodeRow(address, is_head, state, servers[address], num_gpus, load)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import time
 from typing import TYPE_CHECKING
 
@@ -9,6 +10,7 @@ from learner.run.cluster import ray_door
 from learner.run.cluster.cluster_end import check_cluster
 from learner.run.topology import Processes, Topology, plan_topology
 from protocol.errors import OperatorError, SettingsError
+from protocol.node.drained import drained_nodes
 
 if TYPE_CHECKING:
     from learner.run.context import RunContext
@@ -31,8 +33,8 @@ def await_plan(context: RunContext) -> Topology:
     deadline = time.monotonic() + _NODES_S
     while True:
         try:
-            settings = _with_servers(context, context.changed.num_servers)
-            return plan_topology(settings, context.sizes, ray_door.nodes())
+            with ray_door.naming_drained():
+                return plan_as_many(context)
         except SettingsError as error:
             if time.monotonic() > deadline:
                 raise OperatorError(f"The cluster's nodes cannot hold the run any more. {error}") from None
@@ -40,6 +42,22 @@ def await_plan(context: RunContext) -> Topology:
         if context.stop.wait(_POLL_S):
             raise Stopped
         check_cluster(context.cluster)
+
+
+def plan_as_many(context: RunContext) -> Topology:
+    """Return the plan for the nodes that are there and not drained; where some are, with fewer servers if need be.
+
+    Raises: SettingsError when they do not hold the run.
+    """
+    wanted = context.changed.num_servers or context.settings.rollout.num_servers
+    nodes = ray_door.nodes()
+    try:
+        return plan_topology(_with_servers(context, wanted), context.sizes, nodes)
+    except SettingsError:
+        for number in range(wanted - 1, 0, -1) if drained_nodes() else ():
+            with contextlib.suppress(SettingsError):
+                return plan_topology(_with_servers(context, number), context.sizes, nodes)
+        raise
 
 
 def plan_servers(context: RunContext, topology: Topology, number: int) -> Processes:
@@ -59,8 +77,6 @@ def plan_servers(context: RunContext, topology: Topology, number: int) -> Proces
     return planned.servers
 
 
-def _with_servers(context: RunContext, number: int | None) -> Settings:
+def _with_servers(context: RunContext, number: int) -> Settings:
     settings = context.settings
-    if number is None:
-        return settings
     return settings.model_copy(update={"rollout": settings.rollout.model_copy(update={"num_servers": number})})

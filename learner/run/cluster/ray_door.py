@@ -12,7 +12,8 @@ from ray.exceptions import RayError
 
 from learner.run.cluster.cluster_end import cluster_end
 from learner.run.placement.node import Node
-from protocol.errors import OperatorError
+from protocol.errors import OperatorError, SettingsError
+from protocol.node.drained import drained_nodes
 from protocol.node.home import ClusterState
 from protocol.ray_calls import first_line, naming_ray_errors
 from protocol.settings.roles.placement import OWN_NAMES
@@ -57,8 +58,31 @@ def _silence_ray() -> None:
 
 
 def nodes() -> list[Node]:
-    """Return the cluster's machines that are there."""
-    return sorted((_node(found) for found in ray.nodes() if found["Alive"]), key=lambda node: node.node_ip)
+    """Return the cluster's machines that are there and take new processes: those that are drained do not."""
+    drained = drained_nodes()
+    there = (found for found in ray.nodes() if found["Alive"] and found["NodeID"] not in drained)
+    return sorted((_node(found) for found in there), key=lambda node: node.node_ip)
+
+
+@contextmanager
+def naming_drained() -> Iterator[None]:
+    """Say which nodes are not counted because they are drained, where the others cannot hold a run.
+
+    Raises: what the block raises.
+    """
+    try:
+        yield
+    except SettingsError as error:
+        drained = drained_nodes()
+        left_out = sorted(
+            node["NodeManagerAddress"] for node in ray.nodes() if node["Alive"] and node["NodeID"] in drained
+        )
+        if not left_out:
+            raise
+        raise SettingsError(
+            f"{error} Drained, and so not counted: {', '.join(left_out)}. python -m deploy.cluster undrain NODE lets a "
+            "node take processes again."
+        ) from None
 
 
 def _node(found: Mapping[str, Any]) -> Node:

@@ -36,8 +36,8 @@ class AskedFleet:
     def remove(self, name: str) -> Any:
         return find_fleet().remove.remote(name)
 
-    def nodes_of(self, names: Sequence[str]) -> Any:
-        return find_fleet().nodes_of.remote(list(names))
+    def describe(self) -> Any:
+        return find_fleet().describe.remote()
 
     def is_done(self, reference: Any) -> bool:
         return is_done(reference)

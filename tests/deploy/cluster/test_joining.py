@@ -1,5 +1,6 @@
-"""A head in the foreground waits for its second node, which joins by its file; plans for both are obeyed; SIGTERM."""
+"""A head in the foreground waits for its second node, which joins by a code; plans for both are obeyed; SIGTERM."""
 
+import os
 import shutil
 import signal
 import socket
@@ -22,6 +23,7 @@ from learner.disk.model_size import ModelSize
 from learner.run.cluster import ray_door
 from learner.run.rank_memory import Sizes
 from learner.run.topology import Topology, plan_topology
+from protocol.errors import SettingsError
 from protocol.settings.settings import Settings
 from tests.deploy.conftest import RAY_TOKEN
 from tests.deploy.running_cluster import RunningCluster
@@ -69,21 +71,24 @@ def nodes(tmp_path: Path) -> Iterator[tuple[RunningCluster, RunningCluster]]:
 
 
 @pytest.mark.skipif(own_address() is None, reason="this machine has no address but loopback")
-def test_head_waits_for_a_node_that_joins_by_its_file_and_ends_at_sigterm(
+def test_head_waits_for_a_node_that_joins_by_its_code_and_ends_at_sigterm(
     nodes: tuple[RunningCluster, RunningCluster],
 ) -> None:
     head, other = nodes
     address = own_address()
     assert address is not None
     dashboard = free_port()
-    here = ("--node-ip", address, "--num-cpus", "1", "--num-gpus", "3", "--dashboard-port", str(dashboard))
+    here = ("--node-ip", address, "--num-cpus", "1", "--num-gpus", "3")
+    here += ("--dashboard-port", str(dashboard), "--dashboard-host", address)
     begun = head.popen(*start_of(head, *here, "--block", "--wait-nodes", "2"))
     with begun as started:
-        shown = read_until(started, "Other nodes join with: deploy/start_cluster.sh --join ")
-        join_file = shown.rpartition("--join ")[2].split()[0]
+        read_until(started, "Other nodes join with: deploy/start_cluster.sh --join ")
         there = ("--node-ip", "127.0.0.2", "--resources", '{"v100": 2}', "--num-cpus", "1", "--num-gpus", "3")
-        joined = other.start("--join", join_file, *there)
-        assert joined.returncode == 0, joined.stderr
+        with head.popen("-u", "-m", "deploy.cluster", "invite") as inviting:
+            code = read_until(inviting, "On each other node: ").rpartition("--join ")[2].strip()
+            joined = other.start("--join", code, *there)
+            assert joined.returncode == 0, joined.stderr
+            assert inviting.wait(60.0) == 0  # used up
         read_until(started, "All 2 nodes are ready: ")
         read_until(started, "Running until SIGTERM or Ctrl-C.")
         assert resources(head)["v100"] == 2.0
@@ -92,7 +97,9 @@ def test_head_waits_for_a_node_that_joins_by_its_file_and_ends_at_sigterm(
         with head.connected():
             assert_plans_are_obeyed(address, "127.0.0.2")
             assert_pairs_share_gpus()
-        assert_jobs_run(head, dashboard)
+            assert_actors_that_take_nothing_are_where_they_are_planned()
+            assert_drained_node_is_planned_for_no_more(head, "127.0.0.2")
+        assert_jobs_run(head, address, dashboard)
         assert started.poll() is None
         started.send_signal(signal.SIGTERM)
         assert started.wait(90.0) == 0
@@ -127,12 +134,24 @@ def assert_plans_are_obeyed(first: str, second: str) -> None:
     ray.kill(fleet)
 
 
+def assert_actors_that_take_nothing_are_where_they_are_planned() -> None:
+    """Check that on nodes without GPUs too an actor is on the node that is named."""
+    import ray
+
+    asked = class_of_no_module("Asked", where=lambda _: ray.get_runtime_context().get_node_id())
+    wanted = [node.node_id for node in ray_door.nodes() for _ in range(4)]
+    actors = [ray.remote(num_cpus=0)(asked).options(**place.options()).remote() for place in places(8, 0, wanted, {})]
+    assert ray.get([actor.where.remote() for actor in actors], timeout=240) == wanted
+    for actor in actors:
+        ray.kill(actor)
+
+
 def assert_pairs_share_gpus() -> None:
     """Check that of two ranks and two servers one of each sees the same GPU, on a node that has a third."""
     import ray
 
     plan = planned(2, devices="shared")
-    seer = ray.remote(num_cpus=0)(type("Seer", (), {"see": lambda _: __import__("os").environ["CUDA_VISIBLE_DEVICES"]}))
+    seer = ray.remote(num_cpus=0)(class_of_no_module("Seer", see=lambda _: os.environ["CUDA_VISIBLE_DEVICES"]))
     seen, kept = [], []
     for part in (plan.servers, plan.ranks):  # as a run starts them
         there = places(part.count, part.num_gpus, [node.node_id for node in part.places], part.resources)
@@ -145,9 +164,21 @@ def assert_pairs_share_gpus() -> None:
     assert len(set(servers)) == 2
 
 
-def assert_jobs_run(cluster: RunningCluster, port: int) -> None:
+def assert_drained_node_is_planned_for_no_more(cluster: RunningCluster, address: str) -> None:
+    everywhere = [node.node_ip for node in ray_door.nodes()]
+    drained = cluster.command("drain", address)
+    assert drained.returncode == 0, drained.stderr
+    assert f"Node {address} is drained: only its services are there" in drained.stdout
+    assert address not in [node.node_ip for node in ray_door.nodes()]
+    with pytest.raises(SettingsError, match=f"Drained, and so not counted: {address}"), ray_door.naming_drained():
+        planned(servers={"resources": {"v100": 0.5}})
+    assert cluster.command("undrain", address).returncode == 0
+    assert [node.node_ip for node in ray_door.nodes()] == everywhere
+
+
+def assert_jobs_run(cluster: RunningCluster, host: str, port: int) -> None:
     """Check that a Ray job finds this cluster's Python, home and run, and that nobody submits one without the token."""
-    url = f"http://127.0.0.1:{port}"
+    url = f"http://{host}:{port}"
     submit = ("-m", "ray.scripts.scripts", "job", "submit", "--address", url, "--working-dir", str(_PLANS), "--")
     job = cluster.python(*submit, "python", "-m", "deploy.runs", "list")
     assert job.returncode == 0, job.stdout + job.stderr
@@ -177,8 +208,7 @@ def rank_of(fleet: Any, **placement: object) -> tuple[str, dict[str, float]]:
     import ray
 
     part = planned(**placement).ranks
-    # A class of no module is pickled whole: Ray's workers cannot import this file.
-    borrower = ray.remote(num_cpus=0)(type("Borrower", (), {"live": lambda _: threading.Event().wait()})).remote()
+    borrower = ray.remote(num_cpus=0)(class_of_no_module("Borrower", live=lambda _: threading.Event().wait())).remote()
     nodes = [node.node_id for node in part.places]
     lent = fleet.lend_processes.remote(part.count, part.num_gpus, [borrower], nodes, dict(part.resources))
     (process,) = ray.get(lent, timeout=240)
@@ -186,6 +216,11 @@ def rank_of(fleet: Any, **placement: object) -> tuple[str, dict[str, float]]:
     found: tuple[str, dict[str, float]] = ray.get(process.invoke.remote("where"), timeout=240)
     ray.kill(borrower)  # what it borrowed ends with it
     return found
+
+
+def class_of_no_module(name: str, **methods: Any) -> type:
+    """Return a class that Ray pickles whole: its workers cannot import this file."""
+    return type(name, (), methods)
 
 
 def start_of(cluster: RunningCluster, *options: str) -> list[str]:

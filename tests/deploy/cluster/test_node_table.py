@@ -57,6 +57,7 @@ def _cluster(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(node_table, "ask", lambda reference, *_: reference.result())
     servers = [{"node_ip": "10.0.0.2", "is_alive": True}] * 2 + [{"node_ip": "10.0.0.2", "is_alive": False}]
     monkeypatch.setattr(node_table, "describe_servers", lambda _: servers)
+    monkeypatch.setattr(node_table, "drained_nodes", lambda: frozenset())
 
 
 def test_every_node_has_one_row_and_the_head_is_first() -> None:
@@ -68,6 +69,13 @@ def test_every_node_has_one_row_and_the_head_is_first() -> None:
         ("10.0.0.4", False, "silent", 0, 0.0),
         ("10.0.0.5", False, "starting", 0, 0.0),
     ]
+
+
+def test_node_that_is_drained_is_told_apart(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(node_table, "drained_nodes", lambda: frozenset({"b" * 56, "e" * 56}))
+    states = {row.address: row.state for row in node_rows()}
+    assert states["10.0.0.2"] == "drained"
+    assert states["10.0.0.4"] == "silent"
 
 
 def test_table_tells_load_memory_and_gpus(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:

@@ -33,6 +33,7 @@ def test_joining_node_takes_its_address_from_the_route_to_the_head() -> None:
         (["--index-path", "x"], "--index-path needs the --corpus-path"),
         (["--corpus-path", "/nowhere.jsonl"], "/nowhere.jsonl is not a file"),
         (["--address", "head"], "--address head is not HOST:PORT"),
+        (["--address", "[fd00::1]:6379"], r"--address \[fd00::1\]:6379 is an IPv6 address; nodes meet over IPv4 alone"),
         (["--resources", "v100"], r"""--resources v100 is no JSON object .* Give one such as '{"v100": 8}'"""),
         (["--resources", '{"v100": true}'], "is no JSON object of numbers above 0"),
         (["--ports", "20000"], "--ports 20000 is not FIRST-LAST. Give a range such as 20000-20999."),
@@ -44,6 +45,8 @@ def test_joining_node_takes_its_address_from_the_route_to_the_head() -> None:
         (["--num-gpus", "-1"], "--num-gpus -1 is below 0"),
         (["--dashboard-port", "6379"], r"two services cannot share a port .*--dashboard-port 6379"),
         (["--dashboard-port", "8265", "--address", "h:6379"], "--dashboard-port is the head's: this node joins one"),
+        (["--dashboard-host", "0.0.0.0"], "--dashboard-host needs --dashboard-port"),  # noqa: S104  # what a user gives
+        (["--dashboard-port", "8265", "--dashboard-host", "head"], "--dashboard-host head is no IPv4 address"),
         (["--wait-nodes", "-2"], "--wait-nodes -2 is below 0"),
     ],
 )
@@ -80,7 +83,10 @@ def test_resources_are_rays_and_remembered() -> None:
     assert told_to_ray(options) == ("--num-cpus", "4", "--num-gpus", "8", "--resources", '{"v100": 8}')
     assert told_to_ray(read_start_options([], options.to_remember())) == told_to_ray(options)
     assert told_to_ray(read_start_options([])) == ()
-    assert told_to_ray(read_start_options(["--dashboard-port", "8265"])) == ("--dashboard-port", "8265")
+    shown = read_start_options(["--dashboard-port", "8265"])
+    assert told_to_ray(shown) == ("--dashboard-port", "8265")
+    reached = read_start_options(["--dashboard-host", "10.0.0.1"], shown.to_remember())
+    assert told_to_ray(reached) == ("--dashboard-port", "8265", "--dashboard-host", "10.0.0.1")
 
 
 def test_what_one_start_is_to_do_is_not_remembered() -> None:

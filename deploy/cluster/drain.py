@@ -1,0 +1,94 @@
+"""`python -m deploy.cluster drain NODE | undrain NODE`: a node that a run leaves, and that takes no new processes.
+
+Importing this module imports Ray, which reads how to authenticate at once: set its environment first.
+"""
+
+import time
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import ray
+
+from deploy.cluster.fleet_client import describe_fleet, describe_servers, stop_server
+from deploy.cluster.keeper_client import HEAD_RESOURCE
+from protocol.errors import OperatorError
+from protocol.node.drained import drain, said_leaving, undrain
+
+_ANSWER_S = 20.0
+_STOP_S = 90.0
+_TAKEN_UP_S = 60.0
+_POLL_S = 0.5
+
+
+def drain_node(arguments: Sequence[str], taken_up_s: float = _TAKEN_UP_S) -> str:
+    """Mark a node as drained, and return what there is to say once it is empty. Call it while connected.
+
+    Blocks while a run leaves the node: as long as an engine's start and a step take. taken_up_s: within so many seconds
+    a run says that it leaves.
+    Raises: OperatorError when there is no such node, or when something has to stay there; the mark stays then.
+    """
+    node = _find("drain", arguments)
+    node_id, address = str(node["NodeID"]), str(node["NodeManagerAddress"])
+    if HEAD_RESOURCE in node["Resources"]:
+        raise OperatorError(f"drain: {address} is the head, without which there is no cluster. Drain other nodes.")
+    drain(node_id)
+    print(f"Node {address} takes no new servers or ranks.", flush=True)
+    begun, shown = time.monotonic(), ""
+    while True:
+        if not _is_alive(node_id):
+            return f"Node {address} is gone."
+        fleet = describe_fleet(_ANSWER_S)
+        if fleet is None or not fleet["is_lending"]:
+            for server in describe_servers(_ANSWER_S):
+                if server.get("node_id") == node_id:
+                    stop_server(str(server["name"]), _STOP_S)
+            return _empty(address)
+        word = said_leaving(node_id)
+        if word is not None and word.is_over:
+            return _empty(address)
+        if word is not None and word.is_stuck:
+            raise OperatorError(f"drain: {word.text} The node stays marked, and the run leaves it as soon as it can.")
+        if word is not None and word.text != shown:
+            print(word.text, flush=True)
+            shown = word.text
+        if word is None and time.monotonic() - begun > taken_up_s:
+            raise OperatorError(
+                f"drain: the run has not answered within {taken_up_s:g} s. It does once it trains: the node stays "
+                "marked, and the same command waits again."
+            )
+        time.sleep(_POLL_S)
+
+
+def undrain_node(arguments: Sequence[str]) -> str:
+    """Let a node take processes again; returns what there is to say. Call it while connected.
+
+    Raises: OperatorError when there is no such node.
+    """
+    node = _find("undrain", arguments)
+    undrain(str(node["NodeID"]))
+    return (
+        f"Node {node['NodeManagerAddress']} takes servers and ranks again. A run that goes on uses it with "
+        "python -m deploy.cluster servers RUN +1."
+    )
+
+
+def _find(verb: str, arguments: Sequence[str]) -> Mapping[str, Any]:
+    """Return the node that is meant, as Ray describes it. Raises: OperatorError."""
+    if len(arguments) != 1:
+        raise OperatorError(f"{verb}: give one node by its address, as python -m deploy.cluster nodes shows it.")
+    nodes = {str(node["NodeManagerAddress"]): node for node in ray.nodes() if node["Alive"]}
+    if arguments[0] not in nodes:
+        raise OperatorError(f"{verb}: the cluster has no node {arguments[0]}. There are {', '.join(sorted(nodes))}.")
+    found: Mapping[str, Any] = nodes[arguments[0]]
+    return found
+
+
+def _is_alive(node_id: str) -> bool:
+    return any(node["NodeID"] == node_id and node["Alive"] for node in ray.nodes())
+
+
+def _empty(address: str) -> str:
+    return (
+        f"Node {address} is drained: only its services are there, which deploy/stop_cluster.sh ends there. It takes "
+        "servers and ranks again after undrain, or when it was stopped and joins anew."
+    )

@@ -1,0 +1,61 @@
+"""A node that was given a one-time code gets the join file for it from the head."""
+
+import re
+from pathlib import Path
+
+import zmq
+from zmq.utils import z85
+
+from deploy.cluster.invitation.code import Code, read_code
+from deploy.cluster.invitation.give import REFUSED, TAKEN
+from deploy.node.home import this_home
+from protocol.errors import OperatorError
+from protocol.node.home import write_secret
+
+_NAME = "join_received"
+_ANSWER_S = 15.0
+_BEGUN = re.compile(r"[0-9.]+:[0-9]+/")
+_NUM_CHARACTERS = 64
+
+
+def join_file_of(given: str, answer_s: float = _ANSWER_S) -> Path:
+    """Return the path of the join file that --join names: as it is, or of one that the head gives for this code.
+
+    Raises: OperatorError when the head does not know the code, or does not answer.
+    """
+    code = read_code(given)
+    if code is None:
+        _check_is_no_code(given)
+        return Path(given)
+    path = this_home().root / _NAME
+    write_secret(path, _asked(code, answer_s).decode())
+    return path
+
+
+def _check_is_no_code(given: str) -> None:
+    if (begun := _BEGUN.match(given)) is not None and not Path(given).exists():
+        raise OperatorError(
+            f"start_cluster: --join {begun[0]}... is no code, or not all of it: {_NUM_CHARACTERS} letters, digits, - "
+            f"and _ follow the slash; here are {len(given) - begun.end()} characters. Copy it from the line that "
+            "python -m deploy.cluster invite printed on the head."
+        )
+
+
+def _asked(code: Code, answer_s: float) -> bytes:
+    with zmq.Context() as context, context.socket(zmq.REQ) as socket:
+        socket.curve_publickey, socket.curve_secretkey = zmq.curve_keypair()
+        socket.curve_serverkey = z85.encode(code.public)
+        socket.linger = 0
+        socket.connect(f"tcp://{code.address}")
+        socket.send(code.token)
+        if not socket.poll(int(answer_s * 1000)):
+            raise OperatorError(
+                f"The head at {code.address} does not answer this code. It is used up, over, or mistyped, or "
+                "a firewall stands between. python -m deploy.cluster invite on the head makes another."
+            )
+        answer = socket.recv_multipart()
+    if answer == [REFUSED] or len(answer) != 2 or answer[0] != TAKEN:
+        raise OperatorError(
+            f"The head at {code.address} refuses this code. python -m deploy.cluster invite on the head makes another."
+        )
+    return answer[1]
