@@ -1,0 +1,1 @@
+"""A run on real processes among faults that a seed draws, for as long as one likes."""

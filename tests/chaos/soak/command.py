@@ -1,0 +1,200 @@
+"""A run among faults for as long as one likes: whatever can die, stand still or fill up does so, drawn by a seed.
+
+    deploy/start_cluster.sh && .venv/bin/python -m tests.chaos.soak [--seed N] [--minutes 30] [--kills] [--short]
+
+The quick start's run with two rollout servers on the cluster that runs here, twice: a quarter of the time undisturbed,
+then among faults. SIGKILL or SIGSTOP hits a rollout server, its engine, the coordinator, a rank, the fleet, the keeper,
+the retriever or the reward server; SIGKILL hits Ray's own process of this node; where root may mount, the run's disk is
+full for 20 s. When the command ends with an error it is given again after `start_cluster.sh`, as its user would.
+
+holds: once the faults are over the run trains three steps within 5 minutes, no step is missing, `learner.audit` passes,
+the held-out score is at most 0.1 below the undisturbed run's, and nothing of ours has grown by more than 30 % since the
+tenth minute of its process; what has grown by more than 5 % is named. Faults that never came are named too; some must
+have come. `--kills`: one SIGKILL a minute and nothing else, and it holds only with at least 80 % of the undisturbed
+samples a second. `--short`: three minutes, hardly a warm start, without score and memory; not in CI. Links are cut
+between hosts, by tests/machines/hosts.sh.
+"""
+
+import argparse
+import itertools
+import random
+import tempfile
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import psutil
+
+from deploy.node.home import this_home
+from learner import audit
+from tests.chaos.rig.verdict import conclude, options
+from tests.chaos.soak.disk import filled, own_disk
+from tests.chaos.soak.memory_growth import MemoryGrowth
+from tests.chaos.soak.nemesis import Nemesis
+from tests.chaos.soak.processes import OURS, RAY, processes
+from tests.chaos.soak.soaked_run import SoakedRun
+
+_POLL_S = 0.25
+_GROWN, _MAX_GROWTH = 0.05, 0.30
+_GROWS_S = 600.0
+_MAX_LOST_SCORE = 0.1
+_MIN_GOODPUT = 0.8
+_RECOVERY_S, _RECOVERY_STEPS = 300.0, 3
+_MAX_STARTS = 10  # in a row without a step
+# Between faults, in seconds: a run that a rank's death puts back to its checkpoint needs some to get further.
+_PAUSE_S, _SHORT_PAUSE_S, _KILLS_PAUSE_S = (10.0, 60.0), (8.0, 20.0), (50.0, 70.0)
+
+
+@dataclass
+class _Watched:
+    """What a run was seen to do."""
+
+    seconds: float  # from its first step to the end of the faults
+    samples: float = 0.0  # trained in that time, of steps that the surviving lineage has
+    longest_s: float = 0.0  # between two steps
+    has_recovered: bool = True
+    lines: list[dict[str, float]] = field(default_factory=list)
+
+    @property
+    def rate(self) -> float:
+        return self.samples / self.seconds
+
+    @property
+    def score(self) -> float | None:
+        """The newest held-out score."""
+        return next((line["eval_reward"] for line in reversed(self.lines) if "eval_reward" in line), None)
+
+
+def main() -> int:
+    arguments = options(__doc__ or "", minutes=30.0, kills=False)
+    seconds = 180.0 if arguments.short else 60.0 * arguments.minutes
+    growth = MemoryGrowth(_GROWS_S)
+    with tempfile.TemporaryDirectory() as name, own_disk(Path(name)) as disk:
+        calm = _watch(SoakedRun(Path(name) / "calm", arguments.seed, arguments.short), seconds / 4.0, None, None)
+        nemesis = _nemesis(arguments, disk)
+        run = SoakedRun((disk or Path(name)) / "run", arguments.seed, arguments.short)
+        among = _watch(run, seconds, nemesis, growth)
+        has_audit_passed = audit.main([str(run.folder)]) == 0
+    for kind, number in sorted(nemesis.begun.items()):
+        print(f"soak: {number} x {kind}")
+    if nemesis.unmet:
+        print(f"soak: never {', '.join(nemesis.unmet)}")
+    goodput, worst = among.rate / calm.rate, _say_growth(growth)
+    steps = sorted({int(line["step"]) for line in among.lines})
+    is_whole = steps == list(range(1, len(steps) + 1))
+    is_well = worst <= _MAX_GROWTH and _is_as_good(among.score, calm.score)
+    return conclude(
+        "soak",
+        has_audit_passed
+        and len(nemesis.unmet) < len(nemesis.kinds)
+        and among.has_recovered
+        and is_whole
+        and is_well
+        and (not arguments.kills or goodput >= _MIN_GOODPUT),
+        faults=sum(nemesis.begun.values()),
+        starts=run.num_starts,
+        steps=len(steps),
+        goodput=goodput,
+        samples_per_s=among.rate,
+        longest_standstill_s=among.longest_s,
+        recovered="yes" if among.has_recovered else "no",
+        growth=worst,
+        eval_reward=among.score,
+        calm_eval_reward=calm.score,
+        audit="passed" if has_audit_passed else "failed",
+    )
+
+
+def _nemesis(arguments: argparse.Namespace, disk: Path | None) -> Nemesis:
+    names = [f"kill {kind}" for kind in OURS]
+    if arguments.kills:
+        return Nemesis(_processes, names, {}, random.Random(arguments.seed), _KILLS_PAUSE_S)
+    names += [f"kill {RAY}", *(f"stop {kind}" for kind in OURS)]
+    pause_s = _SHORT_PAUSE_S if arguments.short else _PAUSE_S
+    others = {"fill disk": filled(disk)} if disk is not None else {}
+    return Nemesis(_processes, names, others, random.Random(arguments.seed), pause_s)
+
+
+def _watch(run: SoakedRun, seconds: float, nemesis: Nemesis | None, growth: MemoryGrowth | None) -> _Watched:
+    """Have a run go on for so long from its first step on, then stop it as Ctrl-C does."""
+    try:
+        run.await_first_step()
+        began, began_at_s = time.monotonic(), time.time()
+        starts = _Starts(run)
+        while (passed := time.monotonic() - began) < seconds:
+            if nemesis is not None and (name := nemesis.poll(passed)) is not None:
+                print(f"soak: {passed:6.0f} s  step {run.step}: {name}", flush=True)
+            if growth is not None:
+                growth.take(passed, _processes)
+            if run.has_ended and nemesis is None:
+                raise RuntimeError("the undisturbed run ended by itself")
+            if run.has_ended and nemesis is not None:
+                nemesis.rest()  # whoever gives the command again has made room before
+                starts.again()
+            time.sleep(_POLL_S)
+        watched = _Watched(time.monotonic() - began)
+        if nemesis is not None:
+            nemesis.rest()
+            watched.has_recovered = _recovers(run, starts)
+    finally:
+        if nemesis is not None:
+            nemesis.rest()
+        run.end()
+    watched.lines = run.lines()
+    times = [line["at_s"] for line in watched.lines]
+    # By its steps in that time: a run that goes back to a checkpoint trains those since again.
+    watched.samples = run.num_samples(
+        [line for line in watched.lines if began_at_s <= line["at_s"] <= began_at_s + watched.seconds]
+    )
+    watched.longest_s = max((later - earlier for earlier, later in itertools.pairwise(times)), default=0.0)
+    return watched
+
+
+class _Starts:
+    """Gives the command again, but not for ever."""
+
+    def __init__(self, run: SoakedRun) -> None:
+        self._run = run
+        self._at_step = run.step
+        self._in_a_row = 0
+
+    def again(self) -> None:
+        """Raises: RuntimeError after ten starts in a row without a step."""
+        step = self._run.step
+        self._in_a_row = 1 if step != self._at_step else self._in_a_row + 1
+        self._at_step = step
+        if self._in_a_row > _MAX_STARTS:
+            raise RuntimeError(f"{_MAX_STARTS} starts without a step beyond {step}")
+        print(f"soak: the command ended with {self._run.process.returncode} at step {step}: given again", flush=True)
+        self._run.start_again()
+
+
+def _recovers(run: SoakedRun, starts: _Starts) -> bool:
+    """Return whether the run trains again now that nothing disturbs it."""
+    until = time.monotonic() + _RECOVERY_S
+    first_at_s = time.time()
+    while time.monotonic() < until:
+        if sum(line["at_s"] > first_at_s for line in run.lines()) >= _RECOVERY_STEPS:
+            return True
+        if run.has_ended:
+            starts.again()
+        time.sleep(_POLL_S)
+    return False
+
+
+def _is_as_good(score: float | None, calm: float | None) -> bool:
+    return score is None or calm is None or score >= calm - _MAX_LOST_SCORE
+
+
+def _say_growth(growth: MemoryGrowth) -> float:
+    """Print what has grown; returns the largest share."""
+    shares = {kind: after / before - 1.0 for kind, (before, after) in growth.grown().items()}
+    for kind, (before, after) in sorted(growth.grown().items()):
+        told = f"soak: memory of {kind}: {before / 1e6:.0f} MB, then {after / 1e6:.0f} MB"
+        print(f"{told}: it grows" if shares[kind] > _GROWN else told)
+    return max(shares.values(), default=0.0)
+
+
+def _processes() -> Mapping[str, list[psutil.Process]]:
+    return processes(this_home())
