@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # A run on three hosts that share no folder, while one is cut off, one loses its power and one joins.
 #
-#     tests/machines/hosts.sh [--short] [--losses] [--standstill-s N]
+#     tests/machines/hosts.sh [--short] [--losses] [--standstill-s N] [--soak MINUTES [--seed N]]
 #
 # The hosts are those of virtual_hosts.sh. The head's SLUICE_HOME, with the quick start's model in it, is at a path that no
 # other host has; the others join by the line that start_cluster.sh prints. A run has a rollout server on each host. After
@@ -20,12 +20,14 @@ source tests/machines/virtual_hosts.sh
 source tests/machines/lost_hosts.sh
 
 readonly CUT_S=60
-is_short= has_losses= standstill_s=20 min_steps=40
+is_short= has_losses= soak_min= seed=1 standstill_s=20 min_steps=40
 while (($#)); do
     case $1 in
         --short) is_short=1 min_steps=12 ;;
         --losses) has_losses=1 ;;
         --standstill-s) standstill_s=$2; shift ;;
+        --soak) soak_min=$2 standstill_s=100000 min_steps=6; shift ;;
+        --seed) seed=$2; shift ;;
         *) echo "hosts: unknown option $1" >&2; exit 2 ;;
     esac
     shift
@@ -74,24 +76,31 @@ disturb() {
     grep -q "$NETWORK.3" "$folder/learner-hosts.log" || fail "the run did not name the host that lost its power"
 }
 
-begin
-[[ -z $has_losses ]] || share_folder
-for number in 1 2 3; do power_on "$number"; done
-start_cluster 2 3
-metrics=$folder/1/tmp/runs/hosts/metrics.jsonl
-run hosts /tmp/runs --run.max_steps 1000 --placement.ranks.resources '{"host_1": 1}'
-wait_until 900 "first step" has_steps "$metrics" 1
-for number in 1 2 3; do has_server "$number" || fail "host $number has no rollout server"; done
-[[ -n $is_short ]] || disturb
-wait_until 900 "$min_steps steps" has_steps "$metrics" "$min_steps"
-for number in "${!init[@]}"; do
-    wait_until 60 "answer of host $number's retriever" has_searched "$number"
-    say "retriever of host $number answered $(searches "$number") queries"
-done
-on 1 .venv/bin/python -m deploy.runs stop hosts
-await_end 120
-on 1 .venv/bin/python -m learner.audit /tmp/runs/hosts || fail "the audit failed"
-.venv/bin/python - "$metrics" "$standstill_s" <<'PYTHON' || fail "training stood still"
+soak() {
+    local hosts links
+    wait_until 300 "5 steps" has_steps "$metrics" 5
+    hosts=$(IFS=,; echo "${init[*]}")
+    links=$LINK"2,"$LINK"3"
+    .venv/bin/python -m tests.chaos.soak.hosts --seed "$seed" --seconds $((soak_min * 60)) --links "$links" --hosts "$hosts"
+    wait_until 400 "6 steps more" is_beyond "$metrics" $(($(last_step "$metrics") + 5))
+}
+
+first_run() {
+    local number
+    metrics=$folder/1/tmp/runs/hosts/metrics.jsonl
+    run hosts /tmp/runs --run.max_steps 1000 --placement.ranks.resources '{"host_1": 1}'
+    wait_until 900 "first step" has_steps "$metrics" 1
+    for number in 1 2 3; do has_server "$number" || fail "host $number has no rollout server"; done
+    if [[ -n $soak_min ]]; then soak; elif [[ -z $is_short ]]; then disturb; fi
+    wait_until 900 "$min_steps steps" has_steps "$metrics" "$min_steps"
+    for number in "${!init[@]}"; do
+        wait_until 60 "answer of host $number's retriever" has_searched "$number"
+        say "retriever of host $number answered $(searches "$number") queries"
+    done
+    on 1 .venv/bin/python -m deploy.runs stop hosts
+    await_end 120
+    on 1 .venv/bin/python -m learner.audit /tmp/runs/hosts || fail "the audit failed"
+    .venv/bin/python - "$metrics" "$standstill_s" <<'PYTHON' || fail "training stood still"
 import itertools, json, sys
 
 lines = [json.loads(line) for line in open(sys.argv[1])]
@@ -100,9 +109,16 @@ longest = max(later - earlier for earlier, later in itertools.pairwise(times))
 print(f"hosts: steps={len(times)} longest_standstill_s={longest:.1f} run_s={times[-1] - times[0]:.0f}")
 sys.exit(longest > float(sys.argv[2]))
 PYTHON
+}
+
+begin
+[[ -z $has_losses ]] || share_folder
+for number in 1 2 3; do power_on "$number"; done
+start_cluster 2 3
+[[ -n $is_short && -n $has_losses ]] || first_run
 if [[ -n $has_losses ]]; then
     other=4
-    [[ -z $is_short ]] || other=3
+    [[ -z $is_short && -z $soak_min ]] || other=3
     lose_rank
     lose_head 2 "$other"
 fi

@@ -93,7 +93,8 @@ power_on() {
     holder[$number]=$!
     wait_until 60 "host $number" test -e "$own/tmp/.is-up"
     init[$number]=$(pgrep -P "${holder[$number]}")
-    ip link add "$LINK$number" type veth peer name eth0 netns "${init[$number]}"
+    # A machine keeps its network card: others would send to the old one for some 10 s.
+    ip link add "$LINK$number" type veth peer name eth0 address "02:00:0a:4e:00:0$number" netns "${init[$number]}"
     ip link set "$LINK$number" master "$BRIDGE" up
     on "$number" ip address add "$NETWORK.$number/24" dev eth0
     on "$number" ip link set eth0 up
