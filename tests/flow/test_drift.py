@@ -15,7 +15,7 @@ import torch
 
 from tests.flow import pushing_rank
 
-pytestmark = [pytest.mark.stack, pytest.mark.timeout(600)]
+pytestmark = [pytest.mark.stack, pytest.mark.ranks, pytest.mark.timeout(600)]
 
 
 @pytest.fixture(scope="module")
