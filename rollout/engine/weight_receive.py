@@ -29,6 +29,7 @@ from protocol.weights.group import BroadcastGroup, GlooGroup, nccl_broadcast, re
 from protocol.weights.same_machine import SameMachineGroup
 from protocol.weights.wire import Bucket, bucket_views, read_update_message
 from rollout.engine.known_shapes import KnownShapes
+from rollout.engine.merged_parts import lacking_parts
 from rollout.engine.own_thread import in_thread
 from rollout.engine.received_push import ReceivedPush
 
@@ -121,10 +122,11 @@ class GlooWeightEngine(WeightTransferEngine):  # type: ignore[misc]
         wanted = _begin_reload(self.model)
         try:
             loaded = self.model.load_weights(named)
+            lacking = lacking_parts(self.model, [name for name, _ in named])
         finally:
             finalize_layerwise_reload(self.model, self.model_config)
             self._received, self._staging = ReceivedPush(), None
-        _complete(self.model, wanted - loaded)
+        _complete(self.model, (wanted - loaded) | lacking)
         self._known.keep([bucket for bucket, _ in staged])
 
     def shutdown(self) -> None:
@@ -169,9 +171,10 @@ class InPlaceLoad:
     def end(self) -> None:
         if not self._received.is_confirmed:
             raise RuntimeError("weight commit before the digest was confirmed")
+        lacking = lacking_parts(self._model, [meta.name for bucket in self._plan for meta in bucket])
         finalize_layerwise_reload(self._model, self._model_config)
         self._received = ReceivedPush()
-        _complete(self._model, self._wanted - self._loaded)
+        _complete(self._model, (self._wanted - self._loaded) | lacking)
         self._known.keep(self._plan)
 
 
