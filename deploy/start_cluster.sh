@@ -5,7 +5,7 @@ set -euo pipefail
 unset PYTHONHOME  # another Python's library would be taken for that of .venv
 here=$(cd -P "$(dirname "${BASH_SOURCE[0]}")/.." && pwd -P)
 umask "$(printf '%03o' $((0$(umask) | 02)))"  # whatever the user's is, strangers write nothing of a cluster's
-"$here/deploy/setup.sh"
+"$here/deploy/setup.sh" </dev/null  # standard input may hold a code for --join
 # Servers, ranks and agents are open sockets of the processes that start here, which take this limit over.
 readonly MANY_FILES=65536 FEW_FILES=8192
 if [[ $(ulimit -Sn) != unlimited ]] && (($(ulimit -Sn) < MANY_FILES)); then

@@ -222,7 +222,9 @@ def _parser() -> argparse.ArgumentParser:
     )
     add = parser.add_argument
     add("--address", metavar="HEAD:6379", help="join the cluster whose Ray head is there; without it this is the head")
-    add("--join", metavar="FILE|CODE", help="join the cluster whose head wrote this join file, or made this code")
+    add(
+        "--join", metavar="FILE|CODE|-", help="join the cluster whose head wrote this file, or gave this code (-: read)"
+    )
     add("--node-ip", metavar="IP", help="this node's address for the others (head: 127.0.0.1, so nobody else gets in)")
     add("--ray-port", "--port", type=int, help="port of the Ray head (default: 6379)")
     add("--retriever-port", type=int, help="port of this node's retriever (default: 8000)")

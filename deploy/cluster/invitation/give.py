@@ -1,7 +1,8 @@
 """`python -m deploy.cluster invite`: the head answers nodes that have a one-time code, for so long and so many.
 
 What a node gets is the join file, encrypted by CURVE under a key pair of this invitation alone. Whoever sends its
-token gets it; each answer uses the code up by one.
+token gets it, with a receipt. The receipt's return uses the code up by one; where it does not come, as from a node that
+gave up, the code is good again after 5 s.
 """
 
 import argparse
@@ -24,21 +25,31 @@ from protocol import ports
 from protocol.errors import OperatorError
 from protocol.node.home import ClusterState, read_cluster
 
-TAKEN, REFUSED = b"taken", b"refused"
+TAKEN, NOTED, LATER, REFUSED = b"taken", b"noted", b"later", b"refused"
+_RECEIPT_BYTES = 16
 _LINGER_MS = 5_000
 # Longer messages than a token are cut off with their sender.
 _MAX_BYTES = 1024
 _HANDSHAKE_MS = 5_000
 _LONGEST_POLL_S = 3600.0  # ZeroMQ counts milliseconds in 32 bits
+_RECEIPT_S = 5.0  # a node returns its receipt as soon as it has read the answer
 
 
 class Invitation:
-    """Listens from the time it is made until it is closed. code: what nodes are given."""
+    """Listens from the time it is made until it is closed. code: what nodes are given.
 
-    def __init__(self, host: str, join_file: Path, num_uses: int) -> None:
-        """join_file: read for each node that comes. Raises: OperatorError when no port of ours is free at `host`."""
+    num_left: so many more nodes may come, those counted that were answered and have not returned their receipt.
+    """
+
+    def __init__(self, host: str, join_file: Path, num_uses: int, receipt_s: float = _RECEIPT_S) -> None:
+        """join_file: read for each node that comes. receipt_s: a receipt that comes later is refused.
+
+        Raises: OperatorError when no port of ours is free at `host`.
+        """
         self.num_left = num_uses
         self._join_file = join_file
+        self._receipt_s = receipt_s
+        self._awaited: dict[bytes, float] = {}  # receipt -> time.monotonic() until which it counts
         public, secret = zmq.curve_keypair()
         self._context = zmq.Context()
         self._socket = self._context.socket(zmq.REP)
@@ -50,25 +61,42 @@ class Invitation:
         self.code = Code(f"{host}:{self._bind(host)}", z85.decode(public), secrets.token_bytes(16))
 
     def answer(self, timeout_s: float) -> str | None:
-        """Answer the next node; returns its address when it was let in. Blocks for timeout_s at most.
+        """Answer what comes next; returns a node's address when it has returned its receipt: it was let in.
 
-        Raises: OperatorError when there is no join file any more.
+        Blocks for timeout_s at most. Raises: OperatorError when there is no join file any more.
         """
         if not self._socket.poll(int(min(timeout_s, _LONGEST_POLL_S) * 1000)):
             return None
-        frames = self._socket.recv_multipart(copy=False)
-        is_known = len(frames) == 1 and hmac.compare_digest(frames[0].bytes, self.code.token)
-        if not is_known or self.num_left < 1:
+        token, *rest = frames = self._socket.recv_multipart(copy=False)
+        if len(frames) > 2 or not hmac.compare_digest(token.bytes, self.code.token):
             self._socket.send(REFUSED)
             return None
+        self._awaited = {each: until for each, until in self._awaited.items() if until > time.monotonic()}
+        if rest:
+            return self._noted(rest[0])
+        self._hand_out()
+        return None
+
+    def _hand_out(self) -> None:
+        if self.num_left <= len(self._awaited):
+            self._socket.send(LATER if self.num_left else REFUSED)
+            return
         try:
             told = self._join_file.read_bytes()
         except OSError as error:
             self._socket.send(REFUSED)
             raise OperatorError(f"invite: {self._join_file}: {error.strerror}. The code is good no more.") from None
+        receipt = secrets.token_bytes(_RECEIPT_BYTES)
+        self._awaited[receipt] = time.monotonic() + self._receipt_s
+        self._socket.send_multipart([TAKEN, told, receipt])
+
+    def _noted(self, returned: zmq.Frame) -> str | None:
+        if self._awaited.pop(returned.bytes, None) is None:
+            self._socket.send(REFUSED)
+            return None
         self.num_left -= 1
-        self._socket.send_multipart([TAKEN, told])
-        return str(frames[0].get("Peer-Address"))
+        self._socket.send(NOTED)
+        return str(returned.get("Peer-Address"))
 
     def close(self) -> None:
         """Send what is under way, for 5 s at most, and listen no more."""
@@ -106,7 +134,8 @@ def invite(arguments: Sequence[str]) -> None:
     _listen_on_our_ports(state)
     invitation = Invitation(state.node_ip, join_file, given.uses)
     try:
-        print(f"On each other node: deploy/start_cluster.sh --join {invitation.code}")
+        # Through a pipe from what shells have built in: as an argument everybody of that machine would see the code.
+        print(f"On each other node: echo {invitation.code} | deploy/start_cluster.sh --join -")
         print(f"It lets in {given.uses}, for {given.minutes:g} minutes, while this command runs.", flush=True)
         until = time.monotonic() + given.minutes * 60
         while invitation.num_left and (left_s := until - time.monotonic()) > 0:

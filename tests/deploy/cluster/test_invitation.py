@@ -1,12 +1,15 @@
 """A one-time code: what a node gets for it, how often, and who gets nothing."""
 
+import io
 import stat
 import threading
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 import zmq
+from zmq.utils import z85
 
 from deploy.cluster.invitation.code import Code, read_code
 from deploy.cluster.invitation.give import Invitation, invite
@@ -99,6 +102,50 @@ def test_neither_token_nor_secrets_travel_in_the_clear_nor_in_what_is_printed_of
     assert repr(head.invitation.code) == f"Code({head.invitation.code.address})"
 
 
+def test_code_is_read_from_standard_input(head: Head, join_file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("sys.stdin", io.StringIO(f"{head.code}\n"))
+    assert join_file_of("-").read_bytes() == join_file.read_bytes()
+
+
+def test_standard_input_without_a_code_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("sys.stdin", io.StringIO("\n"))
+    with pytest.raises(OperatorError, match="--join - reads a code from standard input, and there is none"):
+        join_file_of("-")
+
+
+def test_node_that_gave_up_before_it_was_in_uses_nothing_up(join_file: Path) -> None:
+    invitation = Invitation("127.0.0.1", join_file, 1, receipt_s=0.5)
+    with pytest.raises(OperatorError, match="does not answer this code"):
+        join_file_of(str(invitation.code), answer_s=0.5)
+    assert invitation.answer(5.0) is None  # too late for that node
+    assert invitation.num_left == 1
+    thread = threading.Thread(target=join_file_of, args=[str(invitation.code), 60.0])
+    thread.start()
+    addresses, deadline = [], time.monotonic() + 60.0
+    while not addresses and time.monotonic() < deadline:
+        addresses += [address for address in [invitation.answer(0.1)] if address is not None]
+    assert (addresses, invitation.num_left) == (["127.0.0.1"], 0)
+    thread.join()
+    invitation.close()
+
+
+def test_receipt_is_good_once(join_file: Path) -> None:
+    invitation = Invitation("127.0.0.1", join_file, 2)
+    code = invitation.code
+    with zmq.Context() as context, context.socket(zmq.REQ) as socket:
+        socket.curve_publickey, socket.curve_secretkey = zmq.curve_keypair()
+        socket.curve_serverkey = z85.encode(code.public)
+        socket.connect(f"tcp://{code.address}")
+        answers = []
+        for frames in ([code.token], [code.token, b"another receipt"], [code.token, None], [code.token, None]):
+            socket.send_multipart([answers[0][2] if frame is None else frame for frame in frames])
+            invitation.answer(10.0)
+            answers.append(socket.recv_multipart())
+    assert [answer[0] for answer in answers] == [b"taken", b"refused", b"noted", b"refused"]
+    assert invitation.num_left == 1
+    invitation.close()
+
+
 @pytest.mark.parametrize("text", ["join", "/a/join", "h:1/" + "A" * 64, "host:1/short"])
 def test_what_is_no_code_is_a_file(text: str) -> None:
     assert read_code(text) is None
@@ -138,7 +185,7 @@ def test_code_may_be_good_for_months(join_file: Path) -> None:
     invitation = Invitation("127.0.0.1", join_file, 1)
     thread = threading.Thread(target=join_file_of, args=[str(invitation.code), 60.0])
     thread.start()
-    assert invitation.answer(1e9) == "127.0.0.1"
+    assert [invitation.answer(1e9), invitation.answer(1e9)] == [None, "127.0.0.1"]  # the token, then the receipt
     thread.join()
     invitation.close()
 

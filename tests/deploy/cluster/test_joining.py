@@ -85,8 +85,9 @@ def test_head_waits_for_a_node_that_joins_by_its_code_and_ends_at_sigterm(
         read_until(started, "Other nodes join with: deploy/start_cluster.sh --join ")
         there = ("--node-ip", "127.0.0.2", "--resources", '{"v100": 2}', "--num-cpus", "1", "--num-gpus", "3")
         with head.popen("-u", "-m", "deploy.cluster", "invite") as inviting:
-            code = read_until(inviting, "On each other node: ").rpartition("--join ")[2].strip()
-            joined = other.start("--join", code, *there)
+            line = read_until(inviting, "On each other node: ")
+            code = line.removeprefix("On each other node: echo ").removesuffix(" | deploy/start_cluster.sh --join -\n")
+            joined = other.start("--join", "-", *there, given=code)
             assert joined.returncode == 0, joined.stderr
             assert inviting.wait(60.0) == 0  # used up
         read_until(started, "All 2 nodes are ready: ")
