@@ -6,9 +6,10 @@ from typing import TYPE_CHECKING, Any
 
 from learner.run.cluster import servers
 from learner.run.cluster.await_plan import plan_as_many, plan_servers
+from learner.run.cluster.drain_marks import DrainMarks
 from learner.run.server_count import ServerCount
 from protocol.errors import SettingsError
-from protocol.node.drained import Leaving, drained_nodes, say_leaving
+from protocol.node.drained import Leaving
 from protocol.node.keeper_files import own_node_id
 
 if TYPE_CHECKING:
@@ -51,6 +52,7 @@ class Changes:
         self._of_ranks = {node.node_id for node in topology.ranks.places}
         self._of_command = own_node_id()
         self._names = list(names)
+        self._marks = DrainMarks()
         self._drained: frozenset[str] = frozenset()
         self._words: dict[str, Leaving] = {}  # what servers have to say of each drained node
         self._of_moving: Leaving | None = None  # what ranks have to say of the drained nodes that they are on
@@ -75,13 +77,12 @@ class Changes:
 
     def poll(self) -> list[str]:
         """Go on with what is under way; returns what the user should be told."""
-        self._drained = drained_nodes()
+        self._drained = self._marks.nodes()
         told = [] if self.moving else self._leave_with_ranks(self._drained & self._of_ranks)
         if self._count is not None and not self.moving:
             told += self._count.poll()
-        for node in self._drained:
-            if (word := self._word_of(node)) is not None:
-                say_leaving(node, word)
+        if words := {node: word for node in self._drained if (word := self._word_of(node)) is not None}:
+            self._marks.tell(words)
         return told
 
     def _left_by_servers(self) -> frozenset[str]:
