@@ -20,6 +20,17 @@ from protocol.errors import OperatorError
 from protocol.node.home import read_cluster
 
 _NODES_S = 300.0
+_USAGE = {
+    "stop": "[--now]    ends this node's part, after the run that uses it has saved; --now: at once",
+    "status": "   shows what of this node's part runs, and where its logs are",
+    "nodes": "   shows every node of the cluster",
+    "wait-nodes": "N [SECONDS]    returns when the cluster has N nodes; fails after so many seconds (300)",
+    "servers": "RUN +N|-N    has a run that goes on use so many rollout servers more, or fewer",
+    "drain": "ADDRESS    has what runs on a node leave it, and nothing new start there",
+    "undrain": "ADDRESS    lets a node take processes again",
+    "healthy": "   returns when Ray and the services of this node are well: for probes",
+}
+_HELP = ("-h", "--help")
 
 
 def main(arguments: Sequence[str]) -> int:
@@ -36,9 +47,15 @@ def main(arguments: Sequence[str]) -> int:
         "invite": invite,
         "healthy": _healthy,
     }
+    if arguments and arguments[0] in _HELP:
+        print(__doc__)
+        return 0
     if not arguments or arguments[0] not in verbs:
         print(f"python -m deploy.cluster: give one of {', '.join(verbs)}.", file=sys.stderr)
         return 2
+    if arguments[0] in _USAGE and set(arguments) & set(_HELP):
+        print(f"usage: python -m deploy.cluster {arguments[0]} {_USAGE[arguments[0]]}")
+        return 0
     try:
         verbs[arguments[0]](arguments[1:])
     except OperatorError as error:

@@ -39,9 +39,7 @@ def drain_node(arguments: Sequence[str], taken_up_s: float = _TAKEN_UP_S) -> str
             return f"Node {address} is gone."
         fleet = describe_fleet(_ANSWER_S)
         if fleet is None or not fleet["is_lending"]:
-            for server in describe_servers(_ANSWER_S):
-                if server.get("node_id") == node_id:
-                    stop_server(str(server["name"]), _STOP_S)
+            _stop_servers(node_id)
             return _empty(address)
         word = said_leaving(node_id)
         if word is not None and word.is_over:
@@ -70,6 +68,19 @@ def undrain_node(arguments: Sequence[str]) -> str:
         f"Node {node['NodeManagerAddress']} takes servers and ranks again. A run that goes on uses it with "
         "python -m deploy.cluster servers RUN +1."
     )
+
+
+def _stop_servers(node_id: str) -> None:
+    """Stop the node's servers, which no run uses. Raises: OperatorError naming those that do not say where they are."""
+    servers = describe_servers(_ANSWER_S)
+    for server in servers:
+        if server.get("node_id") == node_id:
+            stop_server(str(server["name"]), _STOP_S)
+    if silent := [str(server["name"]) for server in servers if not server.get("node_id")]:
+        raise OperatorError(
+            f"drain: {', '.join(silent)} does not answer, and may be there. The node stays marked; the same command "
+            "asks again, and deploy/stop_cluster.sh there ends what is there."
+        )
 
 
 def _find(verb: str, arguments: Sequence[str]) -> Mapping[str, Any]:

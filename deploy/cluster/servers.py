@@ -16,7 +16,7 @@ _POLL_S = 0.2
 
 
 def change_servers(arguments: Sequence[str], taken_up_s: float = _TAKEN_UP_S) -> str:
-    """Have a run use more or fewer rollout servers; returns what it says when that is done.
+    """Have a run use more or fewer rollout servers; returns what it says when that is done, and prints what until then.
 
     taken_up_s: within so many seconds the run says that it is at it.
     Raises: OperatorError when the run cannot, is not there, or does not answer.
@@ -33,15 +33,19 @@ def change_servers(arguments: Sequence[str], taken_up_s: float = _TAKEN_UP_S) ->
         wish = wish_servers(folder, change)
     except OSError as error:
         raise OperatorError(f"servers: {folder} cannot be written: {error.strerror}.") from None
+    said = ""  # of this wish; a later one's answer takes the place of it
     while True:
         answer = read_answer(folder)
-        is_taken_up = answer is not None and answer.id == wish.id
-        if answer is not None and is_taken_up and answer.is_last:
+        if answer is not None and answer.id == wish.id:
             if answer.is_refused:
                 raise OperatorError(f"servers: {answer.text}")
-            return answer.text
+            if answer.is_last:
+                return answer.text
+            if answer.text != said:
+                print(answer.text, flush=True)
+            said = answer.text
         if (now := current_run()) is None or now.pid != run.pid:
             raise OperatorError(f"servers: the run {name} has ended.")
-        if time.monotonic() - begun > (_START_S if is_taken_up else taken_up_s):
+        if time.monotonic() - begun > (_START_S if said else taken_up_s):
             raise OperatorError(f"servers: the run {name} does not answer. It does once it trains; see its output.")
         time.sleep(_POLL_S)

@@ -78,6 +78,7 @@ class ServerCount:
         self._clock = clock
         known = read_wish(folder)
         self._known = known.id if known is not None else ""  # of an earlier start: that one took it up
+        self._waiting = ""  # the wish that was told that it is next
         self._wish: ServerWish | None = None  # None while a step is under way: servers leave drained nodes
         self._planned: Processes | None = None
         self._pending: dict[str, Any] = {}  # what is asked of the fleet: by a server's name; "": by none
@@ -92,6 +93,7 @@ class ServerCount:
         """Take up a wish, have servers leave drained nodes, or go on; returns what the user should be told."""
         if not self._step:
             return self._begin_next()
+        self._have_next_wait()
         done = {name: each for name, each in self._pending.items() if self._fleet.is_done(each)}
         told: list[str] = []
         for name, reference in done.items():
@@ -120,6 +122,15 @@ class ServerCount:
             self._looked_for = drained
             self._look()
         return []
+
+    def _have_next_wait(self) -> None:
+        """Tell an operator, whose wish came while something else is under way, that it is next."""
+        wish = read_wish(self._folder)
+        if wish is None or wish.id in (self._known, self._waiting):
+            return
+        self._waiting = wish.id
+        what = "servers are leaving a drained node" if self._wish is None else "another change is under way"
+        self._answer_to(wish, f"The run is told, and begins with it once that is done: {what}.", is_last=False)
 
     def _begin(self, change: int) -> None:
         number = len(self.names) + change
@@ -229,7 +240,9 @@ class ServerCount:
             self._say(node, word)
 
     def _answer(self, text: str, *, is_last: bool, is_refused: bool = False) -> None:
-        if self._wish is None:
-            return
+        if self._wish is not None:
+            self._answer_to(self._wish, text, is_last=is_last, is_refused=is_refused)
+
+    def _answer_to(self, wish: ServerWish, text: str, *, is_last: bool, is_refused: bool = False) -> None:
         with contextlib.suppress(OSError):  # a full disk: the operator waits in vain, the run goes on
-            answer_wish(self._folder, ServerAnswer(id=self._wish.id, text=text, is_last=is_last, is_refused=is_refused))
+            answer_wish(self._folder, ServerAnswer(id=wish.id, text=text, is_last=is_last, is_refused=is_refused))

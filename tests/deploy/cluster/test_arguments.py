@@ -8,10 +8,30 @@ from deploy.cluster.command import main
 
 
 @pytest.mark.parametrize("verb", ["drain", "undrain"])
-@pytest.mark.parametrize("arguments", [[], ["--help"], ["10.0.0.1", "10.0.0.2"]])
+@pytest.mark.parametrize("arguments", [[], ["--now"], ["10.0.0.1", "10.0.0.2"]])
 def test_node_that_is_not_named_is_asked_for_before_a_cluster_is(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], verb: str, arguments: list[str]
 ) -> None:
     monkeypatch.setenv("SLUICE_HOME", str(tmp_path))
     assert main([verb, *arguments]) == 1
     assert f"{verb}: give one node by its address" in capsys.readouterr().err
+
+
+VERBS = ("start", "stop", "status", "nodes", "wait-nodes", "servers", "drain", "undrain", "invite", "healthy")
+
+
+@pytest.mark.parametrize("arguments", [[], *([verb] for verb in VERBS), ["drain", "10.0.0.1"]])
+def test_help_is_usage_and_no_error(capsys: pytest.CaptureFixture[str], arguments: list[str]) -> None:
+    try:
+        status = main([*arguments, "--help"])
+    except SystemExit as ended:  # argparse, of verbs that have options
+        status = 0 if ended.code is None else int(ended.code)
+    shown = capsys.readouterr()
+    assert (status, shown.err) == (0, "")
+    assert (arguments or ["start"])[0] in shown.out
+
+
+def test_help_names_every_verb(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["--help"]) == 0
+    shown = capsys.readouterr().out
+    assert [verb for verb in VERBS if f" {verb}" not in shown] == []

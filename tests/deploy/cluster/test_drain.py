@@ -25,6 +25,10 @@ class Cluster:
         self.words: list[Leaving | None] = []  # what the run says, look by look; the last one stays
         self.marked: set[str] = set()
         self.stopped: list[str] = []
+        self.servers: list[dict[str, Any]] = [
+            {"name": "sluice-rollout-0", "node_id": _HEAD},
+            {"name": "sluice-rollout-1", "node_id": _FAR},
+        ]
 
     def said(self, node_id: str) -> Leaving | None:
         return self.words.pop(0) if len(self.words) > 1 else self.words[0]
@@ -33,13 +37,12 @@ class Cluster:
 @pytest.fixture
 def cluster(monkeypatch: pytest.MonkeyPatch) -> Cluster:
     played = Cluster()
-    servers = [{"name": "sluice-rollout-0", "node_id": _HEAD}, {"name": "sluice-rollout-1", "node_id": _FAR}]
     replaced: dict[str, Any] = {
         "drain": played.marked.add,
         "undrain": played.marked.discard,
         "said_leaving": played.said,
         "describe_fleet": lambda _: {"is_lending": played.is_lending},
-        "describe_servers": lambda _: servers,
+        "describe_servers": lambda _: played.servers,
         "stop_server": lambda name, _: played.stopped.append(name),
         "_POLL_S": 0.0,
     }
@@ -52,6 +55,15 @@ def cluster(monkeypatch: pytest.MonkeyPatch) -> Cluster:
 def test_servers_that_no_run_uses_are_stopped(cluster: Cluster) -> None:
     cluster.is_lending = False
     assert drain_node(["10.0.0.2"]).startswith("Node 10.0.0.2 is drained: only its services are there")
+    assert cluster.stopped == ["sluice-rollout-1"]
+    assert cluster.marked == {_FAR}
+
+
+def test_servers_that_do_not_say_where_they_are_are_named(cluster: Cluster) -> None:
+    cluster.is_lending = False
+    cluster.servers.insert(0, {"name": "sluice-rollout-2", "is_alive": False})
+    with pytest.raises(OperatorError, match=r"^drain: sluice-rollout-2 does not answer, and may be there\."):
+        drain_node(["10.0.0.2"])
     assert cluster.stopped == ["sluice-rollout-1"]
     assert cluster.marked == {_FAR}
 

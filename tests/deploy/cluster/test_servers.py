@@ -1,6 +1,7 @@
 """`deploy.cluster servers RUN +N`: the wish, and what the run says of it."""
 
 import threading
+import time
 from pathlib import Path
 
 import pytest
@@ -40,6 +41,26 @@ def test_command_says_what_the_run_says(tmp_path: Path) -> None:
         run = answering(tmp_path, is_refused=False)
         assert change_servers(["my-run", "+2"]) == "3 in all."
         run.join()
+
+
+def test_command_goes_on_waiting_for_a_run_that_has_said_that_it_is_next(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with using_cluster("my-run", tmp_path):
+        thread = threading.Thread(target=lambda: said.append(change_servers(["my-run", "+2"], taken_up_s=1.0)))
+        said: list[str] = []
+        thread.start()
+        wait_until(lambda: read_wish(tmp_path) is not None)
+        wish = read_wish(tmp_path)
+        assert wish is not None
+        answer_wish(tmp_path, ServerAnswer(id=wish.id, text="It is next.", is_last=False))
+        time.sleep(0.6)
+        answer_wish(tmp_path, ServerAnswer(id="another", text="That one is next.", is_last=False))
+        time.sleep(1.0)  # longer than a run that says nothing is waited for
+        answer_wish(tmp_path, ServerAnswer(id=wish.id, text="3 in all.", is_last=True))
+        thread.join()
+    assert said == ["3 in all."]
+    assert capsys.readouterr().out == "It is next.\n"
 
 
 def test_command_fails_where_the_run_refuses(tmp_path: Path) -> None:

@@ -82,3 +82,20 @@ def test_server_that_does_not_start_leaves_the_run_as_it_was(tmp_path: Path) -> 
 def test_wish_of_an_earlier_start_is_not_taken_up_again(tmp_path: Path) -> None:
     wish_servers(tmp_path, 1)
     assert Run(tmp_path).polled() == []
+
+
+def test_wish_that_comes_while_servers_leave_a_drained_node_is_told_that_it_is_next(tmp_path: Path) -> None:
+    run = Run(tmp_path, ["sluice-rollout-0", "sluice-rollout-1"])
+    run.fleet.where = {"sluice-rollout-0": "head", "sluice-rollout-1": "far"}
+    run.drained = {"far"}
+    run.polled(2)
+    assert run.fleet.asked == [("add", "head")]  # another starts before the one there leaves
+    wish_servers(tmp_path, -1)
+    run.polled(2)
+    text = "The run is told, and begins with it once that is done: servers are leaving a drained node."
+    assert run.answer == (text, False, False)
+    run.servers.do_answer = True
+    for _ in range(10):
+        run.watch.poll()
+        run.polled(1)
+    assert run.answer == ("Rollout servers were taken away: 1 are left.", True, False)
