@@ -88,13 +88,16 @@ class Trainer:
 
     def _next_share(self) -> Share | str:
         step, settings = self._step + 1, self._settings
-        self._tell(f"{WAITING_FOR_BATCH} {step}")
+        waiting = f"{WAITING_FOR_BATCH} {step}"
+        self._tell(waiting)
         started = time.monotonic()
         limit_s = settings.learner.batch_timeout_s
         while (answer := self._coordinator.next_batch(step, self._rank, limit_s)) is None:
             limit_s = settings.learner.batch_timeout_s - (time.monotonic() - started)
             self._pusher.leave_out([])
             self._push()
+            # Else the run's command takes a shared device for the learner's still, and starts no server there.
+            self._tell(waiting)
         if isinstance(answer, str):
             return answer
         self._pusher.leave_out(answer[0].absent)

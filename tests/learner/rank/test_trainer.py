@@ -214,3 +214,11 @@ def test_a_rank_that_shares_its_device_waits_in_the_servers_turn_and_steps_pushe
         "generate",
     ]
     assert peers.metrics["switch_s"] == 0.5
+
+
+def test_rank_waits_for_its_batch_also_after_a_push_that_no_server_took() -> None:
+    peers = Peers([None, None, []])
+    _trainer(peers, every=0).train()
+    # On a shared device the run's command starts a server that died while a rank says that it waits, and only then.
+    pushing, waiting = "pushing version 0", "waiting for the batch of step 1"
+    assert peers.told[:7] == [pushing, waiting, pushing, waiting, pushing, waiting, "training step 1"]
