@@ -8,6 +8,7 @@ coordinator and learner ranks as well:
     SLUICE_FAILPOINT=checkpoint.commit.renamed:kill      SIGKILL at the first pass
     SLUICE_FAILPOINT=ledger.commit.after:kill@40         SIGKILL at the 40th pass
     SLUICE_FAILPOINT=...:raise@2 or ...:stop@2           FailpointError, or SIGSTOP, at the 2nd pass
+    SLUICE_FAILPOINT=...:stop@every                      SIGSTOP at each pass: somebody lets the process go on
 """
 
 import functools
@@ -17,7 +18,9 @@ import threading
 
 VARIABLE = "SLUICE_FAILPOINT"
 
-# In the order in which a checkpoint passes them; then a start from one, the books of a step, and a weight push.
+_EVERY = "every"
+# In the order in which a checkpoint passes them; then a start from one, the books of a step, a weight push, and the
+# turns on a shared device.
 FAILPOINTS: tuple[str, ...] = (
     "checkpoint.begin.before",
     "checkpoint.begin.leftovers_removed",
@@ -73,6 +76,11 @@ FAILPOINTS: tuple[str, ...] = (
     "weight_push.after_bucket",
     "weight_push.after_receive",
     "weight_push.after_commit",
+    "device_turn.learn_begun",
+    "device_turn.servers_asleep",
+    "device_turn.models_restored",
+    "device_turn.models_parked",
+    "device_turn.servers_awake",
 )
 
 
@@ -81,7 +89,7 @@ class FailpointError(RuntimeError):
 
 
 class _Armed:
-    """The one failpoint of this process that is set, and how often it was passed."""
+    """The one failpoint of this process that is set, and at which pass it acts."""
 
     def __init__(self, setting: str) -> None:
         self._name, _, action = setting.partition(":")
@@ -94,9 +102,10 @@ class _Armed:
             raise ValueError(
                 f"{VARIABLE} = {setting}: {self._action!r} is not kill, raise or stop, with @NUMBER or not."
             )
-        if number and not (number.isdecimal() and int(number)):
+        self._is_repeated = number == _EVERY
+        if number and not self._is_repeated and not (number.isdecimal() and int(number)):
             raise ValueError(f"{VARIABLE} = {setting}: {number!r} is no number of a pass, counted from 1.")
-        self._left = int(number or 1)
+        self._left = 1 if self._is_repeated else int(number or 1)
         self._lock = threading.Lock()
 
     def passed(self, name: str) -> None:
@@ -107,7 +116,7 @@ class _Armed:
         with self._lock:
             self._left -= 1
             is_due = self._left == 0
-        if is_due:
+        if is_due or self._is_repeated:
             self._act()
 
     def _act(self) -> None:

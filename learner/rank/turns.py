@@ -10,6 +10,7 @@ from typing import Protocol
 
 from learner.models.parked import ParkedModels
 from learner.weights.turns import Turn
+from protocol.failpoints import failpoint
 
 
 class DeviceTurns(Protocol):
@@ -51,9 +52,12 @@ class SharedDevice:
         if self._is_learning:
             return 0.0
         started = time.monotonic()
+        failpoint("device_turn.learn_begun")
         self._have_servers("sleep")
+        failpoint("device_turn.servers_asleep")
         self._meet()
         self._models.restore()
+        failpoint("device_turn.models_restored")
         self._is_learning = True
         return time.monotonic() - started
 
@@ -61,5 +65,7 @@ class SharedDevice:
         if self._is_learning:
             self._models.park()
             self._meet()
+            failpoint("device_turn.models_parked")
             self._have_servers("wake")
+            failpoint("device_turn.servers_awake")
             self._is_learning = False

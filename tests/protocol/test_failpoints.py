@@ -45,13 +45,15 @@ def test_failpoint_acts_at_its_pass_and_at_no_other(setting: str | None, said: s
     assert (finished.stdout, finished.returncode) == (said, code), finished.stderr
 
 
-def test_failpoint_stops_a_process_that_can_be_continued() -> None:
-    environment = {**os.environ, "SLUICE_FAILPOINT": "checkpoint.commit.renamed:stop@2"}
+@pytest.mark.parametrize(("passes", "num_stops"), [("2", 1), ("every", 5)])
+def test_failpoint_stops_a_process_that_can_be_continued(passes: str, num_stops: int) -> None:
+    environment = {**os.environ, "SLUICE_FAILPOINT": f"checkpoint.commit.renamed:stop@{passes}"}
     command = [sys.executable, "-c", _PASS_FIVE_TIMES]
     with subprocess.Popen(command, env=environment, cwd=_ROOT, stdout=subprocess.PIPE, text=True) as process:
-        _, status = os.waitpid(process.pid, os.WUNTRACED)
-        assert os.WIFSTOPPED(status)
-        process.send_signal(signal.SIGCONT)
+        for _ in range(num_stops):
+            _, status = os.waitpid(process.pid, os.WUNTRACED)
+            assert os.WIFSTOPPED(status)
+            process.send_signal(signal.SIGCONT)
         assert process.stdout is not None
         assert process.stdout.read() == "1 2 3 4 5 "
         assert process.wait() == 0
