@@ -6,6 +6,9 @@ import time
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
+from typing import Protocol
+
+from torch import Tensor
 
 from learner.weights.push import PushReport, WeightPusher
 from tests.chaos.rig.control_line import ControlLine
@@ -38,6 +41,16 @@ class Seen:
     back_s: list[float] = field(default_factory=list)  # from the end of a fault to the victim's weights
 
 
+class Keeper(Protocol):
+    """Who starts servers, lets stopped ones go on, and ends them all."""
+
+    def start(self, name: str, fault: Fault | None = None) -> None: ...
+
+    def go_on(self, name: str) -> None: ...
+
+    def close(self) -> None: ...
+
+
 class PushedFleet:
     """Four servers that are pushed one version after another; one of them lives on the far host, where there is one.
 
@@ -48,6 +61,7 @@ class PushedFleet:
         """This process must have one thread: the servers' processes are forked from a fork of it."""
         self.seen = Seen()
         self.version = 0
+        self.names: tuple[str, ...] = NAMES
         self._folder = folder
         self._hosts = hosts
         address = hosts.near_address if hosts is not None else "127.0.0.1"
@@ -56,7 +70,7 @@ class PushedFleet:
             hosts.enter(hosts.near)
             places[FAR] = Place(hosts.far_address, free_port(), lambda: hosts.enter(hosts.far))
         where = {name: (place.host, place.port) for name, place in places.items()}
-        self._nursery = Nursery(places, seed)
+        self._nursery: Keeper = Nursery(places, seed)
         for name in NAMES:
             self._nursery.start(name)
         self._lines = {name: ControlLine(name, *where[name]) for name in NAMES}
@@ -78,7 +92,7 @@ class PushedFleet:
         self._arm(victim, fault)
         self.version += 1
         report = self._push()
-        others = set(NAMES) - {victim}
+        others = set(self.names) - {victim}
         self._note_others(report, others)
         begun = time.monotonic()
         while not Path(fault.struck).exists() and time.monotonic() - begun < _STRIKE_LIMIT_S:
@@ -95,14 +109,17 @@ class PushedFleet:
         self._nursery.close()
 
     def _push(self) -> PushReport:
-        weights = weights_of(self.version, NUM_TENSORS, NUM_FLOATS)
-        report = self._pusher.push(self.version, *planned(weights, 4 * NUM_FLOATS))
+        report = self._pusher.push(self.version, *planned(*self._planned_weights()))
         begun = time.monotonic()
         faults = self._pusher.verify(self.version)
         self.seen.pushes += 1
         self.seen.longest_push_s = max(self.seen.longest_push_s, report.push_s + time.monotonic() - begun)
         served = tuple(name for name in report.synced if name not in faults)
         return replace(report, synced=served, failed=report.failed | faults)
+
+    def _planned_weights(self) -> tuple[list[tuple[str, Tensor]], int]:
+        """Return the version's weights, and the bytes of a bucket."""
+        return weights_of(self.version, NUM_TENSORS, NUM_FLOATS), 4 * NUM_FLOATS
 
     def _note_others(self, report: PushReport, others: set[str]) -> None:
         """Have the others take the version, as the coordinator has it pushed again when nobody holds it, and write."""

@@ -12,7 +12,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 from multiprocessing.connection import Connection
@@ -22,7 +22,7 @@ from typing import Any
 from protocol.settings.run_spec import EngineRequest
 from rollout.server import RolloutServer
 from tests.chaos.rig.control_line import serve_controls
-from tests.chaos.rig.memory_engine import MemoryEngine, Token
+from tests.chaos.rig.memory_engine import MemoryEngine
 from tests.chaos.rig.processes import ENGINE
 
 STATES = ("join", "prepare", "receive", "bucket", "commit", "committed", "serve")
@@ -40,6 +40,7 @@ class Fault:
     delay_s: float = 0.0  # of a slowed server
     cut: tuple[str, ...] = ()  # the command that cuts a server's link
     struck: str = ""  # path of the file
+    of: str = "server"  # which process of it is killed or stopped
 
 
 @dataclass(frozen=True)
@@ -84,30 +85,37 @@ class Nursery:
 class DisturbedServer:
     """A rollout server's verbs, one of which a fault strikes; and `answer`, which asks it for tokens."""
 
-    def __init__(self, server: RolloutServer, engine: MemoryEngine, fault: Fault | None) -> None:
+    def __init__(
+        self,
+        server: RolloutServer,
+        write: Callable[[int], Awaitable[Any]],
+        fault: Fault | None,
+        pids: Mapping[str, int] | None = None,
+    ) -> None:
+        """write: returns so many tokens of the server's. pids: of its processes; None: this one is all of it."""
         self._server = server
-        self._engine = engine
+        self._write = write
         self._fault = fault
-        engine.on_bucket = lambda: self._meet("bucket")
+        self._pids = pids or {"server": os.getpid()}
 
     async def arm(self, fault: dict[str, Any]) -> None:
         self._fault = Fault(**{**fault, "cut": tuple(fault["cut"])})
 
-    async def answer(self, num_tokens: int) -> list[Token]:
-        return await self._engine.write(num_tokens)
+    async def answer(self, num_tokens: int) -> Any:
+        return await self._write(num_tokens)
 
     def __getattr__(self, verb: str) -> Any:
         async def obey(*arguments: Any) -> Any:
             state = verb.removesuffix("_weights")
-            await asyncio.sleep(self._meet(state, may_block=False))
+            await asyncio.sleep(self.meet(state, may_block=False))
             answer = await getattr(self._server, verb)(*arguments)
             if state == "commit":
-                await asyncio.sleep(self._meet("committed", may_block=False))
+                await asyncio.sleep(self.meet("committed", may_block=False))
             return answer
 
         return obey
 
-    def _meet(self, state: str, may_block: bool = True) -> float:
+    def meet(self, state: str, may_block: bool = True) -> float:
         """Have the fault of this state strike. Returns how long to dawdle where that may not block the event loop."""
         fault = self._fault
         if fault is None or fault.state != state:
@@ -116,9 +124,9 @@ class DisturbedServer:
         Path(fault.struck).touch()
         match fault.kind:
             case "killed":
-                os.kill(os.getpid(), signal.SIGKILL)
+                os.kill(self._pids[fault.of], signal.SIGKILL)
             case "stopped":
-                os.kill(os.getpid(), signal.SIGSTOP)
+                os.kill(self._pids[fault.of], signal.SIGSTOP)
             case "cut":
                 subprocess.run(fault.cut, check=True)
             case "slowed" if may_block:
@@ -170,5 +178,7 @@ async def _serve(name: str, place: Place, seed: int, fault: Fault | None) -> Non
 
     server = RolloutServer(name, ENGINE, start_engine)
     await server.start()
-    await serve_controls(DisturbedServer(server, engine, fault), place.host, place.port)
+    disturbed = DisturbedServer(server, engine.write, fault)
+    engine.on_bucket = lambda: disturbed.meet("bucket")
+    await serve_controls(disturbed, place.host, place.port)
     await asyncio.Event().wait()

@@ -4,6 +4,7 @@ import asyncio
 import threading
 import time
 from collections.abc import Mapping
+from typing import Any
 
 from tests.chaos.rig.control_line import ControlLine
 
@@ -45,6 +46,12 @@ class TokenWatch:
         self._thread.join()
         self._loop.close()
 
+    def take(self, name: str, tokens: Any) -> None:
+        """Compare what a server wrote."""
+        self.num_tokens += len(tokens)
+        self.num_wrong += sum(value != version for version, value in tokens)
+        self.newest[name] = tokens[-1][0]
+
     async def _ask_for_ever(self, name: str, host: str, port: int) -> None:
         line = ControlLine(name, host, port)
         while True:
@@ -54,6 +61,4 @@ class TokenWatch:
             except (OSError, RuntimeError):  # it is gone, out of reach, or serves nothing
                 await asyncio.sleep(_AGAIN_S)
                 continue
-            self.num_tokens += len(tokens)
-            self.num_wrong += sum(value != version for version, value in tokens)
-            self.newest[name] = tokens[-1][0]
+            self.take(name, tokens)
