@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # A run on three hosts that share no folder, while one is cut off, one loses its power and one joins.
 #
-#     tests/machines/hosts.sh [--short] [--losses] [--standstill-s N] [--soak MINUTES [--seed N]]
+#     tests/machines/hosts.sh [--short] [--losses] [--standstill-s N] [--soak MINUTES [--kills] [--seed N]]
 #
 # The hosts are those of virtual_hosts.sh. The head's SLUICE_HOME, with the quick start's model in it, is at a path that no
 # other host has; the others join by the line that start_cluster.sh prints. A run has a rollout server on each host. After
@@ -11,6 +11,10 @@
 # holds: the audit passes, no two steps are further apart than 20 s (--standstill-s: on a machine that has other work), each
 # host's own retriever answered its server, the second host's server is the same process after the cut, the run named the
 # third host, and the fourth host got the server that the third one had. --short: 12 steps, of which none are disturbed.
+#
+# --soak: in place of the cut and the loss, a random nemesis for so many minutes, and a quarter of them before in peace
+# (tests/chaos/soak/hosts.py says what it does and holds). Each host has a disk of its own of 800 MB; a node that ends is
+# begun again as by systemd, and so is the run's command. From an hour on the run has a whole warm start and a held-out score.
 # Where hosts cannot be made it says so and ends with 0.
 set -euo pipefail
 cd -P "$(dirname "${BASH_SOURCE[0]}")/../.."
@@ -20,13 +24,14 @@ source tests/machines/virtual_hosts.sh
 source tests/machines/lost_hosts.sh
 
 readonly CUT_S=60
-is_short= has_losses= soak_min= seed=1 standstill_s=20 min_steps=40
+is_short= has_losses= soak_min= kills= seed=1 standstill_s=20 min_steps=40
 while (($#)); do
     case $1 in
         --short) is_short=1 min_steps=12 ;;
         --losses) has_losses=1 ;;
         --standstill-s) standstill_s=$2; shift ;;
-        --soak) soak_min=$2 standstill_s=100000 min_steps=6; shift ;;
+        --soak) soak_min=$2 standstill_s=100000 min_steps=6 disk_size=800m is_kept=1; shift ;;
+        --kills) kills=--kills ;;
         --seed) seed=$2; shift ;;
         *) echo "hosts: unknown option $1" >&2; exit 2 ;;
     esac
@@ -81,14 +86,17 @@ soak() {
     wait_until 300 "5 steps" has_steps "$metrics" 5
     hosts=$(IFS=,; echo "${init[*]}")
     links=$LINK"2,"$LINK"3"
-    .venv/bin/python -m tests.chaos.soak.hosts --seed "$seed" --seconds $((soak_min * 60)) --links "$links" --hosts "$hosts"
+    .venv/bin/python -m tests.chaos.soak.hosts --seed "$seed" --seconds $((soak_min * 60)) $kills --metrics "$metrics" \
+        --links "$links" --hosts "$hosts" --disks "$folder/1/tmp,$folder/2/tmp,$folder/3/tmp" || fail "the soak's promises"
     wait_until 400 "6 steps more" is_beyond "$metrics" $(($(last_step "$metrics") + 5))
+    say "the run's command was given again $(grep -c "is given again" "$folder/learner-hosts.log" || true) times"
 }
 
 first_run() {
-    local number
+    local number score=()
     metrics=$folder/1/tmp/runs/hosts/metrics.jsonl
-    run hosts /tmp/runs --run.max_steps 1000 --placement.ranks.resources '{"host_1": 1}'
+    [[ -z $soak_min ]] || ((soak_min < 60)) || score=(--policy.warm_start.max_steps 1030 --eval.every_steps 50)
+    run hosts /tmp/runs --run.max_steps 100000 --placement.ranks.resources '{"host_1": 1}' "${score[@]}"
     wait_until 900 "first step" has_steps "$metrics" 1
     for number in 1 2 3; do has_server "$number" || fail "host $number has no rollout server"; done
     if [[ -n $soak_min ]]; then soak; elif [[ -z $is_short ]]; then disturb; fi

@@ -3,12 +3,15 @@
 # Each host has its own network, host name, processes, /tmp, /dev/shm, home and checkout (namespaces, joined by a bridge);
 # only the installed packages in .venv are common to all, as on machines that are set up alike, and /tmp/shared where a
 # script says `share_folder`. Host N is 10.78.0.N with SLUICE_HOME=/tmp/home-N, so that no path of a home is on two hosts.
-# Needs root, iproute2 and the right to make namespaces. What it makes is in a temporary folder or named sluice-host, and
-# gone at the script's end; where that is not 0 the folder stays.
+# Needs root, iproute2 and the right to make namespaces. What it makes is in a temporary folder or, on this machine's
+# network, has the script's pid in its name, so that two scripts may run at once. It is gone at the script's end; where
+# that is not 0 the folder stays.
 
-readonly BRIDGE=sluice-hosts LINK=sluice-host NETWORK=10.78.0 CHECKOUT=$PWD MAX_HOSTS=4
+readonly BRIDGE=sluice-$$ LINK=sl-$$h NETWORK=10.78.0 CHECKOUT=$PWD MAX_HOSTS=4  # names of at most 15 characters
 declare -A init=() holder=()  # of each host that has power: its first process, and what ends with it, as this machine numbers them
 learner=                      # the process of a run's command while one runs
+disk_size=                    # of the hosts' own disks, as mount takes it; empty: this machine's disk is theirs
+is_kept=                      # not empty: what ends is begun again, a node as by systemd, the run's command as by its user
 
 # why_impossible: prints why this machine cannot have hosts, nothing where it can.
 why_impossible() {
@@ -29,6 +32,11 @@ clean_up() {
     for number in "${!holder[@]}"; do kill -KILL "${init[$number]:-${holder[$number]}}" 2>/dev/null || true; done
     wait 2>/dev/null || true
     ip link delete "$BRIDGE" 2>/dev/null || true
+    for number in $(seq "$MAX_HOSTS"); do
+        mountpoint --quiet "$folder/$number/tmp" || continue
+        ((status == 0)) || cp -a "$folder/$number/tmp" "$folder/$number/left" 2>/dev/null || true  # but its sockets
+        umount --lazy "$folder/$number/tmp"
+    done
     if ((status == 0)); then rm -rf "$folder"; else say "what the hosts left is in $folder" >&2; fi
     exit "$status"
 }
@@ -70,6 +78,7 @@ power_on() {
     local own=$folder/$number
     if [[ ! -d $own ]]; then
         mkdir -p "$own"/{tmp,checkout}
+        [[ -z $disk_size ]] || mount -t tmpfs -o "size=$disk_size" tmpfs "$own/tmp"
         chmod 1777 "$own/tmp"
         tar --extract --file "$folder/checkout.tar" --directory "$own/checkout"
         mkdir -m 700 "$own/checkout/.venv" "$own/tmp/home-$number" "$own/tmp/user"
@@ -146,6 +155,13 @@ start() {
     local number=$1
     shift
     local command=("$@" --num-cpus 2 --resources "{\"server\": 1, \"host_$number\": 1}")
+    if [[ -n $is_kept ]]; then
+        rm -f "$folder/start-$number.log"  # of an earlier start
+        # shellcheck disable=SC2016  # expanded by the inner shell, which ends with the host; 10 s as deploy/systemd has it
+        on "$number" bash -c 'until "$@" --block; do sleep 10; done' kept "${command[@]}" >"$folder/start-$number.log" 2>&1 &
+        wait_until 300 "start of host $number" grep -q "Running until" "$folder/start-$number.log"
+        return
+    fi
     on "$number" "${command[@]}" >"$folder/start-$number.log" 2>&1 || on "$number" "${command[@]}" >"$folder/start-$number.log" 2>&1 ||
         fail "host $number did not start: $(tail -n 3 "$folder/start-$number.log")"
 }
@@ -169,10 +185,22 @@ stop_cluster() {
 run() {
     local name=$1 dir=$2
     shift 2
-    on 1 .venv/bin/python -m learner.run --config quickstart --run.name "$name" --run.dir "$dir" \
+    command_of_run 1 .venv/bin/python -m learner.run --config quickstart --run.name "$name" --run.dir "$dir" \
         --policy.warm_start.max_steps 30 --rollout.num_servers 3 --placement.servers.resources '{"server": 1}' \
         --learner.groups_per_step 4 --eval.every_steps 0 --learner.checkpoint_every_steps 5 "$@" >>"$folder/learner-$name.log" 2>&1 &
     learner=$!
+}
+
+# command_of_run N CMD...: on that host; where things are kept it is given again until it ends well.
+command_of_run() {
+    local status
+    while :; do
+        status=0
+        on "$@" || status=$?
+        [[ $status != 0 && -n $is_kept && -d /proc/${init[$1]} ]] || return "$status"
+        say "the run's command ended with $status and is given again"
+        sleep 5
+    done
 }
 
 # await_end SECONDS: of the run; it must end with 0.

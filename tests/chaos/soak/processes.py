@@ -1,5 +1,6 @@
 """The processes of a cluster, by kind: of this node, or of hosts that are namespaces of this machine."""
 
+import os
 from collections.abc import Iterable, Mapping
 
 import psutil
@@ -11,6 +12,7 @@ from protocol.errors import OperatorError
 from protocol.node.home import read_cluster
 from tests.fakes.process_facts import title_of
 
+_NOT_ITSELF = ("bash ", "/bin/bash ", "sh ", "/bin/sh ", "nsenter ", "env ")
 # How Ray and vLLM title the processes of each kind.
 _TITLES = {
     "server": "ray::RolloutServer",
@@ -25,6 +27,17 @@ _SERVICE_MODULES = {"retriever": "-m retriever.serve ", "reward": "-m rewards.se
 RAY = "raylet"
 # All that are ours; Ray's own process of a node is not.
 OURS = (*_TITLES, *_SERVICES)
+# What a host has besides: the command that keeps its node, and the one that a user has given.
+COMMANDS = {"node": "-m deploy.cluster start ", "command": "-m learner.run "}
+# Ray's processes but its GCS, without which there is no cluster: three of each host, and three of the head.
+RAYS = {
+    RAY: f"/{RAY}/{RAY} ",
+    "dashboard_agent": "ray::DashboardAgent",
+    "environment_agent": "ray::RuntimeEnvAgent",
+    "dashboard": "/ray/dashboard/dashboard.py ",
+    "monitor": "/ray/autoscaler/_private/monitor.py ",
+    "client_server": "-m ray.util.client.server ",
+}
 
 
 def processes(home: Home) -> Mapping[str, list[psutil.Process]]:
@@ -42,14 +55,25 @@ def processes(home: Home) -> Mapping[str, list[psutil.Process]]:
 
 
 def processes_of_hosts(first: Iterable[psutil.Process]) -> Mapping[str, list[psutil.Process]]:
-    """Return them by kind. first: of each host the process that all others of it descend from."""
+    """Return them by kind, Ray's and commands too. first: of each host the one that buries all others of it."""
+    hosts = {space for process in first if (space := _space(process.pid)) is not None}
+    parts = {**_SERVICE_MODULES, **COMMANDS, **RAYS}
     found: dict[str, list[psutil.Process]] = {}
-    for process in (child for host in first for child in host.children(recursive=True)):
-        title = title_of(process)
-        services = (kind for kind, module in _SERVICE_MODULES.items() if module in title)
-        if (kind := _kind(title) or next(services, None)) is not None:
+    # By the host's numbering: what was begun from outside of a host, as by nsenter, has its parent there.
+    for process in (each for each in psutil.process_iter() if _space(each.pid) in hosts):
+        title = f"{title_of(process)} "
+        others = (kind for kind, part in parts.items() if part in title)
+        # A shell that repeats a command has it in its own title.
+        if not title.startswith(_NOT_ITSELF) and (kind := _kind(title) or next(others, None)) is not None:
             found.setdefault(kind, []).append(process)
     return found
+
+
+def _space(pid: int) -> int | None:
+    try:
+        return os.stat(f"/proc/{pid}/ns/pid").st_ino
+    except OSError:
+        return None  # it has ended
 
 
 def _kind(title: str) -> str | None:

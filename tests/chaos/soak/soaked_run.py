@@ -1,15 +1,16 @@
 """The quick start's command with no end, given again when faults have ended it."""
 
-import json
 import subprocess
 import sys
 import time
 from pathlib import Path
 
+from tests.chaos.soak.step_lines import Line, read_lines
+
 _FIRST_STEP_S = 900.0
 _END_S = 180.0
 _POLL_S = 0.5
-_GROUPS_PER_STEP, _GROUP_SIZE = 8, 8
+GROUPS_PER_STEP, GROUP_SIZE = 8, 8
 
 
 class SoakedRun:
@@ -25,8 +26,8 @@ class SoakedRun:
             "run.max_steps": 1_000_000,
             "run.seed": seed,
             "learner.checkpoint_every_steps": 5,
-            "learner.groups_per_step": _GROUPS_PER_STEP,
-            "rollout.group_size": _GROUP_SIZE,
+            "learner.groups_per_step": GROUPS_PER_STEP,
+            "rollout.group_size": GROUP_SIZE,
             "rollout.num_servers": 2,
             "eval.every_steps": 50,
             **({"policy.warm_start.max_steps": 6} if is_short else {}),
@@ -44,15 +45,9 @@ class SoakedRun:
         lines = self.lines()
         return int(lines[-1]["step"]) if lines else 0
 
-    def lines(self) -> list[dict[str, float]]:
+    def lines(self) -> list[Line]:
         """Return what metrics.jsonl has of each step that was trained."""
-        path = self.folder / "metrics.jsonl"
-        text = path.read_text() if path.exists() else ""
-        lines = [json.loads(line) for line in text.splitlines(keepends=True) if line.endswith("\n")]
-        return [line for line in lines if line["step"] > 0 and "at_s" in line]
-
-    def num_samples(self, lines: list[dict[str, float]]) -> float:
-        return len({line["step"] for line in lines}) * float(_GROUPS_PER_STEP * _GROUP_SIZE)
+        return read_lines(self.folder / "metrics.jsonl")
 
     def await_first_step(self) -> None:
         """Raises: RuntimeError when the command ends before; TimeoutError after 15 minutes."""

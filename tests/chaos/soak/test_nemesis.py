@@ -8,8 +8,8 @@ from collections.abc import Iterator
 import psutil
 import pytest
 
-from tests.chaos.soak.memory_growth import MemoryGrowth
 from tests.chaos.soak.nemesis import Lasting, Nemesis
+from tests.chaos.soak.processes import processes_of_hosts
 from tests.fakes.waiting import wait_until
 
 
@@ -59,11 +59,23 @@ def test_what_there_is_none_of_is_passed_over(sleeper: psutil.Process) -> None:
     assert nemesis.unmet == ["kill fleet", "stop keeper"]
 
 
-def test_process_counts_from_its_own_age_on(sleeper: psutil.Process) -> None:
-    growth = MemoryGrowth(begins_s=60.0)
-    for second in (100.0, 130.0):
-        growth.take(second, lambda: {"rank": [sleeper]})
-    assert growth.grown() == {}
-    for second in (160.0, 170.0):
-        growth.take(second, lambda: {"rank": [sleeper]})
-    assert list(growth.grown()) == ["rank"]
+def test_processes_of_a_host_are_found_whoever_began_them(sleeper: psutil.Process) -> None:
+    named = subprocess.Popen(
+        ["python -m retriever.serve --port 1", "-c", "import time; time.sleep(600)"], executable=sys.executable
+    )
+    try:
+        # Not its descendants: of the same numbering as this process.
+        wait_until(lambda: named.pid in [each.pid for each in processes_of_hosts([sleeper]).get("retriever", [])])
+    finally:
+        named.kill()
+        named.wait()
+
+
+def test_shell_that_repeats_a_command_is_not_the_command(sleeper: psutil.Process) -> None:
+    shell = subprocess.Popen(["bash", "-c", "sleep 600; :", "python -m rewards.serve --port 1"])
+    try:
+        wait_until(lambda: "rewards.serve" in " ".join(psutil.Process(shell.pid).cmdline()))
+        assert shell.pid not in [each.pid for each in processes_of_hosts([sleeper]).get("reward", [])]
+    finally:
+        shell.kill()
+        shell.wait()

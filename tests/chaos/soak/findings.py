@@ -1,0 +1,45 @@
+"""What a soak was seen to do, and whether that is good enough."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+MAX_GROWTH = 0.05
+MAX_LOST_SCORE = 0.1
+MIN_GOODPUT = 0.8
+
+
+@dataclass(frozen=True)
+class Findings:
+    """One run among faults, against the same run before them or without them."""
+
+    num_faults: int
+    has_recovered: bool  # it trained again once the faults were over
+    is_whole: bool  # no step is missing
+    growth: Mapping[str, float]  # share by which a kind of process has grown
+    goodput: float  # samples a second against those without faults
+    score: float | None = None  # held-out score among faults; None where it was not measured
+    calm_score: float | None = None
+    is_goodput_held: bool = False  # whether too little of it breaks the promise
+
+    @property
+    def worst_growth(self) -> float:
+        return max(self.growth.values(), default=0.0)
+
+    def broken(self) -> list[str]:
+        """Return what was promised and did not hold; nothing when all did."""
+        grown = [kind for kind, share in sorted(self.growth.items()) if share > MAX_GROWTH]
+        promises = {
+            "no fault came": self.num_faults == 0,
+            "it does not train since the faults are over": not self.has_recovered,
+            "steps are missing": not self.is_whole,
+            f"memory of {', '.join(grown)} grew by more than {MAX_GROWTH:.0%}": bool(grown),
+            f"the held-out score {self.score} is below {self.calm_score} without faults": self._has_lost_score,
+            f"goodput {self.goodput:.2f} is below {MIN_GOODPUT}": self.is_goodput_held and self.goodput < MIN_GOODPUT,
+        }
+        return [words for words, is_broken in promises.items() if is_broken]
+
+    @property
+    def _has_lost_score(self) -> bool:
+        if self.score is None or self.calm_score is None:
+            return False
+        return self.score < self.calm_score - MAX_LOST_SCORE
