@@ -6,7 +6,7 @@ Behind deploy/start_cluster.sh and deploy/stop_cluster.sh. Exit status: 0; 1 wit
 """
 
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 from deploy.cluster.invitation.give import invite
 from deploy.cluster.known import connect_environment, is_ray_well
@@ -16,7 +16,7 @@ from deploy.cluster.stop import stop
 from deploy.cluster.tables.show import show_cluster
 from deploy.node.home import this_home
 from deploy.node.service_health import is_healthy
-from protocol.errors import OperatorError
+from protocol.errors import NeighbourError, OperatorError
 from protocol.node.home import read_cluster
 
 _NODES_S = 300.0
@@ -56,11 +56,19 @@ def main(arguments: Sequence[str]) -> int:
     if arguments[0] in _USAGE and set(arguments) & set(_HELP):
         print(f"usage: python -m deploy.cluster {arguments[0]} {_USAGE[arguments[0]]}")
         return 0
+    return exit_status(lambda: verbs[arguments[0]](arguments[1:]))
+
+
+def exit_status(verb: Callable[[], None]) -> int:
+    """Return the status with which a verb ends, having told in one sentence of what failed."""
     try:
-        verbs[arguments[0]](arguments[1:])
+        verb()
     except OperatorError as error:
         print(error, file=sys.stderr)
         return error.exit_code
+    except NeighbourError as error:  # Ray's process ended under a start that stays in the foreground
+        print(error, file=sys.stderr)
+        return 1
     return 0
 
 

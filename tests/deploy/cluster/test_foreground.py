@@ -1,12 +1,17 @@
 """The command that stays in the foreground: which signals it hears."""
 
 import signal
+import subprocess
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
+from deploy.cluster.command import exit_status
 from deploy.cluster.foreground import ignored_signals, stay
+from deploy.node.processes import find
+from protocol.node.home import ClusterState, ProcessRecord, write_cluster
 
 _HEARD = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
 
@@ -28,3 +33,25 @@ def test_signal_that_its_starter_ignored_stays_ignored() -> None:
     stay(ignored)  # returns: no cluster runs here
     assert signal.getsignal(signal.SIGTERM) is signal.SIG_IGN
     assert signal.getsignal(signal.SIGHUP) not in (signal.SIG_IGN, signal.SIG_DFL)
+
+
+def test_end_of_rays_process_is_told_in_one_sentence(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    ended = subprocess.Popen([sys.executable, "-c", ""])
+    ended.wait()
+    ray = ProcessRecord(name="ray", pid=ended.pid, started_at=1.0, url="10.0.0.1:6379", log="r/logs")
+    assert find(ray) is None
+    write_cluster(
+        ClusterState(
+            ray_address="10.0.0.1:6379",
+            namespace="sluice",
+            node_ip="10.0.0.1",
+            retriever_url="http://127.0.0.1:8000/retrieve",
+            reward_url=None,
+            token_file=str(tmp_path / "token"),
+            ray_token_file=str(tmp_path / "ray_token"),
+            keys_dir=str(tmp_path / "keys"),
+            processes=[ray],
+        )
+    )
+    assert exit_status(lambda: stay([])) == 1
+    assert capsys.readouterr().err == "ray: its process ended; its logs are in r/logs\n"
