@@ -104,7 +104,9 @@ def explain_no_room(ranks: Wanted, servers: Wanted, nodes: Sequence[Node], toget
     """Return why ranks and servers have no places on these nodes, although each of the simple checks passed."""
     for wanted in (ranks, servers):
         if place(wanted, Room(nodes)) is None:
-            return f"{_described(wanted)} do not fit on nodes with {_told(wanted, nodes)}. {_cure(wanted)}."
+            # A run that is given again while one of its nodes is away is refused by this too.
+            cure = f"{_cure(wanted)}, or have more nodes join (deploy/start_cluster.sh --join)"
+            return f"{_described(wanted)} do not fit on nodes with {_told(wanted, nodes)}. {cure}."
     where = "on the same nodes" if together else "beside each other"
     cure = "Change one of them, or remove placement.colocate" if together else "Change one of them"
     gpus = ", ".join(str(node.num_gpus) for node in nodes)

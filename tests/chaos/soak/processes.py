@@ -29,6 +29,7 @@ RAY = "raylet"
 OURS = (*_TITLES, *_SERVICES)
 # What a host has besides: the command that keeps its node, and the one that a user has given.
 COMMANDS = {"node": "-m deploy.cluster start ", "command": "-m learner.run "}
+GCS = "gcs"  # its memory is looked at; it is never a victim
 # Ray's processes but its GCS, without which there is no cluster: three of each host, and three of the head.
 RAYS = {
     RAY: f"/{RAY}/{RAY} ",
@@ -57,7 +58,7 @@ def processes(home: Home) -> Mapping[str, list[psutil.Process]]:
 def processes_of_hosts(first: Iterable[psutil.Process]) -> Mapping[str, list[psutil.Process]]:
     """Return them by kind, Ray's and commands too. first: of each host the one that buries all others of it."""
     hosts = {space for process in first if (space := _space(process.pid)) is not None}
-    parts = {**_SERVICE_MODULES, **COMMANDS, **RAYS}
+    parts = {**_SERVICE_MODULES, **COMMANDS, **RAYS, GCS: "/gcs/gcs_server "}
     found: dict[str, list[psutil.Process]] = {}
     # By the host's numbering: what was begun from outside of a host, as by nsenter, has its parent there.
     for process in (each for each in psutil.process_iter() if _space(each.pid) in hosts):

@@ -228,7 +228,7 @@ _PLANS = [
     Wrong(
         {"ranks": {"resources": {"h100": 1}}},
         "settings: placement.ranks (16 processes, h100 = 1 each) do not fit on nodes with 8, 8, 8 GPUs and 8, 0, 0 "
-        "h100. Lower placement.ranks.resources.",
+        "h100. Lower placement.ranks.resources, or have more nodes join (deploy/start_cluster.sh --join).",
         nodes=_NAMED,
         num_ranks=16,
         num_servers=1,
