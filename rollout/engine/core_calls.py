@@ -5,6 +5,7 @@ these: as calls of the client's own, the pause, the digest, the loading, the ver
 messages to and fro, each behind whatever else the server does, while nothing is generated.
 """
 
+import os
 import time
 from concurrent.futures import Future
 from typing import Any
@@ -21,9 +22,25 @@ def add_calls(engine_core: Any, wake_up: Any) -> None:
     setattr(engine_core, _WAKE_UP, wake_up)
 
 
-def has_received(core: Any) -> bool:
-    """Return whether every worker has the last bucket of the push under way. Raises: what ended one's receiving."""
-    return all(core.collective_rpc(_worker_has_received))
+def has_received(core: Any) -> bool | Future[bool]:
+    """Return whether every worker has the last bucket of the push under way. Raises: what ended one's receiving.
+
+    Of one worker that is this process the answer comes when it has, and costs one message to and fro.
+    """
+    if core.collective_rpc(_worker_pid) != [os.getpid()]:
+        return all(core.collective_rpc(_worker_has_received))
+    received: Future[bool] = Future()
+
+    def answer(receiving: Future[Any]) -> None:
+        error = receiving.exception()
+        if error is None:
+            received.set_result(True)
+        else:
+            received.set_exception(error)
+
+    (receiving,) = core.collective_rpc(_worker_receiving)
+    receiving.add_done_callback(answer)
+    return received
 
 
 def commit(core: Any, version: str, digest: str) -> float | Future[float]:
@@ -62,5 +79,13 @@ def _load(core: Any, version: str, digest: str) -> float:
     return time.perf_counter() - begun
 
 
+def _worker_pid(worker: Any) -> int:
+    return os.getpid()
+
+
+def _worker_receiving(worker: Any) -> Any:
+    return worker.weight_transfer_engine.receiving()
+
+
 def _worker_has_received(worker: Any) -> bool:
-    return bool(worker.weight_transfer_engine.has_received())
+    return bool(_worker_receiving(worker).done() and _worker_receiving(worker).result() is not None)

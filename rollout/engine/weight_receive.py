@@ -2,7 +2,7 @@
 
 vLLM creates one of these engines per worker and calls it by its weight-transfer protocol: `init_transfer_engine`, then
 per push `start_weight_update`, `update_weights` (the buckets), `update_weights` (the digest to expect) and
-`finish_weight_update`; `has_received` is asked in between (`core_calls.py`). The learner's half is
+`finish_weight_update`; `receiving` is asked in between (`core_calls.py`). The learner's half is
 `learner/weights/push.py`, the wire is `protocol/weights/wire.py`.
 """
 
@@ -107,11 +107,11 @@ class GlooWeightEngine(WeightTransferEngine):  # type: ignore[misc]
 
         self._staging = in_thread("weight-receive", receive)
 
-    def has_received(self) -> bool:
-        """Return whether the last bucket has come. Raises: what ended the receiving."""
+    def receiving(self) -> Future[list[tuple[Bucket, torch.Tensor]]]:
+        """Return what the push under way will have brought, or what ends its receiving."""
         if self._staging is None:
             raise RuntimeError("no push is under way")
-        return self._staging.done() and self._staging.result() is not None
+        return self._staging
 
     def finish_weight_update(self) -> None:
         if not self._received.is_confirmed or self._staging is None:

@@ -79,8 +79,10 @@ class PlainEngine:
         await self._call(self._receiver.update_weights, update)
 
     async def receive(self) -> None:
-        while not await self._call(self._receiver.has_received):
+        receiving = await self._call(self._receiver.receiving)
+        while not receiving.done():
             await asyncio.sleep(0.01)
+        await self._call(receiving.result)
 
     async def commit(self, version: int, digest: str) -> float:
         self._going.clear()

@@ -14,6 +14,13 @@ CONFIRM = ("update_weights", {"update_info": {"expected_digest": "d5"}})
 LOAD = ("finish_weight_update", None)
 
 
+def worker_whose_receiving_has(ended: bool) -> Any:
+    receiving: Future[list[Any]] = Future()
+    if ended:
+        receiving.set_result([])
+    return SimpleNamespace(weight_transfer_engine=SimpleNamespace(receiving=lambda: receiving))
+
+
 class Core:
     """is_busy: it has a step to end before it stands still. refuses: the call of a worker that fails."""
 
@@ -21,7 +28,7 @@ class Core:
         self.told: list[Any] = []
         self.input_queue: queue.Queue[Any] = queue.Queue()
         self.paused: Future[None] | None = Future() if is_busy else None
-        self.workers = [SimpleNamespace(weight_transfer_engine=SimpleNamespace(has_received=lambda: True))]
+        self.workers = [worker_whose_receiving_has(ended=True)]
         self._refuses = refuses
         self.model_executor = SimpleNamespace(is_sleeping=False)
 
@@ -101,8 +108,30 @@ def test_core_stands_still_without_a_version_after_a_refusal(is_busy: bool, refu
 
 def test_push_has_come_when_every_worker_has_it() -> None:
     core = CalledCore(is_busy=False)
+    core.workers.append(worker_whose_receiving_has(ended=True))
     answers = [getattr(core, HAS_RECEIVED)()]
-    core.workers.append(SimpleNamespace(weight_transfer_engine=SimpleNamespace(has_received=lambda: False)))
+    core.workers.append(worker_whose_receiving_has(ended=False))
     answers.append(getattr(core, HAS_RECEIVED)())
 
     assert answers == [True, False]
+
+
+def test_one_worker_of_this_process_answers_when_the_push_has_come() -> None:
+    core = CalledCore(is_busy=False)
+    core.workers = [worker_whose_receiving_has(ended=False)]
+    answer = getattr(core, HAS_RECEIVED)()
+    was_done = answer.done()
+    core.workers[0].weight_transfer_engine.receiving().set_result(["what it brought"])
+
+    assert not was_done
+    assert answer.result(0.0) is True  # and not what it brought, which would go to the server
+
+
+def test_what_ends_the_receiving_of_a_worker_of_this_process_is_the_answer() -> None:
+    core = CalledCore(is_busy=False)
+    core.workers = [worker_whose_receiving_has(ended=False)]
+    answer = getattr(core, HAS_RECEIVED)()
+    core.workers[0].weight_transfer_engine.receiving().set_exception(ConnectionError("lost a peer"))
+
+    with pytest.raises(ConnectionError, match="lost a peer"):
+        answer.result(0.0)
