@@ -3,13 +3,15 @@
     python -m tests.benchmarks.push_in_flight [--pushes 20] [--requests 64] [--tokens 150] [--size 3] [--seed N]
 
 A real vLLM engine in a process of its own, and a model of 0.5M or 3M parameters that moves by a random step before
-each push, by the real pusher over gloo. Windows with pushes, one a second, and without take turns, two of each.
+each push, by the real pusher over gloo. Three kinds of windows take turns, two of each: in one nothing else happens, in
+one the bytes of a push go to the server's process once a second for nothing (the plain transfer), in one there is a
+push a second.
 
 holds: every request ends with all its tokens (aborted=0); every token's logprob is the one that the weights of its
 version give after what stands before it, with a cache that the versions of earlier tokens have written, to 1e-4 nats
 (wrong_tokens=0), and differs under the version before by more than that for nine tokens in ten (told_apart); there are
 as many versions among the tokens as there were pushes; and while pushes go on the engine writes at least 95 % of what
-it writes otherwise, the time of the plain transfers left in (throughput).
+it writes while plain transfers do (apart_from_transfer). throughput: of what it writes while nothing else happens.
 --short: five pushes, 16 requests, and no throughput is asked for.
 """
 
@@ -20,14 +22,18 @@ import time
 from collections.abc import Coroutine, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from statistics import median
+from typing import Any, Literal
 
 import torch
 from torch import Tensor
 from transformers import DynamicCache, Qwen2ForCausalLM
 
 from learner.weights.push import WeightPusher
+from protocol.weights.group import open_store
+from protocol.weights.wire import bucket_num_bytes
 from tests.benchmarks.push_load import Answered, read_answers
+from tests.benchmarks.push_plain import pass_on
 from tests.benchmarks.push_server import MeasuredLine, served
 from tests.chaos.rig.verdict import conclude, options
 from tests.fakes.planned_weights import planned
@@ -38,10 +44,14 @@ _FORMS = {
     3: {"hidden_size": 256, "num_layers": 3, "vocab_size": 2048},
 }
 _BUCKET_BYTES = 4 << 20
+_HOST = "127.0.0.1"
+_DEADLINE_S = 60.0
 _TOLERANCE = 1e-4
 _STEP = 0.01  # deviation of what a step adds to each weight, whose own deviation is 0.1
 _EVERY_S = 1.0
-_NUM_WINDOWS = 2  # of each kind
+Kind = Literal["alone", "plain", "pushes"]
+_KINDS: tuple[Kind, ...] = ("alone", "plain", "pushes")
+_NUM_ROUNDS = 2  # of windows of all kinds
 _MIN_THROUGHPUT = 0.95
 _MIN_TOLD_APART = 0.9
 
@@ -52,7 +62,7 @@ class Window:
 
     begin: float  # time.monotonic
     end: float
-    has_pushes: bool
+    kind: Kind
 
 
 @dataclass(frozen=True)
@@ -74,7 +84,10 @@ class Learner:
         self.pauses_s: list[float] = []
         self.pushes_s: list[float] = []
         self._model = Qwen2ForCausalLM.from_pretrained(folder, dtype=torch.float32)
-        self._pusher = WeightPusher(lines, "127.0.0.1", "gloo", 60.0)
+        self._pusher = WeightPusher(lines, _HOST, "gloo", _DEADLINE_S)
+        self.plain_s: list[float] = []
+        self._lines = lines
+        self._store, self._port = open_store(_HOST, _DEADLINE_S)  # for the plain transfers
 
     def push(self) -> None:
         with torch.no_grad():
@@ -87,6 +100,12 @@ class Learner:
             raise RuntimeError(f"push {version}: {report.failed}")
         self.pauses_s.append(report.pause_s)
         self.pushes_s.append(report.push_s)
+
+    def pass_on(self) -> None:
+        """Send the bytes of a push for nothing."""
+        plan, _ = planned(self._model.named_parameters(), _BUCKET_BYTES)
+        sizes = [bucket_num_bytes(bucket) for bucket in plan]
+        self.plain_s.append(self._pusher._run(pass_on([self._lines], _HOST, self._port, sizes, _DEADLINE_S)))
 
     def close(self) -> None:
         self._pusher.close()
@@ -104,7 +123,7 @@ def main() -> int:
     with tempfile.TemporaryDirectory() as name:
         model, answers = make_tiny_model(Path(name) / "model", tied=True, **_FORMS[asked.size]), Path(name) / "answers"
         with served(model, 1, "second_copy") as servers:
-            line = MeasuredLine(servers[0][0], "127.0.0.1", servers[0][1])
+            line = MeasuredLine(servers[0][0], _HOST, servers[0][1])
             learner = Learner(model, [line])
             learner.push()
             learner.call(line.begin_requests(num_requests, asked.tokens))
@@ -114,13 +133,14 @@ def main() -> int:
         answered = read_answers(answers)
     judged = judge(answered, learner.models)
     aborted = sum(not answer.tokens or answer.finish not in ("length", "stop") for answer in answered)
-    throughput = _rate(answered, windows, True) / _rate(answered, windows, False)
+    rates = {kind: _rate(answered, windows, kind) for kind in _KINDS}
+    apart_from_transfer = rates["pushes"] / rates["plain"]
     holds = aborted == 0 and judged.num_wrong == 0 and judged.told_apart >= _MIN_TOLD_APART
     holds = holds and judged.versions >= set(range(1, num_pushes + 2))
     pauses_ms = sorted(1e3 * pause_s for pause_s in learner.pauses_s[1:])
     return conclude(
         "push_in_flight",
-        holds and (asked.short or throughput >= _MIN_THROUGHPUT),
+        holds and (asked.short or apart_from_transfer >= _MIN_THROUGHPUT),
         pushes=num_pushes,
         requests=len(answered),
         aborted=aborted,
@@ -128,32 +148,37 @@ def main() -> int:
         wrong_tokens=judged.num_wrong,
         largest_difference=judged.largest,
         told_apart=judged.told_apart,
-        tokens_per_s=_rate(answered, windows, False),
-        throughput=throughput,
+        tokens_per_s=rates["alone"],
+        throughput=rates["pushes"] / rates["alone"],
+        apart_from_transfer=apart_from_transfer,
         median_pause_ms=pauses_ms[len(pauses_ms) // 2],
         longest_pause_ms=pauses_ms[-1],
-        median_push_ms=sorted(1e3 * push_s for push_s in learner.pushes_s[1:])[len(pauses_ms) // 2],
+        median_push_ms=1e3 * median(learner.pushes_s[1:]),
+        median_plain_ms=1e3 * median(learner.plain_s),
     )
 
 
 def _windows(learner: Learner, num_pushes: int) -> list[Window]:
-    """Let time pass with and without pushes in turn; returns when what was."""
+    """Let time pass in windows of each kind in turn; returns when what was."""
     time.sleep(3 * _EVERY_S)  # until requests end as evenly as they will later
     windows = []
-    for number in range(2 * _NUM_WINDOWS):
-        has_pushes, begin = number % 2 == 1, time.monotonic()
-        in_window = num_pushes * (number // 2 + 1) // _NUM_WINDOWS - num_pushes * (number // 2) // _NUM_WINDOWS
-        for each in range(in_window):
-            if has_pushes:
-                learner.push()
-            time.sleep(max(0.0, begin + (each + 1) * _EVERY_S - time.monotonic()))
-        windows.append(Window(begin, time.monotonic(), has_pushes))
+    for round_number in range(_NUM_ROUNDS):
+        in_window = num_pushes * (round_number + 1) // _NUM_ROUNDS - num_pushes * round_number // _NUM_ROUNDS
+        for kind in _KINDS:
+            begin = time.monotonic()
+            for each in range(in_window):
+                if kind == "pushes":
+                    learner.push()
+                elif kind == "plain":
+                    learner.pass_on()
+                time.sleep(max(0.0, begin + (each + 1) * _EVERY_S - time.monotonic()))
+            windows.append(Window(begin, time.monotonic(), kind))
     return windows
 
 
-def _rate(answered: Sequence[Answered], windows: Sequence[Window], has_pushes: bool) -> float:
+def _rate(answered: Sequence[Answered], windows: Sequence[Window], kind: Kind) -> float:
     """Return the tokens a second in windows of one kind."""
-    of_kind = [window for window in windows if window.has_pushes == has_pushes]
+    of_kind = [window for window in windows if window.kind == kind]
     seconds = sum(window.end - window.begin for window in of_kind)
     return sum(answer.tokens_between(window.begin, window.end) for answer in answered for window in of_kind) / seconds
 

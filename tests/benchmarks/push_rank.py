@@ -3,7 +3,6 @@
 import asyncio
 import os
 import statistics
-import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 from multiprocessing.connection import Connection
@@ -20,9 +19,9 @@ from learner.models.weights.pushed import PushedWeights
 from learner.models.world import join_world
 from learner.packing.micro_batch import LearnerSample, make_micro_batch
 from learner.weights.push import WeightPusher
-from learner.weights.rendezvous import GlooRendezvous
-from protocol.weights.group import BroadcastGroup, open_store
+from protocol.weights.group import open_store
 from protocol.weights.wire import bucket_num_bytes
+from tests.benchmarks.push_plain import pass_on
 from tests.benchmarks.push_server import MeasuredLine, peak_bytes, reset_peak
 
 NUM_RANKS = 2
@@ -146,27 +145,12 @@ class _Pushes:
     def _plainly(self, pusher: WeightPusher | None) -> float:
         """Return how long the bytes of a push take through new groups of the same shape and nothing else."""
         dist.barrier()
-        seconds = pusher._run(self._pass_on()) if pusher is not None else 0.0
+        seconds = 0.0
+        if pusher is not None:
+            groups = [self._lines] if self._shares_group else [[line] for line in self._lines]
+            seconds = pusher._run(pass_on(groups, _HOST, self._port, self._sizes, _DEADLINE_S))
         dist.barrier()
         return seconds
-
-    async def _pass_on(self) -> float:
-        flat = torch.ones(max(self._sizes), dtype=torch.uint8)
-        groups = [self._lines] if self._shares_group else [[line] for line in self._lines]
-        met, takings = [], []
-        for group in groups:
-            meeting = GlooRendezvous(_HOST, self._port, len(group), 1, _DEADLINE_S)
-            for place, line in enumerate(group):
-                takings.append(asyncio.create_task(line.take_plainly(meeting.init(place), self._sizes)))
-            met.append(await asyncio.to_thread(meeting.join))
-
-        def send(group: BroadcastGroup) -> None:
-            for size in self._sizes:
-                group.broadcast(flat[:size])
-
-        begun = time.perf_counter()
-        await asyncio.gather(*(asyncio.to_thread(send, group) for group in met), *takings)
-        return time.perf_counter() - begun
 
     def _change_weights(self) -> None:
         with torch.no_grad():
