@@ -16,6 +16,8 @@ export SLUICE_HOME="$scratch/home" PATH="$PWD/.venv/bin:$PATH"
 export OMP_NUM_THREADS="${OMP_NUM_THREADS:-1}"
 # Ray reads this when it is first imported, by whichever test that is: listen on loopback alone.
 export RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER=0 RAY_USAGE_STATS_ENABLED=0
+# Where this is set, each of hundreds of processes compiles all that it imports.
+unset PYTHONDONTWRITEBYTECODE
 unit=
 cleanup() {
     [[ -z $unit ]] || kill "$unit" 2>/dev/null || true

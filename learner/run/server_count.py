@@ -139,7 +139,7 @@ class ServerCount:
         if change > 0:
             self._planned = self._plan(number)
             self._look()
-            self._answer(f"{change} rollout servers are being started.", is_last=False)
+            self._answer(f"Rollout servers are being started: {change}.", is_last=False)
             return
         taken = self.names[number:]
         self._take(taken)

@@ -215,11 +215,17 @@ def unattended(cluster: FlowCluster, slow_user: Bring) -> Left:
 
 def test_a_run_gets_a_server_more_and_gives_it_back_while_it_goes_on(unattended: Left, cluster: FlowCluster) -> None:
     more = cluster.servers("unattended", "+1")
-    assert more.stdout == "sluice-rollout-1 started, and serve from the next push on: 2 in all.\n", more.stderr
+    assert more.stdout.splitlines() == [
+        "Rollout servers are being started: 1.",
+        "sluice-rollout-1 started, and serve from the next push on: 2 in all.",
+    ], more.stderr
     trained = "SELECT COUNT(*) FROM trajectories WHERE server = 'sluice-rollout-1' AND step IS NOT NULL"
     wait_until(lambda: unattended.rows(trained) != [(0,)], 240.0)
     fewer = cluster.servers("unattended", "-1")
-    assert fewer.stdout == "Rollout servers were taken away: 1 are left.\n", fewer.stderr
+    assert fewer.stdout.splitlines() == [
+        "sluice-rollout-1 is being taken away.",
+        "Rollout servers were taken away: 1 are left.",
+    ], fewer.stderr
     assert len(cluster.actors("RolloutServer")) == 1
     then = unattended.last_step
     wait_until(lambda: unattended.last_step >= then + 2, 240.0)
