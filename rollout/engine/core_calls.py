@@ -3,6 +3,7 @@
 vLLM's client calls an engine by the names of `EngineCore`'s methods, between two steps. `add_calls` gives that class
 these: as calls of the client's own, the pause, the digest, the loading, the version and the resumption would be
 messages to and fro, each behind whatever else the server does, while nothing is generated.
+And one by which an engine that slept has its memory back and stands still: vLLM's own has it go on in any case.
 """
 
 import os
@@ -12,13 +13,15 @@ from typing import Any
 
 HAS_RECEIVED = "sluice_has_received"
 COMMIT = "sluice_commit"
+TAKE_BACK = "sluice_take_back"
 _WAKE_UP = "sluice_wake_up"
 
 
 def add_calls(engine_core: Any, wake_up: Any) -> None:
-    """Give vLLM's class of engine processes both calls; repeatable. wake_up: its kind of message that says nothing."""
+    """Give vLLM's class of engine processes these calls; repeatable. wake_up: its kind of message that says nothing."""
     setattr(engine_core, HAS_RECEIVED, has_received)
     setattr(engine_core, COMMIT, commit)
+    setattr(engine_core, TAKE_BACK, take_back)
     setattr(engine_core, _WAKE_UP, wake_up)
 
 
@@ -63,6 +66,11 @@ def commit(core: Any, version: str, digest: str) -> float | Future[float]:
 
     paused.add_done_callback(load)
     return loaded
+
+
+def take_back(core: Any) -> None:
+    """Take back all that was given up to sleep. Requests stay frozen until a commit, or vLLM's call to resume."""
+    core.model_executor.wake_up(None)
 
 
 def _load(core: Any, version: str, digest: str) -> float:

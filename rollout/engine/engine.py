@@ -15,7 +15,7 @@ from typing import Any, TypeVar
 
 from protocol.errors import NeighbourError
 from protocol.settings.run_spec import EngineRequest
-from rollout.engine.core_calls import COMMIT, HAS_RECEIVED
+from rollout.engine.core_calls import COMMIT, HAS_RECEIVED, TAKE_BACK
 from rollout.engine.generation import EngineStats, Generation, Sampling
 from rollout.engine.probing import Probing
 from rollout.engine.process_facts import endings, processes_of
@@ -152,8 +152,8 @@ class Engine:
         if self._is_asleep:
             await self._call(self._llm.wake_up(["weights"]))  # not the cache: the learner is still on the device
         if not self.generates_while_receiving:
+            self.policy_version = None  # first: who wakes the engine meanwhile must not have it go on
             await self._pause()
-            self.policy_version = None
         self._update = update
         await self._call(self._llm.start_weight_update())
         if self.generates_while_receiving:
@@ -207,11 +207,12 @@ class Engine:
 
     async def wake(self) -> None:
         """Take back what `sleep` gave up. With weights that are known generation goes on, else when they come."""
-        if self._is_asleep:
+        if self._is_asleep and self.policy_version is not None:
             await self._call(self._llm.wake_up())
-            self._is_asleep = False
-            if self.policy_version is not None:
-                self._paused_at = None
+            self._paused_at = None
+        elif self._is_asleep:  # what is in flight would be written by no version's weights, and pass for the last one's
+            await self._call(self._llm.engine_core.call_utility_async(TAKE_BACK))
+        self._is_asleep = False
 
     async def leave(self) -> None:
         """Leave the weight group; an engine whose weights are intact goes on generating with them."""
