@@ -5,25 +5,25 @@ A part is one of q, k and v, or of gate and up, or of a mixture's experts.
 
 import re
 from collections import defaultdict
-from collections.abc import Collection
+from collections.abc import Collection, Sequence
 from typing import Any
 
 from vllm.model_executor.layers.fused_moe.routed_experts import RoutedExperts
 from vllm.model_executor.layers.linear import MergedColumnParallelLinear, QKVParallelLinear
 from vllm.model_executor.model_loader.reload.layerwise import get_layerwise_info
 
-# layers.0.self_attn: what stands before it differs between vLLM's names and the learner's.
-_NUM_KNOWN = 3
-_EXPERT = re.compile(r"(?P<layer>.*experts)\.(?P<number>\d+)\.(?P<kind>.+)")
+_EXPERT = re.compile(r"(?P<layer>(?:.+\.)?experts)\.(?P<number>\d+)\.(?P<kind>.+)")
 
 
 def lacking_parts(model: Any, pushed: Collection[str]) -> set[str]:
-    """Return the parameters, by the learner's names, that a merged one still waits for. Call it before the reload ends.
+    """Return what merged parameters still wait for, by the learner's names. Call it before the reload ends.
 
     vLLM takes a merged parameter for loaded once one part of it has come, and fills the rest with whatever was in
     memory: without this, such weights would be served as the pushed version. pushed: the names that the push brought.
     """
-    merges = getattr(model, "packed_modules_mapping", {})
+    merges: dict[str, Sequence[str]] = {}
+    for module in model.modules():  # a model that also sees has those of its language model inside
+        merges |= getattr(module, "packed_modules_mapping", None) or {}
     lacking: set[str] = set()
     for name, layer in model.named_modules():
         parent, _, merged = name.rpartition(".")
@@ -31,15 +31,32 @@ def lacking_parts(model: Any, pushed: Collection[str]) -> set[str]:
             continue
         loading = get_layerwise_info(layer)
         if loading.can_load() and 0 < loading.load_numel < loading.load_numel_total:
-            lacking |= _unseen(parent, merges[merged], [each for each, _ in layer.named_parameters()], pushed)
+            unseen = _unseen(layer, loading.loaded_weights, merges[merged])
+            lacking |= {f"{parent}.{part}.{kind}" for part, kind in unseen}
     return lacking | _lacking_experts(model, pushed)
 
 
-def _unseen(parent: str, parts: Collection[str], kinds: Collection[str], pushed: Collection[str]) -> set[str]:
-    """Return which of the parts' parameters are not among the pushed ones. kinds: weight, bias."""
-    known = ".".join(parent.split(".")[-_NUM_KNOWN:])
-    wanted = {f"{parent}.{part}.{kind}": f"{known}.{part}.{kind}" for part in parts for kind in kinds}
-    return {name for name, ending in wanted.items() if not any(_ends(each, ending) for each in pushed)}
+def _unseen(layer: Any, loaded: Sequence[tuple[str, Any]], names: Sequence[str]) -> set[tuple[str, str]]:
+    """Return (part, kind) of what has not come of a layer, kind being weight or bias. loaded: vLLM's calls to load it.
+
+    Names would not tell: a tower that sees has layers of the same numbers as the language model.
+    """
+    parts = ("q", "k", "v") if isinstance(layer, QKVParallelLinear) else tuple(range(len(layer.output_sizes)))
+    if len(names) != len(parts):  # several parts under one name
+        names = [str(part) for part in parts]
+    seen: dict[str, set[Any]] = defaultdict(set)
+    for kind, call in loaded:
+        part = call.arguments.get("loaded_shard_id")
+        if part is None:  # it came whole
+            seen[kind] |= set(parts)
+        else:
+            seen[kind] |= set(part) if isinstance(part, tuple | list) else {part}
+    return {
+        (name, kind)
+        for kind, found in seen.items()
+        for name, part in zip(names, parts, strict=True)
+        if part not in found
+    }
 
 
 def _lacking_experts(model: Any, pushed: Collection[str]) -> set[str]:
@@ -57,7 +74,3 @@ def _lacking_experts(model: Any, pushed: Collection[str]) -> set[str]:
         wanted = set().union(*kinds.values(), range(min(numbers)))
         lacking |= {f"{layer}.{number}.{kind}" for kind, found in kinds.items() for number in wanted - found}
     return lacking
-
-
-def _ends(name: str, ending: str) -> bool:
-    return name == ending or name.endswith(f".{ending}")
