@@ -76,7 +76,7 @@ class VersionWatch(TokenWatch):
         expected = self._weights.logprobs(version, PROMPT + answer["tokens"][:end])[len(PROMPT) - 1 :]
         difference = (torch.tensor(answer["logprobs"][:end]) - expected).abs()
         self.num_tokens += end
-        self.num_wrong += int((difference > _TOLERANCE).sum())
+        self.num_wrong += int((~(difference <= _TOLERANCE)).sum())  # NaN is no match either
         self.newest[name] = answer["spans"][-1][2]
 
 
