@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Awaitable, Mapping, Sequence
 from contextlib import suppress
+from functools import partial
 from time import perf_counter
 from typing import Any, TypeVar
 
@@ -19,12 +20,11 @@ from rollout.engine.core_calls import COMMIT, HAS_RECEIVED, TAKE_BACK
 from rollout.engine.generation import EngineStats, Generation, Sampling
 from rollout.engine.probing import Probing
 from rollout.engine.process_facts import endings, processes_of
+from rollout.engine.receiving import until_received
 from rollout.engine.requests import generation_of, probe_params, sampling_params, token_request
 from rollout.engine.start import BOUNDARY, ends_turns, start_vllm
 
 _SHUTDOWN_S = 5.0
-_LOOK_AFTER = 0.05  # of the time that a push has taken so far, whether its last bucket has come
-_LOOK_EVERY_S = (0.002, 0.05)
 
 T = TypeVar("T")
 
@@ -165,9 +165,8 @@ class Engine:
             raise NeighbourError(BOUNDARY, "cannot receive: no push was prepared")
         num_forgotten = self._num_forgotten
         if self.generates_while_receiving:
-            begun, (least_s, most_s) = perf_counter(), _LOOK_EVERY_S
-            while not await self._call(self._llm.engine_core.call_utility_async(HAS_RECEIVED)):
-                await asyncio.sleep(min(most_s, max(least_s, _LOOK_AFTER * (perf_counter() - begun))))
+            ask = partial(self._llm.engine_core.call_utility_async, HAS_RECEIVED)
+            await self._call(until_received(ask, lambda: self.is_alive))
         else:
             await self._update_weights(self._update)
         self._is_received = num_forgotten == self._num_forgotten
