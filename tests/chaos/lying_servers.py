@@ -64,7 +64,7 @@ class Tally:
 
 
 def main() -> int:
-    arguments = options(__doc__ or "", pushes=1000, small=False)
+    arguments = options(__doc__ or "", {"pushes": _BLIND_EVERY}, pushes=1000, small=False)
     torch.manual_seed(arguments.seed)
     torch.set_num_threads(1)
     tally = Tally()

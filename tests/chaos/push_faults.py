@@ -33,6 +33,7 @@ from tests.chaos.rig.two_hosts import TwoHosts, two_hosts, why_impossible
 from tests.chaos.rig.verdict import conclude, options
 
 T = TypeVar("T")
+_FAULT_EVERY = 5
 _SHAPES = {"a group each": False, "one group": True}
 _OTHERS_LIMIT_S = 5.0
 _BACK_LIMIT_S = 60.0
@@ -41,10 +42,10 @@ _fork = multiprocessing.get_context("fork")
 
 
 def main() -> int:
-    arguments = options(__doc__, pushes=300, vllm=0)
+    arguments = options(__doc__, {"pushes": 2 * _FAULT_EVERY}, pushes=300, vllm=0)
     if arguments.vllm:
         return _strike_vllm(arguments.vllm, arguments.seed)
-    num_pushes, num_faults = (8, 4) if arguments.short else (arguments.pushes, arguments.pushes // 5)
+    num_pushes, num_faults = (8, 4) if arguments.short else (arguments.pushes, arguments.pushes // _FAULT_EVERY)
     has_hosts = why_impossible() is None
     running = []
     for number, shape in enumerate(_SHAPES):

@@ -14,6 +14,7 @@ import pytest
 import pytest_asyncio
 from openai import AsyncOpenAI
 
+from learner.rank.probe import _NUM_TOKENS
 from protocol.errors import NeighbourError
 from rollout.endpoint.player import AgentPlayer
 from rollout.engine.engine import Engine
@@ -192,12 +193,12 @@ async def test_probe_gives_the_logprobs_of_a_generation(engine: Engine) -> None:
 
 
 async def test_first_probe_after_a_commit_finds_what_is_cached_of_other_weights(engine: Engine) -> None:
-    tokens = PROMPT * 23  # more than a block of the cache
+    tokens = (PROMPT * 23)[:_NUM_TOKENS]  # as long as the learner's text is
     await engine.serve_loaded_weights(3)
     await engine.probe(tokens)
     again = await engine.probe(tokens)  # of the same weights: what is cached is left aside
     engine._is_cache_fresh = True  # as a commit has it, which should have changed the salt of the cache
-    with pytest.raises(NeighbourError, match=r"from 128 tokens' keys and values cached under other weights"):
+    with pytest.raises(NeighbourError, match=r"from 64 tokens' keys and values cached under other weights"):
         await engine.probe(tokens)
 
     assert len(again) == len(tokens) - 1
