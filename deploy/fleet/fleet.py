@@ -14,6 +14,7 @@ from typing import Any, TypedDict, TypeVar
 import ray
 from ray.util import list_named_actors
 
+from deploy.fleet.awaited import Awaited
 from deploy.fleet.hosted_server import hosted
 from deploy.fleet.place import Place, places
 from deploy.fleet.standby import StandbyPool
@@ -56,12 +57,17 @@ class Fleet:
         self._server_class = server_class
         self._code = code_digest(FLEET_ROOMS)
         self._changing = asyncio.Lock()
+        self._awaited = Awaited()
         self._standby = StandbyPool()
         self._standby.fill(1)
 
     async def describe_self(self) -> FleetInfo:
         """Return which process this is, what code it runs, and whether a run uses processes of it."""
         return FleetInfo(pid=os.getpid(), code=self._code, is_lending=self._standby.is_lending)
+
+    async def awaited(self) -> str:
+        """Return which server is waited for longest, to do what, in words; empty where none is for long."""
+        return self._awaited.said()
 
     async def admit(self, borrower: list[Any]) -> None:
         """Let a run use this cluster, whose servers it may change then: the actor in this list, while that lives.
@@ -111,7 +117,7 @@ class Fleet:
             alike = [server for server in await self.describe() if _has_engine(server, fingerprint)]
             kept, empty = _in_places(alike, places(num_servers, num_gpus, nodes, resources))
             warm = [str(server["name"]) for server in kept]
-            await asyncio.gather(*(_stop(name) for name in server_names() if name not in warm))
+            await asyncio.gather(*(self._end(name) for name in server_names() if name not in warm))
             infos = [_info(str(server["name"]), server, is_warm=True) for server in kept]
             free = (name for number in range(num_servers) if (name := f"{SERVER_PREFIX}{number}") not in warm)
             missing = dict(zip(free, empty, strict=False))
@@ -136,11 +142,11 @@ class Fleet:
     async def remove(self, name: str) -> None:
         """Stop one server: it gives its run up first. Returns when it is gone."""
         async with self._changing:
-            await _stop(name)
+            await self._end(name)
 
     async def describe(self) -> list[dict[str, Any]]:
         """Return each server's `describe()` with node_ip, pid and log; one that does not answer has is_alive False."""
-        return list(await asyncio.gather(*(_describe(name) for name in server_names())))
+        return list(await asyncio.gather(*(self._described(name) for name in server_names())))
 
     async def check_services(self, run: dict[str, Any]) -> None:
         """Ask the reward services and the retriever of a run (a RunSpec) once.
@@ -158,7 +164,7 @@ class Fleet:
         """Stop every server, and what waits to be lent; returns when all servers are gone."""
         self._standby.end()
         async with self._changing:
-            await asyncio.gather(*(_stop(name) for name in server_names()))
+            await asyncio.gather(*(self._end(name) for name in server_names()))
 
     async def _start(self, name: str, request: EngineRequest, place: Place) -> ServerInfo:
         """Start one server. Raises: what its start raised; nothing of it is left then."""
@@ -174,8 +180,10 @@ class Fleet:
         handle = actor.remote(name, request.model_dump(mode="json"))
         where: dict[str, Any] = {"log": ""}
         try:
-            where = await _call(name, handle.where.remote(), _PLACE_S)
-            await _call(name, handle.start.remote(), _START_S)
+            with self._awaited.of(name, f"have a process{place}"):
+                where = await _call(name, handle.where.remote(), _PLACE_S)
+            with self._awaited.of(name, f"load its model on node {where['node_ip']}"):
+                await _call(name, handle.start.remote(), _START_S)
         except NeighbourError as error:
             log = await _log_tail(handle)
             await _remove(name)
@@ -184,6 +192,14 @@ class Fleet:
             await _remove(name)
             raise
         return _info(name, where, is_warm=False)
+
+    async def _end(self, name: str) -> None:
+        with self._awaited.of(name, "end"):
+            await _stop(name)
+
+    async def _described(self, name: str) -> dict[str, Any]:
+        with self._awaited.of(name, "answer"):
+            return await _describe(name)
 
 
 def server_names() -> list[str]:

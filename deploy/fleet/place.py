@@ -33,6 +33,11 @@ class Place:
             "scheduling_strategy": node or strategy,
         }
 
+    def __str__(self) -> str:
+        """Return " on node IP"; nothing where no node is named, or Ray knows it no more."""
+        known = {node["NodeID"]: node["NodeManagerAddress"] for node in ray.nodes()} if self.node_id else {}
+        return f" on node {known[self.node_id]}" if self.node_id in known else ""
+
     def is_of(self, node_id: str | None, assigned: Mapping[str, float]) -> bool:
         """Return whether an actor is in such a place. node_id: where it is. assigned: what Ray says that it has."""
         wanted = {name: amount for name, amount in {"GPU": self.num_gpus, **self.resources}.items() if amount}

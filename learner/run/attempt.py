@@ -265,7 +265,8 @@ class RunAttempt:
             check_cluster(self.context.cluster)
             phase, is_moving = self._phase()
             names = ", ".join(sorted(waiting.values()))
-            self.context.view.show_phase(f"{phase}; waiting for {names}" if waiting else phase)
+            asked = fleet.awaited() if "the fleet" in waiting.values() else ""
+            self.context.view.show_phase(f"{phase}; waiting for {names}{asked}" if waiting else phase)
             if is_moving:
                 deadline = time.monotonic() + limit_s
             if time.monotonic() > deadline:

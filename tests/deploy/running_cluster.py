@@ -12,7 +12,7 @@ from tests.fakes.ports import free_port
 
 _CHECKOUT = Path(__file__).parents[2]
 TINY_SERVER = """
-import os, sys
+import asyncio, os, sys
 from protocol.errors import NeighbourError
 from protocol.settings.run_spec import EngineRequest
 
@@ -28,6 +28,8 @@ class TinyServer:
             raise NeighbourError("engine", "unlucky")
         if self.spec.seed == 14:
             os._exit(3)
+        if self.spec.seed == 15:
+            await asyncio.sleep(8)
         self.is_started = True
 
     async def describe(self):

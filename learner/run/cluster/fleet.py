@@ -12,6 +12,7 @@ from protocol.node.code_digest import FLEET_ROOMS, code_digest
 from protocol.ray_calls import FLEET, NAMESPACE
 from protocol.settings.run_spec import RunSpec
 
+_SAYING_S = 2.0
 # Ray ends what a killed command started within seconds.
 _LAST_RUN_S = 20.0
 
@@ -70,6 +71,14 @@ def await_fleet() -> None:
             if time.monotonic() > deadline:
                 raise
         time.sleep(RETRY_S)
+
+
+def awaited() -> str:
+    """Return which server the fleet waits for, in words to stand behind its name; empty when it does not say."""
+    with contextlib.suppress(NeighbourError, OperatorError):
+        said = call(find_fleet().awaited.remote(), "the fleet", _SAYING_S)
+        return f" ({said})" if said else ""
+    return ""
 
 
 def be_admitted(coordinator: Any) -> None:

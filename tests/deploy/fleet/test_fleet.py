@@ -102,6 +102,17 @@ def test_server_that_refuses_to_start_is_reported_with_its_log_and_removed(fleet
     assert server_names() == []
 
 
+def test_fleet_says_which_server_it_waits_for(fleet: Any) -> None:
+    starting = fleet.ensure.remote(request(15), 1)
+    said: set[str] = set()
+    while not ray.wait([starting], timeout=0.2)[0]:
+        said.add(ray.get(fleet.awaited.remote(), timeout=240))
+    (info,) = ray.get(starting)
+
+    assert any(words.startswith(f"sluice-rollout-0 to load its model on node {info['node_ip']}, ") for words in said)
+    assert ray.get(fleet.awaited.remote(), timeout=240) == ""
+
+
 def test_server_that_dies_at_its_start_is_reported_and_removed(fleet: Any) -> None:
     with pytest.raises(RayTaskError) as caught:
         ensure(fleet, 14, 1)
