@@ -135,12 +135,17 @@ def check_cluster(
 ) -> "RunContext":
     """Ask what only a running cluster can tell: nothing is started, nothing written. Raises: what is wrong with it."""
     from learner.run.cluster import fleet, ray_door
+    from learner.run.cluster.await_plan import Stopped, await_nodes
     from learner.run.context import RunContext
 
     settings = inspected.settings
     sizes = read_sizes(settings, inspected.model)
-    with ray_door.naming_drained():
-        plan_topology(settings, sizes, ray_door.nodes())
+    if inspected.start.seen:  # it ran before: a node of it may be on its way back
+        with contextlib.suppress(Stopped):  # which the attempt finds, and says
+            await_nodes(lambda: plan_topology(settings, sizes, ray_door.nodes()), view, stop, cluster)
+    else:
+        with ray_door.naming_drained():
+            plan_topology(settings, sizes, ray_door.nodes())
     fleet.await_idle_fleet()
     if fleet.renew_fleet():
         view.message("The code has changed since the cluster was started: what runs other code is started anew.")
@@ -166,6 +171,7 @@ def check_cluster(
 def _run_attempts(start: RunStart, context: "RunContext", progress: _Progress) -> str:
     """Return how the run ended. A death after training began is followed by another attempt, while they get further.
 
+    A death while a run that has a checkpoint starts is followed by one attempt more: its settings may be what is wrong.
     Raises: what ended the last attempt. However it ends, no process of the run is left, and the servers stay warm.
     """
     from learner.run.attempt import RunAttempt
@@ -192,7 +198,7 @@ def _run_attempts(start: RunStart, context: "RunContext", progress: _Progress) -
                 raise _cluster_ended(gone, start) from error
             num_restarts = 1 if attempt.step > furthest else num_restarts + 1
             furthest = max(furthest, attempt.step)
-            if not progress.has_trained or num_restarts > context.settings.run.max_restarts:
+            if num_restarts > _most_restarts(context, start, progress):
                 _end_attempt(attempt)
                 raise
             attempt.end()
@@ -204,6 +210,12 @@ def _run_attempts(start: RunStart, context: "RunContext", progress: _Progress) -
         attempt.detach_servers()
         attempt.end()
         return ended
+
+
+def _most_restarts(context: "RunContext", start: RunStart, progress: _Progress) -> int:
+    if progress.has_trained:
+        return context.settings.run.max_restarts
+    return min(1, context.settings.run.max_restarts) if start.checkpoint is not None else 0
 
 
 def _last_copy(context: "RunContext") -> str:

@@ -13,7 +13,12 @@ from protocol.errors import OperatorError, SettingsError
 from protocol.node.drained import drained_nodes
 
 if TYPE_CHECKING:
+    import threading
+    from collections.abc import Callable
+
+    from learner.live.view import LiveView
     from learner.run.context import RunContext
+    from protocol.node.home import ClusterState
     from protocol.settings.settings import Settings
 
 _POLL_S = 0.5
@@ -28,20 +33,29 @@ class Stopped(Exception):
 def await_plan(context: RunContext) -> Topology:
     """Return the plan for the nodes that are there now: one may have gone since the run began.
 
-    Blocks while they cannot hold the run, for 180 s at most. Raises: OperatorError saying why not; Stopped.
+    Blocks and raises as `await_nodes` does.
+    """
+    return await_nodes(lambda: plan_as_many(context), context.view, context.stop, context.cluster)
+
+
+def await_nodes(plan: Callable[[], Topology], view: LiveView, stop: threading.Event, cluster: ClusterState) -> Topology:
+    """Return what `plan` returns, once it does not raise SettingsError any more.
+
+    Blocks while the nodes cannot hold the run, for 180 s at most. Raises: OperatorError saying why not; Stopped;
+    NeighbourError when the cluster is gone.
     """
     deadline = time.monotonic() + _NODES_S
     while True:
         try:
             with ray_door.naming_drained():
-                return plan_as_many(context)
+                return plan()
         except SettingsError as error:
             if time.monotonic() > deadline:
                 raise OperatorError(f"The cluster's nodes cannot hold the run any more. {error}") from None
-            context.view.show_phase(f"waiting for nodes: {error}")
-        if context.stop.wait(_POLL_S):
+            view.show_phase(f"waiting for nodes: {error}")
+        if stop.wait(_POLL_S):
             raise Stopped
-        check_cluster(context.cluster)
+        check_cluster(cluster)
 
 
 def plan_as_many(context: RunContext) -> Topology:

@@ -1,0 +1,117 @@
+"""What a run's command does when a process dies before the run trains, or a node is away when the command is given."""
+
+import threading
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from learner.run import attempt, driver
+from learner.run.cluster import await_plan
+from learner.run.start import RunStart
+from protocol.errors import NeighbourError, OperatorError, SettingsError
+
+
+class Attempt:
+    """Dies in its launch as often as it is told to."""
+
+    step = 0
+    deaths = 0
+    launched = 0
+
+    def __init__(self, context: Any, start: RunStart) -> None:
+        self.context = context
+
+    def launch(self) -> None:
+        Attempt.launched += 1
+        if Attempt.launched <= Attempt.deaths:
+            raise NeighbourError("learner rank 0", "died")
+
+    def watch(self) -> str:
+        return "Done."
+
+    def detach_servers(self) -> None:
+        pass
+
+    def end(self) -> None:
+        pass
+
+
+@pytest.fixture
+def run(monkeypatch: pytest.MonkeyPatch) -> Any:
+    monkeypatch.setattr(attempt, "RunAttempt", Attempt)
+    monkeypatch.setattr(driver, "cluster_end", lambda cluster: None)
+    monkeypatch.setattr(driver, "_restart", lambda context, start, error: start)
+    monkeypatch.setattr(Attempt, "launched", 0)
+    settings = SimpleNamespace(run=SimpleNamespace(max_restarts=3))
+    context: Any = SimpleNamespace(settings=settings, copies=None, cluster=None)
+
+    def run_from(checkpoint: Any, deaths: int) -> str:
+        Attempt.deaths = deaths
+        return driver._run_attempts(RunStart(Path("runs/a"), checkpoint), context, driver._Progress())
+
+    return run_from
+
+
+def test_resumed_run_survives_one_death_while_it_starts(run: Any) -> None:
+    assert run(SimpleNamespace(step=5), 1) == "Done."
+    assert Attempt.launched == 2
+
+
+def test_resumed_run_that_cannot_start_ends_at_the_second_death(run: Any) -> None:
+    with pytest.raises(NeighbourError, match="learner rank 0: died"):
+        run(SimpleNamespace(step=5), 9)
+    assert Attempt.launched == 2
+
+
+def test_new_run_ends_at_the_first_death(run: Any) -> None:
+    with pytest.raises(NeighbourError, match="learner rank 0: died"):
+        run(None, 9)
+    assert Attempt.launched == 1
+
+
+class View:
+    def __init__(self) -> None:
+        self.phases: list[str] = []
+
+    def show_phase(self, text: str) -> None:
+        self.phases.append(text)
+
+
+@pytest.fixture
+def nodes(monkeypatch: pytest.MonkeyPatch) -> Any:
+    """Waits for nodes: plan says how often they cannot hold the run before they can."""
+    monkeypatch.setattr(await_plan, "_POLL_S", 0.01)
+    monkeypatch.setattr(await_plan, "check_cluster", lambda cluster: None)
+    monkeypatch.setattr("learner.run.cluster.ray_door.drained_nodes", set)
+    monkeypatch.setattr("ray.nodes", list)
+
+    def awaiting(refusals: int, stop: threading.Event) -> tuple[Any, list[str]]:
+        view, left = View(), [SettingsError("settings: do not fit")] * refusals
+
+        def plan() -> str:
+            if left:
+                raise left.pop()
+            return "a plan"
+
+        return await_plan.await_nodes(plan, view, stop, None), view.phases  # type: ignore[arg-type]
+
+    return awaiting
+
+
+def test_node_that_comes_back_is_waited_for(nodes: Any) -> None:
+    assert nodes(2, threading.Event()) == ("a plan", ["waiting for nodes: settings: do not fit"] * 2)
+
+
+def test_ctrl_c_ends_the_wait_for_a_node(nodes: Any) -> None:
+    stop = threading.Event()
+    stop.set()
+    with pytest.raises(await_plan.Stopped):
+        nodes(2, stop)
+
+
+def test_node_that_stays_away_is_named(nodes: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(await_plan, "_NODES_S", 0.05)
+    with pytest.raises(OperatorError, match=r"The cluster's nodes cannot hold the run any more\. settings: do not fit"):
+        nodes(1000, threading.Event())
