@@ -7,6 +7,7 @@ import random
 import signal
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 
 import psutil
@@ -113,4 +114,9 @@ def _signal(process: psutil.Process, number: signal.Signals) -> bool:
 
 
 def _go_on(process: psutil.Process) -> None:
+    """Have it go on, and what it was begun by: nsenter stops with its child, and would never tell of its end."""
     _signal(process, signal.SIGCONT)
+    with suppress(psutil.NoSuchProcess):
+        parent = process.parent()
+        if parent is not None and parent.status() == psutil.STATUS_STOPPED:
+            _signal(parent, signal.SIGCONT)

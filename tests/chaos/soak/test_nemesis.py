@@ -49,6 +49,22 @@ def test_stopped_process_goes_on_when_the_fault_ends(sleeper: psutil.Process) ->
     wait_until(lambda: not is_stopped(sleeper))
 
 
+def test_what_a_stopped_process_was_begun_by_goes_on_too() -> None:
+    shell = psutil.Popen(["bash", "-c", f"{sys.executable} -c 'import time; time.sleep(600)' & kill -STOP $$; wait"])
+    try:
+        wait_until(lambda: is_stopped(shell) and bool(shell.children()))
+        (child,) = shell.children()
+        nemesis = Nemesis(lambda: {"command": [child]}, ["stop command"], {}, random.Random(1), (0.0, 0.0))
+        assert nemesis.poll(0.0) == "stop command"
+        wait_until(lambda: is_stopped(child))
+        nemesis.rest()
+        wait_until(lambda: not is_stopped(child) and not is_stopped(shell))
+    finally:
+        for process in (*shell.children(), shell):
+            process.kill()
+        shell.wait()
+
+
 def test_what_there_is_none_of_is_passed_over(sleeper: psutil.Process) -> None:
     nemesis = Nemesis(
         lambda: {"rank": [sleeper]}, ["stop rank", "kill fleet", "stop keeper"], {}, random.Random(1), (0.0, 0.0)
