@@ -13,6 +13,7 @@ from deploy.cluster.fleet_client import describe_fleet, describe_servers, stop_s
 from deploy.cluster.keeper_client import HEAD_RESOURCE
 from protocol.errors import OperatorError
 from protocol.node.drained import drain, said_leaving, undrain
+from protocol.node.living import living_nodes
 
 _ANSWER_S = 20.0
 _STOP_S = 90.0
@@ -87,7 +88,7 @@ def _find(verb: str, arguments: Sequence[str]) -> Mapping[str, Any]:
     """Return the node that is meant, as Ray describes it. Raises: OperatorError."""
     if len(arguments) != 1:
         raise OperatorError(f"{verb}: give one node by its address, as python -m deploy.cluster nodes shows it.")
-    nodes = {str(node["NodeManagerAddress"]): node for node in ray.nodes() if node["Alive"]}
+    nodes = {str(node["NodeManagerAddress"]): node for node in living_nodes()}
     if arguments[0] not in nodes:
         raise OperatorError(f"{verb}: the cluster has no node {arguments[0]}. There are {', '.join(sorted(nodes))}.")
     found: Mapping[str, Any] = nodes[arguments[0]]

@@ -2,10 +2,10 @@
 
 import time
 
-import ray
 from ray.util import list_named_actors
 
 from protocol.errors import NeighbourError
+from protocol.node.living import living_nodes
 from protocol.ray_calls import keeper_of
 
 _ASK_EVERY_S = 1.0
@@ -35,7 +35,6 @@ def _nodes() -> dict[bool, list[str]]:
     """Return the addresses of the nodes that live: whether the node's start has come to its end -> those."""
     keepers = set(list_named_actors())
     nodes: dict[bool, list[str]] = {True: [], False: []}
-    for node in ray.nodes():
-        if node["Alive"]:
-            nodes[keeper_of(node["NodeID"]) in keepers].append(str(node["NodeManagerAddress"]))
+    for node in living_nodes():
+        nodes[keeper_of(node["NodeID"]) in keepers].append(str(node["NodeManagerAddress"]))
     return {is_ready: sorted(addresses) for is_ready, addresses in nodes.items()}

@@ -16,6 +16,7 @@ from deploy.cluster.keeper_client import HEAD_RESOURCE
 from deploy.node.machine import GpuLoad, MachineLoad
 from protocol.errors import OperatorError
 from protocol.node.drained import drained_nodes
+from protocol.node.living import living_nodes
 from protocol.ray_calls import NAMESPACE, keeper_of
 
 _ANSWER_S = 10.0
@@ -38,14 +39,14 @@ class NodeRow:
 def node_rows() -> list[NodeRow]:
     """Return the nodes that live, and those that have gone and did not come back. Call it while connected."""
     nodes = ray.nodes()
-    alive = {str(node["NodeManagerAddress"]) for node in nodes if node["Alive"]}
-    answers = {str(node["NodeID"]): _asked(str(node["NodeID"])) for node in nodes if node["Alive"]}
+    living = {str(node["NodeID"]): str(node["NodeManagerAddress"]) for node in living_nodes()}
+    answers = {node_id: _asked(node_id) for node_id in living}
     servers, drained = _servers_by_node(), drained_nodes()
     deadline = time.monotonic() + _ANSWER_S
     rows = {}
     for node in nodes:
-        address, is_alive = str(node["NodeManagerAddress"]), bool(node["Alive"])
-        if is_alive or address not in alive:
+        address, is_alive = str(node["NodeManagerAddress"]), str(node["NodeID"]) in living
+        if is_alive or address not in living.values():
             state, load = _answered(answers[str(node["NodeID"])], deadline) if is_alive else ("gone", None)
             if state == "ready" and node["NodeID"] in drained:
                 state = "drained"

@@ -15,6 +15,7 @@ from learner.run.placement.node import Node
 from protocol.errors import OperatorError, SettingsError
 from protocol.node.drained import drained_nodes
 from protocol.node.home import ClusterState
+from protocol.node.living import living_nodes
 from protocol.ray_calls import first_line, naming_ray_errors
 from protocol.settings.roles.placement import OWN_NAMES
 
@@ -60,7 +61,7 @@ def _silence_ray() -> None:
 def nodes() -> list[Node]:
     """Return the cluster's machines that are there and take new processes: those that are drained do not."""
     drained = drained_nodes()
-    there = (found for found in ray.nodes() if found["Alive"] and found["NodeID"] not in drained)
+    there = (found for found in living_nodes() if found["NodeID"] not in drained)
     return sorted((_node(found) for found in there), key=lambda node: node.node_ip)
 
 
@@ -74,9 +75,7 @@ def naming_drained() -> Iterator[None]:
         yield
     except SettingsError as error:
         drained = drained_nodes()
-        left_out = sorted(
-            node["NodeManagerAddress"] for node in ray.nodes() if node["Alive"] and node["NodeID"] in drained
-        )
+        left_out = sorted(node["NodeManagerAddress"] for node in living_nodes() if node["NodeID"] in drained)
         if not left_out:
             raise
         raise SettingsError(

@@ -11,9 +11,21 @@ from protocol.node.drained import Leaving
 
 _HEAD, _FAR = "a" * 56, "b" * 56
 _NODES = [
-    {"NodeID": _HEAD, "NodeManagerAddress": "10.0.0.1", "Alive": True, "Resources": {"node:__internal_head__": 1.0}},
-    {"NodeID": _FAR, "NodeManagerAddress": "10.0.0.2", "Alive": True, "Resources": {}},
-    {"NodeID": "c" * 56, "NodeManagerAddress": "10.0.0.3", "Alive": False, "Resources": {}},
+    {
+        "NodeID": _HEAD,
+        "NodeManagerAddress": "10.0.0.1",
+        "RayletSocketName": "raylet",
+        "Alive": True,
+        "Resources": {"node:__internal_head__": 1.0},
+    },
+    {"NodeID": _FAR, "NodeManagerAddress": "10.0.0.2", "RayletSocketName": "raylet", "Alive": True, "Resources": {}},
+    {
+        "NodeID": "c" * 56,
+        "NodeManagerAddress": "10.0.0.3",
+        "RayletSocketName": "raylet",
+        "Alive": False,
+        "Resources": {},
+    },
 ]
 
 

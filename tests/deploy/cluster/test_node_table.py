@@ -12,7 +12,8 @@ from protocol.ray_calls import keeper_of
 
 
 def _node(letter: str, address: str, is_alive: bool = True, **resources: float) -> dict[str, Any]:
-    return {"NodeID": letter * 56, "NodeManagerAddress": address, "Alive": is_alive, "Resources": resources}
+    place = {"NodeManagerAddress": address, "RayletSocketName": "raylet"}
+    return {"NodeID": letter * 56, **place, "Alive": is_alive, "Resources": resources}
 
 
 _NODES = [

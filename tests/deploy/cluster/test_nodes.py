@@ -13,9 +13,9 @@ from protocol.errors import NeighbourError, OperatorError
 from protocol.node.home import ClusterState, ProcessRecord
 
 _JOINED = [
-    {"NodeID": "a" * 56, "NodeManagerAddress": "10.0.0.1", "Alive": True},
-    {"NodeID": "b" * 56, "NodeManagerAddress": "10.0.0.2", "Alive": True},
-    {"NodeID": "c" * 56, "NodeManagerAddress": "10.0.0.3", "Alive": False},
+    {"NodeID": "a" * 56, "NodeManagerAddress": "10.0.0.1", "RayletSocketName": "raylet", "Alive": True},
+    {"NodeID": "b" * 56, "NodeManagerAddress": "10.0.0.2", "RayletSocketName": "raylet", "Alive": True},
+    {"NodeID": "c" * 56, "NodeManagerAddress": "10.0.0.3", "RayletSocketName": "raylet", "Alive": False},
 ]
 _KEEPERS = [keeper_client.keeper_of(str(node["NodeID"])) for node in _JOINED]
 
