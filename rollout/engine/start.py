@@ -11,9 +11,6 @@ from rollout.engine.stop_strings import has_fast_tokenizer
 BOUNDARY = "engine"
 # Of a GPU's memory, for an engine that has it alone while it is its turn: a learner's context stays there.
 _SHARED_GPU_PART = 0.8
-# The least that vLLM's CPU kernels take, where its own default is 128: whole blocks alone are cached, and most prompts
-# of a group and most turns before the last are shorter than that.
-_CPU_BLOCK_TOKENS = 32
 _TURN_SCHEDULER = "rollout.engine.turn_scheduler.TurnScheduler"
 
 
@@ -92,7 +89,7 @@ def _default_engine_args(spec: EngineRequest) -> dict[str, Any]:
     if spec.shares_device and not spec.on_cpus:
         defaults |= {"enable_sleep_mode": True, "gpu_memory_utilization": _SHARED_GPU_PART}
     if spec.on_cpus:
-        defaults |= {"enforce_eager": True, "max_num_seqs": 128, "block_size": _CPU_BLOCK_TOKENS}
+        defaults |= {"enforce_eager": True, "max_num_seqs": 128}
         # Speculative decoding gives a request several tokens at once, and only vLLM drops those behind a stop string.
         if spec.engine_args.get("speculative_config") is None:
             defaults["scheduler_cls"] = _TURN_SCHEDULER

@@ -198,7 +198,7 @@ async def test_first_probe_after_a_commit_finds_what_is_cached_of_other_weights(
     await engine.probe(tokens)
     again = await engine.probe(tokens)  # of the same weights: what is cached is left aside
     engine._is_cache_fresh = True  # as a commit has it, which should have changed the salt of the cache
-    with pytest.raises(NeighbourError, match=r"from 64 tokens' keys and values cached under other weights"):
+    with pytest.raises(NeighbourError, match=r"from 128 tokens' keys and values cached under other weights"):
         await engine.probe(tokens)
 
     assert len(again) == len(tokens) - 1
