@@ -87,13 +87,13 @@ soak() {
     hosts=$(IFS=,; echo "${init[*]}")
     links=$LINK"2,"$LINK"3"
     .venv/bin/python -m tests.chaos.soak.hosts --seed "$seed" --seconds $((soak_min * 60)) $kills --metrics "$metrics" \
-        --links "$links" --hosts "$hosts" --disks "$folder/1/tmp,$folder/2/tmp,$folder/3/tmp" || fail "the soak's promises"
+        --links "$links" --hosts "$hosts" --disks "$folder/1/tmp,$folder/2/tmp,$folder/3/tmp" || broken="the soak's promises"
     wait_until 400 "6 steps more" is_beyond "$metrics" $(($(last_step "$metrics") + 5))
     say "the run's command was given again $(grep -c "is given again" "$folder/learner-hosts.log" || true) times"
 }
 
 first_run() {
-    local number score=()
+    local number score=() broken=  # of the soak; the accounts are looked at all the same
     metrics=$folder/1/tmp/runs/hosts/metrics.jsonl
     [[ -z $soak_min ]] || ((soak_min < 60)) || score=(--policy.warm_start.max_steps 1030 --eval.every_steps 50)
     run hosts /tmp/runs --run.max_steps 100000 --placement.ranks.resources '{"host_1": 1}' "${score[@]}"
@@ -108,6 +108,7 @@ first_run() {
     on 1 .venv/bin/python -m deploy.runs stop hosts
     await_end 120
     on 1 .venv/bin/python -m learner.audit /tmp/runs/hosts || fail "the audit failed"
+    [[ -z $broken ]] || fail "$broken"
     .venv/bin/python - "$metrics" "$standstill_s" <<'PYTHON' || fail "training stood still"
 import itertools, json, sys
 
