@@ -7,6 +7,8 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
+from protocol.errors import OperatorError
+
 
 @dataclass(frozen=True)
 class Mark:
@@ -18,16 +20,26 @@ class Mark:
 
 @contextmanager
 def shared_mark(folder: Path) -> Iterator[Mark]:
-    """Leave a mark in a folder within the block."""
+    """Leave a mark in a folder within the block. Raises: OperatorError when it cannot be written."""
     mark = Mark(folder / f".shared_{secrets.token_hex(8)}", secrets.token_hex(8))
     try:
-        with mark.path.open("w") as file:
-            file.write(mark.text)
-            os.fsync(file.fileno())
+        _leave(mark)
         yield mark
     finally:
         for path in (mark.path, *folder.glob(f"{mark.path.name}.*")):
             path.unlink(missing_ok=True)
+
+
+def _leave(mark: Mark) -> None:
+    try:
+        with mark.path.open("w") as file:
+            file.write(mark.text)
+            file.flush()
+            os.fsync(file.fileno())
+    except OSError as error:
+        raise OperatorError(
+            f"{mark.path.parent} cannot be written: {error.strerror}. Free the disk, then run again."
+        ) from None
 
 
 def sees(mark: Mark) -> bool:

@@ -46,7 +46,8 @@ class CurrentRun(BaseModel):
 def using_cluster(run_id: str, folder: Path) -> Iterator[None]:
     """Keep other runs from this node's cluster within the block.
 
-    Raises: OperatorError naming the run that uses it. Blocks for a second at most.
+    Raises: OperatorError naming the run that uses it, or when SLUICE_HOME cannot be written. Blocks for a second
+    at most.
     """
     with _open_lock() as file:
         deadline = time.monotonic() + _ASK_S
@@ -54,7 +55,6 @@ def using_cluster(run_id: str, folder: Path) -> Iterator[None]:
             if time.monotonic() > deadline:
                 raise OperatorError(refusal(_parse(file)))
             time.sleep(_RETRY_S)
-        file.truncate(0)
         mine = CurrentRun(
             run_id=run_id,
             folder=str(folder),
@@ -64,8 +64,15 @@ def using_cluster(run_id: str, folder: Path) -> Iterator[None]:
             machine=machine_name(),
             processes=process_space(),
         )
-        file.write(mine.model_dump_json())
-        file.flush()
+        try:
+            file.truncate(0)
+            os.pwrite(
+                file.fileno(), mine.model_dump_json().encode(), 0
+            )  # buffered, its failure would come at the close
+        except OSError as error:
+            raise OperatorError(
+                f"{_path()} cannot be written: {error.strerror}. Free the disk, then run again."
+            ) from None
         try:
             yield
         finally:

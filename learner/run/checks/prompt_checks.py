@@ -11,7 +11,7 @@ from learner.disk.layout import SKIPPED_ROWS, TRAIN_INDEX
 from learner.disk.skipped_rows import SkippedRow, read_skipped, write_skipped
 from learner.run.checks.prompt_judge import PromptJudge
 from learner.run.start import RunStart
-from protocol.errors import SettingsError
+from protocol.errors import OperatorError, SettingsError
 from protocol.settings.data import in_words
 from protocol.settings.settings import Settings
 
@@ -27,10 +27,15 @@ class TrainPrompts:
     def save(self, folder: Path) -> None:
         """Leave them in the run folder: the coordinator reads no row twice, the audit and a resume skip the same ones.
 
-        Raises: OSError.
+        Raises: OperatorError when it cannot be written.
         """
-        self.index.save(folder / TRAIN_INDEX)
-        write_skipped(folder, self.skipped)
+        try:
+            self.index.save(folder / TRAIN_INDEX)
+            write_skipped(folder, self.skipped)
+        except OSError as error:
+            raise OperatorError(
+                f"The run folder {folder} cannot be written: {error.strerror}. Free the disk, then run again."
+            ) from None
 
 
 def read_train_prompts(settings: Settings, model: Path, start: RunStart) -> TrainPrompts:

@@ -13,6 +13,7 @@ import pytest
 from protocol.errors import OperatorError
 from protocol.node.current_run import CurrentRun, current_run, refusal, using_cluster
 from protocol.node.process_space import process_space
+from tests.fakes.full_disk import WHY, full_disk
 from tests.fakes.waiting import wait_until
 
 _OTHER = """\
@@ -121,3 +122,10 @@ def test_run_of_another_machine_has_no_process_here() -> None:
     assert (mine.pid_here, far.pid_here) == (os.getpid(), None)
     assert f"(process {os.getpid()} of gpu-box-2, folder /runs/mine)" in refusal(far)
     assert "end it with python -m deploy.runs stop there, or" in refusal(far)
+
+
+def test_full_disk_is_said_in_a_sentence(home: Path) -> None:
+    said = f"run.lock cannot be written: {WHY}. Free the disk"
+    with pytest.raises(OperatorError, match=said), full_disk(), using_cluster("first", Path("/runs/first")):
+        pass
+    assert current_run() is None

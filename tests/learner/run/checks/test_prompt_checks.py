@@ -12,8 +12,9 @@ from learner.disk.skipped_rows import read_skipped
 from learner.run.checks.prompt_checks import TrainPrompts, check_held_out, read_train_prompts
 from learner.run.checks.prompt_judge import PromptJudge
 from learner.run.start import RunStart
-from protocol.errors import SettingsError
+from protocol.errors import OperatorError, SettingsError
 from protocol.settings.settings import Settings
+from tests.fakes.full_disk import WHY, full_disk
 from tests.fakes.tiny_models import make_tiny_model
 
 _TOO_LONG = "line 3 has 300 tokens; rollout.max_context_tokens = 256 less rollout.max_response_tokens = 24 leaves 232."
@@ -110,6 +111,13 @@ def test_new_start_that_leaves_nothing_out_forgets_the_earlier_record(tmp_path: 
     rows(tmp_path / "train.jsonl", 5, 1)
     read(tmp_path, model, new(tmp_path)).save(tmp_path / "runs" / "a")
     assert read_skipped(tmp_path / "runs" / "a") == []
+
+
+def test_full_disk_is_said_in_a_sentence(tmp_path: Path, model: Path) -> None:
+    rows(tmp_path / "train.jsonl", 5, 1)
+    prompts = read(tmp_path, model, new(tmp_path))
+    with pytest.raises(OperatorError, match=f"cannot be written: {WHY}. Free the disk"), full_disk():
+        prompts.save(tmp_path / "runs" / "a")
 
 
 def test_held_out_row_that_cannot_be_used_is_refused(tmp_path: Path, model: Path) -> None:
