@@ -64,6 +64,8 @@ def _set_environment(spec: EngineRequest) -> None:
         # Read by torch when it first takes memory: pages of 2 MiB for what is large, where the kernel has them. A push
         # brings its bytes into fresh memory, which costs a quarter then of what it costs in pages of 4 KiB.
         "THP_MEM_ALLOC_ENABLE": "1",
+        # The same for memory that is not torch's: what oneDNN packs weights into. Read when a process starts.
+        "GLIBC_TUNABLES": "glibc.malloc.hugetlb=1",
     }
     if spec.on_cpus:
         settings |= {

@@ -23,14 +23,14 @@ _WATCHER = "server-watcher"
 
 
 def register() -> None:
-    """Make our engines known to vLLM, which imports `rollout.engine.weight_receive` when one is used; repeatable."""
+    """Make our engines known to vLLM, which imports `rollout.engine.weights.receive` when one is used; repeatable."""
     from vllm.distributed.weight_transfer.factory import WeightTransferEngineFactory
     from vllm.v1.engine import EngineCoreRequestType
     from vllm.v1.engine.core import EngineCore
 
     for name, class_name in _CLASS_NAMES.items():
         if name not in WeightTransferEngineFactory._registry:
-            WeightTransferEngineFactory.register_engine(name, "rollout.engine.weight_receive", class_name)
+            WeightTransferEngineFactory.register_engine(name, "rollout.engine.weights.receive", class_name)
     add_calls(EngineCore, EngineCoreRequestType.WAKEUP)
     prepare_process()
 

@@ -4,7 +4,7 @@
 
 A plain model steps at random and is pushed by the real pusher over real gloo into a real vLLM engine of the same
 model, while requests run all the time. Seeded pushes meet one of the faults of `tests.chaos.rig.faulty_pushes`.
---short: 12 pushes, four of them failing, into the receiving half alone (`rollout/engine/weight_receive.py`, without
+--short: 12 pushes, four of them failing, into the receiving half alone (`rollout/engine/weights/receive.py`, without
 vLLM's model: its start alone takes longer than the short form may).
 
 holds: each version that any token carries was confirmed by the engine with the learner's own digest of that version,

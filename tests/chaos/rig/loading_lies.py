@@ -4,7 +4,8 @@ A lie changes the received weights between their digest and their loading, in vL
 the values of the push before.
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager, nullcontext
 from functools import partial
 from typing import Any
 
@@ -12,7 +13,8 @@ import torch
 from torch import Tensor
 from vllm.model_executor.layers.vocab_parallel_embedding import ParallelLMHead
 
-from protocol.weights.wire import bucket_views
+from protocol.weights.wire import Bucket, bucket_views
+from rollout.engine.weights.second_copy import SecondCopy
 
 Weights = Mapping[str, Tensor]
 Lie = Callable[[Weights, Weights], None]
@@ -70,6 +72,8 @@ LIES: dict[str, Lie] = {
     "average_of_two": _each(lambda new, old: (new + old) / 2),
     "one_shard_left": _left(""),  # by one of two workers
     "tied_head_left": lambda new, old: None,  # the head's packed copy is not made anew
+    "not_put_to_use": lambda new, old: None,
+    "half_put_to_use": lambda new, old: None,  # half of the layers go on with what they had packed
 }
 
 
@@ -83,23 +87,55 @@ class LyingWorker:
         """Load by this lie from now on, None: honestly. Of two workers the second alone lies."""
         engine, workers = self.weight_transfer_engine, self.weight_transfer_engine.parallel_config.world_size
         is_lying = name is not None and self.rank == workers - 1
-        engine.finish_weight_update = partial(_finish, engine, name if is_lying else None)
+        engine.begin_copy = partial(LyingCopy, engine, name if is_lying else None)
 
 
-def _finish(engine: Any, name: str | None) -> None:
-    """Load what was received, by a lie; the weights as they came are what later lies call old."""
-    staged = engine._staging.result()
-    new = {name: view for bucket, flat in staged for name, view in bucket_views(flat, bucket)}
-    came = {name: view.clone() for name, view in new.items()}
-    if name is not None:
-        LIES[name](new, engine.__dict__.get("_came", came))
-    engine._came = came
-    heads = [each for each in engine.model.modules() if isinstance(each, ParallelLMHead)]
-    if name == "tied_head_left":
-        for head in heads:
-            head.quant_method.process_weights_after_loading = lambda layer: None
+class LyingCopy:
+    """An engine's own second copy, which is given other weights than came, once they all have.
+
+    The weights as they came are what later lies call old.
+    """
+
+    def __init__(self, engine: Any, name: str | None) -> None:
+        self._engine, self._name = engine, name
+        self._copy: SecondCopy = type(engine).begin_copy(engine)
+        self._came: list[tuple[Bucket, Tensor]] = []
+
+    def take(self, bucket: Bucket, flat: Tensor) -> None:
+        self._came.append((bucket, flat))
+
+    def complete(self) -> None:
+        new = {name: view for bucket, flat in self._came for name, view in bucket_views(flat, bucket)}
+        came = {name: view.clone() for name, view in new.items()}
+        if self._name is not None:
+            LIES[self._name](new, self._engine.__dict__.get("_came", came))
+        self._engine._came = came
+        for bucket, flat in self._came:
+            self._copy.take(bucket, flat)
+        with _unpacked_heads(self._engine.model) if self._name == "tied_head_left" else nullcontext():
+            self._copy.complete()
+
+    def put_to_use(self) -> None:
+        if self._name == "not_put_to_use":
+            return
+        if self._name == "half_put_to_use":
+            made = self._copy._twin._made  # type: ignore[attr-defined]
+            for layer in list(made)[: len(made) // 2]:
+                del made[layer]
+        self._copy.put_to_use()
+
+    def drop(self) -> None:
+        self._came = []
+        self._copy.drop()
+
+
+@contextmanager
+def _unpacked_heads(model: Any) -> Iterator[None]:
+    heads = [each for each in model.modules() if isinstance(each, ParallelLMHead)]
+    for head in heads:
+        head.quant_method.process_weights_after_loading = lambda layer: None
     try:
-        type(engine).finish_weight_update(engine)
+        yield
     finally:
         for head in heads:
             head.quant_method.__dict__.pop("process_weights_after_loading", None)

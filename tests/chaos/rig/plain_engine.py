@@ -15,29 +15,45 @@ import torch
 
 from protocol.errors import NeighbourError
 from protocol.weights.digest import WeightDigest
-from protocol.weights.wire import bucket_views
+from protocol.weights.wire import Bucket, bucket_views
 from rollout.engine.generation import Generation, Sampling
-from rollout.engine.weight_receive import GlooInit, GlooWeightEngine
+from rollout.engine.weights.receive import GlooInit, GlooWeightEngine
+
+
+class PlainCopy:
+    """A second copy of which only the digest is kept."""
+
+    def __init__(self, receiver: "PlainReceiver") -> None:
+        self._receiver = receiver
+        self._staged: list[tuple[Bucket, torch.Tensor]] = []
+
+    def take(self, bucket: Bucket, flat: torch.Tensor) -> None:
+        assert [name for name, _ in bucket_views(flat, bucket)] == [meta.name for meta in bucket]
+        self._staged.append((bucket, flat))
+
+    def complete(self) -> None:
+        pass
+
+    def put_to_use(self) -> None:
+        digest = WeightDigest([bucket for bucket, _ in self._staged])
+        for _, flat in self._staged:
+            digest.add(flat)
+        self._receiver.held_digest = digest.hexdigest()
+
+    def drop(self) -> None:
+        self._staged = []
 
 
 class PlainReceiver(GlooWeightEngine):
-    """`rollout.engine.weight_receive` with plain tensors in place of a model's: `held` is what was confirmed last."""
+    """`rollout.engine.weights.receive` without a model. held_digest: of what was put to use last."""
 
     def __init__(self) -> None:
         config = SimpleNamespace(parallel_config=SimpleNamespace(rank=0), model_config=None)
         super().__init__(None, config, torch.device("cpu"), torch.nn.Module())
         self.held_digest: str | None = None
 
-    def finish_weight_update(self) -> None:
-        if not self._received.is_confirmed:
-            raise RuntimeError("weight commit before the digest was confirmed")
-        assert self._staging is not None
-        staged = self._staging.result()
-        digest = WeightDigest([bucket for bucket, _ in staged])
-        for bucket, flat in staged:
-            assert [name for name, _ in bucket_views(flat, bucket)] == [meta.name for meta in bucket]
-            digest.add(flat)
-        self.held_digest = digest.hexdigest()
+    def begin_copy(self) -> PlainCopy:
+        return PlainCopy(self)
 
 
 class PlainEngine:

@@ -3,7 +3,7 @@
 import pytest
 
 from protocol.weights.wire import TensorMeta, plan_buckets
-from rollout.engine.known_shapes import KnownShapes
+from rollout.engine.weights.known_shapes import KnownShapes
 
 
 def test_parameter_that_comes_in_another_shape_than_before_is_refused_by_its_name() -> None:

@@ -48,7 +48,7 @@ def lacking_after(monkeypatch: pytest.MonkeyPatch) -> Callable[[Sequence[str]], 
         record_metadata_for_reloading,
     )
 
-    from rollout.engine.merged_parts import lacking_parts
+    from rollout.engine.weights.merged_parts import lacking_parts
 
     alone = SimpleNamespace(world_size=1, rank_in_group=0)
     monkeypatch.setattr("vllm.distributed.parallel_state._TP", alone)
@@ -82,7 +82,7 @@ def test_a_part_is_missed_that_another_tower_has_under_the_same_ending(
 def test_other_numbered_experts_than_a_mixtures_are_not_counted_as_its(lacking: str | None) -> None:
     from vllm.model_executor.layers.fused_moe.routed_experts import RoutedExperts
 
-    from rollout.engine.merged_parts import lacking_parts
+    from rollout.engine.weights.merged_parts import lacking_parts
 
     mixture: Any = RoutedExperts.__new__(RoutedExperts)
     nn.Module.__init__(mixture)

@@ -7,7 +7,7 @@ import torch
 
 from protocol.weights.digest import WeightDigest
 from protocol.weights.wire import TensorMeta, bucket_num_bytes, plan_buckets
-from rollout.engine.received_push import ReceivedPush
+from rollout.engine.weights.received_push import ReceivedPush
 
 PLAN = plan_buckets([TensorMeta("a", "float32", (2,)), TensorMeta("b", "float32", (40,))], 100)
 
