@@ -2,7 +2,7 @@
 
 The rollout server owns one `Engine`. Tokens go in and tokens come out; nothing here knows of prompts' meaning,
 environments or rewards. Only this file, `start.py`, `requests.py`, `turn_scheduler.py`, `vllm_plugin.py` and
-`weight_receive.py` import vllm.
+`weights/` import vllm.
 """
 
 from __future__ import annotations

@@ -35,7 +35,7 @@ def second_copy(model: Any, model_config: Any) -> SecondCopy:
 
 
 class ReadyCopy:
-    """Loads a push into a twin of the model as it comes: to put it to use takes an exchange of pointers.
+    """Loads a push into a twin of the model as it comes: little is left to be done when it is put to use.
 
     What vLLM refuses to load is told when it is put to use: until then the rest of the push is received all the same,
     for which the learner would wait, and a digest that differs says more.
@@ -69,7 +69,7 @@ class ReadyCopy:
     def put_to_use(self) -> None:
         if self._refusal is not None:
             raise self._refusal
-        self._twin.exchange()
+        self._twin.hand_over(self._loaded)
 
     def drop(self) -> None:
         self._twin.drop()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from typing import Any, cast
 
 import torch
@@ -41,19 +42,28 @@ def _is_plain(layer: nn.Module) -> bool:
 
 
 class Twin:
-    """model: what vLLM's layerwise reload may load; nothing else may be done with it. Call order: exchange, drop."""
+    """model: what vLLM's layerwise reload may load; nothing else may be done with it. Call order: hand_over, drop."""
 
     def __init__(self, model: nn.Module) -> None:
         self._made: dict[nn.Module, nn.Module] = {}
         self._tensors: dict[int, tuple[Tensor, Tensor]] = {}  # by id: tied ones are one tensor in the twin too
         self.model: Any = self._twin_of(model)
+        stored = set(model.state_dict(keep_vars=True))
+        self._passing = {name: id(tensor) for name, tensor in model.named_buffers() if name not in stored}
 
-    def exchange(self) -> None:
-        """Give the model what was made in the twin, and the twin what the model had."""
-        for mine, twin in self._tensors.values():
-            mine.data, twin.data = twin.data, mine.data
+    @torch.no_grad()
+    def hand_over(self, loaded: Collection[str]) -> None:
+        """Give the model what was made in the twin. loaded: the names that loading took, as the model has them.
+
+        Tensors are copied into the model's, since others may be views of them (a Mamba layer's of its convolution):
+        buffers that are no part of a checkpoint only where they were loaded. What loading makes an attribute of a
+        layer, its packed weights, which are most of a model, changes hands.
+        """
+        left = {key for name, key in self._passing.items() if name not in loaded}
+        for key, (mine, twin) in self._tensors.items():
+            if key not in left:
+                mine.data.copy_(twin.data)
         for layer, copy in self._made.items():
-            # Loading makes a layer's packed weights attributes of it.
             for name in copy.__dict__.keys() - set(_OWN):
                 made, had = copy.__dict__[name], layer.__dict__.get(name)
                 if made is not had:
