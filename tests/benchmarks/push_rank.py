@@ -27,6 +27,7 @@ from tests.benchmarks.push_server import MeasuredLine, peak_bytes, reset_peak
 NUM_RANKS = 2
 _HOST = "127.0.0.1"
 _DEADLINE_S = 120.0
+_NUM_UNMEASURED = 2  # pushes: the first take memory that a machine may not have had in use before
 _PROBE = [20, 21, 14, 22, 23, 32, 40, 41, 90, 17, 250, 100] * 2
 
 
@@ -38,7 +39,7 @@ class RankTask:
     zero_stage: Literal[0, 2, 3]
     servers: tuple[tuple[str, int], ...]
     bucket_bytes: int
-    num_pushes: int  # in each group shape, after one that is not measured
+    num_pushes: int  # in each group shape, after those that are not measured
     port: int  # where the ranks meet
     backend: Literal["gloo", "ipc"]  # of the pushes; the plain transfer is over gloo
 
@@ -88,10 +89,10 @@ class _Pushes:
         if self._rank == 0:
             pusher = WeightPusher(self._lines, _HOST, self._task.backend, _DEADLINE_S, shares_group=self._shares_group)
         each: list[dict[str, Any]] = []
-        for number in range(1 + self._task.num_pushes):
+        for number in range(_NUM_UNMEASURED + self._task.num_pushes):
             plain_s = self._plainly(pusher)
             pushed = {**self._push(pusher, number + 1), "plain_s": plain_s}
-            each += [pushed] * (number > 0)
+            each += [pushed] * (number >= _NUM_UNMEASURED)
         if pusher is None:
             return None
         pusher.close()
