@@ -46,28 +46,29 @@ class Twin:
 
     def __init__(self, model: nn.Module) -> None:
         self._made: dict[nn.Module, nn.Module] = {}
+        self._given: dict[nn.Module, dict[str, Any]] = {}  # by twin: the attributes that it was given of its layer
         self._tensors: dict[int, tuple[Tensor, Tensor]] = {}  # by id: tied ones are one tensor in the twin too
         self.model: Any = self._twin_of(model)
-        stored = set(model.state_dict(keep_vars=True))
-        self._passing = {name: id(tensor) for name, tensor in model.named_buffers() if name not in stored}
+        self._buffers = {name: id(buffer) for name, buffer in model.named_buffers()}
 
     @torch.no_grad()
     def hand_over(self, loaded: Collection[str]) -> None:
-        """Give the model what was made in the twin. loaded: the names that loading took, as the model has them.
+        """Give the model what loading made in the twin; what changed in the model's use meanwhile stays as it is.
 
-        Tensors are copied into the model's, since others may be views of them (a Mamba layer's of its convolution):
-        buffers that are no part of a checkpoint only where they were loaded. What loading makes an attribute of a
-        layer, its packed weights, which are most of a model, changes hands.
+        Tensors are copied into the model's, since others may be views of them (a Mamba layer's of its convolution).
+        What became an attribute of a layer, its packed weights, which are most of a model, changes hands.
+        loaded: the names that loading took, as the model has them.
         """
-        left = {key for name, key in self._passing.items() if name not in loaded}
+        left = {key for name, key in self._buffers.items() if name not in loaded}
         for key, (mine, twin) in self._tensors.items():
             if key not in left:
                 mine.data.copy_(twin.data)
         for layer, copy in self._made.items():
+            given = self._given[copy]
             for name in copy.__dict__.keys() - set(_OWN):
-                made, had = copy.__dict__[name], layer.__dict__.get(name)
-                if made is not had:
-                    layer.__dict__[name], copy.__dict__[name] = made, had
+                made = copy.__dict__[name]
+                if made is not given.get(name):
+                    copy.__dict__[name], layer.__dict__[name] = layer.__dict__.get(name), made
 
     def drop(self) -> None:
         """Give the twin's memory back at once: its layers and their parameters refer to each other."""
@@ -75,7 +76,7 @@ class Twin:
             get_layerwise_info(twin).reset()
             del LAYERWISE_INFO[twin]
             twin.__dict__.clear()
-        self._made, self._tensors = {}, {}
+        self._made, self._given, self._tensors = {}, {}, {}
         self.model = None
 
     def _twin_of(self, layer: nn.Module) -> nn.Module:
@@ -83,7 +84,8 @@ class Twin:
             return self._made[layer]
         twin = object.__new__(type(layer))
         self._made[layer] = twin
-        twin.__dict__.update(layer.__dict__ | {name: layer.__dict__[name].copy() for name in _OWN})
+        self._given[twin] = layer.__dict__.copy()
+        twin.__dict__.update(self._given[twin] | {name: layer.__dict__[name].copy() for name in _OWN})
         for name in _TENSORS:
             kept = twin.__dict__[name]
             for key, tensor in kept.items():

@@ -36,6 +36,8 @@ class Model(nn.Module):
         self.head.weight = self.embedding.weight
         self.first, self.second = Packed(), Packed()
         self.register_buffer("flat", self.embedding.weight.data.view(-1), persistent=False)  # as a Mamba layer has
+        self.register_buffer("num_seen", torch.zeros(()))
+        self.last_seen = 0
 
     def load_weights(self, weights: list[tuple[str, torch.Tensor]]) -> set[str]:
         from vllm.model_executor.model_loader.weight_utils import default_weight_loader
@@ -92,6 +94,15 @@ def test_weights_in_use_are_the_earlier_ones_until_the_copy_is_put_to_use(model:
         copy.drop()
         assert model.held() == [value] * 5
         assert model.embedding.weight is model.head.weight is embedding
+
+
+def test_what_changed_in_use_while_the_push_came_stays(model: Model) -> None:
+    copy = _came(model, 1.0, _plan(*NAMES))
+    model.get_buffer("num_seen").add_(7)
+    model.last_seen = 3
+    copy.put_to_use()
+    copy.drop()
+    assert (model.held(), float(model.get_buffer("num_seen")), model.last_seen) == ([1.0] * 5, 7.0, 3)
 
 
 def test_a_copy_that_is_dropped_leaves_the_weights_and_the_next_push_alone(model: Model) -> None:
