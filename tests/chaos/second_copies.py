@@ -74,7 +74,8 @@ def _try(family: str, seed: int) -> bool:
     import torch
     import transformers
 
-    from rollout.engine.weights.second_copy import second_copy
+    from rollout.engine.weights.second_copy import BytesCopy, ReadyCopy
+    from rollout.engine.weights.twin import can_have_twin
     from tests.fakes.tiny_models import byte_tokenizer
 
     torch.manual_seed(seed)
@@ -91,7 +92,7 @@ def _try(family: str, seed: int) -> bool:
             with torch.no_grad():
                 for parameter in model.parameters():
                     parameter.add_(_WIDTH * torch.randn_like(parameter))
-            before, copy = _logprobs(engine), second_copy(loaded, config)
+            before, copy = _logprobs(engine), (ReadyCopy if can_have_twin(loaded) else BytesCopy)(loaded, config)
             for bucket, flat in _buckets(model, Path(name) / "pushed"):
                 copy.take(bucket, flat)
             copy.complete()

@@ -70,7 +70,7 @@ class GlooWeightEngine(WeightTransferEngine):  # type: ignore[misc]
         self._known.check(plan)
 
         def receive() -> SecondCopy:
-            group, copy = joined.result(), self.begin_copy()
+            group, copy = joined.result(), self.begin_copy(plan)
             try:
                 for bucket, flat in received.buckets(plan, group.device, group.broadcast):
                     copy.take(bucket, flat)
@@ -82,9 +82,9 @@ class GlooWeightEngine(WeightTransferEngine):  # type: ignore[misc]
 
         self._plan, self._receiving = plan, in_thread("weight-receive", receive)
 
-    def begin_copy(self) -> SecondCopy:
+    def begin_copy(self, plan: Sequence[Bucket]) -> SecondCopy:
         """Return what a push's buckets go into; called in a thread beside generation."""
-        return second_copy(self.model, self.model_config)
+        return second_copy(self.model, self.model_config, plan)
 
     def receiving(self) -> Future[SecondCopy]:
         """Return what the push under way will have brought, or what ends its receiving."""

@@ -4,7 +4,7 @@ A lie changes the received weights between their digest and their loading, in vL
 the values of the push before.
 """
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
 from functools import partial
 from typing import Any
@@ -14,7 +14,7 @@ from torch import Tensor
 from vllm.model_executor.layers.vocab_parallel_embedding import ParallelLMHead
 
 from protocol.weights.wire import Bucket, bucket_views
-from rollout.engine.weights.second_copy import SecondCopy
+from rollout.engine.weights.second_copy import ReadyCopy, SecondCopy
 
 Weights = Mapping[str, Tensor]
 Lie = Callable[[Weights, Weights], None]
@@ -93,12 +93,15 @@ class LyingWorker:
 class LyingCopy:
     """An engine's own second copy, which is given other weights than came, once they all have.
 
-    The weights as they came are what later lies call old.
+    A lie is told through a twin, as models have it that are larger than this one. The weights as they came are what
+    later lies call old.
     """
 
-    def __init__(self, engine: Any, name: str | None) -> None:
+    def __init__(self, engine: Any, name: str | None, plan: Sequence[Bucket]) -> None:
         self._engine, self._name = engine, name
-        self._copy: SecondCopy = type(engine).begin_copy(engine)
+        self._copy: SecondCopy = type(engine).begin_copy(engine, plan)
+        if name is not None:
+            self._copy = ReadyCopy(engine.model, engine.model_config)
         self._came: list[tuple[Bucket, Tensor]] = []
 
     def take(self, bucket: Bucket, flat: Tensor) -> None:

@@ -52,7 +52,7 @@ class PlainReceiver(GlooWeightEngine):
         super().__init__(None, config, torch.device("cpu"), torch.nn.Module())
         self.held_digest: str | None = None
 
-    def begin_copy(self) -> PlainCopy:
+    def begin_copy(self, plan: Sequence[Bucket]) -> PlainCopy:
         return PlainCopy(self)
 
 
