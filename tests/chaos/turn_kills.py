@@ -11,15 +11,16 @@ ends with an error is given again. All eight places at both are met by 32 strike
 cores. `--short`: two strikes at one place of each staleness. Not part of CI: minutes.
 
 holds: after every strike two more steps are trained within 5 minutes; the command ends with 0 within 3 minutes of being
-told to; `learner.audit` passes; no sample is older than it may be; at staleness 0 the learner finds every token's
-logprob as the sampler did, so that none is of other weights than its version's.
+told to; `learner.audit` passes; no sample is older than it may be; the learner finds the logprob of every token that
+says it is of its own version as the sampler did, so that none is of other weights: at staleness 0 of all tokens, one by
+one, at staleness 1 of those of a step together (fresh_steps: how many steps had any).
 """
 
 import itertools
 import random
 import sys
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -28,6 +29,7 @@ from tests.chaos.rig.turn_run import PLACES, VICTIMS, Strike, TurnRun
 from tests.chaos.rig.verdict import conclude, options
 
 _TOLERANCE = 1e-3  # nats; weights of another step differ by a hundred times as much
+_FRESH_KL = 1e-6  # of a token; a billionth is seen of the right weights, two thousandths of those of a step before
 _STALENESS = (0, 1)
 _STANDSTILL_S = (3.0, 12.0)
 _LONGEST_DELAY_S = 0.3
@@ -42,6 +44,8 @@ class _Seen:
     starts: int = 0  # commands that were given
     longest_s: float = 0.0  # from a strike to the second step after it
     logprob_difference: float = 0.0  # largest at staleness 0, in nats
+    fresh_kl: float = 0.0  # largest of a step at staleness 1, of the tokens that say they are of the learner's version
+    fresh_steps: int = 0
     audits: int = 0  # that passed
     problems: list[str] = field(default_factory=list)
 
@@ -65,6 +69,8 @@ def main() -> int:
         starts=seen.starts,
         longest_s=seen.longest_s,
         logprob_difference=seen.logprob_difference,
+        fresh_kl=seen.fresh_kl,
+        fresh_steps=seen.fresh_steps,
         audits_passed=seen.audits,
         problems=len(seen.problems),
     )
@@ -118,7 +124,16 @@ def _problems(run: TurnRun, staleness: int, where: str, seen: _Seen) -> list[str
         seen.logprob_difference = max(seen.logprob_difference, difference)
         if not difference <= _TOLERANCE:
             problems.append(f"{where}: logprobs differ from the learner's by up to {difference:.2g} nats")
-    return problems
+    return problems + (_problems_of_fresh(lines, where, seen) if staleness else [])
+
+
+def _problems_of_fresh(lines: Sequence[Mapping[str, float]], where: str, seen: _Seen) -> list[str]:
+    found = [abs(line["kl_fresh"]) for line in lines if "kl_fresh" in line]
+    seen.fresh_steps += len(found)
+    seen.fresh_kl = max([seen.fresh_kl, *found])
+    if all(kl <= _FRESH_KL for kl in found):
+        return []
+    return [f"{where}: tokens of the learner's own version are of other weights: a KL of {max(found):.2g} in a step"]
 
 
 if __name__ == "__main__":

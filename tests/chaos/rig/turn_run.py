@@ -86,7 +86,8 @@ class TurnRun:
             _signal(rank, signal.SIGCONT)
             time.sleep(strike.delay_s)
         begun, begun_at_s = time.monotonic(), time.time()
-        _signal(victim, signal.SIGKILL if strike.is_kill else signal.SIGSTOP)
+        while not _signal(victim, signal.SIGKILL if strike.is_kill else signal.SIGSTOP):
+            victim = self._find(strike.victim)  # another one is in its place since it was looked for
         if not strike.is_kill:
             self._wait_while_stopped(victim, begun + strike.lasts_s)
         self._wait(lambda: len(self._steps_since(begun_at_s)) >= _STEPS_AFTER, GOES_ON_S, f"go on after {strike}")
@@ -180,8 +181,10 @@ def _is_stopped(process: psutil.Process) -> bool:
         return False
 
 
-def _signal(process: psutil.Process, number: signal.Signals) -> None:
+def _signal(process: psutil.Process, number: signal.Signals) -> bool:
+    """Return whether it was there to be told."""
     try:
         process.send_signal(number)
     except psutil.NoSuchProcess:
-        return
+        return False
+    return True
