@@ -5,6 +5,7 @@ their two copies is replaced, or not at all: requests then succeed, with every l
 """
 
 import math
+from collections import deque
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
@@ -24,6 +25,7 @@ _TOLERANCE = {"float32": 1e-3, "bfloat16": 0.5}
 # tokens, in root mean squares: the learner's own rounding is part of both.
 _LEAST_CHANGE = 4.0
 _LEAST_NOISE = 1e-3  # of the tolerance
+_NUM_READINGS = 256  # of good servers, by which noise is judged: what was once, is no noise of the servers of now
 # How much of the change may seem to be missing, or to be there twice; and that in standard deviations of noise.
 _LEAST_PART = 0.1
 _DEVIATIONS = 8.0
@@ -45,7 +47,7 @@ class Probe:
         self._thread = ThreadPoolExecutor(1, "probe")
         self._expected = np.zeros(0)
         self._change = np.zeros(0)  # of what the learner computes, by the last push that changed it; empty before
-        self._noise = _LEAST_NOISE * self._tolerance  # the largest RMS of a good server, most tokens
+        self._readings: deque[float] = deque(maxlen=_NUM_READINGS)  # RMS of good servers, most tokens
 
     @contextmanager
     def expecting(self) -> Iterator[None]:
@@ -100,7 +102,7 @@ class Probe:
             return (
                 f"{said}, as if {part:.0%} of what the push changed were missing: some weights are of another version"
             )
-        self._noise = max(self._noise, _rms(differences[_most(differences)]))
+        self._readings.append(_rms(differences[_most(differences)]))
         return None
 
     def _missing_part(self, differences: NDArray[np.float64]) -> float | None:
@@ -108,9 +110,10 @@ class Probe:
 
         Weights that were left behind differ along the change, far below the tolerance; noise does so by chance only.
         """
-        if not self._change.size or _rms(self._change[_most(self._change)]) < _LEAST_CHANGE * self._noise:
+        noise = max(_LEAST_NOISE * self._tolerance, *self._readings, 0.0)
+        if not self._change.size or _rms(self._change[_most(self._change)]) < _LEAST_CHANGE * noise:
             return None
-        least = max(_LEAST_PART, _DEVIATIONS * self._noise / float(np.linalg.norm(self._change)))
+        least = max(_LEAST_PART, _DEVIATIONS * noise / float(np.linalg.norm(self._change)))
         part = _undone(differences, self._change)
         most = _most(differences * self._change)
         of_most = _undone(differences[most], self._change[most])

@@ -116,6 +116,23 @@ def test_noise_is_no_fault_where_the_push_changed_no_more_than_noise() -> None:
         assert _fault(probe, policy.now + (0.004 if number == 0 else 0.2)) is None
 
 
+def test_weights_that_were_left_behind_are_found_again_long_after_a_noisy_answer() -> None:
+    policy, probe = _probe()
+    probe.expect()
+    assert _fault(probe, policy.now + 9e-4) is None  # the first push: nothing to compare it with
+
+    def left_behind() -> str | None:
+        before = policy.now
+        policy.now -= 5e-4
+        probe.expect()
+        return _fault(probe, before)
+
+    assert left_behind() is None
+    for _ in range(300):
+        assert _fault(probe, policy.now + 1e-6) is None
+    assert "as if 100% of what the push changed were missing" in str(left_behind())
+
+
 def test_rounding_that_is_new_with_every_push_is_no_fault() -> None:
     rounding = np.random.default_rng(1)
     policy, probe = _probe("bfloat16")
