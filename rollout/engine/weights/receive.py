@@ -8,7 +8,6 @@ per push `start_weight_update`, `update_weights` (the buckets), `update_weights`
 
 from __future__ import annotations
 
-import ctypes
 from collections.abc import Sequence
 from concurrent.futures import Future
 from functools import partial
@@ -152,16 +151,7 @@ class SameMachineEngine(GlooInPlaceEngine):
 
 def _drop(received: Future[SecondCopy]) -> None:
     if received.exception() is None:
-        in_thread("weight-drop", partial(_give_back, received.result()))
-
-
-def _give_back(copy: SecondCopy) -> None:
-    copy.drop()
-    # A push's memory is taken in a thread of its own, whose part of the heap glibc would keep: an engine of a model of
-    # 112 MiB grew by 650 MiB over 120 pushes.
-    trim = getattr(ctypes.CDLL(None), "malloc_trim", None)
-    if trim is not None:
-        trim(0)
+        in_thread("weight-drop", received.result().drop)
 
 
 def _close(met: Future[BroadcastGroup]) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 from collections.abc import Sequence
 from typing import Any, Protocol
 
@@ -80,6 +81,11 @@ class ReadyCopy:
 
     def drop(self) -> None:
         self._twin.drop()
+        # It was made in a thread of its own, whose part of the heap glibc would keep: an engine of a model of 112 MiB
+        # grew by 650 MiB over 120 pushes.
+        trim = getattr(ctypes.CDLL(None), "malloc_trim", None)
+        if trim is not None:
+            trim(0)
 
     def _finish(self) -> None:
         model = self._twin.model
