@@ -43,11 +43,16 @@ for path in $(python3 -m pip config list 2>/dev/null | grep -oE '(file://)?/[^ '
     [[ ! -d $path ]] || wheels+=(--volume "$path:$path:ro")
 done
 
+# Of the release itself: a machine's sources name others' packages too. Nothing where apt knows none: debootstrap has its own.
+mirror() {
+    apt-get indextargets --format '$(ORIGIN)|$(CODENAME)|$(REPO_URI)' 'Created-By: Packages' 2>/dev/null |
+        sed -n 's/^Debian|bookworm|//p' | head -1 || true
+}
+
 make_base() {
     local made
     [[ -d $folder/base/usr ]] || debootstrap --variant=minbase bookworm "$folder/base" \
-        "$(grep -rhoE '^URIs: *\S+|^deb +\S+' /etc/apt/sources.list /etc/apt/sources.list.d 2>/dev/null | head -1 | awk '{print $2}')" \
-        >"$folder/debootstrap.log" || fail "debootstrap: $(tail -n 1 "$folder/debootstrap.log")"
+        "$(mirror)" >"$folder/debootstrap.log" || fail "debootstrap: $(tail -n 1 "$folder/debootstrap.log")"
     made=$(buildah from scratch)
     buildah add --quiet "$made" "$folder/base" / >/dev/null
     [[ ! -e $CERTIFICATES ]] || buildah add --quiet "$made" "$CERTIFICATES" /certificates.crt >/dev/null
