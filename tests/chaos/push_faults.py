@@ -1,6 +1,6 @@
 """Weight pushes to four servers, one of which is killed, stopped, slowed or cut off in the middle of every fifth.
 
-    python -m tests.chaos.push_faults [--seed N] [--pushes N] [--vllm N] [--short]
+    python -m tests.chaos.push_faults [--seed N] [--pushes N] [--vllm N [--way WAY]] [--short]
 
 The real pusher, over gloo, with a group for each server and, beside it, with one group for all (NCCL's shape). Servers
 are processes with the product's weight verbs and a memory of weights; each token tells the version that it is said to
@@ -9,7 +9,8 @@ A server that was killed is started again at once, one that was stopped goes on,
 struck push has ended and the others write. Links are cut where this machine can make network namespaces.
 --vllm N: nothing of that, but N faults on two servers of real vLLM with a group each; one of the two, or its engine's
 process, is killed, stopped or cut off, and what a server computes tells which weights wrote its tokens. A victim's
-start, which engine_start_s tells, is not counted into the time that it is away.
+start, which engine_start_s tells, is not counted into the time that it is away. WAY: how they receive, second_copy
+(the default), twin (as models of 64 MiB and more do on a CPU), in_place.
 --short: eight pushes in each shape, four of them struck.
 
 holds: every push ends within its deadline; 5 s later at the latest all other servers hold its weights and write; no
@@ -42,9 +43,9 @@ _fork = multiprocessing.get_context("fork")
 
 
 def main() -> int:
-    arguments = options(__doc__, {"pushes": 2 * _FAULT_EVERY}, pushes=300, vllm=0)
+    arguments = options(__doc__, {"pushes": 2 * _FAULT_EVERY}, pushes=300, vllm=0, way="second_copy")
     if arguments.vllm:
-        return _strike_vllm(arguments.vllm, arguments.seed)
+        return _strike_vllm(arguments.vllm, arguments.seed, arguments.way)
     num_pushes, num_faults = (8, 4) if arguments.short else (arguments.pushes, arguments.pushes // _FAULT_EVERY)
     has_hosts = why_impossible() is None
     running = []
@@ -127,12 +128,15 @@ def _tell(shape: str, number: int, victim: str, fault: Fault, seen: Seen) -> Non
     )
 
 
-def _strike_vllm(num_faults: int, seed: int) -> int:
+def _strike_vllm(num_faults: int, seed: int, way: str) -> int:
     # Not above: the servers of the other form are forked from a process without torch's threads.
     from tests.chaos.rig.vllm_fleet import NAMES as VLLM_NAMES
     from tests.chaos.rig.vllm_fleet import STATES as VLLM_STATES
     from tests.chaos.rig.vllm_fleet import vllm_fleet
+    from tests.chaos.rig.vllm_server import WAYS
 
+    if way not in WAYS:
+        sys.exit(f"push_faults: --way {way}: expected one of {', '.join(WAYS)}")
     draw = random.Random(seed)
     has_hosts = why_impossible() is None
     with contextlib.ExitStack() as stack:
@@ -142,14 +146,14 @@ def _strike_vllm(num_faults: int, seed: int) -> int:
         kinds += [("cut", "server")] if hosts is not None else []
         # Each order is drawn anew when it is used up: else kinds and states would meet in the same pairs.
         drawn_kinds, drawn_states = (_drawn(draw, each) for each in (kinds, VLLM_STATES))
-        fleet = stack.enter_context(vllm_fleet(folder, seed, hosts))
+        fleet = stack.enter_context(vllm_fleet(folder, seed, hosts, way))
         for number in range(num_faults):
             fleet.push_well()
             (kind, of), state = next(drawn_kinds), next(drawn_states)
             victim = FAR if kind == "cut" else draw.choice(VLLM_NAMES)
             cut = link_cut(hosts) if kind == "cut" and hosts is not None else ()
             fleet.push_badly(victim, fault := Fault(kind, state, number, cut=cut, of=of))
-            _tell("vLLM", number, victim, fault, fleet.seen)
+            _tell(f"vLLM, {way}", number, victim, fault, fleet.seen)
         for why in fleet.seen.unexpected:
             print(f"push_faults: vLLM: unexpected: {why}", flush=True)
         start_s = max(fleet.nursery.start_s)

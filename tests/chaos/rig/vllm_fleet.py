@@ -83,10 +83,11 @@ class VersionWatch(TokenWatch):
 class VllmNursery:
     """Starts servers by name, in processes of their own. start_s: how long each start took, in seconds."""
 
-    def __init__(self, places: dict[str, Place], model: Path) -> None:
+    def __init__(self, places: dict[str, Place], model: Path, way: str) -> None:
         self.start_s: list[float] = []
         self._places = places
         self._model = model
+        self._way = way
         self._processes: dict[str, subprocess.Popen[bytes]] = {}
 
     def start(self, name: str, fault: Fault | None = None) -> None:
@@ -99,7 +100,7 @@ class VllmNursery:
         place = self._places[name]
         self._begun = time.monotonic()
         self._processes[name] = subprocess.Popen(
-            arguments_of(name, self._model, place.host, place.port, fault),
+            arguments_of(name, self._model, place.host, place.port, self._way, fault),
             stdin=subprocess.PIPE,
             stdout=subprocess.DEVNULL,
             env={**os.environ, "VLLM_HOST_IP": place.host},
@@ -145,9 +146,9 @@ class VllmNursery:
 
 
 class VllmFleet(PushedFleet):
-    """Two servers, of which the one on the far host, where there is one, may be cut off."""
+    """Two servers, of which the one on the far host, where there is one, may be cut off. way: `vllm_server.WAYS`."""
 
-    def __init__(self, folder: Path, seed: int, hosts: TwoHosts | None) -> None:
+    def __init__(self, folder: Path, seed: int, hosts: TwoHosts | None, way: str) -> None:
         self.seen, self.version = Seen(), 0
         self.names = NAMES
         self._folder, self._hosts = folder, hosts
@@ -158,7 +159,7 @@ class VllmFleet(PushedFleet):
             places[FAR] = Place(hosts.far_address, free_port(), lambda: hosts.enter(hosts.far))
         model = make_tiny_model(folder / "model", tied=False, seed=seed)
         self._weights = Weights(model, seed)
-        self.nursery = self._nursery = VllmNursery(places, model)
+        self.nursery = self._nursery = VllmNursery(places, model, way)
         for name in NAMES:
             self.nursery.start(name)
         where = {name: (place.host, place.port) for name, place in places.items()}
@@ -176,9 +177,9 @@ class VllmFleet(PushedFleet):
 
 
 @contextmanager
-def vllm_fleet(folder: Path, seed: int, hosts: TwoHosts | None) -> Iterator[VllmFleet]:
+def vllm_fleet(folder: Path, seed: int, hosts: TwoHosts | None, way: str) -> Iterator[VllmFleet]:
     """Yield a fleet, gone afterwards."""
-    fleet = VllmFleet(folder, seed, hosts)
+    fleet = VllmFleet(folder, seed, hosts, way)
     try:
         yield fleet
     finally:

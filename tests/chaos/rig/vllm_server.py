@@ -1,8 +1,9 @@
 """A rollout server of real vLLM whose weight verbs come over TCP, and which a fault strikes in a state of a push.
 
-    python -m tests.chaos.rig.vllm_server NAME MODEL HOST PORT [FAULT]
+    python -m tests.chaos.rig.vllm_server NAME MODEL HOST PORT WAY [FAULT]
 
-It ends when its standard input does. FAULT: `server_nursery.Fault` as JSON, which strikes from the first call on.
+It ends when its standard input does. WAY: one of `WAYS`. FAULT: `server_nursery.Fault` as JSON, which strikes from the
+first call on.
 """
 
 import asyncio
@@ -10,16 +11,22 @@ import itertools
 import json
 import os
 import sys
+from collections.abc import Sequence
 from dataclasses import asdict
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 from protocol.settings.settings import Settings
+from protocol.weights.wire import Bucket
 from tests.chaos.rig.control_line import serve_controls
 from tests.chaos.rig.server_nursery import DisturbedServer, Fault
 
+WAYS = ("second_copy", "twin", "in_place")
+"""How pushes are received: as small models' are, as large ones' on a CPU are, without a second copy."""
 PROMPT = [20, 21, 14, 22, 23, 32] * 3
 _MAX_TOKENS = 64
+_WORKER = "tests.chaos.rig.vllm_server.TwinWorker"
 
 
 class Turns:
@@ -44,14 +51,34 @@ class Turns:
         return {"tokens": list(turn.tokens), "logprobs": list(turn.logprobs), "spans": list(turn.version_spans)}
 
 
-async def _serve(name: str, model: Path, host: str, port: int, fault: Fault | None) -> None:
+class TwinWorker:
+    """What vLLM mixes into its workers (`worker_extension_cls`)."""
+
+    weight_transfer_engine: Any
+
+    def use_twins(self) -> None:
+        """Load pushes into a twin of the model, whatever its size."""
+        self.weight_transfer_engine.begin_copy = partial(_ready_copy, self.weight_transfer_engine)
+
+
+def _ready_copy(engine: Any, plan: Sequence[Bucket]) -> Any:
+    from rollout.engine.weights.second_copy import ReadyCopy
+
+    return ReadyCopy(engine.model, engine.model_config)
+
+
+async def _serve(name: str, model: Path, host: str, port: int, way: str, fault: Fault | None) -> None:
     # Not above: vLLM's engine process imports this module too.
     from rollout.engine.engine import Engine
     from rollout.server import RolloutServer
     from tests.fakes.tiny_models import engine_of
 
-    request = engine_of(model)
+    request = engine_of(model, second_copy=way != "in_place")
+    if way == "twin":
+        request = request.model_copy(update={"engine_args": {"worker_extension_cls": _WORKER}})
     engine = await Engine.start(request)
+    if way == "twin":
+        await engine._llm.collective_rpc("use_twins")
 
     async def start(_: object) -> Engine:
         return engine
@@ -65,13 +92,14 @@ async def _serve(name: str, model: Path, host: str, port: int, fault: Fault | No
     os._exit(0)  # connections that the learner left open would each say so
 
 
-def arguments_of(name: str, model: Path, host: str, port: int, fault: Fault | None) -> list[str]:
+def arguments_of(name: str, model: Path, host: str, port: int, way: str, fault: Fault | None) -> list[str]:
     """Return the command that starts one."""
     told = [json.dumps(asdict(fault))] if fault is not None else []
-    return [sys.executable, "-m", "tests.chaos.rig.vllm_server", name, str(model), host, str(port), *told]
+    return [sys.executable, "-m", "tests.chaos.rig.vllm_server", name, str(model), host, str(port), way, *told]
 
 
 if __name__ == "__main__":
-    told = json.loads(sys.argv[5]) if len(sys.argv) > 5 else None
+    name, model, host, port, way, *rest = sys.argv[1:]
+    told = json.loads(rest[0]) if rest else None
     struck_by = Fault(**{**told, "cut": tuple(told["cut"])}) if told is not None else None
-    asyncio.run(_serve(sys.argv[1], Path(sys.argv[2]), sys.argv[3], int(sys.argv[4]), struck_by))
+    asyncio.run(_serve(name, Path(model), host, int(port), way, struck_by))
