@@ -36,12 +36,15 @@ class LoraForm:
 def add_adapters(model: Any, form: LoraForm) -> None:
     """Put adapters into the model, whose product is zero at first; nothing else of it is trained from then on.
 
-    Raises: OperatorError when no layer has such a name, or what has it is no linear layer, as the experts of a mixture.
+    Raises: OperatorError when no layer has such a name, what has it is no linear layer, as the experts of a mixture, or
+    its weight is another layer's too, as a tied head's is.
     """
     from peft import inject_adapter_in_model
 
+    targets = form.targets or _linear_names(model)
     try:
-        inject_adapter_in_model(_config(form, form.targets or _linear_names(model)), model, adapter_name=_ADAPTER)
+        _check_own_weights(model, targets)
+        inject_adapter_in_model(_config(form, targets), model, adapter_name=_ADAPTER)
         _check_linear(model)
     except ValueError as error:
         names = sorted({name.rpartition(".")[2] for name, module in model.named_modules() if _is_linear(module)})
@@ -122,6 +125,17 @@ def _check_linear(model: Any) -> None:
     for name, layer in adapted_layers(model).items():
         if not _is_linear(layer.base_layer):
             raise ValueError(f"{name} is no linear layer")
+
+
+def _check_own_weights(model: Any, targets: Collection[str]) -> None:
+    """Raise ValueError when a layer is to be adapted whose weight is another's too: merged, it would be two weights,
+    and pushes and model folders have one.
+    """
+    owners = {id(parameter): name for name, parameter in model.named_parameters()}
+    for name, module in model.named_modules():
+        is_target = any(f".{name}".endswith(f".{target}") for target in targets)
+        if is_target and _is_linear(module) and (owner := owners[id(module.weight)]) != f"{name}.weight":
+            raise ValueError(f"{name} has the weight of {owner}, which would stay without the adapter")
 
 
 def _is_linear(module: Any) -> bool:

@@ -130,6 +130,17 @@ def test_router_of_a_mixture_is_refused_as_a_target(tmp_path: Path) -> None:
         load_model(replace(settings_of(source), lora=LoraForm(2, 2.0, ("gate",))))
 
 
+def test_tied_head_is_refused_as_a_target_and_a_head_of_its_own_is_pushed_merged(source: Path, tmp_path: Path) -> None:
+    form = LoraForm(rank=4, alpha=8.0, targets=("q_proj", "lm_head"))
+    expected = r"cannot be adapted: lm_head has the weight of model\.embed_tokens\.weight, which would stay without"
+    with pytest.raises(OperatorError, match=expected):
+        load_model(replace(settings_of(source), lora=form))
+    untied = make_tiny_model(tmp_path / "untied", tied=False, hidden_size=64)
+    model, plain = adapted(untied, form), load_model(settings_of(untied))
+    plain.load_state_dict({weight.name: weight.merged() for weight in weights_of(model)}, strict=False)
+    torch.testing.assert_close(logprobs(plain), logprobs(model), rtol=0, atol=1e-4)
+
+
 def test_reference_that_is_refreshed_becomes_the_policy_and_its_state_is_a_plain_model(
     source: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
