@@ -77,13 +77,10 @@ def plan_topology(settings: Settings, sizes: Sizes, nodes: Sequence[Node] | None
     backend = choose_backend(
         settings.weights.backend, num_gpus, num_sharing=settings.learner.num_ranks if is_shared else 0
     )
-    if settings.weights.second_copy and backend != "gloo" and (num_gpus or settings.weights.backend != "auto"):
-        raise SettingsError(
-            f"settings: weights.second_copy = true needs weights.backend = gloo: over {backend} a push is loaded as it "
-            "comes. Leave second_copy out."
-        )
+    if settings.weights.second_copy:
+        _check_second_copy(backend, is_shared=is_shared, is_sure=bool(num_gpus) or settings.weights.backend != "auto")
     has_gpus = backend == "nccl" or is_shared if num_gpus is None else num_gpus > 0
-    ranks, servers = _ranks(settings, sizes, has_gpus), _servers(settings, sizes, has_gpus, backend)
+    ranks, servers = _ranks(settings, sizes, has_gpus), _servers(settings, sizes, has_gpus, backend, is_shared)
     if nodes is not None:
         ordered = tuple(sorted(nodes, key=lambda node: not node.is_head))
         ranks, servers = (_placed_together if is_shared else _placed)(ranks, servers, ordered, settings)
@@ -125,6 +122,20 @@ def _shares_devices(settings: Settings, num_gpus: int | None) -> bool:
     return placement.devices == "shared" or (num_gpus == 1 and is_able)
 
 
+def _check_second_copy(backend: Backend, *, is_shared: bool, is_sure: bool) -> None:
+    """Raise SettingsError where no server has a second copy. is_sure: whether the backend will be this one."""
+    if is_shared:
+        raise SettingsError(
+            "settings: weights.second_copy = true has servers generate while a push comes, and those that share their "
+            "devices sleep then. Leave second_copy out, or set placement.devices to split."
+        )
+    if backend != "gloo" and is_sure:
+        raise SettingsError(
+            f"settings: weights.second_copy = true needs weights.backend = gloo: over {backend} a push is loaded as it "
+            "comes. Leave second_copy out."
+        )
+
+
 def _taking_turns(processes: Processes, share: float) -> Processes:
     """Return these with a part of a GPU each, and with what they have on it kept by the host while it is not theirs."""
     if not processes.num_gpus:
@@ -148,11 +159,12 @@ def _ranks(settings: Settings, sizes: Sizes, has_gpus: bool) -> Processes:
     )
 
 
-def _servers(settings: Settings, sizes: Sizes, has_gpus: bool, backend: Backend) -> Processes:
+def _servers(settings: Settings, sizes: Sizes, has_gpus: bool, backend: Backend, is_shared: bool) -> Processes:
     size, placed = settings.rollout.tensor_parallel_size, settings.placement.servers
     whole = sizes.policy.parameters * BYTES[settings.policy.dtype]
     # Over gloo each worker keeps the whole push in the host's memory until it loads its part of it.
-    copy = whole * size if backend == "gloo" and settings.weights.second_copy is not False else 0
+    has_copy = backend == "gloo" and settings.weights.second_copy is not False and not is_shared
+    copy = whole * size if has_copy else 0
     weights = whole // size
     return Processes(
         role=_SERVER,

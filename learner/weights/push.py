@@ -120,7 +120,7 @@ class WeightPusher:
     ) -> PushReport:
         """Give all servers the gathered tensors as policy version `version`.
 
-        plan: the buckets of the wire (`protocol.weights.wire.plan_buckets`). gathered: each bucket's tensors by name,
+        plan: the buckets of the wire, by `learner.models.weights.pushed`. gathered: each bucket's tensors by name,
         in the plan's order; they are cast to the plan's dtypes, and taken while the bucket before is on its way.
         Blocks until every server is synced or has failed, at most `deadline_s` for any one state.
         Raises: ValueError when `gathered` is not as planned. A server's failure is in the report, not raised.

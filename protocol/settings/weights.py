@@ -22,7 +22,8 @@ class WeightsSettings(Section):
     second_copy: bool | None = Field(
         None,
         description="true: servers receive a push beside the weights in use and go on generating, for the memory of "
-        "one more model; false: into them, standing still, with two buckets; null: true over gloo, else false.",
+        "one more model; false: into them, standing still, with two buckets; null: true over gloo, else and on shared "
+        "devices false.",
     )
     probe: bool = Field(
         True, description="After each push compare logprobs of a fixed text between learner and server."

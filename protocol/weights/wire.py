@@ -1,7 +1,7 @@
 """What the learner's weight push and the rollout server's weight receiver must agree on, byte by byte.
 
 `learner/weights/push.py` sends, `rollout/engine/weights/receive.py` receives. A push is one metadata message
-(`update_message`), then flat uint8 buckets by broadcast in the order of `plan_buckets`, then a commit with the digest
+(`update_message`), then flat uint8 buckets by broadcast in the order that it names, then a commit with the digest
 of all of it. Torch is imported inside functions only: importing `protocol` must stay cheap.
 """
 

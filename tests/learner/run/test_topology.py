@@ -166,6 +166,20 @@ def test_a_second_copy_of_the_weights_is_refused_over_nccl() -> None:
     assert "weights.second_copy = true needs weights.backend = gloo" in refusal(asked, _TWO_EIGHTS)
 
 
+@pytest.mark.parametrize(("num_gpus", "backend"), [(8, "gloo"), (0, "gloo"), (0, "auto")])
+def test_a_second_copy_is_refused_and_not_counted_where_servers_sleep_during_a_push(
+    num_gpus: int, backend: str
+) -> None:
+    nodes = [Node("10.0.0.1", num_gpus)]
+
+    def of(second_copy: bool | None) -> Settings:
+        weights = {"backend": backend, "second_copy": second_copy}
+        return settings(tensor_parallel_size=1, placement={"devices": "shared"}, weights=weights)
+
+    assert "those that share their devices sleep then" in refusal(of(True), nodes)
+    assert plan_topology(of(None), SIZES, nodes).servers == plan_topology(of(False), SIZES, nodes).servers
+
+
 @pytest.mark.parametrize("num_gpus", [0, 6, 8])
 def test_a_run_that_fits_the_gpus_or_has_none_is_let_through(num_gpus: int) -> None:
     plan_topology(settings(), SIZES, [Node("127.0.0.1", num_gpus)])
