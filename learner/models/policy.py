@@ -88,10 +88,9 @@ class PolicyEngine(TrainedModel):
 
     def pushed_digest(self) -> str:
         """Return on rank 0 the digest that servers would hold after a push of this policy. Collective."""
-        dtype = getattr(torch, self._settings.dtype)
         buckets = self.pushed_weights(_DIGESTED_BYTES).buckets(is_sender=dist.get_rank() == 0)
         pairs = (pair for bucket in buckets for pair in bucket)
-        return digest_of_all({name: digest_of_tensor(name, tensor.to(dtype).contiguous()) for name, tensor in pairs})
+        return digest_of_all({name: digest_of_tensor(name, tensor.contiguous()) for name, tensor in pairs})
 
     def without_adapters(self) -> AbstractContextManager[None]:
         """Return a context in which the policy is its base model: the reference of a policy with LoRA adapters.

@@ -59,7 +59,7 @@ class ReferenceModel:
 
     def digest(self) -> str:
         """Return the digest of its weights under the names that model folders have."""
-        return digest_of_model(self._model, self._settings.dtype)
+        return digest_of_model(self._model, dtype=None)
 
     def save_state(self, folder: Path) -> None:
         """Write it as a model folder from rank 0. Raises: OSError when the disk refuses."""

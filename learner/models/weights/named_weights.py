@@ -23,6 +23,7 @@ class Weight:
     name: str
     parts: tuple[Tensor, ...]  # what has to be whole together: the tensor, and its adapter's A and B where it has one
     scale: float = 0.0  # of B @ A
+    is_buffer: bool = False  # what no gradient reaches: it keeps its type, whatever the parameters are computed in
 
     def merged(self, whole: Sequence[Tensor] | None = None) -> Tensor:
         """Return the weight, its adapter merged in, in its own type. whole: its parts, made whole elsewhere."""
@@ -38,7 +39,7 @@ def weights_of(model: Any) -> list[Weight]:
     """Return the weights of a model in its order, a tied head once, and what it keeps that no gradient reaches."""
     layers = adapted_layers(model)
     found = []
-    for name, tensor in [*model.named_parameters(), *_kept_buffers(model)]:
+    for name, tensor in model.named_parameters():
         if ".lora_" in name:
             continue
         layer = layers.get(name.removesuffix(".weight").removesuffix(".base_layer"))
@@ -47,7 +48,8 @@ def weights_of(model: Any) -> list[Weight]:
             found.append(Weight(name.replace(_BASE_LAYER, "."), (tensor, a, b), scale))
         else:
             found.append(Weight(name.replace(_BASE_LAYER, "."), (tensor,)))
-    return found
+    kept = [Weight(name.replace(_BASE_LAYER, "."), (tensor,), is_buffer=True) for name, tensor in _kept_buffers(model)]
+    return found + kept
 
 
 def as_on_disk(model: Any, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:

@@ -3,6 +3,7 @@
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
+import torch
 from torch import Tensor
 
 from learner.models.weights.named_weights import Weight, as_on_disk, shapes_on_disk, weights_of
@@ -24,15 +25,21 @@ class PushedWeights:
         whole_on_first: WholeOnFirst,
         shape_of: Callable[[Tensor], tuple[int, ...]],
         *,
-        dtype: str,
+        dtype: str | None,
         bucket_bytes: int,
     ) -> None:
-        """whole_on_first: returns tensors whole on rank 0; all ranks call it together. dtype: of what is sent."""
+        """whole_on_first: returns tensors whole on rank 0; all ranks call it together.
+
+        dtype: of the parameters that are sent; None: their own. Buffers have their own: a router's bias is float32 in
+        learner and engine, and rounded it would send tokens to other experts.
+        """
         self._model, self._whole_on_first = model, whole_on_first
         sources = []
         for weight in weights_of(model):
             shapes = shapes_on_disk(model, weight, shape_of)
-            sources.append((weight, tuple(TensorMeta(name, dtype, shape) for name, shape in shapes.items())))
+            own = str(weight.parts[0].dtype).removeprefix("torch.")
+            sent = own if dtype is None or weight.is_buffer else dtype
+            sources.append((weight, tuple(TensorMeta(name, sent, shape) for name, shape in shapes.items())))
         self._runs: list[_Run] = cut_into_runs(
             sources, lambda source: sum(meta.num_bytes for meta in source[1]), bucket_bytes
         )
@@ -64,4 +71,4 @@ class PushedWeights:
                 for weight, metas in few:
                     merged = weight.merged([next(whole) for _ in weight.parts])
                     found = as_on_disk(self._model, {weight.name: merged})
-                    yield from ((meta.name, found[meta.name]) for meta in metas)
+                    yield from ((meta.name, found[meta.name].to(getattr(torch, meta.dtype))) for meta in metas)

@@ -39,7 +39,7 @@ def check_policy(folder: Path, told: Told, settings: PolicySettings) -> float:
         policy = _Policy(settings)
     check_state(folder / "state" / "policy", "policy", told.models["policy"], putting(policy.model))
     _check_config(folder / "model", settings.model_dir)
-    if digest_of_folder(folder / "model", settings.dtype) != told.pushed:
+    if digest_of_folder(folder / "model") != told.pushed:
         raise RefusedError("the weights in model/ are not those that the servers hold")
     if settings.lora is None:
         if digest_of_model(policy.model, settings.dtype) != told.pushed:
@@ -117,7 +117,7 @@ def _check_loss(role: str, found: Sequence[float], told: Sequence[float], dtype:
 
 def _check_merged(model: Any, folder: Path, dtype: str) -> None:
     """Raise unless base and adapters make the weights in model/, and its adapter/ holds these adapters."""
-    exported = dict(folder_tensors(folder, dtype))
+    exported = dict(folder_tensors(folder))
     for name, tensor in pushed_tensors(model, dtype):
         difference = (exported[name].float() - tensor.float()).abs().max()
         if not difference <= _MERGE_TOLERANCE[dtype] * tensor.float().abs().max():

@@ -44,7 +44,7 @@ def prove(folder: Path, told: Told, settings: Settings, model: Path) -> float:
         _check_memory(folder, told)
         _check_random(folder, told)
         _check_ledger(folder, told)
-        _check_reference(folder, told, settings)
+        _check_reference(folder, told)
         if "critic" in told.models:
             check_critic(folder / "state" / "critic", told, critic_settings(settings, _critic_source(settings, model)))
         return check_policy(folder, told, policy_settings(settings, model))
@@ -118,6 +118,6 @@ def _check_ledger(folder: Path, told: Told) -> None:
         raise RefusedError(f"its copy of the ledger accounts for steps up to {step}, and it is of step {told.step}")
 
 
-def _check_reference(folder: Path, told: Told, settings: Settings) -> None:
-    if told.reference and digest_of_folder(folder / "state" / "reference", settings.policy.dtype) != told.reference:
+def _check_reference(folder: Path, told: Told) -> None:
+    if told.reference and digest_of_folder(folder / "state" / "reference") != told.reference:
         raise RefusedError("state/reference is not the reference that the ranks held")

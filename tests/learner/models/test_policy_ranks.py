@@ -110,7 +110,7 @@ def test_what_ranks_hold_has_the_digests_of_what_they_write(
     assert held.digests == written
     assert held.num_updates == 3
     assert held.num_moves == 3
-    exported = digest_of_folder(folder / f"export_{world_size}_{stage}", "float32")
+    exported = digest_of_folder(folder / f"export_{world_size}_{stage}")
     assert found[world_size][stage]["pushed_digests"] == {exported}
 
 

@@ -1,16 +1,21 @@
 """A push has the names and numbers of the model folder: experts one by one, kept buffers, adapters merged."""
 
 from collections.abc import Sequence
+from contextlib import nullcontext
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+import torch.distributed as dist
 import transformers
 from safetensors.torch import load_file
 from torch import Tensor
 
 from learner.models.model_loading import load_model
+from learner.models.weights.digested import digest_of_folder, digest_of_model
+from learner.models.weights.export import export_model
 from learner.models.weights.pushed import PushedWeights
 from tests.benchmarks.packing_table import _BASE, ARCHITECTURES, settings_of
 
@@ -27,12 +32,12 @@ def folder_of(name: str, folder: Path) -> Path:
     return folder
 
 
-def pushed_weights(model: Any) -> PushedWeights:
+def pushed_weights(model: Any, dtype: str = "float32") -> PushedWeights:
     return PushedWeights(
         model,
         lambda tensors: tensors,
         lambda tensor: tuple(tensor.shape),
-        dtype="float32",
+        dtype=dtype,
         bucket_bytes=BUCKET_BYTES,
     )
 
@@ -51,6 +56,25 @@ def test_push_has_every_tensor_of_the_model_folder_under_its_name(tmp_path: Path
     assert found.keys() == expected.keys()
     assert all(torch.equal(found[name], expected[name]) for name in expected)
     assert len(pushed.plan) > 1
+
+
+def test_bias_of_a_router_is_pushed_written_and_digested_in_float32_beside_weights_in_bfloat16(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The learner computes with it in float32, and so does an engine: rounded, tokens would go to other experts."""
+    monkeypatch.setattr(dist, "get_rank", lambda: 0)
+    monkeypatch.setattr(dist, "barrier", lambda: None)
+    source = folder_of("Glm4MoeConfig", tmp_path / "source")
+    model = load_model(replace(settings_of(source), dtype="bfloat16"))
+    pushed, on_disk = pushed_weights(model, "bfloat16"), load_file(source / "model.safetensors")
+    types = {meta.name: meta.dtype for bucket in pushed.plan for meta in bucket}
+    found = {name: tensor.clone() for bucket in pushed.buckets(is_sender=True) for name, tensor in bucket}
+    biases = [name for name in types if name.endswith("e_score_correction_bias")]
+    assert biases
+    assert all(torch.equal(found[name], on_disk[name]) for name in biases)
+    assert {name for name, each in types.items() if each != "bfloat16"} == set(biases)
+    export_model(tmp_path / "export", source, model, lambda tensors: nullcontext(), Tensor.numel)
+    assert digest_of_folder(tmp_path / "export") == digest_of_model(model, "bfloat16")
 
 
 def test_ranks_that_send_nothing_gather_every_bucket_and_make_nothing_of_it(tmp_path: Path) -> None:
