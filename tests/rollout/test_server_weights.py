@@ -136,6 +136,28 @@ async def test_committed_version_is_told_and_written_with_only_once_it_is_served
     assert (await stage.coordinator.next(m.TrajectoryDone)).facts.oldest_version == 2
 
 
+async def test_turn_that_ends_while_its_version_is_pushed_once_more_waits_until_that_is_served(stage: Stage) -> None:
+    await stage.server.attach(stage.run())
+    await push(stage.server, 1)
+    await stage.coordinator.welcome()
+    stage.engine.is_slow = True
+    stage.coordinator.lease("e0-a")
+    async with asyncio.timeout(20.0):
+        while not stage.engine.requests:
+            await asyncio.sleep(0.01)
+    await stage.server.prepare(by := attempt(), {})
+    await stage.server.receive(by)
+    await stage.server.commit(by, 1, "digest")
+    stage.engine.release()
+    done = asyncio.ensure_future(stage.coordinator.next(m.TrajectoryDone))
+    await asyncio.wait({done}, timeout=0.2)
+    assert not done.done()
+
+    await stage.server.serve(by, 1)
+
+    assert (await done).facts.oldest_version == 1
+
+
 @pytest.mark.parametrize("next_call", ["join_weights", "leave", "prepare"])
 async def test_what_weights_wrote_that_nobody_served_is_given_up(stage: Stage, next_call: str) -> None:
     await stage.server.attach(stage.run())

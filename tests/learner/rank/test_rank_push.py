@@ -8,6 +8,7 @@ import torch
 
 from learner.models.parked import ParkedModels
 from learner.models.policy import PolicyEngine
+from learner.models.training.finite import NonFiniteWeightsError
 from learner.rank.push import RankPusher
 from learner.rank.turns import SharedDevice
 from protocol.errors import NeighbourError
@@ -90,6 +91,23 @@ def test_server_that_computes_something_else_costs_only_itself_and_is_back_with_
     assert "s2 computes other logprobs than the learner after the push" in report.failed["s2"]
     assert served == [2, 1]
     assert [server.served for server in servers] == [3, 3]
+
+
+def test_weights_that_are_not_finite_reach_no_server_and_a_push_that_did_is_known_by_its_digest(
+    pusher: RankPusher, servers: list[Liar], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(policy: Policy) -> None:
+        raise NonFiniteWeightsError("the policy is not finite")
+
+    report = pusher.push(1)
+    called = [list(server.calls) for server in servers]
+    monkeypatch.setattr(Policy, "check_finite", refuse)
+    with pytest.raises(NonFiniteWeightsError):
+        pusher.push(2)
+
+    assert report is not None
+    assert pusher.digest == report.digest != ""
+    assert [server.calls for server in servers] == called
 
 
 def test_run_ends_when_all_servers_compute_something_else_twice_in_a_row(

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 import torch
 
-from learner.weights.buckets import BucketMemory
+from learner.weights.buckets import BucketMemory, pack
 from learner.weights.feed import Feed, Feeds
 from learner.weights.push import WeightPusher
 from protocol.weights.wire import TensorMeta, plan_buckets
@@ -109,6 +109,16 @@ def test_memory_that_was_given_back_is_used_again() -> None:
 
     assert third.data_ptr() == second.data_ptr() != first.data_ptr()
     assert (len(second), len(third)) == (16, 48)
+
+
+def test_nothing_of_what_memory_held_before_travels_between_tensors() -> None:
+    plan = plan_buckets([TensorMeta("a", "uint8", (5,)), TensorMeta("b", "uint8", (3,))], 100)
+    memory = BucketMemory(plan, "cpu")
+    memory.give_back(memory.take(32).fill_(255))
+    weights = [("a", torch.ones(5, dtype=torch.uint8)), ("b", torch.ones(3, dtype=torch.uint8))]
+    (flat,) = pack(plan, iter([weights]), memory)
+
+    assert flat.tolist() == [1] * 5 + [0] * 11 + [1] * 3 + [0] * 13
 
 
 def test_a_push_to_several_servers_takes_the_memory_of_two_buckets(

@@ -19,7 +19,7 @@ from learner.models.model_loading import load_model
 from learner.models.reference import ReferenceModel
 from learner.models.weights.export import export_model
 from learner.models.weights.lora import LoraForm, adapted_layers, adapters_off, write_adapters
-from learner.models.weights.named_weights import weights_of
+from learner.models.weights.named_weights import Weight, weights_of
 from learner.models.weights.pushed import PushedWeights
 from learner.packing.micro_batch import LearnerSample, make_micro_batch
 from protocol.errors import OperatorError
@@ -79,6 +79,14 @@ def test_push_has_the_names_of_the_model_folder_and_adapters_merged(source: Path
     assert merged.keys() == dict(plain.named_parameters()).keys()
     plain.load_state_dict(merged, strict=False)
     torch.testing.assert_close(logprobs(plain), logprobs(model), rtol=0, atol=1e-4)
+
+
+def test_adapters_are_added_in_float32_to_weights_in_bfloat16() -> None:
+    torch.manual_seed(0)
+    base, a, b = torch.randn(64, 32), torch.randn(4, 32) / 8, torch.randn(64, 4) / 8
+    weight = Weight("w", tuple(part.to(torch.bfloat16) for part in (base, a, b)), scale=2.0)
+    base, a, b = (part.float() for part in weight.parts)
+    assert torch.equal(weight.merged(), (base + 2.0 * (b @ a)).to(torch.bfloat16))
 
 
 def test_exported_folder_has_adapters_merged(source: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
