@@ -23,6 +23,7 @@ from tests.gpu.push import IPC, NCCL
 from tests.gpu.speed import SPEED
 from tests.gpu.turns import TURNS
 
+DEVICES = ("cuda", "cpu")
 PARTS = (ATTENTION, STEP, DEEPSPEED_STEP, DIGEST, SPEED, IPC, NCCL, TURNS, LOOP, SHARED_LOOP)
 
 
@@ -31,6 +32,10 @@ def main() -> int:
     wanted = [name for name in arguments.only.split(",") if name]
     if unknown := sorted(set(wanted) - {part.name for part in PARTS}):
         print(f"prove: --only names {', '.join(unknown)}; parts: {', '.join(part.name for part in PARTS)}")
+        return 2
+    if arguments.device not in DEVICES:
+        names = ", ".join(DEVICES)
+        print(f"prove: --device is {arguments.device}; give one of {names}, and CUDA_VISIBLE_DEVICES for one GPU")
         return 2
     if (missing := _missing(("torch",))) is not None:
         print(f"prove: nothing can be checked: {missing}")

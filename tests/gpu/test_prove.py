@@ -35,6 +35,12 @@ def test_unknown_part_is_refused_with_the_names_of_all() -> None:
     assert ended.returncode == 2
 
 
+def test_device_of_another_name_is_refused_where_its_parts_would_be_said_to_fail() -> None:
+    ended = run("--device", "cuda:0")
+    assert ended.stdout == "prove: --device is cuda:0; give one of cuda, cpu, and CUDA_VISIBLE_DEVICES for one GPU\n"
+    assert ended.returncode == 2
+
+
 def run(*options: str) -> subprocess.CompletedProcess[str]:
     command = [sys.executable, "-m", "tests.gpu.prove", *options]
     return subprocess.run(command, capture_output=True, text=True, timeout=200, check=False)
