@@ -7,7 +7,8 @@ from typing import Any
 
 import pytest
 
-from rollout.engine.core_calls import COMMIT
+from protocol.errors import NeighbourError
+from rollout.engine.core_calls import COMMIT, HAS_RECEIVED
 from rollout.engine.engine import Engine
 from rollout.engine.generation import Sampling
 from tests.fakes.tiny_models import engine_of
@@ -30,6 +31,7 @@ class Vllm:
 
     def __init__(self) -> None:
         self.sent: list[str] = []
+        self.errored = False
         self.engine_core = SimpleNamespace(
             call_utility_async=self._call, resources=SimpleNamespace(engine_manager=None)
         )
@@ -38,7 +40,10 @@ class Vllm:
     def get_tokenizer(self) -> Any:
         return None
 
-    async def _call(self, method: str, version: str, digest: str) -> float:
+    async def _call(self, method: str, *_: str) -> float | bool:
+        if method == HAS_RECEIVED:
+            await asyncio.sleep(0)
+            return True
         assert method == COMMIT
         self.sent.append("commit")
         await asyncio.sleep(0)
@@ -64,3 +69,30 @@ async def test_request_that_vllm_gets_before_new_weights_is_not_cached_under_the
 
     where = vllm.sent.index("commit")
     assert not set(vllm.sent[:where]) & set(vllm.sent[where:])
+
+
+async def test_push_that_the_engine_forgot_while_it_came_is_not_loaded_for_who_comes_next() -> None:
+    vllm = Vllm()
+    engine = SendingEngine(engine_of("model"), vllm)
+    engine._update = {}
+    receiving = asyncio.ensure_future(engine.receive())
+    await asyncio.sleep(0)
+    engine.forget_weights()
+    await receiving
+
+    with pytest.raises(NeighbourError, match=r"^engine: cannot commit: nothing was received for whom it serves now$"):
+        await engine.commit(2, "digest")
+    assert vllm.sent == []
+
+
+async def test_weights_that_the_engine_forgot_while_they_were_loaded_are_no_version() -> None:
+    vllm = Vllm()
+    engine = SendingEngine(engine_of("model"), vllm)
+    engine._is_received = True
+    committing = asyncio.ensure_future(engine.commit(2, "digest"))
+    await asyncio.sleep(0)
+    engine.forget_weights()
+
+    with pytest.raises(NeighbourError, match=r"^engine: serves another run, since before version 2 was loaded$"):
+        await committing
+    assert engine.policy_version is None
