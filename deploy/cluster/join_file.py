@@ -43,6 +43,8 @@ def write_join_file(home: Home, ray_address: str) -> Path:
 
 def read_join_file(path: Path) -> JoinFile:
     """Return what a head told. Raises: SettingsError when the file is none, or when others may read it."""
+    if path.is_dir():  # a variable of the shell that is empty names the working folder
+        raise SettingsError(f"start_cluster: --join {path} is a folder. Give the head's join file.")
     try:
         if path.stat().st_mode & 0o077:
             raise SettingsError(f"start_cluster: --join {path} can be read by others. Run: chmod 600 {path}")

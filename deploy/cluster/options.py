@@ -3,6 +3,7 @@
 import argparse
 import ipaddress
 import json
+import math
 import socket
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -13,10 +14,13 @@ from deploy.cluster.invitation.take import join_file_of
 from deploy.cluster.join_file import read_join_file
 from deploy.cluster.port_range import PortRange, read_port_range
 from protocol.errors import OperatorError, SettingsError
+from protocol.settings.roles.placement import OWN_NAMES
 
 LOOPBACK = "127.0.0.1"
 
 
+# Longer than any start, and short enough for every timer.
+_LONGEST_S = 1e6
 # What is not given, and was not given before, is this.
 _DEFAULTS: dict[str, Any] = {
     "address": None,
@@ -148,7 +152,12 @@ def _check(options: Mapping[str, Any]) -> None:
             f"start_cluster: --resources {options['resources']} is no JSON object of numbers above 0. "
             """Give one such as '{"v100": 8}'."""
         )
-    for flag, least in (("num_cpus", 0), ("num_gpus", 0), ("wait_nodes", 0)):
+    if not 0 < options["start_timeout_s"] <= _LONGEST_S:
+        raise SettingsError(
+            f"start_cluster: --start-timeout-s {options['start_timeout_s']:g} is no time to wait. Give seconds "
+            f"above 0, {_LONGEST_S:g} at most."
+        )
+    for flag, least in (("num_cpus", 0), ("num_gpus", 0), ("wait_nodes", 0), ("topk", 1)):
         if options[flag] is not None and options[flag] < least:
             raise SettingsError(f"start_cluster: --{flag.replace('_', '-')} {options[flag]} is below {least}.")
     ports = {f"--{name}-port": options[f"{name}_port"] for name in ("ray", "retriever", "reward")}
@@ -187,15 +196,22 @@ def _is_ipv4(text: str) -> bool:
 def _are_resources(text: str) -> bool:
     try:
         found = json.loads(text)
-    except json.JSONDecodeError:
+    except (json.JSONDecodeError, RecursionError):
         return False
-    return isinstance(found, dict) and all(type(value) in (int, float) and value > 0 for value in found.values())
+    if not isinstance(found, dict):
+        return False
+    if own := sorted(set(found) & set(OWN_NAMES)):
+        raise SettingsError(
+            f"start_cluster: --resources names {', '.join(own)}, which Ray counts by itself. Use names of your own; "
+            "--num-cpus and --num-gpus say how many of those Ray counts."
+        )
+    return all(type(value) in (int, float) and value > 0 and math.isfinite(value) for value in found.values())
 
 
 def _address_toward(head: str) -> str:
     """Return the address of this node that a peer at `head` sees; sends nothing."""
     host, _, port = head.rpartition(":")
-    if not host or not port.isdigit():
+    if not host or not port.isdecimal() or not 1 <= int(port) <= 65535:
         raise SettingsError(
             f"start_cluster: --address {head} is not HOST:PORT. Give the head's, such as 10.0.0.1:6379."
         )

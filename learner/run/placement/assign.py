@@ -77,9 +77,13 @@ def assign(ranks: Wanted, servers: Wanted, nodes: Sequence[Node]) -> tuple[list[
 
 
 def assign_together(ranks: Wanted, servers: Wanted, nodes: Sequence[Node]) -> tuple[list[Node], list[Node]] | None:
-    """Return as `assign` does, with ranks and servers on the same nodes, each of these with as many of both."""
+    """Return as `assign` does, with ranks and servers on the same nodes, each of these with as many of both.
+
+    The ranks' strategy is that of both: packed is on as few nodes as hold both, spread on as many as can be.
+    """
     fixed = ranks.num_nodes or servers.num_nodes
-    for num_nodes in [fixed] if fixed else range(1, len(nodes) + 1):
+    numbers = range(1, len(nodes) + 1)
+    for num_nodes in [fixed] if fixed else numbers if ranks.strategy == "packed" else reversed(numbers):
         if ranks.count % num_nodes or servers.count % num_nodes:
             continue
         room = Room(nodes)

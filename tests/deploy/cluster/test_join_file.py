@@ -85,6 +85,12 @@ def test_anything_else_is_no_join_file(tmp_path: Path, text: str) -> None:
         read_join_file(tmp_path / "join")
 
 
+def test_folder_in_place_of_the_join_file_is_refused_and_not_to_be_closed(tmp_path: Path) -> None:
+    tmp_path.chmod(0o755)
+    with pytest.raises(SettingsError, match=f"--join {tmp_path} is a folder. Give the head's join file.$"):
+        read_join_file(tmp_path)
+
+
 def test_options_take_the_heads_address_from_the_file(head: Home) -> None:
     options = read_start_options(["--join", str(write_join_file(head, "127.0.0.1:7001"))])
     assert (options.head, options.node_ip) == ("127.0.0.1:7001", "127.0.0.1")

@@ -77,6 +77,13 @@ def test_colocated_roles_share_as_few_nodes_as_hold_both() -> None:
     assert places(nodes(8, 8, 8), 6, 6, servers={"nodes": 3}, colocate=[["servers", "critic"]]) == ("112233", "112233")
 
 
+def test_colocated_roles_are_spread_where_the_ranks_are() -> None:
+    apart = {"ranks": {"strategy": "spread"}, "colocate": [["ranks", "servers"]]}
+    assert places(nodes(8, 8, 8, 8), 4, 4, **apart) == ("1234", "1234")
+    assert places(nodes(8, 8, 8), 4, 2, **apart) == ("1122", "12")
+    assert places(nodes(8, 8, 1), 3, 3, **apart) == ("111", "111")
+
+
 def test_critic_and_reference_with_the_ranks_say_what_is_so_anyway() -> None:
     alone, told = (
         places(nodes(8), 2, 1),
