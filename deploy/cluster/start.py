@@ -6,7 +6,7 @@ Order: what runs already and stays, Ray and services side by side, the fleet, th
 import os
 import subprocess
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 
 from deploy.cluster.foreground import ignored_signals, stay
@@ -15,6 +15,7 @@ from deploy.cluster.joining import check_clock, check_is_not_head, check_way_bac
 from deploy.cluster.kept import end_what_goes, find_kept
 from deploy.cluster.known import connect_environment, is_head, known_cluster
 from deploy.cluster.options import LOOPBACK, StartOptions, read_start_options
+from deploy.cluster.port_range import read_port_range
 from deploy.cluster.ray_processes import await_ray, end_ray, launch_ray
 from deploy.cluster.tables.show import show_cluster
 from deploy.cluster.tables.table import show_how_to_join, show_next_step
@@ -28,6 +29,8 @@ from protocol.node.home import ClusterState, ProcessRecord, write_cluster
 from protocol.ray_calls import FLEET, NAMESPACE
 
 _FLEET_S = 60.0
+_ANY_PORT = 0
+_LISTENERS = ("ray", "retriever", "reward", "dashboard")
 
 
 def start(arguments: Sequence[str]) -> None:
@@ -49,6 +52,8 @@ def start(arguments: Sequence[str]) -> None:
         make_home(home, is_joining=options.head is not None)
         wanted = wanted_services(options, home)
         kept = find_kept(options, wanted, home)
+        if known is not None:
+            _check_ports(options, kept, known)  # before anything ends that works
         end_what_goes(kept, options, home)
         state = _bring_up(options, home, wanted, kept)
         down = show_cluster(state, home)
@@ -147,21 +152,39 @@ def _check_join(state: ClusterState) -> None:
     check_clock(lambda: float(ask(keeper.clock.remote(), _FLEET_S, "head's keeper")))
 
 
-def _check_ports(options: StartOptions, kept: dict[str, ProcessRecord]) -> None:
+def _check_ports(options: StartOptions, kept: Mapping[str, ProcessRecord], known: ClusterState | None = None) -> None:
+    """Raise OperatorError for an address that is not this machine's, or a port that is taken.
+
+    known: of what still runs; its own ports are not looked at, since some of it goes.
+    """
+    if "ray" not in kept:
+        check_port("cluster", options.node_ip, _ANY_PORT, "--node-ip")
+    for service, host, port, flag in _ports(options, kept):
+        if known is None or not _has_port(known, port):
+            check_port(service, host, port, flag)
+
+
+def _ports(options: StartOptions, kept: Mapping[str, ProcessRecord]) -> Iterator[tuple[str, str, int, str]]:
+    """Yield of each port that what starts will listen on: by whom, at which address, and the option for it."""
     if "ray" not in kept and options.head is None:
-        check_port("Ray head", options.node_ip, options.ray_port, "--ray-port")
+        yield "Ray head", options.node_ip, options.ray_port, "--ray-port"
         if options.dashboard_port is not None:
-            host = options.dashboard_host or LOOPBACK
-            check_port("Ray's dashboard", host, options.dashboard_port, "--dashboard-port")
+            yield "Ray's dashboard", options.dashboard_host or LOOPBACK, options.dashboard_port, "--dashboard-port"
     if "ray" not in kept and options.ports is not None:
         for flag, port in options.ports.for_ray.items():
             if "worker" not in flag:
-                check_port(f"{flag.removeprefix('--').removesuffix('-port')} of Ray", options.node_ip, port, "--ports")
+                yield f"{flag.removeprefix('--').removesuffix('-port')} of Ray", options.node_ip, port, "--ports"
     if "retriever" not in kept:
-        for host in ["127.0.0.1", *([options.node_ip] if shared_retriever_url(options) else [])]:
-            check_port("retriever", host, options.retriever_port, "--retriever-port")
+        for host in [LOOPBACK, *([options.node_ip] if shared_retriever_url(options) else [])]:
+            yield "retriever", host, options.retriever_port, "--retriever-port"
     if options.reward_scorer is not None and "reward" not in kept:
-        check_port("reward server", "127.0.0.1", options.reward_port, "--reward-port")
+        yield "reward server", LOOPBACK, options.reward_port, "--reward-port"
+
+
+def _has_port(known: ClusterState, port: int) -> bool:
+    """Return whether a cluster was started with this port among its own."""
+    ports_of_its_own, given = [known.options.get(f"{name}_port") for name in _LISTENERS], known.options.get("ports")
+    return port in ports_of_its_own or (isinstance(given, str) and port in read_port_range(given))
 
 
 def _make_quickstart(home: Home) -> None:

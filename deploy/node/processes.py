@@ -127,7 +127,14 @@ def end(processes: Sequence[psutil.Process], term_s: float = _TERM_S) -> None:
 
 
 def check_port(service: str, host: str, port: int, flag: str) -> None:
-    """Raise OperatorError, naming who listens when that is known, unless `port` is free."""
+    """Raise OperatorError unless `port` is free, naming who listens when that is known. 0 asks for `host` alone."""
+    try:
+        bind(service, host, 0).close()
+    except OperatorError:
+        raise OperatorError(
+            f"{host}, wanted by the {service}, is no address of this machine. "
+            "`ip -4 -brief address` lists those it has."
+        ) from None
     try:
         bind(service, host, port).close()
     except OperatorError:

@@ -147,6 +147,19 @@ def test_start_after_rays_process_was_killed_starts_everything(cluster: RunningC
     assert set(cluster.pids.values()).isdisjoint(before.values())
 
 
+@pytest.mark.parametrize("flag", ["--ray-port", "--retriever-port", "--node-ip"])
+def test_start_that_cannot_be_ends_nothing_of_what_runs(cluster: RunningCluster, flag: str) -> None:
+    before = cluster.pids
+    with bind("test", "127.0.0.1", 0) as stranger:
+        stranger.listen()
+        given = "203.0.113.7" if flag == "--node-ip" else str(stranger.getsockname()[1])
+        refused = cluster.command("start", flag, given)
+    assert refused.returncode == 1
+    assert "is no address of this machine" in refused.stderr or f"choose another port with {flag}" in refused.stderr
+    assert cluster.pids == before
+    assert cluster.status().returncode == 0
+
+
 def test_own_retriever_takes_the_place_of_the_bundled_one(cluster: RunningCluster, tmp_path: Path) -> None:
     (tmp_path / "own.py").write_text(OWN_RETRIEVER, encoding="utf-8")
     script = tmp_path / "own.sh"

@@ -59,6 +59,11 @@ def test_marked_are_the_users_processes_that_are_said_to_be_the_clusters() -> No
     assert [process.pid for process in found] == [child.pid]
 
 
+def test_address_of_another_machine_is_not_told_as_a_taken_port() -> None:
+    with pytest.raises(OperatorError, match=r"^203\.0\.113\.7, wanted by the Ray head, is no address of this machine"):
+        check_port("Ray head", "203.0.113.7", 0, "--node-ip")
+
+
 def test_taken_port_is_told_with_pid_and_program_alone() -> None:
     with bind("test", "127.0.0.1", 0) as taken:
         taken.listen()
