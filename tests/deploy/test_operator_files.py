@@ -55,6 +55,21 @@ def test_every_file_of_the_checkout_that_is_used_is_there(path: Path) -> None:
     assert [name for name in used if not (ROOT / name).is_file()] == []
 
 
+@pytest.mark.parametrize("job", [1, 9_999, 40_000, 40_500, 123_456])
+def test_ray_of_a_slurm_job_is_outside_of_the_ports_that_documents_name(job: int) -> None:
+    script = (DEPLOY / "slurm" / "run.sbatch").read_text("utf-8")
+    (assigned,) = re.findall(r"^ray_port=.*$", script, re.M)
+    (ports,) = set(re.findall(r"--ports (\d+-\d+)", (DEPLOY / "operating.md").read_text("utf-8")))
+    evaluated = subprocess.run(
+        ["/bin/bash", "-c", f'{assigned}\necho "$ray_port"'],
+        env={"SLURM_JOB_ID": str(job)},
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    read_start_options(["--ports", ports, "--ray-port", evaluated.stdout.strip()])
+
+
 def test_pods_give_start_cluster_options_that_it_knows() -> None:
     for group, pod in pods():
         (container,) = pod["containers"]
