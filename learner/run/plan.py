@@ -25,6 +25,8 @@ def show_plan(topology: Topology, title: str, facts: Sequence[str]) -> None:
         console.print(_totals(topology), soft_wrap=True)
         if topology.shares_devices:
             console.print(_turns(topology), soft_wrap=True)
+        if words := tight_words(topology):
+            console.print(words, soft_wrap=True)
     else:
         console.print(
             "No Sluice cluster runs here: GPUs are as the settings ask, and 0 on a cluster without any.", soft_wrap=True
@@ -45,6 +47,22 @@ def node_rows(topology: Topology) -> list[tuple[str, str, str, str, str]]:
         )
         for node in topology.nodes
     ]
+
+
+def tight_words(topology: Topology) -> str:
+    """Return which rank may run out of its GPU's memory in a full micro-batch; "" where none may.
+
+    What a process always has in memory is no guess, and `refusals.check_memory` refuses it.
+    """
+    ranks = topology.ranks
+    for node in ranks.places if ranks.num_gpus else ():
+        if node.gpu_bytes is not None and ranks.memory_bytes > node.gpu_bytes:
+            return (
+                f"A rank may run out of memory: with a full micro-batch it takes up to {ranks.memory_bytes / _GB:.1f} GB, "
+                f"and a GPU of {node.node_ip} has {node.gpu_bytes / _GB:.0f} GB. Lower learner.micro_batch_tokens or "
+                "rollout.max_context_tokens, or set learner.gradient_checkpointing to true."
+            )
+    return ""
 
 
 def _role_row(processes: Processes, is_placed: bool) -> tuple[str, str, str, str, str]:

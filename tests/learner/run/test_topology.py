@@ -6,7 +6,7 @@ import pytest
 
 from learner.disk.model_size import ModelSize
 from learner.run.placement.node import Node
-from learner.run.plan import node_rows
+from learner.run.plan import node_rows, tight_words
 from learner.run.rank_memory import Sizes
 from learner.run.topology import choose_backend, plan_topology
 from protocol.errors import SettingsError
@@ -145,6 +145,21 @@ def test_a_shared_plan_says_who_has_the_gpu_when() -> None:
     ((_, gpus, ranks, servers, card),) = node_rows(plan)
     assert (gpus, ranks, servers) == ("1 of 1", "0", "0")
     assert card == "rank 0.0 or server 0.0 + KV cache of 80 GB; host 0 GB"
+
+
+def test_a_plan_says_which_rank_may_run_out_of_memory_in_a_full_micro_batch() -> None:
+    size = ModelSize(7_000_000_000, num_layers=28, hidden_size=3584, kept_in_layer=60_000)
+    of_long = settings(4, 1, 1, policy={"dtype": "bfloat16"}, rollout={"max_context_tokens": 16_384})
+
+    def words(gradient_checkpointing: bool, gpu_bytes: int | None) -> str:
+        learner = of_long.learner.model_copy(update={"gradient_checkpointing": gradient_checkpointing})
+        asked = of_long.model_copy(update={"learner": learner})
+        return tight_words(plan_topology(asked, Sizes(size), [Node("10.0.0.1", 8, gpu_bytes=gpu_bytes)]))
+
+    said = words(False, 80_000_000_000)
+    assert said.startswith("A rank may run out of memory: with a full micro-batch it takes up to 1")
+    assert "a GPU of 10.0.0.1 has 80 GB. Lower learner.micro_batch_tokens" in said
+    assert words(True, 80_000_000_000) == words(False, None) == ""
 
 
 def test_ipc_is_taken_on_one_machine_and_refused_where_a_server_is_on_another() -> None:
