@@ -6,6 +6,7 @@ Exit status: 0; 1 with one sentence; 2 for a wrong option.
 import argparse
 import sys
 import time
+from collections import deque
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -66,8 +67,8 @@ def _show(runs: Sequence[Run]) -> None:
         table.add_row(run.name, state, since, run.step, run.folder or "-")
     Console(markup=False, emoji=False).print(table)
     for run in runs:
-        if not run.is_running and (lines := _last_lines(run.log, 1)):
-            print(f"{run.name}: {lines[0]}")
+        if not run.is_running and (line := _last_line(run.log)):
+            print(f"{run.name}: {line}")
 
 
 def _named(runs: Sequence[Run], name: str | None) -> Run:
@@ -86,10 +87,8 @@ def _show_log(run: Run, *, follow: bool) -> None:
     if run.log is None:
         where = f"its records are in {run.folder}" if run.folder else "see the machine that it was started on"
         raise OperatorError(f"deploy.runs: {run.name} writes to the terminal that it was started in; {where}.")
-    for line in _last_lines(run.log, _TAIL_LINES):
-        print(line)
     with run.log.open(encoding="utf-8", errors="replace") as log:
-        log.seek(0, 2)
+        print("".join(deque(log, _TAIL_LINES)), end="", flush=True)
         while follow:
             is_over = not any(other.is_running and other.name == run.name for other in find_runs())
             print(log.read(), end="", flush=True)
@@ -111,7 +110,9 @@ def _stop(run: Run) -> None:
     print(f"{run.name} has ended.")
 
 
-def _last_lines(log: Path | None, number: int) -> list[str]:
+def _last_line(log: Path | None) -> str:
+    """Return the last line that says something, "" without any."""
     if log is None or not log.is_file():
-        return []
-    return [line for line in log.read_text(encoding="utf-8", errors="replace").splitlines() if line.strip()][-number:]
+        return ""
+    lines = log.read_text(encoding="utf-8", errors="replace").splitlines()
+    return next((line for line in reversed(lines) if line.strip()), "")

@@ -58,9 +58,10 @@ def tight_words(topology: Topology) -> str:
     for node in ranks.places if ranks.num_gpus else ():
         if node.gpu_bytes is not None and ranks.memory_bytes > node.gpu_bytes:
             return (
-                f"A rank may run out of memory: with a full micro-batch it takes up to {ranks.memory_bytes / _GB:.1f} GB, "
-                f"and a GPU of {node.node_ip} has {node.gpu_bytes / _GB:.0f} GB. Lower learner.micro_batch_tokens or "
-                "rollout.max_context_tokens, or set learner.gradient_checkpointing to true."
+                "A rank may run out of memory: with a full micro-batch it takes up to "
+                f"{ranks.memory_bytes / _GB:.1f} GB, and a GPU of {node.node_ip} has {node.gpu_bytes / _GB:.0f} GB. "
+                "Lower learner.micro_batch_tokens or rollout.max_context_tokens, or set "
+                "learner.gradient_checkpointing to true."
             )
     return ""
 

@@ -10,6 +10,8 @@ from pydantic import (
 
 from protocol.settings.section import Count, CountAboveZero, Fraction, Seconds, Section
 
+# vLLM's name for the logprobs of the distribution that tokens are drawn from, temperature and all.
+LOGPROBS_MODE = "processed_logprobs"
 # vLLM takes biases in this range.
 _Bias = Annotated[float, Field(ge=-100.0, le=100.0)]
 
@@ -65,11 +67,16 @@ class RolloutSettings(Section):
 
     @field_validator("engine_args")
     @classmethod
-    def _refuse_lora_engine(cls, value: dict[str, Any]) -> dict[str, Any]:
+    def _refuse_what_training_cannot_use(cls, value: dict[str, Any]) -> dict[str, Any]:
         if value.get("enable_lora"):
             raise ValueError(
                 "enable_lora = true wraps the engine's layers, and pushes would find their weights under other names. "
                 "Remove it: policy.lora needs nothing of the engine, its adapters are pushed merged."
+            )
+        if (mode := value.get("logprobs_mode", LOGPROBS_MODE)) != LOGPROBS_MODE:
+            raise ValueError(
+                f"logprobs_mode = {mode} has the engine tell other logprobs than those of the distribution that it "
+                "draws tokens from, and training would take the one for the other. Remove it."
             )
         return value
 

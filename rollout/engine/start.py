@@ -5,6 +5,7 @@ from pathlib import Path
 from typing import Any
 
 from protocol.errors import NeighbourError, SettingsError
+from protocol.settings.rollout import LOGPROBS_MODE
 from protocol.settings.run_spec import EngineRequest
 from rollout.engine.stop_strings import has_fast_tokenizer
 
@@ -83,7 +84,7 @@ def _set_environment(spec: EngineRequest) -> None:
 def _default_engine_args(spec: EngineRequest) -> dict[str, Any]:
     """Return our settings of vLLM; a user's `engine_args` go over them."""
     defaults: dict[str, Any] = {
-        "logprobs_mode": "processed_logprobs",
+        "logprobs_mode": LOGPROBS_MODE,
         "generation_config": "vllm",  # a model folder's own sampling defaults must not change what is trained on
         "enable_log_requests": False,
         "disable_log_stats": True,

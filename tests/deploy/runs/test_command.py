@@ -83,6 +83,24 @@ def test_logs_prints_the_end_of_a_runs_output(
     assert told(capsys, "logs", "my-run") == (0, "first line\nlast line\n")
 
 
+def test_logs_that_follow_have_what_is_written_while_the_end_is_shown(
+    run: "subprocess.Popen[bytes]", capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    write, written = sys.stdout.write, []
+
+    def writes_meanwhile(text: str) -> int:
+        if not written:
+            written.append(text)
+            with log_of_run("my-run").open("a") as log:
+                log.write("between\n")
+            run.terminate()
+            run.wait(60.0)
+        return write(text)
+
+    monkeypatch.setattr(sys.stdout, "write", writes_meanwhile)
+    assert told(capsys, "logs", "my-run", "--follow") == (0, "first line\nlast line\nbetween\n")
+
+
 def test_stop_ends_a_run_as_ctrl_c_does_and_waits_for_it(
     run: "subprocess.Popen[bytes]", capsys: pytest.CaptureFixture[str]
 ) -> None:

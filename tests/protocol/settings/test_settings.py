@@ -180,3 +180,10 @@ def wait_names(model: type[BaseModel], prefix: str = "") -> list[str]:
 def test_wait_is_no_longer_than_timers_take(name: str) -> None:
     section, field = name.split(".")
     assert refusal(**{section: {field: 1e300}}) == [(name, "Input should be less than or equal to 1000000")]
+
+
+def test_logprobs_of_another_distribution_than_the_drawn_one_are_refused() -> None:
+    with pytest.raises(ValidationError, match="logprobs_mode = raw_logprobs has the engine tell other logprobs"):
+        Settings.model_validate({"rollout": {"engine_args": {"logprobs_mode": "raw_logprobs"}}})
+    given = {"logprobs_mode": "processed_logprobs"}
+    assert Settings.model_validate({"rollout": {"engine_args": given}}).rollout.engine_args == given
