@@ -14,8 +14,6 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
-from protocol.weights.runs import cut_into_runs
-
 if TYPE_CHECKING:
     from torch import Tensor
 
@@ -43,15 +41,6 @@ class TensorMeta:
 
 
 Bucket = tuple[TensorMeta, ...]
-
-
-def plan_buckets(metas: Sequence[TensorMeta], bucket_bytes: int) -> tuple[Bucket, ...]:
-    """Return the tensors in their order, cut into runs of at most `bucket_bytes`.
-
-    A tensor larger than `bucket_bytes` travels alone. Example: 48, 48, 48 and 208 bytes in buckets of 100 give
-    [48, 48], [48], [208].
-    """
-    return tuple(tuple(run) for run in cut_into_runs(metas, lambda meta: _aligned(meta.num_bytes), bucket_bytes))
 
 
 def bucket_num_bytes(bucket: Bucket) -> int:

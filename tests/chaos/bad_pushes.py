@@ -31,11 +31,11 @@ from transformers import Qwen2ForCausalLM
 from learner.weights.push import WeightPusher
 from protocol.errors import NeighbourError
 from protocol.weights.digest import WeightDigest
-from protocol.weights.wire import Bucket, TensorMeta, bucket_num_bytes, bucket_views, plan_buckets
+from protocol.weights.wire import Bucket, TensorMeta, bucket_num_bytes, bucket_views
 from rollout.engine.generation import Generation, Sampling
 from tests.chaos.rig.faulty_pushes import FAULTS, Buckets, FaultyServer, FlippingGroup, breaking_off
 from tests.chaos.rig.verdict import conclude, options
-from tests.fakes.planned_weights import planned
+from tests.fakes.planned_weights import plan_buckets, planned
 from tests.fakes.tiny_models import engine_of, make_tiny_model
 
 PROMPT = [20, 21, 14, 22, 23, 32] * 3

@@ -1,12 +1,18 @@
 """A model's weights as a push takes them: the plan of its buckets, and each bucket's tensors in turn."""
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 
 from torch import Tensor
 
-from protocol.weights.wire import Bucket, TensorMeta, plan_buckets
+from protocol.weights.runs import cut_into_runs
+from protocol.weights.wire import Bucket, TensorMeta, bucket_num_bytes
 
 Gathered = Iterator[list[tuple[str, Tensor]]]
+
+
+def plan_buckets(metas: Sequence[TensorMeta], bucket_bytes: int) -> tuple[Bucket, ...]:
+    """Return plain tensors in their order, in buckets of at most so many bytes; a larger one has its own."""
+    return tuple(tuple(run) for run in cut_into_runs(metas, lambda meta: bucket_num_bytes((meta,)), bucket_bytes))
 
 
 def planned(named: Iterable[tuple[str, Tensor]], bucket_bytes: int) -> tuple[tuple[Bucket, ...], Gathered]:

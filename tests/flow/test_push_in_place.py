@@ -12,9 +12,10 @@ from transformers import Qwen2ForCausalLM
 
 from learner.weights.push import WeightPusher
 from protocol.weights.digest import WeightDigest
-from protocol.weights.wire import TensorMeta, plan_buckets, update_message
+from protocol.weights.wire import TensorMeta, update_message
 from rollout.engine.engine import Engine
 from tests.fakes.in_process_server import InProcessServer
+from tests.fakes.planned_weights import plan_buckets
 from tests.fakes.tiny_models import engine_of, make_tiny_model
 from tests.flow.pushed_pair import Pair, worst_difference
 

@@ -27,7 +27,8 @@ from learner.objectives.supervised import weighted_nll
 from learner.packing.micro_batch import LearnerSample, make_micro_batch
 from learner.weights.buckets import BucketMemory, pack
 from protocol.settings.settings import Settings
-from protocol.weights.wire import TensorMeta, plan_buckets
+from protocol.weights.wire import TensorMeta
+from tests.fakes.planned_weights import plan_buckets
 
 NAME = "pretended"
 

@@ -5,7 +5,8 @@ from collections.abc import Sequence
 import torch
 
 from learner.weights.push import PushReport, WeightPusher
-from protocol.weights.wire import TensorMeta, plan_buckets
+from protocol.weights.wire import TensorMeta
+from tests.fakes.planned_weights import plan_buckets
 from tests.learner.weights.fake_server import FakeServer
 
 DEADLINE_S = 20.0

@@ -7,7 +7,8 @@ import pytest
 import torch
 
 from learner.weights.push import PushReport, WeightPusher
-from protocol.weights.wire import TensorMeta, plan_buckets
+from protocol.weights.wire import TensorMeta
+from tests.fakes.planned_weights import plan_buckets
 from tests.learner.weights.fake_server import FakeServer
 
 PLAN = plan_buckets([TensorMeta("a", "float32", (64,)), TensorMeta("b", "float32", (64,))], 256)

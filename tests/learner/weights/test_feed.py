@@ -10,7 +10,8 @@ import torch
 from learner.weights.buckets import BucketMemory, pack
 from learner.weights.feed import Feed, Feeds
 from learner.weights.push import WeightPusher
-from protocol.weights.wire import TensorMeta, plan_buckets
+from protocol.weights.wire import TensorMeta
+from tests.fakes.planned_weights import plan_buckets
 from tests.learner.weights.fake_server import FakeServer
 from tests.learner.weights.pushing import make_pusher
 

@@ -12,10 +12,11 @@ import torch
 from learner.weights.push import PushReport, WeightPusher
 from protocol.errors import NeighbourError
 from protocol.weights.controls import VERBS
-from protocol.weights.wire import TensorMeta, plan_buckets
+from protocol.weights.wire import TensorMeta
 from rollout.server import RolloutServer
 from tests.chaos.rig.memory_engine import MemoryEngine
 from tests.chaos.rig.processes import ENGINE
+from tests.fakes.planned_weights import plan_buckets
 from tests.fakes.waiting import wait_until
 
 PLAN = plan_buckets([TensorMeta("a", "float32", (64,)), TensorMeta("b", "float32", (64,))], 256)

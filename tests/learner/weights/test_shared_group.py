@@ -13,7 +13,8 @@ from learner.weights import push as push_module
 from learner.weights.push import PushReport, WeightPusher
 from learner.weights.rendezvous import NcclRendezvous
 from protocol.weights.controls import Attempt
-from protocol.weights.wire import TensorMeta, plan_buckets
+from protocol.weights.wire import TensorMeta
+from tests.fakes.planned_weights import plan_buckets
 
 PLAN = plan_buckets([TensorMeta("a", "float32", (4,))], 1 << 20)
 SILENCE_S = 0.5

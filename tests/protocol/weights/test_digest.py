@@ -11,7 +11,8 @@ import torch
 from torch._subclasses.fake_tensor import FakeTensorMode
 
 from protocol.weights.digest import WeightDigest, byte_sums, digest_of_tensor, sums_of_all
-from protocol.weights.wire import Bucket, TensorMeta, bucket_num_bytes, bucket_views, plan_buckets
+from protocol.weights.wire import Bucket, TensorMeta, bucket_num_bytes, bucket_views
+from tests.fakes.planned_weights import plan_buckets
 
 METAS = [
     TensorMeta("embed", "float32", (3, 4)),

@@ -1,4 +1,4 @@
-"""The wire of a weight push: bucket plans, typed views, the metadata message and the digest."""
+"""The wire of a weight push: buckets, typed views, the metadata message and the digest."""
 
 from typing import Any
 
@@ -10,27 +10,16 @@ from protocol.weights.wire import (
     TensorMeta,
     bucket_num_bytes,
     bucket_views,
-    plan_buckets,
     read_update_message,
     update_message,
 )
+from tests.fakes.planned_weights import plan_buckets
 
 METAS = [
     TensorMeta("embed", "float32", (3, 4)),
     TensorMeta("norm", "bfloat16", (5,)),
     TensorMeta("head", "float32", (4, 13)),
 ]
-
-
-def test_plan_cuts_in_order_and_lets_a_large_tensor_travel_alone() -> None:
-    metas = [TensorMeta(name, "uint8", (size,)) for name, size in zip("abcd", (48, 48, 48, 208), strict=True)]
-    plan = plan_buckets(metas, 100)
-
-    assert [[meta.name for meta in bucket] for bucket in plan] == [["a", "b"], ["c"], ["d"]]
-
-
-def test_plan_of_no_tensors_is_empty() -> None:
-    assert plan_buckets([], 100) == ()
 
 
 def test_bucket_aligns_every_tensor_to_sixteen_bytes() -> None:

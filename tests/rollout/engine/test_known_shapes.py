@@ -2,8 +2,9 @@
 
 import pytest
 
-from protocol.weights.wire import TensorMeta, plan_buckets
+from protocol.weights.wire import TensorMeta
 from rollout.engine.weights.known_shapes import KnownShapes
+from tests.fakes.planned_weights import plan_buckets
 
 
 def test_parameter_that_comes_in_another_shape_than_before_is_refused_by_its_name() -> None:

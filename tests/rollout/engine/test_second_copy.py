@@ -8,7 +8,8 @@ import pytest
 import torch
 from torch import nn
 
-from protocol.weights.wire import Bucket, TensorMeta, bucket_num_bytes, bucket_views, plan_buckets
+from protocol.weights.wire import Bucket, TensorMeta, bucket_num_bytes, bucket_views
+from tests.fakes.planned_weights import plan_buckets
 
 pytestmark = pytest.mark.filterwarnings("ignore::FutureWarning", "ignore::DeprecationWarning", "ignore::UserWarning")
 
