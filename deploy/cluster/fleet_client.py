@@ -4,6 +4,7 @@ Importing this module imports Ray, which reads how to authenticate at once: set 
 """
 
 import socket
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -17,6 +18,7 @@ from protocol.errors import NeighbourError, OperatorError
 from protocol.ray_calls import FLEET, NAMESPACE, first_line, naming_ray_errors
 
 _CONNECT_S = 5.0
+_POLL_S = 0.2
 
 
 @contextmanager
@@ -48,14 +50,27 @@ def connected(address: str, node_ip: str | None = None) -> Iterator[None]:
 def ensure_fleet(timeout_s: float) -> None:
     """Have the fleet actor run on this node, the head; it outlives this driver.
 
-    Ray, which starts it again when it ends, would put it on any node: there other code may lie.
+    Ray, which starts it again when it ends, would put it on any node: there other code may lie. One that was on a head
+    whose raylet has died has the name until Ray finds that its node is gone.
     Raises: OperatorError when it does not answer in time.
     """
+    deadline = time.monotonic() + timeout_s
+    while True:
+        try:
+            ask(_fleet_here().describe.remote(), timeout_s)
+            return
+        except OperatorError:
+            if time.monotonic() > deadline:
+                raise
+        time.sleep(_POLL_S)
+
+
+def _fleet_here() -> Any:
+    """Return the fleet actor, made on this node where there is none."""
     here = NodeAffinitySchedulingStrategy(ray.get_runtime_context().get_node_id(), soft=False)
     options = {"name": FLEET, "namespace": NAMESPACE, "lifetime": "detached", "get_if_exists": True}
     options |= {"num_cpus": 0, "max_restarts": -1, "scheduling_strategy": here}
-    fleet = ray.remote(Fleet).options(**options).remote()
-    ask(fleet.describe.remote(), timeout_s)
+    return ray.remote(Fleet).options(**options).remote()
 
 
 def describe_servers(timeout_s: float) -> list[dict[str, Any]]:

@@ -14,9 +14,10 @@ from deploy.cluster.join_file import check_same, is_reachable, read_join_file, t
 from deploy.cluster.joining import check_clock, check_is_not_head, check_way_back, check_way_to_head
 from deploy.cluster.kept import end_what_goes, find_kept
 from deploy.cluster.known import connect_environment, is_head, known_cluster
+from deploy.cluster.node_ray.outlived import GCS, await_raylet, find_gcs, launch_raylet, remember_raylet
+from deploy.cluster.node_ray.processes import await_ray, end_ray, launch_ray
 from deploy.cluster.options import LOOPBACK, StartOptions, read_start_options
 from deploy.cluster.port_range import read_port_range
-from deploy.cluster.ray_processes import await_ray, end_ray, launch_ray
 from deploy.cluster.tables.show import show_cluster
 from deploy.cluster.tables.table import show_how_to_join, show_next_step
 from deploy.cluster.wanted_services import Service, shared_retriever_url, wanted_services
@@ -55,7 +56,7 @@ def start(arguments: Sequence[str]) -> None:
         if known is not None:
             _check_ports(options, kept, known)  # before anything ends that works
         end_what_goes(kept, options, home)
-        state = _bring_up(options, home, wanted, kept)
+        state = _bring_up_or_anew(options, home, wanted, kept)
         down = show_cluster(state, home)
     if options.head is not None and FLEET in down:
         down.remove(FLEET)  # the head's: busy with a run that has begun before this node came
@@ -66,8 +67,9 @@ def start(arguments: Sequence[str]) -> None:
     if options.wait_nodes:
         _await_nodes(state, options)
     show_next_step()
-    if options.block:
-        stay(ignored)
+    if options.block and not stay(ignored, lambda state: find_gcs(state, home) is not None):
+        # In a process that is as it was at first: what has asked Ray cannot ask another raylet.
+        os.execv(sys.executable, [sys.executable, "-m", "deploy.cluster", "start", *arguments])  # noqa: S606
 
 
 def _await_nodes(state: ClusterState, options: StartOptions) -> None:
@@ -77,6 +79,20 @@ def _await_nodes(state: ClusterState, options: StartOptions) -> None:
 
     with connected(state.ray_address, state.node_ip):
         await_nodes(options.wait_nodes, options.start_timeout_s)
+
+
+def _bring_up_or_anew(
+    options: StartOptions, home: Home, wanted: dict[str, Service], kept: dict[str, ProcessRecord]
+) -> ClusterState:
+    """Return as `_bring_up` does. Where a head's raylet cannot be begun again beside its GCS, all of Ray is."""
+    try:
+        return _bring_up(options, home, wanted, kept)
+    except OperatorError as error:
+        if GCS not in kept:
+            raise
+        print(f"{error}. All of Ray is started anew: the other nodes have to join again.", file=sys.stderr)
+        end_what_goes({}, options, home)
+        return _bring_up(options, home, wanted, {})
 
 
 def _bring_up(
@@ -107,7 +123,8 @@ def _start_processes(
     started: dict[str, ProcessRecord],
 ) -> None:
     """Start Ray and services side by side; returns when all are healthy. started: filled as they come."""
-    ray_starting = None if "ray" in kept else launch_ray(options, home)
+    raylet = launch_raylet(options, home) if GCS in kept else None
+    ray_starting = launch_ray(options, home) if raylet is None and "ray" not in kept else None
     if "reward" in wanted and "reward" not in kept:
         started["reward"] = wanted["reward"].launch(home)
     if options.corpus_path is None:
@@ -119,8 +136,13 @@ def _start_processes(
             threads.submit(await_healthy, record, home.token_file, options.start_timeout_s)
             for record in started.values()
         ]
-        if ray_starting is not None:
+        if raylet is not None:
+            started["ray"] = raylet
+            await_raylet(raylet, home, options.start_timeout_s)
+        elif ray_starting is not None:
             started["ray"] = await_ray(ray_starting, home, options)
+            if options.head is None:
+                remember_raylet(started["ray"], home)
         for wait in waits:
             wait.result()
 
@@ -166,7 +188,7 @@ def _check_ports(options: StartOptions, kept: Mapping[str, ProcessRecord], known
 
 def _ports(options: StartOptions, kept: Mapping[str, ProcessRecord]) -> Iterator[tuple[str, str, int, str]]:
     """Yield of each port that what starts will listen on: by whom, at which address, and the option for it."""
-    if "ray" not in kept and options.head is None:
+    if "ray" not in kept and GCS not in kept and options.head is None:
         yield "Ray head", options.node_ip, options.ray_port, "--ray-port"
         if options.dashboard_port is not None:
             yield "Ray's dashboard", options.dashboard_host or LOOPBACK, options.dashboard_port, "--dashboard-port"

@@ -4,7 +4,7 @@ import sys
 from collections.abc import Sequence
 
 from deploy.cluster.known import RunStays, connect_environment, is_head, is_ray_well, known_cluster, known_processes
-from deploy.cluster.ray_processes import end_ray, ray_processes
+from deploy.cluster.node_ray.processes import end_ray, ray_processes
 from deploy.node.home import check_held_by_none_other, exclusive, this_home
 from deploy.node.processes import end, family, find
 from protocol.errors import OperatorError

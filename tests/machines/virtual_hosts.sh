@@ -157,8 +157,8 @@ start() {
     local command=("$@" --num-cpus 2 --resources "{\"server\": 1, \"host_$number\": 1}")
     if [[ -n $is_kept ]]; then
         rm -f "$folder/start-$number.log"  # of an earlier start
-        # shellcheck disable=SC2016  # expanded by the inner shell, which ends with the host; 10 s as deploy/systemd has it
-        on "$number" bash -c 'until "$@" --block; do sleep 10; done' kept "${command[@]}" >"$folder/start-$number.log" 2>&1 &
+        # shellcheck disable=SC2016  # expanded by the inner shell, which ends with the host; 2 s as deploy/systemd has it
+        on "$number" bash -c 'until "$@" --block; do sleep 2; done' kept "${command[@]}" >"$folder/start-$number.log" 2>&1 &
         wait_until 300 "start of host $number" grep -q "Running until" "$folder/start-$number.log"
         return
     fi
@@ -199,7 +199,7 @@ command_of_run() {
         on "$@" || status=$?
         [[ $status != 0 && -n $is_kept && -d /proc/${init[$1]} ]] || return "$status"
         say "the run's command ended with $status and is given again"
-        sleep 5
+        sleep 2
     done
 }
 

@@ -3,6 +3,7 @@
 import signal
 import subprocess
 import sys
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -11,6 +12,7 @@ import pytest
 from deploy.cluster.command import exit_status
 from deploy.cluster.foreground import ignored_signals, stay
 from deploy.node.processes import find
+from protocol.errors import NeighbourError
 from protocol.node.home import ClusterState, ProcessRecord, write_cluster
 
 _HEARD = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
@@ -30,15 +32,35 @@ def test_signal_that_its_starter_ignored_stays_ignored() -> None:
     ignored = ignored_signals()
     assert ignored == [signal.SIGTERM]
     signal.signal(signal.SIGTERM, signal.default_int_handler)  # as Ray does when it connects
-    stay(ignored)  # returns: no cluster runs here
+    assert stay(ignored, lambda _: False)  # True: returns: no cluster runs here
     assert signal.getsignal(signal.SIGTERM) is signal.SIG_IGN
     assert signal.getsignal(signal.SIGHUP) not in (signal.SIG_IGN, signal.SIG_DFL)
 
 
 def test_end_of_rays_process_is_told_in_one_sentence(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    write_ended_ray(tmp_path, started_at=1.0)
+    assert exit_status(lambda: print(stay([], lambda _: False))) == 1
+    assert capsys.readouterr().err == "ray: its process ended; its logs are in r/logs\n"
+
+
+def test_start_is_to_be_repeated_where_the_cluster_goes_on(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    write_ended_ray(tmp_path, started_at=1.0)
+    asked: list[str] = []
+    assert not stay([], lambda state: not asked.append(state.ray_address))
+    assert asked == ["10.0.0.1:6379"]
+    assert "what this one had is started again" in capsys.readouterr().out
+
+
+def test_ray_that_ended_at_once_is_not_started_again_here(tmp_path: Path) -> None:
+    write_ended_ray(tmp_path, started_at=time.time() - 5.0)
+    with pytest.raises(NeighbourError, match="its process ended"):
+        stay([], lambda _: True)
+
+
+def write_ended_ray(tmp_path: Path, started_at: float) -> None:
     ended = subprocess.Popen([sys.executable, "-c", ""])
     ended.wait()
-    ray = ProcessRecord(name="ray", pid=ended.pid, started_at=1.0, url="10.0.0.1:6379", log="r/logs")
+    ray = ProcessRecord(name="ray", pid=ended.pid, started_at=started_at, url="10.0.0.1:6379", log="r/logs")
     assert find(ray) is None
     write_cluster(
         ClusterState(
@@ -53,5 +75,3 @@ def test_end_of_rays_process_is_told_in_one_sentence(tmp_path: Path, capsys: pyt
             processes=[ray],
         )
     )
-    assert exit_status(lambda: stay([])) == 1
-    assert capsys.readouterr().err == "ray: its process ended; its logs are in r/logs\n"

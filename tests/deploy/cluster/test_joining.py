@@ -15,7 +15,7 @@ import httpx
 import psutil
 import pytest
 
-from deploy.cluster.ray_processes import ray_processes
+from deploy.cluster.node_ray.processes import ray_processes
 from deploy.fleet.fleet import Fleet
 from deploy.fleet.place import places
 from deploy.node.home import Home
@@ -101,12 +101,33 @@ def test_head_waits_for_a_node_that_joins_by_its_code_and_ends_at_sigterm(
             assert_actors_that_take_nothing_are_where_they_are_planned()
             assert_drained_node_is_planned_for_no_more(head, "127.0.0.2")
         assert_jobs_run(head, address, dashboard)
+        with head.connected():
+            pid, _ = server_on("127.0.0.2")
+        os.kill(head.pids["ray"], signal.SIGKILL)
+        read_until(started, "The cluster's other nodes go on; what this one had is started again.")
+        read_until(started, "Running until SIGTERM or Ctrl-C.")
+        with head.connected():
+            assert server_on("127.0.0.2") == (pid, True)
+            assert sorted(node.node_ip for node in ray_door.nodes()) == sorted(["127.0.0.2", address])
+        assert_jobs_run(head, address, dashboard)
         assert started.poll() is None
         started.send_signal(signal.SIGTERM)
         assert started.wait(90.0) == 0
     assert not (head.home / "cluster.json").exists()
     assert not ray_processes(Home(head.home))
     assert ray_processes(Home(other.home))  # the other node's are its own to end
+
+
+def server_on(address: str) -> tuple[int, bool]:
+    """Return the process of the one rollout server, and whether it was there already. address: of its node."""
+    import ray
+
+    fleet = ray.remote(Fleet).options(num_cpus=0).remote("tiny_server:TinyServer")
+    nodes = [node.node_id for node in ray_door.nodes() if node.node_ip == address]
+    (found,) = ray.get(fleet.ensure.remote(_REQUEST, 1, 0, nodes, {}), timeout=240)
+    (described,) = ray.get(fleet.describe.remote(), timeout=240)
+    ray.kill(fleet)
+    return int(described["pid"]), bool(found["warm"])
 
 
 def assert_searched_from(asking: RunningCluster, node: RunningCluster) -> None:

@@ -8,8 +8,8 @@ import pytest
 from pydantic import TypeAdapter
 
 from deploy.cluster.kept import as_given
+from deploy.cluster.node_ray.processes import told_to_ray
 from deploy.cluster.options import read_start_options
-from deploy.cluster.ray_processes import told_to_ray
 from protocol.errors import SettingsError
 from protocol.node.home import ClusterState
 

@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 import ray
 
-from deploy.cluster.ray_processes import ray_environment
+from deploy.cluster.node_ray.processes import ray_environment
 from deploy.node.home import Home
 
 _NAME = "RAY_health_check_failure_threshold"

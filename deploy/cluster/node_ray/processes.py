@@ -64,6 +64,11 @@ def ray_environment(home: Home, node_ip: str) -> dict[str, str]:
     }
 
 
+def environment_of_ray(options: StartOptions, home: Home) -> dict[str, str]:
+    """Return all of the environment that Ray's processes of this node are started with."""
+    return {**os.environ, **ray_environment(home, options.node_ip), ports.VARIABLE: _ours(options)}
+
+
 def launch_ray(options: StartOptions, home: Home) -> "subprocess.Popen[bytes]":
     """Begin `ray start` for this node; `await_ray` waits for its end."""
     with open(home.logs / "ray_start.log", "wb") as log:
@@ -72,7 +77,7 @@ def launch_ray(options: StartOptions, home: Home) -> "subprocess.Popen[bytes]":
             stdin=subprocess.DEVNULL,
             stdout=log,
             stderr=subprocess.STDOUT,
-            env={**os.environ, **ray_environment(home, options.node_ip), ports.VARIABLE: _ours(options)},
+            env=environment_of_ray(options, home),
             start_new_session=True,
         )
 
