@@ -106,24 +106,25 @@ class Fleet:
     ) -> list[ServerInfo]:
         """Return num_servers ready servers with the engine of `spec`, an EngineRequest.
 
-        Servers that have this engine in a place of this kind are kept, warm; others are stopped, missing ones started
-        side by side. num_gpus: of each; the cluster must have them, or Ray waits for ever. nodes: Ray's name of the
-        node of each; None: over all nodes. resources: what each takes of the names that nodes were given.
+        Servers that have this engine in a place of this kind are kept, warm; others are stopped. Missing ones, and the
+        engines of processes that Ray has started again, are started side by side. num_gpus: of each; the cluster must
+        have them, or Ray waits for ever. nodes: Ray's name of the node of each; None: over all nodes. resources: what
+        each takes of the names that nodes were given.
         Raises: OperatorError that the operator can put right; NeighbourError with the end of the engine's log.
         """
         request = EngineRequest.model_validate(spec)
         fingerprint = request.fingerprint()
         async with self._changing:
-            alike = [server for server in await self.describe() if _has_engine(server, fingerprint)]
+            alike = [server for server in await self.describe() if _may_have_engine(server, fingerprint)]
             kept, empty = _in_places(alike, places(num_servers, num_gpus, nodes, resources))
-            warm = [str(server["name"]) for server in kept]
-            await asyncio.gather(*(self._end(name) for name in server_names() if name not in warm))
-            infos = [_info(str(server["name"]), server, is_warm=True) for server in kept]
-            free = (name for number in range(num_servers) if (name := f"{SERVER_PREFIX}{number}") not in warm)
+            names = [str(server["name"]) for server in kept]
+            await asyncio.gather(*(self._end(name) for name in server_names() if name not in names))
+            infos = [_info(str(server["name"]), server, is_warm=True) for server in kept if server["is_alive"]]
+            cold = [str(server["name"]) for server in kept if not server["is_alive"]]
+            free = (name for number in range(num_servers) if (name := f"{SERVER_PREFIX}{number}") not in names)
             missing = dict(zip(free, empty, strict=False))
-            infos += await _all_or_none(
-                list(missing), [self._start(name, request, place) for name, place in missing.items()]
-            )
+            starts = [self._start(name, request, place) for name, place in missing.items()]
+            infos += await _all_or_none([*cold, *missing], [*map(self._start_engine, cold), *starts])
         return sorted(infos, key=lambda info: int(info["name"].removeprefix(SERVER_PREFIX)))
 
     async def add(
@@ -177,10 +178,18 @@ class Fleet:
             max_concurrency=1000,
             **place.options("SPREAD"),
         )
-        handle = actor.remote(name, request.model_dump(mode="json"))
+        actor.remote(name, request.model_dump(mode="json"))
+        return await self._start_engine(name, str(place))
+
+    async def _start_engine(self, name: str, where_to: str = "") -> ServerInfo:
+        """Start the engine of a server's process, once it is there. Raises: as `_start` does."""
+        try:
+            handle = ray.get_actor(name, namespace=NAMESPACE)
+        except ValueError:
+            raise NeighbourError(name, "did not start: its process has ended") from None
         where: dict[str, Any] = {"log": ""}
         try:
-            with self._awaited.of(name, f"have a process{place}"):
+            with self._awaited.of(name, f"have a process{where_to}"):
                 where = await _call(name, handle.where.remote(), _PLACE_S)
             with self._awaited.of(name, f"load its model on node {where['node_ip']}"):
                 await _call(name, handle.start.remote(), _START_S)
@@ -226,8 +235,9 @@ def _in_places(alike: list[dict[str, Any]], wanted: list[Place]) -> tuple[list[d
     return kept, left
 
 
-def _has_engine(server: dict[str, Any], fingerprint: str) -> bool:
-    return bool(server["is_alive"]) and server.get("fingerprint") == fingerprint
+def _may_have_engine(server: dict[str, Any], fingerprint: str) -> bool:
+    """Return whether a server has this engine, or is a process that can start it: Ray starts one that ended again."""
+    return (bool(server["is_alive"]) or server.get("is_started") is False) and server.get("fingerprint") == fingerprint
 
 
 async def _all_or_none(names: list[str], starts: list[Awaitable[ServerInfo]]) -> list[ServerInfo]:

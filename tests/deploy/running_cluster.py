@@ -33,7 +33,8 @@ class TinyServer:
         self.is_started = True
 
     async def describe(self):
-        return {"name": self.name, "fingerprint": self.spec.fingerprint(), "is_alive": self.is_started}
+        about = {"name": self.name, "fingerprint": self.spec.fingerprint()}
+        return about | {"is_started": self.is_started, "is_alive": self.is_started}
 
     async def stop(self):
         self.is_started = False

@@ -121,13 +121,29 @@ def test_server_that_dies_at_its_start_is_reported_and_removed(fleet: Any) -> No
     assert server_names() == []
 
 
-def test_fleet_starts_an_engine_anew_in_place_of_one_that_died(fleet: Any) -> None:
+def test_fleet_starts_the_engine_of_a_process_that_ray_has_started_again(fleet: Any) -> None:
     ensure(fleet, 2, 1)
+    kill_server()
+    again = pids(fleet)
+    assert ensure(fleet, 2, 1) == [("sluice-rollout-0", False)]
+    assert [server["is_alive"] for server in ray.get(fleet.describe.remote(), timeout=240)] == [True]
+    assert pids(fleet) == again
+
+
+def test_process_that_ray_has_started_again_goes_for_another_engine(fleet: Any) -> None:
+    ensure(fleet, 2, 1)
+    kill_server()
+    again = pids(fleet)
+    assert ensure(fleet, 3, 1) == [("sluice-rollout-0", False)]
+    assert pids(fleet) != again
+    assert ensure(fleet, 3, 1) == [("sluice-rollout-0", True)]
+
+
+def kill_server() -> None:
+    """Have the first server's process end by itself."""
     # Waited for: the fleet's question could else be answered before.
     with pytest.raises(RayActorError):
         ray.get(ray.get_actor("sluice-rollout-0", namespace="sluice").die.remote(), timeout=240)
-    assert ensure(fleet, 2, 1) == [("sluice-rollout-0", False)]
-    assert [server["is_alive"] for server in ray.get(fleet.describe.remote(), timeout=240)] == [True]
 
 
 def test_stop_all_leaves_no_server(fleet: Any) -> None:
