@@ -8,7 +8,7 @@ import asyncio
 import contextlib
 import itertools
 import os
-from collections.abc import Awaitable
+from collections.abc import Awaitable, Sequence
 from typing import Any, TypedDict, TypeVar
 
 import ray
@@ -110,7 +110,8 @@ class Fleet:
         engines of processes that Ray has started again, are started side by side. num_gpus: of each; the cluster must
         have them, or Ray waits for ever. nodes: Ray's name of the node of each; None: over all nodes. resources: what
         each takes of the names that nodes were given.
-        Raises: OperatorError that the operator can put right; NeighbourError with the end of the engine's log.
+        Raises: OperatorError that the operator can put right; NeighbourError with the end of the engine's log. Servers
+        that did start stay, warm for the next try.
         """
         request = EngineRequest.model_validate(spec)
         fingerprint = request.fingerprint()
@@ -124,7 +125,7 @@ class Fleet:
             free = (name for number in range(num_servers) if (name := f"{SERVER_PREFIX}{number}") not in names)
             missing = dict(zip(free, empty, strict=False))
             starts = [self._start(name, request, place) for name, place in missing.items()]
-            infos += await _all_or_none([*cold, *missing], [*map(self._start_engine, cold), *starts])
+            infos += _all_of(await asyncio.gather(*map(self._start_engine, cold), *starts, return_exceptions=True))
         return sorted(infos, key=lambda info: int(info["name"].removeprefix(SERVER_PREFIX)))
 
     async def add(
@@ -138,7 +139,11 @@ class Fleet:
             taken = set(server_names())
             free = (name for number in itertools.count() if (name := f"{SERVER_PREFIX}{number}") not in taken)
             new = dict(zip(free, places(len(nodes), num_gpus, nodes, resources), strict=False))
-            return await _all_or_none(list(new), [self._start(name, request, place) for name, place in new.items()])
+            starts = [self._start(name, request, place) for name, place in new.items()]
+            started = await asyncio.gather(*starts, return_exceptions=True)
+            if any(isinstance(each, BaseException) for each in started):
+                await asyncio.gather(*map(_stop, new))
+            return _all_of(started)
 
     async def remove(self, name: str) -> None:
         """Stop one server: it gives its run up first. Returns when it is gone."""
@@ -240,13 +245,11 @@ def _may_have_engine(server: dict[str, Any], fingerprint: str) -> bool:
     return (bool(server["is_alive"]) or server.get("is_started") is False) and server.get("fingerprint") == fingerprint
 
 
-async def _all_or_none(names: list[str], starts: list[Awaitable[ServerInfo]]) -> list[ServerInfo]:
-    """Return what all starts return; when one fails, the others' servers are stopped and its error is raised."""
-    results = await asyncio.gather(*starts, return_exceptions=True)
-    failures = [result for result in results if isinstance(result, BaseException)]
-    if failures:
-        await asyncio.gather(*(_stop(name) for name in names))
-        raise failures[0]
+def _all_of(results: Sequence[ServerInfo | BaseException]) -> list[ServerInfo]:
+    """Return what all starts returned. Raises: what the first of them raised."""
+    for result in results:
+        if isinstance(result, BaseException):
+            raise result
     return [result for result in results if not isinstance(result, BaseException)]
 
 

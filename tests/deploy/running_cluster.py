@@ -26,6 +26,8 @@ class TinyServer:
         if self.spec.seed == 13:
             print("the engine's own words", file=sys.stderr, flush=True)
             raise NeighbourError("engine", "unlucky")
+        if self.spec.seed == 16 and self.name.endswith("1") and not os.path.exists(self.spec.model):
+            raise NeighbourError("engine", "unlucky")
         if self.spec.seed == 14:
             os._exit(3)
         if self.spec.seed == 15:

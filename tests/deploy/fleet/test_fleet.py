@@ -102,6 +102,16 @@ def test_server_that_refuses_to_start_is_reported_with_its_log_and_removed(fleet
     assert server_names() == []
 
 
+def test_server_that_did_start_stays_warm_where_another_did_not(fleet: Any, tmp_path: Path) -> None:
+    wanted = {**request(16), "model": str(tmp_path / "model")}
+    with pytest.raises(RayTaskError, match="unlucky"):
+        ray.get(fleet.ensure.remote(wanted, 3), timeout=240)
+    assert server_names() == ["sluice-rollout-0", "sluice-rollout-2"]
+    (tmp_path / "model").touch()
+    infos = ray.get(fleet.ensure.remote(wanted, 3), timeout=240)
+    assert [info["warm"] for info in infos] == [True, False, True]
+
+
 def test_fleet_says_which_server_it_waits_for(fleet: Any) -> None:
     starting = fleet.ensure.remote(request(15), 1)
     said: set[str] = set()
