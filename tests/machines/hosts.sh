@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # A run on three hosts that share no folder, while one is cut off, one loses its power and one joins.
 #
-#     tests/machines/hosts.sh [--short] [--losses] [--standstill-s N] [--soak MINUTES [--kills] [--seed N]]
+#     tests/machines/hosts.sh [--short] [--losses] [--standstill-s N] [--soak MINUTES [--kills] [--score] [--seed N]]
 #
 # The hosts are those of virtual_hosts.sh. The head's SLUICE_HOME, with the quick start's model in it, is at a path that no
 # other host has; the others join by the line that start_cluster.sh prints. A run has a rollout server on each host. After
@@ -14,7 +14,8 @@
 #
 # --soak: in place of the cut and the loss, a random nemesis for so many minutes, and a quarter of them before in peace
 # (tests/chaos/soak/hosts.py says what it does and holds). Each host has a disk of its own of 800 MB; a node that ends is
-# begun again as by systemd, and so is the run's command. From an hour on the run has a whole warm start and a held-out score.
+# begun again as by systemd, and so is the run's command. From an hour on, or with --score, the run has a whole warm start and
+# a held-out score.
 # Where hosts cannot be made it says so and ends with 0.
 set -euo pipefail
 cd -P "$(dirname "${BASH_SOURCE[0]}")/../.."
@@ -24,7 +25,7 @@ source tests/machines/virtual_hosts.sh
 source tests/machines/lost_hosts.sh
 
 readonly CUT_S=60
-is_short= has_losses= soak_min= kills= seed=1 standstill_s=20 min_steps=40
+is_short= has_losses= soak_min= kills= has_score= seed=1 standstill_s=20 min_steps=40
 while (($#)); do
     case $1 in
         --short) is_short=1 min_steps=12 ;;
@@ -32,6 +33,7 @@ while (($#)); do
         --standstill-s) standstill_s=$2; shift ;;
         --soak) soak_min=$2 standstill_s=100000 min_steps=6 disk_size=800m is_kept=1; shift ;;
         --kills) kills=--kills ;;
+        --score) has_score=1 ;;
         --seed) seed=$2; shift ;;
         *) echo "hosts: unknown option $1" >&2; exit 2 ;;
     esac
@@ -95,7 +97,8 @@ soak() {
 first_run() {
     local number score=() broken=  # of the soak; the accounts are looked at all the same
     metrics=$folder/1/tmp/runs/hosts/metrics.jsonl
-    [[ -z $soak_min ]] || ((soak_min < 60)) || score=(--policy.warm_start.max_steps 1030 --eval.every_steps 50)
+    [[ -z $soak_min ]] || ((soak_min < 60)) || has_score=1
+    [[ -z $has_score ]] || score=(--policy.warm_start.max_steps 1030 --eval.every_steps 50)
     run hosts /tmp/runs --run.max_steps 100000 --placement.ranks.resources '{"host_1": 1}' "${score[@]}"
     wait_until 900 "first step" has_steps "$metrics" 1
     for number in 1 2 3; do has_server "$number" || fail "host $number has no rollout server"; done
