@@ -49,7 +49,7 @@ from tests.chaos.rig.verdict import conclude, options
 from tests.fakes.tiny_models import make_tiny_model
 from tests.learner.coordinator.coordinator_script import Script, settings_of
 from tests.learner.models.forked_world import run_world
-from tests.learner.models.policy_ranks import same, settings, trajectories
+from tests.learner.models.small_policy import same, settings, trajectories
 
 NUM_RANKS = 2
 # What all ranks found, as the worst of them found it.

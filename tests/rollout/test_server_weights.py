@@ -6,6 +6,7 @@ from typing import Any
 import pytest
 
 from protocol.errors import NeighbourError
+from protocol.weights.controls import Attempt
 from protocol.wire import messages as m
 from tests.rollout.server_stage import Stage, attempt, push
 
@@ -136,7 +137,8 @@ async def test_committed_version_is_told_and_written_with_only_once_it_is_served
     assert (await stage.coordinator.next(m.TrajectoryDone)).facts.oldest_version == 2
 
 
-async def test_turn_that_ends_while_its_version_is_pushed_once_more_waits_until_that_is_served(stage: Stage) -> None:
+async def commit_under_a_turn(stage: Stage, version: int) -> Attempt:
+    """Have a turn be written by version 1, and commit this version meanwhile; returns whose push it is."""
     await stage.server.attach(stage.run())
     await push(stage.server, 1)
     await stage.coordinator.welcome()
@@ -147,7 +149,12 @@ async def test_turn_that_ends_while_its_version_is_pushed_once_more_waits_until_
             await asyncio.sleep(0.01)
     await stage.server.prepare(by := attempt(), {})
     await stage.server.receive(by)
-    await stage.server.commit(by, 1, "digest")
+    await stage.server.commit(by, version, "digest")
+    return by
+
+
+async def test_turn_that_ends_while_its_version_is_pushed_once_more_waits_until_that_is_served(stage: Stage) -> None:
+    by = await commit_under_a_turn(stage, 1)
     stage.engine.release()
     done = asyncio.ensure_future(stage.coordinator.next(m.TrajectoryDone))
     await asyncio.wait({done}, timeout=0.2)
@@ -160,17 +167,7 @@ async def test_turn_that_ends_while_its_version_is_pushed_once_more_waits_until_
 
 @pytest.mark.parametrize("next_call", ["join_weights", "leave", "prepare"])
 async def test_what_weights_wrote_that_nobody_served_is_given_up(stage: Stage, next_call: str) -> None:
-    await stage.server.attach(stage.run())
-    await push(stage.server, 1)
-    await stage.coordinator.welcome()
-    stage.engine.is_slow = True
-    stage.coordinator.lease("e0-a")
-    async with asyncio.timeout(20.0):
-        while not stage.engine.requests:
-            await asyncio.sleep(0.01)
-    await stage.server.prepare(by := attempt(), {})
-    await stage.server.receive(by)
-    await stage.server.commit(by, 2, "digest")
+    by = await commit_under_a_turn(stage, 2)
     by = by if next_call == "leave" else attempt()
     arguments: dict[str, tuple[Any, ...]] = {"join_weights": ({}, 1.0), "prepare": ({},)}
     await getattr(stage.server, next_call)(by, *arguments.get(next_call, ()))

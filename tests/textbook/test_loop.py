@@ -12,7 +12,7 @@ from torch import Tensor
 
 from tests.fakes.tiny_models import make_tiny_model
 from tests.fakes.warm_process import run_warm
-from tests.learner.models.policy_ranks import flat
+from tests.learner.models.small_policy import flat
 from tests.textbook import loop, loop_rank
 from tests.textbook.comparison import compare
 

@@ -25,7 +25,7 @@ from learner.models.weights.lora import LoraForm
 from learner.packing.micro_batch import MicroBatch, make_micro_batch
 from learner.packing.plan import plan_step
 from tests.learner.models.forked_world import run_world
-from tests.learner.models.policy_ranks import flat, loss, settings, trajectories
+from tests.learner.models.small_policy import flat, loss, settings, trajectories
 from tests.learner.run.held_tensors import held_tensors
 
 # Settings that must not change a gradient.

@@ -14,7 +14,7 @@ from protocol.weights.digest import digest_of_tensor
 from tests.fakes.tiny_models import make_tiny_model
 from tests.fakes.warm_process import run_warm
 from tests.learner.models import policy_ranks
-from tests.learner.models.policy_ranks import flat
+from tests.learner.models.small_policy import flat, trajectories
 
 pytestmark = [pytest.mark.stack, pytest.mark.ranks]
 STAGES = (0, 2, 3)
@@ -59,7 +59,7 @@ def load(path: Path) -> dict[int, dict[Any, Any]]:
 def plain_gradient(folder: Path) -> torch.Tensor:
     """Return the step's gradient, clipped to norm 1: one trajectory at a time, transformers alone, float64."""
     model = AutoModelForCausalLM.from_pretrained(folder / "model", dtype=torch.float64, attn_implementation="sdpa")
-    samples = policy_ranks.trajectories()
+    samples = trajectories()
     for sample in samples:
         tokens = torch.from_numpy(sample.tokens).long()[None]
         mask = torch.from_numpy(sample.loss_mask)[1:]

@@ -27,7 +27,7 @@ from learner.rank.load_roles import load_roles
 from protocol.settings.settings import Settings
 from protocol.wire.trajectory import Trajectory, VersionSpan
 from tests.learner.models.forked_world import run_world
-from tests.learner.models.policy_ranks import trajectories
+from tests.learner.models.small_policy import trajectories
 from tests.protocol.wire.examples import example_facts
 
 _LORA = {"rank": 4, "alpha": 8.0}

@@ -8,7 +8,7 @@ from torch import Tensor
 
 from tests.fakes.tiny_models import make_tiny_model
 from tests.fakes.warm_process import run_warm
-from tests.learner.models.policy_ranks import flat
+from tests.learner.models.small_policy import flat
 from tests.learner.rank.resumed_ranks import READERS, WRITERS
 
 pytestmark = [pytest.mark.stack, pytest.mark.ranks]
