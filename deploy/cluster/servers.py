@@ -1,18 +1,21 @@
 """`python -m deploy.cluster servers RUN +2`: more or fewer rollout servers for a run that goes on."""
 
+import fcntl
 import re
 import time
 from collections.abc import Sequence
 from pathlib import Path
+from typing import IO
 
 from protocol.errors import OperatorError
-from protocol.node.current_run import current_run
+from protocol.node.current_run import CurrentRun, current_run
 from protocol.node.server_wish import read_answer, wish_servers
 
 # An engine of hundreds of GB loads for so long.
 _START_S = 3600.0
 _TAKEN_UP_S = 30.0
 _POLL_S = 0.2
+_LOCK = "servers.lock"
 
 
 def change_servers(arguments: Sequence[str], taken_up_s: float = _TAKEN_UP_S) -> str:
@@ -28,7 +31,31 @@ def change_servers(arguments: Sequence[str], taken_up_s: float = _TAKEN_UP_S) ->
     if run is None or run.run_id != name:
         there = f"{run.run_id} uses this cluster" if run is not None else "no run of this machine uses this cluster"
         raise OperatorError(f"servers: {there}. Give the command on the machine of the run's own command.")
-    folder, begun = Path(run.folder), time.monotonic()
+    folder = Path(run.folder)
+    with _own(folder / _LOCK) as lock:
+        _await_turn(lock, name)
+        return _change(run, folder, change, taken_up_s)
+
+
+def _own(lock: Path) -> IO[str]:
+    """Return this file, open for writing. Raises: OperatorError when the folder cannot be written."""
+    try:
+        return lock.open("w")
+    except OSError as error:
+        raise OperatorError(f"servers: {lock.parent} cannot be written: {error.strerror}.") from None
+
+
+def _await_turn(lock: IO[str], name: str) -> None:
+    """Return once no other command changes the servers of this run: its wish would take the place of that one's."""
+    try:
+        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        print(f"Another command changes the servers of {name}; this one is next.", flush=True)
+        fcntl.flock(lock, fcntl.LOCK_EX)
+
+
+def _change(run: CurrentRun, folder: Path, change: int, taken_up_s: float) -> str:
+    name, begun = run.run_id, time.monotonic()
     try:
         wish = wish_servers(folder, change)
     except OSError as error:

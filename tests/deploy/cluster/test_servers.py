@@ -63,6 +63,29 @@ def test_command_goes_on_waiting_for_a_run_that_has_said_that_it_is_next(
     assert capsys.readouterr().out == "It is next.\n"
 
 
+def test_commands_that_come_at_once_are_all_heard(tmp_path: Path) -> None:
+    said: list[str] = []
+    with using_cluster("my-run", tmp_path):
+        asked = [
+            threading.Thread(target=lambda change=change: said.append(change_servers(["my-run", change])))
+            for change in ("+1", "+2", "+3")
+        ]
+        for thread in asked:
+            thread.start()
+        heard: dict[str, int] = {}
+        while len(heard) < 3:
+            wait_until(lambda: (wish := read_wish(tmp_path)) is not None and wish.id not in heard)
+            wish = read_wish(tmp_path)
+            assert wish is not None
+            time.sleep(0.3)  # for the others' to come in its place
+            heard[wish.id] = wish.change
+            answer_wish(tmp_path, ServerAnswer(id=wish.id, text=f"{wish.change} more.", is_last=True))
+        for thread in asked:
+            thread.join()
+    assert sorted(heard.values()) == [1, 2, 3]
+    assert sorted(said) == ["1 more.", "2 more.", "3 more."]
+
+
 def test_command_fails_where_the_run_refuses(tmp_path: Path) -> None:
     with using_cluster("my-run", tmp_path):
         run = answering(tmp_path, is_refused=True)
