@@ -35,7 +35,7 @@ _JOB_STOP = "RAY_JOB_STOP_WAIT_TIME_S"
 _JOB_STOP_S = "1800"
 # Ray's head keeps so many of the newest calls to tell of, 3 KB each: Ray's own 100,000 are 300 MB after an hour.
 _TOLD_CALLS = "RAY_task_events_max_num_task_in_gcs"
-_NUM_TOLD_CALLS = "10000"
+_NUM_TOLD_CALLS = "1000"
 # Whose logs are kept after their end.
 _KEPT_SESSIONS = 3
 

@@ -35,7 +35,7 @@ def test_run_that_is_stopped_as_a_ray_job_has_the_time_to_save_that_stop_cluster
 def test_rays_head_keeps_few_of_the_calls_that_were_made(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     name = "RAY_task_events_max_num_task_in_gcs"
     monkeypatch.delenv(name, raising=False)
-    assert ray_environment(Home(tmp_path), "10.0.0.1")[name] == "10000"
+    assert ray_environment(Home(tmp_path), "10.0.0.1")[name] == "1000"
     monkeypatch.setenv(name, "500")
     assert ray_environment(Home(tmp_path), "10.0.0.1")[name] == "500"
     # Ray says nothing of a name that it does not know.
