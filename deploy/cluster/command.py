@@ -87,8 +87,10 @@ def _nodes(arguments: Sequence[str]) -> None:
 
 def _wait_nodes(arguments: Sequence[str]) -> None:
     """Return when so many nodes are in the cluster. Raises: OperatorError when they do not come."""
-    if len(arguments) not in (1, 2) or not all(argument.isdigit() for argument in arguments):
+    if len(arguments) not in (1, 2) or not all(argument.isdecimal() for argument in arguments):
         raise OperatorError("wait-nodes: give the number of nodes, and the seconds to wait for them (300).")
+    if int(arguments[0]) < 1:
+        raise OperatorError(f"wait-nodes: {arguments[0]} nodes are always there. Give a number from 1 on.")
     state = read_cluster()
     connect_environment(state)
     from deploy.cluster.fleet_client import connected

@@ -28,7 +28,7 @@ def await_nodes(number: int, timeout_s: float) -> None:
                 problem += f"; {', '.join(nodes[False])} joined, and the services there are not healthy yet"
             raise NeighbourError("nodes", f"{problem}. deploy/start_cluster.sh --join on the others, then again here")
         time.sleep(_ASK_EVERY_S)
-    print(f"All {number} nodes are ready: {', '.join(ready)}.", flush=True)
+    print(f"{len(ready)} nodes are ready: {', '.join(ready)}.", flush=True)
 
 
 def _nodes() -> dict[bool, list[str]]:

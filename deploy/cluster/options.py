@@ -3,7 +3,6 @@
 import argparse
 import ipaddress
 import json
-import math
 import socket
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -14,7 +13,7 @@ from deploy.cluster.invitation.take import join_file_of
 from deploy.cluster.join_file import read_join_file
 from deploy.cluster.port_range import PortRange, read_port_range
 from protocol.errors import OperatorError, SettingsError
-from protocol.settings.roles.placement import OWN_NAMES
+from protocol.settings.roles.placement import MOST_OF_A_RESOURCE, OWN_NAMES
 
 LOOPBACK = "127.0.0.1"
 
@@ -149,7 +148,8 @@ def _check(options: Mapping[str, Any]) -> None:
         )
     if options["resources"] is not None and not _are_resources(options["resources"]):
         raise SettingsError(
-            f"start_cluster: --resources {options['resources']} is no JSON object of numbers above 0. "
+            f"start_cluster: --resources {options['resources']} is no JSON object of numbers above 0 "
+            f"and up to {MOST_OF_A_RESOURCE:g}. "
             """Give one such as '{"v100": 8}'."""
         )
     if not 0 < options["start_timeout_s"] <= _LONGEST_S:
@@ -205,7 +205,7 @@ def _are_resources(text: str) -> bool:
             f"start_cluster: --resources names {', '.join(own)}, which Ray counts by itself. Use names of your own; "
             "--num-cpus and --num-gpus say how many of those Ray counts."
         )
-    return all(type(value) in (int, float) and value > 0 and math.isfinite(value) for value in found.values())
+    return all(type(value) in (int, float) and 0 < value <= MOST_OF_A_RESOURCE for value in found.values())
 
 
 def _address_toward(head: str) -> str:

@@ -11,11 +11,12 @@
 from pathlib import Path
 from typing import Annotated
 
-from pydantic import Field, PositiveFloat, ValidationError
+from pydantic import Field, PositiveFloat, ValidationError, field_validator
 
 from learner.disk.model_size import ModelSize, size_of_shape
 from learner.run.placement.node import Node
 from protocol.errors import SettingsError
+from protocol.settings.roles.placement import MOST_OF_A_RESOURCE, refuse_names_of_ray
 from protocol.settings.section import Count, CountAboveZero, Section
 from protocol.settings.yaml_file import read_yaml
 
@@ -28,7 +29,13 @@ class NodesOfAKind(Section):
     gpus: Count = 0  # of each
     gpu_memory_gb: PositiveFloat | None = None  # of each GPU, in 1e9 bytes
     memory_gb: PositiveFloat | None = None  # of each node, in 1e9 bytes
-    resources: dict[str, PositiveFloat] = Field({})  # as start_cluster.sh --resources would be given
+    resources: dict[str, Annotated[float, Field(gt=0.0, le=MOST_OF_A_RESOURCE)]] = Field({})  # as for start_cluster.sh
+
+    @field_validator("resources")
+    @classmethod
+    def _check_resources(cls, value: dict[str, float]) -> dict[str, float]:
+        refuse_names_of_ray(value)
+        return value
 
 
 class ModelShape(Section):

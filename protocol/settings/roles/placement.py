@@ -1,6 +1,6 @@
 """Settings of where a run's processes are placed: nodes, GPUs of each, names that nodes have, pairs on one node."""
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Annotated, Any, Literal, Self, get_args
 
 from pydantic import AfterValidator, Field, PositiveFloat, field_validator, model_validator
@@ -24,6 +24,7 @@ _NOT_PLACED = {
 }
 # What Ray counts by itself, and has options of its own.
 OWN_NAMES = ("CPU", "GPU", "memory", "object_store_memory")
+MOST_OF_A_RESOURCE = 1e9  # on a node; Ray's count of its parts ends at 2**63
 
 
 def _in_parts_of_ray(amount: float) -> float:
@@ -31,6 +32,16 @@ def _in_parts_of_ray(amount: float) -> float:
     if amount < 1 / _PARTS:
         raise ValueError(f"{amount:g} is less than {1 / _PARTS:g}, the smallest part that Ray counts. Give more.")
     return int(amount * _PARTS + 1e-6) / _PARTS
+
+
+def refuse_names_of_ray(names: Iterable[str]) -> None:
+    """Raise ValueError for the first resource that Ray counts by itself."""
+    for name in names:
+        if name in OWN_NAMES or name.startswith(("node:", "accelerator_type:")):
+            raise ValueError(
+                f"{name} is what Ray counts by itself. Use names of your own, given to start_cluster.sh "
+                "--resources on the nodes that are meant."
+            )
 
 
 class RankPlacement(Section):
@@ -57,13 +68,8 @@ class RankPlacement(Section):
 
     @field_validator("resources")
     @classmethod
-    def _refuse_names_of_ray(cls, value: dict[str, float]) -> dict[str, float]:
-        for name in value:
-            if name in OWN_NAMES or name.startswith(("node:", "accelerator_type:")):
-                raise ValueError(
-                    f"{name} is what Ray counts by itself. Use names of your own, given to start_cluster.sh "
-                    "--resources on the nodes that are meant."
-                )
+    def _check_resources(cls, value: dict[str, float]) -> dict[str, float]:
+        refuse_names_of_ray(value)
         return {name: _in_parts_of_ray(each) for name, each in value.items()}
 
 

@@ -17,6 +17,22 @@ def test_node_that_is_not_named_is_asked_for_before_a_cluster_is(
     assert f"{verb}: give one node by its address" in capsys.readouterr().err
 
 
+@pytest.mark.parametrize(
+    ("arguments", "says"),
+    [
+        ([], "give the number of nodes"),
+        (["-1"], "give the number of nodes"),
+        (["²"], "give the number of nodes"),
+        (["0"], "0 nodes are always there. Give a number from 1 on."),
+    ],
+)
+def test_wait_for_no_number_of_nodes_is_refused(
+    arguments: list[str], says: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["wait-nodes", *arguments]) == 1
+    assert f"wait-nodes: {says}" in capsys.readouterr().err
+
+
 VERBS = ("start", "stop", "status", "nodes", "wait-nodes", "servers", "drain", "undrain", "invite", "healthy")
 
 

@@ -90,7 +90,7 @@ def test_head_waits_for_a_node_that_joins_by_its_code_and_ends_at_sigterm(
             joined = other.start("--join", "-", *there, given=code)
             assert joined.returncode == 0, joined.stderr
             assert inviting.wait(60.0) == 0  # used up
-        read_until(started, "All 2 nodes are ready: ")
+        read_until(started, "2 nodes are ready: ")
         read_until(started, "Running until SIGTERM or Ctrl-C.")
         assert resources(head)["v100"] == 2.0
         assert resources(head)["CPU"] == 2.0

@@ -58,7 +58,7 @@ def test_node_is_waited_for_until_its_services_are_kept(
     monkeypatch.setattr(nodes, "list_named_actors", lambda: next(kept))
     await_nodes(2, 60.0)
     said = capsys.readouterr().out
-    assert said == "Node 10.0.0.1 is ready (1 of 2).\nAll 2 nodes are ready: 10.0.0.1, 10.0.0.2.\n"
+    assert said == "Node 10.0.0.1 is ready (1 of 2).\n2 nodes are ready: 10.0.0.1, 10.0.0.2.\n"
 
 
 def test_nodes_that_joined_and_are_not_ready_are_named(monkeypatch: pytest.MonkeyPatch) -> None:

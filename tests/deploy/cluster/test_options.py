@@ -37,6 +37,7 @@ def test_joining_node_takes_its_address_from_the_route_to_the_head() -> None:
         (["--resources", "v100"], r"""--resources v100 is no JSON object .* Give one such as '{"v100": 8}'"""),
         (["--resources", '{"v100": true}'], "is no JSON object of numbers above 0"),
         (["--resources", '{"v100": Infinity}'], "is no JSON object of numbers above 0"),
+        (["--resources", '{"v100": 1e308}'], r"is no JSON object of numbers above 0 and up to 1e\+09"),
         (["--resources", '{"v100": 1, "GPU": 4}'], "--resources names GPU, which Ray counts by itself"),
         (["--address", "10.0.0.1:99999"], "--address 10.0.0.1:99999 is not HOST:PORT"),
         (["--start-timeout-s", "nan"], "--start-timeout-s nan is no time to wait. Give seconds above 0"),

@@ -66,6 +66,8 @@ def test_the_command_draws_a_plan_without_nodes_or_model(
         ("nodes: [{count: 0}]", "nodes.0.count = 0 is wrong: Input should be greater than 0"),
         ("nodes: [{gpus: yes}]", "nodes.0.gpus = True is wrong: expected a number; YAML reads yes, no,"),
         ("nodes: [8]", "nodes.0 = 8 is wrong: expected a map. Each of nodes has"),
+        ("nodes: [{resources: {GPU: 8}}]", "nodes.0.resources = {'GPU': 8} is wrong: GPU is what Ray counts"),
+        ("nodes: [{resources: {v100: 1.0e+308}}]", "nodes.0.resources.v100 = 1e+308 is wrong: Input should be less"),
         ("{}", "nodes is missing. Each of nodes has"),
         ("nodes: [{gpus: 8}]\nmodel: {parameters: 70b}", "model.parameters = '70b' is wrong: Input should be a valid"),
         (
