@@ -5,27 +5,24 @@ are is read from Ray each time, so a fleet that Ray restarted knows as much as t
 """
 
 import asyncio
-import contextlib
 import itertools
 import os
-from collections.abc import Awaitable, Sequence
+from collections.abc import Sequence
 from typing import Any, TypedDict, TypeVar
 
 import ray
-from ray.util import list_named_actors
 
 from deploy.fleet.awaited import Awaited
 from deploy.fleet.hosted_server import hosted
 from deploy.fleet.place import Place, places
+from deploy.fleet.server_calls import call_server, describe_server, log_tail, remove_server, server_names, stop_server
 from deploy.fleet.standby import StandbyPool
 from protocol.errors import NeighbourError, OperatorError
 from protocol.node.code_digest import FLEET_ROOMS, code_digest
-from protocol.ray_calls import NAMESPACE, SERVER_PREFIX, naming_ray_errors
+from protocol.ray_calls import NAMESPACE, SERVER_PREFIX
 from protocol.settings.run_spec import EngineRequest, RunSpec
 
 _T = TypeVar("_T")
-_ANSWER_S = 20.0
-_STOP_S = 30.0
 # What a run that was killed had borrowed is back a moment after it.
 _RETURN_S = 20.0
 _PLACE_S = 120.0
@@ -34,11 +31,12 @@ _START_S = 3600.0
 
 
 class ServerInfo(TypedDict):
-    """A rollout server that is ready."""
+    """A rollout server."""
 
     name: str  # of its Ray actor
-    node_ip: str  # address of its node
+    node_ip: str  # address of its node; "": its process is not there yet
     warm: bool  # True: it ran already, with this very engine
+    is_started: bool  # False: it is a process whose engine is left to be started by who asked for it
     shared_retriever_url: str | None  # where other nodes search its node's retriever; None: they do not
 
 
@@ -103,13 +101,15 @@ class Fleet:
         num_gpus: float = 0,
         nodes: list[str] | None = None,
         resources: dict[str, float] | None = None,
+        may_be_late: bool = False,
     ) -> list[ServerInfo]:
         """Return num_servers ready servers with the engine of `spec`, an EngineRequest.
 
         Servers that have this engine in a place of this kind are kept, warm; others are stopped. Missing ones, and the
         engines of processes that Ray has started again, are started side by side. num_gpus: of each; the cluster must
         have them, or Ray waits for ever. nodes: Ray's name of the node of each; None: over all nodes. resources: what
-        each takes of the names that nodes were given.
+        each takes of the names that nodes were given. may_be_late: where one is ready, the others are returned as
+        processes whose engines are not started.
         Raises: OperatorError that the operator can put right; NeighbourError with the end of the engine's log. Servers
         that did start stay, warm for the next try.
         """
@@ -124,9 +124,15 @@ class Fleet:
             cold = [str(server["name"]) for server in kept if not server["is_alive"]]
             free = (name for number in range(num_servers) if (name := f"{SERVER_PREFIX}{number}") not in names)
             missing = dict(zip(free, empty, strict=False))
+            if may_be_late and infos:
+                for name, place in missing.items():
+                    self._make(name, request, place)
+                late = await asyncio.gather(*map(self._described, (*cold, *missing)))
+                infos += [_info(server["name"], server, is_warm=False, is_started=False) for server in late]
+                return _in_order(infos)
             starts = [self._start(name, request, place) for name, place in missing.items()]
             infos += _all_of(await asyncio.gather(*map(self._start_engine, cold), *starts, return_exceptions=True))
-        return sorted(infos, key=lambda info: int(info["name"].removeprefix(SERVER_PREFIX)))
+        return _in_order(infos)
 
     async def add(
         self, spec: dict[str, Any], nodes: list[str], num_gpus: float = 0, resources: dict[str, float] | None = None
@@ -142,7 +148,7 @@ class Fleet:
             starts = [self._start(name, request, place) for name, place in new.items()]
             started = await asyncio.gather(*starts, return_exceptions=True)
             if any(isinstance(each, BaseException) for each in started):
-                await asyncio.gather(*map(_stop, new))
+                await asyncio.gather(*map(stop_server, new))
             return _all_of(started)
 
     async def remove(self, name: str) -> None:
@@ -174,6 +180,11 @@ class Fleet:
 
     async def _start(self, name: str, request: EngineRequest, place: Place) -> ServerInfo:
         """Start one server. Raises: what its start raised; nothing of it is left then."""
+        self._make(name, request, place)
+        return await self._start_engine(name, str(place))
+
+    def _make(self, name: str, request: EngineRequest, place: Place) -> None:
+        """Have Ray make a server's process."""
         actor = ray.remote(hosted(self._server_class)).options(
             name=name,
             namespace=NAMESPACE,
@@ -184,7 +195,6 @@ class Fleet:
             **place.options("SPREAD"),
         )
         actor.remote(name, request.model_dump(mode="json"))
-        return await self._start_engine(name, str(place))
 
     async def _start_engine(self, name: str, where_to: str = "") -> ServerInfo:
         """Start the engine of a server's process, once it is there. Raises: as `_start` does."""
@@ -195,38 +205,37 @@ class Fleet:
         where: dict[str, Any] = {"log": ""}
         try:
             with self._awaited.of(name, f"have a process{where_to}"):
-                where = await _call(name, handle.where.remote(), _PLACE_S)
+                where = await call_server(name, handle.where.remote(), _PLACE_S)
             with self._awaited.of(name, f"load its model on node {where['node_ip']}"):
-                await _call(name, handle.start.remote(), _START_S)
+                await call_server(name, handle.start.remote(), _START_S)
         except NeighbourError as error:
-            log = await _log_tail(handle)
-            await _remove(name)
+            log = await log_tail(handle)
+            await remove_server(name)
             raise NeighbourError(name, f"did not start: {error}{log} Log: {where['log'] or 'none yet'}") from None
         except BaseException:
-            await _remove(name)
+            await remove_server(name)
             raise
         return _info(name, where, is_warm=False)
 
     async def _end(self, name: str) -> None:
         with self._awaited.of(name, "end"):
-            await _stop(name)
+            await stop_server(name)
 
     async def _described(self, name: str) -> dict[str, Any]:
         with self._awaited.of(name, "answer"):
-            return await _describe(name)
+            return await describe_server(name)
 
 
-def server_names() -> list[str]:
-    """Return the names of the rollout servers that Ray knows."""
-    actors = list_named_actors(all_namespaces=True)
-    names = [actor["name"] for actor in actors if actor["namespace"] == NAMESPACE]
-    return sorted(name for name in names if name.startswith(SERVER_PREFIX))
-
-
-def _info(name: str, where: dict[str, Any], is_warm: bool) -> ServerInfo:
+def _info(name: str, where: dict[str, Any], is_warm: bool, is_started: bool = True) -> ServerInfo:
     """where: as the server itself says it."""
     shared = where["shared_retriever_url"]
-    return ServerInfo(name=name, node_ip=str(where["node_ip"]), warm=is_warm, shared_retriever_url=shared)
+    return ServerInfo(
+        name=name, node_ip=str(where["node_ip"]), warm=is_warm, is_started=is_started, shared_retriever_url=shared
+    )
+
+
+def _in_order(infos: list[ServerInfo]) -> list[ServerInfo]:
+    return sorted(infos, key=lambda info: int(info["name"].removeprefix(SERVER_PREFIX)))
 
 
 def _in_places(alike: list[dict[str, Any]], wanted: list[Place]) -> tuple[list[dict[str, Any]], list[Place]]:
@@ -251,49 +260,3 @@ def _all_of(results: Sequence[ServerInfo | BaseException]) -> list[ServerInfo]:
         if isinstance(result, BaseException):
             raise result
     return [result for result in results if not isinstance(result, BaseException)]
-
-
-async def _describe(name: str) -> dict[str, Any]:
-    unknown = {"name": name, "is_alive": False, "node_ip": "", "pid": 0, "log": "", "shared_retriever_url": None}
-    try:
-        handle = ray.get_actor(name, namespace=NAMESPACE)
-        where = await _call(name, handle.where.remote(), _ANSWER_S)
-        return {**unknown, **where, **await _call(name, handle.describe.remote(), _ANSWER_S)}
-    except (ValueError, NeighbourError):  # it ended since it was listed, or it does not answer
-        return unknown
-
-
-async def _stop(name: str) -> None:
-    """Stop a server in an orderly way, or without its consent."""
-    # Suppressed: it is gone already, or cannot stop by itself and is ended below.
-    with contextlib.suppress(ValueError, NeighbourError, OperatorError):
-        await _call(name, ray.get_actor(name, namespace=NAMESPACE).stop.remote(), _STOP_S)
-    await _remove(name)
-
-
-async def _remove(name: str) -> None:
-    """End a server's process; returns when its name is free. Raises: NeighbourError when that takes too long."""
-    try:
-        ray.kill(ray.get_actor(name, namespace=NAMESPACE), no_restart=True)
-        async with asyncio.timeout(_STOP_S):
-            while name in server_names():
-                await asyncio.sleep(0.02)  # Ray tells nobody when a name is free
-    except ValueError:
-        return
-    except TimeoutError:
-        raise NeighbourError(name, f"was still there {_STOP_S:g} s after it was ended") from None
-
-
-async def _log_tail(handle: Any) -> str:
-    try:
-        tail = str(await _call("", handle.log_tail.remote(), _ANSWER_S))
-    except NeighbourError:
-        return "."
-    return f". The end of its log: {tail}." if tail else "."
-
-
-async def _call(name: str, reference: Awaitable[_T], timeout_s: float) -> _T:
-    """Return a server's answer. Raises: as `naming_ray_errors` says."""
-    with naming_ray_errors(name, timeout_s):
-        async with asyncio.timeout(timeout_s):
-            return await reference

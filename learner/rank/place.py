@@ -25,6 +25,7 @@ class RunPlace:
     run_id: str  # the run's name
     incarnation: int  # which start of the run this is, from 1
     coordinator_address: str  # tcp://HOST:PORT
-    servers: tuple[str, ...]  # names of the rollout servers' actors that weights are pushed to
+    servers: tuple[str, ...]  # names of the rollout servers' actors that weights are pushed to, from the first step on
+    num_servers: int  # with those that are still being started
     weights_backend: str  # nccl, ipc or gloo
     shares_devices: bool = False  # True: ranks and servers take turns on the same devices

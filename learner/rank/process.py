@@ -91,7 +91,7 @@ class RankProcess:
         from learner.rank.rank import train
         from learner.rank.start import use_threads
 
-        use_threads(self._settings, self._place.world_size, num_others=len(run.servers))
+        use_threads(self._settings, self._place.world_size, num_others=run.num_servers)
         self._servers = run.servers
         place = (self._folder, self._model, run)
         reach = (self._reach_server, lambda: self._servers)

@@ -45,6 +45,7 @@ class RunAttempt:
     _coordinator: Any = None
     _ranks: list[processes.Rank] = field(default_factory=list)
     _servers: list[str] = field(default_factory=list)
+    _late: list[str] = field(default_factory=list)  # of those: which were not started yet when the run went on
     _spec: RunSpec | None = None
     _engine: EngineRequest | None = None  # of its rollout servers; None: it has none
     _topology: Topology | None = None  # as the cluster's nodes were when it was launched
@@ -78,7 +79,9 @@ class RunAttempt:
             self._await(self._preparing(found, folder))
             return
         borrowing = processes.borrow_processes(topology.ranks, self._coordinator)
-        ensuring = servers.ensure_servers(engine, topology.servers) if topology.servers.count else None
+        # A run that goes on need not wait for a server that loads its model where others are ready.
+        goes_on = self.start.checkpoint is not None
+        ensuring = servers.ensure_servers(engine, topology.servers, goes_on) if topology.servers.count else None
         self.context.view.show_phase(f"starting learner ranks{' and rollout servers' if ensuring else ''}")
         waiting = {opening: "the coordinator", **({ensuring: "the fleet"} if ensuring else {})}
         self._await(waiting | self._preparing(found, folder, borrowing))
@@ -96,12 +99,16 @@ class RunAttempt:
         """Tell the servers of the run. opening: the coordinator's. ready: the servers, as the fleet says."""
         settings = self.context.settings
         self._servers = [server["name"] for server in ready]
+        self._late = [server["name"] for server in ready if not server["is_started"]]
         address, incarnation = ray_door.call(opening, "the coordinator")
         spec = run_spec(settings, self.start.run_id, incarnation, address)
         self._spec = self._scored_now(spec.model_copy(update={"shared_retrievers": servers.shared_retrievers(ready)}))
         if self._servers:
             self.context.view.show_phase("attaching rollout servers")
-            attached = servers.attach_servers(self._servers, self._spec)
+            if self._late:
+                late = f"{', '.join(self._late)} is being started, and serves when it is ready"
+                self.context.view.message(f"{late}: the run goes on with the other rollout servers.")
+            attached = servers.attach_servers(self._in_time, self._spec)
             for name, run in attached.items():
                 if "base_url" in run:
                     self.context.view.message(f"{name}: agents generate at {run['base_url']}")
@@ -120,13 +127,15 @@ class RunAttempt:
             run_id=self.start.run_id,
             incarnation=self._spec.incarnation,
             coordinator_address=self._spec.coordinator_address,
-            servers=tuple(self._servers),
+            servers=self._in_time,
+            num_servers=len(self._servers),
             weights_backend=self._topology.backend,
             shares_devices=self._topology.shares_devices,
         )
         training = {rank.ask("train", place): rank.name for rank in self._ranks}
         first = next(iter(training))
-        watched = ServerWatch(self._servers, self._spec, self._lose_server, renewed=self._scored_now)
+        watched = ServerWatch(self._in_time, self._spec, self._lose_server, renewed=self._scored_now)
+        watched.add(self._late)
         changes = self._changes_of(watched)
         ranks = RankWatch(self._ranks, ray_door.is_done, ray_door.call)
         told = set(complaints(self._checkpoints))
@@ -174,6 +183,11 @@ class RunAttempt:
                     ray_door.call(self._coordinator.close.remote(), "the coordinator")
         finally:
             processes.end(self._coordinator, self._ranks)
+
+    @property
+    def _in_time(self) -> tuple[str, ...]:
+        """The rollout servers that were ready when the run began."""
+        return tuple(name for name in self._servers if name not in self._late)
 
     @property
     def _checkpoints(self) -> Path:
@@ -244,7 +258,7 @@ class RunAttempt:
         assert self._topology is not None
         topology, rank = self._topology, self._ranks[0]
         folder, names, engine = self.start.folder, self._servers, self._engine
-        return Changes(self.context, folder, topology, names, watch, engine, rank, self._coordinator)
+        return Changes(self.context, folder, topology, names, self._late, watch, engine, rank, self._coordinator)
 
     def _poll(self, changes: Changes) -> None:
         for message in changes.poll():

@@ -60,18 +60,21 @@ class ServerCount:
         drained: Callable[[], AbstractSet[str]] = frozenset,
         say: Callable[[str, Leaving], None] = lambda node, word: None,
         clock: Callable[[], float] = time.monotonic,
+        late: Sequence[str] = (),
     ) -> None:
         """folder: the run's. plan: returns where so many servers would be, or raises OperatorError saying why not.
 
         push_to: tells rank 0 to which servers it pushes from now on. release: has a server's samples leased to others.
         drained: returns Ray's names of the nodes that servers are to leave. say: what becomes of such a node.
+        late: which of the servers are still being started: they are pushed to once they serve.
         """
         self.names = list(names)
+        self._late = list(late)
         self._folder = folder
         self._watch = watch
         self._fleet = fleet
         self._plan = plan
-        self._push_to = push_to
+        self._tell_rank = push_to
         self._release = release
         self._drained = drained
         self._say = say
@@ -91,6 +94,7 @@ class ServerCount:
 
     def poll(self) -> list[str]:
         """Take up a wish, have servers leave drained nodes, or go on; returns what the user should be told."""
+        self._push_to_late()
         if not self._step:
             return self._begin_next()
         self._have_next_wait()
@@ -108,6 +112,16 @@ class ServerCount:
             self._take(self._new)
             told.append(f"{', '.join(self._new)} did not come to serve: what was to leave stays for now.")
         return told
+
+    def _push_to_late(self) -> None:
+        """Have those be pushed to that serve by now: a push would wait for a process that is not there yet."""
+        if came := [name for name in self._late if self._watch.are_serving([name])]:
+            self._late = [name for name in self._late if name not in came]
+            self._push()
+
+    def _push(self) -> None:
+        """Have rank 0 push to the servers as they are now."""
+        self._tell_rank(tuple(name for name in self.names if name not in self._late))
 
     def _begin_next(self) -> list[str]:
         wish = read_wish(self._folder)
@@ -151,7 +165,8 @@ class ServerCount:
 
     def _take(self, names: Sequence[str]) -> None:
         self.names = [name for name in self.names if name not in names]
-        self._push_to(tuple(self.names))
+        self._late = [name for name in self._late if name not in names]
+        self._push()
         self._step = "take"
         for name in names:
             self._watch.forget(name)
@@ -171,7 +186,7 @@ class ServerCount:
         new = [str(info["name"]) for info in result]
         self.names += new
         self._watch.add(new)
-        self._push_to(tuple(self.names))
+        self._push()
         text = f"{', '.join(new)} started, and serve from the next push on: {len(self.names)} in all."
         if self._wish is not None:
             return self._end(text)

@@ -12,10 +12,10 @@
 # host's own retriever answered its server, the second host's server is the same process after the cut, the run named the
 # third host, and the fourth host got the server that the third one had. --short: 12 steps, of which none are disturbed.
 #
-# --soak: in place of the cut and the loss, a random nemesis for so many minutes, and a quarter of them before in peace
-# (tests/chaos/soak/hosts.py says what it does and holds). Each host has a disk of its own of 800 MB; a node that ends is
-# begun again as by systemd, and so is the run's command. From an hour on, or with --score, the run has a whole warm start and
-# a held-out score.
+# --soak: in place of the cut and the loss, a random nemesis for so many minutes, and a quarter of them before in peace,
+# with --kills after it too (tests/chaos/soak/hosts.py says what it does and holds). Each host has a disk of its own of
+# 800 MB; a node that ends is begun again as by systemd, and so is the run's command. From an hour on, or with --score, the
+# run has a whole warm start and a held-out score.
 # Where hosts cannot be made it says so and ends with 0.
 set -euo pipefail
 cd -P "$(dirname "${BASH_SOURCE[0]}")/../.."

@@ -39,12 +39,15 @@ class Changes:
         folder: Path,
         topology: Topology,
         names: Sequence[str],
+        late: Sequence[str],
         watch: ServerWatch,
         engine: EngineRequest | None,
         rank: Rank,
         coordinator: Any,
     ) -> None:
-        """names: of the rollout servers. engine: theirs; None: the run has none. rank: the first, which pushes."""
+        """names: of the rollout servers. late: those of them that are still being started. engine: theirs; None:
+        the run has none. rank: the first, which pushes.
+        """
         self.moving = ""
         self._context = context
         self._coordinator = coordinator
@@ -68,6 +71,7 @@ class Changes:
                 release=lambda name, why: coordinator.release_server.remote(name, why),
                 drained=self._left_by_servers,
                 say=self._words.__setitem__,
+                late=late,
             )
 
     @property

@@ -16,12 +16,13 @@ from protocol.settings.run_spec import EngineRequest, RunSpec
 from protocol.weights.controls import FIRST_TURN, VERBS, learner_name
 
 
-def ensure_servers(engine: EngineRequest, planned: Processes) -> Any:
-    """Ask the fleet for warm or new rollout servers. Returns a reference to a list of {name, node_ip, warm,
-    shared_retriever_url}.
+def ensure_servers(engine: EngineRequest, planned: Processes, may_be_late: bool = False) -> Any:
+    """Ask the fleet for warm or new rollout servers. Returns a reference to a list of {name, node_ip, warm, is_started,
+    shared_retriever_url}. may_be_late: where one is ready, the engines of the others are left to be started.
     """
     request, nodes = engine.model_dump(mode="json"), [node.node_id for node in planned.places]
-    return find_fleet().ensure.remote(request, planned.count, planned.num_gpus, nodes, dict(planned.resources))
+    resources = dict(planned.resources)
+    return find_fleet().ensure.remote(request, planned.count, planned.num_gpus, nodes, resources, may_be_late)
 
 
 class AskedFleet:

@@ -8,7 +8,8 @@ import pytest
 import ray
 from ray.exceptions import RayActorError, RayTaskError
 
-from deploy.fleet.fleet import Fleet, server_names
+from deploy.fleet.fleet import Fleet
+from deploy.fleet.server_calls import server_names
 from protocol.errors import NeighbourError
 from tests.deploy.running_cluster import RunningCluster
 
@@ -138,6 +139,31 @@ def test_fleet_starts_the_engine_of_a_process_that_ray_has_started_again(fleet: 
     assert ensure(fleet, 2, 1) == [("sluice-rollout-0", False)]
     assert [server["is_alive"] for server in ray.get(fleet.describe.remote(), timeout=240)] == [True]
     assert pids(fleet) == again
+
+
+def test_run_that_goes_on_does_not_wait_for_servers_that_are_not_ready(fleet: Any) -> None:
+    ensure(fleet, 2, 2)
+    kill_server()
+    infos = ray.get(fleet.ensure.remote(request(2), 3, may_be_late=True), timeout=240)
+    assert [(info["name"], info["warm"], info["is_started"]) for info in infos] == [
+        ("sluice-rollout-0", False, False),
+        ("sluice-rollout-1", True, True),
+        ("sluice-rollout-2", False, False),
+    ]
+    assert len({info["node_ip"] for info in infos}) == 1
+    started = {server["name"]: server.get("is_started") for server in ray.get(fleet.describe.remote(), timeout=240)}
+    assert started == {"sluice-rollout-0": False, "sluice-rollout-1": True, "sluice-rollout-2": False}
+    assert ensure(fleet, 2, 3) == [
+        ("sluice-rollout-0", False),
+        ("sluice-rollout-1", True),
+        ("sluice-rollout-2", False),
+    ]
+
+
+def test_run_that_goes_on_waits_where_no_server_is_ready(fleet: Any) -> None:
+    ensure(fleet, 2, 1)
+    (info,) = ray.get(fleet.ensure.remote(request(3), 1, may_be_late=True), timeout=240)
+    assert (info["name"], info["warm"], info["is_started"]) == ("sluice-rollout-0", False, True)
 
 
 def test_process_that_ray_has_started_again_goes_for_another_engine(fleet: Any) -> None:

@@ -73,14 +73,17 @@ class Servers:
 class Run:
     """A run of some servers in a folder, and what it was told."""
 
-    def __init__(self, folder: Path, names: Sequence[str] = ("sluice-rollout-0",)) -> None:
+    def __init__(self, folder: Path, names: Sequence[str] = ("sluice-rollout-0",), late: Sequence[str] = ()) -> None:
+        """late: which of the servers are still being started."""
         self.folder = folder
         self.fleet = Fleet()
         self.pushed_to: list[tuple[str, ...]] = []
         self.released: list[str] = []
         spec = run_spec(Settings(), "my-run", 1, "tcp://127.0.0.1:1")
         self.servers = Servers()
-        self.watch = ServerWatch(names, spec, lambda name, why: None, self.servers)
+        in_time = [name for name in names if name not in late]
+        self.watch = ServerWatch(in_time, spec, lambda name, why: None, self.servers)
+        self.watch.add(late)
         self.drained: set[str] = set()
         self.words: dict[str, Leaving] = {}
         self.now = 0.0
@@ -96,6 +99,7 @@ class Run:
             drained=lambda: frozenset(self.drained),
             say=self.words.__setitem__,
             clock=lambda: self.now,
+            late=late,
         )
 
     def plan(self, number: int) -> Processes:

@@ -22,6 +22,28 @@ def test_new_servers_start_where_the_plan_has_none_yet_and_are_watched_and_pushe
     assert run.polled() == []  # a wish is taken up once
 
 
+def test_server_that_comes_late_is_pushed_to_once_it_serves(tmp_path: Path) -> None:
+    run = Run(tmp_path, ["sluice-rollout-0", "sluice-rollout-1", "sluice-rollout-2"], late=["sluice-rollout-1"])
+    assert (run.polled(), run.pushed_to) == ([], [])
+    assert (run.watch.num_hopeful, run.watch.num_serving) == (3, 2)
+    run.servers.do_answer = True
+    said = [message for _ in range(4) for message in run.watch.poll()]
+    assert "sluice-rollout-1 serves, from the next push on" in said
+    assert run.polled() == []
+    assert run.pushed_to == [("sluice-rollout-0", "sluice-rollout-1", "sluice-rollout-2")]
+
+
+def test_server_that_is_still_late_is_not_pushed_to_when_others_are_taken_away(tmp_path: Path) -> None:
+    run = Run(tmp_path, ["sluice-rollout-0", "sluice-rollout-1", "sluice-rollout-2"], late=["sluice-rollout-1"])
+    wish_servers(tmp_path, -1)
+    run.polled()
+    assert run.pushed_to == [("sluice-rollout-0",)]
+    wish_servers(tmp_path, -1)
+    run.polled()
+    assert run.pushed_to[1:] == [("sluice-rollout-0",)]
+    assert run.count.names == ["sluice-rollout-0"]
+
+
 def test_servers_that_are_taken_away_are_pushed_to_no_more_and_their_samples_released(tmp_path: Path) -> None:
     run = Run(tmp_path, ["sluice-rollout-0", "sluice-rollout-1", "sluice-rollout-2"])
     wish_servers(tmp_path, -2)
