@@ -146,12 +146,8 @@ def _check(options: Mapping[str, Any]) -> None:
             f"start_cluster: --node-ip {options['node_ip']} is no IPv4 address. Give this node's, on the network "
             "that the nodes share; `ip -4 -brief address` lists them."
         )
-    if options["resources"] is not None and not _are_resources(options["resources"]):
-        raise SettingsError(
-            f"start_cluster: --resources {options['resources']} is no JSON object of numbers above 0 "
-            f"and up to {MOST_OF_A_RESOURCE:g}. "
-            """Give one such as '{"v100": 8}'."""
-        )
+    if options["resources"] is not None:
+        _check_resources(options["resources"])
     if not 0 < options["start_timeout_s"] <= _LONGEST_S:
         raise SettingsError(
             f"start_cluster: --start-timeout-s {options['start_timeout_s']:g} is no time to wait. Give seconds "
@@ -193,19 +189,25 @@ def _is_ipv4(text: str) -> bool:
     return True
 
 
-def _are_resources(text: str) -> bool:
+def _check_resources(text: str) -> None:
+    """Raise SettingsError where the text is no JSON object of what a node may have."""
     try:
         found = json.loads(text)
     except (json.JSONDecodeError, RecursionError):
-        return False
-    if not isinstance(found, dict):
-        return False
-    if own := sorted(set(found) & set(OWN_NAMES)):
+        found = None
+    if isinstance(found, dict) and (own := sorted(set(found) & set(OWN_NAMES))):
         raise SettingsError(
             f"start_cluster: --resources names {', '.join(own)}, which Ray counts by itself. Use names of your own; "
             "--num-cpus and --num-gpus say how many of those Ray counts."
         )
-    return all(type(value) in (int, float) and 0 < value <= MOST_OF_A_RESOURCE for value in found.values())
+    if not isinstance(found, dict) or not all(
+        type(value) in (int, float) and 0 < value <= MOST_OF_A_RESOURCE for value in found.values()
+    ):
+        raise SettingsError(
+            f"start_cluster: --resources {text} is no JSON object of numbers above 0 "
+            f"and up to {MOST_OF_A_RESOURCE:g}. "
+            """Give one such as '{"v100": 8}'."""
+        )
 
 
 def _address_toward(head: str) -> str:

@@ -123,15 +123,7 @@ class RunAttempt:
         """
         assert self._spec is not None
         assert self._topology is not None
-        place = RunPlace(
-            run_id=self.start.run_id,
-            incarnation=self._spec.incarnation,
-            coordinator_address=self._spec.coordinator_address,
-            servers=self._in_time,
-            num_servers=len(self._servers),
-            weights_backend=self._topology.backend,
-            shares_devices=self._topology.shares_devices,
-        )
+        place = self._place()
         training = {rank.ask("train", place): rank.name for rank in self._ranks}
         first = next(iter(training))
         watched = ServerWatch(self._in_time, self._spec, self._lose_server, renewed=self._scored_now)
@@ -183,6 +175,20 @@ class RunAttempt:
                     ray_door.call(self._coordinator.close.remote(), "the coordinator")
         finally:
             processes.end(self._coordinator, self._ranks)
+
+    def _place(self) -> RunPlace:
+        """Return where ranks find the run."""
+        assert self._spec is not None
+        assert self._topology is not None
+        return RunPlace(
+            run_id=self.start.run_id,
+            incarnation=self._spec.incarnation,
+            coordinator_address=self._spec.coordinator_address,
+            servers=self._in_time,
+            num_servers=len(self._servers),
+            weights_backend=self._topology.backend,
+            shares_devices=self._topology.shares_devices,
+        )
 
     @property
     def _in_time(self) -> tuple[str, ...]:
