@@ -16,7 +16,7 @@ from learner.run.cluster.changes import Changes, Moved
 from learner.run.cluster.cluster_end import check_cluster
 from learner.run.cluster.models import run_models
 from learner.run.rank_watch import RankWatch
-from learner.run.same_index import compare_indexes
+from learner.run.same_index import SameIndex
 from learner.run.server_watch import ServerWatch
 from learner.run.topology import Topology
 from protocol.errors import NeighbourError, OperatorError
@@ -24,6 +24,7 @@ from protocol.settings.reward_sets import read_sets
 from protocol.settings.run_spec import EngineRequest, RunSpec, engine_request, run_spec, scored_by
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping
     from pathlib import Path
 
     from learner.run.context import RunContext
@@ -47,6 +48,7 @@ class RunAttempt:
     _servers: list[str] = field(default_factory=list)
     _late: list[str] = field(default_factory=list)  # of those: which were not started yet when the run went on
     _spec: RunSpec | None = None
+    _indexes: SameIndex = field(init=False)  # that its servers search
     _engine: EngineRequest | None = None  # of its rollout servers; None: it has none
     _topology: Topology | None = None  # as the cluster's nodes were when it was launched
     _num_told: int = 0  # of the coordinator's news
@@ -98,6 +100,7 @@ class RunAttempt:
     def _attach(self, opening: Any, ready: Any) -> None:
         """Tell the servers of the run. opening: the coordinator's. ready: the servers, as the fleet says."""
         settings = self.context.settings
+        self._indexes = SameIndex(settings.retriever.other_index)
         self._servers = [server["name"] for server in ready]
         self._late = [server["name"] for server in ready if not server["is_started"]]
         address, incarnation = ray_door.call(opening, "the coordinator")
@@ -108,13 +111,15 @@ class RunAttempt:
             if self._late:
                 late = f"{', '.join(self._late)} is being started, and serves when it is ready"
                 self.context.view.message(f"{late}: the run goes on with the other rollout servers.")
-            attached = servers.attach_servers(self._in_time, self._spec)
-            for name, run in attached.items():
-                if "base_url" in run:
-                    self.context.view.message(f"{name}: agents generate at {run['base_url']}")
-            content_hashes = {name: run["content_hash"] for name, run in attached.items()}
-            if (warning := compare_indexes(content_hashes, settings.retriever.other_index)) is not None:
-                self.context.view.message(warning)
+            self._note_attached(servers.attach_servers(self._in_time, self._spec))
+
+    def _note_attached(self, runs: Mapping[str, Mapping[str, Any]]) -> None:
+        """Show what servers say of the run. Raises: OperatorError when one may not serve."""
+        for name, run in runs.items():
+            if "base_url" in run:
+                self.context.view.message(f"{name}: agents generate at {run['base_url']}")
+        if (warning := self._indexes.take({name: run["content_hash"] for name, run in runs.items()})) is not None:
+            self.context.view.message(warning)
 
     def watch(self) -> str:
         """Show the run until all ranks have returned; returns how it ended.
@@ -126,7 +131,9 @@ class RunAttempt:
         place = self._place()
         training = {rank.ask("train", place): rank.name for rank in self._ranks}
         first = next(iter(training))
-        watched = ServerWatch(self._in_time, self._spec, self._lose_server, renewed=self._scored_now)
+        watched = ServerWatch(
+            self._in_time, self._spec, self._lose_server, renewed=self._scored_now, check=self._note_attached
+        )
         watched.add(self._late)
         changes = self._changes_of(watched)
         ranks = RankWatch(self._ranks, ray_door.is_done, ray_door.call)

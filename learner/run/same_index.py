@@ -23,3 +23,24 @@ def compare_indexes(content_hashes: Mapping[str, str], policy: Literal["warn", "
     if policy == "refuse":
         raise OperatorError(f"{text} With retriever.other_index = warn the run goes on in spite of this.")
     return text
+
+
+class SameIndex:
+    """What the servers of a run search, also those that are attached while it goes on."""
+
+    def __init__(self, policy: Literal["warn", "refuse"]) -> None:
+        """policy: as `compare_indexes` takes it."""
+        self._policy = policy
+        self._content_hashes: dict[str, str] = {}  # by server
+        self._told: str | None = None
+
+    def take(self, content_hashes: Mapping[str, str]) -> str | None:
+        """Add servers that are attached; returns and raises as `compare_indexes` does. What was told is not repeated.
+
+        Servers that are refused are not added.
+        """
+        known = {**self._content_hashes, **content_hashes}
+        text = compare_indexes(known, self._policy)
+        self._content_hashes = known
+        is_new, self._told = text != self._told, text
+        return text if is_new else None

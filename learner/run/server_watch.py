@@ -4,7 +4,7 @@ Polled by the driver; never blocks. Rank 0 brings the server to the current weig
 """
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -54,8 +54,12 @@ class ServerWatch:
         clock: Callable[[], float] = time.monotonic,
         silence_s: float = SILENCE_S,
         renewed: Callable[[RunSpec], RunSpec] = lambda spec: spec,
+        check: Callable[[Mapping[str, Any]], None] = lambda runs: None,
     ) -> None:
         """renewed: what a server that is attached again is told in place of `spec`.
+
+        check: told what a server that was attached says of the run, by its name; raises OperatorError where it may not
+        serve.
 
         lost: told (server, reason) as soon as a server is found not to serve the run. calls: asks servers.
 
@@ -68,6 +72,7 @@ class ServerWatch:
         self._lost = lost
         self._calls = calls
         self._renewed = renewed
+        self._check = check
 
     @property
     def num_serving(self) -> int:
@@ -123,6 +128,12 @@ class ServerWatch:
         if server.then == "attach":
             server.pending, server.then = self._ask(server, "attach"), "serve"
             return None
+        if server.then == "detach":
+            return None
+        try:
+            self._check({server.name: answer["run"]})
+        except OperatorError as error:
+            return self._refuse(server, str(error))
         server.is_serving, server.serving_since = True, time.monotonic()
         again, server.is_new = "" if server.is_new else " again", False
         return f"{server} serves{again}, from the next push on"
@@ -169,6 +180,13 @@ class ServerWatch:
             return f"{server} is given up after {_MAX_REVIVALS} restarts; last: {reason}"
         server.pending, server.then = self._ask(server, "start"), "attach"
         return message
+
+    def _refuse(self, server: _Watched, reason: str) -> str:
+        """Have a server that may not serve forget the run."""
+        server.num_revivals = _MAX_REVIVALS + 1
+        self._lost(server.name, reason)
+        server.pending, server.then = self._ask(server, "detach"), "detach"
+        return f"{server} is given up: {reason}"
 
     def _lose(self, server: _Watched, reason: str) -> str | None:
         """Take its leases back; returns what the user is told of it, None when that was told before."""

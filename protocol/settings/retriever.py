@@ -10,7 +10,9 @@ from protocol.settings.section import CountAboveZero, Section, ServiceUrl
 class RetrieverSettings(Section):
     url: ServiceUrl | None = Field(None, description="POST /retrieve address; null: each node's own retriever.")
     other_index: Literal["warn", "refuse"] = Field(
-        "warn", description="When nodes' own retrievers hold different indexes: say so, or end the start."
+        "warn",
+        description="When nodes' own retrievers hold different indexes: say so; or end the start, and leave a "
+        "server out that comes later.",
     )
     topk: CountAboveZero = Field(3, description="Passages of one search.")
     batch_size: CountAboveZero = Field(

@@ -1,11 +1,12 @@
 """What the driver makes of a server's own description: whose run it serves, and what is done when it is not ours."""
 
+from collections.abc import Mapping
 from typing import Any
 
 import pytest
 
 from learner.run.server_watch import ServerWatch
-from protocol.errors import AwayError, NeighbourError
+from protocol.errors import AwayError, NeighbourError, OperatorError
 from protocol.settings.reward_sets import first_set
 from protocol.settings.rewards import RewardsSettings
 from protocol.settings.run_spec import run_spec, scored_by
@@ -86,6 +87,23 @@ def test_server_that_is_attached_again_is_told_the_reward_endpoints_of_that_mome
     for _ in range(4):
         watch.poll()
     assert [told["reward_set"] for told in servers.told] == [3]
+
+
+def test_server_that_may_not_serve_forgets_the_run_and_is_given_up() -> None:
+    def refuse(runs: Mapping[str, Any]) -> None:
+        raise OperatorError(f"{', '.join(runs)} searches another index.")
+
+    servers, lost = Servers(), list[tuple[str, str]]()
+    servers.run = None
+    spec = run_spec(Settings(), "run-A", 2, "tcp://127.0.0.1:1")
+    watch = ServerWatch([], spec, lambda name, why: lost.append((name, why)), servers, check=refuse)
+    watch.add(["s0"])
+    messages = [message for _ in range(12) for message in watch.poll()]
+    assert messages == ["s0 is given up: s0 searches another index."]
+    assert lost == [("s0", "s0 searches another index.")]
+    assert servers.asked[:4] == ["describe", "start", "attach", "detach"]
+    assert set(servers.asked[4:]) == {"describe"}
+    assert (watch.num_hopeful, watch.num_serving) == (0, 0)
 
 
 def test_server_that_never_serves_is_given_up_after_five_restarts() -> None:
