@@ -21,6 +21,7 @@ from deploy.node.processes import end, family, find, last_lines, launch
 from protocol.errors import OperatorError
 from protocol.node.home import ClusterState, ProcessRecord, read_cluster, write_secret
 from protocol.node.process_space import started_ticks
+from protocol.ray_calls import first_line
 
 GCS = "gcs"
 """The name under which a start counts it among what stays."""
@@ -61,8 +62,11 @@ def end_what_raylet_ran(home: Home) -> None:
 
 
 def launch_raylet(options: StartOptions, home: Home) -> ProcessRecord:
-    """Begin the head's raylet again; returns its record. `await_raylet` waits until the cluster knows it."""
-    command: list[str] = json.loads(_command_file(home).read_text(encoding="utf-8"))
+    """Begin the head's raylet again; returns its record. `await_raylet` waits until the cluster knows it.
+
+    Raises: OperatorError when its command is not known.
+    """
+    command = _remembered(home)
     old = next(part for part in command if part.startswith(_NODE_ID)).removeprefix(_NODE_ID)
     new = secrets.token_hex(_ID_BYTES)  # Ray takes no node back that it has given up
     for part in command:
@@ -84,15 +88,20 @@ def await_raylet(raylet: ProcessRecord, home: Home, timeout_s: float) -> None:
     """
     connect_environment(read_cluster())
     from ray._raylet import GcsClient  # type: ignore[attr-defined]
+    from ray.exceptions import RpcError
 
-    command: list[str] = json.loads(_command_file(home).read_text(encoding="utf-8"))
-    client, deadline = GcsClient(address=raylet.url), time.monotonic() + timeout_s
-    while time.monotonic() < deadline and find(raylet) is not None:
-        nodes = client.get_all_node_info(timeout=timeout_s)
-        heads = [node.hex() for node, info in nodes.items() if info.is_head_node and info.state == _ALIVE]
-        if len(heads) == 1 and f"{_NODE_ID}{heads[0]}" in command:
-            return
-        time.sleep(_POLL_S)
+    command = _remembered(home)
+    deadline = time.monotonic() + timeout_s
+    try:
+        client = GcsClient(address=raylet.url)
+        while time.monotonic() < deadline and find(raylet) is not None:
+            nodes = client.get_all_node_info(timeout=timeout_s)
+            heads = [node.hex() for node, info in nodes.items() if info.is_head_node and info.state == _ALIVE]
+            if len(heads) == 1 and f"{_NODE_ID}{heads[0]}" in command:
+                return
+            time.sleep(_POLL_S)
+    except RpcError as error:  # its process is there, and stands still
+        raise OperatorError(f"Ray's GCS on the head does not answer: {first_line(error).rstrip('.')}") from None
     raise OperatorError(
         f"Ray's process on the head could not be begun again: {last_lines(home.logs / 'ray_start.log')} "
         f"(logs: {raylet.log})"
@@ -109,6 +118,18 @@ def _is_of_head(process: psutil.Process) -> bool:
 
 def _remember(command: Sequence[str], home: Home) -> None:
     write_secret(_command_file(home), json.dumps(command))
+
+
+def _remembered(home: Home) -> list[str]:
+    """Return the raylet's command. Raises: OperatorError when the file is none that was written here."""
+    path = _command_file(home)
+    try:
+        command = json.loads(path.read_text(encoding="utf-8"))
+        if [part for part in command if part.startswith(_NODE_ID)]:
+            return list(command)
+    except (OSError, ValueError, TypeError, AttributeError):  # cut off by a full disk, or written by another hand
+        pass
+    raise OperatorError(f"Ray's process on the head could not be begun again: {path} holds no command of it")
 
 
 def _command_file(home: Home) -> Path:
