@@ -33,9 +33,13 @@ _NUM_UNANSWERED = "10"
 # How long a run that `ray job stop` ends may save; Ray's own 3 s are less than a step and its checkpoint take.
 _JOB_STOP = "RAY_JOB_STOP_WAIT_TIME_S"
 _JOB_STOP_S = "1800"
-# Ray's head keeps so many of the newest calls to tell of, 3 KB each: Ray's own 100,000 are 300 MB after an hour.
-_TOLD_CALLS = "RAY_task_events_max_num_task_in_gcs"
-_NUM_TOLD_CALLS = "1000"
+# What Ray's head keeps to tell of, the newest of each: of calls, 3 KB each, Ray's own 100,000 are 300 MB after an hour;
+# of actors that ended, 17 KB each, it keeps as many. Never 0: the head dies of it.
+_KEPT = {
+    "RAY_task_events_max_num_task_in_gcs": "1000",
+    "RAY_maximum_gcs_destroyed_actor_cached_count": "100",
+    "RAY_maximum_gcs_dead_worker_cached_count": "100",
+}
 # Whose logs are kept after their end.
 _KEPT_SESSIONS = 3
 
@@ -49,7 +53,7 @@ def ray_environment(home: Home, node_ip: str) -> dict[str, str]:
         "RAY_USAGE_STATS_ENABLED": "0",
         _UNANSWERED: os.environ.get(_UNANSWERED, _NUM_UNANSWERED),
         _JOB_STOP: os.environ.get(_JOB_STOP, _JOB_STOP_S),
-        _TOLD_CALLS: os.environ.get(_TOLD_CALLS, _NUM_TOLD_CALLS),
+        **{name: os.environ.get(name, number) for name, number in _KEPT.items()},
         # Ray lowers its workers' priority; the learner and the engine are what this machine is here for.
         "RAY_worker_niceness": "0",
         # Importing torch, vLLM and DeepSpeed takes three times as long when Python may not keep what it compiled.

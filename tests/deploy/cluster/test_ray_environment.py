@@ -32,10 +32,19 @@ def test_run_that_is_stopped_as_a_ray_job_has_the_time_to_save_that_stop_cluster
     assert ray_environment(Home(tmp_path), "127.0.0.1")["RAY_JOB_STOP_WAIT_TIME_S"] == "1800"
 
 
-def test_rays_head_keeps_few_of_the_calls_that_were_made(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    name = "RAY_task_events_max_num_task_in_gcs"
+@pytest.mark.parametrize(
+    ("name", "number"),
+    [
+        ("RAY_task_events_max_num_task_in_gcs", "1000"),
+        ("RAY_maximum_gcs_destroyed_actor_cached_count", "100"),
+        ("RAY_maximum_gcs_dead_worker_cached_count", "100"),
+    ],
+)
+def test_rays_head_keeps_few_of_the_calls_and_of_the_actors_that_ended(
+    name: str, number: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.delenv(name, raising=False)
-    assert ray_environment(Home(tmp_path), "10.0.0.1")[name] == "1000"
+    assert ray_environment(Home(tmp_path), "10.0.0.1")[name] == number
     monkeypatch.setenv(name, "500")
     assert ray_environment(Home(tmp_path), "10.0.0.1")[name] == "500"
     # Ray says nothing of a name that it does not know.
