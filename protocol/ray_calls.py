@@ -5,10 +5,14 @@ Imports Ray only when a call has failed: then it is imported already.
 
 from collections.abc import Iterator
 from contextlib import contextmanager
+from typing import Any
 
 from protocol.errors import AwayError, NeighbourError, OperatorError
 
 NAMESPACE = "sluice"
+# What every actor of Sluice is made with. Ray's head would keep something of each call that was ever made, and a step
+# is several calls: 5 MB for 100,000 of them. What calls do is in a run's own metrics.
+OUR_ACTOR: dict[str, Any] = {"num_cpus": 0, "enable_task_events": False}
 FLEET = "sluice-fleet"
 SERVER_PREFIX = "sluice-rollout-"
 

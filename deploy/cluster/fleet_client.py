@@ -15,7 +15,7 @@ from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 from deploy.fleet.fleet import Fleet
 from protocol.errors import NeighbourError, OperatorError
-from protocol.ray_calls import FLEET, NAMESPACE, first_line, naming_ray_errors
+from protocol.ray_calls import FLEET, NAMESPACE, OUR_ACTOR, first_line, naming_ray_errors
 
 _CONNECT_S = 5.0
 _POLL_S = 0.2
@@ -69,7 +69,7 @@ def _fleet_here() -> Any:
     """Return the fleet actor, made on this node where there is none."""
     here = NodeAffinitySchedulingStrategy(ray.get_runtime_context().get_node_id(), soft=False)
     options = {"name": FLEET, "namespace": NAMESPACE, "lifetime": "detached", "get_if_exists": True}
-    options |= {"num_cpus": 0, "max_restarts": -1, "scheduling_strategy": here}
+    options |= {**OUR_ACTOR, "max_restarts": -1, "scheduling_strategy": here}
     return ray.remote(Fleet).options(**options).remote()
 
 

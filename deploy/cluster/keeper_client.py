@@ -15,7 +15,7 @@ from deploy.node.home import Home
 from deploy.node.keeper import KEEPER_ROOMS, Keeper, KeptInfo
 from protocol.errors import OperatorError
 from protocol.node.code_digest import code_digest
-from protocol.ray_calls import NAMESPACE, keeper_of
+from protocol.ray_calls import NAMESPACE, OUR_ACTOR, keeper_of
 
 _POLL_S = 0.2
 # What Ray counts one of on its head, and nowhere else.
@@ -35,7 +35,7 @@ def keep_services(home: Home, timeout_s: float) -> None:
             namespace=NAMESPACE,
             lifetime="detached",
             get_if_exists=True,
-            num_cpus=0,
+            **OUR_ACTOR,
             max_restarts=-1,
             max_concurrency=4,
             scheduling_strategy=NodeAffinitySchedulingStrategy(here, soft=False),

@@ -19,7 +19,7 @@ from deploy.fleet.server_calls import call_server, describe_server, log_tail, re
 from deploy.fleet.standby import StandbyPool
 from protocol.errors import NeighbourError, OperatorError
 from protocol.node.code_digest import FLEET_ROOMS, code_digest
-from protocol.ray_calls import NAMESPACE, SERVER_PREFIX
+from protocol.ray_calls import NAMESPACE, OUR_ACTOR, SERVER_PREFIX
 from protocol.settings.run_spec import EngineRequest, RunSpec
 
 _T = TypeVar("_T")
@@ -189,7 +189,7 @@ class Fleet:
             name=name,
             namespace=NAMESPACE,
             lifetime="detached",
-            num_cpus=0,
+            **OUR_ACTOR,
             max_restarts=-1,
             max_concurrency=1000,
             **place.options("SPREAD"),

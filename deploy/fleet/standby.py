@@ -15,6 +15,7 @@ import ray
 from ray.exceptions import RayError
 
 from deploy.fleet.place import Place, this_node
+from protocol.ray_calls import OUR_ACTOR
 
 _LEARNER_IMPORTS = (
     "torch",
@@ -125,5 +126,5 @@ def _end(lent: Sequence[Any]) -> None:
 
 
 def _start(place: Place) -> Any:
-    options = {"num_cpus": 0, "max_concurrency": _NUM_CALLS, **place.options()}
+    options = {**OUR_ACTOR, "max_concurrency": _NUM_CALLS, **place.options()}
     return ray.remote(StandbyProcess).options(**options).remote(_LEARNER_IMPORTS)

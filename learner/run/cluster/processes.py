@@ -19,6 +19,7 @@ from protocol import failpoints
 from protocol.errors import OperatorError
 from protocol.node.keeper_files import own_node_id
 from protocol.node.model_files import ModelFiles
+from protocol.ray_calls import OUR_ACTOR
 from protocol.settings.settings import Settings
 
 # A rank imports torch and DeepSpeed before its first answer.
@@ -31,7 +32,7 @@ def place_coordinator(
     """Start the coordinator on this node, where the run folder is. Returns its handle."""
     here = NodeAffinitySchedulingStrategy(own_node_id(), soft=False)
     environment = {"env_vars": _passed_on()} if _passed_on() else None
-    options = {"num_cpus": 0, "max_concurrency": 3, "scheduling_strategy": here, "runtime_env": environment}
+    options = {**OUR_ACTOR, "max_concurrency": 3, "scheduling_strategy": here, "runtime_env": environment}
     actor = ray.remote(**options)(CoordinatorProcess)
     return actor.remote(settings, folder, run_id, last_step, host, vocab_size)
 

@@ -1,5 +1,6 @@
 """The fleet with real Ray and a small server class in place of the engine: warm, replaced, surplus, failed, dead."""
 
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -52,6 +53,18 @@ def test_fleet_starts_servers_and_finds_them_warm(fleet: Any) -> None:
     before = pids(fleet)
     assert ensure(fleet, 0, 2) == [("sluice-rollout-0", True), ("sluice-rollout-1", True)]
     assert pids(fleet) == before
+
+
+def test_rays_head_keeps_nothing_of_calls_to_servers(fleet: Any) -> None:
+    ensure(fleet, 0, 1)
+    pids(fleet)  # which the fleet asks the server for
+    deadline = time.monotonic() + 30
+    told: set[str] = set()
+    while "task::Fleet.describe" not in told and time.monotonic() < deadline:
+        time.sleep(0.5)
+        told = {str(event["cat"]) for event in ray.timeline() or []}
+    assert "task::Fleet.describe" in told  # this test made the fleet itself, as any actor is made
+    assert not [call for call in told if "Server" in call]
 
 
 def test_fleet_stops_servers_that_are_too_many(fleet: Any) -> None:
