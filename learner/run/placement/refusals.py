@@ -19,6 +19,11 @@ _STATES = {
 
 def check_room(ranks: Wanted, servers: Wanted, nodes: Sequence[Node], settings: Settings) -> None:
     """Raise SettingsError for what one can tell without placing: Ray would wait for it until a deadline."""
+    if not nodes:
+        raise SettingsError(
+            "settings: the cluster has no node that takes processes at the moment: one that was started anew is known "
+            "as two for half a minute. Give the command again, or have nodes join (deploy/start_cluster.sh --join)."
+        )
     for wanted in (ranks, servers):
         if wanted.count:
             _check_nodes(wanted, nodes)

@@ -242,3 +242,11 @@ def test_what_is_offloaded_is_told_apart_where_ranks_have_gpus_and_added_where_t
     on_gpus, on_cpus = (plan_topology(offloaded, SIZES, [Node("10.0.0.1", gpus)]).ranks for gpus in (8, 0))
     assert on_gpus.host_bytes == (12 + 8 + 2) * 1000 // 2
     assert (on_cpus.memory_bytes, on_cpus.host_bytes) == (on_gpus.memory_bytes + on_gpus.host_bytes, 0)
+
+
+def test_a_cluster_whose_nodes_are_all_away_for_a_moment_is_waited_for_as_one_without_room() -> None:
+    # Ray describes a node that came back as two for half a minute: where both seem to listen, none is counted.
+    assert refusal(settings(), []) == (
+        "settings: the cluster has no node that takes processes at the moment: one that was started anew is known as "
+        "two for half a minute. Give the command again, or have nodes join (deploy/start_cluster.sh --join)."
+    )
