@@ -3,6 +3,10 @@
 LEDGER = "ledger.sqlite"
 
 
+# As the run's last start resolved them.
+SETTINGS = "settings.yaml"
+
+
 CHECKPOINTS = "checkpoints"
 
 

@@ -7,11 +7,12 @@ from pathlib import Path
 from learner.checkpoint.copies.copier import KEPT_RECORDS, CheckpointCopier
 from learner.checkpoint.copies.store import Copy, CopyStore, StoreError, copy_name, open_store
 from learner.checkpoint.manifest import MANIFEST, CorruptCheckpointError, verify
-from learner.disk.layout import CHECKPOINTS
+from learner.disk.layout import CHECKPOINTS, SETTINGS
 from learner.disk.whole_file import move_synced, replace_file
 from learner.run.output import say
 from learner.run.start import RunStart, locked, plan_start
 from protocol.errors import OperatorError, SettingsError
+from protocol.settings.loader import saved_run_name
 from protocol.settings.settings import Settings
 
 _ASIDE = ".tmp-fetched-"  # what a start that died leaves of it is removed when the next checkpoint begins
@@ -37,15 +38,11 @@ def start_with_copies(settings: Settings, model_digest: str) -> RunStart:
         newest = max(store.whole_copies(), key=lambda copy: copy.step, default=None)
         if start.checkpoint is None:
             store.check_writable()
-        is_of_name = settings.run.resume == "auto" and start.run_id == settings.run.name
-        if (
-            newest is not None
-            and is_of_name
-            and newest.step > start.step
-            and not _is_refused_here(newest, start.folder)
-        ):
+        if newest is not None and newest.step > start.step and _is_to_go_on(newest, store, start, settings):
             _fetch(newest, store, start, model_digest)
-            return start_from_here(settings, model_digest)
+            found = start_from_here(settings, model_digest)
+            # What came may be complete: then the copies of the run that is next are asked for too.
+            return found if found.run_id == start.run_id else start_with_copies(settings, model_digest)
     except StoreError as error:
         if start.checkpoint is None:
             raise OperatorError(
@@ -97,6 +94,16 @@ def _fetch(copy: Copy, store: CopyStore, start: RunStart, model_digest: str) -> 
                 f"The checkpoint of step {copy.step} cannot be brought into {root}: {error.strerror}. Set run.dir to a "
                 "folder on a disk with room."
             ) from None
+
+
+def _is_to_go_on(copy: Copy, store: CopyStore, start: RunStart, settings: Settings) -> bool:
+    """Return whether the run that starts is the one that a copy under its name is of, and may go on from there."""
+    if settings.run.resume != "auto" or _is_refused_here(copy, start.folder):
+        return False
+    if start.run_id == settings.run.name or start.checkpoint is not None:
+        return True
+    # A run behind a complete one has a number behind its name: another one's name may be just that.
+    return saved_run_name(store.record(copy, SETTINGS)) == settings.run.name
 
 
 def _is_refused_here(copy: Copy, folder: Path) -> bool:

@@ -15,11 +15,11 @@ from pathlib import Path
 
 from learner.checkpoint.folder import newer_than, newest_valid, open_checkpoint, point_latest, set_aside_newer
 from learner.checkpoint.manifest import Checkpoint
-from learner.disk.layout import CHECKPOINTS, LEDGER, LOCK, LOGS, RECORDS, WANDB_ID
+from learner.disk.layout import CHECKPOINTS, LEDGER, LOCK, LOGS, RECORDS, SETTINGS, WANDB_ID
 from learner.disk.whole_file import aside_of, copy_synced, move_synced, replace_file, sync
 from protocol.errors import OperatorError, SettingsError
 from protocol.failpoints import failpoint
-from protocol.settings.loader import save_settings
+from protocol.settings.loader import save_settings, saved_run_name
 from protocol.settings.run import RunSettings
 from protocol.settings.settings import Settings
 
@@ -47,7 +47,8 @@ class RunStart:
 def plan_start(run: RunSettings, model_digest: str) -> RunStart:
     """Return where the run starts, touching nothing.
 
-    auto: the newest valid checkpoint of this name; when that run is complete, a new run under the next free name.
+    auto: the newest valid checkpoint of this name; when that run is complete, a new run under the next free name, which
+    the same command goes on with until that one is complete.
     Raises: SettingsError for a checkpoint of another model, a path without a valid checkpoint, or resume=never on a
     folder that holds a run.
     """
@@ -72,10 +73,24 @@ def _choose(folder: Path, run: RunSettings, model_digest: str) -> RunStart:
     if checkpoint is None:
         return RunStart(folder, None, f"{folder} holds a run without a valid checkpoint: it starts again from step 0.")
     if checkpoint.step >= run.max_steps:
-        free = _next_free(folder)
-        return RunStart(free, None, f"{folder} is complete at step {checkpoint.step}: this is a new run, {free.name}.")
+        return _after(checkpoint.step, folder, run, model_digest)
     notice = f"Resuming {folder} from step {checkpoint.step}.{_set_aside_notice(folder, checkpoint)}"
     return RunStart(folder, _of_model(checkpoint, model_digest), notice)
+
+
+def _after(last_step: int, complete: Path, run: RunSettings, model_digest: str) -> RunStart:
+    """Return where a command starts whose run is complete: in the newest run that it began since, or in a new one."""
+    said = f"{complete} is complete at step {last_step}"
+    begun = _newest_begun(complete, run.name)
+    checkpoint = newest_valid(begun / CHECKPOINTS) if begun is not None else None
+    if begun is not None and checkpoint is None:
+        again = "holds a run without a valid checkpoint: it starts again from step 0."
+        return RunStart(begun, None, f"{said}, and {begun} {again}")
+    if begun is None or checkpoint is None or checkpoint.step >= run.max_steps or _is_other(checkpoint, model_digest):
+        free = _next_free(complete)
+        return RunStart(free, None, f"{said}: this is a new run, {free.name}.")
+    aside = _set_aside_notice(begun, checkpoint)
+    return RunStart(begun, checkpoint, f"{said}. Resuming {begun} from step {checkpoint.step}.{aside}")
 
 
 def plan_restart(start: RunStart) -> RunStart:
@@ -133,8 +148,8 @@ def prepare_folder(start: RunStart, settings: Settings) -> None:
         else:
             _set_aside_accounts(folder)
         failpoint("run_folder.before_settings")
-        save_settings(settings, aside_of(folder / "settings.yaml"))
-        move_synced(aside_of(folder / "settings.yaml"), folder / "settings.yaml")
+        save_settings(settings, aside_of(folder / SETTINGS))
+        move_synced(aside_of(folder / SETTINGS), folder / SETTINGS)
         failpoint("run_folder.after_settings")
     except OSError as error:
         if is_new:
@@ -162,8 +177,12 @@ def _set_aside_notice(folder: Path, checkpoint: Checkpoint) -> str:
     return f" Set aside, because corrupt or of steps that are taken anew: {', '.join(newer)}." if newer else ""
 
 
+def _is_other(checkpoint: Checkpoint, digest: str) -> bool:
+    return checkpoint.model_digest != digest
+
+
 def _of_model(checkpoint: Checkpoint, digest: str) -> Checkpoint:
-    if checkpoint.model_digest != digest:
+    if _is_other(checkpoint, digest):
         raise SettingsError(
             f"settings: {checkpoint.path} is a checkpoint of another model than policy.model. "
             "Give the model it was made from, another run.name, or run.resume never."
@@ -219,6 +238,24 @@ def _cut_back(record: Path, step: int) -> None:
     lines = record.read_text(encoding="utf-8").splitlines(keepends=True)
     kept = [line for line in lines if line.endswith("\n") and json.loads(line)["step"] <= step]
     replace_file(record, "".join(kept).encode())
+
+
+def _newest_begun(complete: Path, name: str) -> Path | None:
+    """Return the newest of the folders behind a complete run's that a command of its run.name made; None without any.
+
+    Others are of a run.name of their own: a-2 beside a.
+    """
+    last = int(_next_free(complete).name.rpartition("-")[2])
+    folders = (complete.with_name(f"{complete.name}-{number}") for number in reversed(range(2, last)))
+    return next((folder for folder in folders if _given_name(folder) == name), None)
+
+
+def _given_name(folder: Path) -> str | None:
+    """Return the run.name of the command that a run folder is of; None where the folder does not tell."""
+    try:
+        return saved_run_name((folder / SETTINGS).read_bytes())
+    except OSError:
+        return None
 
 
 def _next_free(folder: Path) -> Path:

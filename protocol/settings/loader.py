@@ -76,6 +76,15 @@ def save_settings(settings: Settings, path: Path) -> None:
     path.write_text(yaml.safe_dump(settings.model_dump(mode="json"), sort_keys=False), encoding="utf-8")
 
 
+def saved_run_name(content: bytes) -> str | None:
+    """Return the run.name in what `save_settings` wrote; None where none stands there."""
+    try:
+        run = yaml.safe_load(content)["run"]
+        return str(run["name"])
+    except (yaml.YAMLError, UnicodeDecodeError, KeyError, TypeError):
+        return None
+
+
 # In the words of a settings file, where pydantic names its own kinds.
 _KINDS = {
     "model_type": "expected a map of settings; leave out a section that has none",

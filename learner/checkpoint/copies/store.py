@@ -138,6 +138,16 @@ class CopyStore:
                 self.moved()
         return records
 
+    def record(self, copy: Copy, name: str) -> bytes:
+        """Return a file of the run folder as it lies with a copy; empty where there is none."""
+        with _naming_errors():
+            fs, root = self._open()
+            try:
+                content: bytes = fs.cat_file(f"{root}/{copy.name}/{_RECORDS}/{name}")
+            except FileNotFoundError:
+                return b""
+            return content
+
     def set_aside(self, copy: Copy) -> None:
         """Keep a copy from being listed; its files stay."""
         with _naming_errors():

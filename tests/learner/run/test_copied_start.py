@@ -11,6 +11,7 @@ from learner.checkpoint.folder import begin, commit, set_aside_newer
 from learner.checkpoint.manifest import Checkpoint, verify
 from learner.run.copied_start import start_from_here, start_with_copies
 from protocol.errors import OperatorError, SettingsError
+from protocol.settings.loader import save_settings
 from protocol.settings.settings import Settings
 
 
@@ -30,12 +31,14 @@ def save(folder: Path, step: int) -> Path:
     return commit(aside, Checkpoint(aside, step, step, folder.name, "model-1")).path
 
 
-def put(tmp_path: Path, url: str, step: int, name: str = "my-run") -> None:
-    """Leave a copy as the run would have from another machine."""
-    lines = tmp_path / "metrics.jsonl"
-    lines.write_text(f'{{"step": {step}}}\n')
+def put(tmp_path: Path, url: str, step: int, name: str = "my-run", given: str = "my-run") -> None:
+    """Leave a copy as the run would have from another machine. given: the run.name of its command."""
     there = tmp_path / f"there-{step}" / name
-    open_store(url, name).put(save(there, step), step, {"metrics.jsonl": lines, "evil": lines})
+    checkpoint = save(there, step)
+    (there / "metrics.jsonl").write_text(f'{{"step": {step}}}\n')
+    save_settings(settings(tmp_path, url, name=given), there / "settings.yaml")
+    records = {file: there / file for file in ("metrics.jsonl", "settings.yaml")}
+    open_store(url, name).put(checkpoint, step, {**records, "evil": there / "metrics.jsonl"})
 
 
 def test_machine_without_the_run_goes_on_from_the_newest_copy(
@@ -107,6 +110,24 @@ def test_new_run_is_not_mixed_with_copies_of_another_of_its_name(tmp_path: Path,
         f"{url} holds checkpoints of a run my-run, up to step 20, and this run of that name is new: both would be "
         "mixed there. Choose another run.name or learner.copy_checkpoints_to."
     )
+
+
+def test_run_behind_a_complete_one_is_fetched_and_gone_on_with(tmp_path: Path, url: str) -> None:
+    put(tmp_path, url, 100)
+    put(tmp_path, url, 60, "my-run-2")
+    start = start_with_copies(settings(tmp_path, url), "model-1")
+    assert (start.run_id, start.step) == ("my-run-2", 60)
+    put(tmp_path, url, 80, "my-run-2")
+    assert start_with_copies(settings(tmp_path, url), "model-1").step == 80
+    put(tmp_path, url, 100, "my-run-2")
+    assert start_with_copies(settings(tmp_path, url), "model-1").run_id == "my-run-3"
+
+
+def test_copies_of_another_run_that_has_the_next_name_stay(tmp_path: Path, url: str) -> None:
+    put(tmp_path, url, 100)
+    put(tmp_path, url, 60, "my-run-2", given="my-run-2")
+    with pytest.raises(OperatorError, match="holds checkpoints of a run my-run-2, up to step 60, and this run of that"):
+        start_with_copies(settings(tmp_path, url), "model-1")
 
 
 def test_copy_of_another_model_is_refused_before_it_is_fetched(tmp_path: Path, url: str) -> None:

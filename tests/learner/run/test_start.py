@@ -233,3 +233,52 @@ def test_free_name_that_another_command_took_meanwhile_is_refused(tmp_path: Path
     save(tmp_path / "run-2", 1)
     with pytest.raises(OperatorError, match="Another command trained in"), locked(planned):
         pass
+
+
+# -- behind a run that is complete
+
+
+@pytest.fixture
+def second(tmp_path: Path) -> RunStart:
+    """The start of the run that the same command begins once the run `a` is complete."""
+    save(tmp_path / "a", 100)
+    return begun(tmp_path / "a")
+
+
+def begun(folder: Path) -> RunStart:
+    """Start a run as its command does, with settings.yaml of that command."""
+    run = settings_of(folder)
+    planned = plan_start(run, "model-1")
+    prepare_folder(planned, Settings(run=run))
+    return planned
+
+
+def test_run_behind_a_complete_one_is_gone_on_with_by_the_same_command(second: RunStart) -> None:
+    assert (second.run_id, second.checkpoint) == ("a-2", None)
+    complete = second.folder.with_name("a")
+    for step in (40, 60):
+        save(second.folder, step)
+    again = begun(complete)
+    assert (again.folder, again.step) == (second.folder, 60)
+    assert again.notice == f"{complete} is complete at step 100. Resuming {second.folder} from step 60."
+    save(second.folder, 100)
+    assert begun(complete).run_id == "a-3"
+
+
+def test_run_behind_a_complete_one_that_has_no_checkpoint_yet_is_begun_again(second: RunStart) -> None:
+    again = begun(second.folder.with_name("a"))
+    assert (again.folder, again.checkpoint) == (second.folder, None)
+    assert again.notice is not None
+    assert again.notice.endswith("-2 holds a run without a valid checkpoint: it starts again from step 0.")
+
+
+def test_run_that_has_the_next_name_by_its_own_settings_is_not_gone_on_with(tmp_path: Path) -> None:
+    save(tmp_path / "a", 100)
+    begun(tmp_path / "a-2")
+    save(tmp_path / "a-2", 40)
+    assert begun(tmp_path / "a").run_id == "a-3"
+
+
+def test_run_of_another_model_behind_a_complete_one_is_not_gone_on_with(second: RunStart) -> None:
+    save(second.folder, 40)
+    assert plan_start(settings_of(second.folder.with_name("a")), "model-2").run_id == "a-3"
