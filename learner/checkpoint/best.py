@@ -3,7 +3,7 @@
 An evaluation ends after the checkpoint of its step was made: until its score is known, that checkpoint stays too.
 """
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -37,15 +37,21 @@ def keep_best(root: Path, run: Path, by: BestBy) -> set[int]:
     run: the folder of metrics.jsonl. Besides the best these are the evaluated steps whose score is not known yet.
     Of equal scores the earliest is the best. Raises: OSError.
     """
-    scores, evaluated = _read_scores(run, by.metric)
     numbers = [path.name.removeprefix(_STEP) for path in root.glob(f"{_STEP}*")]
-    steps = {int(number) for number in numbers if number.isdecimal()}
-    awaited = {step for step in steps if step > evaluated and step % by.every_steps == 0}
-    best = find_best({step: score for step, score in scores.items() if step in steps}, by.is_highest)
+    best, awaited = best_and_awaited({int(number) for number in numbers if number.isdecimal()}, run, by)
     if best is None:
         return awaited
     _point(root, f"{_STEP}{best:06d}")
     return awaited | {best}
+
+
+def best_and_awaited(steps: Collection[int], run: Path, by: BestBy) -> tuple[int | None, set[int]]:
+    """Return the best evaluated step of these (None: none has a score), and the evaluated ones whose score is not known
+    yet. run: as `keep_best` takes it.
+    """
+    scores, evaluated = _read_scores(run, by.metric)
+    awaited = {step for step in steps if step > evaluated and step % by.every_steps == 0}
+    return find_best({step: score for step, score in scores.items() if step in steps}, by.is_highest), awaited
 
 
 def find_best(scores: Mapping[int, float], is_highest: bool) -> int | None:

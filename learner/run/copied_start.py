@@ -4,6 +4,7 @@ import shutil
 from dataclasses import replace
 from pathlib import Path
 
+from learner.checkpoint.best import best_of
 from learner.checkpoint.copies.copier import KEPT_RECORDS, CheckpointCopier
 from learner.checkpoint.copies.store import Copy, CopyStore, StoreError, copy_name, open_store
 from learner.checkpoint.manifest import MANIFEST, CorruptCheckpointError, verify
@@ -64,7 +65,8 @@ def copier_of(settings: Settings, start: RunStart) -> CheckpointCopier | None:
     url = settings.learner.copy_checkpoints_to
     if url is None:
         return None
-    return CheckpointCopier(open_store(url, start.run_id), start.folder, settings.learner.keep_checkpoints)
+    store, keep = open_store(url, start.run_id), settings.learner.keep_checkpoints
+    return CheckpointCopier(store, start.folder, keep, best_of(settings.eval))
 
 
 def _fetch(copy: Copy, store: CopyStore, start: RunStart, model_digest: str) -> None:

@@ -9,7 +9,7 @@ import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
-from learner.checkpoint.best import BEST
+from learner.checkpoint.best import BestBy, best_and_awaited
 from learner.checkpoint.copies.store import CopyStore, StoreError, copy_name
 from learner.checkpoint.folder import LATEST, step_of
 from learner.checkpoint.manifest import MANIFEST
@@ -35,15 +35,20 @@ class CheckpointCopier:
         store: CopyStore,
         folder: Path,
         keep: int,
+        best_by: BestBy | None = None,
         poll_s: float = _POLL_S,
         shortest_retry_s: float = _SHORTEST_RETRY_S,
     ) -> None:
-        """folder: the run's. keep: how many copies stay in the store, beside that of the best checkpoint."""
+        """folder: the run's. keep: how many copies stay in the store, beside that of the best of its checkpoints there.
+
+        best_by: how the best is chosen; None: none is kept.
+        """
         self._store = store
         store.moved = self._note_moved
         self._root = folder / CHECKPOINTS
         self._folder = folder
         self._keep = keep
+        self._best_by = best_by
         self._poll_s = poll_s
         self._retry_s = self._shortest_retry_s = shortest_retry_s
         self._lock = threading.Lock()  # of the next
@@ -160,10 +165,14 @@ class CheckpointCopier:
         return bool(others)
 
     def _rotate(self) -> None:
-        best = self._root / BEST
-        protected = step_of(best.readlink()) if best.is_symlink() else -1
-        for copy in self._store.whole_copies()[: -self._keep]:
-            if copy.step != protected:
+        copies = self._store.whole_copies()
+        # By their scores: the run folder's `best` names one of this machine's, and the best may be another machine's.
+        protected: set[int | None] = set()
+        if self._best_by is not None:
+            best, awaited = best_and_awaited({copy.step for copy in copies}, self._folder, self._best_by)
+            protected = {best, *awaited}
+        for copy in copies[: -self._keep]:
+            if copy.step not in protected:
                 self._store.remove(copy)
         self._store.remove_unfinished()
 

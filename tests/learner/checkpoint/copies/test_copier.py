@@ -1,9 +1,11 @@
 """The newest checkpoint is brought to the store in the background, whatever the store does meanwhile."""
 
+import json
 from pathlib import Path
 
 import pytest
 
+from learner.checkpoint.best import BestBy
 from learner.checkpoint.copies.copier import CheckpointCopier
 from learner.checkpoint.copies.store import CopyStore, open_store
 from learner.checkpoint.folder import begin, commit, rotate
@@ -33,8 +35,8 @@ def steps(store: CopyStore) -> list[int]:
     return [copy.step for copy in store.whole_copies()]
 
 
-def copier_of(store: CopyStore, run: Path, keep: int = 2) -> CheckpointCopier:
-    return CheckpointCopier(open_store(store.url, run.name), run, keep, poll_s=0.02, shortest_retry_s=0.05)
+def copier_of(store: CopyStore, run: Path, keep: int = 2, best_by: BestBy | None = None) -> CheckpointCopier:
+    return CheckpointCopier(open_store(store.url, run.name), run, keep, best_by, poll_s=0.02, shortest_retry_s=0.05)
 
 
 def finished(copier: CheckpointCopier) -> str:
@@ -156,3 +158,24 @@ def test_checkpoint_that_is_rotated_away_meanwhile_is_copied_whole(run: Path, st
     assert finished(copier) == ""
     assert [path.name for path in removed] == ["step_000020"]
     assert steps(store) == [20, 40]
+
+
+def evaluated(run: Path, scores: dict[int, float]) -> None:
+    lines = (json.dumps({"step": step + 1, "eval_step": step, "eval_reward": score}) for step, score in scores.items())
+    (run / "metrics.jsonl").write_text("".join(f"{line}\n" for line in lines))
+
+
+def test_best_copy_stays_where_its_checkpoint_is_another_machines_or_its_score_comes_late(
+    run: Path, store: CopyStore, tmp_path: Path
+) -> None:
+    for step in (20, 25, 40, 45):
+        store.put(save(tmp_path / "before" / "my-run", step), step, {})
+    evaluated(run, {20: 0.75})
+    save(run, 50)
+    copier = copier_of(store, run, keep=1, best_by=BestBy("eval_reward", is_highest=True, every_steps=20))
+    copier.goes_on_from(45)
+    wait_until(lambda: steps(store) == [20, 40, 50])
+    evaluated(run, {20: 0.75, 40: 0.5})
+    save(run, 55)
+    assert finished(copier) == ""
+    assert steps(store) == [20, 55]
