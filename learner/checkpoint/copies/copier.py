@@ -98,6 +98,8 @@ class CheckpointCopier:
         return f"The checkpoint of step {step_of(left)} has no copy in {self._store.url}: {why}."
 
     def _work(self) -> None:
+        for links in self._root.glob(f"{_LINKS}*"):  # of a command that was killed: they hold what was rotated away
+            shutil.rmtree(links, ignore_errors=True)
         while not self._ending.is_set() and not self._is_given_up:
             path = self._newest()
             if path is None and self._go_back_to is None:

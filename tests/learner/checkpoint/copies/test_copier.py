@@ -179,3 +179,14 @@ def test_best_copy_stays_where_its_checkpoint_is_another_machines_or_its_score_c
     save(run, 55)
     assert finished(copier) == ""
     assert steps(store) == [20, 55]
+
+
+def test_links_that_a_killed_command_left_are_removed(run: Path, store: CopyStore) -> None:
+    left = run / "checkpoints" / ".copying-step_000020"
+    left.mkdir()
+    (left / "weights.bin").write_bytes(b"of a checkpoint that was rotated away since")
+    save(run, 40)
+    copier = copier_of(store, run)
+    copier.goes_on_from(40)
+    wait_until(lambda: steps(store) == [40])
+    assert not left.exists()
