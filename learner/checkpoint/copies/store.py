@@ -5,7 +5,7 @@ Layout under URL/RUN/:
     step_000100-0123456789abcdef/...            the checkpoint's files; behind the dash: of its manifest's SHA-256
     step_000100-.../run_folder/...              the run folder's own lines as they were then
     step_000100-.../MANIFEST.json               put last: without it, or with another than the name tells, it is no copy
-    step_000100-.../SET_ASIDE.json              the manifest of one that a run went back behind: nobody goes on from it
+    step_000100-.../SET_ASIDE.json              the manifest of one that a run went back behind: it is no copy either
 
 The only door to fsspec, which is imported when a store is opened.
 """
@@ -163,9 +163,8 @@ class CopyStore:
     def remove_unfinished(self) -> None:
         """Remove what copies that never came to their end have left."""
         with _naming_errors():
-            fs, root = self._open()
             for name in self._names():
-                if self._whole(name) is None and not fs.exists(f"{root}/{name}/{_SET_ASIDE}"):
+                if self._whole(name) is None and not self._is_set_aside(name):
                     self._remove(name)
 
     def _open(self) -> tuple[Any, str]:
@@ -199,7 +198,14 @@ class CopyStore:
             facts: Checkpoint = read_checkpoint(Path(name), manifest)
         except (FileNotFoundError, CorruptCheckpointError):
             return None
-        return Copy(name, facts.step, facts.model_digest) if name == copy_name(facts.step, manifest) else None
+        # With both, a death came while it was set aside.
+        if name != copy_name(facts.step, manifest) or self._is_set_aside(name):
+            return None
+        return Copy(name, facts.step, facts.model_digest)
+
+    def _is_set_aside(self, name: str) -> bool:
+        fs, root = self._open()
+        return bool(fs.exists(f"{root}/{name}/{_SET_ASIDE}"))
 
     def _remove(self, name: str) -> None:
         """Remove a folder, its manifest first: no half of it is ever listed."""

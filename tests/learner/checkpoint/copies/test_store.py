@@ -86,6 +86,15 @@ def test_copy_that_was_set_aside_is_listed_no_more_and_stays(store: CopyStore, t
     assert fs.cat_file(f"{root}/my-run/{new.name}/state/policy.bin") == b"weights"
 
 
+def test_copy_of_which_a_death_left_both_manifests_is_set_aside(store: CopyStore, tmp_path: Path) -> None:
+    old, new = (store.put(save(tmp_path, step), step, {}) for step in (100, 120))
+    manifest = (tmp_path / "checkpoints" / "step_000120" / "MANIFEST.json").read_bytes()
+    corrupt(store, f"{new.name}/SET_ASIDE.json", manifest)
+    assert store.whole_copies() == [old]
+    store.put(tmp_path / "checkpoints" / "step_000120", 120, {})
+    assert store.whole_copies() == [old, new]
+
+
 def test_what_was_never_finished_is_removed_and_other_folders_stay(store: CopyStore, tmp_path: Path) -> None:
     copy = store.put(save(tmp_path, 100), 100, {})
     corrupt(store, "step_000120-0123456789abcdef/state/policy.bin", b"half")
