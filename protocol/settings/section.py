@@ -44,8 +44,11 @@ def _without_secrets(url: HttpUrl) -> HttpUrl:
 ServiceUrl = Annotated[HttpUrl, AfterValidator(_without_secrets)]
 
 
+_LOCAL_STORES = ("file", "local")
+
+
 def _checked_store(url: str) -> str:
-    """Raise ValueError for what is no URL of a folder, or holds a user, password or key."""
+    """Raise ValueError for what is no URL of one folder, or holds a user, password or key."""
     kind, separator, place = url.partition("://")
     if not separator or not re.fullmatch(r"[a-z][a-z0-9+.-]*", kind) or not place:
         raise ValueError("is no URL of a folder. Give s3://BUCKET/FOLDER, gs://BUCKET/FOLDER or file:///FOLDER.")
@@ -55,6 +58,10 @@ def _checked_store(url: str) -> str:
             "holds a password or options, which would be in settings.yaml and logs. Give them by the environment, as "
             "the package for this kind of URL reads it."
         )
+    if found := re.search(r"[*\[]", place):
+        raise ValueError(f"holds {found.group()}, which fsspec reads as a pattern: other folders would be removed too.")
+    if kind in _LOCAL_STORES and not place.startswith("/"):
+        raise ValueError("is another folder wherever the command is given. Give a whole path: file:///FOLDER.")
     return url
 
 

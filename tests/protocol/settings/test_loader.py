@@ -248,6 +248,20 @@ def test_key_in_the_query_of_a_url_is_refused_and_not_repeated(name: str) -> Non
     )
 
 
+@pytest.mark.parametrize(
+    ("url", "why"),
+    [
+        ("s3://b/exp[1]", "holds [, which fsspec reads as a pattern: other folders would be removed too."),
+        ("s3://b/exp*", "holds *, which fsspec reads as a pattern: other folders would be removed too."),
+        ("file://copies", "is another folder wherever the command is given. Give a whole path: file:///FOLDER."),
+    ],
+)
+def test_store_of_copies_that_is_not_one_folder_is_refused(url: str, why: str) -> None:
+    with pytest.raises(SettingsError) as refused:
+        load_settings(None, ["--learner.copy_checkpoints_to", url])
+    assert str(refused.value) == f"settings: learner.copy_checkpoints_to = '{url}' is wrong: {why}"
+
+
 def test_url_may_have_a_query_without_a_secret() -> None:
     settings = load_settings(None, ["--retriever.url", "http://host/retrieve?topk=3&monkey=1&index=auth"])
     assert str(settings.retriever.url) == "http://host/retrieve?topk=3&monkey=1&index=auth"
