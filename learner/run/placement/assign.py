@@ -64,15 +64,18 @@ def assign(ranks: Wanted, servers: Wanted, nodes: Sequence[Node]) -> tuple[list[
     """Return each rank's node and each server's; None when they do not fit.
 
     Ranks come first, so that those who talk most are on as few nodes as can be; where that leaves no room for the
-    servers, servers come first.
+    servers, servers come first. Where neither has room behind the other, who has as many on each node gets those nodes
+    on which the other loses least: with that, nothing is refused that fits, but where both take of nodes' own names.
 
     Example: 2 nodes of 8 GPUs, 8 ranks packed, 4 servers of 2 GPUs spread: all ranks on the first node, all servers
     on the second.
     """
-    for first, second in ((ranks, servers), (servers, ranks)):
-        room = Room(nodes)
-        if (of_first := place(first, room)) is not None and (of_second := place(second, room)) is not None:
-            return (of_first, of_second) if first is ranks else (of_second, of_first)
+    for beside in (False, True):
+        for first, second in ((ranks, servers), (servers, ranks)):
+            room = Room(nodes)
+            of_first = place(first, room, second if beside else None)
+            if of_first is not None and (of_second := place(second, room)) is not None:
+                return (of_first, of_second) if first is ranks else (of_second, of_first)
     return None
 
 
@@ -102,12 +105,18 @@ def assign_together(ranks: Wanted, servers: Wanted, nodes: Sequence[Node]) -> tu
     return None
 
 
-def place(wanted: Wanted, room: Room) -> list[Node] | None:
-    """Return a node for each of these processes, which take it from the room; None when they do not fit."""
-    numbers = range(len(room.nodes))
+def place(wanted: Wanted, room: Room, beside: Wanted | None = None) -> list[Node] | None:
+    """Return a node for each of these processes, which take it from the room; None when they do not fit.
+
+    beside: those who are placed next in an empty room, and lose least by the nodes that are chosen; None: the first
+    nodes that fit are.
+    """
+    numbers: Sequence[int] = range(len(room.nodes))
     fits = [min(room.fits(wanted, number), wanted.count) for number in numbers]
     if wanted.per_node is not None:
         num_nodes = wanted.count // wanted.per_node
+        if beside is not None:
+            numbers = sorted(numbers, key=lambda number: _lost(beside, wanted, room.nodes[number]))
         chosen = [number for number in numbers if fits[number] >= wanted.per_node][:num_nodes]
         counts = dict.fromkeys(chosen, wanted.per_node)
     elif wanted.strategy == "packed":
@@ -119,6 +128,20 @@ def place(wanted: Wanted, room: Room) -> list[Node] | None:
     for number, count in counts.items():
         room.take(wanted, number, count)
     return [room.nodes[number] for number in sorted(counts) for _ in range(counts[number])]
+
+
+def _lost(beside: Wanted, wanted: Wanted, node: Node) -> int:
+    """Return how many of `beside` an empty node holds less once it has its part of `wanted`."""
+    room, number = Room([node]), 0
+    before = _held(beside, room, number)
+    room.take(wanted, number, wanted.per_node or 0)
+    return before - _held(beside, room, number)
+
+
+def _held(wanted: Wanted, room: Room, number: int) -> int:
+    """Return how many of these processes a node can be given."""
+    most = min(room.fits(wanted, number), wanted.count)
+    return most if wanted.per_node is None else wanted.per_node * (most >= wanted.per_node)
 
 
 def _packed(fits: Sequence[int], count: int) -> dict[int, int]:

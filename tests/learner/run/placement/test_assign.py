@@ -55,6 +55,21 @@ def test_servers_come_first_where_ranks_would_leave_them_no_node() -> None:
     assert places(nodes(3, 3), 2, 2, 2) == ("12", "12")
 
 
+@pytest.mark.parametrize(
+    ("on", "counts", "ranks", "ranks_at", "servers_at"),
+    [
+        ((4, 3), (3, 2, 2), {"nodes": 1}, "222", "11"),
+        ((6, 2, 2, 3), (3, 5, 2), {"gpus_per_node": 3}, "444", "11123"),
+        ((8, 5, 5, 4), (5, 4, 4), {"nodes": 1}, "22222", "1134"),
+        ((2, 3, 6, 8), (6, 4, 3), {"nodes": 3}, "112244", "3344"),
+    ],
+)
+def test_those_with_as_many_on_each_node_get_nodes_on_which_the_others_lose_least(
+    on: tuple[int, ...], counts: tuple[int, ...], ranks: dict[str, int], ranks_at: str, servers_at: str
+) -> None:
+    assert places(nodes(*on), *counts, ranks=ranks) == (ranks_at, servers_at)
+
+
 def test_each_node_of_a_role_gets_as_many_where_the_settings_name_their_number() -> None:
     assert places(nodes(8, 8, 8, 8), 16, 4, 4, ranks={"nodes": 2}, servers={"nodes": 2}) == ("1" * 8 + "2" * 8, "3344")
     assert places(nodes(8, 8), 4, 4, ranks={"gpus_per_node": 2}) == ("1122", "1122")
