@@ -15,6 +15,7 @@ from learner.run.placement.refusals import (
     check_room,
     check_second_copies,
     check_turns,
+    check_whole_host,
     explain_no_room,
 )
 from learner.run.rank_memory import Sizes, rank_memory
@@ -154,7 +155,7 @@ def _ranks(settings: Settings, sizes: Sizes, has_gpus: bool) -> Processes:
         memory_bytes=memory.device if has_gpus else memory.device + memory.host,
         besides="with activations" if sizes.policy.num_layers else "+ activations",
         host_bytes=memory.host if has_gpus else 0,
-        state_bytes=memory.device - memory.passing,
+        state_bytes=memory.device - memory.passing + (0 if has_gpus else memory.host),
         resources=placed.resources,
     )
 
@@ -195,6 +196,9 @@ def _placed(
     placed = replace(ranks, places=tuple(found[0])), replace(servers, places=tuple(found[1]))
     check_host_memory(ranks.host_bytes, placed[0].places)
     check_second_copies(servers.copy_bytes, servers.host_bytes or servers.memory_bytes, placed[1].places)
+    of_server = servers.host_bytes if servers.num_gpus else servers.memory_bytes
+    of_rank = ranks.host_bytes if ranks.num_gpus else ranks.state_bytes
+    check_whole_host(of_rank, placed[0].places, of_server, placed[1].places)
     for processes in placed:
         check_memory(processes.role, processes.state_bytes, processes.num_gpus, processes.places)
     return placed

@@ -1,5 +1,6 @@
 """Why the nodes of a cluster cannot hold a run, in one sentence: the value, what was expected, what to change."""
 
+from collections import Counter
 from collections.abc import Sequence
 
 from learner.run.placement.assign import Room, Wanted, gpus_of, place
@@ -102,6 +103,23 @@ def check_second_copies(copy_bytes: int, host_bytes: int, places: Sequence[Node]
                 f"settings: beside the weights in use a push takes {copy_bytes / 1e9:.0f} GB of host memory in each "
                 f"rollout server. The {count} on {node.node_ip} need {host_bytes * count / 1e9:.0f} GB in all, and it "
                 f"has {node.host_bytes / 1e9:.0f} GB. Set {less}."
+            )
+
+
+def check_whole_host(rank_bytes: int, ranks: Sequence[Node], server_bytes: int, servers: Sequence[Node]) -> None:
+    """Raise SettingsError where ranks and servers of one node have more in its own memory than it has.
+
+    rank_bytes, server_bytes: what each always has there.
+    """
+    num_ranks, num_servers = (Counter(map(id, places)) for places in (ranks, servers))
+    for node in (*ranks, *servers):
+        of_ranks, of_servers = rank_bytes * num_ranks[id(node)], server_bytes * num_servers[id(node)]
+        if node.host_bytes is not None and of_ranks + of_servers > node.host_bytes:
+            raise SettingsError(
+                f"settings: {num_ranks[id(node)]} ranks and {num_servers[id(node)]} servers on {node.node_ip} have "
+                f"{of_ranks / 1e9:.0f} and {of_servers / 1e9:.0f} GB in its memory, and it has "
+                f"{node.host_bytes / 1e9:.0f} GB. Set placement.ranks.nodes or placement.servers.nodes to more nodes, "
+                "or have fewer of them."
             )
 
 

@@ -250,3 +250,18 @@ def test_a_cluster_whose_nodes_are_all_away_for_a_moment_is_waited_for_as_one_wi
         "settings: the cluster has no node that takes processes at the moment: one that was started anew is known as "
         "two for half a minute. Give the command again, or have nodes join (deploy/start_cluster.sh --join)."
     )
+
+
+@pytest.mark.parametrize(("num_gpus", "of_ranks", "of_servers"), [(8, 264, 96), (0, 264, 120)])
+def test_what_ranks_and_servers_of_a_node_have_in_its_memory_is_added_up(
+    num_gpus: int, of_ranks: int, of_servers: int
+) -> None:
+    asked = settings(4, 1, 4, weights={"backend": "gloo"}, learner={"num_ranks": 4, "zero_stage": 3, "offload": "all"})
+
+    def planned(host_bytes: int) -> None:
+        plan_topology(asked, Sizes(ModelSize(12 * 10**9)), [Node("10.0.0.1", num_gpus, host_bytes=host_bytes)])
+
+    planned((of_ranks + of_servers) * 10**9)
+    with pytest.raises(SettingsError) as caught:
+        planned((of_ranks + of_servers) * 10**9 - 1)
+    assert f"4 ranks and 1 servers on 10.0.0.1 have {of_ranks} and {of_servers} GB in its memory" in str(caught.value)
