@@ -80,9 +80,16 @@ def using_cluster(run_id: str, folder: Path) -> Iterator[None]:
 
 
 def current_run() -> CurrentRun | None:
-    """Return the run that uses this node's cluster now, None when there is none."""
-    if not _path().exists():
+    """Return the run that uses this node's cluster now, None when there is none.
+
+    Raises: OperatorError when SLUICE_HOME is closed to this user.
+    """
+    try:
+        _path().stat()
+    except (FileNotFoundError, NotADirectoryError):
         return None
+    except OSError as error:
+        raise _cannot_be_opened(error) from None
     with _open_lock() as file:
         return None if _lock(file, fcntl.LOCK_SH) else _parse(file)
 
@@ -119,9 +126,11 @@ def _open_lock() -> TextIO:
     try:
         return open(os.open(_path(), os.O_RDWR | os.O_CREAT, 0o600), "r+", encoding="utf-8")
     except OSError as error:
-        raise OperatorError(
-            f"{_path()} cannot be opened ({error.strerror}). Set SLUICE_HOME to a folder of your own."
-        ) from None
+        raise _cannot_be_opened(error) from None
+
+
+def _cannot_be_opened(error: OSError) -> OperatorError:
+    return OperatorError(f"{_path()} cannot be opened ({error.strerror}). Set SLUICE_HOME to a folder of your own.")
 
 
 def _lock(file: TextIO, kind: int) -> bool:

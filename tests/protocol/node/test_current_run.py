@@ -129,3 +129,18 @@ def test_full_disk_is_said_in_a_sentence(home: Path) -> None:
     with pytest.raises(OperatorError, match=said), full_disk(), using_cluster("first", Path("/runs/first")):
         pass
     assert current_run() is None
+
+
+def test_home_that_is_closed_to_this_user_is_named(home: Path) -> None:
+    home.chmod(0)
+    user = os.geteuid()
+    os.seteuid(65534 if user == 0 else user)  # root reads what is closed to everybody
+    try:
+        with pytest.raises(OperatorError) as caught:
+            current_run()
+    finally:
+        os.seteuid(user)
+        home.chmod(0o700)
+    assert str(caught.value) == (
+        f"{home}/run.lock cannot be opened (Permission denied). Set SLUICE_HOME to a folder of your own."
+    )
