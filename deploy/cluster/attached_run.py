@@ -10,6 +10,7 @@ import psutil
 
 from deploy.cluster.fleet_client import describe_fleet, describe_servers
 from deploy.cluster.known import RunStays
+from deploy.node.processes import has_ended
 from protocol.node.current_run import current_run
 
 # A step, its checkpoint and a last evaluation may all be under way; the command itself has a limit for its drain.
@@ -67,7 +68,7 @@ def drain(run: AttachedRun, who: str = "stop_cluster") -> None:
     except psutil.AccessDenied:
         raise RunStays(f"{who}: {run} belongs to another user, and may not be told to end.") from None
     deadline = time.monotonic() + _DRAIN_S
-    while command.is_running() and command.status() != psutil.STATUS_ZOMBIE:
+    while not has_ended(command):
         if time.monotonic() > deadline:
             raise RunStays(
                 f"{who}: {run} has not ended within {_DRAIN_S:g} s of being told to. See its output, or lose "

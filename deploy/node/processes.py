@@ -81,6 +81,14 @@ def find(record: ProcessRecord) -> psutil.Process | None:
         return None
 
 
+def has_ended(process: psutil.Process) -> bool:
+    """Return whether a process is gone, or is what its parent has not asked for yet."""
+    try:
+        return not process.is_running() or bool(process.status() == psutil.STATUS_ZOMBIE)
+    except psutil.NoSuchProcess:  # it ended between the two
+        return True
+
+
 def family(roots: Iterable[psutil.Process]) -> list[psutil.Process]:
     """Return these processes and all that they started, without doubles and without this one."""
     found: dict[int, psutil.Process] = {}
@@ -117,7 +125,7 @@ def end(processes: Sequence[psutil.Process], term_s: float = _TERM_S) -> None:
     _, left = psutil.wait_procs(processes, timeout=term_s)
     _signal(left, signal.SIGKILL)
     _, left = psutil.wait_procs(left, timeout=_KILL_S)
-    stuck = [process for process in left if process.is_running() and process.status() != psutil.STATUS_ZOMBIE]
+    stuck = [process for process in left if not has_ended(process)]
     if stuck:
         raise OperatorError(
             f"Process {stuck[0].pid} ({stuck[0].name()}) cannot be ended. See what it waits for with ps."

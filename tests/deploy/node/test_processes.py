@@ -3,11 +3,12 @@
 import os
 import subprocess
 import sys
+import threading
 
 import psutil
 import pytest
 
-from deploy.node.processes import check_port, end, family, find, marked
+from deploy.node.processes import check_port, end, family, find, has_ended, marked
 from protocol.errors import OperatorError
 from protocol.http.listen import bind
 from protocol.node.home import ProcessRecord
@@ -34,6 +35,15 @@ def test_process_is_the_recorded_one_after_the_clock_was_set() -> None:
     assert find(recorded) == own
     assert find(recorded.model_copy(update={"ticks": (recorded.ticks or 0) - 1})) is None
     assert find(recorded.model_copy(update={"processes": "before-the-machine-started-again/4026531836"})) is None
+
+
+def test_process_that_ends_while_it_is_asked_about_has_ended() -> None:
+    for _ in range(60):  # one that is asked about all the time ends between two questions in a third of the tries
+        with subprocess.Popen(["sleep", "0.01"]) as child:
+            process = psutil.Process(child.pid)
+            threading.Thread(target=child.wait).start()
+            while not has_ended(process):
+                pass
 
 
 def test_family_is_everything_that_was_started_but_not_the_one_who_asks() -> None:
