@@ -33,7 +33,7 @@ def main(arguments: Sequence[str]) -> int:
         if options.verb == "logs":
             _show_log(_named(runs, options.name), follow=options.follow)
         elif options.verb == "stop":
-            _stop(_named([run for run in runs if run.is_running], options.name))
+            _stop(runs, options.name)
         else:
             _show(runs)
     except OperatorError as error:
@@ -97,10 +97,18 @@ def _show_log(run: Run, *, follow: bool) -> None:
             time.sleep(_FOLLOW_S)
 
 
-def _stop(run: Run) -> None:
-    """Have a run end after its step; returns when the cluster is free. Raises: OperatorError when it runs elsewhere or
-    does not end.
+def _stop(runs: Sequence[Run], name: str | None) -> None:
+    """Have a run end after its step; returns when the cluster is free. One that has ended is ended.
+
+    Raises: OperatorError when it runs elsewhere or does not end, and where none of the name is known.
     """
+    running = [run for run in runs if run.is_running]
+    if name is not None and name in {run.name for run in runs} - {run.name for run in running}:
+        print(f"{name} has ended.")
+        return
+    if name is None and not running:
+        raise OperatorError("deploy.runs: no run uses this cluster.")
+    run = _named(running, name)
     from deploy.cluster.attached_run import AttachedRun, drain  # which imports Ray
 
     drain(AttachedRun(run.name, run.pid), "deploy.runs")

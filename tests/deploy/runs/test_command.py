@@ -112,6 +112,16 @@ def test_stop_ends_a_run_as_ctrl_c_does_and_waits_for_it(
     assert "my-run: last line" in printed
 
 
+def test_stop_of_a_run_that_has_ended_says_so(
+    run: "subprocess.Popen[bytes]", capsys: pytest.CaptureFixture[str]
+) -> None:
+    run.terminate()
+    run.wait(60.0)
+    assert told(capsys, "stop", "my-run") == (0, "my-run has ended.\n")
+    assert told(capsys, "stop") == (1, "deploy.runs: no run uses this cluster.\n")
+    assert told(capsys, "stop", "other") == (1, "deploy.runs: other is not known here; none is.\n")
+
+
 def test_run_of_another_machine_that_shares_the_home_is_not_ended_by_its_number_here(
     run: "subprocess.Popen[bytes]", home: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -132,7 +142,8 @@ def test_run_of_another_name_is_refused_with_those_that_there_are(
 
 def test_where_nothing_runs_and_nothing_ran_it_says_so(capsys: pytest.CaptureFixture[str]) -> None:
     assert told(capsys) == (0, "No run uses this cluster, and python -m learner.run --no-wait has started none.\n")
-    assert told(capsys, "stop") == (1, "deploy.runs: no run is known here. python -m learner.run starts one.\n")
+    assert told(capsys, "stop") == (1, "deploy.runs: no run uses this cluster.\n")
+    assert told(capsys, "logs") == (1, "deploy.runs: no run is known here. python -m learner.run starts one.\n")
 
 
 def test_step_of_a_run_before_its_first_is_0(tmp_path: Path) -> None:
