@@ -14,7 +14,7 @@ from rich.console import Console
 from rich.table import Table
 
 from deploy.cluster.known import connect_environment, known_cluster
-from deploy.runs.known import Run, find_runs
+from deploy.runs.known import Run, find_runs, is_running
 from protocol.errors import OperatorError
 
 _TAIL_LINES = 40
@@ -90,7 +90,7 @@ def _show_log(run: Run, *, follow: bool) -> None:
     with run.log.open(encoding="utf-8", errors="replace") as log:
         print("".join(deque(log, _TAIL_LINES)), end="", flush=True)
         while follow:
-            is_over = not any(other.is_running and other.name == run.name for other in find_runs())
+            is_over = not is_running(run.name)
             print(log.read(), end="", flush=True)
             if is_over:
                 return
@@ -113,7 +113,7 @@ def _stop(runs: Sequence[Run], name: str | None) -> None:
 
     drain(AttachedRun(run.name, run.pid), "deploy.runs")
     deadline = time.monotonic() + _FREE_S
-    while any(other.is_running and other.name == run.name for other in find_runs()) and time.monotonic() < deadline:
+    while is_running(run.name) and time.monotonic() < deadline:
         time.sleep(_FOLLOW_S)
     print(f"{run.name} has ended.")
 

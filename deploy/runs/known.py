@@ -34,6 +34,12 @@ def find_runs() -> list[Run]:
     ]
 
 
+def is_running(name: str) -> bool:
+    """Return whether a run of this name uses the cluster. Of its folder, where metrics grow, nothing is read."""
+    run = current_run()
+    return name in _elsewhere() if run is None else run.run_id == name
+
+
 def step_of(folder: Path) -> str:
     """Return the last step in a run folder and how many there are to be; "-" before the first."""
     lines = MetricsReader(folder / _METRICS).new_lines()

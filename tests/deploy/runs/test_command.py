@@ -4,6 +4,7 @@ import json
 import os
 import subprocess
 import sys
+import threading
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -99,6 +100,20 @@ def test_logs_that_follow_have_what_is_written_while_the_end_is_shown(
 
     monkeypatch.setattr(sys.stdout, "write", writes_meanwhile)
     assert told(capsys, "logs", "my-run", "--follow") == (0, "first line\nlast line\nbetween\n")
+
+
+def test_logs_that_follow_read_nothing_of_the_run_folder_again(
+    run: "subprocess.Popen[bytes]", folder: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    write = sys.stdout.write
+
+    def closes_the_folder(text: str) -> int:
+        (folder / "settings.yaml").write_text("run: {")
+        threading.Timer(1.0, run.terminate).start()
+        return write(text)
+
+    monkeypatch.setattr(sys.stdout, "write", closes_the_folder)
+    assert told(capsys, "logs", "my-run", "--follow") == (0, "first line\nlast line\n")
 
 
 def test_stop_ends_a_run_as_ctrl_c_does_and_waits_for_it(
