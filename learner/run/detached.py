@@ -1,6 +1,7 @@
 """`--no-wait`: the same command in the background, with its output in a file, once it has the cluster."""
 
 import os
+import signal
 import subprocess
 import sys
 import time
@@ -24,7 +25,7 @@ def start_detached(arguments: Sequence[str], name: str) -> int:
 
     That is 0 as soon as the run has the cluster, and the run's own where it ends before, with the end of its output.
     name: of the run, for the file with its output. Raises: OperatorError when another run has the cluster, or when it
-    does neither for half an hour.
+    does neither for half an hour, or is ended by a signal.
     """
     if (other := current_run()) is not None:
         raise OperatorError(refusal(other))  # before its output is written over, should it have this name too
@@ -51,9 +52,12 @@ def _await(run: "subprocess.Popen[bytes]", log: Path) -> int:
                 "python -m deploy.runs lists, shows and stops it."
             )
             return 0
-        if run.poll() is not None:
-            print(*_said_last(log.read_text(encoding="utf-8", errors="replace")), sep="\n", file=sys.stderr)
-            return run.returncode
+        if (status := run.poll()) is not None:
+            if said := _said_last(log.read_text(encoding="utf-8", errors="replace")):
+                print(*said, sep="\n", file=sys.stderr)
+            if status < 0:  # such as the kernel's SIGKILL where memory is short: it cannot say so itself
+                raise OperatorError(f"The run was ended by {signal.Signals(-status).name} before it began. See {log}.")
+            return status
         time.sleep(_POLL_S)
     raise OperatorError(f"The run has not begun within {_CHECKS_S:g} s (process {run.pid}). See {log}.")
 
