@@ -1,5 +1,6 @@
 """`--no-wait`: the same command in the background, with its output in a file, once it has the cluster."""
 
+import contextlib
 import os
 import signal
 import subprocess
@@ -31,6 +32,8 @@ def start_detached(arguments: Sequence[str], name: str) -> int:
         raise OperatorError(refusal(other))  # before its output is written over, should it have this name too
     log = log_of_run(name)
     log.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
+    with contextlib.suppress(FileNotFoundError):  # it says why the run ended that this command goes on with
+        log.replace(log.with_name(f"{log.name}.previous"))
     with open(os.open(log, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600), "wb") as output:
         command = [sys.executable, "-m", "learner.run", *(part for part in arguments if part != OPTION)]
         run = subprocess.Popen(  # noqa: S603  # our own module, without a shell

@@ -9,7 +9,7 @@ import pytest
 
 from learner.run.detached import start_detached
 from protocol.errors import OperatorError
-from protocol.node.current_run import log_of_run
+from protocol.node.current_run import log_of_run, logs_of_runs
 from tests.fakes.waiting import wait_until
 
 
@@ -47,3 +47,12 @@ def test_run_in_the_background_that_ends_at_once_ends_with_its_own_status_and_wo
     missing = tmp_path / "settings.yaml"
     assert start_detached(["--config", str(missing), "--no-wait"], "mine") == 2
     assert capfd.readouterr().err.startswith(f"settings: --config {missing} cannot be read")
+
+
+def test_output_of_the_run_before_of_the_name_stays_beside_the_new_ones(tmp_path: Path) -> None:
+    log = log_of_run("mine")
+    log.parent.mkdir(parents=True)
+    log.write_text("The disk is full.")
+    start_detached(["--config", str(tmp_path / "missing.yaml"), "--no-wait"], "mine")
+    assert log.with_name("mine.log.previous").read_text() == "The disk is full."
+    assert logs_of_runs() == [log]
