@@ -1,6 +1,8 @@
 """A model that a node lacks: copied once, found again, refused when it does not come whole."""
 
 import os
+import shutil
+import threading
 import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -39,6 +41,14 @@ def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 def never(path: str, size: int) -> Iterator[bytes]:
     raise AssertionError(f"{path} is read")
+
+
+def gone(path: str, size: int) -> Iterator[bytes]:
+    raise NeighbourError("model", "gone")
+
+
+def make_old(copy: Path) -> None:
+    os.utime(copy, (time.time() - 86_400, time.time() - 86_400))
 
 
 def test_model_that_is_here_is_used_where_it_is(tmp_path: Path) -> None:
@@ -103,14 +113,14 @@ def test_model_that_does_not_fit_on_the_disk_is_refused_before_it_comes(tmp_path
         have_model(huge, never, with_weights=True)
 
 
-def test_the_two_models_used_last_stay(tmp_path: Path) -> None:
-    origins = [Origin(tmp_path / f"model{number}", weights=bytes([number]) * 5000) for number in range(3)]
+def test_the_four_models_used_last_stay(tmp_path: Path) -> None:
+    origins = [Origin(tmp_path / f"model{number}", weights=bytes([number]) * 5000) for number in range(5)]
     copies = []
     for origin in origins:
         copies.append(have_model(origin.told, origin.read, with_weights=True))
         day = 86_400 * (len(origins) - len(copies))
         os.utime(copies[-1], (time.time() - day, time.time() - day))
-    assert [copy.is_dir() for copy in copies] == [False, True, True]
+    assert [copy.is_dir() for copy in copies] == [False, True, True, True, True]
 
 
 def test_every_model_of_a_run_that_is_starting_stays(tmp_path: Path) -> None:
@@ -118,6 +128,72 @@ def test_every_model_of_a_run_that_is_starting_stays(tmp_path: Path) -> None:
     origins = [Origin(tmp_path / f"model{number}", weights=bytes([number]) * 5000) for number in range(3)]
     copies = [have_model(origin.told, origin.read, with_weights=True) for origin in origins]
     assert [copy.is_dir() for copy in copies] == [True, True, True]
+
+
+def test_models_of_a_run_are_not_copied_again_when_it_starts_on_another_day(tmp_path: Path, home: Path) -> None:
+    # The policy, the same after a warm start, a critic, a reference.
+    origins = [Origin(tmp_path / f"model{number}", weights=bytes([number]) * 5000) for number in range(4)]
+    for origin in origins:
+        make_old(have_model(origin.told, origin.read, with_weights=True))
+    for origin in origins:
+        have_model(origin.told, never, with_weights=True)
+
+
+def test_copies_that_are_not_used_make_room_for_one_that_comes(tmp_path: Path, home: Path) -> None:
+    told = Origin(tmp_path / "model").told
+    old = home / "cache" / "models" / "old"
+    old.mkdir(parents=True)
+    with (old / "model.safetensors").open("wb") as file:
+        os.posix_fallocate(file.fileno(), 0, 512 << 20)
+    make_old(old)
+
+    def lacking(num_bytes: int) -> None:
+        files = {"model.safetensors": shutil.disk_usage(home).free + num_bytes}
+        have_model(ModelFiles(**{**told.model_dump(), "files": files}), gone, with_weights=True)
+
+    with pytest.raises(OperatorError, match="has no room for it"):
+        lacking(1 << 40)
+    assert old.is_dir()
+    with pytest.raises(NeighbourError, match="gone"):
+        lacking(256 << 20)
+    assert not old.exists()
+
+
+def test_processes_that_start_together_forget_old_copies_together(tmp_path: Path) -> None:
+    origin = Origin(tmp_path / "model")
+    copy = have_model(origin.told, origin.read, with_weights=True)
+    together = threading.Barrier(8)
+
+    def start(_: int) -> None:
+        together.wait()
+        have_model(origin.told, never, with_weights=True)
+
+    for _ in range(50):
+        for number in range(6):
+            old = copy.with_name(f"old{number}")
+            old.mkdir(exist_ok=True)
+            make_old(old)
+        with ThreadPoolExecutor(8) as threads:
+            list(threads.map(start, range(8)))
+
+
+def test_what_a_killed_process_had_copied_is_removed(tmp_path: Path, home: Path) -> None:
+    origin = Origin(tmp_path / "model")
+    left = home / "cache" / "models" / ".shape-weights.coming"
+    left.mkdir(parents=True)
+    have_model(origin.told, origin.read, with_weights=True)
+    assert not left.exists()
+
+
+def test_home_that_cannot_be_written_is_named(tmp_path: Path, home: Path) -> None:
+    told = Origin(tmp_path / "model").told
+    home.write_text("no folder")
+    with pytest.raises(OperatorError) as refused:
+        have_model(told, never, with_weights=True)
+    assert str(refused.value) == (
+        f"This node lacks the model {tmp_path}/model and cannot keep a copy in {home}/cache/models: Not a directory. "
+        "Set SLUICE_HOME to a folder of your own on a disk with room."
+    )
 
 
 def test_copy_that_is_not_what_was_copied_is_brought_again(tmp_path: Path) -> None:
