@@ -17,7 +17,7 @@ from protocol.node.drained import drained_nodes
 from protocol.node.home import ClusterState
 from protocol.node.living import living_nodes
 from protocol.ray_calls import first_line, naming_ray_errors
-from protocol.settings.roles.placement import OWN_NAMES
+from protocol.settings.roles.placement import without_names_of_ray
 
 CALL_S = 30.0
 # Memory of GPUs that come with one size only, by Ray's names for them; of an H100 or A100 the name does not tell.
@@ -90,7 +90,7 @@ def _node(found: Mapping[str, Any]) -> Node:
         node_ip=str(found["NodeManagerAddress"]),
         num_gpus=int(resources.get("GPU", 0)),
         node_id=str(found["NodeID"]),
-        resources={name: amount for name, amount in resources.items() if name not in OWN_NAMES and ":" not in name},
+        resources=without_names_of_ray(resources),
         gpu_bytes=next((size for kind, size in _GPU_BYTES.items() if f"accelerator_type:{kind}" in resources), None),
         is_head="node:__internal_head__" in resources,
     )

@@ -10,7 +10,7 @@ from learner.run.plan import node_rows
 from learner.run.rank_memory import Sizes
 from learner.run.topology import Topology, plan_topology
 from protocol.errors import SettingsError
-from protocol.settings.roles.placement import ServerPlacement
+from protocol.settings.roles.placement import ServerPlacement, without_names_of_ray
 from protocol.settings.settings import Settings
 
 
@@ -148,3 +148,9 @@ def test_gpus_that_servers_share_are_counted_as_they_are_taken() -> None:
 def test_share_of_a_gpu_is_what_ray_will_say_that_a_server_has(given: float, counted: float) -> None:
     # Else a warm server would never be found to stand in its place.
     assert ServerPlacement(gpus=given, resources={"h100": given}).gpus == counted
+
+
+def test_names_of_an_operators_own_are_told_from_what_ray_counts() -> None:
+    counted = {"CPU": 2.0, "GPU": 8.0, "memory": 1e9, "object_store_memory": 1e9, "node:10.0.0.1": 1.0}
+    counted |= {"node:__internal_head__": 1.0, "accelerator_type:H100": 1.0}
+    assert without_names_of_ray({**counted, "h100": 8.0, "rack:a": 1.0}) == {"h100": 8.0, "rack:a": 1.0}
