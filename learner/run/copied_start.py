@@ -1,6 +1,7 @@
 """A start that looks for the run's newest checkpoint among its copies too, and brings it here when it is newer."""
 
 import shutil
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -36,11 +37,10 @@ def start_with_copies(settings: Settings, model_digest: str) -> RunStart:
         return start
     store = open_store(url, start.run_id)
     try:
-        newest = max(store.whole_copies(), key=lambda copy: copy.step, default=None)
+        copies = store.whole_copies()
         if start.checkpoint is None:
             store.check_writable()
-        if newest is not None and newest.step > start.step and _is_to_go_on(newest, store, start, settings):
-            _fetch(newest, store, start, model_digest)
+        if _fetch_newest(copies, store, start, settings, model_digest):
             found = start_from_here(settings, model_digest)
             # What came may be complete: then the copies of the run that is next are asked for too.
             return found if found.run_id == start.run_id else start_with_copies(settings, model_digest)
@@ -52,10 +52,10 @@ def start_with_copies(settings: Settings, model_digest: str) -> RunStart:
             ) from None
         unasked = f"{url} cannot be asked for newer checkpoints ({error}); the run goes on without."
         return replace(start, notice=f"{start.notice} {unasked}" if start.notice else unasked)
-    if newest is not None and start.checkpoint is None:
+    if copies and (start.checkpoint is None or not start.seen):  # not seen: it begins with another run's checkpoint
         raise OperatorError(
-            f"{url} holds checkpoints of a run {start.run_id}, up to step {newest.step}, and this run of that name is "
-            "new: both would be mixed there. Choose another run.name or learner.copy_checkpoints_to."
+            f"{url} holds checkpoints of a run {start.run_id}, up to step {copies[-1].step}, and this run of that name "
+            "is new: both would be mixed there. Choose another run.name or learner.copy_checkpoints_to."
         )
     return start
 
@@ -67,6 +67,33 @@ def copier_of(settings: Settings, start: RunStart) -> CheckpointCopier | None:
         return None
     store, keep = open_store(url, start.run_id), settings.learner.keep_checkpoints
     return CheckpointCopier(store, start.folder, keep, best_of(settings.eval))
+
+
+class _BrokenCopyError(StoreError):
+    """A copy holds other bytes than it was given, or lacks some: an older one may be whole."""
+
+
+def _fetch_newest(
+    copies: Sequence[Copy], store: CopyStore, start: RunStart, settings: Settings, model_digest: str
+) -> bool:
+    """Bring the newest copy that is whole; returns False where none is newer than what is here, or of this run.
+
+    copies: by step. Raises: as `_fetch` does.
+    """
+    broken: _BrokenCopyError | None = None
+    for copy in reversed(copies):
+        if copy.step <= start.step or not _is_to_go_on(copy, store, start, settings):
+            break
+        try:
+            _fetch(copy, store, start, model_digest)
+        except _BrokenCopyError as error:
+            broken = error
+            say(f"{store.url}: {error}. An older one is looked for.")
+        else:
+            return True
+    if broken is not None:
+        raise broken
+    return False
 
 
 def _fetch(copy: Copy, store: CopyStore, start: RunStart, model_digest: str) -> None:
@@ -90,7 +117,8 @@ def _fetch(copy: Copy, store: CopyStore, start: RunStart, model_digest: str) -> 
                 replace_file(start.folder / name, records[name])
             move_synced(aside, target)
         except CorruptCheckpointError as error:
-            raise StoreError(f"the copy of step {copy.step} is not whole ({error})") from None
+            shutil.rmtree(aside, ignore_errors=True)  # an older one needs the room
+            raise _BrokenCopyError(f"the copy of step {copy.step} is not whole ({error})") from None
         except OSError as error:
             raise OperatorError(
                 f"The checkpoint of step {copy.step} cannot be brought into {root}: {error.strerror}. Set run.dir to a "

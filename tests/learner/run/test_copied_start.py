@@ -90,6 +90,29 @@ def test_copy_that_is_not_whole_refuses_a_start_that_has_nothing_else(tmp_path: 
     assert list((tmp_path / "here" / "my-run" / "checkpoints").glob("step_*")) == []
 
 
+def test_copy_that_is_not_whole_is_passed_over_where_an_older_one_is(
+    tmp_path: Path, url: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    put(tmp_path, url, 20)
+    put(tmp_path, url, 40)
+    (newer,) = (tmp_path / "store").glob("my-run/step_000040-*/ledger.sqlite")
+    newer.unlink()  # as by a rule of the store that removes old objects
+    assert start_with_copies(settings(tmp_path, url), "model-1").step == 20
+    assert "the copy of step 40 is not whole (" in capsys.readouterr().out
+    assert {path.name for path in (tmp_path / "here" / "my-run" / "checkpoints").iterdir()} == {"step_000020"}
+
+
+def test_run_that_begins_with_anothers_checkpoint_is_not_mixed_with_copies_under_its_name(
+    tmp_path: Path, url: str
+) -> None:
+    put(tmp_path, url, 60)
+    elsewhere = save(tmp_path / "elsewhere" / "other", 50)
+    with pytest.raises(OperatorError, match="holds checkpoints of a run my-run, up to step 60, and this run of that"):
+        start_with_copies(settings(tmp_path, url, resume=str(elsewhere)), "model-1")
+    own = save(tmp_path / "here" / "my-run", 20)
+    assert start_with_copies(settings(tmp_path, url, resume=str(own)), "model-1").step == 20
+
+
 def test_store_that_cannot_be_asked_refuses_a_new_run_and_not_one_that_goes_on(tmp_path: Path, url: str) -> None:
     (tmp_path / "store").write_text("no folder")
     with pytest.raises(OperatorError) as refused:
