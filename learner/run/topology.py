@@ -1,5 +1,6 @@
 """The plan of a run's processes: what settings ask for, on what a cluster has. `--plan` prints it, launching obeys."""
 
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Literal
@@ -93,6 +94,29 @@ def plan_topology(settings: Settings, sizes: Sizes, nodes: Sequence[Node] | None
         ranks, servers = _taking_turns(ranks, _RANKS_SHARE), _taking_turns(servers, _SERVERS_SHARE)
     window = Processes("coordinator", 1, 0, "here", _window_bytes(settings), "for the window")
     return Topology(window, ranks, servers, backend, ordered, is_shared)
+
+
+def servers_beside(ranks: Processes, planned: Topology, settings: Settings) -> Processes:
+    """Return the servers of a plan with places beside these ranks, which are at work and stay where they are.
+
+    Raises: SettingsError when there is no room beside them.
+    """
+    at = Counter(node.node_id for node in ranks.places)
+    if at == Counter(node.node_id for node in planned.ranks.places):
+        return planned.servers
+    room, placement = Room(planned.nodes), settings.placement
+    wanted_ranks = _wanted("placement.ranks", ranks, placement.ranks, 1)
+    for number, node in enumerate(room.nodes):
+        room.take(wanted_ranks, number, at[node.node_id])
+    servers = planned.servers
+    wanted = _wanted("placement.servers", servers, placement.servers, settings.rollout.tensor_parallel_size)
+    found = None if placement.is_colocated else place(wanted, room)
+    if found is None:
+        raise SettingsError(
+            f"settings: {servers.count} rollout servers have no room beside the learner ranks where these are now. "
+            "Have nodes join (deploy/start_cluster.sh --join); or stop the run and give its command again with so many."
+        )
+    return replace(servers, places=tuple(found))
 
 
 def choose_backend(wanted: str, num_gpus: int | None, num_sharing: int = 0) -> Backend:

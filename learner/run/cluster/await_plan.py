@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 from learner.run.cluster import ray_door
 from learner.run.cluster.cluster_end import check_cluster
-from learner.run.topology import Processes, Topology, plan_topology
+from learner.run.topology import Processes, Topology, plan_topology, servers_beside
 from protocol.errors import OperatorError, SettingsError
 from protocol.node.drained import drained_nodes
 
@@ -75,7 +75,7 @@ def plan_as_many(context: RunContext) -> Topology:
 
 
 def plan_servers(context: RunContext, topology: Topology, number: int) -> Processes:
-    """Return where so many servers would be. topology: of the attempt that goes on.
+    """Return where so many servers would be beside the ranks as they are. topology: of the attempt that goes on.
 
     Raises: OperatorError when they cannot be, or not in this attempt.
     """
@@ -88,7 +88,7 @@ def plan_servers(context: RunContext, topology: Topology, number: int) -> Proces
             f"With {number} rollout servers weights would travel by {planned.backend}, and now they do by "
             f"{topology.backend}. {again}"
         )
-    return planned.servers
+    return servers_beside(topology.ranks, planned, context.settings)
 
 
 def _with_servers(context: RunContext, number: int) -> Settings:

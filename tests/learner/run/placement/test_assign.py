@@ -8,7 +8,7 @@ from learner.disk.model_size import ModelSize
 from learner.run.placement.node import Node
 from learner.run.plan import node_rows
 from learner.run.rank_memory import Sizes
-from learner.run.topology import Topology, plan_topology
+from learner.run.topology import Topology, plan_topology, servers_beside
 from protocol.errors import SettingsError
 from protocol.settings.roles.placement import ServerPlacement, without_names_of_ray
 from protocol.settings.settings import Settings
@@ -17,18 +17,22 @@ from protocol.settings.settings import Settings
 def nodes(*gpus: int, **resources: dict[str, float]) -> list[Node]:
     """Return nodes named 1, 2 ..; resources: by their names, n1, n2 .."""
     return [
-        Node(str(number), count, resources=resources.get(f"n{number}", {}))
+        Node(str(number), count, node_id=str(number), resources=resources.get(f"n{number}", {}))
         for number, count in enumerate(gpus, start=1)
     ]
 
 
-def planned(on: list[Node], num_ranks: int, num_servers: int, size: int = 1, **placement: Any) -> Topology:
+def asked(num_ranks: int, num_servers: int, size: int = 1, **placement: Any) -> Settings:
     given = {
         "learner": {"num_ranks": num_ranks, "groups_per_step": num_ranks},
         "rollout": {"num_servers": num_servers, "tensor_parallel_size": size},
         "placement": placement,
     }
-    return plan_topology(Settings.model_validate(given), Sizes(ModelSize(1000)), on)
+    return Settings.model_validate(given)
+
+
+def planned(on: list[Node], *counts: int, **placement: Any) -> Topology:
+    return plan_topology(asked(*counts, **placement), Sizes(ModelSize(1000)), on)
 
 
 def places(*given: Any, **placement: Any) -> tuple[str, str]:
@@ -154,3 +158,22 @@ def test_names_of_an_operators_own_are_told_from_what_ray_counts() -> None:
     counted = {"CPU": 2.0, "GPU": 8.0, "memory": 1e9, "object_store_memory": 1e9, "node:10.0.0.1": 1.0}
     counted |= {"node:__internal_head__": 1.0, "accelerator_type:H100": 1.0}
     assert without_names_of_ray({**counted, "h100": 8.0, "rack:a": 1.0}) == {"h100": 8.0, "rack:a": 1.0}
+
+
+# -- more servers beside ranks that are at work
+
+
+def test_servers_that_are_added_are_not_planned_where_ranks_are_at_work() -> None:
+    ranks = planned(nodes(0, 4, 4), 4, 4).ranks
+    joined = Node("1b", 4, node_id="1b")  # its address is before that of the ranks' node, which a new plan leaves
+    again = planned([*nodes(0), joined, *nodes(0, 4, 4)[1:]], 4, 5)
+    assert again.ranks.places != ranks.places
+    servers = servers_beside(ranks, again, asked(4, 5))
+    assert "".join(node.node_ip for node in servers.places) == "1b1b1b33"
+
+
+def test_servers_that_fit_only_once_the_ranks_move_are_refused() -> None:
+    ranks, again = planned(nodes(3, 3), 2, 1, 2).ranks, planned(nodes(3, 3), 2, 2, 2)
+    assert again.ranks.places != ranks.places
+    with pytest.raises(SettingsError, match="2 rollout servers have no room beside the learner ranks where these are"):
+        servers_beside(ranks, again, asked(2, 2, 2))
