@@ -6,7 +6,7 @@ from dataclasses import dataclass, field, replace
 from typing import Literal
 
 from learner.disk.model_folder import BYTES
-from learner.objectives.needs import needs_of
+from learner.objectives.needs import is_reference_the_base, needs_of, needs_reference
 from learner.run.placement.assign import Room, Wanted, assign, assign_together, place
 from learner.run.placement.node import Node
 from learner.run.placement.refusals import (
@@ -223,8 +223,10 @@ def _placed(
     of_server = servers.host_bytes if servers.num_gpus else servers.memory_bytes
     of_rank = ranks.host_bytes if ranks.num_gpus else ranks.state_bytes
     check_whole_host(of_rank, placed[0].places, of_server, placed[1].places)
-    for processes in placed:
-        check_memory(processes.role, processes.state_bytes, processes.num_gpus, processes.places)
+    has_reference = needs_reference(settings) and not is_reference_the_base(settings)
+    whole = "reference" if has_reference and not settings.reference.offload else ""
+    for processes, whole_on_each in zip(placed, (whole, ""), strict=True):
+        check_memory(processes.role, processes.state_bytes, processes.num_gpus, processes.places, whole_on_each)
     return placed
 
 

@@ -32,12 +32,16 @@ def check_room(ranks: Wanted, servers: Wanted, nodes: Sequence[Node], settings: 
     _check_gpus(ranks, servers, nodes, settings)
 
 
-def check_memory(role: str, state_bytes: int, num_gpus: float, places: Sequence[Node]) -> None:
-    """Raise SettingsError where what a process always has in memory is more than its GPU's."""
+def check_memory(role: str, state_bytes: int, num_gpus: float, places: Sequence[Node], whole_on_each: str = "") -> None:
+    """Raise SettingsError where what a process always has in memory is more than its GPU's.
+
+    whole_on_each: model of the ranks that none of the usual cures makes smaller on a rank: "reference"; "": none is.
+    """
     for node in places:
         if num_gpus and node.gpu_bytes is not None and state_bytes > node.gpu_bytes * min(num_gpus, 1.0):
             part = "" if num_gpus >= 1.0 else f"{num_gpus:g} of "
             what, cure = _STATES[role]
+            cure += f". The {whole_on_each} is whole on each: set {whole_on_each}.offload" if whole_on_each else ""
             raise SettingsError(
                 f"settings: each {role} has {state_bytes / 1e9:.1f} GB of {what} on each GPU, and "
                 f"{part}a GPU of {node.node_ip} has {node.gpu_bytes / 1e9:.0f} GB. {cure}."

@@ -31,3 +31,24 @@ def test_one_gpu_is_not_shared_by_more_servers_than_ranks() -> None:
     asked = Settings.model_validate({"learner": {"num_ranks": 1}, "rollout": {"num_servers": 2}})
     with pytest.raises(SettingsError, match="need 3 GPUs; the cluster has 1"):
         plan_topology(asked, Sizes(ModelSize(1000)), [Node("10.0.0.1", 1)])
+
+
+def test_a_reference_that_makes_ranks_too_large_is_named_with_what_helps() -> None:
+    def planned(reference: dict[str, bool]) -> None:
+        given = {
+            "policy": {"dtype": "bfloat16"},
+            "learner": {"num_ranks": 4, "zero_stage": 3},
+            "kl": {"coefficient": 0.1},
+            "reference": reference,
+        }
+        card = Node("10.0.0.1", 8, gpu_bytes=40 * _GB)
+        plan_topology(Settings.model_validate(given), Sizes(ModelSize(7 * _GB)), [card])
+
+    planned({"offload": True})
+    with pytest.raises(SettingsError) as refused:
+        planned({})
+    assert str(refused.value) == (
+        "settings: each learner rank has 45.5 GB of weights and optimizer on each GPU, and a GPU of 10.0.0.1 has 40 "
+        "GB. Raise learner.num_ranks or learner.zero_stage, or set learner.offload. The reference is whole on each: "
+        "set reference.offload."
+    )
