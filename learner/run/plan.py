@@ -8,6 +8,7 @@ from rich.table import Table
 from learner.run.placement.assign import gpus_of
 from learner.run.placement.node import Node
 from learner.run.topology import Processes, Topology
+from protocol.settings.roles.placement import servers_on_gpu
 
 _WHERE = {"here": "this node", "packed": "packed", "spread": "spread over nodes"}
 _GB = 1e9
@@ -124,6 +125,13 @@ def _numbers(processes: Processes, node: Node) -> str:
     return ", ".join(map(str, numbers)) or "-"
 
 
+def _server_on_card(topology: Topology) -> str:
+    """Return who is on a server's GPU: "server"; "each of 2 servers" where so many share it."""
+    num_gpus = topology.servers.num_gpus
+    sharing = servers_on_gpu(num_gpus) if 0.0 < num_gpus < 1.0 and not topology.shares_devices else 1
+    return f"each of {sharing} servers" if sharing > 1 else "server"
+
+
 def _on_card(topology: Topology, node: Node) -> str:
     """Return what processes take of a GPU, and of the host's memory: "rank 26.2 of 80 GB; host 706 of 2,000 GB".
 
@@ -132,8 +140,8 @@ def _on_card(topology: Topology, node: Node) -> str:
     if not node.num_gpus:
         return ""
     parts = [
-        f"{name} {processes.memory_bytes / _GB:.1f}{' + KV cache' * (name == 'server')}"
-        for name, processes in (("rank", topology.ranks), ("server", topology.servers))
+        f"{name} {processes.memory_bytes / _GB:.1f}{' + KV cache' * (processes is topology.servers)}"
+        for name, processes in (("rank", topology.ranks), (_server_on_card(topology), topology.servers))
         if node in processes.places
     ]
     of = f" of {node.gpu_bytes / _GB:.0f}" if node.gpu_bytes is not None else ""

@@ -27,7 +27,8 @@ def plan(settings: Settings, description: Path | None) -> None:
     described = None if description is None else read_description(description)
     if described is not None and described.model is not None:
         topology = plan_topology(settings, described_sizes(settings, described.model), described_nodes(described))
-        show_plan(topology, f"Run {settings.run.name}", [_steps(settings, topology), *_on_ranks(settings)])
+        facts = [_steps(settings, topology), *_on_ranks(settings, ", each counted as large as it")]
+        show_plan(topology, f"Run {settings.run.name}", facts)
         return
     inspected = inspect(settings)
     nodes = _find_nodes() if described is None else described_nodes(described)
@@ -65,10 +66,11 @@ def _steps(settings: Settings, topology: Topology, first: int = 1) -> str:
     )
 
 
-def _on_ranks(settings: Settings) -> list[str]:
+def _on_ranks(settings: Settings, how: str = "") -> list[str]:
+    """how: they are counted, where no folder tells of them."""
     named = (("the critic", needs_critic(settings)), ("the reference", needs_reference(settings)))
     on_ranks = [name for name, is_needed in named if is_needed]
-    return [f"On the learner ranks, with the policy: {' and '.join(on_ranks)}."] if on_ranks else []
+    return [f"On the learner ranks, with the policy{how}: {' and '.join(on_ranks)}."] if on_ranks else []
 
 
 def _find_nodes() -> Sequence[Node] | None:

@@ -143,7 +143,9 @@ def test_gpus_that_servers_share_are_counted_as_they_are_taken() -> None:
     }
     settings = Settings.model_validate(shared)
     plan = plan_topology(settings, Sizes(ModelSize(1000)), nodes(4))
-    assert [row[1] for row in node_rows(plan)] == ["4 of 4"]  # a rank, and three GPUs of two servers each
+    ((_, gpus, *_, on_card),) = node_rows(plan)
+    assert gpus == "4 of 4"  # a rank, and three GPUs of two servers each
+    assert on_card == "rank 0.0, each of 2 servers 0.0 + KV cache GB; host 0 GB"
     with pytest.raises(SettingsError, match="need 4 GPUs; the cluster has 3"):
         plan_topology(settings, Sizes(ModelSize(1000)), nodes(3))
 

@@ -58,6 +58,17 @@ def test_the_command_draws_a_plan_without_nodes_or_model(
     assert f"In all: {num_gpus} of {num_gpus} GPUs" in told.out
 
 
+def test_a_described_plan_says_that_other_models_are_counted_as_the_policy(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("SLUICE_HOME", str(tmp_path))
+    shape = "num_hidden_layers: 2, hidden_size: 64, num_attention_heads: 4, intermediate_size: 128"
+    (tmp_path / "cluster.yaml").write_text(f"nodes: [{{gpus: 8}}]\nmodel: {{parameters: 1.0e+9, {shape}}}")
+    of_run = ["--policy.model", "a/model", "--data.train", "rows.jsonl", "--kl.coefficient", "0.1"]
+    assert main([*of_run, "--reference.model", "a/small", "--plan", "--cluster", str(tmp_path / "cluster.yaml")]) == 0
+    assert "with the policy, each counted as large as it: the reference." in capsys.readouterr().out
+
+
 @pytest.mark.parametrize(
     ("text", "says"),
     [
