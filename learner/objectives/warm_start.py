@@ -9,6 +9,7 @@ import socket
 from collections.abc import Callable
 from dataclasses import asdict, replace
 from pathlib import Path
+from typing import Any
 
 import torch.distributed as dist
 
@@ -29,9 +30,12 @@ from protocol.settings.settings import Settings
 _TOKENS_FORM = 2
 
 
-def warm_start(settings: Settings, model: Path, tell: Callable[[str], None]) -> Path:
+def warm_start(
+    settings: Settings, model: Path, tell: Callable[[str], None], node_id: Callable[[], str] = own_node_id
+) -> Path:
     """Return the folder of the warm-started model, made now unless it was made before. All ranks call it together.
 
+    node_id: returns Ray's id of this rank's node; asked where another node has another model or none.
     Raises: OperatorError when this rank's node does not have the demonstrations.
     """
     _check_here(settings)
@@ -42,7 +46,7 @@ def warm_start(settings: Settings, model: Path, tell: Callable[[str], None]) -> 
         tell("warm start found in the cache")
     else:
         _make(settings, model, wanted, tell)
-    return _on_this_node(wanted)
+    return _on_this_node(wanted, node_id)
 
 
 def _check_here(settings: Settings) -> None:
@@ -55,17 +59,29 @@ def _check_here(settings: Settings) -> None:
         )
 
 
-def _on_this_node(wanted: Path) -> Path:
-    """Return the model's folder on this rank's node: copied from rank 0's where it is not. All ranks call it together.
+def _on_this_node(wanted: Path, node_id: Callable[[], str]) -> Path:
+    """Return the model's folder on this rank's node: copied from rank 0's where that is another one, or none.
 
+    Two nodes that made it each for itself have models of one name and of slightly other weights: DeepSpeed tells all
+    ranks rank 0's policy, but each would have a reference of its own. All ranks call it together.
     Raises: as `have_model`.
     """
-    if not reduce_max(float(not wanted.is_dir()), own_device()):
+    is_first = dist.get_rank() == 0
+    told: ModelFiles = _told_by_first(describe_model(wanted, "") if is_first else None)
+    is_here = told.is_at(wanted, with_weights=True)
+    if not reduce_max(float(not is_here), own_device()):
         return wanted
-    told: list[ModelFiles | None] = [describe_model(wanted, own_node_id()) if dist.get_rank() == 0 else None]
+    of_first: str = _told_by_first(node_id() if is_first else None)
+    if is_here:
+        return wanted
+    return have_model(told.model_copy(update={"node_id": of_first}), reader_of(of_first), with_weights=True)
+
+
+def _told_by_first(value: Any) -> Any:
+    """Return what rank 0 gave; the others give None. All ranks call it together."""
+    told = [value]
     dist.broadcast_object_list(told, src=0, device=own_device())
-    assert told[0] is not None
-    return have_model(told[0], reader_of(told[0].node_id), with_weights=True)
+    return told[0]
 
 
 def _make(settings: Settings, model: Path, wanted: Path, tell: Callable[[str], None]) -> None:

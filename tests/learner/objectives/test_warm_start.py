@@ -1,5 +1,8 @@
 """What the warm start trains with, and when it finds an earlier result again."""
 
+import os
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -8,6 +11,20 @@ import pytest
 from learner.objectives.warm_start import content_key, warm_start, warm_start_settings
 from protocol.errors import OperatorError
 from protocol.settings.settings import Settings
+from tests.fakes.ports import free_port
+
+# A rank of two, each on a node of its own; prints which model it begins with.
+_RANK = """
+import json, sys
+from pathlib import Path
+import torch.distributed as dist
+from learner.objectives.warm_start import warm_start
+from protocol.settings.settings import Settings
+rank, port, policy, model = int(sys.argv[1]), sys.argv[2], json.loads(sys.argv[3]), Path(sys.argv[4])
+dist.init_process_group("gloo", init_method=f"tcp://127.0.0.1:{port}", rank=rank, world_size=2)
+settings = Settings.model_validate({"policy": policy})
+print((warm_start(settings, model, lambda text: None, lambda: "node") / "model.safetensors").read_text())
+"""
 
 
 @pytest.fixture
@@ -80,3 +97,17 @@ def test_demonstrations_that_a_ranks_node_lacks_are_named_with_what_to_do(folder
     text = str(caught.value)
     assert text.startswith(f"policy.warm_start.data = {folder / 'rows.jsonl'} is not on the node of a learner rank (")
     assert "a disk that the command's node and those of the ranks share" in text
+
+
+def test_ranks_whose_nodes_made_the_model_each_for_itself_begin_with_one_of_both(folder: Path, tmp_path: Path) -> None:
+    settings, port = settings_of(folder), str(free_port())
+    ranks = []
+    for rank in (0, 1):
+        home = tmp_path / f"home{rank}"
+        made = home / "cache" / f"warm_start-{content_key(settings, folder)}"
+        made.mkdir(parents=True)
+        (made / "model.safetensors").write_text(f"made on node {rank}")
+        command = [sys.executable, "-c", _RANK, str(rank), port, settings.policy.model_dump_json(), str(folder)]
+        environment = {**os.environ, "SLUICE_HOME": str(home)}
+        ranks.append(subprocess.Popen(command, env=environment, stdout=subprocess.PIPE, text=True))
+    assert [rank.communicate(timeout=240)[0] for rank in ranks] == ["made on node 0\n"] * 2
