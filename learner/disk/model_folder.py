@@ -109,6 +109,24 @@ def stored_weights(model: Path) -> list[Path]:
     return [path for path in present if path.name in named]
 
 
+def is_readable(model: Path) -> bool:
+    """Return whether a folder holds a model in safetensors files, each as long as its own table tells.
+
+    One that was being written when the machine lost its power has files that are empty, cut off or missing.
+    """
+    index = model / f"{_ONE_FILE}.index.json"
+    try:
+        json.loads((model / "config.json").read_bytes())
+        named = set(json.loads(index.read_bytes())["weight_map"].values()) if index.is_file() else set()
+        present = {path.name for path in stored_weights(model)}
+        for name in present:
+            with safe_open(model / name, framework="numpy"):
+                pass
+    except (OSError, ValueError, LookupError, SafetensorError):
+        return False
+    return bool(present) and named <= present
+
+
 def _fetch(setting: str, name: str) -> Path:
     from huggingface_hub import snapshot_download
     from huggingface_hub.errors import HfHubHTTPError, HFValidationError, LocalEntryNotFoundError

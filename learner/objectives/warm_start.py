@@ -5,6 +5,7 @@ The result is kept under SLUICE_HOME/cache and found again by content.
 
 import hashlib
 import json
+import shutil
 import socket
 from collections.abc import Callable
 from dataclasses import asdict, replace
@@ -14,7 +15,7 @@ from typing import Any
 import torch.distributed as dist
 
 from learner.data.sft_rows import load_rows
-from learner.disk.model_folder import model_digest
+from learner.disk.model_folder import is_readable, model_digest
 from learner.models.roles import load_policy
 from learner.models.settings import PolicySettings, policy_settings
 from learner.models.world import own_device, reduce_max
@@ -41,7 +42,7 @@ def warm_start(
     _check_here(settings)
     wanted = sluice_home() / "cache" / f"warm_start-{content_key(settings, model)}"
     # Rank 0 decides: ranks of other nodes have a cache of their own, and would wait in collectives that rank 0 skips.
-    is_found = reduce_max(float(dist.get_rank() == 0 and wanted.is_dir()), own_device())
+    is_found = reduce_max(float(dist.get_rank() == 0 and is_readable(wanted)), own_device())
     if is_found:
         tell("warm start found in the cache")
     else:
@@ -103,6 +104,7 @@ def _make(settings: Settings, model: Path, wanted: Path, tell: Callable[[str], N
     aside = wanted.with_name(f".{wanted.name}.making")
     engine.export_hf(aside)
     if dist.get_rank() == 0:
+        shutil.rmtree(wanted, ignore_errors=True)  # one that cannot be read
         aside.rename(wanted)
     dist.barrier()
 

@@ -4,9 +4,11 @@ import json
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
+from safetensors.numpy import save_file
 
-from learner.disk.model_folder import read_max_positions, read_vocab_size
+from learner.disk.model_folder import is_readable, read_max_positions, read_vocab_size
 from protocol.errors import SettingsError
 
 
@@ -56,3 +58,19 @@ def test_longest_text_is_read_from_the_models_configuration(
 ) -> None:
     (tmp_path / "config.json").write_text(json.dumps(config))
     assert read_max_positions(tmp_path) == positions
+
+
+@pytest.mark.parametrize("name", ["config.json", "model.safetensors.index.json", "model-2.safetensors"])
+def test_model_whose_writing_a_loss_of_power_cut_short_cannot_be_read(tmp_path: Path, name: str) -> None:
+    for number in (1, 2):
+        save_file({f"part_{number}": np.zeros(64)}, tmp_path / f"model-{number}.safetensors")
+    (tmp_path / "config.json").write_text("{}")
+    index = {"weight_map": {f"part_{number}": f"model-{number}.safetensors" for number in (1, 2)}}
+    (tmp_path / "model.safetensors.index.json").write_text(json.dumps(index))
+    assert is_readable(tmp_path)
+    whole = (tmp_path / name).read_bytes()
+    for length in (0, len(whole) - 1):
+        (tmp_path / name).write_bytes(whole[:length])
+        assert not is_readable(tmp_path)
+    (tmp_path / "model-2.safetensors").unlink()
+    assert not is_readable(tmp_path)

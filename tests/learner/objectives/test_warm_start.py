@@ -6,7 +6,9 @@ import sys
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
+from safetensors.numpy import save_file
 
 from learner.objectives.warm_start import content_key, warm_start, warm_start_settings
 from protocol.errors import OperatorError
@@ -18,12 +20,14 @@ _RANK = """
 import json, sys
 from pathlib import Path
 import torch.distributed as dist
+from safetensors.numpy import load_file
 from learner.objectives.warm_start import warm_start
 from protocol.settings.settings import Settings
 rank, port, policy, model = int(sys.argv[1]), sys.argv[2], json.loads(sys.argv[3]), Path(sys.argv[4])
 dist.init_process_group("gloo", init_method=f"tcp://127.0.0.1:{port}", rank=rank, world_size=2)
 settings = Settings.model_validate({"policy": policy})
-print((warm_start(settings, model, lambda text: None, lambda: "node") / "model.safetensors").read_text())
+begun = warm_start(settings, model, lambda text: None, lambda: "node")
+print(load_file(begun / "model.safetensors")["made_on"].tolist())
 """
 
 
@@ -106,8 +110,9 @@ def test_ranks_whose_nodes_made_the_model_each_for_itself_begin_with_one_of_both
         home = tmp_path / f"home{rank}"
         made = home / "cache" / f"warm_start-{content_key(settings, folder)}"
         made.mkdir(parents=True)
-        (made / "model.safetensors").write_text(f"made on node {rank}")
+        (made / "config.json").write_text("{}")
+        save_file({"made_on": np.array([rank])}, made / "model.safetensors")
         command = [sys.executable, "-c", _RANK, str(rank), port, settings.policy.model_dump_json(), str(folder)]
         environment = {**os.environ, "SLUICE_HOME": str(home)}
         ranks.append(subprocess.Popen(command, env=environment, stdout=subprocess.PIPE, text=True))
-    assert [rank.communicate(timeout=240)[0] for rank in ranks] == ["made on node 0\n"] * 2
+    assert [rank.communicate(timeout=240)[0] for rank in ranks] == ["[0]\n"] * 2
