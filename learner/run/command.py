@@ -96,7 +96,7 @@ def _main(arguments: Sequence[str]) -> int:
 
     inspected = inspect(settings, is_fetching=True)
     if own.no_wait:
-        return start_detached(arguments, inspected.start.run_id)
+        return start_detached(arguments, inspected.start.folder)
     _show_settings(inspected.settings)
     from learner.run.driver import drive
 

@@ -1,4 +1,4 @@
-"""`--no-wait`: the same command in the background, with its output in a file, once it has the cluster."""
+"""`--no-wait`: the same command in the background, with its output in a file, once it has begun on the cluster."""
 
 import contextlib
 import os
@@ -9,6 +9,7 @@ import time
 from collections.abc import Sequence
 from pathlib import Path
 
+from learner.disk.layout import SETTINGS
 from learner.run.output import say
 from protocol.errors import OperatorError
 from protocol.node.current_run import current_run, log_of_run, refusal
@@ -21,16 +22,14 @@ _BORDERS = ("│", "┃", "├", "└")  # of a table
 _CHECKS_S = 1800.0
 
 
-def start_detached(arguments: Sequence[str], name: str) -> int:
+def start_detached(arguments: Sequence[str], folder: Path) -> int:
     """Start `python -m learner.run ARGUMENTS` in a session of its own; returns the exit status of this command.
 
-    That is 0 as soon as the run has the cluster, and the run's own where it ends before, with the end of its output.
-    name: of the run, for the file with its output. Raises: OperatorError when another run has the cluster, or when it
-    does neither for half an hour, or is ended by a signal.
+    folder: the run's. Raises: OperatorError when another run has the cluster; as `await_begun` does.
     """
     if (other := current_run()) is not None:
         raise OperatorError(refusal(other))  # before its output is written over, should it have this name too
-    log = log_of_run(name)
+    log, before = log_of_run(folder.name), stamp_of(folder)
     log.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
     with contextlib.suppress(FileNotFoundError):  # it says why the run ended that this command goes on with
         log.replace(log.with_name(f"{log.name}.previous"))
@@ -40,16 +39,24 @@ def start_detached(arguments: Sequence[str], name: str) -> int:
             command, stdin=subprocess.DEVNULL, stdout=output, stderr=subprocess.STDOUT, start_new_session=True
         )
     try:
-        return _await(run, log)
+        return await_begun(run, log, before)
     except KeyboardInterrupt:
         run.terminate()
         raise
 
 
-def _await(run: "subprocess.Popen[bytes]", log: Path) -> int:
+def await_begun(run: "subprocess.Popen[bytes]", log: Path, before: object) -> int:
+    """Return 0 once a run has begun: the cluster is its own and was found fit, and its folder is ready. Where it ends
+    before, return its exit status, and print the end of its output.
+
+    before: `stamp_of` its folder before it was started. Raises: OperatorError when it does neither for half an hour,
+    or was ended by a signal.
+    """
     deadline = time.monotonic() + _CHECKS_S
     while time.monotonic() < deadline:
-        if (current := current_run()) is not None and current.pid == run.pid:
+        current = current_run()
+        is_its = current is not None and current.pid == run.pid
+        if current is not None and is_its and stamp_of(Path(current.folder)) not in (None, before):
             say(
                 f"The run {current.run_id} goes on in the background (process {run.pid}). Its output: {log}. "
                 "python -m deploy.runs lists, shows and stops it."
@@ -63,6 +70,15 @@ def _await(run: "subprocess.Popen[bytes]", log: Path) -> int:
             return status
         time.sleep(_POLL_S)
     raise OperatorError(f"The run has not begun within {_CHECKS_S:g} s (process {run.pid}). See {log}.")
+
+
+def stamp_of(folder: Path) -> tuple[int, int] | None:
+    """Return what each start of a run changes, last of all that is checked and made ready: its settings' file."""
+    try:
+        found = (folder / SETTINGS).stat()
+    except OSError:
+        return None
+    return found.st_ino, found.st_mtime_ns
 
 
 def _said_last(output: str) -> list[str]:
