@@ -82,7 +82,7 @@ def _main(arguments: Sequence[str]) -> int:
         )
     config = _config(own.config, options)
     settings = with_absolute_paths(load_settings(config, options), Path.cwd())
-    check_job_folder(settings, Path.cwd())
+    check_job_folder(settings, Path.cwd(), is_detached=own.no_wait)
     if config == _QUICK_START_CONFIG and not Path(settings.policy.model).is_dir():
         read_cluster()  # the quick start's files are made with the cluster: without one they would seem to be missing
     logging.basicConfig(level=logging.WARNING, format="%(asctime)s %(levelname)-5s %(name)s  %(message)s")

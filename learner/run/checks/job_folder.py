@@ -9,10 +9,20 @@ from protocol.settings.settings import Settings
 _COPIES = "working_dir_files"
 
 
-def check_job_folder(settings: Settings, working_folder: Path) -> None:
-    """Raise SettingsError where the run folder would be in Ray's copy. settings: with absolute paths."""
+def check_job_folder(settings: Settings, working_folder: Path, *, is_detached: bool = False) -> None:
+    """Raise SettingsError where the run folder would be in Ray's copy, or the run would outlive the job.
+
+    settings: with absolute paths. is_detached: --no-wait.
+    """
+    if _COPIES not in working_folder.parts:
+        return
+    if is_detached:
+        raise SettingsError(
+            "settings: --no-wait has the run outlive its Ray job, after which Ray deletes its copy of the job's folder."
+            " Leave it out here; ray job submit has a --no-wait of its own."
+        )
     folder = Path(settings.run.dir)
-    if _COPIES in working_folder.parts and folder.is_relative_to(working_folder):
+    if folder.is_relative_to(working_folder):
         raise SettingsError(
             f"settings: run.dir = {folder.relative_to(working_folder)} is in Ray's copy of the job's folder, which Ray "
             "deletes after the job. Give run.dir a whole path, such as --run.dir /data/runs."
