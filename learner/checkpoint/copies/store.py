@@ -14,7 +14,7 @@ import hashlib
 import json
 import secrets
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -96,28 +96,36 @@ class CopyStore:
             fs.rm_file(mark)
 
     def put(self, folder: Path, step: int, records: Mapping[str, Path]) -> Copy:
-        """Copy a checkpoint's folder and read it back; it is listed once every byte is there and right.
+        """Copy a checkpoint's folder and read it back; it is listed once every byte is there and right. Of one that
+        failed nothing is left, where the store lets it be removed.
 
         records: files of the run folder to keep with it, by name.
         """
         manifest = (folder / MANIFEST).read_bytes()
         name = copy_name(step, manifest)
-        listed = json.loads(manifest)["files"]
+        files = {file: path for file, path in files_under(folder).items() if file != MANIFEST}
         with _naming_errors():
-            fs, root = self._open()
-            target = f"{root}/{name}"
             self._remove(name)
-            files = {file: path for file, path in files_under(folder).items() if file != MANIFEST}
-            for file, path in {**files, **{f"{_RECORDS}/{file}": path for file, path in records.items()}}.items():
-                self._make_folder(f"{target}/{file}".rpartition("/")[0])
-                fs.put_file(str(path), f"{target}/{file}", callback=self._callback())
-                self.moved()
-            for file in files.keys() & listed.keys():
-                if (found := self._hash(fs, f"{target}/{file}")) != listed[file]["sha256"]:
-                    raise StoreError(f"{target}/{file} was read back with SHA-256 {found}")
-            fs.pipe_file(f"{target}/{MANIFEST}", manifest)
-            if (copy := self._whole(name)) is None:
-                raise StoreError(f"{target}/{MANIFEST} is not what was written")
+            try:
+                return self._put(name, manifest, files, records)
+            except Exception:  # on a disk that is full its part would keep the run itself from writing
+                with suppress(Exception):
+                    self._remove(name)
+                raise
+
+    def _put(self, name: str, manifest: bytes, files: Mapping[str, Path], records: Mapping[str, Path]) -> Copy:
+        fs, root = self._open()
+        target, listed = f"{root}/{name}", json.loads(manifest)["files"]
+        for file, path in {**files, **{f"{_RECORDS}/{file}": path for file, path in records.items()}}.items():
+            self._make_folder(f"{target}/{file}".rpartition("/")[0])
+            fs.put_file(str(path), f"{target}/{file}", callback=self._callback())
+            self.moved()
+        for file in files.keys() & listed.keys():
+            if (found := self._hash(fs, f"{target}/{file}")) != listed[file]["sha256"]:
+                raise StoreError(f"{target}/{file} was read back with SHA-256 {found}")
+        fs.pipe_file(f"{target}/{MANIFEST}", manifest)
+        if (copy := self._whole(name)) is None:
+            raise StoreError(f"{target}/{MANIFEST} is not what was written")
         return copy
 
     def fetch(self, copy: Copy, folder: Path) -> dict[str, bytes]:

@@ -74,6 +74,8 @@ def test_copy_that_is_read_back_as_something_else_is_refused(store: CopyStore, t
     with pytest.raises(StoreError, match=r"policy\.bin was read back with SHA-256"):
         store.put(saved, 100, {})
     assert store.whole_copies() == []
+    fs, root = fsspec.core.url_to_fs(store.url)
+    assert fs.find(f"{root}/my-run") == []  # what stayed would keep a run from its own checkpoints on a full disk
 
 
 def test_copy_that_was_set_aside_is_listed_no_more_and_stays(store: CopyStore, tmp_path: Path) -> None:
