@@ -1,0 +1,114 @@
+"""deploy/slurm/run.sbatch: what it asks of Slurm, beside commands that stand for Slurm's and write down what they are asked.
+
+Under a real Slurm it runs in tests/machines/slurm.sh.
+"""
+
+import os
+import shutil
+import signal
+import subprocess
+import time
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[2]
+LEARNER = """
+trap 'echo "learner is told" >>"$CALLS"; exit 0' TERM
+echo "learner $*" >>"$CALLS"
+for ((i = 0; i < ${LEARNER_TENTHS:-5}; i++)); do sleep 0.1; done"""
+COMMANDS = {
+    "checkout/deploy/setup.sh": "",
+    "checkout/deploy/start_cluster.sh": 'echo "start ${SLUICE_HOME##*/} $*" >>"$CALLS"; sleep "${START_S:-0}"',
+    "checkout/deploy/stop_cluster.sh": 'echo "stop ${SLUICE_HOME##*/}" >>"$CALLS"; sleep "${STOP_S:-0}"',
+    "checkout/.venv/bin/python": f"""
+case "$*" in
+    "-m learner.run"*) {LEARNER} ;;
+    "-m "*) echo "python $*" >>"$CALLS" ;;
+    *) exec python3 "$@" ;;
+esac""",
+    "bin/srun": """
+[[ $* != *--job-name=learner* ]] || echo $$ >"$CALLS.learner"
+while [[ $1 == --* ]]; do shift; done
+exec "$@\"""",
+    "bin/squeue": """
+echo squeue >>"$CALLS"
+(($(grep -c ^squeue "$CALLS") > ${SQUEUE_FAILS:-0})) || exit 1
+echo "7.batch batch"; [[ ! -f $CALLS.learner ]] || echo "7.2 learner\"""",
+    "bin/scancel": 'echo "scancel $*" >>"$CALLS"; kill -TERM "$(cat "$CALLS.learner")"',
+    "bin/scontrol": """
+[[ "$*" != "show hostnames "* ]] || { printf '%s\\n' $NODES; exit; }
+[[ "$*" != "show job "* ]] || { echo "JobId=7 $JOB_STATE"; exit; }
+echo "scontrol $*" >>"$CALLS\"""",
+}
+
+
+class Job:
+    """A job of the script, with a checkout and commands of its own in `folder`."""
+
+    def __init__(self, folder: Path) -> None:
+        self.calls_file = folder / "calls"
+        self.home = folder / "checkout" / ".sluice" / "slurm" / "7"
+        self._folder = folder
+        for name, text in COMMANDS.items():
+            (folder / name).parent.mkdir(parents=True, exist_ok=True)
+            (folder / name).write_text(f"#!/usr/bin/env bash\n{text}\n", encoding="utf-8")
+            (folder / name).chmod(0o755)
+        shutil.copy(ROOT / "deploy" / "slurm" / "run.sbatch", folder)
+
+    @property
+    def calls(self) -> list[str]:
+        return self.calls_file.read_text("utf-8").splitlines() if self.calls_file.is_file() else []
+
+    def run(self, *arguments: str, told: str = "", when: str = "", **environment: str) -> tuple[int, str]:
+        """Return status and output. told: the signal that the script gets once a call begins with `when`."""
+        self.calls_file.unlink(missing_ok=True)
+        job = subprocess.Popen(
+            ["bash", str(self._folder / "run.sbatch"), *arguments],
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+            env={
+                "PATH": f"{self._folder / 'bin'}:{os.environ['PATH']}",
+                "CALLS": str(self.calls_file),
+                "NODES": "localhost",
+                "JOB_STATE": "PreemptTime=None",
+                "SLURM_JOB_ID": "7",
+                "SLURM_JOB_NODELIST": "nodes",
+                "SLURM_SUBMIT_DIR": str(self._folder / "checkout"),
+                **environment,
+            },
+        )
+        deadline = time.monotonic() + 20
+        while told and not any(call.startswith(when) for call in self.calls) and time.monotonic() < deadline:
+            time.sleep(0.05)
+        if told:
+            job.send_signal(signal.Signals[f"SIG{told}"])
+        output, _ = job.communicate(timeout=60)
+        return job.returncode, output
+
+
+@pytest.fixture
+def job(tmp_path: Path) -> Job:
+    return Job(tmp_path)
+
+
+def test_job_runs_the_learner_and_ends_with_it(job: Job) -> None:
+    status, output = job.run("--config", "MINE.yaml")
+    assert (status, job.calls[-1]) == (0, "stop 7")
+    assert "learner -m learner.run --config MINE.yaml" in job.calls
+    assert "learner.run ended with 0" in output
+
+
+def test_job_whose_time_is_up_has_the_learner_save_and_is_requeued(job: Job) -> None:
+    status, _ = job.run(told="USR1", when="learner", LEARNER_TENTHS="200")
+    assert status == 0
+    assert job.calls[-3:] == ["learner is told", "stop 7", "scontrol requeue 7"]
+
+
+def test_job_asks_again_where_the_controller_does_not_answer(job: Job) -> None:
+    status, _ = job.run(told="USR1", when="learner", LEARNER_TENTHS="200", SQUEUE_FAILS="1")
+    assert status == 0
+    assert job.calls[-6:] == [
+        *("squeue", "squeue", "scancel --signal TERM 7.2", "learner is told", "stop 7", "scontrol requeue 7"),
+    ]
