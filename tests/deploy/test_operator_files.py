@@ -87,8 +87,8 @@ def test_job_of_kubernetes_gives_the_cluster_a_run_that_it_can_start() -> None:
     assert (python, dash_m, module) == ("/opt/sluice/.venv/bin/python", "-m", "learner.run")
     (container,) = dict(pods())["head"]["containers"]
     mounts = tuple(f"{mount['mountPath']}/" for mount in container["volumeMounts"] if mount["name"] == "shared")
-    assert options[::2] == ["--config", "--run.dir"]
-    assert all(path.startswith(mounts) for path in options[1::2])
+    assert options[::2] == ["--config", "--run.dir", "--run.drain_s"]
+    assert all(path.startswith(mounts) for path in options[1:4:2])
 
 
 def test_every_pod_has_probes_limits_shared_memory_and_the_clusters_keys() -> None:
@@ -112,6 +112,12 @@ def test_pod_has_as_long_to_stop_as_a_stop_waits_for_the_run() -> None:
     unit = (DEPLOY / "systemd" / "sluice.service").read_text("utf-8")
     assert waits >= 1800
     assert int(re.findall(r"TimeoutStopSec=(\d+)", unit)[0]) >= 1800
+
+
+@pytest.mark.parametrize("path", [*MANIFESTS, IMAGES[0], DEPLOY / "systemd" / "sluice.service"], ids=str)
+def test_run_gives_a_step_up_only_shortly_before_its_node_has_to_stop(path: Path) -> None:
+    text = path.read_text("utf-8")
+    assert len(re.findall(r"-m learner\.run\s", text)) == text.count("--run.drain_s 1500") > 0
 
 
 @pytest.fixture

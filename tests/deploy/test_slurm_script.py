@@ -1,9 +1,10 @@
-"""deploy/slurm/run.sbatch: what it asks of Slurm, beside commands that stand for Slurm's and write down what they are asked.
+"""deploy/slurm/run.sbatch beside commands that stand for Slurm's and write down what they are asked.
 
 Under a real Slurm it runs in tests/machines/slurm.sh.
 """
 
 import os
+import re
 import shutil
 import signal
 import subprocess
@@ -13,6 +14,7 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).resolve().parents[2]
+DEPLOY = ROOT / "deploy"
 LEARNER = """
 trap 'echo "learner is told" >>"$CALLS"; exit 0' TERM
 echo "learner $*" >>"$CALLS"
@@ -54,7 +56,7 @@ class Job:
             (folder / name).parent.mkdir(parents=True, exist_ok=True)
             (folder / name).write_text(f"#!/usr/bin/env bash\n{text}\n", encoding="utf-8")
             (folder / name).chmod(0o755)
-        shutil.copy(ROOT / "deploy" / "slurm" / "run.sbatch", folder)
+        shutil.copy(DEPLOY / "slurm" / "run.sbatch", folder)
 
     @property
     def calls(self) -> list[str]:
@@ -96,7 +98,7 @@ def job(tmp_path: Path) -> Job:
 def test_job_runs_the_learner_and_ends_with_it(job: Job) -> None:
     status, output = job.run("--config", "MINE.yaml")
     assert (status, job.calls[-1]) == (0, "stop 7")
-    assert "learner -m learner.run --config MINE.yaml" in job.calls
+    assert any(call.startswith("learner -m learner.run --config MINE.yaml") for call in job.calls)
     assert "learner.run ended with 0" in output
 
 
@@ -112,3 +114,28 @@ def test_job_asks_again_where_the_controller_does_not_answer(job: Job) -> None:
     assert job.calls[-6:] == [
         *("squeue", "squeue", "scancel --signal TERM 7.2", "learner is told", "stop 7", "scontrol requeue 7"),
     ]
+
+
+def drain_of_learner(job: Job) -> list[str]:
+    """Return what the learner is told of run.drain_s, with what stands before it."""
+    (learner,) = [call for call in job.calls if call.startswith("learner -m")]
+    return [part for part in learner.split() if part in ("--run.drain_s", "240", "840")]
+
+
+def test_learner_may_end_its_step_for_as_long_as_the_job_has_left(job: Job) -> None:
+    lead = re.findall(r"^#SBATCH --signal=B:USR1@(\d+)$", (DEPLOY / "slurm" / "run.sbatch").read_text("utf-8"), re.M)
+    job.run("--config", "MINE.yaml")
+    assert (drain_of_learner(job), lead) == (["--run.drain_s", "240"], ["300"])
+
+
+@pytest.mark.parametrize("form", [["--config", "{}"], ["--config={}"]])
+def test_time_to_end_a_step_in_the_settings_file_stands(job: Job, tmp_path: Path, form: list[str]) -> None:
+    settings = tmp_path / "MINE.yaml"
+    settings.write_text("run: {name: mine, drain_s: 840}\n")
+    job.run(*(part.format(settings) for part in form))
+    assert drain_of_learner(job) == []
+
+
+def test_time_to_end_a_step_that_is_given_stands(job: Job) -> None:
+    job.run("--run.drain_s", "840")
+    assert drain_of_learner(job) == ["--run.drain_s", "840"]
