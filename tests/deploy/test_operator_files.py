@@ -114,7 +114,9 @@ def test_pod_has_as_long_to_stop_as_a_stop_waits_for_the_run() -> None:
     assert int(re.findall(r"TimeoutStopSec=(\d+)", unit)[0]) >= 1800
 
 
-@pytest.mark.parametrize("path", [*MANIFESTS, IMAGES[0], DEPLOY / "systemd" / "sluice.service"], ids=str)
+@pytest.mark.parametrize(
+    "path", [*MANIFESTS, IMAGES[0], DEPLOY / "systemd" / "sluice.service"], ids=lambda path: path.name
+)
 def test_run_gives_a_step_up_only_shortly_before_its_node_has_to_stop(path: Path) -> None:
     text = path.read_text("utf-8")
     assert len(re.findall(r"-m learner\.run\s", text)) == text.count("--run.drain_s 1500") > 0

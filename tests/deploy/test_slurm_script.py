@@ -16,6 +16,8 @@ import pytest
 ROOT = Path(__file__).resolve().parents[2]
 DEPLOY = ROOT / "deploy"
 LEARNER = """
+mkdir -p "$RUN/checkpoints/$CHECKPOINT"
+echo '{"run_id":"mine","folder":"'"$RUN"'","pid":1}' >"$SLUICE_HOME/run.lock"
 trap 'echo "learner is told" >>"$CALLS"; exit 0' TERM
 echo "learner $*" >>"$CALLS"
 for ((i = 0; i < ${LEARNER_TENTHS:-5}; i++)); do sleep 0.1; done"""
@@ -74,6 +76,7 @@ class Job:
                 "PATH": f"{self._folder / 'bin'}:{os.environ['PATH']}",
                 "CALLS": str(self.calls_file),
                 "NODES": "localhost",
+                "RUN": str(self._folder / "runs" / "my run"),
                 "JOB_STATE": "PreemptTime=None",
                 "SLURM_JOB_ID": "7",
                 "SLURM_JOB_NODELIST": "nodes",
@@ -139,3 +142,24 @@ def test_time_to_end_a_step_in_the_settings_file_stands(job: Job, tmp_path: Path
 def test_time_to_end_a_step_that_is_given_stands(job: Job) -> None:
     job.run("--run.drain_s", "840")
     assert drain_of_learner(job) == ["--run.drain_s", "840"]
+
+
+def test_job_that_makes_checkpoints_is_requeued_each_time(job: Job) -> None:
+    for step in ("step_000050", "step_000100"):
+        job.run(told="USR1", when="learner", LEARNER_TENTHS="200", CHECKPOINT=step)
+        assert job.calls[-1] == "scontrol requeue 7"
+
+
+def test_job_that_makes_no_checkpoint_any_more_is_not_requeued_for_ever(job: Job) -> None:
+    ended = [job.run(told="USR1", when="learner", LEARNER_TENTHS="200", CHECKPOINT="step_000050") for _ in range(2)]
+    assert [status for status, _ in ended] == [0, 2]
+    assert job.calls[-1] == "stop 7"
+    assert (
+        "not requeued: no checkpoint was made since its time was up before. Give the job a longer --time" in ended[1][1]
+    )
+
+
+def test_job_whose_learner_never_begins_is_not_requeued_for_ever(job: Job) -> None:
+    ended = [job.run(told="USR1", when="start", START_S="1") for _ in range(2)]
+    assert [status for status, _ in ended] == [143, 2]
+    assert [call for call in job.calls if call.startswith(("learner", "scontrol"))] == []
