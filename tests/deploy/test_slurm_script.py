@@ -119,6 +119,15 @@ def test_job_asks_again_where_the_controller_does_not_answer(job: Job) -> None:
     ]
 
 
+@pytest.mark.parametrize(("other", "says"), [("127.0.0.2", ""), ("::1", "::1 has no IPv4 address here. The nodes")])
+def test_head_is_told_the_address_by_which_the_next_node_sees_it_over_ipv4(job: Job, other: str, says: str) -> None:
+    status, output = job.run(NODES=f"localhost {other}")
+    assert (status, says in output) == (2 if says else 0, True)
+    assert [call.split()[-2:] for call in job.calls if call.startswith("start 7 ")] == (
+        [] if says else [["--node-ip", "127.0.0.1"]]
+    )
+
+
 def drain_of_learner(job: Job) -> list[str]:
     """Return what the learner is told of run.drain_s, with what stands before it."""
     (learner,) = [call for call in job.calls if call.startswith("learner -m")]
