@@ -172,3 +172,18 @@ def test_job_whose_learner_never_begins_is_not_requeued_for_ever(job: Job) -> No
     ended = [job.run(told="USR1", when="start", START_S="1") for _ in range(2)]
     assert [status for status, _ in ended] == [143, 2]
     assert [call for call in job.calls if call.startswith(("learner", "scontrol"))] == []
+
+
+@pytest.mark.parametrize(
+    ("options", "seconds"), [("", 360), ("--topk 5 --start-timeout-s 1800", 1860), ("--start-timeout-s=0900", 960)]
+)
+def test_job_waits_for_its_nodes_as_long_as_their_services_may_take(job: Job, options: str, seconds: int) -> None:
+    job.run(NODES="localhost 127.0.0.2", SLUICE_START_OPTIONS=options)
+    assert [call for call in job.calls if "wait-nodes" in call] == [f"python -m deploy.cluster wait-nodes 2 {seconds}"]
+
+
+@pytest.mark.parametrize("options", ["--start-timeout-s 1e3", "--start-timeout-s"])
+def test_time_for_nodes_that_is_no_number_of_seconds_is_refused(job: Job, options: str) -> None:
+    status, output = job.run(SLUICE_START_OPTIONS=options)
+    assert (status, job.calls) == (2, [])
+    assert "in SLUICE_START_OPTIONS: give whole seconds." in output
