@@ -13,6 +13,8 @@ from pathlib import Path
 
 import pytest
 
+from deploy.cluster.options import read_start_options
+
 ROOT = Path(__file__).resolve().parents[2]
 DEPLOY = ROOT / "deploy"
 LEARNER = """
@@ -187,3 +189,10 @@ def test_time_for_nodes_that_is_no_number_of_seconds_is_refused(job: Job, option
     status, output = job.run(SLUICE_START_OPTIONS=options)
     assert (status, job.calls) == (2, [])
     assert "in SLUICE_START_OPTIONS: give whole seconds." in output
+
+
+def test_job_on_other_nodes_takes_nothing_over_from_its_earlier_start(job: Job) -> None:
+    job.run()
+    (given,) = [call.split()[2:] for call in job.calls if call.startswith("start 7 ")]
+    before = read_start_options([*given, "--node-ip", "10.77.0.1", "--num-gpus", "8"]).to_remember()
+    assert read_start_options(given, before) == read_start_options(given)
