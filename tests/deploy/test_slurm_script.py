@@ -196,3 +196,20 @@ def test_job_on_other_nodes_takes_nothing_over_from_its_earlier_start(job: Job) 
     (given,) = [call.split()[2:] for call in job.calls if call.startswith("start 7 ")]
     before = read_start_options([*given, "--node-ip", "10.77.0.1", "--num-gpus", "8"]).to_remember()
     assert read_start_options(given, before) == read_start_options(given)
+
+
+def test_nodes_of_a_job_end_side_by_side(job: Job) -> None:
+    began = time.monotonic()
+    job.run(
+        told="USR1", when="learner", NODES="localhost 127.0.0.2 127.0.0.3 127.0.0.4", STOP_S="3", LEARNER_TENTHS="200"
+    )
+    assert time.monotonic() - began < 10  # four times 3 s, the head's among them, are 12
+    assert sorted(call for call in job.calls if call.startswith("stop")) == [
+        *("stop 127.0.0.2", "stop 127.0.0.3", "stop 127.0.0.4", "stop 7")
+    ]
+    assert job.calls[-1] == "scontrol requeue 7"
+
+
+def test_job_whose_run_has_ended_is_not_requeued_while_its_nodes_end(job: Job) -> None:
+    status, _ = job.run(told="USR1", when="stop", STOP_S="1")
+    assert (status, job.calls[-1]) == (0, "stop 7")
