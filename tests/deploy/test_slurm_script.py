@@ -43,8 +43,8 @@ echo squeue >>"$CALLS"
 echo "7.batch batch"; [[ ! -f $CALLS.learner ]] || echo "7.2 learner\"""",
     "bin/scancel": 'echo "scancel $*" >>"$CALLS"; kill -TERM "$(cat "$CALLS.learner")"',
     "bin/scontrol": """
-[[ "$*" != "show hostnames "* ]] || { printf '%s\\n' $NODES; exit; }
-[[ "$*" != "show job "* ]] || { echo "JobId=7 $JOB_STATE"; exit; }
+[[ "$*" != "show hostnames "* ]] || { [[ -z $NODES ]] || printf '%s\\n' $NODES; exit; }
+[[ "$*" != "show job "* ]] || { printf '%s\\n' "JobId=7" "   $JOB_STATE" "   Comment="; exit; }
 echo "scontrol $*" >>"$CALLS\"""",
 }
 
@@ -79,7 +79,7 @@ class Job:
                 "CALLS": str(self.calls_file),
                 "NODES": "localhost",
                 "RUN": str(self._folder / "runs" / "my run"),
-                "JOB_STATE": "PreemptTime=None",
+                "JOB_STATE": "PreemptEligibleTime=2026-11-24T06:00:00 PreemptTime=None",
                 "SLURM_JOB_ID": "7",
                 "SLURM_JOB_NODELIST": "nodes",
                 "SLURM_SUBMIT_DIR": str(self._folder / "checkout"),
@@ -213,3 +213,28 @@ def test_nodes_of_a_job_end_side_by_side(job: Job) -> None:
 def test_job_whose_run_has_ended_is_not_requeued_while_its_nodes_end(job: Job) -> None:
     status, _ = job.run(told="USR1", when="stop", STOP_S="1")
     assert (status, job.calls[-1]) == (0, "stop 7")
+
+
+def test_task_of_an_array_requeues_itself_alone(job: Job) -> None:
+    array = {"SLURM_ARRAY_JOB_ID": "7", "SLURM_ARRAY_TASK_ID": "3"}  # 7 is the number of the job and of the array
+    job.run(told="USR1", when="learner", LEARNER_TENTHS="200", **array)
+    assert job.calls[-1] == "scontrol requeue 7_3"
+
+
+def test_job_that_is_preempted_is_requeued(job: Job) -> None:
+    job.run(JOB_STATE="PreemptEligibleTime=2026-11-24T06:00:00 PreemptTime=2026-11-24T06:01:00")
+    assert job.calls[-1] == "scontrol requeue 7"
+
+
+@pytest.mark.parametrize(
+    ("environment", "says"),
+    [
+        ({"SLURM_HET_SIZE": "2"}, "of a heterogeneous job only the first component's nodes would be used"),
+        ({"NODES": ""}, "scontrol show hostnames nodes names no node."),
+        ({"SLURM_SUBMIT_DIR": "/"}, "/ is no checkout of Sluice. Submit from one, or set SLUICE_CHECKOUT."),
+    ],
+)
+def test_job_that_cannot_be_is_refused_before_anything_starts(job: Job, environment: dict[str, str], says: str) -> None:
+    status, output = job.run(**environment)
+    assert (status, job.calls) == (2, [])
+    assert says in output
