@@ -37,6 +37,7 @@ main() {
     [[ $PWD != *[[:space:]:]* ]] ||
         fail "the path $PWD has a space or a colon, and the engine cannot run there. Move the checkout to a path without."
     is_ready "$stamp" && return
+    check_other_lock "$lock"
     check_machine "$needed_gib"
     mkdir -p .venv 2>/dev/null || fail "$PWD cannot be written. Work in a clone of your own."
     # One set-up at a time; whoever waited finds the stamp. (.venv/.lock is uv's own: with it, uv would wait for us.)
@@ -57,7 +58,7 @@ main() {
 kind_of_machine() {
     if [[ -n ${SLUICE_LOCK:-} ]]; then
         echo "$SLUICE_LOCK"
-    elif nvidia-smi -L 2>/dev/null | grep -q '^GPU '; then
+    elif [[ $'\n'$(nvidia-smi -L 2>/dev/null) == *$'\nGPU '* ]]; then
         echo gpu
     else
         echo cpu
@@ -66,6 +67,21 @@ kind_of_machine() {
 
 is_ready() {
     [[ -x .venv/bin/python && -f .venv/.stamp && $(<.venv/.stamp) == "$1" ]]
+}
+
+# Nodes of another kind may share this checkout, and run what is in .venv: it is not replaced unasked.
+check_other_lock() {
+    local lock=$1 there
+    [[ -z ${SLUICE_LOCK:-} && -f .venv/.stamp ]] || return 0
+    there=$(cut -d' ' -f1 .venv/.stamp)
+    [[ $there == "$lock" || ! -f $there ]] || fail "$PWD/.venv has $there, and this machine is one for $lock. Set" \
+        "SLUICE_LOCK=$(kind_of "$there") to use it as it is, SLUICE_LOCK=$(kind_of "$lock") to have it replaced, for all machines" \
+        "that share it."
+}
+
+kind_of() {
+    local name=${1#requirements-}
+    echo "${name%.lock}"
 }
 
 check_machine() {
@@ -170,7 +186,7 @@ explain_log() {
 }
 
 fail() {
-    echo "setup: $1" >&2
+    echo "setup: $*" >&2
     exit 1
 }
 

@@ -206,6 +206,34 @@ def test_lock_that_is_asked_for_is_installed_where_no_gpu_is(clone: Path) -> Non
     assert (again.returncode, again.stdout, again.stderr) == (0, "", "")
 
 
+def test_machine_of_several_gpus_gets_the_cuda_lock_however_slowly_they_are_listed(clone: Path) -> None:
+    shutil.copy(ROOT / "requirements-gpu.lock", clone / "requirements-gpu.lock")
+    offer(clone, "g++", "exit 0")
+    offer(clone, "uv", "exit 0")
+    (clone.parent / "bin" / "sleep").symlink_to(str(shutil.which("sleep")))
+    offer(clone, "nvidia-smi", 'for number in 0 1; do echo "GPU $number: NVIDIA H100"; sleep 0.3; done')
+    done = set_up(clone, SLUICE_PYTHON=sys.executable)
+    assert "setup: installing requirements-gpu.lock" in done.stdout
+
+
+def test_packages_of_another_kind_of_machine_are_not_replaced_unasked(clone: Path) -> None:
+    shutil.copy(ROOT / "requirements-gpu.lock", clone / "requirements-gpu.lock")
+    offer(clone, "g++", "exit 0")
+    offer(clone, "uv", f'echo "$*" >>{clone}/calls')
+    assert set_up(clone, SLUICE_PYTHON=sys.executable, SLUICE_LOCK="gpu").returncode == 0
+    installed = (clone / "calls").read_text(encoding="utf-8")
+    refused = set_up(clone, SLUICE_PYTHON=sys.executable)
+    assert (refused.returncode, refused.stderr) == (
+        1,
+        f"setup: {clone}/.venv has requirements-gpu.lock, and this machine is one for requirements-cpu.lock. "
+        "Set SLUICE_LOCK=gpu to use it as it is, SLUICE_LOCK=cpu to have it replaced, for all machines that share "
+        "it.\n",
+    )
+    assert (clone / "calls").read_text(encoding="utf-8") == installed
+    assert set_up(clone, SLUICE_PYTHON=sys.executable, SLUICE_LOCK="cpu").returncode == 0
+    assert set_up(clone).returncode == 0
+
+
 def test_virtual_environment_that_somebody_else_made_is_left_alone(clone: Path) -> None:
     refused = set_up(clone, SLUICE_LOCK="none")
     assert (refused.returncode, refused.stderr) == (
