@@ -13,7 +13,7 @@ from deploy.cluster.invitation.take import join_file_of
 from deploy.cluster.join_file import read_join_file
 from deploy.cluster.port_range import PortRange, read_port_range
 from protocol.errors import OperatorError, SettingsError
-from protocol.settings.roles.placement import MOST_OF_A_RESOURCE, OWN_NAMES
+from protocol.settings.roles.placement import MOST_OF_A_RESOURCE, is_name_of_ray
 
 LOOPBACK = "127.0.0.1"
 
@@ -195,16 +195,17 @@ def _check_resources(text: str) -> None:
         found = json.loads(text)
     except (json.JSONDecodeError, RecursionError):
         found = None
-    if isinstance(found, dict) and (own := sorted(set(found) & set(OWN_NAMES))):
+    if isinstance(found, dict) and (own := sorted(filter(is_name_of_ray, found))):
         raise SettingsError(
             f"start_cluster: --resources names {', '.join(own)}, which Ray counts by itself. Use names of your own; "
             "--num-cpus and --num-gpus say how many of those Ray counts."
         )
     if not isinstance(found, dict) or not all(
-        type(value) in (int, float) and 0 < value <= MOST_OF_A_RESOURCE for value in found.values()
+        type(value) in (int, float) and 0 < value <= MOST_OF_A_RESOURCE and value == int(value)
+        for value in found.values()
     ):
         raise SettingsError(
-            f"start_cluster: --resources {text} is no JSON object of numbers above 0 "
+            f"start_cluster: --resources {text} is no JSON object of whole numbers above 0 "
             f"and up to {MOST_OF_A_RESOURCE:g}. "
             """Give one such as '{"v100": 8}'."""
         )

@@ -29,7 +29,8 @@ class NodesOfAKind(Section):
     gpus: Count = 0  # of each
     gpu_memory_gb: PositiveFloat | None = None  # of each GPU, in 1e9 bytes
     memory_gb: PositiveFloat | None = None  # of each node, in 1e9 bytes
-    resources: dict[str, Annotated[float, Field(gt=0.0, le=MOST_OF_A_RESOURCE)]] = Field({})  # as for start_cluster.sh
+    # as for start_cluster.sh
+    resources: dict[str, Annotated[float, Field(gt=0.0, le=MOST_OF_A_RESOURCE, multiple_of=1)]] = Field({})
 
     @field_validator("resources")
     @classmethod

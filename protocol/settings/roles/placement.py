@@ -34,23 +34,24 @@ def _in_parts_of_ray(amount: float) -> float:
     return int(amount * _PARTS + 1e-6) / _PARTS
 
 
+def is_name_of_ray(name: str) -> bool:
+    """Return whether Ray counts a resource of this name by itself."""
+    return name in OWN_NAMES or name.startswith(("node:", "accelerator_type:"))
+
+
 def without_names_of_ray(resources: Mapping[str, float]) -> dict[str, float]:
     """Return what a node has by names that its operator gave, of all that Ray counts there."""
-    return {name: amount for name, amount in resources.items() if not _is_of_ray(name)}
+    return {name: amount for name, amount in resources.items() if not is_name_of_ray(name)}
 
 
 def refuse_names_of_ray(names: Iterable[str]) -> None:
     """Raise ValueError for the first resource that Ray counts by itself."""
     for name in names:
-        if _is_of_ray(name):
+        if is_name_of_ray(name):
             raise ValueError(
                 f"{name} is what Ray counts by itself. Use names of your own, given to start_cluster.sh "
                 "--resources on the nodes that are meant."
             )
-
-
-def _is_of_ray(name: str) -> bool:
-    return name in OWN_NAMES or name.startswith(("node:", "accelerator_type:"))
 
 
 class RankPlacement(Section):
