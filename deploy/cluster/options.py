@@ -126,6 +126,7 @@ def _still_meant(remembered: Mapping[str, Any], given: Mapping[str, Any]) -> dic
         ("reward_scorer", "no_reward"),
         ("address", "node_ip"),  # the address by which others see this node depends on who they are
         ("join", "node_ip"),
+        *((way, f"dashboard_{part}") for way in ("address", "join") for part in ("port", "host")),  # the head's
     ):
         if option in given:
             overruled.add(goes_with_it)
@@ -141,11 +142,8 @@ def _check(options: Mapping[str, Any]) -> None:
             raise SettingsError(
                 f"start_cluster: {path} is not a file. Give the path of one; --defaults forgets what was given earlier."
             )
-    if options["node_ip"] is not None and not _is_ipv4(options["node_ip"]):
-        raise SettingsError(
-            f"start_cluster: --node-ip {options['node_ip']} is no IPv4 address. Give this node's, on the network "
-            "that the nodes share; `ip -4 -brief address` lists them."
-        )
+    if options["node_ip"] is not None:
+        _check_node_ip(options["node_ip"])
     if options["resources"] is not None:
         _check_resources(options["resources"])
     if not 0 < options["start_timeout_s"] <= _LONGEST_S:
@@ -179,6 +177,20 @@ def _check(options: Mapping[str, Any]) -> None:
     if len(set(ports.values())) < len(ports):
         listed = ", ".join(f"{flag} {port}" for flag, port in ports.items())
         raise SettingsError(f"start_cluster: two services cannot share a port ({listed}). Give each its own.")
+
+
+def _check_node_ip(text: str) -> None:
+    """Raise SettingsError where the text is no address by which others can find one node."""
+    if not _is_ipv4(text):
+        raise SettingsError(
+            f"start_cluster: --node-ip {text} is no IPv4 address. Give this node's, on the network that the nodes "
+            "share; `ip -4 -brief address` lists them."
+        )
+    if ipaddress.IPv4Address(text).is_unspecified:
+        raise SettingsError(
+            f"start_cluster: --node-ip {text} stands for every address: other nodes would look for this one on "
+            "themselves. Give the one by which they reach it; `ip -4 -brief address` lists them."
+        )
 
 
 def _is_ipv4(text: str) -> bool:

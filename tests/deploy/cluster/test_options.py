@@ -50,6 +50,7 @@ def test_joining_node_takes_its_address_from_the_route_to_the_head() -> None:
         (["--ports", "65400-65599"], "expected at least 200 ports from 1024 to 65535"),
         (["--ports", "7000-8000"], "--retriever-port 8000 is one of --ports 7000-8000. Use one outside of them."),
         (["--node-ip", "::1"], "--node-ip ::1 is no IPv4 address. Give this node's, on the network"),
+        (["--node-ip", "0.0.0.0"], "--node-ip 0.0.0.0 stands for every address"),  # noqa: S104  # what a user gives
         (["--node-ip", "node7"], "--node-ip node7 is no IPv4 address"),
         (["--num-gpus", "-1"], "--num-gpus -1 is below 0"),
         (["--dashboard-port", "6379"], r"two services cannot share a port .*--dashboard-port 6379"),
@@ -148,6 +149,12 @@ def test_node_that_joins_another_head_takes_its_address_anew() -> None:
     joined = read_start_options(["--address", "127.0.0.1:7001"], before)
     assert (joined.node_ip, joined.ray_address) == ("127.0.0.1", "127.0.0.1:7001")
     assert read_start_options([], joined.to_remember()) == joined
+
+
+def test_node_that_was_a_head_joins_without_what_only_a_head_has() -> None:
+    before = remembered("--dashboard-port", "8265", "--dashboard-host", "127.0.0.9")
+    joined = read_start_options(["--address", "127.0.0.1:7001"], before)
+    assert (joined.head, joined.dashboard_port, joined.dashboard_host) == ("127.0.0.1:7001", None, None)
 
 
 def test_option_that_this_code_does_not_know_is_passed_over() -> None:
