@@ -16,7 +16,7 @@ from deploy.cluster.stop import stop
 from deploy.cluster.tables.show import show_cluster
 from deploy.node.home import this_home
 from deploy.node.service_health import is_healthy
-from protocol.errors import NeighbourError, OperatorError
+from protocol.errors import NeighbourError, OperatorError, SettingsError
 from protocol.node.home import read_cluster
 
 _NODES_S = 300.0
@@ -75,7 +75,7 @@ def exit_status(verb: Callable[[], None]) -> int:
 def _nodes(arguments: Sequence[str]) -> None:
     """Show every node of the cluster. Raises: OperatorError when no cluster runs here, or Ray does not answer."""
     if arguments:
-        raise OperatorError(f"nodes: {arguments[0]} is not known; it takes no options.")
+        raise SettingsError(f"nodes: {arguments[0]} is not known; it takes no options.")
     state = read_cluster()
     connect_environment(state)
     from deploy.cluster.fleet_client import connected
@@ -88,9 +88,9 @@ def _nodes(arguments: Sequence[str]) -> None:
 def _wait_nodes(arguments: Sequence[str]) -> None:
     """Return when so many nodes are in the cluster. Raises: OperatorError when they do not come."""
     if len(arguments) not in (1, 2) or not all(argument.isdecimal() for argument in arguments):
-        raise OperatorError("wait-nodes: give the number of nodes, and the seconds to wait for them (300).")
+        raise SettingsError("wait-nodes: give the number of nodes, and the seconds to wait for them (300).")
     if int(arguments[0]) < 1:
-        raise OperatorError(f"wait-nodes: {arguments[0]} nodes are always there. Give a number from 1 on.")
+        raise SettingsError(f"wait-nodes: {arguments[0]} nodes are always there. Give a number from 1 on.")
     state = read_cluster()
     connect_environment(state)
     from deploy.cluster.fleet_client import connected
@@ -131,7 +131,7 @@ def _undrain(arguments: Sequence[str]) -> None:
 
 def _check_names_a_node(verb: str, arguments: Sequence[str]) -> None:
     if len(arguments) != 1 or arguments[0].startswith("-"):
-        raise OperatorError(
+        raise SettingsError(
             f"{verb}: give one node by its address, as python -m deploy.cluster nodes shows it: {verb} 10.0.0.2."
         )
 
@@ -142,7 +142,7 @@ def _healthy(arguments: Sequence[str]) -> None:
     Raises: OperatorError naming what is down, or when no cluster runs.
     """
     if arguments:
-        raise OperatorError(f"healthy: {arguments[0]} is not known; it takes no options.")
+        raise SettingsError(f"healthy: {arguments[0]} is not known; it takes no options.")
     state, token_file = read_cluster(), this_home().token_file
     down = [
         record.name
@@ -156,7 +156,7 @@ def _healthy(arguments: Sequence[str]) -> None:
 def _status(arguments: Sequence[str]) -> None:
     """Show the table. Raises: OperatorError when no cluster runs, or when a part of it is down."""
     if arguments:
-        raise OperatorError(f"status: {arguments[0]} is not known; it takes no options.")
+        raise SettingsError(f"status: {arguments[0]} is not known; it takes no options.")
     down = show_cluster(read_cluster(), this_home())
     if down:
         raise OperatorError(

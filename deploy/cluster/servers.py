@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import IO
 
-from protocol.errors import OperatorError
+from protocol.errors import OperatorError, SettingsError
 from protocol.node.current_run import CurrentRun, current_run
 from protocol.node.server_wish import read_answer, wish_servers
 
@@ -25,7 +25,7 @@ def change_servers(arguments: Sequence[str], taken_up_s: float = _TAKEN_UP_S) ->
     Raises: OperatorError when the run cannot, is not there, or does not answer.
     """
     if len(arguments) != 2 or not re.fullmatch(r"[+-][0-9]{1,4}", arguments[1]):
-        raise OperatorError("servers: give the run's name and how many more or fewer: servers my-run +2.")
+        raise SettingsError("servers: give the run's name and how many more or fewer: servers my-run +2.")
     name, change = arguments[0], int(arguments[1])
     run = current_run()
     if run is None or run.run_id != name:

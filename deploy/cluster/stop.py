@@ -7,7 +7,7 @@ from deploy.cluster.known import RunStays, connect_environment, is_head, is_ray_
 from deploy.cluster.node_ray.processes import end_ray, ray_processes
 from deploy.node.home import check_held_by_none_other, exclusive, this_home
 from deploy.node.processes import end, family, find
-from protocol.errors import OperatorError
+from protocol.errors import OperatorError, SettingsError
 from protocol.node.home import ClusterState, cluster_path
 
 _ANSWER_S = 10.0
@@ -18,7 +18,7 @@ def stop(arguments: Sequence[str]) -> None:
     """End everything of this node's cluster; nothing running is fine."""
     unknown = [argument for argument in arguments if argument != "--now"]
     if unknown:
-        raise OperatorError(
+        raise SettingsError(
             f"stop_cluster: {unknown[0]} is not known; the only option is --now, which does not wait for a run."
         )
     home = this_home()

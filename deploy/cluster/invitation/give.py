@@ -22,7 +22,7 @@ from deploy.cluster.known import is_head
 from deploy.cluster.port_range import read_port_range
 from deploy.node.home import this_home
 from protocol import ports
-from protocol.errors import OperatorError
+from protocol.errors import OperatorError, SettingsError
 from protocol.node.home import ClusterState, read_cluster
 
 TAKEN, NOTED, LATER, REFUSED = b"taken", b"noted", b"later", b"refused"
@@ -124,7 +124,7 @@ def invite(arguments: Sequence[str]) -> None:
     parser.add_argument("--minutes", type=float, default=15.0, help="it is good for so long (default: 15)")
     given = parser.parse_args(arguments)
     if given.uses < 1 or not 0 < given.minutes < float("inf"):
-        raise OperatorError(f"invite: --uses {given.uses} --minutes {given.minutes:g}: expected both above 0.")
+        raise SettingsError(f"invite: --uses {given.uses} --minutes {given.minutes:g}: expected both above 0.")
     state, join_file = read_cluster(), this_home().root / NAME
     if not is_head(state) or not is_reachable(state.node_ip) or not join_file.is_file():
         raise OperatorError(

@@ -13,7 +13,7 @@ def test_node_that_is_not_named_is_asked_for_before_a_cluster_is(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], verb: str, arguments: list[str]
 ) -> None:
     monkeypatch.setenv("SLUICE_HOME", str(tmp_path))
-    assert main([verb, *arguments]) == 1
+    assert main([verb, *arguments]) == 2
     assert f"{verb}: give one node by its address" in capsys.readouterr().err
 
 
@@ -29,7 +29,7 @@ def test_node_that_is_not_named_is_asked_for_before_a_cluster_is(
 def test_wait_for_no_number_of_nodes_is_refused(
     arguments: list[str], says: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    assert main(["wait-nodes", *arguments]) == 1
+    assert main(["wait-nodes", *arguments]) == 2
     assert f"wait-nodes: {says}" in capsys.readouterr().err
 
 
@@ -51,3 +51,22 @@ def test_help_names_every_verb(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["--help"]) == 0
     shown = capsys.readouterr().out
     assert [verb for verb in VERBS if f" {verb}" not in shown] == []
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ["stop", "--nwo"],
+        ["nodes", "x"],
+        ["healthy", "x"],
+        ["status", "x"],
+        ["servers", "my-run", "2"],
+        ["invite", "--uses", "0"],
+    ],
+)
+def test_wrong_option_ends_with_2_and_one_sentence(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], arguments: list[str]
+) -> None:
+    monkeypatch.setenv("SLUICE_HOME", str(tmp_path))
+    assert main(arguments) == 2
+    assert capsys.readouterr().err.count("\n") == 1
