@@ -34,6 +34,7 @@ case "$*" in
     *) exec python3 "$@" ;;
 esac""",
     "bin/srun": """
+[[ -z ${SLURM_GPUS:-} ]] || exit 1
 [[ $* != *--job-name=learner* ]] || echo $$ >"$CALLS.learner"
 while [[ $1 == --* ]]; do shift; done
 exec "$@\"""",
@@ -156,13 +157,16 @@ def test_time_to_end_a_step_that_is_given_stands(job: Job) -> None:
 
 
 def test_job_that_makes_checkpoints_is_requeued_each_time(job: Job) -> None:
-    for step in ("step_000050", "step_000100"):
-        job.run(told="USR1", when="learner", LEARNER_TENTHS="200", CHECKPOINT=step)
+    for count, step in enumerate(("step_000050", "step_000100", "step_000150")):
+        job.run(told="USR1", when="learner", LEARNER_TENTHS="200", CHECKPOINT=step, SLURM_RESTART_COUNT=str(count))
         assert job.calls[-1] == "scontrol requeue 7"
 
 
 def test_job_that_makes_no_checkpoint_any_more_is_not_requeued_for_ever(job: Job) -> None:
-    ended = [job.run(told="USR1", when="learner", LEARNER_TENTHS="200", CHECKPOINT="step_000050") for _ in range(2)]
+    ended = [
+        job.run(told="USR1", when="learner", LEARNER_TENTHS="200", CHECKPOINT="step_000050", SLURM_RESTART_COUNT=count)
+        for count in "01"
+    ]
     assert [status for status, _ in ended] == [0, 2]
     assert job.calls[-1] == "stop 7"
     assert (
@@ -171,7 +175,7 @@ def test_job_that_makes_no_checkpoint_any_more_is_not_requeued_for_ever(job: Job
 
 
 def test_job_whose_learner_never_begins_is_not_requeued_for_ever(job: Job) -> None:
-    ended = [job.run(told="USR1", when="start", START_S="1") for _ in range(2)]
+    ended = [job.run(told="USR1", when="start", START_S="1", SLURM_RESTART_COUNT=count) for count in "01"]
     assert [status for status, _ in ended] == [143, 2]
     assert [call for call in job.calls if call.startswith(("learner", "scontrol"))] == []
 
@@ -238,3 +242,8 @@ def test_job_that_cannot_be_is_refused_before_anything_starts(job: Job, environm
     status, output = job.run(**environment)
     assert (status, job.calls) == (2, [])
     assert says in output
+
+
+def test_steps_of_a_job_do_not_each_ask_for_the_gpus_of_the_whole_job(job: Job) -> None:
+    status, _ = job.run(NODES="localhost 127.0.0.2", SLURM_GPUS="16")
+    assert (status, [call for call in job.calls if call.startswith("learner -m")] != []) == (0, True)
