@@ -1,9 +1,11 @@
 """What operators are given beside the scripts: manifests, images, units. Their tools check them in `tests/machines`."""
 
 import base64
+import contextlib
 import os
 import re
 import shutil
+import signal
 import subprocess
 from collections.abc import Iterator
 from pathlib import Path, PurePosixPath
@@ -120,6 +122,38 @@ def test_pod_has_as_long_to_stop_as_a_stop_waits_for_the_run() -> None:
 def test_run_gives_a_step_up_only_shortly_before_its_node_has_to_stop(path: Path) -> None:
     text = path.read_text("utf-8")
     assert len(re.findall(r"-m learner\.run\s", text)) == text.count("--run.drain_s 1500") > 0
+
+
+@pytest.mark.parametrize(("rank", "told"), [("0", "python -m learner.run"), ("1", "deploy/containers/node.sh worker")])
+def test_stop_of_a_task_of_dstack_reaches_what_it_runs(tmp_path: Path, rank: str, told: str) -> None:
+    (task,) = documents(DEPLOY / "dstack" / "sluice.dstack.yml")
+    stays = 'trap "echo told $0 $*; exit" TERM; echo "$0 $*"; for i in $(seq 100); do sleep 0.1; done'
+    for name in ("bin/python", "deploy/containers/node.sh"):
+        (tmp_path / name).parent.mkdir(parents=True)
+        (tmp_path / name).write_text(f"#!/bin/bash\n[[ $* != *wait-nodes* ]] || exit 0\n{stays}\n")
+        (tmp_path / name).chmod(0o755)
+    with subprocess.Popen(
+        ["sh", "-c", " && ".join(task["commands"])],
+        cwd=tmp_path,
+        stdout=subprocess.PIPE,
+        text=True,
+        start_new_session=True,
+        env={
+            "PATH": f"{tmp_path}/bin:{os.environ['PATH']}",
+            "DSTACK_NODE_RANK": rank,
+            "DSTACK_NODES_NUM": "2",
+            "DSTACK_MASTER_NODE_IP": "10.0.0.1",
+        },
+    ) as shell:
+        assert shell.stdout is not None
+        while told not in shell.stdout.readline():
+            assert shell.poll() is None
+        shell.terminate()
+        status = shell.wait(timeout=20)
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(shell.pid, signal.SIGKILL)  # the head's node.sh
+        heard = [line for line in shell.stdout if line.startswith("told") and told in line]
+    assert (status, len(heard)) == (0, 1)
 
 
 @pytest.fixture
