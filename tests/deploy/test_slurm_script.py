@@ -25,7 +25,10 @@ echo "learner $*" >>"$CALLS"
 for ((i = 0; i < ${LEARNER_TENTHS:-5}; i++)); do sleep 0.1; done"""
 COMMANDS = {
     "checkout/deploy/setup.sh": "",
-    "checkout/deploy/start_cluster.sh": 'echo "start ${SLUICE_HOME##*/} $*" >>"$CALLS"; sleep "${START_S:-0}"',
+    "checkout/deploy/start_cluster.sh": """
+echo "start ${SLUICE_HOME##*/} $*" >>"$CALLS"
+sleep "${START_S:-0}"
+[[ $* != *--block* ]] || (($(grep -c -- --block "$CALLS") > ${JOINS_FAIL:-0}))""",
     "checkout/deploy/stop_cluster.sh": 'echo "stop ${SLUICE_HOME##*/}" >>"$CALLS"; sleep "${STOP_S:-0}"',
     "checkout/.venv/bin/python": f"""
 case "$*" in
@@ -247,3 +250,9 @@ def test_job_that_cannot_be_is_refused_before_anything_starts(job: Job, environm
 def test_steps_of_a_job_do_not_each_ask_for_the_gpus_of_the_whole_job(job: Job) -> None:
     status, _ = job.run(NODES="localhost 127.0.0.2", SLURM_GPUS="16")
     assert (status, [call for call in job.calls if call.startswith("learner -m")] != []) == (0, True)
+
+
+@pytest.mark.parametrize(("fail", "joins"), [(1, 2), (1000, 2)])
+def test_node_whose_ray_dies_joins_again_until_the_run_has_ended(job: Job, fail: int, joins: int) -> None:
+    status, _ = job.run(NODES="localhost 127.0.0.2", JOINS_FAIL=str(fail), LEARNER_TENTHS="60")
+    assert (status, len([call for call in job.calls if call.startswith("start 127.0.0.2 ")])) == (0, joins)
