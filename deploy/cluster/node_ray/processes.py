@@ -11,6 +11,7 @@ import sys
 from pathlib import Path
 
 import psutil
+from pydantic import ValidationError
 
 from deploy.cluster.options import LOOPBACK, StartOptions
 from deploy.node.home import Home
@@ -18,7 +19,7 @@ from deploy.node.processes import MARK, end, family, last_lines, marked
 from protocol import ports
 from protocol.errors import OperatorError
 from protocol.http.listen import bind
-from protocol.node.home import ProcessRecord
+from protocol.node.home import ClusterState, ProcessRecord, cluster_path
 from protocol.node.process_space import process_space, started_ticks
 
 # Ray carries neither trajectories nor weights here; the smallest store that it takes is 75 MB.
@@ -115,7 +116,8 @@ def await_ray(starting: "subprocess.Popen[bytes]", home: Home, options: StartOpt
 
 def ray_processes(home: Home) -> list[psutil.Process]:
     """Return this cluster's Ray processes on this node, and all that they started."""
-    return family(marked(lambda process: _belongs(process, home.ray_folder)))
+    folders = _ray_folders(home)
+    return family(marked(lambda process: any(_belongs(process, folder) for folder in folders)))
 
 
 def end_ray(home: Home) -> None:
@@ -123,15 +125,32 @@ def end_ray(home: Home) -> None:
 
     A run that failed has named a log to look at: it is still there when one looks.
     """
+    folders = _ray_folders(home)
     while processes := ray_processes(home):
         end(processes, term_s=_TERM_S)
-    sessions = sorted((home.ray_folder / "r").glob("session_*-*"))  # their names begin with date and time
+    for folder in folders:
+        _clear(folder)
+
+
+def _ray_folders(home: Home) -> list[Path]:
+    """Return where Ray of this cluster has its files: it may have been started with another TMPDIR than now."""
+    folders = {home.ray_folder}
+    with contextlib.suppress(OSError, ValidationError):
+        state = ClusterState.model_validate_json((home.root / cluster_path().name).read_bytes())
+        logs = next((Path(record.log) for record in state.processes if record.name == "ray"), Path())
+        folders |= {folder for folder in logs.parents if folder.name == home.ray_folder.name}
+    return sorted(folders)
+
+
+def _clear(ray_folder: Path) -> None:
+    """Remove a folder of Ray, which has ended, but for the last sessions' logs."""
+    sessions = sorted((ray_folder / "r").glob("session_*-*"))  # their names begin with date and time
     for session in sessions[:-_KEPT_SESSIONS]:
         shutil.rmtree(session, ignore_errors=True)
-    for part in (*home.ray_folder.glob("*"), *home.ray_folder.glob("r/*"), *home.ray_folder.glob("r/session_*-*/*")):
-        if part.name != "logs" and part != home.ray_folder / "r" and part not in sessions:
+    for part in (*ray_folder.glob("*"), *ray_folder.glob("r/*"), *ray_folder.glob("r/session_*-*/*")):
+        if part.name != "logs" and part != ray_folder / "r" and part not in sessions:
             _remove(part)
-    for folder in (*sessions, home.ray_folder / "r", home.ray_folder):
+    for folder in (*sessions, ray_folder / "r", ray_folder):
         with contextlib.suppress(OSError):
             folder.rmdir()  # stays while it holds logs
 
