@@ -2,7 +2,6 @@
 
 import argparse
 import ipaddress
-import json
 import socket
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -11,9 +10,9 @@ from typing import Any
 
 from deploy.cluster.invitation.take import join_file_of
 from deploy.cluster.join_file import read_join_file
+from deploy.cluster.own_resources import read_resources
 from deploy.cluster.port_range import PortRange, read_port_range
 from protocol.errors import OperatorError, SettingsError
-from protocol.settings.roles.placement import MOST_OF_A_RESOURCE, is_name_of_ray
 
 LOOPBACK = "127.0.0.1"
 
@@ -103,14 +102,18 @@ def read_start_options(arguments: Sequence[str], remembered: Mapping[str, Any] |
     if "join" in given:
         if "address" in given:
             raise SettingsError("start_cluster: give --join or --address: the join file names the head's address.")
-        options["join"] = join_file_of(given["join"])
-    for name in ("retriever_script", "corpus_path", "index_path", "join"):
+        options["join"] = None
+    for name in ("retriever_script", "corpus_path", "index_path"):
         options[name] = options[name] and Path(options[name]).resolve()
-    if options["join"] is not None:
-        options["address"] = read_join_file(options["join"]).ray_address
     if options["ports"] is not None:
         options["ports"] = read_port_range(options["ports"])
+    if options["resources"] is not None:
+        options["resources"] = read_resources(options["resources"])
     _check(options)
+    if "join" in given:  # after all else: a code that is taken is used up
+        options["join"] = join_file_of(given["join"]).resolve()
+        options["address"] = read_join_file(options["join"]).ray_address
+        _check(options)
     head = options.pop("address")
     node_ip = options["node_ip"] or (LOOPBACK if head is None else _address_toward(head))
     if options.pop("no_reward"):
@@ -144,8 +147,8 @@ def _check(options: Mapping[str, Any]) -> None:
             )
     if options["node_ip"] is not None:
         _check_node_ip(options["node_ip"])
-    if options["resources"] is not None:
-        _check_resources(options["resources"])
+    if options["reward_scorer"] != _DEFAULTS["reward_scorer"]:
+        _check_scorer(options["reward_scorer"])
     if not 0 < options["start_timeout_s"] <= _LONGEST_S:
         raise SettingsError(
             f"start_cluster: --start-timeout-s {options['start_timeout_s']:g} is no time to wait. Give seconds "
@@ -179,6 +182,22 @@ def _check(options: Mapping[str, Any]) -> None:
         raise SettingsError(f"start_cluster: two services cannot share a port ({listed}). Give each its own.")
 
 
+def _check_scorer(name: str) -> None:
+    """Raise SettingsError for a scorer with which the bundled reward server would end at its start."""
+    from rewards.bundled import SCORERS  # half a second, for those who name one
+
+    if name == "reward_model":
+        raise SettingsError(
+            "start_cluster: --reward-scorer reward_model needs a model, which is no option of a cluster's start. Give "
+            "--no-reward, and start python -m rewards.serve --scorer reward_model --model MODEL beside it."
+        )
+    if name not in SCORERS:
+        raise SettingsError(
+            f"start_cluster: --reward-scorer {name} is not known. Use one of "
+            f"{', '.join(sorted(set(SCORERS) - {'reward_model'}))}, or --no-reward and a reward server of your own."
+        )
+
+
 def _check_node_ip(text: str) -> None:
     """Raise SettingsError where the text is no address by which others can find one node."""
     if not _is_ipv4(text):
@@ -199,28 +218,6 @@ def _is_ipv4(text: str) -> bool:
     except ValueError:
         return False
     return True
-
-
-def _check_resources(text: str) -> None:
-    """Raise SettingsError where the text is no JSON object of what a node may have."""
-    try:
-        found = json.loads(text)
-    except (json.JSONDecodeError, RecursionError):
-        found = None
-    if isinstance(found, dict) and (own := sorted(filter(is_name_of_ray, found))):
-        raise SettingsError(
-            f"start_cluster: --resources names {', '.join(own)}, which Ray counts by itself. Use names of your own; "
-            "--num-cpus and --num-gpus say how many of those Ray counts."
-        )
-    if not isinstance(found, dict) or not all(
-        type(value) in (int, float) and 0 < value <= MOST_OF_A_RESOURCE and value == int(value)
-        for value in found.values()
-    ):
-        raise SettingsError(
-            f"start_cluster: --resources {text} is no JSON object of whole numbers above 0 "
-            f"and up to {MOST_OF_A_RESOURCE:g}. "
-            """Give one such as '{"v100": 8}'."""
-        )
 
 
 def _address_toward(head: str) -> str:

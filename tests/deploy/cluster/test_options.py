@@ -57,6 +57,10 @@ def test_joining_node_takes_its_address_from_the_route_to_the_head() -> None:
         (["--dashboard-port", "8265", "--address", "h:6379"], "--dashboard-port is the head's: this node joins one"),
         (["--dashboard-host", "0.0.0.0"], "--dashboard-host needs --dashboard-port"),  # noqa: S104  # what a user gives
         (["--dashboard-port", "8265", "--dashboard-host", "head"], "--dashboard-host head is no IPv4 address"),
+        (["--reward-scorer", "exakt_match"], "--reward-scorer exakt_match is not known. Use one of code_tests, exact_"),
+        (["--reward-scorer", "reward_model"], "--reward-scorer reward_model needs a model, which is no option of a"),
+        # No code is asked for, and so used up, where another option cannot be.
+        (["--join", f"127.0.0.1:9/{'A' * 64}", "--topk", "0"], "--topk 0 is below 1"),
         (["--wait-nodes", "-2"], "--wait-nodes -2 is below 0"),
     ],
 )
@@ -97,6 +101,12 @@ def test_resources_are_rays_and_remembered() -> None:
     assert told_to_ray(shown) == ("--dashboard-port", "8265")
     reached = read_start_options(["--dashboard-host", "10.0.0.1"], shown.to_remember())
     assert told_to_ray(reached) == ("--dashboard-port", "8265", "--dashboard-host", "10.0.0.1")
+
+
+def test_resources_are_the_same_however_they_are_typed() -> None:
+    first = read_start_options(["--resources", '{"b": 1, "v100": 8}'])
+    again = read_start_options(["--resources", '{"v100":8.0,"b":1}'], first.to_remember())
+    assert told_to_ray(again) == told_to_ray(first)
 
 
 def test_what_one_start_is_to_do_is_not_remembered() -> None:
