@@ -38,6 +38,7 @@ case "$*" in
 esac""",
     "bin/srun": """
 [[ -z ${SLURM_GPUS:-} ]] || exit 1
+[[ ${SLURM_EXPORT_ENV:-ALL} == ALL || $* == *--export=ALL* ]] || unset SLUICE_HOME
 [[ $* != *--job-name=learner* ]] || echo $$ >"$CALLS.learner"
 while [[ $1 == --* ]]; do shift; done
 exec "$@\"""",
@@ -256,3 +257,10 @@ def test_steps_of_a_job_do_not_each_ask_for_the_gpus_of_the_whole_job(job: Job) 
 def test_node_whose_ray_dies_joins_again_until_the_run_has_ended(job: Job, fail: int, joins: int) -> None:
     status, _ = job.run(NODES="localhost 127.0.0.2", JOINS_FAIL=str(fail), LEARNER_TENTHS="60")
     assert (status, len([call for call in job.calls if call.startswith("start 127.0.0.2 ")])) == (0, joins)
+
+
+def test_nodes_of_a_job_that_was_submitted_without_the_environment_have_homes_of_their_own(job: Job) -> None:
+    job.run(NODES="localhost 127.0.0.2", SLURM_EXPORT_ENV="NONE")
+    assert [call.split()[1] for call in job.calls if call.startswith(("start", "stop"))] == [
+        *("7", "127.0.0.2", "127.0.0.2", "7")
+    ]
