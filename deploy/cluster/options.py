@@ -102,7 +102,7 @@ def read_start_options(arguments: Sequence[str], remembered: Mapping[str, Any] |
     if "join" in given:
         if "address" in given:
             raise SettingsError("start_cluster: give --join or --address: the join file names the head's address.")
-        options["join"] = None
+        options |= {"join": None, "address": "the join file's"}
     for name in ("retriever_script", "corpus_path", "index_path"):
         options[name] = options[name] and Path(options[name]).resolve()
     if options["ports"] is not None:
@@ -157,7 +157,8 @@ def _check(options: Mapping[str, Any]) -> None:
     for flag, least in (("num_cpus", 0), ("num_gpus", 0), ("wait_nodes", 0), ("topk", 1)):
         if options[flag] is not None and options[flag] < least:
             raise SettingsError(f"start_cluster: --{flag.replace('_', '-')} {options[flag]} is below {least}.")
-    ports = {f"--{name}-port": options[f"{name}_port"] for name in ("ray", "retriever", "reward")}
+    own = ("retriever", "reward") if options["address"] is not None else ("ray", "retriever", "reward")
+    ports = {f"--{name}-port": options[f"{name}_port"] for name in own}
     if options["dashboard_port"] is not None and options["address"] is not None:
         raise SettingsError("start_cluster: --dashboard-port is the head's: this node joins one. Remove it.")
     if options["dashboard_host"] is not None and options["dashboard_port"] is None:

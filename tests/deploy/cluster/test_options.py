@@ -167,6 +167,12 @@ def test_node_that_was_a_head_joins_without_what_only_a_head_has() -> None:
     assert (joined.head, joined.dashboard_port, joined.dashboard_host) == ("127.0.0.1:7001", None, None)
 
 
+def test_node_that_joins_has_no_port_of_the_head() -> None:
+    joined = read_start_options(["--address", "127.0.0.1:7001", "--ports", "6000-7000", "--reward-port", "5999"])
+    assert joined.ports is not None
+    assert 6379 in joined.ports
+
+
 def test_option_that_this_code_does_not_know_is_passed_over() -> None:
     assert read_start_options([], {"from_a_later_version": 3}) == read_start_options([])
 
