@@ -22,7 +22,8 @@ mkdir -p "$RUN/checkpoints/$CHECKPOINT"
 echo '{"run_id":"mine","folder":"'"$RUN"'","pid":1}' >"$SLUICE_HOME/run.lock"
 trap 'echo "learner is told" >>"$CALLS"; exit 0' TERM
 echo "learner $*" >>"$CALLS"
-for ((i = 0; i < ${LEARNER_TENTHS:-5}; i++)); do sleep 0.1; done"""
+for ((i = 0; i < ${LEARNER_TENTHS:-5}; i++)); do sleep 0.1; done
+exit "${LEARNER_STATUS:-0}\""""
 COMMANDS = {
     "checkout/deploy/setup.sh": "",
     "checkout/deploy/start_cluster.sh": """
@@ -264,3 +265,9 @@ def test_nodes_of_a_job_that_was_submitted_without_the_environment_have_homes_of
     assert [call.split()[1] for call in job.calls if call.startswith(("start", "stop"))] == [
         *("7", "127.0.0.2", "127.0.0.2", "7")
     ]
+
+
+def test_status_of_a_learner_that_ends_while_it_is_to_be_told_is_the_jobs(job: Job) -> None:
+    told = {"told": "USR1", "when": "learner", "LEARNER_TENTHS": "10", "LEARNER_STATUS": "3", "SQUEUE_FAILS": "99"}
+    status, output = job.run(**told)
+    assert (status, "learner.run ended with 3" in output) == (3, True)
