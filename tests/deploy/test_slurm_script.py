@@ -25,7 +25,7 @@ echo "learner $*" >>"$CALLS"
 for ((i = 0; i < ${LEARNER_TENTHS:-5}; i++)); do sleep 0.1; done
 exit "${LEARNER_STATUS:-0}\""""
 COMMANDS = {
-    "checkout/deploy/setup.sh": "",
+    "checkout/deploy/setup.sh": '[[ -z ${SETUP_S:-} ]] || { echo setup >>"$CALLS"; sleep "$SETUP_S"; }',
     "checkout/deploy/start_cluster.sh": """
 echo "start ${SLUICE_HOME##*/} $*" >>"$CALLS"
 sleep "${START_S:-0}"
@@ -271,3 +271,9 @@ def test_status_of_a_learner_that_ends_while_it_is_to_be_told_is_the_jobs(job: J
     told = {"told": "USR1", "when": "learner", "LEARNER_TENTHS": "10", "LEARNER_STATUS": "3", "SQUEUE_FAILS": "99"}
     status, output = job.run(**told)
     assert (status, "learner.run ended with 3" in output) == (3, True)
+
+
+def test_job_of_less_time_than_the_signal_leaves_ends_in_words(job: Job) -> None:
+    ended = [job.run(told="USR1", when="setup", SETUP_S="1", SLURM_RESTART_COUNT=count) for count in "01"]
+    assert [status for status, _ in ended] == [143, 2]
+    assert "Give the job a longer --time" in ended[1][1]
