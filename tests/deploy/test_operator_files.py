@@ -127,11 +127,15 @@ def test_run_gives_a_step_up_only_shortly_before_its_node_has_to_stop(path: Path
 @pytest.mark.parametrize(("rank", "told"), [("0", "python -m learner.run"), ("1", "deploy/containers/node.sh worker")])
 def test_stop_of_a_task_of_dstack_reaches_what_it_runs(tmp_path: Path, rank: str, told: str) -> None:
     (task,) = documents(DEPLOY / "dstack" / "sluice.dstack.yml")
-    stays = 'trap "echo told $0 $*; exit" TERM; echo "$0 $*"; for i in $(seq 100); do sleep 0.1; done'
+    stays = 'trap "echo told $0 $*; exit" TERM; echo "$NODE_IP $0 $*"; for i in $(seq 100); do sleep 0.1; done'
     for name in ("bin/python", "deploy/containers/node.sh"):
         (tmp_path / name).parent.mkdir(parents=True)
         (tmp_path / name).write_text(f"#!/bin/bash\n[[ $* != *wait-nodes* ]] || exit 0\n{stays}\n")
         (tmp_path / name).chmod(0o755)
+    (tmp_path / "bin" / "ip").write_text(
+        '#!/bin/bash\n[[ $* != *10.0.0.1* ]] || echo "10.0.0.1 dev ib0 src 10.0.0.7 uid 0"\n'
+    )
+    (tmp_path / "bin" / "ip").chmod(0o755)
     with subprocess.Popen(
         ["sh", "-c", " && ".join(task["commands"])],
         cwd=tmp_path,
@@ -146,8 +150,9 @@ def test_stop_of_a_task_of_dstack_reaches_what_it_runs(tmp_path: Path, rank: str
         },
     ) as shell:
         assert shell.stdout is not None
-        while told not in shell.stdout.readline():
+        while told not in (line := shell.stdout.readline()):
             assert shell.poll() is None
+        assert line.startswith("10.0.0.1 " if rank == "0" else "10.0.0.7 ")
         shell.terminate()
         status = shell.wait(timeout=20)
         with contextlib.suppress(ProcessLookupError):
