@@ -277,3 +277,11 @@ def test_job_of_less_time_than_the_signal_leaves_ends_in_words(job: Job) -> None
     ended = [job.run(told="USR1", when="setup", SETUP_S="1", SLURM_RESTART_COUNT=count) for count in "01"]
     assert [status for status, _ in ended] == [143, 2]
     assert "Give the job a longer --time" in ended[1][1]
+
+
+def test_every_node_is_given_the_same_options(job: Job) -> None:
+    (job.home.parents[2] / "mine.sh").touch()  # in the script's working folder
+    options = '--retriever-script *.sh --resources {"h100":8}'
+    job.run(NODES="localhost 127.0.0.2", SLUICE_START_OPTIONS=options)
+    starts = [call for call in job.calls if call.startswith("start")]
+    assert (len(starts), [call for call in starts if f" {options}" not in call]) == (2, [])
