@@ -7,6 +7,7 @@ import errno
 import os
 import socket
 
+from protocol.addresses import family_of
 from protocol.errors import OperatorError
 
 VARIABLE = "SLUICE_PORTS"
@@ -26,7 +27,7 @@ def listen(host: str) -> socket.socket:
     ports = own_ports()
     for port in ports or (0,):
         try:
-            return socket.create_server((host, port))
+            return socket.create_server((host, port), family=family_of(host))
         except OSError as error:
             if ports is None or error.errno != errno.EADDRINUSE:
                 raise

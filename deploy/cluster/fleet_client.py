@@ -14,6 +14,7 @@ from ray.exceptions import RayError
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 from deploy.fleet.fleet import Fleet
+from protocol.addresses import host_and_port
 from protocol.errors import NeighbourError, OperatorError
 from protocol.ray_calls import FLEET, NAMESPACE, OUR_ACTOR, first_line, naming_ray_errors
 
@@ -35,8 +36,7 @@ def connected(address: str, node_ip: str | None = None) -> Iterator[None]:
         return
     try:
         # Asked first: for a head that is gone Ray waits two minutes, then ends this process without an exception.
-        host, _, port = address.rpartition(":")
-        socket.create_connection((host, int(port)), timeout=_CONNECT_S).close()
+        socket.create_connection(host_and_port(address), timeout=_CONNECT_S).close()
         options = {"_node_ip_address": node_ip} if node_ip is not None else {}
         ray.init(address=address, namespace=NAMESPACE, log_to_driver=False, logging_level="ERROR", **options)
     except (OSError, RuntimeError, RayError) as error:

@@ -6,6 +6,7 @@ from collections.abc import Callable
 from contextlib import closing
 
 from deploy.cluster.known import is_head
+from protocol.addresses import family_of, host_and_port
 from protocol.errors import OperatorError
 from protocol.node.home import ClusterState
 from protocol.ports import listen
@@ -26,15 +27,23 @@ def check_is_not_head(address: str | None, known: ClusterState | None) -> None:
 
 def check_way_to_head(address: str) -> None:
     """Raise OperatorError unless the head's Ray can be reached from here. address: HOST:PORT."""
-    host, _, port = address.rpartition(":")
     try:
-        socket.create_connection((host.strip("[]"), int(port)), timeout=_CONNECT_S).close()
+        socket.create_connection(host_and_port(address), timeout=_CONNECT_S).close()
     except OSError as error:
         raise OperatorError(
             f"The head at {address} cannot be reached from this node ({error.strerror or error}). See that it runs "
             "(deploy/start_cluster.sh there), that it was started with a --node-ip that this node can reach, and that "
             "no firewall stands between."
         ) from None
+
+
+def check_same_kind(node_ip: str, head_ip: str) -> None:
+    """Raise OperatorError where one is known by an IPv4 address and the other by an IPv6 one: ranks would not meet."""
+    if family_of(node_ip) != family_of(head_ip):
+        raise OperatorError(
+            f"The head is known by {head_ip} and this node by {node_ip}: nodes of one cluster meet over IPv4 or over "
+            f"IPv6. Give --node-ip with this node's address of the head's kind; `ip -brief address` lists both."
+        )
 
 
 def check_way_back(node_ip: str, can_head_reach: Callable[[str, int], str]) -> None:

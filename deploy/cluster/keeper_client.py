@@ -57,8 +57,8 @@ def forget_services(names: list[str], timeout_s: float) -> None:
         ask(keeper.forget.remote(names), timeout_s, "keeper")
 
 
-def head_keeper(timeout_s: float) -> Any:
-    """Return the keeper of the head's node. Blocks for timeout_s at most, while the head is still starting.
+def head_keeper(timeout_s: float) -> tuple[str, Any]:
+    """Return the head's address and its keeper. Blocks for timeout_s at most, while the head is still starting.
 
     Raises: OperatorError when there is none.
     """
@@ -67,7 +67,8 @@ def head_keeper(timeout_s: float) -> Any:
         for node in ray.nodes():
             if node["Alive"] and HEAD_RESOURCE in node["Resources"]:
                 with contextlib.suppress(ValueError):
-                    return ray.get_actor(keeper_of(node["NodeID"]), namespace=NAMESPACE)
+                    keeper = ray.get_actor(keeper_of(node["NodeID"]), namespace=NAMESPACE)
+                    return str(node["NodeManagerAddress"]), keeper
         time.sleep(_POLL_S)
     raise OperatorError("The head's node has no keeper. Run deploy/start_cluster.sh there: it starts what is missing.")
 

@@ -4,6 +4,7 @@ import os
 import socket
 
 from deploy.node.processes import find
+from protocol.addresses import host_and_port
 from protocol.errors import OperatorError
 from protocol.node.home import ClusterState, ProcessRecord, read_cluster
 
@@ -44,9 +45,8 @@ def is_head(state: ClusterState) -> bool:
 
 def does_head_answer(state: ClusterState) -> bool:
     """Return whether something listens where the head's Ray does. Blocks 2 s at most."""
-    host, _, port = state.ray_address.rpartition(":")
     try:
-        socket.create_connection((host, int(port)), timeout=_CONNECT_S).close()
+        socket.create_connection(host_and_port(state.ray_address), timeout=_CONNECT_S).close()
     except OSError:
         return False
     return True

@@ -1,18 +1,18 @@
 """What `deploy/start_cluster.sh` can be told, and what it remembers of earlier starts."""
 
 import argparse
-import ipaddress
-import socket
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from deploy.cluster.invitation.take import join_file_of
 from deploy.cluster.join_file import read_join_file
+from deploy.cluster.node_address import address_toward, is_address, read_head_address, read_node_address
 from deploy.cluster.own_resources import read_resources
 from deploy.cluster.port_range import PortRange, read_port_range
-from protocol.errors import OperatorError, SettingsError
+from protocol.addresses import with_port
+from protocol.errors import SettingsError
 
 LOOPBACK = "127.0.0.1"
 
@@ -47,6 +47,15 @@ _DEFAULTS: dict[str, Any] = {
 # Options of one start alone: another start does not take them over.
 _OF_ONE_START = ("start_timeout_s", "wait_nodes", "block", "join")
 
+# How the text of an option is read.
+_READ: dict[str, Callable[[str], Any]] = {
+    "address": read_head_address,
+    "node_ip": read_node_address,
+    "ports": read_port_range,
+    "resources": read_resources,
+    **{name: lambda path: Path(path).resolve() for name in ("retriever_script", "corpus_path", "index_path")},
+}
+
 
 @dataclass(frozen=True)
 class StartOptions:
@@ -77,7 +86,7 @@ class StartOptions:
     @property
     def ray_address(self) -> str:
         """HOST:PORT of the Ray head."""
-        return self.head or f"{self.node_ip}:{self.ray_port}"
+        return self.head or with_port(self.node_ip, self.ray_port)
 
     def to_remember(self) -> dict[str, bool | str | int | None]:
         """Return what the next start of this cluster takes for options that it is not given."""
@@ -99,23 +108,15 @@ def read_start_options(arguments: Sequence[str], remembered: Mapping[str, Any] |
     if given.pop("defaults"):
         remembered = None
     options = _DEFAULTS | _still_meant(remembered or {}, given) | given
-    if "join" in given:
-        if "address" in given:
-            raise SettingsError("start_cluster: give --join or --address: the join file names the head's address.")
-        options |= {"join": None, "address": "the join file's"}
-    for name in ("retriever_script", "corpus_path", "index_path"):
-        options[name] = options[name] and Path(options[name]).resolve()
-    if options["ports"] is not None:
-        options["ports"] = read_port_range(options["ports"])
-    if options["resources"] is not None:
-        options["resources"] = read_resources(options["resources"])
-    _check(options)
+    if "join" in given and "address" in given:
+        raise SettingsError("start_cluster: give --join or --address: the join file names the head's address.")
+    options |= {name: read(options[name]) for name, read in _READ.items() if options[name] is not None}
+    _check(options, is_joining="join" in given or options["address"] is not None)
     if "join" in given:  # after all else: a code that is taken is used up
         options["join"] = join_file_of(given["join"]).resolve()
         options["address"] = read_join_file(options["join"]).ray_address
-        _check(options)
     head = options.pop("address")
-    node_ip = options["node_ip"] or (LOOPBACK if head is None else _address_toward(head))
+    node_ip = options["node_ip"] or (LOOPBACK if head is None else address_toward(head))
     if options.pop("no_reward"):
         options["reward_scorer"] = None
     return StartOptions(**{**options, "head": head, "node_ip": node_ip})
@@ -136,7 +137,7 @@ def _still_meant(remembered: Mapping[str, Any], given: Mapping[str, Any]) -> dic
     return {name: value for name, value in remembered.items() if name in _DEFAULTS and name not in overruled}
 
 
-def _check(options: Mapping[str, Any]) -> None:
+def _check(options: Mapping[str, Any], is_joining: bool) -> None:
     """Raise SettingsError for the first value that cannot be."""
     if options["index_path"] is not None and options["corpus_path"] is None:
         raise SettingsError("start_cluster: --index-path needs the --corpus-path that the index was built from.")
@@ -145,8 +146,6 @@ def _check(options: Mapping[str, Any]) -> None:
             raise SettingsError(
                 f"start_cluster: {path} is not a file. Give the path of one; --defaults forgets what was given earlier."
             )
-    if options["node_ip"] is not None:
-        _check_node_ip(options["node_ip"])
     if options["reward_scorer"] != _DEFAULTS["reward_scorer"]:
         _check_scorer(options["reward_scorer"])
     if not 0 < options["start_timeout_s"] <= _LONGEST_S:
@@ -157,15 +156,15 @@ def _check(options: Mapping[str, Any]) -> None:
     for flag, least in (("num_cpus", 0), ("num_gpus", 0), ("wait_nodes", 0), ("topk", 1)):
         if options[flag] is not None and options[flag] < least:
             raise SettingsError(f"start_cluster: --{flag.replace('_', '-')} {options[flag]} is below {least}.")
-    own = ("retriever", "reward") if options["address"] is not None else ("ray", "retriever", "reward")
+    own = ("retriever", "reward") if is_joining else ("ray", "retriever", "reward")
     ports = {f"--{name}-port": options[f"{name}_port"] for name in own}
-    if options["dashboard_port"] is not None and options["address"] is not None:
+    if options["dashboard_port"] is not None and is_joining:
         raise SettingsError("start_cluster: --dashboard-port is the head's: this node joins one. Remove it.")
     if options["dashboard_host"] is not None and options["dashboard_port"] is None:
         raise SettingsError("start_cluster: --dashboard-host needs --dashboard-port: else no dashboard runs.")
-    if options["dashboard_host"] is not None and not _is_ipv4(options["dashboard_host"]):
+    if options["dashboard_host"] is not None and not is_address(options["dashboard_host"]):
         raise SettingsError(
-            f"start_cluster: --dashboard-host {options['dashboard_host']} is no IPv4 address. Give one of this node's, "
+            f"start_cluster: --dashboard-host {options['dashboard_host']} is no IP address. Give one of this node's, "
             "or 0.0.0.0 for all of them."
         )
     if options["dashboard_port"] is not None:
@@ -197,48 +196,6 @@ def _check_scorer(name: str) -> None:
             f"start_cluster: --reward-scorer {name} is not known. Use one of "
             f"{', '.join(sorted(set(SCORERS) - {'reward_model'}))}, or --no-reward and a reward server of your own."
         )
-
-
-def _check_node_ip(text: str) -> None:
-    """Raise SettingsError where the text is no address by which others can find one node."""
-    if not _is_ipv4(text):
-        raise SettingsError(
-            f"start_cluster: --node-ip {text} is no IPv4 address. Give this node's, on the network that the nodes "
-            "share; `ip -4 -brief address` lists them."
-        )
-    if ipaddress.IPv4Address(text).is_unspecified:
-        raise SettingsError(
-            f"start_cluster: --node-ip {text} stands for every address: other nodes would look for this one on "
-            "themselves. Give the one by which they reach it; `ip -4 -brief address` lists them."
-        )
-
-
-def _is_ipv4(text: str) -> bool:
-    try:
-        ipaddress.IPv4Address(text)
-    except ValueError:
-        return False
-    return True
-
-
-def _address_toward(head: str) -> str:
-    """Return the address of this node that a peer at `head` sees; sends nothing."""
-    host, _, port = head.rpartition(":")
-    if not host or not port.isdecimal() or not 1 <= int(port) <= 65535:
-        raise SettingsError(
-            f"start_cluster: --address {head} is not HOST:PORT. Give the head's, such as 10.0.0.1:6379."
-        )
-    if ":" in host:
-        raise SettingsError(
-            f"start_cluster: --address {head} is an IPv6 address; nodes meet over IPv4 alone. Give the head's IPv4 "
-            "address, or a name that has one."
-        )
-    try:
-        with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
-            probe.connect((host, int(port)))
-            return str(probe.getsockname()[0])
-    except OSError as error:
-        raise OperatorError(f"start_cluster: --address {head}: {error}. Give an address this node can reach.") from None
 
 
 def _parser() -> argparse.ArgumentParser:

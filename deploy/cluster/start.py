@@ -11,7 +11,7 @@ from concurrent.futures import ThreadPoolExecutor
 
 from deploy.cluster.foreground import ignored_signals, stay
 from deploy.cluster.join_file import check_same, is_reachable, read_join_file, take_secrets, write_join_file
-from deploy.cluster.joining import check_clock, check_is_not_head, check_way_back, check_way_to_head
+from deploy.cluster.joining import check_clock, check_is_not_head, check_same_kind, check_way_back, check_way_to_head
 from deploy.cluster.kept import end_what_goes, find_kept
 from deploy.cluster.known import connect_environment, is_head, known_cluster
 from deploy.cluster.node_ray.outlived import GCS, await_raylet, find_gcs, launch_raylet, remember_raylet
@@ -167,7 +167,8 @@ def _check_join(state: ClusterState) -> None:
     from deploy.cluster.fleet_client import ask
     from deploy.cluster.keeper_client import head_keeper
 
-    keeper = head_keeper(_FLEET_S)
+    head_ip, keeper = head_keeper(_FLEET_S)
+    check_same_kind(state.node_ip, head_ip)
     check_way_back(
         state.node_ip, lambda host, port: str(ask(keeper.reach.remote(host, port), _FLEET_S, "head's keeper"))
     )

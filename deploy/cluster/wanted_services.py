@@ -10,6 +10,7 @@ from deploy.cluster.join_file import is_reachable
 from deploy.cluster.options import LOOPBACK, StartOptions
 from deploy.node.home import Home
 from deploy.node.processes import MARK, launch
+from protocol.addresses import with_port
 from protocol.node.code_digest import code_digest
 from protocol.node.home import ProcessRecord
 
@@ -45,7 +46,7 @@ def shared_retriever_url(options: StartOptions) -> str | None:
     """
     if not is_reachable(options.node_ip) or options.open_retriever or options.retriever_script is not None:
         return None
-    return f"http://{options.node_ip}:{options.retriever_port}/retrieve"
+    return f"http://{with_port(options.node_ip, options.retriever_port)}/retrieve"
 
 
 def _retriever(options: StartOptions, home: Home) -> Service:

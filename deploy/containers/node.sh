@@ -49,4 +49,5 @@ until (exec 3<>"/dev/tcp/$head/$RAY_PORT") 2>/dev/null; do
     ((SECONDS < HEAD_S)) || fail "the head did not listen at $head:$RAY_PORT within $HEAD_S s. Its own log says why."
     sleep 2
 done
+[[ $head != *:* ]] || head="[$head]"  # IPv6
 exec deploy/start_cluster.sh --address "$head:$RAY_PORT" --node-ip "$NODE_IP" --block "$@"

@@ -140,8 +140,7 @@ def check_port(service: str, host: str, port: int, flag: str) -> None:
         bind(service, host, 0).close()
     except OperatorError:
         raise OperatorError(
-            f"{host}, wanted by the {service}, is no address of this machine. "
-            "`ip -4 -brief address` lists those it has."
+            f"{host}, wanted by the {service}, is no address of this machine. `ip -brief address` lists those it has."
         ) from None
     try:
         bind(service, host, port).close()

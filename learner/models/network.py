@@ -1,9 +1,10 @@
 """Through which of its network interfaces a rank reaches the others, where a node has several."""
 
-import socket
 from collections.abc import Mapping, MutableMapping
 
 import psutil
+
+from protocol.addresses import own_address_toward
 
 _LIBRARIES = ("NCCL_", "RCCL_", "GLOO_", "UCX_", "FI_", "IB_")
 
@@ -14,7 +15,7 @@ def name_interface(host: str, environment: MutableMapping[str, str]) -> None:
     By themselves gloo takes the one that the host's name means, which Debian says is loopback, and NCCL the first that
     is up: a management network or a virtual one. environment: changed in place.
     """
-    interface = _interface_of(_own_address(host))
+    interface = _interface_of(own_address_toward(host))
     if interface is None:
         return
     if interface == "lo":
@@ -27,13 +28,6 @@ def name_interface(host: str, environment: MutableMapping[str, str]) -> None:
 def network_settings(environment: Mapping[str, str]) -> str:
     """Return the settings of communication libraries that an environment has, NAME=VALUE, in order of their names."""
     return " ".join(f"{name}={value}" for name, value in sorted(environment.items()) if name.startswith(_LIBRARIES))
-
-
-def _own_address(peer: str) -> str:
-    """Return this machine's address on the route to `peer`, without sending anything."""
-    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
-        probe.connect((peer, 9))
-        return str(probe.getsockname()[0])
 
 
 def _interface_of(address: str) -> str | None:

@@ -13,11 +13,12 @@ from torch import Tensor
 from torch.distributed import TCPStore  # type: ignore[attr-defined]  # not declared in its stubs
 
 from learner.models.network import name_interface
+from protocol.addresses import family_of
 
 
 def free_address(host: str) -> tuple[str, int]:
     """Return host and a port that is free on it now."""
-    with socket.create_server((host, 0)) as probe:
+    with socket.create_server((host, 0), family=family_of(host)) as probe:
         return host, int(probe.getsockname()[1])
 
 
@@ -35,7 +36,7 @@ def join_world(
     os.environ["LOCAL_RANK"] = "0"
     deadline = timedelta(seconds=timeout_s)
     if rank == 0 and listener is None:
-        listener = socket.create_server((host, port))
+        listener = socket.create_server((host, port), family=family_of(host))
     # Without a listening socket of ours, torch's store listens on every interface.
     store = TCPStore(
         host,

@@ -3,6 +3,7 @@
 import errno
 import socket
 
+from protocol.addresses import family_of, with_port
 from protocol.errors import OperatorError
 
 
@@ -11,8 +12,7 @@ def bind(service: str, host: str, port: int) -> socket.socket:
 
     Port 0 takes a free one. Raises: OperatorError when the address is taken, not allowed or not of this machine.
     """
-    family = socket.AF_INET6 if ":" in host else socket.AF_INET
-    bound = socket.socket(family, socket.SOCK_STREAM)
+    bound = socket.socket(family_of(host), socket.SOCK_STREAM)
     bound.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
     try:
         bound.bind((host, port))
@@ -30,4 +30,4 @@ def bind(service: str, host: str, port: int) -> socket.socket:
 def address_of(bound: socket.socket) -> str:
     """Return the http:// address of a bound socket."""
     host, port = bound.getsockname()[:2]
-    return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
+    return f"http://{with_port(host, port)}"

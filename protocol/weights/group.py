@@ -11,6 +11,7 @@ import socket
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any, Protocol
 
+from protocol.addresses import own_address_toward
 from protocol.ports import listen
 
 if TYPE_CHECKING:
@@ -74,7 +75,7 @@ class GlooGroup:
         dist = _distributed()
         options = dist.ProcessGroupGloo._Options()
         options._timeout = timedelta(seconds=deadline_s)
-        options._devices = [dist.ProcessGroupGloo.create_device(hostname=_own_address(address))]
+        options._devices = [dist.ProcessGroupGloo.create_device(hostname=own_address_toward(address))]
         options._threads = 1
         self._group = dist.ProcessGroupGloo(dist.PrefixStore(key, store), rank, world_size, options)
 
@@ -133,14 +134,6 @@ def nccl_broadcast(communicator: Any, flat: Tensor) -> None:
     stream = torch.cuda.current_stream()
     communicator.broadcast(flat, src=0, stream=stream)
     stream.synchronize()
-
-
-def _own_address(peer: str) -> str:
-    """Return this machine's address on the route to `peer`, without sending anything."""
-    family = socket.AF_INET6 if ":" in peer else socket.AF_INET
-    with socket.socket(family, socket.SOCK_DGRAM) as probe:
-        probe.connect((peer, 9))
-        return str(probe.getsockname()[0])
 
 
 def _distributed() -> Any:

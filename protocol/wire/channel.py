@@ -14,6 +14,7 @@ import zmq
 import zmq.asyncio
 from zmq.auth.thread import ThreadAuthenticator
 
+from protocol.addresses import with_port
 from protocol.errors import NeighbourError, OperatorError
 from protocol.ports import no_free_port, own_ports
 
@@ -91,7 +92,7 @@ class RouterChannel:
         self._socket.setsockopt(zmq.HANDSHAKE_IVL, handshake_ms)
         self._socket.setsockopt(zmq.BACKLOG, _BACKLOG)
         try:
-            port = _bind(self._socket, host)
+            port = bind_to_own_port(self._socket, host)
         except OperatorError:
             self.close(linger_s=0)
             raise
@@ -100,7 +101,7 @@ class RouterChannel:
             raise OperatorError(
                 f"The coordinator cannot listen on {host}: {error}. Use an address of this node."
             ) from None
-        self.address = f"tcp://{host}:{port}"
+        self.address = f"tcp://{with_port(host, port)}"
 
     def receive(self, timeout_s: float) -> tuple[bytes, list[bytes]] | None:
         """Return the next (peer, frames), or None after timeout_s without one. Of frames it keeps the first 16."""
@@ -247,17 +248,16 @@ class _Allowlist:
         return domain == _DOMAIN and key in self._allowed
 
 
-def _bind(socket: _AnySocket, host: str) -> int:
+def bind_to_own_port(socket: _AnySocket, host: str) -> int:
     """Have the socket listen on a port of ours; returns it. Raises: zmq.ZMQError; OperatorError when all are taken."""
     ports = own_ports()
-    if ports is None:
-        return int(socket.bind_to_random_port(f"tcp://{host}"))
-    for port in ports:
+    socket.ipv6 = ":" in host
+    for port in ports or ("*",):
         try:
-            socket.bind(f"tcp://{host}:{port}")
-            return port
+            socket.bind(f"tcp://{with_port(host, port)}")
+            return int(socket.get_string(zmq.LAST_ENDPOINT).rpartition(":")[2])
         except zmq.ZMQError as error:
-            if error.errno != zmq.EADDRINUSE:
+            if ports is None or error.errno != zmq.EADDRINUSE:
                 raise
     raise no_free_port(host)
 
@@ -280,4 +280,5 @@ def _connect(socket: _AnySocket, address: str, name: str, keys: KeyPair, coordin
     socket.setsockopt(zmq.IDENTITY, name.encode())
     socket.setsockopt(zmq.RECONNECT_IVL, 100)
     socket.setsockopt(zmq.RECONNECT_IVL_MAX, 2_000)
+    socket.ipv6 = "[" in address
     socket.connect(address)

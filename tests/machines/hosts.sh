@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # A run on three hosts that share no folder, while one is cut off, one loses its power and one joins.
 #
-#     tests/machines/hosts.sh [--short] [--losses] [--standstill-s N] [--soak MINUTES [--kills] [--score] [--seed N]]
+#     tests/machines/hosts.sh [--short] [--ipv6] [--losses] [--standstill-s N] [--soak MINUTES [--kills] [--score] [--seed N]]
 #
 # The hosts are those of virtual_hosts.sh. The head's SLUICE_HOME, with the quick start's model in it, is at a path that no
 # other host has; the others join by the line that start_cluster.sh prints. A run has a rollout server on each host. After
@@ -11,6 +11,7 @@
 # holds: the audit passes, no two steps are further apart than 20 s (--standstill-s: on a machine that has other work), each
 # host's own retriever answered its server, the second host's server is the same process after the cut, the run named the
 # third host, and the fourth host got the server that the third one had. --short: 12 steps, of which none are disturbed.
+# --ipv6: the hosts have no IPv4 address but loopback.
 #
 # --soak: in place of the cut and the loss, a random nemesis for so many minutes, and a quarter of them before in peace,
 # with --kills after it too (tests/chaos/soak/hosts.py says what it does and holds). Each host has a disk of its own of
@@ -29,6 +30,7 @@ is_short= has_losses= soak_min= kills= has_score= seed=1 standstill_s=20 min_ste
 while (($#)); do
     case $1 in
         --short) is_short=1 min_steps=12 ;;
+        --ipv6) is_ipv6=1 ;;
         --losses) has_losses=1 ;;
         --standstill-s) standstill_s=$2; shift ;;
         --soak) soak_min=$2 standstill_s=100000 min_steps=6 disk_size=800m is_kept=1; shift ;;
@@ -80,7 +82,7 @@ disturb() {
     join 4
     wait_until 300 "server on host 4" has_server 4
     wait_until 600 "answer of host 4's retriever" has_searched 4
-    grep -q "$NETWORK.3" "$folder/learner-hosts.log" || fail "the run did not name the host that lost its power"
+    grep -q "$(address 3)" "$folder/learner-hosts.log" || fail "the run did not name the host that lost its power"
 }
 
 soak() {

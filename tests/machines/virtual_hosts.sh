@@ -2,15 +2,16 @@
 #
 # Each host has its own network, host name, processes, /tmp, /dev/shm, home and checkout (namespaces, joined by a bridge);
 # only the installed packages in .venv are common to all, as on machines that are set up alike, and /tmp/shared where a
-# script says `share_folder`. Host N is 10.78.0.N with SLUICE_HOME=/tmp/home-N, so that no path of a home is on two hosts.
+# script says `share_folder`. Host N is 10.78.0.N (is_ipv6: fd00:78::N) with SLUICE_HOME=/tmp/home-N, so that no path of a home is on two hosts.
 # Needs root, iproute2 and the right to make namespaces. What it makes is in a temporary folder or, on this machine's
 # network, has the script's pid in its name, so that two scripts may run at once. It is gone at the script's end; where
 # that is not 0 the folder stays.
 
-readonly BRIDGE=sluice-$$ LINK=sl-$$h NETWORK=10.78.0 CHECKOUT=$PWD MAX_HOSTS=4  # names of at most 15 characters
+readonly BRIDGE=sluice-$$ LINK=sl-$$h CHECKOUT=$PWD MAX_HOSTS=4  # names of at most 15 characters
 declare -A init=() holder=()  # of each host that has power: its first process, and what ends with it, as this machine numbers them
 learner=                      # the process of a run's command while one runs
 disk_size=                    # of the hosts' own disks, as mount takes it; empty: this machine's disk is theirs
+is_ipv6=                      # not empty: hosts have IPv6 addresses alone, but for loopback
 is_kept=                      # not empty: what ends is begun again, a node as by systemd, the run's command as by its user
 
 # why_impossible: prints why this machine cannot have hosts, nothing where it can.
@@ -23,6 +24,8 @@ why_impossible() {
     unshare --mount --uts --pid --fork --mount-proc --net true 2>/dev/null || echo "no namespaces can be made here"
 }
 
+# address N: of a host.
+address() { if [[ -n $is_ipv6 ]]; then echo "fd00:78::$1"; else echo "10.78.0.$1"; fi; }
 say() { printf '%s: %5d s  %s\n' "$(basename "$0" .sh)" "$SECONDS" "$*"; }
 fail() { say "failed: $1" >&2; tail -n 20 "$folder"/learner*.log >&2 2>/dev/null || true; exit 1; }
 
@@ -49,7 +52,7 @@ begin() {
     trap 'exit 143' TERM
     trap 'exit 130' INT
     echo '127.0.0.1 localhost' >"$folder/names"
-    for number in $(seq "$MAX_HOSTS"); do echo "$NETWORK.$number n$number" >>"$folder/names"; done
+    for number in $(seq "$MAX_HOSTS"); do echo "$(address "$number") n$number" >>"$folder/names"; done
     mkdir -m 1777 "$folder/shared"
     # Now: whoever goes on working here would have a host that gets power later refused for its other code.
     git ls-files -z --cached --others --exclude-standard |
@@ -105,7 +108,11 @@ power_on() {
     # A machine keeps its network card: others would send to the old one for some 10 s.
     ip link add "$LINK$number" type veth peer name eth0 address "02:00:0a:4e:00:0$number" netns "${init[$number]}"
     ip link set "$LINK$number" master "$BRIDGE" up
-    on "$number" ip address add "$NETWORK.$number/24" dev eth0
+    if [[ -n $is_ipv6 ]]; then
+        on "$number" ip address add "$(address "$number")/64" dev eth0 nodad  # of use at once
+    else
+        on "$number" ip address add "$(address "$number")/24" dev eth0
+    fi
     on "$number" ip link set eth0 up
 }
 
@@ -134,7 +141,7 @@ on() {
 
 # start_head: host 1's part of the cluster; sets join_line to what its start printed.
 start_head() {
-    start 1 deploy/start_cluster.sh --node-ip "$NETWORK.1"
+    start 1 deploy/start_cluster.sh --node-ip "$(address 1)"
     join_line=$(grep -o 'deploy/start_cluster.sh --join [^ ]*' "$folder/start-1.log")
     say "the head says: $join_line"
 }

@@ -1,13 +1,14 @@
 """The code of an invitation: HOST:PORT/KEY. It says where the head answers, by which key it is known, and lets in.
 
-KEY is 64 characters: the head's public CURVE key (32 bytes), which is this invitation's alone, and a token (16 bytes).
+HOST is an address, of IPv6 in brackets. KEY is 64 characters: the head's public CURVE key (32 bytes), which is this
+invitation's alone, and a token (16 bytes).
 """
 
 import base64
 import re
 from dataclasses import dataclass
 
-_FORM = re.compile(r"(?P<address>[0-9]+(?:\.[0-9]+){3}:[0-9]{1,5})/(?P<key>[A-Za-z0-9_-]{64})")
+_FORM = re.compile(r"(?P<address>(?:[0-9]+(?:\.[0-9]+){3}|\[[0-9a-f:]+\]):[0-9]{1,5})/(?P<key>[A-Za-z0-9_-]{64})")
 _KEY_BYTES = 32
 
 

@@ -22,8 +22,10 @@ from deploy.cluster.known import is_head
 from deploy.cluster.port_range import read_port_range
 from deploy.node.home import this_home
 from protocol import ports
+from protocol.addresses import with_port
 from protocol.errors import OperatorError, SettingsError
 from protocol.node.home import ClusterState, read_cluster
+from protocol.wire.channel import bind_to_own_port
 
 TAKEN, NOTED, LATER, REFUSED = b"taken", b"noted", b"later", b"refused"
 _RECEIPT_BYTES = 16
@@ -58,7 +60,7 @@ class Invitation:
         self._socket.set(zmq.MAXMSGSIZE, _MAX_BYTES)
         self._socket.set(zmq.HANDSHAKE_IVL, _HANDSHAKE_MS)
         self._socket.linger = _LINGER_MS
-        self.code = Code(f"{host}:{self._bind(host)}", z85.decode(public), secrets.token_bytes(16))
+        self.code = Code(with_port(host, self._bind(host)), z85.decode(public), secrets.token_bytes(16))
 
     def answer(self, timeout_s: float) -> str | None:
         """Answer what comes next; returns a node's address when it has returned its receipt: it was let in.
@@ -104,14 +106,13 @@ class Invitation:
         self._context.term()
 
     def _bind(self, host: str) -> int:
-        for port in ports.own_ports() or (0,):
-            try:
-                self._socket.bind(f"tcp://{host}:{port or '*'}")
-            except zmq.ZMQError:
-                continue
-            return int(self._socket.get_string(zmq.LAST_ENDPOINT).rpartition(":")[2])
-        self.close()
-        raise OperatorError(f"invite: no port is free at {host}. End what listens there, or give more with --ports.")
+        try:
+            return bind_to_own_port(self._socket, host)
+        except (OperatorError, zmq.ZMQError):
+            self.close()
+            raise OperatorError(
+                f"invite: no port is free at {host}. End what listens there, or give more with --ports."
+            ) from None
 
 
 def invite(arguments: Sequence[str]) -> None:

@@ -19,7 +19,7 @@ STDIN = "-"
 _NAME = "join_received"
 _ANSWER_S = 15.0
 _AGAIN_S = 0.5
-_BEGUN = re.compile(r"[0-9.]+:[0-9]+/")
+_BEGUN = re.compile(r"(?:[0-9.]+|\[[0-9a-f:]+\]):[0-9]+/")
 _NUM_CHARACTERS = 64
 
 
@@ -66,6 +66,7 @@ def _asked(code: Code, answer_s: float) -> bytes:
         socket.curve_publickey, socket.curve_secretkey = zmq.curve_keypair()
         socket.curve_serverkey = z85.encode(code.public)
         socket.linger = 0
+        socket.ipv6 = "[" in code.address
         socket.connect(f"tcp://{code.address}")
         while (answer := _ask(socket, [code.token], code, deadline)) == [LATER]:
             time.sleep(_AGAIN_S)  # another node has been answered, and may have given up

@@ -4,6 +4,7 @@ import socket
 
 import psutil
 
+from protocol.addresses import host_and_port
 from protocol.errors import NeighbourError
 from protocol.node.home import ClusterState, ProcessRecord
 
@@ -18,9 +19,8 @@ def cluster_end(cluster: ClusterState) -> str | None:
     for process in cluster.processes:
         if process.name == _RAY and not _is_running(process):
             return f"Ray's process on this node ({process.pid}) is gone"
-    host, _, port = cluster.ray_address.rpartition(":")
     try:
-        socket.create_connection((host, int(port)), timeout=_CONNECT_S).close()
+        socket.create_connection(host_and_port(cluster.ray_address), timeout=_CONNECT_S).close()
     except OSError as error:
         return f"Ray at {cluster.ray_address} does not answer ({error.strerror or error})"
     return None

@@ -19,6 +19,7 @@ from deploy.cluster.options import read_start_options
 from deploy.node.home import Home, make_home
 from protocol.errors import OperatorError
 from protocol.node.home import ClusterState, write_cluster
+from tests.fakes.ipv6 import needs_ipv6
 
 
 @pytest.fixture
@@ -34,8 +35,8 @@ def join_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 class Head:
     """An invitation that is answered until the test ends."""
 
-    def __init__(self, join_file: Path, num_uses: int) -> None:
-        self.invitation = Invitation("127.0.0.1", join_file, num_uses)
+    def __init__(self, join_file: Path, num_uses: int, host: str = "127.0.0.1") -> None:
+        self.invitation = Invitation(host, join_file, num_uses)
         self.code = str(self.invitation.code)
         self.let_in: list[str] = []
         self._is_over = threading.Event()
@@ -69,6 +70,19 @@ def test_node_gets_the_join_file_for_the_code_as_often_as_it_is_good(head: Head,
     with pytest.raises(OperatorError, match="refuses this code"):
         join_file_of(head.code)
     assert head.let_in == ["127.0.0.1", "127.0.0.1"]
+
+
+@needs_ipv6
+def test_node_gets_the_join_file_over_ipv6(join_file: Path) -> None:
+    head = Head(join_file, 1, "::1")
+    try:
+        assert head.code.startswith("[::1]:")
+        assert join_file_of(head.code).read_bytes() == join_file.read_bytes()
+        with pytest.raises(OperatorError, match=r"--join \[::1\]:[0-9]+/... is no code, or not all of it"):
+            join_file_of(head.code[:-1])
+    finally:
+        head.close()
+    assert head.let_in == ["::1"]
 
 
 def test_start_joins_by_a_code_where_the_join_file_says(head: Head) -> None:

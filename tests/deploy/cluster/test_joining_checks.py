@@ -4,14 +4,29 @@ import socket
 
 import pytest
 
-from deploy.cluster.joining import check_clock, check_is_not_head, check_way_back, check_way_to_head
+from deploy.cluster.joining import check_clock, check_is_not_head, check_same_kind, check_way_back, check_way_to_head
 from protocol.errors import OperatorError
 from protocol.node.home import ClusterState
+from tests.fakes.ipv6 import needs_ipv6
 
 
 def test_head_that_answers_can_be_joined() -> None:
     with socket.create_server(("127.0.0.1", 0)) as head:
         check_way_to_head(f"127.0.0.1:{head.getsockname()[1]}")
+
+
+@needs_ipv6
+def test_head_and_node_reach_each_other_over_ipv6() -> None:
+    with socket.create_server(("::1", 0), family=socket.AF_INET6) as head:
+        check_way_to_head(f"[::1]:{head.getsockname()[1]}")
+    check_way_back("::1", lambda host, port: socket.create_connection((host, port), timeout=10.0).close() or "")
+
+
+def test_node_is_known_by_an_address_of_the_heads_kind() -> None:
+    check_same_kind("10.0.0.2", "10.0.0.1")
+    check_same_kind("fd00::2", "fd00::1")
+    with pytest.raises(OperatorError, match=r"The head is known by fd00::1 and this node by 10\.0\.0\.2: .*--node-ip"):
+        check_same_kind("10.0.0.2", "fd00::1")
 
 
 def test_head_that_does_not_answer_is_named_with_what_to_look_at() -> None:

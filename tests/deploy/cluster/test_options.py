@@ -10,6 +10,7 @@ from pydantic import TypeAdapter
 from deploy.cluster.kept import as_given
 from deploy.cluster.node_ray.processes import told_to_ray
 from deploy.cluster.options import read_start_options
+from deploy.cluster.wanted_services import shared_retriever_url
 from protocol.errors import SettingsError
 from protocol.node.home import ClusterState
 
@@ -33,7 +34,9 @@ def test_joining_node_takes_its_address_from_the_route_to_the_head() -> None:
         (["--index-path", "x"], "--index-path needs the --corpus-path"),
         (["--corpus-path", "/nowhere.jsonl"], "/nowhere.jsonl is not a file"),
         (["--address", "head"], "--address head is not HOST:PORT"),
-        (["--address", "[fd00::1]:6379"], r"--address \[fd00::1\]:6379 is an IPv6 address; nodes meet over IPv4 alone"),
+        (["--address", "fd00::1:6379"], "--address fd00::1:6379 is not HOST:PORT. Give the head's, such as"),
+        (["--address", "[10.0.0.1]:6379"], r"--address \[10.0.0.1\]:6379 is not HOST:PORT"),
+        (["--address", "[fd00::zz]:6379"], r"--address \[fd00::zz\]:6379 is no IPv6 address"),
         (["--resources", "v100"], r"""--resources v100 is no JSON object .* Give one such as '{"v100": 8}'"""),
         (["--resources", '{"v100": true}'], "is no JSON object of whole numbers above 0"),
         (["--resources", '{"v100": Infinity}'], "is no JSON object of whole numbers above 0"),
@@ -49,24 +52,34 @@ def test_joining_node_takes_its_address_from_the_route_to_the_head() -> None:
         (["--ports", "20000-20100"], "--ports 20000-20100: expected at least 200 ports from 1024 to 65535"),
         (["--ports", "65400-65599"], "expected at least 200 ports from 1024 to 65535"),
         (["--ports", "7000-8000"], "--retriever-port 8000 is one of --ports 7000-8000. Use one outside of them."),
-        (["--node-ip", "::1"], "--node-ip ::1 is no IPv4 address. Give this node's, on the network"),
-        (["--node-ip", "0.0.0.0"], "--node-ip 0.0.0.0 stands for every address"),  # noqa: S104  # what a user gives
-        (["--node-ip", "node7"], "--node-ip node7 is no IPv4 address"),
+        (["--node-ip", "::1"], "--node-ip ::1 is an address that means nothing to other nodes. Give this node's"),
+        (["--node-ip", "fe80::1%eth0"], "--node-ip fe80::1%eth0 is an address that means nothing to other nodes"),
+        (["--node-ip", "::ffff:10.0.0.1"], "--node-ip ::ffff:10.0.0.1 is an address that means nothing to other nodes"),
+        (["--node-ip", "0.0.0.0"], "--node-ip 0.0.0.0 is not the address of one machine"),  # noqa: S104  # refused
+        (["--node-ip", "ff02::1"], "--node-ip ff02::1 is not the address of one machine"),
+        (["--node-ip", "node7"], "--node-ip node7 is no IP address"),
         (["--num-gpus", "-1"], "--num-gpus -1 is below 0"),
         (["--dashboard-port", "6379"], r"two services cannot share a port .*--dashboard-port 6379"),
         (["--dashboard-port", "8265", "--address", "h:6379"], "--dashboard-port is the head's: this node joins one"),
         (["--dashboard-host", "0.0.0.0"], "--dashboard-host needs --dashboard-port"),  # noqa: S104  # what a user gives
-        (["--dashboard-port", "8265", "--dashboard-host", "head"], "--dashboard-host head is no IPv4 address"),
+        (["--dashboard-port", "8265", "--dashboard-host", "head"], "--dashboard-host head is no IP address"),
         (["--reward-scorer", "exakt_match"], "--reward-scorer exakt_match is not known. Use one of code_tests, exact_"),
         (["--reward-scorer", "reward_model"], "--reward-scorer reward_model needs a model, which is no option of a"),
-        # No code is asked for, and so used up, where another option cannot be.
-        (["--join", f"127.0.0.1:9/{'A' * 64}", "--topk", "0"], "--topk 0 is below 1"),
         (["--wait-nodes", "-2"], "--wait-nodes -2 is below 0"),
     ],
 )
 def test_option_that_cannot_be_is_refused(arguments: list[str], message: str) -> None:
     with pytest.raises(SettingsError, match=message):
         read_start_options(arguments)
+
+
+def test_ipv6_addresses_are_written_as_ray_compares_them() -> None:
+    options = read_start_options(["--node-ip", "FD00:0:0:78::0001", "--ray-port", "7001"])
+    assert (options.node_ip, options.ray_address) == ("fd00:0:0:78::1", "[fd00:0:0:78::1]:7001")
+    assert shared_retriever_url(options) == "http://[fd00:0:0:78::1]:8000/retrieve"
+    joining = read_start_options(["--address", "[FD00::0:1]:6379", "--node-ip", "fd00::2"])
+    assert joining.head == "[fd00::1]:6379"
+    assert read_start_options([], joining.to_remember()) == joining
 
 
 def test_no_reward_starts_no_reward_server() -> None:
