@@ -14,6 +14,7 @@ from pathlib import Path
 import pytest
 
 from deploy.cluster.options import read_start_options
+from tests.fakes.ipv6 import needs_ipv6
 
 ROOT = Path(__file__).resolve().parents[2]
 DEPLOY = ROOT / "deploy"
@@ -35,7 +36,7 @@ sleep "${START_S:-0}"
 case "$*" in
     "-m learner.run"*) {LEARNER} ;;
     "-m "*) echo "python $*" >>"$CALLS" ;;
-    *) exec python3 "$@" ;;
+    *) PYTHONPATH={ROOT} exec python3 "$@" ;;
 esac""",
     "bin/srun": """
 [[ -z ${SLURM_GPUS:-} ]] || exit 1
@@ -127,13 +128,17 @@ def test_job_asks_again_where_the_controller_does_not_answer(job: Job) -> None:
     ]
 
 
-@pytest.mark.parametrize(("other", "says"), [("127.0.0.2", ""), ("::1", "::1 has no IPv4 address here. The nodes")])
-def test_head_is_told_the_address_by_which_the_next_node_sees_it_over_ipv4(job: Job, other: str, says: str) -> None:
-    status, output = job.run(NODES=f"localhost {other}")
-    assert (status, says in output) == (2 if says else 0, True)
-    assert [call.split()[-2:] for call in job.calls if call.startswith("start 7 ")] == (
-        [] if says else [["--node-ip", "127.0.0.1"]]
-    )
+@pytest.mark.parametrize(("other", "own"), [("127.0.0.2", "127.0.0.1"), pytest.param("::1", "::1", marks=needs_ipv6)])
+def test_head_is_told_the_address_by_which_the_next_node_sees_it(job: Job, other: str, own: str) -> None:
+    status, _ = job.run(NODES=f"localhost {other}")
+    assert status == 0
+    assert [call.split()[-2:] for call in job.calls if call.startswith("start 7 ")] == [["--node-ip", own]]
+
+
+def test_job_whose_next_node_has_no_address_says_so(job: Job) -> None:
+    status, output = job.run(NODES="localhost no-such-node.invalid")
+    assert (status, [call for call in job.calls if call.startswith("start 7 ")]) == (2, [])
+    assert "no-such-node.invalid has no address here. The nodes" in output
 
 
 def drain_of_learner(job: Job) -> list[str]:
