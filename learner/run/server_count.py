@@ -155,9 +155,19 @@ class ServerCount:
             self._look()
             self._answer(f"Rollout servers are being started: {change}.", is_last=False)
             return
-        taken = self.names[number:]
+        taken = self._least_needed(-change)
         self._take(taken)
         self._answer(f"{', '.join(taken)} is being taken away.", is_last=False)
+
+    def _least_needed(self, number: int) -> list[str]:
+        """Return so many servers that the run misses least: those that do not serve it now before the newest."""
+        newest_last = sorted(self.names, key=lambda name: not self._watch.are_serving([name]))
+        return newest_last[-number:]
+
+    def _is_served_without(self, leaving: Sequence[str]) -> bool:
+        """Return whether the run does without these: others serve it, or there are others and nobody serves it."""
+        serving = {name for name in self.names if self._watch.are_serving([name])}
+        return bool(serving - set(leaving)) or (not serving and len(leaving) < len(self.names))
 
     def _look(self) -> None:
         self._pending[""], self._step = self._fleet.describe(), "look"
@@ -213,7 +223,7 @@ class ServerCount:
                     return [f"{text}; others start first."]
             except OperatorError as error:
                 why = str(error)
-        if not staying:
+        if not self._is_served_without(self._leaving):
             return self._fail(f"No other node has room for a rollout server, and the run needs one. {why}")
         self._take(self._leaving)
         return [f"{text} without another in its place. {why}"]
@@ -241,8 +251,8 @@ class ServerCount:
         return [f"The number of rollout servers stays {len(self.names)}. {text}"]
 
     def _stay(self, text: str) -> list[str]:
-        """Servers cannot leave by others that start; where some are elsewhere, they leave all the same."""
-        if self._step == "add" and len(self._leaving) < len(self.names):
+        """Servers cannot leave by others that start; where some serve elsewhere, they leave all the same."""
+        if self._step == "add" and self._is_served_without(self._leaving):
             self._take(self._leaving)
             return [f"{', '.join(self._leaving)} leaves without another in its place. {text}"]
         self._step, self._look_at = "", self._clock() + _TRY_AGAIN_S

@@ -67,6 +67,32 @@ def test_last_server_stays_until_another_node_has_room(run: Run) -> None:
     assert run.words["far"].is_over
 
 
+def test_last_server_that_serves_stays_until_one_that_is_still_late_serves(tmp_path: Path) -> None:
+    run = Run(tmp_path, _OLD, late=["sluice-rollout-0"])
+    run.fleet.where = {"sluice-rollout-0": "head", "sluice-rollout-1": "far"}
+    run.drained, run.capacity = {"far"}, 1
+    polled(run)
+    assert run.fleet.asked == run.pushed_to == []
+    assert run.words["far"].is_stuck
+    run.servers.do_answer = True
+    polled(run)
+    run.now = 61.0
+    polled(run)
+    assert run.fleet.asked == [("remove", "sluice-rollout-1")]
+    assert run.pushed_to[-1] == ("sluice-rollout-0",)
+
+
+def test_engine_that_does_not_start_elsewhere_leaves_the_last_server_that_serves_where_it_is(tmp_path: Path) -> None:
+    run = Run(tmp_path, _OLD, late=["sluice-rollout-0"])
+    run.fleet.where = {"sluice-rollout-0": "head", "sluice-rollout-1": "far"}
+    run.drained = {"far"}
+    polled(run, times=2)
+    assert run.fleet.asked == [("add", "head")]
+    run.fleet.failure = NeighbourError("sluice-rollout-2", "did not start: no memory")
+    assert polled(run) == ["Rollout servers stay on a drained node. sluice-rollout-2: did not start: no memory"]
+    assert run.count.names == _OLD
+
+
 def test_engine_that_does_not_start_elsewhere_lets_the_others_serve_alone(run: Run) -> None:
     add, is_broken = run.fleet.add, [True]
     result = run.fleet.result

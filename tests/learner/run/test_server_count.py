@@ -34,14 +34,22 @@ def test_server_that_comes_late_is_pushed_to_once_it_serves(tmp_path: Path) -> N
 
 
 def test_server_that_is_still_late_is_not_pushed_to_when_others_are_taken_away(tmp_path: Path) -> None:
-    run = Run(tmp_path, ["sluice-rollout-0", "sluice-rollout-1", "sluice-rollout-2"], late=["sluice-rollout-1"])
+    names = [f"sluice-rollout-{number}" for number in range(4)]
+    run = Run(tmp_path, names, late=names[1:3])
+    for left in (names[:2] + names[3:], [names[0], names[3]]):
+        wish_servers(tmp_path, -1)
+        run.polled()
+        assert run.count.names == left
+    assert run.pushed_to == [("sluice-rollout-0", "sluice-rollout-3")] * 2
+
+
+def test_server_that_does_not_serve_yet_is_taken_away_before_the_one_that_does(tmp_path: Path) -> None:
+    run = Run(tmp_path, ["sluice-rollout-0", "sluice-rollout-1"], late=["sluice-rollout-0"])
     wish_servers(tmp_path, -1)
     run.polled()
-    assert run.pushed_to == [("sluice-rollout-0",)]
-    wish_servers(tmp_path, -1)
-    run.polled()
-    assert run.pushed_to[1:] == [("sluice-rollout-0",)]
-    assert run.count.names == ["sluice-rollout-0"]
+    assert run.fleet.asked == [("remove", "sluice-rollout-0")]
+    assert run.pushed_to == [("sluice-rollout-1",)]
+    assert run.watch.num_serving == 1
 
 
 def test_servers_that_are_taken_away_are_pushed_to_no_more_and_their_samples_released(tmp_path: Path) -> None:
