@@ -16,7 +16,7 @@ from learner.run.server_watch import ServerWatch
 from learner.run.topology import Processes
 from protocol.errors import NeighbourError, OperatorError
 from protocol.node.drained import Leaving
-from protocol.node.server_wish import ServerAnswer, ServerWish, answer_wish, read_wish
+from protocol.node.server_wish import ServerAnswer, ServerWish, answer_wish, read_answer, read_wish
 
 # Servers that Ray restarts may come to a drained node, and room may come that was missing.
 _LOOK_EVERY_S = 10.0
@@ -79,8 +79,7 @@ class ServerCount:
         self._drained = drained
         self._say = say
         self._clock = clock
-        known = read_wish(folder)
-        self._known = known.id if known is not None else ""  # of an earlier start: that one took it up
+        self._known = self._give_up_wish()
         self._waiting = ""  # the wish that was told that it is next
         self._wish: ServerWish | None = None  # None while a step is under way: servers leave drained nodes
         self._planned: Processes | None = None
@@ -91,6 +90,18 @@ class ServerCount:
         self._looked_for: AbstractSet[str] = frozenset()  # drained nodes at the last look
         self._look_at = 0.0  # seconds of the clock
         self._told = ""  # why servers could not leave, when that was told last
+
+    def _give_up_wish(self) -> str:
+        """Return the wish that is there already, "" where none is. Who still waits for it hears that it is over: an
+        earlier start of the run had taken it up, or it came while this one was under way.
+        """
+        if (wish := read_wish(self._folder)) is None:
+            return ""
+        answer = read_answer(self._folder)
+        if answer is None or answer.id != wish.id or not answer.is_last:
+            text = f"The run has begun again meanwhile, with {len(self.names)} rollout servers. Give the command again."
+            self._answer_to(wish, text, is_last=True, is_refused=True)
+        return wish.id
 
     def poll(self) -> list[str]:
         """Take up a wish, have servers leave drained nodes, or go on; returns what the user should be told."""

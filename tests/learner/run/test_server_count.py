@@ -114,6 +114,26 @@ def test_wish_of_an_earlier_start_is_not_taken_up_again(tmp_path: Path) -> None:
     assert Run(tmp_path).polled() == []
 
 
+@pytest.mark.parametrize("num_polls", [0, 3])
+def test_wish_that_the_end_of_an_attempt_cut_off_is_answered_by_the_next(tmp_path: Path, num_polls: int) -> None:
+    first = Run(tmp_path)
+    first.fleet.is_slow = True
+    wish_servers(tmp_path, 1)
+    first.polled(num_polls)
+    assert Run(tmp_path).polled() == []
+    text = "The run has begun again meanwhile, with 1 rollout servers. Give the command again."
+    assert first.answer == (text, True, True)
+
+
+def test_answer_to_a_wish_that_was_done_stands_after_the_run_began_again(tmp_path: Path) -> None:
+    first = Run(tmp_path)
+    wish_servers(tmp_path, 1)
+    first.polled()
+    done = first.answer
+    Run(tmp_path)
+    assert first.answer == done
+
+
 def test_wish_that_comes_while_servers_leave_a_drained_node_is_told_that_it_is_next(tmp_path: Path) -> None:
     run = Run(tmp_path, ["sluice-rollout-0", "sluice-rollout-1"])
     run.fleet.where = {"sluice-rollout-0": "head", "sluice-rollout-1": "far"}
