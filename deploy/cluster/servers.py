@@ -56,6 +56,7 @@ def _await_turn(lock: IO[str], name: str) -> None:
 
 def _change(run: CurrentRun, folder: Path, change: int, taken_up_s: float) -> str:
     name, begun = run.run_id, time.monotonic()
+    _check_goes_on(run)  # a wish that is left for another start of it would be done, and be told to nobody
     try:
         wish = wish_servers(folder, change)
     except OSError as error:
@@ -71,8 +72,13 @@ def _change(run: CurrentRun, folder: Path, change: int, taken_up_s: float) -> st
             if answer.text != said:
                 print(answer.text, flush=True)
             said = answer.text
-        if (now := current_run()) is None or now.pid != run.pid:
-            raise OperatorError(f"servers: the run {name} has ended.")
+        _check_goes_on(run)
         if time.monotonic() - begun > (_START_S if said else taken_up_s):
             raise OperatorError(f"servers: the run {name} does not answer. It does once it trains; see its output.")
         time.sleep(_POLL_S)
+
+
+def _check_goes_on(run: CurrentRun) -> None:
+    """Raise OperatorError where this run's command has ended."""
+    if (now := current_run()) is None or now.pid != run.pid:
+        raise OperatorError(f"servers: the run {run.run_id} has ended.")

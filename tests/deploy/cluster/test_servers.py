@@ -1,5 +1,6 @@
 """`deploy.cluster servers RUN +N`: the wish, and what the run says of it."""
 
+import fcntl
 import threading
 import time
 from pathlib import Path
@@ -84,6 +85,28 @@ def test_commands_that_come_at_once_are_all_heard(tmp_path: Path) -> None:
             thread.join()
     assert sorted(heard.values()) == [1, 2, 3]
     assert sorted(said) == ["1 more.", "2 more.", "3 more."]
+
+
+def test_command_whose_run_ended_before_its_turn_came_leaves_no_wish_to_the_next_start(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    said: list[str] = []
+
+    def ask() -> None:
+        try:
+            change_servers(["my-run", "+1"])
+        except OperatorError as error:
+            said.append(str(error))
+
+    with (tmp_path / "servers.lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        with using_cluster("my-run", tmp_path):
+            command = threading.Thread(target=ask)
+            command.start()
+            wait_until(lambda: "this one is next" in capsys.readouterr().out)
+    command.join()
+    assert said == ["servers: the run my-run has ended."]
+    assert read_wish(tmp_path) is None
 
 
 def test_command_fails_where_the_run_refuses(tmp_path: Path) -> None:
