@@ -14,7 +14,7 @@ from pathlib import Path
 import psutil
 
 from deploy.cluster.known import connect_environment, does_head_answer, is_head, known_processes
-from deploy.cluster.node_ray.processes import environment_of_ray, ray_processes, told_to_ray
+from deploy.cluster.node_ray.processes import environment_of_ray, first_named, ray_processes, told_to_ray
 from deploy.cluster.options import StartOptions
 from deploy.node.home import Home
 from deploy.node.processes import end, family, find, last_lines, launch
@@ -46,7 +46,7 @@ def find_gcs(state: ClusterState, home: Home) -> ProcessRecord | None:
     raylet = next((record for record in state.processes if record.name == "ray"), None)
     if not is_head(state) or raylet is None or find(raylet) is not None or not _command_file(home).is_file():
         return None
-    gcs = next((process for process in ray_processes(home) if process.name() == "gcs_server"), None)
+    gcs = first_named("gcs_server", ray_processes(home))  # while workers end: their raylet is gone
     if gcs is None or not does_head_answer(state):
         return None
     started = {"pid": gcs.pid, "started_at": gcs.create_time(), "ticks": started_ticks(gcs.pid)}

@@ -1,12 +1,16 @@
 """What a head does whose raylet cannot be begun again beside its GCS; that it can is shown in test_command.py."""
 
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
+import psutil
 import pytest
 from ray.exceptions import RpcError
 
 from deploy.cluster.node_ray import outlived
+from deploy.cluster.node_ray.processes import first_named
 from deploy.cluster.options import read_start_options
 from deploy.node.home import Home
 from protocol.errors import OperatorError
@@ -38,3 +42,11 @@ def test_gcs_that_stands_still_is_said_to(home: Home, tmp_path: Path, monkeypatc
     raylet = ProcessRecord(name="ray", pid=1, started_at=0.0, ticks=0, command=(), log="", url="127.0.0.1:1")
     with pytest.raises(OperatorError, match=r"GCS on the head does not answer: Timed out while waiting for GCS"):
         outlived.await_raylet(raylet, home, 1.0)
+
+
+def test_process_is_found_among_workers_that_end_meanwhile() -> None:
+    with subprocess.Popen([sys.executable, "-c", ""]) as worker:
+        ended = psutil.Process(worker.pid)
+    itself = psutil.Process()
+    assert first_named(itself.name(), [ended, itself]) == itself
+    assert first_named("gcs_server", [ended, itself]) is None
