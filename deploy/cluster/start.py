@@ -14,7 +14,15 @@ from deploy.cluster.join_file import check_same, is_reachable, read_join_file, t
 from deploy.cluster.joining import check_clock, check_is_not_head, check_same_kind, check_way_back, check_way_to_head
 from deploy.cluster.kept import end_what_goes, find_kept
 from deploy.cluster.known import connect_environment, is_head, known_cluster
-from deploy.cluster.node_ray.outlived import GCS, await_raylet, find_gcs, launch_raylet, remember_raylet
+from deploy.cluster.node_ray.outlived import (
+    GCS,
+    GcsOfNoUse,
+    await_raylet,
+    end_what_raylet_ran,
+    find_gcs,
+    launch_raylet,
+    remember_raylet,
+)
 from deploy.cluster.node_ray.processes import await_ray, end_ray, launch_ray
 from deploy.cluster.options import LOOPBACK, StartOptions, read_start_options
 from deploy.cluster.port_range import read_port_range
@@ -35,7 +43,7 @@ _LISTENERS = ("ray", "retriever", "reward", "dashboard")
 
 
 def start(arguments: Sequence[str]) -> None:
-    """Start what is missing, wait until it is healthy, show it. A start that fails leaves nothing behind.
+    """Start what is missing, wait until it is healthy, show it. A start that fails leaves nothing of its own behind.
 
     Raises: OperatorError when something is down in the end, or when a run uses what would have to be replaced.
     """
@@ -84,13 +92,15 @@ def _await_nodes(state: ClusterState, options: StartOptions) -> None:
 def _bring_up_or_anew(
     options: StartOptions, home: Home, wanted: dict[str, Service], kept: dict[str, ProcessRecord]
 ) -> ClusterState:
-    """Return as `_bring_up` does. Where a head's raylet cannot be begun again beside its GCS, all of Ray is."""
+    """Return as `_bring_up` does. Where a head's raylet cannot be begun again beside its GCS, all of Ray is.
+
+    A start that fails by anything else leaves the GCS to the other nodes, and to the next start.
+    """
     try:
         return _bring_up(options, home, wanted, kept)
-    except OperatorError as error:
-        if GCS not in kept:
-            raise
-        print(f"{error}. All of Ray is started anew: the other nodes have to join again.", file=sys.stderr)
+    except GcsOfNoUse as error:
+        told = str(error).rstrip(".")
+        print(f"{told}. All of Ray is started anew: the other nodes have to join again.", file=sys.stderr)
         end_what_goes({}, options, home)
         return _bring_up(options, home, wanted, {})
 
@@ -106,11 +116,18 @@ def _bring_up(
         _check_ports(options, kept)
         _start_processes(options, home, wanted, kept, started)
         state = _state(options, home, {**kept, **started})
-        _have_kept(state, home)
+        try:
+            _have_kept(state, home)
+        except OperatorError as error:
+            if GCS in kept:
+                raise GcsOfNoUse(str(error)) from error
+            raise
         return known_cluster() or state
     except BaseException:  # Ctrl-C too: a half-started cluster would hold ports that nothing knows of
         end(family(process for record in started.values() if record.name != "ray" and (process := find(record))))
-        if "ray" not in kept:
+        if GCS in kept:
+            end_what_raylet_ran(home)
+        elif "ray" not in kept:
             end_ray(home)
         raise
 

@@ -36,6 +36,10 @@ _POLL_S = 0.1
 _ALIVE = 0  # Ray's number for it
 
 
+class GcsOfNoUse(OperatorError):
+    """The GCS that outlived its raylet takes no other, or Ray does not come back with it."""
+
+
 def remember_raylet(raylet: ProcessRecord, home: Home) -> None:
     """Keep the command of a head's raylet, which has no secret in it, for as long as its GCS runs."""
     _remember(psutil.Process(raylet.pid).cmdline(), home)
@@ -54,8 +58,9 @@ def find_gcs(state: ClusterState, home: Home) -> ProcessRecord | None:
 
 
 def end_what_raylet_ran(home: Home) -> None:
-    """End what Ray's raylet left behind on this node: the head's own processes and the services stay."""
-    services = [found for record in known_processes().values() if (found := find(record)) is not None]
+    """End this node's raylet and what it left behind: the head's own processes and the services stay."""
+    known = [record for record in known_processes().values() if record.name != "ray"]
+    services = [found for record in known if (found := find(record)) is not None]
     kept = {process.pid for process in family(services)}
     left = [each for each in ray_processes(home) if each.pid not in kept and not _is_of_head(each)]
     end(left, term_s=_TERM_S)
@@ -64,7 +69,7 @@ def end_what_raylet_ran(home: Home) -> None:
 def launch_raylet(options: StartOptions, home: Home) -> ProcessRecord:
     """Begin the head's raylet again; returns its record. `await_raylet` waits until the cluster knows it.
 
-    Raises: OperatorError when its command is not known.
+    Raises: GcsOfNoUse when its command is not known.
     """
     command = _remembered(home)
     old = next(part for part in command if part.startswith(_NODE_ID)).removeprefix(_NODE_ID)
@@ -82,7 +87,7 @@ def launch_raylet(options: StartOptions, home: Home) -> ProcessRecord:
 
 
 def await_raylet(raylet: ProcessRecord, home: Home, timeout_s: float) -> None:
-    """Return once the cluster has this raylet, and no earlier one, for its head. Raises: OperatorError when it has not.
+    """Return once the cluster has this raylet, and no earlier one, for its head. Raises: GcsOfNoUse when it has not.
 
     A driver that came earlier would be sent to the node that is no more.
     """
@@ -101,8 +106,8 @@ def await_raylet(raylet: ProcessRecord, home: Home, timeout_s: float) -> None:
                 return
             time.sleep(_POLL_S)
     except RpcError as error:  # its process is there, and stands still
-        raise OperatorError(f"Ray's GCS on the head does not answer: {first_line(error).rstrip('.')}") from None
-    raise OperatorError(
+        raise GcsOfNoUse(f"Ray's GCS on the head does not answer: {first_line(error).rstrip('.')}") from None
+    raise GcsOfNoUse(
         f"Ray's process on the head could not be begun again: {last_lines(home.logs / 'ray_start.log')} "
         f"(logs: {raylet.log})"
     )
@@ -121,7 +126,7 @@ def _remember(command: Sequence[str], home: Home) -> None:
 
 
 def _remembered(home: Home) -> list[str]:
-    """Return the raylet's command. Raises: OperatorError when the file is none that was written here."""
+    """Return the raylet's command. Raises: GcsOfNoUse when the file is none that was written here."""
     path = _command_file(home)
     try:
         command = json.loads(path.read_text(encoding="utf-8"))
@@ -129,7 +134,7 @@ def _remembered(home: Home) -> list[str]:
             return list(command)
     except (OSError, ValueError, TypeError, AttributeError):  # cut off by a full disk, or written by another hand
         pass
-    raise OperatorError(f"Ray's process on the head could not be begun again: {path} holds no command of it")
+    raise GcsOfNoUse(f"Ray's process on the head could not be begun again: {path} holds no command of it")
 
 
 def _command_file(home: Home) -> Path:

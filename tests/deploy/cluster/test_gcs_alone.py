@@ -1,0 +1,95 @@
+"""A start on a head of which Ray's GCS alone is left, and that fails: without Ray."""
+
+import json
+import os
+import shutil
+import socket
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from deploy.cluster.node_ray.processes import end_ray, told_to_ray
+from deploy.cluster.options import read_start_options
+from deploy.node.home import Home
+from deploy.node.processes import MARK
+from protocol.node.home import ClusterState, ProcessRecord, write_cluster
+from tests.fakes.ports import free_port
+from tests.fakes.waiting import wait_until
+
+# Takes connections, and answers nothing.
+_GCS = "import socket, sys, time; listener = socket.create_server(('127.0.0.1', int(sys.argv[1]))); time.sleep(600)"
+_RAYLET = (sys.executable, "-c", "import time; time.sleep(600)", "--node_id=0123456789abcdef")
+
+
+class Head:
+    """A head with a process that stands for its GCS, a raylet that has ended, and a retriever that is never healthy."""
+
+    def __init__(self, folder: Path) -> None:
+        self.home = Home(folder / "home")
+        self.ray_port, self.retriever_port = free_port(), free_port()
+        (folder / "corpus.jsonl").write_text('{"id": "a", "contents": "a"}\n', encoding="utf-8")
+        self.is_begun = folder / "is_begun"
+        (folder / "own.sh").write_text(f"touch {self.is_begun}; exec sleep 600\n", encoding="utf-8")
+        self.options = ["--ray-port", str(self.ray_port), "--retriever-port", str(self.retriever_port), "--no-reward"]
+        self.options += ["--corpus-path", str(folder / "corpus.jsonl"), "--retriever-script", str(folder / "own.sh")]
+        for made in (self.home.root, self.home.ray_folder, folder / "gcs"):
+            made.mkdir(mode=0o700)
+        (folder / "gcs" / "gcs_server").symlink_to(sys.executable)
+        command = [folder / "gcs" / "gcs_server", "-c", _GCS, str(self.ray_port)]
+        self.gcs = subprocess.Popen(command, env={**os.environ, MARK: str(self.home.ray_folder)})
+        wait_until(self.listens)
+        (self.home.ray_folder / "raylet.json").write_text(json.dumps(_RAYLET), encoding="utf-8")
+        self._write_cluster()
+
+    def start(self, *options: str) -> "subprocess.Popen[str]":
+        command = [sys.executable, "-m", "deploy.cluster", "start", *self.options, *options]
+        return subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+
+    def listens(self) -> bool:
+        try:
+            socket.create_connection(("127.0.0.1", self.ray_port), 1.0).close()
+        except OSError:
+            return False
+        return True
+
+    def _write_cluster(self) -> None:
+        options = read_start_options(self.options)
+        with subprocess.Popen([sys.executable, "-c", ""]) as ended:
+            pass
+        url, told = options.ray_address, told_to_ray(options)
+        raylet = ProcessRecord(name="ray", pid=ended.pid, started_at=1.0, url=url, log="r/logs", command=told)
+        write_cluster(
+            ClusterState(
+                ray_address=url,
+                namespace="sluice",
+                node_ip="127.0.0.1",
+                retriever_url="http://127.0.0.1:1/retrieve",
+                reward_url=None,
+                token_file=str(self.home.token_file),
+                ray_token_file=str(self.home.ray_token_file),
+                keys_dir=str(self.home.keys),
+                processes=[raylet],
+                options=options.to_remember(),
+            )
+        )
+
+
+@pytest.fixture
+def head(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Head]:
+    monkeypatch.setenv("SLUICE_HOME", str(tmp_path / "home"))
+    head = Head(tmp_path)
+    yield head
+    end_ray(head.home)  # and all else that belongs to this home
+    head.gcs.wait()
+    shutil.rmtree(head.home.ray_folder, ignore_errors=True)
+
+
+def test_start_at_a_port_that_was_taken_meanwhile_leaves_the_gcs_to_the_other_nodes(head: Head) -> None:
+    with socket.create_server(("127.0.0.1", head.retriever_port)):
+        out, err = head.start().communicate(timeout=60.0)
+    assert "choose another port with --retriever-port" in err, out + err
+    assert head.gcs.poll() is None
+    assert (head.home.ray_folder / "raylet.json").is_file()
