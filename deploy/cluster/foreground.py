@@ -4,9 +4,10 @@ srun, containers and systemd do: they take the end of the command for the end of
 """
 
 import signal
+import subprocess
+import sys
 import time
 from collections.abc import Callable, Sequence
-from types import FrameType
 
 from deploy.cluster.known import known_cluster, known_processes
 from deploy.cluster.stop import stop
@@ -14,34 +15,70 @@ from deploy.node.processes import find
 from protocol.errors import NeighbourError
 from protocol.node.home import ClusterState, ProcessRecord
 
+BLOCK = "--block"
 _LOOK_EVERY_S = 0.5
 # Ray that ends sooner than this is not started again here: whoever keeps this command says how often.
 _SHORT_S = 20.0
+_CLEAR_UP_S = 30.0
 _ENDING = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
 
 
-def ignored_signals() -> list[signal.Signals]:
-    """Return which of SIGTERM, SIGINT and SIGHUP this process ignores. Ask before Ray connects: it takes SIGTERM."""
-    return [each for each in _ENDING if signal.getsignal(each) is signal.SIG_IGN]
+def hear_the_end() -> list[signal.Signals]:
+    """Return what is filled with SIGTERM, SIGINT and SIGHUP as they come from now on.
 
-
-def stay(ignored: Sequence[signal.Signals], goes_on: Callable[[ClusterState], bool]) -> bool:
-    """Block until SIGTERM, SIGINT or SIGHUP comes, then stop this node's part of the cluster as stop_cluster.sh does.
-
-    ignored: signals whose coming changes nothing: those that the starter had ignored, as nohup does, and a job script
-        whose nodes must outlast the run. goes_on: whether the cluster does without Ray's process on this node.
-
-    Returns True, also when somebody else has stopped it; False when Ray's process ended by itself, and the cluster goes
-    on: the start is to be repeated. Raises: NeighbourError when that process ended and the cluster does not, or when it
-    had run for less than 20 s.
+    One that the starter had ignored stays ignored, as nohup has it, and a job script whose nodes must outlast the run.
     """
-    told: list[int] = []
-
-    def hear(number: int, frame: FrameType | None) -> None:
-        told.append(number)
-
+    told: list[signal.Signals] = []
     for each in _ENDING:
-        signal.signal(each, signal.SIG_IGN if each in ignored else hear)
+        if signal.getsignal(each) is not signal.SIG_IGN:
+            signal.signal(each, lambda number, frame: told.append(signal.Signals(number)))
+    return told
+
+
+def start_and_stay(arguments: Sequence[str], goes_on: Callable[[ClusterState], bool]) -> None:
+    """Start this node's part, and block until SIGTERM, SIGINT or SIGHUP comes: also a start that is not at its end yet
+    is ended then, and what there is of this node's part is stopped as stop_cluster.sh does.
+
+    arguments: of the start. goes_on: whether the cluster does without Ray's process on this node; then the start is
+    repeated. Raises: as `begin` and `stay` do.
+    """
+    told = hear_the_end()
+    # In processes of their own: what has asked Ray cannot ask another raylet, and takes SIGTERM for itself.
+    command = [sys.executable, "-u", "-m", "deploy.cluster", "start", *(each for each in arguments if each != BLOCK)]
+    begin(command, told)
+    while not told and not stay(told, goes_on):
+        begin(again(command), told)
+    if told:
+        print(f"Told to end ({told[0].name}).", flush=True)
+        stop([])
+
+
+def again(command: Sequence[str]) -> list[str]:
+    """Return the command of a start that is repeated: the nodes that it waited for may have left since."""
+    return [*command, "--wait-nodes", "0"]
+
+
+def begin(command: Sequence[str], told: Sequence[signal.Signals]) -> None:
+    """Run a start to its end, or until this process is told to end. Raises: SystemExit when the start has failed."""
+    with subprocess.Popen(command) as start:  # noqa: S603  # our own module
+        while not told and start.poll() is None:
+            time.sleep(_LOOK_EVERY_S / 5)
+        if told:
+            start.terminate()
+            try:
+                start.wait(_CLEAR_UP_S)
+            except subprocess.TimeoutExpired:  # a call that stands still in Ray hears no signal
+                start.kill()
+    if not told and start.returncode:
+        raise SystemExit(max(1, start.returncode))
+
+
+def stay(told: Sequence[signal.Signals], goes_on: Callable[[ClusterState], bool]) -> bool:
+    """Block until this process is told to end, or somebody else has stopped this node's part of the cluster: True.
+
+    Returns False when Ray's process ended by itself, and the cluster goes on. goes_on: as `start_and_stay` takes it.
+    Raises: NeighbourError when that process ended and the cluster does not, or when it had run for less than 20 s.
+    """
     print("Running until SIGTERM or Ctrl-C.", flush=True)
     while not told:
         time.sleep(_LOOK_EVERY_S)
@@ -51,10 +88,10 @@ def stay(ignored: Sequence[signal.Signals], goes_on: Callable[[ClusterState], bo
             time.sleep(_LOOK_EVERY_S)  # a stop that is under way ends Ray before it removes cluster.json
             if (state := known_cluster()) is None:
                 return True
-            _say_repeated(records["ray"], goes_on(state))
-            return False
-    print(f"Told to end ({signal.Signals(told[0]).name}).", flush=True)
-    stop([])
+            is_repeated = goes_on(state)
+            if not told:
+                _say_repeated(records["ray"], is_repeated)
+                return False
     return True
 
 

@@ -9,7 +9,7 @@ import sys
 from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 
-from deploy.cluster.foreground import ignored_signals, stay
+from deploy.cluster.foreground import BLOCK, start_and_stay
 from deploy.cluster.join_file import check_same, is_reachable, read_join_file, take_secrets, write_join_file
 from deploy.cluster.joining import check_clock, check_is_not_head, check_same_kind, check_way_back, check_way_to_head
 from deploy.cluster.kept import end_what_goes, find_kept
@@ -47,7 +47,9 @@ def start(arguments: Sequence[str]) -> None:
 
     Raises: OperatorError when something is down in the end, or when a run uses what would have to be replaced.
     """
-    ignored = ignored_signals()
+    if BLOCK in arguments and not set(arguments) & {"-h", "--help"}:
+        start_and_stay(arguments, lambda state: find_gcs(state, this_home()) is not None)
+        return
     known = known_cluster()
     options, home = read_start_options(arguments, known.options if known is not None else None), this_home()
     os.environ[ports.VARIABLE] = options.ports.ours if options.ports is not None else ""
@@ -75,9 +77,6 @@ def start(arguments: Sequence[str]) -> None:
     if options.wait_nodes:
         _await_nodes(state, options)
     show_next_step()
-    if options.block and not stay(ignored, lambda state: find_gcs(state, home) is not None):
-        # In a process that is as it was at first: what has asked Ray cannot ask another raylet.
-        os.execv(sys.executable, [sys.executable, "-m", "deploy.cluster", "start", *arguments])  # noqa: S606
 
 
 def _await_nodes(state: ClusterState, options: StartOptions) -> None:

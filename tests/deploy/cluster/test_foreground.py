@@ -1,5 +1,6 @@
 """The command that stays in the foreground: which signals it hears."""
 
+import os
 import signal
 import subprocess
 import sys
@@ -10,7 +11,8 @@ from pathlib import Path
 import pytest
 
 from deploy.cluster.command import exit_status
-from deploy.cluster.foreground import ignored_signals, stay
+from deploy.cluster.foreground import again, begin, hear_the_end, stay
+from deploy.cluster.options import read_start_options
 from deploy.node.processes import find
 from protocol.errors import NeighbourError
 from protocol.node.home import ClusterState, ProcessRecord, write_cluster
@@ -29,12 +31,11 @@ def handlers_as_before(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Itera
 
 def test_signal_that_its_starter_ignored_stays_ignored() -> None:
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
-    ignored = ignored_signals()
-    assert ignored == [signal.SIGTERM]
-    signal.signal(signal.SIGTERM, signal.default_int_handler)  # as Ray does when it connects
-    assert stay(ignored, lambda _: False)  # True: returns: no cluster runs here
+    told = hear_the_end()
+    for number in _HEARD:
+        os.kill(os.getpid(), number)
+    assert told == [signal.SIGINT, signal.SIGHUP]
     assert signal.getsignal(signal.SIGTERM) is signal.SIG_IGN
-    assert signal.getsignal(signal.SIGHUP) not in (signal.SIG_IGN, signal.SIG_DFL)
 
 
 def test_end_of_rays_process_is_told_in_one_sentence(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -51,10 +52,49 @@ def test_start_is_to_be_repeated_where_the_cluster_goes_on(tmp_path: Path, capsy
     assert "what this one had is started again" in capsys.readouterr().out
 
 
+@pytest.mark.parametrize("nodes", [("--wait-nodes", "3"), ("--wait-nodes=3",), ()])
+def test_start_that_is_repeated_waits_for_no_node_that_has_left_since(nodes: tuple[str, ...]) -> None:
+    options = read_start_options(again([*nodes, "--ray-port", "6400"]))
+    assert (options.wait_nodes, options.ray_port) == (0, 6400)
+
+
+@pytest.mark.parametrize("goes_on", [True, False])
+def test_signal_that_comes_while_the_end_of_rays_process_is_looked_into_ends_the_stay(
+    goes_on: bool, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    write_ended_ray(tmp_path, started_at=1.0)
+    told: list[signal.Signals] = []
+
+    def look(_: ClusterState) -> bool:
+        told.append(signal.SIGTERM)
+        return goes_on
+
+    assert stay(told, look)
+    assert "started again" not in capsys.readouterr().out
+
+
 def test_ray_that_ended_at_once_is_not_started_again_here(tmp_path: Path) -> None:
     write_ended_ray(tmp_path, started_at=time.time() - 5.0)
     with pytest.raises(NeighbourError, match="its process ended"):
         stay([], lambda _: True)
+
+
+@pytest.mark.parametrize(("ends_with", "status"), [("raise SystemExit(2)", 2), ("os.kill(os.getpid(), 9)", 1)])
+def test_start_that_fails_is_the_end_of_the_command_that_would_stay(ends_with: str, status: int) -> None:
+    with pytest.raises(SystemExit) as ended:
+        begin([sys.executable, "-c", f"import os; {ends_with}"], [])
+    assert ended.value.code == status
+    begin([sys.executable, "-c", ""], [])
+
+
+def test_start_that_is_under_way_is_ended_by_a_signal(tmp_path: Path) -> None:
+    told = hear_the_end()
+    begun, ended = tmp_path / "begun", tmp_path / "ended"
+    text = f"trap 'touch {ended}; exit 1' TERM; touch {begun}; kill -TERM $PPID; while :; do sleep 0.05; done"
+    begin(["bash", "-c", text], told)
+    assert told == [signal.SIGTERM]
+    assert begun.exists()
+    assert ended.exists()
 
 
 def write_ended_ray(tmp_path: Path, started_at: float) -> None:

@@ -1,8 +1,9 @@
-"""A start on a head of which Ray's GCS alone is left, and that fails: without Ray."""
+"""A start on a head of which Ray's GCS alone is left, and that fails or is told to end: without Ray."""
 
 import json
 import os
 import shutil
+import signal
 import socket
 import subprocess
 import sys
@@ -11,11 +12,11 @@ from pathlib import Path
 
 import pytest
 
-from deploy.cluster.node_ray.processes import end_ray, told_to_ray
+from deploy.cluster.node_ray.processes import end_ray, ray_processes, told_to_ray
 from deploy.cluster.options import read_start_options
 from deploy.node.home import Home
 from deploy.node.processes import MARK
-from protocol.node.home import ClusterState, ProcessRecord, write_cluster
+from protocol.node.home import ClusterState, ProcessRecord, cluster_path, write_cluster
 from tests.fakes.ports import free_port
 from tests.fakes.waiting import wait_until
 
@@ -93,3 +94,18 @@ def test_start_at_a_port_that_was_taken_meanwhile_leaves_the_gcs_to_the_other_no
     assert "choose another port with --retriever-port" in err, out + err
     assert head.gcs.poll() is None
     assert (head.home.ray_folder / "raylet.json").is_file()
+
+
+def test_sigterm_while_a_start_that_stays_begins_the_raylet_again_stops_the_node(head: Head) -> None:
+    with head.start("--block") as started:
+        try:
+            wait_until(head.is_begun.exists)
+            started.send_signal(signal.SIGTERM)
+            out, err = started.communicate(timeout=60.0)
+        finally:
+            started.kill()
+    assert started.returncode == 0, out + err
+    assert "Told to end (SIGTERM)." in out
+    assert head.gcs.wait(10.0) == -signal.SIGTERM
+    assert not cluster_path().exists()
+    assert ray_processes(head.home) == []
