@@ -147,7 +147,8 @@ def _start_processes(
         _make_quickstart(home)
     if "retriever" not in kept:
         started["retriever"] = wanted["retriever"].launch(home)
-    with ThreadPoolExecutor() as threads:
+    threads = ThreadPoolExecutor()
+    try:
         waits = [
             threads.submit(await_healthy, record, home.token_file, options.start_timeout_s)
             for record in started.values()
@@ -161,6 +162,8 @@ def _start_processes(
                 remember_raylet(started["ray"], home)
         for wait in waits:
             wait.result()
+    finally:
+        threads.shutdown(wait=False)  # where the start fails, a service may be minutes from well, and is ended
 
 
 def _have_kept(state: ClusterState, home: Home) -> None:

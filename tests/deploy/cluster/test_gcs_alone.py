@@ -8,6 +8,7 @@ import socket
 import subprocess
 import sys
 from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
@@ -17,6 +18,7 @@ from deploy.cluster.options import read_start_options
 from deploy.node.home import Home
 from deploy.node.processes import MARK
 from protocol.node.home import ClusterState, ProcessRecord, cluster_path, write_cluster
+from protocol.node.process_space import process_space, started_ticks
 from tests.fakes.ports import free_port
 from tests.fakes.waiting import wait_until
 
@@ -39,15 +41,22 @@ class Head:
         for made in (self.home.root, self.home.ray_folder, folder / "gcs"):
             made.mkdir(mode=0o700)
         (folder / "gcs" / "gcs_server").symlink_to(sys.executable)
-        command = [folder / "gcs" / "gcs_server", "-c", _GCS, str(self.ray_port)]
+        command = [str(folder / "gcs" / "gcs_server"), "-c", _GCS, str(self.ray_port)]
         self.gcs = subprocess.Popen(command, env={**os.environ, MARK: str(self.home.ray_folder)})
         wait_until(self.listens)
         (self.home.ray_folder / "raylet.json").write_text(json.dumps(_RAYLET), encoding="utf-8")
-        self._write_cluster()
+        with subprocess.Popen([sys.executable, "-c", ""]) as ended:
+            pass
+        self.write_cluster(ended)
 
-    def start(self, *options: str) -> "subprocess.Popen[str]":
+    @contextmanager
+    def start(self, *options: str) -> "Iterator[subprocess.Popen[str]]":
         command = [sys.executable, "-m", "deploy.cluster", "start", *self.options, *options]
-        return subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+        with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as started:
+            try:
+                yield started
+            finally:
+                started.kill()
 
     def listens(self) -> bool:
         try:
@@ -56,12 +65,20 @@ class Head:
             return False
         return True
 
-    def _write_cluster(self) -> None:
+    def write_cluster(self, raylet: "subprocess.Popen[bytes]") -> None:
+        """Have the cluster be known that a start left. raylet: what stands for it."""
         options = read_start_options(self.options)
-        with subprocess.Popen([sys.executable, "-c", ""]) as ended:
-            pass
         url, told = options.ray_address, told_to_ray(options)
-        raylet = ProcessRecord(name="ray", pid=ended.pid, started_at=1.0, url=url, log="r/logs", command=told)
+        record = ProcessRecord(
+            name="ray",
+            pid=raylet.pid,
+            started_at=1.0,
+            ticks=started_ticks(raylet.pid),
+            processes=process_space(),
+            url=url,
+            log="r/logs",
+            command=told,
+        )
         write_cluster(
             ClusterState(
                 ray_address=url,
@@ -72,7 +89,7 @@ class Head:
                 token_file=str(self.home.token_file),
                 ray_token_file=str(self.home.ray_token_file),
                 keys_dir=str(self.home.keys),
-                processes=[raylet],
+                processes=[record],
                 options=options.to_remember(),
             )
         )
@@ -89,8 +106,8 @@ def head(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Head]:
 
 
 def test_start_at_a_port_that_was_taken_meanwhile_leaves_the_gcs_to_the_other_nodes(head: Head) -> None:
-    with socket.create_server(("127.0.0.1", head.retriever_port)):
-        out, err = head.start().communicate(timeout=60.0)
+    with socket.create_server(("127.0.0.1", head.retriever_port)), head.start() as started:
+        out, err = started.communicate(timeout=60.0)
     assert "choose another port with --retriever-port" in err, out + err
     assert head.gcs.poll() is None
     assert (head.home.ray_folder / "raylet.json").is_file()
@@ -98,14 +115,20 @@ def test_start_at_a_port_that_was_taken_meanwhile_leaves_the_gcs_to_the_other_no
 
 def test_sigterm_while_a_start_that_stays_begins_the_raylet_again_stops_the_node(head: Head) -> None:
     with head.start("--block") as started:
-        try:
-            wait_until(head.is_begun.exists)
-            started.send_signal(signal.SIGTERM)
-            out, err = started.communicate(timeout=60.0)
-        finally:
-            started.kill()
+        wait_until(head.is_begun.exists)
+        started.send_signal(signal.SIGTERM)
+        out, err = started.communicate(timeout=60.0)
     assert started.returncode == 0, out + err
     assert "Told to end (SIGTERM)." in out
     assert head.gcs.wait(10.0) == -signal.SIGTERM
     assert not cluster_path().exists()
     assert ray_processes(head.home) == []
+
+
+def test_service_that_ends_at_its_start_is_told_before_another_one_is_healthy(head: Head) -> None:
+    head.write_cluster(raylet=head.gcs)
+    head.options.remove("--no-reward")
+    with head.start("--reward-scorer", "nobody:Nothing", "--reward-port", str(free_port())) as started:
+        out, err = started.communicate(timeout=60.0)
+    assert "The reward ended at its start" in err, out + err
+    assert head.gcs.poll() is None
