@@ -26,6 +26,8 @@ _T = TypeVar("_T")
 # What a run that was killed had borrowed is back a moment after it.
 _RETURN_S = 20.0
 _PLACE_S = 120.0
+# A process that ended has another in its place within seconds, where its node has room.
+_AWAY_S = 20.0
 # Loading a model of hundreds of GB takes this long; the driver that waits has a deadline of its own.
 _START_S = 3600.0
 
@@ -116,7 +118,8 @@ class Fleet:
         request = EngineRequest.model_validate(spec)
         fingerprint = request.fingerprint()
         async with self._changing:
-            alike = [server for server in await self.describe() if _may_have_engine(server, fingerprint)]
+            there = await asyncio.gather(*(self._described(name, _AWAY_S) for name in server_names()))
+            alike = [server for server in there if _may_have_engine(server, fingerprint)]
             kept, empty = _in_places(alike, places(num_servers, num_gpus, nodes, resources))
             names = [str(server["name"]) for server in kept]
             await asyncio.gather(*(self._end(name) for name in server_names() if name not in names))
@@ -221,9 +224,9 @@ class Fleet:
         with self._awaited.of(name, "end"):
             await stop_server(name)
 
-    async def _described(self, name: str) -> dict[str, Any]:
+    async def _described(self, name: str, away_s: float = 0.0) -> dict[str, Any]:
         with self._awaited.of(name, "answer"):
-            return await describe_server(name)
+            return await describe_server(name, away_s)
 
 
 def _info(name: str, where: dict[str, Any], is_warm: bool, is_started: bool = True) -> ServerInfo:

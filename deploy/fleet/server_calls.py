@@ -3,7 +3,7 @@
 import asyncio
 import contextlib
 import time
-from collections.abc import Awaitable
+from collections.abc import Awaitable, Callable
 from typing import Any, TypeVar
 
 import ray
@@ -25,20 +25,23 @@ def server_names() -> list[str]:
     return sorted(name for name in names if name.startswith(SERVER_PREFIX))
 
 
-async def describe_server(name: str) -> dict[str, Any]:
+async def describe_server(
+    name: str, away_s: float = 0.0, find: Callable[[str], Any] = lambda name: ray.get_actor(name, namespace=NAMESPACE)
+) -> dict[str, Any]:
     """Return its `describe()` with node_ip, pid and log; one that does not answer has is_alive False.
 
-    One that Ray is about to start again is waited for as long as for an answer.
+    away_s: so long one is waited for that Ray is about to start again; it may wait for room that no node has. find:
+    returns the server's handle; raises ValueError where there is none.
     """
     unknown = {"name": name, "is_alive": False, "node_ip": "", "pid": 0, "log": "", "shared_retriever_url": None}
-    deadline = time.monotonic() + _ANSWER_S
+    deadline = time.monotonic() + away_s
     while True:
         try:
-            handle = ray.get_actor(name, namespace=NAMESPACE)
+            handle = find(name)
             where = await call_server(name, handle.where.remote(), _ANSWER_S)
             return {**unknown, **where, **await call_server(name, handle.describe.remote(), _ANSWER_S)}
         except AwayError:
-            if time.monotonic() > deadline:
+            if time.monotonic() >= deadline:
                 return unknown
             await asyncio.sleep(_AGAIN_S)
         except (ValueError, NeighbourError):  # it ended since it was listed, or it does not answer

@@ -13,6 +13,7 @@ from deploy.fleet.fleet import Fleet
 from deploy.fleet.server_calls import server_names
 from protocol.errors import NeighbourError
 from tests.deploy.running_cluster import RunningCluster
+from tests.fakes.waiting import wait_until
 
 pytestmark = pytest.mark.stack
 
@@ -148,7 +149,7 @@ def test_server_that_dies_at_its_start_is_reported_and_removed(fleet: Any) -> No
 def test_fleet_starts_the_engine_of_a_process_that_ray_has_started_again(fleet: Any) -> None:
     ensure(fleet, 2, 1)
     kill_server()
-    again = pids(fleet)
+    again = pids_again(fleet)
     assert ensure(fleet, 2, 1) == [("sluice-rollout-0", False)]
     assert [server["is_alive"] for server in ray.get(fleet.describe.remote(), timeout=240)] == [True]
     assert pids(fleet) == again
@@ -182,10 +183,16 @@ def test_run_that_goes_on_waits_where_no_server_is_ready(fleet: Any) -> None:
 def test_process_that_ray_has_started_again_goes_for_another_engine(fleet: Any) -> None:
     ensure(fleet, 2, 1)
     kill_server()
-    again = pids(fleet)
+    again = pids_again(fleet)
     assert ensure(fleet, 3, 1) == [("sluice-rollout-0", False)]
     assert pids(fleet) != again
     assert ensure(fleet, 3, 1) == [("sluice-rollout-0", True)]
+
+
+def pids_again(fleet: Any) -> dict[str, int]:
+    """Return the servers' processes once Ray has started one again for each."""
+    wait_until(lambda: all(pids(fleet).values()), limit_s=60.0)
+    return pids(fleet)
 
 
 def kill_server() -> None:
