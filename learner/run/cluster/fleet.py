@@ -59,15 +59,17 @@ def await_idle_fleet() -> None:
 
 
 def await_fleet() -> None:
-    """Return once the fleet answers: Ray starts one that ended again, and a run that needs it then has to wait for that
-    alone. Raises: NeighbourError when it does not come back; OperatorError when the cluster has none.
+    """Return once the fleet answers: Ray starts one that ended again, and a head whose raylet is begun again makes
+    another; a run that needs it then has to wait for that alone.
+
+    Raises: NeighbourError when it does not come back; OperatorError when the cluster has none for as long.
     """
     deadline = time.monotonic() + CALL_S
     while True:
         try:
             call(find_fleet().describe_self.remote(), "the fleet")
             return
-        except NeighbourError:
+        except (NeighbourError, OperatorError):
             if time.monotonic() > deadline:
                 raise
         time.sleep(RETRY_S)

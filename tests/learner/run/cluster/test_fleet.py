@@ -6,7 +6,7 @@ from types import SimpleNamespace
 import pytest
 
 from learner.run.cluster import fleet
-from protocol.errors import NeighbourError
+from protocol.errors import NeighbourError, OperatorError
 
 Answering = Callable[[list[bool]], list[bool]]
 
@@ -31,6 +31,23 @@ def answering(monkeypatch: pytest.MonkeyPatch) -> Answering:
 
 def test_fleet_that_is_being_started_again_is_waited_for(answering: Answering) -> None:
     left = answering([False, False, True, True])
+    fleet.await_fleet()
+    assert left == [True]
+
+
+def test_fleet_that_a_head_is_about_to_make_again_is_waited_for(
+    answering: Answering, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    left, num_missing = answering([True, True]), [3]
+
+    def find_fleet() -> object:
+        if num_missing[0]:
+            num_missing[0] -= 1
+            raise OperatorError("The cluster has no fleet.")
+        return found()
+
+    found = fleet.find_fleet
+    monkeypatch.setattr(fleet, "find_fleet", find_fleet)
     fleet.await_fleet()
     assert left == [True]
 
