@@ -29,4 +29,6 @@ def read_resources(text: str) -> str:
             f"and up to {MOST_OF_A_RESOURCE:g}. "
             """Give one such as '{"v100": 8}'."""
         )
+    if any(not name or "," in name for name in found):  # Ray tells names apart by commas
+        raise SettingsError(f"start_cluster: --resources {text} has a name that is empty or has a comma. Use another.")
     return json.dumps({name: int(found[name]) for name in sorted(found)})
