@@ -5,7 +5,7 @@ Polled by the driver; never blocks. Rank 0 brings the server to the current weig
 
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 from learner.run.cluster.servers import RAY_CALLS, ServerCalls
@@ -30,10 +30,10 @@ class _Watched:
     node_ip: str = _LOOPBACK  # of the node that it was on when it last answered; loopback: this machine is all there is
     is_serving: bool = True  # attached to this run
     is_new: bool = False  # it has not served this run yet
-    serving_since: float = field(default_factory=time.monotonic)
+    serving_since: float = 0.0  # seconds of the clock
     num_revivals: int = 0  # since it last served for a minute
     pending: Any = None  # the call under way
-    asked_at: float = 0.0  # monotonic seconds at which it was asked
+    asked_at: float = 0.0  # seconds of the clock at which it was asked
     away_since: float | None = None  # seconds of the clock at which Ray had no process of it; None: it has one
     is_silent: bool = False  # the user was told that it does not answer
     then: str = "ask"  # what its answer is for
@@ -67,7 +67,7 @@ class ServerWatch:
         """
         self._clock = clock
         self._silence_s = silence_s
-        self._servers = [_Watched(name) for name in names]
+        self._servers = [_Watched(name, serving_since=clock()) for name in names]
         self._spec = spec
         self._lost = lost
         self._calls = calls
@@ -134,7 +134,7 @@ class ServerWatch:
             self._check({server.name: answer["run"]})
         except OperatorError as error:
             return self._refuse(server, str(error))
-        server.is_serving, server.serving_since = True, time.monotonic()
+        server.is_serving, server.serving_since = True, self._clock()
         again, server.is_new = "" if server.is_new else " again", False
         return f"{server} serves{again}, from the next push on"
 
@@ -166,8 +166,8 @@ class ServerWatch:
 
     def _note_serving(self, server: _Watched) -> None:
         if not server.is_serving:
-            server.is_serving, server.serving_since = True, time.monotonic()
-        elif time.monotonic() - server.serving_since > _WELL_AFTER_S:
+            server.is_serving, server.serving_since = True, self._clock()
+        elif self._clock() - server.serving_since > _WELL_AFTER_S:
             server.num_revivals = 0
 
     def _fail(self, server: _Watched, reason: str) -> str | None:

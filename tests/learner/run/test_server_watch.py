@@ -13,6 +13,7 @@ from protocol.settings.run_spec import run_spec, scored_by
 from protocol.settings.settings import Settings
 
 _OURS = {"run_id": "run-A", "incarnation": 2, "ended": None}
+_OURS_NOW = {"run_id": "r", "incarnation": 1, "ended": None}  # of what `watched` returns
 
 
 class Servers:
@@ -111,6 +112,69 @@ def test_server_that_never_serves_is_given_up_after_five_restarts() -> None:
     assert len(lost) == 6
     assert asked.count("start") == 5
     assert messages[-1] == "sluice-rollout-0 is given up after 5 restarts; last: it serves another run, run-B"
+
+
+def test_server_that_has_served_for_a_minute_is_started_again_as_if_for_the_first_time() -> None:
+    servers, now = Servers(), [1000.0]
+    servers.run = None
+    watch = watched(servers, now)
+    for _ in range(12):
+        servers.run = None
+        while servers.asked[-1:] != ["attach"]:
+            assert "given up" not in "".join(watch.poll())
+        servers.run = _OURS_NOW
+        for _ in range(4):
+            watch.poll()
+            now[0] += 31.0
+    assert watch.num_serving == 1
+    for _ in range(6):
+        servers.run = None
+        for _ in range(4):
+            watch.poll()
+    assert watch.num_hopeful == 0
+
+
+def test_server_that_dies_seconds_after_each_start_is_given_up() -> None:
+    servers, now = Servers(), [0.0]
+    servers.run = _OURS_NOW
+    watch = watched(servers, now)
+    now[0] = 1000.0  # it had served for long
+    told: list[str] = []
+    for _ in range(6):
+        told += [message for _ in range(4) for message in watch.poll()]  # started, attached and judged
+        now[0] += 5.0
+        servers.run = None
+        told += [message for _ in range(2) for message in watch.poll()]
+        servers.run = _OURS_NOW
+    assert told[-1].startswith("s0 is given up after 5 restarts")
+
+
+def test_server_that_is_back_after_it_was_out_of_reach_is_attached_again() -> None:
+    servers = FailingServers()
+    servers.run, servers.raised = _OURS_NOW, {"describe": AwayError("s0", "died: out of reach")}
+    watch = watched(servers, [0.0])
+    for _ in range(4):
+        watch.poll()
+    servers.raised, num_asked = {}, len(servers.asked)
+    messages = [message for _ in range(4) for message in watch.poll()]
+    assert servers.asked[num_asked:] == ["start", "attach", "describe"]
+    assert messages == ["s0 serves again, from the next push on"]
+
+
+def test_engine_that_loads_for_long_is_not_called_silent() -> None:
+    class Loading(Servers):
+        def is_done(self, reference: Any) -> bool:
+            return self.asked[-1] != "start"
+
+    servers, now = Loading(), [0.0]
+    servers.run = None
+    watch = watched(servers, now)
+    messages = []
+    for _ in range(60):
+        messages += watch.poll()
+        now[0] += 10.0
+    assert len(messages) == 1
+    assert "it is being started again" in messages[0]
 
 
 def test_server_that_does_not_answer_is_named_once_and_left_alone() -> None:
