@@ -50,6 +50,16 @@ def test_server_leaves_without_another_in_its_place_where_no_node_has_room(run: 
     assert run.words["far"].is_over
 
 
+def test_as_many_take_over_as_have_room(tmp_path: Path) -> None:
+    names = [*_OLD, "sluice-rollout-2"]
+    run = Run(tmp_path, names)
+    run.fleet.where = dict(zip(names, ["head", "far", "far"], strict=True))
+    run.drained, run.capacity, run.servers.do_answer = {"far"}, 2, True
+    polled(run)
+    assert run.fleet.asked == [("add", "head"), ("remove", "sluice-rollout-1"), ("remove", "sluice-rollout-2")]
+    assert run.count.names == ["sluice-rollout-0", "sluice-rollout-3"]
+
+
 def test_last_server_stays_until_another_node_has_room(run: Run) -> None:
     run.capacity = 0
     run.drained = {"head", "far"}
@@ -59,9 +69,11 @@ def test_last_server_stays_until_another_node_has_room(run: Run) -> None:
     ]
     assert run.words["far"].is_stuck
     assert run.count.names == _OLD
+    run.now = 61.0
+    assert polled(run) == []  # tried again, and told once
     run.capacity, run.drained = 4, {"far"}
     run.servers.do_answer = True
-    run.now = 61.0
+    run.now = 122.0
     polled(run)
     assert run.count.names == ["sluice-rollout-0", "sluice-rollout-2"]
     assert run.words["far"].is_over
