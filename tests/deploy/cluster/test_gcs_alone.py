@@ -13,8 +13,11 @@ from pathlib import Path
 
 import pytest
 
+from deploy.cluster.kept import find_kept
+from deploy.cluster.node_ray.outlived import GCS
 from deploy.cluster.node_ray.processes import end_ray, ray_processes, told_to_ray
 from deploy.cluster.options import read_start_options
+from deploy.cluster.wanted_services import wanted_services
 from deploy.node.home import Home
 from deploy.node.processes import MARK
 from protocol.node.home import ClusterState, ProcessRecord, cluster_path, write_cluster
@@ -103,6 +106,21 @@ def head(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Head]:
     end_ray(head.home)  # and all else that belongs to this home
     head.gcs.wait()
     shutil.rmtree(head.home.ray_folder, ignore_errors=True)
+
+
+def test_gcs_is_kept_for_a_raylet_of_the_same_options_alone(head: Head) -> None:
+    options = read_start_options(head.options)
+    kept = find_kept(options, wanted_services(options, head.home), head.home)
+    assert {name: record.pid for name, record in kept.items()} == {GCS: head.gcs.pid}
+    for other in (["--num-cpus", "3"], ["--ray-port", str(free_port())]):
+        options = read_start_options([*head.options, *other])
+        assert find_kept(options, wanted_services(options, head.home), head.home) == {}
+
+
+def test_gcs_is_not_kept_where_the_raylets_command_is_not_known(head: Head) -> None:
+    options = read_start_options(head.options)
+    (head.home.ray_folder / "raylet.json").unlink()
+    assert find_kept(options, wanted_services(options, head.home), head.home) == {}
 
 
 def test_start_at_a_port_that_was_taken_meanwhile_leaves_the_gcs_to_the_other_nodes(head: Head) -> None:
