@@ -11,15 +11,16 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
+import psutil
 import pytest
 
 from deploy.cluster.kept import find_kept
-from deploy.cluster.node_ray.outlived import GCS
+from deploy.cluster.node_ray.outlived import GCS, end_what_raylet_ran, launch_raylet
 from deploy.cluster.node_ray.processes import end_ray, ray_processes, told_to_ray
 from deploy.cluster.options import read_start_options
 from deploy.cluster.wanted_services import wanted_services
 from deploy.node.home import Home
-from deploy.node.processes import MARK
+from deploy.node.processes import MARK, find
 from protocol.node.home import ClusterState, ProcessRecord, cluster_path, write_cluster
 from protocol.node.process_space import process_space, started_ticks
 from tests.fakes.ports import free_port
@@ -27,7 +28,8 @@ from tests.fakes.waiting import wait_until
 
 # Takes connections, and answers nothing.
 _GCS = "import socket, sys, time; listener = socket.create_server(('127.0.0.1', int(sys.argv[1]))); time.sleep(600)"
-_RAYLET = (sys.executable, "-c", "import time; time.sleep(600)", "--node_id=0123456789abcdef")
+_NAME = "0123456789abcdef"
+_RAYLET = (sys.executable, "-c", "import time; time.sleep(600)", f"--node_id={_NAME}")
 
 
 class Head:
@@ -41,7 +43,7 @@ class Head:
         (folder / "own.sh").write_text(f"touch {self.is_begun}; exec sleep 600\n", encoding="utf-8")
         self.options = ["--ray-port", str(self.ray_port), "--retriever-port", str(self.retriever_port), "--no-reward"]
         self.options += ["--corpus-path", str(folder / "corpus.jsonl"), "--retriever-script", str(folder / "own.sh")]
-        for made in (self.home.root, self.home.ray_folder, folder / "gcs"):
+        for made in (self.home.root, self.home.logs, self.home.ray_folder, folder / "gcs"):
             made.mkdir(mode=0o700)
         (folder / "gcs" / "gcs_server").symlink_to(sys.executable)
         command = [str(folder / "gcs" / "gcs_server"), "-c", _GCS, str(self.ray_port)]
@@ -50,7 +52,7 @@ class Head:
         (self.home.ray_folder / "raylet.json").write_text(json.dumps(_RAYLET), encoding="utf-8")
         with subprocess.Popen([sys.executable, "-c", ""]) as ended:
             pass
-        self.write_cluster(ended)
+        self.write_cluster(ended.pid)
 
     @contextmanager
     def start(self, *options: str) -> "Iterator[subprocess.Popen[str]]":
@@ -68,15 +70,15 @@ class Head:
             return False
         return True
 
-    def write_cluster(self, raylet: "subprocess.Popen[bytes]") -> None:
-        """Have the cluster be known that a start left. raylet: what stands for it."""
+    def write_cluster(self, raylet: int) -> None:
+        """Have the cluster be known that a start left. raylet: the process that stands for it."""
         options = read_start_options(self.options)
         url, told = options.ray_address, told_to_ray(options)
         record = ProcessRecord(
             name="ray",
-            pid=raylet.pid,
+            pid=raylet,
             started_at=1.0,
-            ticks=started_ticks(raylet.pid),
+            ticks=started_ticks(raylet),
             processes=process_space(),
             url=url,
             log="r/logs",
@@ -123,6 +125,31 @@ def test_gcs_is_not_kept_where_the_raylets_command_is_not_known(head: Head) -> N
     assert find_kept(options, wanted_services(options, head.home), head.home) == {}
 
 
+def test_raylet_is_begun_again_under_a_new_name_each_time(head: Head, tmp_path: Path) -> None:
+    options, left = read_start_options(head.options), tmp_path / "raylet.sock"
+    remembered = head.home.ray_folder / "raylet.json"
+    remembered.write_text(json.dumps([*_RAYLET, f"--raylet_socket_name={left}", f"--agent={_NAME}"]), encoding="utf-8")
+    names = [_NAME]
+    for _ in range(2):
+        left.touch()
+        raylet = psutil.Process(launch_raylet(options, head.home).pid)
+        wait_until(lambda raylet=raylet: raylet.name() != "bash")  # which starts it
+        *_, name, _, agent = raylet.cmdline()
+        names.append(name.removeprefix("--node_id="))
+        assert agent == f"--agent={names[-1]}"
+        assert not left.exists()
+    assert len(set(names)) == 3
+    assert remembered.stat().st_mode & 0o077 == 0
+
+
+def test_raylet_that_was_begun_again_in_vain_is_ended_without_the_gcs(head: Head) -> None:
+    raylet = launch_raylet(read_start_options(head.options), head.home)
+    head.write_cluster(raylet.pid)
+    end_what_raylet_ran(head.home)
+    assert find(raylet) is None
+    assert head.gcs.poll() is None
+
+
 def test_start_at_a_port_that_was_taken_meanwhile_leaves_the_gcs_to_the_other_nodes(head: Head) -> None:
     with socket.create_server(("127.0.0.1", head.retriever_port)), head.start() as started:
         out, err = started.communicate(timeout=60.0)
@@ -144,7 +171,7 @@ def test_sigterm_while_a_start_that_stays_begins_the_raylet_again_stops_the_node
 
 
 def test_service_that_ends_at_its_start_is_told_before_another_one_is_healthy(head: Head) -> None:
-    head.write_cluster(raylet=head.gcs)
+    head.write_cluster(head.gcs.pid)
     head.options.remove("--no-reward")
     with head.start("--reward-scorer", "nobody:Nothing", "--reward-port", str(free_port())) as started:
         out, err = started.communicate(timeout=60.0)
