@@ -59,7 +59,10 @@ def again(command: Sequence[str]) -> list[str]:
 
 
 def begin(command: Sequence[str], told: Sequence[signal.Signals]) -> None:
-    """Run a start to its end, or until this process is told to end. Raises: SystemExit when the start has failed."""
+    """Run a start to its end, or until this process is told to end.
+
+    Raises: SystemExit when the start has failed; NeighbourError when it was ended.
+    """
     with subprocess.Popen(command) as start:  # noqa: S603  # our own module
         while not told and start.poll() is None:
             time.sleep(_LOOK_EVERY_S / 5)
@@ -69,8 +72,11 @@ def begin(command: Sequence[str], told: Sequence[signal.Signals]) -> None:
                 start.wait(_CLEAR_UP_S)
             except subprocess.TimeoutExpired:  # a call that stands still in Ray hears no signal
                 start.kill()
-    if not told and start.returncode:
-        raise SystemExit(max(1, start.returncode))
+    if told or not start.returncode:
+        return
+    if start.returncode < 0:
+        raise NeighbourError("start", f"its process was ended by {signal.Signals(-start.returncode).name}")
+    raise SystemExit(start.returncode)  # it has said why
 
 
 def stay(told: Sequence[signal.Signals], goes_on: Callable[[ClusterState], bool]) -> bool:

@@ -30,7 +30,7 @@ from deploy.cluster.tables.show import show_cluster
 from deploy.cluster.tables.table import show_how_to_join, show_next_step
 from deploy.cluster.wanted_services import Service, shared_retriever_url, wanted_services
 from deploy.node.home import Home, check_held_by_none_other, exclusive, make_home, this_home
-from deploy.node.processes import check_port, end, family, find
+from deploy.node.processes import MARK, check_port, end, family, find
 from deploy.node.service_health import await_healthy
 from protocol import ports
 from protocol.errors import OperatorError
@@ -232,7 +232,8 @@ def _has_port(known: ClusterState, port: int) -> bool:
 def _make_quickstart(home: Home) -> None:
     """Have the quick start's files be there; in a process of its own, which gives its memory back."""
     command = [sys.executable, "-m", "deploy.quickstart", "--out", str(home.quickstart)]
-    made = subprocess.run(command, capture_output=True, text=True, check=False)  # noqa: S603  # our own module
+    environment = {**os.environ, MARK: str(home.ray_folder)}  # so that a stop ends it, whose start was killed
+    made = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)  # noqa: S603  # ours
     if made.returncode:
         reason = (made.stderr.strip().splitlines() or ["no reason given"])[-1]
         raise OperatorError(f"The quick start's files could not be made in {home.quickstart}: {reason}")

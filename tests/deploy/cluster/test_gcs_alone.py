@@ -52,7 +52,8 @@ class Head:
         (self.home.ray_folder / "raylet.json").write_text(json.dumps(_RAYLET), encoding="utf-8")
         with subprocess.Popen([sys.executable, "-c", ""]) as ended:
             pass
-        self.write_cluster(ended.pid)
+        self.raylet = ended.pid
+        self.write_cluster(self.raylet)
 
     @contextmanager
     def start(self, *options: str) -> "Iterator[subprocess.Popen[str]]":
@@ -61,6 +62,8 @@ class Head:
             try:
                 yield started
             finally:
+                for each in below(started):
+                    each.kill()
                 started.kill()
 
     def listens(self) -> bool:
@@ -98,6 +101,21 @@ class Head:
                 options=options.to_remember(),
             )
         )
+
+
+def below(command: "subprocess.Popen[str]") -> list[psutil.Process]:
+    """Return the processes that a command has started and that run."""
+    try:
+        return psutil.Process(command.pid).children(recursive=True) if command.poll() is None else []
+    except psutil.NoSuchProcess:
+        return []
+
+
+def makes_files(process: psutil.Process) -> bool:
+    try:
+        return "deploy.quickstart" in process.cmdline()
+    except psutil.NoSuchProcess:
+        return False
 
 
 @pytest.fixture
@@ -168,6 +186,18 @@ def test_sigterm_while_a_start_that_stays_begins_the_raylet_again_stops_the_node
     assert head.gcs.wait(10.0) == -signal.SIGTERM
     assert not cluster_path().exists()
     assert ray_processes(head.home) == []
+
+
+def test_sigterm_while_the_quick_starts_files_are_made_ends_that_too(head: Head) -> None:
+    corpus = head.options.index("--corpus-path")
+    del head.options[corpus : corpus + 2]
+    head.write_cluster(head.raylet)
+    with head.start("--block") as started:
+        wait_until(lambda: any(map(makes_files, below(started))))
+        making = [process for process in below(started) if makes_files(process)]
+        started.send_signal(signal.SIGTERM)
+        started.communicate(timeout=60.0)
+    assert not [process for process in making if process.is_running()]
 
 
 def test_service_that_ends_at_its_start_is_told_before_another_one_is_healthy(head: Head) -> None:
