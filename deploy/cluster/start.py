@@ -119,7 +119,7 @@ def _bring_up(
             _have_kept(state, home)
         except OperatorError as error:
             if GCS in kept:
-                raise GcsOfNoUse(str(error)) from error
+                raise GcsOfNoUse(f"Ray does not come back beside the head's GCS: {error}") from error
             raise
         return known_cluster() or state
     except BaseException:  # Ctrl-C too: a half-started cluster would hold ports that nothing knows of

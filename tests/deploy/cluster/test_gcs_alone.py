@@ -118,6 +118,13 @@ def makes_files(process: psutil.Process) -> bool:
         return False
 
 
+def command_of(pid: int) -> list[str]:
+    """Return a process's command once it is that of the program, and no more of the shell that starts it."""
+    process = psutil.Process(pid)
+    wait_until(lambda: process.name() != "bash")
+    return process.cmdline()
+
+
 @pytest.fixture
 def head(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Head]:
     monkeypatch.setenv("SLUICE_HOME", str(tmp_path / "home"))
@@ -150,9 +157,7 @@ def test_raylet_is_begun_again_under_a_new_name_each_time(head: Head, tmp_path: 
     names = [_NAME]
     for _ in range(2):
         left.touch()
-        raylet = psutil.Process(launch_raylet(options, head.home).pid)
-        wait_until(lambda raylet=raylet: raylet.name() != "bash")  # which starts it
-        *_, name, _, agent = raylet.cmdline()
+        *_, name, _, agent = command_of(launch_raylet(options, head.home).pid)
         names.append(name.removeprefix("--node_id="))
         assert agent == f"--agent={names[-1]}"
         assert not left.exists()
