@@ -18,7 +18,7 @@ from deploy.cluster.known import (
 )
 from deploy.cluster.node_ray.outlived import GCS, end_what_raylet_ran, find_gcs
 from deploy.cluster.node_ray.processes import end_ray, told_to_ray
-from deploy.cluster.options import StartOptions
+from deploy.cluster.options.start_options import StartOptions
 from deploy.cluster.wanted_services import Service
 from deploy.node.home import Home, make_home
 from deploy.node.processes import end, family, find

@@ -24,8 +24,8 @@ from deploy.cluster.node_ray.outlived import (
     remember_raylet,
 )
 from deploy.cluster.node_ray.processes import await_ray, end_ray, launch_ray
-from deploy.cluster.options import LOOPBACK, StartOptions, read_start_options
-from deploy.cluster.port_range import read_port_range
+from deploy.cluster.options.port_range import read_port_range
+from deploy.cluster.options.start_options import LOOPBACK, StartOptions, read_start_options
 from deploy.cluster.tables.show import show_cluster
 from deploy.cluster.tables.table import show_how_to_join, show_next_step
 from deploy.cluster.wanted_services import Service, shared_retriever_url, wanted_services

@@ -7,7 +7,7 @@ from hashlib import sha256
 from pathlib import Path
 
 from deploy.cluster.join_file import is_reachable
-from deploy.cluster.options import LOOPBACK, StartOptions
+from deploy.cluster.options.start_options import LOOPBACK, StartOptions
 from deploy.node.home import Home
 from deploy.node.processes import MARK, launch
 from protocol.addresses import with_port

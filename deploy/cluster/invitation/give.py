@@ -19,7 +19,7 @@ from zmq.utils import z85
 from deploy.cluster.invitation.code import Code
 from deploy.cluster.join_file import NAME, is_reachable
 from deploy.cluster.known import is_head
-from deploy.cluster.port_range import read_port_range
+from deploy.cluster.options.port_range import read_port_range
 from deploy.node.home import this_home
 from protocol import ports
 from protocol.addresses import with_port

@@ -15,7 +15,7 @@ import psutil
 
 from deploy.cluster.known import connect_environment, does_head_answer, is_head, known_processes
 from deploy.cluster.node_ray.processes import environment_of_ray, first_named, ray_processes, told_to_ray
-from deploy.cluster.options import StartOptions
+from deploy.cluster.options.start_options import StartOptions
 from deploy.node.home import Home
 from deploy.node.processes import end, family, find, last_lines, launch
 from protocol.errors import OperatorError

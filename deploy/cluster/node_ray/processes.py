@@ -14,7 +14,7 @@ from pathlib import Path
 import psutil
 from pydantic import ValidationError
 
-from deploy.cluster.options import LOOPBACK, StartOptions
+from deploy.cluster.options.start_options import LOOPBACK, StartOptions
 from deploy.node.home import Home
 from deploy.node.processes import MARK, end, family, last_lines, marked
 from protocol import ports

@@ -12,7 +12,7 @@ import pytest
 
 from deploy.cluster.command import exit_status
 from deploy.cluster.foreground import again, begin, hear_the_end, stay
-from deploy.cluster.options import read_start_options
+from deploy.cluster.options.start_options import read_start_options
 from deploy.node.processes import find
 from protocol.errors import NeighbourError
 from protocol.node.home import ClusterState, ProcessRecord, write_cluster

@@ -17,7 +17,7 @@ import pytest
 from deploy.cluster.kept import find_kept
 from deploy.cluster.node_ray.outlived import GCS, end_what_raylet_ran, launch_raylet
 from deploy.cluster.node_ray.processes import end_ray, ray_processes, told_to_ray
-from deploy.cluster.options import read_start_options
+from deploy.cluster.options.start_options import read_start_options
 from deploy.cluster.wanted_services import wanted_services
 from deploy.node.home import Home
 from deploy.node.processes import MARK, find
@@ -205,10 +205,15 @@ def test_sigterm_while_the_quick_starts_files_are_made_ends_that_too(head: Head)
     assert not [process for process in making if process.is_running()]
 
 
-def test_service_that_ends_at_its_start_is_told_before_another_one_is_healthy(head: Head) -> None:
+def test_service_that_ends_at_its_start_is_told_before_another_one_is_healthy(
+    head: Head, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     head.write_cluster(head.gcs.pid)
     head.options.remove("--no-reward")
-    with head.start("--reward-scorer", "nobody:Nothing", "--reward-port", str(free_port())) as started:
+    # What of all that is started the reward server alone imports.
+    (tmp_path / "uvicorn.py").write_text("raise SystemExit('a package is broken')\n", encoding="utf-8")
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
+    with head.start("--reward-scorer", "exact_match", "--reward-port", str(free_port())) as started:
         out, err = started.communicate(timeout=60.0)
     assert "The reward ended at its start" in err, out + err
     assert head.gcs.poll() is None

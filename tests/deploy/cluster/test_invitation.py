@@ -15,7 +15,7 @@ from deploy.cluster.invitation.code import Code, read_code
 from deploy.cluster.invitation.give import Invitation, invite
 from deploy.cluster.invitation.take import join_file_of
 from deploy.cluster.join_file import read_join_file, write_join_file
-from deploy.cluster.options import read_start_options
+from deploy.cluster.options.start_options import read_start_options
 from deploy.node.home import Home, make_home
 from protocol.errors import OperatorError
 from protocol.node.home import ClusterState, write_cluster

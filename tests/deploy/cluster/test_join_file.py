@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from deploy.cluster.join_file import check_same, is_reachable, read_join_file, take_secrets, versions, write_join_file
-from deploy.cluster.options import read_start_options
+from deploy.cluster.options.start_options import read_start_options
 from deploy.node.home import Home, make_home
 from protocol.errors import OperatorError, SettingsError
 

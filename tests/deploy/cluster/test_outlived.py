@@ -11,7 +11,7 @@ from ray.exceptions import RpcError
 
 from deploy.cluster.node_ray import outlived
 from deploy.cluster.node_ray.processes import first_named
-from deploy.cluster.options import read_start_options
+from deploy.cluster.options.start_options import read_start_options
 from deploy.node.home import Home
 from protocol.errors import OperatorError
 from protocol.node.home import ProcessRecord

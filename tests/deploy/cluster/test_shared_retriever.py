@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from deploy.cluster.options import read_start_options
+from deploy.cluster.options.start_options import read_start_options
 from deploy.cluster.wanted_services import shared_retriever_url, wanted_services
 from deploy.node.home import Home
 

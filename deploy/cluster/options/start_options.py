@@ -8,9 +8,9 @@ from typing import Any
 
 from deploy.cluster.invitation.take import join_file_of
 from deploy.cluster.join_file import read_join_file
-from deploy.cluster.node_address import address_toward, is_address, read_head_address, read_node_address
-from deploy.cluster.own_resources import read_resources
-from deploy.cluster.port_range import PortRange, read_port_range
+from deploy.cluster.options.node_address import address_toward, is_address, read_head_address, read_node_address
+from deploy.cluster.options.own_resources import read_resources
+from deploy.cluster.options.port_range import PortRange, read_port_range
 from protocol.addresses import with_port
 from protocol.errors import SettingsError
 

@@ -9,7 +9,7 @@ from pydantic import TypeAdapter
 
 from deploy.cluster.kept import as_given
 from deploy.cluster.node_ray.processes import told_to_ray
-from deploy.cluster.options import read_start_options
+from deploy.cluster.options.start_options import read_start_options
 from deploy.cluster.wanted_services import shared_retriever_url
 from protocol.errors import SettingsError
 from protocol.node.home import ClusterState
