@@ -24,6 +24,9 @@ _SPARK_POINTS = 32
 _NUM_SERVERS = 8
 _PACE_STEPS = 20
 _RATE_S = 10.0
+# What the panel draws of steps before the newest: a whole line takes 5 KB, and thousands of them are kept.
+_OF_EARLIER_STEPS = ("step", "at_s", "reward_mean", "eval_reward", "eval_reward_greedy", "eval_policy_version")
+_NUM_STEPS = 4096
 _TROUBLES = ("failed:", "rejected:", "refused:", "dropped:")
 
 
@@ -58,17 +61,24 @@ class PanelState:
     """What the panel is drawn from."""
 
     total_steps: int  # run.max_steps
-    lines: deque[Mapping[str, float]]  # of metrics.jsonl, the newest last
+    newest: Mapping[str, float] = field(default_factory=dict)  # line of metrics.jsonl; empty: there is none yet
+    # What is drawn of the newest 4,096 lines, the newest last.
+    steps: deque[Mapping[str, float]] = field(default_factory=lambda: deque(maxlen=_NUM_STEPS))
     num_new_lines: int = 0  # lines written since this start of the run; the others are an earlier start's
     status: RunStatus | None = None  # the coordinator's last answer; None: none has come yet
     phase: str = ""  # what is being prepared, shown until steps begin
     rates: GenerationRates = field(default_factory=GenerationRates)  # tokens per second of each server
 
+    def take(self, line: Mapping[str, float]) -> None:
+        """Note a line of metrics.jsonl."""
+        self.newest = line
+        self.steps.append({key: line[key] for key in _OF_EARLIER_STEPS if key in line})
+
 
 def render_panel(state: PanelState, warnings: Sequence[tuple[float, str]], elapsed_s: float) -> RenderableType:
     """Return the panel. warnings: (Unix time, text), oldest first."""
     parts: list[RenderableType] = [_progress(state, elapsed_s)]
-    if state.status is None or not state.lines:
+    if state.status is None or not state.newest:
         parts.append(Text(state.phase, style="dim"))
     if state.status is not None:
         parts += [_facts(state, state.status), _servers(state, state.status)]
@@ -97,7 +107,7 @@ def one_line(text: str) -> str:
 
 def seconds_left(state: PanelState) -> float | None:
     """Return the time left at the pace of the last twenty steps of this start; None before two of them are known."""
-    lines = [line for line in list(state.lines)[-min(state.num_new_lines, _PACE_STEPS) :] if "at_s" in line]
+    lines = [line for line in list(state.steps)[-min(state.num_new_lines, _PACE_STEPS) :] if "at_s" in line]
     if state.num_new_lines < 2 or len(lines) < 2 or lines[-1]["step"] <= lines[0]["step"]:
         return None
     pace_s = (lines[-1]["at_s"] - lines[0]["at_s"]) / (lines[-1]["step"] - lines[0]["step"])
@@ -119,11 +129,11 @@ def _progress(state: PanelState, elapsed_s: float) -> Table:
 
 
 def _facts(state: PanelState, status: RunStatus) -> Table:
-    line: Mapping[str, float] = state.lines[-1] if state.lines else {}
+    line = state.newest
     grid = Table.grid(padding=(0, 2))
     grid.add_column(style="bold", no_wrap=True)
     grid.add_column(overflow="ellipsis", no_wrap=True)
-    rewards = [entry["reward_mean"] for entry in state.lines if "reward_mean" in entry]
+    rewards = [entry["reward_mean"] for entry in state.steps if "reward_mean" in entry]
     if rewards:
         grid.add_row("reward", Text.assemble(f"{rewards[-1]:.3f}  ", (sparkline(rewards), "green")))
     if held_out := _held_out(state, status):
@@ -146,7 +156,7 @@ def _facts(state: PanelState, status: RunStatus) -> Table:
 
 def _held_out(state: PanelState, status: RunStatus) -> str:
     parts = []
-    scored = next((line for line in reversed(state.lines) if "eval_reward" in line or "eval_reward_greedy" in line), {})
+    scored = next((line for line in reversed(state.steps) if "eval_reward" in line or "eval_reward_greedy" in line), {})
     keys = (("eval_reward", "sampled"), ("eval_reward_greedy", "greedy"))
     parts += [f"{scored[key]:.3f} {name}" for key, name in keys if key in scored]
     if parts:

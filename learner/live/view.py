@@ -43,7 +43,6 @@ _LINE_KEYS = (
 )
 _REFRESH_S = 0.45
 _PHASE_EVERY_S = 30.0
-_NUM_HISTORY = 4096
 _NUM_WARNINGS = 3
 
 
@@ -62,7 +61,7 @@ class LiveView:
         self._is_terminal = console.is_terminal and not console.is_dumb_terminal if is_terminal is None else is_terminal
         self._is_open = True
         self._started_at = time.time()
-        self._state = PanelState(total_steps=total_steps, lines=deque(maxlen=_NUM_HISTORY))
+        self._state = PanelState(total_steps=total_steps)
         self._messages: deque[tuple[float, str]] = deque(maxlen=_NUM_WARNINGS)
         self._drawn_at = self._phase_at = float("-inf")
         self._phase_shape = ""
@@ -103,7 +102,7 @@ class LiveView:
         state.rates.take(status.servers, time.monotonic())
         for line in new_lines:
             is_earlier_start = line.get("at_s", self._started_at) < self._started_at
-            state.lines.append(line)
+            state.take(line)
             if is_earlier_start:
                 continue
             state.num_new_lines += 1
