@@ -10,9 +10,6 @@ class ServedEngine(Generator, WeightControls, Protocol):
     """The engine as a server needs it: generation and weight control."""
 
     @property
-    def is_alive(self) -> bool: ...
-
-    @property
     def generates_while_receiving(self) -> bool: ...
 
     def forget_weights(self) -> None: ...

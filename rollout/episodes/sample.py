@@ -66,6 +66,11 @@ class Generator(Protocol):
     policy_version: int | None
 
     @property
+    def is_alive(self) -> bool:
+        """False as soon as it is known to be gone; it never comes back."""
+        ...
+
+    @property
     def stats(self) -> EngineStats: ...
 
     @property

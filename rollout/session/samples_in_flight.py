@@ -37,14 +37,20 @@ class SamplesInFlight:
         settings: RolloutSettings,
         clock: Callable[[], float],
         on_change: Callable[[], None],
+        has_engine: Callable[[], bool] = lambda: True,
     ) -> None:
-        """on_change: called when a sample has ended, which makes room and mostly news."""
+        """on_change: called when a sample has ended, which makes room and mostly news.
+
+        has_engine: whether the engine is there. Without it no sample can be made here, and none is at fault: this
+        process ends within a second, and whoever gave the leases out takes them back from a server that died.
+        """
         self._player = player
         self._outbox = outbox
         self._failures = failures
         self._settings = settings
         self._clock = clock
         self._on_change = on_change
+        self._has_engine = has_engine
         self.turns = TurnsToKeep(clock, on_change)
         self._leases: deque[tuple[m.Lease, dict[int, Interrupted]]] = deque()
         self._running: dict[tuple[str, int], _Running] = {}
@@ -64,6 +70,8 @@ class SamplesInFlight:
     @property
     def room(self) -> int:
         """How many more groups could come."""
+        if not self._has_engine():
+            return 0
         return max(0, self._settings.max_groups_in_flight - self.num_groups)
 
     def unfinished(self) -> dict[str, int]:
@@ -138,7 +146,12 @@ class SamplesInFlight:
             if isinstance(error, TimeoutError) and deadline.expired():
                 late = f"{sample.key} was not made within rollout.lease_timeout_s = {limit_s:g} s"
                 error = NeighbourError("lease", late)
-            return self._failed(sample, error, written)
+            failure = self._failed(sample, error, written)
+            if not self._has_engine():
+                # Told as the sample's failure, its prompt would come back here at once and fail twice more within
+                # milliseconds: it would be given up, and with it all that this server was leased.
+                await asyncio.Event().wait()
+            return failure
 
     def _failed(self, sample: SampleTask, error: BaseException, written: WrittenSoFar) -> Failure:
         """Count and log a failure. Code that raised here is logged with its traceback, a neighbour's failure is not."""

@@ -80,7 +80,9 @@ class RolloutSession:
         self._decoder: Decoder[m.Message] = Decoder(m.ToServer | m.Done)
         self._tokens_before = engine.stats.num_output_tokens
         self._news = asyncio.Event()
-        self._samples = SamplesInFlight(player, outbox, self.failures, spec.rollout, clock, self.wake)
+        self._samples = SamplesInFlight(
+            player, outbox, self.failures, spec.rollout, clock, self.wake, lambda: engine.is_alive
+        )
         self._is_welcome = False
         self._refusal: str | None = None
         self._heard_of_lease = 0

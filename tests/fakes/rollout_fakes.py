@@ -89,6 +89,11 @@ class ScriptedEngine:
     def release(self) -> None:
         self._released.set()
 
+    def die(self) -> None:
+        """Fail what is generated, and all that comes from now on, as vLLM does whose process has ended."""
+        self.is_alive = False
+        self.release()
+
     async def generate(self, prompt_tokens: Sequence[int], sampling: Sampling, request_id: str) -> Generation:
         context = self.decode(prompt_tokens)
         self.requests.append((context, sampling, request_id, self.policy_version))
@@ -99,6 +104,8 @@ class ScriptedEngine:
             await (self._released.wait() if self.is_slow else asyncio.sleep(0))
         finally:
             self._num_in_flight -= 1
+        if not self.is_alive:
+            raise NeighbourError("engine", f"request {request_id} died with the engine")
         generation = _generation(self.write(context), sampling, self.policy_version)
         self._num_output_tokens += len(generation.tokens)
         return generation

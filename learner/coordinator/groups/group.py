@@ -60,6 +60,7 @@ class Group:
     kept: dict[int, KeptTurns] = field(default_factory=dict)  # sample that is not back -> its finished turns
     # sample -> (boundary, detail) of each failure, in order, in earlier starts too. Deaths since it last got on
     failures: dict[int, list[tuple[str, str]]] = field(default_factory=dict)
+    failed_on: set[str] = field(default_factory=set)  # servers that live and failed a sample of it, in this start
     # sample -> most turns that were kept of it when a server died: it gets on once it has more
     turns_at_deaths: dict[int, int] = field(default_factory=dict)
 

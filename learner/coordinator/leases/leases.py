@@ -52,12 +52,16 @@ class Leases:
             group = self._groups.next_group(is_admitting)
             if group is None:
                 break
+            avoided = self._failed_it(group, versions)
             if group.is_suspect:
                 taken = self._groups.servers_of_suspects() if taken is None else taken
-                server = self._servers.next_to_lease(versions, other_than=taken)
+                avoided |= taken
+            if avoided:
+                server = self._servers.next_to_lease(versions, other_than=avoided)
                 if server is None:
                     apart.append(group)
                     continue
+            if group.is_suspect and taken is not None:
                 taken.add(server)
             self.lease(group, server, now)
         self._groups.put_back(apart)
@@ -70,6 +74,16 @@ class Leases:
         resumed = [group.kept[part.sample_index] for part in lease.resumed or ()]
         self._tally.resumed += len(resumed)
         self._mailbox.send(server, lease, joined_buffers(resumed))
+
+    def _failed_it(self, group: Group, versions: range) -> set[str]:
+        """Return the servers on which a group failed, while there is another one that could make it.
+
+        One whose every sample fails at once, for want of a package or a file, always has room: it would be leased the
+        same prompts three times over, and have all of them given up.
+        """
+        if not group.failed_on or not self._servers.able(versions) - group.failed_on:
+            return set()
+        return set(group.failed_on)
 
     # -- back ---------------------------------------------------------------------------------------------------------
 

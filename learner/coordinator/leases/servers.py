@@ -86,15 +86,17 @@ class Servers:
     def next_to_lease(self, versions: range, other_than: Set[str] = frozenset()) -> str | None:
         """Return the server that wants most, of those whose weights are of one of these versions and that score by the
         reward set in force: by an older one its samples would not go with those of others."""
-        able = [
-            (server.num_wanted, name)
+        able = self.able(versions) - other_than
+        wanted = [(self._servers[name].num_wanted, name) for name in able if self._servers[name].num_wanted > 0]
+        return max(wanted)[1] if wanted else None
+
+    def able(self, versions: range) -> set[str]:
+        """Return the servers whose samples would be of use, whether they want some now or are busy."""
+        return {
+            name
             for name, server in self._servers.items()
-            if server.num_wanted > 0
-            and server.policy_version in versions
-            and server.reward_set == self.reward_set
-            and name not in other_than
-        ]
-        return max(able)[1] if able else None
+            if server.policy_version in versions and server.reward_set == self.reward_set
+        }
 
     def reserve_slot(self, name: str, number: int) -> int:
         """Give one of the groups that a server wants to the lease of this number; returns its weights' version."""

@@ -37,6 +37,23 @@ async def test_neighbours_failure_goes_back_as_a_failed_sample() -> None:
         await until(lambda: len(scene.session.outbox) == 0)
 
 
+async def test_sample_whose_engine_died_has_not_failed_and_no_more_are_asked_for() -> None:
+    async with playing() as scene:
+        scene.engine.is_slow = True
+        await scene.coordinator.welcome()
+        scene.coordinator.lease("e0-a")
+        await until(lambda: len(scene.engine.requests) == 1)
+        scene.engine.die()
+        while (await scene.coordinator.next(m.Demand)).num_groups:
+            pass
+        scene.coordinator.lease("e0-b")  # it had been sent before that was known
+        await until(lambda: len(scene.engine.requests) == 2)
+        await scene.coordinator.next(m.Heartbeat)
+        await scene.coordinator.next(m.Heartbeat)
+        # The process ends: both go back as those of a server that died.
+        assert (scene.session.num_samples, len(scene.session.outbox)) == (2, 0)
+
+
 async def test_sample_that_outlives_its_lease_goes_back() -> None:
     async with playing(lease_timeout_s=0.1) as scene:
         scene.engine.is_slow = True
