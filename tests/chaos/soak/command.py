@@ -7,12 +7,12 @@ then among faults. SIGKILL or SIGSTOP hits a rollout server, its engine, the coo
 the retriever or the reward server; SIGKILL hits Ray's own process of this node; where root may mount, the run's disk is
 full for 20 s. When the command ends with an error it is given again after `start_cluster.sh`, as its user would.
 
-holds: once the faults are over the run trains three steps within 5 minutes, no step is missing, `learner.audit` passes,
-the held-out score is at most 0.1 below the undisturbed run's, and no kind of process of ours has grown by more than 5 %
-since the tenth minute of its processes. Faults that never came are named; some must have come. `--kills`: one SIGKILL a
-minute and nothing else, and it holds only with at least 80 % of the undisturbed samples a second. `--short`: three
-minutes, hardly a warm start, without score and memory; not in CI. Links are cut between hosts, by
-tests/machines/hosts.sh.
+holds: once the faults are over the run trains three steps within 5 minutes, no step is missing, no prompt was given
+up, `learner.audit` passes, the held-out score is at most 0.1 below the undisturbed run's, and no kind of process of
+ours has grown by more than 5 % since the tenth minute of its processes. Faults that never came are named; some must
+have come. `--kills`: one SIGKILL a minute and nothing else, and it holds only with at least 80 % of the undisturbed
+samples a second. `--short`: three minutes, hardly a warm start, without score and memory; not in CI. Links are cut
+between hosts, by tests/machines/hosts.sh.
 """
 
 import argparse
@@ -30,6 +30,7 @@ from learner import audit
 from tests.chaos.rig.verdict import conclude, options
 from tests.chaos.soak.disk import filled, own_disk
 from tests.chaos.soak.findings import Findings
+from tests.chaos.soak.given_up import num_given_up
 from tests.chaos.soak.memory_growth import MemoryGrowth, say_growth
 from tests.chaos.soak.nemesis import Nemesis
 from tests.chaos.soak.processes import OURS, RAY, processes
@@ -52,6 +53,7 @@ class _Watched:
     longest_s: float = 0.0  # between two steps
     has_recovered: bool = True
     lines: list[Line] = field(default_factory=list)
+    num_given_up: int = 0  # prompts
 
 
 def main() -> int:
@@ -76,6 +78,7 @@ def main() -> int:
         goodput=among.rate / calm.rate,
         score=score(among.lines),
         calm_score=score(calm.lines),
+        num_given_up=among.num_given_up,
         is_goodput_held=arguments.kills,
     )
     for words in findings.broken():
@@ -86,6 +89,7 @@ def main() -> int:
         faults=findings.num_faults,
         starts=run.num_starts,
         steps=len({line["step"] for line in among.lines}),
+        given_up=findings.num_given_up,
         goodput=findings.goodput,
         samples_per_s=among.rate,
         longest_standstill_s=among.longest_s,
@@ -132,7 +136,7 @@ def _watch(run: SoakedRun, seconds: float, nemesis: Nemesis | None, growth: Memo
         if nemesis is not None:
             nemesis.rest()
         run.end()
-    watched.lines = run.lines()
+    watched.lines, watched.num_given_up = run.lines(), num_given_up(run.folder)
     watched.rate = steps_per_s(watched.lines, began_at_s, ended_at_s) * GROUPS_PER_STEP * GROUP_SIZE
     watched.longest_s = max((seconds for _, seconds in standstills(watched.lines, 0.0)), default=0.0)
     return watched

@@ -19,6 +19,7 @@ class Findings:
     goodput: float  # samples a second against those without faults
     score: float | None = None  # held-out score among faults; None where it was not measured
     calm_score: float | None = None
+    num_given_up: int = 0  # prompts that were skipped
     is_goodput_held: bool = False  # whether too little of it breaks the promise
 
     @property
@@ -32,6 +33,7 @@ class Findings:
             "no fault came": self.num_faults == 0,
             "it does not train since the faults are over": not self.has_recovered,
             "steps are missing": not self.is_whole,
+            f"{self.num_given_up} prompts were given up": self.num_given_up > 0,
             f"memory of {', '.join(grown)} grew by more than {MAX_GROWTH:.0%}": bool(grown),
             f"the held-out score {self.score} is below {self.calm_score} without faults": self._has_lost_score,
             f"goodput {self.goodput:.2f} is below {MIN_GOODPUT}": self.is_goodput_held and self.goodput < MIN_GOODPUT,

@@ -12,9 +12,10 @@ has lost is begun again by what runs on the host, and the run's command by whoev
 stopped, cut, slow or full any more. `--kills`: one SIGKILL a minute and nothing else, and once more nothing for a
 quarter of the time: a machine's own speed changes within minutes, so what is undisturbed is measured on both sides.
 
-holds: the run trains 3 steps within 5 minutes then, no step is missing, the held-out score (where there is one) is at
-most 0.1 below the one before the faults, no kind of process has grown by more than 5 % since the tenth minute of its
-processes, and with --kills at least 80 % of the undisturbed samples a second were trained. Standstills are named.
+holds: the run trains 3 steps within 5 minutes then, no step is missing, no prompt was given up, the held-out score
+(where there is one) is at most 0.1 below the one before the faults, no kind of process has grown by more than 5 % since
+the tenth minute of its processes, and with --kills at least 80 % of the undisturbed samples a second were trained.
+Standstills are named.
 """
 
 import argparse
@@ -29,6 +30,7 @@ import psutil
 from tests.chaos.rig.verdict import conclude
 from tests.chaos.soak.disk import filled
 from tests.chaos.soak.findings import Findings
+from tests.chaos.soak.given_up import num_given_up
 from tests.chaos.soak.memory_growth import MemoryGrowth, say_growth
 from tests.chaos.soak.nemesis import Find, Lasting, Nemesis
 from tests.chaos.soak.processes import COMMANDS, OURS, RAYS, processes_of_hosts
@@ -70,6 +72,7 @@ def main() -> int:
         goodput=steps_per_s(lines, faults_s, over_s) / calm_rate if calm_rate else 0.0,
         score=score(within(lines, faults_s, time.time())),
         calm_score=score(calm_lines),
+        num_given_up=num_given_up(metrics.parent),
         is_goodput_held=given.kills,
     )
     print("soak:", *(f"{number} x {name};" for name, number in sorted(nemesis.begun.items())))
@@ -83,6 +86,7 @@ def main() -> int:
         not findings.broken(),
         faults=findings.num_faults,
         steps=len(lines),
+        given_up=findings.num_given_up,
         goodput=findings.goodput,
         growth=findings.worst_growth,
         eval_reward=findings.score,

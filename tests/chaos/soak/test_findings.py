@@ -37,6 +37,7 @@ def test_soak_that_kept_its_promises_has_none_broken() -> None:
         ({"has_recovered": False}, "it does not train since the faults are over"),
         ({"is_whole": False}, "steps are missing"),
         ({"growth": {"rank": 0.051, "keeper": 0.06, "fleet": 0.0}}, "memory of keeper, rank grew by more than 5%"),
+        ({"num_given_up": 34}, "34 prompts were given up"),
         ({"score": 0.79}, "the held-out score 0.79 is below 0.9 without faults"),
         ({"goodput": 0.79, "is_goodput_held": True}, "goodput 0.79 is below 0.8"),
     ],
