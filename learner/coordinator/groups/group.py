@@ -158,7 +158,9 @@ class Group:
 
         Returns turns that were kept of it and are not gone on from.
         """
-        self.holders.pop(index, None)
+        server = self.holders.pop(index, None)
+        if server is not None and boundary != DIED:  # one that died is another process when it comes back
+            self.failed_on.add(server)
         return self.note_failure(index, boundary, detail)
 
     def note_failure(self, index: int, boundary: str, detail: str) -> KeptTurns | None:

@@ -196,8 +196,6 @@ class OpenGroups:
 
     def fail(self, group: Group, sample_indices: Sequence[int], server: str, boundary: str, detail: str) -> None:
         """Note that samples failed on a server; they go out again, or their prompt is given up."""
-        if boundary != DIED:  # one that died is another process when it comes back
-            group.failed_on.add(server)
         for index in sample_indices:
             self._waste_kept(group, index, group.fail(index, boundary, detail), "failed")
             self._ledger.fail(group.name, index, group.attempts[index], server, boundary, detail)
