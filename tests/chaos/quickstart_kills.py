@@ -4,8 +4,8 @@
 
 One `python -m learner.run` with a checkpoint every fourth step. Between its steps five SIGKILLs each hit a rollout
 server (every other time its vLLM engine process), the coordinator and the learner rank, in an order that is drawn. It
-must exit with 0, pass `learner.audit`, and reach what the quick start must reach without kills: eval_reward 0.85,
-greedy 0.9. `--short`: one kill of each kind in 12 steps, without the scores. Not part of CI: minutes.
+must exit with 0, pass `learner.audit`, give up no prompt, and reach what the quick start must reach without kills:
+eval_reward 0.85, greedy 0.9. `--short`: one kill of each kind in 12 steps, without the scores. Not part of CI: minutes.
 """
 
 import json
@@ -20,6 +20,7 @@ from pathlib import Path
 from deploy.cluster.node_ray.processes import ray_processes
 from deploy.node.home import this_home
 from learner import audit
+from tests.chaos.rig.given_up import num_given_up
 from tests.chaos.rig.verdict import conclude, options
 from tests.fakes.process_facts import has_open, title_of
 
@@ -49,15 +50,16 @@ def main() -> int:
         finally:
             run.end()
         lines = run.lines()
-        has_audit_passed = audit.main([str(folder)]) == 0
+        has_audit_passed, given_up = audit.main([str(folder)]) == 0, num_given_up(folder)
     final = {key: lines[-1].get(key, 0.0) for key in ("eval_reward", "eval_reward_greedy")}
     is_good = arguments.short or (final["eval_reward"] >= _MIN_REWARD and final["eval_reward_greedy"] >= _MIN_GREEDY)
     return conclude(
         "quickstart_kills",
-        run.process.returncode == 0 and has_audit_passed and is_good,
+        run.process.returncode == 0 and has_audit_passed and not given_up and is_good,
         kills=len(kinds),
         exit_status=run.process.returncode,
         steps=lines[-1]["step"],
+        given_up=given_up,
         **final,
         seconds=time.monotonic() - run.begun,
         audit="passed" if has_audit_passed else "failed",

@@ -4,7 +4,7 @@ from pathlib import Path
 
 from learner.disk.layout import LEDGER
 from learner.ledger.ledger import Ledger
-from tests.chaos.soak.given_up import num_given_up
+from tests.chaos.rig.given_up import num_given_up
 
 
 def test_prompts_that_a_run_has_skipped_are_counted(tmp_path: Path) -> None:
