@@ -12,6 +12,7 @@ import pytest
 
 from learner import audit
 from learner.checkpoint.proof import is_proven
+from tests.fakes.process_facts import title_of
 from tests.fakes.waiting import wait_until
 from tests.flow.flow_cluster import FlowCluster
 from tests.flow.user_run import Bring, Left, each_trained_once
@@ -245,7 +246,7 @@ def test_a_run_in_the_background_is_listed_and_stopped_and_its_output_kept(
     expect_no_leavings(cluster)
 
 
-# -- a rollout server dies --------------------------------------------------------------------------------------------
+# -- a rollout server dies with its engine ----------------------------------------------------------------------------
 
 
 @pytest.fixture(scope="module")
@@ -254,25 +255,26 @@ def survived(cluster: FlowCluster, slow_user: Bring) -> "subprocess.CompletedPro
     with cluster.running(*slow_user.options("survived", {"run.max_steps": 6})) as run:
         run.wait_until(lambda: left.last_step >= 2)
         (server,) = cluster.actors("RolloutServer")
-        server.kill()
+        (engine,) = (child for child in server.children(True) if title_of(child).startswith("VLLM::EngineCore"))
+        engine.kill()
         return run.finished()
 
 
-def test_a_run_whose_only_rollout_server_was_killed_ends_well(survived: "subprocess.CompletedProcess[str]") -> None:
+def test_a_run_whose_only_engine_was_killed_ends_well(survived: "subprocess.CompletedProcess[str]") -> None:
     assert survived.returncode == 0, survived.stdout + survived.stderr
     assert "sluice-rollout-0 stopped serving" in survived.stdout
     assert "sluice-rollout-0 serves again" in survived.stdout
 
 
-def test_no_prompt_is_lost_with_a_rollout_server(
+def test_no_prompt_is_lost_or_given_up_with_an_engine(
     survived: "subprocess.CompletedProcess[str]", slow_user: Bring
 ) -> None:
     left = slow_user.left("survived")
 
     assert left.trained == each_trained_once(6)
     assert left.most_often_trained == 1
-    assert left.states.keys() <= {"trained", "skipped"}
-    assert left.rows("SELECT COUNT(*) FROM prompts WHERE state = 'skipped' AND reason IS NULL") == [(0,)]
+    assert left.states.keys() == {"trained"}
+    assert left.rows("SELECT COUNT(*) FROM failures WHERE boundary != 'server'") == [(0,)]
     assert max(left.staleness) <= 1
 
 
