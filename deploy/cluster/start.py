@@ -9,8 +9,9 @@ import sys
 from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 
+from deploy.cluster.checkout import check_same, tell_checkout, this_checkout, told_checkout
 from deploy.cluster.foreground import BLOCK, start_and_stay
-from deploy.cluster.join_file import check_same, is_reachable, read_join_file, take_secrets, write_join_file
+from deploy.cluster.join_file import is_reachable, read_join_file, take_secrets, write_join_file
 from deploy.cluster.joining import check_clock, check_is_not_head, check_same_kind, check_way_back, check_way_to_head
 from deploy.cluster.kept import end_what_goes, find_kept
 from deploy.cluster.known import connect_environment, is_head, known_cluster
@@ -58,7 +59,7 @@ def start(arguments: Sequence[str]) -> None:
         check_is_not_head(options.head, known)
         if options.join is not None:
             told = read_join_file(options.join)
-            check_same(told)
+            check_same(told, "the join file", ", and copy its new join file")
             take_secrets(told, home)
         make_home(home, is_joining=options.head is not None)
         wanted = wanted_services(options, home)
@@ -177,17 +178,23 @@ def _have_kept(state: ClusterState, home: Home) -> None:
             _check_join(state)
         write_cluster(state)  # from which the keeper knows what to keep
         if is_head(state):
+            tell_checkout(this_checkout())
             ensure_fleet(_FLEET_S)
         keep_services(home, _FLEET_S)
 
 
 def _check_join(state: ClusterState) -> None:
-    """Ask the head whether it reaches this node, and what time it is. Raises: OperatorError saying what is wrong."""
+    """Ask the head what it runs, whether it reaches this node, and what time it is.
+
+    Raises: OperatorError saying what is wrong.
+    """
     from deploy.cluster.fleet_client import ask
     from deploy.cluster.keeper_client import head_keeper
 
     head_ip, keeper = head_keeper(_FLEET_S)
     check_same_kind(state.node_ip, head_ip)
+    if (told := told_checkout()) is not None:
+        check_same(told, "Ray")
     check_way_back(
         state.node_ip, lambda host, port: str(ask(keeper.reach.remote(host, port), _FLEET_S, "head's keeper"))
     )

@@ -15,6 +15,7 @@ import httpx
 import psutil
 import pytest
 
+from deploy.cluster.checkout import this_checkout, told_checkout
 from deploy.cluster.node_ray.processes import ray_processes
 from deploy.fleet.fleet import Fleet
 from deploy.fleet.place import places
@@ -96,6 +97,7 @@ def test_head_waits_for_a_node_that_joins_by_its_code_and_ends_at_sigterm(
         assert resources(head)["CPU"] == 2.0
         assert_searched_from(other, head)
         with head.connected():
+            assert told_checkout() == this_checkout()
             assert_plans_are_obeyed(address, "127.0.0.2")
             assert_pairs_share_gpus()
             assert_actors_that_take_nothing_are_where_they_are_planned()
