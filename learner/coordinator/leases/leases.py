@@ -15,6 +15,9 @@ from protocol.wire import messages as m
 from protocol.wire.refused_sample import SampleStamp
 from protocol.wire.trajectory import Trajectory, TrajectoryFacts
 
+# So long after its last lease a prompt that failed waits for a server on which it did not.
+_ELSEWHERE_S = 30.0
+
 
 class Leases:
     """Numbers this start's leases; each carries `seed`, the run's."""
@@ -52,17 +55,15 @@ class Leases:
             group = self._groups.next_group(is_admitting)
             if group is None:
                 break
-            avoided = self._failed_it(group, versions)
-            if group.is_suspect:
-                taken = self._groups.servers_of_suspects() if taken is None else taken
-                avoided |= taken
-            if avoided:
-                server = self._servers.next_to_lease(versions, other_than=avoided)
+            if group.is_suspect and taken is None:
+                taken = self._groups.servers_of_suspects()
+            apart_from = taken if group.is_suspect and taken is not None else set()
+            if group.failed_on or apart_from:
+                server = self._next_elsewhere(group, apart_from, versions, now)
                 if server is None:
                     apart.append(group)
                     continue
-            if group.is_suspect and taken is not None:
-                taken.add(server)
+            apart_from.add(server)
             self.lease(group, server, now)
         self._groups.put_back(apart)
 
@@ -75,15 +76,19 @@ class Leases:
         self._tally.resumed += len(resumed)
         self._mailbox.send(server, lease, joined_buffers(resumed))
 
-    def _failed_it(self, group: Group, versions: range) -> set[str]:
-        """Return the servers on which a group failed, while there is another one that could make it.
+    def _next_elsewhere(self, group: Group, apart_from: set[str], versions: range, now: float) -> str | None:
+        """Return the server for a group that failed somewhere, or that has to be apart from these servers; None: none
+        yet.
 
-        One whose every sample fails at once, for want of a package or a file, always has room: it would be leased the
-        same prompts three times over, and have all of them given up.
+        A server whose every sample fails at once, for want of a package or a file, always has room: it would be leased
+        the same prompts three times over, and have all of them given up. Another one that is busy is waited for, but
+        not for ever: it may stand still.
         """
-        if not group.failed_on or not self._servers.able(versions) - group.failed_on:
-            return set()
-        return set(group.failed_on)
+        server = self._servers.next_to_lease(versions, other_than=group.failed_on | apart_from)
+        is_waiting = self._servers.able(versions) - group.failed_on and now - group.leased_at < _ELSEWHERE_S
+        if server is not None or is_waiting:
+            return server
+        return self._servers.next_to_lease(versions, other_than=apart_from)
 
     # -- back ---------------------------------------------------------------------------------------------------------
 

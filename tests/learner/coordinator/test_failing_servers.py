@@ -51,3 +51,14 @@ def test_prompt_that_failed_waits_no_longer_for_a_server_that_is_gone(tmp_path: 
     script.coordinator.lose_server("s2", "it died")
     (again, *_) = script.demand("s1", num_groups=1)
     assert again.group == lease.group
+
+
+def test_prompt_that_failed_waits_for_a_server_that_stands_still_for_half_a_minute_at_most(tmp_path: Path) -> None:
+    script = Script(tmp_path)
+    script.demand("s2", num_groups=0)  # it says no more
+    (lease,) = script.demand("s1", num_groups=1)
+    script.fail("s1", lease, 0)
+    script.advance(29.0)
+    assert lease.group not in {other.group for other in script.demand("s1", num_groups=1)}
+    script.advance(2.0)
+    assert lease.group in {other.group for other in script.demand("s1", num_groups=1)}
