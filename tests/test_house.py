@@ -10,15 +10,29 @@ import pytest
 
 _ROOT = Path(__file__).resolve().parents[1]
 _ROOMS = ("protocol", "rollout", "rewards", "retriever", "learner", "deploy")
-_MAX_FILE_LINES = 300
+_MAX_FILE_LINES = 400
+_MIN_FILE_LINES = 30
+_MAX_SMALL_FILES = 45
 _MAX_FUNCTION_LINES = 50
-_MAX_FILES_IN_FOLDER = 18
-_MAX_ARROWS_IN_LEARNER = 40
+_MAX_FILES_IN_FOLDER = 24
+_MAX_ARROWS_IN_LEARNER = 46
 
 
 def test_no_file_of_the_product_is_longer_than_its_limit() -> None:
     lengths = {str(path.relative_to(_ROOT)): len(path.read_text().splitlines()) for path in _files()}
     assert {name: length for name, length in lengths.items() if length > _MAX_FILE_LINES} == {}
+
+
+def test_few_files_of_the_product_are_fragments() -> None:
+    # An algorithm may be as short as its formula.
+    small = [
+        str(path.relative_to(_ROOT))
+        for path in _files()
+        if len(path.read_text().splitlines()) < _MIN_FILE_LINES
+        and path.name not in ("__init__.py", "__main__.py")
+        and not path.is_relative_to(_ROOT / "learner" / "algorithms")
+    ]
+    assert len(small) <= _MAX_SMALL_FILES, small
 
 
 def test_no_function_of_the_product_is_longer_than_its_limit() -> None:
@@ -32,7 +46,7 @@ def test_no_function_of_the_product_is_longer_than_its_limit() -> None:
 
 
 def test_no_folder_of_the_product_holds_more_files_than_its_limit() -> None:
-    # __init__.py is a docstring and __main__.py a call: neither is a place that somebody has to find.
+    # __init__.py is a docstring and __main__.py a call: readers search for neither.
     folders = Counter(
         str(path.parent.relative_to(_ROOT)) for path in _files() if path.name not in ("__init__.py", "__main__.py")
     )
