@@ -14,7 +14,7 @@ from learner.audit.breach import Breach
 from learner.audit.run import AuditedRun
 from learner.audit.terms import StepTerms, Terms
 from learner.data.filtered import FILTERED, KEPT, RESTED, OutsideBounds, mean_score, read_reason, read_rested
-from learner.data.group_name import GroupName
+from learner.data.names import GroupName
 from learner.ledger.schema import knows_scores
 
 _SAMPLES = """

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 
 from learner.audit.breach import Breach
 from learner.audit.run import AuditedRun
-from learner.data.group_name import GroupName
+from learner.data.names import GroupName
 from learner.data.prompt_order import order_of
 
 

@@ -17,8 +17,8 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from learner.data.row_files import RowFile
-from learner.data.uids import UID_BYTES
+from learner.data.files import RowFile
+from learner.data.names import UID_BYTES
 
 
 @dataclass(frozen=True)

@@ -5,11 +5,11 @@ from collections.abc import Callable, Collection, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
+from learner.data.files import RowFile, find_files
 from learner.data.prompt_index import IndexBuilder, PromptIndex
 from learner.data.prompt_rows import each_row
 from learner.data.prompt_shape import PromptShape, shape_of
 from learner.data.prompts import Prompt, UnsendableRowError, make_prompt
-from learner.data.row_files import RowFile, find_files
 from protocol.errors import SettingsError
 from protocol.settings.data import DataEntry, DataSettings, entries_of
 

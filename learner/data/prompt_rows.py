@@ -5,13 +5,12 @@ import os
 import weakref
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import Any, BinaryIO, NamedTuple, Protocol
+from typing import Any, BinaryIO, NamedTuple, Protocol, TypeVar
 
 import msgspec
 import pyarrow
 import pyarrow.parquet
 
-from learner.data.parquet_times import in_microseconds
 from protocol.errors import OperatorError, SettingsError
 
 _BYTE_ORDER_MARK = b"\xef\xbb\xbf"
@@ -189,3 +188,28 @@ class _ParquetReader:
     def read(self, number: int, offset: int) -> dict[str, Any]:
         (row,) = _as_rows(self._table.slice(offset, 1))
         return row
+
+
+Columns = TypeVar("Columns", pyarrow.RecordBatch, pyarrow.Table)
+
+
+def in_microseconds(columns: Columns) -> Columns:
+    """Return the same columns, their times cut to whole microseconds, inside lists and structs too."""
+    schema = pyarrow.schema([field.with_type(_readable(field.type)) for field in columns.schema])
+    return columns if schema.equals(columns.schema) else columns.cast(schema, safe=False)
+
+
+def _readable(kind: pyarrow.DataType) -> pyarrow.DataType:
+    if pyarrow.types.is_timestamp(kind) and kind.unit == "ns":
+        return pyarrow.timestamp("us", kind.tz)
+    if pyarrow.types.is_duration(kind) and kind.unit == "ns":
+        return pyarrow.duration("us")
+    if pyarrow.types.is_time64(kind) and kind.unit == "ns":
+        return pyarrow.time64("us")
+    if pyarrow.types.is_list(kind):
+        return pyarrow.list_(kind.value_field.with_type(_readable(kind.value_type)))
+    if pyarrow.types.is_large_list(kind):
+        return pyarrow.large_list(kind.value_field.with_type(_readable(kind.value_type)))
+    if pyarrow.types.is_struct(kind):
+        return pyarrow.struct([field.with_type(_readable(field.type)) for field in kind])
+    return kind

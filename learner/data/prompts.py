@@ -5,9 +5,9 @@ from typing import Any
 
 import msgspec
 
+from learner.data.names import make_uid
 from learner.data.prompt_rows import Row
 from learner.data.prompt_shape import PromptShape, is_prompt
-from learner.data.uids import make_uid
 from protocol.errors import FrameError, SettingsError
 from protocol.wire.codec import Limits
 from protocol.wire.header_shape import MAX_DEPTH, MAX_VALUES, check_shape

@@ -4,8 +4,8 @@ from contextlib import AbstractContextManager
 
 from torch import Tensor
 
+from learner.models.micro_batch import MicroBatch
 from learner.models.policy import PolicyEngine
-from learner.packing.micro_batch import MicroBatch
 
 
 class BaseReference:

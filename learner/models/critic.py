@@ -12,13 +12,13 @@ from safetensors import safe_open
 from torch import Tensor
 
 from learner.models import varlen_attention
+from learner.models.micro_batch import MicroBatch
 from learner.models.model_loading import prepare_for_training, turn_off_dropout
 from learner.models.settings import PolicySettings
 from learner.models.step_result import StepResult, Sums
 from learner.models.training.accumulate import accumulate
 from learner.models.training.trained_model import TrainedModel
 from learner.models.varlen_attention import Segments
-from learner.packing.micro_batch import MicroBatch
 from protocol.errors import OperatorError
 
 # (values [K], micro-batch) -> (sum of token losses, sums), all on one device.

@@ -8,11 +8,11 @@ from typing import Any
 
 from torch import Tensor
 
+from learner.models.micro_batch import MicroBatch
 from learner.models.scoring.scored_model import Scoring
 from learner.models.step_result import LossFunction, Sums
 from learner.models.training.accumulate import TrainedModule, accumulate
 from learner.models.varlen_attention import Segments
-from learner.packing.micro_batch import MicroBatch
 
 # The sum over micro-batches of the router's loss, each times its model tokens.
 ROUTER_AUX_LOSS = "router_aux_loss"

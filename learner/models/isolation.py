@@ -14,7 +14,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from learner.packing.micro_batch import LearnerSample, MicroBatch, make_micro_batch
+from learner.models.micro_batch import LearnerSample, MicroBatch, make_micro_batch
 from protocol.errors import OperatorError
 
 # A leak moves logprobs by nats. bfloat16 rounds differently when shapes differ.

@@ -13,6 +13,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from learner.models.gradient import add_gradient, score_tokens
+from learner.models.micro_batch import MicroBatch
 from learner.models.model_loading import load_model
 from learner.models.scoring.scored_model import scored_model
 from learner.models.settings import PolicySettings
@@ -22,7 +23,6 @@ from learner.models.weights.export import export_model
 from learner.models.weights.lora import LoraForm, adapted_layers, adapters_off, write_adapters
 from learner.models.weights.named_weights import Weight, weights_of
 from learner.models.weights.pushed import PushedWeights
-from learner.packing.micro_batch import MicroBatch
 from protocol.weights.digest import digest_of_all, digest_of_tensor
 
 # How much of the model is whole at a time while it is digested.

@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from learner.models.gradient import score_tokens
+from learner.models.micro_batch import MicroBatch
 from learner.models.model_loading import load_model
 from learner.models.policy import PolicyEngine
 from learner.models.scoring.scored_model import scored_model
@@ -19,7 +20,6 @@ from learner.models.settings import PolicySettings
 from learner.models.weights.digested import digest_of_model
 from learner.models.weights.export import export_model
 from learner.models.world import own_device
-from learner.packing.micro_batch import MicroBatch
 
 
 class ReferenceModel:

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
-from learner.packing.micro_batch import MicroBatch
+from learner.models.micro_batch import MicroBatch
 
 # Sums over a micro-batch's tokens, for metrics: one number each, on the micro-batch's device, so that nothing waits for
 # a GPU before the step ends. Keys that start with "max_" are reduced by maximum, over micro-batches and ranks.

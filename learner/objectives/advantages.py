@@ -10,7 +10,7 @@ from torch import Tensor
 
 from learner.algorithms.advantages.advantage import OfGroups, OfTokens
 from learner.algorithms.whiten import Reduce, whiten
-from learner.packing.micro_batch import MicroBatch
+from learner.models.micro_batch import MicroBatch
 from protocol.wire.messages import Batch
 
 

@@ -17,19 +17,16 @@ from torch import Tensor
 from learner.algorithms.aggregate import AGGREGATES
 from learner.algorithms.by_name import algorithm_of
 from learner.algorithms.whiten import Reduce
+from learner.models.micro_batch import MicroBatch
 from learner.models.reference import ReferenceModel
 from learner.models.roles import Roles
 from learner.models.step_result import StepResult
 from learner.objectives.advantages import of_groups, of_tokens, whitened
-from learner.objectives.critic_loss import critic_metrics, make_critic_loss
-from learner.objectives.look import look
-from learner.objectives.policy_loss import make_loss
+from learner.objectives.losses import critic_metrics, make_critic_loss, make_loss
 from learner.objectives.reference_kl import ReferenceKl
-from learner.objectives.shaped_rewards import shaped_rewards
 from learner.objectives.step_metrics import step_metrics
 from learner.objectives.step_plan import StepPlan, plan_updates
-from learner.objectives.token_rewards import token_rewards, trajectory_sums
-from learner.packing.micro_batch import MicroBatch
+from learner.objectives.token_rewards import shaped_rewards, token_rewards, trajectory_sums
 from protocol.errors import SettingsError
 from protocol.settings.settings import Settings
 from protocol.wire.messages import Batch
@@ -179,3 +176,20 @@ def _detail(results: Sequence[StepResult]) -> str:
         return ""
     where = "" if len(results) == 1 else f" in {len(refused)} of {len(results)} updates"
     return f"non-finite loss or gradient{where} (loss {refused[0].loss}, norm {refused[0].grad_norm})"
+
+
+def look(micro_batches: Sequence[MicroBatch], roles: Roles, *, with_old: bool) -> list[MicroBatch]:
+    """Return the micro-batches with the critic's values, the reference's logprobs and the learner's old logprobs.
+
+    Each where the model is there; with_old: False leaves the learner's out. Collective: every rank has as many
+    micro-batches. The columns stay on the CPU.
+    """
+    found = list(micro_batches)
+    if with_old:
+        found = [replace(each, old_logprobs=roles.policy.logprobs(each).cpu()) for each in found]
+    if (reference := roles.reference) is not None:
+        with reference.in_use():
+            found = [replace(each, reference_logprobs=reference.logprobs(each).cpu()) for each in found]
+    if (critic := roles.critic) is not None:
+        found = [replace(each, values=critic.values(each).cpu()) for each in found]
+    return found

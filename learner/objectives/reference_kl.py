@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from learner.algorithms.kl import KL_FORMS, KlController
-from learner.packing.micro_batch import MicroBatch
+from learner.models.micro_batch import MicroBatch
 from protocol.settings.algorithm.kl import KlSettings
 
 _COEFFICIENT = "kl_coefficient"

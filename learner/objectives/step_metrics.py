@@ -14,8 +14,8 @@ from torch import Tensor
 
 from learner.algorithms.ratio import log_ratio
 from learner.models.gradient import ROUTER_AUX_LOSS
+from learner.models.micro_batch import MicroBatch
 from learner.models.step_result import StepResult, Sums
-from learner.packing.micro_batch import MicroBatch
 
 # A token whose two logprobs differ by more than this is counted: the engine or the staleness has drifted.
 _OUTSIDE = (0.9, 1.1)

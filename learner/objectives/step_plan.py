@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
-from learner.packing.micro_batch import LearnerSample, MicroBatch, make_micro_batch
+from learner.models.micro_batch import LearnerSample, MicroBatch, make_micro_batch
 from protocol.wire.messages import Batch
 from protocol.wire.trajectory import Trajectory
 

@@ -13,8 +13,8 @@ from contextlib import contextmanager
 import numpy as np
 from numpy.typing import NDArray
 
+from learner.models.micro_batch import LearnerSample, make_micro_batch
 from learner.models.policy import PolicyEngine
-from learner.packing.micro_batch import LearnerSample, make_micro_batch
 from protocol.settings.roles.zero_stage import zero_stage_of
 from protocol.settings.settings import Settings
 

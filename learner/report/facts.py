@@ -16,7 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from learner.data.filtered import FILTERED
-from learner.data.group_name import GroupName
+from learner.data.names import GroupName
 from learner.disk.metrics_lines import parse_metrics_line
 from protocol.errors import SettingsError
 from protocol.settings.loader import describe_settings, load_settings

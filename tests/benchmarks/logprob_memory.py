@@ -25,9 +25,9 @@ from torch import Tensor
 
 from learner.models import varlen_attention
 from learner.models.gradient import add_gradient
+from learner.models.micro_batch import LearnerSample, MicroBatch, make_micro_batch
 from learner.models.scoring.scored_model import make_scored, scored_model
 from learner.objectives.supervised import weighted_nll
-from learner.packing.micro_batch import LearnerSample, MicroBatch, make_micro_batch
 from tests.benchmarks.packing_table import OneProcess
 from tests.chaos.rig.verdict import conclude, options
 from tests.fakes.tiny_models import tiny_config

@@ -19,12 +19,12 @@ from typing import Any
 import numpy as np
 import torch
 
+from learner.data.packing import plan_step
 from learner.models import varlen_attention
 from learner.models.gradient import add_gradient
+from learner.models.micro_batch import LearnerSample, make_micro_batch
 from learner.models.scoring.scored_model import make_scored
 from learner.objectives.supervised import weighted_nll
-from learner.packing.micro_batch import LearnerSample, make_micro_batch
-from learner.packing.plan import plan_step
 from tests.benchmarks.packing_table import OneProcess
 from tests.chaos.rig.verdict import conclude, options
 from tests.fakes.tiny_models import tiny_config

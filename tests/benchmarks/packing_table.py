@@ -21,9 +21,9 @@ import torch
 
 from learner.models.gradient import score_tokens
 from learner.models.isolation import Isolation, measure_isolation
+from learner.models.micro_batch import MicroBatch
 from learner.models.model_loading import load_model
 from learner.models.settings import PolicySettings
-from learner.packing.micro_batch import MicroBatch
 from tests.chaos.rig.verdict import conclude, options
 
 VOCAB = 64

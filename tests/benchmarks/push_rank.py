@@ -13,11 +13,11 @@ import numpy as np
 import torch
 import torch.distributed as dist
 
+from learner.models.micro_batch import LearnerSample, make_micro_batch
 from learner.models.policy import PolicyEngine
 from learner.models.settings import PolicySettings
 from learner.models.weights.pushed import PushedWeights
 from learner.models.world import join_world
-from learner.packing.micro_batch import LearnerSample, make_micro_batch
 from learner.weights.push import WeightPusher
 from protocol.weights.group import open_store
 from protocol.weights.wire import bucket_num_bytes

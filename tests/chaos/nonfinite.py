@@ -31,15 +31,15 @@ from torch import Tensor
 
 from learner.checkpoint.folder import newest_valid
 from learner.checkpoint.sealed_files import Tell
+from learner.data.packing import plan_step
 from learner.disk.layout import CHECKPOINTS
+from learner.models.micro_batch import LearnerSample, MicroBatch, make_micro_batch
 from learner.models.policy import PolicyEngine
 from learner.models.roles import Roles
 from learner.models.step_result import LossFunction, StepResult, Sums
 from learner.models.training.deepspeed_config import import_deepspeed
 from learner.models.training.finite import NonFiniteWeightsError
-from learner.objectives.policy_loss import make_loss
-from learner.packing.micro_batch import LearnerSample, MicroBatch, make_micro_batch
-from learner.packing.plan import plan_step
+from learner.objectives.losses import make_loss
 from learner.rank.checkpoint import CheckpointWriter
 from learner.rank.push import RankPusher
 from learner.rank.solo_work import SoloWork

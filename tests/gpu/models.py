@@ -10,7 +10,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from learner.packing.micro_batch import LearnerSample, MicroBatch, make_micro_batch
+from learner.models.micro_batch import LearnerSample, MicroBatch, make_micro_batch
 
 
 @dataclass(frozen=True)

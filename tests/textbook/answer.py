@@ -5,8 +5,8 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
+from learner.models.micro_batch import LearnerSample, MicroBatch, make_micro_batch
 from learner.models.world import own_device
-from learner.packing.micro_batch import LearnerSample, MicroBatch, make_micro_batch
 
 
 @dataclass(frozen=True)

@@ -4,7 +4,7 @@ What it goes by is in the ledger: a restart and a resume know what an uninterrup
 """
 
 from learner.data.filtered import RESTED, Rested, mean_score
-from learner.data.group_name import GroupName
+from learner.data.names import GroupName
 from learner.ledger.ledger import Ledger
 from protocol.settings.settings import Settings
 

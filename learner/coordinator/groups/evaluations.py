@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from learner.coordinator.groups.eval_answers import answer_lines, metrics_of
 from learner.coordinator.groups.group import Group
 from learner.coordinator.groups.held_out import HeldOutSet
-from learner.data.group_name import GroupName
+from learner.data.names import GroupName
 
 
 @dataclass(frozen=True)

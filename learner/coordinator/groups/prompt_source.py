@@ -8,7 +8,7 @@ from collections.abc import Sequence
 
 from learner.coordinator.groups.curriculum import Curriculum
 from learner.coordinator.groups.group import Group
-from learner.data.group_name import GroupName
+from learner.data.names import GroupName
 from learner.data.prompt_order import order_of
 from learner.data.prompt_set import find_prompts, rows_by_entry, uid_at
 from learner.data.prompts import Prompt

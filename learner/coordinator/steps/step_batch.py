@@ -11,7 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from learner.coordinator.groups.group import Group
-from learner.packing.plan import plan_step
+from learner.data.packing import plan_step
 from protocol.settings.learner import LearnerSettings
 from protocol.wire.messages import MAX_GROUPS, Batch, MiniBatch
 from protocol.wire.trajectory import Trajectory

@@ -11,10 +11,10 @@ from typing import Any
 import pyarrow
 import pyarrow.parquet
 
+from learner.data.files import RowFile, find_files
 from learner.data.prepare.sets import KNOWN_SETS, KnownSet
 from learner.data.prepare.verl_row import verl_row
 from learner.data.prompt_rows import each_row
-from learner.data.row_files import RowFile, find_files
 from protocol.errors import OperatorError, SettingsError
 from protocol.settings.data import HUB_PREFIX, DataEntry
 

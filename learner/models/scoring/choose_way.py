@@ -6,8 +6,8 @@ from collections.abc import Callable
 import numpy as np
 from torch import Tensor
 
+from learner.models.micro_batch import LearnerSample, MicroBatch, make_micro_batch
 from learner.models.scoring.scored_model import ScoredModel
-from learner.packing.micro_batch import LearnerSample, MicroBatch, make_micro_batch
 from protocol.errors import OperatorError
 
 # The ways differ by rounding, or by nats where a model does something to its logits that the head does not know.

@@ -6,8 +6,8 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor
 
+from learner.models.micro_batch import MicroBatch
 from learner.models.step_result import Sums
-from learner.packing.micro_batch import MicroBatch
 
 
 class TrainedModule(Protocol):

@@ -8,7 +8,7 @@ from collections.abc import Callable, Sequence
 import numpy as np
 from torch import Tensor
 
-from learner.packing.micro_batch import LearnerSample, MicroBatch, make_micro_batch
+from learner.models.micro_batch import LearnerSample, MicroBatch, make_micro_batch
 
 _NUM_TEXTS = 3
 _NUM_TOKENS = 20

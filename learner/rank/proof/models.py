@@ -14,13 +14,13 @@ from torch import Tensor
 from learner.checkpoint.told import Told
 from learner.models.critic import load_value_model
 from learner.models.gradient import score_tokens
+from learner.models.micro_batch import MicroBatch
 from learner.models.model_loading import load_model
 from learner.models.scoring.choose_way import choose_way
 from learner.models.scoring.scored_model import scored_model
 from learner.models.settings import PolicySettings
 from learner.models.weights.digested import digest_of_folder, digest_of_model, folder_tensors, pushed_tensors
 from learner.models.weights.lora import adapter_tensors
-from learner.packing.micro_batch import MicroBatch
 from learner.rank.proof.kept_texts import LOSS_TOLERANCE, answers
 from learner.rank.proof.refused import NotProvableError, RefusedError
 from learner.rank.proof.state_files import check_state

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 from transformers import Qwen2ForCausalLM
 
-from learner.packing.micro_batch import MicroBatch
+from learner.models.micro_batch import MicroBatch
 from protocol.weights.wire import Bucket
 from tests.fakes.planned_weights import Gathered, planned
 

@@ -14,6 +14,7 @@ from learner.checkpoint.told import Told
 from learner.disk.layout import CHECKPOINTS, LEDGER
 from learner.ledger.ledger import Ledger
 from learner.models.critic import CriticEngine
+from learner.models.micro_batch import LearnerSample, MicroBatch, make_micro_batch
 from learner.models.policy import PolicyEngine
 from learner.models.reference import ReferenceModel
 from learner.models.roles import Roles
@@ -21,7 +22,6 @@ from learner.models.settings import critic_settings, policy_settings, reference_
 from learner.models.step_result import Sums
 from learner.models.training.trained_model import TrainedModel
 from learner.models.world import free_address, join_world
-from learner.packing.micro_batch import LearnerSample, MicroBatch, make_micro_batch
 from learner.rank.checkpoint import CheckpointWriter
 from learner.rank.proof.proofs import Proofs
 from learner.rank.proof.proving import Proving

@@ -10,10 +10,9 @@ import pyarrow
 import pyarrow.parquet
 import pytest
 
-from learner.data.hub_files import HubName, choose_files, parse_hub_name
+from learner.data.files import HubName, choose_files, find_files, parse_hub_name
 from learner.data.prompt_reading import RowName, read_prompts
 from learner.data.prompt_set import load_prompts, open_prompts
-from learner.data.row_files import find_files
 from protocol.errors import SettingsError
 from protocol.settings.data import DataEntry, DataSettings, entries_of
 

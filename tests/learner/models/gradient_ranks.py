@@ -17,13 +17,13 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
+from learner.data.packing import plan_step
 from learner.models.critic import CriticEngine
+from learner.models.micro_batch import MicroBatch, make_micro_batch
 from learner.models.policy import PolicyEngine
 from learner.models.step_result import StepResult, Sums
 from learner.models.training.deepspeed_config import import_deepspeed
 from learner.models.weights.lora import LoraForm
-from learner.packing.micro_batch import MicroBatch, make_micro_batch
-from learner.packing.plan import plan_step
 from tests.learner.models.forked_world import run_world
 from tests.learner.models.small_policy import flat, loss, settings, trajectories
 from tests.learner.run.held_tensors import held_tensors

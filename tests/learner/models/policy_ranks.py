@@ -21,7 +21,9 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
+from learner.data.packing import plan_step
 from learner.data.sft_rows import SftRow
+from learner.models.micro_batch import LearnerSample, MicroBatch, make_micro_batch
 from learner.models.parked import ParkedModels
 from learner.models.policy import PolicyEngine
 from learner.models.step_result import StepResult, Sums
@@ -29,8 +31,6 @@ from learner.models.training import whole_on_first
 from learner.models.training.deepspeed_config import import_deepspeed
 from learner.models.training.finite import NonFiniteWeightsError
 from learner.objectives.supervised import run_sft
-from learner.packing.micro_batch import LearnerSample, MicroBatch, make_micro_batch
-from learner.packing.plan import plan_step
 from protocol.errors import OperatorError
 from tests.learner.models.forked_world import run_world
 from tests.learner.models.small_policy import LENGTHS, Loss, loss, same, settings, trajectories

@@ -20,11 +20,11 @@ from torch.utils.backend_registration import _setup_privateuseone_for_python_bac
 
 from learner.models import varlen_attention
 from learner.models.gradient import add_gradient
+from learner.models.micro_batch import LearnerSample, make_micro_batch
 from learner.models.policy import PolicyEngine
 from learner.models.scoring.scored_model import make_scored
-from learner.objectives.policy_loss import make_loss
+from learner.objectives.losses import make_loss
 from learner.objectives.supervised import weighted_nll
-from learner.packing.micro_batch import LearnerSample, make_micro_batch
 from learner.weights.buckets import BucketMemory, pack
 from protocol.settings.settings import Settings
 from protocol.weights.wire import TensorMeta

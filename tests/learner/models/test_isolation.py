@@ -7,8 +7,8 @@ import torch
 from torch import Tensor
 
 from learner.models.isolation import check_isolation, measure_isolation
+from learner.models.micro_batch import MicroBatch
 from learner.models.model_loading import turn_off_dropout
-from learner.packing.micro_batch import MicroBatch
 from protocol.errors import OperatorError
 from tests.benchmarks.packing_table import ALONE, ARCHITECTURES, EXACT, REFUSED, measure
 

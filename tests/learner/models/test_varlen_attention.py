@@ -8,10 +8,10 @@ import torch
 from transformers import AutoModelForCausalLM
 
 from learner.models import varlen_attention
+from learner.models.micro_batch import LearnerSample, make_micro_batch
 from learner.models.scoring.logprobs import token_logprobs
 from learner.models.varlen_attention import Segments
 from learner.models.varlen_attention import varlen_attention as attend
-from learner.packing.micro_batch import LearnerSample, make_micro_batch
 from tests.fakes.tiny_models import make_tiny_model
 
 LENGTHS = (1, 40, 40, 33, 7, 3, 40, 21)

@@ -6,9 +6,9 @@ import numpy as np
 import pytest
 import torch
 
+from learner.models.micro_batch import LearnerSample, MicroBatch, make_micro_batch
 from learner.models.step_result import StepResult
 from learner.objectives.step_metrics import step_metrics, token_sums
-from learner.packing.micro_batch import LearnerSample, MicroBatch, make_micro_batch
 
 
 def micro_batch(staleness: tuple[int, ...]) -> MicroBatch:

@@ -9,8 +9,8 @@ import pytest
 
 from learner.disk.model_size import read_model_size
 from learner.models.gradient import score_tokens
+from learner.models.micro_batch import LearnerSample, make_micro_batch
 from learner.models.model_loading import load_model
-from learner.packing.micro_batch import LearnerSample, make_micro_batch
 from learner.run.rank_memory import activation_bytes
 from protocol.settings.settings import Settings
 from tests.benchmarks.packing_table import OneProcess, settings_of

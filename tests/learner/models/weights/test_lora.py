@@ -15,13 +15,13 @@ from torch import Tensor
 from transformers import AutoModelForCausalLM
 
 from learner.models.gradient import score_tokens
+from learner.models.micro_batch import LearnerSample, make_micro_batch
 from learner.models.model_loading import load_model
 from learner.models.reference import ReferenceModel
 from learner.models.weights.export import export_model
 from learner.models.weights.lora import LoraForm, adapted_layers, adapters_off, write_adapters
 from learner.models.weights.named_weights import Weight, weights_of
 from learner.models.weights.pushed import PushedWeights
-from learner.packing.micro_batch import LearnerSample, make_micro_batch
 from protocol.errors import OperatorError
 from tests.benchmarks.packing_table import OneProcess, settings_of
 from tests.fakes.tiny_models import make_tiny_mixture, make_tiny_model

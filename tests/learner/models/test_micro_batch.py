@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 import torch
 
-from learner.packing.micro_batch import LearnerSample, make_micro_batch
+from learner.models.micro_batch import LearnerSample, make_micro_batch
 
 
 def sample(

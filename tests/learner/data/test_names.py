@@ -2,7 +2,7 @@
 
 import pytest
 
-from learner.data.group_name import GroupName
+from learner.data.names import GroupName
 
 
 @pytest.mark.parametrize(

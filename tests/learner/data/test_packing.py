@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from learner.packing.plan import cost, plan_step
+from learner.data.packing import cost, plan_step
 
 # No deadline: the time of one example says nothing on a busy machine.
 lengths_of = st.lists(st.integers(1, 300), max_size=60)

@@ -1,1 +1,0 @@
-"""How trajectories become micro-batches. Reading order: plan, micro_batch."""
