@@ -6,7 +6,6 @@ file. Several services may open or build one folder at once.
 
 import contextlib
 import errno
-import fcntl
 import json
 import os
 import shutil
@@ -18,6 +17,7 @@ from pathlib import Path
 from blake3 import blake3
 from pydantic import BaseModel
 
+from protocol.disk.lock import locked
 from protocol.errors import OperatorError
 from retriever.corpus import Corpus, digest_of, open_corpus, read_corpus
 from retriever.indexes.by_name import IndexOptions, kind_named
@@ -97,20 +97,18 @@ def build_index(folder: Path, corpus_path: Path, name: str, kind: IndexKind | No
         folder.parent.mkdir(parents=True, exist_ok=True)
         _remove_left_overs(folder)
         aside = Path(tempfile.mkdtemp(prefix=_aside_prefix(folder), dir=folder.parent))
-        lock = os.open(aside, os.O_RDONLY)
-        try:
-            fcntl.flock(lock, fcntl.LOCK_EX)
-            corpus = read_corpus(corpus_path, aside)
-            recipe = recipe_of(name, kind, corpus.digest)
-            scratch = _scratch(folder, recipe)
-            index = kind.build(corpus, scratch)
-            index.save(aside)
-            _write_manifest(aside, recipe, len(corpus))
-            _move_into_place(aside, folder)
-            shutil.rmtree(scratch, ignore_errors=True)
-        finally:
-            shutil.rmtree(aside, ignore_errors=True)
-            os.close(lock)
+        with locked(aside):
+            try:
+                corpus = read_corpus(corpus_path, aside)
+                recipe = recipe_of(name, kind, corpus.digest)
+                scratch = _scratch(folder, recipe)
+                index = kind.build(corpus, scratch)
+                index.save(aside)
+                _write_manifest(aside, recipe, len(corpus))
+                _move_into_place(aside, folder)
+                shutil.rmtree(scratch, ignore_errors=True)
+            finally:
+                shutil.rmtree(aside, ignore_errors=True)
     except OSError as error:
         raise OperatorError(
             f"retriever: the index cannot be written to {folder} ({error.strerror}). Choose another --index-path."
@@ -140,12 +138,10 @@ def _remove_left_overs(folder: Path) -> None:
         with contextlib.suppress(OSError):  # another has just removed it, or locks it
             if time.time() - path.stat().st_ctime < _LEFT_S:
                 continue
-            lock = os.open(path, os.O_RDONLY)
-            try:
-                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            if not path.is_dir():
+                continue
+            with locked(path):
                 shutil.rmtree(path, ignore_errors=True)
-            finally:
-                os.close(lock)
 
 
 def _write_manifest(folder: Path, recipe: dict[str, str | int | float], num_documents: int) -> None:

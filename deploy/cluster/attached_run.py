@@ -12,6 +12,7 @@ from deploy.cluster.fleet_client import describe_fleet, describe_servers
 from deploy.cluster.known import RunStays
 from deploy.node.processes import has_ended
 from protocol.node.current_run import current_run
+from protocol.waits import until
 
 # A step, its checkpoint and a last evaluation may all be under way; the command itself has a limit for its drain.
 _DRAIN_S = 1800.0
@@ -67,11 +68,8 @@ def drain(run: AttachedRun, who: str = "stop_cluster") -> None:
         return
     except psutil.AccessDenied:
         raise RunStays(f"{who}: {run} belongs to another user, and may not be told to end.") from None
-    deadline = time.monotonic() + _DRAIN_S
-    while not has_ended(command):
-        if time.monotonic() > deadline:
-            raise RunStays(
-                f"{who}: {run} has not ended within {_DRAIN_S:g} s of being told to. See its output, or lose "
-                "what is in no checkpoint with deploy/stop_cluster.sh --now."
-            )
-        time.sleep(_POLL_S)  # another process's child: nobody tells us of its end
+    if not any(has_ended(command) for _ in until(_DRAIN_S, _POLL_S)):  # it is no child of this process
+        raise RunStays(
+            f"{who}: {run} has not ended within {_DRAIN_S:g} s of being told to. See its output, or lose "
+            "what is in no checkpoint with deploy/stop_cluster.sh --now."
+        )

@@ -4,7 +4,6 @@ Importing this module imports Ray, which reads how to authenticate at once: set 
 """
 
 import socket
-import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -17,6 +16,7 @@ from deploy.fleet.fleet import Fleet
 from protocol.addresses import host_and_port
 from protocol.errors import NeighbourError, OperatorError
 from protocol.ray_calls import FLEET, NAMESPACE, OUR_ACTOR, first_line, naming_ray_errors
+from protocol.waits import until
 
 _CONNECT_S = 5.0
 _POLL_S = 0.2
@@ -54,15 +54,13 @@ def ensure_fleet(timeout_s: float) -> None:
     whose raylet has died has the name until Ray finds that its node is gone.
     Raises: OperatorError when it does not answer in time.
     """
-    deadline = time.monotonic() + timeout_s
-    while True:
+    for left_s in until(timeout_s, _POLL_S):
         try:
             ask(_fleet_here().describe.remote(), timeout_s)
             return
         except OperatorError:
-            if time.monotonic() > deadline:
+            if left_s == 0:
                 raise
-        time.sleep(_POLL_S)
 
 
 def _fleet_here() -> Any:

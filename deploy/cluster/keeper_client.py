@@ -4,7 +4,6 @@ Importing this module imports Ray, which reads how to authenticate at once: set 
 """
 
 import contextlib
-import time
 from typing import Any
 
 import ray
@@ -16,6 +15,7 @@ from deploy.node.keeper import KEEPER_ROOMS, Keeper, KeptInfo
 from protocol.errors import OperatorError
 from protocol.node.code_digest import code_digest
 from protocol.ray_calls import NAMESPACE, OUR_ACTOR, keeper_of
+from protocol.waits import until
 
 _POLL_S = 0.2
 # What Ray counts one of on its head, and nowhere else.
@@ -62,14 +62,12 @@ def head_keeper(timeout_s: float) -> tuple[str, Any]:
 
     Raises: OperatorError when there is none.
     """
-    deadline = time.monotonic() + timeout_s
-    while time.monotonic() < deadline:
+    for _ in until(timeout_s, _POLL_S):
         for node in ray.nodes():
             if node["Alive"] and HEAD_RESOURCE in node["Resources"]:
                 with contextlib.suppress(ValueError):
                     keeper = ray.get_actor(keeper_of(node["NodeID"]), namespace=NAMESPACE)
                     return str(node["NodeManagerAddress"]), keeper
-        time.sleep(_POLL_S)
     raise OperatorError("The head's node has no keeper. Run deploy/start_cluster.sh there: it starts what is missing.")
 
 
@@ -85,14 +83,11 @@ def describe_services(timeout_s: float) -> dict[str, KeptInfo] | None:
 
 
 def _await_code(keeper: Any, code: str, timeout_s: float) -> None:
-    deadline = time.monotonic() + timeout_s
-    while True:
-        with contextlib.suppress(OperatorError):  # between the two nobody answers
+    for _ in until(timeout_s, _POLL_S):
+        with contextlib.suppress(OperatorError):  # the old process does not answer any more, or the new one not yet
             if ask(keeper.code.remote(), timeout_s, "keeper") == code:
                 return
-        if time.monotonic() > deadline:
-            raise OperatorError(f"The keeper of this node's services was not started anew within {timeout_s:g} s.")
-        time.sleep(_POLL_S)
+    raise OperatorError(f"The keeper of this node's services did not restart within {timeout_s:g} s.")
 
 
 def own_node() -> str:

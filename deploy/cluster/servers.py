@@ -1,12 +1,13 @@
 """`python -m deploy.cluster servers RUN +2`: more or fewer rollout servers for a run that goes on."""
 
-import fcntl
+import math
 import re
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
-from typing import IO
 
+from protocol.disk.lock import locked
 from protocol.errors import OperatorError, SettingsError
 from protocol.node.current_run import CurrentRun, current_run
 from protocol.node.server_wish import read_answer, wish_servers
@@ -32,26 +33,26 @@ def change_servers(arguments: Sequence[str], taken_up_s: float = _TAKEN_UP_S) ->
         there = f"{run.run_id} uses this cluster" if run is not None else "no run of this machine uses this cluster"
         raise OperatorError(f"servers: {there}. Give the command on the machine of the run's own command.")
     folder = Path(run.folder)
-    with _own(folder / _LOCK) as lock:
-        _await_turn(lock, name)
+    with _exclusive(folder / _LOCK, name):
         return _change(run, folder, change, taken_up_s)
 
 
-def _own(lock: Path) -> IO[str]:
-    """Return this file, open for writing. Raises: OperatorError when the folder cannot be written."""
-    try:
-        return lock.open("w")
-    except OSError as error:
-        raise OperatorError(f"servers: {lock.parent} cannot be written: {error.strerror}.") from None
+@contextmanager
+def _exclusive(lock: Path, name: str) -> Iterator[None]:
+    """Let one command at a time change the servers of this run: a second request would replace the first.
 
-
-def _await_turn(lock: IO[str], name: str) -> None:
-    """Return once no other command changes the servers of this run: its wish would take the place of that one's."""
-    try:
-        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
-        print(f"Another command changes the servers of {name}; this one is next.", flush=True)
-        fcntl.flock(lock, fcntl.LOCK_EX)
+    Raises: OperatorError when the folder cannot be written.
+    """
+    with ExitStack() as stack:
+        try:
+            try:
+                stack.enter_context(locked(lock))
+            except BlockingIOError:
+                print(f"Another command changes the servers of {name}; this one is next.", flush=True)
+                stack.enter_context(locked(lock, wait_s=math.inf))
+        except OSError as error:
+            raise OperatorError(f"servers: {lock.parent} cannot be written: {error.strerror}.") from None
+        yield
 
 
 def _change(run: CurrentRun, folder: Path, change: int, taken_up_s: float) -> str:

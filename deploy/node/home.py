@@ -1,18 +1,17 @@
 """Makes SLUICE_HOME: folders, CURVE keys and tokens that are this user's alone."""
 
-import contextlib
-import fcntl
 import hashlib
 import os
 import secrets
 import tempfile
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
 import zmq
 
+from protocol.disk.lock import locked, try_lock
 from protocol.errors import OperatorError
 from protocol.node.home import sluice_home, write_secret
 from protocol.node.process_space import machine_name, process_space
@@ -95,9 +94,9 @@ def make_home(home: Home, is_joining: bool) -> None:
 def exclusive(home: Home) -> Iterator[None]:
     """Hold the lock of starting and stopping. Raises: OperatorError when another start or stop is under way."""
     _make_private(home.root)
-    with open(home.root / ".lock", "w", encoding="ascii") as file:
+    with ExitStack() as stack:
         try:
-            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            stack.enter_context(locked(home.root / ".lock"))
         except BlockingIOError:
             raise OperatorError(
                 f"Another start or stop of the cluster in {home.root} is under way. Wait for it."
@@ -113,7 +112,9 @@ def hold_home(home: Home) -> int | None:
     held = None
     try:
         held = os.open(home.root / _HELD, os.O_RDWR | os.O_CREAT, 0o600)
-        fcntl.flock(held, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        if not try_lock(held):
+            os.close(held)
+            return None
         os.truncate(held, 0)
         os.write(held, f"{process_space()}\n{machine_name()}".encode())
     except OSError:
@@ -132,8 +133,7 @@ def check_held_by_none_other(home: Home) -> None:
     if not path.is_file():
         return
     with path.open("r", encoding="utf-8") as file:
-        with contextlib.suppress(OSError):
-            fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
+        if try_lock(file.fileno(), is_shared=True):
             return
         processes, _, machine = file.read().partition("\n")
     if processes != process_space():

@@ -14,6 +14,7 @@ from deploy.node.restarts import Restarts
 from deploy.node.service_health import is_healthy
 from protocol.errors import OperatorError
 from protocol.node.home import ProcessRecord
+from protocol.waits import until
 
 _log = logging.getLogger("keeper")
 # Fewer are not worth a word at once: the restart itself is the news.
@@ -144,10 +145,10 @@ def _surroundings(record: ProcessRecord) -> tuple[dict[str, str], Path]:
     Read from the process, so that no file of ours holds a copy of the user's environment. One that ended before
     anybody looked gets this process's own.
     """
-    deadline = time.monotonic() + _EXEC_S
-    while (process := find(record)) is not None and time.monotonic() < deadline:
+    for _ in until(_EXEC_S, 0.01):  # just after the start the kernel shows no environment
+        if (process := find(record)) is None:
+            break
         with contextlib.suppress(psutil.Error, OSError):
             if environment := process.environ():
                 return environment, Path(process.cwd())
-        time.sleep(0.01)  # started this moment: the kernel shows no environment yet
     return dict(os.environ), Path.cwd()

@@ -16,6 +16,7 @@ from rich.table import Table
 from deploy.cluster.known import connect_environment, known_cluster
 from deploy.runs.known import Run, find_runs, is_running
 from protocol.errors import OperatorError
+from protocol.waits import until
 
 _TAIL_LINES = 40
 _FOLLOW_S = 0.5
@@ -112,9 +113,7 @@ def _stop(runs: Sequence[Run], name: str | None) -> None:
     from deploy.cluster.attached_run import AttachedRun, drain  # which imports Ray
 
     drain(AttachedRun(run.name, run.pid), "deploy.runs")
-    deadline = time.monotonic() + _FREE_S
-    while is_running(run.name) and time.monotonic() < deadline:
-        time.sleep(_FOLLOW_S)
+    any(not is_running(run.name) for _ in until(_FREE_S, _FOLLOW_S))
     print(f"{run.name} has ended.")
 
 

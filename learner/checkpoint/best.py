@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from learner.disk.metrics_lines import MetricsReader
-from learner.disk.whole_file import sync
+from protocol.disk.files import sync
 from protocol.settings.quality.evaluation import EvalSettings
 
 BEST = "best"

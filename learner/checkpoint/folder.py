@@ -21,7 +21,7 @@ from pathlib import Path
 
 from learner.checkpoint.manifest import MANIFEST, Checkpoint, CorruptCheckpointError, look_at, manifest_bytes, verify
 from learner.checkpoint.sealed_files import Tell, quiet, seal_files
-from learner.disk.whole_file import move_synced, sync
+from protocol.disk.files import move_synced, sync
 from protocol.errors import OperatorError, SettingsError
 from protocol.failpoints import failpoint
 

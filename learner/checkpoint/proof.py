@@ -10,7 +10,7 @@ from typing import Literal
 import msgspec
 
 from learner.checkpoint.manifest import MANIFEST, PROOF
-from learner.disk.whole_file import replace_file
+from protocol.disk.files import replace_file
 
 Verdict = Literal["proven", "refused", "not made"]
 

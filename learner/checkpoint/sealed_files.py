@@ -8,7 +8,7 @@ from collections.abc import Callable, Container, Iterable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path, PurePosixPath
 
-from learner.disk.whole_file import sync
+from protocol.disk.files import sync
 
 # Hashing is what takes longest at a large checkpoint; it runs outside the interpreter's lock.
 _HASH_THREADS = min(8, os.cpu_count() or 1)

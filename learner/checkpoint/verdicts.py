@@ -8,7 +8,7 @@ from pathlib import Path
 from learner.checkpoint.best import BEST
 from learner.checkpoint.folder import LATEST, point_latest, remove, set_aside, step_of
 from learner.checkpoint.proof import Proof, is_proven, manifest_hash, read_proof, write_proof
-from learner.disk.whole_file import sync
+from protocol.disk.files import sync
 from protocol.failpoints import failpoint
 
 REFUSED = "refused_"

@@ -48,11 +48,11 @@ from learner.coordinator.steps.record import RunRecord
 from learner.coordinator.steps.step_lines import StepLines
 from learner.coordinator.window import StalenessWindow
 from learner.data.prompts import Prompt
-from learner.disk.whole_file import aside_of
 from learner.ledger.ledger import Ledger
 from learner.ledger.snapshots import LedgerCopies
 from learner.ledger.terms import terms_of
 from learner.live.status import RunStatus
+from protocol.disk.files import aside_of
 from protocol.errors import FrameError
 from protocol.settings.settings import Settings
 from protocol.wire import messages as m

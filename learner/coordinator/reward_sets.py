@@ -15,7 +15,7 @@ import msgspec
 
 from learner.coordinator.accounts import Accounts
 from learner.coordinator.leases.servers import Servers
-from learner.disk.whole_file import aside_of
+from protocol.disk.files import replace_file
 from protocol.errors import OperatorError, SettingsError
 from protocol.settings.loader import with_rewards
 from protocol.settings.reward_sets import (
@@ -131,8 +131,7 @@ class RewardSets:
         self._written, self._wrote_at = use, now
         path = self._folder / REWARDS_IN_USE
         with contextlib.suppress(OSError):  # it is shown, and nothing rests on it
-            aside_of(path).write_text(json.dumps({"at": time.time(), **use}), encoding="utf-8")
-            aside_of(path).replace(path)
+            replace_file(path, json.dumps({"at": time.time(), **use}).encode())
 
 
 def _check(settings: Settings, reward_set: RewardSet, folder: Path) -> None:

@@ -19,6 +19,7 @@ from numpy.typing import NDArray
 
 from learner.data.files import RowFile
 from learner.data.names import UID_BYTES
+from protocol.disk.files import replacing
 
 
 @dataclass(frozen=True)
@@ -91,9 +92,8 @@ class PromptIndex:
     def save(self, path: Path) -> None:
         """Write this to a file, in one step."""
         path.parent.mkdir(parents=True, exist_ok=True)
-        aside = path.with_name(f".{path.name}")
         about = {"said": self.said, "files": [asdict(file) for file in self.files]}
-        with aside.open("wb") as file:
+        with replacing(path) as aside, aside.open("wb") as file:
             np.savez(
                 file,
                 about=np.frombuffer(json.dumps(about).encode(), np.uint8),
@@ -101,7 +101,6 @@ class PromptIndex:
                 offsets=self.offsets,
                 uids=self.uids,
             )
-        os.replace(aside, path)
 
     @cached_property
     def _ends(self) -> list[int]:

@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from learner.disk.layout import SKIPPED_ROWS
-from learner.disk.whole_file import replace_file
+from protocol.disk.files import replace_file
 
 
 class SkippedRow(NamedTuple):

@@ -11,9 +11,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from learner.disk.whole_file import replace_file
 from learner.ledger.schema import UNFINISHED, prepare_schema
 from learner.ledger.snapshot import LedgerCopy
+from protocol.disk.files import replace_file
 from protocol.errors import OperatorError
 from protocol.failpoints import failpoint
 from protocol.wire.trajectory import TrajectoryFacts

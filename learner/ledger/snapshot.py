@@ -8,7 +8,7 @@ import sqlite3
 import threading
 from pathlib import Path
 
-from learner.disk.whole_file import aside_of
+from protocol.disk.files import aside_of
 from protocol.errors import OperatorError
 from protocol.failpoints import failpoint
 

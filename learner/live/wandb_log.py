@@ -15,7 +15,7 @@ from typing import Any
 
 from learner.disk.layout import WANDB_ID
 from learner.disk.metrics_lines import MetricsReader
-from learner.disk.whole_file import replace_file
+from protocol.disk.files import replace_file
 
 _log = logging.getLogger("learner.live.wandb_log")
 _INIT_S = 60.0

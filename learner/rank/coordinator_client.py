@@ -10,6 +10,7 @@ import msgspec
 
 from learner.checkpoint.sealed_files import Tell, quiet
 from protocol.errors import FrameError, NeighbourError
+from protocol.waits import until
 from protocol.wire.channel import DealerChannel
 from protocol.wire.codec import Decoder, Limits, encode
 from protocol.wire.messages import (
@@ -137,13 +138,12 @@ class CoordinatorClient:
     def _put(self, question: _Question) -> tuple[Message, list[bytes]]:
         """Return the answer to a question, which is put again while none comes."""
         limit_s = self._patience.answer_s
-        deadline = time.monotonic() + limit_s
         complaint = "could not be reached by"
-        while (left_s := deadline - time.monotonic()) > 0:
+        for left_s in until(limit_s):
             if not self._channel.try_send(question.frames, left_s):
                 continue
             complaint = "did not answer"
-            answer = self._answer(question.request, min(deadline, time.monotonic() + self._patience.ask_again_s))
+            answer = self._answer(question.request, min(left_s, self._patience.ask_again_s))
             if answer is None:
                 continue
             self._last_answer = type(answer[0]).__name__, time.monotonic()
@@ -159,9 +159,9 @@ class CoordinatorClient:
         name, at = self._last_answer
         return f"its last answer was {name}, {time.monotonic() - at:.0f} s ago"
 
-    def _answer(self, request: int, deadline: float) -> tuple[Message, list[bytes]] | None:
+    def _answer(self, request: int, timeout_s: float) -> tuple[Message, list[bytes]] | None:
         """Return the answer to this question; None when none came in time. What answers older ones is passed over."""
-        while (left_s := deadline - time.monotonic()) > 0:
+        for left_s in until(timeout_s):
             frames = self._channel.receive(left_s)
             if frames is None:
                 return None

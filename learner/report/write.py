@@ -18,6 +18,7 @@ from learner.report.facts import RunFacts, read_run, settings_table
 from learner.report.headline import make_headline
 from learner.report.samples import read_samples
 from learner.report.timeline import draw_timelines
+from protocol.disk.files import replacing
 from protocol.errors import OperatorError
 
 _NUM_SAMPLES = 10
@@ -88,14 +89,11 @@ def _template() -> Template:
 
 def _write(path: Path, page: str) -> Path:
     """Write aside and rename: a reader who reloads the page never sees half of it."""
-    aside = path.with_name(f".{path.name}.{os.getpid()}")
     try:
-        aside.write_text(page, encoding="utf-8", errors="replace")
-        aside.replace(path)
+        with replacing(path, writer=str(os.getpid())) as aside:
+            aside.write_text(page, encoding="utf-8", errors="replace")
     except OSError as error:
         raise OperatorError(
             f"{path} cannot be written: {error.strerror}. Free the disk or give the folder write permission."
         ) from None
-    finally:
-        aside.unlink(missing_ok=True)
     return path

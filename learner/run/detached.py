@@ -5,7 +5,6 @@ import os
 import signal
 import subprocess
 import sys
-import time
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -13,6 +12,7 @@ from learner.disk.layout import SETTINGS
 from learner.run.output import say
 from protocol.errors import OperatorError
 from protocol.node.current_run import current_run, log_of_run, refusal
+from protocol.waits import until
 
 OPTION = "--no-wait"
 _POLL_S = 0.1
@@ -52,8 +52,7 @@ def await_begun(run: "subprocess.Popen[bytes]", log: Path, before: object) -> in
     before: `stamp_of` its folder before it was started. Raises: OperatorError when it does neither for half an hour,
     or was ended by a signal.
     """
-    deadline = time.monotonic() + _CHECKS_S
-    while time.monotonic() < deadline:
+    for _ in until(_CHECKS_S, _POLL_S):
         current = current_run()
         is_its = current is not None and current.pid == run.pid
         if current is not None and is_its and stamp_of(Path(current.folder)) not in (None, before):
@@ -68,7 +67,6 @@ def await_begun(run: "subprocess.Popen[bytes]", log: Path, before: object) -> in
             if status < 0:  # such as the kernel's SIGKILL where memory is short: it cannot say so itself
                 raise OperatorError(f"The run was ended by {signal.Signals(-status).name} before it began. See {log}.")
             return status
-        time.sleep(_POLL_S)
     raise OperatorError(f"The run has not begun within {_CHECKS_S:g} s (process {run.pid}). See {log}.")
 
 

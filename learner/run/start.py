@@ -5,7 +5,6 @@ checkpoints/step_000100/, logs/, report.html.
 """
 
 import contextlib
-import fcntl
 import json
 import shutil
 import time
@@ -16,7 +15,8 @@ from pathlib import Path
 from learner.checkpoint.folder import newer_than, newest_valid, open_checkpoint, point_latest, set_aside_newer
 from learner.checkpoint.manifest import Checkpoint
 from learner.disk.layout import CHECKPOINTS, LEDGER, LOCK, LOGS, RECORDS, SETTINGS, WANDB_ID
-from learner.disk.whole_file import aside_of, copy_synced, move_synced, replace_file, sync
+from protocol.disk.files import aside_of, copy_synced, move_synced, replace_file, sync
+from protocol.disk.lock import locked as lock_file
 from protocol.errors import OperatorError, SettingsError
 from protocol.failpoints import failpoint
 from protocol.settings.loader import save_settings, saved_run_name
@@ -110,18 +110,16 @@ def locked(start: RunStart) -> Iterator[None]:
     cannot be written.
     """
     folder = start.folder
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-        lock = (folder / LOCK).open("w")
-    except OSError as error:
-        raise _unwritable(folder, error) from None
-    with lock:
+    with contextlib.ExitStack() as stack:
         try:
-            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            folder.mkdir(parents=True, exist_ok=True)
+            stack.enter_context(lock_file(folder / LOCK))
         except BlockingIOError:
             raise OperatorError(
                 f"Another command is running in {folder}. Wait for its end, or choose another run.name."
             ) from None
+        except OSError as error:
+            raise _unwritable(folder, error) from None
         # A run that ended since then left a checkpoint: a start that was planned without it would begin over it.
         if _accounts_of(folder) != start.seen:
             raise OperatorError(
@@ -148,8 +146,7 @@ def prepare_folder(start: RunStart, settings: Settings) -> None:
         else:
             _set_aside_accounts(folder)
         failpoint("run_folder.before_settings")
-        save_settings(settings, aside_of(folder / SETTINGS))
-        move_synced(aside_of(folder / SETTINGS), folder / SETTINGS)
+        save_settings(settings, folder / SETTINGS)
         failpoint("run_folder.after_settings")
     except OSError as error:
         if is_new:

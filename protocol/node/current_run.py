@@ -4,7 +4,6 @@ The run's command locks a file in SLUICE_HOME for as long as it runs; the lock g
 ends.
 """
 
-import fcntl
 import os
 import time
 from collections.abc import Iterator
@@ -14,9 +13,11 @@ from typing import TextIO
 
 from pydantic import BaseModel, ConfigDict, ValidationError
 
+from protocol.disk.lock import try_lock
 from protocol.errors import OperatorError
 from protocol.node.home import sluice_home
 from protocol.node.process_space import machine_name, process_space
+from protocol.waits import until
 
 # Somebody who only asks holds the lock for microseconds.
 _ASK_S = 1.0
@@ -50,11 +51,8 @@ def using_cluster(run_id: str, folder: Path) -> Iterator[None]:
     at most.
     """
     with _open_lock() as file:
-        deadline = time.monotonic() + _ASK_S
-        while not _lock(file, fcntl.LOCK_EX):
-            if time.monotonic() > deadline:
-                raise OperatorError(refusal(_parse(file)))
-            time.sleep(_RETRY_S)
+        if not any(try_lock(file.fileno()) for _ in until(_ASK_S, _RETRY_S)):
+            raise OperatorError(refusal(_parse(file)))
         mine = CurrentRun(
             run_id=run_id,
             folder=str(folder),
@@ -91,7 +89,7 @@ def current_run() -> CurrentRun | None:
     except OSError as error:
         raise _cannot_be_opened(error) from None
     with _open_lock() as file:
-        return None if _lock(file, fcntl.LOCK_SH) else _parse(file)
+        return None if try_lock(file.fileno(), is_shared=True) else _parse(file)
 
 
 def log_of_run(name: str) -> Path:
@@ -131,14 +129,6 @@ def _open_lock() -> TextIO:
 
 def _cannot_be_opened(error: OSError) -> OperatorError:
     return OperatorError(f"{_path()} cannot be opened ({error.strerror}). Set SLUICE_HOME to a folder of your own.")
-
-
-def _lock(file: TextIO, kind: int) -> bool:
-    try:
-        fcntl.flock(file, kind | fcntl.LOCK_NB)
-    except BlockingIOError:
-        return False
-    return True
 
 
 def _parse(file: TextIO) -> CurrentRun | None:

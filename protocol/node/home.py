@@ -10,6 +10,7 @@ from typing import NamedTuple
 
 from pydantic import BaseModel, ConfigDict, ValidationError
 
+from protocol.disk.files import replace_file
 from protocol.errors import OperatorError
 from protocol.node.process_space import process_space, started_ticks
 from protocol.wire.channel import KeyPair
@@ -106,10 +107,7 @@ def load_keys() -> Keys:
 def write_secret(path: Path, text: str) -> None:
     """Write a file that only its owner can read, in one step."""
     path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
-    aside = path.with_name(f".{path.name}.{os.getpid()}")
-    with open(os.open(aside, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600), "w", encoding="utf-8") as file:
-        file.write(text)
-    aside.replace(path)
+    replace_file(path, text.encode(), mode=0o600)
 
 
 def _load_pair(name: str) -> KeyPair:

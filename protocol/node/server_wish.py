@@ -1,11 +1,12 @@
 """A wish for more or fewer rollout servers of a run that goes on, and the run's answer: two files in its folder."""
 
-import os
 import secrets
 from pathlib import Path
 from typing import TypeVar
 
 from pydantic import BaseModel, ConfigDict, ValidationError
+
+from protocol.disk.files import replace_file
 
 WISH, ANSWER = "servers_wish.json", "servers_answer.json"
 _Record = TypeVar("_Record", bound=BaseModel)
@@ -52,9 +53,7 @@ def read_answer(folder: Path) -> ServerAnswer | None:
 
 
 def _write(path: Path, record: BaseModel) -> None:
-    aside = path.with_name(f".{path.name}.{os.getpid()}")
-    aside.write_text(record.model_dump_json(), encoding="utf-8")
-    aside.replace(path)
+    replace_file(path, record.model_dump_json().encode())
 
 
 def _read(path: Path, kind: type[_Record]) -> _Record | None:

@@ -20,6 +20,7 @@ from pydantic_settings import (
 )
 from pydantic_settings.exceptions import SettingsError as UnparsableOption
 
+from protocol.disk.files import replace_file
 from protocol.errors import SettingsError
 from protocol.settings.algorithm.recipes import DEFAULT_RECIPE, names_of_recipes
 from protocol.settings.did_you_mean import unknown_setting
@@ -73,7 +74,7 @@ def describe_settings(settings: Settings) -> list[tuple[str, str, bool]]:
 
 def save_settings(settings: Settings, path: Path) -> None:
     """Write the resolved settings as YAML that `--config` reads back."""
-    path.write_text(yaml.safe_dump(settings.model_dump(mode="json"), sort_keys=False), encoding="utf-8")
+    replace_file(path, yaml.safe_dump(settings.model_dump(mode="json"), sort_keys=False).encode())
 
 
 def saved_run_name(content: bytes) -> str | None:

@@ -5,16 +5,17 @@ since the last start; `python -m rewards.endpoints` adds others. The newest is i
 spoke last, the settings or the command, is obeyed.
 """
 
-import fcntl
-import os
+import math
 import time
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Literal
 
 from pydantic import Field, ValidationError
 
+from protocol.disk.files import replace_file
+from protocol.disk.lock import locked
 from protocol.errors import OperatorError
 from protocol.settings.rewards import RewardEndpoint, RewardsSettings
 from protocol.settings.section import CountAboveZero, Seconds, Section
@@ -103,24 +104,18 @@ def with_start(sets: Sequence[RewardSet], rewards: RewardsSettings, known: int =
 def changing_sets(folder: Path) -> Iterator[None]:
     """Keep every other process from changing the sets within the block. Raises: OperatorError for a folder that cannot
     be written."""
-    try:
-        lock = (folder / _LOCK).open("w")
-    except OSError as error:
-        raise OperatorError(f"The run folder {folder} cannot be written: {error.strerror}.") from None
-    with lock:
-        fcntl.flock(lock, fcntl.LOCK_EX)
+    with ExitStack() as stack:
+        try:
+            stack.enter_context(locked(folder / _LOCK, wait_s=math.inf))
+        except OSError as error:
+            raise OperatorError(f"The run folder {folder} cannot be written: {error.strerror}.") from None
         yield
 
 
 def write_sets(folder: Path, sets: Sequence[RewardSet]) -> None:
     """Replace the run's sets in one step; to be called within `changing_sets`. Raises: OperatorError."""
     path = folder / REWARD_SETS
-    aside = path.with_name(f".{path.name}")
     try:
-        with aside.open("w", encoding="utf-8") as file:
-            file.write(_File(sets=list(sets)).model_dump_json(indent=1))
-            file.flush()
-            os.fsync(file.fileno())
-        aside.replace(path)
+        replace_file(path, _File(sets=list(sets)).model_dump_json(indent=1).encode())
     except OSError as error:
         raise OperatorError(f"{path} cannot be written: {error.strerror}. Free the disk, then try again.") from None

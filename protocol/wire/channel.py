@@ -17,6 +17,7 @@ from zmq.auth.thread import ThreadAuthenticator
 from protocol.addresses import with_port
 from protocol.errors import NeighbourError, OperatorError
 from protocol.ports import no_free_port, own_ports
+from protocol.waits import until
 
 _AnySocket = zmq.Socket[Any]
 _DOMAIN = "sluice"
@@ -161,8 +162,9 @@ class DealerChannel:
 
     def try_send(self, frames: list[bytes], timeout_s: float) -> bool:
         """Send frames; False when there is no connection in time."""
-        deadline = time.monotonic() + timeout_s
-        while self._socket.poll(max(0, math.ceil((deadline - time.monotonic()) * 1000)), zmq.POLLOUT):
+        for left_s in until(timeout_s):
+            if not self._socket.poll(math.ceil(left_s * 1000), zmq.POLLOUT):
+                return False
             with contextlib.suppress(zmq.Again):  # the connection broke after the poll
                 self._socket.send_multipart(frames, zmq.NOBLOCK)
                 return True
@@ -224,8 +226,7 @@ class AsyncDealerChannel:
 
         Polls first and then receives without waiting: cancelling a waiting recv_multipart can lose a message.
         """
-        deadline = time.monotonic() + timeout_s
-        while (left_s := deadline - time.monotonic()) > 0:
+        for left_s in until(timeout_s):
             if await self._socket.poll(int(left_s * 1000) + 1):
                 # A connection that breaks after the poll takes with it what had arrived by it.
                 with contextlib.suppress(zmq.Again):

@@ -6,7 +6,6 @@ off goes on where it stopped, and no more than a part and the index itself is in
 
 import logging
 import math
-import os
 import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -16,6 +15,7 @@ import faiss
 import numpy as np
 from numpy.typing import NDArray
 
+from protocol.disk.files import replacing
 from protocol.errors import OperatorError
 from retriever.corpus import Corpus
 from retriever.indexes.encoder import Encoder
@@ -125,9 +125,8 @@ class DenseKind:
             return vectors
         vectors = self._encoder.passages(corpus.contents[start : start + _PART])
         if file is not None:
-            aside = file.with_suffix(".part.npy")
-            np.save(aside, vectors)
-            os.replace(aside, file)
+            with replacing(file) as aside:
+                np.save(aside, vectors)
         return vectors
 
 

@@ -1,10 +1,10 @@
 """The command `python -m learner.data.prepare NAME --from FILES --to FOLDER`: a set's own files -> rows that run."""
 
 import argparse
-import os
 import re
 import sys
 from collections.abc import Iterator, Sequence
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +15,7 @@ from learner.data.files import RowFile, find_files
 from learner.data.prepare.sets import KNOWN_SETS, KnownSet
 from learner.data.prepare.verl_row import verl_row
 from learner.data.prompt_rows import each_row
+from protocol.disk.files import replacing
 from protocol.errors import OperatorError, SettingsError
 from protocol.settings.data import HUB_PREFIX, DataEntry
 
@@ -80,23 +81,16 @@ def _split_of(given: str, file: RowFile) -> str:
 
 
 def _write(path: Path, files: Sequence[RowFile], known: KnownSet, split: str, data_source: str) -> int:
-    aside = path.with_name(f".{path.name}.part")
-    writer: pyarrow.parquet.ParquetWriter | None = None
     num_rows = 0
-    try:
+    with replacing(path) as aside, ExitStack() as stack:
+        writer: pyarrow.parquet.ParquetWriter | None = None
         for rows in _batches(_prepared_rows(files, known, split, data_source)):
             table = pyarrow.Table.from_pylist(rows, schema=writer.schema if writer is not None else None)
-            writer = writer or pyarrow.parquet.ParquetWriter(aside, table.schema)
+            writer = writer or stack.enter_context(pyarrow.parquet.ParquetWriter(aside, table.schema))
             writer.write_table(table)
             num_rows += len(rows)
         if writer is None:
             raise SettingsError(f"data: {files[0].path} has no rows.")
-        writer.close()
-        os.replace(aside, path)
-    finally:
-        if writer is not None:
-            writer.close()
-        aside.unlink(missing_ok=True)
     return num_rows
 
 

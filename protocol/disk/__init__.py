@@ -1,0 +1,1 @@
+"""Files that survive a crash, and locks between processes. Reading order: files, lock."""

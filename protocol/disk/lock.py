@@ -1,0 +1,41 @@
+"""Locks between processes: flock on a file or folder. The kernel releases a lock when its process ends."""
+
+import fcntl
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from protocol.waits import until
+
+_POLL_S = 0.02
+
+
+@contextmanager
+def locked(path: Path, *, wait_s: float = 0.0, mode: int = 0o666) -> Iterator[int]:
+    """Hold the lock of a file, or of an existing folder, within the block. Yields the open descriptor.
+
+    The file is created with `mode` and stays: two processes could lock a name that was removed and created again.
+    wait_s: longest wait for another holder; math.inf waits until the lock is free.
+    Raises: BlockingIOError when another process holds it, OSError when the file cannot be opened.
+    """
+    kind = os.O_RDONLY if path.is_dir() else os.O_RDWR | os.O_CREAT
+    descriptor = os.open(path, kind, mode)
+    try:
+        if not any(try_lock(descriptor) for _ in until(wait_s, _POLL_S)):
+            raise BlockingIOError(f"{path} is locked by another process")
+        yield descriptor
+    finally:
+        os.close(descriptor)
+
+
+def try_lock(descriptor: int, *, is_shared: bool = False) -> bool:
+    """Lock an open file until it is closed; False when another process holds it.
+
+    is_shared: several processes may hold the lock at the same time. Raises: OSError where the disk has no locks.
+    """
+    try:
+        fcntl.flock(descriptor, (fcntl.LOCK_SH if is_shared else fcntl.LOCK_EX) | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
+    return True

@@ -1,0 +1,36 @@
+"""Polling with a deadline. `waits.md` lists every wait of the system and its limit."""
+
+import asyncio
+import time
+from collections.abc import AsyncIterator, Iterator
+
+
+def until(timeout_s: float, poll_s: float = 0.0) -> Iterator[float]:
+    """Yield the seconds left until `timeout_s` have passed: at once, then after each pause of `poll_s`.
+
+    Yields at least once, and a last time at the deadline (0.0), so that a condition is tested after the whole wait.
+
+    Example:
+        for _ in until(60.0, poll_s=0.5):
+            if is_ready():
+                return
+        raise NeighbourError("retriever", "was not ready within 60 s")
+    """
+    deadline = time.monotonic() + timeout_s
+    left_s = timeout_s
+    while left_s > 0:
+        yield left_s
+        time.sleep(max(0.0, min(poll_s, deadline - time.monotonic())))
+        left_s = deadline - time.monotonic()
+    yield 0.0
+
+
+async def until_async(timeout_s: float, poll_s: float) -> AsyncIterator[float]:
+    """Yield as `until` does; other tasks run during a pause."""
+    deadline = time.monotonic() + timeout_s
+    left_s = timeout_s
+    while left_s > 0:
+        yield left_s
+        await asyncio.sleep(max(0.0, min(poll_s, deadline - time.monotonic())))
+        left_s = deadline - time.monotonic()
+    yield 0.0
