@@ -1,6 +1,6 @@
 """`python -m deploy.cluster VERB`, for this node's cluster.
 
-VERB: start, stop, status, nodes, wait-nodes, servers, drain, undrain, invite, healthy.
+VERB: start, stop, status, nodes, wait-nodes, servers, drain, undrain, healthy.
 
 Behind deploy/start_cluster.sh and deploy/stop_cluster.sh. Exit status: 0; 1 with one sentence; 2 for a wrong option.
 """
@@ -8,7 +8,6 @@ Behind deploy/start_cluster.sh and deploy/stop_cluster.sh. Exit status: 0; 1 wit
 import sys
 from collections.abc import Callable, Sequence
 
-from deploy.cluster.invitation.give import invite
 from deploy.cluster.known import connect_environment, is_ray_well
 from deploy.cluster.servers import change_servers
 from deploy.cluster.start import start
@@ -44,7 +43,6 @@ def main(arguments: Sequence[str]) -> int:
         "servers": _servers,
         "drain": _drain,
         "undrain": _undrain,
-        "invite": invite,
         "healthy": _healthy,
     }
     if arguments and arguments[0] in _HELP:

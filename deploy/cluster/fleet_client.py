@@ -16,10 +16,8 @@ from deploy.fleet.fleet import Fleet
 from protocol.addresses import host_and_port
 from protocol.errors import NeighbourError, OperatorError
 from protocol.ray_calls import FLEET, NAMESPACE, OUR_ACTOR, first_line, naming_ray_errors
-from protocol.waits import until
 
 _CONNECT_S = 5.0
-_POLL_S = 0.2
 
 
 @contextmanager
@@ -50,25 +48,14 @@ def connected(address: str, node_ip: str | None = None) -> Iterator[None]:
 def ensure_fleet(timeout_s: float) -> None:
     """Have the fleet actor run on this node, the head; it outlives this driver.
 
-    Ray, which starts it again when it ends, would put it on any node: there other code may lie. One that was on a head
-    whose raylet has died has the name until Ray finds that its node is gone.
+    It is pinned to the head: on another node Ray might restart it with other code.
     Raises: OperatorError when it does not answer in time.
     """
-    for left_s in until(timeout_s, _POLL_S):
-        try:
-            ask(_fleet_here().describe.remote(), timeout_s)
-            return
-        except OperatorError:
-            if left_s == 0:
-                raise
-
-
-def _fleet_here() -> Any:
-    """Return the fleet actor, made on this node where there is none."""
     here = NodeAffinitySchedulingStrategy(ray.get_runtime_context().get_node_id(), soft=False)
     options = {"name": FLEET, "namespace": NAMESPACE, "lifetime": "detached", "get_if_exists": True}
     options |= {**OUR_ACTOR, "max_restarts": -1, "scheduling_strategy": here}
-    return ray.remote(Fleet).options(**options).remote()
+    fleet = ray.remote(Fleet).options(**options).remote()
+    ask(fleet.describe.remote(), timeout_s)
 
 
 def describe_servers(timeout_s: float) -> list[dict[str, Any]]:

@@ -5,7 +5,7 @@ While a run is attached nothing that it uses is replaced: another option is refu
 
 import shlex
 import sys
-from collections.abc import Collection, Mapping
+from collections.abc import Mapping
 
 from deploy.cluster.known import (
     RunStays,
@@ -16,7 +16,6 @@ from deploy.cluster.known import (
     known_cluster,
     known_processes,
 )
-from deploy.cluster.node_ray.outlived import GCS, end_what_raylet_ran, find_gcs
 from deploy.cluster.node_ray.processes import end_ray, told_to_ray
 from deploy.cluster.options.start_options import StartOptions
 from deploy.cluster.wanted_services import Service
@@ -32,21 +31,14 @@ _ANSWER_S = 20.0
 def find_kept(options: StartOptions, wanted: Mapping[str, Service], home: Home) -> dict[str, ProcessRecord]:
     """Return the processes that stay, by name: nothing when Ray goes, because the services' keeper goes with it.
 
-    Where a head has lost its raylet alone, the GCS and healthy services stay, and "ray" does not.
-
     Raises: RunStays when a run uses what these options would replace.
     """
     state = known_cluster()
-    if state is None:
+    if state is None or not is_ray_well(state) or is_left_behind(state):
         return {}
-    gcs = find_gcs(state, home)
-    if gcs is None and (not is_ray_well(state) or is_left_behind(state)):
-        return {}
-    records = {record.name: record for record in state.processes} | ({GCS: gcs} if gcs is not None else {})
+    records = {record.name: record for record in state.processes}
     other_options = [name for name, record in records.items() if _has_other_options(record, options, wanted)]
     other_code = [name for name in wanted if name in records and records[name].code != wanted[name].code]
-    if gcs is not None:  # no run is left
-        return {} if GCS in other_options else _well(records, {"ray", *other_options, *other_code}, home)
     running = [name for name in (*other_options, *other_code) if find(records[name]) is not None]
     run = _attached_run(state) if running else None
     if run is not None and (replaced := [name for name in other_options if name in running]):
@@ -64,15 +56,11 @@ def find_kept(options: StartOptions, wanted: Mapping[str, Service], home: Home) 
         other_code = []
     if "ray" in other_options:
         return {}
-    return _well(records, {*other_options, *other_code}, home)
-
-
-def _well(records: Mapping[str, ProcessRecord], goes: Collection[str], home: Home) -> dict[str, ProcessRecord]:
-    """Return those that do not go anyway and are healthy."""
+    goes = {*other_options, *other_code}
     return {
         name: record
         for name, record in records.items()
-        if name not in goes and (name in ("ray", GCS) or is_healthy(record, home.token_file))
+        if name not in goes and (name == "ray" or is_healthy(record, home.token_file))
     }
 
 
@@ -80,9 +68,7 @@ def end_what_goes(kept: Mapping[str, ProcessRecord], options: StartOptions, home
     """End what ran and is not kept, and make the folders that went with it anew."""
     state = known_cluster()
     goes = [name for name in known_processes() if name not in kept]
-    if GCS in kept:
-        end_what_raylet_ran(home)
-    elif "ray" not in kept:
+    if "ray" not in kept:
         end_ray(home)
         make_home(home, is_joining=options.head is not None)
     elif goes and state is not None:
@@ -98,7 +84,7 @@ def end_what_goes(kept: Mapping[str, ProcessRecord], options: StartOptions, home
 
 
 def _has_other_options(record: ProcessRecord, options: StartOptions, wanted: Mapping[str, Service]) -> bool:
-    if record.name in ("ray", GCS):
+    if record.name == "ray":
         return record.url != options.ray_address or record.command != told_to_ray(options)
     return record.name not in wanted or record.command != wanted[record.name].command
 

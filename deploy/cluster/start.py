@@ -15,15 +15,6 @@ from deploy.cluster.join_file import is_reachable, read_join_file, take_secrets,
 from deploy.cluster.joining import check_clock, check_is_not_head, check_same_kind, check_way_back, check_way_to_head
 from deploy.cluster.kept import end_what_goes, find_kept
 from deploy.cluster.known import connect_environment, is_head, known_cluster
-from deploy.cluster.node_ray.outlived import (
-    GCS,
-    GcsOfNoUse,
-    await_raylet,
-    end_what_raylet_ran,
-    find_gcs,
-    launch_raylet,
-    remember_raylet,
-)
 from deploy.cluster.node_ray.processes import await_ray, end_ray, launch_ray
 from deploy.cluster.options.port_range import read_port_range
 from deploy.cluster.options.start_options import LOOPBACK, StartOptions, read_start_options
@@ -49,7 +40,7 @@ def start(arguments: Sequence[str]) -> None:
     Raises: OperatorError when something is down in the end, or when a run uses what would have to be replaced.
     """
     if BLOCK in arguments and not set(arguments) & {"-h", "--help"}:
-        start_and_stay(arguments, lambda state: find_gcs(state, this_home()) is not None)
+        start_and_stay(arguments)
         return
     known = known_cluster()
     options, home = read_start_options(arguments, known.options if known is not None else None), this_home()
@@ -67,7 +58,7 @@ def start(arguments: Sequence[str]) -> None:
         if known is not None:
             _check_ports(options, kept, known)  # before anything ends that works
         end_what_goes(kept, options, home)
-        state = _bring_up_or_anew(options, home, wanted, kept)
+        state = _bring_up(options, home, wanted, kept)
         down = show_cluster(state, home)
     if options.head is not None and FLEET in down:
         down.remove(FLEET)  # the head's: busy with a run that has begun before this node came
@@ -89,22 +80,6 @@ def _await_nodes(state: ClusterState, options: StartOptions) -> None:
         await_nodes(options.wait_nodes, options.start_timeout_s)
 
 
-def _bring_up_or_anew(
-    options: StartOptions, home: Home, wanted: dict[str, Service], kept: dict[str, ProcessRecord]
-) -> ClusterState:
-    """Return as `_bring_up` does. Where a head's raylet cannot be begun again beside its GCS, all of Ray is.
-
-    A start that fails by anything else leaves the GCS to the other nodes, and to the next start.
-    """
-    try:
-        return _bring_up(options, home, wanted, kept)
-    except GcsOfNoUse as error:
-        told = str(error).rstrip(".")
-        print(f"{told}. All of Ray is started anew: the other nodes have to join again.", file=sys.stderr)
-        end_what_goes({}, options, home)
-        return _bring_up(options, home, wanted, {})
-
-
 def _bring_up(
     options: StartOptions, home: Home, wanted: dict[str, Service], kept: dict[str, ProcessRecord]
 ) -> ClusterState:
@@ -116,18 +91,11 @@ def _bring_up(
         _check_ports(options, kept)
         _start_processes(options, home, wanted, kept, started)
         state = _state(options, home, {**kept, **started})
-        try:
-            _have_kept(state, home)
-        except OperatorError as error:
-            if GCS in kept:
-                raise GcsOfNoUse(f"Ray does not come back beside the head's GCS: {error}") from error
-            raise
+        _have_kept(state, home)
         return known_cluster() or state
     except BaseException:  # Ctrl-C too: a half-started cluster would hold ports that nothing knows of
         end(family(process for record in started.values() if record.name != "ray" and (process := find(record))))
-        if GCS in kept:
-            end_what_raylet_ran(home)
-        elif "ray" not in kept:
+        if "ray" not in kept:
             end_ray(home)
         raise
 
@@ -140,8 +108,7 @@ def _start_processes(
     started: dict[str, ProcessRecord],
 ) -> None:
     """Start Ray and services side by side; returns when all are healthy. started: filled as they come."""
-    raylet = launch_raylet(options, home) if GCS in kept else None
-    ray_starting = launch_ray(options, home) if raylet is None and "ray" not in kept else None
+    ray_starting = launch_ray(options, home) if "ray" not in kept else None
     if "reward" in wanted and "reward" not in kept:
         started["reward"] = wanted["reward"].launch(home)
     if options.corpus_path is None:
@@ -154,13 +121,8 @@ def _start_processes(
             threads.submit(await_healthy, record, home.token_file, options.start_timeout_s)
             for record in started.values()
         ]
-        if raylet is not None:
-            started["ray"] = raylet
-            await_raylet(raylet, home, options.start_timeout_s)
-        elif ray_starting is not None:
+        if ray_starting is not None:
             started["ray"] = await_ray(ray_starting, home, options)
-            if options.head is None:
-                remember_raylet(started["ray"], home)
         for wait in waits:
             wait.result()
     finally:
@@ -215,7 +177,7 @@ def _check_ports(options: StartOptions, kept: Mapping[str, ProcessRecord], known
 
 def _ports(options: StartOptions, kept: Mapping[str, ProcessRecord]) -> Iterator[tuple[str, str, int, str]]:
     """Yield of each port that what starts will listen on: by whom, at which address, and the option for it."""
-    if "ray" not in kept and GCS not in kept and options.head is None:
+    if "ray" not in kept and options.head is None:
         yield "Ray head", options.node_ip, options.ray_port, "--ray-port"
         if options.dashboard_port is not None:
             yield "Ray's dashboard", options.dashboard_host or LOOPBACK, options.dashboard_port, "--dashboard-port"

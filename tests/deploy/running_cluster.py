@@ -82,11 +82,10 @@ class RunningCluster:
     def pids(self) -> dict[str, int]:
         return {record.name: record.pid for record in self.state.processes}
 
-    def start(self, *options: str, given: str = "") -> "subprocess.CompletedProcess[str]":
-        """given: the start's standard input."""
+    def start(self, *options: str) -> "subprocess.CompletedProcess[str]":
         ports = ["--ray-port", str(self.ray_port), "--retriever-port", str(self.retriever_port)]
         ports += ["--reward-port", str(self.reward_port)]
-        return self.command("start", *ports, "--corpus-path", str(self.corpus), *options, given=given)
+        return self.command("start", *ports, "--corpus-path", str(self.corpus), *options)
 
     def stop(self) -> "subprocess.CompletedProcess[str]":
         return self.command("stop")
@@ -102,11 +101,11 @@ class RunningCluster:
         with connected(self.state.ray_address):
             yield
 
-    def python(self, *arguments: str, given: str = "") -> "subprocess.CompletedProcess[str]":
+    def python(self, *arguments: str) -> "subprocess.CompletedProcess[str]":
         """Return the finished `python ARGUMENTS` in the cluster's checkout, with its output as text."""
         return subprocess.run(
             [sys.executable, *arguments],
-            input=given,
+            stdin=subprocess.DEVNULL,
             capture_output=True,
             text=True,
             timeout=200,
@@ -124,6 +123,6 @@ class RunningCluster:
             cwd=self._checkout,
         )
 
-    def command(self, verb: str, *options: str, given: str = "") -> "subprocess.CompletedProcess[str]":
+    def command(self, verb: str, *options: str) -> "subprocess.CompletedProcess[str]":
         """Return the finished `deploy.cluster VERB OPTIONS`."""
-        return self.python("-m", "deploy.cluster", verb, *options, given=given)
+        return self.python("-m", "deploy.cluster", verb, *options)

@@ -1,1 +1,1 @@
-"""Ray on this node: its processes, and a head whose raylet alone has died."""
+"""Ray's processes on this node."""

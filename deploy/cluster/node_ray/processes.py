@@ -99,7 +99,7 @@ def await_ray(starting: "subprocess.Popen[bytes]", home: Home, options: StartOpt
         raise OperatorError(
             f"Ray did not start within {options.start_timeout_s:g} s: {last_lines(log)} (log: {log})"
         ) from None
-    raylet = first_named("raylet", ray_processes(home))
+    raylet = _first_named("raylet", ray_processes(home))
     if status or raylet is None:
         raise OperatorError(f"Ray did not start: {last_lines(log)} (log: {log})")
     logs = home.ray_folder / "r" / "session_latest" / "logs"
@@ -121,7 +121,7 @@ def ray_processes(home: Home) -> list[psutil.Process]:
     return family(marked(lambda process: any(_belongs(process, folder) for folder in folders)))
 
 
-def first_named(name: str, processes: Iterable[psutil.Process]) -> psutil.Process | None:
+def _first_named(name: str, processes: Iterable[psutil.Process]) -> psutil.Process | None:
     """Return the first of these that has this name; those that have ended since they were listed are passed over."""
     for process in processes:
         with contextlib.suppress(psutil.NoSuchProcess):

@@ -6,7 +6,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from deploy.cluster.invitation.take import join_file_of
 from deploy.cluster.join_file import read_join_file
 from deploy.cluster.options.node_address import address_toward, is_address, read_head_address, read_node_address
 from deploy.cluster.options.own_resources import read_resources
@@ -53,7 +52,7 @@ _READ: dict[str, Callable[[str], Any]] = {
     "node_ip": read_node_address,
     "ports": read_port_range,
     "resources": read_resources,
-    **{name: lambda path: Path(path).resolve() for name in ("retriever_script", "corpus_path", "index_path")},
+    **{name: lambda path: Path(path).resolve() for name in ("retriever_script", "corpus_path", "index_path", "join")},
 }
 
 
@@ -112,8 +111,7 @@ def read_start_options(arguments: Sequence[str], remembered: Mapping[str, Any] |
         raise SettingsError("start_cluster: give --join or --address: the join file names the head's address.")
     options |= {name: read(options[name]) for name, read in _READ.items() if options[name] is not None}
     _check(options, is_joining="join" in given or options["address"] is not None)
-    if "join" in given:  # after all else: a code that is taken is used up
-        options["join"] = join_file_of(given["join"]).resolve()
+    if "join" in given:
         options["address"] = read_join_file(options["join"]).ray_address
     head = options.pop("address")
     node_ip = options["node_ip"] or (LOOPBACK if head is None else address_toward(head))
@@ -208,9 +206,7 @@ def _parser() -> argparse.ArgumentParser:
     )
     add = parser.add_argument
     add("--address", metavar="HEAD:6379", help="join the cluster whose Ray head is there; without it this is the head")
-    add(
-        "--join", metavar="FILE|CODE|-", help="join the cluster whose head wrote this file, or gave this code (-: read)"
-    )
+    add("--join", type=Path, metavar="FILE", help="join the cluster whose head wrote this file")
     add("--node-ip", metavar="IP", help="this node's address for the others (head: 127.0.0.1, so nobody else gets in)")
     add("--ray-port", "--port", type=int, help="port of the Ray head (default: 6379)")
     add("--retriever-port", type=int, help="port of this node's retriever (default: 8000)")

@@ -43,7 +43,6 @@ def show_rows(title: str, rows: Sequence[Row]) -> None:
 def show_how_to_join(join_file: Path) -> None:
     """Print the line that makes another machine part of this cluster."""
     print(f"Other nodes join with: deploy/start_cluster.sh --join {join_file}   (copy it there, or share its disk)")
-    print("Without a copy: python -m deploy.cluster invite, whose code is good for one node and 15 minutes")
 
 
 def show_next_step() -> None:

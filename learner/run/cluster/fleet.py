@@ -58,8 +58,7 @@ def await_idle_fleet() -> None:
 
 
 def await_fleet() -> None:
-    """Return once the fleet answers: Ray starts one that ended again, and a head whose raylet is begun again makes
-    another; a run that needs it then has to wait for that alone.
+    """Return once the fleet answers: Ray restarts one that ended.
 
     Raises: NeighbourError when it does not come back; OperatorError when the cluster has none for as long.
     """

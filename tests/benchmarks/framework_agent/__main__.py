@@ -16,9 +16,9 @@ import tempfile
 from importlib.util import find_spec
 from pathlib import Path
 
-from deploy.tool_task.build import build_tool_task
 from protocol.node.home import sluice_home
 from tests.benchmarks.quickstart_run import run_quickstart
+from tests.benchmarks.tool_task.build import build_tool_task
 from tests.chaos.rig.verdict import conclude, options
 
 _MIN_RISE = 0.3

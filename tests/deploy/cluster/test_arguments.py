@@ -33,7 +33,7 @@ def test_wait_for_no_number_of_nodes_is_refused(
     assert f"wait-nodes: {says}" in capsys.readouterr().err
 
 
-VERBS = ("start", "stop", "status", "nodes", "wait-nodes", "servers", "drain", "undrain", "invite", "healthy")
+VERBS = ("start", "stop", "status", "nodes", "wait-nodes", "servers", "drain", "undrain", "healthy")
 
 
 @pytest.mark.parametrize("arguments", [[], *([verb] for verb in VERBS), ["drain", "10.0.0.1"]])
@@ -61,7 +61,6 @@ def test_help_names_every_verb(capsys: pytest.CaptureFixture[str]) -> None:
         ["healthy", "x"],
         ["status", "x"],
         ["servers", "my-run", "2"],
-        ["invite", "--uses", "0"],
     ],
 )
 def test_wrong_option_ends_with_2_and_one_sentence(

@@ -1,16 +1,16 @@
-"""`python -m deploy.tool_task [--out DIR] [--seed N]`: write the files of a task that needs a calculator."""
+"""`python -m tests.benchmarks.tool_task [--out DIR] [--seed N]`: write the files of a task that needs a calculator."""
 
 import argparse
 import sys
 from pathlib import Path
 
-from deploy.tool_task.build import build_tool_task
 from protocol.node.home import sluice_home
+from tests.benchmarks.tool_task.build import build_tool_task
 
 
 def main() -> int:
     """Return the exit code: 0 when the folder holds the files, 1 when they cannot be written."""
-    parser = argparse.ArgumentParser(prog="python -m deploy.tool_task", description=__doc__)
+    parser = argparse.ArgumentParser(prog="python -m tests.benchmarks.tool_task", description=__doc__)
     parser.add_argument(
         "--out", type=Path, help="folder that the files are written into; default: in the cluster's home"
     )

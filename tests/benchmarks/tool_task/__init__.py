@@ -1,8 +1,7 @@
 """A task that needs a tool: products that the tiny policy cannot work out, and a calculator that it may call.
 
-`python -m deploy.tool_task [--out DIR] [--seed N]` writes `train.jsonl`, `eval.jsonl`, `warmstart.jsonl` and `model/`
-into DIR, by default `tool_task` in the cluster's home; `deploy/configs/tool_arithmetic.yaml` trains on them. Read
-`products`, `build`, in this order.
+`python -m tests.benchmarks.tool_task [--out DIR] [--seed N]` writes `train.jsonl`, `eval.jsonl`, `warmstart.jsonl`
+and `model/` into DIR, by default `tool_task` in the cluster's home. `settings.yaml` trains on them.
 
 What is said, by the model's own chat template, in the `tools` environment:
 

@@ -48,7 +48,7 @@ class Recipe:
 def split_products(seed: int) -> dict[str, list[Product]]:
     """Return the products by split, 60/25/15 to warm start, training and held-out, each in a random order."""
     products = [Product(left, right) for left in range(101, 1000) for right in range(11, 100)]
-    random.Random(f"products {seed}").shuffle(products)  # noqa: S311 - reproducible choices, no secrets
+    random.Random(f"products {seed}").shuffle(products)
     first, second = int(0.6 * len(products)), int(0.85 * len(products))
     return {"warmstart": products[:first], "train": products[first:second], "eval": products[second:]}
 

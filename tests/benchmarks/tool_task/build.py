@@ -6,7 +6,7 @@ from pathlib import Path
 
 from deploy.quickstart.build import write_rows
 from deploy.quickstart.policy import EOS, write_policy
-from deploy.tool_task.products import (
+from tests.benchmarks.tool_task.products import (
     ASSISTANT,
     TAGS,
     TOOL,
@@ -25,7 +25,7 @@ def build_tool_task(out: Path, seed: int, recipe: Recipe | None = None) -> dict[
     """Write the files; returns the number of rows of each. Raises: OSError."""
     splits = split_products(seed)
     out.mkdir(parents=True, exist_ok=True)
-    rng = random.Random(f"demonstrations {seed}")  # noqa: S311 - reproducible choices, no secrets
+    rng = random.Random(f"demonstrations {seed}")
     rows = demonstrations(splits["warmstart"], recipe or Recipe(), rng, EOS)
     counts = {
         "train": write_rows(out / "train.jsonl", (product.row() for product in splits["train"])),

@@ -8,8 +8,6 @@ import pytest
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from deploy.quickstart.policy import EOS
-from deploy.tool_task.build import build_tool_task
-from deploy.tool_task.products import Recipe, call
 from protocol.settings.tools.offered import ToolsSettings
 from rewards.exact_match import answer_matches
 from rollout.environments.base import Resources, Task
@@ -17,6 +15,8 @@ from rollout.environments.tool_use.make import make_tool_use
 from rollout.episodes.sample import SampleTask
 from rollout.neighbours.node import Node
 from rollout.neighbours.tools.calculator import Calculator
+from tests.benchmarks.tool_task.build import build_tool_task
+from tests.benchmarks.tool_task.products import Recipe, call
 from tests.fakes.rollout_fakes import ScriptedScorer, make_keys, make_spec
 from tests.fakes.tokenizing_engine import TokenizingEngine
 from tests.rollout.episodes.played import make_player
