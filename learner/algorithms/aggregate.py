@@ -1,6 +1,6 @@
-"""How the losses of tokens become one number: what each trajectory's sum of token losses is multiplied with.
+"""Aggregation of token losses: the weight of each trajectory's summed loss.
 
-Shape: N trajectories of one update, over all ranks. One that has no model token counts for nothing.
+Shape: N trajectories of one update, over all ranks. A trajectory without model tokens has weight 0.
 """
 
 from collections.abc import Callable
@@ -25,9 +25,9 @@ def seq_mean_token_sum(counts: Tensor, constant: float) -> Tensor:
 
 
 def seq_sum_norm(counts: Tensor, constant: float) -> Tensor:
-    """The same divided by a constant: no length is favoured, and the loss is of a token's size.
+    """The mean over trajectories of the sum over tokens, divided by a constant, so that no length is favoured.
 
-    Source: Dr. GRPO, arXiv:2503.20783, section 3.2, whose constant is the most tokens that an answer may have.
+    Source: Dr. GRPO, arXiv:2503.20783, section 3.2; its constant is the token limit of an answer.
     """
     return _per_trajectory(counts, 1.0 / (_num_trained(counts) * constant))
 

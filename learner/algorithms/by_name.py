@@ -1,4 +1,4 @@
-"""Every advantage, loss and correction by the name that settings give it, and what a run's settings ask for together.
+"""Advantages, losses and corrections by their names in the settings, and the algorithm that a run's settings select.
 
 A new one is a file, a line here, and its name in `protocol.settings.algorithm.names`; a test compares the two lists.
 A user's own is FILE.py:name.
@@ -57,20 +57,20 @@ CORRECTIONS: dict[str, Correction] = {
 
 @dataclass(frozen=True)
 class Algorithm:
-    """What a run's settings ask for."""
+    """The parts of a run's algorithm."""
 
-    advantage: Advantage  # how much better a sample or token was than expected
-    loss: PolicyLoss  # what a token contributes to the gradient
-    correction: Correction  # what makes samples of the behaviour policy count as samples of the learner
-    clip: Clip  # of the loss
-    band: Band  # of the correction
-    is_whitened: bool  # the step's advantages are brought to mean 0 and deviation 1
-    gamma: float  # what a reward loses with each model token before it
-    lam: float  # of generalised advantage estimation
+    advantage: Advantage  # estimate of how much better a sample or token was than expected
+    loss: PolicyLoss  # loss of one token
+    correction: Correction  # importance correction from the behaviour policy to the learner
+    clip: Clip  # bounds of the loss
+    band: Band  # bounds of the correction
+    is_whitened: bool  # advantages of a step are scaled to mean 0 and deviation 1
+    gamma: float  # discount of a reward per model token
+    lam: float  # lambda of generalised advantage estimation
 
 
 def algorithm_of(settings: LearnerSettings) -> Algorithm:
-    """Return what the settings ask for: their recipe, and what they name besides it.
+    """Return the algorithm of the settings: their recipe, overridden by each field that they set.
 
     Raises: SettingsError when a user's own algorithm cannot be loaded.
     """

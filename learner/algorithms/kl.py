@@ -1,4 +1,4 @@
-"""The KL divergence of the policy from a reference, estimated token by token, and what it is multiplied with.
+"""Estimators of the policy's KL divergence from a reference, per token, and the controller of its coefficient.
 
 Source: Schulman, "Approximating KL divergence" (2020); the controller, arXiv:1909.08593, section 2.2.
 """
@@ -11,17 +11,17 @@ from torch import Tensor
 
 from learner.algorithms.ratio import log_ratio
 
-_LARGEST = 10.0  # an estimate of one token is cut here, either way
-_LARGEST_ERROR = 0.2  # the controller looks no further than 20 % beside its target
+_LARGEST = 10.0  # bound of one token's estimate, in either direction
+_LARGEST_ERROR = 0.2  # bound of the controller's relative error
 
 
 def k1(logprobs: Tensor, reference: Tensor) -> Tensor:
-    """Return d = logp - logr [K]: unbiased, of either sign, and as a loss without a use: its gradient has mean 0."""
+    """Return d = logp - logr [K]: unbiased, of either sign. Useless as a loss: its gradient has mean 0."""
     return _cut(log_ratio(logprobs, reference))
 
 
 def k2(logprobs: Tensor, reference: Tensor) -> Tensor:
-    """Return d^2 / 2 [K]: biased, never negative; its gradient is that of the divergence while the samples are new."""
+    """Return d^2 / 2 [K]: biased, never negative. On fresh samples its gradient is that of the divergence."""
     return _cut(0.5 * log_ratio(logprobs, reference).square())
 
 
@@ -36,9 +36,9 @@ KL_FORMS: dict[str, Callable[[Tensor, Tensor], Tensor]] = {"k1": k1, "k2": k2, "
 
 @dataclass(frozen=True)
 class KlController:
-    """How the coefficient follows the divergence that was measured. Its whole state is the coefficient, a number."""
+    """Adapts the coefficient to the measured divergence. The coefficient is the only state, and the caller's."""
 
-    target: float | None  # nats of a token; None: the coefficient stays as it is
+    target: float | None  # wanted divergence in nats per token; None: the coefficient is constant
     horizon: float  # trajectories over which an error of 20 % moves the coefficient by 20 %
 
     def next_coefficient(self, coefficient: float, kl: float, num_trajectories: int) -> float:

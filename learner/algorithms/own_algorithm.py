@@ -17,9 +17,9 @@ from protocol.errors import SettingsError
 
 @cache
 def load_own(setting: str, name: str, record: type[Any]) -> Any:
-    """Return what the name names: a function, or a `record`. Runs a user's module, once in a process.
+    """Return the function or `record` of that name. Runs a user's module once per process.
 
-    Raises: SettingsError saying what is missing.
+    Raises: SettingsError that names the missing part.
     """
     where, _, attribute = name.rpartition(":")
     problem = f"settings: {setting} = {name}: "
@@ -39,30 +39,30 @@ def load_own(setting: str, name: str, record: type[Any]) -> Any:
 
 
 def of_its_shape(setting: str, name: str, function: Callable[..., Any], num_returned: int = 1) -> Callable[..., Any]:
-    """Return the function, whose results must have its first argument's shape: another one, such as a mean's, would be
-    spread over all tokens or samples without a word.
+    """Return the function with a check: each result must have the shape of its first argument.
 
-    num_returned: tensors that it returns, as a tuple where they are several. The function it returns raises
-    SettingsError saying what came back.
+    Any other shape, such as a mean's, would be broadcast over all tokens or samples in silence.
+    num_returned: number of tensors that it returns, as a tuple when there are several.
+    The returned function raises SettingsError with the shapes that it got.
     """
 
     @wraps(function)
-    def checked(first: Tensor, *others: Any) -> Any:
+    def call_and_check(first: Tensor, *others: Any) -> Any:
         returned = function(first, *others)
         parts = returned if isinstance(returned, tuple) else (returned,)
         shapes = [list(part.shape) if isinstance(part, Tensor) else type(part).__name__ for part in parts]
         expected = [list(first.shape)] * num_returned
         if shapes != expected:
             raise SettingsError(
-                f"settings: {setting} = {name} returned {_listed(shapes)}, expected {_listed(expected)}: the shape of "
-                "its first argument. See learner/algorithms/README.md."
+                f"settings: {setting} = {name} returned {_join_shapes(shapes)}, expected {_join_shapes(expected)}: "
+                "the shape of its first argument. See learner/algorithms/README.md."
             )
         return returned
 
-    return checked
+    return call_and_check
 
 
-def _listed(shapes: list[Any]) -> str:
+def _join_shapes(shapes: list[Any]) -> str:
     return " and ".join(str(shape) for shape in shapes)
 
 

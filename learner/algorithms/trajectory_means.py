@@ -1,4 +1,4 @@
-"""Means over whole trajectories of what a micro-batch holds token by token."""
+"""Means of token values over whole trajectories."""
 
 from collections.abc import Sequence
 

@@ -14,9 +14,9 @@ Reduce = Callable[[Tensor], Tensor]
 def whiten(advantages: Tensor, reduce: Reduce, weights: Tensor | None = None) -> Tensor:
     """Return (A - mean) / sqrt(var + 1e-8), mean and unbiased variance over the tokens of all ranks.
 
-    advantages: [N] float64, this rank's. reduce: called twice, by every rank, one without tokens too. weights: [N]
-    float64, how many tokens each stands for, 0 for one that is not looked at; None: one each. Advantages that are all
-    equal give zeros. Source: "The 37 implementation details of PPO" (2022), detail 7; REINFORCE++, arXiv:2501.03262.
+    advantages: [N] float64, this rank's. reduce: collective, called twice by every rank, also without tokens.
+    weights: [N] float64, number of tokens that each entry counts for; None: one each. Equal advantages give zeros.
+    Source: "The 37 implementation details of PPO" (2022), detail 7; REINFORCE++, arXiv:2501.03262.
     """
     weights = torch.ones_like(advantages) if weights is None else weights
     count, total = reduce(torch.stack([weights.sum(), (weights * advantages).sum()])).unbind()

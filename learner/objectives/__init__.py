@@ -1,1 +1,1 @@
-"""What a step optimises: policy gradient and supervised fine-tuning."""
+"""The objectives of training: policy gradient and supervised fine-tuning."""

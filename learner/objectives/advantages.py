@@ -1,4 +1,4 @@
-"""How much better each model token was than expected: by the rewards of its group, or by those of its own trajectory.
+"""Advantages of model tokens: from the rewards of the group, or along the trajectory's own tokens.
 
 Shapes: N trajectories of the step, S trajectories and K model tokens of a micro-batch.
 """
@@ -15,9 +15,9 @@ from protocol.wire.messages import Batch
 
 
 def of_groups(micro_batches: Sequence[MicroBatch], rewards: Tensor, batch: Batch, estimate: OfGroups) -> list[Tensor]:
-    """Return the advantages of each micro-batch's tokens, [K] float64: a token has its trajectory's.
+    """Return the advantages of each micro-batch's tokens, [K] float64. All tokens of a trajectory have the same.
 
-    rewards: of every trajectory of the step, [N] float64, on every rank: a group may lie on several.
+    rewards: [N] float64, of the whole step, because a group may lie on several ranks.
     """
     of_trajectories = torch.zeros(len(batch.facts), dtype=torch.float64)
     for group in batch.groups:
@@ -34,7 +34,7 @@ def of_groups(micro_batches: Sequence[MicroBatch], rewards: Tensor, batch: Batch
 def of_tokens(
     micro_batches: Sequence[MicroBatch], rewards: Sequence[Tensor], estimate: OfTokens, gamma: float, lam: float
 ) -> list[Tensor]:
-    """Return the advantages of each micro-batch's tokens, [K] float64. rewards: of its tokens, [K] float64."""
+    """Return the advantages of each micro-batch's tokens, [K] float64. rewards: per micro-batch, [K] float64."""
     found = []
     for each, of_each in zip(micro_batches, rewards, strict=True):
         counts = list(each.counts)
@@ -50,7 +50,7 @@ def of_tokens(
     return found
 
 
-def whitened(micro_batches: Sequence[MicroBatch], advantages: Sequence[Tensor], reduce: Reduce) -> list[Tensor]:
+def whiten_step(micro_batches: Sequence[MicroBatch], advantages: Sequence[Tensor], reduce: Reduce) -> list[Tensor]:
     """Return the advantages with mean 0 and deviation 1 over all tokens of the step's loss, on all ranks."""
     nothing = torch.zeros(0, dtype=torch.float64)
     is_trained = torch.cat([nothing, *[(each.weights > 0.0).double() for each in micro_batches]])

@@ -1,7 +1,4 @@
-"""The policy's loss of one micro-batch, as the settings name it.
-
-Shape: K model tokens of a micro-batch.
-"""
+"""The losses of policy and critic on one micro-batch, and the critic's metrics. Shape: K model tokens."""
 
 from collections.abc import Sequence
 
@@ -20,12 +17,12 @@ from protocol.settings.settings import Settings
 
 
 def make_loss(settings: Settings, kl: ReferenceKl | None = None) -> LossFunction:
-    """Return the loss that the settings name: (logprobs [K], entropies [K], micro-batch) -> (sum over tokens, sums).
+    """Return the policy's loss: (logprobs [K], entropies [K], micro-batch) -> (sum over tokens, sums).
 
-    policy.old_logprobs = behaviour knows two policies: the ratio is learner / behaviour, and so is what the correction
-    looks at. recompute knows three: the ratio is learner / old, the correction looks at old / behaviour, and old is the
-    learner before the step. A micro-batch without old logprobs is of a step of one update: they are `logprobs` then.
-    kl: of a reference, whose part in the loss is added to each token's, uncorrected.
+    policy.old_logprobs = behaviour: loss and correction use the ratio learner / behaviour. recompute: the loss uses
+    learner / old and the correction old / behaviour, where old is the learner before the step. A micro-batch without
+    old logprobs belongs to a step of one update, where they equal `logprobs`.
+    kl: adds its term to each token's loss, uncorrected.
     """
     algorithm = algorithm_of(settings.learner)
     policy_loss = algorithm.loss
@@ -51,7 +48,7 @@ def make_loss(settings: Settings, kl: ReferenceKl | None = None) -> LossFunction
 
 
 def make_critic_loss(clip: float) -> ValueLoss:
-    """Return the loss: (values [K], micro-batch) -> (sum over the tokens that are trained, sums)."""
+    """Return the critic's loss: (values [K], micro-batch) -> (sum over the trained tokens, sums)."""
 
     def loss(values: Tensor, micro_batch: MicroBatch) -> tuple[Tensor, Sums]:
         before, returns = micro_batch.values, micro_batch.returns
@@ -75,7 +72,7 @@ def make_critic_loss(clip: float) -> ValueLoss:
 
 
 def critic_metrics(results: Sequence[StepResult], num_in_epoch: int) -> dict[str, float]:
-    """Return the critic's part of a step's metrics line. num_in_epoch: of the results, which are of all tokens."""
+    """Return the critic's part of a step's metrics line. num_in_epoch: number of updates that see every token once."""
     if not results:
         return {}
     keys = results[0].sums.keys()
@@ -92,6 +89,6 @@ def critic_metrics(results: Sequence[StepResult], num_in_epoch: int) -> dict[str
         "value_mean": sums["value"] / count,
         "return_mean": sums["return"] / count,
         "value_clip_fraction": num_clipped / num_tokens,
-        # Not measured where all returns are one: there is nothing to explain.
+        # Equal returns have no variance to explain.
         "value_explained": 1.0 - unexplained / spread if spread > 1e-12 else float("nan"),
     }

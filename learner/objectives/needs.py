@@ -1,4 +1,4 @@
-"""What each objective of a run needs beside its learner ranks, known before anything of it is loaded: no torch here."""
+"""Requirements of each objective, known before a model is loaded. Imports no torch."""
 
 from collections.abc import Iterable
 from dataclasses import dataclass
@@ -9,32 +9,32 @@ from protocol.settings.settings import Settings
 
 @dataclass(frozen=True)
 class Needs:
-    """What is checked, started and attached for an objective."""
+    """Inputs and services that an objective requires."""
 
-    prompts: bool  # data.train
-    rollouts: bool  # rollout servers, and the reward services and retrievers that their samples ask
+    prompts: bool  # prompts of data.train
+    rollouts: bool  # rollout servers, reward services and retrievers
 
 
 NEEDS = {
     "supervised": Needs(prompts=False, rollouts=False),  # objectives/supervised.py, on the rows of the warm start
     "policy_gradient": Needs(prompts=True, rollouts=True),  # objectives/policy_gradient.py
-    "evaluation": Needs(prompts=False, rollouts=True),  # nothing is optimised: held-out prompts are sampled and scored
+    "evaluation": Needs(prompts=False, rollouts=True),  # samples and scores held-out prompts, trains nothing
 }
 
 
 def needs_of(settings: Settings) -> Needs:
-    """Return what a run needs for all that it does together."""
+    """Return the requirements of all objectives of a run together."""
     needs = [NEEDS[name] for name in _objectives(settings)]
     return Needs(prompts=any(need.prompts for need in needs), rollouts=any(need.rollouts for need in needs))
 
 
 def is_trained(settings: Settings) -> bool:
-    """Return whether a run changes its model at all: one that only scores it has nothing to save."""
+    """Return whether a run changes its model. A run that only evaluates saves nothing."""
     return bool(settings.run.max_steps) or settings.policy.warm_start.data is not None
 
 
 def needs_critic(settings: Settings) -> bool:
-    """Return whether a critic is trained beside the policy; of a user's own advantage that is not known here."""
+    """Return whether a critic is trained. Unknown for a user's own advantage: False."""
     return ADVANTAGES_OF_TOKENS.get(settings.learner.advantage or "", False)
 
 
@@ -44,9 +44,9 @@ def needs_reference(settings: Settings) -> bool:
 
 
 def is_reference_the_base(settings: Settings) -> bool:
-    """Return whether the reference is the policy with its LoRA adapters off: the model that the run began with.
+    """Return whether the reference is the policy with its LoRA adapters off.
 
-    Another model, and one that becomes the policy again and again, are models of their own.
+    A reference of another model, or one that is refreshed, is loaded as a model of its own.
     """
     return (
         bool(settings.policy.lora.rank) and not settings.reference.model and not settings.reference.refresh_every_steps
@@ -54,7 +54,7 @@ def is_reference_the_base(settings: Settings) -> bool:
 
 
 def _objectives(settings: Settings) -> Iterable[str]:
-    """Yield what a run does, in order. One that does nothing still syncs its servers with its model."""
+    """Yield a run's objectives in order. A run without steps still syncs its servers with its model."""
     is_warm_started = settings.policy.warm_start.data is not None
     if is_warm_started:
         yield "supervised"

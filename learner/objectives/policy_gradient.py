@@ -1,11 +1,11 @@
-"""The policy gradient: what a rank does with the batch of one step.
+"""The policy gradient: one step of a rank, from a batch to metrics.
 
-rewards     of each trajectory, shaped                                shaped_rewards.py
-plan        which micro-batches make which update                     step_plan.py
-look        without a gradient: what the updates compare with         look.py
+rewards     shaped rewards of each trajectory                         token_rewards.py
+plan        micro-batches of each update                              step_plan.py
+columns     values, reference and old logprobs, without a gradient    add_fixed_columns
 advantages  from the group's rewards, or along a trajectory's tokens  token_rewards.py, advantages.py
-updates     mini-batches times epochs, of the policy, then the critic policy_loss.py, critic_loss.py
-metrics     the sums of all updates as the step's line                step_metrics.py
+updates     mini-batches times epochs, of the policy, then the critic losses.py
+metrics     sums of all updates as the step's metrics line            step_metrics.py
 """
 
 from collections.abc import Mapping, Sequence
@@ -21,7 +21,7 @@ from learner.models.micro_batch import MicroBatch
 from learner.models.reference import ReferenceModel
 from learner.models.roles import Roles
 from learner.models.step_result import StepResult
-from learner.objectives.advantages import of_groups, of_tokens, whitened
+from learner.objectives.advantages import of_groups, of_tokens
 from learner.objectives.losses import critic_metrics, make_critic_loss, make_loss
 from learner.objectives.reference_kl import ReferenceKl
 from learner.objectives.step_metrics import step_metrics
@@ -35,20 +35,20 @@ from protocol.wire.trajectory import Trajectory
 
 @dataclass(frozen=True)
 class StepOutcome:
-    """What a step did, the same on every rank."""
+    """The result of a step, the same on every rank."""
 
-    applied: bool  # False: no update of what is trained was finite, and no weight changed
-    detail: str  # for people: why an update was not applied; empty when all were
-    metrics: dict[str, float]  # the learner's part of the step's line
+    applied: bool  # some weight changed; False: no update was finite
+    detail: str  # reason why an update was not applied; empty when all were
+    metrics: dict[str, float]  # learner's part of the step's metrics line
 
 
 class PolicyGradient:
-    """Takes the steps of a run. What it knows of earlier ones beside its models is in their memory."""
+    """Takes the steps of a run. Its state between steps is `roles.memory`, which checkpoints save."""
 
     def __init__(self, roles: Roles, settings: Settings, reduce: Reduce) -> None:
         """reduce: sums over all ranks, float64 on the CPU.
 
-        Raises: SettingsError for an own advantage that cannot be loaded, or has no use for rewards.credit.
+        Raises: SettingsError for a user's advantage that cannot be loaded, or that cannot use rewards.credit.
         """
         self._roles = roles
         self._settings = settings
@@ -65,15 +65,15 @@ class PolicyGradient:
         self._critic_loss = make_critic_loss(settings.critic.value_clip)
 
     def take_step(self, batch: Batch, trajectories: Mapping[int, Trajectory], policy_version: int) -> StepOutcome:
-        """Return what the updates of one step did. trajectories: this rank's, by index into batch.facts.
+        """Take one step and return its outcome. Collective.
 
-        policy_version: of the weights before the step. Collective.
+        trajectories: this rank's, by index into batch.facts. policy_version: of the weights before the step.
         """
         before = dict(self._roles.memory)
         plan, micro_batches = self.prepare(batch, trajectories, policy_version)
         is_warming_up = self._roles.critic is not None and batch.step <= self._settings.critic.warmup_steps
         of_policy = [] if is_warming_up else self._update_policy(plan, micro_batches)
-        # A step whose policy stands still is skipped: a critic that moved with it would be in no account.
+        # A step without a policy update is recorded as skipped, so it must not change the critic either.
         is_skipped = bool(of_policy) and not any(result.applied for result in of_policy)
         of_critic = [] if is_skipped else self._update_critic(plan, micro_batches)
         metrics = {
@@ -87,7 +87,7 @@ class PolicyGradient:
                 self._kl.follow(metrics["reference_kl"], len(batch.planned))
         self._refresh_reference(batch.step)
         if not (is_applied := any(result.applied for result in of_policy or of_critic)):
-            # The step is skipped: what the next ones go by is as before it. Its figures may be what was not finite.
+            # A skipped step leaves the memory as it was: its statistics may be the non-finite numbers.
             self._roles.memory.clear()
             self._roles.memory.update(before)
         return StepOutcome(is_applied, _detail([*of_policy, *of_critic]), metrics)
@@ -98,12 +98,12 @@ class PolicyGradient:
         """Return the step's plan and its micro-batches with every column that the updates need."""
         shaped = shaped_rewards(batch, self._settings, self._roles.memory)
         plan = plan_updates(batch, trajectories, policy_version, self._aggregate, shaped.is_trained.tolist())
-        micro_batches = look(plan.micro_batches, self._roles, with_old=self._has_old_column(plan))
+        micro_batches = add_fixed_columns(plan.micro_batches, self._roles, with_old=self._has_old_column(plan))
         advantages = self._advantages(batch, micro_batches, shaped.rewards)
         if self._roles.critic is not None:
             micro_batches = [_with_returns(*pair) for pair in zip(micro_batches, advantages, strict=True)]
         if self._algorithm.is_whitened:
-            advantages = whitened(micro_batches, advantages, self._reduce)
+            advantages = whiten_step(micro_batches, advantages, self._reduce)
         return plan, [
             replace(each, advantages=advantage.float())
             for each, advantage in zip(micro_batches, advantages, strict=True)
@@ -115,13 +115,13 @@ class PolicyGradient:
         return AGGREGATES[settings.loss.aggregate](counts, float(constant))
 
     def _has_old_column(self, plan: StepPlan) -> bool:
-        """Return whether the updates need the logprobs of the learner before the step, and not those at the time."""
+        """Return whether the updates compare with the learner before the step, rather than before each update."""
         has_old_policy = self._settings.policy.old_logprobs == "recompute"
         num_updates = len(plan.updates) * self._settings.learner.num_epochs
         return self._kl.is_in_reward or (has_old_policy and num_updates > 1)
 
     def _num_fresh(self, plan: StepPlan) -> int:
-        """Return how many updates, from the first, compare the behaviour policy with the learner before the step."""
+        """Return how many of the first updates compare the behaviour policy with the learner before the step."""
         return len(plan.updates) if self._has_old_column(plan) else 1
 
     def _advantages(self, batch: Batch, micro_batches: Sequence[MicroBatch], scores: Tensor) -> list[Tensor]:
@@ -165,7 +165,7 @@ class PolicyGradient:
 
 
 def _with_returns(micro_batch: MicroBatch, advantages: Tensor) -> MicroBatch:
-    """Return the micro-batch with what the critic is to say: advantage plus value, before any whitening."""
+    """Return the micro-batch with the critic's targets: advantage plus value, before whitening."""
     assert micro_batch.values is not None
     return replace(micro_batch, returns=(advantages + micro_batch.values.double()).float())
 
@@ -178,11 +178,11 @@ def _detail(results: Sequence[StepResult]) -> str:
     return f"non-finite loss or gradient{where} (loss {refused[0].loss}, norm {refused[0].grad_norm})"
 
 
-def look(micro_batches: Sequence[MicroBatch], roles: Roles, *, with_old: bool) -> list[MicroBatch]:
-    """Return the micro-batches with the critic's values, the reference's logprobs and the learner's old logprobs.
+def add_fixed_columns(micro_batches: Sequence[MicroBatch], roles: Roles, *, with_old: bool) -> list[MicroBatch]:
+    """Return the micro-batches with values, reference and old logprobs, computed before the first update.
 
-    Each where the model is there; with_old: False leaves the learner's out. Collective: every rank has as many
-    micro-batches. The columns stay on the CPU.
+    A column is added for each role that exists; old logprobs only `with_old`. Collective: every rank has the same
+    number of micro-batches. The columns are on the CPU.
     """
     found = list(micro_batches)
     if with_old:

@@ -1,4 +1,4 @@
-"""The KL divergence of the learner from the reference model: in the reward or in the loss, and its coefficient.
+"""The KL penalty against the reference model, in the reward or in the loss, and its coefficient.
 
 Shape: K model tokens of a micro-batch.
 """
@@ -19,16 +19,16 @@ _COEFFICIENT = "kl_coefficient"
 
 @dataclass(frozen=True)
 class ReferenceKl:
-    """memory: holds the coefficient from step to step."""
+    """memory: keeps the coefficient between steps."""
 
     settings: KlSettings
     memory: MutableMapping[str, float]
 
     @property
     def coefficient(self) -> float:
-        """What the settings say, until a target has moved it."""
+        """The coefficient of the settings, or the controller's if there is a target."""
         if self.settings.target is None:
-            return self.settings.coefficient  # a resumed run's own, whatever an earlier start's target made of it
+            return self.settings.coefficient  # a resumed run may have dropped the target of its earlier attempt
         return self.memory.get(_COEFFICIENT, self.settings.coefficient)
 
     @property
@@ -41,7 +41,7 @@ class ReferenceKl:
         return None if reference is None else KL_FORMS[self.settings.form](logprobs, reference)
 
     def penalties(self, micro_batch: MicroBatch) -> Tensor:
-        """Return what each token's reward is changed by, [K] float64: 0 where the KL is not in the reward."""
+        """Return the change of each token's reward, [K] float64; 0 unless the KL is in the reward."""
         if not self.is_in_reward:
             return torch.zeros(micro_batch.num_model_tokens, dtype=torch.float64)
         assert micro_batch.old_logprobs is not None
@@ -50,14 +50,14 @@ class ReferenceKl:
         return -self.coefficient * kl.double()
 
     def in_loss(self, logprobs: Tensor, micro_batch: MicroBatch) -> Tensor | None:
-        """Return what each token's loss grows by, [K]; None where the KL is not in the loss."""
+        """Return the term of each token's loss, [K]; None unless the KL is in the loss."""
         if self.is_in_reward:
             return None
         kl = self.of_tokens(logprobs, micro_batch)
         return None if kl is None else self.coefficient * kl
 
     def follow(self, kl: float, num_trajectories: int) -> None:
-        """Move the coefficient after a step. kl: its mean over the tokens; one that is not finite says nothing."""
+        """Update the coefficient after a step. kl: mean over the tokens; ignored when not finite."""
         if self.settings.target is not None and math.isfinite(kl):
             controller = KlController(self.settings.target, self.settings.horizon)
             self.memory[_COEFFICIENT] = controller.next_coefficient(self.coefficient, kl, num_trajectories)

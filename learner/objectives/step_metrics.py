@@ -1,7 +1,7 @@
-"""Where a step's sums become the learner's part of its metrics line.
+"""The learner's part of a step's metrics line, from sums over tokens.
 
-Two kinds of sums: of each update as it is taken, and of how far the learner before its step is from who sampled, which
-only an update that compares with that learner can measure.
+Two kinds of sums: over all updates, and over the updates that compare the behaviour policy with the learner before
+the step.
 
 Shape: K model tokens of a micro-batch.
 """
@@ -17,18 +17,17 @@ from learner.models.gradient import ROUTER_AUX_LOSS
 from learner.models.micro_batch import MicroBatch
 from learner.models.step_result import StepResult, Sums
 
-# A token whose two logprobs differ by more than this is counted: the engine or the staleness has drifted.
+# Ratios outside these bounds are counted. A growing share shows drift by the engine or by staleness.
 _OUTSIDE = (0.9, 1.1)
 
 
 def token_sums(
     before: Tensor, entropies: Tensor, is_clipped: Tensor, micro_batch: MicroBatch, reference_kl: Tensor | None = None
 ) -> Sums:
-    """Return sums over a micro-batch's tokens, the same keys for any.
+    """Return sums over a micro-batch's tokens, with the same keys for every micro-batch.
 
-    before: the learner's logprobs [K] that the behaviour policy's are compared with. mismatch_kl: of the behaviour
-    policy from the learner's, k3 estimator (Schulman, "Approximating KL divergence"). reference_kl: of the learner from
-    the reference [K]; None: there is none, and the key is absent.
+    before: the learner's logprobs [K] to compare the behaviour policy's with. mismatch_kl: k3 estimator (Schulman,
+    "Approximating KL divergence"). reference_kl: [K], of the learner from the reference; None: the key is absent.
     """
     behaviour = micro_batch.behaviour_logprobs
     difference = log_ratio(before, behaviour)
@@ -56,13 +55,13 @@ def token_sums(
 def step_metrics(results: Sequence[StepResult], fresh: Sequence[StepResult]) -> dict[str, float]:
     """Return the learner's part of a step's metrics line.
 
-    results: of all its updates; none where the critic alone is trained. fresh: of those whose sums compare the
-    behaviour policy with the learner before the step.
+    results: of all updates; empty while only the critic is trained. fresh: of the updates that compare the behaviour
+    policy with the learner before the step.
     """
     if not results:
         return {}
-    sums, count = _added(results)
-    first, first_count = _added(fresh)
+    sums, count = _add_sums(results)
+    first, first_count = _add_sums(fresh)
     variance = sums["advantage_squared"] / count - (sums["advantage"] / count) ** 2
     applied = [result for result in results if result.applied]
     of_reference = {"reference_kl": first["reference_kl"] / first_count} if "reference_kl" in first else {}
@@ -86,14 +85,14 @@ def step_metrics(results: Sequence[StepResult], fresh: Sequence[StepResult]) -> 
 
 
 def _kl_by_age(sums: dict[str, float]) -> dict[str, float]:
-    """Return the KL of samples of the learner's own weights and of older ones apart; absent where there are none."""
+    """Return the KL of fresh samples and of stale ones; a key is absent when it has no samples."""
     stale, fresh = sums["stale_tokens"], sums["tokens"] - sums["stale_tokens"]
     found = {"kl_fresh": (sums["mismatch_kl"] - sums["stale_kl"], fresh), "kl_stale": (sums["stale_kl"], stale)}
     return {name: total / number for name, (total, number) in found.items() if number > 0}
 
 
 def _is_stale(micro_batch: MicroBatch) -> Tensor:
-    """Return which model tokens are of trajectories that older weights had a part in, [K] bool."""
+    """Return which model tokens belong to trajectories with staleness above 0, [K] bool."""
     ages = micro_batch.staleness or (0,) * len(micro_batch.counts)
     of_segments = torch.tensor(ages) > 0
     counts = torch.tensor(micro_batch.counts)
@@ -101,8 +100,8 @@ def _is_stale(micro_batch: MicroBatch) -> Tensor:
     return of_tokens.to(micro_batch.targets.device)
 
 
-def _added(results: Sequence[StepResult]) -> tuple[dict[str, float], float]:
-    """Return the results' sums, added, and how many tokens are in them, at least 1."""
+def _add_sums(results: Sequence[StepResult]) -> tuple[dict[str, float], float]:
+    """Return the sums of all results and their number of tokens, at least 1."""
     total: dict[str, float] = {}
     for result in results:
         for key, value in result.sums.items():

@@ -1,4 +1,4 @@
-"""A step's batch on one rank: its micro-batches, and which of them make which optimizer update.
+"""A step's batch on one rank: micro-batches and their optimizer updates.
 
 Shapes: N trajectories of an update over all ranks, S trajectories and K model tokens of a micro-batch.
 """
@@ -20,21 +20,21 @@ Aggregate = Callable[[Tensor], Tensor]
 
 @dataclass(frozen=True)
 class Update:
-    """How much of a step makes one optimizer update."""
+    """The size of one optimizer update."""
 
-    num_micro_batches: int  # this rank's; the same number on every rank
-    num_model_tokens: int  # in its loss, of all ranks
+    num_micro_batches: int  # micro-batches of this rank; the same number on every rank
+    num_model_tokens: int  # tokens in the loss, of all ranks
 
 
 @dataclass(frozen=True)
 class StepPlan:
     """One pass over a step's samples."""
 
-    micro_batches: tuple[MicroBatch, ...]  # this rank's, in the order of the updates
+    micro_batches: tuple[MicroBatch, ...]  # micro-batches of this rank, in the order of the updates
     updates: tuple[Update, ...]  # in order
 
     def parts(self, micro_batches: Sequence[MicroBatch]) -> Iterator[tuple[Update, Sequence[MicroBatch]]]:
-        """Yield each update with its part of the micro-batches, which are the plan's with more columns."""
+        """Yield each update with its part of the micro-batches, which are the plan's with added columns."""
         start = 0
         for update in self.updates:
             yield update, micro_batches[start : start + update.num_micro_batches]
@@ -48,11 +48,11 @@ def plan_updates(
     aggregate: Aggregate,
     is_trained: Sequence[bool],
 ) -> StepPlan:
-    """Return the step's micro-batches on this rank, whose weights say what each token counts in its update.
+    """Return the step's micro-batches on this rank, with the weight of each token in its update.
 
     trajectories: this rank's, by index into batch.facts. policy_version: of the learner before the step.
-    is_trained: of every trajectory of the step; False: its tokens weigh 0. A weight is the aggregate's times the
-    update's model tokens, by which the update divides its loss: a mean over tokens has weight 1, without rounding.
+    is_trained: of every trajectory of the step; False: its tokens have weight 0. A weight is the aggregate's times the
+    update's number of model tokens, by which the update divides its loss. So a mean over tokens has weight exactly 1.
     """
     micro_batches: list[MicroBatch] = []
     updates = []

@@ -25,10 +25,10 @@ def run_sft(
     micro_batch_tokens: int,
     on_step: Callable[[int, float], None] = lambda step, loss: None,
 ) -> None:
-    """Train on the rows in their order, starting over at their end. Every rank calls it with the same rows.
+    """Train on the rows in their order, in a cycle. Every rank calls it with the same rows.
 
-    A step's loss is the weighted mean of its tokens' negative logprobs, over all ranks. on_step: hears step and loss.
-    Raises: OperatorError when several steps in a row had no finite gradient.
+    A step's loss is the weighted mean of its tokens' negative logprobs, over all ranks. on_step: receives step, loss.
+    Raises: OperatorError after three steps in a row without a finite gradient.
     """
     rank, world_size = dist.get_rank(), dist.get_world_size()
     refused = 0

@@ -1,4 +1,4 @@
-"""What each model token is rewarded with: its trajectory's score stands at the last one, or in part at turns' ends.
+"""Rewards of a step: shaped per trajectory, and placed on the last model token or on the ends of turns.
 
 Shapes: S trajectories and K model tokens of a micro-batch, N trajectories of the step.
 """
@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from learner.algorithms.shaping.running_moments import RunningMoments
-from learner.algorithms.shaping.shape import Shaped, shape_rewards
+from learner.algorithms.shaping.shape import ShapedRewards, shape_rewards
 from learner.models.micro_batch import MicroBatch
 from protocol.settings.settings import Settings
 from protocol.wire.messages import Batch
@@ -19,12 +19,11 @@ from protocol.wire.trajectory import TurnReward
 def token_rewards(
     micro_batch: MicroBatch, scores: Tensor, turn_rewards: Sequence[Sequence[TurnReward]] | None = None
 ) -> Tensor:
-    """Return each model token's reward, [K] float64; those of a trajectory add up to its score.
+    """Return each model token's reward, [K] float64. The rewards of a trajectory sum to its score.
 
-    scores: of every trajectory of the step, [N] float64. turn_rewards: what of each stands at the ends of turns, [N];
-    None: nothing does.
+    scores: [N] float64, of the step. turn_rewards: [N], parts of a score that belong to ends of turns; None: none.
 
-    Example: a score of 1.0, of which a first turn of two tokens got 0.25, and a second turn of one token, give
+    Example: a score of 1.0, of which 0.25 belong to a first turn of two tokens, and a second turn of one token, give
     [0.0, 0.25, 0.75].
     """
     counts = torch.tensor(micro_batch.counts)
@@ -45,7 +44,7 @@ def token_rewards(
 
 
 def trajectory_sums(micro_batch: MicroBatch, of_tokens: Tensor, num_trajectories: int) -> Tensor:
-    """Return the sum of each trajectory's tokens, 0 for those of other micro-batches. of_tokens: [K]. Returns [N]."""
+    """Return the sum over each trajectory's tokens [N], 0 for trajectories of other micro-batches. of_tokens: [K]."""
     sums = torch.zeros(num_trajectories, dtype=torch.float64)
     for number, part in zip(micro_batch.numbers, torch.split(of_tokens, list(micro_batch.counts)), strict=True):
         if number >= 0:
@@ -54,12 +53,12 @@ def trajectory_sums(micro_batch: MicroBatch, of_tokens: Tensor, num_trajectories
 
 
 _MOMENTS = ("reward_count", "reward_mean", "reward_squares")
-# How a trajectory ends that its budget cut: of one turn's tokens, of the whole context, or of time.
+# Finish reasons of truncated trajectories: a turn's token limit, the context limit, the time limit.
 _TRUNCATED = ("length", "context", "time")
 
 
-def shaped_rewards(batch: Batch, settings: Settings, memory: MutableMapping[str, float]) -> Shaped:
-    """Return the step's shaped rewards, the same on every rank. memory: holds what earlier rewards were like."""
+def shaped_rewards(batch: Batch, settings: Settings, memory: MutableMapping[str, float]) -> ShapedRewards:
+    """Return the step's shaped rewards, the same on every rank. memory: keeps the running moments of rewards."""
     facts = batch.facts
     count, mean, squares = (memory.get(name, 0.0) for name in _MOMENTS)
     shaped = shape_rewards(

@@ -1,11 +1,11 @@
-"""Sums over what comes after a token, each later one counting less."""
+"""Discounted sums over the tokens that follow."""
 
 import torch
 from torch import Tensor
 
 
 def discounted_sums(values: Tensor, factor: float) -> Tensor:
-    """Return S_t = x_t + factor * S_(t+1) for each token; behind the last one is nothing.
+    """Return S_t = x_t + factor * S_(t+1) for each token; S is 0 after the last one.
 
     values: [K] float64, one trajectory's model tokens in order. Returns [K] float64.
     """

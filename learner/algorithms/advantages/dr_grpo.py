@@ -2,7 +2,7 @@
 
 from torch import Tensor
 
-from learner.algorithms.advantages.of_groups import centred, check_group
+from learner.algorithms.advantages.of_groups import check_group, distances_from_mean
 
 
 def dr_grpo_advantages(rewards: Tensor, lengths: Tensor) -> Tensor:
@@ -12,4 +12,4 @@ def dr_grpo_advantages(rewards: Tensor, lengths: Tensor) -> Tensor:
     Raises: ValueError when G < 2. Source: Dr. GRPO, arXiv:2503.20783.
     """
     check_group(rewards)
-    return centred(rewards)
+    return distances_from_mean(rewards)

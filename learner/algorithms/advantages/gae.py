@@ -7,11 +7,11 @@ from learner.algorithms.advantages.discounted import discounted_sums
 
 
 def gae_advantages(rewards: Tensor, values: Tensor | None, gamma: float, lam: float) -> Tensor:
-    """Return A_t = d_t + gamma * lam * A_(t+1), where d_t = R_t + gamma * V_(t+1) - V_t; behind the last token is 0.
+    """Return A_t = d_t + gamma * lam * A_(t+1), where d_t = R_t + gamma * V_(t+1) - V_t; both are 0 after the last.
 
-    rewards: [K] float64, of one trajectory's model tokens in order; values: [K], the critic's. Returns [K] float64. The
-    critic's targets are A_t + V_t. Tokens of prompts and replies are not among the K: the value of a turn's last token
-    is followed by that of the next turn's first, and nothing is discounted for what stands between.
+    rewards: [K] float64, of one trajectory's model tokens in order; values: [K], the critic's. Returns [K] float64.
+    The critic's targets are A_t + V_t. Tokens of prompts and replies are not among the K: a turn's last token is
+    followed by the next turn's first, without a discount for the tokens in between.
     Source: arXiv:1506.02438, eq. 16.
     """
     assert values is not None, "gae needs a critic's values"

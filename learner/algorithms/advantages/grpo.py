@@ -2,7 +2,7 @@
 
 from torch import Tensor
 
-from learner.algorithms.advantages.of_groups import centred, check_group
+from learner.algorithms.advantages.of_groups import check_group, distances_from_mean
 
 _EPSILON = 1e-6
 
@@ -10,9 +10,9 @@ _EPSILON = 1e-6
 def grpo_advantages(rewards: Tensor, lengths: Tensor) -> Tensor:
     """Return each reward's distance from its group's mean, in group standard deviations.
 
-    rewards: [P, G] float; lengths play no part. Returns [P, G]. A group whose rewards are all equal gives zeros.
+    rewards: [P, G] float; lengths play no part. Returns [P, G]. Equal rewards give zeros.
     Raises: ValueError when G < 2.
     Source: GRPO, arXiv:2402.03300, eq. 3; unbiased standard deviation plus 1e-6.
     """
     check_group(rewards)
-    return centred(rewards) / (rewards.std(dim=1, keepdim=True) + _EPSILON)
+    return distances_from_mean(rewards) / (rewards.std(dim=1, keepdim=True) + _EPSILON)

@@ -1,4 +1,4 @@
-"""Advantages of the samples of a group: how much better each was than what the prompt usually gives.
+"""Parts of the advantages that compare a sample with the other samples of its prompt.
 
 Shapes: P prompts, G samples of each.
 """
@@ -16,6 +16,6 @@ def is_equal(rewards: Tensor) -> Tensor:
     return rewards.amax(dim=1, keepdim=True) == rewards.amin(dim=1, keepdim=True)
 
 
-def centred(rewards: Tensor) -> Tensor:
+def distances_from_mean(rewards: Tensor) -> Tensor:
     """Exactly zero for equal rewards: rounding in the mean would otherwise be divided by a deviation of 1e-6."""
     return torch.where(is_equal(rewards), torch.zeros_like(rewards), rewards - rewards.mean(dim=1, keepdim=True))

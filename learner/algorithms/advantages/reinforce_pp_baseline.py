@@ -2,16 +2,16 @@
 
 from torch import Tensor
 
-from learner.algorithms.advantages.of_groups import centred, check_group
+from learner.algorithms.advantages.of_groups import check_group, distances_from_mean
 
 
 def reinforce_pp_baseline_advantages(rewards: Tensor, lengths: Tensor) -> Tensor:
     """Return each reward's distance from its group's mean, to be whitened over the whole step.
 
-    Where GRPO divides by its own group's deviation, so that a group of nearly equal rewards speaks as loudly as any,
-    the whitening divides all groups by the same number.
+    GRPO divides by each group's own deviation, so nearly equal rewards weigh as much as any. The whitening divides
+    all groups by the same number.
     rewards: [P, G] float; lengths play no part. Returns [P, G]. Raises: ValueError when G < 2.
     Source: REINFORCE++, arXiv:2501.03262, section 3.2 (REINFORCE++-baseline).
     """
     check_group(rewards)
-    return centred(rewards)
+    return distances_from_mean(rewards)

@@ -1,4 +1,4 @@
-"""IcePop's behaviour correction: a token whose importance weight is out of band does not count."""
+"""IcePop's behaviour correction: tokens with an importance weight out of band are masked."""
 
 from collections.abc import Sequence
 
@@ -8,5 +8,5 @@ from learner.algorithms.corrections.band import Band
 
 
 def keep_in_band(weight: Tensor, counts: Sequence[int], band: Band) -> Tensor:
-    """Return 1 for a token whose importance weight lies in [low, high], 0 for any other. weight: [K]."""
+    """Return 1 where the importance weight lies in [low, high], 0 elsewhere. weight: [K]."""
     return ((weight >= band.low) & (weight <= band.high)).to(weight.dtype)

@@ -1,4 +1,4 @@
-"""What a token's loss is multiplied with, so that samples of the behaviour policy count as samples of another one.
+"""Importance weights of token losses, which correct samples of the behaviour policy.
 
 Shape: K model tokens of a micro-batch, flat.
 """
@@ -19,19 +19,19 @@ class Correction:
 
     # (importance weights [K], model tokens of each trajectory, band) -> the share of each weight that is trusted [K]
     kept: Callable[[Tensor, Sequence[int], Band], Tensor]
-    is_weighted: bool  # False: the importance weight itself is left out as well
-    band: Band = _OF_TOKENS  # where the settings name no other
+    is_weighted: bool  # the loss is multiplied with the importance weight; False: masked only
+    band: Band = _OF_TOKENS  # default bounds
 
 
 def token_weights(
     correction: Correction, weight: Tensor, counts: Sequence[int], band: Band, *, is_in_loss: bool
 ) -> Tensor:
-    """Return what each token's loss is multiplied with [K].
+    """Return the factor of each token's loss [K].
 
-    weight: [K], how much likelier the corrected-to policy makes the token than the behaviour policy did. counts: model
-    tokens of each trajectory, in order. is_in_loss: the loss is of that very ratio, so that only what the correction
-    cuts away is left to be applied, and nothing where there is no correction.
-    Example: a weight of 4 cut at 2 gives 0.5 for a loss that has the weight in it, and 2 for one that has not.
+    weight: [K], probability of the token under the target policy over that under the behaviour policy. counts: model
+    tokens of each trajectory, in order. is_in_loss: the loss contains this ratio already, so only the trusted share is
+    applied.
+    Example: a weight of 4 cut at 2 gives 0.5 when the loss contains the weight, and 2 otherwise.
     """
     kept = correction.kept(weight, counts, band)
     return kept * weight if correction.is_weighted and not is_in_loss else kept

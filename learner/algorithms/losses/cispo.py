@@ -1,4 +1,4 @@
-"""CISPO's loss: REINFORCE with an importance weight that is cut, so that no token loses its gradient."""
+"""CISPO's loss: REINFORCE with a clipped importance weight, so that no token loses its gradient."""
 
 from collections.abc import Sequence
 
@@ -11,7 +11,7 @@ from learner.algorithms.ratio import log_ratio
 def cispo_loss(
     logprobs: Tensor, old: Tensor, advantages: Tensor, counts: Sequence[int], clip: Clip
 ) -> tuple[Tensor, Tensor]:
-    """Return (-min(r, 1 + high) A logp [K] with no gradient through r, whether r was cut [K] bool).
+    """Return (-min(r, 1 + high) A logp [K] with no gradient through r, whether r was clipped [K] bool).
 
     logprobs, old, advantages: [K]; counts, clip.low and clip.dual play no part. Source: MiniMax-M1, arXiv:2506.13585,
     eq. 4 and 5.

@@ -1,4 +1,4 @@
-"""GSPO's loss: PPO's, of whole answers."""
+"""GSPO's loss: PPO's clipped loss with one ratio per answer."""
 
 from collections.abc import Sequence
 
@@ -13,11 +13,11 @@ from learner.algorithms.trajectory_means import trajectory_means
 def gspo_loss(
     logprobs: Tensor, old: Tensor, advantages: Tensor, counts: Sequence[int], clip: Clip
 ) -> tuple[Tensor, Tensor]:
-    """Return (each token's answer's -min(s A, clip(s, 1 - low, 1 + high) A) [K], whether the clip took it [K] bool).
+    """Return (-min(s A, clip(s, 1 - low, 1 + high) A) [K], whether it was clipped [K] bool).
 
-    s: exp of the mean over an answer's tokens of logp - old; the gradient goes through it. logprobs, old, advantages:
-    [K], the advantages of an answer all the same. An answer's tokens have its loss each, so that `seq_mean_token_mean`
-    gives the paper's mean over answers. clip.dual plays no part. Source: GSPO, arXiv:2507.18071, eq. 5 to 7.
+    s: exp of the mean over an answer's tokens of logp - old; the gradient flows through it. logprobs, old, advantages:
+    [K], with one advantage per answer. Every token of an answer gets the answer's loss, so `seq_mean_token_mean` gives
+    the paper's mean over answers. clip.dual plays no part. Source: GSPO, arXiv:2507.18071, eq. 5 to 7.
     """
     mean = trajectory_means(logprobs - old, counts)
     ratio = log_ratio(mean, torch.zeros_like(mean)).exp()

@@ -1,4 +1,4 @@
-"""What every policy loss is: a function of tokens, and whether the importance ratio is in it.
+"""The interface of policy losses.
 
 Shape: K model tokens of a micro-batch, flat. Logprobs are natural logs.
 """
@@ -11,15 +11,15 @@ from torch import Tensor
 
 @dataclass(frozen=True)
 class Clip:
-    """Between which bounds the importance ratio moves a token's loss."""
+    """Bounds of the importance ratio."""
 
-    low: float  # the ratio is clipped below 1 - low
-    high: float  # and above 1 + high
-    dual: float  # for a negative advantage A the loss is at most dual * |A|; infinite: no limit
+    low: float  # distance below 1 at which the ratio is clipped
+    high: float  # distance above 1 at which the ratio is clipped
+    dual: float  # largest loss for a negative advantage A, in units of |A|; infinite: no limit
 
 
-# (learner's logprobs, old logprobs, advantages, counts, clip) -> (loss [K], whether the clip cut it [K] bool).
-# counts: model tokens of each trajectory, in order; their sum is K. A loss of single tokens has no use for them.
+# (learner's logprobs, old logprobs, advantages, counts, clip) -> (loss [K], whether it was clipped [K] bool).
+# counts: model tokens of each trajectory, in order; their sum is K. Only losses of whole answers use them.
 LossOfTokens = Callable[[Tensor, Tensor, Tensor, Sequence[int], Clip], tuple[Tensor, Tensor]]
 
 
@@ -27,5 +27,5 @@ LossOfTokens = Callable[[Tensor, Tensor, Tensor, Sequence[int], Clip], tuple[Ten
 class PolicyLoss:
     """A loss that settings can name."""
 
-    of_tokens: LossOfTokens  # each token's loss, before it is weighted
-    has_ratio: bool  # the loss is of the ratio learner / old, and so weighs a sample of the old policy by itself
+    of_tokens: LossOfTokens  # loss of each token, before its weight
+    has_ratio: bool  # the loss contains the ratio learner / old, and so corrects for the old policy

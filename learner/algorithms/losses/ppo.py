@@ -12,7 +12,7 @@ from learner.algorithms.ratio import log_ratio
 def ppo_loss(
     logprobs: Tensor, old: Tensor, advantages: Tensor, counts: Sequence[int], clip: Clip
 ) -> tuple[Tensor, Tensor]:
-    """Return (loss [K], whether the clip took the gradient away [K] bool).
+    """Return (loss [K], whether it was clipped and has no gradient [K] bool).
 
     logprobs, old, advantages: [K]; counts play no part.
     Dual clip: for a negative advantage the loss is at most clip.dual * |A|.

@@ -1,1 +1,1 @@
-"""What is done to rewards before advantages are computed from them, one file each. Together: shape."""
+"""Reward shaping before advantages are computed, one file each. Together: shape."""

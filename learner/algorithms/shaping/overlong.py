@@ -1,4 +1,4 @@
-"""The soft penalty of answers that come near the end of their budget."""
+"""The soft penalty of answers near their token limit."""
 
 from torch import Tensor
 

@@ -1,4 +1,4 @@
-"""Mean and spread of all rewards of a run so far, and rewards as distances from that mean."""
+"""Running mean and deviation of a run's rewards, and rewards normalised by them."""
 
 import math
 from dataclasses import dataclass
@@ -12,9 +12,9 @@ _EPSILON = 1e-8
 class RunningMoments:
     """Three numbers, for the checkpoint."""
 
-    count: float = 0.0  # rewards seen
-    mean: float = 0.0  # of them
-    squares: float = 0.0  # sum of their squared distances from the mean
+    count: float = 0.0  # number of rewards seen
+    mean: float = 0.0  # mean of these rewards
+    squares: float = 0.0  # sum of squared distances from the mean
 
     def after(self, rewards: Tensor) -> "RunningMoments":
         """Return the moments with these rewards [N] added. Source: Chan, Golub, LeVeque (1979), eq. 2.1."""
@@ -29,7 +29,7 @@ class RunningMoments:
             squares=self.squares + squares + difference**2 * self.count * new / count,
         )
 
-    def normalised(self, rewards: Tensor) -> Tensor:
-        """Return (rewards [N] - mean) / (deviation + 1e-8), the deviation unbiased; 0 where none was ever seen."""
+    def normalise(self, rewards: Tensor) -> Tensor:
+        """Return (rewards [N] - mean) / (unbiased deviation + 1e-8)."""
         deviation = math.sqrt(self.squares / max(1.0, self.count - 1.0))
         return (rewards - self.mean) / (deviation + _EPSILON)

@@ -1,4 +1,4 @@
-"""The rewards of a step as advantages see them. Shape: N trajectories of the step, over all ranks."""
+"""Shaping of a step's rewards. Shape: N trajectories of the step, over all ranks."""
 
 from dataclasses import dataclass
 
@@ -11,12 +11,12 @@ from protocol.settings.rewards import RewardsSettings
 
 
 @dataclass(frozen=True)
-class Shaped:
-    """What shaping makes of a step's rewards."""
+class ShapedRewards:
+    """A step's rewards after shaping."""
 
     rewards: Tensor  # [N] float64
     is_trained: Tensor  # [N] bool, false: the trajectory's tokens are in no loss
-    moments: RunningMoments  # for the next step
+    moments: RunningMoments  # moments that the next step starts with
 
 
 def shape_rewards(
@@ -26,16 +26,16 @@ def shape_rewards(
     moments: RunningMoments,
     settings: RewardsSettings,
     max_response_tokens: int,
-) -> Shaped:
-    """Return the rewards normalised, then cut, then less the penalties for long and for truncated answers.
+) -> ShapedRewards:
+    """Return the rewards normalised, then clipped, then less the penalties for long and for truncated answers.
 
-    rewards: [N] float64, of the reward services. lengths: [N] float64, model tokens. is_truncated: [N] bool, cut by a
-    token limit. Every rank calls it with the whole step and gets the same.
+    rewards: [N] float64, of the reward services. lengths: [N] float64, model tokens. is_truncated: [N] bool, ended by
+    a token limit. Every rank calls it with the whole step and gets the same result.
     """
     shaped = rewards
     if settings.normalize:
         moments = moments.after(rewards)
-        shaped = moments.normalised(shaped)
+        shaped = moments.normalise(shaped)
     if settings.clip is not None:
         shaped = shaped.clamp(-settings.clip, settings.clip)
     if settings.overlong_buffer_tokens:
@@ -44,4 +44,4 @@ def shape_rewards(
     if settings.truncated == "penalise":
         shaped = shaped - settings.truncated_penalty * is_truncated.to(shaped.dtype)
     is_left_out = is_truncated if settings.truncated == "mask" else torch.zeros_like(is_truncated)
-    return Shaped(shaped, ~is_left_out, moments)
+    return ShapedRewards(shaped, ~is_left_out, moments)

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from learner.algorithms.shaping.overlong import overlong_penalty
 from learner.algorithms.shaping.running_moments import RunningMoments
-from learner.algorithms.shaping.shape import Shaped, shape_rewards
+from learner.algorithms.shaping.shape import ShapedRewards, shape_rewards
 from protocol.settings.rewards import RewardsSettings
 
 REWARDS = [0.0, 1.0, 20.0, -30.0]
@@ -21,7 +21,7 @@ def of(values: list[float]) -> Tensor:
     return torch.tensor(values, dtype=torch.float64)
 
 
-def shaped(moments: RunningMoments | None = None, **settings: Any) -> Shaped:
+def shaped(moments: RunningMoments | None = None, **settings: Any) -> ShapedRewards:
     is_truncated = torch.tensor(IS_TRUNCATED)
     before = moments or RunningMoments()
     return shape_rewards(of(REWARDS), of(LENGTHS), is_truncated, before, RewardsSettings(**settings), 100)
@@ -43,13 +43,13 @@ def test_moments_over_several_steps_are_those_of_all_their_rewards() -> None:
         moments, seen = moments.after(of(step)), seen + step
     assert moments.count == 9.0
     assert moments.mean == pytest.approx(fmean(seen), rel=1e-12)
-    found = moments.normalised(of(seen)).tolist()
+    found = moments.normalise(of(seen)).tolist()
     assert found == pytest.approx([(value - fmean(seen)) / stdev(seen) for value in seen], abs=1e-6)
 
 
 @pytest.mark.parametrize("rewards", [[], [0.3], [0.1] * 4])
 def test_normalised_rewards_without_spread_are_zeros(rewards: list[float]) -> None:
-    assert RunningMoments().after(of(rewards)).normalised(of(rewards)).tolist() == pytest.approx([0.0] * len(rewards))
+    assert RunningMoments().after(of(rewards)).normalise(of(rewards)).tolist() == pytest.approx([0.0] * len(rewards))
 
 
 def test_rewards_stay_as_they_are_unless_asked_for() -> None:
