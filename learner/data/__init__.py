@@ -1,1 +1,1 @@
-"""What is trained on: prompts, their order, demonstrations."""
+"""Training data: prompts, their order, and demonstrations."""

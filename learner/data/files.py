@@ -1,8 +1,8 @@
-"""Rows of a data set on the Hugging Face hub, as files in the hub's cache.
+"""The files of a data set: paths, patterns, folders, and names on the Hugging Face hub.
 
-A name is hf:OWNER/NAME[/CONFIG][@REVISION][:SPLIT]. Without a revision the Parquet copy is read that the hub keeps of
-every public data set; where it has none, or with a revision, the repository's own Parquet and JSONL files whose names
-begin with the split. Without a network, what an earlier start left in the cache.
+A hub name is hf:OWNER/NAME[/CONFIG][@REVISION][:SPLIT]. Without a revision, the hub's own Parquet copy is read. Else,
+or without such a copy, the repository's Parquet and JSONL files are read that belong to the split. Without a network,
+files from the local cache are used.
 """
 
 import glob
@@ -25,16 +25,16 @@ _FORM = "hf:OWNER/NAME[/CONFIG][@REVISION][:SPLIT], for instance hf:openai/gsm8k
 
 
 class HubName(NamedTuple):
-    """What a name on the hub says."""
+    """The parts of a hub name."""
 
     repo: str
-    config: str | None  # None: the only one, or the one called default
-    revision: str | None  # None: the Parquet copy, or the newest
+    config: str | None  # None: the only config, or the one named default
+    revision: str | None  # None: the Parquet copy, or the newest revision
     split: str
 
 
 def parse_hub_name(text: str) -> HubName:
-    """Return what follows `hf:`, parsed. Raises: SettingsError."""
+    """Return the parsed name, with or without `hf:`. Raises: SettingsError."""
     found = _NAME.fullmatch(text.removeprefix(HUB_PREFIX))
     if found is None:
         raise SettingsError(f"data: {text} is no name on the Hugging Face hub. Write {_FORM}.")
@@ -42,16 +42,16 @@ def parse_hub_name(text: str) -> HubName:
 
 
 def fetch(text: str) -> list[Path]:
-    """Return the files of a name on the hub, in order, after fetching those that are not in the cache.
+    """Return the files of a hub name in order, downloaded to the cache.
 
-    Raises: SettingsError when the hub has no such data set, split or config, or is out of reach.
+    Raises: SettingsError when the hub has no such data set, split or config, or cannot be reached.
     """
     name = parse_hub_name(text)
     problem = ""
     for revision in (name.revision,) if name.revision else (_PARQUET_COPY, None):
         try:
             listed = _list(name.repo, revision)
-        except Exception as error:  # the errors of the hub's HTTP client have no class of the hub's above them
+        except Exception as error:  # errors of the hub's HTTP client share no base class
             problem = problem or f"is not in reach of the Hugging Face hub ({type(error).__name__})"
             continue
         if files := choose_files(listed, name):
@@ -62,7 +62,7 @@ def fetch(text: str) -> list[Path]:
 
 
 def choose_files(listed: Sequence[str], name: HubName) -> list[str]:
-    """Return those of a repository's files that hold a split, in order. Raises: SettingsError for several configs."""
+    """Return the repository's files of a split, in order. Raises: SettingsError for several configs."""
     of_config: dict[str, list[str]] = {}
     for file in sorted(listed):
         path = PurePosixPath(file)
@@ -82,9 +82,9 @@ def choose_files(listed: Sequence[str], name: HubName) -> list[str]:
 
 
 def _config_of(path: PurePosixPath, split: str) -> str | None:
-    """Return the config of a file that holds rows of a split: "" for one without; None for a file of another split.
+    """Return the config of a file of this split, "" for a file without config; None for a file of another split.
 
-    Example: main/train/0000.parquet, main/train-00000-of-00001.parquet and main/train.jsonl are all of main's train.
+    Example: main/train/0000.parquet, main/train-00000-of-00001.parquet and main/train.jsonl all give "main".
     """
     parents = path.parts[:-1]
     if parents and parents[-1] in (split, f"partial-{split}"):
@@ -93,7 +93,7 @@ def _config_of(path: PurePosixPath, split: str) -> str | None:
 
 
 def _list(repo: str, revision: str | None) -> list[str]:
-    """Return the files of a revision: as the hub says, or as an earlier start left them when it says nothing."""
+    """Return the files of a revision, from the hub, or from the local cache when the hub cannot be reached."""
     from huggingface_hub import HfApi, snapshot_download
     from huggingface_hub.errors import RepositoryNotFoundError, RevisionNotFoundError
 
@@ -120,7 +120,7 @@ def _download(text: str, repo: str, revision: str | None, files: Sequence[str]) 
     return [Path(folder) / file for file in files]
 
 
-# Each is an open file, and Parquet files are in memory, while a run goes on.
+# A run keeps every file open, and Parquet files in memory.
 _MAX_FILES = 512
 _SUFFIXES = (".jsonl", ".parquet")
 _PACKED = (".gz", ".bz2", ".xz", ".zst", ".zip")
@@ -130,12 +130,12 @@ class RowFile(NamedTuple):
     """One file of rows."""
 
     path: Path
-    name: str  # part of its rows' uids: the file's own, and which of several that are called so it is
-    entry: int  # which entry of the setting it belongs to, counted from 0
+    name: str  # part of its rows' uids: the file name, numbered when several files have it
+    entry: int  # index of its entry in the setting, from 0
 
 
 def find_files(entries: Sequence[DataEntry]) -> list[RowFile]:
-    """Return the files of a data set in their order. Raises: SettingsError for what is not there, or there twice."""
+    """Return the files of a data set in their order. Raises: SettingsError for a missing or repeated file."""
     if not entries:
         raise SettingsError("settings: data.train is not set. Give a JSONL or Parquet file of prompts.")
     found: list[RowFile] = []
@@ -154,7 +154,7 @@ def find_files(entries: Sequence[DataEntry]) -> list[RowFile]:
 
 
 def _files_of(given: str) -> Iterator[tuple[Path, str]]:
-    """Yield (path, name) of the files that a path, pattern, folder or name on the hub stands for."""
+    """Yield (path, name) of the files of a path, pattern, folder or hub name."""
     if given.startswith(HUB_PREFIX):
         for path in fetch(given):
             yield path, f"{given}/{path.name}"

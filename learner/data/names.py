@@ -1,4 +1,4 @@
-"""The name of a group: which prompt it samples, and for which pass over the data."""
+"""Names of groups and uids of prompts."""
 
 import hashlib
 import json
@@ -14,16 +14,16 @@ _WRITTEN = re.compile(r"(?P<prefix>e|eval-)(?P<number>\d+)-(?P<uid>.+)", re.DOTA
 class GroupName(NamedTuple):
     """Example: str(GroupName("train", 2, "c10f")) == "e2-c10f"; the evaluation of step 50 has "eval-50-c10f"."""
 
-    kind: Literal["train", "eval"]  # eval: of an evaluation's held-out prompt
-    number: int  # train: the epoch, counted from 0; eval: the step that is evaluated
-    uid: str  # of the prompt
+    kind: Literal["train", "eval"]  # use of the group; eval: a held-out prompt of an evaluation
+    number: int  # train: epoch, from 0; eval: evaluated step
+    uid: str  # prompt's uid
 
     def __str__(self) -> str:
         return f"{_PREFIX[self.kind]}{self.number}-{self.uid}"
 
     @classmethod
     def parse(cls, text: str) -> "GroupName | None":
-        """Return the name that is written so, None when this is no group's name."""
+        """Return the name that `text` is the string of; None for any other text."""
         found = _WRITTEN.fullmatch(text)
         if found is None:
             return None
@@ -34,15 +34,18 @@ UID_BYTES = 10
 
 
 def make_uid(name: str, number: int, prompt: Any, label: Any) -> str:
-    """Return the uid of a row. name: of its file. number: its line or row there, counted from 1."""
+    """Return the uid of a row: a hash of a JSON text of file name, line or row number (from 1), prompt and label.
+
+    The JSON text must never change: resumed runs find their prompts by uid.
+    """
     text = "".join(_chunks([name, number, prompt, label], 0))
     return hashlib.sha256(text.encode()).hexdigest()[: 2 * UID_BYTES]
 
 
 def _make_chunks() -> Callable[[Any, int], Sequence[str]]:
-    """Return what writes JSON with sorted keys, and anything that JSON does not know as its text.
+    """Return a JSON writer with sorted keys that writes values unknown to JSON as their str().
 
-    json.JSONEncoder makes itself a new one of these for every text, which takes a third of its time.
+    json.JSONEncoder would create this object anew for every row, a third of its time.
     """
     make = getattr(json_encoder, "c_make_encoder", None)
     if make is None:  # Python built without its C extension

@@ -1,4 +1,4 @@
-"""Where each prompt of a data set lies and what it is called: read once, small, and shared with other processes.
+"""The index of a data set: file, offset and uid of each prompt. Other processes load it instead of the rows.
 
 A million rows take 26 MB; their texts stay in their files.
 """
@@ -24,17 +24,17 @@ from protocol.disk.files import replacing
 
 @dataclass(frozen=True)
 class IndexedFile:
-    """One file as it was when its rows were read."""
+    """The state of a file when its rows were read."""
 
     path: str
     name: str  # part of its rows' uids
-    entry: int  # which entry of data.train it belongs to, counted from 0
-    num_rows: int  # in the index
+    entry: int  # index of its entry in data.train, from 0
+    num_rows: int  # number of its rows in the index
     size: int  # bytes
     mtime_ns: int
 
     def is_unchanged(self) -> bool:
-        """Return whether the file is as it was, as far as its size and time tell."""
+        """Return whether the file still has the same size and modification time."""
         try:
             found = os.stat(self.path)
         except OSError:
@@ -44,12 +44,12 @@ class IndexedFile:
 
 @dataclass(frozen=True)
 class PromptIndex:
-    """The rows that are used, file by file and in each file's order. N rows."""
+    """The N usable rows, file by file and in each file's order."""
 
-    said: str  # what the settings said of the data set
+    key: str  # settings of the data set as text
     files: tuple[IndexedFile, ...]
-    numbers: NDArray[np.int64]  # [N] line or row in its file, counted from 1
-    offsets: NDArray[np.int64]  # [N] where the line begins, bytes; the row's place in a Parquet file
+    numbers: NDArray[np.int64]  # [N] line or row in its file, from 1
+    offsets: NDArray[np.int64]  # [N] first byte of the line; row index in a Parquet file
     uids: NDArray[np.uint8]  # [N, 10]
 
     def __len__(self) -> int:
@@ -59,19 +59,19 @@ class PromptIndex:
         return bytes(self.uids[place]).hex()
 
     def file_of(self, place: int) -> int:
-        """Return which of the files holds the row of a place."""
+        """Return the index of the file with the row of a place."""
         return bisect_right(self._ends, place)
 
     @property
     def rows_by_entry(self) -> list[int]:
-        """How many rows each entry of data.train has."""
+        """Number of rows of each entry of data.train."""
         counts = [0] * (max((file.entry for file in self.files), default=-1) + 1)
         for file in self.files:
             counts[file.entry] += file.num_rows
         return counts
 
     def digest(self) -> str:
-        """Return a hash over all uids in their order: what two starts of a run must agree on."""
+        """Return a hash over all uids in their order, which every attempt of a run must share."""
         text = self.uids.tobytes().hex()
         width, digest = 2 * UID_BYTES, hashlib.sha256()
         for first in range(0, len(text), width):
@@ -79,20 +79,20 @@ class PromptIndex:
         return digest.hexdigest()
 
     def places(self, uids: Sequence[str]) -> dict[str, int]:
-        """Return the place of each of these uids that is here."""
+        """Return the place of each uid that is in the index."""
         wanted = np.frombuffer(bytes.fromhex("".join(uids)), np.uint8).reshape(-1, UID_BYTES)
         mine, theirs = _as_items(self.uids), _as_items(wanted)
         found = np.flatnonzero(np.isin(mine, theirs))
         return {self.uid(place): int(place) for place in found}
 
-    def is_of(self, said: str) -> bool:
-        """Return whether the settings say the same, and the files are as they were when this was made."""
-        return said == self.said and all(file.is_unchanged() for file in self.files)
+    def is_current(self, key: str) -> bool:
+        """Return whether the index was made with these settings from the files as they are now."""
+        return key == self.key and all(file.is_unchanged() for file in self.files)
 
     def save(self, path: Path) -> None:
-        """Write this to a file, in one step."""
+        """Write the index to a file, atomically."""
         path.parent.mkdir(parents=True, exist_ok=True)
-        about = {"said": self.said, "files": [asdict(file) for file in self.files]}
+        about = {"key": self.key, "files": [asdict(file) for file in self.files]}
         with replacing(path) as aside, aside.open("wb") as file:
             np.savez(
                 file,
@@ -108,18 +108,18 @@ class PromptIndex:
 
 
 def load_index(path: Path) -> PromptIndex:
-    """Return what `save` wrote. Raises: OSError, TypeError, ValueError or KeyError for a file that is another's."""
+    """Return the index of a file. Raises: OSError, TypeError, ValueError or KeyError for another kind of file."""
     with np.load(path, allow_pickle=False) as content:
         about = json.loads(content["about"].tobytes())
         files = tuple(IndexedFile(**file) for file in about["files"])
-        return PromptIndex(about["said"], files, content["numbers"], content["offsets"], content["uids"])
+        return PromptIndex(about["key"], files, content["numbers"], content["offsets"], content["uids"])
 
 
 class IndexBuilder:
-    """Collects rows, file by file and in each file's order."""
+    """Builds an index row by row, file by file."""
 
-    def __init__(self, said: str) -> None:
-        self._said = said
+    def __init__(self, key: str) -> None:
+        self._key = key
         self._files: list[IndexedFile] = []
         self._begins: list[int] = []
         self._numbers = array("q")
@@ -127,7 +127,7 @@ class IndexBuilder:
         self._uids = bytearray()
 
     def begin(self, file: RowFile) -> None:
-        """Take the rows that follow for this file's."""
+        """Start a file: the rows added next belong to it."""
         found = file.path.stat()
         self._files.append(
             IndexedFile(str(file.path), file.name, file.entry, 0, size=found.st_size, mtime_ns=found.st_mtime_ns)
@@ -135,14 +135,14 @@ class IndexBuilder:
         self._begins.append(len(self._numbers))
 
     def add(self, number: int, offset: int, uid: str) -> int:
-        """Return the place of the row that this adds."""
+        """Add a row and return its place."""
         self._numbers.append(number)
         self._offsets.append(offset)
         self._uids += bytes.fromhex(uid)
         return len(self._numbers) - 1
 
     def finish(self, without: Collection[int]) -> PromptIndex:
-        """Return the index, less the rows of these places."""
+        """Return the index without the rows of these places."""
         numbers = np.frombuffer(self._numbers, np.int64)
         offsets = np.frombuffer(self._offsets, np.int64)
         uids = np.frombuffer(bytes(self._uids), np.uint8).reshape(-1, UID_BYTES)
@@ -153,7 +153,7 @@ class IndexBuilder:
             IndexedFile(**(asdict(file) | {"num_rows": int(kept[begin:end].sum())}))
             for file, begin, end in zip(self._files, self._begins, ends, strict=True)
         )
-        return PromptIndex(self._said, files, numbers[kept], offsets[kept], uids[kept])
+        return PromptIndex(self._key, files, numbers[kept], offsets[kept], uids[kept])
 
 
 def _as_items(uids: NDArray[np.uint8]) -> NDArray[np.void]:

@@ -1,6 +1,6 @@
 """The order in which prompts are leased: seeded permutations, the same after a restart and on any number of servers.
 
-Only a position has to be remembered: how many prompts were given out since the run began.
+The only state is a position: the number of prompts leased since the run began.
 """
 
 from collections.abc import Sequence
@@ -13,14 +13,14 @@ from numpy.typing import NDArray
 
 from protocol.errors import SettingsError
 
-# Positions over which weighted entries get their shares exactly, in an order drawn anew for each such block.
+# Positions of a block. Within a block weighted entries have their exact shares; each block has an order of its own.
 _BLOCK = 10_000
-# What `order_name` says of all rows as one list, shuffled.
+# `order_name` of all rows as one list, shuffled.
 USUAL_ORDER = "shuffled"
 
 
 class Order(Protocol):
-    """Which prompt is at a position. No (epoch, index) is at two positions."""
+    """A sequence of prompts. No (epoch, index) is at two positions."""
 
     def at(self, position: int) -> tuple[int, int]:
         """Return (epoch, index of the prompt) at a position counted from the start of the run."""
@@ -30,7 +30,7 @@ class Order(Protocol):
 def order_of(rows_by_entry: Sequence[int], weights: Sequence[float] | None, seed: int, is_shuffled: bool) -> Order:
     """Return the order of a data set's prompts. Without weights all entries are one list.
 
-    Raises: SettingsError for an entry without a row, or with a share that no block has room for.
+    Raises: SettingsError for an entry without rows, or with a share of less than one position in a block.
     """
     if weights is None:
         return PromptOrder(sum(rows_by_entry), seed, is_shuffled)
@@ -38,7 +38,7 @@ def order_of(rows_by_entry: Sequence[int], weights: Sequence[float] | None, seed
 
 
 def order_name(rows_by_entry: Sequence[int], weights: Sequence[float] | None, is_shuffled: bool) -> str:
-    """Return what decides the order beside the prompts and the seed, as text: a run keeps it from start to start."""
+    """Return a description of the order, apart from prompts and seed. All attempts of a run must have the same."""
     if weights is None:
         return USUAL_ORDER if is_shuffled else "as the rows lie"
     shares = ", ".join(str(share) for share in shares_of(rows_by_entry, weights))
@@ -55,7 +55,7 @@ class PromptOrder:
     """
 
     def __init__(self, num_prompts: int, seed: int, is_shuffled: bool = True, *, entry: int | None = None) -> None:
-        """entry: which weighted entry this is the order of, counted from 0; None: of the whole set."""
+        """entry: index of the weighted entry, from 0; None: the order of the whole set."""
         self._num_prompts = num_prompts
         self._is_shuffled = is_shuffled
         # A block's seed is (seed, 0, block).
@@ -71,10 +71,10 @@ class PromptOrder:
 
 
 class MixedOrder:
-    """Entries with weights: each has epochs of its own, and of every 10,000 positions its share to one in 10,000.
+    """Entries with weights. Each has epochs of its own, and its exact share of every 10,000 positions.
 
-    Example: with rows_by_entry = [2, 100] and weights = [1, 3], 2,500 of the first 10,000 prompts are of the first
-    entry, whose two rows are then in their epoch 1,250.
+    Example: with rows_by_entry = [2, 100] and weights = [1, 3], 2,500 of the first 10,000 prompts belong to the first
+    entry. Its two rows are then in epoch 1,250.
     """
 
     def __init__(
@@ -97,7 +97,7 @@ class MixedOrder:
 
 
 def shares_of(rows_by_entry: Sequence[int], weights: Sequence[float]) -> list[int]:
-    """Return how many of a block's positions each entry has: by weight, largest remainders first."""
+    """Return each entry's number of positions in a block: by weight, largest remainders first."""
     for entry, num_rows in enumerate(rows_by_entry):
         if not num_rows:
             raise SettingsError(f"data: entry {entry + 1} of data.train has no usable row. Leave it out.")
@@ -116,7 +116,7 @@ def shares_of(rows_by_entry: Sequence[int], weights: Sequence[float]) -> list[in
 
 
 def _draw_block(shares: Sequence[int], seed: tuple[int, ...]) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-    """Return each position's entry, and how many positions of that entry come before it in the block."""
+    """Return each position's entry, and the number of earlier positions of that entry in the block."""
     entries = np.random.default_rng(seed).permutation(np.repeat(np.arange(len(shares)), shares))
     earlier = np.empty(_BLOCK, np.int64)
     for entry, share in enumerate(shares):

@@ -1,4 +1,4 @@
-"""Every row of a data set read once: which are used, where they lie, and what is wrong with the others."""
+"""Reading every row of a data set once: an index of the usable rows, and a reason for each of the others."""
 
 import json
 from collections.abc import Callable, Collection, Sequence
@@ -8,8 +8,7 @@ from typing import NamedTuple
 from learner.data.files import RowFile, find_files
 from learner.data.prompt_index import IndexBuilder, PromptIndex
 from learner.data.prompt_rows import each_row
-from learner.data.prompt_shape import PromptShape, shape_of
-from learner.data.prompts import Prompt, UnsendableRowError, make_prompt
+from learner.data.prompts import Prompt, PromptShape, UnsendableRowError, make_prompt, shape_of
 from protocol.errors import SettingsError
 from protocol.settings.data import DataEntry, DataSettings, entries_of
 
@@ -18,22 +17,22 @@ _NO_LIMIT = 1 << 62
 
 
 class RowName(NamedTuple):
-    """Which row: of a file, by the name that the data set gives it ("" of its only one), the line counted from 1."""
+    """The name of a row."""
 
-    file: str
-    number: int
+    file: str  # file's name in the data set; "" for its only file
+    number: int  # line or row, from 1
 
 
 class Refusal(NamedTuple):
-    """Why a prompt is not used."""
+    """The reason why a prompt is skipped."""
 
-    reason: str  # to stand behind the row's place
-    is_overlong: bool = False  # it has too many tokens
-    is_asked_for: bool = False  # more than data.max_prompt_tokens, and not more than the context has room for
+    reason: str  # text to follow the row's place
+    is_overlong: bool = False  # the prompt has too many tokens
+    is_asked_for: bool = False  # the limit is data.max_prompt_tokens; False: the model's context
 
 
 class UnusableRow(NamedTuple):
-    """A row that is not used. Its text is the row's place and what is wrong."""
+    """A skipped row. Its str() is the row's place and the reason."""
 
     path: Path
     row: RowName
@@ -43,7 +42,7 @@ class UnusableRow(NamedTuple):
         return f"{self.path} line {self.row.number} {self.refusal.reason}"
 
 
-# Returns why each of these prompts cannot be used, or None.
+# Returns the reason to skip each of these prompts, or None.
 Judge = Callable[[Sequence[Prompt]], Sequence[Refusal | None]]
 
 
@@ -53,42 +52,42 @@ def read_prompts(
     judge: Judge | None = None,
     without: Collection[RowName] = (),
 ) -> tuple[PromptIndex, list[UnusableRow]]:
-    """Return the index of a data set's usable prompts, and each other row with what is wrong with it.
+    """Return the index of a data set's usable prompts, and the other rows with their reasons.
 
-    judge: says what is wrong with prompts that could be sent. without: rows that are left out unread.
-    Raises: SettingsError for a missing or empty file, a line that is no JSON, a row without prompt or label.
+    judge: refuses prompts that could be sent but not sampled. without: rows to skip unread.
+    Raises: SettingsError for a missing or empty file, a line that is not JSON, a row without prompt or label.
     """
     entries = entries_of(given)
     files = find_files(entries)
-    reading = _Reading(said_of(given, data), judge, without, data.max_prompts)
+    reading = _Reading(index_key(given, data), judge, without, data.max_prompts)
     for number, entry in enumerate(entries):
         reading.read([file for file in files if file.entry == number], shape_of(data, entry), entry.max_prompts)
     return reading.finish(files)
 
 
-def said_of(given: str | Sequence[str | DataEntry], data: DataSettings) -> str:
-    """Return what the settings say of a data set, as text: another text, another index."""
+def index_key(given: str | Sequence[str | DataEntry], data: DataSettings) -> str:
+    """Return the settings of a data set as text. An index is valid only for the same text."""
     entries = [entry.model_dump(mode="json") for entry in entries_of(given)]
     shape = data.model_dump(mode="json", exclude={"train", "eval", "curriculum", "shuffle", "max_skipped_share"})
     return json.dumps([entries, shape], sort_keys=True)
 
 
 class _Reading:
-    """Goes through the entries one by one. Rows are judged in batches; a limit ends an entry's reading, or all."""
+    """Reads entry by entry and judges rows in batches, until the limit of an entry or of the data set."""
 
-    def __init__(self, said: str, judge: Judge | None, without: Collection[RowName], max_prompts: int | None) -> None:
-        self._builder = IndexBuilder(said)
+    def __init__(self, key: str, judge: Judge | None, without: Collection[RowName], max_prompts: int | None) -> None:
+        self._builder = IndexBuilder(key)
         self._judge = judge
         self._left_out: dict[str, set[int]] = {}
         for row in without:
             self._left_out.setdefault(row.file, set()).add(row.number)
-        self._room = _NO_LIMIT if max_prompts is None else max_prompts  # prompts that may still be used
+        self._room = _NO_LIMIT if max_prompts is None else max_prompts  # remaining number of prompts
         self._unusable: list[UnusableRow] = []
-        self._dropped: list[int] = []  # places that the builder knows and the index leaves out
+        self._dropped: list[int] = []  # places of refused prompts
         self._waiting: list[tuple[Path, RowName, int, Prompt]] = []
 
     def read(self, files: Sequence[RowFile], shape: PromptShape, max_prompts: int | None) -> None:
-        """Read an entry's files, until it has given as many prompts as it may."""
+        """Read an entry's files, up to the limit of the entry and of the data set."""
         others = self._room
         self._room = mine = others if max_prompts is None else min(others, max_prompts)
         for file in files:
@@ -98,7 +97,7 @@ class _Reading:
         self._room += others - mine
 
     def finish(self, files: Sequence[RowFile]) -> tuple[PromptIndex, list[UnusableRow]]:
-        """Return the index and the unusable rows. Raises: SettingsError for a data set without a row."""
+        """Return the index and the unusable rows. Raises: SettingsError for a data set without rows."""
         index = self._builder.finish(without=self._dropped)
         if not len(index) and not self._unusable:
             named = str(files[0].path) if len(files) == 1 else f"{files[0].path} and {len(files) - 1} other files"

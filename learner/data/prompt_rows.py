@@ -1,4 +1,4 @@
-"""Rows of a data set as they lie in its file: JSONL by line and byte, Parquet by row."""
+"""Rows of a data set's files, in order or one by one: JSONL by line and byte, Parquet by row."""
 
 import json
 import os
@@ -32,23 +32,23 @@ _decode = msgspec.json.Decoder().decode
 class Row(NamedTuple):
     """One row of a file."""
 
-    number: int  # line or row, counted from 1
-    offset: int  # what `RowReader.read` finds it by
+    number: int  # line or row, from 1
+    offset: int  # position for `RowReader.read`
     content: dict[str, Any]  # column -> value
-    max_depth: int | None = None  # lists and maps nest at most so deep, `content` included; None: not known
+    max_depth: int | None = None  # bound of the nesting of lists and maps, `content` included; None: unknown
 
 
 class RowReader(Protocol):
-    """Rows of one file, read one by one in any order."""
+    """Random access to the rows of one file."""
 
     def read(self, number: int, offset: int) -> dict[str, Any]:
-        """Return the content of a row that `each_row` gave. Raises: OperatorError when it is there no more."""
+        """Return the content of a row. Raises: OperatorError when the file has changed."""
 
 
 def each_row(file: Path) -> Iterator[Row]:
-    """Yield every row of a file, in its order; blank lines are none.
+    """Yield every row of a file in order, without blank lines.
 
-    Raises: SettingsError for a file that cannot be read, and for a line that is no JSON object, by its number.
+    Raises: SettingsError for an unreadable file, and with the line number for a line that is no JSON object.
     """
     return _parquet_rows(file) if is_parquet(file) else _jsonl_rows(file)
 
@@ -58,21 +58,21 @@ def is_parquet(file: Path) -> bool:
 
 
 def open_rows(file: Path) -> RowReader:
-    """Return a reader of the file as it is now: one that is put in its place later changes nothing."""
+    """Return a reader of the file. A file that replaces it later has no effect."""
     return _ParquetReader(file) if is_parquet(file) else _JsonlReader(file)
 
 
 def _jsonl_rows(file: Path) -> Iterator[Row]:
     offset = 0
-    with _opened(file) as lines:
+    with _open_file(file) as lines:
         for number, line in enumerate(lines, start=1):
             if not line.isspace():
-                # Brackets inside texts count as well: the row may be flatter than this says, never deeper.
+                # Brackets inside texts count as well, so this is an upper bound.
                 yield Row(number, offset, _parse(line, file, number), line.count(b"{") + line.count(b"["))
             offset += len(line)
 
 
-def _opened(file: Path) -> BinaryIO:
+def _open_file(file: Path) -> BinaryIO:
     try:
         return file.open("rb")
     except OSError as error:
@@ -85,7 +85,7 @@ def _parse(line: bytes, file: Path, number: int) -> dict[str, Any]:
     try:
         row = _decode(line)
     except (msgspec.DecodeError, ValueError, RecursionError):
-        # What is no JSON, and what Python's reader takes besides, NaN for one: it says which, and where.
+        # Python's reader also accepts values such as NaN, and gives the place of an error.
         row = _parse_slowly(line, file, number)
     if not isinstance(row, dict):
         if number == 1 and isinstance(row, list):
@@ -104,11 +104,11 @@ def _parse_slowly(line: bytes, file: Path, number: int) -> Any:
     except json.JSONDecodeError as error:
         raise SettingsError(f"data: {file} line {number} is not JSON: {error.msg} at column {error.colno}.") from None
     except RecursionError:
-        raise SettingsError(f"data: {file} line {number} nests too deep to be read.") from None
+        raise SettingsError(f"data: {file} line {number} is nested too deeply. Flatten the row.") from None
 
 
 def _other_form(line: bytes) -> str | None:
-    """Return what a file is whose first line is no row of JSONL, as far as its first bytes tell."""
+    """Return a description of a file that is not JSONL, from its first bytes; None when they are unknown."""
     for magic, form in _OTHER_FORMS.items():
         if line.startswith(magic):
             return form
@@ -129,13 +129,13 @@ def _parquet_rows(file: Path) -> Iterator[Row]:
 
 
 def _check_columns(names: Sequence[str], file: Path) -> None:
-    """Raise SettingsError for two columns of one name: a row would have one of them, nobody knows which."""
+    """Raise SettingsError for two columns of one name: a row could hold only one of the two."""
     if twice := sorted({name for name in names if names.count(name) > 1}):
         raise SettingsError(f"data: {file} has two columns {twice[0]!r}. Rename or remove one of them.")
 
 
 def _contents(batch: pyarrow.RecordBatch, file: Path, num_before: int) -> list[dict[str, Any]]:
-    """Return a batch's rows. num_before: rows of the file that come before it. Raises: SettingsError naming a row."""
+    """Return a batch's rows. num_before: number of earlier rows in the file. Raises: SettingsError naming the row."""
     try:
         return _as_rows(batch)
     except (ValueError, OverflowError):
@@ -153,7 +153,7 @@ def _as_rows(batch: pyarrow.RecordBatch | pyarrow.Table) -> list[dict[str, Any]]
 
 
 class _JsonlReader:
-    """Reads lines where they begin."""
+    """Reads a line at its offset."""
 
     def __init__(self, file: Path) -> None:
         self._path = file
@@ -177,11 +177,11 @@ class _JsonlReader:
 
 
 class _ParquetReader:
-    """Keeps the columns in memory as Arrow has them, about as large as their texts: rows of a Parquet file lie in
-    groups of up to a million, and each would have to be unpacked for one of its rows."""
+    """Keeps the columns in memory in Arrow's form. A row group has up to a million rows, and reading one row from the
+    file would decompress the whole group."""
 
     def __init__(self, file: Path) -> None:
-        # Not `read_table`: it takes a folder's name such as split=train for a column.
+        # `read_table` would read a folder name such as split=train as a column.
         with pyarrow.parquet.ParquetFile(file) as table:
             self._table = in_microseconds(table.read())
 
@@ -194,7 +194,8 @@ Columns = TypeVar("Columns", pyarrow.RecordBatch, pyarrow.Table)
 
 
 def in_microseconds(columns: Columns) -> Columns:
-    """Return the same columns, their times cut to whole microseconds, inside lists and structs too."""
+    """Return the columns with times truncated to microseconds, which Python's types can hold; pandas writes
+    nanoseconds."""
     schema = pyarrow.schema([field.with_type(_readable(field.type)) for field in columns.schema])
     return columns if schema.equals(columns.schema) else columns.cast(schema, safe=False)
 

@@ -1,6 +1,6 @@
-"""A data set of prompts whose texts stay in their files: known by their places and uids, read one by one.
+"""A data set of prompts. Texts stay in their files and are read one by one.
 
-A million rows of 1.7 kB are an index of 26 MB here, where their texts as Python objects take 4 GB.
+A million rows of 1.7 kB take an index of 26 MB in memory. Their texts as Python objects would take 4 GB.
 """
 
 import hashlib
@@ -10,10 +10,9 @@ from typing import overload
 from zipfile import BadZipFile
 
 from learner.data.prompt_index import PromptIndex, load_index
-from learner.data.prompt_reading import RowName, read_prompts, said_of
+from learner.data.prompt_reading import RowName, index_key, read_prompts
 from learner.data.prompt_rows import Row, RowReader, open_rows
-from learner.data.prompt_shape import shape_of
-from learner.data.prompts import Prompt, make_prompt
+from learner.data.prompts import Prompt, make_prompt, shape_of
 from protocol.errors import OperatorError, SettingsError
 from protocol.settings.data import DataEntry, DataSettings, entries_of
 
@@ -24,7 +23,7 @@ class PromptSet(Sequence[Prompt]):
     def __init__(self, index: PromptIndex, entries: Sequence[DataEntry], data: DataSettings) -> None:
         self._index = index
         self._shapes = [shape_of(data, entry) for entry in entries]
-        # Opened now, not when a row is wanted: a file that is put in another's place later changes nothing.
+        # Files are opened at the start, so that a file that replaces one later has no effect.
         self._rows: list[RowReader] = [open_rows(Path(file.path)) for file in index.files]
 
     def __len__(self) -> int:
@@ -35,7 +34,7 @@ class PromptSet(Sequence[Prompt]):
     @overload
     def __getitem__(self, place: slice) -> list[Prompt]: ...
     def __getitem__(self, place: int | slice) -> Prompt | list[Prompt]:
-        """Return the prompt of a place. Raises: OperatorError when its file was changed in the meantime."""
+        """Return the prompt of a place. Raises: OperatorError when its file has changed."""
         if isinstance(place, slice):
             return [self[each] for each in range(*place.indices(len(self)))]
         if not -len(self) <= place < len(self):
@@ -65,7 +64,7 @@ class PromptSet(Sequence[Prompt]):
 
     @property
     def rows_by_entry(self) -> list[int]:
-        """How many prompts each entry of data.train has."""
+        """Number of prompts of each entry of data.train."""
         return self._index.rows_by_entry
 
     @property
@@ -74,14 +73,14 @@ class PromptSet(Sequence[Prompt]):
         return self._index.digest()
 
     def find(self, uids: Sequence[str]) -> dict[str, Prompt]:
-        """Return the prompts of these uids, as far as they are here."""
+        """Return the prompts of those uids that are in the set."""
         return {uid: self[place] for uid, place in self._index.places(uids).items()}
 
 
 def load_prompts(
     given: str | Sequence[str | DataEntry], data: DataSettings, without: Collection[RowName] = ()
 ) -> PromptSet:
-    """Return every prompt of a data set, in order. without: rows that are left out unread.
+    """Return every prompt of a data set, in order. without: rows to skip unread.
 
     Raises: as `read_prompts`, and SettingsError for the first row that cannot be used.
     """
@@ -94,18 +93,17 @@ def load_prompts(
 def open_prompts(
     given: str | Sequence[str | DataEntry], data: DataSettings, index_path: Path, without: Collection[RowName] = ()
 ) -> PromptSet:
-    """Return the prompts of a data set by an index of it that lies there, without reading them; read anew if it is not
-    of the files as they are now, or is none.
+    """Return the prompts of a data set through the index at `index_path`. Reads the rows if the index is not current.
 
-    without: rows that the index leaves out. A file that was copied over itself has a new time and the same rows.
-    Raises: as `load_prompts`.
+    without: rows that the index skips. Raises: as `load_prompts`.
     """
     try:
         index = load_index(index_path)
     except (OSError, TypeError, ValueError, KeyError, BadZipFile):
         return load_prompts(given, data, without)
-    is_same = index.is_of(said_of(given, data))
-    return PromptSet(index, entries_of(given), data) if is_same else load_prompts(given, data, without)
+    if not index.is_current(index_key(given, data)):
+        return load_prompts(given, data, without)
+    return PromptSet(index, entries_of(given), data)
 
 
 def prompts_digest(prompts: Sequence[Prompt]) -> str:
@@ -116,17 +114,17 @@ def prompts_digest(prompts: Sequence[Prompt]) -> str:
 
 
 def uid_at(prompts: Sequence[Prompt], place: int) -> str:
-    """Return the uid of the prompt of a place, without reading its row where that is not needed."""
+    """Return the uid of the prompt at a place, without reading a row of a PromptSet."""
     return prompts.uid(place) if isinstance(prompts, PromptSet) else prompts[place].uid
 
 
 def rows_by_entry(prompts: Sequence[Prompt]) -> list[int]:
-    """Return how many prompts each entry of data.train has."""
+    """Return the number of prompts of each entry of data.train."""
     return prompts.rows_by_entry if isinstance(prompts, PromptSet) else [len(prompts)]
 
 
 def find_prompts(prompts: Sequence[Prompt], uids: Sequence[str]) -> dict[str, Prompt]:
-    """Return the prompts of these uids, as far as they are here."""
+    """Return the prompts of those uids that are in the set."""
     if isinstance(prompts, PromptSet):
         return prompts.find(uids)
     wanted = frozenset(uids)

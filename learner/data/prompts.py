@@ -1,4 +1,4 @@
-"""One row of a data set as a prompt: rows of ours, of verl / Search-R1 and of OpenRLHF."""
+"""Conversion of rows to prompts: rows of Sluice, verl, Search-R1 and OpenRLHF."""
 
 from dataclasses import dataclass
 from typing import Any
@@ -7,16 +7,18 @@ import msgspec
 
 from learner.data.names import make_uid
 from learner.data.prompt_rows import Row
-from learner.data.prompt_shape import PromptShape, is_prompt
 from protocol.errors import FrameError, SettingsError
+from protocol.message_texts import ContentError, with_texts
+from protocol.prompt_template import Part, parse_template
+from protocol.settings.data import DataEntry, DataSettings
 from protocol.wire.codec import Limits
 from protocol.wire.header_shape import MAX_DEPTH, MAX_VALUES, check_shape
 from protocol.wire.messages import MAX_SAMPLES, Columns, Text, Turns
 
-# A lease is one header of at most protocol.wire.codec.Limits.header_bytes; the rest is for its own fields.
+# A lease is one header of at most protocol.wire.codec.Limits.header_bytes; 64 KiB are reserved for its other fields.
 MAX_ROW_BYTES = Limits().header_bytes - (1 << 16)
 _CONTAINERS = (dict, list, tuple)
-# Where rows for models of pictures keep them, and the mark in the prompt where one is to be seen.
+# Columns of multimodal rows, and the placeholder in the prompt.
 _NOT_TEXT = {"images": "<image>", "videos": "<video>", "audios": "<audio>"}
 _MAX_ROW_VALUES = MAX_VALUES - 4 * MAX_SAMPLES
 _row_encoder = msgspec.msgpack.Encoder()
@@ -24,7 +26,7 @@ _row_decoder = msgspec.msgpack.Decoder(tuple[Text | Turns, Any, Columns])
 
 
 class UnsendableRowError(Exception):
-    """No lease can carry this row. Its text is the problem, to stand behind the row's place."""
+    """No lease can carry this row. The message follows the row's place."""
 
 
 @dataclass(frozen=True)
@@ -33,12 +35,66 @@ class Prompt:
 
     uid: str  # hash of data set name, row index and content, so that merged sets never collide
     prompt: str | list[dict[str, Any]]  # text or chat messages
-    label: Any  # whatever the reward services want
-    columns: dict[str, Any]  # the other columns, unchanged
+    label: Any  # input of the reward services
+    columns: dict[str, Any]  # remaining columns, unchanged
+
+
+@dataclass(frozen=True)
+class PromptShape:
+    """The settings of an entry that turn its rows into prompts."""
+
+    prompt_key: str  # column of the prompt
+    label_key: str  # column of the label
+    label_required: bool  # a row without one is refused
+    template: tuple[Part, ...]  # the prompt's text; empty: the prompt's column as it is
+    system_prompt: str | None  # first message of prompts that have none of this role
+    is_chat: bool | None  # True: text becomes a message; False: messages become text; None: as they are
+
+    def apply(self, content: dict[str, Any], where: str) -> Any:
+        """Return a row's prompt, or whatever stands in its place. where: names the row, for errors.
+
+        Raises: SettingsError for a row without a column that the template names.
+        """
+        prompt = self._fill(content, where) if self.template else content.get(self.prompt_key)
+        if (self.is_chat is None and self.system_prompt is None) or not is_prompt(prompt):
+            return prompt
+        if self.is_chat is False and isinstance(prompt, list):
+            return "\n\n".join(str(message["content"] or "") for message in _with_texts(prompt, where))
+        if isinstance(prompt, str) and (self.is_chat or self.system_prompt is not None):
+            prompt = [{"role": "user", "content": prompt}]
+        if self.system_prompt is None or not isinstance(prompt, list) or prompt[0]["role"] == "system":
+            return prompt
+        return [{"role": "system", "content": self.system_prompt}, *prompt]
+
+    def _fill(self, content: dict[str, Any], where: str) -> str:
+        return "".join(
+            part.text + ("" if part.place is None else self._value(content, part.place, where))
+            for part in self.template
+        )
+
+    def _value(self, content: dict[str, Any], place: tuple[str, ...], where: str) -> str:
+        column, *inside = place
+        value: Any = content
+        for key in (column or self.prompt_key, *inside):
+            if isinstance(value, list) and key.isdecimal() and int(key) < len(value):
+                value = value[int(key)]
+            elif isinstance(value, dict) and key in value:
+                value = value[key]
+            else:
+                raise SettingsError(
+                    f"data: {where} has no {key!r}, which the template names. Its columns are {sorted(content)}. "
+                    "Change data.template, or fix the row."
+                )
+        if isinstance(value, bool) or not isinstance(value, str | int | float):
+            raise SettingsError(
+                f"data: {where} has {value!r:.80} where the template wants text or a number. Change data.template, or "
+                "fix the row."
+            )
+        return str(value)
 
 
 def make_prompt(row: Row, file: str, name: str, shape: PromptShape) -> Prompt:
-    """Return a row as a prompt. file: its path, for errors. name: the file's name, a part of every uid.
+    """Return a row's prompt. file: path for errors. name: file's name, part of every uid.
 
     Raises: SettingsError for a row without prompt or label; UnsendableRowError.
     """
@@ -57,26 +113,22 @@ def make_prompt(row: Row, file: str, name: str, shape: PromptShape) -> Prompt:
             f"{sorted(content)}, or data.label_required to false when your reward needs none."
         )
     columns = {key: value for key, value in content.items() if key not in (shape.prompt_key, shape.label_key)}
-    # Three values in one list, of which the chat messages that a shape makes of text nest two deep.
+    # The tuple of three and the chat messages that a shape makes from text add at most three levels.
     is_flat = row.max_depth is not None and row.max_depth + 3 <= MAX_DEPTH
     _check_sendable((prompt, label, columns), is_flat)
     return Prompt(make_uid(name, row.number, prompt, label), prompt, label, columns)
 
 
 def _check_readable(prompt: str | list[dict[str, Any]], content: dict[str, Any]) -> None:
-    """Refuse a row whose prompt shows what only its other columns hold: the policy would be asked about what it cannot
-    see."""
+    """Refuse a row with an image, video or audio placeholder in its prompt: the policy reads text only."""
     for column, mark in _NOT_TEXT.items():
         if content.get(column) and mark in (prompt if isinstance(prompt, str) else str(prompt)):
-            problem = f"has {mark} in its prompt and {column} in a column, and a policy reads texts alone"
+            problem = f"has {mark} in its prompt and {column} in a column, and a policy reads text only"
             raise UnsendableRowError(f"{problem}. Leave the row out.")
 
 
 def _check_sendable(content: tuple[object, ...], is_flat: bool) -> None:
-    """Refuse a row that no lease can carry: found here it costs a sentence, found in the loop it costs the run.
-
-    is_flat: it is known already that nothing nests too deep.
-    """
+    """Refuse a row that no lease can carry, before the run starts. is_flat: the nesting is known to be in bounds."""
     try:
         encoded = _row_encoder.encode(content)
     except (OverflowError, RecursionError, TypeError, ValueError) as error:
@@ -84,7 +136,7 @@ def _check_sendable(content: tuple[object, ...], is_flat: bool) -> None:
     if (size := len(encoded)) > MAX_ROW_BYTES:
         raise UnsendableRowError(f"has {size} bytes, at most {MAX_ROW_BYTES}. Shorten the row.")
     try:
-        # Each value has a byte of its own, so that a short row cannot hold too many; the walk over all is slow.
+        # Each value takes at least a byte, so a short row cannot hold too many, and the slow walk is skipped.
         if size > _MAX_ROW_VALUES or not (is_flat or _is_shallow(content)):
             check_shape(encoded, _MAX_ROW_VALUES)
         _row_decoder.decode(encoded)
@@ -95,7 +147,7 @@ def _check_sendable(content: tuple[object, ...], is_flat: bool) -> None:
 
 
 def _is_shallow(content: tuple[object, ...]) -> bool:
-    """Return whether lists and maps nest at most MAX_DEPTH deep, `content` included. Goes through them by depth."""
+    """Return whether lists and maps nest at most MAX_DEPTH deep, `content` included."""
     level: list[Any] = [content]
     for _ in range(MAX_DEPTH):
         level = [
@@ -117,3 +169,32 @@ def _verl_label(row: dict[str, Any]) -> Any:
 def _cut(value: Any) -> str:
     text = repr(value)
     return text if len(text) <= 80 else text[:77] + "..."
+
+
+def _with_texts(prompt: list[dict[str, Any]], where: str) -> list[dict[str, Any]]:
+    try:
+        return with_texts(prompt)
+    except ContentError as error:
+        raise SettingsError(f"data: {where}: {error}. Fix the row.") from None
+
+
+def shape_of(data: DataSettings, entry: DataEntry) -> PromptShape:
+    """Return the shape of an entry's rows. Fields that the entry does not set come from the data section."""
+    template = entry.template if entry.template is not None else data.template
+    return PromptShape(
+        prompt_key=entry.prompt_key or data.prompt_key,
+        label_key=entry.label_key or data.label_key,
+        label_required=data.label_required,
+        template=tuple(parse_template(template)) if template is not None else (),
+        system_prompt=data.system_prompt,
+        is_chat=data.apply_chat_template,
+    )
+
+
+def is_prompt(prompt: Any) -> bool:
+    """Return whether this is text, or a list of chat messages with role and content."""
+    if isinstance(prompt, str):
+        return bool(prompt)
+    if not isinstance(prompt, list) or not prompt:
+        return False
+    return all(isinstance(turn, dict) and "role" in turn and "content" in turn for turn in prompt)

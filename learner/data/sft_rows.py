@@ -1,14 +1,13 @@
-"""Rows for supervised fine-tuning: tokens and what each of them counts in the loss, from a JSONL file.
+"""Rows for supervised fine-tuning, from a JSONL file: tokens with a loss weight each.
 
 A line is one of
 
-    {"messages": [{"role": ..., "content": ...}, ...]}            loss on what the assistant says
-    {"prompt": text or messages, "response": text}                loss on the response and the end token after it
+    {"messages": [{"role": ..., "content": ...}, ...]}            loss on assistant messages
+    {"prompt": text or messages, "response": text}                loss on the response and its end token
     {"segments": [{"text": ..., "weight": number}, ...]}          loss as weighted; 0: none
 
-Every segment is encoded by itself, as in rollouts, where the model's turns and the environment's never share a token. A
-row begins as a rollout does: text with what the tokenizer puts before a text (BOS, for Llama, Gemma and Mistral), once;
-messages with what the chat template writes.
+Segments are encoded separately, as in rollouts, where turns of model and environment never share a token. Text begins
+with the tokenizer's own prefix (BOS, for Llama, Gemma and Mistral) once; messages begin as the chat template does.
 """
 
 import json
@@ -28,19 +27,19 @@ if TYPE_CHECKING:
 
 
 class Segment(NamedTuple):
-    """A stretch of a row whose tokens count alike."""
+    """A part of a row with one loss weight."""
 
-    text: str  # encoded by itself
-    weight: float  # what each of its tokens counts in the loss; 0: nothing
-    is_start: bool = False  # encoded with what the tokenizer puts before a text
+    text: str  # text, encoded separately
+    weight: float  # loss weight of each token
+    is_start: bool = False  # the tokenizer adds its prefix (BOS)
 
 
 @dataclass(frozen=True)
 class SftRow:
-    """One row as the model reads it."""
+    """One row in tokens."""
 
     tokens: NDArray[np.int32]  # [T]
-    weights: NDArray[np.float32]  # [T] what each token counts in the loss; the first counts nothing
+    weights: NDArray[np.float32]  # [T] loss weights; the first is 0
 
 
 class _BadLineError(Exception):
@@ -48,10 +47,10 @@ class _BadLineError(Exception):
 
 
 def load_rows(path: Path, model_dir: Path) -> list[SftRow]:
-    """Return the file's rows in order, in the tokens of the model in `model_dir`.
+    """Return the file's rows in order, tokenized for the model in `model_dir`.
 
-    Raises: OperatorError naming the file and the line for a line that is no row, has nothing to learn, or is longer
-    than the model's positions; and for a file that is empty or cannot be read.
+    Raises: OperatorError with file and line for an invalid line, a row without weighted tokens, or one longer than the
+    model's positions; and for a file that is empty or cannot be read.
     """
     from transformers import AutoTokenizer
 
@@ -127,21 +126,21 @@ def _completion_segments(prompt: Any, response: Any, tokenizer: "PreTrainedToken
         raise _BadLineError(f"response is {response!r}, expected a string")
     is_text = isinstance(prompt, str)
     if not is_text:
-        prompt = _rendered(_checked_messages(prompt, "prompt"), tokenizer, add_generation_prompt=True)
+        prompt = _render(_checked_messages(prompt, "prompt"), tokenizer, add_generation_prompt=True)
     end = str(tokenizer.eos_token or "")
     return [Segment(prompt, 0.0, is_start=is_text), Segment(response, 1.0), Segment(end, 1.0)]
 
 
 def _chat_segments(messages: Sequence[dict[str, Any]], tokenizer: "PreTrainedTokenizerBase") -> list[Segment]:
-    """Return the template's text, cut where an assistant's words begin and end."""
+    """Return the rendered conversation, split where assistant messages begin and end."""
     segments: list[Segment] = []
     done = ""
     for i, message in enumerate(messages):
         if message["role"] != "assistant":
             continue
         for until, weight in (
-            (_rendered(messages[:i], tokenizer, add_generation_prompt=True), 0.0),
-            (_rendered(messages[: i + 1], tokenizer, add_generation_prompt=False), 1.0),
+            (_render(messages[:i], tokenizer, add_generation_prompt=True), 0.0),
+            (_render(messages[: i + 1], tokenizer, add_generation_prompt=False), 1.0),
         ):
             if not until.startswith(done):
                 raise _BadLineError(
@@ -153,7 +152,7 @@ def _chat_segments(messages: Sequence[dict[str, Any]], tokenizer: "PreTrainedTok
     return segments
 
 
-def _rendered(
+def _render(
     messages: Sequence[dict[str, Any]], tokenizer: "PreTrainedTokenizerBase", *, add_generation_prompt: bool
 ) -> str:
     if not messages:
@@ -196,7 +195,7 @@ def _join(segments: Sequence[Segment], ids: dict[tuple[str, bool], NDArray[np.in
         raise _BadLineError("has no text")
     tokens = np.concatenate([part for part, _ in parts])
     weights = np.concatenate([np.full(len(part), weight, np.float32) for part, weight in parts])
-    weights[0] = 0.0  # nothing stands before the first token to predict it from
+    weights[0] = 0.0  # the first token has no context to be predicted from
     if len(tokens) > max_tokens:
         raise _BadLineError(f"has {len(tokens)} tokens, and the model has {max_tokens} positions. Shorten it")
     if not weights.any():

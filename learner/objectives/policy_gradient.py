@@ -21,7 +21,7 @@ from learner.models.micro_batch import MicroBatch
 from learner.models.reference import ReferenceModel
 from learner.models.roles import Roles
 from learner.models.step_result import StepResult
-from learner.objectives.advantages import of_groups, of_tokens
+from learner.objectives.advantages import of_groups, of_tokens, whiten_step
 from learner.objectives.losses import critic_metrics, make_critic_loss, make_loss
 from learner.objectives.reference_kl import ReferenceKl
 from learner.objectives.step_metrics import step_metrics

@@ -98,13 +98,13 @@ def test_prepared_row_is_leased_and_scored(tmp_path: Path, name: str) -> None:
         (
             "gsm8k",
             {"question": "a?", "answer": "It is 4."},
-            "line 1 has no number behind #### in its answer: 'It is 4.'.",
+            "line 1 has no number after #### in its answer: 'It is 4.'.",
         ),
         *(
             (
                 "gsm8k",
                 {"question": "a?", "answer": f"#### {half}"},
-                f"line 1 has no number behind #### in its answer: '#### {half}'.",
+                f"line 1 has no number after #### in its answer: '#### {half}'.",
             )
             for half in ("3/4", "10:30", "5 1/2", "12/5")
         ),

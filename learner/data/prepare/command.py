@@ -12,8 +12,7 @@ import pyarrow
 import pyarrow.parquet
 
 from learner.data.files import RowFile, find_files
-from learner.data.prepare.sets import KNOWN_SETS, KnownSet
-from learner.data.prepare.verl_row import verl_row
+from learner.data.prepare.sets import KNOWN_SETS, KnownSet, verl_row
 from learner.data.prompt_rows import each_row
 from protocol.disk.files import replacing
 from protocol.errors import OperatorError, SettingsError

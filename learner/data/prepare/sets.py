@@ -1,14 +1,10 @@
-"""What each data set that can be prepared is called, how its rows are read, and what the policy is asked.
-
-Columns and answers are those of the sets' files on the hub; the prompts' words are ours.
-"""
+"""The data sets that can be prepared: names, readers of their rows, and prompts. The wording of prompts is ours."""
 
 import re
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-from learner.data.prepare.verl_row import Prepared, text_of
 from protocol.errors import SettingsError
 
 # A fraction or a time would lose its second half.
@@ -17,38 +13,47 @@ _BOXED = re.compile(r"\\(?:boxed|fbox)\s*")
 
 
 @dataclass(frozen=True)
+class PreparedRow:
+    """One row, ready to be written with verl's columns."""
+
+    question: str  # user message
+    ground_truth: Any  # expected answer: text, or {"target": [texts]}
+    extra: dict[str, Any]  # further columns of extra_info
+
+
+@dataclass(frozen=True)
 class KnownSet:
     """One data set that can be prepared."""
 
-    data_source: str  # of each row
-    ability: str  # of each row
-    is_like: str  # the columns that its files have, in words
-    read: Callable[[dict[str, Any]], Prepared]  # raises SettingsError, to stand behind the row's place
-    scorer: str  # the bundled scorer that takes its labels
+    data_source: str  # column data_source of each row
+    ability: str  # column ability of each row
+    is_like: str  # description of its files' columns
+    read: Callable[[dict[str, Any]], PreparedRow]  # reader; raises SettingsError with a text to follow the row's place
+    scorer: str  # bundled scorer for its labels
 
 
-def read_gsm8k(row: dict[str, Any]) -> Prepared:
-    """Return a row of gsm8k: `question`, and `answer` whose last line is `#### 42`."""
+def read_gsm8k(row: dict[str, Any]) -> PreparedRow:
+    """Return a row of gsm8k. Columns: `question`, and `answer` with a last line such as `#### 42`."""
     question, answer = text_of(row, "question"), text_of(row, "answer")
     found = _GSM8K_ANSWER.findall(answer)
     number = found[-1].replace(",", "").rstrip(".") if found and answer.count("####") == len(found) else ""
     if not number:
-        raise SettingsError(f"has no number behind #### in its answer: {answer[-80:]!r}.")
+        raise SettingsError(f"has no number after #### in its answer: {answer[-80:]!r}.")
     asked = f"{question.strip()} Think step by step, and end with the number alone behind ####."
-    return Prepared(asked, number, {"answer": answer, "question": question})
+    return PreparedRow(asked, number, {"answer": answer, "question": question})
 
 
-def read_math(row: dict[str, Any]) -> Prepared:
+def read_math(row: dict[str, Any]) -> PreparedRow:
     """Return a row of MATH: `problem`, and `solution` with the answer in its last \\boxed{}."""
     problem, solution = text_of(row, "problem"), text_of(row, "solution")
     answer = last_boxed(solution)
     if not answer:
         raise SettingsError(f"has no \\boxed{{}} in its solution: {solution[-80:]!r}.")
     asked = f"{problem.strip()} Think step by step, and put the answer inside \\boxed{{}} at the end."
-    return Prepared(asked, answer, {})
+    return PreparedRow(asked, answer, {})
 
 
-def read_nq(row: dict[str, Any]) -> Prepared:
+def read_nq(row: dict[str, Any]) -> PreparedRow:
     """Return a row of an open question: `question`, and `golden_answers`, any of which is right."""
     question, answers = text_of(row, "question").strip(), row.get("golden_answers")
     if isinstance(answers, str):
@@ -61,14 +66,13 @@ def read_nq(row: dict[str, Any]) -> Prepared:
         "<information> and </information>. Search as often as you need. Then give the answer alone inside <answer> and "
         f"</answer>, such as <answer> Lisbon </answer>. Question: {question}{'' if question.endswith('?') else '?'}\n"
     )
-    return Prepared(asked, {"target": answers}, {})
+    return PreparedRow(asked, {"target": answers}, {})
 
 
 def last_boxed(text: str) -> str | None:
-    r"""Return what the last \boxed{..} or \fbox{..} of a text holds, braces inside it matched; None without one.
+    r"""Return the content of the last \boxed{..} or \fbox{..}, with matched braces; None without one.
 
-    Example: last_boxed(r"so \boxed{\frac{1}{2}}.") == r"\frac{1}{2}". Of `\boxed 5` it is what stands before a `$` or
-    the next space.
+    Example: last_boxed(r"so \boxed{\frac{1}{2}}.") == r"\frac{1}{2}". `\boxed 5` ends before a `$` or the next space.
     """
     marks = list(_BOXED.finditer(text))
     if not marks:
@@ -78,8 +82,8 @@ def last_boxed(text: str) -> str | None:
         return re.split(r"[\s$]", rest, maxsplit=1)[0] or None
     depth = 0
     for place, sign in enumerate(rest):
-        is_written = rest[:place].endswith("\\")  # a brace of the answer's own
-        depth += 0 if is_written else {"{": 1, "}": -1}.get(sign, 0)
+        is_escaped = rest[:place].endswith("\\")
+        depth += 0 if is_escaped else {"{": 1, "}": -1}.get(sign, 0)
         if not depth:
             return rest[1:place]
     return None
@@ -90,3 +94,22 @@ KNOWN_SETS = {
     "math": KnownSet("DigitalLearningGmbH/MATH-lighteval", "math", "problem and solution", read_math, "math_answer"),
     "nq_search": KnownSet("nq", "fact-reasoning", "question and golden_answers", read_nq, "exact_match"),
 }
+
+
+def verl_row(prepared: PreparedRow, data_source: str, ability: str, split: str, index: int) -> dict[str, Any]:
+    """Return the row with the columns of verl and Search-R1. index: of the row in its split, from 0."""
+    return {
+        "data_source": data_source,
+        "prompt": [{"role": "user", "content": prepared.question}],
+        "ability": ability,
+        "reward_model": {"style": "rule", "ground_truth": prepared.ground_truth},
+        "extra_info": {"split": split, "index": index, **prepared.extra},
+    }
+
+
+def text_of(row: dict[str, Any], column: str) -> str:
+    """Return a column's text. Raises: SettingsError with a text to follow the row's place."""
+    value = row.get(column)
+    if not isinstance(value, str) or not value.strip():
+        raise SettingsError(f"has {column} = {value!r:.80}, expected text. Its columns are {sorted(row)}.")
+    return value

@@ -106,7 +106,7 @@ def test_index_is_read_back_by_another_process_as_it_was(tmp_path: Path) -> None
     index, _ = read_prompts(str(path), _DATA)
     index.save(tmp_path / "index" / "train.npz")
     again = load_index(tmp_path / "index" / "train.npz")
-    assert (again.digest(), again.said, again.files) == (index.digest(), index.said, index.files)
+    assert (again.digest(), again.key, again.files) == (index.digest(), index.key, index.files)
     assert np.array_equal(again.offsets, index.offsets)
 
 

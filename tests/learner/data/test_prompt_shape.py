@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 from pydantic import ValidationError
 
-from learner.data.prompt_shape import shape_of
+from learner.data.prompts import shape_of
 from protocol.errors import SettingsError
 from protocol.settings.data import DataEntry, DataSettings
 

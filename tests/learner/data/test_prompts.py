@@ -130,7 +130,7 @@ def test_load_names_the_row_whose_number_cannot_be_sent(tmp_path: Path) -> None:
 def test_load_names_the_row_whose_prompt_shows_a_picture(tmp_path: Path, prompt: object) -> None:
     path = jsonl(tmp_path, {"prompt": "1?", "label": "1"}, {"prompt": prompt, "label": "2", "images": [{"bytes": "x"}]})
     assert refusal(path) == (
-        f"data: {path} line 2 has <image> in its prompt and images in a column, and a policy reads texts alone. Leave "
+        f"data: {path} line 2 has <image> in its prompt and images in a column, and a policy reads text only. Leave "
         "the row out."
     )
 
