@@ -1,9 +1,11 @@
 """Writes a run's report.html: one file that opens without a network. `python -m learner.report RUN_DIR`.
 
-Works on any run folder, finished, killed or empty.
+The run may be finished, running, killed or empty.
 """
 
 import argparse
+import base64
+import hashlib
 import os
 import sys
 import time
@@ -11,17 +13,26 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from jinja2 import Environment, FileSystemLoader, StrictUndefined, Template
+from markupsafe import Markup
 
-from learner.health.watch import alarms_of
-from learner.report.curves import length_chart, metric_charts, not_measured, reward_chart, staleness_chart
+from learner.live.alarms import alarms_of
 from learner.report.facts import RunFacts, read_run, settings_table
 from learner.report.headline import make_headline
+from learner.report.plots import (
+    Plot,
+    length_plot,
+    metric_plots,
+    not_measured,
+    reward_plot,
+    staleness_plot,
+    timeline_plots,
+)
 from learner.report.samples import read_samples
-from learner.report.timeline import draw_timelines
 from protocol.disk.files import replacing
 from protocol.errors import OperatorError
 
 _NUM_SAMPLES = 10
+_FOLDER = Path(__file__).parent
 
 
 def write_report(run_folder: Path, tokenizer_dir: Path | None) -> Path:
@@ -36,21 +47,23 @@ def write_report(run_folder: Path, tokenizer_dir: Path | None) -> Path:
     notes = list(run.notes)
     samples = read_samples(run_folder / "samples.jsonl", tokenizer_dir or _model_folder(run), _NUM_SAMPLES, notes)
     ledger = run.ledger
+    scripts = [_asset("uplot/uPlot.iife.min.js"), _asset("plots.js")]
     page = _template().render(
         run=run,
         written_at=time.strftime("%Y-%m-%d %H:%M:%S %Z"),
         headline=make_headline(run),
         alarms=alarms_of(run.lines, run.settings.health) if run.settings else [],
-        reward=reward_chart(run.lines),
-        charts=metric_charts(run.lines),
-        histograms=[c for c in (staleness_chart(ledger.staleness), length_chart(ledger.lengths)) if c]
-        if ledger
-        else [],
-        timelines=draw_timelines(ledger.spans, run.lines) if ledger else [],
+        reward=reward_plot(run.lines),
+        metrics=metric_plots(run.lines, _unused_endpoints(run)),
+        histograms=[plot for plot in _histograms(run) if plot is not None],
+        timelines=timeline_plots(ledger.spans, run.lines) if ledger else [],
         not_measured=not_measured(run.lines),
         samples=samples,
         settings=settings_table(run.settings) if run.settings else [],
         notes=notes,
+        style=_asset("uplot/uPlot.min.css"),
+        scripts=scripts,
+        script_digests=[_csp_digest(script) for script in scripts],
     )
     return _write(run_folder / "report.html", page)
 
@@ -75,10 +88,29 @@ def _model_folder(run: RunFacts) -> Path | None:
     return Path(run.settings.policy.model) if run.settings and run.settings.policy.model else None
 
 
+def _unused_endpoints(run: RunFacts) -> list[str]:
+    """Return the names of the reward endpoints of weight 0."""
+    return [each.name for each in run.settings.rewards.endpoints if each.weight == 0] if run.settings else []
+
+
+def _histograms(run: RunFacts) -> list[Plot | None]:
+    return [staleness_plot(run.ledger.staleness), length_plot(run.ledger.lengths)] if run.ledger else []
+
+
+def _asset(name: str) -> Markup:
+    """Return a file of ours, to be written into the page as it is."""
+    return Markup((_FOLDER / name).read_text(encoding="utf-8").strip())  # noqa: S704  # files of ours
+
+
+def _csp_digest(script: str) -> str:
+    """Return the script's digest for the page's Content-Security-Policy: a browser runs no other script there."""
+    return "sha256-" + base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()
+
+
 def _template() -> Template:
     # Everything that came from a model, a data set or another process is escaped: autoescape, and no |safe anywhere.
     environment = Environment(
-        loader=FileSystemLoader(Path(__file__).parent),
+        loader=FileSystemLoader(_FOLDER),
         autoescape=True,
         undefined=StrictUndefined,
         trim_blocks=True,

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 
 from learner.disk.metrics_lines import MetricsReader
 from learner.disk.model_folder import read_vocab_size
-from learner.health.watch import HealthWatch
+from learner.live.alarms import HealthWatch
 from learner.live.view import LiveView
 from learner.live.wandb_log import WandbLog
 from learner.objectives.needs import needs_of

@@ -10,7 +10,7 @@ from learner.coordinator.groups.open_groups import OpenGroups
 from learner.coordinator.steps.step_batch import StepBatch, build_step
 from learner.coordinator.steps.step_lines import StepLines
 from learner.coordinator.window import StalenessWindow
-from learner.health.watch import HealthWatch
+from learner.live.alarms import HealthWatch
 from protocol.errors import FrameError
 from protocol.failpoints import failpoint
 from protocol.settings.settings import Settings

@@ -216,5 +216,5 @@ def test_run_ends_by_its_stop_rule_with_a_sentence_and_its_lines_count_alarms(tm
     assert isinstance(ended, m.Ended)
     why = script.coordinator.status().gave_up
     assert why is not None
-    assert why.startswith("It is sick for 2 steps in a row (health.stop_after): 100% of the groups have equal rewards")
+    assert why.startswith("Alarms for 2 steps in a row (health.stop_after): 100% of the groups have equal rewards")
     assert [line["alarms"] for line in script.metrics()] == [1, 1]

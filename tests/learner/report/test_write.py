@@ -1,6 +1,9 @@
 """The report of runs in every state, from folders that the coordinator's own classes wrote."""
 
+import base64
 import contextlib
+import hashlib
+import html
 import json
 import re
 import sqlite3
@@ -29,7 +32,7 @@ def _page(folder: Path) -> str:
 
 def _text(page: str) -> str:
     """Return what a reader sees, white space made single."""
-    return " ".join(re.sub(r"<style>.*?</style>|<[^>]+>", " ", page, flags=re.DOTALL).split())
+    return " ".join(re.sub(r"<(style|script).*?</\1>|<[^>]+>", " ", page, flags=re.DOTALL).split())
 
 
 class _Tags(HTMLParser):
@@ -66,10 +69,16 @@ def test_report_has_an_evaluations_error_after_a_step_that_was_not_applied(folde
     assert "sampled at temperature 1 (eval_reward) 0.500 ± 0.500 1.000 ± 0.000 +0.500" in text
 
 
-def test_report_loads_and_runs_nothing_whatever_a_trajectory_holds(folder: Path) -> None:
+def test_report_loads_nothing_and_runs_our_two_scripts_alone_whatever_a_trajectory_holds(folder: Path) -> None:
     page = _page(folder)
     tags = _Tags(page)
-    assert not {"script", "link", "img", "iframe", "object"} & set(tags.tags)
+    assert not {"link", "img", "iframe", "object"} & set(tags.tags)
+    scripts = re.findall(r"<script>(.*?)</script>", page, flags=re.DOTALL)
+    digests = [base64.b64encode(hashlib.sha256(script.encode()).digest()).decode() for script in scripts]
+    policy = re.search(r"script-src([^;\"]*)", page)
+    assert policy is not None
+    assert html.unescape(policy[1]).split() == [f"'sha256-{digest}'" for digest in digests]
+    assert len(digests) == 2
     assert not {"src", "href", "onload", "onclick"} & set(tags.attributes)
     assert "&lt;script&gt;alert(1)&lt;/script&gt; code BY" in page
     assert "reward: &lt;i&gt;timeout&lt;/i&gt;" in page

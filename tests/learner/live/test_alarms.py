@@ -1,17 +1,16 @@
-"""Each rule of health: the figure at which it breaks, and that its words say what was measured and what to change."""
+"""Alarms: the figure at which each rule breaks, the sentence with its measured value, and patience over steps."""
 
 import re
 
 import pytest
 
-from learner.health.rules import RULES, broken_rules
+from learner.live.alarms import RULES, HealthWatch, alarms_of, broken_rules
 from protocol.settings.loader import describe_settings
 from protocol.settings.quality.health import HealthSettings
 from protocol.settings.settings import Settings
 
 SETTINGS = HealthSettings()
-# A step without fault, by every figure that a rule looks at.
-WELL = {
+HEALTHY = {
     "ratio_mean": 1.01,
     "kl_fresh": 0.001,
     "kl_stale": 0.01,
@@ -27,7 +26,7 @@ WELL = {
 
 
 def test_a_step_without_fault_breaks_no_rule_and_neither_does_one_without_figures() -> None:
-    assert broken_rules(WELL, SETTINGS) == broken_rules({}, SETTINGS) == []
+    assert broken_rules(HEALTHY, SETTINGS) == broken_rules({}, SETTINGS) == []
 
 
 @pytest.mark.parametrize(
@@ -38,7 +37,7 @@ def test_a_step_without_fault_breaks_no_rule_and_neither_does_one_without_figure
         ("kl_fresh", "kl_fresh", 0.05, 0.06, "kl 0.06 nats per token on samples of the learner's own weights"),
         ("kl_stale", "kl_stale", 0.5, 0.75, "kl 0.75 nats per token on stale samples"),
         ("effective_samples", "effective_sample_share", 0.3, 0.2, "effective sample share 0.2: few tokens carry"),
-        ("clip_fraction", "clip_fraction", 0.4, 0.5, "clip fraction 0.5: the loss cuts most of what it is given"),
+        ("clip_fraction", "clip_fraction", 0.4, 0.5, "clip fraction 0.5: the loss clips most tokens"),
         ("entropy", "entropy", 0.01, 0.005, "entropy 0.005 nats per token: the policy hardly samples any more"),
         ("grad_norm", "grad_norm", 1000.0, 2500.0, "gradient norm 2.5e+03 before clipping"),
         ("equal_groups", "equal_group_share", 0.9, 0.95, "95% of the groups have equal rewards"),
@@ -49,8 +48,8 @@ def test_a_step_without_fault_breaks_no_rule_and_neither_does_one_without_figure
 def test_a_rule_breaks_beyond_its_bound_in_words(
     rule: str, figure: str, at_the_bound: float, beyond: float, text: str
 ) -> None:
-    assert broken_rules(WELL | {figure: at_the_bound}, SETTINGS) == []
-    (alarm,) = broken_rules(WELL | {figure: beyond}, SETTINGS)
+    assert broken_rules(HEALTHY | {figure: at_the_bound}, SETTINGS) == []
+    (alarm,) = broken_rules(HEALTHY | {figure: beyond}, SETTINGS)
     assert alarm.name == rule
     assert alarm.text.startswith(text)
 
@@ -68,3 +67,36 @@ def test_what_an_alarm_says_to_change_is_a_setting_that_exists() -> None:
         named = re.findall(r"\b(?:learner|rollout|policy|weights|filter|reward)\.[a-z_]+", alarm.text)
         assert named
         assert set(named) <= known
+
+
+SICK, WELL = {"ratio_mean": 0.5}, {"ratio_mean": 1.0}
+
+
+def test_an_alarm_is_told_once_after_so_many_steps_in_a_row() -> None:
+    watch = HealthWatch(HealthSettings(patience=3))
+    told = [len(watch.take(line)) for line in (SICK, SICK, WELL, SICK, SICK, SICK, SICK)]
+    assert told == [0, 0, 0, 0, 0, 1, 0]
+    assert set(watch.active) == {"ratio"}
+    watch.take(WELL)
+    assert watch.active == {}
+
+
+def test_a_run_ends_only_when_that_is_asked_for() -> None:
+    for stop_after, expected in ((0, False), (4, True), (5, False)):
+        watch = HealthWatch(HealthSettings(patience=2, stop_after=stop_after))
+        for _ in range(4):
+            watch.take(SICK)
+        assert (watch.stop_reason is not None) == expected
+        if watch.stop_reason is not None:
+            assert watch.stop_reason.startswith("Alarms for 4 steps in a row (health.stop_after): ratio mean 0.5")
+
+
+def test_alarms_that_are_turned_off_never_begin() -> None:
+    watch = HealthWatch(HealthSettings(alarms=False, patience=1))
+    assert watch.take(SICK) == []
+
+
+def test_alarms_of_a_run_are_read_from_its_lines() -> None:
+    lines = [{"step": step, "loss": 0.0, **(SICK if step > 1 else WELL)} for step in range(1, 6)]
+    ((step, alarm),) = alarms_of([{"step": 0, "eval_reward": 0.5}, *lines], HealthSettings(patience=2))
+    assert (step, alarm.name) == (3, "ratio")

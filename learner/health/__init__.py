@@ -1,1 +1,0 @@
-"""When a run is sick, by its own figures, in words. Reading order: rules, watch."""

@@ -1,0 +1,140 @@
+"""Alarms of a run's health: which figure of a step is out of bounds, what that means, and what to change.
+
+A rule that is broken for `health.patience` steps in a row raises one alarm, and may end the run.
+"""
+
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
+
+from protocol.settings.quality.health import HealthSettings
+
+Line = Mapping[str, float]
+
+
+@dataclass(frozen=True)
+class Alarm:
+    """A figure out of bounds."""
+
+    name: str  # name of the rule
+    text: str  # measured value, its meaning, and the settings to change
+
+
+@dataclass(frozen=True)
+class Rule:
+    """One rule of health."""
+
+    figure: str  # key of the metrics line; without it the rule is not broken
+    is_broken: Callable[[float, HealthSettings, Line], bool]  # takes the figure, the settings and the whole line
+    text: str  # format of the alarm: {value} is the figure, {line} the whole line
+
+
+RULES = {
+    "ratio": Rule(
+        "ratio_mean",
+        lambda ratio, bounds, line: not bounds.ratio_low <= ratio <= bounds.ratio_high,
+        "ratio mean {value:.3g}: behaviour logprobs do not belong to these weights. Lower learner.max_staleness or "
+        "learner.lr. If it starts at the first step, the engine computes another model: remove rollout.engine_args, "
+        "and see weights.probe.",
+    ),
+    "kl_fresh": Rule(
+        "kl_fresh",  # absent where fresh and stale samples cannot be separated
+        lambda kl, bounds, line: kl > bounds.kl_fresh,
+        "kl {value:.3g} nats per token on samples of the learner's own weights: engine and learner do not compute the "
+        "same model. Remove quantization from rollout.engine_args, set policy.dtype to float32 to compare, and use a "
+        "correction (learner.correction: icepop).",
+    ),
+    "kl_stale": Rule(
+        "kl_stale",
+        lambda kl, bounds, line: kl > bounds.kl_stale,
+        "kl {value:.3g} nats per token on stale samples: in learner.max_staleness steps the policy moves further than "
+        "its samples can follow. Lower learner.max_staleness or learner.lr, or use learner.correction: tis.",
+    ),
+    "effective_samples": Rule(
+        "effective_sample_share",
+        lambda share, bounds, line: share < bounds.effective_samples,
+        "effective sample share {value:.3g}: few tokens carry the step. Lower learner.max_staleness or learner.lr, or "
+        "cut large weights (learner.correction: tis).",
+    ),
+    "clip_fraction": Rule(
+        "clip_fraction",
+        lambda share, bounds, line: share > bounds.clip_fraction,
+        "clip fraction {value:.3g}: the loss clips most tokens. Lower learner.lr, learner.num_epochs or "
+        "learner.max_staleness, or widen learner.clip_high.",
+    ),
+    "entropy": Rule(
+        "entropy",
+        lambda entropy, bounds, line: entropy < bounds.entropy,
+        "entropy {value:.3g} nats per token: the policy hardly samples any more, and the samples of a group no longer "
+        "differ. Lower learner.lr, raise learner.clip_high over learner.clip_low, or resume from an earlier "
+        "checkpoint.",
+    ),
+    "grad_norm": Rule(
+        "grad_norm",
+        lambda norm, bounds, line: norm > bounds.grad_norm,
+        "gradient norm {value:.3g} before clipping: a few tokens decide the step's direction. Lower learner.lr, and "
+        "look for rewards of another scale in reward_std.",
+    ),
+    "equal_groups": Rule(
+        "equal_group_share",
+        lambda share, bounds, line: share > bounds.equal_groups,
+        "{value:.0%} of the groups have equal rewards and give no gradient. Use prompts of another difficulty, a "
+        "larger rollout.group_size, or filter.dynamic_sampling.",
+    ),
+    "truncated": Rule(
+        "truncated_share",
+        lambda share, bounds, line: share > bounds.truncated,
+        "{value:.0%} of the samples were cut off before they ended: their reward is of half an answer. Raise "
+        "rollout.max_response_tokens, rollout.max_turns or rollout.max_context_tokens.",
+    ),
+    "length_by_reward": Rule(
+        "response_tokens_better",
+        lambda tokens, bounds, line: 0 < bounds.length_ratio * line.get("response_tokens_worse", 0.0) < tokens,
+        "samples of above-average reward have {value:.0f} tokens, the others {line[response_tokens_worse]:.0f}: the "
+        "reward may pay for length. Read samples.jsonl; a reward for shorter answers, or learner.advantage: dr_grpo, "
+        "removes the incentive.",
+    ),
+}
+
+
+class HealthWatch:
+    """Takes metrics lines in step order.
+
+    active: the alarms of the newest step, by rule.
+    """
+
+    def __init__(self, settings: HealthSettings) -> None:
+        self.active: dict[str, Alarm] = {}
+        self._settings = settings
+        self._num_broken: dict[str, int] = {}  # rule -> steps in a row that broke it
+
+    def take(self, line: Line) -> list[Alarm]:
+        """Return the alarms that begin with this step: broken for health.patience steps in a row, its own included."""
+        broken = {alarm.name: alarm for alarm in broken_rules(line, self._settings)} if self._settings.alarms else {}
+        self._num_broken = {name: self._num_broken.get(name, 0) + 1 for name in broken}
+        patience = self._settings.patience
+        self.active = {name: alarm for name, alarm in broken.items() if self._num_broken[name] >= patience}
+        return [alarm for name, alarm in self.active.items() if self._num_broken[name] == patience]
+
+    @property
+    def stop_reason(self) -> str | None:
+        """Why health.stop_after ends the run; None while it does not."""
+        limit = self._settings.stop_after
+        lasting = [alarm.text for name, alarm in self.active.items() if limit and self._num_broken[name] >= limit]
+        if not lasting:
+            return None
+        return f"Alarms for {limit} steps in a row (health.stop_after): {' '.join(lasting)}"
+
+
+def broken_rules(line: Line, settings: HealthSettings) -> list[Alarm]:
+    """Return the alarms of one step's metrics line. A figure that was not measured breaks no rule."""
+    return [
+        Alarm(name, rule.text.format(value=line[rule.figure], line=line))
+        for name, rule in RULES.items()
+        if rule.figure in line and rule.is_broken(line[rule.figure], settings, line)
+    ]
+
+
+def alarms_of(lines: Iterable[Line], settings: HealthSettings) -> list[tuple[int, Alarm]]:
+    """Return every alarm of a run with the step at which it began, in order."""
+    watch = HealthWatch(settings)
+    return [(int(line["step"]), alarm) for line in lines if "loss" in line for alarm in watch.take(line)]

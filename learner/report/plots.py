@@ -1,0 +1,261 @@
+"""The plots of a report: which metrics share a plot, the histograms, and the timeline of servers and learner.
+
+Every key of metrics.jsonl is shown: a metric without a plot of its own here gets one under its name.
+The page draws a plot with uPlot (`plots.js`) from the JSON that `Plot.json` returns.
+"""
+
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+from typing import Literal
+
+import msgspec
+import numpy as np
+from markupsafe import Markup
+from numpy.typing import NDArray
+
+from learner.report.facts import Spans
+
+_MAX_POINTS = 1000
+_MAX_BARS = 30
+_NUM_SLICES = 1000
+_NUM_SERVERS = 16
+_MOVING_MEAN_STEPS = 20
+
+# Title, and the metrics of the plot with their labels.
+_CHARTS: tuple[tuple[str, tuple[tuple[str, str], ...]], ...] = (
+    ("Loss", (("loss", "loss"),)),
+    ("Gradient norm", (("grad_norm", "before clipping"),)),
+    ("Entropy (nats per token)", (("entropy", "entropy"),)),
+    ("KL", (("kl", "kl"),)),
+    ("Ratio", (("ratio_mean", "mean"),)),
+    ("Clipped tokens (fraction)", (("clip_fraction", "clipped"),)),
+    ("Staleness (policy versions)", (("staleness_mean", "mean"), ("staleness_max", "max"))),
+    ("Samples trained per second", (("samples_per_s", "samples/s"),)),
+    ("Model tokens trained per second", (("tokens_per_s", "tokens/s"),)),
+    (
+        "Seconds in a step",
+        (("wait_s", "wait for data"), ("train_s", "train"), ("push_s", "push"), ("pause_s", "servers paused")),
+    ),
+    ("Response length (tokens)", (("response_tokens_mean", "mean"),)),
+    ("Turns", (("turns_mean", "mean"),)),
+    ("Spread of rewards", (("reward_std", "standard deviation"),)),
+    ("Window (groups)", (("window_used", "used"), ("equal_groups", "groups with equal rewards"))),
+    ("Prompts", (("retried", "retried"), ("skipped", "skipped"))),
+    ("Groups filtered before a step", (("filtered_low", "too hard"), ("filtered_high", "too easy"))),
+)
+_PREFIXES = (("Parts of the reward", "reward/"), ("Logged by reward services", "reward_log/"))
+_MOST_PARTS = 6
+_REWARD_KEYS = ("reward_mean", "eval_reward", "eval_reward_greedy")
+# Positions, clocks and counts: a curve of them is a straight line.
+_NO_CURVE = {
+    *("step", "policy_version", "time_s", "at_s", "num_samples", "num_model_tokens", "eval_policy_version"),
+    *("eval_failed", "eval_step", "eval_version_min", "eval_version_max"),
+}
+_NO_CURVE_ENDS = ("_error", "/num_prompts")  # shown as numbers next to their score
+_EXPECTED = ("loss", "grad_norm", "entropy", "kl", "ratio_mean", "clip_fraction", "push_s")
+
+Line = Mapping[str, float]
+
+
+@dataclass(frozen=True)
+class Series:
+    """One curve, or one row of bars."""
+
+    label: str  # text in the legend
+    values: list[float | None]  # [N] y at each x of the plot; None: not measured there
+    style: Literal["line", "faint", "dotted", "area", "bars"] = "line"
+
+
+@dataclass(frozen=True)
+class Plot:
+    """One plot."""
+
+    title: str
+    caption: str  # text beside the title: first and last value, or totals; may be empty
+    x_name: str  # unit of x, such as step
+    x: list[float]  # [N] rising
+    series: list[Series]
+    is_wide: bool = False  # True: as wide as the page
+
+    @property
+    def json(self) -> Markup:
+        """The plot as JSON inside a script element: no `<` in it can end the element."""
+        return Markup(msgspec.json.encode(self).decode().replace("<", "\\u003c"))  # noqa: S704  # escaped here
+
+
+def reward_plot(lines: Sequence[Line]) -> Plot | None:
+    """Return training reward and held-out scores; a held-out score stands at the policy version that was scored."""
+    rewards = [(line["step"], line["reward_mean"]) for line in thin(lines) if "reward_mean" in line]
+    curves: list[tuple[str, Literal["line", "faint", "dotted"], dict[float, float]]] = []
+    if len(rewards) >= _MOVING_MEAN_STEPS:
+        means = _moving_mean([reward for _, reward in rewards])
+        curves.append(("training reward", "faint", dict(rewards)))
+        curves.append(("moving mean", "line", dict(zip([step for step, _ in rewards], means, strict=True))))
+    elif rewards:
+        curves.append(("training reward", "line", dict(rewards)))
+    for key, label in (("eval_reward", "held-out, sampled"), ("eval_reward_greedy", "held-out, greedy")):
+        points = {line.get("eval_policy_version", line["step"]): line[key] for line in lines if key in line}
+        if points:
+            curves.append((label, "dotted", points))
+    if not curves:
+        return None
+    x = sorted({step for _, _, points in curves for step in points})
+    series = [Series(label, [_short(points.get(step)) for step in x], style) for label, style, points in curves]
+    return Plot("Reward", "", "step", x, series, is_wide=True)
+
+
+def metric_plots(lines: Sequence[Line], unused: Collection[str] = ()) -> list[Plot]:
+    """Return a plot for each other metric that was measured. unused: names of reward endpoints of weight 0."""
+    keys = {key for line in lines for key in line}
+    charts = [*_CHARTS]
+    for title, prefix in _PREFIXES:
+        parts = sorted(key for key in keys if key.startswith(prefix))[:_MOST_PARTS]
+        charts.insert(0, (title, tuple((key, _part_label(key.removeprefix(prefix), unused)) for key in parts)))
+    named = {key for _, members in charts for key, _ in members} | _NO_CURVE | set(_REWARD_KEYS)
+    charts += [(key, ((key, key),)) for key in sorted(keys - named) if not key.endswith(_NO_CURVE_ENDS)]
+    points = thin(lines)
+    x = [line["step"] for line in points]
+    plots = []
+    for title, members in charts:
+        series = [Series(label, [_short(p.get(key)) for p in points]) for key, label in members if key in keys]
+        if series:
+            ends = [value for value in series[0].values if value is not None]
+            caption = " → ".join(_number(value) for value in (ends[0], ends[-1])) if len(series) == 1 else ""
+            plots.append(Plot(title, caption, "step", x, series))
+    return plots
+
+
+def not_measured(lines: Sequence[Line]) -> list[str]:
+    """Return the usual metrics that no step has."""
+    return [key for key in _EXPECTED if lines and not any(key in line for line in lines)]
+
+
+def staleness_plot(staleness: Mapping[int, int]) -> Plot | None:
+    """Return a histogram of the trained trajectories' staleness. staleness: policy versions -> trajectories."""
+    if not staleness:
+        return None
+    total = sum(staleness.values())
+    mean = sum(value * count for value, count in staleness.items()) / total
+    caption = f"{total:,} trained trajectories, mean {mean:.2f}, max {max(staleness)} policy versions"
+    x = [float(value) for value in range(min(0, *staleness), max(staleness) + 1)]
+    bars = Series("trajectories", [staleness.get(int(value), 0) for value in x], "bars")
+    return Plot("Staleness of trained trajectories", caption, "policy versions", x, [bars])
+
+
+def length_plot(lengths: Mapping[int, int]) -> Plot | None:
+    """Return a histogram of model tokens per trained trajectory. lengths: tokens -> trajectories."""
+    if not lengths:
+        return None
+    values, counts = np.array(list(lengths)), np.array(list(lengths.values()))
+    width = max(1, -(-int(values.max() + 1 - values.min()) // _MAX_BARS))
+    first = int(values.min()) // width * width
+    totals = np.bincount((values - first) // width, weights=counts)
+    mean = float((values * counts).sum() / counts.sum())
+    caption = f"mean {mean:.0f}, max {values.max()} tokens; each bar is {width} token{'s' if width > 1 else ''} wide"
+    x = [float(first + i * width) for i in range(len(totals))]
+    return Plot("Model tokens", caption, "tokens", x, [Series("trajectories", totals.tolist(), "bars")])
+
+
+def timeline_plots(spans: Spans, lines: Sequence[Line]) -> list[Plot]:
+    """Return samples in flight on each server, and the learner's training and pushes, over the run's last start.
+
+    Times are Unix seconds; the clocks of servers and coordinator are taken to agree.
+    """
+    steps = _step_times(lines, since=float(spans.started_at.min()) if spans.started_at.size else 0.0)
+    moments = [*steps.flatten(), *spans.started_at, *spans.finished_at]
+    if not moments:
+        return []
+    origin, end = min(moments), max(moments)
+    edges = np.linspace(origin, max(end, origin + 1e-3), _NUM_SLICES + 1)
+    x = [round(float(edge - origin), 3) for edge in edges[:-1]]
+    shown = [(name, spans.server == index) for index, name in enumerate(spans.servers[:_NUM_SERVERS])]
+    if num_more := len(spans.servers) - len(shown):
+        shown.append((f"{num_more} more servers", spans.server >= len(shown)))
+    flights = [
+        Series(name, _rounded(mean_in_flight(spans.started_at[mine], spans.finished_at[mine], edges)))
+        for name, mine in shown
+    ]
+    work, shares = [], []
+    for label, columns in (("training", (1, 2)), ("weight push", (2, 3))):
+        if steps.size:
+            busy = np.clip(mean_in_flight(steps[:, columns[0]], steps[:, columns[1]], edges), 0.0, 1.0)
+            work.append(Series(label, _rounded(busy), "area"))
+            shares.append(f"{label}: {busy.mean():.0%} of the time")
+    plots = [Plot("Samples in flight on each server", "", "s", x, flights, is_wide=True)] if flights else []
+    return plots + ([Plot("Learner", ", ".join(shares), "s", x, work, is_wide=True)] if work else [])
+
+
+def mean_in_flight(
+    start: NDArray[np.float64], end: NDArray[np.float64], edges: NDArray[np.float64]
+) -> NDArray[np.float64]:
+    """Return the mean number of open intervals [start, end) in each slice. Exact.
+
+    start, end: [N]; edges: [B + 1], rising. Returns [B].
+    """
+    seconds = _ramp(start, edges) - _ramp(end, edges)
+    mean: NDArray[np.float64] = np.diff(seconds) / np.diff(edges)
+    return mean
+
+
+def thin(lines: Sequence[Line]) -> list[dict[str, float]]:
+    """Return at most 1,000 lines: each is the mean of neighbouring lines, at the last one's step."""
+    size = max(1, -(-len(lines) // _MAX_POINTS))
+    points = []
+    for first in range(0, len(lines), size):
+        run = lines[first : first + size]
+        values = {key: [line[key] for line in run if key in line] for key in {key for line in run for key in line}}
+        points.append({key: sum(found) / len(found) for key, found in values.items()} | {"step": run[-1]["step"]})
+    return points
+
+
+def _part_label(name: str, unused: Collection[str]) -> str:
+    return f"{name} (weight 0: recorded, unused)" if name in unused else name
+
+
+def _step_times(lines: Sequence[Line], since: float) -> NDArray[np.float64]:
+    """Return [N, 4] Unix seconds: each step's start, start of training, start of push, end.
+
+    A step's line has the time right after its push. Older versions wrote the last line after its evaluation: its end is
+    then computed from the line before.
+    """
+    rows = []
+    for before, line in pairwise([{}, *lines]):
+        if "at_s" not in line or "train_s" not in line or line["at_s"] < since:
+            continue
+        wait, train, push = line.get("wait_s", 0.0), line["train_s"], line.get("push_s", 0.0)
+        end = line["at_s"]
+        if line.get("eval_policy_version") == line.get("policy_version", -1) and before.get("at_s", 0.0) >= since:
+            end = min(end, before["at_s"] + wait + train + push)
+        rows.append((end - push - train - wait, end - push - train, end - push, end))
+    return np.array(rows, np.float64).reshape(-1, 4)
+
+
+def _ramp(moments: NDArray[np.float64], edges: NDArray[np.float64]) -> NDArray[np.float64]:
+    """Return sum over the moments m of max(0, t - m), for every edge t."""
+    first = float(edges[0])
+    ordered = np.sort(moments) - first  # near zero, so that sums of Unix times lose no digits
+    sums = np.concatenate([[0.0], np.cumsum(ordered)])
+    num = np.searchsorted(ordered, edges - first, side="right")
+    ramp: NDArray[np.float64] = num * (edges - first) - sums[num]
+    return ramp
+
+
+def _moving_mean(values: Sequence[float]) -> list[float]:
+    """Return the mean of each value and its nearest neighbours, a twentieth of the run in all."""
+    half = max(1, len(values) // 40)
+    windows = [values[max(0, i - half) : i + half + 1] for i in range(len(values))]
+    return [sum(window) / len(window) for window in windows]
+
+
+def _short(value: float | None) -> float | None:
+    """Return the value with five significant digits: a page of a long run stays small."""
+    return None if value is None else float(f"{value:.5g}")
+
+
+def _number(value: float) -> str:
+    return f"{value:,.0f}" if abs(value) >= 1e4 else f"{value:.4g}"
+
+
+def _rounded(values: NDArray[np.float64]) -> list[float | None]:
+    return [round(float(value), 2) for value in values]
