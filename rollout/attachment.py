@@ -63,7 +63,6 @@ class Attachment:
             "num_kept": len(session.outbox),
             "failures": dict(session.failures.totals),
             "cut_observations": self.player.num_cut_observations,
-            "reward_set": self.services.rewards.number,
             "content_hash": self.services.content_hash,
             "ended": task.result() if has_ended else None,
             **(_agents_of(self.player) if isinstance(self.player, AgentPlayer) else {}),
@@ -107,6 +106,6 @@ async def begin_attachment(
         player = EpisodePlayer(engine, gate, made_by, services.resources, rewards, spec.rollout, server, spec.sampling)
     channel = AsyncDealerChannel(spec.coordinator_address, server, node.keys.peer, node.keys.coordinator.public)
     outbox = finished.outbox if finished is not None and finished.run_id == spec.run_id else Outbox()
-    session = RolloutSession(server, spec, channel, player, engine, neighbours, outbox, rewards=rewards, gate=gate)
+    session = RolloutSession(server, spec, channel, player, engine, neighbours, outbox, gate=gate)
     task = asyncio.create_task(session.run(), name=f"session {spec.run_id}")
     return Attachment(session, task, channel, services, player)

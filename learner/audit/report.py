@@ -17,7 +17,6 @@ from learner.audit.lineage import check_lineage
 from learner.audit.metrics import check_metrics, note_metrics
 from learner.audit.order import check_order
 from learner.audit.proofs import check_proofs
-from learner.audit.reward_sets import check_reward_sets, note_reward_sets
 from learner.audit.run import AuditedRun, open_run
 from learner.audit.steps import Steps, check_steps, read_steps
 from learner.audit.terms import Terms
@@ -93,7 +92,7 @@ def audit_run_folder(folder: Path, data: Path | None = None) -> AuditReport:
             dead_letters=list_dead_letters(run),
             tokens=count_tokens(run),
             survivorship=compare_lengths(run),
-            notes=[*note_metrics(run, steps), *note_reward_sets(run), *checkpoints.notes],
+            notes=[*note_metrics(run, steps), *Terms(run).note_endpoints(), *checkpoints.notes],
             breaches=breaches,
         )
 
@@ -108,7 +107,6 @@ def _check(run: AuditedRun, steps: Steps, checkpoints: CheckpointAudit) -> Itera
     yield from check_groups(run, steps, terms)
     yield from check_steps(run, steps, terms)
     yield from check_filters(run, terms)
-    yield from check_reward_sets(run)
     yield from check_lineage(run)
     yield from check_metrics(run, steps)
     yield from check_checkpoints(run, steps, checkpoints)

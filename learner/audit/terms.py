@@ -18,6 +18,7 @@ class StepTerms:
     group_size: int  # rollout.group_size: trajectories of one group
     groups_per_step: int  # learner.groups_per_step
     max_staleness: int  # learner.max_staleness, policy versions
+    endpoints: str = ""  # rewards.endpoints: name, url and weight of each, and rewards.combine; empty: not recorded
     filter_score: str = ""  # filter.score: what the filter averages; empty: no group is filtered
     filter_low: float = 0.0  # filter.low: a trained group's mean is above it
     filter_high: float = 0.0  # filter.high: and below this
@@ -28,9 +29,11 @@ class Terms:
 
     def __init__(self, run: AuditedRun) -> None:
         names = set(StepTerms.__dataclass_fields__)
-        # A ledger that says nothing of a filter is of a run that had none.
+        # A ledger without these terms is of a run that had no filter, and that recorded no endpoints.
         current: dict[str, Any] = {
-            name: value for name, value in terms_of(run.settings).items() if not name.startswith("filter_")
+            name: value
+            for name, value in terms_of(run.settings).items()
+            if not name.startswith("filter_") and name != "endpoints"
         }
         changes: dict[int, dict[str, Any]] = {}
         for from_step, name, value in run.rows("SELECT from_step, name, value FROM terms ORDER BY from_step"):
@@ -43,6 +46,15 @@ class Terms:
 
     def at(self, step: int) -> StepTerms:
         return self._terms[bisect_right(self._from_steps, step)]
+
+    def note_endpoints(self) -> list[str]:
+        """Return a sentence on which reward endpoints scored from which step on; none while they stayed the same."""
+        scorers = [(1, self._terms[0].endpoints), *((s, self.at(s).endpoints) for s in self._from_steps)]
+        changes = [(step, text) for i, (step, text) in enumerate(scorers) if text and text != scorers[i - 1][1]]
+        known = [text for _, text in scorers if text]
+        if len(set(known)) < 2:
+            return []
+        return ["Reward endpoints: " + "; ".join(f"from step {step} on {text}" for step, text in changes) + "."]
 
     @property
     def filters(self) -> set[tuple[str, float, float]]:

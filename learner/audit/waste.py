@@ -11,7 +11,7 @@ class Tokens:
     """Tokens that the model wrote and that share a fate."""
 
     # "trained", or why they were not: stale, filtered, duplicate, lineage, unknown, rejected, restart, failed,
-    # reward_set (a newer set of reward endpoints scored others of the group) or skipped
+    # endpoints (of a start with other reward endpoints) or skipped
     what: str
     num_trajectories: int  # each counted once, however often a server sent it
     num_tokens: int  # that the model wrote in them

@@ -35,7 +35,7 @@ def keep_best(root: Path, run: Path, by: BestBy) -> set[int]:
     """Have `best` name the best evaluated checkpoint of the folder `root`; returns the steps that are to stay.
 
     run: the folder of metrics.jsonl. Besides the best these are the evaluated steps whose score is not known yet.
-    Of equal scores the earliest is the best. Raises: OSError.
+    Of equal scores the earliest is the best. Scores of earlier reward endpoints do not count. Raises: OSError.
     """
     numbers = [path.name.removeprefix(_STEP) for path in root.glob(f"{_STEP}*")]
     best, awaited = best_and_awaited({int(number) for number in numbers if number.isdecimal()}, run, by)
@@ -62,7 +62,9 @@ def find_best(scores: Mapping[int, float], is_highest: bool) -> int | None:
 def _read_scores(run: Path, metric: str) -> tuple[dict[int, float], int]:
     """Return (score by the step that was evaluated, the newest step whose evaluation is on record, -1 when none is)."""
     lines = [line for line in MetricsReader(run / "metrics.jsonl").new_lines() if "eval_step" in line]
-    scores = {int(line["eval_step"]): line[metric] for line in lines if metric in line}
+    since = max((line.get("eval_rewards_since", 0) for line in lines), default=0)
+    scored = [line for line in lines if metric in line and line.get("eval_rewards_since", 0) == since]
+    scores = {int(line["eval_step"]): line[metric] for line in scored}
     return scores, max((int(line["eval_step"]) for line in lines), default=-1)
 
 

@@ -26,6 +26,7 @@ What each loop takes, what it waits for, and who ends that wait:
     a stuck lease      -                  its server                             LeaseRecall: gone, lost or overdue
 """
 
+import logging
 from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
@@ -42,13 +43,12 @@ from learner.coordinator.leases.overdue import OverdueLimit
 from learner.coordinator.leases.recall import LeaseRecall
 from learner.coordinator.leases.servers import Servers
 from learner.coordinator.mailbox import Mailbox
-from learner.coordinator.reward_sets import RewardSets
 from learner.coordinator.steps.current_step import CurrentStep
 from learner.coordinator.steps.record import RunRecord
 from learner.coordinator.steps.step_lines import StepLines
 from learner.coordinator.window import StalenessWindow
 from learner.data.prompts import Prompt
-from learner.ledger.ledger import Ledger
+from learner.ledger.ledger import REWARDS_SINCE_STEP, Ledger
 from learner.ledger.snapshots import LedgerCopies
 from learner.ledger.terms import terms_of
 from learner.live.status import RunStatus
@@ -58,6 +58,7 @@ from protocol.settings.settings import Settings
 from protocol.wire import messages as m
 from protocol.wire.refused_sample import SampleStamp
 
+_log = logging.getLogger(__name__)
 _PING_EVERY_S = 1.0
 
 
@@ -86,14 +87,15 @@ class Coordinator:
         policy_version = int(ledger.meta("policy_version") or last_step)
         self.incarnation = ledger.begin_incarnation(policy_version)
         ledger.begin_terms(last_step + 1, terms_of(settings))
+        self._news = _begin_rewards(ledger, settings, last_step + 1, self.incarnation)
         self._record = record
         self._mailbox = mailbox = Mailbox(run_id, self.incarnation)
         accounts = Accounts(ledger, mailbox, Tally())
         self._ledger, self._tally = ledger, accounts.tally
         self._window = window = StalenessWindow(settings.learner.groups_per_step, settings.learner.max_staleness)
         self._servers = Servers()
-        self._rewards = RewardSets(settings, record.folder, accounts, self._servers)
-        self._evaluations = Evaluations(held_out, settings.eval.solved_at)
+        rewards_since = int(ledger.meta(REWARDS_SINCE_STEP) or 0)
+        self._evaluations = Evaluations(held_out, settings.eval.solved_at, rewards_since)
         source = PromptSource(train, settings, ledger, last_step)
         self._filter = ScoreFilter(settings.filter, settings.learner.groups_per_step)
         self._groups = groups = OpenGroups(source, self._evaluations, window, self._filter, accounts)
@@ -170,8 +172,6 @@ class Coordinator:
         """
         for peer, request in self._copies.take_answers():
             self._mailbox.confirm(peer, request)
-        self._rewards.look(now)
-        self._steps.combine = self._rewards.in_force.combine
         self._recall.expire(self._steps.leasable_versions, now)
         reason = self._filter.limit_reason or self._groups.hopeless or self._steps.sick_reason
         if reason is not None:
@@ -219,8 +219,7 @@ class Coordinator:
             servers=self._servers.status(),
             counts=dict(self.counts),
             gave_up=self._gave_up,
-            reward_set=self._rewards.in_force.number,
-            news=tuple(self._rewards.news),
+            news=self._news,
         )
 
     # -- what peers tell ----------------------------------------------------------------------------------------------
@@ -249,7 +248,6 @@ class Coordinator:
                 self._mailbox.confirm(server)
             case m.Demand():
                 self._servers.note_demand(server, message)
-                self._rewards.on_demand(server, message, now)
                 self._recall.take_back_lost(server, message.heard_of_lease, message.leases)
             case m.Heartbeat():
                 self._servers.note_heartbeat(server, message)
@@ -282,6 +280,20 @@ class Coordinator:
             # Asked again because it takes long: a disk may need minutes for a ledger of many gigabytes.
             if not is_new and self._copies.is_making:
                 self._mailbox.put_off(peer, message.request, f"the ledger is being copied to {path}")
+
+
+def _begin_rewards(ledger: Ledger, settings: Settings, from_step: int, incarnation: int) -> tuple[str, ...]:
+    """Record which endpoints decide the reward; returns a line for the operator if earlier steps had others."""
+    source = settings.rewards.reward_source()
+    earlier = ledger.begin_rewards(source, from_step, incarnation)
+    if earlier is None:
+        return ()
+    text = (
+        f"Rewards come from {source} from step {from_step} on, and came from {earlier} before: reward normalisation, "
+        "the best checkpoint and the curriculum start again."
+    )
+    _log.warning("%s", text)
+    return (text,)
 
 
 def _is_file_inside(path: Path, folder: Path) -> bool:

@@ -64,12 +64,6 @@ class Mailbox:
         for server, number in newest_leases.items():
             self.send(server, m.Ping(run_id=self.run_id, incarnation=self.incarnation, newest_lease=number))
 
-    def tell_rewards(self, server: str, number: int, scoring: str) -> None:
-        """Have a server score by this set of endpoints from now on. scoring: JSON of the set."""
-        self.send(
-            server, m.Rewards(run_id=self.run_id, incarnation=self.incarnation, reward_set=number, scoring=scoring)
-        )
-
     def refuse(self, peer: str, detail: str, reason: str, request: int = 0) -> None:
         """Tell a peer that its message was not used. reason: for its program; detail: for people."""
         self.send(peer, m.Refused(**self._stamp(request), detail=detail[:2000], reason=reason))

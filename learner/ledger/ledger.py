@@ -22,8 +22,8 @@ from protocol.wire.trajectory import TrajectoryFacts
 HELD_LINE = "held_line"
 # What the reason of a group begins with that was skipped with its step.
 NOT_APPLIED = "step not applied: "
-# In `waste`: another sample of the group was scored by a newer set of reward endpoints.
-OLDER_REWARD_SET = "reward_set"
+# In `meta`: the first step, and the first start, that the present reward endpoints score; absent: all.
+REWARDS_SINCE_STEP, REWARDS_SINCE_START = "rewards_since_step", "rewards_since_start"
 # In `failures`: a server died with the sample, which another server has gone on with since.
 _SURVIVED = "server, survived"
 
@@ -96,6 +96,20 @@ class Ledger:
         for name, value in terms.items():
             self._change("INSERT OR REPLACE INTO terms VALUES (?, ?, ?)", (from_step, name, value))
 
+    def begin_rewards(self, source: str, from_step: int, incarnation: int) -> str | None:
+        """Record what decides the reward from this start on; returns the earlier source if it was another one.
+
+        source: `RewardsSettings.reward_source`. from_step: the first step of this start.
+        """
+        earlier = self.meta("reward_source")
+        self.set_meta("reward_source", source)
+        if earlier in (None, source):
+            return None
+        self.set_meta(REWARDS_SINCE_STEP, str(from_step))
+        self.set_meta(REWARDS_SINCE_START, str(incarnation))
+        self.add_event("rewards", f"{earlier} became {source}")
+        return earlier
+
     def claim(self, key: str, value: str) -> str | None:
         """Return None when `value` is what the first start claimed under this key, else what that start claimed.
 
@@ -158,13 +172,15 @@ class Ledger:
     def scores_of(self, group: str) -> list[tuple[float, dict[str, float]]]:
         """Return score and the reward's parts of each sample of a trained or skipped group, in the order of samples.
 
-        A sample that was given no score has its reward in place of one.
+        A sample without a score has its reward in place of one. Samples that earlier reward endpoints scored are left
+        out.
         """
         rows = self._db.execute(
             "SELECT COALESCE(t.reward_score, t.reward), t.reward_parts FROM trajectories AS t "
             'JOIN prompts AS p ON p."group" = t."group" '
-            "WHERE t.\"group\" = ? AND t.kind = 'train' AND p.state IN ('trained', 'skipped') ORDER BY t.sample_index",
-            (group,),
+            "WHERE t.\"group\" = ? AND t.kind = 'train' AND p.state IN ('trained', 'skipped') "
+            "AND t.incarnation >= ? ORDER BY t.sample_index",
+            (group, int(self.meta(REWARDS_SINCE_START) or 0)),
         )
         return [(float(score), json.loads(parts)) for score, parts in rows]
 
@@ -178,31 +194,18 @@ class Ledger:
 
     def add_trajectory(self, facts: TrajectoryFacts, incarnation: int) -> None:
         self._change(
-            f"INSERT OR REPLACE INTO trajectories VALUES ({', '.join('?' * 22)})",  # noqa: S608
+            f"INSERT OR REPLACE INTO trajectories VALUES ({', '.join('?' * 21)})",  # noqa: S608
             (
                 facts.group, facts.sample_index, facts.attempt, incarnation, facts.kind, facts.is_greedy, facts.server,
                 facts.reward, json.dumps(facts.reward_parts), facts.num_tokens, facts.num_model_tokens,
                 facts.num_turns, facts.finish, facts.oldest_version, facts.newest_version, None, None,
-                facts.started_at, facts.finished_at, time.time(), facts.reward_set,
-                facts.reward_score,
+                facts.started_at, facts.finished_at, time.time(), facts.reward_score,
             ),
         )  # fmt: skip
 
     def forget_trajectories(self, group: str) -> None:
         """Drop what is known of a group whose samples are made again."""
         self._change('DELETE FROM trajectories WHERE "group" = ?', (group,))
-
-    def forget_sample(self, group: str, sample_index: int) -> None:
-        """Drop what is known of one sample that is made again."""
-        self._change('DELETE FROM trajectories WHERE "group" = ? AND sample_index = ?', (group, sample_index))
-
-    def add_reward_set(self, number: int, since: float, scoring: str) -> None:
-        """Record a set of reward endpoints. since: Unix seconds. scoring: JSON of the set."""
-        self._change("INSERT OR REPLACE INTO reward_sets VALUES (?, ?, ?)", (number, since, scoring))
-
-    def newest_reward_set(self) -> int:
-        """Return the largest number of a recorded set, 0 before the first."""
-        return int(self._db.execute("SELECT COALESCE(MAX(number), 0) FROM reward_sets").fetchone()[0])
 
     def mark_trained(self, groups: Sequence[str], step: int, policy_version: int) -> None:
         """Record that the groups are inside this step, which was taken on weights of `policy_version`."""
@@ -230,7 +233,7 @@ class Ledger:
     def waste(self, group: str, sample_index: int, attempt: int, reason: str, num_tokens: int) -> None:
         """Count model tokens that were generated and will not be trained.
 
-        reason: stale, duplicate, lineage, unknown, rejected, restart, failed, filtered or OLDER_REWARD_SET.
+        reason: stale, duplicate, lineage, unknown, rejected, restart, failed, filtered or endpoints.
         """
         self._change(
             "INSERT INTO waste VALUES (?, ?, ?, ?, ?, ?)",

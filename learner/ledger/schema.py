@@ -1,13 +1,14 @@
 """The ledger's tables, and what brings an older ledger up to them."""
 
+import json
 import sqlite3
 from pathlib import Path
 
 from protocol.errors import OperatorError
 
 # 1 had no `failures`, `waste`, `incarnations` and `terms`, and did not say its version. 2 had no `reward_sets`, nor
-# the column of their number in `trajectories`. 3 had no `reward_score` in `trajectories`.
-VERSION = 4
+# the column of their number in `trajectories`. 3 had no `reward_score` in `trajectories`. 5 has no `reward_sets`.
+VERSION = 5
 
 # The one condition of the partial index: SQLite uses it only for a query that repeats the condition word for word.
 UNFINISHED = "state NOT IN ('trained', 'skipped')"
@@ -42,10 +43,6 @@ CREATE TABLE IF NOT EXISTS waste (
     num_tokens INTEGER NOT NULL, at REAL NOT NULL);
 """
 
-_TABLES_SINCE_3 = """
-CREATE TABLE IF NOT EXISTS reward_sets (number INTEGER PRIMARY KEY, since REAL NOT NULL, scoring TEXT NOT NULL);
-"""
-
 _INDEXES = f"""
 CREATE INDEX IF NOT EXISTS prompts_unfinished ON prompts (position) WHERE {UNFINISHED};
 CREATE INDEX IF NOT EXISTS failures_by_group ON failures ("group");
@@ -64,9 +61,8 @@ def prepare_schema(db: sqlite3.Connection, path: Path) -> None:
     """
     if schema_version(db, path) != VERSION:
         # Each statement may be repeated after a kill; the version is set by the last one.
-        db.executescript(_TABLES + _TABLES_SINCE_2 + _TABLES_SINCE_3 + _INDEXES)
-        if not knows_reward_sets(db):
-            db.execute("ALTER TABLE trajectories ADD COLUMN reward_set INTEGER NOT NULL DEFAULT 1")
+        db.executescript(_TABLES + _TABLES_SINCE_2 + _INDEXES)
+        _remove_reward_sets(db)
         if not knows_scores(db):
             db.execute("ALTER TABLE trajectories ADD COLUMN reward_score REAL")
         db.executescript(_SET_VERSION)
@@ -80,13 +76,23 @@ def add_missing_tables_in_memory(db: sqlite3.Connection, path: Path) -> None:
     version = schema_version(db, path)
     if version == 0:
         raise OperatorError(f"The ledger {path} has no tables. Name the folder of a run that has started.")
-    missing = (_TABLES_SINCE_2 if version < 2 else "") + (_TABLES_SINCE_3 if version < 3 else "")
+    missing = _TABLES_SINCE_2 if version < 2 else ""
     db.executescript(missing.replace("CREATE TABLE", "CREATE TEMP TABLE"))
 
 
-def knows_reward_sets(db: sqlite3.Connection) -> bool:
-    """Return whether a ledger's trajectories say which set of reward endpoints scored them."""
-    return _has_column(db, "reward_set")
+def _remove_reward_sets(db: sqlite3.Connection) -> None:
+    """Keep of the numbered endpoints of schema 3 and 4 the newest, as `RewardsSettings.reward_source` writes them."""
+    if _has_column(db, "reward_set"):
+        db.execute("ALTER TABLE trajectories DROP COLUMN reward_set")
+    if not db.execute("SELECT 1 FROM sqlite_master WHERE name = 'reward_sets'").fetchone():
+        return
+    for (scoring,) in db.execute("SELECT scoring FROM reward_sets ORDER BY number DESC LIMIT 1").fetchall():
+        newest = json.loads(scoring)
+        used = [one for one in newest["endpoints"] if one["weight"] and not one.get("shadow")]
+        names = ", ".join(f"{one['name']} {one['url']} weight {one['weight']:g}" for one in used)
+        source = f"{names or 'the service of the cluster'}; {newest['combine']}"
+        db.execute("INSERT OR REPLACE INTO meta VALUES ('reward_source', ?)", (source,))
+    db.execute("DROP TABLE reward_sets")
 
 
 def knows_scores(db: sqlite3.Connection) -> bool:

@@ -9,6 +9,7 @@ def terms_of(settings: Settings) -> dict[str, int | float | str]:
         "group_size": settings.rollout.group_size,
         "groups_per_step": settings.learner.groups_per_step,
         "max_staleness": settings.learner.max_staleness,
+        "endpoints": settings.rewards.describe_endpoints(),
         "filter_score": settings.filter.score if settings.filter.dynamic_sampling else "",
     }
     if settings.filter.dynamic_sampling:

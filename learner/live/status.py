@@ -30,5 +30,4 @@ class RunStatus(msgspec.Struct, frozen=True, kw_only=True):
     servers: Mapping[str, ServerStatus | None]  # by name; None before the first heartbeat
     gave_up: str | None = None  # why the run ends by a rule of its settings; None: it does not
     counts: Mapping[str, int]  # of what was refused, rejected, dropped or failed, by reason
-    reward_set: int = 1  # number of the set of reward endpoints in force
     news: tuple[str, ...] = ()  # sentences for the operator, in order, of this start of the run

@@ -3,6 +3,7 @@
 Shapes: S trajectories and K model tokens of a micro-batch, N trajectories of the step.
 """
 
+import zlib
 from collections.abc import MutableMapping, Sequence
 
 import torch
@@ -53,6 +54,7 @@ def trajectory_sums(micro_batch: MicroBatch, of_tokens: Tensor, num_trajectories
 
 
 _MOMENTS = ("reward_count", "reward_mean", "reward_squares")
+_SOURCE = "reward_source"  # CRC-32 of `RewardsSettings.reward_source`
 # Finish reasons of truncated trajectories: a turn's token limit, the context limit, the time limit.
 _TRUNCATED = ("length", "context", "time")
 
@@ -60,7 +62,10 @@ _TRUNCATED = ("length", "context", "time")
 def shaped_rewards(batch: Batch, settings: Settings, memory: MutableMapping[str, float]) -> ShapedRewards:
     """Return the step's shaped rewards, the same on every rank. memory: keeps the running moments of rewards."""
     facts = batch.facts
-    count, mean, squares = (memory.get(name, 0.0) for name in _MOMENTS)
+    source = float(zlib.crc32(settings.rewards.reward_source().encode()))
+    # Rewards of other endpoints say nothing about these: the moments start again with the run's new endpoints.
+    is_same = memory.get(_SOURCE, source) == source
+    count, mean, squares = (memory.get(name, 0.0) if is_same else 0.0 for name in _MOMENTS)
     shaped = shape_rewards(
         torch.tensor([each.reward for each in facts], dtype=torch.float64),
         torch.tensor([each.num_model_tokens for each in facts], dtype=torch.float64),
@@ -71,5 +76,6 @@ def shaped_rewards(batch: Batch, settings: Settings, memory: MutableMapping[str,
     )
     if settings.rewards.normalize:
         moments = shaped.moments
+        memory[_SOURCE] = source
         memory.update(zip(_MOMENTS, (moments.count, moments.mean, moments.squares), strict=True))
     return shaped

@@ -20,8 +20,7 @@ from learner.run.same_index import SameIndex
 from learner.run.server_watch import ServerWatch
 from learner.run.topology import Topology
 from protocol.errors import NeighbourError, OperatorError
-from protocol.settings.reward_sets import read_sets
-from protocol.settings.run_spec import EngineRequest, RunSpec, engine_request, run_spec, scored_by
+from protocol.settings.run_spec import EngineRequest, RunSpec, engine_request, run_spec
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -105,7 +104,7 @@ class RunAttempt:
         self._late = [server["name"] for server in ready if not server["is_started"]]
         address, incarnation = ray_door.call(opening, "the coordinator")
         spec = run_spec(settings, self.start.run_id, incarnation, address)
-        self._spec = self._scored_now(spec.model_copy(update={"shared_retrievers": servers.shared_retrievers(ready)}))
+        self._spec = spec.model_copy(update={"shared_retrievers": servers.shared_retrievers(ready)})
         if self._servers:
             self.context.view.show_phase("attaching rollout servers")
             if self._late:
@@ -131,9 +130,7 @@ class RunAttempt:
         place = self._place()
         training = {rank.ask("train", place): rank.name for rank in self._ranks}
         first = next(iter(training))
-        watched = ServerWatch(
-            self._in_time, self._spec, self._lose_server, renewed=self._scored_now, check=self._note_attached
-        )
+        watched = ServerWatch(self._in_time, self._spec, self._lose_server, check=self._note_attached)
         watched.add(self._late)
         changes = self._changes_of(watched)
         ranks = RankWatch(self._ranks, ray_door.is_done, ray_door.call)
@@ -248,14 +245,6 @@ class RunAttempt:
         for line in lines:
             self.step = max(self.step, int(line["step"]))
             self.context.record(line)
-
-    def _scored_now(self, spec: RunSpec) -> RunSpec:
-        """Return what a server is told that is attached now: the reward endpoints may have changed since the start."""
-        try:
-            sets = read_sets(self.start.folder)
-        except OperatorError:  # the coordinator says so, and tells the server which set is in force
-            return spec
-        return scored_by(spec, sets[-1]) if sets else spec
 
     def _lose_server(self, name: str, why: str) -> None:
         self._coordinator.lose_server.remote(name, why)

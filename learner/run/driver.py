@@ -33,7 +33,6 @@ from learner.run.topology import plan_topology
 from protocol.errors import NeighbourError, OperatorError
 from protocol.node.current_run import using_cluster
 from protocol.node.home import ClusterState, read_cluster
-from protocol.settings.reward_sets import read_sets, with_start
 from protocol.settings.run_spec import run_spec
 
 if TYPE_CHECKING:
@@ -151,9 +150,7 @@ def check_cluster(
         view.message("The code has changed since the cluster was started: what runs other code is started anew.")
     if needs_of(settings).rollouts:
         view.show_phase("asking reward services and retriever")
-        # As the coordinator will take them: after a change in the running run the newest set scores.
-        in_force = with_start(read_sets(inspected.start.folder), settings.rewards)[-1]
-        fleet.check_services(run_spec(settings, inspected.start.run_id, 0, "unset", in_force))
+        fleet.check_services(run_spec(settings, inspected.start.run_id, 0, "unset"))
     return RunContext(
         settings=settings,
         model=inspected.model,

@@ -53,13 +53,9 @@ class ServerWatch:
         calls: ServerCalls = RAY_CALLS,
         clock: Callable[[], float] = time.monotonic,
         silence_s: float = SILENCE_S,
-        renewed: Callable[[RunSpec], RunSpec] = lambda spec: spec,
         check: Callable[[Mapping[str, Any]], None] = lambda runs: None,
     ) -> None:
-        """renewed: what a server that is attached again is told in place of `spec`.
-
-        check: told what a server that was attached says of the run, by its name; raises OperatorError where it may not
-        serve.
+        """check: gets what an attached server says of the run, by its name; raises OperatorError if it may not serve.
 
         lost: told (server, reason) as soon as a server is found not to serve the run. calls: asks servers.
 
@@ -71,7 +67,6 @@ class ServerWatch:
         self._spec = spec
         self._lost = lost
         self._calls = calls
-        self._renewed = renewed
         self._check = check
 
     @property
@@ -209,5 +204,5 @@ class ServerWatch:
 
     def _ask(self, server: _Watched, what: str) -> Any:
         server.asked_at = self._clock()
-        body = [self._renewed(self._spec).model_dump(mode="json")] if what == "attach" else []
+        body = [self._spec.model_dump(mode="json")] if what == "attach" else []
         return self._calls.ask(server.name, what, *body)

@@ -24,7 +24,6 @@ from protocol.disk.files import replace_file
 from protocol.errors import SettingsError
 from protocol.settings.algorithm.recipes import DEFAULT_RECIPE, names_of_recipes
 from protocol.settings.did_you_mean import unknown_setting
-from protocol.settings.rewards import RewardsSettings
 from protocol.settings.section import Section
 from protocol.settings.settings import Settings
 from protocol.settings.yaml_file import read_yaml
@@ -38,14 +37,6 @@ def load_settings(config: Path | None, options: Sequence[str]) -> Settings:
     from_file = read_yaml(config) if config else {}
     try:
         return Settings.model_validate(_laid_over(from_file, _parse_options(options)))
-    except ValidationError as error:
-        raise SettingsError(_explain(error)) from None
-
-
-def with_rewards(settings: Settings, rewards: RewardsSettings) -> Settings:
-    """Return settings with another rewards section. Raises: SettingsError where it contradicts the others."""
-    try:
-        return Settings.model_validate(settings.model_dump(mode="json") | {"rewards": rewards.model_dump(mode="json")})
     except ValidationError as error:
         raise SettingsError(_explain(error)) from None
 

@@ -1,5 +1,6 @@
 """Settings of the reward services and of how their answers become one reward."""
 
+from collections.abc import Sequence
 from typing import Literal
 
 from pydantic import Field, NonNegativeFloat, PositiveFloat, field_validator
@@ -12,14 +13,15 @@ class RewardEndpoint(Section):
         pattern=r"^[A-Za-z0-9_.-]+$", max_length=200, description="Name of this reward's part on a trajectory."
     )
     url: ServiceUrl = Field(description="POST address, used exactly as given.")
-    weight: float = Field(1.0, allow_inf_nan=False, description="Factor of this part when parts are combined.")
+    weight: float = Field(
+        1.0,
+        allow_inf_nan=False,
+        description="Factor of this part when parts are combined; 0: called, recorded and shown, not in the reward.",
+    )
     timeout_s: Seconds = Field(60.0, description="Longest wait for one attempt.")
     max_concurrency: CountAboveZero = Field(64, description="Requests in flight to this endpoint from one server.")
     headers_env: dict[str, str] = Field({}, description="HTTP header -> environment variable that holds its value.")
     batch_size: CountAboveZero = Field(1, description="Samples sent in one request.")
-    shadow: bool = Field(
-        False, description="True: asked and recorded, but no part of the reward; its failures cost no sample."
-    )
 
     @field_validator("name")
     @classmethod
@@ -36,9 +38,6 @@ class RewardsSettings(Section):
     )
     combine: Literal["sum", "mean", "product", "shard"] = Field(
         "sum", description="How the endpoints' parts become one reward."
-    )
-    shadow_wait_s: Seconds = Field(
-        2.0, description="Longest wait of a sample for shadow endpoints, from when all others have answered."
     )
     credit: Literal["conversation", "turn"] = Field(
         "conversation",
@@ -65,7 +64,14 @@ class RewardsSettings(Section):
     )
     truncated_penalty: NonNegativeFloat = Field(1.0, description="truncated = penalise: what is taken off.")
 
-    @property
-    def scoring(self) -> list[RewardEndpoint]:
-        """The endpoints whose answers become the reward: all but shadows."""
-        return [endpoint for endpoint in self.endpoints if not endpoint.shadow]
+    def describe_endpoints(self) -> str:
+        """Return who scores, for the ledger: "math http://host/r weight 1, style http://host/s weight 0; sum"."""
+        return self._describe(self.endpoints)
+
+    def reward_source(self) -> str:
+        """Return the part of `describe_endpoints` that decides the reward; two sources' rewards are not comparable."""
+        return self._describe([endpoint for endpoint in self.endpoints if endpoint.weight])
+
+    def _describe(self, endpoints: Sequence[RewardEndpoint]) -> str:
+        names = [f"{endpoint.name} {endpoint.url} weight {endpoint.weight:g}" for endpoint in endpoints]
+        return f"{', '.join(names) or 'the service of the cluster'}; {self.combine}"

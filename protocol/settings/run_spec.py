@@ -9,7 +9,6 @@ import msgspec
 from protocol.node.code_digest import SERVER_ROOMS, code_digest
 from protocol.node.model_files import ModelFiles, description_digest
 from protocol.settings.retriever import RetrieverSettings
-from protocol.settings.reward_sets import RewardSet
 from protocol.settings.rewards import RewardsSettings
 from protocol.settings.rollout import AgentsSettings, RolloutSettings, SamplingSettings
 from protocol.settings.section import Section
@@ -30,8 +29,7 @@ class RunSpec(Section):
     agents: AgentsSettings = AgentsSettings()  # of the run's settings
     retriever: RetrieverSettings  # of the run's settings; url None: the retriever of the server's node
     shared_retrievers: tuple[str, ...] = ()  # those of the servers' nodes: asked where a node's own is down
-    rewards: RewardsSettings  # as the set in force has them; no endpoints: the bundled one of the server's node
-    reward_set: int = 1  # number of that set
+    rewards: RewardsSettings  # of the run's settings; no endpoints: the bundled one of the server's node
 
 
 class EngineRequest(Section):
@@ -64,11 +62,9 @@ class EngineRequest(Section):
         return digest.hexdigest()
 
 
-def run_spec(
-    settings: Settings, run_id: str, incarnation: int, coordinator_address: str, reward_set: RewardSet | None = None
-) -> RunSpec:
-    """Return what the rollout servers of this run are told. reward_set: in force; None: the settings' own, set 1."""
-    spec = RunSpec(
+def run_spec(settings: Settings, run_id: str, incarnation: int, coordinator_address: str) -> RunSpec:
+    """Return the description of this run's start that its rollout servers get."""
+    return RunSpec(
         run_id=run_id,
         incarnation=incarnation,
         coordinator_address=coordinator_address,
@@ -80,12 +76,6 @@ def run_spec(
         retriever=settings.retriever,
         rewards=settings.rewards,
     )
-    return spec if reward_set is None else scored_by(spec, reward_set)
-
-
-def scored_by(spec: RunSpec, reward_set: RewardSet) -> RunSpec:
-    """Return what rollout servers are told once this set of endpoints is in force."""
-    return spec.model_copy(update={"rewards": reward_set.over(spec.rewards), "reward_set": reward_set.number})
 
 
 def engine_request(

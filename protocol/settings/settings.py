@@ -129,12 +129,13 @@ class Settings(Section):
         rewards, names = self.rewards, [endpoint.name for endpoint in self.rewards.endpoints]
         if len(set(names)) < len(names):
             raise ValueError(f"rewards.endpoints has the names {names}. Give each endpoint a name of its own.")
-        if names and not rewards.scoring:
+        weights = [endpoint.weight for endpoint in rewards.endpoints]
+        if names and rewards.combine in ("product", "shard") and not any(weights):
             raise ValueError(
-                f"rewards.endpoints holds shadows alone ({', '.join(names)}), and none that scores. Set shadow to "
-                "false for one of them, or add the endpoint whose rewards are trained with."
+                f"rewards.combine = {rewards.combine} over endpoints that all have weight 0. Change a weight, or use "
+                "sum."
             )
-        if rewards.combine == "mean" and names and math.fsum(endpoint.weight for endpoint in rewards.scoring) == 0:
+        if rewards.combine == "mean" and names and math.fsum(weights) == 0:
             raise ValueError(
                 "rewards.combine = mean over endpoints whose weights add up to 0. Change a weight, or use sum."
             )
@@ -185,7 +186,7 @@ class Settings(Section):
 
     @model_validator(mode="after")
     def _check_filter(self) -> Self:
-        settings, names = self.filter, [endpoint.name for endpoint in self.rewards.scoring]
+        settings, names = self.filter, [endpoint.name for endpoint in self.rewards.endpoints]
         if not settings.dynamic_sampling:
             return self
         if self.rollout.group_size < 2:
@@ -196,9 +197,8 @@ class Settings(Section):
         if settings.score in ("reward", "environment"):
             return self
         if names and settings.score not in names:
-            others = " that are no shadows" if len(names) < len(self.rewards.endpoints) else ""
             raise ValueError(
-                f"filter.score = {settings.score} is none of rewards.endpoints{others} ({', '.join(names)}). "
+                f"filter.score = {settings.score} is none of rewards.endpoints ({', '.join(names)}). "
                 "Use one of them, environment, or reward for the whole."
             )
         if self.rewards.combine == "shard":

@@ -11,8 +11,9 @@ import msgspec
 from protocol.wire.conversation import ConversationPart
 from protocol.wire.trajectory import Count, Name, TrajectoryFacts
 
-# Not 3: one bit that flips would make it 1, the schema without a seal, and damage would be taken for an older peer.
-SCHEMA_VERSION = 4
+# Never 0, 3, 5, 9 and so on: one flipped bit would make it 1, the schema without a seal, and damage would look like an
+# older peer.
+SCHEMA_VERSION = 6
 
 MAX_SAMPLES = 4096
 MAX_GROUPS = 4096
@@ -71,10 +72,6 @@ class Demand(Message, frozen=True, kw_only=True, tag="demand"):
     heard_of_lease: Count  # newest lease number that the coordinator told it, in a Lease or a Ping
     # group here whose samples the coordinator does not have all -> attempt of its newest lease
     leases: Annotated[dict[Name, Count], msgspec.Meta(max_length=MAX_GROUPS)]
-    # number of the set of reward endpoints that what it finishes is scored by; left out: 1, the settings' own
-    reward_set: Count | msgspec.UnsetType = msgspec.UNSET
-    # why it cannot use the set that the coordinator told it, for people; left out: it can
-    reward_problem: Reason | msgspec.UnsetType = msgspec.UNSET
 
 
 class TrajectoryDone(Message, frozen=True, kw_only=True, tag="trajectory"):
@@ -193,13 +190,6 @@ class Ping(Message, frozen=True, kw_only=True, tag="ping"):
     newest_lease: Count  # number of the last lease that this server was sent
 
 
-class Rewards(Message, frozen=True, kw_only=True, tag="rewards"):
-    """From now on this set of reward endpoints scores. Sent until the server's demands name it."""
-
-    reward_set: Count  # its number in this run; 1: the settings' own
-    scoring: Text  # endpoints and how their parts are combined: JSON of a `protocol.settings.reward_sets.RewardSet`
-
-
 # -- learner rank to coordinator --------------------------------------------------------------------------------------
 
 
@@ -286,5 +276,5 @@ class Done(Message, frozen=True, kw_only=True, tag="done"):
 
 FromServer = Hello | Demand | TrajectoryDone | TurnsDone | SampleFailed | Heartbeat
 ToCoordinator = FromServer | NextBatch | Stepped | SaveLedger
-ToServer = Lease | Ack | TurnsKept | Trained | Refused | Ping | Rewards | Done
+ToServer = Lease | Ack | TurnsKept | Trained | Refused | Ping | Done
 ToRank = Batch | Wait | PushAgain | Ended | Done | Refused

@@ -71,8 +71,6 @@ class TrajectoryFacts(msgspec.Struct, frozen=True, forbid_unknown_fields=True, k
     turn_rewards: Annotated[list[TurnReward], msgspec.Meta(max_length=4096)] = msgspec.field(default_factory=list)
     # what reward services gave for filtering: the mean of their `scores`; None: they gave none, and the reward counts
     reward_score: float | None = None
-    # number of the set of reward endpoints that gave the reward; 1: the settings' own
-    reward_set: Count = 1
     # numbers for curves, by endpoint/name: the `extra_logs` of reward services; no part of the reward
     reward_logs: Annotated[dict[Name, float], msgspec.Meta(max_length=64)] = msgspec.field(default_factory=dict)
     # in order; together exactly the model's tokens

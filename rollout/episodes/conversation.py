@@ -140,13 +140,11 @@ class Conversation:
         reward_s: float = 0.0,
         score: float | None = None,
         logs: Mapping[str, float] | None = None,
-        reward_set: int = 1,
     ) -> Trajectory:
         """Return the trajectory; what the environment gave is added to `reward`, under the part "environment".
 
         reward_s: seconds that scoring took. score, logs: what the reward services gave for filtering and for curves;
         an environment's own score stands in its place, and its logs beside them.
-        reward_set: number of the set of endpoints that gave the reward.
         Raises: NeighbourError("trajectory") when it is none that could be trained.
         """
         own = self.transcript.reward
@@ -158,7 +156,7 @@ class Conversation:
                 score = self.transcript.score
             own_logs = {f"{ENVIRONMENT}/{name}": value for name, value in self.transcript.logs.items()}
             logs = _first_logs(own_logs, logs)
-            facts = msgspec.structs.replace(facts, reward_score=score, reward_logs=logs, reward_set=reward_set)
+            facts = msgspec.structs.replace(facts, reward_score=score, reward_logs=logs)
             return self.transcript.to_trajectory(facts)
         except FrameError as error:
             raise NeighbourError("trajectory", str(error)) from error

@@ -20,5 +20,4 @@ async def finish_scored(
     sample = conversation.sample
     score = await scorer.score(ScoreRequest(sample.key, prompt, response, sample.task.label, sample.task.columns))
     scored_s = time.perf_counter() - clock
-    given = (score.filter_score, score.logs, score.reward_set)
-    return conversation.finish(how, score.reward, score.parts, scored_s, *given)
+    return conversation.finish(how, score.reward, score.parts, scored_s, score.filter_score, score.logs)

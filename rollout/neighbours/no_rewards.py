@@ -1,8 +1,5 @@
 """In the place of reward services, for environments that give the reward themselves."""
 
-from collections.abc import Mapping
-from types import MappingProxyType
-
 from rollout.neighbours.reward_client import Score, ScoreRequest
 
 
@@ -10,7 +7,6 @@ class NoRewards:
     """Adds nothing to what the environment gave, and is always there."""
 
     is_accepting = True
-    shadow_misses: Mapping[str, int] = MappingProxyType({})
 
     async def score(self, request: ScoreRequest) -> Score:
         return Score(0.0, {})

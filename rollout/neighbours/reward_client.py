@@ -4,7 +4,7 @@ A reward is never invented: whatever goes wrong raises
 NeighbourError("reward:<name>"), and the group goes back.
 
     score(request) -> [each endpoint: breaker -> slot -> POST -> strict reply, retried by http_policy] -> combine
-                      [each shadow: asked beside them, recorded if it answers in time]
+                      [an endpoint of weight 0: asked and recorded, not combined]
 """
 
 import asyncio
@@ -25,7 +25,6 @@ from rollout.neighbours.http.headers import headers_from_environment
 from rollout.neighbours.http.retries import HttpPolicy
 from rollout.neighbours.reward_endpoint import EndpointScorer
 from rollout.neighbours.reward_request import ScoreRequest, check_label
-from rollout.neighbours.shadow_scorers import ShadowScorers
 
 __all__ = ["RewardClient", "Score", "ScoreRequest"]
 
@@ -40,12 +39,10 @@ class Score:
     """What the reward services gave one sample."""
 
     reward: float  # the parts combined as rewards.combine says, finite
-    # endpoint's name -> its reward before weights; with combine = shard one endpoint's alone
+    # endpoint's name -> its reward before weights; with combine = shard, of those with a weight one endpoint's alone
     parts: Mapping[str, float]
-    filter_score: float | None = None  # mean of the endpoints' `scores`; None: none gave one
-    # the endpoints' `extra_logs`, by endpoint/name; of a shadow also `reward`, and `answered`: 1 or 0
-    logs: Mapping[str, float] = field(default_factory=dict)
-    reward_set: int = 1  # number of the set of endpoints that gave it
+    filter_score: float | None = None  # mean of the `scores` of endpoints with a weight; None: there are none
+    logs: Mapping[str, float] = field(default_factory=dict)  # the endpoints' `extra_logs`, by endpoint/name
 
 
 class RewardClient:
@@ -62,20 +59,20 @@ class RewardClient:
         combine: str,
         default_token: str | None = None,
         policy: HttpPolicy | None = None,
-        shadow_wait_s: float = 2.0,
     ) -> None:
-        """shadow_wait_s: longest wait of a sample for shadows, once every other endpoint has answered."""
-        scoring = [endpoint for endpoint in endpoints if not endpoint.shadow]
-        _check_settings(scoring, combine)
+        _check_settings(endpoints, combine)
         policy = policy or HttpPolicy()
         self._combine = combine
-        self._weights = {endpoint.name: endpoint.weight for endpoint in scoring}
+        self._weights = {endpoint.name: endpoint.weight for endpoint in endpoints}
         self._scorers = [
-            EndpointScorer(endpoint, _headers_of(endpoint, default_token), policy, waits=combine != "shard")
-            for endpoint in scoring
+            EndpointScorer(
+                endpoint, _headers_of(endpoint, default_token), policy, waits=combine != "shard" or not endpoint.weight
+            )
+            for endpoint in endpoints
         ]
-        shadows = [(endpoint, _headers_of(endpoint, default_token)) for endpoint in endpoints if endpoint.shadow]
-        self._shadows = ShadowScorers(shadows, policy, shadow_wait_s)
+        # With combine = shard a sample has one of these; the others are asked about every sample.
+        self._shards = [s for s in self._scorers if combine == "shard" and self._weights[s.name]]
+        self._asked_always = [s for s in self._scorers if s not in self._shards]
 
     async def __aenter__(self) -> Self:
         return self
@@ -89,18 +86,13 @@ class RewardClient:
         """Close the connections."""
         for scorer in self._scorers:
             await scorer.close()
-        await self._shadows.close()
-
-    @property
-    def shadow_misses(self) -> Mapping[str, int]:
-        """Samples that went on without a shadow's reward, by shadow:NAME."""
-        return self._shadows.misses
 
     @property
     def is_accepting(self) -> bool:
-        """False while finished trajectories could not be scored: an endpoint is down; with shard, all are."""
-        is_up = (not scorer.breaker.is_open for scorer in self._scorers)
-        return any(is_up) if self._combine == "shard" else all(is_up)
+        """False while finished trajectories could not be scored: an endpoint is down; with shard, all shards are."""
+        if self._shards and all(scorer.breaker.is_open for scorer in self._shards):
+            return False
+        return not any(scorer.breaker.is_open for scorer in self._asked_always)
 
     @property
     def stats(self) -> Mapping[str, EndpointStats]:
@@ -115,15 +107,13 @@ class RewardClient:
         the row's label cannot be sent.
         """
         check_label(request.label)
-        async with self._shadows.asked(request) as shadows:
-            given = dict([await self._ask_shard(request)]) if self._combine == "shard" else await self._ask_all(request)
-            beside = await shadows.logs()
+        given = await self._ask_all(request)
         parts = {name: scored.reward for name, scored in given.items()}
         reward = combine_parts(parts, self._weights, self._combine)
         if not math.isfinite(reward):
             raise NeighbourError("reward:" + "+".join(parts), f"the parts {parts} combine to {reward}")
-        scores = [scored.score for scored in given.values() if scored.score is not None]
-        return Score(reward, parts, math.fsum(scores) / len(scores) if scores else None, _logs_of(given, beside))
+        scores = [one.score for name, one in given.items() if one.score is not None and self._weights[name]]
+        return Score(reward, parts, math.fsum(scores) / len(scores) if scores else None, _logs_of(given))
 
     async def check(self, probe: ScoreRequest | None = None) -> None:
         """Ask every endpoint once for a reward; for start-up.
@@ -139,9 +129,12 @@ class RewardClient:
         return scorer.name, await scorer.score(request)
 
     async def _ask_all(self, request: ScoreRequest) -> dict[str, Scored]:
+        questions = [self._ask(scorer, request) for scorer in self._asked_always]
+        if self._shards:
+            questions.append(self._ask_shard(request))
         try:
             async with asyncio.TaskGroup() as group:
-                asked = [group.create_task(self._ask(scorer, request)) for scorer in self._scorers]
+                asked = [group.create_task(question) for question in questions]
         except* NeighbourError as failures:
             # The first one cancelled its siblings; it is the one to report.
             raise failures.exceptions[0] from None
@@ -150,32 +143,31 @@ class RewardClient:
     async def _ask_shard(self, request: ScoreRequest) -> tuple[str, Scored]:
         """Ask one endpoint: always the same one for a sample while it is up, else another, or the first to be up."""
         while True:
-            ready = [scorer for scorer in self._scorers if scorer.breaker.may_pass] or self._scorers
+            ready = [scorer for scorer in self._shards if scorer.breaker.may_pass] or self._shards
             try:
                 return await self._ask(ready[zlib.crc32(request.key.encode()) % len(ready)], request)
             except BreakerOpen:
-                await first_ready([scorer.breaker for scorer in self._scorers])
+                await first_ready([scorer.breaker for scorer in self._shards])
 
 
-def _logs_of(given: Mapping[str, Scored], beside: Mapping[str, float]) -> dict[str, float]:
-    """Return the first so many logs by endpoint/name; a trajectory has room for no more, nor for longer names.
-
-    beside: what shadows gave, their rewards first; they come before the logs of endpoints that score.
-    """
-    own = {f"{name}/{log}": value for name, scored in given.items() for log, value in scored.logs.items()}
-    logs = {**beside, **own}
-    names = [*beside, *(name for name in sorted(own) if name not in beside)]
-    usable = [name for name in names if len(name) <= _MAX_LOG_NAME and abs(logs[name]) <= _LARGEST_LOG]
+def _logs_of(given: Mapping[str, Scored]) -> dict[str, float]:
+    """Return the first 64 logs by endpoint/name; a trajectory has room for no more, nor for longer names."""
+    logs = {f"{name}/{log}": value for name, scored in given.items() for log, value in scored.logs.items()}
+    usable = [name for name in sorted(logs) if len(name) <= _MAX_LOG_NAME and abs(logs[name]) <= _LARGEST_LOG]
     return {name: logs[name] for name in usable[:_MAX_LOGS]}
 
 
 def combine_parts(parts: Mapping[str, float], weights: Mapping[str, float], combine: str) -> float:
-    """Return one reward: the sum, weighted mean or product of weight * part; shard: the one part there is."""
-    weighted = [weights[name] * part for name, part in parts.items()]
+    """Return one reward: the sum, weighted mean or product of weight * part; shard: the one part with a weight.
+
+    A part of weight 0 is left out.
+    """
+    used = {name: weights[name] for name in parts if weights[name]}
+    weighted = [weight * parts[name] for name, weight in used.items()]
     if combine == "product":
         return math.prod(weighted)
     if combine == "mean":
-        return math.fsum(weighted) / math.fsum(weights[name] for name in parts)
+        return math.fsum(weighted) / math.fsum(used.values())
     return math.fsum(weighted)
 
 

@@ -18,7 +18,6 @@ from rollout.environments.tool_use.make import MakeToolUse
 from rollout.neighbours.no_rewards import NoRewards
 from rollout.neighbours.node import Node
 from rollout.neighbours.reward_client import RewardClient
-from rollout.neighbours.served_rewards import OneSet, ServedRewards
 from rollout.neighbours.tools.by_name import no_such_tool, open_tools
 from rollout.neighbours.tools.search import SearchTool
 
@@ -44,7 +43,7 @@ class Services:
         self._required = required_tools(self.make_environment)
         self.tools = open_tools(self._required, spec, node)
         self._mcp = self._open_mcp()
-        self.rewards = _rewards(spec, node, getattr(self.make_environment, "gives_reward", False))
+        self.rewards = _open_rewards(spec.rewards, node, getattr(self.make_environment, "gives_reward", False))
         # What environments are made with.
         self.resources = Resources(spec.rollout.max_turns, self.tools, self._chat_template, self._rendered)
 
@@ -117,15 +116,10 @@ class Services:
         return getattr(self._tokenizer, "chat_template", None)
 
 
-def _rewards(spec: RunSpec, node: Node, is_given: bool) -> ServedRewards:
+def _open_rewards(rewards: RewardsSettings, node: Node, is_given: bool) -> RewardClient | NoRewards:
     """Return the run's reward services. is_given: the environment gives the reward, where no endpoint is named."""
-    client = _client(spec.rewards, node, is_given)
-    return ServedRewards(spec.reward_set, client, lambda one: _client(one.over(spec.rewards), node, is_given))
-
-
-def _client(rewards: RewardsSettings, node: Node, is_given: bool) -> OneSet:
     if rewards.endpoints:
-        return RewardClient(rewards.endpoints, rewards.combine, shadow_wait_s=rewards.shadow_wait_s)
+        return RewardClient(rewards.endpoints, rewards.combine)
     if is_given:
         return NoRewards()
     if node.reward_url is None:

@@ -1,6 +1,5 @@
 """What a session needs of the socket and the services around it."""
 
-from collections.abc import Mapping
 from typing import Protocol
 
 
@@ -20,18 +19,3 @@ class Neighbours(Protocol):
 
     @property
     def is_accepting(self) -> bool: ...
-
-
-class RewardSets(Protocol):
-    """The endpoints in force: `rollout.neighbours.served_rewards.ServedRewards`."""
-
-    @property
-    def number(self) -> int: ...
-
-    @property
-    def problem(self) -> str | None: ...
-
-    @property
-    def shadow_misses(self) -> Mapping[str, int]: ...
-
-    def use(self, number: int, scoring: str) -> None: ...

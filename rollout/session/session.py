@@ -15,8 +15,6 @@ from collections.abc import Callable
 from itertools import islice
 from typing import TypedDict
 
-import msgspec
-
 from protocol.errors import FrameError
 from protocol.settings.run_spec import RunSpec
 from protocol.wire import messages as m
@@ -24,7 +22,7 @@ from protocol.wire.codec import Decoder, encode
 from rollout.engine.version_gate import VersionGate
 from rollout.episodes.sample import Generator, Player
 from rollout.session.failure_counts import FailureCounts
-from rollout.session.needs import Channel, Neighbours, RewardSets
+from rollout.session.needs import Channel, Neighbours
 from rollout.session.outbox import Finished, Item, Outbox
 from rollout.session.samples_in_flight import SamplesInFlight
 
@@ -58,14 +56,11 @@ class RolloutSession:
         services: Neighbours,
         outbox: Outbox,
         clock: Callable[[], float] = time.monotonic,
-        rewards: RewardSets | None = None,
         gate: VersionGate | None = None,
     ) -> None:
         """outbox: empty, or what an earlier start of the same run left here; all of it is sent again.
 
         gate: where turns wait while weights change; None: they never do.
-
-        rewards: part of `services`; None: they cannot be changed while the run goes on.
         """
         self.spec = spec
         self.outbox = outbox
@@ -74,7 +69,6 @@ class RolloutSession:
         self._channel = channel
         self._engine = engine
         self._services = services
-        self._rewards = rewards
         self._gate = gate
         self._clock = clock
         self._decoder: Decoder[m.Message] = Decoder(m.ToServer | m.Done)
@@ -86,7 +80,7 @@ class RolloutSession:
         self._is_welcome = False
         self._refusal: str | None = None
         self._heard_of_lease = 0
-        self._demanded: tuple[int, int | None, int, int, str | None] | None = None
+        self._demanded: tuple[int, int | None, int] | None = None
         self._demanded_at = self._beat_at = self._greeted_at = self._heard_at = float("-inf")
 
     @property
@@ -172,19 +166,8 @@ class RolloutSession:
                 self.outbox.mark_trained(message.groups)
             case m.Refused():
                 self.failures.add("coordinator", message.detail, "a message of ours was not used", self._clock())
-            case m.Rewards():
-                self._use_rewards(message)
             case m.Done():
                 self._news.set()
-
-    def _use_rewards(self, message: m.Rewards) -> None:
-        """Have what finishes from now on scored by another set of endpoints; the next demand tells whether it is."""
-        if self._rewards is None:
-            return
-        self._rewards.use(message.reward_set, message.scoring)
-        if (problem := self._rewards.problem) is not None:
-            self.failures.add("rewards", problem, "no leases are asked for", self._clock())
-        self._news.set()
 
     def _on_other_run(self, message: m.Message) -> None:
         """End when the coordinator at our address is another one: its run attaches us anew, or never did."""
@@ -241,14 +224,12 @@ class RolloutSession:
     async def _send_demand(self) -> None:
         """Tell how many groups could come and which are here: when that changed, and every second, since a message can
         be lost."""
-        rewards = self._rewards
-        reward_set, problem = (1, None) if rewards is None else (rewards.number, rewards.problem)
-        demand = (self._room(), self._served_version, self._heard_of_lease, reward_set, problem)
+        demand = (self._room(), self._served_version, self._heard_of_lease)
         is_news = demand != self._demanded or self._clock() - self._demanded_at >= _BEAT_EVERY_S
         if not self._is_welcome or not is_news:
             return
         self._demanded, self._demanded_at = demand, self._clock()
-        num_groups, version, heard_of, *_ = demand
+        num_groups, version, heard_of = demand
         await self._send(
             m.Demand(
                 **self._stamp(),
@@ -257,8 +238,6 @@ class RolloutSession:
                 heard_of_lease=heard_of,
                 # One that is left out goes out again, which costs its work and no more.
                 leases=dict(islice(self._samples.unfinished().items(), m.MAX_GROUPS)),
-                reward_set=msgspec.UNSET if reward_set == 1 else reward_set,
-                reward_problem=msgspec.UNSET if problem is None else problem[:2000],
             )
         )
 
@@ -280,7 +259,7 @@ class RolloutSession:
                 num_running=stats.num_in_flight,
                 num_waiting=max(0, self.num_samples - stats.num_in_flight),
                 generated_tokens=min(stats.num_output_tokens - self._tokens_before, 2**31 - 1),
-                failures={**self.failures.totals, **({} if self._rewards is None else self._rewards.shadow_misses)},
+                failures=dict(self.failures.totals),
             )
         )
 

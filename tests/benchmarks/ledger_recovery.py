@@ -94,7 +94,7 @@ def fill(path: Path, num_prompts: int, seed: int) -> None:
             )
             db.executemany(
                 "INSERT INTO trajectories VALUES (?1, ?3, 1, 1, 'train', 0, 's1', 0.5, '{\"exact_match\": 0.5}', "
-                "600, 400, 2, 'answer', ?2 / 64, ?2 / 64, ?2 / 64 + 1, 0, 100.0, 101.5, 101.6, 1, NULL)",
+                "600, 400, 2, 'answer', ?2 / 64, ?2 / 64, ?2 / 64 + 1, 0, 100.0, 101.5, 101.6, NULL)",
                 [(group, place, index) for group, place in groups for index in range(_GROUP_SIZE)],
             )
         db.execute("COMMIT")

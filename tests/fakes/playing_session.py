@@ -14,7 +14,6 @@ from rollout.environments.base import MakeEnvironment, Resources
 from rollout.environments.single_turn import SingleTurn
 from rollout.episodes.player import EpisodePlayer
 from rollout.episodes.sample import Scorer
-from rollout.session.needs import RewardSets
 from rollout.session.outbox import Outbox
 from rollout.session.session import RolloutSession
 from tests.fakes.rollout_fakes import ScriptedCoordinator, ScriptedEngine, ScriptedScorer, make_keys, make_spec
@@ -46,11 +45,10 @@ async def playing_session(
     environment: MakeEnvironment = SingleTurn,
     resources: Resources | None = None,
     scorer: Scorer | None = None,
-    rewards: RewardSets | None = None,
     keeps_turns: bool = True,
     **rollout: Any,
 ) -> AsyncIterator[PlayingSession]:
-    """Yield a session that plays `environment` with this engine and this scorer. rewards: as `RolloutSession`'s.
+    """Yield a session that plays `environment` with this engine and this scorer.
 
     keeps_turns: as `ScriptedCoordinator`'s.
     """
@@ -61,7 +59,7 @@ async def playing_session(
     gate.open()
     player = EpisodePlayer(engine, gate, environment, resources or Resources(3), scorer, spec.rollout, "s0")
     channel = AsyncDealerChannel(coordinator.address, "s0", keys.peer, keys.coordinator.public)
-    session = RolloutSession("s0", spec, channel, player, engine, scorer, Outbox(), rewards=rewards)
+    session = RolloutSession("s0", spec, channel, player, engine, scorer, Outbox())
     task = asyncio.create_task(session.run())
     try:
         await coordinator.welcome()

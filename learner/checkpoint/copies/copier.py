@@ -15,10 +15,9 @@ from learner.checkpoint.folder import LATEST, step_of
 from learner.checkpoint.manifest import MANIFEST
 from learner.checkpoint.sealed_files import files_under
 from learner.disk.layout import CHECKPOINTS, RECORDS, SETTINGS, SKIPPED_ROWS
-from protocol.settings.reward_sets import REWARD_SETS
 
 # The run folder's own files that a start on an empty machine goes on with.
-KEPT_RECORDS = (*RECORDS, SKIPPED_ROWS, SETTINGS, REWARD_SETS)
+KEPT_RECORDS = (*RECORDS, SKIPPED_ROWS, SETTINGS)
 _LINKS = ".copying-"
 _POLL_S = 0.5
 _SHORTEST_RETRY_S, _LONGEST_RETRY_S = 2.0, 300.0

@@ -39,7 +39,6 @@ def answer_lines(step: int, parts: Sequence[SetResult]) -> list[dict[str, object
             "is_greedy": facts.is_greedy,
             "reward": facts.reward,
             "reward_parts": facts.reward_parts,
-            "reward_set": facts.reward_set,
             "answer": None if facts.answer is msgspec.UNSET else facts.answer,
             "finish": facts.finish,
             "num_model_tokens": facts.num_model_tokens,

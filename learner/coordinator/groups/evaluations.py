@@ -69,8 +69,12 @@ class Evaluation:
 class Evaluations:
     """The evaluation that has begun and whose means nobody has taken yet, if there is one."""
 
-    def __init__(self, sets: Sequence[HeldOutSet], solved_at: float = 1.0) -> None:
-        """sets: the main one, whose means are eval_reward and eval_reward_greedy, first. solved_at: eval.solved_at."""
+    def __init__(self, sets: Sequence[HeldOutSet], solved_at: float = 1.0, rewards_since: int = 0) -> None:
+        """sets: the main one, whose means are eval_reward and eval_reward_greedy, first. solved_at: eval.solved_at.
+
+        rewards_since: the first step that the present reward endpoints score; 0: they score all steps.
+        """
+        self._rewards_since = {"eval_rewards_since": float(rewards_since)} if rewards_since else {}
         self._sets = sets
         self._solved_at = solved_at
         self._num_prompts = sum(len(held_out.prompts) for held_out in sets)
@@ -104,6 +108,7 @@ class Evaluations:
             "eval_step": ended.step,
             "eval_policy_version": ended.policy_version,
             "eval_failed": ended.num_failed,
+            **self._rewards_since,
             **metrics_of(parts, self._solved_at),
         }
         return metrics, answer_lines(ended.step, parts)

@@ -139,20 +139,6 @@ class Group:
             self.oldest_version = min(t.facts.oldest_version for t in self.trajectories.values())
         return True
 
-    def is_overtaken(self, facts: TrajectoryFacts) -> bool:
-        """Return whether a sample that is not back was scored by an older set of reward endpoints than one that is:
-        rewards of two sets cannot be compared with each other."""
-        newest = max((t.facts.reward_set for t in self.trajectories.values()), default=0)
-        return facts.sample_index not in self.trajectories and facts.reward_set < newest
-
-    def take_overtaken(self) -> list[Trajectory]:
-        """Take out the samples that an older set of reward endpoints scored than the newest; they are missing again."""
-        newest = max((t.facts.reward_set for t in self.trajectories.values()), default=0)
-        old = {index: t for index, t in self.trajectories.items() if t.facts.reward_set < newest}
-        for index in old:
-            del self.trajectories[index]
-        return list(old.values())
-
     def fail(self, index: int, boundary: str, detail: str) -> KeptTurns | None:
         """Note that a sample failed for good on its server; it is missing again. boundary: who failed it.
 

@@ -14,7 +14,7 @@ from learner.coordinator.groups.kept_turns import KeptTurns
 from learner.coordinator.groups.prompt_source import PromptSource
 from learner.coordinator.groups.score_filter import ScoreFilter
 from learner.coordinator.window import Outstanding, StalenessWindow
-from learner.ledger.ledger import NOT_APPLIED, OLDER_REWARD_SET
+from learner.ledger.ledger import NOT_APPLIED
 from protocol.wire.conversation import ConversationPart
 from protocol.wire.messages import Lease
 from protocol.wire.trajectory import Trajectory, TrajectoryFacts
@@ -144,7 +144,6 @@ class OpenGroups:
         if not group.receive(trajectory):
             return False
         self._ledger.add_trajectory(trajectory.facts, trajectory.facts.incarnation)
-        self._return_overtaken(group)
         if group.is_ready:
             if group.kind == "eval":
                 self._evaluations.close(group)
@@ -165,23 +164,6 @@ class OpenGroups:
         self._waste_all(group, "filtered")
         self._ledger.set_state([group.name], "skipped", reason=verdict.reason)
         self._close([group])
-
-    def overtake(self, group: Group, facts: TrajectoryFacts, server: str) -> None:
-        """Have a sample made again that came back scored by an older reward set than others of its group."""
-        if group.is_leased(facts.sample_index, server, facts.attempt):
-            del group.holders[facts.sample_index]
-            self.release(group, f"reward set {facts.reward_set} scored it, a newer one others of its group")
-
-    def _return_overtaken(self, group: Group) -> None:
-        """Have the samples made again that an older reward set scored than the one that has just come back."""
-        overtaken = group.take_overtaken()
-        for facts in (trajectory.facts for trajectory in overtaken):
-            self.waste(facts, OLDER_REWARD_SET)
-            self._ledger.forget_sample(group.name, facts.sample_index)
-            # It kept the sample until it is trained, which it will not be.
-            self._mailbox.acknowledge(facts.server, group.name, facts.sample_index, "unknown")
-        if overtaken:
-            self.release(group, f"{len(overtaken)} of its samples were scored by an older reward set than others")
 
     def waste(self, facts: TrajectoryFacts, reason: str) -> None:
         """Count what a server made as tokens that will not be trained."""

@@ -9,7 +9,7 @@ from learner.coordinator.groups.kept_turns import joined_buffers
 from learner.coordinator.groups.open_groups import OpenGroups
 from learner.coordinator.leases.overdue import OverdueLimit
 from learner.coordinator.leases.servers import Servers
-from learner.ledger.ledger import OLDER_REWARD_SET
+from learner.ledger.ledger import REWARDS_SINCE_START
 from protocol.errors import FrameError
 from protocol.wire import messages as m
 from protocol.wire.refused_sample import SampleStamp
@@ -41,6 +41,7 @@ class Leases:
         self._tally = accounts.tally
         self._seed = seed
         self._vocab_size = vocab_size
+        self._rewards_since = int(accounts.ledger.meta(REWARDS_SINCE_START) or 0)
 
     # -- out ----------------------------------------------------------------------------------------------------------
 
@@ -95,19 +96,16 @@ class Leases:
     def receive(self, server: str, facts: TrajectoryFacts, buffers: list[bytes], versions: range, now: float) -> None:
         """Keep a trajectory if it is what was leased and of weights that exist; its server hears what became of it."""
         group = self._groups.find(facts.group)
-        if group is None or self._is_of_lost_weights(facts):
-            self._pass_over(server, facts, "unknown", "unknown" if group is None else "lineage")
+        if (why := self._unusable_because(group, facts)) is not None:
+            self._pass_over(server, facts, "unknown", why)
             return
+        assert group is not None
         try:
             trajectory = Trajectory.from_buffers(facts, buffers, "$.facts")
-            _check_lease(group, facts, server, versions, self._servers.reward_set)
+            _check_lease(group, facts, server, versions)
             check_vocabulary(trajectory.tokens, self._vocab_size)
         except FrameError as error:
             self._reject(group, facts, server, error)
-            return
-        if group.is_overtaken(facts):
-            self._groups.overtake(group, facts, server)
-            self._pass_over(server, facts, "unknown", OLDER_REWARD_SET)
             return
         if not self._groups.accept(group, trajectory):
             self._pass_over(server, facts, "duplicate", "duplicate")
@@ -115,6 +113,15 @@ class Leases:
         self._mailbox.acknowledge(server, facts.group, facts.sample_index, "accepted")
         if group.is_ready and group.attempt == 1:
             self._overdue.observe(now - group.leased_at)
+
+    def _unusable_because(self, group: Group | None, facts: TrajectoryFacts) -> str | None:
+        """Return why a trajectory cannot be used, as the ledger's waste names it: "unknown" group, lost weights
+        ("lineage"), or rewards of other endpoints than this start's ("endpoints")."""
+        if group is None:
+            return "unknown"
+        if self._is_of_lost_weights(facts):
+            return "lineage"
+        return "endpoints" if facts.incarnation < self._rewards_since else None
 
     def _is_of_lost_weights(self, facts: TrajectoryFacts) -> bool:
         """Return whether a trajectory of an earlier start holds tokens of steps that its checkpoint did not have."""
@@ -153,15 +160,13 @@ class Leases:
             self._groups.fail(group, [index], server, message.boundary, message.detail)
 
 
-def _check_lease(group: Group, facts: TrajectoryFacts, server: str, versions: range, reward_set: int) -> None:
+def _check_lease(group: Group, facts: TrajectoryFacts, server: str, versions: range) -> None:
     """Raise FrameError when a trajectory is not what its server was asked for, or of weights that do not exist."""
     if (problem := group.contradiction(facts, server)) is not None:
         raise FrameError("$.facts", problem, "lease")
     if facts.newest_version > versions[-1]:
         problem = f"has version {facts.newest_version}, the learner is at {versions[0]}"
         raise FrameError("$.facts.version_spans", problem, "version")
-    if not 1 <= facts.reward_set <= reward_set:
-        raise FrameError("$.facts.reward_set", f"is {facts.reward_set}, the newest is {reward_set}", "lease")
 
 
 def check_vocabulary(tokens: NDArray[np.int32], vocab_size: int | None) -> None:

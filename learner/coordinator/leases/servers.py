@@ -20,15 +20,12 @@ class Server:
     policy_version: int | None = None  # of the weights it holds; None while they are not synced
     num_wanted: int = 0  # groups that it could take now
     heartbeat: m.Heartbeat | None = None  # its newest; None before the first
-    reward_set: int = 1  # number of the set of reward endpoints that it scores by
-    reward_problem: str | None = None  # why it cannot use the set in force; None: it can
 
 
 class Servers:
-    """Servers by name; one is known from its first message on. reward_set: the one in force, by which leases go."""
+    """Servers by name; one is known from its first message on."""
 
     def __init__(self) -> None:
-        self.reward_set = 1
         self._servers: dict[str, Server] = {}
 
     def note(self, name: str) -> Server:
@@ -64,39 +61,20 @@ class Servers:
         server = self.note(name)
         server.heartbeat, server.policy_version = message, message.policy_version
 
-    def note_rewards(self, name: str, reward_set: int, problem: str | None) -> None:
-        """Take in which set of reward endpoints a server scores by, and why not by another."""
-        server = self.note(name)
-        server.reward_set, server.reward_problem = reward_set, problem
-
-    def here(self) -> list[str]:
-        """Return the servers that are here."""
-        return [name for name, server in self._servers.items() if server.is_here]
-
-    def reward_use(self) -> dict[str, dict[str, int | str | None]]:
-        """Return, of each server that is here, the set that it scores by and why not by the one in force."""
-        use = {name: self._servers[name] for name in self.here()}
-        return {name: {"reward_set": one.reward_set, "problem": one.reward_problem} for name, one in use.items()}
-
     def forget_state(self, name: str, num_wanted: int) -> None:
         """Take a server for one whose weights are unknown: it died or started again."""
         server = self._servers.setdefault(name, Server())
         server.is_here, server.num_wanted, server.policy_version = False, num_wanted, None
 
     def next_to_lease(self, versions: range, other_than: Set[str] = frozenset()) -> str | None:
-        """Return the server that wants most, of those whose weights are of one of these versions and that score by the
-        reward set in force: by an older one its samples would not go with those of others."""
+        """Return the server that wants most, of those whose weights are of one of these versions."""
         able = self.able(versions) - other_than
         wanted = [(self._servers[name].num_wanted, name) for name in able if self._servers[name].num_wanted > 0]
         return max(wanted)[1] if wanted else None
 
     def able(self, versions: range) -> set[str]:
         """Return the servers whose samples would be of use, whether they want some now or are busy."""
-        return {
-            name
-            for name, server in self._servers.items()
-            if server.policy_version in versions and server.reward_set == self.reward_set
-        }
+        return {name for name, server in self._servers.items() if server.policy_version in versions}
 
     def reserve_slot(self, name: str, number: int) -> int:
         """Give one of the groups that a server wants to the lease of this number; returns its weights' version."""

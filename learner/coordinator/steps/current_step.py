@@ -22,10 +22,7 @@ _PUSH_AGAIN_AFTER_S = 3.0
 
 
 class CurrentStep:
-    """`step`, `policy_version`: of the last step that ended. detail: what the run is doing, for people.
-
-    combine: how the reward endpoints in force become one reward.
-    """
+    """`step`, `policy_version`: of the last step that ended. detail: what the run is doing, for people."""
 
     def __init__(
         self,
@@ -41,7 +38,6 @@ class CurrentStep:
         self.policy_version = policy_version
         self.detail = "starting"
         self.stop_reason: str | None = None
-        self.combine: str = settings.rewards.combine
         self._settings = settings
         self._groups = groups
         self._window = window
@@ -184,7 +180,7 @@ class CurrentStep:
         return {
             "step": message.step,
             "policy_version": message.policy_version,
-            **batch.metrics(self.combine),
+            **batch.metrics(self._settings.rewards.combine),
             **message.metrics,
             **self._groups.filtered_of_step,
             "window_used": len(self._groups.training) + len(batch.groups),

@@ -66,7 +66,6 @@ class RunRecord:
                     "group": facts.group,
                     "reward": facts.reward,
                     "reward_parts": facts.reward_parts,
-                    "reward_set": facts.reward_set,
                     "staleness": batch.policy_version - facts.oldest_version,
                     "finish": facts.finish,
                     "num_prompt_tokens": facts.num_prompt_tokens,

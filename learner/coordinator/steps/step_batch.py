@@ -73,7 +73,6 @@ class StepBatch:
             "turns_mean": float(np.mean([f.num_turns for f in facts])),
             "num_samples": len(facts),
             "num_model_tokens": int(model_tokens.sum()),
-            "reward_set": max(f.reward_set for f in facts),
             "equal_groups": sum(group.equal_rewards() for group in self.groups),
             "truncated_share": sum(f.finish in _TRUNCATED for f in facts) / len(facts),
             **_lengths_by_reward(rewards, model_tokens),
@@ -84,10 +83,8 @@ class StepBatch:
         # mean. With shard a trajectory has one endpoint's part only: the others were not measured.
         for name in sorted({name for f in facts for name in f.reward_parts}):
             parts = [f.reward_parts[name] for f in facts if name in f.reward_parts]
-            sets = {f.reward_set for f in facts if name in f.reward_parts}  # an endpoint may be of some sets alone
-            of = facts if name == _ENVIRONMENT else [f for f in facts if f.reward_set in sets]
             is_added = name == _ENVIRONMENT or combine in ("sum", "mean")
-            metrics[f"reward/{name}"] = sum(parts) / len(of if is_added else parts)
+            metrics[f"reward/{name}"] = sum(parts) / len(facts if is_added else parts)
         scores = [f.reward_score for f in facts if f.reward_score is not None]
         if scores:
             metrics["score_mean"] = float(np.mean(scores))

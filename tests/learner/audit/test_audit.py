@@ -233,6 +233,6 @@ def test_audit_refuses_a_ledger_of_a_newer_version(run: Path, capsys: pytest.Cap
         db.commit()
     assert main([str(run)]) == 1
     assert capsys.readouterr().err == (
-        f"The ledger {run}/ledger.sqlite has schema 9, this version of Sluice knows 4. "
+        f"The ledger {run}/ledger.sqlite has schema 9, this version of Sluice knows 5. "
         "Use the version of Sluice that wrote it.\n"
     )

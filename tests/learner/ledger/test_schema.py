@@ -50,7 +50,7 @@ def test_ledger_of_schema_1_opens_with_what_it_holds(path: Path) -> None:
         assert ledger.last_shared_version(4) == 1
         assert ledger.recall_unfinished() == [LeasedPrompt("e0-b", 0, "b", 1, 2)]
         ledger.fail("e0-b", 0, 2, "s1", "server", "s1 died")
-        assert ledger.meta("schema") == "4"
+        assert ledger.meta("schema") == "5"
 
 
 def test_ledger_of_schema_1_has_the_same_tables_and_indexes_as_a_new_one_when_it_was_opened(path: Path) -> None:
@@ -63,13 +63,32 @@ def test_ledger_of_schema_1_has_the_same_tables_and_indexes_as_a_new_one_when_it
         assert names(path, kind) == names(new, kind)
 
 
+def test_ledger_of_schema_4_keeps_of_its_numbered_endpoints_the_newest(path: Path) -> None:
+    scoring = (
+        '{"combine": "sum", "endpoints": [{"name": "em", "url": "http://h/em", "weight": 2.0, "shadow": false}, '
+        '{"name": "f1", "url": "http://h/f1", "weight": 1.0, "shadow": true}]}'
+    )
+    with closing(sqlite3.connect(path)) as db:
+        db.executescript(_SCHEMA_1)
+        db.execute("ALTER TABLE trajectories ADD COLUMN reward_set INTEGER NOT NULL DEFAULT 1")
+        db.execute("CREATE TABLE reward_sets (number INTEGER PRIMARY KEY, since REAL NOT NULL, scoring TEXT NOT NULL)")
+        db.execute("INSERT INTO reward_sets VALUES (1, 0, '{}'), (2, 0, ?)", (scoring,))
+        db.execute("INSERT INTO meta VALUES ('schema', '4')")
+        db.commit()
+    with closing(Ledger(path)) as ledger:
+        assert ledger.begin_rewards("em http://h/em weight 2; sum", 1, 1) is None
+    new = path.with_name("new.sqlite")
+    Ledger(new).close()
+    assert names(path, "table") == names(new, "table")
+
+
 def test_ledger_is_refused_when_a_newer_version_wrote_it(path: Path) -> None:
     with closing(Ledger(path)) as ledger:
-        ledger.set_meta("schema", "5")
+        ledger.set_meta("schema", "6")
     with pytest.raises(OperatorError) as caught:
         Ledger(path)
     assert str(caught.value) == (
-        f"The ledger {path} has schema 5, this version of Sluice knows 4. Use the version of Sluice that wrote it."
+        f"The ledger {path} has schema 6, this version of Sluice knows 5. Use the version of Sluice that wrote it."
     )
 
 

@@ -82,6 +82,12 @@ def take(
     return PolicyGradient(roles, settings, lambda sums: sums).take_step(batch, dict(enumerate(made)), 4), memory
 
 
+def test_moments_start_again_when_other_endpoints_decide_the_reward(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(BEFORE, "reward_source", 7.0)
+    _, memory = take(True)
+    assert memory["reward_count"] == 9.0
+
+
 def test_step_that_is_applied_moves_the_coefficient_and_the_moments() -> None:
     outcome, memory = take(True)
     assert outcome.applied

@@ -6,15 +6,12 @@ from pathlib import Path
 import fsspec
 import pytest
 
-from learner.checkpoint.copies.copier import CheckpointCopier
 from learner.checkpoint.copies.store import open_store
 from learner.checkpoint.folder import begin, commit, set_aside_newer
 from learner.checkpoint.manifest import Checkpoint, verify
 from learner.run.copied_start import start_from_here, start_with_copies
 from protocol.errors import OperatorError, SettingsError
 from protocol.settings.loader import save_settings
-from protocol.settings.reward_sets import changing_sets, new_set, read_sets, write_sets
-from protocol.settings.rewards import RewardsSettings
 from protocol.settings.settings import Settings
 
 
@@ -154,19 +151,6 @@ def test_copies_of_another_run_that_has_the_next_name_stay(tmp_path: Path, url: 
     put(tmp_path, url, 60, "my-run-2", given="my-run-2")
     with pytest.raises(OperatorError, match="holds checkpoints of a run my-run-2, up to step 60, and this run of that"):
         start_with_copies(settings(tmp_path, url), "model-1")
-
-
-def test_reward_endpoints_that_a_run_was_given_since_come_with_its_checkpoint(tmp_path: Path, url: str) -> None:
-    there = tmp_path / "there" / "my-run"
-    save(there, 20)
-    given = RewardsSettings.model_validate({"endpoints": [{"name": "new", "url": "http://127.0.0.1:1/score"}]})
-    with changing_sets(there):
-        write_sets(there, [new_set(given, 2, "command")])
-    copier = CheckpointCopier(open_store(url, "my-run"), there, 2)
-    copier.goes_on_from(0)
-    assert copier.finish(lambda: False, 20.0) == ""
-    start = start_with_copies(settings(tmp_path, url), "model-1")
-    assert [one.describe() for one in read_sets(start.folder)] == ["new; sum"]
 
 
 def test_copy_of_another_model_is_refused_before_it_is_fetched(tmp_path: Path, url: str) -> None:

@@ -7,9 +7,7 @@ import pytest
 
 from learner.run.server_watch import ServerWatch
 from protocol.errors import AwayError, NeighbourError, OperatorError
-from protocol.settings.reward_sets import first_set
-from protocol.settings.rewards import RewardsSettings
-from protocol.settings.run_spec import run_spec, scored_by
+from protocol.settings.run_spec import run_spec
 from protocol.settings.settings import Settings
 
 _OURS = {"run_id": "run-A", "incarnation": 2, "ended": None}
@@ -77,17 +75,6 @@ def test_server_that_was_started_again_is_attached_and_serves() -> None:
     messages, _, asked = polled(None, num_polls=4)
     assert asked == ["describe", "start", "attach"]
     assert messages[-1] == "sluice-rollout-0 serves again, from the next push on"
-
-
-def test_server_that_is_attached_again_is_told_the_reward_endpoints_of_that_moment() -> None:
-    servers = Servers()
-    servers.run = None
-    spec = run_spec(Settings(), "run-A", 2, "tcp://127.0.0.1:1")
-    sets = [first_set(RewardsSettings(), number) for number in (2, 3)]
-    watch = ServerWatch(["s0"], spec, lambda name, why: None, servers, renewed=lambda given: scored_by(given, sets[-1]))
-    for _ in range(4):
-        watch.poll()
-    assert [told["reward_set"] for told in servers.told] == [3]
 
 
 def test_server_that_may_not_serve_forgets_the_run_and_is_given_up() -> None:

@@ -139,7 +139,6 @@ def example_messages() -> dict[str, tuple[m.Message, list[bytes]]]:
         (m.TurnsKept(**STAMP, samples=[m.Kept("e0-aa", 1, 1, 5, True)]), []),
         (m.Trained(**STAMP, groups=["e0-aa"]), []),
         (m.Ping(**STAMP, newest_lease=7), []),
-        (m.Rewards(**STAMP, reward_set=2, scoring='{"number": 2}'), []),
         (m.Refused(**STAMP, detail="another run"), []),
         (m.NextBatch(**STAMP, step=3, rank=0), []),
         (m.Stepped(**STAMP, step=3, policy_version=3, is_applied=True, detail="", metrics=metrics), []),

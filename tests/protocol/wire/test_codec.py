@@ -47,7 +47,7 @@ def test_decode_refuses_trailing_bytes() -> None:
 def test_decode_refuses_another_schema_by_name() -> None:
     frame = encode(msgspec.structs.replace(EXAMPLES["hello"][0], schema=2))
     assert refusal(frame) == (
-        "$.schema: is 2, this process speaks 4. Run the same version of Sluice everywhere",
+        "$.schema: is 2, this process speaks 6. Run the same version of Sluice everywhere",
         "schema",
     )
 

@@ -102,6 +102,17 @@ async def test_score_by_shard_asks_one_endpoint_and_the_same_for_a_key(server: S
     assert all(len(parts) == 1 for parts in first)
 
 
+@pytest.mark.parametrize(("combine", "reward"), [("sum", 6.0), ("mean", 2.0), ("product", 6.0), ("shard", 6.0)])
+async def test_endpoint_of_weight_0_is_asked_and_recorded_and_decides_nothing(
+    server: ScriptedServer, combine: str, reward: float
+) -> None:
+    endpoints = [
+        endpoint(server.script("used", Answer({"rewards": [2.0]})), "used", weight=3.0),
+        endpoint(server.script("tried", Answer({"rewards": [9.0], "scores": [0.5]})), "tried", weight=0.0),
+    ]
+    assert await score_once(*endpoints, combine=combine) == Score(reward, {"used": 2.0, "tried": 9.0})
+
+
 async def test_score_raises_when_one_of_several_endpoints_fails(server: ScriptedServer) -> None:
     endpoints = [endpoint(server.script("fine", GOOD), "fine"), endpoint(server.script("bad", Answer("x", 404)), "bad")]
     with pytest.raises(NeighbourError) as error:

@@ -48,7 +48,7 @@ def train(ledger: Ledger, source: PromptSource, number: int, rewards: dict[str, 
         for index, reward in enumerate(rewards[group.prompt.uid]):
             ledger._db.execute(
                 "INSERT INTO trajectories VALUES (?, ?, 1, 1, 'train', 0, 's1', ?, ?, 9, 9, 1, 'stop', 0, 0, 1, 0, 0, "
-                "0, 0, 1, NULL)",
+                "0, 0, NULL)",
                 (group.name, index, reward, json.dumps({"em": reward})),
             )
         ledger.set_state([group.name], "trained", step=1)

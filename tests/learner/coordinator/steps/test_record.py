@@ -72,7 +72,6 @@ def test_write_samples_keeps_as_many_as_asked_for_spread_over_the_step(tmp_path:
         "group": "a",
         "reward": 0.0,
         "reward_parts": {"exact_match": 0.0},
-        "reward_set": 1,
         "staleness": 2,
         "finish": "answer",
         "num_prompt_tokens": 2,

@@ -106,7 +106,6 @@ def test_metrics_say_what_the_data_says() -> None:
         "response_tokens_better": 2.0,
         "response_tokens_worse": 2.0,
         "reward/exact_match": 0.5,
-        "reward_set": 1,
     }
 
 

@@ -1,0 +1,74 @@
+"""A resume with other reward endpoints: the operator is told, and what depends on earlier rewards starts again."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.learner.coordinator.coordinator_script import Script, settings_of
+
+EM = {"name": "em", "url": "http://127.0.0.1:1/em"}
+F1 = {"name": "f1", "url": "http://127.0.0.1:1/f1", "weight": 0}
+
+
+def scored_by(*endpoints: dict[str, Any]) -> dict[str, Any]:
+    return {"rewards": {"endpoints": list(endpoints)}}
+
+
+def test_ledger_names_the_endpoints_of_every_start(tmp_path: Path) -> None:
+    script = Script(tmp_path, settings_of(**scored_by(EM)))
+    script.train(1)
+    script = script.resume(1, **scored_by(EM, F1))
+    assert script.rows("SELECT from_step, value FROM terms WHERE name = 'endpoints' ORDER BY from_step") == [
+        (1, "em http://127.0.0.1:1/em weight 1; sum"),
+        (2, "em http://127.0.0.1:1/em weight 1, f1 http://127.0.0.1:1/f1 weight 0; sum"),
+    ]
+
+
+@pytest.mark.parametrize(
+    ("changed", "is_other"),
+    [
+        (scored_by(EM), False),
+        (scored_by(EM, F1), False),
+        (scored_by({**EM, "timeout_s": 5}), False),
+        (scored_by({**EM, "weight": 2}), True),
+        (scored_by({**EM, "url": "http://127.0.0.1:2/em"}), True),
+        ({"rewards": {"endpoints": [EM], "combine": "mean"}}, True),
+    ],
+)
+def test_operator_is_told_when_other_endpoints_decide_the_reward(
+    tmp_path: Path, changed: dict[str, Any], is_other: bool
+) -> None:
+    script = Script(tmp_path, settings_of(**scored_by(EM)))
+    script.train(1)
+    news = script.resume(1, **changed).coordinator.status().news
+    assert [text.startswith("Rewards come from") for text in news] == [True] * is_other
+
+
+def test_sample_that_earlier_endpoints_scored_is_not_trained(tmp_path: Path) -> None:
+    script = Script(tmp_path, settings_of(**scored_by(EM)))
+    (lease, *_) = script.demand()
+    late = script.trajectory("s1", lease, 0)
+    script = script.resume(0, **scored_by({**EM, "weight": 2}))
+    assert script.send_trajectory("s1", late).outcome == "unknown"
+    assert script.rows("SELECT reason FROM waste") == [("endpoints",)]
+
+
+def test_evaluation_after_the_change_says_since_when_its_endpoints_score(tmp_path: Path) -> None:
+    sections = {"eval": {"every_steps": 1, "num_prompts": 1, "samples": 1}, "data": {"eval": "held_out.jsonl"}}
+    script = Script(tmp_path, settings_of(**sections, **scored_by(EM)), num_held_out=1)
+    script.ledger.close()
+    script = Script(tmp_path, settings_of(**sections, **scored_by({**EM, "weight": 2})), num_held_out=1)
+    for lease in script.demand(num_groups=1):
+        script.finish("s1", lease)
+    script.advance()
+    assert script.metrics()[0]["eval_rewards_since"] == 1
+
+
+def test_curriculum_does_not_go_by_scores_of_earlier_endpoints(tmp_path: Path) -> None:
+    sections = {"data": {"curriculum": {"easy": 0.9, "every": 4}}}
+    script = Script(tmp_path, settings_of(**sections, **scored_by(EM)), num_prompts=2)
+    script.train(1, reward=1.0)
+    script = script.resume(1, **sections, **scored_by({**EM, "weight": 2}))
+    assert [lease.group for lease in script.demand(version=1)] != []
+    assert script.rows("SELECT COUNT(*) FROM prompts WHERE state = 'skipped'") == [(0,)]
