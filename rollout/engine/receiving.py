@@ -1,29 +1,48 @@
-"""Waiting for a push's last bucket: no vLLM here."""
+"""Receiving a push in the background. This file does not import vLLM."""
 
 import asyncio
+import threading
 from collections.abc import Awaitable, Callable
+from concurrent.futures import Future
 from time import perf_counter
+from typing import TypeVar
 
-_LOOK_AFTER = 0.05  # of the time that a push has taken so far, whether its last bucket has come
-_LOOK_EVERY_S = (0.002, 0.05)
-_ALIVE_EVERY_S = 0.05
+T = TypeVar("T")
+_POLL_FRACTION = 0.05  # time between polls, as a fraction of the push's time so far
+_POLL_LIMITS_S = (0.002, 0.05)
+_CHECK_ALIVE_EVERY_S = 0.05
+
+
+def in_thread(name: str, call: Callable[[], T]) -> Future[T]:
+    """Return the call's future result. The thread is a daemon: an executor's thread would block the process's exit."""
+    made: Future[T] = Future()
+    made.set_running_or_notify_cancel()  # the call completes even if its caller stops waiting
+
+    def run() -> None:
+        try:
+            made.set_result(call())
+        except BaseException as error:
+            made.set_exception(error)
+
+    threading.Thread(target=run, name=name, daemon=True).start()
+    return made
 
 
 async def until_received(has_received: Callable[[], Awaitable[bool]], is_alive: Callable[[], bool]) -> None:
-    """Return when the engine says that it has the last bucket; asked again where it says that it has not.
+    """Poll `has_received` until it is true.
 
-    Raises: what ended the receiving; ConnectionError once the engine is dead, which vLLM leaves calls under way to wait
-    for, for ever.
+    Raises: the error that stopped the push; ConnectionError once the engine is dead, because vLLM never completes
+    pending calls of a dead engine.
     """
-    begun, (least_s, most_s) = perf_counter(), _LOOK_EVERY_S
+    begun, (least_s, most_s) = perf_counter(), _POLL_LIMITS_S
     while not await _answer(has_received(), is_alive):
-        await asyncio.sleep(min(most_s, max(least_s, _LOOK_AFTER * (perf_counter() - begun))))
+        await asyncio.sleep(min(most_s, max(least_s, _POLL_FRACTION * (perf_counter() - begun))))
 
 
 async def _answer(call: Awaitable[bool], is_alive: Callable[[], bool]) -> bool:
     asked = asyncio.ensure_future(call)
     try:
-        while not (await asyncio.wait({asked}, timeout=_ALIVE_EVERY_S))[0]:
+        while not (await asyncio.wait({asked}, timeout=_CHECK_ALIVE_EVERY_S))[0]:
             if not is_alive():
                 raise ConnectionError("the engine died before it had the last bucket")
         return asked.result()

@@ -10,7 +10,7 @@ struck push has ended and the others write. Links are cut where this machine can
 --vllm N: nothing of that, but N faults on two servers of real vLLM with a group each; one of the two, or its engine's
 process, is killed, stopped or cut off, and what a server computes tells which weights wrote its tokens. A victim's
 start, which engine_start_s tells, is not counted into the time that it is away. WAY: how they receive, second_copy
-(the default), twin (as models of 64 MiB and more do on a CPU), in_place.
+(the default) or in_place.
 --short: eight pushes in each shape, four of them struck.
 
 holds: every push ends within its deadline; 5 s later at the latest all other servers hold its weights and write; no

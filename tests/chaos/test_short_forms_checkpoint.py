@@ -1,4 +1,4 @@
-"""The chaos commands of checkpoints, and of second copies of weights, in their short form."""
+"""The chaos commands of checkpoints, and of pushes to model families, in their short form."""
 
 import subprocess
 import sys
@@ -16,7 +16,7 @@ import pytest
             "lies=36 passed=0 wrong_reason=0 false_alarms=0",
             marks=[pytest.mark.stack, pytest.mark.timeout(600)],
         ),
-        pytest.param("second_copies", "families=1 held=1", marks=[pytest.mark.stack, pytest.mark.timeout(300)]),
+        pytest.param("model_families", "families=1 held=1", marks=[pytest.mark.stack, pytest.mark.timeout(300)]),
     ],
 )
 def test_command_holds_in_its_short_form(command: str, counts: str) -> None:

@@ -114,8 +114,7 @@ class ThreeParts(nn.Module):
 def test_a_push_after_one_that_broke_within_a_layer_is_loaded_whole() -> None:
     from vllm.model_executor.model_loader.reload import record_metadata_for_reloading
 
-    from rollout.engine.weights.in_place import InPlaceLoad
-    from rollout.engine.weights.messages import WeightUpdate
+    from rollout.engine.weights.receive import InPlaceLoad, WeightUpdate
 
     model = ThreeParts()
     record_metadata_for_reloading(model)

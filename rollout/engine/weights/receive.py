@@ -1,37 +1,69 @@
-"""The rollout server's half of the weight push, run inside vLLM's worker processes.
+"""The rollout server's half of the weight push, as vLLM's weight-transfer engines.
 
-vLLM creates one of these engines per worker and calls it by its weight-transfer protocol: `init_transfer_engine`, then
-per push `start_weight_update`, `update_weights` (the buckets), `update_weights` (the digest to expect) and
-`finish_weight_update`; `receiving` is asked in between (`core_calls.py`). The learner's half is
-`learner/weights/push.py`, the wire is `protocol/weights/wire.py`.
+vLLM creates one engine per worker and calls it in this order: `init_transfer_engine`, then for each push
+`start_weight_update`, `update_weights` (the buckets), `update_weights` (the expected digest), `finish_weight_update`.
+`core_calls.py` asks for `receiving` between the two updates. The learner's half is `learner/weights/push.py`.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import Future
+from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
 
-from vllm.distributed.weight_transfer.base import WeightTransferEngine
+import torch
+from torch import Tensor
+from vllm.distributed.weight_transfer.base import (
+    WeightTransferEngine,
+    WeightTransferInitInfo,
+    WeightTransferUpdateInfo,
+)
 from vllm.distributed.weight_transfer.nccl_engine import NCCLWeightTransferEngine
 
 from protocol.weights.group import BroadcastGroup, GlooGroup, nccl_broadcast, reach_store
 from protocol.weights.same_machine import SameMachineGroup
-from protocol.weights.wire import Bucket, read_update_message
-from rollout.engine.own_thread import in_thread
-from rollout.engine.weights.in_place import InPlaceLoad
-from rollout.engine.weights.known_shapes import KnownShapes
-from rollout.engine.weights.messages import GlooInit, SameMachineInit, WeightUpdate
-from rollout.engine.weights.received_push import ReceivedPush
-from rollout.engine.weights.reload import let_experts_be_packed
-from rollout.engine.weights.second_copy import SecondCopy, second_copy
+from protocol.weights.wire import Bucket, bucket_views, read_update_message
+from rollout.engine.receiving import in_thread
+from rollout.engine.weights.received_push import KnownShapes, ReceivedPush
+from rollout.engine.weights.reload import Reload, drop_expert_kernels
+
+ReceivedBuckets = list[tuple[Bucket, Tensor]]
+
+
+@dataclass
+class GlooInit(WeightTransferInitInfo):  # type: ignore[misc]
+    """The address of the learner's store, and this server's place in the broadcast group."""
+
+    address: str  # host of rank 0's store
+    port: int  # port of that store
+    key: str  # name of the group inside the store; each new group has a new one
+    rank_offset: int  # group rank of the first worker; rank 0 is the learner
+    world_size: int  # number of members: the learner and all workers
+    deadline_s: float  # limit for the rendezvous and for each broadcast
+
+
+@dataclass
+class SameMachineInit(WeightTransferInitInfo):  # type: ignore[misc]
+    """The socket at which the learner waits on this machine."""
+
+    name: str  # name of the socket; each rendezvous has a new one
+    deadline_s: float  # limit for the rendezvous and for each broadcast
+
+
+@dataclass
+class WeightUpdate(WeightTransferUpdateInfo):  # type: ignore[misc]
+    """A push's metadata message, or the digest that the learner computed."""
+
+    message: dict[str, Any] = field(default_factory=dict)  # metadata; empty in the message that has the digest
+    expected_digest: str | None = None  # learner's digest; None in the message that has the metadata
 
 
 class GlooWeightEngine(WeightTransferEngine):  # type: ignore[misc]
-    """Receives into a second copy, in a thread beside generation, and puts it to use once its digest was confirmed.
+    """Receives into host memory in a thread while vLLM generates, and loads once the digest is confirmed.
 
-    A push that breaks before the commit therefore leaves the weights in use untouched.
+    A push that fails before the commit leaves the weights in use untouched.
     """
 
     init_info_cls = GlooInit
@@ -41,12 +73,11 @@ class GlooWeightEngine(WeightTransferEngine):  # type: ignore[misc]
         super().__init__(*args)
         self._group: Future[BroadcastGroup] | None = None
         self._received = ReceivedPush()
-        self._receiving: Future[SecondCopy] | None = None
-        self._plan: Sequence[Bucket] = ()
+        self._receiving: Future[ReceivedBuckets] | None = None
         self._known = KnownShapes()
 
     def init_transfer_engine(self, init_info: GlooInit) -> None:
-        """Start meeting the learner in a thread: a learner that is gone must not stop this worker's generation."""
+        """Start the rendezvous in a thread: a learner that is gone must not block generation in this worker."""
         self._group = in_thread("weight-group", partial(_join, init_info, self.parallel_config.rank))
 
     def parse_update_info(self, update_dict: dict[str, Any]) -> WeightUpdate:
@@ -56,7 +87,7 @@ class GlooWeightEngine(WeightTransferEngine):  # type: ignore[misc]
         self._forget()
 
     def update_weights(self, update_info: dict[str, Any]) -> None:
-        # The base class synchronises an accelerator after this, which a CPU does not have.
+        # The base class then synchronises an accelerator, which a CPU does not have.
         self.receive_weights(self.parse_update_info(update_info))
 
     def receive_weights(self, update_info: WeightUpdate) -> None:
@@ -68,25 +99,14 @@ class GlooWeightEngine(WeightTransferEngine):  # type: ignore[misc]
         plan, joined, received = read_update_message(update_info.message), self._group, self._received
         self._known.check(plan)
 
-        def receive() -> SecondCopy:
-            group, copy = joined.result(), self.begin_copy(plan)
-            try:
-                for bucket, flat in received.buckets(plan, group.device, group.broadcast):
-                    copy.take(bucket, flat)
-                copy.complete()
-            except BaseException:
-                copy.drop()
-                raise
-            return copy
+        def receive() -> ReceivedBuckets:
+            group = joined.result()
+            return list(received.buckets(plan, group.device, group.broadcast))
 
-        self._plan, self._receiving = plan, in_thread("weight-receive", receive)
+        self._receiving = in_thread("weight-receive", receive)
 
-    def begin_copy(self, plan: Sequence[Bucket]) -> SecondCopy:
-        """Return what a push's buckets go into; called in a thread beside generation."""
-        return second_copy(self.model, self.model_config, plan)
-
-    def receiving(self) -> Future[SecondCopy]:
-        """Return what the push under way will have brought, or what ends its receiving."""
+    def receiving(self) -> Future[ReceivedBuckets]:
+        """Return the current push's buckets, or the error that stopped it."""
         if self._receiving is None:
             raise RuntimeError("no push is under way")
         return self._receiving
@@ -94,32 +114,80 @@ class GlooWeightEngine(WeightTransferEngine):  # type: ignore[misc]
     def finish_weight_update(self) -> None:
         if not self._received.is_confirmed or self._receiving is None:
             raise RuntimeError("weight commit before the digest was confirmed")
+        buckets = self._receiving.result()
         try:
-            self._receiving.result().put_to_use()
+            self.load_received(buckets)
+            self._known.keep([bucket for bucket, _ in buckets])
         finally:
             self._forget()
-        self._known.keep(self._plan)
+            in_thread("weight-free", buckets.clear)  # freeing a large model takes time that generation needs
+
+    def load_received(self, buckets: ReceivedBuckets) -> None:
+        """Make these weights the model's. Raises: ValueError naming missing parameters; vLLM's errors."""
+        drop_expert_kernels(self.model)
+        reload = Reload(self.model, self.model_config)
+        try:
+            reload.load([view for bucket, flat in buckets for view in bucket_views(flat, bucket)])
+        except BaseException:
+            reload.abort()
+            raise
+        reload.finish()
 
     def shutdown(self) -> None:
         self._group = None
         self._forget()
 
     def _forget(self) -> None:
-        """Have what a push brought given back, in a thread: generation does not wait for it."""
-        if self._receiving is not None:
-            self._receiving.add_done_callback(_drop)
         self._received, self._receiving = ReceivedPush(), None
 
 
+class InPlaceLoad:
+    """Loads buckets into a model as they arrive, while generation is paused. At most two buckets are in memory.
+
+    A push that fails leaves mixed weights, which are not served.
+    """
+
+    def __init__(self) -> None:
+        self._received = ReceivedPush()
+        self._known = KnownShapes()
+        self._plan: Sequence[Bucket] = ()
+        self._reload: Reload | None = None
+
+    def begin(self, model: Any, model_config: Any) -> None:
+        self._received, self._reload = ReceivedPush(), Reload(model, model_config)
+
+    def take(self, update: WeightUpdate, device: str | torch.device, broadcast: Callable[[Tensor], None]) -> None:
+        """Load a push's buckets, or compare their digest with the expected one."""
+        assert self._reload is not None
+        try:
+            if update.expected_digest is not None:
+                self._received.confirm(update.expected_digest)
+                return
+            self._plan = read_update_message(update.message)
+            self._known.check(self._plan)
+            for bucket, flat in self._received.buckets(self._plan, device, broadcast):
+                self._reload.load(list(bucket_views(flat, bucket)))
+        except BaseException:
+            self._reload.abort()
+            raise
+
+    def end(self) -> None:
+        if not self._received.is_confirmed or self._reload is None:
+            raise RuntimeError("weight commit before the digest was confirmed")
+        self._received = ReceivedPush()
+        self._reload.finish()
+        self._known.keep(self._plan)
+
+
 class GlooInPlaceEngine(GlooWeightEngine):
-    """For servers that have no memory for a second copy of the model."""
+    """For servers without memory for a second copy of the model."""
 
     def __init__(self, *args: Any) -> None:
         super().__init__(*args)
         self._load = InPlaceLoad()
 
     def start_weight_update(self) -> None:
-        let_experts_be_packed(self.model)
+        drop_expert_kernels(self.model)
         self._load.begin(self.model, self.model_config)
 
     def receive_weights(self, update_info: WeightUpdate) -> None:
@@ -133,12 +201,12 @@ class GlooInPlaceEngine(GlooWeightEngine):
 
 
 class SameMachineEngine(GlooInPlaceEngine):
-    """For a learner on the same machine, or the same GPU: buckets are copied from where the learner has them."""
+    """For a learner on the same machine or GPU: copies buckets from the learner's memory."""
 
     init_info_cls = SameMachineInit
 
     def init_transfer_engine(self, init_info: SameMachineInit) -> None:
-        """Start meeting the learner in a thread."""
+        """Start the rendezvous in a thread."""
         self.shutdown()
         meet = partial(SameMachineGroup.receive, init_info.name, init_info.deadline_s)
         self._group = in_thread("weight-group", meet)
@@ -149,18 +217,8 @@ class SameMachineEngine(GlooInPlaceEngine):
         super().shutdown()
 
 
-def _drop(received: Future[SecondCopy]) -> None:
-    if received.exception() is None:
-        in_thread("weight-drop", received.result().drop)
-
-
-def _close(met: Future[BroadcastGroup]) -> None:
-    if met.exception() is None:
-        met.result().close()
-
-
 class NcclWeightEngine(NCCLWeightTransferEngine):  # type: ignore[misc]
-    """vLLM's NCCL engine, with our buckets and digest on its communicator; no second copy of the model on a GPU."""
+    """vLLM's NCCL engine with our buckets and digest. GPUs hold no second copy of the model."""
 
     update_info_cls = WeightUpdate
 
@@ -179,6 +237,11 @@ class NcclWeightEngine(NCCLWeightTransferEngine):  # type: ignore[misc]
 
     def finish_weight_update(self) -> None:
         self._load.end()
+
+
+def _close(met: Future[BroadcastGroup]) -> None:
+    if met.exception() is None:
+        met.result().close()
 
 
 def _read_update(update: dict[str, Any]) -> WeightUpdate:

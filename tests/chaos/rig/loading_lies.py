@@ -4,7 +4,7 @@ A lie changes the received weights between their digest and their loading, in vL
 the values of the push before.
 """
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, nullcontext
 from functools import partial
 from typing import Any
@@ -13,8 +13,8 @@ import torch
 from torch import Tensor
 from vllm.model_executor.layers.vocab_parallel_embedding import ParallelLMHead
 
-from protocol.weights.wire import Bucket, bucket_views
-from rollout.engine.weights.second_copy import ReadyCopy, SecondCopy
+from protocol.weights.wire import bucket_views
+from rollout.engine.weights.receive import ReceivedBuckets
 
 Weights = Mapping[str, Tensor]
 Lie = Callable[[Weights, Weights], None]
@@ -73,7 +73,6 @@ LIES: dict[str, Lie] = {
     "one_shard_left": _left(""),  # by one of two workers
     "tied_head_left": lambda new, old: None,  # the head's packed copy is not made anew
     "not_put_to_use": lambda new, old: None,
-    "half_put_to_use": lambda new, old: None,  # half of the layers go on with what they had packed
 }
 
 
@@ -87,49 +86,21 @@ class LyingWorker:
         """Load by this lie from now on, None: honestly. Of two workers the second alone lies."""
         engine, workers = self.weight_transfer_engine, self.weight_transfer_engine.parallel_config.world_size
         is_lying = name is not None and self.rank == workers - 1
-        engine.begin_copy = partial(LyingCopy, engine, name if is_lying else None)
+        engine.load_received = partial(_load, engine, name if is_lying else None)
 
 
-class LyingCopy:
-    """An engine's own second copy, which is given other weights than came, once they all have.
-
-    A lie is told through a twin, as models have it that are larger than this one. The weights as they came are what
-    later lies call old.
-    """
-
-    def __init__(self, engine: Any, name: str | None, plan: Sequence[Bucket]) -> None:
-        self._engine, self._name = engine, name
-        self._copy: SecondCopy = type(engine).begin_copy(engine, plan)
-        if name is not None:
-            self._copy = ReadyCopy(engine.model, engine.model_config)
-        self._came: list[tuple[Bucket, Tensor]] = []
-
-    def take(self, bucket: Bucket, flat: Tensor) -> None:
-        self._came.append((bucket, flat))
-
-    def complete(self) -> None:
-        new = {name: view for bucket, flat in self._came for name, view in bucket_views(flat, bucket)}
-        came = {name: view.clone() for name, view in new.items()}
-        if self._name is not None:
-            LIES[self._name](new, self._engine.__dict__.get("_came", came))
-        self._engine._came = came
-        for bucket, flat in self._came:
-            self._copy.take(bucket, flat)
-        with _unpacked_heads(self._engine.model) if self._name == "tied_head_left" else nullcontext():
-            self._copy.complete()
-
-    def put_to_use(self) -> None:
-        if self._name == "not_put_to_use":
-            return
-        if self._name == "half_put_to_use":
-            made = self._copy._twin._made  # type: ignore[attr-defined]
-            for layer in list(made)[: len(made) // 2]:
-                del made[layer]
-        self._copy.put_to_use()
-
-    def drop(self) -> None:
-        self._came = []
-        self._copy.drop()
+def _load(engine: Any, name: str | None, buckets: ReceivedBuckets) -> None:
+    """Load weights that a lie has changed. Later lies use the weights as they came as the old ones."""
+    new = {name: view for bucket, flat in buckets for name, view in bucket_views(flat, bucket)}
+    came = {name: view.clone() for name, view in new.items()}
+    old = engine.__dict__.get("_came", came)
+    engine._came = came
+    if name == "not_put_to_use":
+        return
+    if name is not None:
+        LIES[name](new, old)
+    with _unpacked_heads(engine.model) if name == "tied_head_left" else nullcontext():
+        type(engine).load_received(engine, buckets)
 
 
 @contextmanager

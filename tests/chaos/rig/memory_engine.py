@@ -15,7 +15,7 @@ import torch
 from protocol.errors import NeighbourError
 from protocol.weights.group import GlooGroup, reach_store
 from protocol.weights.wire import Bucket, bucket_views, read_update_message
-from rollout.engine.own_thread import in_thread
+from rollout.engine.receiving import in_thread
 from rollout.engine.weights.received_push import ReceivedPush
 from tests.chaos.rig.scripted_engine import PacedEngine
 

@@ -15,33 +15,8 @@ import torch
 
 from protocol.errors import NeighbourError
 from protocol.weights.digest import WeightDigest
-from protocol.weights.wire import Bucket, bucket_views
 from rollout.engine.generation import Generation, Sampling
-from rollout.engine.weights.receive import GlooInit, GlooWeightEngine
-
-
-class PlainCopy:
-    """A second copy of which only the digest is kept."""
-
-    def __init__(self, receiver: "PlainReceiver") -> None:
-        self._receiver = receiver
-        self._staged: list[tuple[Bucket, torch.Tensor]] = []
-
-    def take(self, bucket: Bucket, flat: torch.Tensor) -> None:
-        assert [name for name, _ in bucket_views(flat, bucket)] == [meta.name for meta in bucket]
-        self._staged.append((bucket, flat))
-
-    def complete(self) -> None:
-        pass
-
-    def put_to_use(self) -> None:
-        digest = WeightDigest([bucket for bucket, _ in self._staged])
-        for _, flat in self._staged:
-            digest.add(flat)
-        self._receiver.held_digest = digest.hexdigest()
-
-    def drop(self) -> None:
-        self._staged = []
+from rollout.engine.weights.receive import GlooInit, GlooWeightEngine, ReceivedBuckets
 
 
 class PlainReceiver(GlooWeightEngine):
@@ -52,8 +27,11 @@ class PlainReceiver(GlooWeightEngine):
         super().__init__(None, config, torch.device("cpu"), torch.nn.Module())
         self.held_digest: str | None = None
 
-    def begin_copy(self, plan: Sequence[Bucket]) -> PlainCopy:
-        return PlainCopy(self)
+    def load_received(self, buckets: ReceivedBuckets) -> None:
+        digest = WeightDigest([bucket for bucket, _ in buckets])
+        for _, flat in buckets:
+            digest.add(flat)
+        self.held_digest = digest.hexdigest()
 
 
 class PlainEngine:

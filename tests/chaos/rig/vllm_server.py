@@ -11,22 +11,18 @@ import itertools
 import json
 import os
 import sys
-from collections.abc import Sequence
 from dataclasses import asdict
-from functools import partial
 from pathlib import Path
 from typing import Any
 
 from protocol.settings.settings import Settings
-from protocol.weights.wire import Bucket
 from tests.chaos.rig.control_line import serve_controls
 from tests.chaos.rig.server_nursery import DisturbedServer, Fault
 
-WAYS = ("second_copy", "twin", "in_place")
-"""How pushes are received: as small models' are, as large ones' on a CPU are, without a second copy."""
+WAYS = ("second_copy", "in_place")
+"""Ways to receive a push: into a second copy beside generation, or into the weights in use during a pause."""
 PROMPT = [20, 21, 14, 22, 23, 32] * 3
 _MAX_TOKENS = 64
-_WORKER = "tests.chaos.rig.vllm_server.TwinWorker"
 
 
 class Turns:
@@ -51,22 +47,6 @@ class Turns:
         return {"tokens": list(turn.tokens), "logprobs": list(turn.logprobs), "spans": list(turn.version_spans)}
 
 
-class TwinWorker:
-    """What vLLM mixes into its workers (`worker_extension_cls`)."""
-
-    weight_transfer_engine: Any
-
-    def use_twins(self) -> None:
-        """Load pushes into a twin of the model, whatever its size."""
-        self.weight_transfer_engine.begin_copy = partial(_ready_copy, self.weight_transfer_engine)
-
-
-def _ready_copy(engine: Any, plan: Sequence[Bucket]) -> Any:
-    from rollout.engine.weights.second_copy import ReadyCopy
-
-    return ReadyCopy(engine.model, engine.model_config)
-
-
 async def _serve(name: str, model: Path, host: str, port: int, way: str, fault: Fault | None) -> None:
     # Not above: vLLM's engine process imports this module too.
     from rollout.engine.engine import Engine
@@ -74,11 +54,7 @@ async def _serve(name: str, model: Path, host: str, port: int, way: str, fault: 
     from tests.fakes.tiny_models import engine_of
 
     request = engine_of(model, second_copy=way != "in_place")
-    if way == "twin":
-        request = request.model_copy(update={"engine_args": {"worker_extension_cls": _WORKER}})
     engine = await Engine.start(request)
-    if way == "twin":
-        await engine._llm.collective_rpc("use_twins")
 
     async def start(_: object) -> Engine:
         return engine
