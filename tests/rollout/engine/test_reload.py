@@ -63,9 +63,7 @@ def receiver() -> Any:
     record_metadata_for_reloading(model)
     for layer in (model.first, model.second):
         layer.quant_method.process_weights_after_loading(layer)
-    config = SimpleNamespace(
-        parallel_config=SimpleNamespace(rank=0), model_config=SimpleNamespace(dtype=torch.float32)
-    )
+    config = SimpleNamespace(parallel_config=SimpleNamespace(rank=0), model_config=SimpleNamespace(dtype=torch.float32))
     return GlooWeightEngine(None, config, torch.device("cpu"), model)
 
 
