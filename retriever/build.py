@@ -1,13 +1,12 @@
-"""`python -m retriever.build`: make the index of a corpus ahead of the service's start."""
+"""`python -m retriever.build`: build the index of a corpus before the service starts."""
 
 import argparse
 import sys
 import time
 
 from protocol.errors import OperatorError
-from retriever.index_arguments import add_index_arguments, index_options
 from retriever.index_folder import build_index, content_hash
-from retriever.indexes.by_name import kind_named
+from retriever.indexes.by_name import add_index_arguments, index_options, kind_named
 
 
 def main() -> int:

@@ -1,4 +1,4 @@
-"""The documents a retriever serves: read from JSONL `{"id", "contents"}` once, kept in files beside their index."""
+"""The documents of a retriever: read once from JSONL `{"id", "contents"}`, then kept in the index folder."""
 
 import re
 from codecs import BOM_UTF8
@@ -18,17 +18,17 @@ _TITLE = re.compile(r'\s*"(.*)"\s*')
 class Document(BaseModel):
     """One document."""
 
-    id: str | int  # a number is taken as its text
-    contents: str  # the title in double quotes on the first line, then the text; the title may be absent
+    id: str | int  # numbers become text
+    contents: str  # optional title in double quotes on the first line, then the text
 
 
 @dataclass(frozen=True)
 class Corpus:
     """All documents in file order."""
 
-    ids: Sequence[str]  # in file order
-    contents: Sequence[str]  # of the same documents
-    digest: str  # blake3 of the JSONL file's bytes: says whether an index belongs to it
+    ids: Sequence[str]  # one per document
+    contents: Sequence[str]  # one per document
+    digest: str  # blake3 of the JSONL file; an index stores it
 
     def __len__(self) -> int:
         return len(self.ids)
@@ -43,10 +43,10 @@ def digest_of(path: Path) -> str:
 
 
 def read_corpus(path: Path, folder: Path) -> Corpus:
-    """Return the documents of a JSONL file, which are kept in files in `folder`; empty lines are passed over.
+    """Return the documents of a JSONL file, and write them to `folder`; skip empty lines.
 
-    Raises: OperatorError when the file cannot be read, holds no document, or a line (named by its number) is wrong;
-    OSError when `folder` cannot be written.
+    Raises: OperatorError for an unreadable or empty file, or an invalid line (named by its number); OSError when
+    `folder` cannot be written.
     """
     digest = blake3()
     ids, contents = TextsWriter(folder, "ids"), TextsWriter(folder, "contents")
@@ -62,17 +62,17 @@ def read_corpus(path: Path, folder: Path) -> Corpus:
         contents.close()
     corpus = open_corpus(folder, digest.hexdigest())
     if not len(corpus):
-        raise OperatorError(f"retriever: the corpus {path} holds no document. Expected one JSON object per line.")
+        raise OperatorError(f"retriever: the corpus {path} has no document. Expected one JSON object per line.")
     return corpus
 
 
 def open_corpus(folder: Path, digest: str) -> Corpus:
-    """Return the documents that `read_corpus` kept in `folder`. Raises: OSError or ValueError for damaged files."""
+    """Return the documents that `read_corpus` wrote. Raises: OSError or ValueError for damaged files."""
     return Corpus(Texts.open(folder, "ids"), Texts.open(folder, "contents"), digest)
 
 
 def title_of(contents: str) -> str:
-    """Return the title quoted on the first line, or "" when the first line is not in quotes."""
+    """Return the title quoted on the first line, or "" without one."""
     match = _TITLE.fullmatch(contents.partition("\n")[0])
     return match.group(1) if match else ""
 

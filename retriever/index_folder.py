@@ -1,7 +1,7 @@
-"""An index on disk that is whole or not there: built aside, its manifest written last, then renamed into place.
+"""An index folder that is complete or absent: built in a temporary folder, manifest last, then renamed.
 
-The folder holds the corpus's documents too, so that a service reads what was indexed, whatever becomes of the JSONL
-file. Several services may open or build one folder at once.
+The folder also holds the documents, so later changes of the JSONL file do not matter. Several services may open or
+build one folder at once.
 """
 
 import contextlib
@@ -25,22 +25,22 @@ from retriever.indexes.index import Index, IndexKind
 
 MANIFEST = "MANIFEST.json"
 _MAX_RENAMES = 10
-# A builder makes its folder a moment before it locks it.
-_LEFT_S = 10.0
-# 2: the corpus lies beside its index.
+# A builder creates its folder a moment before it locks it.
+_MIN_AGE_S = 10.0
+# 2: the index folder holds the corpus.
 _SCHEMA_VERSION = 2
 
 
 class Manifest(BaseModel, frozen=True):
     """MANIFEST.json of an index."""
 
-    recipe: dict[str, str | int | float]  # everything that decides what the index says
-    num_documents: int  # of the corpus
-    files: dict[str, str]  # blake3 of every file of the index
+    recipe: dict[str, str | int | float]  # everything that determines the index
+    num_documents: int  # documents in the corpus
+    files: dict[str, str]  # file name -> blake3
 
 
 def recipe_of(name: str, kind: IndexKind, corpus_digest: str) -> dict[str, str | int | float]:
-    """Return everything that decides what the index of this name and corpus says."""
+    """Return everything that determines the index of this name and corpus."""
     return {
         "schema_version": _SCHEMA_VERSION,
         "backend": name,
@@ -52,9 +52,9 @@ def recipe_of(name: str, kind: IndexKind, corpus_digest: str) -> dict[str, str |
 def open_or_build(
     folder: Path, corpus_path: Path, name: str, options: IndexOptions | None = None
 ) -> tuple[Index, Corpus, bool]:
-    """Return a corpus, its index and whether that had to be built.
+    """Return (index, corpus, whether the index was built).
 
-    Raises: OperatorError when the corpus is wrong, or the folder holds something else or cannot be written.
+    Raises: OperatorError for an invalid corpus, or a folder that cannot be written or holds other files.
     """
     kind = kind_named(name, options)
     found = open_index(folder, digest_of(corpus_path), name, kind)
@@ -64,18 +64,19 @@ def open_or_build(
 
 
 def content_hash(folder: Path, reranker: str | None = None, rerank_depth: int = 0) -> str:
-    """Return the digest of what the index in folder says: services with the same one answer alike.
+    """Return the digest of an index's recipe: services with the same digest give the same answers.
 
-    reranker: model that orders what is found, the first rerank_depth of it; None: none does.
+    reranker: model that reorders the first rerank_depth hits, if any.
     """
-    beside: dict[str, str | int] = {} if reranker is None else {"reranker": reranker, "rerank_depth": rerank_depth}
-    return _digest_of_recipe({**Manifest.model_validate_json((folder / MANIFEST).read_bytes()).recipe, **beside})
+    recipe = Manifest.model_validate_json((folder / MANIFEST).read_bytes()).recipe
+    reranking: dict[str, str | int] = {} if reranker is None else {"reranker": reranker, "rerank_depth": rerank_depth}
+    return _digest_of_recipe({**recipe, **reranking})
 
 
 def open_index(
     folder: Path, corpus_digest: str, name: str, kind: IndexKind | None = None
 ) -> tuple[Index, Corpus] | None:
-    """Return the index in folder and its corpus, or None when there is none, or a damaged or another one."""
+    """Return the index in folder and its corpus, or None if it is absent, damaged or has another recipe."""
     kind = kind or kind_named(name)
     try:
         manifest = Manifest.model_validate_json((folder / MANIFEST).read_bytes())
@@ -89,13 +90,13 @@ def open_index(
 
 
 def build_index(folder: Path, corpus_path: Path, name: str, kind: IndexKind | None = None) -> tuple[Index, Corpus]:
-    """Return the corpus and its index after writing both to folder, in place of what was there."""
+    """Return the index and its corpus after replacing folder with them."""
     kind = kind or kind_named(name)
-    folder = folder.resolve()  # what a link leads to is replaced, not the link
-    _refuse_strange_folder(folder)
+    folder = folder.resolve()  # replace the target of a link, not the link
+    _refuse_other_folder(folder)
     try:
         folder.parent.mkdir(parents=True, exist_ok=True)
-        _remove_left_overs(folder)
+        _remove_abandoned(folder)
         aside = Path(tempfile.mkdtemp(prefix=_aside_prefix(folder), dir=folder.parent))
         with locked(aside):
             try:
@@ -121,7 +122,7 @@ def _aside_prefix(folder: Path) -> str:
 
 
 def _scratch(folder: Path, recipe: Mapping[str, str | int | float]) -> Path:
-    """Return where a build that was broken off and the next one of the same recipe keep what they share."""
+    """Return the folder for work that survives an interrupted build of the same recipe."""
     return folder.with_name(f".{folder.name}.encoded-{_digest_of_recipe(recipe)[:16]}")
 
 
@@ -129,14 +130,14 @@ def _digest_of_recipe(recipe: Mapping[str, str | int | float]) -> str:
     return blake3(json.dumps(recipe, sort_keys=True).encode()).hexdigest()
 
 
-def _remove_left_overs(folder: Path) -> None:
-    """Remove what builders that were killed have left beside folder: one that lives holds a lock on its own."""
+def _remove_abandoned(folder: Path) -> None:
+    """Remove the temporary folders of killed builders; a live builder holds a lock on its folder."""
     for name in os.listdir(folder.parent):
         path = folder.parent / name
         if not name.startswith(_aside_prefix(folder)):
             continue
-        with contextlib.suppress(OSError):  # another has just removed it, or locks it
-            if time.time() - path.stat().st_ctime < _LEFT_S:
+        with contextlib.suppress(OSError):  # removed or locked by another process
+            if time.time() - path.stat().st_ctime < _MIN_AGE_S:
                 continue
             if not path.is_dir():
                 continue
@@ -152,7 +153,7 @@ def _write_manifest(folder: Path, recipe: dict[str, str | int | float], num_docu
 
 
 def _move_into_place(aside: Path, folder: Path) -> None:
-    """Rename aside to folder; an older index there is renamed away first. Of several at once, the last one stays."""
+    """Rename aside to folder, after renaming an older index away. The last of several concurrent builders wins."""
     old = aside.with_name(f"{aside.name}.old")
     for _ in range(_MAX_RENAMES):
         try:
@@ -164,20 +165,20 @@ def _move_into_place(aside: Path, folder: Path) -> None:
         with contextlib.suppress(FileNotFoundError):
             os.rename(folder, old)
             shutil.rmtree(old, ignore_errors=True)
-    raise OSError(errno.EBUSY, "other services keep writing it")
+    raise OSError(errno.EBUSY, "other services keep replacing it")
 
 
-def _refuse_strange_folder(folder: Path) -> None:
+def _refuse_other_folder(folder: Path) -> None:
     try:
         names = os.listdir(folder)
     except FileNotFoundError:
-        return  # none, or another service has just renamed its own away
+        return  # absent, or just renamed away by another service
     except NotADirectoryError:
         names = [folder.name]
     if names and MANIFEST not in names:
         raise OperatorError(
-            f"retriever: {folder} holds something that is not an index of this service, and is left as it is. "
-            "Choose another --index-path, or empty that one."
+            f"retriever: {folder} holds files that are not an index of this service. It was not changed. "
+            "Choose another --index-path, or empty it."
         )
 
 

@@ -1,4 +1,4 @@
-"""Searches of many requests made together and remembered."""
+"""Batches and caches the searches of all requests."""
 
 from collections import OrderedDict
 from collections.abc import Sequence
@@ -10,14 +10,13 @@ _BATCH = 64
 
 
 class Searcher:
-    """Searches one index on threads of its own; of one event loop.
+    """Searches one index on its own threads, for one event loop.
 
-    Queries that wait at the same moment go to the index as one batch, equal ones once. White space is folded, and what
-    was found for a query is kept for the next who asks.
+    Waiting queries are searched as one batch, without duplicates. White space is folded. Hits are cached (LRU).
     """
 
     def __init__(self, index: Index, num_threads: int = 1, cache_size: int = 10_000) -> None:
-        """cache_size: queries whose hits are kept, those longest not asked for leave first."""
+        """cache_size: most queries in the cache; the least recently used is dropped."""
         self._index = index
         self._cache: OrderedDict[tuple[str, int], list[Hit]] = OrderedDict()
         self._cache_size = cache_size
@@ -28,29 +27,29 @@ class Searcher:
 
     async def search(self, queries: Sequence[str], topk: int) -> list[list[Hit]]:
         """Return at most topk hits for each query, in their order, best first."""
-        asked = [(" ".join(query.split()), topk) for query in queries]
-        # Taken out now: the cache may have dropped them when the others are back.
-        found = {key: hits for key in asked if (hits := self._remembered(key)) is not None}
-        self.num_cached += sum(key in found for key in asked)
-        missing = [key for key in dict.fromkeys(asked) if key not in found]
+        keys = [(" ".join(query.split()), topk) for query in queries]
+        # Read now: the cache may drop them during the search.
+        found = {key: hits for key in keys if (hits := self._look_up(key)) is not None}
+        self.num_cached += sum(key in found for key in keys)
+        missing = [key for key in dict.fromkeys(keys) if key not in found]
         if missing:
             found.update(zip(missing, await self._batches.run(missing), strict=True))
             for key in missing:
-                self._remember(key, found[key])
-        return [found[key] for key in asked]
+                self._add_to_cache(key, found[key])
+        return [found[key] for key in keys]
 
-    def _search(self, asked: list[tuple[str, int]]) -> list[list[Hit]]:
-        distinct = list(dict.fromkeys(query for query, _ in asked))
-        hits = dict(zip(distinct, self._index.search(distinct, max(topk for _, topk in asked)), strict=True))
-        return [hits[query][:topk] for query, topk in asked]
+    def _search(self, keys: list[tuple[str, int]]) -> list[list[Hit]]:
+        distinct = list(dict.fromkeys(query for query, _ in keys))
+        hits = dict(zip(distinct, self._index.search(distinct, max(topk for _, topk in keys)), strict=True))
+        return [hits[query][:topk] for query, topk in keys]
 
-    def _remembered(self, key: tuple[str, int]) -> list[Hit] | None:
+    def _look_up(self, key: tuple[str, int]) -> list[Hit] | None:
         hits = self._cache.get(key)
         if hits is not None:
             self._cache.move_to_end(key)
         return hits
 
-    def _remember(self, key: tuple[str, int], hits: list[Hit]) -> None:
+    def _add_to_cache(self, key: tuple[str, int], hits: list[Hit]) -> None:
         self._cache[key] = hits
         if len(self._cache) > self._cache_size:
             self._cache.popitem(last=False)

@@ -23,20 +23,20 @@ _BUCKETS_S = (0.0005, 0.001, 0.002, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1,
 
 @dataclass(frozen=True)
 class Limits:
-    """How much the service takes on."""
+    """Limits of the service."""
 
     topk: int = 3  # passages when a request names no topk
-    num_threads: int = 1  # that search
+    num_threads: int = 1  # search threads
     max_waiting: int = 512  # requests in flight before 503
-    max_wait_s: float = 0.2  # a request that would wait for longer is answered 503
-    cache_size: int = 10_000  # queries whose hits are kept; 0: none
-    retry_after_s: int = 1  # what a 503 advises
-    max_passages: int = 50_000  # queries times topk of one request: its reply is made in memory
-    body_s: float = 30.0  # a request that has not been sent whole by then is answered 408
+    max_wait_s: float = 0.2  # longest predicted wait; above it a request gets 503
+    cache_size: int = 10_000  # queries in the cache; 0: no cache
+    retry_after_s: int = 1  # Retry-After of a 503
+    max_passages: int = 50_000  # queries times topk of one request: the reply is built in memory
+    body_s: float = 30.0  # time limit for receiving a body; then 408
 
 
 class RetrieverService:
-    """Answers searches of one index. Searching runs on its own threads, so that /health answers under load."""
+    """Serves searches of one index. Searches run on their own threads, so /health answers under load."""
 
     def __init__(
         self,
@@ -47,7 +47,7 @@ class RetrieverService:
         backend: str = "bm25",
         content_hash: str = "",
     ) -> None:
-        """content_hash: says whether two services answer alike."""
+        """content_hash: equal for services with equal answers."""
         self._limits = limits or Limits()
         self._searcher = Searcher(index, self._limits.num_threads, self._limits.cache_size)
         self._corpus = corpus
@@ -57,7 +57,6 @@ class RetrieverService:
         self._metrics = _Metrics()
         self._admission = Admission(self._limits.max_waiting, self._limits.max_wait_s)
         self._metrics.waiting.set_function(lambda: self._admission.num_under_way)
-        # While the service is full: which requests, and what they are told.
         self.turn_away = TurnAway(
             "/retrieve",
             self._admission,
@@ -74,24 +73,24 @@ class RetrieverService:
         read = typed_body(RetrieveRequest, MAX_REQUEST_BYTES, self._limits.body_s)
 
         @app.post("/retrieve", openapi_extra=body_schema(RetrieveRequest))
-        async def retrieve(asked: Annotated[RetrieveRequest, Depends(read)]) -> Response:
+        async def retrieve(body: Annotated[RetrieveRequest, Depends(read)]) -> Response:
             """Find the passages of each query, best first."""
-            return JSONResponse({"result": await self._retrieve(asked)}, headers={CONTENT_HASH: self._content_hash})
+            return JSONResponse({"result": await self._retrieve(body)}, headers={CONTENT_HASH: self._content_hash})
 
         return app
 
-    async def _retrieve(self, asked: RetrieveRequest) -> list[list[dict[str, Any]]]:
-        topk = asked.topk or self._limits.topk
-        if len(asked.queries) * topk > self._limits.max_passages:
-            problem = f"has {len(asked.queries)} entries, which times topk {topk} is over {self._limits.max_passages}"
+    async def _retrieve(self, request: RetrieveRequest) -> list[list[dict[str, Any]]]:
+        topk = request.topk or self._limits.topk
+        if len(request.queries) * topk > self._limits.max_passages:
+            problem = f"has {len(request.queries)} entries, which times topk {topk} is over {self._limits.max_passages}"
             raise BodyError("$.queries", problem)
         started = time.perf_counter()
         with self._admission.under_way():
-            found = await self._searcher.search(asked.queries, topk)
-        self._metrics.queries.inc(len(asked.queries))
+            found = await self._searcher.search(request.queries, topk)
+        self._metrics.queries.inc(len(request.queries))
         self._metrics.seconds.observe(time.perf_counter() - started)
         self._metrics.cached.set(self._searcher.num_cached)
-        return [self._items(hits, asked.return_scores) for hits in found]
+        return [self._items(hits, request.return_scores) for hits in found]
 
     def _items(self, hits: Sequence[Hit], with_scores: bool) -> list[dict[str, Any]]:
         documents = [{"id": self._corpus.ids[hit.row], "contents": self._corpus.contents[hit.row]} for hit in hits]
@@ -119,7 +118,7 @@ class _Metrics:
             "sluice_retriever_requests", "Requests by HTTP status.", ["status"], registry=self.registry
         )
         self.queries = Counter("sluice_retriever_queries", "Queries searched.", registry=self.registry)
-        self.cached = Gauge("sluice_retriever_cached_queries", "Queries answered from memory.", registry=self.registry)
+        self.cached = Gauge("sluice_retriever_cached_queries", "Queries found in the cache.", registry=self.registry)
         self.waiting = Gauge("sluice_retriever_waiting", "Requests waiting or searched now.", registry=self.registry)
         self.seconds = Histogram(
             "sluice_retriever_request_seconds", "Waiting and searching.", buckets=_BUCKETS_S, registry=self.registry

@@ -1,4 +1,4 @@
-"""Many texts in two files, read one at a time by their position: a corpus need not fit into memory."""
+"""Texts in two memory-mapped files: a corpus need not fit into memory."""
 
 from array import array
 from collections.abc import Sequence
@@ -10,10 +10,10 @@ from numpy.typing import NDArray
 
 
 class Texts(Sequence[str]):
-    """Texts over memory maps; safe to read from several threads. The files stay readable when their folder goes."""
+    """A sequence of texts; threads may share it. Open files stay readable after their folder is deleted."""
 
     def __init__(self, data: NDArray[np.uint8], ends: NDArray[np.int64]) -> None:
-        self._data = data  # [bytes] UTF-8, one text after the other
+        self._data = data  # [bytes] UTF-8 of all texts, concatenated
         self._ends = ends  # [texts] where each text ends in `data`
 
     @classmethod
@@ -21,7 +21,7 @@ class Texts(Sequence[str]):
         """Return the texts that a `TextsWriter` wrote. Raises: OSError or ValueError for damaged files."""
         ends = np.load(folder / f"{name}.ends.npy", mmap_mode="r", allow_pickle=False)
         path = folder / f"{name}.utf8"
-        # No file of zero bytes can be mapped.
+        # An empty file cannot be mapped.
         data = np.memmap(path, np.uint8, "r") if path.stat().st_size else np.empty(0, np.uint8)
         return cls(data, ends)
 
@@ -43,7 +43,7 @@ class Texts(Sequence[str]):
 
 
 class TextsWriter:
-    """Writes texts to `NAME.utf8` and `NAME.ends.npy` in a folder, one at a time. Call order: append, then close."""
+    """Writes texts to `NAME.utf8` and `NAME.ends.npy` . Call `append` for each text, then `close`."""
 
     def __init__(self, folder: Path, name: str) -> None:
         self._ends = array("q")

@@ -1,7 +1,7 @@
-"""The bundled scorer of a response's form: 1 when it is made of the wanted tags and nothing else, else 0.
+"""The bundled format scorer: 1 if the response consists of the expected tags only, else 0.
 
-Example, `think,search*,information*,answer`: `<think>a</think> <answer>b</answer>` gives 1; a text outside the tags, a
-tag that is not closed, none of `think`, two of `answer` or a block behind `answer` gives 0.
+Example, `think,search*,information*,answer`: `<think>a</think> <answer>b</answer>` gives 1. Text outside the tags, an
+unclosed tag, a missing `think`, a second `answer` or a block after `answer` gives 0.
 """
 
 import functools
@@ -20,36 +20,36 @@ _TAG = re.compile(r"<(/?)([A-Za-z][\w-]*)>")
 
 @dataclass(frozen=True)
 class Form:
-    """The tags that a response is made of."""
+    """The tags of a response."""
 
-    needed: frozenset[str]  # each at least once
-    allowed: frozenset[str]  # any number of times
-    last: str  # ends the response, and stands there alone
+    needed: frozenset[str]  # tags that occur at least once
+    allowed: frozenset[str]  # tags that occur any number of times
+    last: str  # tag that ends the response; occurs once
 
 
 def make_format_scorer(tags: str) -> Scorer:
-    """Return the scorer for a form as `--tags` gives it: names with commas between, `*` behind what may be missing."""
+    """Return the scorer for the tags of `--tags`: comma-separated names, with `*` after optional ones."""
     return functools.partial(_score, form_of(tags))
 
 
 def form_of(tags: str) -> Form:
-    """Return the form that a `--tags` text describes. Raises: OperatorError for a text that describes none."""
+    """Return the form in a `--tags` text. Raises: OperatorError for an invalid text."""
     parts = [part.strip() for part in tags.split(",")]
     names = [part.removesuffix("*") for part in parts]
     is_sound = all(_NAME.fullmatch(name) for name in names) and len(set(names)) == len(names)
     if not is_sound or parts[-1].endswith("*"):
         raise OperatorError(
-            f"rewards: --tags {tags} is no list of tags. Expected names with commas between, each once, * behind those "
-            "that may be missing, the last one always there: think,search*,information*,answer."
+            f"rewards: --tags {tags} is not a list of tags. Expected comma-separated names, each once, with * after "
+            "optional ones, and a last name without *: think,search*,information*,answer."
         )
     allowed = frozenset(part.removesuffix("*") for part in parts if part.endswith("*"))
     return Form(frozenset(names) - allowed, allowed, names[-1])
 
 
 def has_form(text: str, form: Form) -> bool:
-    """Return whether text is a row of blocks `<name>..</name>` of that form, with only white space between them.
+    """Return whether text is a sequence of blocks `<name>..</name>` of the form, separated by white space.
 
-    Only the form's own tags count: any other text in angle brackets is text. Blocks hold no tag, and are not empty.
+    Only the form's tags count; other angle brackets are text. A block is not empty and contains no tag.
     """
     known = form.needed | form.allowed
     tags = [match for match in _TAG.finditer(text) if match.group(2) in known]

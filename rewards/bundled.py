@@ -1,15 +1,11 @@
-"""The scorers that come with Sluice, by the name that `rewards.serve --scorer` takes.
-
-What a scorer needs is imported when it is chosen: exact_match needs none of what reward_model does.
-"""
+"""The bundled scorers by name (`rewards.serve --scorer`). A scorer's heavy libraries are imported when it is chosen."""
 
 import asyncio
 from collections.abc import Callable
 from dataclasses import dataclass
 
 from protocol.errors import OperatorError
-from protocol.sandbox.limits import Limits
-from protocol.sandbox.run import Sandbox
+from protocol.sandbox.run import Limits, Sandbox
 from rewards.answer_format import DEFAULT_TAGS, make_format_scorer
 from rewards.code_tests import make_code_scorer
 from rewards.exact_match import score_exact_match
@@ -19,15 +15,15 @@ from rewards.sample import Scorer
 
 @dataclass(frozen=True)
 class ScorerOptions:
-    """What the command line says of a bundled scorer; each scorer reads what concerns it."""
+    """Scorer options of the command line; each scorer reads its own."""
 
-    workers: int = 1  # math_answer: processes that compare; code_tests: programs at a time, 1 for one per core
+    workers: int = 1  # math_answer: processes; code_tests: programs at a time, 1 means one per core
     tags: str = DEFAULT_TAGS  # format: tags of a response
     model: str | None = None  # reward_model: folder or name on the hub
-    model_dtype: str = "float32"  # reward_model: of its weights
+    model_dtype: str = "float32"  # reward_model: dtype of the weights
     batch_tokens: int = 16_384  # reward_model: most tokens of one forward pass
-    test_timeout_s: float = 10.0  # code_tests: longest run of one test
-    unsafe_local_exec: bool = False  # code_tests: True runs programs without locking them in
+    test_timeout_s: float = 10.0  # code_tests: time limit of one test
+    unsafe_local_exec: bool = False  # code_tests: run programs without isolation
 
 
 def _reward_model(options: ScorerOptions) -> Scorer:
@@ -36,13 +32,13 @@ def _reward_model(options: ScorerOptions) -> Scorer:
     if options.model is None:
         raise OperatorError(
             "rewards: --scorer reward_model needs --model: a folder with a Hugging Face sequence-classification model "
-            "of one output, or its name on the hub."
+            "with one output, or its name on the hub."
         )
     return make_model_scorer(ModelOptions(options.model, options.model_dtype, options.batch_tokens))
 
 
 def _code_tests(options: ScorerOptions) -> Scorer:
-    # Checked in an event loop that ends here: the service's own has another sandbox.
+    # The check needs an event loop of its own: a sandbox belongs to one loop.
     asyncio.run(_check_sandbox(Sandbox(is_isolated=not options.unsafe_local_exec)))
     sandbox = Sandbox(options.workers if options.workers > 1 else None, not options.unsafe_local_exec)
     return make_code_scorer(sandbox, Limits(wall_s=options.test_timeout_s))
@@ -65,7 +61,7 @@ SCORERS: dict[str, Callable[[ScorerOptions], Scorer]] = {
 
 
 def scorer_named(name: str, options: ScorerOptions | None = None) -> Scorer:
-    """Return a bundled scorer, ready. Raises: OperatorError when there is none of that name, or an option is wrong."""
+    """Return a bundled scorer. Raises: OperatorError for an unknown name or a wrong option."""
     if name not in SCORERS:
         raise OperatorError(f"rewards: --scorer {name} is not known. Choose one of: {', '.join(sorted(SCORERS))}.")
     return SCORERS[name](options or ScorerOptions())

@@ -1,7 +1,7 @@
-"""`python -m rewards.check URL`: whether a reward endpoint can be trained with, and what to change where it cannot.
+"""`python -m rewards.check URL`: check that a run can use a reward endpoint, and print what to change.
 
-It asks as a run does, with two samples of its own (or one of yours, with --sample), and looks at what comes back. Each
-line is one fact: ok, a warning, or a problem. Exit 0: no problem.
+It sends requests as a run does, with two built-in samples or one of yours (--sample). Each line of output is one fact:
+ok, a warning, or a problem. Exit 0: no problem.
 """
 
 import argparse
@@ -13,12 +13,11 @@ from typing import Any
 
 from protocol.errors import OperatorError
 from protocol.http.bearer import read_token
-from rewards.check_probes import Asked, Endpoint, Finding, findings
+from rewards.check_probes import Endpoint, Finding, Probe, findings
 
-# What is asked about where the user gives no sample.
-MADE_UP = (
-    Asked("What is 1 + 1?", " <think>one more</think><answer>2</answer>", "2"),
-    Asked("What is 2 + 2?", " <think>hm</think><answer>5</answer>", "4"),
+BUILT_IN = (
+    Probe("What is 1 + 1?", " <think>one more</think><answer>2</answer>", "2"),
+    Probe("What is 2 + 2?", " <think>hm</think><answer>5</answer>", "4"),
 )
 
 
@@ -35,7 +34,7 @@ def main() -> int:
         for finding in findings(endpoint, samples):
             print(line_of(finding), flush=True)
             is_usable = is_usable and finding.kind != "problem"
-    print(f"{arguments.url} {'can' if is_usable else 'cannot'} be trained with.")
+    print(f"{arguments.url} {'can' if is_usable else 'cannot'} be used by a run.")
     return 0 if is_usable else 1
 
 
@@ -45,8 +44,8 @@ def line_of(finding: Finding) -> str:
     return f"{finding.kind:8} {finding.fact}{advice}"
 
 
-def _samples(path: Path | None) -> list[Asked]:
-    """Return the samples to ask with: two made-up ones, or the user's and a made-up response to its prompt."""
+def _samples(path: Path | None) -> list[Probe]:
+    """Return two samples: built-in, or the user's and a second response to its prompt."""
     if path is not None:
         try:
             row = json.loads(path.read_text(encoding="utf-8").splitlines()[0])
@@ -54,18 +53,18 @@ def _samples(path: Path | None) -> list[Asked]:
                 {"response": " <answer>1</answer>", **row},
                 {**row, "response": " <answer>none</answer>"},
             ]
-            asked = [Asked(**each) for each in rows]
-            if not all(isinstance(each.prompt, str) and isinstance(each.response, str) for each in asked):
-                raise ValueError("its prompt and response are not both text, as a chat template writes it")
-            if not all(isinstance(each.columns, dict) for each in asked):
-                raise ValueError("its columns are no object")
-            return asked
+            probes = [Probe(**each) for each in rows]
+            if not all(isinstance(each.prompt, str) and isinstance(each.response, str) for each in probes):
+                raise ValueError("prompt and response must be text")
+            if not all(isinstance(each.columns, dict) for each in probes):
+                raise ValueError("columns must be an object")
+            return probes
         except (OSError, ValueError, IndexError, TypeError) as error:
             raise OperatorError(
-                f"rewards: --sample {path} holds no sample ({error}). Expected one line of JSON: "
+                f"rewards: --sample {path} is not a sample ({error}). Expected one line of JSON: "
                 '{"prompt": "..", "response": "..", "label": ..}, and the row\'s other columns as "columns".'
             ) from None
-    return list(MADE_UP)
+    return list(BUILT_IN)
 
 
 def _headers(given: list[str], token_file: Path | None) -> dict[str, str]:
@@ -73,7 +72,7 @@ def _headers(given: list[str], token_file: Path | None) -> dict[str, str]:
     for header in given:
         name, colon, value = header.partition(":")
         if not colon or not name.strip() or not (header.isascii() and header.isprintable()):
-            raise OperatorError(f"rewards: --header {header!r} is no header. Expected NAME: VALUE in ASCII.")
+            raise OperatorError(f"rewards: --header {header!r} is not a header. Expected NAME: VALUE in ASCII.")
         headers[name.strip().lower()] = value.strip()
     return headers
 
@@ -81,7 +80,7 @@ def _headers(given: list[str], token_file: Path | None) -> dict[str, str]:
 def _seconds(text: str) -> float:
     seconds = float(text)
     if not 0 < seconds < math.inf:
-        raise argparse.ArgumentTypeError(f"{text} is no time limit. Expected seconds above 0")
+        raise argparse.ArgumentTypeError(f"{text} is not a time limit. Expected seconds above 0")
     return seconds
 
 
@@ -91,9 +90,7 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--sample", type=Path, help='file with a line {"prompt", "response", "label", "columns"}')
     parser.add_argument("--header", action="append", default=[], help="NAME: VALUE, sent with each request")
     parser.add_argument("--token-file", type=Path, help="send the bearer token in this file")
-    parser.add_argument(
-        "--timeout-s", type=_seconds, default=60.0, help="longest wait for an answer, as in the settings"
-    )
+    parser.add_argument("--timeout-s", type=_seconds, default=60.0, help="time limit of a request, as in the settings")
     return parser
 
 

@@ -1,4 +1,4 @@
-"""What a reward endpoint does with one sample, with several, and with the same again: `rewards.check`'s questions."""
+"""The probes of `rewards.check`: one sample, two different samples, the same sample again, and batches."""
 
 import asyncio
 import time
@@ -14,17 +14,17 @@ from protocol.http.bodies import BodyError, read_scored
 _CONNECT_S = 2.0
 _MAX_REPLY_BYTES = 1 << 20
 _SLOW_S = 10.0
-_FINAL = "A run does not try such an answer again."
+_FINAL = "A run does not retry such a response."
 _ADVICE = {
     301: "Give the address that it redirects to, if it is yours.",
-    401: "Name the header that it wants in the endpoint's headers_env (here: --header or --token-file).",
+    401: "Name the required header in the endpoint's headers_env (here: --header or --token-file).",
     404: "The path is used exactly as given: add the service's own, such as /get_reward.",
-    405: "The address must take POST: add the service's own path.",
-    413: "It takes less at once: lower batch_size, or raise the service's limit.",
-    422: "Its fields are others than query, prompts and labels: make it read those.",
-    429: "It is limiting you: lower max_concurrency.",
-    500: "The service's own log says more. One bad sample is tried twice, then its group goes back.",
-    503: "It is not ready, or full: start it whole, or lower max_concurrency.",
+    405: "The address must accept POST: add the service's own path.",
+    413: "The request is too large: lower batch_size, or raise the service's limit.",
+    422: "The service expects other fields: make it read query, prompts and labels.",
+    429: "It limits the request rate: lower max_concurrency.",
+    500: "See the log of the service. A run retries a failed sample once, then returns its group.",
+    503: "It is starting or overloaded: wait, or lower max_concurrency.",
 }
 
 
@@ -32,23 +32,23 @@ _ADVICE = {
 class Finding:
     """One fact about an endpoint."""
 
-    kind: Literal["ok", "warning", "problem"]  # warning: it can be trained with, but look; problem: it cannot
+    kind: Literal["ok", "warning", "problem"]  # warning: usable, but check the fact; problem: unusable
     fact: str  # a sentence
-    advice: str = ""  # what to change; empty: nothing
+    advice: str = ""  # remedy, or empty
 
 
 @dataclass(frozen=True)
-class Asked:
-    """One sample to ask about."""
+class Probe:
+    """A sample that is sent to the endpoint."""
 
     prompt: str
     response: str
     label: Any = None
-    columns: Mapping[str, Any] = field(default_factory=dict)  # the data row's other columns
+    columns: Mapping[str, Any] = field(default_factory=dict)  # other columns of the data row
 
 
 class _Stop(Exception):
-    """An answer after which there is nothing more to ask."""
+    """A problem that ends the check."""
 
     def __init__(self, fact: str, advice: str) -> None:
         super().__init__(fact)
@@ -56,7 +56,7 @@ class _Stop(Exception):
 
 
 class Endpoint:
-    """A URL that is asked for rewards as a run asks; a context manager."""
+    """A context manager that requests rewards from a URL as a run does."""
 
     def __init__(self, url: str, headers: Mapping[str, str], timeout_s: float) -> None:
         self._url = url
@@ -67,7 +67,7 @@ class Endpoint:
             timeout=httpx.Timeout(None, connect=_CONNECT_S),
             trust_env=False,
         )
-        self.last_s = 0.0  # seconds that the last answer took
+        self.last_s = 0.0  # duration of the last request
 
     def __enter__(self) -> Self:
         return self
@@ -78,8 +78,8 @@ class Endpoint:
         self._runner.run(self._client.aclose())
         self._runner.close()
 
-    def ask(self, samples: Sequence[Asked]) -> tuple[float, ...]:
-        """Return one reward per sample. Raises: _Stop in words for any other answer, or none."""
+    def ask(self, samples: Sequence[Probe]) -> tuple[float, ...]:
+        """Return one reward per sample. Raises: _Stop for any other response, or none."""
         body: dict[str, Any] = {
             "query": [sample.prompt + sample.response for sample in samples],
             "prompts": [sample.prompt for sample in samples],
@@ -98,7 +98,7 @@ class Endpoint:
         try:
             answer, content = self._runner.run(self._fetch(body))
         except (httpx.UnsupportedProtocol, httpx.InvalidURL) as error:
-            raise _Stop(f"{self._url} is no address ({error}).", "Expected http://HOST:PORT/PATH.") from None
+            raise _Stop(f"{self._url} is not an address ({error}).", "Expected http://HOST:PORT/PATH.") from None
         except httpx.ConnectTimeout:
             raise _Stop(
                 f"No connection within {_CONNECT_S:g} s.", "Is the host right, and its port open to this machine?"
@@ -116,12 +116,12 @@ class Endpoint:
                 "Does the service speak HTTP and stay up?",
             ) from None
         self.last_s = time.monotonic() - started
-        return _judged(answer, content)
+        return _check_answer(answer, content)
 
     async def _fetch(self, body: dict[str, Any]) -> tuple[httpx.Response, bytes]:
-        """Return the answer, and what was read of its body until it ended or was over the limit.
+        """Return the response and its body, cut above the size limit.
 
-        Raises: TimeoutError when that took longer than timeout_s, however steadily its bytes came; httpx.HTTPError.
+        Raises: TimeoutError after timeout_s in total; httpx.HTTPError.
         """
         headers = {"idempotency-key": "sluice-check"}
         content = bytearray()
@@ -136,8 +136,8 @@ class Endpoint:
         return answer, bytes(content)
 
 
-def _judged(answer: httpx.Response, content: bytes) -> bytes:
-    """Return the body of an answer that may be read. Raises: _Stop for any other."""
+def _check_answer(answer: httpx.Response, content: bytes) -> bytes:
+    """Return the body of a usable response. Raises: _Stop for any other."""
     status = answer.status_code
     if answer.has_redirect_location:
         raise _Stop(f"It redirects to {answer.headers['location']!r}, which a run does not follow.", _ADVICE[301])
@@ -146,14 +146,14 @@ def _judged(answer: httpx.Response, content: bytes) -> bytes:
         text = content.decode(errors="replace")[:300].strip()
         raise _Stop(f"It answered {status}: {text}", _ADVICE.get(known, _FINAL))
     if answer.headers.get("content-encoding", "identity") != "identity":
-        raise _Stop("The reply is compressed, which was not asked for.", "Switch compression off in the service.")
+        raise _Stop("The reply is compressed, which was not requested.", "Disable compression in the service.")
     if len(content) > _MAX_REPLY_BYTES:
-        raise _Stop(f"The reply is over {_MAX_REPLY_BYTES} bytes.", "Send rewards alone.")
+        raise _Stop(f"The reply is over {_MAX_REPLY_BYTES} bytes.", "Send the rewards only.")
     return content
 
 
-def findings(endpoint: Endpoint, samples: Sequence[Asked]) -> Iterator[Finding]:
-    """Yield what is found with two samples, the worst last: after a problem with one sample nothing more is asked."""
+def findings(endpoint: Endpoint, samples: Sequence[Probe]) -> Iterator[Finding]:
+    """Yield the findings for two samples. The first problem ends the check."""
     first, second = samples
     try:
         rewards = endpoint.ask([first])
@@ -173,27 +173,29 @@ def _slowness(endpoint: Endpoint) -> Iterator[Finding]:
         )
 
 
-def _batch(endpoint: Endpoint, first: Asked, second: Asked, alone: float) -> Iterator[Finding]:
-    """Yield whether several samples in one request get what each gets alone, in their order."""
+def _batch(endpoint: Endpoint, first: Probe, second: Probe, alone: float) -> Iterator[Finding]:
+    """Yield whether two samples in one request get the same rewards as alone, in their order."""
     other = endpoint.ask([second])[0]
     again = endpoint.ask([first])[0]
     if again != alone:
         yield Finding(
-            "warning", f"The same sample got {alone:g}, then {again:g}.", "Is that meant? A sample may be asked twice."
+            "warning",
+            f"One sample got {alone:g}, then {again:g}.",
+            "Is that intended? A sample may be sent twice.",
         )
     if alone == other:
-        yield Finding("warning", f"Two different samples both got {alone:g}.", "Try --sample with a row of your own.")
+        yield Finding("warning", f"Two different samples both got {alone:g}.", "Try --sample with your own row.")
     try:
         both, turned = endpoint.ask([first, second]), endpoint.ask([second, first])
     except _Stop as stop:
-        advice = f"Leave batch_size at 1, or change the service so that it takes several. {stop.finding.advice}".strip()
+        advice = f"Leave batch_size at 1, or let the service accept several. {stop.finding.advice}".strip()
         yield Finding("warning", f"Two samples in one request fail: {stop.finding.fact}", advice)
         return
     if again == alone and both != (alone, other):
         fact = f"Alone two samples got {alone:g} and {other:g}, in one request {both[0]:g} and {both[1]:g}."
         yield Finding("warning", fact, "Leave batch_size at 1: rewards come back in another order, or are mixed.")
     elif again == alone and turned != both[::-1]:
-        fact = "In one request the first sample decides what the second gets."
+        fact = "In one request the second reward depends on the first sample."
         yield Finding("warning", fact, "Leave batch_size at 1.")
     else:
         yield Finding("ok", "Two samples in one request got a reward each: batch_size may be above 1.")
@@ -209,11 +211,11 @@ def _connect_advice(problem: str) -> str:
 
 def _reply_advice(reply: bytes, error: BodyError, num_samples: int) -> str:
     if reply.lstrip()[:1] == b"<":
-        return "That is a web page: is another program on this port, or is the path another?"
+        return "That is a web page: check the port and the path."
     if "NaN" in error.problem or "finite" in error.problem or "null" in error.problem or "None" in error.problem:
-        return "Give a finite number for every sample: a reward is never guessed."
+        return "Return a finite number for every sample: a reward is never invented."
     if "entries" in error.problem:
-        return f"Give one reward for each of the {num_samples} queries, in their order."
+        return f"Return one reward for each of the {num_samples} queries, in their order."
     if "number" in error.problem:
-        return "Give numbers, not text or truth values."
-    return 'Answer {"rewards": [one finite number for each query]}.'
+        return "Return numbers, not text or truth values."
+    return 'Return {"rewards": [one finite number for each query]}.'

@@ -1,11 +1,11 @@
-"""Runs a test of code in the sandbox: a program of its own, of which a copy runs the code, in a process apart.
+"""Runs a test of code in the sandbox: this program is the judge, and a second process of it, the worker, runs the code.
 
-What the test is, and the mark that says that it was passed, come by stdin and are known to the judge alone. The code's
-functions and objects are stand-ins in the test: a call goes over a pipe, and plain values come back. So no code passes
-by reading the test, by ending the process, or by objects that equal anything.
+Only the judge receives the test and the secret mark of a passed test, through stdin. In the test the code's functions
+and objects are proxies: calls go through a pipe, and plain values come back. So code cannot pass by reading the test,
+by ending the process, or with objects that equal anything.
 
     stdin   {"code", "test", "call", "mark"}
-    stdout  the mark, and a call's value as JSON, once the test is passed
+    stdout  the mark, then the value of the call as JSON, after the test has passed
 """
 
 import builtins
@@ -22,41 +22,41 @@ from typing import Any, TextIO
 
 _NOT_DUMPABLE = 4
 _OPERATORS = ("len", "getitem", "setitem", "delitem", "neg", "bool", "int", "float", "str", "repr", "iter", "next")
-# Asked of the code only among its own objects: beside a value of the test the answer could be anything.
-_AMONG_OWN = ("add", "sub", "mul", "truediv", "floordiv", "mod", "pow", "lt", "le", "gt", "ge")
+# Delegated to the code only if both operands are its objects: otherwise it could give any answer.
+_BETWEEN_REMOTES = ("add", "sub", "mul", "truediv", "floordiv", "mod", "pow", "lt", "le", "gt", "ge")
 _EXACT = ("fractions.Fraction", "decimal.Decimal")
 
 
 class Pipe:
-    """Lines of JSON to the other process and from it; objects stay where they are, and go by number."""
+    """Exchanges lines of JSON with the other process. Objects stay in their process and are sent as numbers."""
 
     def __init__(self, reading: TextIO, writing: TextIO, only_calls: bool) -> None:
-        """only_calls: the other may call what it was given here, and nothing else."""
+        """only_calls: the peer may call objects of this process, but not read their attributes."""
         self._only_calls = only_calls
         self._reading, self._writing = reading, writing
         self._own: list[Any] = []
 
     def ask(self, request: Any) -> Any:
-        """Return the other's answer; meanwhile what it asks is done here."""
+        """Return the reply of the peer; serve its own requests until it arrives."""
         self.send(request)
         while (message := self.receive()) is not None:
             if "do" not in message:
                 if "raised" in message:
-                    raise _error_of(message["raised"], message["text"])
+                    raise _make_error(message["raised"], message["text"])
                 return message
             self.answer(message)
         raise EOFError("the code ended its process")
 
     def answer(self, request: Any) -> None:
-        """Do what the other asks, and tell it what came of it."""
+        """Perform a request of the peer and send the reply."""
         reply: dict[str, Any]
         try:
             if self._only_calls and request["do"] != "call":
-                raise TypeError("what a test passes can be called, and nothing else")
-            arguments = [self.decoded(each) for each in request["arguments"]]
-            value = _done(self._own[request["on"]], request["do"], arguments, request["keywords"], self)
-            reply = {"value": self.encoded(value), "arguments": [self.encoded(each) for each in arguments]}
-        except BaseException as error:  # a program's code may raise anything
+                raise TypeError("objects of a test can only be called")
+            arguments = [self.decode(each) for each in request["arguments"]]
+            value = _perform(self._own[request["on"]], request["do"], arguments, request["keywords"], self)
+            reply = {"value": self.encode(value), "arguments": [self.encode(each) for each in arguments]}
+        except BaseException as error:  # the code may raise anything
             reply = {"raised": [kind.__name__ for kind in type(error).__mro__], "text": _text(error)}
         self.send(reply)
 
@@ -68,28 +68,28 @@ class Pipe:
         line = self._reading.readline()
         return json.loads(line) if line.endswith("\n") else None
 
-    def encoded(self, value: Any) -> list[Any]:
-        """Return a value as JSON: plain ones, and what derives from them, as they are; others by number."""
+    def encode(self, value: Any) -> list[Any]:
+        """Return a value as JSON: plain types and their subclasses by value, other objects by number."""
         try:
             return self._plain(value)
         except RecursionError:
             return self._number(value)
 
-    def decoded(self, value: Any) -> Any:
-        kind, held = value
+    def decode(self, value: Any) -> Any:
+        kind, content = value
         if kind in ("list", "tuple", "set", "frozenset"):
-            return getattr(builtins, kind)(self.decoded(each) for each in held)
+            return getattr(builtins, kind)(self.decode(each) for each in content)
         if kind == "dict":
-            return {self.decoded(pair[0]): self.decoded(pair[1]) for pair in held}
+            return {self.decode(pair[0]): self.decode(pair[1]) for pair in content}
         if kind == "other":
-            return Remote(self, held)
+            return Remote(self, content)
         if kind in _EXACT:
             module, name = kind.split(".")
-            return getattr(importlib.import_module(module), name)(held)
+            return getattr(importlib.import_module(module), name)(content)
         if kind == "own":
-            return self._own[held]
-        made: Any = {"bytes": bytes.fromhex, "complex": complex, "float": float}.get(kind)
-        return held if made is None else made(held)
+            return self._own[content]
+        convert: Any = {"bytes": bytes.fromhex, "complex": complex, "float": float}.get(kind)
+        return content if convert is None else convert(content)
 
     def _plain(self, value: Any) -> list[Any]:
         if value is None or isinstance(value, bool):
@@ -122,7 +122,7 @@ class Pipe:
 
 
 class Remote:
-    """Stands for an object of the other process."""
+    """A proxy for an object of the peer."""
 
     __slots__ = ("_sluice_number", "_sluice_pipe")
 
@@ -130,13 +130,13 @@ class Remote:
         self._sluice_pipe, self._sluice_number = pipe, number
 
     def __call__(self, *arguments: Any, **keywords: Any) -> Any:
-        return _asked(self, "call", arguments, keywords)
+        return _request(self, "call", arguments, keywords)
 
     def __getattr__(self, name: str) -> Any:
-        return _asked(self, "get", (name,), {})
+        return _request(self, "get", (name,), {})
 
     def __eq__(self, other: object) -> bool:
-        return type(other) is Remote and _asked(self, "equal", (other,), {}) is True
+        return type(other) is Remote and _request(self, "equal", (other,), {}) is True
 
     def __hash__(self) -> int:
         return hash(self._sluice_number)
@@ -144,47 +144,47 @@ class Remote:
 
 def _operator(name: str) -> Callable[..., Any]:
     def method(self: Remote, *arguments: Any) -> Any:
-        return _asked(self, name, arguments, {})
+        return _request(self, name, arguments, {})
 
     return method
 
 
-def _operator_among_own(name: str) -> Callable[..., Any]:
+def _operator_between_remotes(name: str) -> Callable[..., Any]:
     def method(self: Remote, other: Any) -> Any:
-        return _asked(self, name, (other,), {}) if type(other) is Remote else NotImplemented
+        return _request(self, name, (other,), {}) if type(other) is Remote else NotImplemented
 
     return method
 
 
 for _name in _OPERATORS:
     setattr(Remote, f"__{_name}__", _operator(f"__{_name}__"))
-for _name in _AMONG_OWN:
-    setattr(Remote, f"__{_name}__", _operator_among_own(f"__{_name}__"))
+for _name in _BETWEEN_REMOTES:
+    setattr(Remote, f"__{_name}__", _operator_between_remotes(f"__{_name}__"))
 
 
-def _asked(remote: Remote, do: str, arguments: Sequence[Any], keywords: Mapping[str, Any]) -> Any:
+def _request(remote: Remote, do: str, arguments: Sequence[Any], keywords: Mapping[str, Any]) -> Any:
     pipe = remote._sluice_pipe
-    sent = [pipe.encoded(each) for each in arguments]
-    named = {name: pipe.encoded(each) for name, each in keywords.items()}
+    sent = [pipe.encode(each) for each in arguments]
+    named = {name: pipe.encode(each) for name, each in keywords.items()}
     reply = pipe.ask({"do": do, "on": remote._sluice_number, "arguments": sent, "keywords": named})
-    for given, changed in zip(arguments, reply["arguments"], strict=True):
-        _change(given, changed, pipe)
-    return pipe.decoded(reply["value"])
+    for original, changed in zip(arguments, reply["arguments"], strict=True):
+        _apply_changes(original, changed, pipe)
+    return pipe.decode(reply["value"])
 
 
-def _change(given: Any, changed: Any, pipe: Pipe) -> None:
-    """Have a list, set or dictionary hold what the other made of its copy."""
-    if isinstance(given, list) and changed[0] == "list":
-        given[:] = pipe.decoded(changed)
-    elif isinstance(given, set | dict) and changed[0] in ("set", "dict"):
-        held = pipe.decoded(changed)
-        given.clear()
-        given.update(held)
+def _apply_changes(original: Any, changed: Any, pipe: Pipe) -> None:
+    """Apply the peer's changes of a list, set or dictionary to the original."""
+    if isinstance(original, list) and changed[0] == "list":
+        original[:] = pipe.decode(changed)
+    elif isinstance(original, set | dict) and changed[0] in ("set", "dict"):
+        content = pipe.decode(changed)
+        original.clear()
+        original.update(content)
 
 
-def _done(value: Any, do: str, arguments: Sequence[Any], keywords: Mapping[str, Any], pipe: Pipe) -> Any:
+def _perform(value: Any, do: str, arguments: Sequence[Any], keywords: Mapping[str, Any], pipe: Pipe) -> Any:
     if do == "call":
-        return value(*arguments, **{name: pipe.decoded(each) for name, each in keywords.items()})
+        return value(*arguments, **{name: pipe.decode(each) for name, each in keywords.items()})
     if do == "get":
         return getattr(value, *arguments)
     if do == "equal":
@@ -198,8 +198,8 @@ def _done(value: Any, do: str, arguments: Sequence[Any], keywords: Mapping[str, 
     return getattr(value, do)(*arguments)
 
 
-def _error_of(kinds: Sequence[str], text: str) -> Exception:
-    """Return the nearest error that the language itself has."""
+def _make_error(kinds: Sequence[str], text: str) -> Exception:
+    """Return the nearest built-in exception."""
     for name in kinds:
         found = getattr(builtins, name, None)
         if isinstance(found, type) and issubclass(found, Exception):
@@ -210,12 +210,12 @@ def _error_of(kinds: Sequence[str], text: str) -> Exception:
 def _text(error: BaseException) -> str:
     try:
         return str(error)[:500]
-    except BaseException:  # a program's error may have no text
+    except BaseException:  # str() of an error may raise
         return ""
 
 
 def worker() -> None:
-    """Run the code and do what the judge asks of what it defined."""
+    """Run the code and serve the judge's requests for its definitions."""
     judge = Pipe(os.fdopen(int(sys.argv[2])), os.fdopen(int(sys.argv[3]), "w"), only_calls=False)
     module = sys.modules["solution"] = types.ModuleType("solution")
     try:
@@ -223,15 +223,15 @@ def worker() -> None:
     except BaseException as error:
         judge.send({"raised": [kind.__name__ for kind in type(error).__mro__], "text": _text(error)})
         return
-    names = {name: judge.encoded(value) for name, value in vars(module).items() if not name.startswith("__")}
+    names = {name: judge.encode(value) for name, value in vars(module).items() if not name.startswith("__")}
     judge.send({"names": names})
     while (request := judge.receive()) is not None:
         judge.answer(request)
 
 
 def main() -> None:
-    ctypes.CDLL(None).prctl(_NOT_DUMPABLE, 0, 0, 0, 0)  # the worker, of the same user, does not get at its memory
-    given = json.loads(sys.stdin.buffer.read())
+    ctypes.CDLL(None).prctl(_NOT_DUMPABLE, 0, 0, 0, 0)  # the worker runs as the same user and must not read this memory
+    task = json.loads(sys.stdin.buffer.read())
     read_end, their_writing = os.pipe()
     their_reading, write_end = os.pipe()
     source = [__file__] if "__file__" in globals() else ["-c", sys.orig_argv[sys.orig_argv.index("-c") + 1]]
@@ -246,22 +246,22 @@ def main() -> None:
     os.close(their_reading)
     os.close(their_writing)
     code = Pipe(os.fdopen(read_end), os.fdopen(write_end, "w"), only_calls=True)
-    names = code.ask({"code": given["code"]})["names"]
-    scope = {name: code.decoded(value) for name, value in names.items() if _is_taken(name, given["test"])}
+    names = code.ask({"code": task["code"]})["names"]
+    scope = {name: code.decode(value) for name, value in names.items() if _is_visible(name, task["test"])}
     scope |= {name: importlib.import_module(name) for name in names if name in sys.stdlib_module_names}
-    found = ""
-    if given["call"] is None:
-        exec(compile(given["test"], "test.py", "exec"), scope)  # noqa: S102
+    result = ""
+    if task["call"] is None:
+        exec(compile(task["test"], "test.py", "exec"), scope)  # noqa: S102
     else:
-        name, arguments = given["call"]
-        called = getattr(scope["Solution"](), name) if "Solution" in scope else scope[name]
-        found = json.dumps(called(*arguments))
-    print(given["mark"] + found, flush=True)
-    os._exit(0)  # the worker, which may not end by itself, ends with the sandbox
+        name, arguments = task["call"]
+        function = getattr(scope["Solution"](), name) if "Solution" in scope else scope[name]
+        result = json.dumps(function(*arguments))
+    print(task["mark"] + result, flush=True)
+    os._exit(0)  # the sandbox kills the worker
 
 
-def _is_taken(name: str, test: str) -> bool:
-    """Return whether a name of the code's means that in the test: one of the language's own only where it is tested."""
+def _is_visible(name: str, test: str) -> bool:
+    """Return whether the test sees a definition of the code; it may hide a built-in only if the test is about it."""
     return not hasattr(builtins, name) or re.search(rf"assert\s+(not\s+)?{name}\(", test) is not None
 
 

@@ -1,14 +1,14 @@
-"""The bundled scorer of programs: 1 when the response's code passes all tests of the label, else 0; run in the sandbox.
+"""The bundled code scorer: 1 if the response's code passes all tests of the label in the sandbox, else 0.
 
-Code is the response's last block that is fenced as Python; without one, the last whose fence names no language. A
-label is, itself, as JSON in a text, or as its `ground_truth`:
+The code is the last block fenced as Python, else the last block without a language. A label is one of these values,
+its JSON text, or an object with it as `ground_truth`:
 
     {"inputs": [text, ..], "outputs": [text, ..]}                        the program reads and prints; or [line, ..]
     {"inputs": [[argument, ..], ..], "outputs": [value, ..], "fn_name"}  a function, or a method of its class Solution
-    ["assert f(1) == 2", ..], such a text, or {"tests": ..}              statements behind the code
+    ["assert f(1) == 2", ..], one text, or {"tests": ..}                 statements after the code
     {"test": "def check(candidate): ..", "entry_point": "f"}             HumanEval's form
 
-Code never shares a process with its test (`code_judge`).
+Code and test run in different processes (`code_judge`).
 """
 
 import asyncio
@@ -21,8 +21,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from protocol.sandbox.limits import Limits
-from protocol.sandbox.run import Sandbox
+from protocol.sandbox.run import Limits, Sandbox
 from rewards.sample import Sample, SampleError, Score, Scorer
 
 _BLOCK = re.compile(r"```[ \t]*([\w+#.-]*)[ \t]*\n(.*?)```", re.DOTALL)
@@ -35,11 +34,11 @@ _JUDGE = Path(__file__).with_name("code_judge.py").read_text()
 class Case:
     """One test."""
 
-    stdin: str = ""  # what the program reads
-    prints: str | None = None  # what it has to print; None: it is not judged by that
-    statements: str = ""  # that have to run through behind the code
-    call: tuple[str, list[Any]] | None = None  # name of a function, or of a method of its class Solution; arguments
-    value: Any = None  # that the call has to return, as JSON
+    stdin: str = ""  # input of the program
+    prints: str | None = None  # expected output; None: the output is not compared
+    statements: str = ""  # statements that must run without an error
+    call: tuple[str, list[Any]] | None = None  # (function, or method of class Solution; arguments)
+    value: Any = None  # expected result of the call, as JSON
 
 
 def make_code_scorer(sandbox: Sandbox, limits: Limits) -> Scorer:
@@ -48,15 +47,15 @@ def make_code_scorer(sandbox: Sandbox, limits: Limits) -> Scorer:
 
 
 def code_of(response: str) -> str | None:
-    """Return the code of a response, or None. What it prints often stands behind it, in a block of no language."""
+    """Return the code of a response, or None. Responses often end with sample output in a block without language."""
     blocks: list[tuple[str, str]] = _BLOCK.findall(response)
-    of_python = [code for language, code in blocks if language.lower() in _PYTHON]
-    of_none = [code for language, code in blocks if not language]
-    return next(reversed(of_python or of_none), None)
+    python = [code for language, code in blocks if language.lower() in _PYTHON]
+    unnamed = [code for language, code in blocks if not language]
+    return next(reversed(python or unnamed), None)
 
 
 def cases_of(label: Any, index: int) -> list[Case]:
-    """Return a label's tests. index: which sample of the request it is. Raises: SampleError when it holds none."""
+    """Return a label's tests. index: position in the request. Raises: SampleError for a label without tests."""
     found = label
     if isinstance(found, Mapping) and "ground_truth" in found:
         found = found["ground_truth"]
@@ -65,7 +64,7 @@ def cases_of(label: Any, index: int) -> list[Case]:
             found = json.loads(found)
         tests = _tests(found["tests"] if isinstance(found, Mapping) and "tests" in found else found)
     except ValueError:
-        raise SampleError(index, f"is {found!r:.80}, which holds what is not JSON") from None
+        raise SampleError(index, f"is {found!r:.80}, which contains invalid JSON") from None
     if not tests or len(tests) > _MAX_TESTS:
         raise SampleError(index, f"is {label!r:.80}, expected inputs and outputs, or 1 to {_MAX_TESTS} tests")
     return tests
@@ -77,8 +76,8 @@ def _tests(found: Any) -> list[Case]:
             return [Case(statements=found)]
         case [*statements] if statements and all(isinstance(each, str) for each in statements):
             return [Case(statements=each) for each in statements]
-        case {"test": str() as written, "entry_point": str() as name}:
-            return [Case(statements=f"{written}\ncheck({name})")]
+        case {"test": str() as test, "entry_point": str() as name}:
+            return [Case(statements=f"{test}\ncheck({name})")]
         case {"inputs": [*inputs], "outputs": [*outputs]} if len(inputs) == len(outputs):
             name = found.get("fn_name")
             if name is not None:
@@ -92,7 +91,7 @@ def _lines(given: Any) -> str:
 
 
 def _call(name: str, arguments: Any, value: Any) -> Case:
-    # Some data sets write the arguments as lines of JSON.
+    # Some data sets store the arguments as lines of JSON.
     if isinstance(arguments, str):
         arguments = [json.loads(line) for line in arguments.splitlines() if line.strip()]
     return Case(call=(name, list(arguments)), value=value)
@@ -105,39 +104,39 @@ def _json_or(text: str) -> Any:
         return text
 
 
-async def _is_passed(sandbox: Sandbox, limits: Limits, code: str, case: Case) -> bool:
+async def _passes(sandbox: Sandbox, limits: Limits, code: str, case: Case) -> bool:
     if case.prints is not None:
-        ran = await sandbox.run(code, case.stdin.encode(errors="replace"), limits)
-        return ran.how == "exit" and ran.exit_code == 0 and _words(ran.output) == _words(case.prints)
+        result = await sandbox.run(code, case.stdin.encode(errors="replace"), limits)
+        return result.how == "exit" and result.exit_code == 0 and _words(result.output) == _words(case.prints)
     mark = secrets.token_hex(16)
-    given = {"code": code, "test": case.statements, "call": case.call, "mark": mark}
-    ran = await sandbox.run(_JUDGE, json.dumps(given).encode(), limits)
-    # The code is in another process: what is printed here is the judge's.
-    if ran.how != "exit" or ran.exit_code != 0 or not ran.output.startswith(mark):
+    task = {"code": code, "test": case.statements, "call": case.call, "mark": mark}
+    result = await sandbox.run(_JUDGE, json.dumps(task).encode(), limits)
+    # The code runs in another process, so this output comes from the judge.
+    if result.how != "exit" or result.exit_code != 0 or not result.output.startswith(mark):
         return False
-    return case.call is None or _is_value(_json_or(ran.output.removeprefix(mark).strip()), case.value)
+    return case.call is None or _is_value(_json_or(result.output.removeprefix(mark).strip()), case.value)
 
 
 def _is_value(found: Any, expected: Any) -> bool:
-    # Some data sets write values as JSON in a text, others put each into a list of its own.
+    # Some data sets store values as JSON text, others put each in a list.
     forms = [expected, *(expected if isinstance(expected, list) and len(expected) == 1 else [])]
     return any(found == form or (isinstance(form, str) and found == _json_or(form)) for form in forms)
 
 
 def _words(printed: str) -> list[list[str]]:
-    """Return lines as words: spaces at ends, and blank lines at the end, count in no judge of programs."""
+    """Return the words of each line: trailing spaces and blank lines at the end are ignored, as in online judges."""
     return [line.split() for line in printed.rstrip().split("\n")]
 
 
 async def _score(sandbox: Sandbox, limits: Limits, samples: Sequence[Sample]) -> list[Score]:
-    """Return 1.0 or 0.0 per sample, the share of passed tests as its score. Raises: SampleError for no tests."""
+    """Return 1.0 or 0.0 per sample, with the share of passed tests as score. Raises: SampleError without tests."""
     tests = [cases_of(sample.label, index) for index, sample in enumerate(samples)]
 
-    async def score(sample: Sample, wanted: Sequence[Case]) -> Score:
+    async def score(sample: Sample, cases: Sequence[Case]) -> Score:
         code = code_of(sample.text)
         if code is None:
             return Score(0.0, 0.0, {"has_code": 0.0})
-        passed = await asyncio.gather(*(_is_passed(sandbox, limits, code, test) for test in wanted))
+        passed = await asyncio.gather(*(_passes(sandbox, limits, code, case) for case in cases))
         return Score(float(all(passed)), sum(passed) / len(passed), {"has_code": 1.0})
 
     async with asyncio.TaskGroup() as group:

@@ -1,7 +1,7 @@
-"""The bundled question-answering scorer: 1 when the last answer in the response is a target, else 0.
+"""The bundled question-answering scorer: 1 if the last answer in the response equals a target, else 0.
 
-Normalisation is SQuAD's, which Search-R1 uses: lower case, no ASCII punctuation, no articles, single spaces. Of two
-numbers it leaves the digits: 3.5 would be 35, and -5 would be 5. So two numbers are compared by their value.
+Normalisation is SQuAD's, as in Search-R1: lower case, no ASCII punctuation, no articles, single spaces. It would turn
+3.5 into 35 and -5 into 5, so two numbers are compared by value.
 """
 
 import re
@@ -9,8 +9,7 @@ import string
 from collections.abc import Sequence
 from decimal import Decimal
 
-from rewards.labels import targets_of
-from rewards.sample import Sample, Score
+from rewards.sample import Sample, Score, targets_of
 
 _NUMBER = re.compile(r"[-+]?(0|[1-9]\d*|[1-9]\d{0,2}(,\d{3})+)(\.\d+)?|[-+]?\.\d+", re.ASCII)
 _ARTICLES = re.compile(r"\b(a|an|the)\b")
@@ -19,7 +18,7 @@ _OPEN, _CLOSE = "<answer>", "</answer>"
 
 
 async def score_exact_match(samples: Sequence[Sample]) -> list[Score]:
-    """Return 1.0 or 0.0 per sample. Raises: SampleError when a label holds no target."""
+    """Return 1.0 or 0.0 per sample. Raises: SampleError for a label without a target."""
     scores = []
     for index, sample in enumerate(samples):
         is_match = answer_matches(sample.response, targets_of(sample.label, index))
@@ -40,12 +39,12 @@ def _is_same(answer: str, target: str) -> bool:
         if (value := _value_of(target)) is not None and (given := _value_of(answer)) is not None:
             return given == value
         return normalise(answer) == normalised
-    # Nothing is left of an answer such as the letter A: an empty one would be right.
+    # Normalisation removes an answer such as the letter A, and an empty answer would match.
     return answer.strip().lower() == target.strip().lower()
 
 
 def _value_of(text: str) -> Decimal | None:
-    """Return the value of a number as people write it, None for other texts. Example: "-1,000.50" -> -1000.5"""
+    """Return the value of a number, None for other texts. Example: "-1,000.50" -> -1000.5"""
     return Decimal(text.replace(",", "")) if _NUMBER.fullmatch(text := text.strip()) else None
 
 
@@ -57,5 +56,5 @@ def last_answer(response: str) -> str | None:
 
 
 def normalise(text: str) -> str:
-    """Return text as answers are compared. Example: normalise("The U.S.A.") == "usa"."""
+    """Return the normalised text. Example: normalise("The U.S.A.") == "usa"."""
     return " ".join(_ARTICLES.sub(" ", text.lower().translate(_PUNCTUATION)).split())

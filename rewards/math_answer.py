@@ -1,8 +1,8 @@
-"""The bundled scorer of mathematics: 1 when the answer equals a target as an expression, else 0; by math-verify.
+"""The bundled mathematics scorer: 1 if the answer equals a target as an expression, else 0; uses math-verify.
 
-Judged is the last `<answer>` of the response, or all of it where there is none: then `\\boxed{..}` counts before the
-last expression. A policy may write what no computer can work out, such as 9^9^9^9. So texts are compared in processes
-of their own, with a bound on processor time and memory; an answer that needs more than that is not equal.
+The answer is the last `<answer>` of the response, else `\\boxed{..}`, else the last expression. A policy may write
+expressions that no computer can evaluate, such as 9^9^9^9. So answers are compared in separate processes with limits on
+processor time and memory. An answer that exceeds them is not equal.
 """
 
 import asyncio
@@ -13,19 +13,18 @@ from asyncio.subprocess import PIPE, Process
 from collections.abc import Sequence
 
 from rewards.exact_match import last_answer
-from rewards.labels import targets_of
-from rewards.sample import Sample, Score, Scorer
+from rewards.sample import Sample, Score, Scorer, targets_of
 
 _SPAWN_ATTEMPTS = 3
 
 
 def make_math_scorer(num_processes: int) -> Scorer:
-    """Return the scorer; so many samples are compared at a time."""
+    """Return a scorer that compares at most `num_processes` samples at a time."""
     return functools.partial(_score, MathProcesses(num_processes))
 
 
 class MathProcesses:
-    """Processes that compare answers. They start with the first sample, and again when one of them has died."""
+    """Processes that compare answers. Each starts with its first sample, and restarts after a crash."""
 
     def __init__(self, number: int) -> None:
         self._number = number
@@ -33,16 +32,13 @@ class MathProcesses:
         self._exchanges: set[asyncio.Task[bool | None]] = set()
 
     async def equal(self, answer: str, targets: Sequence[str]) -> bool | None:
-        """Return whether answer equals a target; None when its process died of it.
-
-        Cancelled while it waits for a process, it is never compared.
-        """
+        """Return whether answer equals a target; None if the comparison killed its process."""
         if self._idle is None:
             self._idle = asyncio.LifoQueue()
             for _ in range(self._number):
                 self._idle.put_nowait(None)
         process = await self._idle.get()
-        # Not broken off half way: the process's next reply would be taken for another sample's.
+        # Never cancelled half way: the reply would be read as the next sample's.
         exchange = asyncio.ensure_future(self._exchange(process, answer, targets))
         self._exchanges.add(exchange)
         exchange.add_done_callback(self._exchanges.discard)
@@ -67,7 +63,7 @@ class MathProcesses:
 
 
 async def _start() -> Process:
-    """Return a process that has said it is ready. Raises: OSError when none can be started."""
+    """Return a ready process. Raises: OSError if none starts."""
     for _ in range(_SPAWN_ATTEMPTS):
         process = await asyncio.create_subprocess_exec(
             sys.executable, "-m", "rewards.math_process", stdin=PIPE, stdout=PIPE
@@ -76,11 +72,11 @@ async def _start() -> Process:
         if await process.stdout.readline():
             return process
         await process.wait()
-    raise OSError("the process that compares answers ends as soon as it is started: see this service's log")
+    raise OSError("the process that compares answers exits at its start: see the log of this service")
 
 
 async def _score(processes: MathProcesses, samples: Sequence[Sample]) -> list[Score]:
-    """Return 1.0 or 0.0 per sample. Raises: SampleError when a label holds no target."""
+    """Return 1.0 or 0.0 per sample. Raises: SampleError for a label without a target."""
     targets = [targets_of(sample.label, index) for index, sample in enumerate(samples)]
 
     async def score(sample: Sample, accepted: Sequence[str]) -> Score:

@@ -1,8 +1,8 @@
-"""The bundled scorer by a model: what a Hugging Face sequence-classification model with one output says of a text.
+"""The bundled model scorer: the output of a Hugging Face sequence-classification model with one output.
 
-Read is the whole query, special tokens kept, by the model's own tokenizer. The output at its end of text counts, less
-the `mean` and divided by the `std` of the model's config.json where they stand there. Samples of several requests are
-read in one batch, of like length first.
+Input: the whole query with special tokens, encoded by the model's own tokenizer. Reward: the output at the last token,
+normalised by `mean` and `std` of config.json if they exist. Samples of several requests share a batch, sorted by
+length.
 """
 
 from collections.abc import Sequence
@@ -17,31 +17,31 @@ from protocol.errors import OperatorError
 from protocol.http.micro_batches import MicroBatches
 from rewards.sample import Sample, Score, Scorer
 
-# Samples taken out of the queue at a time. Of these, batches are made by length.
-_TAKEN = 256
+# Samples that are read from the queue at a time, then batched by length.
+_QUEUE_BATCH = 256
 
 
 @dataclass(frozen=True)
 class ModelOptions:
-    """How a reward model is run."""
+    """Options of a reward model."""
 
     model: str  # folder, or name on the Hugging Face hub
-    dtype: str = "float32"  # of its weights: float32 or bfloat16
+    dtype: str = "float32"  # dtype of the weights: float32 or bfloat16
     batch_tokens: int = 16_384  # most tokens of one forward pass, padding included
-    max_tokens: int = 8_192  # of a longer text the last ones are read, and never more than the model's positions
-    device: str = ""  # such as cpu or cuda:1; empty: the first GPU, where there is one
+    max_tokens: int = 8_192  # last tokens that are read; at most the model's positions
+    device: str = ""  # such as cpu or cuda:1; empty: the first GPU, else cpu
 
 
 class RewardModel:
-    """A model that scores texts; of one thread at a time."""
+    """A model that scores texts; not thread-safe."""
 
     def __init__(self, options: ModelOptions) -> None:
-        """Raises: OperatorError when the folder holds no reward model."""
+        """Raises: OperatorError if the folder is not a reward model."""
         self._options = options
         self._device = options.device or ("cuda" if torch.cuda.is_available() else "cpu")
         self._tokenizer, self._model = _load(options)
         self._model.to(self._device).eval()
-        # An encoder's head has another name, and reads the first token.
+        # The head of an encoder has another name and reads the first token.
         self._is_encoder = not hasattr(self._model, "score")
         config = self._model.config
         self._mean = float(getattr(config, "mean", None) or 0.0)
@@ -49,10 +49,10 @@ class RewardModel:
         positions = getattr(config, "max_position_embeddings", None) or options.max_tokens
         self._max_tokens = min(options.max_tokens, positions)
         pad = self._tokenizer.pad_token_id
-        self._pad = pad if pad is not None else 0  # masked: which token it is changes nothing
+        self._pad = pad if pad is not None else 0  # masked, so any token works
 
     def score(self, texts: Sequence[str]) -> list[float]:
-        """Return each text's reward; blocks for the forward passes."""
+        """Return each text's reward; blocks during the forward passes."""
         rows = [ids[-self._max_tokens :] or [self._pad] for ids in self._encode(texts)]
         rewards = [0.0] * len(rows)
         for batch in _batches([len(row) for row in rows], self._options.batch_tokens):
@@ -61,11 +61,11 @@ class RewardModel:
         return rewards
 
     def _encode(self, texts: Sequence[str]) -> list[list[int]]:
-        """Return the texts' tokens; behind a text that does not end with end-of-text that token, as in training."""
+        """Return the texts' tokens; end-of-text is appended where it is missing, as in training."""
         if self._is_encoder:
             whole: list[list[int]] = self._tokenizer(list(texts))["input_ids"]
             return whole
-        # The chat template has written the special tokens already.
+        # The chat template has already inserted the special tokens.
         encoded: list[list[int]] = self._tokenizer(list(texts), add_special_tokens=False)["input_ids"]
         end = self._tokenizer.eos_token_id
         return [ids if end is None or ids[-1:] == [end] else [*ids, end] for ids in encoded]
@@ -74,14 +74,14 @@ class RewardModel:
     def _forward(self, rows: Sequence[list[int]]) -> list[float]:
         lengths = torch.tensor([len(row) for row in rows])
         longest = int(lengths.max())
-        # Padded on the right: positions are those of the text alone.
+        # Padding on the right keeps the positions of the text.
         tokens = torch.tensor([row + [self._pad] * (longest - len(row)) for row in rows], device=self._device)
         mask = (torch.arange(longest)[None, :] < lengths[:, None]).long().to(self._device)
         if self._is_encoder:
             values = self._model(input_ids=tokens, attention_mask=mask).logits[:, 0]
         else:
-            # Not the model's own choice of the last token: it takes the last that is not padding by its id, and where
-            # padding and end of text are one token, that is the token before the end.
+            # The model itself selects the last token whose id is not padding. If padding and end-of-text are the same
+            # token, that is the token before the end.
             hidden = self._model.base_model(input_ids=tokens, attention_mask=mask).last_hidden_state
             last = (lengths - 1).to(self._device)
             values = self._model.score(hidden[torch.arange(len(rows), device=self._device), last])[:, 0]
@@ -90,9 +90,9 @@ class RewardModel:
 
 
 def make_model_scorer(options: ModelOptions) -> Scorer:
-    """Return the scorer. Raises: OperatorError when the model cannot be used."""
+    """Return the scorer. Raises: OperatorError if the model cannot be used."""
     model = RewardModel(options)
-    batches: MicroBatches[str, float] = MicroBatches(model.score, _TAKEN, "reward-model")
+    batches: MicroBatches[str, float] = MicroBatches(model.score, _QUEUE_BATCH, "reward-model")
 
     async def score(samples: Sequence[Sample]) -> list[Score]:
         return [Score(reward) for reward in await batches.run([sample.query for sample in samples])]
@@ -103,7 +103,7 @@ def make_model_scorer(options: ModelOptions) -> Scorer:
 def _load(options: ModelOptions) -> tuple[Any, Any]:
     where = f"rewards: --model {options.model}"
     if not Path(options.model).is_dir() and Path(options.model).is_absolute():
-        raise OperatorError(f"{where} is no folder. Give a folder with config.json, weights and tokenizer.")
+        raise OperatorError(f"{where} is not a folder. Give a folder with config.json, weights and tokenizer.")
     try:
         config = AutoConfig.from_pretrained(options.model)
         if config.num_labels != 1:
@@ -115,20 +115,22 @@ def _load(options: ModelOptions) -> tuple[Any, Any]:
     except (OSError, ValueError) as error:
         raise OperatorError(f"{where} cannot be loaded: {type(error).__name__}: {error}") from None
     if found["missing_keys"]:
-        # transformers fills them with random numbers, and every reward would be one.
+        # transformers fills them with random numbers, so every reward would be random.
         names = ", ".join(sorted(found["missing_keys"])[:3])
-        raise OperatorError(f"{where} has no weights {names}: it is no reward model. Expected a trained head `score`.")
+        raise OperatorError(
+            f"{where} has no weights {names}: it is not a reward model. Expected a trained head `score`."
+        )
     return tokenizer, model
 
 
 def _batches(lengths: Sequence[int], batch_tokens: int) -> list[list[int]]:
-    """Return the indices of texts in batches of like length, each of at most batch_tokens with its padding.
+    """Return the indices of texts in batches of similar length, each at most batch_tokens with padding.
 
-    A text longer than that is a batch of its own. Example: lengths 5, 100, 6 and 64 tokens: [[0, 2], [1]].
+    A longer text is a batch by itself. Example: lengths 5, 100, 6 and 64 tokens: [[0, 2], [1]].
     """
     batches: list[list[int]] = []
     for index in sorted(range(len(lengths)), key=lengths.__getitem__):
-        # The longest of a batch is its newest.
+        # The newest text of a batch is its longest.
         if batches and (len(batches[-1]) + 1) * lengths[index] <= batch_tokens:
             batches[-1].append(index)
         else:

@@ -1,4 +1,4 @@
-"""What a scorer is given and what it returns. Users' own functions import `Sample` and `Score` from here."""
+"""The input and output of a scorer. Users' own functions import `Sample` and `Score`."""
 
 import math
 import re
@@ -9,7 +9,7 @@ from typing import Any
 from protocol.http.bodies import BodyError
 from protocol.one_line import one_line
 
-# Of an exception's text; a reply has at most 1 MiB.
+# Length limit of an exception's text: a reply has at most 1 MiB.
 _MAX_CHARACTERS = 2000
 _SPECIAL_TOKENS = re.compile(r"<\|[^|<>]{1,64}\|>|</?s>|<(?:pad|unk|bos|eos|end_of_turn|start_of_turn)>")
 
@@ -19,24 +19,24 @@ class Sample:
     """One finished conversation."""
 
     query: str  # prompt + response, special tokens kept
-    prompt: str  # what the policy read first; empty: the request does not say
-    response: str  # query without the prompt; all of it, when it does not begin with the prompt
-    label: Any  # the data row's, or None
-    columns: Mapping[str, Any] = field(default_factory=dict)  # the data row's other columns
+    prompt: str  # text before the response; empty: not in the request
+    response: str  # query without the prompt; the whole query if it does not start with the prompt
+    label: Any  # label of the data row, or None
+    columns: Mapping[str, Any] = field(default_factory=dict)  # other columns of the data row
 
     @property
     def text(self) -> str:
-        """The response without special tokens, which are told by their form: `<|..|>`, `</s>`, `<eos>` and such."""
+        """The response without special tokens, recognised by their form: `<|..|>`, `</s>`, `<eos>` and similar."""
         return _SPECIAL_TOKENS.sub("", self.response)
 
 
 @dataclass(frozen=True)
 class Score:
-    """What a scorer returns for one sample."""
+    """The result of one sample."""
 
-    reward: float  # finite; the larger the better
-    score: float | None = None  # 0 to 1, for filtering; None: the scorer has none
-    logs: Mapping[str, float] = field(default_factory=dict)  # other numbers worth a curve, by name; finite
+    reward: float  # finite; larger is better
+    score: float | None = None  # 0 to 1, for filtering; None: not provided
+    logs: Mapping[str, float] = field(default_factory=dict)  # other finite numbers for the report, by name
 
     def __post_init__(self) -> None:
         for name, number in {"reward": self.reward, "score": self.score, **self.logs}.items():
@@ -45,7 +45,7 @@ class Score:
 
 
 class SampleError(BodyError):
-    """One sample cannot be scored, and the caller can fix that (status 422): `index` says which one of the request."""
+    """A sample that the caller must fix (status 422). index: position in the request."""
 
     def __init__(self, index: int, problem: str) -> None:
         super().__init__(f"$.labels[{index}]", problem)
@@ -53,7 +53,7 @@ class SampleError(BodyError):
 
 
 class ScorerFailure(Exception):
-    """A scorer raised or returned nonsense for a sample (status 500); index None: for the request as a whole."""
+    """A scorer raised or returned an invalid value (status 500). index: the sample; None: the whole request."""
 
     def __init__(self, index: int | None, error: BaseException) -> None:
         super().__init__(f"{type(error).__name__}: {one_line(error, _MAX_CHARACTERS)}")
@@ -65,7 +65,34 @@ Scorer = Callable[[Sequence[Sample]], Awaitable[list[Score]]]
 
 
 def make_sample(query: str, prompt: str | None, label: Any, columns: Mapping[str, Any] | None = None) -> Sample:
-    """Return the sample; without a prompt, or with one that the query does not start with, all of it is response."""
+    """Return the sample. Without a prompt at the start of the query, the whole query is the response."""
     prompt = prompt or ""
     response = query.removeprefix(prompt)
     return Sample(query, prompt, response, label, columns or {})
+
+
+def targets_of(label: Any, index: int) -> list[str]:
+    """Return the accepted answers in a label: text, [text], {"target": ..} or {"ground_truth": {"target": ..}}.
+
+    A whole number in a float column, 72.0, is the answer 72.
+    index: position in the request. Raises: SampleError for a label without a target.
+    """
+    found = label
+    for key in ("ground_truth", "target"):
+        if isinstance(found, dict) and key in found:
+            found = found[key]
+    targets = found if isinstance(found, list) else [found]
+    if not targets or not all(map(_is_target, targets)):
+        raise SampleError(index, f"is {label!r:.80}, expected the answer's text, a list of texts or a target")
+    return [_text_of(target) for target in targets]
+
+
+def _text_of(target: str | float) -> str:
+    return str(int(target) if isinstance(target, float) and target.is_integer() else target)
+
+
+def _is_target(value: Any) -> bool:
+    """Return whether a value can be an answer. NaN marks a missing number, which no answer equals."""
+    if isinstance(value, float):
+        return math.isfinite(value)
+    return isinstance(value, str | int) and not isinstance(value, bool)

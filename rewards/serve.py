@@ -4,10 +4,9 @@ import argparse
 import sys
 from pathlib import Path
 
-from protocol.errors import OperatorError
 from protocol.http.bearer import read_token
-from protocol.http.listen import bind
-from protocol.http.service import serve_app
+from protocol.http.listen import add_listen_options, bind, positive
+from protocol.http.service import run_service, serve_app
 from rewards.answer_format import DEFAULT_TAGS
 from rewards.bundled import SCORERS, ScorerOptions, scorer_named
 from rewards.sample import Scorer
@@ -17,13 +16,7 @@ from rewards.workers import Workers
 
 
 def main() -> int:
-    arguments = _parser().parse_args()
-    try:
-        _serve(arguments)
-    except OperatorError as error:
-        print(error, file=sys.stderr)
-        return error.exit_code
-    return 0
+    return run_service(_parser(), _serve)
 
 
 def _serve(arguments: argparse.Namespace) -> None:
@@ -58,35 +51,29 @@ def _parser() -> argparse.ArgumentParser:
     )
     parser.add_argument(
         "--workers",
-        type=_above_zero,
+        type=positive,
         default=1,
-        help="threads that call a function which is not async, more than 1 only if it may run in several at once; "
-        "of math_answer the processes that compare, of code_tests the programs at a time (1: one per core)",
+        help="threads for a sync function, above 1 only if it is thread-safe; math_answer: processes; "
+        "code_tests: programs at a time (1: one per core)",
     )
-    parser.add_argument("--tags", default=DEFAULT_TAGS, help="format: tags of a response, * behind optional ones")
+    parser.add_argument("--tags", default=DEFAULT_TAGS, help="format: tags of a response, with * after optional ones")
     parser.add_argument("--model", help="reward_model: folder of the model, or its name on the Hugging Face hub")
-    parser.add_argument("--model-dtype", choices=["float32", "bfloat16"], default="float32", help="reward_model's")
     parser.add_argument(
-        "--batch-tokens", type=_above_zero, default=16_384, help="reward_model: most tokens of one forward pass"
+        "--model-dtype", choices=["float32", "bfloat16"], default="float32", help="reward_model: dtype of the weights"
     )
     parser.add_argument(
-        "--test-timeout-s", type=_above_zero, default=10, help="code_tests: longest run of one test, in seconds"
+        "--batch-tokens", type=positive, default=16_384, help="reward_model: most tokens of one forward pass"
+    )
+    parser.add_argument(
+        "--test-timeout-s", type=positive, default=10, help="code_tests: time limit of one test, in seconds"
     )
     parser.add_argument(
         "--unsafe-local-exec",
         action="store_true",
-        help="code_tests: run programs without locking them in, with this service's files, network and rights",
+        help="code_tests: run programs without isolation, with this service's files, network and rights",
     )
-    parser.add_argument("--host", default="127.0.0.1", help="address to listen on")
-    parser.add_argument("--port", type=int, default=8001, help="port to listen on; 0: a free one")
-    parser.add_argument("--token-file", type=Path, help="ask for the bearer token in this file (not on /health)")
+    add_listen_options(parser, 8001)
     return parser
-
-
-def _above_zero(text: str) -> int:
-    if not text.isdecimal() or int(text) < 1:
-        raise argparse.ArgumentTypeError(f"is {text}, expected a number of at least 1")
-    return int(text)
 
 
 if __name__ == "__main__":

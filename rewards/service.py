@@ -15,16 +15,16 @@ from rewards.sample import Sample, Score, Scorer, ScorerFailure, make_sample
 from rewards.workers import Workers
 
 MAX_REQUEST_BYTES = 64 << 20
-# A call may end a little after its client's patience; one that has not after so long hangs.
+# Abandoned calls usually end soon. After this time they count as stuck.
 _STUCK_S = 60.0
 _read_body = typed_body(RewardRequest, MAX_REQUEST_BYTES)
 
 
 class RewardService:
-    """Answers one scorer over HTTP. A scorer that fails gives a status that says so, never a reward."""
+    """Serves one scorer over HTTP. A failed scorer gives an error status, never a reward."""
 
     def __init__(self, scorer: Scorer, name: str, workers: Workers | None = None) -> None:
-        """workers: what the scorer runs on, if it is a user's sync function."""
+        """workers: threads of a user's sync function, if there is one."""
         self._scorer = scorer
         self._name = name
         self._workers = workers
@@ -38,18 +38,18 @@ class RewardService:
         app.post("/{path:path}", response_model=RewardReply, openapi_extra=body_schema(RewardRequest))(self._score)
         return app
 
-    async def _score(self, request: Request, asked: Annotated[RewardRequest, Depends(_read_body)]) -> Response:
+    async def _score(self, request: Request, body: Annotated[RewardRequest, Depends(_read_body)]) -> Response:
         """Score samples: aligned lists in, one reward each out."""
         started = time.perf_counter()
-        scores = await self._scored(request, _samples_of(asked))
+        scores = await self._score_until_disconnect(request, _samples_of(body))
         self._metrics.samples.inc(len(scores))
         self._metrics.seconds.observe(time.perf_counter() - started)
         return JSONResponse(_reply(scores).model_dump(exclude_none=True))
 
-    async def _scored(self, request: Request, samples: list[Sample]) -> list[Score]:
-        """Return the samples' scores. Raises: ClientDisconnect when the client has left; what was not begun is not."""
+    async def _score_until_disconnect(self, request: Request, samples: list[Sample]) -> list[Score]:
+        """Return the samples' scores. Raises: ClientDisconnect if the client leaves; queued samples are skipped."""
         scoring = asyncio.ensure_future(self._scorer(samples))
-        leaving = asyncio.ensure_future(_left(request))
+        leaving = asyncio.ensure_future(_wait_for_disconnect(request))
         try:
             await asyncio.wait([scoring, leaving], return_when=asyncio.FIRST_COMPLETED)
             if not scoring.done():
@@ -62,27 +62,26 @@ class RewardService:
     async def _health(self) -> Response:
         stuck_s = self._workers.stuck_s if self._workers is not None else 0.0
         if stuck_s >= _STUCK_S:
-            problem = f"every worker runs a call that nobody has waited for since {stuck_s:.0f} s"
+            problem = f"all workers have been running abandoned calls for {stuck_s:.0f} s"
             return JSONResponse({"status": "stuck", "scorer": self._name, "detail": problem}, 503)
         return JSONResponse({"status": "ok", "scorer": self._name})
 
 
-async def _left(request: Request) -> None:
-    """Return when the client has gone."""
+async def _wait_for_disconnect(request: Request) -> None:
     while (await request.receive())["type"] != "http.disconnect":
         pass
 
 
-def _samples_of(asked: RewardRequest) -> list[Sample]:
-    num = len(asked.query)
-    prompts: list[str | None] = [*asked.prompts] if asked.prompts is not None else [None] * num
-    labels = asked.labels if asked.labels is not None else [None] * num
-    columns = asked.columns if asked.columns is not None else [{}] * num
-    return [make_sample(*parts) for parts in zip(asked.query, prompts, labels, columns, strict=True)]
+def _samples_of(body: RewardRequest) -> list[Sample]:
+    num = len(body.query)
+    prompts: list[str | None] = [*body.prompts] if body.prompts is not None else [None] * num
+    labels = body.labels if body.labels is not None else [None] * num
+    columns = body.columns if body.columns is not None else [{}] * num
+    return [make_sample(*parts) for parts in zip(body.query, prompts, labels, columns, strict=True)]
 
 
 def _reply(scores: list[Score]) -> RewardReply:
-    """Return the reply; a log that only some samples have is left out, since the lists are aligned."""
+    """Return the reply. Logs that are not in every sample are omitted, because the lists are aligned."""
     filters = [score.score for score in scores if score.score is not None]
     names = set(scores[0].logs).intersection(*(score.logs for score in scores)) if scores else set()
     return RewardReply(

@@ -1,11 +1,11 @@
-"""A user's reward function out of a Python file, whichever of three known shapes it has.
+"""A user's reward function from a Python file, in one of three known shapes.
 
     reward_func(queries, prompts, labels, **kwargs)                             OpenRLHF: a whole batch
     compute_score(data_source, solution_str, ground_truth, extra_info=None)     verl: one sample, sync or async
     score(sample)                                                               ours: one Sample, sync or async
 
-The shape is told by the parameters' names, so any function name works with `FILE.py:NAME`. Sync functions run on
-`Workers`, one at a time where nothing else is said.
+The parameters' names determine the shape, so any function name works with `FILE.py:NAME`. Sync functions run on
+`Workers`, one at a time by default.
 """
 
 import asyncio
@@ -32,10 +32,10 @@ _Call = Callable[..., Any]
 
 
 def load_scorer(reference: str, workers: Workers | None = None) -> Scorer:
-    """Return the scorer of `FILE.py[:NAME]`. Without a name: the one of reward_func, compute_score, score that exists.
+    """Return the scorer of `FILE.py[:NAME]`. Without a name: reward_func, compute_score or score.
 
-    workers: what a sync function runs on; None: one thread of its own.
-    Raises: OperatorError when the file cannot be loaded, or the function is missing or of an unknown shape.
+    workers: threads for a sync function; None: one thread.
+    Raises: OperatorError if the file cannot be loaded, or the function is missing or has an unknown shape.
     """
     file, separator, name = reference.rpartition(":")
     if not separator or name.endswith(".py"):
@@ -61,11 +61,11 @@ def _load_module(path: Path) -> Any:
         raise OperatorError(f"rewards: --function {path} is not a Python file. Expected FILE.py or FILE.py:NAME.")
     module = importlib.util.module_from_spec(specification)
     sys.modules[specification.name] = module
-    # As `python FILE.py` would: files beside it can be imported.
+    # Like `python FILE.py`: files in its folder can be imported.
     sys.path.insert(0, str(path.resolve().parent))
     try:
         specification.loader.exec_module(module)
-    except (Exception, SystemExit) as error:  # a script that ends itself when it is run
+    except (Exception, SystemExit) as error:  # a script may exit when it is run
         raise OperatorError(f"rewards: --function {path} cannot be loaded: {type(error).__name__}: {error}") from error
     return module
 
@@ -83,13 +83,13 @@ def _find(module: Any, file: str, name: str) -> _Call:
 
 
 def _caller(function: _Call, workers: Workers) -> _Call:
-    """Return an async function that runs `function`: itself when it is async, else on one of the workers."""
+    """Return `function` if it is async, else an async function that runs it on a worker."""
     if inspect.iscoroutinefunction(function):
         return function
 
     async def run(*args: Any, **kwargs: Any) -> Any:
         returned = await workers.run(functools.partial(function, *args, **kwargs))
-        # A plain function may hand on what an async one gave it.
+        # A sync function may return an awaitable.
         return await returned if inspect.isawaitable(returned) else returned
 
     return run
@@ -108,7 +108,7 @@ async def _score_batch(call: _Call, samples: Sequence[Sample]) -> list[Score]:
 async def _score_each(
     call: _Call, arguments_of: Callable[[Sample], tuple[list[Any], dict[str, Any]]], samples: Sequence[Sample]
 ) -> list[Score]:
-    """Return the scores of all samples. Every sample is tried; then the first failure is raised."""
+    """Return the scores of all samples. All samples are tried before the first failure is raised."""
 
     async def score(index: int, sample: Sample) -> Score:
         contain_tasks()
@@ -126,26 +126,26 @@ async def _score_each(
 
 
 def _failure(index: int | None, error: BaseException) -> BaseException:
-    """Return a function's exception as its own failure; a cancelling of the call as it is.
+    """Return a function's exception as ScorerFailure; the cancellation of the call unchanged.
 
-    A SystemExit is a failure too: code that a policy wrote and the function runs may call exit().
+    SystemExit counts as a failure: the policy's code may call exit().
     """
     task = asyncio.current_task()
-    is_told_to_stop = isinstance(error, asyncio.CancelledError) and task is not None and task.cancelling() > 0
-    return error if is_told_to_stop else ScorerFailure(index, error)
+    is_cancelled = isinstance(error, asyncio.CancelledError) and task is not None and task.cancelling() > 0
+    return error if is_cancelled else ScorerFailure(index, error)
 
 
 def _keywords_of(parameters: Mapping[str, inspect.Parameter]) -> frozenset[str]:
-    """Return which of verl's keywords a function takes: its own scorers, such as gsm8k's, take the last two alone."""
+    """Return the verl keywords that a function takes: some of verl's own scorers take two of them."""
     takes_any = any(parameter.kind is parameter.VAR_KEYWORD for parameter in parameters.values())
     return _VERL_KEYWORDS if takes_any else _VERL_KEYWORDS & parameters.keys()
 
 
 def _verl_arguments(keywords: frozenset[str], sample: Sample) -> tuple[list[Any], dict[str, Any]]:
-    """Return what verl gives its functions out of a row.
+    """Return the arguments that verl passes for a row.
 
-    A label with a ground_truth (the column reward_model) gives that, any other label is it. data_source and extra_info
-    are the row's columns, or the label's where it holds them itself.
+    ground_truth: the label's ground_truth, or the label itself. data_source and extra_info come from the label if it
+    has them, else from the row's columns.
     """
     part = sample.label if isinstance(sample.label, dict) and "ground_truth" in sample.label else {}
     row = {**sample.columns, **part}
@@ -187,17 +187,14 @@ def _batch_scores(returned: Any, num_samples: int) -> list[Score]:
 
 
 def _plain(values: Any) -> list[Any]:
-    """Return a tensor, array, list or number as a flat list; torch is not imported for it."""
+    """Return a tensor, array, list or number as a flat list, without importing torch."""
     values = values.tolist() if hasattr(values, "tolist") else values
     items = list(values) if isinstance(values, list | tuple) else [values]
     return [_item(item) for item in items]
 
 
 def _item(value: Any) -> Any:
-    """Return a one-element tensor or list as its element, so that a column of shape [N, 1] counts as [N].
-
-    A bool is the number that it is in Python: a function that says right or wrong says 1 or 0.
-    """
+    """Return a one-element tensor or list as its element, so that [N, 1] counts as [N]; a bool as 1 or 0."""
     if hasattr(value, "item"):
         value = value.item()
     elif isinstance(value, list) and len(value) == 1:
@@ -206,7 +203,7 @@ def _item(value: Any) -> Any:
 
 
 def _is_loggable(value: Any) -> bool:
-    """Return whether a curve can show a value; one that it cannot show costs no reward."""
+    """Return whether a value can be logged; other values are skipped."""
     try:
         return isinstance(value, int | float) and math.isfinite(value)
     except OverflowError:

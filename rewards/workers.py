@@ -1,4 +1,4 @@
-"""Runs plain functions beside the event loop: so many at a time, none for a client that has left."""
+"""Runs sync functions on threads, outside the event loop. Queued calls of disconnected clients are skipped."""
 
 import asyncio
 import time
@@ -10,13 +10,13 @@ from typing import Any
 
 @dataclass(eq=False)
 class _Call:
-    """A call on one of the threads."""
+    """A call that runs on a thread."""
 
-    left_at: float | None = None  # monotonic seconds; None: somebody waits for what it returns
+    abandoned_at: float | None = None  # monotonic seconds; None: a client waits for the result
 
 
 class Workers:
-    """Threads for a user's function. One is the default: users' functions are seldom safe to run in several at once."""
+    """Threads for a user's function. The default is one: users' functions are seldom thread-safe."""
 
     def __init__(self, number: int = 1) -> None:
         self._number = number
@@ -25,18 +25,18 @@ class Workers:
 
     @property
     def stuck_s(self) -> float:
-        """Seconds since every thread is taken by a call that nobody waits for; 0 while one is free or of use.
+        """Seconds since all threads run abandoned calls; 0 while a thread is free or useful.
 
-        A call cannot be broken off. One that never returns keeps its thread for good.
+        A running call cannot be cancelled. A call that never returns keeps its thread.
         """
         calls = tuple(self._running)
-        left = [call.left_at for call in calls if call.left_at is not None]
-        return time.monotonic() - max(left) if len(left) == self._number else 0.0
+        times = [call.abandoned_at for call in calls if call.abandoned_at is not None]
+        return time.monotonic() - max(times) if len(times) == self._number else 0.0
 
     async def run(self, function: Callable[[], Any]) -> Any:
-        """Return what function returns, or raise what it raises, once a thread has been free for it.
+        """Return the result of a function, or raise its error. Waits for a free thread.
 
-        Cancelled while it waits for a thread, it is never called.
+        Cancelled while it waits, the function is not called.
         """
         call = _Call()
 
@@ -44,7 +44,7 @@ class Workers:
             self._running.add(call)
             try:
                 return function(), None
-            except BaseException as error:  # no future passes on a StopIteration: who awaits it would wait for ever
+            except BaseException as error:  # a future cannot carry StopIteration: the caller would wait forever
                 return None, error
             finally:
                 self._running.discard(call)
@@ -52,7 +52,7 @@ class Workers:
         try:
             returned, error = await asyncio.get_running_loop().run_in_executor(self._threads, work)
         except asyncio.CancelledError:
-            call.left_at = time.monotonic()
+            call.abandoned_at = time.monotonic()
             raise
         if error is not None:
             raise error

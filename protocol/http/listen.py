@@ -1,7 +1,9 @@
-"""A listening address taken before anything slow starts."""
+"""A service's address: its command-line options, and the socket that is bound before anything slow starts."""
 
+import argparse
 import errno
 import socket
+from pathlib import Path
 
 from protocol.addresses import family_of, with_port
 from protocol.errors import OperatorError
@@ -25,6 +27,20 @@ def bind(service: str, host: str, port: int) -> socket.socket:
             advice = f"cannot listen on {host} port {port} ({error}). Choose another --host or --port."
         raise OperatorError(f"{service}: {advice}") from None
     return bound
+
+
+def add_listen_options(parser: argparse.ArgumentParser, default_port: int) -> None:
+    """Add --host, --port and --token-file."""
+    parser.add_argument("--host", default="127.0.0.1", help="address to listen on")
+    parser.add_argument("--port", type=int, default=default_port, help="port to listen on; 0: a free one")
+    parser.add_argument("--token-file", type=Path, help="require the bearer token in this file (not on /health)")
+
+
+def positive(text: str) -> int:
+    """Return an option's number. Raises: ArgumentTypeError below 1."""
+    if not text.isdecimal() or int(text) < 1:
+        raise argparse.ArgumentTypeError(f"is {text}, expected a number of at least 1")
+    return int(text)
 
 
 def address_of(bound: socket.socket) -> str:

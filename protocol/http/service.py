@@ -1,13 +1,15 @@
 """How an HTTP service of the cluster is served once it is ready."""
 
+import argparse
 import gc
 import socket
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import uvicorn
 
+from protocol.errors import OperatorError
 from protocol.http.bearer import BearerGate
 from protocol.http.listen import address_of
 from protocol.http.turn_away import TurnAway, turning_away
@@ -15,6 +17,17 @@ from protocol.http.turn_away import TurnAway, turning_away
 _BACKLOG = 1024
 # So long the event loop waits for a thread that computes, each time that it has looked for what came.
 _SWITCH_S = 0.0005
+
+
+def run_service(parser: argparse.ArgumentParser, serve: Callable[[argparse.Namespace], None]) -> int:
+    """Return the exit code of a service's command. An OperatorError is printed in one line."""
+    arguments = parser.parse_args()
+    try:
+        serve(arguments)
+    except OperatorError as error:
+        print(error, file=sys.stderr)
+        return error.exit_code
+    return 0
 
 
 def serve_app(

@@ -1,1 +1,1 @@
-"""Runs Python that nobody has read: what a policy wrote. Reading order: limits, run, inside, system_calls."""
+"""Runs untrusted Python: programs written by the policy. Reading order: run, inside, system_calls."""

@@ -1,10 +1,10 @@
-"""Locks itself in and becomes the program: a script of its own, which imports nothing of Sluice.
+"""Isolates its own process and then becomes the program: a stand-alone script without imports of Sluice.
 
-    python -I -S inside.py '{"program_fd": .., "folder": .., "python": .., "shown": [..], ..}'
+    python -I -S inside.py '{"program_fd": .., "folder": .., "python": .., "visible": [..], ..}'
 
-Outside of it are, where the kernel allows namespaces: every file but the system's libraries and Python itself, which
-are read-only; the network; other processes; the host's name. Two more processes stand between and wait for the program.
-Where it could not lock itself in, nothing is run, and the reason stands in the file `report_fd`.
+The program sees only the system's libraries and Python, read-only, and an empty folder. It has no network, no other
+processes and no host name. Two parent processes wait for it: the starter, and the first process of its PID namespace.
+If isolation fails, the program is not started, and `report_fd` receives the reason.
 """
 
 import ctypes
@@ -28,7 +28,7 @@ _FILTER = 2
 _SYS_PIVOT_ROOT = {"x86_64": 155, "aarch64": 41}
 _WORK = "/work"
 _MAX_FILES = 10_000
-_LOOK_S = 0.05
+_CHECK_S = 0.05
 
 libc = ctypes.CDLL(None, use_errno=True)
 
@@ -37,7 +37,7 @@ def main() -> None:
     spec = json.loads(sys.argv[1])
     with open(spec["program_fd"], "rb") as file:
         program = file.read()
-    os.set_inheritable(spec["report_fd"], False)  # the program does not get it
+    os.set_inheritable(spec["report_fd"], False)  # the program does not inherit it
     libc.prctl(_PDEATHSIG, signal.SIGKILL)
     if not spec["is_isolated"]:
         _limit(spec)
@@ -45,39 +45,40 @@ def main() -> None:
         _become(spec["python"], ["-c", program.decode()], spec["folder"])
     try:
         is_root = _separate()
-        # The first process of a namespace of processes: when it ends, the kernel ends all others in it.
+        # The child is the first process of the PID namespace: when it ends, the kernel kills all others in it.
         ours, theirs = os.pipe()
         child = os.fork()
     except OSError as error:
-        _give_up(spec, error)
+        _report(spec, error)
     if child:
-        _pass_on(child)
-    _end_with_parent(ours, theirs)
+        _exit_like(child)
+    _die_with_parent(ours, theirs)
     try:
         _enter(spec, program)
         signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGCHLD])
-        if (child := os.fork()) != 0:  # the program itself is the second one: the first does not get most signals
+        # The first process of a namespace ignores most signals, so the program is the second.
+        if (child := os.fork()) != 0:
             _guard(child, spec["memory_bytes"])
         signal.pthread_sigmask(signal.SIG_UNBLOCK, [signal.SIGCHLD])
         _limit(spec)
         _drop_rights(is_root, spec["uid"])
         _refuse_calls(bytes.fromhex(spec["refused_calls"]))
     except OSError as error:
-        _give_up(spec, error)
+        _report(spec, error)
     _become(spec["python"], [f"{_WORK}/main.py"], _WORK)
 
 
-def _end_with_parent(ours: int, theirs: int) -> None:
-    """Be ended when the parent is. theirs: an end of a pipe that only a living parent still holds."""
+def _die_with_parent(ours: int, theirs: int) -> None:
+    """Get killed with the parent. theirs: the pipe end that only a live parent still holds."""
     libc.prctl(_PDEATHSIG, signal.SIGKILL)
     os.close(theirs)
-    if select.select([ours], [], [], 0)[0]:  # it was ended before the line above
+    if select.select([ours], [], [], 0)[0]:  # the parent died before prctl
         os._exit(1)
     os.close(ours)
 
 
-def _pass_on(child: int) -> NoReturn:
-    """End as a child of ours does."""
+def _exit_like(child: int) -> NoReturn:
+    """Exit with the status of a child."""
     while (ended := os.wait()) and ended[0] != child:
         pass
     _exit_as(ended[1])
@@ -88,9 +89,9 @@ def _exit_as(status: int) -> NoReturn:
 
 
 def _guard(child: int, memory_bytes: int) -> NoReturn:
-    """End as a child of ours does, with all processes here; and end it when they hold more memory together."""
+    """Exit with the status of a child; kill all processes when they exceed the memory limit together."""
     while True:
-        signal.sigtimedwait([signal.SIGCHLD], _LOOK_S)
+        signal.sigtimedwait([signal.SIGCHLD], _CHECK_S)
         while (ended := os.waitpid(-1, os.WNOHANG)) != (0, 0):
             if ended[0] == child:
                 _exit_as(ended[1])
@@ -99,7 +100,7 @@ def _guard(child: int, memory_bytes: int) -> NoReturn:
 
 
 def _memory(how: str) -> int:
-    """Return the bytes that the processes here hold. statm: shared ones as often as they are; smaps_rollup: once."""
+    """Return the memory of all processes in bytes. statm counts shared pages per process; smaps_rollup once."""
     total = 0
     for name in os.listdir("/proc"):
         if not name.isdecimal() or name == "1":
@@ -107,7 +108,7 @@ def _memory(how: str) -> int:
         try:
             with open(f"/proc/{name}/{how}") as file:
                 text = file.read()
-        except OSError:  # it has ended meanwhile
+        except OSError:  # the process has ended
             continue
         if how == "statm":
             total += int(text.split()[1]) * os.sysconf("SC_PAGE_SIZE")
@@ -117,12 +118,12 @@ def _memory(how: str) -> int:
 
 
 def _separate() -> bool:
-    """Leave the namespaces of the host; True when that took no namespace of users, because we are its root."""
+    """Leave the namespaces of the host; return whether that worked as root, without a user namespace."""
     flags = _NEWNS | _NEWUTS | _NEWIPC | _NEWPID | _NEWNET
     if os.geteuid() == 0 and libc.unshare(flags) == 0:
         return True
     own_uid, own_gid = os.geteuid(), os.getegid()
-    _checked(libc.unshare(flags | _NEWUSER), "unshare")
+    _check(libc.unshare(flags | _NEWUSER), "unshare")
     for name, text in (("setgroups", "deny"), ("uid_map", f"0 {own_uid} 1"), ("gid_map", f"0 {own_gid} 1")):
         with open(f"/proc/self/{name}", "w") as file:
             file.write(text)
@@ -130,12 +131,12 @@ def _separate() -> bool:
 
 
 def _enter(spec: dict[str, Any], program: bytes) -> None:
-    """Make a root folder of what is shown and a folder to write in, and let the host's be forgotten."""
+    """Replace the root by the visible paths and a writable work folder; unmount the host's root."""
     root = spec["folder"]
     _mount(None, "/", None, _REC | _PRIVATE)
     _mount("tmpfs", root, "tmpfs", _NOSUID | _NODEV, "size=1m,mode=755")
-    for path in spec["shown"]:
-        _show(root, path)
+    for path in spec["visible"]:
+        _bind(root, path)
     for name in ("proc", "old", _WORK[1:]):
         os.makedirs(f"{root}/{name}", exist_ok=True)
     _mount(
@@ -149,15 +150,15 @@ def _enter(spec: dict[str, Any], program: bytes) -> None:
         file.write(program)
     os.chmod(f"{root}{_WORK}/main.py", 0o644)
     libc.mount(b"proc", f"{root}/proc".encode(), b"proc", _NOSUID | _NODEV, None)  # some containers forbid it
-    _checked(libc.syscall(_SYS_PIVOT_ROOT[os.uname().machine], root.encode(), f"{root}/old".encode()), "pivot_root")
+    _check(libc.syscall(_SYS_PIVOT_ROOT[os.uname().machine], root.encode(), f"{root}/old".encode()), "pivot_root")
     os.chdir("/")
-    _checked(libc.umount2(b"/old", _DETACH), "umount")
+    _check(libc.umount2(b"/old", _DETACH), "umount")
     _mount(None, "/", None, _REMOUNT | _BIND | _RDONLY | _NOSUID | _NODEV)
     os.chdir(_WORK)
 
 
-def _show(root: str, path: str) -> None:
-    """Have a file or folder of the host stand in the new root, read-only."""
+def _bind(root: str, path: str) -> None:
+    """Mount a file or folder of the host in the new root, read-only."""
     target = root + path
     if os.path.islink(path):
         os.makedirs(os.path.dirname(target), exist_ok=True)
@@ -175,62 +176,62 @@ def _show(root: str, path: str) -> None:
 
 
 def _limit(spec: dict[str, Any]) -> None:
-    for what, value in (
+    for limit, value in (
         (resource.RLIMIT_CORE, 0),
         (resource.RLIMIT_CPU, spec["cpu_s"]),
         (resource.RLIMIT_AS, spec["memory_bytes"]),
         (resource.RLIMIT_FSIZE, spec["memory_bytes"] // 4),
         (resource.RLIMIT_NOFILE, 128),
     ):
-        resource.setrlimit(what, (value, value))
-    if spec["is_isolated"]:  # elsewhere it would count the user's other processes too
+        resource.setrlimit(limit, (value, value))
+    if spec["is_isolated"]:  # otherwise it would count the user's other processes too
         resource.setrlimit(resource.RLIMIT_NPROC, (spec["num_processes"], spec["num_processes"]))
 
 
 def _drop_rights(is_root: bool, uid: int) -> None:
-    """Be nobody, and stay it. uid: no other program's, since the kernel counts processes by it."""
+    """Give up all rights for good. uid: unique to the program, because the kernel counts processes per user id."""
     if is_root:
         os.setgroups([])
         try:
             os.setresgid(uid, uid, uid)
             os.setresuid(uid, uid, uid)
-        except OSError:  # a container with few ids
+        except OSError:  # the container maps few ids
             os.setresgid(_NOBODY, _NOBODY, _NOBODY)
             os.setresuid(_NOBODY, _NOBODY, _NOBODY)
     else:
         for capability in range(64):
             libc.prctl(_CAPBSET_DROP, capability, 0, 0, 0)
         header = (ctypes.c_uint32 * 2)(0x20080522, 0)
-        _checked(libc.capset(header, (ctypes.c_uint32 * 6)()), "capset")
-    _checked(libc.prctl(_NO_NEW_PRIVS, 1, 0, 0, 0), "no_new_privs")
+        _check(libc.capset(header, (ctypes.c_uint32 * 6)()), "capset")
+    _check(libc.prctl(_NO_NEW_PRIVS, 1, 0, 0, 0), "no_new_privs")
     libc.prctl(_PDEATHSIG, signal.SIGKILL)
 
 
 def _refuse_calls(code: bytes) -> None:
-    """Have the kernel refuse system calls from here on. code: a filter; empty: there is none for this machine."""
+    """Install a system call filter. code: the BPF program; empty on an unknown machine."""
     if code:
         array = ctypes.create_string_buffer(code, len(code))
         program = struct.pack("@HP", len(code) // 8, ctypes.addressof(array))
-        _checked(libc.prctl(_SECCOMP, _FILTER, program, 0, 0), "seccomp")
+        _check(libc.prctl(_SECCOMP, _FILTER, program, 0, 0), "seccomp")
 
 
 def _become(python: str, arguments: list[str], folder: str) -> NoReturn:
     environment = {"PATH": "/usr/bin:/bin", "HOME": folder, "LANG": "C.UTF-8", "PYTHONDONTWRITEBYTECODE": "1"}
-    os.execve(python, [python, "-I", "-S", "-B", *arguments], environment)  # noqa: S606  as a process of its own
+    os.execve(python, [python, "-I", "-S", "-B", *arguments], environment)  # noqa: S606
 
 
 def _mount(source: str | None, target: str, kind: str | None, flags: int, options: str = "") -> None:
-    given = [each.encode() if each is not None else None for each in (source, target, kind)]
-    _checked(libc.mount(*given, flags, options.encode() or None), f"mount {target}")
+    encoded = [each.encode() if each is not None else None for each in (source, target, kind)]
+    _check(libc.mount(*encoded, flags, options.encode() or None), f"mount {target}")
 
 
-def _checked(returned: int, what: str) -> None:
+def _check(returned: int, call: str) -> None:
     if returned != 0:
         number = ctypes.get_errno()
-        raise OSError(number, f"{what}: {os.strerror(number)}")
+        raise OSError(number, f"{call}: {os.strerror(number)}")
 
 
-def _give_up(spec: dict[str, Any], error: OSError) -> NoReturn:
+def _report(spec: dict[str, Any], error: OSError) -> NoReturn:
     os.write(spec["report_fd"], str(error).encode())
     os._exit(1)
 

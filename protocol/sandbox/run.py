@@ -1,4 +1,8 @@
-"""Runs programs in the sandbox: so many at a time, each a process of its own that is gone when its run has ended."""
+"""Runs programs in the sandbox: at most `max_running` at a time, each in a process that is gone when its run ends.
+
+Own code and not bubblewrap: it offers no limit on the memory of all processes together, takes a system call filter as
+an input, and is seldom installed. With it, this folder would be longer.
+"""
 
 import asyncio
 import contextlib
@@ -10,49 +14,69 @@ import signal
 import sys
 import tempfile
 from asyncio.subprocess import PIPE, Process
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
 from protocol.errors import OperatorError
 from protocol.one_line import one_line
-from protocol.sandbox.limits import Limits, Ran
 from protocol.sandbox.system_calls import refusing_filter
 
 _INSIDE = Path(__file__).with_name("inside.py")
-_SHOWN = ("/usr", "/bin", "/lib", "/lib64", "/etc/ld.so.cache", "/dev/null", "/dev/zero", "/dev/urandom")
-# User ids that no system gives out; the kernel counts processes by them.
+_VISIBLE = ("/usr", "/bin", "/lib", "/lib64", "/etc/ld.so.cache", "/dev/null", "/dev/zero", "/dev/urandom")
+# User ids outside the range of any system. The kernel counts processes per user id.
 _FIRST_UID, _NUM_UIDS = 1_900_000_000, 100_000
-_EMPTY_S = 10.0
+_DRAIN_S = 10.0
 _uids = itertools.count(os.getpid())
 
 
-class Sandbox:
-    """Runs Python programs; they see the standard library and an empty folder.
+@dataclass(frozen=True)
+class Limits:
+    """Limits of one program, including the processes it starts."""
 
-    is_isolated: False runs them with limits alone, with this process's files, network and rights.
+    wall_s: float = 10.0  # time from its start to its end
+    memory_bytes: int = 512 << 20  # address space per process, and memory of all of them; files: another quarter
+    output_bytes: int = 64 << 10  # limit for stdout and for stderr; a program that exceeds it is killed
+    num_processes: int = 32  # processes and threads at a time
+
+
+@dataclass(frozen=True)
+class ProgramResult:
+    """Output and end of a program."""
+
+    output: str  # stdout, at most Limits.output_bytes
+    errors: str  # stderr, at most Limits.output_bytes
+    how: Literal["exit", "time", "output"]  # exit: the program ended; time, output: it exceeded that limit
+    exit_code: int  # 0: success; 128 + n: killed by signal n; valid if `how` is exit
+
+
+class Sandbox:
+    """Runs Python programs that see the standard library and an empty folder.
+
+    is_isolated: False applies the limits only; programs have this process's files, network and rights.
     """
 
     def __init__(self, max_running: int | None = None, is_isolated: bool = True) -> None:
         self._is_isolated = is_isolated
         self._slots = asyncio.Semaphore(max_running or os.cpu_count() or 1)
         self._holder = tempfile.TemporaryDirectory(prefix="sandbox-")
-        self.folder = self._holder.name  # an empty one of the host, over which each program's own files are laid
+        self.folder = self._holder.name  # empty host folder; each program's root is mounted over it
         self._python = os.path.realpath(sys.executable)
 
     def close(self) -> None:
-        """Remove its folder."""
+        """Delete the folder."""
         self._holder.cleanup()
 
     async def check(self) -> None:
-        """Run a program. Raises: OperatorError when this machine cannot lock one in, with what to change."""
-        ran = await self.run("print(6 * 7)", limits=Limits(wall_s=60.0))
-        if ran.output != "42\n":
-            raise OperatorError(f"sandbox: a first program gave {ran.output!r}: {one_line(ran.errors)}")
+        """Run a known program. Raises: OperatorError, with the remedy, if this machine cannot isolate it."""
+        result = await self.run("print(6 * 7)", limits=Limits(wall_s=60.0))
+        if result.output != "42\n":
+            raise OperatorError(f"sandbox: a test program printed {result.output!r}: {one_line(result.errors)}")
 
-    async def run(self, program: str, stdin: bytes = b"", limits: Limits | None = None) -> Ran:
-        """Return what a program did. Waits for a place; cancelling ends the program.
+    async def run(self, program: str, stdin: bytes = b"", limits: Limits | None = None) -> ProgramResult:
+        """Return the result of a program. Waits for a free slot; cancelling kills the program.
 
-        Raises: OperatorError when it could not be locked in: then nothing of it was run.
+        Raises: OperatorError if the program could not be isolated; then it was not started.
         """
         limits = limits or Limits()
         report = os.memfd_create("report")
@@ -60,20 +84,20 @@ class Sandbox:
             async with self._slots:
                 process = await self._start(program, limits, report)
                 try:
-                    ran = await _watched(process, stdin, limits)
+                    result = await _watch(process, stdin, limits)
                 finally:
-                    _end(process)
-                    await _gone(process)
+                    _kill(process)
+                    await _wait_until_gone(process)
             problem = os.pread(report, 500, 0).decode(errors="replace")
         finally:
             os.close(report)
         if problem:
             raise OperatorError(
-                f"sandbox: this machine does not let a program be locked in ({one_line(problem)}). Allow user "
-                "namespaces (sysctl user.max_user_namespaces, kernel.apparmor_restrict_unprivileged_userns), or say "
-                "that code of the policy may run anyhow: tools.python_unsafe = true, rewards.serve --unsafe-local-exec."
+                f"sandbox: this machine cannot isolate a program ({one_line(problem)}). Allow user namespaces "
+                "(sysctl user.max_user_namespaces, kernel.apparmor_restrict_unprivileged_userns), or run the policy's "
+                "code without isolation: tools.python_unsafe = true, rewards.serve --unsafe-local-exec."
             )
-        return ran
+        return result
 
     async def _start(self, program: str, limits: Limits, report: int) -> Process:
         file = os.memfd_create("program")
@@ -94,13 +118,13 @@ class Sandbox:
             os.close(file)
 
     def _spec(self, file: int, report: int, limits: Limits) -> dict[str, object]:
-        shown = [path for path in _SHOWN if os.path.lexists(path)]
+        visible = [path for path in _VISIBLE if os.path.lexists(path)]
         return {
             "program_fd": file,
             "report_fd": report,
             "folder": self.folder,
             "python": self._python,
-            "shown": shown if self._python.startswith("/usr/") else [*shown, sys.base_prefix],
+            "visible": visible if self._python.startswith("/usr/") else [*visible, sys.base_prefix],
             "is_isolated": self._is_isolated,
             "uid": _FIRST_UID + next(_uids) % _NUM_UIDS,
             "refused_calls": refusing_filter().hex(),
@@ -110,8 +134,8 @@ class Sandbox:
         }
 
 
-async def _watched(process: Process, stdin: bytes, limits: Limits) -> Ran:
-    """Return what a process prints until it ends, or until it has to be ended."""
+async def _watch(process: Process, stdin: bytes, limits: Limits) -> ProgramResult:
+    """Return the result of a process once it ends or exceeds a limit."""
     assert process.stdout is not None
     assert process.stderr is not None
     printed, errors = bytearray(), bytearray()
@@ -127,26 +151,26 @@ async def _watched(process: Process, stdin: bytes, limits: Limits) -> Ran:
             code = await process.wait()
     except TimeoutError:
         how = "time"
-    except _TooMuch:
+    except _TooMuchOutput:
         how = "output"
     finally:
         reading.cancel()
         feeding.cancel()
         await asyncio.gather(reading, feeding, return_exceptions=True)
-    return Ran(_text(printed), _text(errors), how, code if code >= 0 else 128 - code)
+    return ProgramResult(_text(printed), _text(errors), how, code if code >= 0 else 128 - code)
 
 
-class _TooMuch(Exception):
-    """More was printed than is kept."""
+class _TooMuchOutput(Exception):
+    """The output exceeds its limit."""
 
 
 async def _read(stream: asyncio.StreamReader, into: bytearray, most: int) -> None:
-    """Read to the stream's end. Raises: _TooMuch once there is more than is kept."""
+    """Read to the end of the stream. Raises: _TooMuchOutput above `most` bytes."""
     while chunk := await stream.read(1 << 16):
         room = most - len(into)
         into += chunk[:room]
         if len(chunk) > room:
-            raise _TooMuch
+            raise _TooMuchOutput
 
 
 async def _feed(process: Process, stdin: bytes) -> None:
@@ -155,34 +179,33 @@ async def _feed(process: Process, stdin: bytes) -> None:
         process.stdin.write(stdin)
         await process.stdin.drain()
     except (BrokenPipeError, ConnectionResetError):
-        pass  # the program did not want to read it
+        pass  # the program does not read stdin
     finally:
         process.stdin.close()
 
 
-def _end(process: Process) -> None:
-    """End a process and all that it started: with the first one of its namespace the kernel ends the others."""
+def _kill(process: Process) -> None:
+    """Kill a process group. With the first process of a PID namespace the kernel kills the others."""
     with contextlib.suppress(ProcessLookupError):
         os.killpg(process.pid, signal.SIGKILL)
 
 
-async def _gone(process: Process) -> None:
-    """Return once an ended process and its pipes are gone.
+async def _wait_until_gone(process: Process) -> None:
+    """Return once a killed process and its pipes are gone.
 
-    Its pipes are read to their ends, which nobody wants any more: asyncio says that a process has ended only when they
-    are closed, and one that is full and not read is never closed.
+    asyncio reports the end of a process only after its pipes are closed. A full pipe closes only if it is drained.
     """
     assert process.stdin is not None
     try:
-        # Where nothing is locked in, a process that left its group may hold them open.
-        async with asyncio.timeout(_EMPTY_S):
+        # Without isolation a process that left the group may hold them open.
+        async with asyncio.timeout(_DRAIN_S):
             for stream in (process.stdout, process.stderr):
                 while stream is not None and await stream.read(1 << 16):
                     pass
             with contextlib.suppress(BrokenPipeError, ConnectionResetError):
                 await process.stdin.wait_closed()
     except TimeoutError:
-        process._transport.close()  # type: ignore[attr-defined]  # asyncio offers no other way to let go of pipes
+        process._transport.close()  # type: ignore[attr-defined]  # asyncio has no public way to close the pipes
     await process.wait()
 
 

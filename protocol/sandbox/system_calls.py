@@ -1,15 +1,15 @@
-"""System calls that a program in the sandbox is refused, as the filter that the kernel runs (seccomp, BPF).
+"""The system calls that the sandbox refuses, as a seccomp BPF filter.
 
-Namespaces hide what is outside; this keeps a program from the parts of the kernel that it has no need of: new
-namespaces, mounts, other processes' memory, keys, kernel modules, sockets that no namespace holds in (vsock), and
-memory that no limit counts (memfd, System V).
+Namespaces hide the host. The filter closes the parts of the kernel that a program does not need: new namespaces,
+mounts, memory of other processes, keys, kernel modules, sockets outside network namespaces (vsock), and memory outside
+the limits (memfd, System V).
 """
 
 import errno
 import os
 import struct
 
-# Number on x86-64 and on AArch64; -1: there is none.
+# name: (number on x86-64, number on AArch64); -1: does not exist
 _REFUSED: dict[str, tuple[int, int]] = {
     "unshare": (272, 97), "setns": (308, 268), "mount": (165, 40), "umount2": (166, 39), "pivot_root": (155, 41),
     "chroot": (161, 51), "open_tree": (428, 428), "move_mount": (429, 429), "fsopen": (430, 430),
@@ -31,33 +31,38 @@ _CLONE, _CLONE3, _SOCKET = (56, 220), (435, 435), (41, 198)
 _NEW_NAMESPACES = 0x7E020080  # of clone's flags: users, processes, network, mounts, IPC, names, control groups, time
 _FAMILIES = (1, 2, 10)  # of sockets: unix, IPv4, IPv6
 _MACHINES = {"x86_64": (0, 0xC000003E), "aarch64": (1, 0xC00000B7)}
-_X32 = 0x40000000  # numbers from here on are another table's
+_X32 = 0x40000000  # first number of the x32 table
 _LOAD, _EQUALS, _AT_LEAST, _HAS_BIT, _RETURN = 0x20, 0x15, 0x35, 0x45, 0x06
 _NUMBER_AT, _MACHINE_AT, _FIRST_ARGUMENT_AT = 0, 4, 16
 _ALLOW, _ERROR, _KILL = 0x7FFF0000, 0x00050000, 0x80000000
 
 
 def refusing_filter(machine: str = "") -> bytes:
-    """Return the filter for a machine, this one by default; empty for one whose numbers are not known here."""
+    """Return the filter for a machine, this one by default; empty for an unknown machine."""
     if (machine or os.uname().machine) not in _MACHINES:
         return b""
     place, kind = _MACHINES[machine or os.uname().machine]
-    refuse = _one(_RETURN, _ERROR | errno.EPERM)
-    allow = _one(_RETURN, _ALLOW)
-    code = [_one(_LOAD, _MACHINE_AT), _one(_EQUALS, kind, 1, 0), _one(_RETURN, _KILL), _one(_LOAD, _NUMBER_AT)]
-    code += [_one(_AT_LEAST, _X32, 0, 1), refuse]
+    refuse = _op(_RETURN, _ERROR | errno.EPERM)
+    allow = _op(_RETURN, _ALLOW)
+    code = [
+        _op(_LOAD, _MACHINE_AT),
+        _op(_EQUALS, kind, 1, 0),
+        _op(_RETURN, _KILL),
+        _op(_LOAD, _NUMBER_AT),
+    ]
+    code += [_op(_AT_LEAST, _X32, 0, 1), refuse]
     for numbers in _REFUSED.values():
         if (number := numbers[place]) >= 0:
-            code += [_one(_EQUALS, number, 0, 1), refuse]
-    # Its flags lie in memory, where no filter can read them: the C library then takes clone instead.
-    code += [_one(_EQUALS, _CLONE3[place], 0, 1), _one(_RETURN, _ERROR | errno.ENOSYS)]
-    code += [_one(_EQUALS, _CLONE[place], 0, 4), _one(_LOAD, _FIRST_ARGUMENT_AT)]
-    code += [_one(_HAS_BIT, _NEW_NAMESPACES, 0, 1), refuse, allow]
-    code += [_one(_EQUALS, _SOCKET[place], 0, 2 + len(_FAMILIES)), _one(_LOAD, _FIRST_ARGUMENT_AT)]
-    code += [_one(_EQUALS, family, len(_FAMILIES) - at, 0) for at, family in enumerate(_FAMILIES)]
+            code += [_op(_EQUALS, number, 0, 1), refuse]
+    # A filter cannot read its flags, which are in memory. The C library then falls back to clone.
+    code += [_op(_EQUALS, _CLONE3[place], 0, 1), _op(_RETURN, _ERROR | errno.ENOSYS)]
+    code += [_op(_EQUALS, _CLONE[place], 0, 4), _op(_LOAD, _FIRST_ARGUMENT_AT)]
+    code += [_op(_HAS_BIT, _NEW_NAMESPACES, 0, 1), refuse, allow]
+    code += [_op(_EQUALS, _SOCKET[place], 0, 2 + len(_FAMILIES)), _op(_LOAD, _FIRST_ARGUMENT_AT)]
+    code += [_op(_EQUALS, family, len(_FAMILIES) - at, 0) for at, family in enumerate(_FAMILIES)]
     return b"".join([*code, refuse, allow])
 
 
-def _one(operation: int, value: int, if_true: int = 0, if_false: int = 0) -> bytes:
-    """Return one instruction: jumps pass over so many of those behind it."""
+def _op(operation: int, value: int, if_true: int = 0, if_false: int = 0) -> bytes:
+    """Return one BPF instruction. if_true, if_false: number of following instructions to skip."""
     return struct.pack("=HBBI", operation, if_true, if_false, value)

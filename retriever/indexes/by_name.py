@@ -1,8 +1,9 @@
-"""The indexes that `--retriever-name` can choose. A new one is a file beside this one and a line here.
+"""The indexes that `--retriever-name` can choose, and their command-line options. A new index is a line here.
 
-What a kind needs is imported when it is chosen: bm25 needs no torch.
+The libraries of an index are imported when it is chosen: bm25 needs no torch.
 """
 
+import argparse
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -18,18 +19,17 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class IndexOptions:
-    """What the command line says of an index; each kind reads what concerns it."""
+    """Index options of the command line; each kind reads its own."""
 
-    model: str | None = None  # encoder of dense kinds: folder, or name on the Hugging Face hub
+    model: str | None = None  # encoder for dense indexes: folder, or name on the Hugging Face hub
     faiss: str = "flat"  # form of a dense index: flat, hnsw or ivf
-    faiss_file: Path | None = None  # an index file that the user has; None: the index is built here
+    faiss_file: Path | None = None  # user's own index file; None: build the index
 
 
 def _dense(family: str) -> Callable[[IndexOptions], IndexKind]:
     def kind(options: IndexOptions) -> IndexKind:
-        encoder = _encoder(family, options)  # before FAISS is imported: a missing option is told at once
-        from retriever.indexes.dense import DenseKind
-        from retriever.indexes.faiss_file import FaissFileKind
+        encoder = _encoder(family, options)  # before FAISS is imported: a missing option is reported at once
+        from retriever.indexes.dense import DenseKind, FaissFileKind
 
         if options.faiss_file is not None:
             return FaissFileKind(encoder, options.faiss_file)
@@ -65,7 +65,25 @@ INDEXES: dict[str, Callable[[IndexOptions], IndexKind]] = {
 
 
 def kind_named(name: str, options: IndexOptions | None = None) -> IndexKind:
-    """Return how indexes of this name are made. Raises: OperatorError when there is none, or an option is wrong."""
+    """Return the kind of this name. Raises: OperatorError for an unknown name or a wrong option."""
     if name not in INDEXES:
         raise OperatorError(f"retriever: --retriever-name {name} is not known. Choose one of: {', '.join(INDEXES)}.")
     return INDEXES[name](options or IndexOptions())
+
+
+def add_index_arguments(parser: argparse.ArgumentParser) -> None:
+    """Add the options. Names are Search-R1's, with dashes or underscores."""
+    add = parser.add_argument
+    add("--corpus-path", "--corpus_path", type=Path, required=True, help='JSONL of {"id", "contents"}')
+    add("--index-path", "--index_path", type=Path, required=True, help="folder of the index, or your own FAISS file")
+    add("--retriever-name", "--retriever_name", default="bm25", help=f"one of: {', '.join(INDEXES)}")
+    add("--retriever-model", "--retriever_model", help="encoder of a dense retriever; bm25 uses none")
+    add("--faiss", default="flat", help="type of a dense index: flat (exact), hnsw or ivf")
+
+
+def index_options(arguments: argparse.Namespace) -> tuple[Path, IndexOptions]:
+    """Return the index folder and the options. With a user's FAISS file the folder holds the documents only."""
+    path: Path = arguments.index_path
+    file = path if path.is_file() and arguments.retriever_name != "bm25" else None
+    folder = path.with_name(f"{path.name}.documents") if file is not None else path
+    return folder, IndexOptions(arguments.retriever_model, arguments.faiss, file)

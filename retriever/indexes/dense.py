@@ -1,7 +1,7 @@
-"""Dense indexes over vectors of an encoder, by FAISS: flat (exact), hnsw or ivf (approximate).
+"""Dense indexes over the vectors of an encoder, with FAISS: flat (exact), hnsw or ivf (approximate).
 
-A corpus is encoded a part at a time, and each part's vectors are kept until the index is whole: a build that was broken
-off goes on where it stopped, and no more than a part and the index itself is in memory.
+A corpus is encoded in parts. Each part's vectors are saved until the index is complete: an interrupted build resumes.
+Memory holds one part and the index. A user's own FAISS file is read as it is and never written.
 """
 
 import logging
@@ -26,41 +26,41 @@ _FILE = "faiss.index"
 _PART = 4096
 _TRAINING_VECTORS = 200_000
 _PROGRESS_S = 10.0
-# What an approximate index looks at: more finds more and takes longer.
+# Search breadth of approximate indexes: larger values find more and take longer.
 _HNSW_LINKS, _HNSW_BUILD, _HNSW_SEARCH, _IVF_PROBES = 32, 200, 128, 16
 FORMS = ("flat", "hnsw", "ivf")
-# Documents that a flat search looks at beyond those asked for, see `_in_exact_order`.
+# Extra candidates of a flat search, see `_in_exact_order`.
 _SPARE = 16
-# From so many queries on a flat search is one product of matrices; FAISS itself goes through all vectors for each query
-# until there are 128,000 of them. Measured with 50,000 vectors of 384 numbers: 64 queries take 0.6 ms each, not 5 ms.
+# From this number of queries on, a flat search is one matrix product. FAISS's own default is a larger threshold.
+# Measured with 50,000 vectors of 384 numbers: 64 queries take 0.6 ms each instead of 5 ms.
 faiss.cvar.distance_compute_blas_threshold = 4
 
 
 class DenseIndex:
-    """An index of vectors; safe to search from several threads, one at a time in the encoder."""
+    """An index of vectors; threads may share it."""
 
     def __init__(self, encoder: Encoder, vectors: Any) -> None:
-        """vectors: a FAISS index, whose i-th vector is the corpus's i-th document."""
+        """vectors: FAISS index; its i-th vector belongs to the i-th document."""
         self._encoder = encoder
         self._vectors = vectors
         is_flat = isinstance(faiss.downcast_index(vectors), faiss.IndexFlat)
         self._is_exact = is_flat and vectors.metric_type == faiss.METRIC_INNER_PRODUCT
 
     def search(self, queries: Sequence[str], topk: int) -> list[list[Hit]]:
-        """Return for each query the topk nearest documents; a score is the cosine, or what the user's index has.
+        """Return for each query the topk nearest documents; the score is the cosine, or the metric of the user's index.
 
-        A flat index's equal scores are in corpus order, whatever other queries are searched with this one.
+        A flat index returns equal scores in corpus order, independent of the other queries in the batch.
         """
         if not queries:
             return []
-        asked = self._encoder.queries(queries)
+        query_vectors = self._encoder.queries(queries)
         if self._is_exact:
-            _, rows = self._vectors.search(asked, min(topk + _SPARE, self._vectors.ntotal))
-            scores, rows = _in_exact_order(asked, rows, self._vectors, topk)
+            _, rows = self._vectors.search(query_vectors, min(topk + _SPARE, self._vectors.ntotal))
+            scores, rows = _in_exact_order(query_vectors, rows, self._vectors, topk)
         else:
-            scores, rows = self._vectors.search(asked, min(topk, self._vectors.ntotal))
+            scores, rows = self._vectors.search(query_vectors, min(topk, self._vectors.ntotal))
         return [
-            [Hit(row, score) for row, score in zip(*pair, strict=True) if row >= 0]  # -1: fewer were found
+            [Hit(row, score) for row, score in zip(*pair, strict=True) if row >= 0]  # -1: no further hit
             for pair in zip(rows.tolist(), scores.tolist(), strict=True)
         ]
 
@@ -81,18 +81,18 @@ class DenseKind:
         return {"encoder": self._encoder.name, "family": self._encoder.family, "faiss": self._form}
 
     def build(self, corpus: Corpus, scratch: Path | None = None) -> DenseIndex:
-        """Return the index; blocks for the encoding, which is logged as it goes on and kept in scratch."""
+        """Return the index; blocks while it encodes. Progress is logged, finished parts are kept in scratch."""
         if scratch is not None:
             scratch.mkdir(parents=True, exist_ok=True)
         index = self._empty(len(corpus))
         if not index.is_trained:
             index.train(self._training_vectors(corpus, scratch))
-        started = said = time.monotonic()
+        started = logged = time.monotonic()
         for start in range(0, len(corpus), _PART):
             index.add(self._part(corpus, start, scratch))
-            if time.monotonic() - said > _PROGRESS_S:
-                said = time.monotonic()
-                left_s = (said - started) / index.ntotal * (len(corpus) - index.ntotal)
+            if time.monotonic() - logged > _PROGRESS_S:
+                logged = time.monotonic()
+                left_s = (logged - started) / index.ntotal * (len(corpus) - index.ntotal)
                 _log.warning("encoded %d of %d documents  left_s=%.0f", index.ntotal, len(corpus), left_s)
         return DenseIndex(self._encoder, index)
 
@@ -106,7 +106,7 @@ class DenseKind:
             index.hnsw.efConstruction, index.hnsw.efSearch = _HNSW_BUILD, _HNSW_SEARCH
             return index
         if self._form == "ivf":
-            # FAISS wants 39 training vectors a list at the least.
+            # FAISS needs at least 39 training vectors per list.
             num_lists = max(1, min(round(4 * math.sqrt(num_documents)), num_documents // 39))
             lists = faiss.IndexIVFFlat(faiss.IndexFlatIP(dimension), dimension, num_lists, metric)
             lists.nprobe = min(num_lists, _IVF_PROBES)
@@ -118,7 +118,7 @@ class DenseKind:
         return np.concatenate([self._part(corpus, start, scratch) for start in starts])
 
     def _part(self, corpus: Corpus, start: int, scratch: Path | None) -> NDArray[np.float32]:
-        """Return the vectors of the documents from `start`, of scratch where they are there already."""
+        """Return the vectors of the documents from `start`; read from scratch if they are there."""
         file = scratch / f"{start}.npy" if scratch is not None else None
         if file is not None and file.exists():
             vectors: NDArray[np.float32] = np.load(file, allow_pickle=False)
@@ -131,25 +131,24 @@ class DenseKind:
 
 
 def _in_exact_order(
-    asked: NDArray[np.float32], rows: NDArray[np.int64], vectors: Any, topk: int
+    queries: NDArray[np.float32], rows: NDArray[np.int64], vectors: Any, topk: int
 ) -> tuple[NDArray[np.float32], NDArray[np.int64]]:
     """Return the scores and rows of the topk best, best first, equal scores in corpus order.
 
-    asked: [N, D]; rows: [N, K] that were found. Returns two times [N, min(topk, K)].
-    A product of matrices adds up in an order that depends on its size: by its scores equal documents would change
-    places as other queries come along.
+    queries: [N, D]; rows: [N, K], the candidates. Returns two arrays [N, min(topk, K)].
+    A matrix product sums in an order that depends on its size. Its scores of equal documents would differ by batch.
     """
     num, found = rows.shape
     documents = vectors.reconstruct_batch(rows.ravel()).reshape(num, found, -1).astype(np.float64)  # [N, K, D]
-    scores = (documents * asked[:, None]).sum(-1).astype(np.float32)  # [N, K]
+    scores = (documents * queries[:, None]).sum(-1).astype(np.float32)  # [N, K]
     best = np.lexsort((rows, -scores))[:, :topk]
     return np.take_along_axis(scores, best, 1), np.take_along_axis(rows, best, 1)
 
 
 def read_faiss(file: Path, encoder: Encoder) -> Any:
-    """Return the FAISS index in a file, over a memory map where its form allows it.
+    """Return the FAISS index in a file, memory-mapped where its type allows it.
 
-    Raises: OSError for a file that is none, OperatorError for vectors of another size than the encoder's.
+    Raises: OSError for another kind of file, OperatorError if vectors and encoder differ in size.
     """
     if not file.is_file():
         raise FileNotFoundError(2, "no such file", str(file))
@@ -160,6 +159,43 @@ def read_faiss(file: Path, encoder: Encoder) -> Any:
     if index.d != encoder.dimension:
         raise OperatorError(
             f"retriever: {file} holds vectors of {index.d} numbers, and {encoder.name} makes {encoder.dimension}. "
-            "Set --retriever-model to the encoder that the index was made with."
+            "Set --retriever-model to the encoder of the index."
         )
     return index
+
+
+class FaissFileKind:
+    """Opens a user's FAISS file; its i-th vector belongs to the i-th document."""
+
+    def __init__(self, encoder: Encoder, file: Path) -> None:
+        self._encoder = encoder
+        self._file = file
+
+    def recipe(self) -> Mapping[str, str | int | float]:
+        # A hash would take too long: such files have tens of gigabytes.
+        facts = self._file.stat()
+        return {"faiss_file": str(self._file.resolve()), "bytes": facts.st_size, "changed_ns": facts.st_mtime_ns}
+
+    def build(self, corpus: Corpus, scratch: Path | None = None) -> "_UsersIndex":
+        """Return the user's index. Raises: OperatorError for another kind of file, or another corpus."""
+        try:
+            vectors = read_faiss(self._file, self._encoder)
+        except OSError as error:
+            raise OperatorError(
+                f"retriever: --index-path {self._file} cannot be read ({error.strerror}). "
+                "Give a FAISS index file, or the folder of an index."
+            ) from None
+        if vectors.ntotal != len(corpus):
+            raise OperatorError(
+                f"retriever: {self._file} holds {vectors.ntotal} vectors, and the corpus {len(corpus)} documents. "
+                "Set --corpus-path to the corpus of the index."
+            )
+        return _UsersIndex(self._encoder, vectors)
+
+    def load(self, folder: Path) -> "_UsersIndex":
+        return _UsersIndex(self._encoder, read_faiss(self._file, self._encoder))
+
+
+class _UsersIndex(DenseIndex):
+    def save(self, folder: Path) -> None:
+        """Write nothing: the user's file stays in place."""

@@ -1,6 +1,6 @@
-"""Texts as vectors, by any Hugging Face encoder. The only file of the retriever that knows torch and transformers.
+"""Encodes texts as vectors with any Hugging Face encoder.
 
-Vectors have length 1, so that their product is the cosine.
+Vectors have length 1, so their product is the cosine.
 Shape letters: N texts, T tokens of the longest, D dimensions.
 """
 
@@ -15,17 +15,17 @@ from transformers import AutoModel, AutoTokenizer
 
 from protocol.errors import OperatorError
 
-# Texts of one pass. On a CPU more of them are no quicker, and each is as slow as the longest of them.
+# Texts of one pass. On a CPU larger batches are no faster, and each batch is as slow as its longest text.
 _CPU_BATCH, _GPU_BATCH = 16, 64
 
 
 @dataclass(frozen=True)
 class Family:
-    """How a family of encoders wants to be read."""
+    """Input format of a family of encoders."""
 
-    query_prefix: str  # before a query
-    passage_prefix: str  # before a document
-    pooling: str  # mean: over the text's tokens; first: the first token's
+    query_prefix: str  # text before a query
+    passage_prefix: str  # text before a document
+    pooling: str  # mean: average of all tokens; first: vector of the first token
 
 
 FAMILIES = {
@@ -36,7 +36,7 @@ FAMILIES = {
 
 
 class Encoder:
-    """An encoder; safe to use from several threads."""
+    """An encoder; threads may share it."""
 
     def __init__(self, model: str, family: str, max_query_tokens: int = 256, max_passage_tokens: int = 256) -> None:
         """Raises: OperatorError when the model cannot be loaded."""
@@ -46,7 +46,7 @@ class Encoder:
         self._max_query_tokens, self._max_passage_tokens = max_query_tokens, max_passage_tokens
         self._device = "cuda" if torch.cuda.is_available() else "cpu"
         self._batch = _GPU_BATCH if self._device == "cuda" else _CPU_BATCH
-        self._tokenizing = threading.Lock()  # a tokenizer changes while it reads: it raises in a second thread
+        self._tokenizing = threading.Lock()  # a tokenizer is not thread-safe: it raises in a second thread
         try:
             self._tokenizer = AutoTokenizer.from_pretrained(model)
             self._model = AutoModel.from_pretrained(model).to(self._device).eval()
@@ -68,7 +68,7 @@ class Encoder:
         vectors = np.empty((len(texts), self.dimension), np.float32)
         with self._tokenizing:
             tokens = self._tokenizer(list(texts), truncation=True, max_length=max_tokens)
-        # Of like length first: a pass is as slow as its longest text.
+        # Sort by length: a pass is as slow as its longest text.
         order = sorted(range(len(texts)), key=lambda index: len(tokens["input_ids"][index]))
         for start in range(0, len(order), self._batch):
             batch = order[start : start + self._batch]

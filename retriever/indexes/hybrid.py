@@ -1,7 +1,7 @@
-"""Words and vectors together: two indexes of one corpus, their ranks added up.
+"""A word index and a vector index of one corpus, combined by rank.
 
 A document's score is the sum of 1 / (60 + rank) over the indexes that found it, ranks from 1. Scores of different
-indexes have no common measure; ranks have.
+indexes are not comparable; ranks are.
 Source: reciprocal rank fusion, Cormack, Clarke and Buettcher, SIGIR 2009.
 """
 
@@ -13,7 +13,7 @@ from retriever.corpus import Corpus
 from retriever.indexes.index import Hit, Index, IndexKind
 
 _RANK_OFFSET = 60
-# Documents taken from each index for one that is asked for: those that both know win over those that one knows.
+# Candidates of each index per requested document: a document found by both beats a document found by one.
 _DEPTH = 5
 
 
@@ -27,7 +27,7 @@ class HybridIndex:
     def search(self, queries: Sequence[str], topk: int) -> list[list[Hit]]:
         depth = _DEPTH * topk
         found = zip(self._words.search(queries, depth), self._vectors.search(queries, depth), strict=True)
-        return [fused(rankings)[:topk] for rankings in found]
+        return [fuse_rankings(rankings)[:topk] for rankings in found]
 
     def save(self, folder: Path) -> None:
         self._words.save(folder)
@@ -35,7 +35,7 @@ class HybridIndex:
 
 
 class HybridKind:
-    """Makes hybrid indexes; the two kinds write files of different names."""
+    """Builds hybrid indexes; the two kinds write different file names."""
 
     def __init__(self, words: IndexKind, vectors: IndexKind) -> None:
         self._words = words
@@ -51,7 +51,7 @@ class HybridKind:
         return HybridIndex(self._words.load(folder), self._vectors.load(folder))
 
 
-def fused(rankings: Sequence[Sequence[Hit]]) -> list[Hit]:
+def fuse_rankings(rankings: Sequence[Sequence[Hit]]) -> list[Hit]:
     """Return the documents of all rankings, best first, ties in corpus order.
 
     Example: rows [7, 3] and [3]: row 3 has 1/62 + 1/61, row 7 has 1/61.

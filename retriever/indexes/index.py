@@ -1,4 +1,4 @@
-"""What every index can do, whatever it searches by."""
+"""The interface of all indexes."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -10,10 +10,10 @@ from retriever.corpus import Corpus
 
 @dataclass(frozen=True)
 class Hit:
-    """A document that was found."""
+    """One search result."""
 
-    row: int  # of the corpus
-    score: float  # larger is better; what it means is the index's
+    row: int  # document's row in the corpus
+    score: float  # larger is better; the scale depends on the index
 
 
 class Index(Protocol):
@@ -24,22 +24,22 @@ class Index(Protocol):
         ...
 
     def save(self, folder: Path) -> None:
-        """Write the index into a folder that holds the corpus's files already."""
+        """Write the index into a folder that already holds the corpus."""
         ...
 
 
 class IndexKind(Protocol):
-    """How indexes of one kind are made; it holds what they are made with, such as an encoder."""
+    """Builds and loads the indexes of one kind; holds the encoder, if it needs one."""
 
     def recipe(self) -> Mapping[str, str | int | float]:
-        """Return what decides, beside the corpus, what an index says: one of another recipe is built again."""
+        """Return everything except the corpus that determines an index. A changed recipe causes a rebuild."""
         ...
 
     def build(self, corpus: Corpus, scratch: Path | None = None) -> Index:
         """Return the index of a corpus.
 
-        scratch: folder that another try at the same index is given too, for work that need not be done twice.
-        Raises: OperatorError when nothing of it can be found.
+        scratch: folder for partial work, kept for the next attempt at the same index.
+        Raises: OperatorError when no document could ever be found.
         """
         ...
 

@@ -1,4 +1,4 @@
-"""An index whose first hits are put in a new order by a cross-encoder, which reads query and document together."""
+"""An index whose hits are reordered by a cross-encoder, which reads query and document together."""
 
 from collections.abc import Sequence
 from pathlib import Path
@@ -15,10 +15,10 @@ _MAX_TOKENS = 512
 
 
 class RerankedIndex:
-    """Searches `first` for `depth` documents and keeps those that the cross-encoder likes best."""
+    """Searches `first` for `depth` documents and returns the topk by the cross-encoder's score."""
 
     def __init__(self, first: Index, corpus: Corpus, model: str, depth: int) -> None:
-        """Raises: OperatorError when the model is no cross-encoder with one output."""
+        """Raises: OperatorError if the model is not a cross-encoder with one output."""
         self._first = first
         self._corpus = corpus
         self._depth = depth

@@ -9,10 +9,9 @@ import uvicorn
 from fastapi import FastAPI, Request
 
 from protocol.http.listen import address_of, bind
-from retriever.index_arguments import add_index_arguments, index_options
 from retriever.index_folder import open_or_build
-from retriever.indexes.bm25 import Bm25Index
-from retriever.indexes.words import words_of
+from retriever.indexes.bm25 import Bm25Index, words_of
+from retriever.indexes.by_name import add_index_arguments, index_options
 
 
 def main() -> int:

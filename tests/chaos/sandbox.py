@@ -22,8 +22,7 @@ from typing import Any
 
 import psutil
 
-from protocol.sandbox.limits import Limits, Ran
-from protocol.sandbox.run import Sandbox
+from protocol.sandbox.run import Limits, ProgramResult, Sandbox
 from tests.chaos.rig.escapes import ESCAPES, HANGING
 from tests.chaos.rig.verdict import conclude, options
 
@@ -67,7 +66,7 @@ async def escaped(sandbox: Sandbox) -> list[str]:
     return [way for way, ran in zip(ESCAPES, rans, strict=True) if "out" in ran.output.split() or ran.how != "exit"]
 
 
-async def attempted(sandbox: Sandbox, way: str, values: dict[str, Any]) -> Ran:
+async def attempted(sandbox: Sandbox, way: str, values: dict[str, Any]) -> ProgramResult:
     """Return how an escape went. values: of the host, by the names that stand for them in the program."""
     program = ESCAPES[way]
     for name, value in values.items():

@@ -65,7 +65,7 @@ def test_read_corpus_says_when_the_file_is_missing_or_empty(tmp_path: Path) -> N
     with pytest.raises(OperatorError, match=r"missing.jsonl cannot be read \(No such file or directory\)"):
         read_corpus(tmp_path / "missing.jsonl", tmp_path)
     (tmp_path / "empty.jsonl").write_text("\n")
-    with pytest.raises(OperatorError, match=r"empty.jsonl holds no document"):
+    with pytest.raises(OperatorError, match=r"empty.jsonl has no document"):
         read_corpus(tmp_path / "empty.jsonl", tmp_path)
 
 

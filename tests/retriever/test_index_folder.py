@@ -89,7 +89,7 @@ def test_open_index_refuses_a_folder_without_its_manifest(tmp_path: Path, corpus
 
 def test_build_leaves_a_strange_folder_alone(tmp_path: Path, corpus: Path) -> None:
     (tmp_path / "thesis.txt").write_text("precious")
-    with pytest.raises(OperatorError, match="holds something that is not an index of this service"):
+    with pytest.raises(OperatorError, match="holds files that are not an index of this service"):
         build_index(tmp_path, corpus, "bm25")
     assert (tmp_path / "thesis.txt").read_text() == "precious"
 
@@ -117,7 +117,7 @@ def test_build_removes_what_killed_builders_left(tmp_path: Path, corpus: Path, m
     fcntl.flock(lock, fcntl.LOCK_EX)
     build_index(tmp_path / "index", corpus, "bm25")  # all of them may just have been made
     assert len(os.listdir(tmp_path)) == 7
-    monkeypatch.setattr(index_folder, "_LEFT_S", 0.0)
+    monkeypatch.setattr(index_folder, "_MIN_AGE_S", 0.0)
     build_index(tmp_path / "index", corpus, "bm25")
     os.close(lock)
     assert sorted(os.listdir(tmp_path)) == [".index.building-lives", ".index.mine", "index", "index2", "source"]

@@ -81,10 +81,10 @@ def test_serve_imports_nothing_that_is_slow_to_import() -> None:
         (("--retriever-name", "e5"), "retriever: --retriever-name e5 needs --retriever-model"),
         (("--corpus-path", "/nowhere.jsonl"), "retriever: the corpus /nowhere.jsonl cannot be read"),
         (("--token-file", "/nowhere"), "token file /nowhere: cannot be read"),
-        (("--host", "not an address"), "retriever: on --host not an address programs of other machines can search too"),
-        (("--also-on", "10.9.8.7"), "retriever: on --also-on 10.9.8.7 programs of other machines can search too"),
-        (("--open", "--host=0.0.0.0"), "retriever: on --host 0.0.0.0 programs of other machines can search too"),
-        (("--host", "0.0.0.0"), "retriever: on --host 0.0.0.0 programs of other machines can search too"),  # noqa: S104
+        (("--host", "not an address"), "retriever: on --host not an address other machines can search too"),
+        (("--also-on", "10.9.8.7"), "retriever: on --also-on 10.9.8.7 other machines can search too"),
+        (("--open", "--host=0.0.0.0"), "retriever: on --host 0.0.0.0 other machines can search too"),
+        (("--host", "0.0.0.0"), "retriever: on --host 0.0.0.0 other machines can search too"),  # noqa: S104
     ],
 )
 def test_serve_exits_1_with_one_sentence(

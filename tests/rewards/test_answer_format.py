@@ -43,7 +43,7 @@ def test_blocks_that_may_be_missing_may_stand_anywhere_before_the_last() -> None
 
 @pytest.mark.parametrize("tags", ["", "think,", "think,think", "think,answer*", "<think>", "a b"])
 def test_tags_that_are_no_list_are_refused(tags: str) -> None:
-    with pytest.raises(OperatorError, match=r"--tags .* is no list of tags"):
+    with pytest.raises(OperatorError, match=r"--tags .* is not a list of tags"):
         form_of(tags)
 
 

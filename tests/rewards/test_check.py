@@ -13,7 +13,7 @@ import pytest
 from protocol.errors import OperatorError
 from rewards.bundled import scorer_named
 from rewards.check import _headers, _samples, _seconds
-from rewards.check_probes import Asked, Endpoint, Finding, findings
+from rewards.check_probes import Endpoint, Finding, Probe, findings
 from rewards.service import RewardService
 from tests.fakes.http_servers import (
     Answer,
@@ -25,7 +25,7 @@ from tests.fakes.http_servers import (
     serving,
 )
 
-SAMPLES = [Asked("1+1?", "<answer>2</answer>", "2"), Asked("2+2?", "<answer>5</answer>", "4")]
+SAMPLES = [Probe("1+1?", "<answer>2</answer>", "2"), Probe("2+2?", "<answer>5</answer>", "4")]
 
 
 @pytest.fixture(scope="module")
@@ -51,7 +51,7 @@ def test_good_endpoint_has_nothing_to_change() -> None:
     assert [finding.kind for finding in found] == ["ok", "ok"]
     assert found[1].fact == "Two samples in one request got a reward each: batch_size may be above 1."
     assert (finished.returncode, finished.stderr) == (0, "")
-    assert finished.stdout.splitlines()[-1] == f"{address} can be trained with."
+    assert finished.stdout.splitlines()[-1] == f"{address} can be used by a run."
 
 
 @pytest.mark.parametrize(
@@ -59,14 +59,14 @@ def test_good_endpoint_has_nothing_to_change() -> None:
     [
         (Answer({"detail": "no"}, 401), "It answered 401", "headers_env"),
         (Answer({"detail": "Not Found"}, 404), "It answered 404", "add the service's own, such as /get_reward"),
-        (Answer({"detail": "Method"}, 405), "It answered 405", "must take POST"),
-        (Answer({"detail": "field required"}, 422), "It answered 422", "Its fields are others"),
+        (Answer({"detail": "Method"}, 405), "It answered 405", "must accept POST"),
+        (Answer({"detail": "field required"}, 422), "It answered 422", "The service expects other fields"),
         (Answer("slow down", 429), "It answered 429", "lower max_concurrency"),
-        (Answer("Traceback", 500), 'It answered 500: "Traceback"', "The service's own log says more"),
-        (Answer("loading", 503), "It answered 503", "not ready, or full"),
+        (Answer("Traceback", 500), 'It answered 500: "Traceback"', "See the log of the service"),
+        (Answer("loading", 503), "It answered 503", "starting or overloaded"),
         (Answer(b"", 307, headers={"location": "/x"}), "It redirects to '/x'", "Give the address"),
         (Answer(b"<html>hello</html>"), "is not JSON", "That is a web page"),
-        (Answer({"score": 1.0}), "$.rewards is missing; the reply has the keys ['score']", 'Answer {"rewards"'),
+        (Answer({"score": 1.0}), "$.rewards is missing; the reply has the keys ['score']", 'Return {"rewards"'),
         (Answer({"rewards": []}), "$.rewards has 0 entries, expected 1", "one reward for each of the 1 queries"),
         (Answer({"rewards": [0.1, 0.2]}), "$.rewards has 2 entries, expected 1", "one reward for each"),
         (Answer({"rewards": [float("nan")]}), "expected a finite number", "finite number for every sample"),
@@ -74,7 +74,7 @@ def test_good_endpoint_has_nothing_to_change() -> None:
         (Answer({"rewards": ["0.5"]}), "$.rewards[0] is '0.5', expected a number", "not text or truth values"),
         (Answer({"rewards": [1.0], "scores": [None]}), "$.scores[0] is None", "finite number for every sample"),
         (Answer({"rewards": [1.0], "scores": [0.1, 0.2]}), "$.scores has 2 entries", "one reward for each"),
-        (Answer({"rewards": [1.0], "pad": "x" * (1 << 20)}), "over 1048576", "Send rewards alone"),
+        (Answer({"rewards": [1.0], "pad": "x" * (1 << 20)}), "over 1048576", "Send the rewards only"),
     ],
 )
 def test_bad_answer_is_a_problem_in_words(server: ScriptedServer, answer: Answer, fact: str, advice: str) -> None:
@@ -89,7 +89,7 @@ def test_bad_answer_is_a_problem_in_words(server: ScriptedServer, answer: Answer
     [
         (free_address(), "No connection", "Start the service"),
         ("http://no-such-host.invalid/", "No connection", "The host's name is not known"),
-        ("localhost:8000", "is no address", "Expected http://HOST:PORT/PATH"),
+        ("localhost:8000", "is not an address", "Expected http://HOST:PORT/PATH"),
     ],
 )
 def test_address_where_nobody_answers_is_a_problem(url: str, fact: str, advice: str) -> None:
@@ -182,7 +182,7 @@ def test_endpoint_for_single_samples_alone_is_a_warning(
 
 def test_rewards_by_chance_are_a_warning(server: ScriptedServer) -> None:
     url = server.script("chance", *[Answer({"rewards": [number / 10]}) for number in range(4)])
-    assert "The same sample got 0, then 0.2." in [finding.fact for finding in _found(url)]
+    assert "One sample got 0, then 0.2." in [finding.fact for finding in _found(url)]
 
 
 def test_sample_of_the_users_is_sent_with_its_columns(server: ScriptedServer, tmp_path: Path) -> None:
@@ -198,24 +198,24 @@ def test_sample_of_the_users_is_sent_with_its_columns(server: ScriptedServer, tm
     ("row", "problem"),
     [
         ("{}", "missing 1 required positional argument: 'prompt'"),
-        ('{"prompt": [{"role": "user", "content": "p"}]}', "its prompt and response are not both text"),
-        ('{"prompt": "p", "columns": [1]}', "its columns are no object"),
+        ('{"prompt": [{"role": "user", "content": "p"}]}', "prompt and response must be text"),
+        ('{"prompt": "p", "columns": [1]}', "columns must be an object"),
     ],
 )
 def test_sample_that_is_none_is_refused(row: str, problem: str, tmp_path: Path) -> None:
     (tmp_path / "row.json").write_text(f"{row}\n")
-    with pytest.raises(OperatorError, match="holds no sample") as refusal:
+    with pytest.raises(OperatorError, match="is not a sample") as refusal:
         _samples(tmp_path / "row.json")
     assert problem in str(refusal.value)
 
 
 @pytest.mark.parametrize("header", ["X-Key", ": v", "X-Key: \u00e9", "X-Key: a\nb"])
 def test_header_that_is_none_is_refused(header: str) -> None:
-    with pytest.raises(OperatorError, match="is no header"):
+    with pytest.raises(OperatorError, match="is not a header"):
         _headers([header], None)
 
 
 @pytest.mark.parametrize("limit", ["0", "-1", "nan", "inf"])
 def test_time_limit_that_is_none_is_refused(limit: str) -> None:
-    with pytest.raises(ArgumentTypeError, match="is no time limit"):
+    with pytest.raises(ArgumentTypeError, match="is not a time limit"):
         _seconds(limit)

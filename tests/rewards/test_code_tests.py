@@ -8,8 +8,7 @@ from typing import Any
 import pytest
 
 from protocol.errors import OperatorError
-from protocol.sandbox.limits import Limits
-from protocol.sandbox.run import Sandbox
+from protocol.sandbox.run import Limits, Sandbox
 from rewards.code_tests import Case, cases_of, code_of, make_code_scorer
 from rewards.sample import SampleError, Score, make_sample
 

@@ -69,10 +69,10 @@ def test_batches_are_of_like_length_and_bounded() -> None:
 def test_model_without_a_trained_head_is_refused(tmp_path: Path) -> None:
     Qwen2ForCausalLM(_config()).save_pretrained(tmp_path)
     byte_tokenizer().save_pretrained(tmp_path)
-    with pytest.raises(OperatorError, match=r"has 2 outputs|has no weights score\.weight: it is no reward model"):
+    with pytest.raises(OperatorError, match=r"has 2 outputs|has no weights score\.weight: it is not a reward model"):
         RewardModel(ModelOptions(str(tmp_path)))
 
 
 def test_folder_that_is_missing_is_named() -> None:
-    with pytest.raises(OperatorError, match="rewards: --model /nowhere is no folder"):
+    with pytest.raises(OperatorError, match="rewards: --model /nowhere is not a folder"):
         RewardModel(ModelOptions("/nowhere"))

@@ -4,8 +4,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from protocol.errors import NeighbourError, OperatorError
-from protocol.sandbox.limits import Limits, Ran
-from protocol.sandbox.run import Sandbox
+from protocol.sandbox.run import Limits, ProgramResult, Sandbox
 from protocol.settings.run_spec import RunSpec
 from rollout.environments.base import ToolRefusal
 from rollout.neighbours.node import Node
@@ -48,7 +47,7 @@ class PythonTool:
         self._sandbox.close()
 
 
-def told(ran: Ran, limits: Limits) -> str:
+def told(ran: ProgramResult, limits: Limits) -> str:
     """Return what the policy reads of a run: what was printed, errors behind it, and how it ended if not in order."""
     parts = [ran.output.rstrip()]
     if ran.how != "exit" or ran.exit_code:

@@ -10,8 +10,7 @@ import psutil
 import pytest
 
 from protocol.errors import OperatorError
-from protocol.sandbox.limits import Limits
-from protocol.sandbox.run import Sandbox, _gone
+from protocol.sandbox.run import Limits, Sandbox, _wait_until_gone
 
 # A loaded machine may take seconds to start a process.
 ROOMY = Limits(wall_s=60.0)
@@ -82,7 +81,7 @@ async def test_program_whose_output_is_read_no_more_is_gone_all_the_same(sandbox
         while not process.stdout._paused:  # asyncio has taken as much as it holds, and the pipe is full behind it
             await asyncio.sleep(0.01)
         os.killpg(process.pid, signal.SIGKILL)
-        await _gone(process)
+        await _wait_until_gone(process)
     assert process.returncode is not None
 
 

@@ -9,9 +9,8 @@ import pytest
 
 from protocol.errors import OperatorError
 from retriever.corpus import Corpus, title_of
-from retriever.indexes.bm25 import K1, B, Bm25Index, _best_rows
+from retriever.indexes.bm25 import K1, B, Bm25Index, _best_rows, words_of
 from retriever.indexes.index import Hit
-from retriever.indexes.words import words_of
 
 CONTENTS = [
     '"Belarus"\nBelarus is a country; alpha-2 code BY.',
@@ -104,3 +103,18 @@ def test_best_rows_are_those_of_sorting_all_scores(num_documents: int, topk: int
     scores = (chance.integers(0, 6, num_documents) * chance.integers(0, 2, num_documents)).astype(np.float32)
     found = [row for row in range(num_documents) if scores[row] > 0]
     assert _best_rows(scores, topk) == sorted(found, key=lambda row: (-scores[row], row))[:topk]
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("What is the alpha-2 code?", ["what", "is", "the", "alpha", "2", "code"]),
+        ("Curaçao ÅLAND Türkiye", ["curacao", "aland", "turkiye"]),
+        ("ﬁve ½", ["five", "1", "2"]),
+        ("snake_case", ["snake", "case"]),
+        ("東京 МИНСК", ["東京", "минск"]),
+        ("?!", []),
+    ],
+)
+def test_words_are_folded_lower_case_runs_of_letters_and_digits(text: str, expected: list[str]) -> None:
+    assert words_of(text) == expected

@@ -17,7 +17,7 @@ from retriever.indexes import dense
 from retriever.indexes.bm25 import Bm25Index
 from retriever.indexes.by_name import IndexOptions, kind_named
 from retriever.indexes.encoder import Encoder
-from retriever.indexes.hybrid import fused
+from retriever.indexes.hybrid import fuse_rankings
 from retriever.indexes.index import Hit
 from retriever.indexes.reranked import RerankedIndex
 from tests.fakes.tiny_encoder import make_tiny_cross_encoder, make_tiny_encoder
@@ -164,12 +164,12 @@ def test_hybrid_adds_up_the_ranks_of_words_and_vectors(tmp_path: Path, encoder: 
     opened, _, was_built = open_or_build(tmp_path / "index", corpus_file, "hybrid", options)
     words, vectors = Bm25Index.build(CORPUS), kind_named("e5", options).build(CORPUS)
     pairs = zip(words.search(QUERIES, 15), vectors.search(QUERIES, 15), strict=True)
-    assert hybrid.search(QUERIES, 3) == [fused(pair)[:3] for pair in pairs]
+    assert hybrid.search(QUERIES, 3) == [fuse_rankings(pair)[:3] for pair in pairs]
     assert (opened.search(QUERIES, 3), was_built) == (hybrid.search(QUERIES, 3), False)
 
 
 def test_fused_prefers_what_both_know_and_breaks_ties_by_the_corpus() -> None:
-    assert fused([[Hit(7, 9.0), Hit(3, 8.0)], [Hit(3, 0.1), Hit(1, 0.0)]]) == [
+    assert fuse_rankings([[Hit(7, 9.0), Hit(3, 8.0)], [Hit(3, 0.1), Hit(1, 0.0)]]) == [
         Hit(3, 1 / 62 + 1 / 61),
         Hit(7, 1 / 61),
         Hit(1, 1 / 62),

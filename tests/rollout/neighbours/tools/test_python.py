@@ -3,7 +3,7 @@
 import pytest
 
 from protocol.errors import OperatorError
-from protocol.sandbox.limits import Limits, Ran
+from protocol.sandbox.run import Limits, ProgramResult
 from protocol.settings.tools.offered import ToolsSettings
 from rollout.environments.base import ToolRefusal
 from rollout.neighbours.node import Node
@@ -14,15 +14,15 @@ from tests.fakes.rollout_fakes import make_keys, make_spec
 @pytest.mark.parametrize(
     ("ran", "text"),
     [
-        (Ran("42\n", "a warning", "exit", 0), "42"),
-        (Ran("", "", "exit", 0), "Nothing was printed."),
-        (Ran("1\n", "Traceback\nValueError\n", "exit", 1), "1\nTraceback\nValueError"),
-        (Ran("1\n", "", "time", 0), "1\nError: it was ended after 10 s"),
-        (Ran("xx", "", "output", 0), "xx\nError: it was ended after 65536 bytes of output"),
-        (Ran("", "", "exit", 139), "Error: it was ended by signal 11"),
+        (ProgramResult("42\n", "a warning", "exit", 0), "42"),
+        (ProgramResult("", "", "exit", 0), "Nothing was printed."),
+        (ProgramResult("1\n", "Traceback\nValueError\n", "exit", 1), "1\nTraceback\nValueError"),
+        (ProgramResult("1\n", "", "time", 0), "1\nError: it was ended after 10 s"),
+        (ProgramResult("xx", "", "output", 0), "xx\nError: it was ended after 65536 bytes of output"),
+        (ProgramResult("", "", "exit", 139), "Error: it was ended by signal 11"),
     ],
 )
-def test_run_is_told_as_what_was_printed_and_how_it_ended(ran: Ran, text: str) -> None:
+def test_run_is_told_as_what_was_printed_and_how_it_ended(ran: ProgramResult, text: str) -> None:
     assert told(ran, Limits()) == text
 
 
