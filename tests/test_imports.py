@@ -49,7 +49,7 @@ def test_probe_tells_a_library_that_was_imported() -> None:
 
 def test_a_learner_rank_imports_nothing_of_the_coordinator() -> None:
     probe = (
-        "import sys, learner.rank.process, learner.rank.rank, learner.rank.start, learner.run.cluster.servers\n"
+        "import sys, learner.rank.process, learner.rank.rank, learner.rank.start, learner.cluster.servers\n"
         "print(sorted(name for name in sys.modules if name.startswith('learner.coordinator')))"
     )
     done = subprocess.run([sys.executable, "-c", probe], capture_output=True, text=True, check=True, timeout=240)

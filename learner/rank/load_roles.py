@@ -13,8 +13,8 @@ from learner.models.reference import ReferenceModel
 from learner.models.roles import Roles, load_policy
 from learner.models.scoring.choose_way import choose_way
 from learner.models.settings import critic_settings, policy_settings, reference_settings
-from learner.objectives.needs import is_reference_the_base, needs_reference
 from learner.objectives.warm_start import warm_start
+from learner.plan.needs import is_reference_the_base, needs_reference
 from protocol.errors import OperatorError
 from protocol.settings.settings import Settings
 

@@ -13,8 +13,8 @@ from learner.checkpoint.sealed_files import Tell
 from learner.disk.layout import CHECKPOINTS
 from learner.models.parked import ParkedModels
 from learner.models.world import own_device, reduce_max, reduce_tensor
-from learner.objectives.needs import is_trained
 from learner.objectives.policy_gradient import PolicyGradient, StepOutcome
+from learner.plan.needs import is_trained
 from learner.rank.checkpoint import CheckpointWriter
 from learner.rank.coordinator_client import CoordinatorClient
 from learner.rank.place import WAITING_FOR_BATCH, WAITING_FOR_PROOF, RunPlace

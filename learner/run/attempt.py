@@ -8,17 +8,17 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from learner.checkpoint.verdicts import complaints
+from learner.cluster import fleet, processes, ray_door, servers
+from learner.cluster.cluster_end import check_cluster
+from learner.cluster.models import run_models
 from learner.disk.layout import CHECKPOINTS
+from learner.plan.processes import Topology
 from learner.rank.place import WAITING_FOR_BATCH, WAITING_FOR_PROOF, RunPlace
-from learner.run.cluster import fleet, processes, ray_door, servers
-from learner.run.cluster.await_plan import Stopped, await_plan
-from learner.run.cluster.changes import Changes, Moved
-from learner.run.cluster.cluster_end import check_cluster
-from learner.run.cluster.models import run_models
+from learner.run.await_plan import Stopped, await_plan
+from learner.run.changes import Changes, Moved
 from learner.run.rank_watch import RankWatch
 from learner.run.same_index import SameIndex
 from learner.run.server_watch import ServerWatch
-from learner.run.topology import Topology
 from protocol.errors import NeighbourError, OperatorError
 from protocol.settings.run_spec import EngineRequest, RunSpec, engine_request, run_spec
 

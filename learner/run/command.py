@@ -14,9 +14,8 @@ from pathlib import Path
 from rich.console import Console
 from rich.table import Table
 
-from learner.run.checks.job_folder import check_job_folder
 from learner.run.detached import OPTION, start_detached
-from learner.run.output import forget_unwritten
+from learner.run.terminal import forget_unwritten
 from protocol.errors import NeighbourError, OperatorError, SettingsError
 from protocol.node.home import read_cluster, sluice_home
 from protocol.settings.loader import describe_settings, load_settings, names_own_run, settings_help
@@ -25,6 +24,7 @@ from protocol.settings.settings import Settings
 
 _QUICK_START = "quickstart"
 _QUICK_START_CONFIG = Path(__file__).resolve().parents[2] / "deploy" / "configs" / "quickstart.yaml"
+_RAY_COPIES = "working_dir_files"  # folder in which Ray puts the copies of `ray job submit --working-dir`
 _ABOUT = """\
 Train a language model with reinforcement learning on the cluster that deploy/start_cluster.sh started.
 A command that names policy.model or data.train, or gives a --config file, is a run of your own and gets nothing of the
@@ -88,7 +88,7 @@ def _main(arguments: Sequence[str]) -> int:
     logging.basicConfig(level=logging.WARNING, format="%(asctime)s %(levelname)-5s %(name)s  %(message)s")
     # Imported here: --help and a wrong setting answer at once, without Ray.
     if own.plan:
-        from learner.run.plan_on_cluster import plan
+        from learner.run.plan_command import plan
 
         plan(settings, own.cluster and Path(own.cluster))
         return 0
@@ -133,3 +133,23 @@ def _kept_traceback(error: BaseException) -> str:
     except OSError as failure:
         return f" (its traceback could not be kept: {failure.strerror})"
     return f" (traceback: {path})"
+
+
+def check_job_folder(settings: Settings, working_folder: Path, *, is_detached: bool = False) -> None:
+    """Raise SettingsError where the run folder would be in Ray's copy of a job's folder, or the run outlive the job.
+
+    Ray deletes that copy some time after the job. settings: with absolute paths. is_detached: --no-wait.
+    """
+    if _RAY_COPIES not in working_folder.parts:
+        return
+    if is_detached:
+        raise SettingsError(
+            "settings: --no-wait has the run outlive its Ray job, after which Ray deletes its copy of the job's folder."
+            " Leave it out here; ray job submit has a --no-wait of its own."
+        )
+    folder = Path(settings.run.dir)
+    if folder.is_relative_to(working_folder):
+        raise SettingsError(
+            f"settings: run.dir = {folder.relative_to(working_folder)} is in Ray's copy of the job's folder, which Ray "
+            "deletes after the job. Give run.dir a whole path, such as --run.dir /data/runs."
+        )

@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from learner.checkpoint.copies.copier import CheckpointCopier
     from learner.disk.metrics_lines import MetricsReader
     from learner.live.view import LiveView
-    from learner.run.rank_memory import Sizes
+    from learner.plan.memory import Sizes
     from protocol.node.home import ClusterState
     from protocol.settings.settings import Settings
 

@@ -10,8 +10,8 @@ from learner.checkpoint.copies.copier import KEPT_RECORDS, CheckpointCopier
 from learner.checkpoint.copies.store import Copy, CopyStore, StoreError, copy_name, open_store
 from learner.checkpoint.manifest import MANIFEST, CorruptCheckpointError, verify
 from learner.disk.layout import CHECKPOINTS, SETTINGS
-from learner.run.output import say
 from learner.run.start import RunStart, locked, plan_start
+from learner.run.terminal import say
 from protocol.disk.files import move_synced, replace_file
 from protocol.errors import OperatorError, SettingsError
 from protocol.settings.loader import saved_run_name

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from learner.disk.layout import SETTINGS
-from learner.run.output import say
+from learner.run.terminal import say
 from protocol.errors import OperatorError
 from protocol.node.current_run import current_run, log_of_run, refusal
 from protocol.waits import until

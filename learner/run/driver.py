@@ -13,23 +13,22 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from learner.cluster.cluster_end import cluster_end
 from learner.disk.metrics_lines import MetricsReader
 from learner.disk.model_folder import read_vocab_size
 from learner.live.alarms import HealthWatch
 from learner.live.view import LiveView
 from learner.live.wandb_log import WandbLog
-from learner.objectives.needs import needs_of
+from learner.plan.memory import read_sizes
+from learner.plan.needs import needs_of
+from learner.plan.topology import plan_topology
 from learner.rank.proof.asking import asking_a_process
 from learner.report.write import write_report
 from learner.run.checks.preflight import Inspected
-from learner.run.cluster.cluster_end import cluster_end
 from learner.run.copied_start import copier_of
-from learner.run.output import say
 from learner.run.proven_start import proven_start
-from learner.run.rank_memory import read_sizes
-from learner.run.signals import stop_signals
 from learner.run.start import RunStart, locked, plan_restart, prepare_folder
-from learner.run.topology import plan_topology
+from learner.run.terminal import say, stop_signals
 from protocol.errors import NeighbourError, OperatorError
 from protocol.node.current_run import using_cluster
 from protocol.node.home import ClusterState, read_cluster
@@ -59,7 +58,7 @@ def drive(inspected: Inspected) -> int:
         raise OperatorError(f"{end}. Start the cluster with deploy/start_cluster.sh.")
     start, settings, progress = inspected.start, inspected.settings, _Progress()
     os.environ |= cluster.ray_environment()
-    from learner.run.cluster import ray_door
+    from learner.cluster import ray_door
 
     with (
         using_cluster(start.run_id, start.folder),
@@ -133,8 +132,8 @@ def check_cluster(
     record: Callable[[dict[str, float]], None],
 ) -> "RunContext":
     """Ask what only a running cluster can tell: nothing is started, nothing written. Raises: what is wrong with it."""
-    from learner.run.cluster import fleet, ray_door
-    from learner.run.cluster.await_plan import Stopped, await_nodes
+    from learner.cluster import fleet, ray_door
+    from learner.run.await_plan import Stopped, await_nodes
     from learner.run.context import RunContext
 
     settings = inspected.settings
@@ -172,8 +171,8 @@ def _run_attempts(start: RunStart, context: "RunContext", progress: _Progress) -
     Raises: what ended the last attempt. However it ends, no process of the run is left, and the servers stay warm.
     """
     from learner.run.attempt import RunAttempt
-    from learner.run.cluster.await_plan import Stopped
-    from learner.run.cluster.changes import Moved
+    from learner.run.await_plan import Stopped
+    from learner.run.changes import Moved
 
     furthest, num_restarts = -1, 0
     while True:

@@ -17,7 +17,7 @@ SILENCE_S = 120.0
 
 
 class AskedRank(Protocol):
-    """A learner rank as it is asked: `learner.run.cluster.processes.Rank`."""
+    """A learner rank as it is asked: `learner.cluster.processes.Rank`."""
 
     @property
     def name(self) -> str: ...

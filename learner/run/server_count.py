@@ -12,8 +12,8 @@ from collections.abc import Set as AbstractSet
 from pathlib import Path
 from typing import Any, Literal, Protocol
 
+from learner.plan.processes import Processes
 from learner.run.server_watch import ServerWatch
-from learner.run.topology import Processes
 from protocol.errors import NeighbourError, OperatorError
 from protocol.node.drained import Leaving
 from protocol.node.server_wish import ServerAnswer, ServerWish, answer_wish, read_answer, read_wish

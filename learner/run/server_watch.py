@@ -8,7 +8,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from learner.run.cluster.servers import RAY_CALLS, ServerCalls
+from learner.cluster.servers import RAY_CALLS, ServerCalls
 from protocol.errors import AwayError, NeighbourError, OperatorError
 from protocol.settings.run_spec import RunSpec
 

@@ -15,7 +15,7 @@ import json, os
 from protocol.node.home import read_cluster
 cluster = read_cluster()
 os.environ |= cluster.ray_environment()
-from learner.run.cluster import fleet, ray_door as door
+from learner.cluster import fleet, ray_door as door
 with door.connected(cluster):
     if {is_lending}:
         sleeper = {{"live": lambda self: __import__("time").sleep(60)}}

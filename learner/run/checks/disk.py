@@ -6,8 +6,8 @@ from pathlib import Path
 
 from learner.disk.model_folder import BYTES
 from learner.disk.model_size import ModelSize
-from learner.objectives.needs import is_reference_the_base, needs_critic, needs_reference
-from learner.run.rank_memory import Sizes
+from learner.plan.memory import Sizes
+from learner.plan.needs import is_reference_the_base, needs_critic, needs_reference
 from protocol.errors import OperatorError
 from protocol.settings.settings import Settings
 

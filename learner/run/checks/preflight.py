@@ -13,12 +13,12 @@ from learner.disk.model_folder import (
     read_max_positions,
     read_vocab_size,
 )
-from learner.objectives.needs import needs_critic, needs_of
+from learner.plan.memory import read_sizes
+from learner.plan.needs import needs_critic, needs_of
 from learner.run.checks.disk import check_disk
 from learner.run.checks.prompt_checks import TrainPrompts, check_held_out, read_train_prompts
 from learner.run.checks.user_code import check_user_code
 from learner.run.copied_start import start_from_here, start_with_copies
-from learner.run.rank_memory import read_sizes
 from learner.run.start import RunStart
 from protocol.errors import SettingsError
 from protocol.settings.settings import Settings

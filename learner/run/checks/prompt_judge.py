@@ -1,34 +1,43 @@
-"""Which prompts the policy can be given: those its tokenizer can write, with room for an answer.
+"""Which prompts fit the policy: its tokenizer can encode them, and the context has room for an answer.
 
-Most need no tokenizer: a text has no more tokens than bytes. The others are encoded; chat messages in a process of its
-own, because rendering them imports torch.
+Most need no tokenizer, because a text has no more tokens than bytes. The others are encoded. Chat messages are rendered
+in a separate process, because that imports torch.
 """
 
 import multiprocessing
 from collections.abc import Sequence
 from concurrent.futures import ProcessPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
+from functools import lru_cache
 from pathlib import Path
 from types import TracebackType
-from typing import Any, Self
+from typing import Any, NamedTuple, Self
 
 from tokenizers import Tokenizer
 
 from learner.data.prompt_reading import Refusal
 from learner.data.prompts import Prompt
-from learner.run.checks.chat_lengths import Measured, measure
 from protocol.errors import SettingsError
+from protocol.message_texts import with_texts
 from protocol.settings.settings import Settings
 
-# Tokens that a tokenizer adds around a text: marks of its beginning and end.
+# Tokens that a tokenizer adds around a text, such as begin and end marks.
 _ADDED_TOKENS = 64
 _Signature = tuple[tuple[str, ...], ...]
 
 
-class PromptJudge:
-    """Says of prompts why they cannot be used. Holds a process while it is used with chat messages.
+class PromptLength(NamedTuple):
+    """One prompt as the tokenizer sees it."""
 
-    max_tokens: longest prompt that is wanted; None: any for which the context has room.
+    num_tokens: int  # tokens of the prompt with its chat template; 0 when it cannot be rendered
+    num_bytes: int  # bytes of the encoded text
+    problem: str = ""  # reason why it cannot be rendered; empty when it can
+
+
+class PromptJudge:
+    """Returns the reasons why prompts cannot be used. It holds a process once it has seen chat messages.
+
+    max_tokens: longest accepted prompt; None: the context decides.
     """
 
     def __init__(self, model: Path, settings: Settings, max_tokens: int | None = None) -> None:
@@ -40,7 +49,7 @@ class PromptJudge:
         self._room = min(self._context - self._response, max_tokens or self._context)
         self._fast: Tokenizer | None = None
         self._child: ProcessPoolExecutor | None = None
-        self._template_bytes: dict[_Signature, int] = {}  # what the chat template adds to messages of these roles
+        self._template_bytes: dict[_Signature, int] = {}  # bytes that the chat template adds, by roles
 
     def __enter__(self) -> Self:
         return self
@@ -52,7 +61,7 @@ class PromptJudge:
             self._child.shutdown(cancel_futures=True)
 
     def __call__(self, prompts: Sequence[Prompt]) -> list[Refusal | None]:
-        """Return for each prompt what is wrong with it, or None. Raises: SettingsError without a usable tokenizer."""
+        """Return the problem of each prompt, or None. Raises: SettingsError without a usable tokenizer."""
         unsure = [place for place, prompt in enumerate(prompts) if not self._surely_fits(prompt.prompt)]
         verdicts: list[Refusal | None] = [None] * len(prompts)
         is_slow = not (self._model / "tokenizer.json").is_file()
@@ -72,7 +81,7 @@ class PromptJudge:
         added = self._template_bytes.get(signature) if signature is not None else None
         return added is not None and _content_bytes(prompt) + added + _ADDED_TOKENS <= self._room
 
-    def _learn(self, prompt: str | list[dict[str, Any]], measured: Measured) -> None:
+    def _learn(self, prompt: str | list[dict[str, Any]], measured: PromptLength) -> None:
         if isinstance(prompt, str) or measured.problem or (signature := _signature(prompt)) is None:
             return
         self._template_bytes[signature] = max(0, measured.num_bytes - _content_bytes(prompt))
@@ -101,13 +110,13 @@ class PromptJudge:
         except Exception as error:  # the tokenizers library raises Exception itself
             raise self._unusable(error) from error
 
-    def _measure(self, prompts: Sequence[str | list[dict[str, Any]]]) -> list[Measured]:
+    def _measure(self, prompts: Sequence[str | list[dict[str, Any]]]) -> list[PromptLength]:
         if not prompts:
             return []
         if self._child is None:
             self._child = ProcessPoolExecutor(1, multiprocessing.get_context("spawn"))
         try:
-            return self._child.submit(measure, self._model, self._trust_remote_code, list(prompts)).result()
+            return self._child.submit(measure_prompts, self._model, self._trust_remote_code, list(prompts)).result()
         except BrokenProcessPool as error:
             raise self._unusable(error) from error
         except Exception as error:  # a tokenizer that cannot be loaded raises anything
@@ -119,7 +128,7 @@ class PromptJudge:
 
 
 def _signature(messages: Sequence[dict[str, Any]]) -> _Signature | None:
-    """Return what decides how a template treats messages, their texts apart; None when they hold more than texts."""
+    """Return the roles, which decide what a template adds; None when messages hold more than texts."""
     parts = []
     for message in messages:
         if len(message) != 2 or not isinstance(message["content"], str) or not message["content"].strip():
@@ -130,3 +139,29 @@ def _signature(messages: Sequence[dict[str, Any]]) -> _Signature | None:
 
 def _content_bytes(messages: Sequence[dict[str, Any]]) -> int:
     return sum(len(message["content"].encode()) for message in messages)
+
+
+def measure_prompts(
+    model: Path, trust_remote_code: bool, prompts: Sequence[str | list[dict[str, Any]]]
+) -> list[PromptLength]:
+    """Return each prompt's length. Raises: errors of the tokenizer's loading."""
+    tokenizer = _tokenizer(model, trust_remote_code)
+    return [_measure_one(tokenizer, prompt) for prompt in prompts]
+
+
+@lru_cache(maxsize=1)
+def _tokenizer(model: Path, trust_remote_code: bool) -> Any:
+    from transformers import AutoTokenizer
+
+    return AutoTokenizer.from_pretrained(model, trust_remote_code=trust_remote_code)
+
+
+def _measure_one(tokenizer: Any, prompt: str | list[dict[str, Any]]) -> PromptLength:
+    try:
+        if isinstance(prompt, str):
+            return PromptLength(len(tokenizer.encode(prompt)), len(prompt.encode()))
+        text = tokenizer.apply_chat_template(with_texts(prompt), add_generation_prompt=True, tokenize=False)
+        return PromptLength(len(tokenizer.encode(text, add_special_tokens=False)), len(text.encode()))
+    except Exception as error:  # templates raise whatever jinja does
+        reason = " ".join(str(error).split())[:300] or type(error).__name__
+        return PromptLength(0, 0, f"cannot be rendered by the tokenizer of policy.model: {reason}")

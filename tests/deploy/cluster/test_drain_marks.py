@@ -9,7 +9,7 @@ import pytest
 
 from deploy.cluster.node_ray.processes import ray_processes
 from deploy.node.home import Home
-from learner.run.cluster.drain_marks import DrainMarks
+from learner.cluster.drain_marks import DrainMarks
 from protocol.node.drained import Leaving, drain, said_leaving, undrain
 from tests.deploy.running_cluster import RunningCluster
 from tests.fakes.waiting import wait_until

@@ -20,10 +20,11 @@ from deploy.cluster.node_ray.processes import ray_processes
 from deploy.fleet.fleet import Fleet
 from deploy.fleet.place import places
 from deploy.node.home import Home
+from learner.cluster import ray_door
 from learner.disk.model_size import ModelSize
-from learner.run.cluster import ray_door
-from learner.run.rank_memory import Sizes
-from learner.run.topology import Topology, plan_topology
+from learner.plan.memory import Sizes
+from learner.plan.processes import Topology
+from learner.plan.topology import plan_topology
 from protocol.errors import SettingsError
 from protocol.settings.settings import Settings
 from tests.deploy.conftest import RAY_TOKEN

@@ -26,7 +26,7 @@ from learner.models.training.deepspeed_config import import_deepspeed
 from learner.models.weights.lora import LoraForm
 from tests.learner.models.forked_world import run_world
 from tests.learner.models.small_policy import flat, loss, settings, trajectories
-from tests.learner.run.held_tensors import held_tensors
+from tests.learner.plan.held_tensors import held_tensors
 
 # Settings that must not change a gradient.
 CASES: dict[str, dict[str, Any]] = {

@@ -9,7 +9,7 @@ from transformers import AutoModelForCausalLM
 
 from learner.disk.model_folder import BYTES
 from learner.disk.model_size import read_model_size
-from learner.run.rank_memory import trained_memory
+from learner.plan.memory import trained_memory
 from protocol.settings.policy import LoraSettings
 from protocol.settings.roles.zero_stage import zero_stage_of
 from tests.fakes.tiny_models import make_tiny_model

@@ -4,10 +4,9 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from learner.run.placement.node import Node
+from learner.plan.processes import Node, Processes
 from learner.run.server_count import ServerCount
 from learner.run.server_watch import ServerWatch
-from learner.run.topology import Processes
 from protocol.errors import NeighbourError, OperatorError
 from protocol.node.drained import Leaving
 from protocol.node.server_wish import read_answer

@@ -7,8 +7,7 @@ from typing import Any
 
 import pytest
 
-from learner.run import attempt, driver
-from learner.run.cluster import await_plan
+from learner.run import attempt, await_plan, driver
 from learner.run.start import RunStart
 from protocol.errors import NeighbourError, OperatorError, SettingsError
 
@@ -84,7 +83,7 @@ def nodes(monkeypatch: pytest.MonkeyPatch) -> Any:
     """Waits for nodes: plan says how often they cannot hold the run before they can."""
     monkeypatch.setattr(await_plan, "_POLL_S", 0.01)
     monkeypatch.setattr(await_plan, "check_cluster", lambda cluster: None)
-    monkeypatch.setattr("learner.run.cluster.ray_door.drained_nodes", set)
+    monkeypatch.setattr("learner.cluster.ray_door.drained_nodes", set)
     monkeypatch.setattr("ray.nodes", list)
 
     def awaiting(refusals: int, stop: threading.Event) -> tuple[Any, list[str]]:

@@ -7,10 +7,10 @@ from typing import Any
 import pytest
 
 from learner.disk.model_size import ModelSize
+from learner.plan.memory import Sizes
+from learner.plan.processes import Node
+from learner.plan.topology import plan_topology
 from learner.run.command import main
-from learner.run.placement.node import Node
-from learner.run.rank_memory import Sizes
-from learner.run.topology import plan_topology
 from protocol.settings.loader import load_settings
 from protocol.settings.settings import Settings
 from tests.fakes.tiny_models import make_tiny_model

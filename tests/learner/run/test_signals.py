@@ -13,7 +13,7 @@ _WAIT = """\
 import signal, sys, time
 signal.signal(signal.SIGINT, signal.default_int_handler)
 {before}
-from learner.run.signals import stop_signals
+from learner.run.terminal import stop_signals
 with stop_signals() as stop:
     print("ready", flush=True)
     print("stopped" if stop.wait({wait_s}) else "went on", flush=True)
@@ -56,7 +56,7 @@ def test_hangup_that_nohup_ignores_stays_ignored() -> None:
 
 _ON_TERMINAL = """\
 import os, sys
-from learner.run.signals import leave_closed_terminal
+from learner.run.terminal import leave_closed_terminal
 assert sys.stdin.readline() == "closed\\n"
 leave_closed_terminal()
 os.write(1, b"to nobody")

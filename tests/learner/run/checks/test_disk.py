@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 
 from learner.disk.model_size import ModelSize
+from learner.plan.memory import Sizes
 from learner.run.checks.disk import check_disk, checkpoint_bytes
-from learner.run.rank_memory import Sizes
 from protocol.errors import OperatorError
 from protocol.settings.settings import Settings
 

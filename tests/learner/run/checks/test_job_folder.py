@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from learner.run.checks.job_folder import check_job_folder
+from learner.run.command import check_job_folder
 from protocol.errors import SettingsError
 from protocol.settings.settings import Settings
 

@@ -4,7 +4,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from learner.run.cluster.servers import shared_retrievers
+from learner.cluster.servers import shared_retrievers
 from rollout.neighbours.node import Node
 from rollout.neighbours.tools.search import SearchTool
 from tests.fakes.http_servers import Answer, ScriptedServer, scripted_server

@@ -1,0 +1,121 @@
+"""The processes of one start of a run: its coordinator and its learner ranks, placed, told their place, and ended."""
+
+import os
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import ray
+from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
+
+from learner.cluster.fleet import find_fleet
+from learner.cluster.ray_door import call
+from learner.cluster.servers import RayServer
+from learner.coordinator.process import CoordinatorProcess
+from learner.disk.shared_folder import shared_mark
+from learner.plan.processes import Processes, Topology
+from learner.rank.place import RankPlace
+from protocol import failpoints
+from protocol.errors import OperatorError
+from protocol.node.keeper_files import own_node_id
+from protocol.node.model_files import ModelFiles
+from protocol.ray_calls import OUR_ACTOR
+from protocol.settings.settings import Settings
+
+# A rank imports torch and DeepSpeed before its first answer.
+_IMPORT_S = 180.0
+
+
+def place_coordinator(
+    settings: Settings, folder: Path, run_id: str, last_step: int, host: str, vocab_size: int | None
+) -> Any:
+    """Start the coordinator on this node, where the run folder is. Returns its handle."""
+    here = NodeAffinitySchedulingStrategy(own_node_id(), soft=False)
+    environment = {"env_vars": _passed_on()} if _passed_on() else None
+    options = {**OUR_ACTOR, "max_concurrency": 3, "scheduling_strategy": here, "runtime_env": environment}
+    actor = ray.remote(**options)(CoordinatorProcess)
+    return actor.remote(settings, folder, run_id, last_step, host, vocab_size)
+
+
+def borrow_processes(ranks: Processes, coordinator: Any) -> Any:
+    """Ask the fleet for processes that become learner ranks; they end with the coordinator. Returns a reference."""
+    nodes = [node.node_id for node in ranks.places]
+    return find_fleet().lend_processes.remote(ranks.count, ranks.num_gpus, [coordinator], nodes, dict(ranks.resources))
+
+
+def make_ranks(
+    processes: Sequence[Any], topology: Topology, settings: Settings, folder: Path, models: Mapping[str, ModelFiles]
+) -> "list[Rank]":
+    """Make a learner rank of each process and tell each its place in their world. Returns them in their order.
+
+    topology: by which the processes were placed. models: by the setting that names each, on this node.
+    Raises: OperatorError naming a node that does not share the run folder.
+    """
+    named = zip(rank_names(topology), processes, strict=True)
+    ranks = [Rank(number, name, process) for number, (name, process) in enumerate(named)]
+    becoming = [rank.become(settings, folder, models) for rank in ranks]
+    for rank, reference in zip(ranks, becoming, strict=True):
+        call(reference, rank.name, _IMPORT_S)
+    _check_shared(ranks, folder)
+    host, port = call(ranks[0].ask("offer_address"), ranks[0].name)
+    # All at once: each spends seconds on its imports.
+    placing = [rank.ask("take_place", RankPlace(rank.number, len(ranks), host, port)) for rank in ranks]
+    for rank, reference in zip(ranks, placing, strict=True):
+        call(reference, rank.name, _IMPORT_S)
+    return ranks
+
+
+def rank_names(topology: Topology) -> list[str]:
+    """Return what people are told of each rank, in order: with its node where the cluster has several."""
+    several = len(topology.nodes) > 1
+    places = [f" on node {node.node_ip}" if several else "" for node in topology.ranks.places]
+    return [f"learner rank {number}{place}" for number, place in enumerate(places)]
+
+
+def _check_shared(ranks: "Sequence[Rank]", folder: Path) -> None:
+    """Raise OperatorError when a rank does not see what this process writes into the run folder, or cannot write."""
+    with shared_mark(folder) as mark:
+        asked = [(rank, rank.ask("sees", mark)) for rank in ranks]
+        answers = {f"learner rank {rank.number}": call(reference, rank.name) for rank, reference in asked}
+    missing = {who: node_ip for who, (node_ip, is_seen) in answers.items() if not is_seen}
+    if missing:
+        named = ", ".join(f"{who} on node {node_ip}" for who, node_ip in missing.items())
+        raise OperatorError(
+            f"The run folder {folder} is not shared with {named}: what this node writes there is not seen, or nothing "
+            "can be written. Set run.dir to a folder on a disk that all nodes with learner ranks share, or place the "
+            "ranks on this node."
+        )
+
+
+def end(coordinator: Any, ranks: "Sequence[Rank]") -> None:
+    """Kill a run's actors. Those that could not be killed end with this process: the coordinator, and so the ranks."""
+    for rank in ranks:
+        rank.end()
+    if coordinator is not None:
+        ray.kill(coordinator)
+
+
+class Rank:
+    """A learner rank: a process of the fleet's that has become a `learner.rank.process.RankProcess`."""
+
+    def __init__(self, number: int, name: str, process: Any) -> None:
+        """name: for people."""
+        self.number = number
+        self.name = name
+        self._process = process
+
+    def become(self, settings: Settings, folder: Path, models: Mapping[str, ModelFiles]) -> Any:
+        path = "learner.rank.process:RankProcess"
+        return self._process.become.remote(path, _passed_on(), settings, folder, models, RayServer)
+
+    def ask(self, method: str, *arguments: Any) -> Any:
+        """Return a reference to the answer of a RankProcess's method."""
+        return self._process.invoke.remote(method, *arguments)
+
+    def end(self) -> None:
+        ray.kill(self._process)
+
+
+def _passed_on() -> dict[str, str]:
+    """Return what of this process's environment concerns the whole run: the cluster's processes have their own."""
+    return {name: os.environ[name] for name in (failpoints.VARIABLE,) if os.environ.get(name)}

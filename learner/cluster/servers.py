@@ -1,0 +1,141 @@
+"""The rollout servers as a run's command and its ranks reach them, each call one call of Ray's."""
+
+import contextlib
+from collections.abc import Callable, Coroutine, Mapping, Sequence
+from typing import Any, Protocol
+
+import ray
+from ray.exceptions import RayError
+
+from learner.cluster.fleet import find_fleet
+from learner.cluster.ray_door import call, is_done
+from learner.plan.processes import Processes
+from protocol.errors import NeighbourError
+from protocol.ray_calls import NAMESPACE
+from protocol.settings.run_spec import EngineRequest, RunSpec
+from protocol.weights.controls import FIRST_TURN, VERBS, learner_name
+
+
+def ensure_servers(engine: EngineRequest, planned: Processes, may_be_late: bool = False) -> Any:
+    """Ask the fleet for warm or new rollout servers. Returns a reference to a list of {name, node_ip, warm, is_started,
+    shared_retriever_url}. may_be_late: where one is ready, the engines of the others are left to be started.
+    """
+    request, nodes = engine.model_dump(mode="json"), [node.node_id for node in planned.places]
+    resources = dict(planned.resources)
+    return find_fleet().ensure.remote(request, planned.count, planned.num_gpus, nodes, resources, may_be_late)
+
+
+class AskedFleet:
+    """`learner.run.server_count.FleetCalls` through Ray. engine: of every server."""
+
+    def __init__(self, engine: EngineRequest) -> None:
+        self._engine = engine.model_dump(mode="json")
+
+    def add(self, planned: Processes, nodes: Sequence[str]) -> Any:
+        return find_fleet().add.remote(self._engine, list(nodes), planned.num_gpus, dict(planned.resources))
+
+    def remove(self, name: str) -> Any:
+        return find_fleet().remove.remote(name)
+
+    def describe(self) -> Any:
+        return find_fleet().describe.remote()
+
+    def is_done(self, reference: Any) -> bool:
+        return is_done(reference)
+
+    def result(self, reference: Any) -> Any:
+        return call(reference, "the fleet")
+
+
+def shared_retrievers(servers: Sequence[Mapping[str, Any]]) -> tuple[str, ...]:
+    """Return where other nodes search the retrievers of these servers' nodes, each once. servers: as the fleet says."""
+    return tuple(sorted({str(url) for server in servers if (url := server["shared_retriever_url"])}))
+
+
+def attach_servers(names: Sequence[str], spec: RunSpec) -> dict[str, dict[str, Any]]:
+    """Tell every rollout server of the run; returns, when all have answered, what each says of it: `content_hash`, the
+    digest of the index that it searches ("": none, or its retriever tells none), and `base_url`, where agents generate,
+    if they play the run. Raises: what the first of them raised.
+    """
+    body = spec.model_dump(mode="json")
+    asked = [(name, server(name).attach.remote(body)) for name in names]
+    return {name: call(reference, name, 120.0)["run"] for name, reference in asked}
+
+
+def put_to_sleep(names: Sequence[str], spec: RunSpec) -> None:
+    """Have the servers of the run give their devices up. Raises: what the first of them raised."""
+    attempt = (learner_name(spec.run_id, spec.incarnation), FIRST_TURN)
+    asked = [(name, server(name).sleep.remote(attempt)) for name in names]
+    for name, reference in asked:
+        call(reference, name, 120.0)
+
+
+def detach_servers(names: Sequence[str]) -> None:
+    """Have the servers forget the run and stay warm. One that does not answer is left to the fleet."""
+    with contextlib.suppress(RayError):
+        references = [server(name).detach.remote() for name in names if is_alive(name)]
+        ray.wait(references, num_returns=len(references), timeout=10.0) if references else None
+
+
+def server(name: str) -> Any:
+    """Return the handle of a rollout server. Raises: NeighbourError when no such server runs."""
+    try:
+        return ray.get_actor(name, namespace=NAMESPACE)
+    except ValueError:
+        raise NeighbourError(name, "is not running") from None
+
+
+def is_alive(name: str) -> bool:
+    try:
+        server(name)
+    except NeighbourError:
+        return False
+    return True
+
+
+class ServerCalls(Protocol):
+    """How rollout servers are asked without waiting for them."""
+
+    def ask(self, name: str, method: str, *arguments: Any) -> Any:
+        """Return a reference to a server's answer; a server that is gone answers by failing."""
+
+    def is_done(self, reference: Any) -> bool:
+        """Return whether the answer, or the failure, is there."""
+
+    def result(self, reference: Any, name: str) -> Any:
+        """Return the answer. Raises: what the server raised; NeighbourError when it died."""
+
+
+class RayCalls:
+    """ServerCalls through Ray."""
+
+    def ask(self, name: str, method: str, *arguments: Any) -> Any:
+        return getattr(server(name), method).remote(*arguments)
+
+    def is_done(self, reference: Any) -> bool:
+        return is_done(reference)
+
+    def result(self, reference: Any, name: str) -> Any:
+        return call(reference, name)
+
+
+RAY_CALLS = RayCalls()
+
+
+class RayServer:
+    """A rollout server's weight controls (`protocol.weights.controls.ServerControls`); each call is one Ray call."""
+
+    def __init__(self, name: str) -> None:
+        self.name = name
+        self._handle = server(name)
+
+
+def _passed_on(verb: str) -> Callable[..., Coroutine[Any, Any, Any]]:
+    async def call(server: RayServer, *arguments: Any) -> Any:
+        return await getattr(server._handle, verb).remote(*arguments)
+
+    return call
+
+
+for _verb in VERBS:
+    setattr(RayServer, _verb, _passed_on(_verb))

@@ -1,0 +1,122 @@
+"""`python -m learner.evaluate MODEL SET [SET ..]`: score a model on held-out prompts, on the running cluster.
+
+The command is a run of no steps with one evaluation. One learner rank loads the model and pushes it to the warm rollout
+servers; nothing is trained or saved. Exit status: as `python -m learner.run`.
+"""
+
+import argparse
+import json
+import re
+import sys
+import time
+from collections.abc import Sequence
+from pathlib import Path
+
+if __name__ == "__main__":
+    # `python -m` puts the working folder first on the path, where a user may have a `protocol/` of their own.
+    sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+
+from rich.console import Console
+from rich.table import Table
+
+from learner.disk.metrics_lines import MetricsReader
+from learner.run.command import main as run
+from protocol.settings.quality.evaluation import MAIN_SET
+from protocol.settings.section import LARGEST_COUNT
+
+_ABOUT = """\
+Score a model folder, or a Hugging Face name, on sets of held-out prompts without training it: means with their
+standard error, pass@k, majority@n, and means by data source. Every answer is in evaluations.jsonl of the run folder.
+A set is a JSONL or Parquet file, or NAME=FILE. Without a name the first set is held_out, and another has its file's
+name. Settings may follow as in python -m learner.run, such as --rollout.environment search."""
+_PREFIX = "eval/"  # of a score's name in metrics.jsonl
+
+
+def main(arguments: Sequence[str]) -> int:
+    """Run the command; returns its exit status."""
+    parser = argparse.ArgumentParser("python -m learner.evaluate", description=_ABOUT, allow_abbrev=False)
+    parser.add_argument("model", metavar="MODEL", help="model folder or Hugging Face name")
+    parser.add_argument("sets", metavar="SET", nargs="+", help="prompts with labels: FILE or NAME=FILE")
+    parser.add_argument("--samples", type=int, default=1, help="samples of a prompt; one greedy sample is added")
+    parser.add_argument("--num-prompts", type=int, default=LARGEST_COUNT, help="the first so many of each set")
+    parser.add_argument("--name", help="name of the run folder; by default the model's name and the time")
+    parser.add_argument("--dir", default="runs", help="folder that holds the run folder")
+    parser.add_argument("--config", help="settings file, as of python -m learner.run")
+    parser.add_argument("--json", action="store_true", help="print the scores as one JSON object, last of all")
+    options, settings = parser.parse_known_args(arguments)
+    name = options.name or f"evaluate-{_plain(Path(options.model).name)}-{time.strftime('%Y%m%d-%H%M%S')}"
+    of_config = ["--config", options.config] if options.config is not None else []
+    if status := run([*of_config, *settings, *options_of(options, name)]):
+        return status
+    scores = read_scores(Path(options.dir).expanduser() / name)
+    if not scores:
+        return 0  # stopped, or --plan
+    if options.json:
+        print(json.dumps(scores))
+    else:
+        Console(markup=False, emoji=False).print(scores_table(scores))
+    return 0
+
+
+def options_of(options: argparse.Namespace, name: str) -> list[str]:
+    """Return what makes a run an evaluation alone, as settings of `python -m learner.run`."""
+    sets = [_named(given, number) for number, given in enumerate(options.sets)]
+    has_main = sets[0][0] == MAIN_SET
+    given = {
+        "run.name": name,
+        "run.dir": options.dir,
+        "run.max_steps": "0",
+        "run.resume": "never",
+        "policy.model": options.model,
+        "policy.warm_start.data": "null",
+        "data.train": "",
+        "data.eval": sets[0][1] if has_main else "null",
+        "eval.every_steps": "1",
+        "eval.best": "null",
+        "eval.samples": str(options.samples),
+        "eval.num_prompts": str(options.num_prompts),
+        "eval.sets": json.dumps([{"name": set_name, "data": file} for set_name, file in sets[has_main:]]),
+    }
+    return [part for key, value in given.items() for part in (f"--{key}", value)]
+
+
+def _named(given: str, number: int) -> tuple[str, str]:
+    """Return a set's name and file. The first one is data.eval, and has its name, where it is given no other."""
+    name, equals, file = given.partition("=")
+    if equals and "/" not in name:  # a path may hold = itself
+        return name, file
+    return (_plain(Path(given).stem) if number else MAIN_SET), given
+
+
+def _plain(text: str) -> str:
+    """Return text as a run or a set may be named."""
+    return re.sub(r"[^A-Za-z0-9_.-]", "-", text).lstrip("-_.")[:60] or "model"
+
+
+def read_scores(folder: Path) -> dict[str, dict[str, float]]:
+    """Return, by set, what the newest evaluation of a run came to; {} when none has ended."""
+    scores: dict[str, dict[str, float]] = {}
+    lines = [line for line in MetricsReader(folder / "metrics.jsonl").new_lines() if "eval_step" in line]
+    for key, value in lines[-1].items() if lines else ():
+        if key.startswith(_PREFIX):
+            name, _, figure = key.removeprefix(_PREFIX).partition("/")
+            scores.setdefault(name, {})[figure] = value
+    return scores
+
+
+def scores_table(scores: dict[str, dict[str, float]]) -> Table:
+    """Return every figure with its standard error, where it has one."""
+    table = Table("set", "figure", title="Scores", title_justify="left")
+    table.add_column("value", justify="right")
+    for name, figures in scores.items():
+        for figure, value in figures.items():
+            if figure.endswith("_error"):
+                continue
+            error = figures.get(f"{figure}_error")
+            shown = f"{value:g}" if figure.endswith("num_prompts") else f"{value:.4f}"
+            table.add_row(name, figure, shown if error is None else f"{shown} ± {error:.4f}")
+    return table
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

@@ -1,1 +1,0 @@
-"""The command that scores a model folder without training it. Reading order: command, scores."""

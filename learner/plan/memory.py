@@ -1,0 +1,120 @@
+"""What the models of one learner rank take of memory, as far as it is known before they are loaded. No torch here.
+
+What DeepSpeed 0.19 keeps of a model of n trained and f frozen parameters over r ranks, in types of b and of 4 bytes:
+
+    stage   weights        gradients   master weights, moments   a bucket of gradients   gathered for use
+    0       (n + f) b      4 n         8 n                       -                       -
+    1       (n + f) b      4 n         12 n / r                  b n, at most b * 0.5e9  -
+    2       (n + f) b      4 n / r     12 n / r                  b n, at most b * 0.5e9  -
+    3       (n + f) b / r  4 n / r     12 n / r                  b n, at most b * 0.5e9  (n + f) b, at most b * 1e9
+
+What is offloaded has its gradients twice in the host's memory, at stage 1 on the device too, and below stage 3 the
+weights that it makes once more.
+Source: ZeRO, arXiv:1910.02054, section 3; the last two columns, DeepSpeed's reduce_bucket_size and
+stage3_max_live_parameters. Held against a measured tiny model by tests/learner/models/test_gradient_ranks.py and
+tests/learner/plan/test_measured_memory.py.
+"""
+
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from learner.disk.model_folder import BYTES, find_named_model
+from learner.disk.model_size import ModelSize, read_model_size
+from learner.plan.needs import is_reference_the_base, needs_critic, needs_reference
+from protocol.settings.roles.zero_stage import Offload, critic_zero, zero_stage_of
+from protocol.settings.settings import Settings
+
+_FLOAT32 = 4
+_MAX_BUCKET = 500_000_000  # parameters whose gradients are reduced together
+_MAX_GATHERED = 1_000_000_000  # parameters that ZeRO 3 has whole at once
+
+
+@dataclass(frozen=True)
+class Memory:
+    """Bytes of one rank."""
+
+    device: int  # of its GPU, or of the host's memory where it has none
+    host: int = 0  # of the host's memory: what is offloaded
+    # Of the device's: what comes and goes, at most: buckets, gathered weights, activations
+    passing: int = field(default=0, compare=False)
+
+    def __add__(self, other: "Memory") -> "Memory":
+        return Memory(self.device + other.device, self.host + other.host, self.passing + other.passing)
+
+
+@dataclass(frozen=True)
+class Sizes:
+    """How large the models of a run are."""
+
+    policy: ModelSize
+    critic: ModelSize | None = None  # None: as the policy, where there is one
+    reference: ModelSize | None = None  # None: as the policy, where there is one
+
+
+def read_sizes(settings: Settings, model: Path) -> Sizes:
+    """Return the sizes of a run's models. model: the policy's folder; the others are in the folders that they name."""
+    named = {
+        setting: read_model_size(find_named_model(f"{setting}.model", name))
+        for setting, name in (("critic", settings.critic.model), ("reference", settings.reference.model))
+        if name
+    }
+    return Sizes(read_model_size(model, settings.policy.lora), named.get("critic"), named.get("reference"))
+
+
+def rank_memory(settings: Settings, sizes: Sizes) -> Memory:
+    """Return what policy, critic, reference and one micro-batch's activations take on one rank."""
+    learner, dtype = settings.learner, settings.policy.dtype
+    policy, stage = sizes.policy, zero_stage_of(learner.zero_stage, settings.policy.dtype)
+    total = trained_memory(policy, dtype, stage, learner.num_ranks, learner.offload)
+    activations = activation_bytes(policy, settings)
+    if needs_critic(settings):
+        critic, (asked, offload) = sizes.critic or _without_adapters(policy), critic_zero(settings)
+        total += trained_memory(critic, dtype, zero_stage_of(asked, dtype), learner.num_ranks, offload)
+        activations = max(activations, activation_bytes(critic, settings))  # they are trained one after the other
+    if needs_reference(settings) and not is_reference_the_base(settings):
+        # One that is offloaded is on the device while it is used.
+        of_reference = (sizes.reference or policy).parameters * BYTES[dtype]
+        is_away = settings.reference.offload
+        total += Memory(of_reference, of_reference if is_away else 0, of_reference if is_away else 0)
+    return total + Memory(activations, passing=activations)
+
+
+def trained_memory(size: ModelSize, dtype: str, zero_stage: int, num_ranks: int, offload: Offload) -> Memory:
+    """Return what a model under training takes on one rank, without activations. zero_stage: the one that runs."""
+    trained = size.adapters or size.parameters
+    of_all = (size.parameters + size.adapters) * BYTES[dtype]
+    if zero_stage == 0:
+        return Memory(of_all + (_FLOAT32 + 8) * trained)
+    weights = of_all // num_ranks if zero_stage == 3 else of_all
+    gradients = _FLOAT32 * trained // (1 if zero_stage == 1 else num_ranks)
+    optimizer = 12 * trained // num_ranks
+    bucket = min(_MAX_BUCKET, trained) * BYTES[dtype]
+    gathered = min(of_all, _MAX_GATHERED * BYTES[dtype]) if zero_stage == 3 else 0
+    if offload == "none":
+        return Memory(weights + gradients + optimizer + bucket + gathered, passing=bucket + gathered)
+    again = 0 if zero_stage == 3 else BYTES[dtype] * trained // num_ranks
+    on_host = optimizer + 2 * _FLOAT32 * trained // num_ranks + again
+    if offload == "optimizer":
+        kept = weights + (gradients if zero_stage == 1 else 0)
+        return Memory(kept + bucket + gathered, on_host, bucket + gathered)
+    return Memory(bucket + gathered, weights + on_host, bucket + gathered)
+
+
+def activation_bytes(size: ModelSize, settings: Settings) -> int:
+    """Return what a micro-batch's forward pass keeps for the backward pass; 0 where the model's shape is not known.
+
+    With gradient checkpointing, what comes into each layer, and one layer's own.
+    """
+    learner, width = settings.learner, BYTES[settings.policy.dtype]
+    # A trajectory that is longer than a micro-batch's budget is one by itself.
+    tokens = max(learner.micro_batch_tokens, settings.rollout.max_context_tokens)
+    # Norms work in float32, of what came in: two copies of it where the weights are of another type.
+    in_layer = size.kept_in_layer * width + (8 * size.hidden_size if width != _FLOAT32 else 0)
+    between = size.hidden_size * width
+    if learner.gradient_checkpointing:
+        return tokens * (size.num_layers * between + in_layer)
+    return tokens * size.num_layers * in_layer
+
+
+def _without_adapters(size: ModelSize) -> ModelSize:
+    return ModelSize(size.parameters, 0, size.num_layers, size.hidden_size, size.kept_in_layer)

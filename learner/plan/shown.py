@@ -1,0 +1,150 @@
+"""`--plan`: which process goes where, with how many GPUs and what it will cost in memory, without starting anything."""
+
+from collections.abc import Sequence
+
+from rich.console import Console
+from rich.table import Table
+
+from learner.plan.assign import gpus_of
+from learner.plan.processes import Node, Processes, Topology
+from protocol.settings.roles.placement import servers_on_gpu
+
+_WHERE = {"here": "this node", "packed": "packed", "spread": "spread over nodes"}
+_GB = 1e9
+
+
+def show_plan(topology: Topology, title: str, facts: Sequence[str]) -> None:
+    """Print the plan: role by role, then node by node where the nodes are known, then what else there is to know."""
+    table = Table("process", "how many", "GPUs each", "memory each", "where", title=title)
+    for processes in (topology.coordinator, topology.ranks, topology.servers):
+        table.add_row(*_role_row(processes, is_placed=bool(topology.nodes)))
+    console = Console(markup=False, emoji=False)  # names and paths are the user's, in brackets too
+    console.print(table)
+    if topology.nodes:
+        console.print(_node_table(topology))
+        console.print(_totals(topology), soft_wrap=True)
+        if topology.shares_devices:
+            console.print(_turns(topology), soft_wrap=True)
+        if words := tight_words(topology):
+            console.print(words, soft_wrap=True)
+    else:
+        console.print(
+            "No Sluice cluster runs here: GPUs are as the settings ask, and 0 on a cluster without any.", soft_wrap=True
+        )
+    for fact in facts:
+        console.print(fact, soft_wrap=True)
+
+
+def node_rows(topology: Topology) -> list[tuple[str, str, str, str, str]]:
+    """Return of each node its name, GPUs taken of those there, ranks, servers, and memory of each GPU in GB."""
+    return [
+        (
+            node.node_ip,
+            f"{_gpus_taken(topology, node)} of {node.num_gpus}",
+            _numbers(topology.ranks, node),
+            _numbers(topology.servers, node),
+            _on_card(topology, node),
+        )
+        for node in topology.nodes
+    ]
+
+
+def tight_words(topology: Topology) -> str:
+    """Return which rank may run out of its GPU's memory in a full micro-batch; "" where none may.
+
+    What a process always has in memory is no guess, and `shortages.gpu_memory_shortages` refuses it.
+    """
+    ranks = topology.ranks
+    for node in ranks.places if ranks.num_gpus else ():
+        if node.gpu_bytes is not None and ranks.memory_bytes > node.gpu_bytes:
+            return (
+                "A rank may run out of memory: with a full micro-batch it takes up to "
+                f"{ranks.memory_bytes / _GB:.1f} GB, and a GPU of {node.node_ip} has {node.gpu_bytes / _GB:.0f} GB. "
+                "Lower learner.micro_batch_tokens or rollout.max_context_tokens, or set "
+                "learner.gradient_checkpointing to true."
+            )
+    return ""
+
+
+def _role_row(processes: Processes, is_placed: bool) -> tuple[str, str, str, str, str]:
+    gpus = f"{processes.num_gpus:g}{'' if is_placed or not processes.num_gpus else ' (0 without GPUs)'}"
+    memory = f"{processes.memory_bytes / 2**20:,.0f} MiB {processes.besides}"
+    memory += f", {processes.host_bytes / 2**20:,.0f} MiB of host memory" if processes.host_bytes else ""
+    num_nodes = len({id(node) for node in processes.places})
+    where = f"{processes.where} on {num_nodes} node{'s' * (num_nodes > 1)}" if num_nodes else _WHERE[processes.where]
+    return processes.role, str(processes.count), gpus, memory, where
+
+
+def _node_table(topology: Topology) -> Table:
+    table = Table("node", "GPUs", "learner ranks", "rollout servers", "memory of each GPU")
+    for row in node_rows(topology):
+        table.add_row(*row)
+    return table
+
+
+def _totals(topology: Topology) -> str:
+    taken = sum(_gpus_taken(topology, node) for node in topology.nodes)
+    present = sum(node.num_gpus for node in topology.nodes)
+    ranks, servers = topology.ranks, topology.servers
+    in_all = (
+        ranks.memory_bytes * ranks.count + servers.memory_bytes * servers.count * max(1, int(servers.num_gpus))
+    ) / _GB
+    return (
+        f"In all: {taken} of {present} GPUs, {len(topology.nodes)} nodes; {in_all:,.1f} GB in {ranks.count} ranks and "
+        f"{servers.count} servers, without their KV caches."
+    )
+
+
+def _turns(topology: Topology) -> str:
+    """Return who has what of a device in which part of a step, where ranks and servers share it."""
+    rank, server = topology.ranks, topology.servers
+    if not rank.num_gpus:
+        return (
+            "Ranks and servers take turns: servers stand still while ranks train. Without GPUs no memory is given up."
+        )
+    return (
+        f"Ranks and servers take turns on each GPU. Generating: a server, {server.memory_bytes / _GB:.1f} GB and its "
+        f"KV cache; learning: a rank, {rank.memory_bytes / _GB:.1f} GB; a push: both without cache and activations, "
+        f"{(rank.state_bytes + server.state_bytes) / _GB:.1f} GB. When it is not their turn the host's memory has them."
+    )
+
+
+def _gpus_taken(topology: Topology, node: Node) -> int:
+    if topology.shares_devices and topology.has_gpus:
+        return topology.ranks.places.count(node)
+    of_ranks = topology.ranks.places.count(node) * int(topology.ranks.num_gpus)
+    return of_ranks + gpus_of(topology.servers.places.count(node), topology.servers.num_gpus)
+
+
+def _numbers(processes: Processes, node: Node) -> str:
+    """Return which of a role's processes a node has, as "0-7" or "2, 5"; "-" for none."""
+    numbers = [number for number, place in enumerate(processes.places) if place == node]
+    if len(numbers) > 2 and numbers[-1] - numbers[0] == len(numbers) - 1:
+        return f"{numbers[0]}-{numbers[-1]}"
+    return ", ".join(map(str, numbers)) or "-"
+
+
+def _server_on_card(topology: Topology) -> str:
+    """Return who is on a server's GPU: "server"; "each of 2 servers" where so many share it."""
+    num_gpus = topology.servers.num_gpus
+    sharing = servers_on_gpu(num_gpus) if 0.0 < num_gpus < 1.0 and not topology.shares_devices else 1
+    return f"each of {sharing} servers" if sharing > 1 else "server"
+
+
+def _on_card(topology: Topology, node: Node) -> str:
+    """Return what processes take of a GPU, and of the host's memory: "rank 26.2 of 80 GB; host 706 of 2,000 GB".
+
+    Empty without GPUs, and where a node has none of the run's processes.
+    """
+    if not node.num_gpus:
+        return ""
+    parts = [
+        f"{name} {processes.memory_bytes / _GB:.1f}{' + KV cache' * (processes is topology.servers)}"
+        for name, processes in (("rank", topology.ranks), (_server_on_card(topology), topology.servers))
+        if node in processes.places
+    ]
+    of = f" of {node.gpu_bytes / _GB:.0f}" if node.gpu_bytes is not None else ""
+    on_host = sum(part.places.count(node) * part.host_bytes for part in (topology.ranks, topology.servers))
+    of_host = f" of {node.host_bytes / _GB:,.0f}" if node.host_bytes is not None else ""
+    host = f"; host {on_host / _GB:,.0f}{of_host} GB" if on_host else ""
+    return f"{(' or ' if topology.shares_devices else ', ').join(parts)}{of} GB{host}" if parts else ""

@@ -1,0 +1,97 @@
+"""Where the processes of a run's next attempt will be: planned for the nodes that there are, once these hold it."""
+
+from __future__ import annotations
+
+import contextlib
+import time
+from typing import TYPE_CHECKING
+
+from learner.cluster import ray_door
+from learner.cluster.cluster_end import check_cluster
+from learner.plan.processes import Processes, Topology
+from learner.plan.topology import place_servers, plan_topology
+from protocol.errors import OperatorError, SettingsError
+from protocol.node.drained import drained_nodes
+
+if TYPE_CHECKING:
+    import threading
+    from collections.abc import Callable
+
+    from learner.live.view import LiveView
+    from learner.run.context import RunContext
+    from protocol.node.home import ClusterState
+    from protocol.settings.settings import Settings
+
+_POLL_S = 0.5
+# A node that is started anew is back within minutes.
+_NODES_S = 180.0
+
+
+class Stopped(Exception):
+    """Ctrl-C, SIGTERM or SIGHUP came while the run was still starting."""
+
+
+def await_plan(context: RunContext) -> Topology:
+    """Return the plan for the nodes that are there now: one may have gone since the run began.
+
+    Blocks and raises as `await_nodes` does.
+    """
+    return await_nodes(lambda: plan_as_many(context), context.view, context.stop, context.cluster)
+
+
+def await_nodes(plan: Callable[[], Topology], view: LiveView, stop: threading.Event, cluster: ClusterState) -> Topology:
+    """Return what `plan` returns, once it does not raise SettingsError any more.
+
+    Blocks while the nodes cannot hold the run, for 180 s at most. Raises: OperatorError saying why not; Stopped;
+    NeighbourError when the cluster is gone.
+    """
+    deadline = time.monotonic() + _NODES_S
+    while True:
+        try:
+            with ray_door.naming_drained():
+                return plan()
+        except SettingsError as error:
+            if time.monotonic() > deadline:
+                raise OperatorError(f"The cluster's nodes cannot hold the run any more. {error}") from None
+            view.show_phase(f"waiting for nodes: {error}")
+        if stop.wait(_POLL_S):
+            raise Stopped
+        check_cluster(cluster)
+
+
+def plan_as_many(context: RunContext) -> Topology:
+    """Return the plan for the nodes that are there and not drained; where some are, with fewer servers if need be.
+
+    Raises: SettingsError when they do not hold the run.
+    """
+    wanted = context.changed.num_servers or context.settings.rollout.num_servers
+    nodes = ray_door.nodes()
+    try:
+        return plan_topology(_with_servers(context, wanted), context.sizes, nodes)
+    except SettingsError:
+        for number in range(wanted - 1, 0, -1) if drained_nodes() else ():
+            with contextlib.suppress(SettingsError):
+                return plan_topology(_with_servers(context, number), context.sizes, nodes)
+        raise
+
+
+def plan_servers(context: RunContext, topology: Topology, number: int) -> Processes:
+    """Return where so many servers would be beside the ranks as they are. topology: of the attempt that goes on.
+
+    Raises: OperatorError when they cannot be, or not in this attempt.
+    """
+    again = "Stop the run, set rollout.num_servers, and give the run's command again."
+    if topology.shares_devices:
+        raise OperatorError(f"Ranks and servers of this run share GPUs, on which another server has no room. {again}")
+    planned = plan_topology(_with_servers(context, number), context.sizes, ray_door.nodes())
+    if planned.backend != topology.backend:
+        raise OperatorError(
+            f"With {number} rollout servers weights would travel by {planned.backend}, and now they do by "
+            f"{topology.backend}. {again}"
+        )
+    return place_servers(topology.ranks, planned, context.settings)
+
+
+def _with_servers(context: RunContext, number: int) -> Settings:
+    settings = context.settings
+    return settings.model_copy(update={"rollout": settings.rollout.model_copy(update={"num_servers": number})})

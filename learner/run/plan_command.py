@@ -1,0 +1,88 @@
+"""`--plan` on the cluster that runs here, on one that a file describes, and without any: what would run where."""
+
+import os
+from collections.abc import Sequence
+from pathlib import Path
+
+from learner.cluster.cluster_end import cluster_end
+from learner.disk.model_folder import count_parameters
+from learner.plan.described import ModelShape, described_nodes, described_size, read_description
+from learner.plan.memory import Sizes, read_sizes
+from learner.plan.needs import needs_critic, needs_reference
+from learner.plan.processes import Node, Topology
+from learner.plan.shown import show_plan
+from learner.plan.topology import plan_topology
+from learner.run.checks.preflight import Inspected, inspect
+from protocol.errors import OperatorError, SettingsError
+from protocol.node.home import read_cluster
+from protocol.settings.settings import Settings
+
+
+def plan(settings: Settings, description: Path | None) -> None:
+    """Print which process would go where; starts nothing. description: of a cluster; None: the one that runs here.
+
+    A description that tells the model's shape too needs neither the model nor the prompts.
+    Raises: SettingsError when they do not fit, or what `inspect` raises.
+    """
+    described = None if description is None else read_description(description)
+    if described is not None and described.model is not None:
+        topology = plan_topology(settings, described_sizes(settings, described.model), described_nodes(described))
+        facts = [_steps(settings, topology), *_on_ranks(settings, ", each counted as large as it")]
+        show_plan(topology, f"Run {settings.run.name}", facts)
+        return
+    inspected = inspect(settings)
+    nodes = _find_nodes() if described is None else described_nodes(described)
+    topology = plan_topology(settings, read_sizes(settings, inspected.model), nodes)
+    show_plan(topology, f"Run {inspected.start.run_id}", _facts(inspected, topology))
+
+
+def described_sizes(settings: Settings, shape: ModelShape) -> Sizes:
+    """Return the sizes of a run's models, all as the policy. Raises: SettingsError for adapters."""
+    if settings.policy.lora.rank:
+        raise SettingsError(
+            f"settings: policy.lora.rank = {settings.policy.lora.rank}: adapters are counted in the model's own files. "
+            "Leave model out of the cluster's description, and give policy.model a folder."
+        )
+    return Sizes(described_size(shape))
+
+
+def _facts(inspected: Inspected, topology: Topology) -> list[str]:
+    settings, start = inspected.settings, inspected.start
+    num_prompts = len(inspected.train.index) if inspected.train is not None else 0
+    return [
+        f"{count_parameters(inspected.model):,} parameters; {num_prompts:,} prompts; "
+        f"{_steps(settings, topology, start.step + 1)} Run folder {start.folder}.",
+        *_on_ranks(settings),
+        *inspected.notices,
+    ]
+
+
+def _steps(settings: Settings, topology: Topology, first: int = 1) -> str:
+    learner, rollout = settings.learner, settings.rollout
+    return (
+        f"Steps {first} to {settings.run.max_steps} of {learner.groups_per_step} groups x {rollout.group_size} "
+        f"samples; at most {(learner.max_staleness + 1) * learner.groups_per_step} groups out at a time; weights by "
+        f"{topology.backend}."
+    )
+
+
+def _on_ranks(settings: Settings, how: str = "") -> list[str]:
+    """how: they are counted, where no folder tells of them."""
+    named = (("the critic", needs_critic(settings)), ("the reference", needs_reference(settings)))
+    on_ranks = [name for name, is_needed in named if is_needed]
+    return [f"On the learner ranks, with the policy{how}: {' and '.join(on_ranks)}."] if on_ranks else []
+
+
+def _find_nodes() -> Sequence[Node] | None:
+    """Return the running cluster's machines, None when none runs."""
+    try:
+        cluster = read_cluster()
+    except OperatorError:
+        return None
+    if cluster_end(cluster) is not None:
+        return None
+    os.environ |= cluster.ray_environment()
+    from learner.cluster import ray_door
+
+    with ray_door.connected(cluster):
+        return ray_door.nodes()

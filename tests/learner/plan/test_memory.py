@@ -1,0 +1,186 @@
+"""What a rank's models take of memory, from settings and sizes alone."""
+
+import json
+import shutil
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from learner.disk.model_size import ModelSize, read_model_size, size_of_shape
+from learner.plan.memory import Memory, Sizes, activation_bytes, rank_memory, read_sizes, trained_memory
+from protocol.settings.policy import LoraSettings
+from protocol.settings.roles.zero_stage import Offload
+from protocol.settings.settings import Settings
+from tests.fakes.tiny_models import make_tiny_model
+
+SHAPED = ModelSize(1000, num_layers=3, hidden_size=8, kept_in_layer=100)
+
+
+def settings(**sections: Any) -> Settings:
+    return Settings.model_validate({"policy": {"dtype": "float32"}, **sections})
+
+
+@pytest.mark.parametrize(
+    ("dtype", "zero_stage", "expected"),
+    [
+        ("float32", 0, 4000 + 4000 + 8000),
+        ("float32", 2, 4000 + 1000 + 3000 + 4000),
+        ("bfloat16", 1, 2000 + 4000 + 3000 + 2000),
+        ("bfloat16", 2, 2000 + 1000 + 3000 + 2000),
+        ("bfloat16", 3, 500 + 1000 + 3000 + 2000 + 2000),
+    ],
+)
+def test_a_trained_model_takes_what_zero_leaves_on_a_rank(dtype: str, zero_stage: int, expected: int) -> None:
+    assert trained_memory(ModelSize(1000), dtype, zero_stage, 4, "none") == Memory(expected)
+
+
+def test_adapters_alone_have_gradients_and_moments() -> None:
+    adapted = trained_memory(ModelSize(1000, adapters=40), "float32", 0, 1, "none")
+    assert adapted == Memory(4 * 1040 + 12 * 40)
+
+
+@pytest.mark.parametrize(
+    ("offload", "expected"),
+    [("optimizer", Memory(500 + 2000 + 2000, 3000 + 2000)), ("all", Memory(2000 + 2000, 500 + 3000 + 2000))],
+)
+def test_what_is_offloaded_is_in_host_memory(offload: Offload, expected: Memory) -> None:
+    assert trained_memory(ModelSize(1000), "bfloat16", 3, 4, offload) == expected
+
+
+def test_buffers_of_a_large_model_are_as_large_as_deepspeeds_limits() -> None:
+    large = trained_memory(ModelSize(8_000_000_000), "bfloat16", 3, 8, "none")
+    assert large.device == (2 + 4 + 12) * 1_000_000_000 + 2 * 500_000_000 + 2 * 1_000_000_000
+
+
+def test_stage_0_in_bfloat16_is_planned_as_the_stage_that_runs() -> None:
+    asked = [settings(policy={"dtype": "bfloat16"}, learner={"zero_stage": stage, "num_ranks": 2}) for stage in (0, 2)]
+    first, second = (rank_memory(each, Sizes(ModelSize(1000))) for each in asked)
+    assert first == second
+
+
+def test_critic_counts_at_its_own_stage_and_the_reference_whole() -> None:
+    given = settings(learner={"recipe": "ppo", "num_ranks": 2, "zero_stage": 3}, critic={"zero_stage": 2})
+    of_policy, of_critic = (trained_memory(ModelSize(1000), "float32", stage, 2, "none") for stage in (3, 2))
+    assert rank_memory(given, Sizes(ModelSize(1000))) == of_policy + of_critic + Memory(4 * 1000)
+
+
+def test_models_that_the_settings_name_count_by_their_own_sizes() -> None:
+    given = settings(learner={"recipe": "ppo"})
+    sizes = Sizes(ModelSize(1000), critic=ModelSize(50), reference=ModelSize(7))
+    assert rank_memory(given, sizes) == Memory(16 * 1000 + 16 * 50 + 4 * 7)
+
+
+def test_reference_that_is_offloaded_is_on_the_device_too_while_it_is_used() -> None:
+    given = settings(kl={"coefficient": 0.1}, reference={"offload": True})
+    assert rank_memory(given, Sizes(ModelSize(1000))) == Memory(16 * 1000 + 4000, 4000)
+
+
+def test_reference_of_a_policy_with_adapters_takes_nothing() -> None:
+    given = {"policy": {"dtype": "float32", "lora": {"rank": 2}}, "kl": {"coefficient": 0.1}}
+    size = ModelSize(1000, adapters=40)
+    alone = trained_memory(size, "float32", 0, 1, "none")
+    assert rank_memory(Settings.model_validate(given), Sizes(size)) == alone
+    refreshed = Settings.model_validate({**given, "reference": {"refresh_every_steps": 5}})
+    assert rank_memory(refreshed, Sizes(size)) == alone + Memory(4 * 1000)
+
+
+def test_activations_are_of_the_longest_micro_batch_and_checkpointing_leaves_one_layer_of_them() -> None:
+    plain = settings(learner={"micro_batch_tokens": 10}, rollout={"max_context_tokens": 600})
+    assert activation_bytes(SHAPED, plain) == 600 * 3 * 100 * 4
+    checkpointed = settings(learner={"micro_batch_tokens": 1000, "gradient_checkpointing": True})
+    checkpointed = checkpointed.model_copy(update={"rollout": plain.rollout})
+    assert activation_bytes(SHAPED, checkpointed) == 1000 * (3 * 8 + 100) * 4
+
+
+def test_critics_activations_are_not_there_beside_the_policys() -> None:
+    given = settings(learner={"recipe": "ppo", "micro_batch_tokens": 1000}, rollout={"max_context_tokens": 600})
+    without = Sizes(ModelSize(1000))
+    difference = rank_memory(given, Sizes(SHAPED)).device - rank_memory(given, without).device
+    assert difference == activation_bytes(SHAPED, given)
+
+
+@pytest.mark.parametrize(
+    ("config", "kept"),
+    [
+        # Llama 3.1 70B: 6 * 8192 between norms, 3 * 8192 + 2 * 1024 in attention, 4 * 28672
+        (
+            {"hidden_size": 8192, "num_attention_heads": 64, "num_key_value_heads": 8, "intermediate_size": 28672},
+            190464,
+        ),
+        # Qwen3 4B: 32 heads of 128 beside a hidden size of 2560
+        (
+            {
+                "hidden_size": 2560,
+                "num_attention_heads": 32,
+                "num_key_value_heads": 8,
+                "head_dim": 128,
+                "intermediate_size": 9728,
+            },
+            6 * 2560 + 3 * 4096 + 2 * 1024 + 4 * 9728,
+        ),
+        # Qwen3 30B-A3B: a token goes through 8 experts of 768; 6144 is of layers that have none
+        (
+            {
+                "hidden_size": 2048,
+                "num_attention_heads": 32,
+                "num_key_value_heads": 4,
+                "head_dim": 128,
+                "intermediate_size": 6144,
+                "moe_intermediate_size": 768,
+                "num_experts_per_tok": 8,
+            },
+            6 * 2048 + 3 * 4096 + 2 * 512 + 4 * 8 * 768,
+        ),
+        # Mixtral 8x7B: 2 experts of 14336
+        (
+            {
+                "hidden_size": 4096,
+                "num_attention_heads": 32,
+                "num_key_value_heads": 8,
+                "intermediate_size": 14336,
+                "num_experts_per_tok": 2,
+            },
+            6 * 4096 + 3 * 4096 + 2 * 1024 + 4 * 2 * 14336,
+        ),
+        # DeepSeekMoE 16B: 6 experts of 1408 and 2 that every token goes through
+        (
+            {
+                "hidden_size": 2048,
+                "num_attention_heads": 16,
+                "intermediate_size": 10944,
+                "moe_intermediate_size": 1408,
+                "num_experts_per_tok": 6,
+                "n_shared_experts": 2,
+            },
+            6 * 2048 + 3 * 2048 + 2 * 2048 + 4 * 8 * 1408,
+        ),
+    ],
+)
+def test_a_layer_keeps_what_its_heads_and_its_experts_take(config: dict[str, int], kept: int) -> None:
+    assert size_of_shape(1000, {"num_hidden_layers": 2, **config}).kept_in_layer == kept
+
+
+def test_weights_in_another_programs_form_beside_the_models_are_not_counted(tmp_path: Path) -> None:
+    folder = make_tiny_model(tmp_path / "model", tied=False, hidden_size=64)
+    size = read_model_size(folder, LoraSettings(rank=4))
+    whole = folder / "model.safetensors"
+    shutil.copy(whole, folder / "consolidated.safetensors")
+    assert read_model_size(folder, LoraSettings(rank=4)) == size
+    whole.rename(folder / "model-00001-of-00001.safetensors")  # as large models are stored
+    index = {"weight_map": {"lm_head.weight": "model-00001-of-00001.safetensors"}}
+    (folder / "model.safetensors.index.json").write_text(json.dumps(index))
+    assert read_model_size(folder, LoraSettings(rank=4)) == size
+
+
+def test_size_is_read_from_the_model_folder(tmp_path: Path) -> None:
+    folder = make_tiny_model(tmp_path / "model", tied=True, hidden_size=64)
+    given = settings(policy={"model": str(folder), "lora": {"rank": 4}}, critic={"model": str(folder)})
+    sizes = read_sizes(given, folder)
+    attention, mlp = 4 * (64 + 64), 3 * (64 + 192)
+    assert sizes.policy.adapters == 4 * 2 * (attention + mlp)
+    assert (sizes.policy.num_layers, sizes.policy.hidden_size) == (2, 64)
+    assert sizes.critic == ModelSize(sizes.policy.parameters, 0, 2, 64, sizes.policy.kept_in_layer)
+    assert sizes.reference is None
+    one = given.policy.lora.model_copy(update={"targets": ("q_proj",)})
+    assert read_model_size(folder, one).adapters == 4 * 2 * (64 + 64)

@@ -1,0 +1,88 @@
+"""Memory that processes of one node or one GPU have together, and one GPU that is too few for a run."""
+
+import pytest
+
+from learner.disk.model_size import ModelSize
+from learner.plan.memory import Sizes
+from learner.plan.processes import Node, Processes
+from learner.plan.shortages import Shortage, gpu_memory_shortages, shared_device_shortages
+from learner.plan.topology import plan_topology
+from protocol.errors import SettingsError
+from protocol.settings.settings import Settings
+
+_GB = 10**9
+
+
+def processes(role: str, state_bytes: int, places: list[Node], num_gpus: float = 1.0) -> Processes:
+    return Processes(
+        role, len(places) or 1, num_gpus, "packed", state_bytes, "", state_bytes=state_bytes, places=tuple(places)
+    )
+
+
+def test_a_server_with_half_a_gpu_has_half_of_its_memory() -> None:
+    card = Node("10.0.0.1", 1, gpu_bytes=24 * _GB)
+    assert gpu_memory_shortages(processes("rollout server", 12 * _GB, [card], 0.5), [card]) == []
+    (shortage,) = gpu_memory_shortages(processes("rollout server", 16 * _GB, [card], 0.5), [card])
+    assert (shortage.needs, shortage.node) == ("16.0 GB of weights on each GPU", "10.0.0.1")
+    assert shortage.has == "24 GB a GPU, of which each gets 0.5"
+
+
+def test_host_memory_of_all_processes_that_take_turns_on_a_node_is_counted() -> None:
+    host = Node("10.0.0.1", 4, host_bytes=100 * _GB)
+
+    def shortages(num: int) -> list[Shortage]:
+        return shared_device_shortages(
+            processes("learner rank", 30 * _GB, [host] * num), processes("rollout server", 10 * _GB, [host] * num)
+        )
+
+    assert shortages(2) == []
+    (shortage,) = shortages(3)
+    assert (shortage.needs, shortage.has) == ("120 GB of host memory between turns", "100 GB")
+
+
+def test_everything_that_does_not_fit_is_shown_at_once() -> None:
+    asked = Settings.model_validate(
+        {
+            "learner": {"num_ranks": 4},
+            "rollout": {"num_servers": 4},
+            "placement": {"ranks": {"nodes": 4}, "servers": {"resources": {"b200": 1}}},
+        }
+    )
+    with pytest.raises(SettingsError) as refused:
+        plan_topology(asked, Sizes(ModelSize(7 * _GB)), [Node("10.0.0.1", 1, gpu_bytes=24 * _GB)])
+    head, *rows = str(refused.value).splitlines()
+    assert head == "settings: the cluster cannot hold this run, for 4 reasons:"
+    assert [row.partition(";")[0] for row in rows] == [
+        "- learner ranks need 4 nodes (placement.ranks.nodes)",
+        "- rollout servers need 1 b200 each (placement.servers.resources)",
+        "- learner ranks and rollout servers need 8 GPUs (learner.num_ranks = 4, rollout.num_servers = 4, "
+        "rollout.tensor_parallel_size = 1)",
+        "- learner ranks need 126.0 GB of weights and optimizer on each GPU",
+    ]
+
+
+def test_one_gpu_is_not_shared_by_more_servers_than_ranks() -> None:
+    asked = Settings.model_validate({"learner": {"num_ranks": 1}, "rollout": {"num_servers": 2}})
+    with pytest.raises(SettingsError, match=r"need 3 GPUs .*; the cluster has 1 GPUs"):
+        plan_topology(asked, Sizes(ModelSize(1000)), [Node("10.0.0.1", 1)])
+
+
+def test_a_reference_that_makes_ranks_too_large_is_named_with_what_helps() -> None:
+    def planned(reference: dict[str, bool]) -> None:
+        given = {
+            "policy": {"dtype": "bfloat16"},
+            "learner": {"num_ranks": 4, "zero_stage": 3},
+            "kl": {"coefficient": 0.1},
+            "reference": reference,
+        }
+        card = Node("10.0.0.1", 8, gpu_bytes=40 * _GB)
+        plan_topology(Settings.model_validate(given), Sizes(ModelSize(7 * _GB)), [card])
+
+    planned({"offload": True})
+    with pytest.raises(SettingsError) as refused:
+        planned({})
+    assert str(refused.value) == (
+        "settings: learner ranks need 45.5 GB of weights and optimizer on each GPU; 10.0.0.1 has 40 GB a GPU. Raise "
+        "learner.num_ranks or learner.zero_stage, or set learner.offload. The reference is whole on each rank: set "
+        "reference.offload."
+    )

@@ -1,0 +1,54 @@
+"""The command's own part: what it asks of a run, and the scores that it reads back. A real one is in tests/flow."""
+
+import json
+from argparse import Namespace
+from pathlib import Path
+
+from rich.console import Console
+
+from learner.evaluate import options_of, read_scores, scores_table
+from learner.plan.needs import needs_of
+from protocol.settings.loader import load_settings
+
+
+def test_an_evaluation_alone_is_a_run_of_no_steps_prompts_or_checkpoints() -> None:
+    given = Namespace(
+        model="m", sets=["a.jsonl", "b set.jsonl", "aime=c.parquet"], samples=4, num_prompts=9, dir="runs"
+    )
+    settings = load_settings(None, options_of(given, "mine"))
+    assert (settings.run.name, settings.run.max_steps, settings.data.train) == ("mine", 0, "")
+    assert settings.data.eval == "a.jsonl"
+    assert [(one.name, one.data) for one in settings.eval.sets] == [("b-set", "b set.jsonl"), ("aime", "c.parquet")]
+    assert (settings.eval.samples, settings.eval.num_prompts) == (4, 9)
+    needs = needs_of(settings)
+    assert (needs.prompts, needs.rollouts) == (False, True)
+
+
+def test_every_set_that_is_given_a_name_has_it_the_first_one_too() -> None:
+    given = Namespace(model="m", sets=["math=a.jsonl", "b.jsonl"], samples=1, num_prompts=9, dir="runs")
+    settings = load_settings(None, options_of(given, "mine"))
+    assert settings.data.eval is None
+    assert [(one.name, one.data) for one in settings.eval.sets] == [("math", "a.jsonl"), ("b", "b.jsonl")]
+
+
+def test_equals_sign_inside_a_path_names_no_set() -> None:
+    given = Namespace(model="m", sets=["/d/x=1/a.jsonl", "./x=2/b.jsonl"], samples=1, num_prompts=9, dir="runs")
+    settings = load_settings(None, options_of(given, "mine"))
+    assert settings.data.eval == "/d/x=1/a.jsonl"
+    assert [(one.name, one.data) for one in settings.eval.sets] == [("b", "./x=2/b.jsonl")]
+
+
+def test_scores_are_read_by_set_and_shown_with_their_errors(tmp_path: Path) -> None:
+    line = {"step": 0, "eval_step": 0, "eval/a/reward": 0.5, "eval/a/reward_error": 0.125, "eval/b/x/reward": 1.0}
+    (tmp_path / "metrics.jsonl").write_text(json.dumps(line) + "\n")
+    scores = read_scores(tmp_path)
+    assert scores == {"a": {"reward": 0.5, "reward_error": 0.125}, "b": {"x/reward": 1.0}}
+    console = Console(width=80)
+    with console.capture() as shown:
+        console.print(scores_table(scores))
+    assert "0.5000 ± 0.1250" in shown.get()
+    assert "reward_error" not in shown.get()
+
+
+def test_a_run_that_was_stopped_has_no_scores(tmp_path: Path) -> None:
+    assert read_scores(tmp_path) == {}
