@@ -5,9 +5,9 @@ from collections.abc import Iterator
 from pathlib import Path
 
 _ROOT = Path(__file__).resolve().parents[1]
-_FOLDERS = ("protocol", "rollout", "rewards", "retriever", "learner", "deploy", "tests")
+_FOLDERS = ("protocol", "rollout", "rewards", "retriever", "learner", "deploy", "tests", "docs")
 _PATH = re.compile(r"`((?:[\w.-]+/)*[\w.-]+\.(?:py|md|sh|yaml|j2|lock))`|`((?:[\w-]+/)+)`|\]\(([^)#:]+)\)")
-# What a run, a checkpoint or a user has, and what is told of as an example.
+# Files of a run, a checkpoint or a user, and examples.
 _NOT_OURS = re.compile(
     r"(^|/)(prompts|held_out|my|mine|my_env|score|FILE|settings|README|report|corpus|config)\.(py|yaml|jsonl|md|html)$"
     r"|^(runs|checkpoints|logs|state|model|random|path|keys|\.venv)/|/golden/older/$"
@@ -20,7 +20,7 @@ def test_every_file_that_a_document_names_is_there() -> None:
 
 
 def _named() -> Iterator[tuple[Path, str]]:
-    documents = [_ROOT / "README.md", *(path for folder in _FOLDERS for path in (_ROOT / folder).rglob("*.md"))]
+    documents = [_ROOT / "README.md", _ROOT / "CONTRIBUTING.md", *(path for folder in _FOLDERS for path in (_ROOT / folder).rglob("*.md"))]
     for document in documents:
         for groups in _PATH.findall(document.read_text(encoding="utf-8")):
             name = next(filter(None, groups))
