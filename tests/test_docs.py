@@ -20,7 +20,8 @@ def test_every_file_that_a_document_names_is_there() -> None:
 
 
 def _named() -> Iterator[tuple[Path, str]]:
-    documents = [_ROOT / "README.md", _ROOT / "CONTRIBUTING.md", *(path for folder in _FOLDERS for path in (_ROOT / folder).rglob("*.md"))]
+    in_folders = (path for folder in _FOLDERS for path in (_ROOT / folder).rglob("*.md"))
+    documents = [_ROOT / "README.md", _ROOT / "CONTRIBUTING.md", *in_folders]
     for document in documents:
         for groups in _PATH.findall(document.read_text(encoding="utf-8")):
             name = next(filter(None, groups))
