@@ -1,0 +1,70 @@
+"""The small files of a model travel without its weights and are found again by their content."""
+
+from pathlib import Path
+
+import pytest
+
+from protocol.errors import OperatorError
+from protocol.node import small_model_files
+from protocol.node.small_model_files import read_small_files, small_files_digest, write_small_files
+
+
+@pytest.fixture
+def model(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.setenv("SLUICE_HOME", str(tmp_path / "home"))
+    folder = tmp_path / "model"
+    (folder / "onnx").mkdir(parents=True)
+    for name in ("config.json", "tokenizer.json", "chat_template.jinja", "modeling_mine.py", "tokenizer.model"):
+        (folder / name).write_bytes(name.encode() + b"\xff")
+    for name in (
+        "model.safetensors",
+        "model.safetensors.index.json",
+        "pytorch_model.bin",
+        "README.md",
+        ".gitattributes",
+    ):
+        (folder / name).write_bytes(b"x")
+    return folder
+
+
+@pytest.mark.parametrize("with_code", [True, False])
+def test_weights_their_index_and_untrusted_code_are_left_out(model: Path, with_code: bool) -> None:
+    expected = {"chat_template.jinja", "config.json", "tokenizer.json", "tokenizer.model"}
+    files = read_small_files(model, with_code=with_code)
+    assert set(files) == expected | ({"modeling_mine.py"} if with_code else set())
+    assert files["tokenizer.model"] == b"tokenizer.model\xff"
+
+
+def test_written_files_are_the_ones_that_were_read_and_damaged_ones_are_written_again(model: Path) -> None:
+    files = read_small_files(model, with_code=True)
+    for _ in range(2):
+        folder = write_small_files(files)
+        assert {path.name: path.read_bytes() for path in folder.iterdir()} == files
+        (folder / "config.json").write_bytes(b"")  # a loss of power
+    assert read_small_files(write_small_files(files), with_code=True) == files
+
+
+def test_folders_differ_when_a_name_or_a_content_differs(model: Path) -> None:
+    files = read_small_files(model, with_code=True)
+    others = [{**files, "config.json": b"{}"}, {**files, "merges.txt": b""}]
+    assert len({small_files_digest(each) for each in (files, *others)}) == 3
+    assert len({write_small_files(each) for each in (files, *others)}) == 3
+
+
+def test_too_large_files_are_refused_by_the_folder_and_the_limit(model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(small_model_files, "MAX_BYTES", 20)
+    with pytest.raises(
+        OperatorError, match=rf"The model folder {model} has more than 0 MiB of files other than weights"
+    ):
+        read_small_files(model, with_code=False)
+
+
+def test_disk_that_cannot_be_written_is_named(model: Path, tmp_path: Path) -> None:
+    (tmp_path / "home").write_bytes(b"a file")
+    with pytest.raises(OperatorError, match="cannot be written to .*Set SLUICE_HOME to a writable folder"):
+        write_small_files({"config.json": b"{}"})
+
+
+def test_name_that_leaves_the_folder_is_refused(model: Path) -> None:
+    with pytest.raises(ValueError, match="is not a plain file name"):
+        write_small_files({"../config.json": b"{}"})
