@@ -1,4 +1,4 @@
-"""The small files of a model folder (configuration, tokenizer, chat template, code), carried to nodes without the model.
+"""The small files of a model folder (configuration, tokenizer, chat template, code), sent to nodes without the model.
 
 Only the node of learner rank 0 needs the weights. Other processes build the model from the small files and receive the
 weights by a push or a broadcast.

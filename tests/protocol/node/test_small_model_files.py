@@ -61,7 +61,7 @@ def test_too_large_files_are_refused_by_the_folder_and_the_limit(model: Path, mo
 
 def test_disk_that_cannot_be_written_is_named(model: Path, tmp_path: Path) -> None:
     (tmp_path / "home").write_bytes(b"a file")
-    with pytest.raises(OperatorError, match="cannot be written to .*Set SLUICE_HOME to a writable folder"):
+    with pytest.raises(OperatorError, match=r"cannot be written to .*Set SLUICE_HOME to a writable folder"):
         write_small_files({"config.json": b"{}"})
 
 
