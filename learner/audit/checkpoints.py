@@ -33,7 +33,6 @@ class CheckpointAudit:
     """What was found right, or worth a note, while the checkpoints were checked."""
 
     valid: list[str] = field(default_factory=list)  # names of the folders that verify, in step order
-    proven: list[str] = field(default_factory=list)  # names of those that a proof found right, in step order
     # sentences about checkpoints of weights that the run did not go on from; they break nothing
     notes: list[str] = field(default_factory=list)
 

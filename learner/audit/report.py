@@ -16,7 +16,6 @@ from learner.audit.groups import check_groups
 from learner.audit.lineage import check_lineage
 from learner.audit.metrics import check_metrics, note_metrics
 from learner.audit.order import check_order
-from learner.audit.proofs import check_proofs
 from learner.audit.run import AuditedRun, open_run
 from learner.audit.steps import Steps, check_steps, read_steps
 from learner.audit.terms import Terms
@@ -34,7 +33,6 @@ class AuditReport:
     num_starts: int  # of the run, those whose steps were lost included
     epochs: list[EpochAccount]  # every epoch of which a prompt was given out
     checkpoints: list[str]  # names of the folders that verify, in step order
-    proven: list[str]  # names of those that a fresh process proved, in step order
     dead_letters: list[DeadLetter]  # every skipped prompt, in the order they were given out
     tokens: list[Tokens]  # trained ones first, then wasted ones by reason, most first
     survivorship: Survivorship  # whether long answers are lost more often
@@ -59,7 +57,6 @@ class AuditReport:
             f"{skipped:,} skipped with a reason, {filtered}{under_way:,} are under way, "
             f"{sum(e.to_come for e in self.epochs):,} are to come. "
             f"Checkpoints that verify: {', '.join(self.checkpoints) or 'none'}."
-            + (f" Proven: {', '.join(self.proven)}." if self.proven else "")
         )
 
     def to_json(self) -> dict[str, object]:
@@ -88,7 +85,6 @@ def audit_run_folder(folder: Path, data: Path | None = None) -> AuditReport:
             num_starts=int(run.meta("incarnation") or 0),
             epochs=count_epochs(run),
             checkpoints=checkpoints.valid,
-            proven=checkpoints.proven,
             dead_letters=list_dead_letters(run),
             tokens=count_tokens(run),
             survivorship=compare_lengths(run),
@@ -110,4 +106,3 @@ def _check(run: AuditedRun, steps: Steps, checkpoints: CheckpointAudit) -> Itera
     yield from check_lineage(run)
     yield from check_metrics(run, steps)
     yield from check_checkpoints(run, steps, checkpoints)
-    yield from check_proofs(run, checkpoints)

@@ -6,8 +6,7 @@ Layout under a run's checkpoints/:
     step_000100/MANIFEST.json  written last: schema, step, version, run, model, and every file's size and SHA-256
     latest -> step_000100
     .tmp-...                   being written, or being removed; the next `begin` removes what a death left of these
-    refused_step_000080        was proven to be wrong (`verdicts.py`)
-    set_aside_step_000120      was newer than what a start resumed from: corrupt, or of a lineage that was given up
+    set_aside_step_000120      newer than what a start resumed from: corrupt, refused, or of dropped steps
 
 A folder has its `step_` name only while it is whole, so a death at any point leaves the older checkpoints as they were,
 and `latest` at a whole one or, with none left to point at, absent.
@@ -52,19 +51,34 @@ def begin(root: Path, step: int) -> Path:
     return aside
 
 
-def commit(aside: Path, checkpoint: Checkpoint, tell: Tell = quiet, *, is_proven_later: bool = False) -> Checkpoint:
-    """Return the finished checkpoint: `aside`, hashed and renamed. Called on rank 0 when every rank has written.
+def seal(aside: Path, checkpoint: Checkpoint, tell: Tell = quiet) -> None:
+    """Hash every file and write the manifest; all bytes are on the disk then. Call on rank 0 when all have written.
 
-    Older checkpoints are untouched until this one has been read back and verified. Blocks for two reads of all its
-    bytes: one to hash them, one to verify. tell: takes how far it is. is_proven_later: `latest` stays where it is, for
-    `verdicts.settle` to move.
+    tell: takes the progress. Blocks for one read of all bytes.
     Raises: OperatorError when the disk refuses; the aside folder is then gone and older checkpoints are intact.
     """
-    root = aside.parent
-    target = root / _name(checkpoint.step)
     failpoint("checkpoint.commit.begun")
+    with _naming_disk_errors(aside.parent, aside):
+        files = seal_files(aside, tell)
+        failpoint("checkpoint.commit.files_sealed")
+        (aside / MANIFEST).write_bytes(manifest_bytes(checkpoint, files))
+        failpoint("checkpoint.commit.manifest_written")
+        sync(aside / MANIFEST)
+        failpoint("checkpoint.commit.manifest_synced")
+        for base, _, _ in os.walk(aside):
+            sync(Path(base))
+        failpoint("checkpoint.commit.folders_synced")
+
+
+def publish(aside: Path, step: int, tell: Tell = quiet) -> Checkpoint:
+    """Return the finished checkpoint: `aside`, sealed, renamed, verified, and named by `latest`. Call on rank 0.
+
+    Older checkpoints are untouched until this one is verified. tell: takes the progress. Blocks for one read of all
+    bytes. Raises: as `seal`.
+    """
+    root = aside.parent
+    target = root / _name(step)
     with _naming_disk_errors(root, aside):
-        _seal(aside, checkpoint, tell)
         _displace(target)
         aside.rename(target)
         failpoint("checkpoint.commit.renamed")
@@ -73,8 +87,7 @@ def commit(aside: Path, checkpoint: Checkpoint, tell: Tell = quiet, *, is_proven
     committed = verify(target, tell)
     failpoint("checkpoint.commit.verified")
     with _naming_disk_errors(root):
-        if not is_proven_later:
-            point_latest(root, target)
+        point_latest(root, target)
         _remove_leftovers(root)
     failpoint("checkpoint.commit.displaced_removed")
     return committed
@@ -146,19 +159,19 @@ def set_aside_newer(root: Path, step: int) -> None:
     `latest` is made to name another one before each moves. Raises: OSError.
     """
     for path in newer_than(root, step):
-        set_aside(root, path, _SET_ASIDE, step)
+        set_aside(root, path, step)
 
 
-def set_aside(root: Path, path: Path, prefix: str, highest_step: int | None = None) -> Path:
-    """Take a checkpoint's name from its folder; returns where it is then. Raises: OSError.
+def set_aside(root: Path, path: Path, highest_step: int) -> Path:
+    """Take a checkpoint's name from its folder; returns the new path. Raises: OSError.
 
-    `latest` names another one before it moves, of at most highest_step: without it, of an earlier step.
+    `latest` names another one of at most highest_step before the folder moves.
     """
-    _repoint_latest(root, path, step_of(path) - 1 if highest_step is None else highest_step)
-    number, target = 1, root / f"{prefix}{path.name}"
+    _repoint_latest(root, path, highest_step)
+    number, target = 1, root / f"{_SET_ASIDE}{path.name}"
     while target.exists():
         number += 1
-        target = root / f"{prefix}{path.name}-{number}"
+        target = root / f"{_SET_ASIDE}{path.name}-{number}"
     move_synced(path, target)
     return target
 
@@ -178,19 +191,6 @@ def point_latest(root: Path, target: Path) -> None:
 def step_of(path: Path) -> int:
     """Return the step of a checkpoint by its folder's name."""
     return int(path.name.removeprefix(_STEP))
-
-
-def _seal(aside: Path, checkpoint: Checkpoint, tell: Tell) -> None:
-    """Bring every byte to the disk, and the manifest after them."""
-    files = seal_files(aside, tell)
-    failpoint("checkpoint.commit.files_sealed")
-    (aside / MANIFEST).write_bytes(manifest_bytes(checkpoint, files))
-    failpoint("checkpoint.commit.manifest_written")
-    sync(aside / MANIFEST)
-    failpoint("checkpoint.commit.manifest_synced")
-    for base, _, _ in os.walk(aside):
-        sync(Path(base))
-    failpoint("checkpoint.commit.folders_synced")
 
 
 def _is_valid(path: Path, is_known: bool) -> bool:

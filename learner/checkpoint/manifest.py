@@ -12,16 +12,21 @@ from pathlib import Path
 from typing import Any
 
 from learner.checkpoint.sealed_files import Tell, first_difference, first_wrong_entry, quiet
+from protocol.errors import OperatorError
 
-SCHEMA = 1
+SCHEMA = 2
+_READABLE = (1, SCHEMA)  # 1: of the version before digests were kept in the manifest
 MANIFEST = "MANIFEST.json"
-PROOF = "PROOF.json"
-# Written when the other files' hashes are known. A proof comes last, and is about the manifest.
-_UNLISTED = (MANIFEST, PROOF, f".{PROOF}")
+_VERDICT = "PROOF.json"  # of schema 1, written after the manifest
+_UNLISTED = (MANIFEST, _VERDICT, f".{_VERDICT}")
 
 
 class CorruptCheckpointError(Exception):
     """A checkpoint folder is not what its manifest says: nothing in it may be loaded."""
+
+
+class RefusedCheckpointError(OperatorError):
+    """A policy that was loaded has another digest than the checkpoint's manifest: no run resumes from it."""
 
 
 @dataclass(frozen=True)
@@ -33,6 +38,8 @@ class Checkpoint:
     policy_version: int  # of its weights
     run_id: str  # the run that wrote it
     model_digest: str  # of the model's shape and tokenizer, not of its weights
+    policy_digest: str = ""  # of all weights as servers hold them; empty: of schema 1
+    policy_form: str = ""  # `PolicyEngine.digest_form` of the ranks that saved: digests of other forms differ
 
 
 def verify(path: Path, tell: Tell = quiet) -> Checkpoint:
@@ -79,6 +86,8 @@ def _checkpoint(path: Path, manifest: Mapping[str, Any]) -> Checkpoint:
         run_id=manifest["run_id"],
         model_digest=manifest["model_digest"],
         path=path,
+        policy_digest=manifest.get("policy_digest", ""),
+        policy_form=manifest.get("policy_form", ""),
     )
 
 
@@ -99,10 +108,13 @@ def _digest(body: Mapping[str, object]) -> str:
 def _read_manifest(path: Path) -> dict[str, Any]:
     try:
         content = (path / MANIFEST).read_bytes()
+        is_refused = (path / _VERDICT).exists() and b'"refused"' in (path / _VERDICT).read_bytes()
     except FileNotFoundError:
         raise CorruptCheckpointError(f"{path} has no {MANIFEST}") from None
     except OSError as error:
         raise CorruptCheckpointError(f"{path / MANIFEST} cannot be read: {error.strerror}") from None
+    if is_refused:
+        raise CorruptCheckpointError(f"{path} failed its verification when it was saved")
     return _parse_manifest(path, content)
 
 
@@ -111,8 +123,8 @@ def _parse_manifest(path: Path, content: bytes) -> dict[str, Any]:
         manifest = json.loads(content)
     except (ValueError, RecursionError):
         raise CorruptCheckpointError(f"{path / MANIFEST} is no JSON") from None
-    if not isinstance(manifest, dict) or manifest.get("schema") != SCHEMA:
-        raise CorruptCheckpointError(f"{path / MANIFEST} is not of schema {SCHEMA}")
+    if not isinstance(manifest, dict) or manifest.get("schema") not in _READABLE:
+        raise CorruptCheckpointError(f"{path / MANIFEST} is not of schema {' or '.join(map(str, _READABLE))}")
     digest = manifest.pop("sha256", None)
     if digest != _digest(manifest):
         raise CorruptCheckpointError(f"{path / MANIFEST} does not have the hash that it says")

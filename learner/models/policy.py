@@ -15,6 +15,7 @@ from torch import Tensor
 from learner.models.gradient import add_gradient, score_tokens
 from learner.models.micro_batch import MicroBatch
 from learner.models.model_loading import load_model
+from learner.models.read_back import WrittenFiles
 from learner.models.scoring.scored_model import scored_model
 from learner.models.settings import PolicySettings
 from learner.models.step_result import LossFunction, StepResult
@@ -71,11 +72,15 @@ class PolicyEngine(TrainedModel):
         temperature = temperature or self._settings.temperature
         return score_tokens(self._engine, micro_batch.to(self.device), temperature, with_entropy=False)[0]
 
-    def export_hf(self, folder: Path) -> None:
-        """Write the policy as a Hugging Face model folder (safetensors, config, tokenizer files) from rank 0."""
-        export_model(folder, self._settings.model_dir, self._model, self.gather, self._shards.whole_numel)
+    def export_hf(self, folder: Path) -> WrittenFiles:
+        """Write the policy as a Hugging Face model folder (safetensors, config, tokenizer files) from rank 0.
+
+        Returns the files with weights on rank 0, and nothing on other ranks.
+        """
+        written = export_model(folder, self._settings.model_dir, self._model, self.gather, self._shards.whole_numel)
         if self._settings.lora is not None:
-            self._export_adapters(folder / "adapter", self._settings.lora)
+            written |= self._export_adapters(folder / "adapter", self._settings.lora)
+        return written
 
     def merged_weights(self) -> list[Weight]:
         """Return the weights under the names of a model without adapters; `gather` makes a weight's parts whole."""
@@ -92,6 +97,15 @@ class PolicyEngine(TrainedModel):
         pairs = (pair for bucket in buckets for pair in bucket)
         return digest_of_all({name: digest_of_tensor(name, tensor.contiguous()) for name, tensor in pairs})
 
+    @property
+    def digest_form(self) -> str:
+        """What a pushed digest depends on besides the weights: the type, and with adapters the device that merges."""
+        if self._settings.lora is None:
+            return self._settings.dtype
+        on_gpu = self.device.type == "cuda"
+        device = torch.cuda.get_device_name(self.device) if on_gpu else torch.backends.cpu.get_cpu_capability()
+        return f"{self._settings.dtype}, merged on {device}"
+
     def without_adapters(self) -> AbstractContextManager[None]:
         """Return a context in which the policy is its base model: the reference of a policy with LoRA adapters.
 
@@ -101,11 +115,13 @@ class PolicyEngine(TrainedModel):
             raise ValueError("this policy has no LoRA adapters: its base model is not there any more")
         return adapters_off(self._model)
 
-    def _export_adapters(self, folder: Path, form: LoraForm) -> None:
+    def _export_adapters(self, folder: Path, form: LoraForm) -> WrittenFiles:
         """Write the adapters from rank 0 as peft loads them, onto the model folder that the policy came from."""
         named = [(name, parameter) for name, parameter in self._model.named_parameters() if ".lora_" in name]
+        written: WrittenFiles = {}
         with self.gather([parameter for _, parameter in named]):
             if dist.get_rank() == 0:
                 whole = {name: parameter.detach().to("cpu").clone() for name, parameter in named}
-                write_adapters(folder, form, str(self._settings.model_dir), whole)
+                written = write_adapters(folder, form, str(self._settings.model_dir), whole)
         dist.barrier()
+        return written

@@ -15,9 +15,9 @@ from learner.models.gradient import score_tokens
 from learner.models.micro_batch import MicroBatch
 from learner.models.model_loading import load_model
 from learner.models.policy import PolicyEngine
+from learner.models.read_back import WrittenFiles
 from learner.models.scoring.scored_model import scored_model
 from learner.models.settings import PolicySettings
-from learner.models.weights.digested import digest_of_model
 from learner.models.weights.export import export_model
 from learner.models.world import own_device
 
@@ -57,13 +57,9 @@ class ReferenceModel:
             with policy.gather(weight.parts):
                 own[weight.name].copy_(weight.merged())
 
-    def digest(self) -> str:
-        """Return the digest of its weights under the names that model folders have."""
-        return digest_of_model(self._model, dtype=None)
-
-    def save_state(self, folder: Path) -> None:
-        """Write it as a model folder from rank 0. Raises: OSError when the disk refuses."""
-        export_model(folder, self._settings.model_dir, self._model, lambda tensors: nullcontext(), Tensor.numel)
+    def save_state(self, folder: Path) -> WrittenFiles:
+        """Write it as a model folder from rank 0; returns the files there. Raises: OSError when the disk refuses."""
+        return export_model(folder, self._settings.model_dir, self._model, lambda tensors: nullcontext(), Tensor.numel)
 
     @torch.no_grad()
     def load_state(self, folder: Path) -> None:

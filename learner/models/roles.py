@@ -12,6 +12,7 @@ from learner.models.base_reference import BaseReference
 from learner.models.critic import CriticEngine
 from learner.models.isolation import check_isolation
 from learner.models.policy import PolicyEngine
+from learner.models.read_back import WrittenFiles
 from learner.models.reference import ReferenceModel
 from learner.models.scoring.choose_way import choose_way
 from learner.models.settings import PolicySettings
@@ -44,18 +45,19 @@ class Roles:
         if self.critic is not None:
             self.critic.check_finite(with_optimizer=True)
 
-    def save_state(self, folder: Path) -> None:
-        """Write `folder`/ROLE for each role and the memory; all ranks together.
+    def save_state(self, folder: Path) -> WrittenFiles:
+        """Write `folder`/ROLE for each role and the memory; returns this rank's files with tensors. Collective.
 
-        A reference that the settings name by a folder is not in it. Raises: OSError when the disk refuses.
+        A reference that the settings name by a folder is not saved. Raises: as `TrainedModel.save_state`.
         """
-        self.policy.save_state(folder / "policy")
+        written = self.policy.save_state(folder / "policy")
         if self.critic is not None:
-            self.critic.save_state(folder / "critic")
+            written |= self.critic.save_state(folder / "critic")
         if self.kept_reference is not None:
-            self.kept_reference.save_state(folder / "reference")
+            written |= self.kept_reference.save_state(folder / "reference")
         if self.memory and dist.get_rank() == 0:
             (folder / _MEMORY).write_text(json.dumps(self.memory, sort_keys=True), encoding="utf-8")
+        return written
 
     def load_state(self, folder: Path, tell: Callable[[str], None] = lambda phase: None) -> None:
         """Read what `save_state` wrote, or a policy's state that lies in `folder` itself, as it did before roles.

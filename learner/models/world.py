@@ -76,3 +76,10 @@ def reduce_max(value: float, device: torch.device) -> float:
     tensor = torch.tensor([value], dtype=torch.float64, device=device)
     dist.all_reduce(tensor, op=dist.ReduceOp.MAX)
     return float(tensor)
+
+
+def first_problem(problem: str | None) -> str | None:
+    """Return on every rank the problem of the lowest rank that has one. Collective."""
+    found: list[str | None] = [None] * dist.get_world_size()
+    dist.all_gather_object(found, problem)
+    return next((text for text in found if text is not None), None)

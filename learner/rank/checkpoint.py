@@ -1,35 +1,36 @@
 """Saving and loading of a run's state by all ranks together, inside `learner.checkpoint.folder`'s folder and manifest:
 
     state/ROLE/   master weights, optimizer, schedule, for any number of ranks; a reference's model folder
-    state/memory.json   what the objective knows of earlier steps
+    state/memory.json   the objective's facts of earlier steps
     model/        the policy as a Hugging Face folder
     random/       each rank's random generators
-    told.json     what the ranks held, for the proof
     ledger.sqlite, wandb_run_id
 
 The place in the prompt order is in the ledger.
 """
 
 import shutil
-from contextlib import nullcontext
+from collections.abc import Callable
 from pathlib import Path
 
 import torch.distributed as dist
 
 from learner.checkpoint.best import BestBy, keep_best
-from learner.checkpoint.folder import aside_folder, begin, commit, rotate
-from learner.checkpoint.manifest import Checkpoint
+from learner.checkpoint.folder import aside_folder, begin, publish, rotate, seal
+from learner.checkpoint.manifest import Checkpoint, RefusedCheckpointError
 from learner.checkpoint.sealed_files import Tell, quiet
-from learner.checkpoint.told import Told, write_told
 from learner.disk.layout import CHECKPOINTS, LEDGER, WANDB_ID
 from learner.disk.model_folder import model_digest
+from learner.models.policy import PolicyEngine
+from learner.models.read_back import CheckpointMismatchError, WrittenFiles, find_mismatch
 from learner.models.roles import Roles
+from learner.models.world import first_problem, own_device
 from learner.rank.coordinator_client import CoordinatorClient
-from learner.rank.proof.proving import Proving
 from learner.rank.random_state import load_random_state, save_random_state
 from learner.rank.solo_work import SoloWork
 from protocol.errors import OperatorError
 from protocol.failpoints import failpoint
+from protocol.weights.digest import digest_of_all
 
 
 class CheckpointWriter:
@@ -44,12 +45,12 @@ class CheckpointWriter:
         model: Path,
         keep: int,
         best_by: BestBy | None = None,
-        proving: Proving | None = None,
+        served_digest: Callable[[], str] = lambda: "",
     ) -> None:
-        """folder: the run's, on a disk that all ranks share. keep: how many valid checkpoints stay.
+        """folder: the run's, on a disk that all ranks share. keep: number of valid checkpoints to keep.
 
-        best_by: how the one is chosen that stays besides; None: none does. proving: of what is saved; None: `latest`
-        names each checkpoint at once.
+        best_by: order by which the best one is kept besides; None: none is. served_digest: returns on rank 0 the digest
+        of the weights that the rollout servers verified last, or "".
         """
         self._roles = roles
         self._coordinator = coordinator
@@ -58,76 +59,100 @@ class CheckpointWriter:
         self._model = model
         self._keep = keep
         self._best_by = best_by
-        self._proving = proving
-        self._proofs = proving.proofs if proving is not None else None
+        self._served_digest = served_digest
         self._verified: set[Path] = set()
 
     def save(self, step: int, policy_version: int) -> None:
-        """Write checkpoints/step_N.
+        """Write checkpoints/step_N and compare it with memory; then `latest` names it. Collective.
 
-        Raises: OperatorError when it cannot be written, NonFiniteWeightsError on every rank when the weights or the
-        optimizer's state are not finite; the earlier checkpoints are intact then. NeighbourError when rank 0, which
-        does the last part alone, is gone or stuck.
+        Raises: OperatorError when it cannot be written, CheckpointMismatchError when it differs from memory or from the
+        rollout servers' weights, NonFiniteWeightsError when the weights or the optimizer's state are not finite; the
+        earlier checkpoints are intact then. NeighbourError when rank 0 is gone or stuck in its own part.
         """
         self._roles.check_finite()
-        told = None if self._proving is None else self._proving.tell(step, policy_version)
-        root = self._folder / CHECKPOINTS
-        aside = aside_folder(root, step)
-        with self._proofs.lock if self._proofs is not None else nullcontext():
-            self._solo.do(f"make {aside}", lambda tell: begin(root, step))
-            self._write(aside)
-            dist.barrier()
-            self._solo.do(f"seal {aside}", lambda tell: self._seal(aside, step, policy_version, told, tell))
+        aside = aside_folder(self._folder / CHECKPOINTS, step)
+        self._solo.do(f"make {aside}", lambda tell: begin(aside.parent, step))
+        written = self._write(aside)
+        dist.barrier()
+        digest = _digest_of(aside / "model", written)
+        self._solo.do(f"seal {aside}", lambda tell: self._seal(aside, step, policy_version, digest, tell))
+        problem = find_mismatch(written, own_device()) or self._find_other_weights(aside, policy_version, digest)
+        if (problem := first_problem(problem)) is not None:
+            raise CheckpointMismatchError(problem)
+        failpoint("rank_checkpoint.read_back")
+        self._solo.do(f"publish {aside}", lambda tell: self._publish(aside, step, tell))
 
-    def finish(self) -> str:
-        """Wait for the last proof, all ranks together; returns what is to be said of it, empty when it is well."""
-        if self._proving is None:
-            return ""
-        proofs = self._proofs
-        self._solo.do("wait for the last proof", lambda tell: None if proofs is None else proofs.finish(tell))
-        return proofs.problem if proofs is not None else ""
-
-    def _write(self, aside: Path) -> None:
+    def _write(self, aside: Path) -> WrittenFiles:
+        """Return this rank's files with tensors."""
         try:
-            self._roles.save_state(aside / "state")
+            written = self._roles.save_state(aside / "state")
             save_random_state(_random_path(aside))
             failpoint("rank_checkpoint.after_state")
-            self._roles.policy.export_hf(aside / "model")
+            written |= self._roles.policy.export_hf(aside / "model")
             failpoint("rank_checkpoint.after_model")
             if dist.get_rank() == 0 and (self._folder / WANDB_ID).exists():
                 shutil.copyfile(self._folder / WANDB_ID, aside / WANDB_ID)
         except (OSError, RuntimeError) as error:
             raise OperatorError(
                 f"The checkpoint {aside} cannot be written: {error}. The earlier checkpoints are intact. "
-                "Make room, then run the same command again to go on from the newest."
+                "Make room, then run the same command again to resume from the newest."
             ) from None
+        return written
 
-    def _seal(self, aside: Path, step: int, policy_version: int, told: Told | None, tell: Tell) -> None:
-        """Add the ledger, hash and verify everything, and remove what is older than the newest `keep`."""
-        if told is not None:
-            write_told(aside, told)
+    def _seal(self, aside: Path, step: int, policy_version: int, digest: str, tell: Tell) -> None:
+        """Add the ledger and write the manifest. digest: of the policy as exported."""
         self._coordinator.save_ledger(aside / LEDGER, step, tell)
         failpoint("rank_checkpoint.after_ledger")
-        checkpoint = Checkpoint(aside, step, policy_version, self._folder.name, model_digest(self._model))
-        committed = commit(aside, checkpoint, tell, is_proven_later=told is not None).path
-        self._verified.add(committed)
+        form = self._roles.policy.digest_form
+        facts = (step, policy_version, self._folder.name, model_digest(self._model), digest, form)
+        seal(aside, Checkpoint(aside, *facts), tell)
+
+    def _find_other_weights(self, aside: Path, policy_version: int, digest: str) -> str | None:
+        """Return on rank 0 how the exported policy differs from the rollout servers' weights, or None."""
+        served = self._served_digest()
+        if dist.get_rank() != 0 or served in ("", digest):
+            return None
+        return (
+            f"{aside / 'model'}: the policy has the digest {digest}, and the rollout servers verified {served} for "
+            f"version {policy_version}"
+        )
+
+    def _publish(self, aside: Path, step: int, tell: Tell) -> None:
+        """Give the checkpoint its name, and remove all that is older than the newest `keep`."""
+        self._verified.add(publish(aside, step, tell).path)
         protected = keep_best(aside.parent, self._folder, self._best_by) if self._best_by is not None else set()
-        if self._proofs is not None and told is not None:
-            self._proofs.add(committed, told)
-            protected |= self._proofs.needed_steps()
         self._verified.difference_update(rotate(aside.parent, self._keep, self._verified, protected))
         failpoint("rank_checkpoint.before_barrier")
 
 
 def load_checkpoint(roles: Roles, checkpoint: Checkpoint, tell: Tell = quiet) -> tuple[int, int]:
-    """Return (step, policy version) of a verified checkpoint, now loaded into the models.
+    """Return (step, policy version) of a verified checkpoint after loading it into the models. Collective.
 
-    tell: hears what the checkpoint has not.
+    tell: takes what the checkpoint lacks. Raises: RefusedCheckpointError when the policy has another digest then.
     """
     roles.load_state(checkpoint.path / "state", tell)
     load_random_state(_random_path(checkpoint.path))
+    _check_policy(roles.policy, checkpoint, tell)
     failpoint("rank_checkpoint.state_loaded")
     return checkpoint.step, checkpoint.policy_version
+
+
+def _check_policy(policy: PolicyEngine, checkpoint: Checkpoint, tell: Tell) -> None:
+    if checkpoint.policy_form != policy.digest_form:
+        tell("the policy's digest is not compared: the checkpoint has none, or one of another type or device")
+        return
+    found = policy.pushed_digest()
+    problem = None
+    if dist.get_rank() == 0 and found != checkpoint.policy_digest:
+        problem = f"the policy has the digest {found} after loading, and the manifest {checkpoint.policy_digest}"
+    if (problem := first_problem(problem)) is not None:
+        raise RefusedCheckpointError(f"The checkpoint {checkpoint.path} is refused: {problem}.")
+
+
+def _digest_of(model: Path, written: WrittenFiles) -> str:
+    """Return the digest of all tensors that were written into a model folder."""
+    files = [tensors for path, tensors in written.items() if path.parent == model]
+    return digest_of_all({name: digest for tensors in files for name, digest in tensors.items()})
 
 
 def _random_path(folder: Path) -> Path:

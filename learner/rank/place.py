@@ -4,8 +4,6 @@ from dataclasses import dataclass
 
 # What a rank says that it is at while servers generate, before a step's number.
 WAITING_FOR_BATCH = "waiting for the batch of step"
-# What a rank says that it is at when all is trained and saved.
-WAITING_FOR_PROOF = "waiting for the proof of the last checkpoint"
 
 
 @dataclass(frozen=True)

@@ -13,20 +13,15 @@ import torch
 from torch import Tensor
 
 
-def random_state_bytes() -> bytes:
-    """Return the states of torch's and Python's generators as a file holds them."""
+def save_random_state(path: Path) -> None:
+    """Write the states of torch's and Python's generators. Raises: OSError."""
     state = {
         "python": random.getstate(),
         "torch": _encoded(torch.get_rng_state()),
         "cuda": [_encoded(state) for state in torch.cuda.get_rng_state_all()] if torch.cuda.is_available() else [],
     }
-    return json.dumps(state).encode()
-
-
-def save_random_state(path: Path) -> None:
-    """Write the states of torch's and Python's generators. Raises: OSError."""
     path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_bytes(random_state_bytes())
+    path.write_text(json.dumps(state), encoding="utf-8")
 
 
 def load_random_state(path: Path) -> None:

@@ -10,19 +10,13 @@ from pathlib import Path
 
 from learner.checkpoint.best import best_of
 from learner.checkpoint.sealed_files import Tell
-from learner.disk.layout import CHECKPOINTS
 from learner.models.parked import ParkedModels
 from learner.models.world import own_device, reduce_max, reduce_tensor
 from learner.objectives.policy_gradient import PolicyGradient, StepOutcome
 from learner.plan.needs import is_trained
 from learner.rank.checkpoint import CheckpointWriter
 from learner.rank.coordinator_client import CoordinatorClient
-from learner.rank.place import WAITING_FOR_BATCH, WAITING_FOR_PROOF, RunPlace
-from learner.rank.proof.asking import asking_a_process
-from learner.rank.proof.process import ProofProcess
-from learner.rank.proof.proofs import Proofs
-from learner.rank.proof.proving import Proving
-from learner.rank.proof.witness import Witness
+from learner.rank.place import WAITING_FOR_BATCH, RunPlace
 from learner.rank.push import RankPusher
 from learner.rank.start import Models, World
 from learner.rank.turns import SharedDevice
@@ -77,8 +71,7 @@ class Trainer:
             self._report(outcome, timings)
             self._save_when_due()
         self._save()
-        self._tell(WAITING_FOR_PROOF)
-        return f"Ended at step {self._step}: {share}. {self._checkpoints.finish()}".rstrip()
+        return f"Ended at step {self._step}: {share}."
 
     def _push(self) -> dict[str, float]:
         """Give every server the current weights; returns how long it took. Raises when a server holds other ones."""
@@ -169,19 +162,10 @@ def train(
     if run.shares_devices:
         parked = ParkedModels([models.roles], own_device())
         pusher.turns = SharedDevice(parked, pusher.have_servers, lambda: reduce_max(0.0, own_device()))
-    proving, prover = None, ProofProcess()
-    if settings.learner.prove_checkpoints:
-        witness = Witness(models.roles, folder.name, settings, models.told)
-        pushed = (lambda: pusher.digest) if run.servers else models.roles.policy.pushed_digest
-        proofs = Proofs(folder / CHECKPOINTS, asking_a_process(model, settings, prover)) if rank == 0 else None
-        proving = Proving(witness, pushed, proofs)
-    keep = settings.learner.keep_checkpoints
-    checkpoints = CheckpointWriter(
-        models.roles, coordinator, world.solo, folder, model, keep, best_by=best_of(settings.eval), proving=proving
-    )
+    saved = (folder, model, settings.learner.keep_checkpoints, best_of(settings.eval))
+    checkpoints = CheckpointWriter(models.roles, coordinator, world.solo, *saved, served_digest=lambda: pusher.digest)
     objective = PolicyGradient(models.roles, settings, reduce_tensor)
     ended = Trainer(world, models, objective, settings, coordinator, pusher, checkpoints, tell).train()
-    prover.close()
     pusher.close()
     channel.close()
     return ended

@@ -10,7 +10,6 @@ from pathlib import Path
 import torch
 
 from learner.checkpoint.manifest import Checkpoint
-from learner.checkpoint.told import Told, read_told
 from learner.models.network import network_settings
 from learner.models.roles import Roles
 from learner.models.world import join_world
@@ -39,7 +38,6 @@ class Models:
     step: int  # steps inside them: 0, or the checkpoint's
     version: int  # policy version of the weights
     are_saved: bool  # they came from a checkpoint of this very step
-    told: Told | None = None  # what was told of that checkpoint; None: nothing, or there was none
 
 
 def join(place: RankPlace, limit_s: float, listener: socket.socket | None) -> World:
@@ -59,8 +57,7 @@ def load(settings: Settings, model: Path, checkpoint: Checkpoint | None, tell: C
     """
     roles = load_roles(settings, model, checkpoint, tell)
     step, version = (0, 0) if checkpoint is None else load_checkpoint(roles, checkpoint, tell)
-    told = None if checkpoint is None else read_told(checkpoint.path)
-    return Models(roles, step, version, are_saved=checkpoint is not None, told=told)
+    return Models(roles, step, version, are_saved=checkpoint is not None)
 
 
 def use_threads(settings: Settings, num_ranks: int, num_others: int) -> None:

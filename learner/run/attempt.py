@@ -7,13 +7,11 @@ import time
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
-from learner.checkpoint.verdicts import complaints
 from learner.cluster import fleet, processes, ray_door, servers
 from learner.cluster.cluster_end import check_cluster
 from learner.cluster.models import run_models
-from learner.disk.layout import CHECKPOINTS
 from learner.plan.processes import Topology
-from learner.rank.place import WAITING_FOR_BATCH, WAITING_FOR_PROOF, RunPlace
+from learner.rank.place import WAITING_FOR_BATCH, RunPlace
 from learner.run.await_plan import Stopped, await_plan
 from learner.run.changes import Changes, Moved
 from learner.run.rank_watch import RankWatch
@@ -134,7 +132,6 @@ class RunAttempt:
         watched.add(self._late)
         changes = self._changes_of(watched)
         ranks = RankWatch(self._ranks, ray_door.is_done, ray_door.call)
-        told = set(complaints(self._checkpoints))
         servers_at = drain_until = 0.0
         while training:
             finished = self._finished(training, ranks)
@@ -148,16 +145,16 @@ class RunAttempt:
                 if not self._topology.shares_devices or ranks.phases[0].startswith(WAITING_FOR_BATCH):
                     self._check_servers(watched)
                 self._poll(changes)
-                self._show_complaints(told)
+                self._show_copies()
                 ranks.poll()
             if drain_until and now > drain_until:
-                return self._given_up(ranks.phases[0])
+                return f"Stopped. The step after {self.step} did not end in time and was dropped."
             if self.context.stop.is_set() and not drain_until:
                 drain_until = now + self.context.settings.run.drain_s
                 self._coordinator.stop_after_step.remote("stopped by the user")
                 self.context.view.message("Stopping after this step; again to stop at once.")
         self._show()
-        self._show_complaints(told)
+        self._show_copies()
         ended = str(ray_door.call(first, self._ranks[0].name))
         if (why := ray_door.call(self._coordinator.status.remote(), "the coordinator").gave_up) is not None:
             raise OperatorError(f"The run ended after step {self.step}. {why}")
@@ -199,10 +196,6 @@ class RunAttempt:
         """The rollout servers that were ready when the run began."""
         return tuple(name for name in self._servers if name not in self._late)
 
-    @property
-    def _checkpoints(self) -> Path:
-        return self.start.folder / CHECKPOINTS
-
     def _phase(self) -> tuple[str, bool]:
         """Return what the first rank is at, and whether that changed; before there are ranks, what is started."""
         if not self._ranks:
@@ -211,18 +204,8 @@ class RunAttempt:
         phase, is_moving = ray_door.call(first.ask("progress"), first.name, 120.0)
         return str(phase), bool(is_moving)
 
-    def _given_up(self, phase: str) -> str:
-        """Return what the run that was told to stop did not do in time. phase: what rank 0 was at."""
-        if phase == WAITING_FOR_PROOF:
-            return f"Stopped after step {self.step}. Its checkpoint is whole, and the next start proves it."
-        return f"Stopped. The step after {self.step} did not end in time and was given up."
-
-    def _show_complaints(self, told: set[str]) -> None:
-        """Show what is new of checkpoints that are not proven. told: the names of those that were shown; added to."""
-        for name, text in complaints(self._checkpoints).items():
-            if name not in told:
-                told.add(name)
-                self.context.view.message(f"Alarm: {text}")
+    def _show_copies(self) -> None:
+        """Show the news of the checkpoints' copies."""
         for text in self.context.copies.take_news() if self.context.copies is not None else ():
             self.context.view.message(text)
 

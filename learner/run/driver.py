@@ -13,6 +13,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from learner.checkpoint.manifest import RefusedCheckpointError
 from learner.cluster.cluster_end import cluster_end
 from learner.disk.metrics_lines import MetricsReader
 from learner.disk.model_folder import read_vocab_size
@@ -22,12 +23,10 @@ from learner.live.wandb_log import WandbLog
 from learner.plan.memory import read_sizes
 from learner.plan.needs import needs_of
 from learner.plan.topology import plan_topology
-from learner.rank.proof.asking import asking_a_process
 from learner.report.write import write_report
 from learner.run.checks.preflight import Inspected
 from learner.run.copied_start import copier_of
-from learner.run.proven_start import proven_start
-from learner.run.start import RunStart, locked, plan_restart, prepare_folder
+from learner.run.start import RunStart, locked, plan_restart, prepare_folder, set_refused_aside
 from learner.run.terminal import say, stop_signals
 from protocol.errors import NeighbourError, OperatorError
 from protocol.node.current_run import using_cluster
@@ -74,7 +73,6 @@ def drive(inspected: Inspected) -> int:
             is_new = not start.folder.exists()
             with locked(start):
                 progress.has_made_folder = is_new  # with the lock: nobody else's is removed when this one fails
-                start = _proven(start, context)
                 prepare_folder(start, settings)
                 if inspected.train is not None:
                     inspected.train.save(start.folder)
@@ -189,6 +187,11 @@ def _run_attempts(start: RunStart, context: "RunContext", progress: _Progress) -
             attempt.end()
             start = _restart(context, start, reason)
             continue
+        except RefusedCheckpointError as error:
+            attempt.end()
+            set_refused_aside(start, error)
+            start = _restart(context, start, error)
+            continue
         except NeighbourError as error:
             if (gone := cluster_end(context.cluster)) is not None:
                 raise _cluster_ended(gone, start) from error
@@ -244,18 +247,11 @@ def _end_attempt(attempt: "RunAttempt") -> None:
 
 def _restart(context: "RunContext", start: RunStart, error: Exception) -> RunStart:
     """Put the run folder back to the newest checkpoint; returns where the next attempt starts."""
-    start = _proven(plan_restart(start), context)
+    start = plan_restart(start)
     context.view.message(f"{' '.join(str(error).split())[:300]}. Going on from step {start.step}.")
     prepare_folder(start, context.settings)
     context.metrics.skip_known()
     return start
-
-
-def _proven(start: RunStart, context: "RunContext") -> RunStart:
-    """Return where the run starts, once the checkpoint there is proven, or known not to be refused."""
-    is_wanted = context.settings.learner.prove_checkpoints
-    prove = asking_a_process(context.model, context.settings) if is_wanted else None
-    return proven_start(start, prove, context.stop.is_set, context.view.show_phase, context.view.message)
 
 
 def _end_failed(inspected: Inspected, progress: _Progress, view: LiveView, error: BaseException) -> None:

@@ -102,6 +102,17 @@ def plan_restart(start: RunStart) -> RunStart:
     return RunStart(start.folder, found if found is not None and found.step > start.step else start.checkpoint)
 
 
+def set_refused_aside(start: RunStart, error: Exception) -> None:
+    """Take its name from the checkpoint that the ranks refused, so that the next attempt uses an older one.
+
+    Raises: the error when the checkpoint is not one of this run's folder: the operator named it.
+    """
+    assert start.checkpoint is not None
+    if not _is_of(start.folder, start.checkpoint):
+        raise error
+    set_aside_newer(start.folder / CHECKPOINTS, start.step - 1)
+
+
 @contextlib.contextmanager
 def locked(start: RunStart) -> Iterator[None]:
     """Keep every other command from this run folder within the block; the lock ends with the process at the latest.

@@ -90,12 +90,6 @@ class LearnerSettings(Section):
         description="URL of a folder (s3://BUCKET/FOLDER, file:///FOLDER) to which checkpoints are copied in the "
         "background, and from which a start fetches the newest; null: none.",
     )
-    prove_checkpoints: bool = Field(
-        True,
-        description="A process of its own reads each checkpoint as a resume would, and `latest` moves when it is "
-        "proven; it needs host memory for one model in policy.dtype.",
-    )
-    proof_timeout_s: Seconds = Field(1800.0, description="Longest time that the proof of a checkpoint may take.")
     num_threads: Count = Field(
         0, description="CPU threads of one rank; 0: its share of the cores, less one for each rollout server."
     )

@@ -16,13 +16,14 @@ from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
 
-from learner.checkpoint.folder import begin, commit, newest_valid
+from learner.checkpoint.folder import begin, newest_valid
 from learner.checkpoint.manifest import MANIFEST, Checkpoint, CorruptCheckpointError, verify
 from learner.disk.layout import CHECKPOINTS, LEDGER
 from learner.ledger.ledger import Ledger
 from learner.run.start import plan_start, prepare_folder
 from protocol.settings.settings import Settings
 from tests.chaos.rig.verdict import conclude, options
+from tests.fakes.checkpoints import commit
 
 _STEPS = (2, 4, 6, 8)
 _MODEL = "model-1"

@@ -11,11 +11,6 @@ import pytest
     ("command", "counts"),
     [
         ("checkpoint_mutations", "mutations=80 corrupt_loads=0 wrong_choice=0"),
-        pytest.param(
-            "checkpoint_lies",
-            "lies=36 passed=0 wrong_reason=0 false_alarms=0",
-            marks=[pytest.mark.stack, pytest.mark.timeout(600)],
-        ),
         pytest.param("model_families", "families=1 held=1", marks=[pytest.mark.stack, pytest.mark.timeout(300)]),
     ],
 )

@@ -11,7 +11,6 @@ import psutil
 import pytest
 
 from learner import audit
-from learner.checkpoint.proof import is_proven
 from tests.fakes.process_facts import title_of
 from tests.fakes.waiting import wait_until
 from tests.flow.flow_cluster import FlowCluster
@@ -23,13 +22,10 @@ pytestmark = [pytest.mark.stack, pytest.mark.timeout(600)]
 _OPTIONS = {"run.max_steps": 6, "learner.checkpoint_every_steps": 2, "learner.max_staleness": 0}
 
 
-_PROVEN = {**_OPTIONS, "learner.prove_checkpoints": True}
-
-
 @pytest.fixture(scope="module")
 def copied(slow_user: Bring) -> dict[str, object]:
     """Return the options of a run whose checkpoints are copied to another folder."""
-    return {**_PROVEN, "learner.copy_checkpoints_to": f"file://{slow_user.folder}/store"}
+    return {**_OPTIONS, "learner.copy_checkpoints_to": f"file://{slow_user.folder}/store"}
 
 
 @dataclass(frozen=True)
@@ -112,7 +108,6 @@ def test_a_run_goes_on_without_its_folder_with_another_number_of_ranks_and_zero_
     assert f"Fetching the checkpoint of step 6 from {copied['learner.copy_checkpoints_to']}." in command.stdout
     assert "from step 6." in command.stdout
     assert left.trained == each_trained_once(8)
-    assert is_proven(left.folder / "checkpoints" / "latest")
     assert [line["policy_version"] for line in left.metrics] == [1, 2, 3, 4, 5, 6, 7, 8]
     assert newest_checkpoint(left) == 8
     assert audit.main([str(left.folder)]) == 0

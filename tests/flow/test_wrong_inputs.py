@@ -12,8 +12,9 @@ from pathlib import Path
 
 import pytest
 
-from learner.checkpoint.folder import begin, commit
+from learner.checkpoint.folder import begin
 from learner.checkpoint.manifest import Checkpoint
+from tests.fakes.checkpoints import commit
 from tests.flow.refusals import Wrong, expect_refusal, options_of, run_without_cluster
 from tests.flow.user_run import Bring
 

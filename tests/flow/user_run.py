@@ -40,8 +40,6 @@ _SETTINGS: dict[str, Any] = {
         "lr_schedule": "constant",
         "micro_batch_tokens": 512,
         "checkpoint_every_steps": 0,
-        # A proof takes seconds at the end of each run: those whose subject it is turn it on.
-        "prove_checkpoints": False,
     },
     "run": {"max_steps": 3, "seed": 5, "drain_s": 60},
 }

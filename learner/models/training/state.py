@@ -9,7 +9,7 @@ Memory: beside its own state, a rank holds one shard while it saves, and one par
 """
 
 import json
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -20,6 +20,7 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 from torch import Tensor
 
+from learner.models.read_back import WrittenFiles
 from learner.models.training.shards import MOMENTS, WEIGHT, ZeroShards
 from protocol.errors import OperatorError
 from protocol.weights.runs import cut_into_runs
@@ -48,17 +49,19 @@ def save_state(
     weights: Weights,
     num_updates: int,
     writer: Writer,
+    digests: Mapping[str, str],
     shard_bytes: int = SHARD_BYTES,
-) -> None:
-    """Write the state of `weights`; all ranks together, each rank every world_size-th shard. All of it is
-    there on returning.
+) -> WrittenFiles:
+    """Write the state of `weights`; return this rank's files, every world_size-th shard. Collective.
 
-    num_updates: optimizer updates inside. Raises: OSError when the disk refuses.
+    num_updates: optimizer updates inside. digests: of KEY/NAME in memory. All files exist on returning.
+    Raises: OSError when the disk refuses.
     """
     rank, world_size = dist.get_rank(), dist.get_world_size()
     folder.mkdir(parents=True, exist_ok=True)
     shards.prepare()
     files: dict[str, str] = {}
+    written: WrittenFiles = {}
     mine: dict[str, Tensor] = {}
     mine_name = ""
     plan = _cut_into_shards(weights, shards, shard_bytes)
@@ -75,11 +78,13 @@ def save_state(
         if (number + 1) % world_size == 0 or number + 1 == len(plan):
             if mine:
                 save_file(mine, folder / mine_name, metadata={"format": "pt"})
+                written[folder / mine_name] = {name: digests[name] for name in mine}
             mine = {}
     if rank == 0:
         description = {"schema": SCHEMA, "num_updates": num_updates, "writer": vars(writer), "files": files}
         (folder / _DESCRIPTION).write_text(json.dumps(description, indent=1), encoding="utf-8")
     dist.barrier()
+    return written
 
 
 def load_state(folder: Path, shards: ZeroShards, weights: Weights) -> int:

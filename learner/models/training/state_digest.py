@@ -4,29 +4,17 @@ Each rank reads its own part of every master weight and moment once; what all ra
 the gathering nor the files with `state.py`, so that it can tell whether those did right.
 """
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
 
 import torch
 import torch.distributed as dist
 from torch import Tensor
 
 from learner.models.training.shards import MOMENTS, WEIGHT, ZeroShards
-from protocol.weights.digest import NUM_SUMS, byte_sums, digest_of_sums
+from protocol.weights.digest import NUM_SUMS, byte_sums, digest_of_all, digest_of_sums
 
 KEYS = (WEIGHT, *MOMENTS)
-# AdamW divides by the gradient's size: an update with more than this changes weights, unless its learning rate is 0.
-MOVING_NORM = 1e-6
 _FLOAT32_BYTES = 4
-
-
-@dataclass(frozen=True)
-class HeldState:
-    """A model's training state, as its ranks hold it."""
-
-    num_updates: int  # optimizer updates inside
-    num_moves: int  # updates since the process began that were applied and must have changed weights
-    digests: dict[str, str]  # "weight/NAME", "exp_avg/NAME", "exp_avg_sq/NAME" -> digest of the whole tensor
 
 
 def digest_held_state(
@@ -50,3 +38,8 @@ def digest_held_state(
         f"{key}/{name}": digest_of_sums(f"{key}/{name}", "float32", shards.shape_of(parameter), row)
         for row, (key, name, parameter) in zip(sums, names, strict=True)
     }
+
+
+def digest_of_weights(digests: Mapping[str, str]) -> str:
+    """Return one digest of all master weights. digests: as `digest_held_state` returns them."""
+    return digest_of_all({name: digest for name, digest in digests.items() if name.startswith(f"{WEIGHT}/")})

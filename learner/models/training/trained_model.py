@@ -12,6 +12,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
+from learner.models.read_back import CheckpointMismatchError, WrittenFiles
 from learner.models.settings import PolicySettings
 from learner.models.step_result import StepResult, Sums
 from learner.models.training.deepspeed_config import deepspeed_config, import_deepspeed
@@ -20,10 +21,13 @@ from learner.models.training.optimizer import GuardedAdamW
 from learner.models.training.schedule import learning_rate_factor
 from learner.models.training.shards import ZeroShards
 from learner.models.training.state import SHARD_BYTES, Writer, load_state, save_state
-from learner.models.training.state_digest import MOVING_NORM, HeldState, digest_held_state
+from learner.models.training.state_digest import digest_held_state, digest_of_weights
 from learner.models.training.whole_on_first import whole_on_first
 from learner.models.world import reduce_max, reduce_sums
 from protocol.settings.roles.zero_stage import zero_stage_of
+
+# AdamW divides by the gradient's size: a larger gradient changes weights, unless the learning rate is 0.
+_CHANGING_NORM = 1e-6
 
 
 class TrainedModel:
@@ -58,7 +62,8 @@ class TrainedModel:
         )
         self._shards = ZeroShards(self._deepspeed, self._engine, self._zero_stage)
         self._model = self._engine.module
-        self._num_moves = 0
+        self._num_changes = 0  # updates since the last save or load that must have changed weights
+        self._saved_digest = ""  # digest of the master weights then
         self.device = torch.device(self._engine.device)
 
     def update(self, sums: Sums, global_weight: float) -> StepResult:
@@ -76,13 +81,12 @@ class TrainedModel:
             grad_norm=float(norm) if norm is not None else float("nan"),
             sums=reduced,
         )
-        self._num_moves += result.applied and lr > 0.0 and result.grad_norm > MOVING_NORM
+        self._num_changes += result.applied and lr > 0.0 and result.grad_norm > _CHANGING_NORM
         return result
 
-    def held_state(self) -> HeldState:
-        """Return the training state in digests, as the ranks hold it; nothing is gathered. All ranks together."""
-        digests = digest_held_state(self._shards, self.weights(), self.device)
-        return HeldState(int(self._scheduler.last_epoch), self._num_moves, digests)
+    def state_digests(self) -> dict[str, str]:
+        """Return KEY/NAME -> digest of each master weight and moment in memory. Collective; nothing is gathered."""
+        return digest_held_state(self._shards, self.weights(), self.device)
 
     def check_finite(self, *, with_optimizer: bool = False) -> None:
         """Raise on every rank when a weight of any rank is not finite; with_optimizer: or a part of its state.
@@ -118,14 +122,27 @@ class TrainedModel:
         """Return a parameter's whole shape; `parameter.shape` is 0 in ZeRO 3."""
         return self._shards.shape_of(parameter)
 
-    def save_state(self, folder: Path, shard_bytes: int = SHARD_BYTES) -> None:
+    def save_state(self, folder: Path, shard_bytes: int = SHARD_BYTES) -> WrittenFiles:
         """Write master weights, optimizer and schedule in a form that any number of ranks and any ZeRO stage load.
 
-        shard_bytes: size of one file, and of what a rank holds of other ranks' state meanwhile.
-        Raises: OSError when the disk refuses.
+        Returns this rank's files. shard_bytes: size of one file, and of other ranks' state in this rank's memory.
+        Raises: OSError when the disk refuses; CheckpointMismatchError on every rank when updates since the last save or
+        load did not change the weights.
         """
-        writer = Writer(self._world_size, self._zero_stage, self._settings.dtype)
-        save_state(folder, self._shards, self.weights(), int(self._scheduler.last_epoch), writer, shard_bytes)
+        digests = self.state_digests()
+        digest = digest_of_weights(digests)
+        if self._num_changes and digest == self._saved_digest:
+            raise CheckpointMismatchError(
+                f"The weights of the {self._role} have the digest {digest}, as in the checkpoint before, although "
+                f"{self._num_changes} updates were applied since"
+            )
+        num_updates, writer = (
+            int(self._scheduler.last_epoch),
+            Writer(self._world_size, self._zero_stage, self._settings.dtype),
+        )
+        written = save_state(folder, self._shards, self.weights(), num_updates, writer, digests, shard_bytes)
+        self._num_changes, self._saved_digest = 0, digest
+        return written
 
     def load_state(self, folder: Path) -> None:
         """Read what `save_state` wrote, on as many ranks and in whatever ZeRO stage and type. The learning rate follows
@@ -139,6 +156,7 @@ class TrainedModel:
         )
         for group, peak in zip(self._scheduler.optimizer.param_groups, self._scheduler.base_lrs, strict=True):
             group["lr"] = peak * _schedule_of(self._settings)(num_updates)
+        self._num_changes, self._saved_digest = 0, digest_of_weights(self.state_digests())
 
     def _own_tensors(self, with_optimizer: bool) -> Iterator[tuple[str, Tensor]]:
         """Yield what this rank holds of the weights, and of the optimizer's state."""

@@ -15,7 +15,9 @@ import torch.distributed as dist
 from safetensors.torch import save_file
 from torch import Tensor
 
+from learner.models.read_back import WrittenFiles
 from learner.models.weights.named_weights import as_on_disk, weights_of
+from protocol.weights.digest import digest_of_tensor
 from protocol.weights.runs import cut_into_runs
 
 _SHARD_BYTES = 4 << 30
@@ -29,8 +31,10 @@ def export_model(
     gather: Callable[[Sequence[Tensor]], AbstractContextManager[Any]],
     whole_numel: Callable[[Tensor], int],
     shard_bytes: int = _SHARD_BYTES,
-) -> None:
+) -> WrittenFiles:
     """Write the model into `folder` from rank 0, beside everything but the weights of the model folder `source`.
+
+    Returns the files on rank 0, and nothing on other ranks.
 
     gather: makes tensors whole while its context lasts; all ranks enter it together, shard by shard. A tied head is not
     written: its config says that it is the embedding. Raises: OSError when the disk refuses.
@@ -43,6 +47,7 @@ def export_model(
     shards = cut_into_runs(
         weights, lambda weight: whole_numel(weight.parts[0]) * weight.parts[0].element_size(), shard_bytes
     )
+    written: WrittenFiles = {}
     index: dict[str, str] = {}
     total = 0
     for number, shard in enumerate(shards, 1):
@@ -50,6 +55,7 @@ def export_model(
         with gather([part for weight in shard for part in weight.parts]):
             if is_first:
                 whole = _on_disk(model, {weight.name: weight.merged().to("cpu") for weight in shard})
+                written[folder / name] = {name: digest_of_tensor(name, tensor) for name, tensor in whole.items()}
                 save_file(whole, folder / name, metadata={"format": "pt"})
                 index |= dict.fromkeys(whole, name)
                 total += sum(tensor.nbytes for tensor in whole.values())
@@ -57,6 +63,7 @@ def export_model(
         body = {"metadata": {"total_size": total}, "weight_map": index}
         (folder / "model.safetensors.index.json").write_text(json.dumps(body, indent=1), encoding="utf-8")
     dist.barrier()
+    return written
 
 
 def _on_disk(model: Any, tensors: dict[str, Tensor]) -> dict[str, Tensor]:

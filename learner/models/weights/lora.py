@@ -15,7 +15,9 @@ import torch
 from safetensors.torch import save_file
 from torch import Tensor
 
+from learner.models.read_back import WrittenFiles
 from protocol.errors import OperatorError
+from protocol.weights.digest import digest_of_tensor
 
 _ADAPTER = "default"
 # Before the names that peft gives an adapter's tensors on disk.
@@ -80,23 +82,20 @@ def factors(layer: Any) -> tuple[Tensor, Tensor, float]:
     return layer.lora_A[_ADAPTER].weight, layer.lora_B[_ADAPTER].weight, float(layer.scaling[_ADAPTER])
 
 
-def adapter_tensors(model: Any) -> dict[str, Tensor]:
-    """Return the adapters of a whole model by the names that peft gives them on disk."""
-    return _named_on_disk({name: each.detach() for name, each in model.named_parameters() if ".lora_" in name})
-
-
-def write_adapters(folder: Path, form: LoraForm, base: str, tensors: dict[str, Tensor]) -> None:
-    """Write adapters in the form that peft loads onto the base model.
+def write_adapters(folder: Path, form: LoraForm, base: str, tensors: dict[str, Tensor]) -> WrittenFiles:
+    """Write adapters in the form that peft loads onto the base model; returns the file with their tensors.
 
     base: the base model, as the operator named it. tensors: lora_A and lora_B by their names in the model.
     """
     folder.mkdir(parents=True, exist_ok=True)
-    save_file(_named_on_disk(tensors), folder / _TENSORS, metadata={"format": "pt"})
+    named = _named_on_disk(tensors)
+    save_file(named, folder / _TENSORS, metadata={"format": "pt"})
     targets = {name.partition(".lora_")[0].rpartition(".")[2] for name in tensors}
     given = _config(form, targets).to_dict()
     config = {key: sorted(value) if isinstance(value, set) else value for key, value in given.items()}
     text = json.dumps({**config, "base_model_name_or_path": base}, indent=2, default=str)
     (folder / _CONFIG).write_text(text + "\n", encoding="utf-8")
+    return {folder / _TENSORS: {name: digest_of_tensor(name, tensor.contiguous()) for name, tensor in named.items()}}
 
 
 def _named_on_disk(tensors: dict[str, Tensor]) -> dict[str, Tensor]:

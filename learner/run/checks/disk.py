@@ -52,11 +52,9 @@ def checkpoint_bytes(settings: Settings, sizes: Sizes) -> int:
 
 
 def _num_checkpoints(settings: Settings) -> int:
-    """Return how many there are at once: the newest, the newest proven one, the best, the one being written, and one
-    that is still being copied elsewhere.
-    """
+    """Return how many there are at once: the newest, the best, the one being written, and one that is being copied."""
     learner = settings.learner
-    besides = learner.prove_checkpoints + (settings.eval.best is not None) + (learner.copy_checkpoints_to is not None)
+    besides = (settings.eval.best is not None) + (learner.copy_checkpoints_to is not None)
     return learner.keep_checkpoints + besides + 1
 
 

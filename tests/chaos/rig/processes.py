@@ -18,22 +18,19 @@ from typing import Any
 import msgspec
 import torch.distributed as dist
 
-from learner.checkpoint.proof import Proof, Verdict, manifest_hash
-from learner.checkpoint.told import Told
 from learner.coordinator.process import CoordinatorProcess
 from learner.disk.layout import CHECKPOINTS
+from learner.models.read_back import WrittenFiles
 from learner.models.roles import Roles
 from learner.rank.checkpoint import CheckpointWriter, load_checkpoint
 from learner.rank.coordinator_client import CoordinatorClient
-from learner.rank.proof.proofs import Proofs
 from learner.rank.solo_work import SoloWork
-from learner.run.proven_start import proven_start
 from learner.run.start import RunStart, plan_restart, prepare_folder
-from protocol.failpoints import VARIABLE
 from protocol.node.home import Keys
 from protocol.settings.run_spec import EngineRequest
 from protocol.settings.settings import Settings
 from protocol.weights.controls import Attempt, learner_name
+from protocol.weights.digest import digest_of_all
 from protocol.wire.channel import DealerChannel
 from rollout.neighbours.node import Node
 from rollout.server import RolloutServer
@@ -55,14 +52,10 @@ class Pace:
 def prepare(pipe: Connection, settings: Settings, start: RunStart, is_restart: bool) -> None:
     """Bring the run folder to where the next life starts, as the driver does."""
     if is_restart:
-        start = proven_start(plan_restart(start), judge, lambda: False, _ignore, _ignore)
+        start = plan_restart(start)
     prepare_folder(start, settings)
     pipe.send(("prepared", start))
     pipe.poll(None)
-
-
-def _ignore(text: str) -> None:
-    """Show nothing."""
 
 
 def run_coordinator(pipe: Connection, settings: Settings, start: RunStart, host: str) -> None:
@@ -150,33 +143,23 @@ class _CountingPolicy:
     def check_finite(self, with_optimizer: bool = False) -> None:
         """Nothing that could be NaN."""
 
-    def save_state(self, folder: Path) -> None:
+    digest_form = "no tensors"
+
+    def save_state(self, folder: Path) -> WrittenFiles:
         folder.mkdir(parents=True)
         (folder / STATE).write_text(json.dumps(self.trained))
+        return {}
 
     def load_state(self, folder: Path) -> None:
         self.trained = json.loads((folder / STATE).read_text())
 
-    def export_hf(self, folder: Path) -> None:
+    def export_hf(self, folder: Path) -> WrittenFiles:
         folder.mkdir()
         (folder / "config.json").write_text("{}")
+        return {}
 
-
-def judge(path: Path, told: Told, *_: object) -> Proof:
-    """Prove a checkpoint in no time; refuse it where a process is to die of that."""
-    is_refused = os.environ.get(VARIABLE, "").startswith("proof.refused")
-    verdict: Verdict = "refused" if is_refused else "proven"
-    return Proof(verdict=verdict, problem="the rig says so", step=told.step, manifest=manifest_hash(path))
-
-
-@dataclass(frozen=True)
-class _Proving:
-    """In the place of what tells of models: it tells of the step alone."""
-
-    proofs: Proofs
-
-    def tell(self, step: int, policy_version: int) -> Told:
-        return Told(run_id="", step=step, policy_version=policy_version, pushed="", texts=[], models={}, random=[])
+    def pushed_digest(self) -> str:
+        return digest_of_all({})
 
 
 class CountingLearner:
@@ -195,7 +178,6 @@ class CountingLearner:
         self._policy: Any = _CountingPolicy()
         store = dist.HashStore()
         dist.init_process_group("gloo", store=store, rank=0, world_size=1)
-        proving: Any = _Proving(Proofs(start.folder / CHECKPOINTS, judge))
         self._checkpoints = CheckpointWriter(
             Roles(self._policy),
             self._client,
@@ -203,7 +185,6 @@ class CountingLearner:
             start.folder,
             start.folder,
             settings.learner.keep_checkpoints,
-            proving=proving,
         )
         self.step = self.version = start.step
         if start.checkpoint is not None:
@@ -233,7 +214,6 @@ class CountingLearner:
             if self.step % self._settings.learner.checkpoint_every_steps == 0:
                 self._save()
         self._save()  # the last step again, mostly: the folder of that name has to give way
-        self._checkpoints.finish()
         return answer
 
     def _check_staleness(self, oldest: list[int]) -> None:

@@ -9,7 +9,7 @@ import json
 from collections.abc import Sequence
 from pathlib import Path
 
-from learner.checkpoint.folder import begin, commit
+from learner.checkpoint.folder import begin
 from learner.checkpoint.manifest import Checkpoint
 from learner.coordinator.steps.record import RunRecord
 from learner.coordinator.steps.step_batch import StepBatch
@@ -20,6 +20,7 @@ from learner.ledger.ledger import Ledger
 from learner.run.start import plan_start, prepare_folder
 from protocol.settings.settings import Settings
 from protocol.wire.trajectory import Trajectory
+from tests.fakes.checkpoints import commit
 from tests.protocol.wire.examples import make_trajectory
 
 NUM_PROMPTS = 10

@@ -8,10 +8,9 @@ from pathlib import Path
 import pytest
 
 from learner.audit.report import audit_run_folder
-from learner.checkpoint.folder import commit
 from learner.checkpoint.manifest import Checkpoint
-from learner.checkpoint.proof import Proof, Verdict, manifest_hash, write_proof
 from learner.ledger.ledger import Ledger
+from tests.fakes.checkpoints import commit
 from tests.learner.audit.audited_run import make_run
 
 STEP_4 = "checkpoints/step_000004"
@@ -132,29 +131,3 @@ def test_audit_notes_a_checkpoint_of_a_start_that_the_run_did_not_go_on_from(run
     assert report.breaches.lines() == []
     assert report.notes == [f"{STEP_4} was made by start 2; the run went on from an older checkpoint."]
     assert report.checkpoints == ["step_000002", "step_000004"]
-
-
-def prove(path: Path, verdict: Verdict, problem: str = "") -> None:
-    write_proof(path, Proof(verdict=verdict, problem=problem, step=4, manifest=manifest_hash(path)))
-
-
-def test_audit_tells_which_checkpoints_are_proven(run: Path) -> None:
-    prove(run / STEP_4, "proven")
-    report = audit_run_folder(run)
-    assert report.holds
-    assert report.proven == ["step_000004"]
-    assert report.verdict.endswith("Proven: step_000004.")
-
-
-def test_audit_names_a_checkpoint_in_its_place_that_its_proof_refused(run: Path) -> None:
-    prove(run / STEP_4, "refused", "its weights are another's")
-    assert lines_of(run) == [f"{STEP_4}: is refused by its proof: its weights are another's"]
-
-
-def test_audit_notes_a_refused_checkpoint_that_was_set_aside(run: Path) -> None:
-    refused = run / "checkpoints" / "refused_step_000006"
-    shutil.copytree(run / STEP_4, refused)
-    prove(refused, "refused", "so")
-    report = audit_run_folder(run)
-    assert report.holds
-    assert "checkpoints/refused_step_000006 was refused by its proof: so." in report.notes

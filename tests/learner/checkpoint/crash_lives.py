@@ -23,19 +23,17 @@ from contextlib import closing
 from pathlib import Path
 
 import protocol.failpoints
-from learner.checkpoint.folder import begin, commit, newest_valid, rotate
+from learner.checkpoint.folder import begin, newest_valid, rotate
 from learner.checkpoint.manifest import Checkpoint, CorruptCheckpointError, verify
-from learner.checkpoint.proof import Proof, Verdict, manifest_hash, read_proof
-from learner.checkpoint.verdicts import settle
 from learner.coordinator.steps.record import RunRecord
 from learner.disk.layout import CHECKPOINTS, LEDGER
 from learner.ledger.ledger import Ledger
-from learner.run.proven_start import proven_start
 from learner.run.start import plan_start, prepare_folder
 from protocol.failpoints import FAILPOINTS, VARIABLE
 from protocol.settings.settings import Settings
+from tests.fakes.checkpoints import commit
 
-ROOMS = ("checkpoint.", "run_folder.", "ledger.", "run_record.", "proof.verdict", "proof.refused")
+ROOMS = ("checkpoint.", "run_folder.", "ledger.", "run_record.")
 REACHABLE = tuple(name for name in FAILPOINTS if name.startswith(ROOMS))
 STATES = ("new", "killed after two checkpoints", "killed before the first checkpoint")
 LAST_STEP = 3
@@ -46,7 +44,6 @@ def live(folder: Path, last_step: int = LAST_STEP, is_saving: bool = True) -> No
     """Go on from what is in the folder to `last_step`, as the driver, the coordinator and rank 0 do."""
     settings = Settings.model_validate({"run": {"dir": str(folder.parent), "name": folder.name, "max_steps": 100}})
     start = plan_start(settings.run, "model-1")
-    start = proven_start(start, lambda *_: None, lambda: False, _ignore, _ignore)
     prepare_folder(start, settings)
     ledger = Ledger(folder / LEDGER)
     ledger.begin_incarnation(start.step)
@@ -60,8 +57,6 @@ def live(folder: Path, last_step: int = LAST_STEP, is_saving: bool = True) -> No
         ledger.mark_trained(groups, step, step - 1)
         record.write_line(record.stamped({"step": step, "policy_version": step}))
         ledger.commit()
-        if is_saving and step == last_step:
-            save(folder, ledger, step, "refused")
         if is_saving:
             save(folder, ledger, step)
     if is_saving:
@@ -69,20 +64,15 @@ def live(folder: Path, last_step: int = LAST_STEP, is_saving: bool = True) -> No
     # The process ends without closing the ledger: its log stays, as after a death.
 
 
-def save(folder: Path, ledger: Ledger, step: int, verdict: Verdict = "proven") -> None:
+def save(folder: Path, ledger: Ledger, step: int) -> None:
     aside = begin(folder / CHECKPOINTS, step)
     for rank in range(2):
         (aside / "state").mkdir(exist_ok=True)
         (aside / "state" / f"rank_{rank}").write_bytes(f"weights of step {step}".encode() * 100)
     ledger.snapshot(aside / LEDGER)
     root = folder / CHECKPOINTS
-    committed = commit(aside, Checkpoint(aside, step, step, folder.name, "model-1"), is_proven_later=True)
-    settle(root, committed.path, Proof(verdict=verdict, step=step, manifest=manifest_hash(committed.path)))
+    commit(aside, Checkpoint(aside, step, step, folder.name, "model-1"))
     rotate(root, keep=2)
-
-
-def _ignore(text: str) -> None:
-    """Show nothing."""
 
 
 def _prompts(ledger: Ledger) -> Iterator[str]:
@@ -110,8 +100,6 @@ def look_at_the_dead(folder: Path, oldest_acceptable: int) -> list[str]:
             verify(latest.resolve())
         except CorruptCheckpointError as error:
             wrong.append(f"latest: {error}")
-        if (proof := read_proof(latest)) is not None and proof.verdict != "proven":
-            wrong.append(f"latest: {proof}")
     elif oldest_acceptable:
         wrong.append("latest is gone")
     if (folder / LEDGER).exists():

@@ -6,9 +6,10 @@ from pathlib import Path
 import pytest
 
 from learner.checkpoint.best import BEST, BestBy, best_of, find_best, keep_best
-from learner.checkpoint.folder import begin, commit, rotate
+from learner.checkpoint.folder import begin, rotate
 from learner.checkpoint.manifest import Checkpoint
 from protocol.settings.quality.evaluation import EvalSettings
+from tests.fakes.checkpoints import commit
 
 
 def run_of(folder: Path, saved: list[int], scores: dict[int, float]) -> Path:

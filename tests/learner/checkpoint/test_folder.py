@@ -8,18 +8,11 @@ from typing import Any
 
 import pytest
 
-from learner.checkpoint import sealed_files
-from learner.checkpoint.folder import (
-    aside_folder,
-    begin,
-    commit,
-    newest_valid,
-    open_checkpoint,
-    rotate,
-    set_aside_newer,
-)
+from learner.checkpoint import manifest, sealed_files
+from learner.checkpoint.folder import aside_folder, begin, newest_valid, open_checkpoint, rotate, set_aside_newer
 from learner.checkpoint.manifest import MANIFEST, Checkpoint, CorruptCheckpointError, verify
 from protocol.errors import OperatorError, SettingsError
+from tests.fakes.checkpoints import commit
 
 
 def save(root: Path, step: int, content: str = "weights") -> Checkpoint:
@@ -71,7 +64,7 @@ def test_no_checkpoint_is_found_in_an_empty_or_missing_folder(tmp_path: Path) ->
         (lambda c: (c / MANIFEST).write_text("[" * 100_000), "is no JSON"),
         (lambda c: (c / MANIFEST).write_text((c / MANIFEST).read_text() + " "), "is not as it was written"),
         (lambda c: replace_by_a_pipe(c / "ledger.sqlite"), "is no file but a device, socket or pipe"),
-        (lambda c: (c / MANIFEST).write_text('{"schema": 2}'), "is not of schema 1"),
+        (lambda c: (c / MANIFEST).write_text('{"schema": 3}'), "is not of schema 1 or 2"),
     ],
     ids=[
         "flipped",
@@ -99,10 +92,28 @@ def test_damaged_checkpoint_is_named_and_passed_over(tmp_path: Path, damage: obj
 
 
 def test_manifest_that_was_edited_is_corrupt(tmp_path: Path) -> None:
-    manifest = save(tmp_path, 8).path / MANIFEST
-    manifest.write_text(json.dumps({**json.loads(manifest.read_text()), "step": 9}))
+    edited = save(tmp_path, 8).path / MANIFEST
+    edited.write_text(json.dumps({**json.loads(edited.read_text()), "step": 9}))
     with pytest.raises(CorruptCheckpointError, match="does not have the hash that it says"):
-        verify(manifest.parent)
+        verify(edited.parent)
+
+
+def to_schema_1(folder: Path, verdict: str) -> None:
+    """Write the manifest as the version before digests were kept in it, with a verdict in a file of its own."""
+    facts = json.loads((folder / MANIFEST).read_text())
+    for name in ("sha256", "policy_digest", "policy_form"):
+        del facts[name]
+    (folder / MANIFEST).write_bytes(manifest._to_json({**facts, "schema": 1}))
+    (folder / "PROOF.json").write_text(json.dumps({"verdict": verdict}))
+
+
+def test_a_checkpoint_of_schema_1_is_read_unless_it_failed_its_verification(tmp_path: Path) -> None:
+    path = save(tmp_path, 8).path
+    to_schema_1(path, "proven")
+    assert verify(path) == Checkpoint(path, 8, 7, "run-1", "model-1")
+    to_schema_1(save(tmp_path, 8).path, "refused")
+    with pytest.raises(CorruptCheckpointError, match="step_000008 failed its verification when it was saved"):
+        verify(path)
 
 
 def test_link_in_a_checkpoint_is_corrupt(tmp_path: Path) -> None:

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from learner.audit.report import audit_run_folder
-from learner.checkpoint.folder import begin, commit
+from learner.checkpoint.folder import begin
 from learner.checkpoint.manifest import Checkpoint
 from learner.coordinator.coordinator import Coordinator
 from learner.coordinator.steps.record import RunRecord
@@ -23,6 +23,7 @@ from protocol.errors import FrameError, OperatorError
 from protocol.settings.settings import Settings
 from protocol.wire import messages as m
 from protocol.wire.channel import DealerChannel
+from tests.fakes.checkpoints import commit
 from tests.fakes.running_coordinator import RUN_ID, running_coordinator
 from tests.learner.audit.audited_run import RunWriter, run_settings
 

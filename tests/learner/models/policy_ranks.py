@@ -26,6 +26,7 @@ from learner.data.sft_rows import SftRow
 from learner.models.micro_batch import LearnerSample, MicroBatch, make_micro_batch
 from learner.models.parked import ParkedModels
 from learner.models.policy import PolicyEngine
+from learner.models.read_back import find_mismatch
 from learner.models.step_result import StepResult, Sums
 from learner.models.training import whole_on_first
 from learner.models.training.deepspeed_config import import_deepspeed
@@ -89,9 +90,10 @@ class Rank:
         found["second"] = self.step(samples, micro_batch_tokens=90)
         found["few"] = self.step(samples[:1], micro_batch_tokens=90)
         state = self.folder / f"state_{self.world_size}_{self.stage}"
-        self.policy.save_state(state, SHARD_BYTES)
-        found["held_state"] = self.policy.held_state()
-        self.policy.export_hf(self.folder / f"export_{self.world_size}_{self.stage}")
+        found["digests"] = self.policy.state_digests()
+        written = self.policy.save_state(state, SHARD_BYTES)
+        written |= self.policy.export_hf(self.folder / f"export_{self.world_size}_{self.stage}")
+        found["mismatch"] = find_mismatch(written, self.policy.device)
         found["pushed_digests"] = self.pushed_digests()
         saved = self.weights()
         found["further"] = further = self.further(samples)

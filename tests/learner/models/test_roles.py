@@ -7,6 +7,7 @@ import pytest
 
 from learner.models.critic import CriticEngine
 from learner.models.policy import PolicyEngine
+from learner.models.read_back import WrittenFiles
 from learner.models.roles import Roles
 from protocol.errors import OperatorError
 
@@ -17,9 +18,10 @@ class FilePolicy:
     def __init__(self, weights: str) -> None:
         self.weights = weights
 
-    def save_state(self, folder: Path) -> None:
+    def save_state(self, folder: Path) -> WrittenFiles:
         folder.mkdir(parents=True)
         (folder / "state.json").write_text(self.weights)
+        return {}
 
     def load_state(self, folder: Path) -> None:
         self.weights = (folder / "state.json").read_text()

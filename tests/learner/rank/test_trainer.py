@@ -6,7 +6,7 @@ from typing import Any, cast
 import pytest
 
 from learner.objectives.policy_gradient import StepOutcome
-from learner.rank.place import WAITING_FOR_PROOF, RankPlace
+from learner.rank.place import RankPlace
 from learner.rank.rank import Trainer
 from learner.rank.start import Models, World
 from learner.rank.turns import OwnDevice
@@ -30,7 +30,6 @@ class Peers:
     bad_steps: tuple[int, ...] = ()
     done: list[Any] = field(default_factory=list)
     num_steps: int = 0
-    last_words: str = ""  # of the last checkpoint's proof
     turns: Any = field(default_factory=OwnDevice)
     trained_on: list[int] = field(default_factory=list)
     told: list[str] = field(default_factory=list)
@@ -58,9 +57,6 @@ class Peers:
 
     def save(self, step: int, version: int) -> None:
         self.done.append(("save", step, version))
-
-    def finish(self) -> str:
-        return self.last_words
 
 
 def _batch(step: int, absent: list[str]) -> Batch:
@@ -103,13 +99,7 @@ def test_each_step_is_pushed_before_it_is_reported_and_saved_when_due() -> None:
         ("save", 4, 4),  # once: after the last step's evaluation, when the coordinator ends the run
     ]
     assert peers.trained_on == [0, 1, 2, 3]
-    assert peers.told[-3:] == ["waiting for the batch of step 5", "saving step 4", WAITING_FOR_PROOF]
-
-
-def test_how_the_run_ended_says_what_became_of_the_last_checkpoint() -> None:
-    peers = Peers([[]], last_words="The checkpoint of step 1 is refused: so.")
-
-    assert _trainer(peers).train() == "Ended at step 1: the run is over. The checkpoint of step 1 is refused: so."
+    assert peers.told[-2:] == ["waiting for the batch of step 5", "saving step 4"]
 
 
 def test_step_that_was_not_applied_is_reported_and_neither_pushed_nor_counted_as_a_version() -> None:
@@ -154,7 +144,6 @@ def test_rank_tells_what_it_is_at() -> None:
         "pushing version 1",
         "waiting for the batch of step 2",
         "saving step 1",
-        WAITING_FOR_PROOF,
     ]
 
 

@@ -5,7 +5,7 @@ python recipe_run.py FOLDER NAME [NAME ..]     FOLDER/model is the policy; write
 All is the product's but vLLM, Ray and the services: coordinator, ledger, rollout server, session, environment, HTTP
 clients, a DeepSpeed rank with every model that the recipe asks for, pushes over gloo, checkpoint and audit. In vLLM's
 place stands an engine whose logprobs are those of the pushed weights. What a recipe says of its algorithm stays; what
-it says of its machines, its sizes and its learning rate becomes small. The proof of checkpoints is off.
+it says of its machines, its sizes and its learning rate becomes small.
 """
 
 import asyncio
@@ -67,7 +67,6 @@ def small(name: str, folder: Path) -> Settings:
         "learner.micro_batch_tokens": 512,
         "learner.lr": 1e-3,
         "learner.checkpoint_every_steps": 0,
-        "learner.prove_checkpoints": False,  # a process that imports torch, for each
         "eval.every_steps": 2,
         "eval.num_prompts": 2,
         "eval.samples": min(2, found.eval.samples),

@@ -7,12 +7,13 @@ import fsspec
 import pytest
 
 from learner.checkpoint.copies.store import open_store
-from learner.checkpoint.folder import begin, commit, set_aside_newer
+from learner.checkpoint.folder import begin, set_aside_newer
 from learner.checkpoint.manifest import Checkpoint, verify
 from learner.run.copied_start import start_from_here, start_with_copies
 from protocol.errors import OperatorError, SettingsError
 from protocol.settings.loader import save_settings
 from protocol.settings.settings import Settings
+from tests.fakes.checkpoints import commit
 
 
 @pytest.fixture

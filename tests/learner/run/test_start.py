@@ -8,13 +8,14 @@ from pathlib import Path
 
 import pytest
 
-from learner.checkpoint.folder import begin, commit
-from learner.checkpoint.manifest import Checkpoint
+from learner.checkpoint.folder import begin, newest_valid
+from learner.checkpoint.manifest import Checkpoint, RefusedCheckpointError
 from learner.ledger.ledger import Ledger
-from learner.run.start import RunStart, locked, plan_restart, plan_start, prepare_folder
+from learner.run.start import RunStart, locked, plan_restart, plan_start, prepare_folder, set_refused_aside
 from protocol.errors import OperatorError, SettingsError
 from protocol.settings.run import RunSettings
 from protocol.settings.settings import Settings
+from tests.fakes.checkpoints import commit
 
 # A disk that refuses every byte: files of size 0 may still be made, as on a disk that fills up between check and write.
 _ON_A_FULL_DISK = """
@@ -282,3 +283,20 @@ def test_run_that_has_the_next_name_by_its_own_settings_is_not_gone_on_with(tmp_
 def test_run_of_another_model_behind_a_complete_one_is_not_gone_on_with(second: RunStart) -> None:
     save(second.folder, 40)
     assert plan_start(settings_of(second.folder.with_name("a")), "model-2").run_id == "a-3"
+
+
+def test_a_refused_checkpoint_is_set_aside_and_the_next_newest_is_used(tmp_path: Path) -> None:
+    folder = tmp_path / "run"
+    for step in (2, 4):
+        save(folder, step)
+    start = RunStart(folder, newest_valid(folder / "checkpoints"))
+    set_refused_aside(start, RefusedCheckpointError("so"))
+    assert plan_restart(start).step == 2
+    assert (folder / "checkpoints" / "set_aside_step_000004").is_dir()
+
+
+def test_a_refused_checkpoint_that_the_operator_named_ends_the_start(tmp_path: Path) -> None:
+    named = save(tmp_path / "other", 4)
+    with pytest.raises(RefusedCheckpointError, match="so"):
+        set_refused_aside(RunStart(tmp_path / "run", named), RefusedCheckpointError("so"))
+    assert named.path.is_dir()

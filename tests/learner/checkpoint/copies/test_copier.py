@@ -8,8 +8,9 @@ import pytest
 from learner.checkpoint.best import BestBy
 from learner.checkpoint.copies.copier import CheckpointCopier
 from learner.checkpoint.copies.store import CopyStore, open_store
-from learner.checkpoint.folder import begin, commit, rotate
+from learner.checkpoint.folder import begin, rotate
 from learner.checkpoint.manifest import Checkpoint
+from tests.fakes.checkpoints import commit
 from tests.fakes.waiting import wait_until
 
 

@@ -8,9 +8,10 @@ import fsspec
 import pytest
 
 from learner.checkpoint.copies.store import CopyStore, StoreError, open_store
-from learner.checkpoint.folder import begin, commit
+from learner.checkpoint.folder import begin
 from learner.checkpoint.manifest import Checkpoint, verify
 from protocol.errors import SettingsError
+from tests.fakes.checkpoints import commit
 
 
 @pytest.fixture(params=["file", "memory"])

@@ -55,9 +55,9 @@ def test_a_checkpoint_has_the_state_of_each_role_that_is_trained(
 @pytest.mark.parametrize(
     ("sections", "num_checkpoints"),
     [
-        ({"learner": {"keep_checkpoints": 2}}, 4),  # two, the newest proven one, and the one that is being written
-        ({"learner": {"keep_checkpoints": 3, "prove_checkpoints": False}}, 4),
-        ({"data": {"eval": "rows.jsonl"}, "eval": {"every_steps": 50, "best": "eval_reward"}}, 5),
+        ({"learner": {"keep_checkpoints": 2}}, 3),  # two and the one that is being written
+        ({"learner": {"keep_checkpoints": 3}}, 4),
+        ({"data": {"eval": "rows.jsonl"}, "eval": {"every_steps": 50, "best": "eval_reward"}}, 4),
     ],
 )
 def test_a_disk_without_room_for_all_that_are_kept_is_refused(

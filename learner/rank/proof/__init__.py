@@ -1,1 +1,0 @@
-"""A checkpoint proves itself. Reading order: witness (what ranks hold), prove (what files hold), process, proofs."""

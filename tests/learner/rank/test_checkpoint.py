@@ -1,0 +1,82 @@
+"""Saving compares files with memory, and loading compares the policy with the manifest: two real DeepSpeed ranks."""
+
+import re
+from typing import Any
+
+import pytest
+import torch
+
+from tests.fakes.tiny_models import make_tiny_model
+from tests.fakes.warm_process import run_warm
+from tests.learner.rank.checkpoint_ranks import EXPORT, STAGES, STATE, WEIGHT_NAME
+
+pytestmark = [pytest.mark.stack, pytest.mark.ranks]
+Found = dict[str, Any]
+
+
+@pytest.fixture(scope="module")
+def found(tmp_path_factory: pytest.TempPathFactory) -> dict[int, Found]:
+    """Return by ZeRO stage the outcome of each save and load."""
+    folder = tmp_path_factory.mktemp("saving")
+    make_tiny_model(folder / "model", tied=True, hidden_size=64)
+    ended = run_warm("tests.learner.rank.checkpoint_ranks", str(folder), timeout=600)
+    assert ended.returncode == 0, ended.stderr[-3000:]
+    return {stage: torch.load(folder / f"stage_{stage}.pt") for stage in STAGES}
+
+
+@pytest.mark.parametrize("stage", STAGES)
+@pytest.mark.parametrize(
+    ("fault", "file", "tensor"),
+    [
+        ("byte of the state", STATE, "weight/"),
+        ("byte of the model", EXPORT, ""),
+        ("tensor of the state", STATE, f"weight/{WEIGHT_NAME}"),
+        ("moment of the state", STATE, f"exp_avg_sq/{WEIGHT_NAME}"),
+        ("tensor of the model", EXPORT, WEIGHT_NAME),
+        ("type of a moment", STATE, "exp_avg/"),
+    ],
+)
+def test_a_fault_in_a_file_is_named_with_both_digests(
+    found: dict[int, Found], stage: int, fault: str, file: str, tensor: str
+) -> None:
+    digest = "[0-9a-f]{32}"
+    assert re.match(
+        rf"CheckpointMismatchError: .*/\.tmp-step_\d+/{file}: the tensor {tensor}\S* has the digest {digest} in the "
+        rf"file and {digest} in memory\. The earlier checkpoints are intact\.",
+        found[stage][fault],
+    )
+
+
+@pytest.mark.parametrize("stage", STAGES)
+def test_weights_other_than_the_servers_are_not_saved(found: dict[int, Found], stage: int) -> None:
+    assert re.search(
+        r"/model: the policy has the digest [0-9a-f]{64}, and the rollout servers verified [0-9a-f]{64} for version 2",
+        found[stage]["servers hold older weights"],
+    )
+
+
+@pytest.mark.parametrize("stage", STAGES)
+def test_weights_that_no_update_changed_are_not_saved(found: dict[int, Found], stage: int) -> None:
+    assert re.match(
+        r"CheckpointMismatchError: The weights of the policy have the digest [0-9a-f]{64}, as in the checkpoint "
+        r"before, although 1 updates were applied since\.",
+        found[stage]["weights that did not change"],
+    )
+
+
+@pytest.mark.parametrize("stage", STAGES)
+def test_checkpoints_with_a_fault_get_no_name_and_the_newest_right_one_is_loaded(
+    found: dict[int, Found], stage: int
+) -> None:
+    assert (found[stage]["first"], found[stage]["second"]) == ("saved", "saved")
+    assert found[stage]["newest"] == found[stage]["latest"] == "step_000009"
+    assert found[stage]["loaded"] == (9, 9)
+
+
+@pytest.mark.parametrize("stage", STAGES)
+def test_a_policy_with_another_digest_than_the_manifest_is_refused(found: dict[int, Found], stage: int) -> None:
+    assert re.match(
+        r"RefusedCheckpointError: The checkpoint .*/step_000009 is refused: the policy has the digest [0-9a-f]{64} "
+        r"after loading, and the manifest [0-9a-f]{64}\.$",
+        found[stage]["refused"],
+    )
