@@ -1,6 +1,6 @@
 """Calls through Ray between the rooms: the names both sides look up, and what a call that failed is reported as.
 
-Imports Ray only when a call has failed: then it is imported already.
+Imports Ray inside functions only.
 """
 
 from collections.abc import Iterator
@@ -17,6 +17,13 @@ FLEET = "sluice-fleet"
 SERVER_PREFIX = "sluice-rollout-"
 
 _REASON_LENGTH = 300
+
+
+def own_node_id() -> str:
+    """Return Ray's id of this process's node."""
+    import ray
+
+    return str(ray.get_runtime_context().get_node_id())
 
 
 def keeper_of(node_id: str) -> str:

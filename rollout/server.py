@@ -9,7 +9,7 @@ import asyncio
 import logging
 import os
 import time
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any, TypeVar
@@ -17,11 +17,11 @@ from typing import Any, TypeVar
 from pydantic import BaseModel, ValidationError
 
 from protocol.errors import NeighbourError, SettingsError
+from protocol.node.small_model_files import find_small_files, write_small_files
 from protocol.settings.run_spec import EngineRequest, RunSpec
 from protocol.weights.controls import Attempt, learner_name
 from rollout.attachment import Attachment, KeptOutbox, begin_attachment
 from rollout.engine.engine import Engine
-from rollout.engine.local_model import local_model
 from rollout.engine.version_gate import VersionGate
 from rollout.neighbours.node import FindNode, this_node
 from rollout.neighbours.services import Services
@@ -54,12 +54,10 @@ class RolloutServer:
         start_engine: Callable[[EngineRequest], Awaitable[ServedEngine]] = Engine.start,
         find_node: FindNode = this_node,
         end_process: Callable[[str], None] = die,
-        find_model: Callable[[EngineRequest], Path] = local_model,
     ) -> None:
         self.name = name
         self._spec = _parsed(EngineRequest, spec)
         self._start_engine = start_engine
-        self._find_model = find_model
         self._find_node = find_node
         self._end_process = end_process
         self._gate = VersionGate()
@@ -72,18 +70,16 @@ class RolloutServer:
         self._attachment: Attachment | None = None
         self._watcher: asyncio.Task[None] | None = None
 
-    async def start(self) -> dict[str, Any]:
-        """Start the engine, 10 to 60 s; returns `describe()`. Asked again, it only describes.
+    async def start(self, files: Mapping[str, bytes] | None = None) -> dict[str, Any]:
+        """Start the engine, 10 to 60 s; returns `describe()`. A started engine stays as it is.
 
-        A model that this node lacks is copied from the node that has it first.
-
-        Raises: SettingsError or NeighbourError with the engine's reason.
+        files: the model's small files; None: those of an earlier start on this node.
+        Raises: OperatorError, SettingsError or NeighbourError with the reason.
         """
         async with self._changing:
             if self._engine is None:
-                # In a thread: a model that this node lacks may take minutes to come.
-                model = await asyncio.to_thread(self._find_model, self._spec)
-                self._engine = await self._start_engine(self._spec.model_copy(update={"model": str(model)}))
+                folder = await asyncio.to_thread(_model_folder, self._spec, files)
+                self._engine = await self._start_engine(self._spec.model_copy(update={"model": str(folder)}))
                 self._watcher = asyncio.create_task(self._watch())
         return await self.describe()
 
@@ -289,6 +285,12 @@ class RolloutServer:
         if self._attachment is not None:
             facts = {**asdict(self._running_engine().stats), **self._attachment.describe()}
             _log.info("%s  serving  %s", self.name, " ".join(f"{name}={value}" for name, value in facts.items()))
+
+
+def _model_folder(spec: EngineRequest, files: Mapping[str, bytes] | None) -> Path:
+    if not spec.files_digest:
+        return Path(spec.model)
+    return find_small_files(spec.files_digest) if files is None else write_small_files(files)
 
 
 def _parsed(model: type[M], value: dict[str, Any]) -> M:

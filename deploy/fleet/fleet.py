@@ -7,7 +7,7 @@ are is read from Ray each time, so a fleet that Ray restarted knows as much as t
 import asyncio
 import itertools
 import os
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, TypedDict, TypeVar
 
 import ray
@@ -133,8 +133,9 @@ class Fleet:
                 late = await asyncio.gather(*map(self._described, (*cold, *missing)))
                 infos += [_info(server["name"], server, is_warm=False, is_started=False) for server in late]
                 return _in_order(infos)
-            starts = [self._start(name, request, place) for name, place in missing.items()]
-            infos += _all_of(await asyncio.gather(*map(self._start_engine, cold), *starts, return_exceptions=True))
+            starts = [self._start_engine(name, request.files) for name in cold]
+            starts += [self._start(name, request, place) for name, place in missing.items()]
+            infos += _all_of(await asyncio.gather(*starts, return_exceptions=True))
         return _in_order(infos)
 
     async def add(
@@ -184,7 +185,7 @@ class Fleet:
     async def _start(self, name: str, request: EngineRequest, place: Place) -> ServerInfo:
         """Start one server. Raises: what its start raised; nothing of it is left then."""
         self._make(name, request, place)
-        return await self._start_engine(name, str(place))
+        return await self._start_engine(name, request.files, str(place))
 
     def _make(self, name: str, request: EngineRequest, place: Place) -> None:
         """Have Ray make a server's process."""
@@ -197,9 +198,9 @@ class Fleet:
             max_concurrency=1000,
             **place.options("SPREAD"),
         )
-        actor.remote(name, request.model_dump(mode="json"))
+        actor.remote(name, request.without_files().model_dump())
 
-    async def _start_engine(self, name: str, where_to: str = "") -> ServerInfo:
+    async def _start_engine(self, name: str, files: Mapping[str, bytes], where_to: str = "") -> ServerInfo:
         """Start the engine of a server's process, once it is there. Raises: as `_start` does."""
         try:
             handle = ray.get_actor(name, namespace=NAMESPACE)
@@ -210,7 +211,7 @@ class Fleet:
             with self._awaited.of(name, f"have a process{where_to}"):
                 where = await call_server(name, handle.where.remote(), _PLACE_S)
             with self._awaited.of(name, f"load its model on node {where['node_ip']}"):
-                await call_server(name, handle.start.remote(), _START_S)
+                await call_server(name, handle.start.remote(files), _START_S)
         except NeighbourError as error:
             log = await log_tail(handle)
             await remove_server(name)

@@ -2,6 +2,7 @@
 
 import gc
 import os
+from collections.abc import Mapping
 from importlib import import_module
 from pathlib import Path
 
@@ -17,13 +18,13 @@ _TAIL_LINES = 12
 class Hosted:
     """What the fleet asks of a server beside the server's own methods."""
 
-    async def start(self) -> dict[str, object]:
+    async def start(self, files: Mapping[str, bytes] | None = None) -> dict[str, object]:
         """Start as the server's class does; what is in memory then is never searched for garbage again.
 
         A search that finds nothing among vLLM's and torch's objects holds all event loops up for a tenth of a second
         and more.
         """
-        described: dict[str, object] = await super().start()  # type: ignore[misc]
+        described: dict[str, object] = await super().start(files)  # type: ignore[misc]
         if not gc.get_freeze_count():
             gc.collect()
             gc.freeze()

@@ -3,8 +3,8 @@
 from pathlib import Path
 
 from learner.disk.model_folder import find_named_model
-from protocol.node.keeper_files import own_node_id
 from protocol.node.model_files import ModelFiles, describe_model
+from protocol.ray_calls import own_node_id
 from protocol.settings.settings import Settings
 
 

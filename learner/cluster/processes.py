@@ -17,9 +17,8 @@ from learner.plan.processes import Processes, Topology
 from learner.rank.place import RankPlace
 from protocol import failpoints
 from protocol.errors import OperatorError
-from protocol.node.keeper_files import own_node_id
 from protocol.node.model_files import ModelFiles
-from protocol.ray_calls import OUR_ACTOR
+from protocol.ray_calls import OUR_ACTOR, own_node_id
 from protocol.settings.settings import Settings
 
 # A rank imports torch and DeepSpeed before its first answer.

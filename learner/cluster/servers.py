@@ -20,7 +20,7 @@ def ensure_servers(engine: EngineRequest, planned: Processes, may_be_late: bool 
     """Ask the fleet for warm or new rollout servers. Returns a reference to a list of {name, node_ip, warm, is_started,
     shared_retriever_url}. may_be_late: where one is ready, the engines of the others are left to be started.
     """
-    request, nodes = engine.model_dump(mode="json"), [node.node_id for node in planned.places]
+    request, nodes = engine.model_dump(), [node.node_id for node in planned.places]
     resources = dict(planned.resources)
     return find_fleet().ensure.remote(request, planned.count, planned.num_gpus, nodes, resources, may_be_late)
 
@@ -29,7 +29,7 @@ class AskedFleet:
     """`learner.run.server_count.FleetCalls` through Ray. engine: of every server."""
 
     def __init__(self, engine: EngineRequest) -> None:
-        self._engine = engine.model_dump(mode="json")
+        self._engine = engine.model_dump()
 
     def add(self, planned: Processes, nodes: Sequence[str]) -> Any:
         return find_fleet().add.remote(self._engine, list(nodes), planned.num_gpus, dict(planned.resources))

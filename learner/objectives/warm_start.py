@@ -22,9 +22,10 @@ from learner.models.world import own_device, reduce_max
 from learner.objectives.supervised import run_sft
 from protocol.errors import OperatorError
 from protocol.node.home import sluice_home
-from protocol.node.keeper_files import own_node_id, reader_of
+from protocol.node.keeper_files import reader_of
 from protocol.node.model_copy import have_model
 from protocol.node.model_files import ModelFiles, describe_model
+from protocol.ray_calls import own_node_id
 from protocol.settings.settings import Settings
 
 # How rows become tokens; another number when that changes, so that models of the old way are not found again.

@@ -64,9 +64,8 @@ class RunAttempt:
         opening = self._coordinator.open.remote()
         fleet.be_admitted(self._coordinator)
         found = run_models(settings, self.context.model)
-        model, backend = str(self.context.model), topology.backend
         on = {"on_cpus": not topology.has_gpus, "shares_device": topology.shares_devices and topology.has_gpus}
-        engine = engine_request(settings, model, backend, found["policy.model"], **on)
+        engine = engine_request(settings, self.context.model, topology.backend, **on)
         self._engine = engine if topology.servers.count else None
         if topology.shares_devices:
             self.context.view.show_phase("starting rollout servers")
@@ -128,7 +127,8 @@ class RunAttempt:
         place = self._place()
         training = {rank.ask("train", place): rank.name for rank in self._ranks}
         first = next(iter(training))
-        watched = ServerWatch(self._in_time, self._spec, self._lose_server, check=self._note_attached)
+        files = self._engine.files if self._engine is not None else None
+        watched = ServerWatch(self._in_time, self._spec, self._lose_server, check=self._note_attached, files=files)
         watched.add(self._late)
         changes = self._changes_of(watched)
         ranks = RankWatch(self._ranks, ray_door.is_done, ray_door.call)

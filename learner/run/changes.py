@@ -10,7 +10,7 @@ from learner.run.await_plan import plan_as_many, plan_servers
 from learner.run.server_count import ServerCount
 from protocol.errors import SettingsError
 from protocol.node.drained import Leaving
-from protocol.node.keeper_files import own_node_id
+from protocol.ray_calls import own_node_id
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

@@ -54,11 +54,13 @@ class ServerWatch:
         clock: Callable[[], float] = time.monotonic,
         silence_s: float = SILENCE_S,
         check: Callable[[Mapping[str, Any]], None] = lambda runs: None,
+        files: Mapping[str, bytes] | None = None,
     ) -> None:
         """check: gets what an attached server says of the run, by its name; raises OperatorError if it may not serve.
 
         lost: told (server, reason) as soon as a server is found not to serve the run. calls: asks servers.
 
+        files: small files of the model, for a server that starts.
         clock: in seconds. silence_s: longest time without an answer before the user is told.
         """
         self._clock = clock
@@ -68,6 +70,7 @@ class ServerWatch:
         self._lost = lost
         self._calls = calls
         self._check = check
+        self._files = files
 
     @property
     def num_serving(self) -> int:
@@ -204,5 +207,6 @@ class ServerWatch:
 
     def _ask(self, server: _Watched, what: str) -> Any:
         server.asked_at = self._clock()
-        body = [self._spec.model_dump(mode="json")] if what == "attach" else []
+        bodies: dict[str, list[Any]] = {"attach": [self._spec.model_dump(mode="json")], "start": [self._files]}
+        body = bodies.get(what, [])
         return self._calls.ask(server.name, what, *body)

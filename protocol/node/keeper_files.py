@@ -21,13 +21,6 @@ _PIECE_S = 30.0
 _AGAIN_S = 1.0
 
 
-def own_node_id() -> str:
-    """Return what Ray calls the node that this process is on."""
-    import ray
-
-    return str(ray.get_runtime_context().get_node_id())
-
-
 def reader_of(node_id: str) -> ReadFile:
     """Return what reads files of the node that Ray calls so.
 

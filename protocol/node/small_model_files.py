@@ -13,7 +13,7 @@ from hashlib import sha256
 from pathlib import Path
 
 from protocol.disk.files import replacing
-from protocol.errors import OperatorError
+from protocol.errors import NeighbourError, OperatorError
 from protocol.node.home import sluice_home
 
 SmallFiles = Mapping[str, bytes]
@@ -53,12 +53,20 @@ def small_files_digest(files: SmallFiles) -> str:
     return digest.hexdigest()
 
 
+def find_small_files(digest: str) -> Path:
+    """Return the folder that `write_small_files` wrote on this node. Raises: NeighbourError if it is missing."""
+    folder = _folder_of(digest)
+    if not folder.is_dir():
+        raise NeighbourError("model", f"{folder} is missing on this node: the model's configuration was not sent")
+    return folder
+
+
 def write_small_files(files: SmallFiles) -> Path:
     """Return this node's folder with these files, written once under SLUICE_HOME/cache/models.
 
     Raises: OperatorError when the folder cannot be written.
     """
-    folder = sluice_home() / "cache" / "models" / small_files_digest(files)[:16]
+    folder = _folder_of(small_files_digest(files))
     try:
         folder.mkdir(parents=True, exist_ok=True, mode=0o700)
         for name, content in files.items():
@@ -73,6 +81,10 @@ def write_small_files(files: SmallFiles) -> Path:
             "folder on a disk with free space."
         ) from None
     return folder
+
+
+def _folder_of(digest: str) -> Path:
+    return sluice_home() / "cache" / "models" / digest[:16]
 
 
 def _is_small(path: Path, with_code: bool) -> bool:

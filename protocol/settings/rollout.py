@@ -73,6 +73,11 @@ class RolloutSettings(Section):
                 "enable_lora = true wraps the engine's layers, and pushes would find their weights under other names. "
                 "Remove it: policy.lora needs nothing of the engine, its adapters are pushed merged."
             )
+        if "load_format" in value:
+            raise ValueError(
+                "load_format has no use: servers start with dummy weights and receive the policy's by the first push. "
+                "Remove it."
+            )
         if (mode := value.get("logprobs_mode", LOGPROBS_MODE)) != LOGPROBS_MODE:
             raise ValueError(
                 f"logprobs_mode = {mode} has the engine tell other logprobs than those of the distribution that it "

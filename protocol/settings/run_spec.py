@@ -5,9 +5,10 @@ from pathlib import Path
 from typing import Any, Literal
 
 import msgspec
+from pydantic import Field
 
 from protocol.node.code_digest import SERVER_ROOMS, code_digest
-from protocol.node.model_files import ModelFiles, description_digest
+from protocol.node.small_model_files import read_small_files, small_files_digest
 from protocol.settings.retriever import RetrieverSettings
 from protocol.settings.rewards import RewardsSettings
 from protocol.settings.rollout import AgentsSettings, RolloutSettings, SamplingSettings
@@ -35,7 +36,7 @@ class RunSpec(Section):
 class EngineRequest(Section):
     """The engine a run wants. Two runs whose requests have one `fingerprint` may use the same warm server."""
 
-    model: str  # path of a local model folder
+    model: str  # model folder of the command's node
     dtype: Literal["float32", "bfloat16"]  # of the weights
     tensor_parallel_size: int  # GPUs of the engine
     seed: int  # vLLM's own; each generation comes with one besides
@@ -47,19 +48,24 @@ class EngineRequest(Section):
     on_cpus: bool = True  # True: the cluster has no GPU
     second_copy: bool = True  # True, over gloo: pushes come beside the weights in use; False: into them, in a pause
     code: str = ""  # digest of the code that the server is to run
-    description: str = ""  # digest of the model's shape and tokenizer; empty: that of the folder, which is here then
-    files: ModelFiles | None = None  # what the folder holds, and which node has it; None: every node has it
+    files_digest: str = ""  # hash of the model's small files: shape, tokenizer, code; empty: `model` is on every node
+    files: dict[str, bytes] = Field({})  # small files by name; a push brings the weights
 
     def fingerprint(self) -> str:
-        """Return a hash of the model's shape and tokenizer, every engine setting and the code, not of the weights.
+        """Return a hash of the model's small files, every engine setting and the code, not of the weights.
 
         Weights are left out because a push replaces them: a run that trains another checkpoint of the same
-        architecture can take over a warm engine.
+        architecture can reuse a warm engine.
         """
-        settings = self.model_dump(exclude={"model", "description", "files"})
-        digest = sha256(msgspec.json.encode(settings, order="deterministic"))
-        digest.update((self.description or _description(self.model)).encode())
-        return digest.hexdigest()
+        settings = self.model_dump(exclude={"model", "files"})
+        return sha256(msgspec.json.encode(settings, order="deterministic")).hexdigest()
+
+    def without_files(self) -> "EngineRequest":
+        """Return the request that a server's process is made with; its `start` gets the files.
+
+        Ray keeps the arguments of a process for as long as it may restart it, and loses large ones with their sender.
+        """
+        return self.model_copy(update={"files": {}})
 
 
 def run_spec(settings: Settings, run_id: str, incarnation: int, coordinator_address: str) -> RunSpec:
@@ -80,16 +86,16 @@ def run_spec(settings: Settings, run_id: str, incarnation: int, coordinator_addr
 
 def engine_request(
     settings: Settings,
-    model: str,
+    model: Path,
     weights_backend: Literal["nccl", "gloo", "ipc"],
-    files: ModelFiles | None = None,
     *,
     on_cpus: bool = True,
     shares_device: bool = False,
 ) -> EngineRequest:
-    """Return the engine for a local model folder. files: what it holds, for nodes that lack it."""
+    """Return the engine for a model folder of this node. Raises: OperatorError when its small files are too large."""
+    files = read_small_files(model, with_code=settings.policy.trust_remote_code)
     return EngineRequest(
-        model=model,
+        model=str(model),
         dtype=settings.policy.dtype,
         tensor_parallel_size=settings.rollout.tensor_parallel_size,
         seed=0,
@@ -97,16 +103,11 @@ def engine_request(
         trust_remote_code=settings.policy.trust_remote_code,
         weights_backend=weights_backend,
         on_cpus=on_cpus,
-        # One that sleeps during a push writes nothing meanwhile, so that a second copy is of no use.
+        # A server that sleeps during a push generates nothing, so a second copy would not help.
         second_copy=weights_backend == "gloo" and settings.weights.second_copy is not False and not shares_device,
         shares_device=shares_device,
         engine_args=settings.rollout.engine_args,
         code=code_digest(SERVER_ROOMS),
-        description=_description(model),
+        files_digest=small_files_digest(files),
         files=files,
     )
-
-
-def _description(model: str) -> str:
-    folder = Path(model)
-    return description_digest(folder) if folder.is_dir() else model

@@ -34,7 +34,7 @@ class Engine:
 
     @classmethod
     async def start(cls, spec: EngineRequest) -> Engine:
-        """Return an engine that has loaded `spec.model`; takes 10 to 30 s on a CPU.
+        """Return an engine with dummy weights for `spec.model`; takes 10 to 30 s on a CPU.
 
         Raises: SettingsError when vLLM refuses the settings, NeighbourError when its processes do not come up.
         """
@@ -131,11 +131,6 @@ class Engine:
         self._is_received = False
         self._num_forgotten += 1
         self._probing.give_up()
-
-    async def serve_loaded_weights(self, version: int) -> None:
-        """Declare the weights loaded from `spec.model` to be policy version `version`, without a push."""
-        await self._call(self._llm.update_weight_version(str(version)))
-        self.policy_version = version
 
     async def join_weights(self, init: dict[str, Any], timeout_s: float) -> None:
         """Start joining the learner's weight group; the engine goes on generating while the peers meet."""

@@ -16,7 +16,9 @@ _TURN_SCHEDULER = "rollout.engine.turn_scheduler.TurnScheduler"
 
 
 def start_vllm(spec: EngineRequest) -> Any:
-    """Return a vLLM `AsyncLLM` that has loaded `spec.model`; blocks for 10 to 30 s on a CPU.
+    """Return a vLLM `AsyncLLM` with dummy weights for `spec.model`; blocks for 10 to 30 s on a CPU.
+
+    The first push brings the weights, so the model folder need not have them.
 
     Raises: SettingsError when vLLM refuses the settings, NeighbourError when its processes do not come up.
     """
@@ -84,6 +86,7 @@ def _set_environment(spec: EngineRequest) -> None:
 def _default_engine_args(spec: EngineRequest) -> dict[str, Any]:
     """Return our settings of vLLM; a user's `engine_args` go over them."""
     defaults: dict[str, Any] = {
+        "load_format": "dummy",
         "logprobs_mode": LOGPROBS_MODE,
         "generation_config": "vllm",  # a model folder's own sampling defaults must not change what is trained on
         "enable_log_requests": False,

@@ -22,7 +22,7 @@ class TinyServer:
         self.name, self.is_started = name, False
         self.spec = EngineRequest.model_validate(spec)
 
-    async def start(self):
+    async def start(self, files=None):
         if self.spec.seed == 13:
             print("the engine's own words", file=sys.stderr, flush=True)
             raise NeighbourError("engine", "unlucky")

@@ -116,7 +116,11 @@ def byte_tokenizer() -> PreTrainedTokenizerFast:
 
 
 def engine_of(
-    folder: Path | str, dtype: Literal["float32", "bfloat16"] = "float32", *, second_copy: bool = True
+    folder: Path | str,
+    dtype: Literal["float32", "bfloat16"] = "float32",
+    *,
+    second_copy: bool = True,
+    engine_args: dict[str, Any] | None = None,
 ) -> EngineRequest:
     """Return an engine for a tiny model on the CPU."""
     return EngineRequest(
@@ -128,5 +132,22 @@ def engine_of(
         trust_remote_code=False,
         weights_backend="gloo",
         second_copy=second_copy,
-        engine_args={},
+        engine_args=engine_args or {},
     )
+
+
+async def start_loaded(request: EngineRequest, version: int | None = None) -> Any:
+    """Return an engine that has loaded the weights of its model folder. version: what it serves; None: nothing yet."""
+    from rollout.engine.engine import Engine
+
+    load = {**request.engine_args, "load_format": "auto"}
+    engine = await Engine.start(request.model_copy(update={"engine_args": load}))
+    if version is not None:
+        await serve_loaded(engine, version)
+    return engine
+
+
+async def serve_loaded(engine: Any, version: int) -> None:
+    """Serve the loaded weights as this version, without a push."""
+    await engine._llm.update_weight_version(str(version))
+    engine.policy_version = version

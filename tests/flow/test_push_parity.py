@@ -16,6 +16,7 @@ from vllm.distributed.utils import StatelessProcessGroup
 
 from learner.weights.push import WeightPusher
 from protocol.errors import NeighbourError
+from protocol.node.small_model_files import read_small_files
 from protocol.weights.controls import Attempt
 from protocol.weights.group import meet_as_first
 from rollout.engine.engine import Engine, Sampling
@@ -37,16 +38,22 @@ LONG_PROMPT = PROMPT * 17  # 306 tokens: vLLM caches prefixes in blocks of 128 o
 async def pair(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Pair]:
     torch.manual_seed(0)
     folder = make_tiny_model(tmp_path_factory.mktemp("model"), tied=request.param)
-    engine = await Engine.start(engine_of(folder))
-    await engine.serve_loaded_weights(0)
+    without_weights = tmp_path_factory.mktemp("small_files")
+    for name, content in read_small_files(folder, with_code=False).items():
+        (without_weights / name).write_bytes(content)
+    engine = await Engine.start(engine_of(without_weights))
     server = InProcessServer("sluice-rollout-0", engine)
     pusher = WeightPusher([server], "127.0.0.1", "gloo", deadline_s=20.0)
-    yield Pair(Qwen2ForCausalLM.from_pretrained(folder, dtype=torch.float32), engine, server, pusher)
+    pair = Pair(Qwen2ForCausalLM.from_pretrained(folder, dtype=torch.float32), engine, server, pusher)
+    with pytest.raises(NeighbourError, match="serves nothing"):
+        await pair.generate(0, 8)
+    await pair.push_as(0, pusher)
+    yield pair
     await asyncio.to_thread(pusher.close)
     engine.shutdown()
 
 
-async def test_logprobs_are_the_learners_before_any_push(pair: Pair) -> None:
+async def test_logprobs_are_the_learners_after_the_first_push_to_an_engine_without_weights(pair: Pair) -> None:
     generation = await pair.generate(0, 48)
 
     assert worst_difference(pair.learner, generation) < 1e-4

@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 from protocol.errors import NeighbourError, OperatorError, SettingsError
+from protocol.node.small_model_files import small_files_digest, write_small_files
 from protocol.settings.rewards import RewardEndpoint, RewardsSettings
 from protocol.settings.run_spec import EngineRequest
 from protocol.wire import messages as m
@@ -30,19 +31,28 @@ async def test_server_describes_itself(stage: Stage) -> None:
     }
 
 
-async def test_engine_loads_the_folder_where_this_node_has_the_model(tmp_path: Path) -> None:
-    loaded: list[str] = []
+async def test_engine_gets_a_folder_of_its_node_with_the_small_files_of_the_request(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("SLUICE_HOME", str(tmp_path))
+    files = {"config.json": b"{}"}
+    folders: list[Path] = []
 
     async def start(spec: EngineRequest) -> ScriptedEngine:
-        loaded.append(spec.model)
+        folders.append(Path(spec.model))
         return ScriptedEngine(lambda context: "", version=7)
 
-    server = RolloutServer("sluice-rollout-0", ENGINE, start, find_model=lambda spec: tmp_path / "copy")
-    described = await server.start()
-    await server.stop()
+    request = {**ENGINE, "files_digest": small_files_digest(files)}
+    with pytest.raises(NeighbourError, match="is missing on this node: the model's configuration was not sent"):
+        await RolloutServer("sluice-rollout-0", request, start).start()
+    for given in (files, None):  # None: a restarted process on a node that has them
+        server = RolloutServer("sluice-rollout-0", request, start)
+        described = await server.start(given)
+        await server.stop()
+        assert described["fingerprint"] == EngineRequest(**request).fingerprint()
 
-    assert loaded == [str(tmp_path / "copy")]
-    assert described["fingerprint"] == EngineRequest(**ENGINE).fingerprint()
+    assert {path.name: path.read_bytes() for path in folders[0].iterdir()} == files
+    assert folders == [write_small_files(files)] * 2
 
 
 async def test_attach_asks_the_clusters_services_with_its_token(stage: Stage) -> None:

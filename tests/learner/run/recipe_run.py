@@ -108,8 +108,8 @@ class Serving:
         async def start_engine(_: EngineRequest) -> Any:
             return self.engine
 
-        request = engine_request(settings, str(model), "gloo")
-        self._server = RolloutServer(SERVER, request.model_dump(mode="json"), start_engine, lambda: node)
+        self._request = request = engine_request(settings, model, "gloo")
+        self._server = RolloutServer(SERVER, request.without_files().model_dump(), start_engine, lambda: node)
         self._loop = asyncio.new_event_loop()
         self._thread = threading.Thread(target=self._loop.run_forever)
         self._thread.start()
@@ -118,7 +118,7 @@ class Serving:
         """Serve a run; returns the weight controls that its learner is given."""
 
         async def begin() -> InProcessServer:
-            await self._server.start()
+            await self._server.start(self._request.files)
             await self._server.attach(spec)
             return InProcessServer(SERVER, self._server)
 

@@ -13,6 +13,7 @@ from protocol.settings.settings import Settings
     [
         ({"policy": {"lora": {"rank": 4, "push": "adapters"}}}, "merged weights that checkpoints hold"),
         ({"rollout": {"engine_args": {"enable_lora": True}}}, "Remove it: policy.lora needs nothing of the engine"),
+        ({"rollout": {"engine_args": {"load_format": "auto"}}}, "load_format has no use: servers start with dummy"),
     ],
 )
 def test_settings_refuse_adapters_beside_the_engines_weights(given: dict[str, Any], text: str) -> None:

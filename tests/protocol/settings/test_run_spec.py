@@ -1,76 +1,56 @@
-"""Which engines can serve which runs: the fingerprint of an engine's settings and its model's description."""
+"""Which engines can serve which runs: the fingerprint of an engine's settings and its model's small files."""
 
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from protocol.node.model_files import describe_model, description_digest
-from protocol.settings.run_spec import EngineRequest
+from protocol.settings.run_spec import EngineRequest, engine_request
+from protocol.settings.settings import Settings
 
 
 @pytest.fixture
-def spec(tmp_path: Path) -> EngineRequest:
+def model(tmp_path: Path) -> Path:
     folder = tmp_path / "model"
     folder.mkdir()
     (folder / "config.json").write_text('{"hidden_size": 128}')
     (folder / "tokenizer.json").write_text("{}")
     (folder / "model.safetensors").write_bytes(b"weights")
-    return EngineRequest(
-        model=str(folder),
-        dtype="float32",
-        tensor_parallel_size=1,
-        seed=0,
-        max_model_len=512,
-        trust_remote_code=False,
-        weights_backend="gloo",
-        engine_args={"max_num_seqs": 64},
-    )
+    return folder
 
 
-def test_fingerprint_is_the_same_for_another_folder_with_the_same_description(
-    spec: EngineRequest, tmp_path: Path
-) -> None:
-    copy = Path(spec.model).rename(tmp_path / "elsewhere")
-    (copy / "model.safetensors").write_bytes(b"other weights")
-    moved = spec.model_copy(update={"model": str(copy)})
-    (tmp_path / "model").mkdir()
-    for name in ("config.json", "tokenizer.json"):
-        (tmp_path / "model" / name).write_bytes((copy / name).read_bytes())
-
-    assert moved.fingerprint() == spec.fingerprint()
+def _request(model: Path, **settings: Any) -> EngineRequest:
+    return engine_request(Settings.model_validate(settings), model, "gloo")
 
 
-def test_fingerprint_changes_with_the_tokenizer(spec: EngineRequest) -> None:
-    before = spec.fingerprint()
-    (Path(spec.model) / "tokenizer.json").write_text('{"version": "1.0"}')
+def test_request_carries_the_small_files_and_their_digest_without_weights(model: Path) -> None:
+    request = _request(model)
+    assert set(request.files) == {"config.json", "tokenizer.json"}
+    assert request.without_files().files == {}
+    assert request.without_files().fingerprint() == request.fingerprint()
+    assert EngineRequest.model_validate(request.model_dump()) == request
 
-    assert spec.fingerprint() != before
+
+def test_fingerprint_is_the_same_for_another_folder_and_other_weights(model: Path, tmp_path: Path) -> None:
+    before = _request(model).fingerprint()
+    (model / "model.safetensors").write_bytes(b"other weights")
+    assert _request(model.rename(tmp_path / "elsewhere")).fingerprint() == before
+
+
+def test_fingerprint_changes_with_the_tokenizer(model: Path) -> None:
+    before = _request(model).fingerprint()
+    (model / "tokenizer.json").write_text('{"version": "1.0"}')
+    assert _request(model).fingerprint() != before
 
 
 @pytest.mark.parametrize(
     "change",
-    [{"dtype": "bfloat16"}, {"max_model_len": 1024}, {"engine_args": {"max_num_seqs": 32}}, {"seed": 1}],
-    ids=["dtype", "max_model_len", "engine_args", "seed"],
+    [
+        {"policy": {"dtype": "float32"}},
+        {"rollout": {"max_context_tokens": 1024}},
+        {"rollout": {"engine_args": {"max_num_seqs": 32}}},
+    ],
+    ids=["dtype", "max_model_len", "engine_args"],
 )
-def test_fingerprint_changes_with_a_setting(spec: EngineRequest, change: dict[str, Any]) -> None:
-    assert spec.model_copy(update=change).fingerprint() != spec.fingerprint()
-
-
-def test_fingerprint_is_the_same_on_a_node_that_lacks_the_folder(spec: EngineRequest, tmp_path: Path) -> None:
-    files = describe_model(Path(spec.model), "node")
-    asked = spec.model_copy(update={"description": description_digest(Path(spec.model)), "files": files})
-    before = asked.fingerprint()
-    Path(spec.model).rename(tmp_path / "elsewhere")
-
-    assert asked.fingerprint() == before
-
-
-def test_fingerprint_is_the_same_for_the_same_model_on_another_node(spec: EngineRequest) -> None:
-    description = description_digest(Path(spec.model))
-    asked = [
-        spec.model_copy(update={"description": description, "files": describe_model(Path(spec.model), node_id)})
-        for node_id in ("one", "two")
-    ]
-
-    assert asked[0].fingerprint() == asked[1].fingerprint()
+def test_fingerprint_changes_with_a_setting(model: Path, change: dict[str, Any]) -> None:
+    assert _request(model, **change).fingerprint() != _request(model).fingerprint()

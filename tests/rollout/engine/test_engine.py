@@ -27,7 +27,7 @@ from rollout.episodes.player import EpisodePlayer
 from rollout.episodes.sample import SampleTask, WrittenSoFar
 from rollout.neighbours.no_rewards import NoRewards
 from tests.fakes.rollout_fakes import ScriptedScorer, make_spec
-from tests.fakes.tiny_models import TAGS, engine_of, make_tiny_model
+from tests.fakes.tiny_models import TAGS, engine_of, make_tiny_model, serve_loaded, start_loaded
 from tests.rollout.engine.three_turns import Copies, ThreeTurns
 
 pytestmark = [
@@ -45,7 +45,7 @@ async def engine(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Engi
     (folder / "chat_template.jinja").write_text(
         "{% for m in messages %}[{{ m.role }}]{{ m.content }}{% endfor %}[assistant]"
     )
-    engine = await Engine.start(engine_of(folder))
+    engine = await start_loaded(engine_of(folder))
     yield engine
     engine.shutdown()
 
@@ -56,7 +56,7 @@ async def test_engine_refuses_to_generate_before_its_weights_have_a_version(engi
 
 
 async def test_generation_has_a_logprob_for_every_token_and_ends_at_the_length(engine: Engine) -> None:
-    await engine.serve_loaded_weights(3)
+    await serve_loaded(engine, 3)
     generation = await engine.generate(PROMPT, Sampling(5, 1.0, seed=1), "length")
 
     assert len(generation.tokens) == 5
@@ -68,7 +68,7 @@ async def test_generation_has_a_logprob_for_every_token_and_ends_at_the_length(e
 
 
 async def test_greedy_generations_are_equal(engine: Engine) -> None:
-    await engine.serve_loaded_weights(3)
+    await serve_loaded(engine, 3)
     sampling = Sampling(12, 1.0, greedy=True)
     first = await engine.generate(PROMPT, sampling, "greedy-1")
     second = await engine.generate(PROMPT, sampling, "greedy-2")
@@ -77,7 +77,7 @@ async def test_greedy_generations_are_equal(engine: Engine) -> None:
 
 
 async def test_engine_draws_as_sampling_says(engine: Engine) -> None:
-    await engine.serve_loaded_weights(3)
+    await serve_loaded(engine, 3)
     greedy = await engine.generate(PROMPT, Sampling(8, 1.0, greedy=True), "drawn-greedy")
     for name, sampling in {
         "top_k": Sampling(8, 1.0, top_k=1, seed=3),
@@ -90,7 +90,7 @@ async def test_engine_draws_as_sampling_says(engine: Engine) -> None:
 
 
 async def test_stop_string_is_kept_and_ends_the_generation(engine: Engine) -> None:
-    await engine.serve_loaded_weights(3)
+    await serve_loaded(engine, 3)
     letters = tuple(string.ascii_lowercase)
     stopped = await engine.generate(PROMPT, Sampling(400, 1.0, stop=letters), "stopped")
 
@@ -104,7 +104,7 @@ async def test_stop_string_is_kept_and_ends_the_generation(engine: Engine) -> No
 
 
 async def test_token_that_a_stop_string_ends_inside_is_kept_whole(engine: Engine) -> None:
-    await engine.serve_loaded_weights(3)
+    await serve_loaded(engine, 3)
     for seed in range(100):  # until one of the four tags comes up before any other "<"
         stopped = await engine.generate(PROMPT, Sampling(200, 1.0, stop=("<",), seed=seed), f"inside-{seed}")
         if stopped.text.endswith(">"):
@@ -116,7 +116,7 @@ async def test_token_that_a_stop_string_ends_inside_is_kept_whole(engine: Engine
 
 
 async def test_turns_end_where_vllm_ends_them_by_itself(engine: Engine) -> None:
-    await engine.serve_loaded_weights(3)
+    await serve_loaded(engine, 3)
     free = await engine.generate(PROMPT, Sampling(150, 1.0, greedy=True, logit_bias={1: -100.0}), "free")
     said = [free.text[i : i + 2] for i in range(len(free.text) - 1)]
     readable = [piece for piece in said if piece.isascii() and piece.isprintable()]
@@ -134,11 +134,11 @@ async def test_turns_end_where_vllm_ends_them_by_itself(engine: Engine) -> None:
 
 
 async def test_tokens_kept_back_at_a_pause_have_the_version_that_wrote_them(engine: Engine) -> None:
-    await engine.serve_loaded_weights(3)
+    await serve_loaded(engine, 3)
     task = asyncio.create_task(engine.generate(PROMPT, Sampling(480, 1.0, seed=2, logit_bias={1: -100.0}), "long"))
     await engine.generate(PROMPT, Sampling(8, 1.0, seed=3), "short")  # the other one is under way
     await engine._pause()
-    await engine.serve_loaded_weights(4)
+    await serve_loaded(engine, 4)
     await engine._resume()
     generation = await task
 
@@ -149,7 +149,7 @@ async def test_tokens_kept_back_at_a_pause_have_the_version_that_wrote_them(engi
 
 
 async def test_cancelled_generation_leaves_the_engine(engine: Engine) -> None:
-    await engine.serve_loaded_weights(3)
+    await serve_loaded(engine, 3)
     task = asyncio.create_task(engine.generate(PROMPT, Sampling(480, 1.0, seed=2), "cancelled"))
     while engine.stats.num_in_flight == 0:
         await asyncio.sleep(0.01)
@@ -163,13 +163,13 @@ async def test_cancelled_generation_leaves_the_engine(engine: Engine) -> None:
 
 
 async def test_prompt_longer_than_the_window_is_refused_by_name(engine: Engine) -> None:
-    await engine.serve_loaded_weights(3)
+    await serve_loaded(engine, 3)
     with pytest.raises(NeighbourError, match=r"request too-long was refused: .*512"):
         await engine.generate([20] * 600, Sampling(4, 1.0), "too-long")
 
 
 async def test_commit_without_a_push_that_was_received_is_refused(engine: Engine) -> None:
-    await engine.serve_loaded_weights(3)
+    await serve_loaded(engine, 3)
     with pytest.raises(NeighbourError, match=r"^engine: cannot receive: no push was prepared$"):
         await engine.receive()
     with pytest.raises(NeighbourError, match=r"^engine: cannot commit: nothing was received"):
@@ -185,7 +185,7 @@ async def test_probe_without_verified_weights_is_refused(engine: Engine) -> None
 
 
 async def test_probe_gives_the_logprobs_of_a_generation(engine: Engine) -> None:
-    await engine.serve_loaded_weights(3)
+    await serve_loaded(engine, 3)
     generation = await engine.generate(PROMPT, Sampling(16, 1.0, seed=5), "probed")
     logprobs = await engine.probe(PROMPT + generation.tokens)
 
@@ -194,7 +194,7 @@ async def test_probe_gives_the_logprobs_of_a_generation(engine: Engine) -> None:
 
 async def test_first_probe_after_a_commit_finds_what_is_cached_of_other_weights(engine: Engine) -> None:
     tokens = (PROMPT * 23)[:_NUM_TOKENS]  # as long as the learner's text is
-    await engine.serve_loaded_weights(3)
+    await serve_loaded(engine, 3)
     await engine.probe(tokens)
     again = await engine.probe(tokens)  # of the same weights: what is cached is left aside
     engine._is_cache_fresh = True  # as a commit has it, which should have changed the salt of the cache
@@ -205,7 +205,7 @@ async def test_first_probe_after_a_commit_finds_what_is_cached_of_other_weights(
 
 
 async def test_conversation_of_an_agent_has_the_engines_tokens_and_logprobs(engine: Engine) -> None:
-    await engine.serve_loaded_weights(3)
+    await serve_loaded(engine, 3)
     contents = []
 
     async def program(task: AgentTask) -> float:
@@ -236,14 +236,14 @@ async def test_conversation_of_two_servers_has_the_engines_tokens_and_logprobs(
     engine: Engine,
 ) -> None:
     """Likeliest tokens are the same ones, whoever writes them; each version stands on the tokens that it wrote."""
-    await engine.serve_loaded_weights(3)
+    await serve_loaded(engine, 3)
     gate, settings = VersionGate(), make_spec(max_response_tokens=12).rollout
     gate.open()
     player = EpisodePlayer(engine, gate, ThreeTurns, Resources(3), ScriptedScorer(), settings, "s0")
     sample = SampleTask("g", 0, 1, 1, "train", 7, Task("hello", None, {}, is_greedy=True))
     whole = await player.play(sample, WrittenSoFar(keeper=(kept := Copies())))
     engine.forget_weights()
-    await engine.serve_loaded_weights(4)
+    await serve_loaded(engine, 4)
     resumed = await player.play(replace(sample, attempt=2, before=kept.copies[0]))
 
     assert resumed.tokens.tolist() == whole.tokens.tolist()

@@ -10,9 +10,8 @@ import psutil
 import pytest
 
 from protocol.errors import NeighbourError
-from rollout.engine.engine import Engine
 from rollout.engine.generation import Sampling
-from tests.fakes.tiny_models import engine_of, make_tiny_model
+from tests.fakes.tiny_models import engine_of, make_tiny_model, start_loaded
 
 pytestmark = [
     pytest.mark.stack,
@@ -27,8 +26,7 @@ async def test_death_of_the_engine_process_is_noticed_at_once(tmp_path: Path) ->
     folder = make_tiny_model(tmp_path, tied=True)
     known = set(psutil.Process().children(recursive=True))
     # In bfloat16, where a CPU with AMX ends an engine process that has not asked for leave.
-    engine = await Engine.start(engine_of(folder, "bfloat16"))
-    await engine.serve_loaded_weights(0)
+    engine = await start_loaded(engine_of(folder, "bfloat16"), 0)
     task = asyncio.create_task(engine.generate(PROMPT, Sampling(480, 1.0, seed=2), "dying"))
     await engine.generate(PROMPT, Sampling(4, 1.0, seed=3), "short")  # the other one is under way
     for process in set(psutil.Process().children(recursive=True)) - known:
