@@ -21,7 +21,7 @@ from rich.table import Table
 
 from learner.disk.metrics_lines import MetricsReader
 from learner.run.command import main as run
-from protocol.settings.quality.evaluation import MAIN_SET
+from protocol.settings.evaluation import MAIN_SET
 from protocol.settings.section import LARGEST_COUNT
 
 _ABOUT = """\

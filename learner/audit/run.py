@@ -16,7 +16,7 @@ from learner.disk.layout import CHECKPOINTS, LEDGER
 from learner.disk.skipped_rows import read_skipped
 from learner.ledger.schema import add_missing_tables_in_memory
 from protocol.errors import OperatorError, SettingsError
-from protocol.settings.loader import load_settings
+from protocol.settings.loader import load_saved_settings
 from protocol.settings.settings import Settings
 
 # The rules go over prompts and trajectories in the order of groups, which is not that of the file.
@@ -57,7 +57,7 @@ def open_run(folder: Path, data: Path | None) -> Iterator[AuditedRun]:
         if not (folder / name).exists():
             problem = f"has no {name}" if name else "does not exist"
             raise SettingsError(f"{folder} {problem}. Give the folder of a run, such as runs/NAME.")
-    settings = load_settings(folder / "settings.yaml", [])
+    settings = load_saved_settings(folder / "settings.yaml")
     uids, rows_by_entry = _read_uids(folder, settings, data)
     path = folder / LEDGER
     try:

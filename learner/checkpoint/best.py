@@ -9,7 +9,7 @@ from pathlib import Path
 
 from learner.disk.metrics_lines import MetricsReader
 from protocol.disk.files import sync
-from protocol.settings.quality.evaluation import EvalSettings
+from protocol.settings.evaluation import EvalSettings
 
 BEST = "best"
 _STEP = "step_"

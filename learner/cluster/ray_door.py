@@ -17,7 +17,7 @@ from protocol.node.drained import drained_nodes
 from protocol.node.home import ClusterState
 from protocol.node.living import living_nodes
 from protocol.ray_calls import first_line, naming_ray_errors
-from protocol.settings.roles.placement import without_names_of_ray
+from protocol.settings.placement import without_names_of_ray
 
 CALL_S = 30.0
 # Memory of GPUs that come with one size only, by Ray's names for them; of an H100 or A100 the name does not tell.

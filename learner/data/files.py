@@ -13,7 +13,8 @@ from pathlib import Path, PurePosixPath
 from typing import NamedTuple
 
 from protocol.errors import SettingsError
-from protocol.settings.data import HUB_PREFIX, DataEntry
+from protocol.settings.data import DataEntry
+from protocol.settings.paths import HUB_PREFIX
 
 _PARQUET_COPY = "refs/convert/parquet"
 _SUFFIXES = (".parquet", ".jsonl")

@@ -6,7 +6,7 @@ A rule that is broken for `health.patience` steps in a row raises one alarm, and
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 
-from protocol.settings.quality.health import HealthSettings
+from protocol.settings.evaluation import HealthSettings
 
 Line = Mapping[str, float]
 

@@ -7,8 +7,8 @@ from typing import Any, Literal
 
 from learner.models.weights.lora import LoraForm
 from protocol.settings.policy import LoraSettings
-from protocol.settings.roles.zero_stage import Offload, critic_zero
 from protocol.settings.settings import Settings
+from protocol.settings.zero_stage import Offload, critic_zero
 
 
 @dataclass(frozen=True)

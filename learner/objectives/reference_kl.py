@@ -12,7 +12,7 @@ from torch import Tensor
 
 from learner.algorithms.kl import KL_FORMS, KlController
 from learner.models.micro_batch import MicroBatch
-from protocol.settings.algorithm.kl import KlSettings
+from protocol.settings.algorithm import KlSettings
 
 _COEFFICIENT = "kl_coefficient"
 

@@ -4,7 +4,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 from learner.plan.processes import Node
-from protocol.settings.roles.placement import Strategy, servers_on_gpu
+from protocol.settings.placement import Strategy, servers_on_gpu
 
 # Without GPUs a node holds any number of processes.
 _ANY_NUMBER = 1 << 30

@@ -21,8 +21,8 @@ from pathlib import Path
 from learner.disk.model_folder import BYTES, find_named_model
 from learner.disk.model_size import ModelSize, read_model_size
 from learner.plan.needs import is_reference_the_base, needs_critic, needs_reference
-from protocol.settings.roles.zero_stage import Offload, critic_zero, zero_stage_of
 from protocol.settings.settings import Settings
+from protocol.settings.zero_stage import Offload, critic_zero, zero_stage_of
 
 _FLOAT32 = 4
 _MAX_BUCKET = 500_000_000  # parameters whose gradients are reduced together

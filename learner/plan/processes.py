@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Literal
 
-from protocol.settings.roles.placement import Strategy
+from protocol.settings.placement import Strategy
 
 Backend = Literal["nccl", "gloo", "ipc"]
 Where = Literal["here"] | Strategy  # "here" is the command's own node

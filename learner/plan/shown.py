@@ -7,7 +7,7 @@ from rich.table import Table
 
 from learner.plan.assign import gpus_of
 from learner.plan.processes import Node, Processes, Topology
-from protocol.settings.roles.placement import servers_on_gpu
+from protocol.settings.placement import servers_on_gpu
 
 _WHERE = {"here": "this node", "packed": "packed", "spread": "spread over nodes"}
 _GB = 1e9

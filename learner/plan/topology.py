@@ -19,7 +19,7 @@ from learner.plan.shortages import (
     shared_device_shortages,
 )
 from protocol.errors import SettingsError
-from protocol.settings.roles.placement import RankPlacement, can_take_turns, processes_per_node
+from protocol.settings.placement import RankPlacement, can_take_turns, processes_per_node
 from protocol.settings.settings import Settings
 
 _RANK = "learner rank"

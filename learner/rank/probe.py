@@ -15,8 +15,8 @@ from numpy.typing import NDArray
 
 from learner.models.micro_batch import LearnerSample, make_micro_batch
 from learner.models.policy import PolicyEngine
-from protocol.settings.roles.zero_stage import zero_stage_of
 from protocol.settings.settings import Settings
+from protocol.settings.zero_stage import zero_stage_of
 
 # More than a block of vLLM's cache, which has 128 tokens on CPUs: what is cached of older weights is noticed too.
 _NUM_TOKENS = 136

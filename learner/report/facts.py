@@ -19,7 +19,7 @@ from learner.data.filtered import FILTERED
 from learner.data.names import GroupName
 from learner.disk.metrics_lines import parse_metrics_line
 from protocol.errors import SettingsError
-from protocol.settings.loader import describe_settings, load_settings
+from protocol.settings.loader import describe_settings, load_saved_settings
 from protocol.settings.settings import Settings
 
 NUM_SKIPPED = 50
@@ -104,7 +104,7 @@ def _read_settings(path: Path, notes: list[str]) -> Settings | None:
         notes.append("settings.yaml is missing: the settings of this run are not known.")
         return None
     try:
-        return load_settings(path, [])
+        return load_saved_settings(path)
     except SettingsError as error:
         notes.append(f"settings.yaml is not what this version of the program writes: {error}")
         return None

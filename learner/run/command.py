@@ -19,7 +19,6 @@ from learner.run.terminal import forget_unwritten
 from protocol.errors import NeighbourError, OperatorError, SettingsError
 from protocol.node.home import read_cluster, sluice_home
 from protocol.settings.loader import describe_settings, load_settings, names_own_run, settings_help
-from protocol.settings.paths import with_absolute_paths
 from protocol.settings.settings import Settings
 
 _QUICK_START = "quickstart"
@@ -81,7 +80,7 @@ def _main(arguments: Sequence[str]) -> int:
             "Add --plan, or remove it."
         )
     config = _config(own.config, options)
-    settings = with_absolute_paths(load_settings(config, options), Path.cwd())
+    settings = load_settings(config, options, Path.cwd())
     check_job_folder(settings, Path.cwd(), is_detached=own.no_wait)
     if config == _QUICK_START_CONFIG and not Path(settings.policy.model).is_dir():
         read_cluster()  # the quick start's files are made with the cluster: without one they would seem to be missing

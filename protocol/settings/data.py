@@ -4,14 +4,12 @@ import json
 from collections.abc import Sequence
 from typing import Annotated, Any, Literal, Self
 
-from pydantic import BeforeValidator, Field, ValidationError, model_validator
+from pydantic import BeforeValidator, Field, ValidationError, ValidationInfo, model_validator
 from pydantic_settings import NoDecode
 
 from protocol.prompt_template import parse_template
+from protocol.settings.paths import HUB_PREFIX, DataPath
 from protocol.settings.section import CountAboveZero, Fraction, Section
-
-# What a name on the Hugging Face hub begins with, where paths are named.
-HUB_PREFIX = "hf:"
 
 
 def _checked_template(text: Any) -> Any:
@@ -24,36 +22,43 @@ Template = Annotated[str, BeforeValidator(_checked_template)]
 
 
 class DataEntry(Section):
-    """One entry of a list of data sets that says more than where its rows lie."""
+    """An entry of a list of data sets with more than a path."""
 
-    path: str = Field(min_length=1, description="A file, a pattern, a folder or a name on the Hugging Face hub.")
+    path: DataPath = Field(min_length=1, description="A file, a pattern, a folder or a name on the Hugging Face hub.")
     weight: float | None = Field(
-        None, gt=0.0, le=1e6, description="Of every hundred prompts, its share by weight; all entries have one or none."
+        None,
+        gt=0.0,
+        le=1e6,
+        description="Share of prompts, relative to the other weights; all entries have one, or none.",
     )
-    prompt_key: str | None = Field(None, description="Column of its prompts; null: data.prompt_key.")
-    label_key: str | None = Field(None, description="Column of its labels; null: data.label_key.")
-    template: Template | None = Field(None, description="Template of its prompts; null: data.template.")
-    max_prompts: CountAboveZero | None = Field(None, description="Its first so many usable rows; null: all.")
+    prompt_key: str | None = Field(None, description="Column of the prompts; null: data.prompt_key.")
+    label_key: str | None = Field(None, description="Column of the labels; null: data.label_key.")
+    template: Template | None = Field(None, description="Template of the prompts; null: data.template.")
+    max_prompts: CountAboveZero | None = Field(None, description="Usable rows, from the first; null: all.")
 
 
-def _read_entries(given: Any) -> Any:
-    """Return what a settings file or a command line names as data sets: text, or a list of texts and entries.
+def _read_entries(given: Any, info: ValidationInfo) -> Any:
+    """Return the data sets of a settings file or a command line: text, or a list of texts and entries.
 
-    The command line's text is a list when it begins as one. Raises: ValueError in the words of a settings file.
+    The command line's text is a JSON list if it begins with `[`.
     """
-    if given == "null" or given == [None]:  # the command line's
+    if given == "null" or given == [None]:  # from the command line
         return None
     if isinstance(given, str) and given.lstrip().startswith("["):
         try:
             given = json.loads(given)
         except ValueError as error:
-            raise ValueError(f'begins as a list and is no JSON ({error}). Write \'["a.jsonl", "b.jsonl"]\'') from None
+            raise ValueError(f'is a list but not JSON ({error}). Write \'["a.jsonl", "b.jsonl"]\'') from None
     if isinstance(given, dict):
         raise ValueError("is a map. Put it into a list: [{path: a.jsonl, weight: 1}]")
-    return [_read_entry(number, one) for number, one in enumerate(given, 1)] if isinstance(given, list) else given
+    return (
+        [_read_entry(number, one, info.context) for number, one in enumerate(given, 1)]
+        if isinstance(given, list)
+        else given
+    )
 
 
-def _read_entry(number: int, given: Any) -> Any:
+def _read_entry(number: int, given: Any, context: Any) -> Any:
     if isinstance(given, str | DataEntry):
         return given
     if not isinstance(given, dict):
@@ -62,7 +67,7 @@ def _read_entry(number: int, given: Any) -> Any:
         known = ", ".join(DataEntry.model_fields)
         raise ValueError(f"entry {number} has {unknown[0]!r}, which does not exist. Expected some of {known}")
     try:
-        return DataEntry.model_validate(given)
+        return DataEntry.model_validate(given, context=context)
     except ValidationError as error:
         problem = error.errors()[0]
         field = ".".join(str(part) for part in problem["loc"])
@@ -70,35 +75,35 @@ def _read_entry(number: int, given: Any) -> Any:
         raise ValueError(f"entry {number} has {field} = {problem['input']!r}: {message}") from None
 
 
-# Not decoded by the command line's reader: it would part a path at its commas.
-DataSets = Annotated[str | list[str | DataEntry], NoDecode, BeforeValidator(_read_entries)]
-MaybeDataSets = Annotated[str | list[str | DataEntry] | None, NoDecode, BeforeValidator(_read_entries)]
+# NoDecode: the command line's parser would split a path at its commas.
+DataSets = Annotated[DataPath | list[DataPath | DataEntry], NoDecode, BeforeValidator(_read_entries)]
+MaybeDataSets = Annotated[DataPath | list[DataPath | DataEntry] | None, NoDecode, BeforeValidator(_read_entries)]
 
 
 def entries_of(given: str | Sequence[str | DataEntry] | None) -> list[DataEntry]:
-    """Return what a setting names as data sets, each as an entry; none for a setting that is not set."""
+    """Return the data sets of a setting as entries; [] for an empty setting."""
     listed = [given] if isinstance(given, str) else given or []
     return [DataEntry(path=one) if isinstance(one, str) else one for one in listed if one]
 
 
 def in_words(given: str | Sequence[str | DataEntry] | None) -> str:
-    """Return a setting of data sets as an error message names it: its first entry, and how many others there are."""
+    """Return a setting of data sets for an error message: the first entry and the number of others."""
     entries = entries_of(given)
     others = f" and {len(entries) - 1} more" if len(entries) > 1 else ""
     return f"{entries[0].path if entries else 'null'}{others}"
 
 
 class CurriculumSettings(Section):
-    """What is easy or hard by filter.score, the mean over a group's samples."""
+    """Prompts that are drawn less often, by their group's mean of filter.score."""
 
     easy: float | None = Field(
-        None, allow_inf_nan=False, description="A prompt whose mean score was so much or more is easy; null: none is."
+        None, allow_inf_nan=False, description="Prompts with this mean score or more are easy; null: none."
     )
     hard: float | None = Field(
-        None, allow_inf_nan=False, description="A prompt whose mean score was so much or less is hard; null: none is."
+        None, allow_inf_nan=False, description="Prompts with this mean score or less are hard; null: none."
     )
     every: int = Field(
-        4, ge=2, le=1000, description="Epochs from one draw of an easy or hard prompt to the next. Others: each epoch."
+        4, ge=2, le=1000, description="Epochs between draws of an easy or hard prompt. Others are drawn in each epoch."
     )
 
     @model_validator(mode="after")
@@ -119,36 +124,35 @@ class DataSettings(Section):
         "hf:OWNER/NAME[/CONFIG][@REVISION][:SPLIT], or a list of these and of maps with path, weight, prompt_key, "
         "label_key, template, max_prompts.",
     )
-    eval: MaybeDataSets = Field(
-        None, description="Held-out prompts, named as data.train names its own; null: no evaluation."
-    )
-    prompt_key: str = Field("prompt", description="Column that holds the prompt (string or chat messages).")
-    label_key: str = Field("label", description="Column that holds the label handed to the reward services.")
+    eval: MaybeDataSets = Field(None, description="Held-out prompts, in the forms of data.train; null: no evaluation.")
+    prompt_key: str = Field("prompt", description="Column of the prompt (string or chat messages).")
+    label_key: str = Field("label", description="Column of the label, which reward services receive.")
     label_required: bool = Field(True, description="Refuse rows without a label.")
     template: Template | None = Field(
-        None, description="Text of the prompt, with {column} for a row's own; {} is data.prompt_key's column."
+        None, description="Text of the prompt, with {column} for the row's value; {} is data.prompt_key's column."
     )
     system_prompt: str | None = Field(
-        None, min_length=1, description="System message before prompts that have none; it makes text a chat."
+        None, min_length=1, description="System message for prompts without one; it makes text a chat."
     )
     apply_chat_template: bool | None = Field(
         None,
-        description="null: of messages, not of text. true: text is a user's message. false: messages are their texts.",
+        description="null: for messages, not for text; true: text is a user's message; false: join messages' texts.",
     )
-    shuffle: bool = Field(True, description="Each epoch in an order of its own, from run.seed; false: as they lie.")
-    max_prompts: CountAboveZero | None = Field(None, description="The first so many usable rows in all; null: all.")
+    shuffle: bool = Field(True, description="A new order in each epoch, from run.seed; false: the order of the files.")
+    max_prompts: CountAboveZero | None = Field(None, description="Usable rows in total, from the first; null: all.")
     max_prompt_tokens: CountAboveZero | None = Field(
-        None, description="Longest training prompt; null: what rollout.max_context_tokens leaves for one."
+        None, description="Longest training prompt; null: rollout.max_context_tokens less the answer."
     )
     overlong: Literal["skip", "refuse"] = Field(
-        "skip", description="Training prompts that are longer: left out, told and counted, or the run is refused."
+        "skip",
+        description="Longer training prompts. skip: skipped and counted; refuse: the run does not start.",
     )
     max_skipped_share: Fraction = Field(
         0.05,
-        description="Largest share of data.train's rows that is left out because too long for the context or not "
-        "renderable. Those longer than data.max_prompt_tokens do not count.",
+        description="Largest share of data.train's rows that may be skipped as too long for the context or not "
+        "renderable. Rows longer than data.max_prompt_tokens do not count.",
     )
-    curriculum: CurriculumSettings = CurriculumSettings()  # prompts that are drawn less often, by their mean score
+    curriculum: CurriculumSettings = CurriculumSettings()  # prompts that are drawn less often
 
     @model_validator(mode="after")
     def _check_entries(self) -> Self:
@@ -157,20 +161,22 @@ class DataSettings(Section):
             raise ValueError("data.train has entries with and without a weight. Give every one a weight, or none")
         if any(weighted) and self.max_prompts is not None:
             raise ValueError(
-                f"data.max_prompts = {self.max_prompts} says not which of data.train's weighted entries it cuts. "
-                "Give each entry max_prompts of its own"
+                f"data.max_prompts = {self.max_prompts} does not say which of data.train's weighted entries it "
+                "limits. Give each entry its own max_prompts"
             )
         if any(entry.weight is not None for entry in entries_of(self.eval)):
-            raise ValueError("data.eval has an entry with a weight: held-out prompts are taken in order. Leave it out")
+            raise ValueError("data.eval has an entry with a weight, but held-out prompts are read in order. Remove it")
         for entry in entries_of(self.eval):
             if entry.path.startswith(HUB_PREFIX) and ":" not in entry.path.removeprefix(HUB_PREFIX):
-                raise ValueError(f"data.eval = {entry.path} names no split, which would be train. Add :test or another")
+                raise ValueError(
+                    f"data.eval = {entry.path} names no split, and train is the default. Add :test or another"
+                )
         if self.apply_chat_template is False and self.system_prompt is not None:
-            raise ValueError("data.system_prompt makes a chat, and data.apply_chat_template = false wants none")
+            raise ValueError("data.system_prompt makes a chat, and data.apply_chat_template = false forbids it")
         return self
 
     def weights(self) -> list[float] | None:
-        """Return the weight of each entry of data.train; None where they are not weighted: all rows are one list."""
+        """Return the weight of each entry of data.train; None without weights: all rows are one list."""
         entries = entries_of(self.train)
         weights = [entry.weight for entry in entries if entry.weight is not None]
         return weights if weights and len(weights) == len(entries) else None

@@ -1,9 +1,9 @@
-"""The setting that somebody meant who wrote a name that does not exist."""
+"""The most likely setting for a name that does not exist."""
 
 import difflib
 from collections.abc import Sequence
 
-# What other trainers call it -> what it is called here.
+# Name in other trainers -> name here.
 _ELSEWHERE = {
     "learning_rate": "learner.lr",
     "warmup_steps": "learner.lr_warmup_steps",
@@ -110,18 +110,32 @@ _ELSEWHERE = {
 }
 
 
+# Settings of version 0.1 that this version does not have.
+_REMOVED = {
+    "learner.proof_timeout_s",
+    "learner.prove_checkpoints",
+    "learner.sequence_parallel",
+    "policy.lora.push",
+    "policy.lora.quantize",
+    "rewards.shadow_wait_s",
+}
+
+
 def unknown_setting(name: str, known: Sequence[str]) -> str:
     """Return the sentence about a name that is not among the `known` dotted names, with the likeliest one."""
+    if name in _REMOVED and name not in known:
+        return f"settings: {name} does not exist any more. Remove it."
     if "." in name and name in known:
         section, key = name.split(".", 1)
         below = f"{section}: {{{key}: ..}}"
-        return f"settings: {name} is written as one key. In a YAML file it stands below its section: {below}."
-    meant = _meant(name, known)
-    return f"settings: {name} does not exist.{f' Did you mean {meant}?' if meant else ' --help lists every setting.'}"
+        return f"settings: {name} is written as one key. In a YAML file it goes below its section: {below}."
+    likeliest = _likeliest(name, known)
+    hint = f"Did you mean {likeliest}?" if likeliest else "--help lists every setting."
+    return f"settings: {name} does not exist. {hint}"
 
 
-def _meant(name: str, known: Sequence[str]) -> str | None:
-    """In this order: a map that the name reaches into; another trainer's name; another section's; a misspelling."""
+def _likeliest(name: str, known: Sequence[str]) -> str | None:
+    """Try in this order: a map setting with a key appended; another trainer's name; another section; a misspelling."""
     for setting in known:
         if "." in setting and name.startswith(f"{setting}."):
             return setting

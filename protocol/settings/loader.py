@@ -1,6 +1,6 @@
 """Loads `Settings` from one YAML file and `--section.field value` options; every mistake becomes one clear sentence.
 
-Command line over file over defaults; lists and maps as JSON.
+Command line over file over recipe over defaults; lists and maps as JSON.
 """
 
 import argparse
@@ -12,37 +12,42 @@ from typing import Any, NoReturn
 
 import yaml
 from pydantic import ValidationError
-from pydantic_settings import (
-    BaseSettings,
-    CliSettingsSource,
-    PydanticBaseSettingsSource,
-    SettingsConfigDict,
-)
+from pydantic_settings import BaseSettings, CliSettingsSource, PydanticBaseSettingsSource, SettingsConfigDict
 from pydantic_settings.exceptions import SettingsError as UnparsableOption
 
 from protocol.disk.files import replace_file
 from protocol.errors import SettingsError
-from protocol.settings.algorithm.recipes import DEFAULT_RECIPE, names_of_recipes
+from protocol.settings.algorithm import DEFAULT_RECIPE
 from protocol.settings.did_you_mean import unknown_setting
 from protocol.settings.section import Section
 from protocol.settings.settings import Settings
 from protocol.settings.yaml_file import read_yaml
 
+GIVEN = "given.yaml"  # given settings, in the folder of the resolved ones
 
-def load_settings(config: Path | None, options: Sequence[str]) -> Settings:
+
+def load_settings(config: Path | None, options: Sequence[str], folder: Path | None = None) -> Settings:
     """Return the settings of a YAML file (may be None) with command-line options laid over it.
 
+    folder: where relative paths start; None: paths stay as they are.
     Raises: SettingsError naming the setting, its value, what was expected and what to change.
     """
     from_file = read_yaml(config) if config else {}
-    try:
-        return Settings.model_validate(_laid_over(from_file, _parse_options(options)))
-    except ValidationError as error:
-        raise SettingsError(_explain(error)) from None
+    from_options = _parse_options(options)
+    _check_recipe_has_effect(config, from_file, from_options)
+    return _validated(_merge(from_file, from_options), folder)
+
+
+def load_saved_settings(path: Path) -> Settings:
+    """Return the resolved settings of a run folder. Settings that this version does not have are ignored.
+
+    Raises: SettingsError when the file cannot be read.
+    """
+    return _validated(_known(read_yaml(path), Settings), None)
 
 
 def names_own_run(options: Sequence[str]) -> bool:
-    """Return whether command-line options name a model or prompts: such a command is a run of the user's own."""
+    """Return whether command-line options name a model or prompts: then the quick start's are not used."""
     given = _parse_options(options)
     return any(isinstance(given.get(room), dict) and key in given[room] for room, key in _OWN)
 
@@ -64,12 +69,13 @@ def describe_settings(settings: Settings) -> list[tuple[str, str, bool]]:
 
 
 def save_settings(settings: Settings, path: Path) -> None:
-    """Write the resolved settings as YAML that `--config` reads back."""
-    replace_file(path, yaml.safe_dump(settings.model_dump(mode="json"), sort_keys=False).encode())
+    """Write the resolved settings as YAML that `--config` reads back, and the given ones as given.yaml next to it."""
+    for content, file in ((settings.given, path.with_name(GIVEN)), (settings.model_dump(mode="json"), path)):
+        replace_file(file, yaml.safe_dump(content, sort_keys=False).encode())
 
 
 def saved_run_name(content: bytes) -> str | None:
-    """Return the run.name in what `save_settings` wrote; None where none stands there."""
+    """Return the run.name in a file of `save_settings`; None without one."""
     try:
         run = yaml.safe_load(content)["run"]
         return str(run["name"])
@@ -77,7 +83,7 @@ def saved_run_name(content: bytes) -> str | None:
         return None
 
 
-# In the words of a settings file, where pydantic names its own kinds.
+# A settings file's words for pydantic's kinds of errors.
 _KINDS = {
     "model_type": "expected a map of settings; leave out a section that has none",
     "dict_type": "expected a map of names and values, {} for none",
@@ -86,7 +92,7 @@ _OWN = (("policy", "model"), ("data", "train"))
 
 
 class _OnCommandLine(Settings, BaseSettings):
-    """The same settings, read from command-line options only: no environment variable may change a run unseen."""
+    """The settings from command-line options only: no environment variable may change a run."""
 
     model_config = SettingsConfigDict(extra="allow", cli_avoid_json=False)
 
@@ -100,8 +106,15 @@ class _Parser(argparse.ArgumentParser):
         raise SettingsError(f"settings: {message}. --help lists every setting.")
 
 
+def _validated(given: dict[str, Any], folder: Path | None) -> Settings:
+    try:
+        return Settings.model_validate(given, context=None if folder is None else {"folder": folder})
+    except ValidationError as error:
+        raise SettingsError(_explain(error)) from None
+
+
 def _parse_options(options: Sequence[str]) -> dict[str, Any]:
-    """Return the options as a nested mapping, unvalidated. Raises SettingsError for a name that does not exist."""
+    """Return the options as a nested mapping, unvalidated. Raises: SettingsError for a name that does not exist."""
     known = {name for name, _ in _flatten("", Settings().model_dump(mode="json"))} | set(Settings.model_fields)
     for option in options:
         if option.startswith("--") and (name := option[2:].partition("=")[0]) not in known:
@@ -117,15 +130,15 @@ def _parse_options(options: Sequence[str]) -> dict[str, Any]:
 def _explain_unparsable(error: str, known: Sequence[str], options: Sequence[str]) -> str:
     name = next((each for each in reversed(known) if re.search(rf"\b{each}\b", error)), "")
     reason = error.partition(f"{name}: ")[2]
-    if not reason or "unpack" in reason:  # of a parser that wanted pairs of names and values
-        reason = "it is no JSON of what is expected"
-    value = _without_secrets(_given(name, options))
+    if not reason or "unpack" in reason:  # from a parser of pairs of names and values
+        reason = "it is not the expected JSON"
+    value = _without_secrets(_last_option(name, options))
     example = """'["a", "b"]' or '{"name": 1}'"""
     return f"settings: {name} = {value} is wrong: {reason}. Give lists and maps as JSON, in single quotes: {example}."
 
 
-def _given(name: str, options: Sequence[str]) -> str:
-    """Return the last value that the command line gives a setting."""
+def _last_option(name: str, options: Sequence[str]) -> str:
+    """Return the last value of a setting on the command line."""
     for place in reversed(range(len(options))):
         if options[place].startswith(f"--{name}="):
             return options[place].partition("=")[2]
@@ -134,30 +147,20 @@ def _given(name: str, options: Sequence[str]) -> str:
     return ""
 
 
-def _laid_over(from_file: dict[str, Any], given: dict[str, Any]) -> dict[str, Any]:
-    """Return a file's settings under those of the command line.
+def _check_recipe_has_effect(config: Path | None, from_file: dict[str, Any], from_options: dict[str, Any]) -> None:
+    """Raise SettingsError for another recipe over a run's resolved settings, which would override all of it."""
+    in_file, in_options = _learner(from_file), _learner(from_options)
+    recipe, other = in_file.get("recipe", DEFAULT_RECIPE), in_options.get("recipe")
+    if other not in (None, recipe) and {"advantage", "loss", "clip_high", "betas"} <= in_file.keys():
+        raise SettingsError(
+            f"settings: learner.recipe = {other} has no effect: {config} has every setting, with recipe {recipe}'s "
+            f"values. Give the file of the given settings in the same folder, {GIVEN}."
+        )
 
-    A file that a run saved holds every setting. Where the command line names another recipe than the file does, what
-    the file has from its own recipe gives way to it: a recipe of which nothing is taken would be a name.
-    """
-    recipe = _recipe(from_file) or DEFAULT_RECIPE
-    is_changed = _recipe(given) not in (None, recipe)
-    return _merge(_without_recipe(from_file, recipe) if is_changed else from_file, given)
 
-
-def _recipe(given: dict[str, Any]) -> Any:
+def _learner(given: dict[str, Any]) -> dict[str, Any]:
     learner = given.get("learner")
-    return learner.get("recipe") if isinstance(learner, dict) else None
-
-
-def _without_recipe(from_file: dict[str, Any], recipe: str) -> dict[str, Any]:
-    """Return the file's settings less those that any recipe names and that stand as this one has them."""
-    own = Settings.model_validate({"learner": {"recipe": recipe}}).model_dump(mode="json")
-    kept = dict(from_file)
-    for section, names in names_of_recipes().items():
-        if isinstance(given := from_file.get(section), dict):
-            kept[section] = {k: v for k, v in given.items() if k not in names or v != own[section][k]}
-    return kept
+    return learner if isinstance(learner, dict) else {}
 
 
 def _merge(below: dict[str, Any], above: dict[str, Any]) -> dict[str, Any]:
@@ -168,15 +171,27 @@ def _merge(below: dict[str, Any], above: dict[str, Any]) -> dict[str, Any]:
     return merged
 
 
+def _known(given: dict[str, Any], section: type[Section]) -> dict[str, Any]:
+    """Return the settings of a section that exist in this version."""
+    inner = {name: _section_of(field.annotation) for name, field in section.model_fields.items()}
+    return {
+        name: _known(value, below) if (below := inner[name]) and isinstance(value, dict) else value
+        for name, value in given.items()
+        if name in inner
+    }
+
+
+def _section_of(annotation: Any) -> type[Section] | None:
+    return annotation if isinstance(annotation, type) and issubclass(annotation, Section) else None
+
+
 def _flatten(prefix: str, value: Any, model: type[Section] | None = Settings) -> list[tuple[str, Any]]:
     """Return dotted names and values; a map that is itself one setting (engine_args) stays whole."""
     if model is None:
         return [(prefix, value)]
     pairs = []
     for key, field in model.model_fields.items():
-        inner = field.annotation
-        section = inner if isinstance(inner, type) and issubclass(inner, Section) else None
-        pairs += _flatten(f"{prefix}.{key}" if prefix else key, value[key], section)
+        pairs += _flatten(f"{prefix}.{key}" if prefix else key, value[key], _section_of(field.annotation))
     return pairs
 
 
@@ -197,7 +212,7 @@ def _explain(error: ValidationError) -> str:
 
 
 def _without_secrets(value: str) -> str:
-    """Return it without the password or key in a URL that was refused: the message may be kept in a log."""
+    """Return the text without the passwords and keys of its URLs: a log may keep the message."""
     value = re.sub(r"//[^/@\s]+@", "//***@", value)
     return re.sub(r"(?<=://)([^\s?'\"]+)\?[^\s'\"]+", r"\1?***", value)
 

@@ -1,117 +1,66 @@
-"""Paths in the settings, made absolute once: the processes of a run have other working folders than its command."""
+"""Types of settings that hold a path. The loader makes paths absolute: a run's processes have other working folders.
 
+A path becomes absolute when the settings are validated with the context {"folder": Path}: `~` is the user's home, and
+a relative path starts in that folder. Without the context a path stays as it is.
+"""
+
+from collections.abc import Callable
 from pathlib import Path
-from typing import TypeVar
+from typing import Annotated
 
-from protocol.settings.data import HUB_PREFIX, DataEntry
-from protocol.settings.roles.critic import CriticSettings
-from protocol.settings.roles.reference import ReferenceSettings
-from protocol.settings.rollout import environment_file
-from protocol.settings.settings import Settings
-from protocol.settings.tools.outside import McpServer
+from pydantic import AfterValidator, ValidationInfo
 
-_FILE_SUFFIX = ".py"
-_Role = TypeVar("_Role", CriticSettings, ReferenceSettings)
+# Prefix of a name on the Hugging Face hub, where a path is expected.
+HUB_PREFIX = "hf:"
+# Environments in a user's file: prefix of the path -> the file's form, such as openrlhf_agent:FILE.py
+FILE_ENVIRONMENTS = {"agent": "FILE.py:function", "openrlhf_agent": "FILE.py", "verl_tools": "FILE.yaml"}
+_CODE_SUFFIX = ".py"
 
 
-def with_absolute_paths(settings: Settings, folder: Path) -> Settings:
-    """Return the settings with every path absolute: `~` is the user's home, a relative path stands in `folder`.
+def absolute_path(path: str, info: ValidationInfo) -> str:
+    """Return the absolute path, without following links. An empty path stays empty."""
+    folder = (info.context or {}).get("folder")
+    return str(Path(folder).resolve() / Path(path).expanduser()) if path and folder is not None else path
 
-    A model stays as it is unless it is a folder there: it may be a name on the Hugging Face hub. Of an environment
-    or algorithm only FILE.py:name and kind:FILE hold a path.
+
+def environment_file(name: str) -> tuple[str, str] | None:
+    """Return the kind and the path in rollout.environment; None when it is no user's file.
+
+    Example: "openrlhf_agent:my/agent.py" -> ("openrlhf_agent", "my/agent.py")
     """
-    run, data, policy, learner = settings.run, settings.data, settings.policy, settings.learner
-    warm = policy.warm_start
-    resume = run.resume if run.resume in ("auto", "never") else _absolute(run.resume, folder)
-    return settings.model_copy(
-        update={
-            "run": run.model_copy(update={"dir": _absolute(run.dir, folder), "resume": resume}),
-            "data": data.model_copy(
-                update={
-                    "train": _absolute_data(data.train, folder),
-                    "eval": data.eval and _absolute_data(data.eval, folder),
-                }
-            ),
-            "eval": settings.eval.model_copy(
-                update={
-                    "sets": [
-                        one.model_copy(update={"data": _absolute_rows(one.data, folder)}) for one in settings.eval.sets
-                    ]
-                }
-            ),
-            "policy": policy.model_copy(
-                update={
-                    "model": _absolute_model(policy.model, folder),
-                    "warm_start": warm.model_copy(update={"data": warm.data and _absolute(warm.data, folder)}),
-                }
-            ),
-            "critic": _with_absolute_model(settings.critic, folder),
-            "reference": _with_absolute_model(settings.reference, folder),
-            "rollout": settings.rollout.model_copy(
-                update={"environment": _absolute_environment(settings.rollout.environment, folder)}
-            ),
-            "tools": settings.tools.model_copy(update={"mcp": _absolute_servers(settings.tools.mcp, folder)}),
-            "learner": learner.model_copy(
-                update={
-                    name: given and _absolute_code(given, folder)
-                    for name, given in (
-                        ("advantage", learner.advantage),
-                        ("loss", learner.loss),
-                        ("correction", learner.correction),
-                    )
-                }
-            ),
-        }
-    )
+    kind, colon, path = name.partition(":")
+    return (kind, path) if colon and kind in FILE_ENVIRONMENTS else None
 
 
-def _absolute_data(given: str | list[str | DataEntry], folder: Path) -> str | list[str | DataEntry]:
-    """Return what names data sets, its paths absolute."""
-    if isinstance(given, str):
-        return _absolute_rows(given, folder)
-    return [
-        _absolute_rows(one, folder)
-        if isinstance(one, str)
-        else one.model_copy(update={"path": _absolute_rows(one.path, folder)})
-        for one in given
-    ]
+def _data_path(name: str, info: ValidationInfo) -> str:
+    return name if name.startswith(HUB_PREFIX) else absolute_path(name, info)
 
 
-def _absolute_rows(name: str, folder: Path) -> str:
-    """Return it absolute, unless it is a name on the Hugging Face hub."""
-    return name if name.startswith(HUB_PREFIX) else _absolute(name, folder)
-
-
-def _absolute_servers(servers: list[McpServer], folder: Path) -> list[McpServer]:
-    """Return MCP servers with the working folders of those that are commands."""
-    return [
-        server.model_copy(update={"folder": _absolute(server.folder or ".", folder)}) if server.command else server
-        for server in servers
-    ]
-
-
-def _with_absolute_model(role: _Role, folder: Path) -> _Role:
-    """Return a role's settings with its model absolute."""
-    return role.model_copy(update={"model": _absolute_model(role.model, folder)})
-
-
-def _absolute_model(name: str, folder: Path) -> str:
-    absolute = _absolute(name, folder)
+def _model_path(name: str, info: ValidationInfo) -> str:
+    """A name that is no folder may be a name on the Hugging Face hub."""
+    absolute = absolute_path(name, info)
     return absolute if name and Path(absolute).is_dir() else name
 
 
-def _absolute_environment(name: str, folder: Path) -> str:
+def _code_path(name: str, info: ValidationInfo) -> str:
+    file, colon, attribute = name.rpartition(":")
+    return f"{absolute_path(file, info)}:{attribute}" if colon and file.endswith(_CODE_SUFFIX) else name
+
+
+def _environment_path(name: str, info: ValidationInfo) -> str:
     if (file := environment_file(name)) is not None:
         kind, path = file
-        return f"{kind}:{_absolute(path, folder)}"
-    return _absolute_code(name, folder)
+        return f"{kind}:{absolute_path(path, info)}"
+    return _code_path(name, info)
 
 
-def _absolute_code(name: str, folder: Path) -> str:
-    where, colon, own = name.rpartition(":")
-    return f"{_absolute(where, folder)}:{own}" if colon and where.endswith(_FILE_SUFFIX) else name
+def _path_or(*words: str) -> Callable[[str, ValidationInfo], str]:
+    return lambda path, info: path if path in words else absolute_path(path, info)
 
 
-def _absolute(path: str, folder: Path) -> str:
-    """Return the path from the root on, links kept; a path that is not set stays so."""
-    return str(folder.resolve() / Path(path).expanduser()) if path else path
+FilePath = Annotated[str, AfterValidator(absolute_path)]
+DataPath = Annotated[str, AfterValidator(_data_path)]  # a file, pattern or folder, or hf:OWNER/NAME
+ModelPath = Annotated[str, AfterValidator(_model_path)]  # a folder, or a name on the hub
+CodeName = Annotated[str, AfterValidator(_code_path)]  # FILE.py:name holds a path, every other name none
+EnvironmentName = Annotated[str, AfterValidator(_environment_path)]
+ResumePath = Annotated[str, AfterValidator(_path_or("auto", "never"))]

@@ -8,6 +8,7 @@ from pydantic import (
     field_validator,
 )
 
+from protocol.settings.paths import FILE_ENVIRONMENTS, EnvironmentName
 from protocol.settings.section import Count, CountAboveZero, Fraction, Seconds, Section
 
 # vLLM's name for the logprobs of the distribution that tokens are drawn from, temperature and all.
@@ -16,28 +17,17 @@ LOGPROBS_MODE = "processed_logprobs"
 _Bias = Annotated[float, Field(ge=-100.0, le=100.0)]
 
 BUNDLED_ENVIRONMENTS = ("single_turn", "search", "tools", "agents")
-# Environments of users' own files, by what stands before the path: openrlhf_agent:FILE.py
-FILE_ENVIRONMENTS = {"agent": "FILE.py:function", "openrlhf_agent": "FILE.py", "verl_tools": "FILE.yaml"}
 ENVIRONMENT_FORMS = (
     ", ".join([*BUNDLED_ENVIRONMENTS, *(f"{kind}:{file}" for kind, file in FILE_ENVIRONMENTS.items()), "module:Class"])
     + " or FILE.py:Class"
 )
 
 
-def environment_file(name: str) -> tuple[str, str] | None:
-    """Return the kind and the path that rollout.environment names; None where it is no file's.
-
-    Example: "openrlhf_agent:my/agent.py" -> ("openrlhf_agent", "my/agent.py")
-    """
-    kind, colon, path = name.partition(":")
-    return (kind, path) if colon and kind in FILE_ENVIRONMENTS else None
-
-
 class RolloutSettings(Section):
     num_servers: CountAboveZero = Field(1, description="vLLM servers.")
     tensor_parallel_size: CountAboveZero = Field(1, description="GPUs of one server.")
     group_size: CountAboveZero = Field(8, le=4096, description="Samples of one prompt.")
-    environment: str = Field("single_turn", description=f"{ENVIRONMENT_FORMS}.")
+    environment: EnvironmentName = Field("single_turn", description=f"{ENVIRONMENT_FORMS}.")
     max_turns: CountAboveZero = Field(
         4, description="Turns in which the policy may search or call tools before its last."
     )

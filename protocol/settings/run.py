@@ -1,20 +1,25 @@
-"""Settings of the run as a whole: its name, folder, seed, length and resumption."""
+"""Settings of the run as a whole: its folder, length and restarts; its weight pushes; its report."""
 
 import re
-from typing import Annotated
+from typing import Annotated, Literal
 
-from pydantic import AfterValidator, Field
+from pydantic import (
+    AfterValidator,
+    Field,
+    PositiveFloat,
+)
 
-from protocol.settings.section import Count, Seconds, Section
+from protocol.settings.paths import FilePath, ResumePath
+from protocol.settings.section import Count, CountAboveZero, Seconds, Section
 
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,179}")
 
 
 def _checked_name(name: str) -> str:
-    """Raise ValueError for a name that cannot be a folder's or a message's; `-2` may come behind it."""
+    """Raise ValueError for a name that cannot name a folder or appear in a message, also with `-2` appended."""
     if not _NAME.fullmatch(name):
         raise ValueError(
-            "expected at most 180 of A-Z a-z 0-9 . _ -, of which the first is a letter or digit; a folder is run.dir's"
+            "expected at most 180 of A-Z a-z 0-9 . _ -, beginning with a letter or digit; run.dir holds the folder"
         )
     return name
 
@@ -24,17 +29,45 @@ RunName = Annotated[str, AfterValidator(_checked_name)]
 
 class RunSettings(Section):
     name: RunName = Field("run", description="Folder name of the run under run.dir.")
-    dir: str = Field("runs", min_length=1, description="Folder that holds the runs.")
+    dir: FilePath = Field("runs", min_length=1, validate_default=True, description="Folder that holds the runs.")
     seed: Count = Field(1, description="Seeds the order of prompts, sampling and initialisation.")
-    max_steps: Count = Field(100, description="Optimizer steps after which the run ends by itself.")
-    resume: str = Field(
+    max_steps: Count = Field(100, description="Optimizer steps of the run.")
+    resume: ResumePath = Field(
         "auto",
         min_length=1,
         description="auto: this run's newest valid checkpoint; never: refuse a used folder; or a checkpoint's path.",
     )
     max_restarts: Count = Field(
-        3, description="Restarts after a death without a step that was not reached before; 0: the run ends."
+        3, description="Restarts in a row that reach no new step, after a crash; 0: the run ends at a crash."
     )
     drain_s: Seconds = Field(
         20.0, description="Longest time from Ctrl-C or SIGTERM until the last checkpoint is written."
     )
+
+
+class WeightsSettings(Section):
+    backend: Literal["auto", "nccl", "ipc", "gloo"] = Field(
+        "auto",
+        description="auto: nccl with GPUs, gloo without; ipc: servers on the first rank's machine.",
+    )
+    bucket_mb: CountAboveZero | None = Field(
+        None, description="Size of one bucket of weights on the wire, MiB; null: 256 between GPUs, 16 between CPUs."
+    )
+    deadline_s: Seconds = Field(120.0, description="Longest wait for any one state of a push.")
+    second_copy: bool | None = Field(
+        None,
+        description="true: servers receive a push beside the weights in use and go on generating, for the memory of "
+        "one more model; false: into them, standing still, with two buckets; null: true over gloo, else and on shared "
+        "devices false.",
+    )
+    probe: bool = Field(
+        True, description="After each push compare logprobs of a fixed text between learner and server."
+    )
+    probe_tolerance: PositiveFloat | None = Field(
+        None, description="Largest accepted difference, nats; null: 0.001 in float32, 0.5 in bfloat16."
+    )
+
+
+class ReportSettings(Section):
+    wandb_project: str | None = Field(None, description="Weights & Biases project; WANDB_MODE=offline works.")
+    samples_per_step: Count = Field(1, description="Trajectories per step kept readable for report.html.")

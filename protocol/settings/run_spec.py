@@ -9,12 +9,11 @@ from pydantic import Field
 
 from protocol.node.code_digest import SERVER_ROOMS, code_digest
 from protocol.node.small_model_files import read_small_files, small_files_digest
-from protocol.settings.retriever import RetrieverSettings
-from protocol.settings.rewards import RewardsSettings
+from protocol.settings.rewards import RetrieverSettings, RewardsSettings
 from protocol.settings.rollout import AgentsSettings, RolloutSettings, SamplingSettings
 from protocol.settings.section import Section
 from protocol.settings.settings import Settings
-from protocol.settings.tools.offered import ToolsSettings
+from protocol.settings.tools import ToolsSettings
 
 
 class RunSpec(Section):

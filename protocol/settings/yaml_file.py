@@ -1,4 +1,4 @@
-"""Reads a settings file: YAML whose keys stand there once and whose numbers are what they look like."""
+"""Reads a settings file: YAML without repeated keys and without numbers that YAML reads differently."""
 
 import re
 from pathlib import Path
@@ -9,12 +9,12 @@ import yaml
 from protocol.errors import SettingsError
 from protocol.node.home import sluice_home
 
-# Files that the cluster makes, such as the quick start's, are named relative to where it keeps them.
+# Files that the cluster makes, such as the quick start's, are relative to its home.
 _HOME_VARIABLE = "$SLUICE_HOME"
 
 
 def read_yaml(path: Path, option: str = "--config") -> dict[str, Any]:
-    """Return a settings file's content, unvalidated; {} for an empty one. option: by which it was given.
+    """Return a settings file's content, unvalidated; {} for an empty one. option: the option that named the file.
 
     Raises: SettingsError for a file that cannot be read, is not YAML, is no map, has a key twice, or a number that YAML
     reads as another one.
@@ -39,16 +39,16 @@ def read_yaml(path: Path, option: str = "--config") -> dict[str, Any]:
     return content
 
 
-# YAML 1.1 counts 010 in eights and 1:30 in sixties.
+# YAML 1.1 reads 010 as octal and 1:30 as sexagesimal.
 _OTHER_NUMBER = re.compile(r"[-+]?(0[0-7_]*[0-7]|[0-9][0-9_]*(:[0-5]?[0-9])+(\.[0-9_]*)?)")
 
 
 class _AmbiguousError(Exception):
-    """A key stands twice in one map, or a number is not what a reader takes it for."""
+    """A key occurs twice in one map, or YAML reads a number differently than a person."""
 
 
 class _Unambiguous(yaml.SafeLoader):
-    """YAML without repeated keys, of which PyYAML keeps the last, and without 010 and 1:30, which it reads as 8, 90."""
+    """Refuses repeated keys, of which PyYAML keeps the last, and 010 and 1:30, which it reads as 8 and 90."""
 
     def construct_number(self, node: yaml.ScalarNode) -> int | float:
         is_whole = node.tag == "tag:yaml.org,2002:int"

@@ -12,8 +12,9 @@ from types import ModuleType
 from typing import Any, cast
 
 from protocol.errors import SettingsError
-from protocol.settings.rollout import ENVIRONMENT_FORMS, environment_file
-from protocol.settings.tools.offered import ToolsSettings
+from protocol.settings.paths import environment_file
+from protocol.settings.rollout import ENVIRONMENT_FORMS
+from protocol.settings.tools import ToolsSettings
 from rollout.environments.agents import AgentProgram, PlayedByAgents
 from rollout.environments.base import MakeEnvironment
 from rollout.environments.openrlhf.load import load_agent

@@ -23,7 +23,7 @@ from pathlib import Path
 from typing import Any
 
 from learner import audit
-from protocol.settings.tools.offered import ToolsSettings
+from protocol.settings.tools import ToolsSettings
 from tests.chaos.rig.counted_tool import ToolCall, calls_in, counted_tool
 from tests.chaos.rig.home import rig_home
 from tests.chaos.rig.long_talk import letter_of, read_talks, run_noting_learner, run_talking_server

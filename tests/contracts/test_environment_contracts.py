@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from protocol.errors import SettingsError
-from protocol.settings.tools.offered import ToolsSettings
+from protocol.settings.tools import ToolsSettings
 from protocol.wire.trajectory import Trajectory
 from rollout.neighbours.node import Node
 from rollout.neighbours.services import Services

@@ -4,8 +4,7 @@ import json
 import sys
 from typing import Any
 
-from protocol.settings.tools.offered import ToolsSettings
-from protocol.settings.tools.outside import McpServer
+from protocol.settings.tools import McpServer, ToolsSettings
 from protocol.wire.messages import SampleFailed
 from protocol.wire.trajectory import Trajectory
 from rollout.neighbours.node import Node

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from protocol.errors import SettingsError
-from protocol.settings.tools.offered import ToolsSettings
+from protocol.settings.tools import ToolsSettings
 from protocol.wire import messages as m
 from protocol.wire.trajectory import Trajectory
 from rollout.environments.verl.load import load_verl_tools

@@ -10,8 +10,7 @@ import zmq
 
 from protocol.errors import NeighbourError
 from protocol.node.home import Keys
-from protocol.settings.retriever import RetrieverSettings
-from protocol.settings.rewards import RewardsSettings
+from protocol.settings.rewards import RetrieverSettings, RewardsSettings
 from protocol.settings.rollout import RolloutSettings
 from protocol.settings.run_spec import RunSpec
 from protocol.wire import messages as m

@@ -61,8 +61,8 @@ SETTINGS = [
     ),
     Wrong(
         "run name with a slash", 2,
-        "settings: run.name = '../x' is wrong: expected at most 180 of A-Z a-z 0-9 . _ -, of which the first is "
-        "a letter or digit; a folder is run.dir's.",
+        "settings: run.name = '../x' is wrong: expected at most 180 of A-Z a-z 0-9 . _ -, beginning with "
+        "a letter or digit; run.dir holds the folder.",
         {"run.name": "../x"},
     ),
     Wrong(

@@ -17,7 +17,6 @@ from learner.data.prompt_set import load_prompts
 from learner.disk.model_folder import find_model
 from learner.models.world import free_address, join_world, own_device
 from protocol.errors import OperatorError
-from protocol.settings.paths import with_absolute_paths
 from protocol.settings.settings import Settings
 from tests.textbook.answer import Answer
 from tests.textbook.comparison import Comparison, Weights, bits_of, compare, weights_of
@@ -53,7 +52,7 @@ def main(arguments: Sequence[str]) -> int:
     parser.add_argument("prompts", metavar="PROMPTS", help="JSONL or Parquet of prompts: text or chat messages")
     given, options = parser.parse_known_args(arguments)
     try:
-        settings = with_absolute_paths(comparison_settings(given.model, given.prompts, options), Path.cwd())
+        settings = comparison_settings(given.model, given.prompts, options)
         return 0 if _compare(settings).holds else 1
     except OperatorError as error:
         print(error, file=sys.stderr)

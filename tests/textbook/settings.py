@@ -1,6 +1,7 @@
 """The settings of a comparison: those that the plain loop knows, and those that make a run a comparison."""
 
 from collections.abc import Sequence
+from pathlib import Path
 
 from protocol.errors import SettingsError
 from protocol.settings.loader import load_settings
@@ -70,7 +71,7 @@ def comparison_settings(model: str, prompts: str, options: Sequence[str]) -> Set
                 f"Leave it out; it knows {', '.join(KNOWN)}."
             )
     given = {**_USUAL, "policy.model": model, "data.train": prompts}
-    settings = load_settings(None, [*_as_options(given), *options, *_as_options(_FIXED)])
+    settings = load_settings(None, [*_as_options(given), *options, *_as_options(_FIXED)], Path.cwd())
     learner = settings.learner
     if learner.recipe not in _RECIPES:
         raise SettingsError(

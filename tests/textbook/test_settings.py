@@ -1,5 +1,7 @@
 """What may be said of a comparison: settings that the plain loop knows, and no other."""
 
+from pathlib import Path
+
 import pytest
 
 from protocol.errors import SettingsError
@@ -11,7 +13,7 @@ from tests.textbook.settings import KNOWN, comparison_settings
 def test_settings_that_are_given_stand_over_the_usual_ones() -> None:
     options = ["--learner.lr", "1e-5", "--run.max_steps=7", "--learner.recipe", "dapo", "--learner.betas", "[0.8, 0.9]"]
     settings = comparison_settings("m", "p.jsonl", options)
-    assert (settings.policy.model, settings.data.train) == ("m", "p.jsonl")
+    assert (settings.policy.model, settings.data.train) == ("m", str(Path("p.jsonl").absolute()))
     assert (settings.learner.lr, settings.run.max_steps, settings.learner.betas) == (1e-5, 7, (0.8, 0.9))
     assert (settings.learner.clip_high, settings.filter.dynamic_sampling) == (0.28, True)
     assert (settings.learner.max_staleness, settings.policy.dtype) == (0, "float32")

@@ -3,7 +3,7 @@
 import json
 
 from protocol.errors import SettingsError
-from protocol.settings.roles.placement import MOST_OF_A_RESOURCE, is_name_of_ray
+from protocol.settings.placement import MOST_OF_A_RESOURCE, is_name_of_ray
 
 
 def read_resources(text: str) -> str:

@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from learner.data.prompts import Prompt
-from protocol.settings.quality.evaluation import MAIN_SET
+from protocol.settings.evaluation import MAIN_SET
 
 
 @dataclass(frozen=True)

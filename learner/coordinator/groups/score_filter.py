@@ -10,7 +10,7 @@ from typing import Literal, NamedTuple
 from learner.coordinator.groups.group import Group
 from learner.data.filtered import FILTERED, KEPT, OutsideBounds, mean_score
 from protocol.errors import OperatorError
-from protocol.settings.quality.filter import FilterSettings
+from protocol.settings.evaluation import FilterSettings
 
 # The part of a reward that an environment gave: one that gives nothing gave 0.
 _ENVIRONMENT = "environment"

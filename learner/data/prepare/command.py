@@ -16,7 +16,8 @@ from learner.data.prepare.sets import KNOWN_SETS, KnownSet, verl_row
 from learner.data.prompt_rows import each_row
 from protocol.disk.files import replacing
 from protocol.errors import OperatorError, SettingsError
-from protocol.settings.data import HUB_PREFIX, DataEntry
+from protocol.settings.data import DataEntry
+from protocol.settings.paths import HUB_PREFIX
 
 _ROWS_AT_ONCE = 4096
 _SPLIT = re.compile(r"(?:^|[-_.])(train|test|validation|valid|dev)(?:[-_.]|$)")

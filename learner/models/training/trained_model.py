@@ -24,7 +24,7 @@ from learner.models.training.state import SHARD_BYTES, Writer, load_state, save_
 from learner.models.training.state_digest import digest_held_state, digest_of_weights
 from learner.models.training.whole_on_first import whole_on_first
 from learner.models.world import reduce_max, reduce_sums
-from protocol.settings.roles.zero_stage import zero_stage_of
+from protocol.settings.zero_stage import zero_stage_of
 
 # AdamW divides by the gradient's size: a larger gradient changes weights, unless the learning rate is 0.
 _CHANGING_NORM = 1e-6

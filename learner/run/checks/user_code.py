@@ -4,7 +4,8 @@ import ast
 from pathlib import Path
 
 from protocol.errors import SettingsError
-from protocol.settings.rollout import BUNDLED_ENVIRONMENTS, ENVIRONMENT_FORMS, environment_file
+from protocol.settings.paths import environment_file
+from protocol.settings.rollout import BUNDLED_ENVIRONMENTS, ENVIRONMENT_FORMS
 from protocol.settings.settings import Settings
 
 _AGENT = "agent"  # the kind of environment that names FILE.py:function

@@ -4,7 +4,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, cast
 
-from protocol.settings.tools.offered import ToolsSettings
+from protocol.settings.tools import ToolsSettings
 from rollout.environments.base import ModelTool, Resources
 from rollout.environments.tool_use.tool_use import ToolUse, chosen_format
 from rollout.environments.tool_use.toolbox import SharedTools, Toolbox

@@ -11,7 +11,7 @@ import yaml
 
 from protocol.errors import SettingsError
 from protocol.one_line import one_line
-from protocol.settings.tools.offered import ToolsSettings
+from protocol.settings.tools import ToolsSettings
 from rollout.environments.tool_use.make import MakeToolUse
 from rollout.environments.verl.base_classes import function_schema_class, offer_base_classes
 from rollout.environments.verl.tool import VerlTool

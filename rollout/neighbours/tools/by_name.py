@@ -1,4 +1,4 @@
-"""The tools by name; a new one is a class and a line here, and its name in protocol/settings/tools/offered.py.
+"""The tools by name; a new one is a class and a line here, and its name in protocol/settings/tools.py.
 
 Beside them are those that the settings bring: tools.http, and tools.mcp, which are known once their servers answer.
 """

@@ -15,7 +15,7 @@ from typing import Any
 
 from protocol.errors import NeighbourError
 from protocol.http.bodies import BodyError
-from protocol.settings.tools.outside import HttpTool
+from protocol.settings.tools import HttpTool
 from rollout.environments.base import ToolRefusal
 from rollout.environments.tool_use.arguments import check_json
 from rollout.neighbours.http.endpoint import EndpointStats, HttpEndpoint

@@ -8,7 +8,7 @@ import pytest
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from deploy.quickstart.policy import EOS
-from protocol.settings.tools.offered import ToolsSettings
+from protocol.settings.tools import ToolsSettings
 from rewards.exact_match import answer_matches
 from rollout.environments.base import Resources, Task
 from rollout.environments.tool_use.make import make_tool_use

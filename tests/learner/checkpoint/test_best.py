@@ -8,7 +8,7 @@ import pytest
 from learner.checkpoint.best import BEST, BestBy, best_of, find_best, keep_best
 from learner.checkpoint.folder import begin, rotate
 from learner.checkpoint.manifest import Checkpoint
-from protocol.settings.quality.evaluation import EvalSettings
+from protocol.settings.evaluation import EvalSettings
 from tests.fakes.checkpoints import commit
 
 

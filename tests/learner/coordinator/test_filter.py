@@ -9,7 +9,7 @@ import pytest
 from learner.coordinator.groups.group import Group
 from learner.coordinator.groups.score_filter import ScoreFilter
 from protocol.errors import OperatorError
-from protocol.settings.quality.filter import FilterSettings
+from protocol.settings.evaluation import FilterSettings
 from protocol.wire import messages as m
 from tests.learner.coordinator.coordinator_script import Script, settings_of
 

@@ -5,8 +5,8 @@ import re
 import pytest
 
 from learner.live.alarms import RULES, HealthWatch, alarms_of, broken_rules
+from protocol.settings.evaluation import HealthSettings
 from protocol.settings.loader import describe_settings
-from protocol.settings.quality.health import HealthSettings
 from protocol.settings.settings import Settings
 
 SETTINGS = HealthSettings()

@@ -11,7 +11,7 @@ from learner.disk.model_folder import BYTES
 from learner.disk.model_size import read_model_size
 from learner.plan.memory import trained_memory
 from protocol.settings.policy import LoraSettings
-from protocol.settings.roles.zero_stage import zero_stage_of
+from protocol.settings.zero_stage import zero_stage_of
 from tests.fakes.tiny_models import make_tiny_model
 from tests.fakes.warm_process import run_warm
 from tests.learner.models.gradient_ranks import CASES, CRITIC_CASES, LORA_CASES, LOW_CASES, WORLDS

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from learner.models.roles import Roles
 from learner.objectives.policy_gradient import PolicyGradient
-from protocol.settings.algorithm.names import AGGREGATES, CORRECTIONS, LOSSES
+from protocol.settings.algorithm import AGGREGATES, CORRECTIONS, LOSSES
 from protocol.settings.settings import Settings
 from tests.learner.objectives import slow_grid as slow
 from tests.learner.objectives.table_model import TableCritic, TableModel

@@ -10,7 +10,7 @@ from learner.plan.processes import Node, Topology
 from learner.plan.shown import node_rows
 from learner.plan.topology import place_servers, plan_topology
 from protocol.errors import SettingsError
-from protocol.settings.roles.placement import ServerPlacement, without_names_of_ray
+from protocol.settings.placement import ServerPlacement, without_names_of_ray
 from protocol.settings.settings import Settings
 
 

@@ -10,8 +10,8 @@ import pytest
 from learner.disk.model_size import ModelSize, read_model_size, size_of_shape
 from learner.plan.memory import Memory, Sizes, activation_bytes, rank_memory, read_sizes, trained_memory
 from protocol.settings.policy import LoraSettings
-from protocol.settings.roles.zero_stage import Offload
 from protocol.settings.settings import Settings
+from protocol.settings.zero_stage import Offload
 from tests.fakes.tiny_models import make_tiny_model
 
 SHAPED = ModelSize(1000, num_layers=3, hidden_size=8, kept_in_layer=100)

@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 from pydantic import ValidationError
 
-from protocol.settings.quality.evaluation import EvalSettings
+from protocol.settings.evaluation import EvalSettings
 
 EVALUATED: dict[str, Any] = {"every_steps": 1, "samples": 6, "sets": [{"name": "aime", "data": "a", "samples": 1}]}
 
@@ -31,5 +31,5 @@ def test_best_checkpoint_is_chosen_by_what_is_measured(best: str, is_measured: b
     if is_measured:
         assert EvalSettings(**EVALUATED, best=best).best == best
         return
-    with pytest.raises(ValidationError, match=f"eval.best = {best} is measured by no evaluation"):
+    with pytest.raises(ValidationError, match=f"eval.best = {best} is not a metric of this run"):
         EvalSettings(**EVALUATED, best=best)

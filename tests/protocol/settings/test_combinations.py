@@ -137,7 +137,6 @@ def test_stop_strings_are_taken_in_training() -> None:
             "learner.offload = optimizer needs optimizer state that ranks share. Set learner.ze",
         ),
         ({"offload": "all", "zero_stage": 2}, "learner.offload = all needs learner.zero_stage = 3, and it is 2."),
-        ({"sequence_parallel": 2}, "one trajectory is computed by one rank: splitting it over ranks (DeepSpeed Ulysse"),
     ],
 )
 def test_settings_refuse_what_a_rank_cannot_do_with_its_memory(learner: dict[str, Any], text: str) -> None:
@@ -146,18 +145,23 @@ def test_settings_refuse_what_a_rank_cannot_do_with_its_memory(learner: dict[str
 
 
 @pytest.mark.parametrize(
-    ("policy", "text"),
+    ("sections", "text"),
     [
         (
-            {"lora": {"quantize": "4bit"}},
-            "QLoRA keeps the base in 4 bits with bitsandbytes, which is not among this pro",
+            {"policy": {"lora": {"rank": 4}, "warm_start": {"data": "rows.jsonl"}}},
+            "policy.lora.rank and policy.warm_start.data are both set",
         ),
         (
-            {"lora": {"rank": 4}, "warm_start": {"data": "rows.jsonl"}},
-            "policy.lora.rank and policy.warm_start.data are",
+            {"rollout": {"engine_args": {"enable_lora": True}}},
+            "Remove it: policy.lora needs nothing of the engine",
         ),
+        ({"rollout": {"engine_args": {"load_format": "auto"}}}, "load_format has no use: servers start with dummy"),
     ],
 )
-def test_settings_refuse_adapters_that_could_not_be_resumed_or_pushed(policy: dict[str, Any], text: str) -> None:
-    ((_, said),) = refusal(policy=policy)
-    assert text in said
+def test_adapters_that_could_not_be_resumed_or_pushed_are_refused(sections: dict[str, Any], text: str) -> None:
+    ((_, problem),) = refusal(**sections)
+    assert text in problem
+
+
+def test_engine_without_adapters_is_accepted() -> None:
+    assert Settings.model_validate({"rollout": {"engine_args": {"enable_lora": False}}}).rollout.engine_args

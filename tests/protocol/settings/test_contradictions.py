@@ -16,13 +16,13 @@ CASES: list[tuple[list[str], str]] = [
     ),
     (
         ["--rewards.credit", "turn", "--learner.recipe", "ppo", "--rewards.normalize", "true"],
-        "rewards.normalize = true puts the reward of a whole conversation into another scale, and rewards.credit = "
-        "turn leaves those of its turns as they are. Leave one of the two out.",
+        "rewards.normalize = true rescales the reward of a whole conversation, and rewards.credit = turn leaves the "
+        "rewards of its turns as they are. Remove one of the two.",
     ),
     (
         ["--rewards.credit", "turn", "--learner.recipe", "ppo", "--rewards.clip", "1"],
-        "rewards.clip = 1 cuts the reward of a whole conversation, and rewards.credit = turn leaves those of its turns "
-        "as they are: the last turn would pay for what was cut. Leave one of the two out.",
+        "rewards.clip = 1 clips the reward of a whole conversation, and rewards.credit = turn leaves the rewards of "
+        "its turns as they are: the last turn would get the difference. Remove one of the two.",
     ),
     (
         ["--rollout.group_size", "1"],
@@ -31,26 +31,26 @@ CASES: list[tuple[list[str], str]] = [
     ),
     (
         ["--learner.recipe", "ppo", "--rollout.group_size", "1", "--learner.equal_groups", "skip"],
-        "learner.equal_groups = skip would leave out every group of one: their rewards are equal. Set it to keep.",
+        "learner.equal_groups = skip would skip every group of one: their rewards are equal. Set it to keep.",
     ),
     (
         ["--learner.advantage", "gae", "--learner.equal_groups", "skip"],
-        "learner.equal_groups = skip would leave out groups that learner.advantage = gae learns from: their rewards "
+        "learner.equal_groups = skip would skip groups that learner.advantage = gae learns from: their rewards "
         "are equal. Set it to keep.",
     ),
     (
         ["--learner.equal_groups", "skip", "--rewards.overlong_buffer_tokens", "10"],
-        "learner.equal_groups = skip would leave out groups from which rewards.overlong_buffer_tokens = 10 has "
+        "learner.equal_groups = skip would skip groups from which rewards.overlong_buffer_tokens = 10 has "
         "something to learn though their services' rewards are equal. Set it to keep.",
     ),
     (
         ["--learner.equal_groups", "skip", "--rewards.truncated", "penalise"],
-        "learner.equal_groups = skip would leave out groups from which rewards.truncated = penalise has "
+        "learner.equal_groups = skip would skip groups from which rewards.truncated = penalise has "
         "something to learn though their services' rewards are equal. Set it to keep.",
     ),
     (
         ["--learner.equal_groups", "skip", "--kl.coefficient", "0.01"],
-        "learner.equal_groups = skip would leave out groups from which kl.coefficient = 0.01 has "
+        "learner.equal_groups = skip would skip groups from which kl.coefficient = 0.01 has "
         "something to learn though their services' rewards are equal. Set it to keep.",
     ),
     (
@@ -65,8 +65,8 @@ CASES: list[tuple[list[str], str]] = [
     ),
     (
         ["--kl.target", "0.1"],
-        "kl.target = 0.1 has nothing to move: kl.coefficient is 0, and stays so. "
-        "Set kl.coefficient to where it begins, such as 0.001, or kl.target to null.",
+        "kl.target = 0.1 has nothing to adjust: kl.coefficient is 0. "
+        "Set kl.coefficient to its first value, such as 0.001, or kl.target to null.",
     ),
     (
         ["--kl.coefficient", "0.01", "--kl.target", "0.1", "--kl.horizon", "51"],
@@ -75,8 +75,8 @@ CASES: list[tuple[list[str], str]] = [
     ),
     (
         ["--learner.recipe", "ppo", "--kl.place", "loss"],
-        "kl.form = k1 in the loss holds the policy near nothing: its gradient is that of the samples' own logprobs, "
-        "whose mean is 0. Set kl.form to k3 or k2, or kl.place to reward.",
+        "kl.form = k1 in the loss has no effect: its gradient is that of the samples' own logprobs, whose mean is 0. "
+        "Set kl.form to k3 or k2, or kl.place to reward.",
     ),
     (
         ["--learner.correction_low", "2.5", "--learner.correction_high", "2"],
@@ -84,7 +84,7 @@ CASES: list[tuple[list[str], str]] = [
     ),
     (
         ["--learner.lr_warmup_steps", "5", "--learner.lr_warmup_ratio", "0.1"],
-        "learner.lr_warmup_steps = 5 and learner.lr_warmup_ratio = 0.1 both say how long the warm-up is. "
+        "learner.lr_warmup_steps = 5 and learner.lr_warmup_ratio = 0.1 both set the length of the warm-up. "
         "Set one of them to 0.",
     ),
     (

@@ -7,7 +7,6 @@ import pytest
 from protocol.errors import SettingsError
 from protocol.settings.data import DataEntry, entries_of, in_words
 from protocol.settings.loader import load_settings, save_settings
-from protocol.settings.paths import with_absolute_paths
 
 
 def load(*options: str) -> object:
@@ -37,8 +36,8 @@ def test_held_out_set_can_be_taken_back_on_the_command_line(tmp_path: Path) -> N
 
 
 def test_saved_list_is_read_back_as_it_was(tmp_path: Path) -> None:
-    settings = load_settings(None, ["--data.train", '[{"path": "a", "weight": 2}, {"path": "hf:o/n", "weight": 1}]'])
-    absolute = with_absolute_paths(settings, tmp_path)
+    options = ["--data.train", '[{"path": "a", "weight": 2}, {"path": "hf:o/n", "weight": 1}]']
+    absolute = load_settings(None, options, tmp_path)
     assert [entry.path for entry in entries_of(absolute.data.train)] == [f"{tmp_path}/a", "hf:o/n"]
     save_settings(absolute, tmp_path / "s.yaml")
     assert load_settings(tmp_path / "s.yaml", []) == absolute
@@ -55,7 +54,7 @@ def test_saved_list_is_read_back_as_it_was(tmp_path: Path) -> None:
         ),
         ('["a", 3]', "entry 2 is 3, expected a path, or a map with path, weight and others"),
         ('[{"path": "b", "weight": 0}]', "entry 1 has weight = 0: Input should be greater than 0"),
-        ('["a"', "begins as a list and is no JSON"),
+        ('["a"', "is a list but not JSON"),
         ('[{"path": "a", "weight": 2}, "b"]', "data.train has entries with and without a weight. Give every one"),
     ],
 )
@@ -64,13 +63,13 @@ def test_wrong_list_is_refused_in_words(given: str, says: str) -> None:
 
 
 def test_limit_over_weighted_entries_is_refused() -> None:
-    assert "says not which of data.train's weighted entries it cuts" in refusal(
+    assert "does not say which of data.train's weighted entries it limits" in refusal(
         "--data.train", '[{"path": "a", "weight": 2}]', "--data.max_prompts", "5"
     )
 
 
 def test_held_out_names_on_the_hub_need_a_split() -> None:
-    assert "data.eval = hf:o/n names no split, which would be train" in refusal("--data.eval", "hf:o/n")
+    assert "data.eval = hf:o/n names no split, and train is the default" in refusal("--data.eval", "hf:o/n")
 
 
 def test_easy_and_hard_prompts_are_told_apart() -> None:

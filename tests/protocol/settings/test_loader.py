@@ -5,7 +5,14 @@ from pathlib import Path
 import pytest
 
 from protocol.errors import SettingsError
-from protocol.settings.loader import describe_settings, load_settings, names_own_run, save_settings, settings_help
+from protocol.settings.loader import (
+    describe_settings,
+    load_saved_settings,
+    load_settings,
+    names_own_run,
+    save_settings,
+    settings_help,
+)
 from protocol.settings.settings import Settings
 
 _AS_JSON = """Give lists and maps as JSON, in single quotes: '["a", "b"]' or '{"name": 1}'."""
@@ -138,9 +145,9 @@ def test_load_reads_a_number_from_a_list_of_choices() -> None:
         ),
         (
             ["--rollout.engine_args", "{}", "--rollout.engine_args", "[1]"],
-            f"settings: rollout.engine_args = [1] is wrong: it is no JSON of what is expected. {_AS_JSON}",
+            f"settings: rollout.engine_args = [1] is wrong: it is not the expected JSON. {_AS_JSON}",
         ),
-        (["--run="], f"settings: run =  is wrong: it is no JSON of what is expected. {_AS_JSON}"),
+        (["--run="], f"settings: run =  is wrong: it is not the expected JSON. {_AS_JSON}"),
         (
             ["--rewards.endpoints", '[{"url": "http://me:secret@host"'],
             """settings: rewards.endpoints = [{"url": "http://***@host" is wrong: Missing end delimiter "]". """
@@ -295,11 +302,22 @@ def test_truth_value_stays_one_where_the_setting_takes_it() -> None:
     assert (settings.weights.second_copy, settings.rollout.engine_args) == (True, {"enforce_eager": True})
 
 
-def test_setting_written_as_one_key_in_a_file_is_told_where_it_stands(tmp_path: Path) -> None:
+def test_setting_written_as_one_key_in_a_file_is_refused_with_its_place(tmp_path: Path) -> None:
     config = tmp_path / "my.yaml"
     config.write_text("learner.lr: 0.1")
     with pytest.raises(SettingsError) as refused:
         load_settings(config, [])
     assert str(refused.value) == (
-        "settings: learner.lr is written as one key. In a YAML file it stands below its section: learner: {lr: ..}."
+        "settings: learner.lr is written as one key. In a YAML file it goes below its section: learner: {lr: ..}."
+    )
+
+
+def test_saved_settings_of_an_earlier_version_are_read_without_what_was_removed(tmp_path: Path) -> None:
+    path = tmp_path / "settings.yaml"
+    path.write_text("learner: {lr: 0.5, sequence_parallel: 1}\nrollout: {engine_args: {seed: 1}}\nother: {a: 1}\n")
+    settings = load_saved_settings(path)
+    assert (settings.learner.lr, settings.rollout.engine_args) == (0.5, {"seed": 1})
+    assert refusal([], path) == (
+        "settings: learner.sequence_parallel does not exist any more. Remove it.\n"
+        "settings: other does not exist. --help lists every setting."
     )

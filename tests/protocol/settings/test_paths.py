@@ -1,4 +1,4 @@
-"""Paths of the settings mean the command's folder, and stay what they mean in any other process."""
+"""Relative paths start in the command's folder, and are absolute in every other process."""
 
 from pathlib import Path
 
@@ -6,15 +6,14 @@ import pytest
 
 from protocol.errors import SettingsError
 from protocol.settings.loader import load_settings
-from protocol.settings.paths import with_absolute_paths
 from protocol.settings.settings import Settings
 
 
 def resolved(folder: Path, *options: str) -> Settings:
-    return with_absolute_paths(load_settings(None, options), folder)
+    return load_settings(None, options, folder)
 
 
-def test_relative_paths_stand_in_the_commands_folder(tmp_path: Path) -> None:
+def test_relative_paths_start_in_the_commands_folder(tmp_path: Path) -> None:
     (tmp_path / "model").mkdir()
     settings = resolved(
         tmp_path,
@@ -45,7 +44,7 @@ def test_home_sign_is_the_users_home(tmp_path: Path, monkeypatch: pytest.MonkeyP
 
 def test_absolute_paths_stay_as_they_are(tmp_path: Path) -> None:
     once = resolved(tmp_path, "--data.train", "train.jsonl", "--rollout.environment", "game.py:Game")
-    assert with_absolute_paths(once, Path("/elsewhere")) == once
+    assert Settings.model_validate(once.model_dump(), context={"folder": Path("/elsewhere")}) == once
 
 
 def test_what_is_no_path_stays_as_it_is(tmp_path: Path) -> None:

@@ -1,11 +1,14 @@
 """What a recipe brings, and what overrides it."""
 
+import re
 from pathlib import Path
 from typing import Any
 
 import pytest
+import yaml
 
-from protocol.settings.algorithm.recipes import RECIPES
+from protocol.errors import SettingsError
+from protocol.settings.algorithm import RECIPES
 from protocol.settings.learner import LearnerSettings
 from protocol.settings.loader import describe_settings, load_settings, save_settings
 from protocol.settings.settings import Settings
@@ -65,13 +68,66 @@ def test_command_line_overrides_the_recipe_of_a_file(tmp_path: Path) -> None:
     assert (other.learner.advantage, other.learner.clip_high) == ("dr_grpo", 0.2)
 
 
-def test_saved_settings_come_back_and_take_another_recipe_from_the_command_line(tmp_path: Path) -> None:
-    """A saved file has every setting in it. Those of its recipe give way; what was set beside the recipe stays."""
-    saved = of(learner={"recipe": "dapo", "lr": 2e-5, "clip_low": 0.1})
+def test_given_settings_are_saved_without_the_recipes_and_take_another_recipe(tmp_path: Path) -> None:
+    saved = of(learner={"recipe": "dapo", "lr": "2e-5", "clip_low": 0.1, "loss": None}, rewards={"clip": None})
     save_settings(saved, tmp_path / "settings.yaml")
     assert load_settings(tmp_path / "settings.yaml", []) == saved
-    other = load_settings(tmp_path / "settings.yaml", ["--learner.recipe", "cispo"])
-    assert other == of(learner={"recipe": "cispo", "lr": 2e-5, "clip_low": 0.1})
+    assert yaml.safe_load((tmp_path / "given.yaml").read_text()) == {
+        "learner": {"recipe": "dapo", "lr": 2e-5, "clip_low": 0.1},
+        "rewards": {"clip": None},
+    }
+    other = load_settings(tmp_path / "given.yaml", ["--learner.recipe", "gspo"])
+    assert other == of(learner={"recipe": "gspo", "lr": 2e-5, "clip_low": 0.1}, rewards={"clip": None})
+
+
+def test_given_settings_have_absolute_paths(tmp_path: Path) -> None:
+    given = load_settings(None, ["--data.train", "rows.jsonl"], tmp_path).given
+    assert given == {"data": {"train": f"{tmp_path}/rows.jsonl"}}
+
+
+def test_another_recipe_over_resolved_settings_is_refused(tmp_path: Path) -> None:
+    path = tmp_path / "settings.yaml"
+    save_settings(of(), path)
+    with pytest.raises(SettingsError) as caught:
+        load_settings(path, ["--learner.recipe", "cispo"])
+    assert str(caught.value) == (
+        f"settings: learner.recipe = cispo has no effect: {path} has every setting, with recipe grpo's values. Give "
+        "the file of the given settings in the same folder, given.yaml."
+    )
+    assert load_settings(path, ["--learner.recipe", "grpo"]) == of()
+
+
+@pytest.mark.parametrize(
+    ("learner", "problem"),
+    [
+        (
+            {"loss": "cispo", "dual_clip": 5.0},
+            "learner.dual_clip = 5.0 has no effect: learner.loss = cispo does not read it. Remove it, or set "
+            "learner.loss to one of ppo.",
+        ),
+        ({"recipe": "rloo", "clip_high": 0.3}, "learner.clip_high = 0.3 has no effect: learner.loss = reinforce"),
+        ({"gae_lambda": 0.9}, "learner.gae_lambda = 0.9 has no effect: learner.advantage = grpo does not read it."),
+        ({"correction_low": 0.5}, "set learner.correction to one of icepop, geo_mask."),
+        ({"correction": "none", "correction_high": 3.0}, "learner.correction = none does not read it."),
+    ],
+)
+def test_setting_of_another_algorithm_is_refused(learner: dict[str, Any], problem: str) -> None:
+    with pytest.raises(ValueError, match=re.escape(problem)):
+        of(learner=learner)
+
+
+@pytest.mark.parametrize(
+    "learner",
+    [
+        {"recipe": "dapo", "loss": "cispo"},  # the recipe's clips
+        {"loss": "mine.py:loss", "dual_clip": 5.0},
+        {"advantage": "mine.py:advantage", "gae_lambda": 0.5},
+        {"recipe": "ppo", "gamma": 0.9, "gae_lambda": 0.5},
+        {"correction": "icepop", "correction_low": 0.5, "correction_high": 3.0},
+    ],
+)
+def test_setting_that_an_algorithm_reads_or_a_recipe_names_is_accepted(learner: dict[str, Any]) -> None:
+    assert of(learner=learner).learner.recipe == learner.get("recipe", "grpo")
 
 
 @pytest.mark.parametrize("recipe", ["grpa", 3, None, ["grpo"]])

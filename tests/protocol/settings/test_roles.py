@@ -1,27 +1,18 @@
-"""Settings of critic and reference, and of several updates in a step: what is refused, in which words."""
+"""Settings of the critic, of ZeRO stages and of several updates in a step."""
 
 from typing import Any
 
 import pytest
 from pydantic import ValidationError
 
-from protocol.settings.roles.zero_stage import zero_stage_of
 from protocol.settings.settings import Settings
+from protocol.settings.zero_stage import zero_stage_of
 
 
 def refusal(given: dict[str, Any]) -> str:
     with pytest.raises(ValidationError) as caught:
         Settings.model_validate(given)
     return str(caught.value.errors()[0]["msg"])
-
-
-@pytest.mark.parametrize("role", ["critic", "reference"])
-@pytest.mark.parametrize("name", ["num_ranks", "num_gpus_per_node"])
-def test_ranks_of_a_role_of_its_own_are_refused_with_what_makes_room(role: str, name: str) -> None:
-    assert refusal({role: {name: 2}}) == (
-        f"Value error, {name}: the {role} has no ranks of its own in this version, it lives on the policy's. Remove "
-        f"it; to make room there, raise learner.num_ranks or set {role}.offload."
-    )
 
 
 def test_critics_optimizer_is_kept_off_the_device_at_a_zero_stage_that_can() -> None:

@@ -10,7 +10,7 @@ from protocol.settings.settings import Settings
 from protocol.wire.trajectory import Count
 from tests.protocol.settings.refusal import refusal
 
-_NAME_RULE = "expected at most 180 of A-Z a-z 0-9 . _ -, of which the first is a letter or digit; a folder is run.dir's"
+_NAME_RULE = "expected at most 180 of A-Z a-z 0-9 . _ -, beginning with a letter or digit; run.dir holds the folder"
 
 
 def every_field(model: type[BaseModel], prefix: str = "") -> dict[str, str | None]:
@@ -139,7 +139,7 @@ def test_settings_refuse_an_endpoint_with_the_name_of_the_environments_own_part(
     assert refusal(rewards={"endpoints": [endpoint]}) == [
         (
             "rewards.endpoints.0.name",
-            "Value error, is the part that environments' own rewards have. Give the endpoint another name.",
+            "Value error, is the name of an environment's own reward. Give the endpoint another name.",
         )
     ]
 

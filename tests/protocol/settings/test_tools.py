@@ -6,7 +6,7 @@ import pytest
 from pydantic import ValidationError
 
 from protocol.settings.settings import Settings
-from protocol.settings.tools.offered import BUNDLED_TOOLS
+from protocol.settings.tools import BUNDLED_TOOLS
 from rollout.neighbours.tools.by_name import TOOLS
 
 HTTP = {"name": "weather", "url": "http://a/", "description": "Says how it is."}
@@ -32,7 +32,7 @@ def test_settings_know_the_tools_by_name() -> None:
             "rollout.environment = tools, and tools.names, http and mcp are empty: the policy could call nothing. "
             f"Name some of {', '.join(BUNDLED_TOOLS)}, or set rollout.environment to single_turn.",
         ),
-        ({"tools": {"names": ["calc"]}}, f"'calc' is no tool. There are: {', '.join(BUNDLED_TOOLS)}"),
+        ({"tools": {"names": ["calc"]}}, f"'calc' is not a tool. Expected some of: {', '.join(BUNDLED_TOOLS)}"),
         ({"tools": {"names": ["search", "search"]}}, "names a tool twice. Name each once"),
         (_http(name="search"), "http names 'search', which is a tool of Sluice's own. Give yours another name"),
         ({"tools": {"http": [HTTP, HTTP]}}, "http names 'weather' twice. Give each tool a name of its own"),

@@ -5,7 +5,8 @@ from pathlib import Path
 import pytest
 
 from protocol.errors import SettingsError
-from protocol.settings.rollout import BUNDLED_ENVIRONMENTS, FILE_ENVIRONMENTS
+from protocol.settings.paths import FILE_ENVIRONMENTS
+from protocol.settings.rollout import BUNDLED_ENVIRONMENTS
 from rollout.environments.agents import PlayedByAgents
 from rollout.environments.loading import BUNDLED, OF_FILES, load_environment
 

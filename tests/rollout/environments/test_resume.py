@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 
 from protocol.errors import NeighbourError
-from protocol.settings.tools.offered import ToolsSettings
+from protocol.settings.tools import ToolsSettings
 from protocol.wire.conversation import MAX_SNAPSHOT_CHARACTERS
 from rollout.environments.base import MakeEnvironment, Resources, Step, Task, Turn
 from rollout.environments.guard import GuardedEnvironment

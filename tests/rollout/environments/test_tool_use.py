@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from protocol.errors import NeighbourError, SettingsError
-from protocol.settings.tools.offered import ToolsSettings
+from protocol.settings.tools import ToolsSettings
 from protocol.wire.trajectory import Trajectory
 from rollout.environments.base import Resources, Task
 from rollout.environments.tool_use.make import make_tool_use

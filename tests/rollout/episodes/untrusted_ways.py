@@ -3,7 +3,7 @@
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from typing import Any
 
-from protocol.settings.tools.offered import ToolsSettings
+from protocol.settings.tools import ToolsSettings
 from protocol.wire.trajectory import Trajectory
 from rollout.engine.generation import Generation, Sampling
 from rollout.environments.base import MakeEnvironment, Observation, Prompt, Resources, Step, Task, Turn

@@ -24,7 +24,7 @@ from mcp_types import Tool as ListedTool
 
 from protocol.errors import NeighbourError
 from protocol.one_line import described, one_line
-from protocol.settings.tools.outside import McpServer
+from protocol.settings.tools import McpServer
 from rollout.environments.base import ToolRefusal
 from rollout.environments.tool_use.arguments import check_json
 from rollout.neighbours.http.circuit_breaker import CircuitBreaker

@@ -8,7 +8,7 @@ from typing import Any
 from mcp_types import Tool as ListedTool
 
 from protocol.errors import NeighbourError
-from protocol.settings.tools.outside import McpServer
+from protocol.settings.tools import McpServer
 from rollout.neighbours.tools.mcp.server import McpClient
 from rollout.neighbours.tools.tool import Tool
 

@@ -6,7 +6,6 @@ import pytest
 
 from learner.run.checks.user_code import check_user_code
 from protocol.errors import SettingsError
-from protocol.settings.paths import with_absolute_paths
 from protocol.settings.settings import Settings
 
 CODE = "class Game: ...\ndef centred(rewards, lengths): ...\nplain = lambda *tokens: tokens\n"
@@ -15,7 +14,7 @@ CODE = "class Game: ...\ndef centred(rewards, lengths): ...\nplain = lambda *tok
 def of(folder: Path, setting: str, name: str) -> Settings:
     (folder / "own.py").write_text(CODE)
     section, key = setting.split(".")
-    return with_absolute_paths(Settings.model_validate({section: {key: name}}), folder)
+    return Settings.model_validate({section: {key: name}}, context={"folder": folder})
 
 
 @pytest.mark.parametrize(

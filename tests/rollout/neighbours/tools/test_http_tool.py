@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from protocol.errors import NeighbourError, OperatorError
-from protocol.settings.tools.outside import HttpTool
+from protocol.settings.tools import HttpTool
 from rollout.environments.base import ToolRefusal
 from rollout.neighbours.tools.http_tool import HttpToolClient
 from tests.fakes.http_servers import Answer, ScriptedServer, free_address, scripted_server

@@ -14,7 +14,7 @@ import pytest
 from mcp_types import CallToolResult, ImageContent, ListToolsResult, ResourceLink, TextContent, Tool
 
 from protocol.errors import NeighbourError
-from protocol.settings.tools.outside import McpServer
+from protocol.settings.tools import McpServer
 from rollout.environments.base import ToolRefusal
 from rollout.neighbours.tools.mcp.server import McpClient, text_of
 from rollout.neighbours.tools.mcp.tools import McpTools

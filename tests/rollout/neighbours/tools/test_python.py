@@ -4,7 +4,7 @@ import pytest
 
 from protocol.errors import OperatorError
 from protocol.sandbox.run import Limits, ProgramResult
-from protocol.settings.tools.offered import ToolsSettings
+from protocol.settings.tools import ToolsSettings
 from rollout.environments.base import ToolRefusal
 from rollout.neighbours.node import Node
 from rollout.neighbours.tools.python import PythonTool, told

@@ -1,4 +1,4 @@
-"""Settings of where a run's processes are placed: nodes, GPUs of each, names that nodes have, pairs on one node."""
+"""Settings of a run's placement: nodes and GPUs of each role, resources of nodes, roles on the same nodes."""
 
 from collections.abc import Iterable, Mapping
 from typing import Annotated, Any, Literal, Self, get_args
@@ -7,74 +7,58 @@ from pydantic import AfterValidator, Field, PositiveFloat, field_validator, mode
 
 from protocol.settings.learner import LearnerSettings
 from protocol.settings.rollout import RolloutSettings
+from protocol.settings.run import WeightsSettings
 from protocol.settings.section import CountAboveZero, Section
-from protocol.settings.weights import WeightsSettings
 
 Strategy = Literal["packed", "spread"]
 Role = Literal["ranks", "servers", "critic", "reference"]
 Devices = Literal["auto", "split", "shared"]
-# Ray counts whole ones in so many parts: what is less than one of them it refuses when a process is started.
-_PARTS = 10_000
+_PARTS = 10_000  # smallest share of a resource that Ray counts: 1 / _PARTS
 
-_NOT_PLACED = {
-    "critic": "the critic lives on the learner's ranks: placement.ranks places both. Remove it",
-    "reference": "the reference lives on the learner's ranks: placement.ranks places both. Remove it",
-    "reward_models": "reward models are services that runs ask, and no run starts them. Start each on the node it is "
-    "meant for, keep its GPUs from Ray there (start_cluster.sh --num-gpus), and name it in rewards.endpoints",
-}
-# What Ray counts by itself, and has options of its own.
+# Resources that Ray counts itself, with options of their own.
 OWN_NAMES = ("CPU", "GPU", "memory", "object_store_memory")
-MOST_OF_A_RESOURCE = 1e9  # on a node; Ray's count of its parts ends at 2**63
+MOST_OF_A_RESOURCE = 1e9  # amount on a node; Ray's count of parts ends at 2**63
 
 
 def _in_parts_of_ray(amount: float) -> float:
-    """Return an amount as Ray will count it. Raises: ValueError for one that is too small to be counted."""
+    """Return an amount rounded as Ray counts it. Raises: ValueError for an amount that Ray cannot count."""
     if amount < 1 / _PARTS:
         raise ValueError(f"{amount:g} is less than {1 / _PARTS:g}, the smallest part that Ray counts. Give more.")
     return int(amount * _PARTS + 1e-6) / _PARTS
 
 
 def is_name_of_ray(name: str) -> bool:
-    """Return whether Ray counts a resource of this name by itself."""
+    """Return whether Ray counts the resource of this name itself."""
     return name in OWN_NAMES or name.startswith(("node:", "accelerator_type:"))
 
 
 def without_names_of_ray(resources: Mapping[str, float]) -> dict[str, float]:
-    """Return what a node has by names that its operator gave, of all that Ray counts there."""
+    """Return the resources that the node's operator named, of all that Ray counts there."""
     return {name: amount for name, amount in resources.items() if not is_name_of_ray(name)}
 
 
 def refuse_names_of_ray(names: Iterable[str]) -> None:
-    """Raise ValueError for the first resource that Ray counts by itself."""
+    """Raise ValueError for the first resource that Ray counts itself."""
     for name in names:
         if is_name_of_ray(name):
             raise ValueError(
-                f"{name} is what Ray counts by itself. Use names of your own, given to start_cluster.sh "
-                "--resources on the nodes that are meant."
+                f"{name} is a resource that Ray counts itself. Use names of your own, given to "
+                "start_cluster.sh --resources on the nodes that have them."
             )
 
 
 class RankPlacement(Section):
-    """Where learner ranks go, with the policy, the critic and the reference on them."""
+    """Placement of learner ranks, with the policy, the critic and the reference on them."""
 
     nodes: CountAboveZero | None = Field(
-        None, description="Nodes, of which each gets as many; null: as few as hold them all (packed), or all (spread)."
+        None,
+        description="Nodes, each with as many processes; null: as few as possible (packed), or all (spread).",
     )
-    gpus_per_node: CountAboveZero | None = Field(None, description="GPUs of each of its nodes; null: as they fit.")
+    gpus_per_node: CountAboveZero | None = Field(None, description="GPUs used on each node; null: any number.")
     strategy: Strategy = Field("packed", description="packed: as few nodes as hold them; spread: over all nodes.")
     resources: dict[str, PositiveFloat] = Field(
-        {}, description="What each process takes of what its node has by start_cluster.sh --resources."
+        {}, description="Resources of one process: name from start_cluster.sh --resources -> amount."
     )
-
-    @model_validator(mode="before")
-    @classmethod
-    def _refuse_shared_gpu(cls, given: Any) -> Any:
-        if isinstance(given, Mapping) and "gpus" in given and "gpus" not in cls.model_fields:
-            raise ValueError(
-                f"gpus = {given['gpus']}: a learner rank has one whole GPU, since NCCL takes each GPU once. Remove it; "
-                "for less memory on each, raise learner.num_ranks."
-            )
-        return given
 
     @field_validator("resources")
     @classmethod
@@ -84,51 +68,40 @@ class RankPlacement(Section):
 
 
 class ServerPlacement(RankPlacement):
-    """Where rollout servers go."""
+    """Placement of rollout servers."""
 
     strategy: Strategy = Field("spread", description="packed: as few nodes as hold them; spread: over all nodes.")
     gpus: Annotated[PositiveFloat, Field(le=1.0), AfterValidator(_in_parts_of_ray)] = Field(
-        1.0, description="Share of one GPU that a server takes; below 1 several share it, with weights.backend gloo."
+        1.0, description="GPU share of a server; below 1 several servers share a GPU, with weights.backend gloo."
     )
 
 
 class PlacementSettings(Section):
     devices: Devices = Field(
         "auto",
-        description="split: ranks and servers have GPUs of their own; shared: each rank and a server take turns on "
-        "one; auto: shared for one rank and one server on a cluster with one GPU, else split.",
+        description="split: ranks and servers use different GPUs; shared: a rank and a server take turns on one GPU; "
+        "auto: shared for one rank and one server on a cluster with one GPU, else split.",
     )
-    ranks: RankPlacement = RankPlacement()  # learner ranks, and who lives on them
-    servers: ServerPlacement = ServerPlacement()  # rollout servers
+    ranks: RankPlacement = RankPlacement()  # placement of the learner ranks
+    servers: ServerPlacement = ServerPlacement()  # placement of the rollout servers
     colocate: list[tuple[Role, Role]] = Field(
         [], description="Pairs of ranks and servers on the same nodes; critic and reference are always the ranks'."
     )
 
-    @model_validator(mode="before")
-    @classmethod
-    def _refuse_roles_that_are_not_placed(cls, given: Any) -> Any:
-        for role, why in _NOT_PLACED.items():
-            if isinstance(given, Mapping) and role in given:
-                raise ValueError(f"{role}: {why}.")
-        return given
-
     @field_validator("colocate", mode="before")
     @classmethod
-    def _refuse_pairs(cls, value: Any) -> Any:
+    def _check_pairs(cls, value: Any) -> Any:
+        roles = get_args(Role)
         for pair in value if isinstance(value, list | tuple) else ():
-            if not isinstance(pair, list | tuple) or len(pair) != 2:
-                raise ValueError(f"{pair!r} is no pair. Give pairs of roles, such as [[ranks, servers]].")
-            for role in pair:
-                if role not in get_args(Role):
-                    why = _NOT_PLACED.get(str(role), f"it is none of {', '.join(get_args(Role))}. Use one of them")
-                    raise ValueError(f"{role}: {why}.")
-            if pair[0] == pair[1]:
-                raise ValueError(f"{pair[0]} with {pair[1]} is one role. Give two roles, or leave the pair out.")
+            if not isinstance(pair, list | tuple) or len(pair) != 2 or pair[0] == pair[1]:
+                raise ValueError(f"{pair!r} is no pair of two roles. Give pairs such as [[ranks, servers]].")
+            if unknown := [role for role in pair if role not in roles]:
+                raise ValueError(f"{unknown[0]} is not a role. Expected one of {', '.join(roles)}.")
         return value
 
     @property
     def is_colocated(self) -> bool:
-        """True when servers are to be on the nodes of the ranks."""
+        """True when servers must run on the ranks' nodes."""
         on_ranks = {"ranks", "critic", "reference"}
         return any("servers" in pair and on_ranks & set(pair) for pair in self.colocate)
 
@@ -146,7 +119,7 @@ class PlacementSettings(Section):
 def check_placement(
     placement: PlacementSettings, learner: LearnerSettings, rollout: RolloutSettings, weights: WeightsSettings
 ) -> None:
-    """Raise ValueError where a role's nodes and GPUs do not make its processes, or servers cannot share a GPU so."""
+    """Raise ValueError where nodes and GPUs do not fit a role's number of processes, or servers cannot share GPUs."""
     _check_shape("placement.ranks", placement.ranks, f"learner.num_ranks = {learner.num_ranks}", learner.num_ranks, 1)
     size = rollout.tensor_parallel_size
     if placement.devices == "shared":
@@ -159,7 +132,7 @@ def check_placement(
 def can_take_turns(
     placement: PlacementSettings, learner: LearnerSettings, rollout: RolloutSettings, weights: WeightsSettings
 ) -> bool:
-    """Return whether these settings have one rank and one server, which could take turns on one GPU."""
+    """Return whether these settings have one rank and one server that could take turns on one GPU."""
     try:
         _check_turns(placement.servers, learner, rollout, weights)
     except ValueError:
@@ -168,9 +141,9 @@ def can_take_turns(
 
 
 def processes_per_node(placed: RankPlacement, count: int, gpus_each: int) -> int | None:
-    """Return how many processes of a role the settings put on each of its nodes; None where they leave it open.
+    """Return the number of a role's processes on each of its nodes; None where the settings do not fix it.
 
-    gpus_each: of one process, where it has whole ones.
+    gpus_each: whole GPUs of one process.
     """
     if placed.nodes is not None:
         return count // placed.nodes
@@ -178,7 +151,7 @@ def processes_per_node(placed: RankPlacement, count: int, gpus_each: int) -> int
 
 
 def servers_on_gpu(share: float) -> int:
-    """Return how many servers that take this share of a GPU fit on one."""
+    """Return the number of servers that fit on one GPU, each with this share."""
     return int(1.0 / share + 1e-9)
 
 
@@ -188,7 +161,7 @@ def _fitting(placed: RankPlacement, gpus: int, gpus_each: int) -> int:
 
 
 def _check_shape(name: str, placed: RankPlacement, whole: str, count: int, gpus_each: int) -> None:
-    """Raise ValueError where these nodes of so many GPUs do not hold `count` processes, each as many."""
+    """Raise ValueError where `count` processes do not fill these nodes and GPUs evenly."""
     nodes, gpus = placed.nodes, placed.gpus_per_node
     if nodes is not None and count % nodes:
         divisors = [number for number in range(1, count + 1) if count % number == 0]
@@ -219,7 +192,7 @@ def _check_shape(name: str, placed: RankPlacement, whole: str, count: int, gpus_
 def _check_turns(
     servers: ServerPlacement, learner: LearnerSettings, rollout: RolloutSettings, weights: WeightsSettings
 ) -> None:
-    """Raise ValueError for ranks and servers that cannot take turns on GPUs."""
+    """Raise ValueError where ranks and servers cannot take turns on GPUs."""
     name = "placement.devices = shared"
     if rollout.num_servers != learner.num_ranks:
         raise ValueError(
@@ -246,7 +219,7 @@ def _check_turns(
 
 
 def _check_shared_gpu(servers: ServerPlacement, rollout: RolloutSettings, weights: WeightsSettings) -> None:
-    """Raise ValueError for servers that share a GPU and cannot."""
+    """Raise ValueError where servers cannot share a GPU."""
     share = servers.gpus
     if share == 1.0:
         return

@@ -1,0 +1,212 @@
+"""Settings of the algorithm: its names, the settings that each name reads, its recipes, loss and KL.
+
+`learner.algorithms.by_name` maps these names to functions; a test compares the two. This file needs no torch.
+"""
+
+import re
+from collections.abc import Callable, Collection, Mapping, Set
+from typing import Annotated, Any, Literal, get_args
+
+from pydantic import AfterValidator, Field, NonNegativeFloat, PositiveFloat
+
+from protocol.settings.paths import CodeName
+from protocol.settings.section import CountAboveZero, Fraction, Section
+
+# Advantage: fewest samples of a prompt. These give each token of an answer the same advantage.
+ADVANTAGES_OF_GROUPS = {"grpo": 2, "dr_grpo": 2, "rloo": 2, "reinforce_pp_baseline": 2, "opo": 2}
+# These give each token its own advantage, from its own trajectory alone. Value: true if a critic is needed.
+ADVANTAGES_OF_TOKENS = {"gae": True, "reinforce_pp": False}
+
+# Name: settings of `learner` that only some names of its kind read.
+_ADVANTAGES: dict[str, Set[str]] = {name: set() for name in ADVANTAGES_OF_GROUPS} | {
+    "gae": {"gamma", "gae_lambda"},
+    "reinforce_pp": {"gamma"},
+}
+LOSSES: dict[str, Set[str]] = {
+    "ppo": {"clip_low", "clip_high", "dual_clip"},
+    "gspo": {"clip_low", "clip_high"},
+    "cispo": {"clip_high"},
+    "reinforce": set(),
+}
+CORRECTIONS: dict[str, Set[str]] = {
+    "none": set(),
+    "tis": {"correction_high"},
+    "icepop": {"correction_low", "correction_high"},
+    "geo_mask": {"correction_low", "correction_high"},
+}
+_KINDS = {"advantage": _ADVANTAGES, "loss": LOSSES, "correction": CORRECTIONS}
+
+_Aggregate = Literal["token_mean", "seq_mean_token_mean", "seq_mean_token_sum", "seq_sum_norm"]
+AGGREGATES = get_args(_Aggregate)
+_Recipe = Literal["grpo", "dapo", "dr_grpo", "rloo", "reinforce_pp", "ppo", "gspo", "cispo"]
+
+_USER_CODE = re.compile(r"[^:]+\.py:[A-Za-z_]\w*|[A-Za-z_][\w.]*:[A-Za-z_]\w*")
+
+
+def _one_of(names: Collection[str]) -> Callable[[str], str]:
+    def check(name: str) -> str:
+        if name not in names and not _USER_CODE.fullmatch(name):
+            raise ValueError(f"expected one of {', '.join(names)}, or FILE.py:name, or module:name")
+        return name
+
+    return check
+
+
+_AdvantageName = Annotated[CodeName, AfterValidator(_one_of(_ADVANTAGES))]
+_LossName = Annotated[CodeName, AfterValidator(_one_of(LOSSES))]
+_CorrectionName = Annotated[CodeName, AfterValidator(_one_of(CORRECTIONS))]
+
+
+class AlgorithmSettings(Section):
+    """The part of `learner` that says how a batch becomes a loss."""
+
+    recipe: _Recipe = Field(
+        "grpo",
+        description="Bundle of settings that belong together (learner/algorithms/README.md); given settings override "
+        "it.",
+    )
+    advantage: _AdvantageName | None = Field(
+        None,
+        description="grpo, dr_grpo, rloo, reinforce_pp_baseline, opo, gae, reinforce_pp, or FILE.py:name; "
+        "null: the recipe's.",
+    )
+    loss: _LossName | None = Field(
+        None, description="ppo, gspo, cispo, reinforce, or FILE.py:name; null: the recipe's."
+    )
+    correction: _CorrectionName | None = Field(
+        None, description="none, tis, icepop, geo_mask, or FILE.py:name; null: the recipe's."
+    )
+    gamma: Fraction = Field(1.0, description="gae, reinforce_pp: discount of a reward per model token before it.")
+    gae_lambda: Fraction = Field(1.0, description="gae: 1 uses observed rewards only, 0 the critic's next value only.")
+    whiten: bool | None = Field(
+        None, description="Bring the step's advantages to mean 0 and deviation 1; null: as the advantage's paper does."
+    )
+    clip_low: PositiveFloat = Field(0.2, description="ppo, gspo: the ratio is clipped below 1 - clip_low.")
+    clip_high: PositiveFloat = Field(0.2, description="ppo, gspo, cispo: the ratio is clipped above 1 + clip_high.")
+    dual_clip: Annotated[float, Field(ge=1.0)] | None = Field(
+        3.0, description="ppo: largest loss of a token with a negative advantage, in advantages; null: no limit."
+    )
+    correction_low: PositiveFloat | None = Field(
+        None, description="Tokens (icepop) or answers (geo_mask) of a smaller weight are masked; null: 0.5 or 0.99."
+    )
+    correction_high: Annotated[float, Field(ge=1.0)] | None = Field(
+        None,
+        description="tis: importance weights are truncated to it; icepop, geo_mask: larger ones are masked; null: 2, "
+        "or 1.01 for geo_mask.",
+    )
+
+
+class KlSettings(Section):
+    coefficient: NonNegativeFloat = Field(0.0, description="Factor of the KL; 0: no reference is needed.")
+    place: Literal["reward", "loss"] = Field(
+        "loss", description="reward: subtracted from each token's reward; loss: added to the loss, by loss.aggregate."
+    )
+    form: Literal["k1", "k2", "k3"] = Field(
+        "k3",
+        description="Estimate from one token, d = learner's minus reference's logprob: d, d^2/2 or exp(-d) - 1 + d.",
+    )
+    target: PositiveFloat | None = Field(
+        None, description="KL per token, in nats, toward which the coefficient is adjusted; null: it is fixed."
+    )
+    horizon: PositiveFloat = Field(
+        10_000.0, description="Trajectories over which a KL 20 % off its target changes the coefficient by 20 %."
+    )
+
+
+class LossSettings(Section):
+    aggregate: _Aggregate = Field(
+        "token_mean",
+        description="token_mean: mean over model tokens; seq_mean_..: mean over trajectories of their tokens' mean or "
+        "sum; seq_sum_norm: that sum over loss.constant.",
+    )
+    constant: CountAboveZero | None = Field(
+        None, description="Divisor of seq_sum_norm; null: rollout.max_response_tokens."
+    )
+
+
+# Recipe -> section -> setting -> value. Other settings keep their own defaults.
+RECIPES: dict[str, dict[str, dict[str, Any]]] = {
+    # arXiv:2402.03300, with DAPO's mean over tokens and without its KL, which needs a reference model.
+    "grpo": {"learner": {"advantage": "grpo", "loss": "ppo", "correction": "tis"}},
+    # arXiv:2503.14476: clip-higher, mean over tokens, groups without signal replaced (filter.low and high fit scores
+    # from 0 to 1). Its penalty of overlong answers depends on their budget: rewards.overlong_buffer_tokens.
+    "dapo": {
+        "learner": {
+            "advantage": "grpo",
+            "loss": "ppo",
+            "correction": "tis",
+            "clip_low": 0.2,
+            "clip_high": 0.28,
+            "dual_clip": 10.0,
+        },
+        "filter": {"dynamic_sampling": True},
+    },
+    # arXiv:2503.20783: no division by a group's deviation or an answer's length.
+    "dr_grpo": {
+        "learner": {"advantage": "dr_grpo", "loss": "ppo", "correction": "tis"},
+        "loss": {"aggregate": "seq_sum_norm"},
+    },
+    # arXiv:2402.14740
+    "rloo": {"learner": {"advantage": "rloo", "loss": "reinforce", "correction": "tis"}},
+    # arXiv:2501.03262: returns minus the KL, whitened over the step.
+    "reinforce_pp": {
+        "learner": {"advantage": "reinforce_pp", "loss": "ppo", "correction": "tis"},
+        "kl": {"coefficient": 0.001, "place": "reward", "form": "k1"},
+    },
+    # arXiv:1707.06347 with arXiv:1909.08593's KL in the reward; the section `critic` has the critic's settings.
+    "ppo": {
+        "learner": {"advantage": "gae", "loss": "ppo", "correction": "tis"},
+        "kl": {"coefficient": 0.001, "place": "reward", "form": "k1"},
+        "rewards": {"clip": 10.0},
+    },
+    # arXiv:2507.18071: one ratio per answer, so that its clip is a thousandth of PPO's.
+    "gspo": {
+        "learner": {"advantage": "grpo", "loss": "gspo", "correction": "tis", "clip_low": 3e-4, "clip_high": 4e-4},
+        "loss": {"aggregate": "seq_mean_token_mean"},
+    },
+    # arXiv:2506.13585: the loss is itself a truncated importance weight, here at 5: it needs no second one.
+    "cispo": {"learner": {"advantage": "grpo", "loss": "cispo", "correction": "none", "clip_high": 4.0}},
+}
+assert set(RECIPES) == set(get_args(_Recipe))
+
+DEFAULT_RECIPE = "grpo"
+
+
+def over_recipe(given: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, set[str]]]:
+    """Return the given sections with the recipe's settings below them, and the names that it added to each section.
+
+    An unknown recipe adds nothing: the validator refuses it.
+    """
+    learner = _as_given(given.get("learner", {}))
+    recipe = learner.get("recipe", DEFAULT_RECIPE) if isinstance(learner, Mapping) else None
+    laid, added = dict(given), {}
+    for section, bundle in RECIPES.get(recipe if isinstance(recipe, str) else "", {}).items():
+        own = _as_given(laid.get(section, {}))
+        if isinstance(own, Mapping):  # otherwise the section's validator refuses it
+            # null is the recipe's name of an algorithm
+            unset = {name for name in _KINDS if section == "learner" and own.get(name) is None}
+            kept = {name: value for name, value in own.items() if name not in unset}
+            laid[section], added[section] = bundle | kept, bundle.keys() - kept
+    return laid, added
+
+
+def check_reads(learner: AlgorithmSettings) -> None:
+    """Raise ValueError for a setting that was changed and that none of the chosen algorithms reads.
+
+    An algorithm of the user's own may read every setting of its kind.
+    """
+    bundle = RECIPES[learner.recipe]["learner"]
+    for kind, names in _KINDS.items():
+        chosen = getattr(learner, kind)
+        for setting in sorted(set().union(*names.values()) - names.get(chosen, set().union(*names.values()))):
+            value, default = getattr(learner, setting), AlgorithmSettings.model_fields[setting].default
+            if value not in (default, bundle.get(setting, default)):
+                readers = ", ".join(name for name, reads in names.items() if setting in reads)
+                raise ValueError(
+                    f"learner.{setting} = {value} has no effect: learner.{kind} = {chosen} does not read it. Remove "
+                    f"it, or set learner.{kind} to one of {readers}."
+                )
+
+
+def _as_given(section: Any) -> Any:
+    return section.model_dump(exclude_unset=True) if isinstance(section, Section) else section

@@ -1,1 +1,0 @@
-"""Settings of the models beside the policy: critic and reference."""

@@ -1,1 +1,0 @@
-"""Settings of the tools that a policy may call. Reading order: offered, outside."""
