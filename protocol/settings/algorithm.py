@@ -18,7 +18,7 @@ ADVANTAGES_OF_GROUPS = {"grpo": 2, "dr_grpo": 2, "rloo": 2, "reinforce_pp_baseli
 ADVANTAGES_OF_TOKENS = {"gae": True, "reinforce_pp": False}
 
 # Name: settings of `learner` that only some names of its kind read.
-_ADVANTAGES: dict[str, Set[str]] = {name: set() for name in ADVANTAGES_OF_GROUPS} | {
+ADVANTAGES: dict[str, Set[str]] = {name: set() for name in ADVANTAGES_OF_GROUPS} | {
     "gae": {"gamma", "gae_lambda"},
     "reinforce_pp": {"gamma"},
 }
@@ -34,7 +34,7 @@ CORRECTIONS: dict[str, Set[str]] = {
     "icepop": {"correction_low", "correction_high"},
     "geo_mask": {"correction_low", "correction_high"},
 }
-_KINDS = {"advantage": _ADVANTAGES, "loss": LOSSES, "correction": CORRECTIONS}
+_KINDS = {"advantage": ADVANTAGES, "loss": LOSSES, "correction": CORRECTIONS}
 
 _Aggregate = Literal["token_mean", "seq_mean_token_mean", "seq_mean_token_sum", "seq_sum_norm"]
 AGGREGATES = get_args(_Aggregate)
@@ -52,7 +52,7 @@ def _one_of(names: Collection[str]) -> Callable[[str], str]:
     return check
 
 
-_AdvantageName = Annotated[CodeName, AfterValidator(_one_of(_ADVANTAGES))]
+_AdvantageName = Annotated[CodeName, AfterValidator(_one_of(ADVANTAGES))]
 _LossName = Annotated[CodeName, AfterValidator(_one_of(LOSSES))]
 _CorrectionName = Annotated[CodeName, AfterValidator(_one_of(CORRECTIONS))]
 

@@ -77,5 +77,5 @@ def test_template_and_chat_go_together() -> None:
 
 
 def test_system_prompt_and_no_chat_contradict_each_other(tmp_path: Path) -> None:
-    with pytest.raises(ValidationError, match=r"apply_chat_template = false wants none"):
+    with pytest.raises(ValidationError, match=r"apply_chat_template = false forbids it"):
         DataSettings(system_prompt="x", apply_chat_template=False)

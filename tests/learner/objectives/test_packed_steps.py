@@ -12,7 +12,7 @@ from torch import Tensor
 
 from learner.models.roles import Roles
 from learner.objectives.policy_gradient import PolicyGradient
-from protocol.settings.algorithm import AGGREGATES, CORRECTIONS, LOSSES
+from protocol.settings.algorithm import ADVANTAGES, AGGREGATES, CORRECTIONS, LOSSES
 from protocol.settings.settings import Settings
 from tests.learner.objectives import slow_grid as slow
 from tests.learner.objectives.table_model import TableCritic, TableModel
@@ -22,11 +22,7 @@ NUM_UPDATES = 2
 
 
 def settings_of(how: slow.How) -> Settings:
-    learner = {
-        "recipe": "grpo",
-        "advantage": how.advantage,
-        "loss": how.loss,
-        "correction": how.correction,
+    given = {
         "clip_low": slow.CLIP_LOW,
         "clip_high": slow.CLIP_HIGH,
         "dual_clip": slow.DUAL,
@@ -34,6 +30,14 @@ def settings_of(how: slow.How) -> Settings:
         "correction_high": slow.HIGH,
         "gamma": slow.GAMMA,
         "gae_lambda": slow.LAM,
+    }
+    read = {*ADVANTAGES[how.advantage], *LOSSES[how.loss], *CORRECTIONS[how.correction]}
+    learner = {
+        "recipe": "grpo",
+        "advantage": how.advantage,
+        "loss": how.loss,
+        "correction": how.correction,
+        **{name: given[name] for name in read},
         "whiten": False,
         "num_epochs": NUM_UPDATES,
     }

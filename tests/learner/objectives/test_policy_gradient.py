@@ -35,9 +35,8 @@ CASES = [
 
 def settings_of(old_logprobs: str = "behaviour", **learner: Any) -> Settings:
     """Return settings with every file of algorithms named by itself."""
-    return Settings.model_validate(
-        {"learner": {"clip_low": 0.2, "clip_high": 0.3, **learner}, "policy": {"old_logprobs": old_logprobs}}
-    )
+    clip = {} if learner.get("loss") == "reinforce" else {"clip_low": 0.2, "clip_high": 0.3}
+    return Settings.model_validate({"learner": clip | learner, "policy": {"old_logprobs": old_logprobs}})
 
 
 def objective_of(settings: Settings, model: TableModel | None = None) -> PolicyGradient:

@@ -141,34 +141,16 @@ PLANS = [
         "5e-05 is less than 0.0001, the smallest part that Ray counts. Give more.",
     ),
     Wrong(
-        {"ranks": {"gpus": 0.5}},
-        "gpus = 0.5: a learner rank has one whole GPU, since NCCL takes each GPU once. Remove it; for less memory on "
-        "each, raise learner.num_ranks.",
-    ),
-    Wrong(
-        {"critic": {"nodes": 1}},
-        "critic: the critic lives on the learner's ranks: placement.ranks places both. Remove it.",
-    ),
-    Wrong(
-        {"reference": {"nodes": 1}},
-        "reference: the reference lives on the learner's ranks: placement.ranks places both. Remove it.",
-    ),
-    Wrong(
-        {"reward_models": {"nodes": 1}},
-        "reward_models: reward models are services that runs ask, and no run starts them. Start each on the node it is "
-        "meant for, keep its GPUs from Ray there (start_cluster.sh --num-gpus), and name it in rewards.endpoints.",
-    ),
-    Wrong(
         {"colocate": [["servers", "servers"]]},
-        "servers with servers is one role. Give two roles, or leave the pair out.",
+        "['servers', 'servers'] is no pair of two roles. Give pairs such as [[ranks, servers]].",
     ),
     Wrong(
         {"colocate": [["ranks", "retriever"]]},
-        "retriever: it is none of ranks, servers, critic, reference. Use one of them.",
+        "retriever is not a role. Expected one of ranks, servers, critic, reference.",
     ),
     Wrong(
         {"colocate": [["ranks"]]},
-        "['ranks'] is no pair. Give pairs of roles, such as [[ranks, servers]].",
+        "['ranks'] is no pair of two roles. Give pairs such as [[ranks, servers]].",
     ),
     Wrong(
         {"ranks": {"nodes": 2}, "servers": {"nodes": 4}, "colocate": [["ranks", "servers"]]},
@@ -177,8 +159,8 @@ PLANS = [
     ),
     Wrong(
         {"ranks": {"resources": {"GPU": 2}}},
-        "GPU is what Ray counts by itself. Use names of your own, given to start_cluster.sh --resources on the nodes "
-        "that are meant.",
+        "GPU is a resource that Ray counts itself. Use names of your own, given to start_cluster.sh --resources on the "
+        "nodes that have them.",
     ),
     # -- what only the cluster's nodes tell
     Wrong(

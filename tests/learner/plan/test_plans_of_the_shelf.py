@@ -79,7 +79,7 @@ def test_a_described_plan_says_that_other_models_are_counted_as_the_policy(
         ("nodes: [{gpus: yes}]", "nodes.0.gpus = True is wrong: expected a number; YAML reads yes, no,"),
         ("nodes: [8]", "nodes.0 = 8 is wrong: expected a map. Each of nodes has"),
         ("nodes: [{resources: {h100: 0.5}}]", "nodes.0.resources.h100 = 0.5 is wrong: Input should be a multiple of 1"),
-        ("nodes: [{resources: {GPU: 8}}]", "nodes.0.resources = {'GPU': 8} is wrong: GPU is what Ray counts"),
+        ("nodes: [{resources: {GPU: 8}}]", "nodes.0.resources = {'GPU': 8} is wrong: GPU is a resource"),
         ("nodes: [{resources: {v100: 1.0e+308}}]", "nodes.0.resources.v100 = 1e+308 is wrong: Input should be less"),
         ("{}", "nodes is missing. Each of nodes has"),
         ("nodes: [{gpus: 8}]\nmodel: {parameters: 70b}", "model.parameters = '70b' is wrong: Input should be a valid"),
