@@ -20,7 +20,7 @@ from rollout.episodes.conversation import Conversation, Conversations
 from rollout.episodes.sample import Generator, SampleTask, Scorer, TurnKeeper, WrittenSoFar
 from rollout.episodes.scoring import finish_scored
 from rollout.episodes.transcript import Transcript
-from rollout.neighbours.sources import noted_sources
+from rollout.neighbours.sources import record_sources
 
 # A log of the sample: the share of its searches that another node's retriever answered.
 SEARCHED_ELSEWHERE = "searched_elsewhere"
@@ -58,15 +58,15 @@ class EpisodePlayer:
         written = written or WrittenSoFar()
         environment = GuardedEnvironment(self._make_environment, self._resources, self._settings.turn_timeout_s)
         try:
-            with noted_sources() as sources:
+            with record_sources() as sources:
                 conversation, tools = await self._begun(environment, sample, written)
                 sources.content_hashes.update(conversation.transcript.content_hashes)
                 how = await self._converse(environment, conversation, tools, sources.content_hashes, written.keeper)
         finally:
             await environment.close()
         conversation.transcript.content_hashes = sorted(sources.content_hashes)
-        if sources.num_searches:
-            share = sources.num_elsewhere / sources.num_searches
+        if sources.num_with_fallback:
+            share = sources.num_elsewhere / sources.num_with_fallback
             conversation.transcript.add_figures(None, {SEARCHED_ELSEWHERE: share})
         transcript = conversation.transcript
         prompt, response = map(self._decode, (transcript.prompt_tokens, transcript.response_tokens))

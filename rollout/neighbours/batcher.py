@@ -1,24 +1,24 @@
-"""Gathers what samples ask of a service at the same moment into one request."""
+"""Combines simultaneous requests of several samples into one."""
 
 import asyncio
 from collections.abc import Awaitable, Callable, Sequence
 from typing import Generic, TypeVar
 
 from protocol.errors import NeighbourError
-from rollout.neighbours.http.retries import AttemptFailed
+from rollout.neighbours.http.failures import AttemptFailed, FailureKind
 
 _Item = TypeVar("_Item")
 _Result = TypeVar("_Result")
 
 MAX_WAIT_S = 0.005
-# Statuses that one item may be the reason of; 200: an answer that cannot be used.
-_REFUSALS = (200, 400, 413, 422, 500)
+# Failures that a single item may cause.
+_CAUSED_BY_AN_ITEM = (FailureKind.REFUSED, FailureKind.FAILED)
 
 
 class Batcher(Generic[_Item, _Result]):
-    """Calls `send` with up to `size` items, as soon as so many wait or the first has waited MAX_WAIT_S.
+    """Calls `send` with up to `size` items, when the batch is full or the first item has waited MAX_WAIT_S.
 
-    `send` returns one result per item, in order; an exception among them goes to its own item alone.
+    `send` returns one result per item, in order; an exception among them is raised for its own item.
     Example: size 4 and 6 items at once: one call with 4 immediately, one with 2 after 5 ms.
     """
 
@@ -30,7 +30,7 @@ class Batcher(Generic[_Item, _Result]):
         self._sending: set[asyncio.Task[None]] = set()
 
     async def add(self, item: _Item) -> _Result:
-        """Return the item's own result. Raises: the exception that `send` gave for it, or raised for its batch."""
+        """Return the item's result. Raises: the exception of the item or of its batch."""
         loop = asyncio.get_running_loop()
         future: asyncio.Future[_Result] = loop.create_future()
         self._waiting.append((item, future))
@@ -41,7 +41,7 @@ class Batcher(Generic[_Item, _Result]):
         return await future
 
     async def close(self) -> None:
-        """Cancel what is under way; those who wait for it are cancelled too."""
+        """Cancel all batches and their waiting callers."""
         self._flush()
         for task in self._sending:
             task.cancel()
@@ -51,7 +51,7 @@ class Batcher(Generic[_Item, _Result]):
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None
-        # Whoever stopped waiting (a lease was cancelled) is not scored.
+        # Items of cancelled callers are dropped: their leases were cancelled.
         batch = [(item, future) for item, future in self._waiting if not future.done()]
         self._waiting = []
         if batch:
@@ -80,26 +80,25 @@ class Batcher(Generic[_Item, _Result]):
                 future.set_result(result)
 
 
-async def apart_if_refused(
-    items: Sequence[_Item], ask: Callable[[Sequence[_Item]], Awaitable[Sequence[_Result]]]
+async def split_if_refused(
+    items: Sequence[_Item], send: Callable[[Sequence[_Item]], Awaitable[Sequence[_Result]]]
 ) -> Sequence[_Result | Exception]:
-    """Return what one request with all items gives; if the service refuses it, each item's own request.
+    """Return the results of one request with all items; if the service refuses it, of one request per item.
 
-    Otherwise a single item that the service trips over would cost its neighbours their answers. A service that is not
-    there, or has no time, refuses nothing.
-    Raises: NeighbourError of a request that was not refused, or was for one item.
+    So an item that crashes the service does not affect the other items. An absent or busy service causes no split.
+    Raises: NeighbourError for a single item, or if the request was not refused.
     """
     try:
-        return await ask(items)
+        return await send(items)
     except NeighbourError as error:
         cause = error.__cause__
-        if len(items) == 1 or not isinstance(cause, AttemptFailed) or cause.status not in _REFUSALS:
+        if len(items) == 1 or not isinstance(cause, AttemptFailed) or cause.kind not in _CAUSED_BY_AN_ITEM:
             raise
 
-    async def alone(item: _Item) -> _Result | Exception:
+    async def send_alone(item: _Item) -> _Result | Exception:
         try:
-            return (await ask([item]))[0]
+            return (await send([item]))[0]
         except NeighbourError as error:
             return error
 
-    return await asyncio.gather(*map(alone, items))
+    return await asyncio.gather(*map(send_alone, items))

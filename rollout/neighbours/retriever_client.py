@@ -1,6 +1,6 @@
-"""Passages for a query, from the node's own retriever, or another one while that is down.
+"""Passages for a query, from the node's own retriever, or from another node's while that one is down.
 
-Another one whose index has other content is not asked again: what the policy reads does not depend on what is down.
+A retriever with another index is not used again: observations must not depend on outages.
 A failure raises NeighbourError("retriever"): its text never becomes an observation.
 """
 
@@ -8,16 +8,16 @@ import asyncio
 import json
 import logging
 from collections.abc import Sequence
-from types import TracebackType
-from typing import Self
 
 from protocol.errors import NeighbourError, OperatorError
 from protocol.http.bodies import Passage, read_passages
-from rollout.neighbours.batcher import Batcher, apart_if_refused
+from rollout.neighbours.batcher import Batcher, split_if_refused
 from rollout.neighbours.http.circuit_breaker import BreakerOpen, first_ready
 from rollout.neighbours.http.endpoint import EndpointStats, HttpEndpoint, paused_deadline
-from rollout.neighbours.http.retries import AttemptFailed, HttpPolicy, called
-from rollout.neighbours.sources import note_source
+from rollout.neighbours.http.failures import AttemptFailed, FailureKind
+from rollout.neighbours.http.pool import ClosedAtExit
+from rollout.neighbours.http.retries import HttpPolicy, call_with_retries
+from rollout.neighbours.sources import add_source
 
 __all__ = ["Passage", "RetrieverClient"]
 
@@ -25,16 +25,16 @@ _BOUNDARY = "retriever"
 _MAX_CONCURRENCY = 256
 
 _log = logging.getLogger(__name__)
-_Found = tuple[Sequence[Passage], HttpEndpoint, str]  # a query's passages, who found them, in an index of which digest
-_Answer = tuple[Sequence[Sequence[Passage]], HttpEndpoint, str]  # those of several queries
+_Result = tuple[Sequence[Passage], HttpEndpoint, str]  # passages of one query, their retriever, its content hash
+_Answer = tuple[Sequence[Sequence[Passage]], HttpEndpoint, str]  # the same for several queries
 
 
-class RetrieverClient:
-    """Searches; an async context manager, of one event loop.
+class RetrieverClient(ClosedAtExit):
+    """Searches, in one event loop.
 
-    urls: addresses of POST /retrieve as given, the node's own first. topk: most passages of one search.
-    default_token: bearer token sent to every url; give it only for this cluster's own retrievers.
-    batch_size: most queries of one request, which takes those that are asked within a moment.
+    urls: addresses of POST /retrieve, the node's own first. topk: most passages per search.
+    default_token: bearer token for all urls; only for this cluster's retrievers.
+    batch_size: most queries per request; simultaneous searches share one.
     """
 
     def __init__(
@@ -52,19 +52,10 @@ class RetrieverClient:
         headers = {"authorization": f"Bearer {default_token}"} if default_token else {}
         self._retrievers = [HttpEndpoint(url, headers, self._policy, _MAX_CONCURRENCY) for url in urls]
         self._own, self._has_others = self._retrievers[0], len(urls) > 1
-        self._unlike: set[str] = set()  # urls of those that hold another index than the own one
-        self._batcher = Batcher[str, _Found](batch_size, lambda queries: apart_if_refused(queries, self._search))
-
-    async def __aenter__(self) -> Self:
-        return self
-
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        await self.close()
+        self._urls_with_other_index: set[str] = set()  # urls of retrievers with another index than the own one
+        self._batcher = Batcher[str, _Result](batch_size, lambda queries: split_if_refused(queries, self._search))
 
     async def close(self) -> None:
-        """Close the connections."""
         await self._batcher.close()
         for retriever in self._retrievers:
             await retriever.close()
@@ -81,23 +72,20 @@ class RetrieverClient:
 
     @property
     def content_hash(self) -> str:
-        """Digest of what the first retriever searched last; "" before that, and of one that tells none."""
+        """Content hash in the own retriever's last answer; "" if unknown."""
         return self._own.content_hash
 
     async def search(self, query: str) -> list[Passage]:
-        """Return at most topk passages, best first; none found is an empty list.
+        """Return at most topk passages, best first.
 
-        Raises: NeighbourError("retriever") when no retriever gave a valid answer within the policy.
+        Raises: NeighbourError("retriever") without a valid answer within the policy.
         """
         passages, retriever, content_hash = await self._batcher.add(query)
-        note_source(content_hash, retriever is not self._own if self._has_others else None)
+        add_source(content_hash, retriever is not self._own if self._has_others else None)
         return list(passages[: self._topk])
 
     async def check(self) -> None:
-        """Search once at the first retriever, without retries; for start-up.
-
-        Raises: NeighbourError saying what to change.
-        """
+        """Search once at the own retriever without retries, at start-up. Raises: NeighbourError with the remedy."""
         body = _body_of(["check"], 1)
         try:
             await self._own.attempt(body, lambda reply: read_passages(reply, 1))
@@ -105,40 +93,40 @@ class RetrieverClient:
             advice = "Start it with deploy/start_cluster.sh, or change retriever.url."
             raise NeighbourError(_BOUNDARY, f"{failure}. {advice}") from failure
 
-    async def _search(self, queries: Sequence[str]) -> list[_Found]:
-        """Return what each query found; the same query is asked once. Raises: NeighbourError as `search` does."""
-        asked = list(dict.fromkeys(queries))
-        body = _body_of(asked, self._topk)
+    async def _search(self, queries: Sequence[str]) -> list[_Result]:
+        """Return the result of each query, sending equal queries once. Raises: NeighbourError as `search` does."""
+        distinct = list(dict.fromkeys(queries))
+        body = _body_of(distinct, self._topk)
         missing = f"{', '.join(retriever.url for retriever in self._retrievers)}: no answer"
-        found, retriever, content_hash = await called(
+        found, retriever, content_hash = await call_with_retries(
             _BOUNDARY,
             self._policy,
-            lambda limit: self._ask_in_turn(body, len(asked), limit),
+            lambda limit: self._first_answer(body, len(distinct), limit),
             self._count_retry,
             missing,
         )
-        passages = dict(zip(asked, found, strict=True))
+        passages = dict(zip(distinct, found, strict=True))
         return [(passages[query], retriever, content_hash) for query in queries]
 
-    async def _ask_in_turn(self, body: bytes, num_queries: int, limit: asyncio.Timeout) -> _Answer:
-        """Return the first valid answer, of the node's own retriever if it gives one.
+    async def _first_answer(self, body: bytes, num_queries: int, limit: asyncio.Timeout) -> _Answer:
+        """Return the first valid answer; the own retriever is tried first.
 
-        Those whose breaker is open are passed over. When all are, it waits for the first that may be tried.
+        Retrievers with an open breaker are skipped. If all are open, it waits for the first trial.
         """
         while True:
             failure: AttemptFailed | None = None
             for retriever in self._usable:
                 try:
-                    answer = await self._ask(retriever, body, num_queries, limit)
+                    answer = await self._request(retriever, body, num_queries, limit)
                 except BreakerOpen:
                     continue
                 except AttemptFailed as error:
-                    if error.max_attempts == 1:  # what one refuses, another would too
+                    if error.kind in (FailureKind.REFUSED, FailureKind.WRONG):  # another retriever would refuse it too
                         raise
-                    # The own one's failure says what is wrong; another's only that it is no help.
+                    # Report the failure of the own retriever.
                     failure = failure or error
                     continue
-                if self._is_alike(retriever, answer[2]):
+                if self._has_same_index(retriever, answer[2]):
                     return answer
             if failure is not None:
                 raise failure
@@ -147,26 +135,26 @@ class RetrieverClient:
 
     @property
     def _usable(self) -> list[HttpEndpoint]:
-        return [retriever for retriever in self._retrievers if retriever.url not in self._unlike]
+        return [retriever for retriever in self._retrievers if retriever.url not in self._urls_with_other_index]
 
-    def _is_alike(self, retriever: HttpEndpoint, content_hash: str) -> bool:
-        """Return whether an answer may stand for the own retriever's; one that may not is the last of its service.
+    def _has_same_index(self, retriever: HttpEndpoint, content_hash: str) -> bool:
+        """Return whether an answer may replace the own retriever's; otherwise its retriever is not used again.
 
-        Where the own one tells what it searched, one that does not tell may have searched anything.
+        If the own content hash is known, an answer without a hash may not.
         """
         own = self._own.content_hash
         if retriever is self._own or not own or content_hash == own:
             return True
-        self._unlike.add(retriever.url)
+        self._urls_with_other_index.add(retriever.url)
         _log.warning(
-            '%s holds another index  its="%s" own="%s" consequence="it is not asked while the own one is down"',
+            '%s has another index  its="%s" own="%s" consequence="it does not replace the own one"',
             retriever.url,
             content_hash[:12],
             own[:12],
         )
         return False
 
-    async def _ask(self, retriever: HttpEndpoint, body: bytes, num_queries: int, limit: asyncio.Timeout) -> _Answer:
+    async def _request(self, retriever: HttpEndpoint, body: bytes, num_queries: int, limit: asyncio.Timeout) -> _Answer:
         try:
             found = await retriever.attempt(
                 body, lambda reply: read_passages(reply, num_queries), limit=limit, waits=False

@@ -1,39 +1,62 @@
-"""One reward endpoint as the reward client sees it: requests in the contract's form, batches, retries, one check."""
+"""One reward endpoint: the contract's request, batches, retries, one check at start-up."""
 
 import dataclasses
+import hashlib
+import json
+import math
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from datetime import date, time
+from typing import Any
+from urllib.parse import quote
 
 from protocol.errors import NeighbourError
 from protocol.http.bodies import Scored, read_scored
+from protocol.one_line import one_line
 from protocol.settings.rewards import RewardEndpoint
-from rollout.neighbours.batcher import Batcher, apart_if_refused
+from rollout.neighbours.batcher import Batcher, split_if_refused
 from rollout.neighbours.http.circuit_breaker import CircuitBreaker
 from rollout.neighbours.http.endpoint import EndpointStats, HttpEndpoint
-from rollout.neighbours.http.retries import AttemptFailed, HttpPolicy, called
-from rollout.neighbours.reward_request import ScoreRequest, body_of, key_of
+from rollout.neighbours.http.failures import AttemptFailed
+from rollout.neighbours.http.retries import HttpPolicy
+
+_MISSING = object()  # a value that JSON cannot represent; its key is omitted
+_ALIVE = (400, 422, 500)  # statuses of a working service for a made-up sample
+
+
+@dataclass(frozen=True)
+class ScoreRequest:
+    """A finished sample."""
+
+    key: str  # identifier, the same whenever this sample is sent
+    prompt: str  # decoded text with special tokens
+    response: str  # text after the prompt, including observations
+    label: Any  # label of the data row, any JSON
+    columns: Mapping[str, Any] = field(default_factory=dict)  # other columns of the data row
+
 
 _MADE_UP_PROBE = ScoreRequest(key="sluice-check", prompt="1 + 1 =", response=" 2", label="2")
 
 
 class EndpointScorer:
-    """Asks one endpoint for rewards."""
+    """Requests rewards from one endpoint."""
 
     def __init__(
         self, endpoint: RewardEndpoint, headers: Mapping[str, str], policy: HttpPolicy, waits: bool = True
     ) -> None:
-        """waits: whether samples wait here while the endpoint is down, since no other can score them."""
+        """waits: whether samples wait while the endpoint is down, because no other can score them."""
         self._waits = waits
         self.name = endpoint.name
         self._boundary = f"reward:{endpoint.name}"
-        self._policy = dataclasses.replace(
+        policy = dataclasses.replace(
             policy,
             attempt_timeout_s=endpoint.timeout_s,
-            # A user who allows one attempt more than a minute wants more than one of them.
+            # With a long time limit per attempt, a call still gets several attempts.
             overall_timeout_s=max(policy.overall_timeout_s, 3 * endpoint.timeout_s),
         )
-        self._http = HttpEndpoint(str(endpoint.url), headers, self._policy, endpoint.max_concurrency)
+        self._http = HttpEndpoint(str(endpoint.url), headers, policy, endpoint.max_concurrency)
         self._batcher = (
-            Batcher[ScoreRequest, Scored](endpoint.batch_size, lambda requests: apart_if_refused(requests, self._call))
+            Batcher[ScoreRequest, Scored](endpoint.batch_size, lambda requests: split_if_refused(requests, self._call))
             if endpoint.batch_size > 1
             else None
         )
@@ -48,21 +71,18 @@ class EndpointScorer:
         return self._http.breaker
 
     async def score(self, request: ScoreRequest) -> Scored:
-        """Return what the endpoint gives the sample; while the endpoint is down it waits, unless it was made not to.
-
-        Raises: NeighbourError when none came; BreakerOpen instead of waiting.
-        """
+        """Return the endpoint's result for the sample. Raises: NeighbourError; BreakerOpen unless it waits."""
         if self._batcher is not None:
             return await self._batcher.add(request)
         return (await self._call([request]))[0]
 
     async def check(self, probe: ScoreRequest | None) -> None:
-        """Ask once, without retries. Raises: NeighbourError saying what to change."""
+        """Send one request without retries. Raises: NeighbourError with the remedy."""
         request = probe or _MADE_UP_PROBE
         try:
             await self._http.attempt(body_of([request]), lambda reply: read_scored(reply, 1), key_of([request]))
         except AttemptFailed as failure:
-            if probe is None and failure.status in (400, 422, 500):
+            if probe is None and failure.status in _ALIVE:
                 return
             advice = f"Start the service, or change rewards.endpoints (name {self.name})."
             raise NeighbourError(self._boundary, f"{failure}. {advice}") from failure
@@ -73,21 +93,68 @@ class EndpointScorer:
         await self._http.close()
 
     async def _call(self, requests: Sequence[ScoreRequest]) -> tuple[Scored, ...]:
-        body, key = body_of(requests), key_of(requests)
-        self.stats.calls += 1
-        try:
-            return await called(
-                self._boundary,
-                self._policy,
-                lambda limit: self._http.attempt(
-                    body, lambda reply: read_scored(reply, len(requests)), key, limit, self._waits
-                ),
-                self._count_retry,
-                f"{self._http.url}: no reward",
-            )
-        except NeighbourError:
-            self.stats.failures += 1
-            raise
+        return await self._http.call(
+            self._boundary,
+            body_of(requests),
+            lambda reply: read_scored(reply, len(requests)),
+            key_of(requests),
+            "no reward",
+            self._waits,
+        )
 
-    def _count_retry(self) -> None:
-        self.stats.retries += 1
+
+def check_label(label: Any) -> None:
+    """Raise NeighbourError("prompt") for a label that JSON cannot represent.
+
+    It is checked before a request: in a batch it would fail the other samples. A label is never changed.
+    """
+    try:
+        json.dumps(label, allow_nan=False, default=_as_text)
+    except (TypeError, ValueError, RecursionError) as error:
+        problem = f"its label {one_line(repr(label), 80)} cannot be sent to a reward service: {error}"
+        raise NeighbourError("prompt", f"{problem}. Change the row.") from None
+
+
+def body_of(requests: Sequence[ScoreRequest]) -> bytes:
+    """Return the JSON body. `columns` is present only if a row has other columns.
+
+    Column values that JSON cannot represent are omitted; NaN, a missing number, becomes null.
+    """
+    body = {
+        "query": [request.prompt + request.response for request in requests],
+        "prompts": [request.prompt for request in requests],
+        "labels": [request.label for request in requests],
+    }
+    if any(request.columns for request in requests):
+        body["columns"] = [_as_json(dict(request.columns)) for request in requests]
+    text = json.dumps(body, ensure_ascii=False, allow_nan=False, default=_as_text)
+    return text.encode(errors="replace")
+
+
+def key_of(requests: Sequence[ScoreRequest]) -> str:
+    """Return the Idempotency-Key: the sample's own, quoted for a header; for a batch a hash of all keys."""
+    if len(requests) == 1:
+        return quote(requests[0].key, safe="/:;,=.+-_ #")
+    return hashlib.sha256("\n".join(request.key for request in requests).encode()).hexdigest()
+
+
+def _as_text(value: Any) -> str:
+    """Return a date or time as ISO 8601 text. Raises: TypeError for other types."""
+    if isinstance(value, date | time):  # a datetime is a date
+        return value.isoformat()
+    raise TypeError(f"JSON has no {type(value).__name__}")
+
+
+def _as_json(value: Any) -> Any:
+    """Return a value as JSON can represent it, or _MISSING."""
+    if isinstance(value, float):
+        return value if math.isfinite(value) else None if math.isnan(value) else _MISSING
+    if isinstance(value, dict):
+        parts = {key: _as_json(part) for key, part in value.items() if isinstance(key, str)}
+        return {key: part for key, part in parts.items() if part is not _MISSING}
+    if isinstance(value, list | tuple):
+        # Positions in a list matter, so a missing value becomes null.
+        return [None if part is _MISSING else part for part in map(_as_json, value)]
+    if value is None or isinstance(value, str | int | bool):
+        return value
+    return value.isoformat() if isinstance(value, date | time) else _MISSING

@@ -1,10 +1,9 @@
-"""The services one run's samples need, as its settings and this node's cluster name them.
+"""The services of one run's samples, from its settings and this node's cluster.
 
 They are opened and checked at attach, and once by the fleet before anything slow starts.
 """
 
-from types import TracebackType
-from typing import TYPE_CHECKING, Any, Self
+from typing import TYPE_CHECKING, Any
 
 from pydantic import HttpUrl
 
@@ -15,9 +14,9 @@ from protocol.settings.run_spec import RunSpec
 from rollout.environments.base import Messages, Resources
 from rollout.environments.loading import load_environment, required_tools
 from rollout.environments.tool_use.make import MakeToolUse
-from rollout.neighbours.no_rewards import NoRewards
+from rollout.neighbours.http.pool import ClosedAtExit
 from rollout.neighbours.node import Node
-from rollout.neighbours.reward_client import RewardClient
+from rollout.neighbours.reward_client import NoRewards, RewardClient
 from rollout.neighbours.tools.by_name import no_such_tool, open_tools
 from rollout.neighbours.tools.search import SearchTool
 
@@ -25,18 +24,17 @@ if TYPE_CHECKING:
     from rollout.neighbours.tools.mcp.tools import McpTools
 
 BUNDLED_REWARD = "bundled"
-_BUNDLED_BATCH = 16  # samples that the cluster's own service is given in one request
+_BUNDLED_BATCH = 16  # samples per request to the cluster's own service
 
 
-class Services:
-    """Environment, reward services and tools of one run; an async context manager, of one event loop.
+class Services(ClosedAtExit):
+    """Environment, reward services and tools of one run, in one event loop.
 
-    Raises: SettingsError when the environment or a tool of it cannot be found, OperatorError when there is no address
-    for a service.
+    Raises: SettingsError for an unknown environment or tool, OperatorError for a service without an address.
     """
 
     def __init__(self, spec: RunSpec, node: Node, tokenizer: Any = None) -> None:
-        """tokenizer: the model's; None: the model is not known yet, and not checked."""
+        """tokenizer: of the model; None: the model is unknown and not checked."""
         self.make_environment = load_environment(spec.rollout.environment, spec.tools)
         self._tokenizer = tokenizer
         self._spec = spec
@@ -44,32 +42,24 @@ class Services:
         self.tools = open_tools(self._required, spec, node)
         self._mcp = self._open_mcp()
         self.rewards = _open_rewards(spec.rewards, node, getattr(self.make_environment, "gives_reward", False))
-        # What environments are made with.
+        # Arguments of environments.
         self.resources = Resources(spec.rollout.max_turns, self.tools, self._chat_template, self._rendered)
-
-    async def __aenter__(self) -> Self:
-        return self
-
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        await self.close()
 
     @property
     def is_accepting(self) -> bool:
-        """False while no sample could be finished: a service that every sample needs is down."""
+        """False while no sample can finish: a service that every sample needs is down."""
         return self.rewards.is_accepting and all(tool.is_accepting for tool in self.tools.values())
 
     @property
     def content_hash(self) -> str:
-        """Digest of the index that searches ask first; "" without a search, or where its service tells none."""
+        """Content hash of the own retriever's index; "" without a search tool, or if unknown."""
         return next((tool.content_hash for tool in self.tools.values() if isinstance(tool, SearchTool)), "")
 
     async def check(self) -> None:
-        """Ask each service once.
+        """Call each service once.
 
-        Raises: NeighbourError naming the first that cannot be used, and what to change; SettingsError for a model that
-        the environment cannot use.
+        Raises: NeighbourError with the first unusable service and the remedy; SettingsError for a model that the
+        environment cannot use.
         """
         if self._tokenizer is not None and isinstance(self.make_environment, MakeToolUse):
             self.make_environment.check_model(self._chat_template)
@@ -77,13 +67,12 @@ class Services:
         for tool in self.tools.values():
             await tool.check()
         if self._mcp is not None:
-            # The dictionary that environments are made with.
+            # Environments share this dictionary.
             self.tools.update(await self._mcp.listed(self.tools))
             if missing := self._required - self.tools.keys():
                 raise no_such_tool(min(missing), self.tools, self._spec)
 
     async def close(self) -> None:
-        """Close the connections."""
         await self.rewards.close()
         for tool in self.tools.values():
             await tool.close()
@@ -91,19 +80,19 @@ class Services:
             await self._mcp.close()
 
     def _open_mcp(self) -> "McpTools | None":
-        """Return the MCP servers' tools, to be listed; None where the environment uses none of them."""
+        """Return the MCP servers' tools; None if the environment uses no such tool."""
         offers = isinstance(self.make_environment, MakeToolUse) and self.make_environment.offers_mcp
         if not self._spec.tools.mcp or not (offers or self._required - self.tools.keys()):
             return None
         try:
-            # Half a second, and a library, that only those pay who have such a server.
+            # Half a second of import time, only for runs with such a server.
             from rollout.neighbours.tools.mcp.tools import McpTools
         except ImportError as error:
-            raise OperatorError(f"settings: tools.mcp needs the package mcp, which is not here: {error}.") from error
+            raise OperatorError(f"settings: tools.mcp needs the package mcp, which is missing: {error}.") from error
         return McpTools(self._spec.tools.mcp)
 
     def _rendered(self, messages: Messages) -> str:
-        """Return chat messages by the model's template. A BOS that the tokenizer puts before every text is left out."""
+        """Return chat messages in the model's template, without a BOS that the tokenizer adds to every text."""
         text = str(
             self._tokenizer.apply_chat_template(with_texts(messages), add_generation_prompt=True, tokenize=False)
         )
@@ -117,7 +106,7 @@ class Services:
 
 
 def _open_rewards(rewards: RewardsSettings, node: Node, is_given: bool) -> RewardClient | NoRewards:
-    """Return the run's reward services. is_given: the environment gives the reward, where no endpoint is named."""
+    """Return the reward services. is_given: the environment returns the reward if there is no endpoint."""
     if rewards.endpoints:
         return RewardClient(rewards.endpoints, rewards.combine)
     if is_given:

@@ -1,4 +1,4 @@
-"""Which indexes answered a sample's searches, and where: noted where an answer comes in, for who plays the sample."""
+"""Records which retrievers answered a sample's searches, from the client to the sample's player."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -8,20 +8,20 @@ from dataclasses import dataclass, field
 
 @dataclass
 class Sources:
-    """What answered the searches of one sample."""
+    """The retrievers that answered one sample's searches."""
 
-    content_hashes: set[str] = field(default_factory=set)  # of the indexes that tell theirs
-    num_searches: int = 0  # that other nodes' retrievers would have answered, had the own one been down
-    num_elsewhere: int = 0  # those of them that another node's did answer
+    content_hashes: set[str] = field(default_factory=set)  # content hashes of the indexes, where known
+    num_with_fallback: int = 0  # searches for which another node's retriever was configured
+    num_elsewhere: int = 0  # searches that another node's retriever answered
 
 
-# A task inherits the sources of the task that began it, and adds to the very same ones.
+# A task inherits the sources of its parent task: the same object.
 _sources: ContextVar[Sources | None] = ContextVar("sources", default=None)
 
 
 @contextmanager
-def noted_sources() -> Iterator[Sources]:
-    """Yield what is noted of all searches within the block, and in tasks begun in it."""
+def record_sources() -> Iterator[Sources]:
+    """Yield the record of all searches within the block, including its child tasks."""
     sources = Sources()
     token = _sources.set(sources)
     try:
@@ -30,16 +30,16 @@ def noted_sources() -> Iterator[Sources]:
         _sources.reset(token)
 
 
-def note_source(content_hash: str, is_elsewhere: bool | None = None) -> None:
-    """Note what answered a search.
+def add_source(content_hash: str, is_elsewhere: bool | None = None) -> None:
+    """Record an answered search.
 
-    content_hash: of its index; "" for a service that tells none. is_elsewhere: whether it is another node's; None:
-    there is no other.
+    content_hash: of the index; "" if unknown.
+    is_elsewhere: whether another node answered; None: no other retriever is configured.
     """
     sources = _sources.get()
     if sources is None:
         return
-    sources.num_searches += is_elsewhere is not None
+    sources.num_with_fallback += is_elsewhere is not None
     sources.num_elsewhere += bool(is_elsewhere)
     if content_hash:
         sources.content_hashes.add(content_hash)

@@ -25,7 +25,7 @@ from rollout.engine.generation import Generation, Sampling
 from rollout.engine.version_gate import VersionGate
 from rollout.environments.base import Task
 from rollout.episodes.sample import SampleTask
-from rollout.neighbours.no_rewards import NoRewards
+from rollout.neighbours.reward_client import NoRewards
 from tests.benchmarks.load import percentile
 from tests.fakes.rollout_fakes import make_spec
 from tests.fakes.tokenizing_engine import TokenizingEngine

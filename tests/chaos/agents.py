@@ -27,7 +27,7 @@ from protocol.wire.trajectory import Trajectory
 from rollout.endpoint.player import AgentPlayer
 from rollout.engine.generation import Generation, Sampling
 from rollout.engine.version_gate import VersionGate
-from rollout.neighbours.no_rewards import NoRewards
+from rollout.neighbours.reward_client import NoRewards
 from rollout.session.outbox import Outbox
 from rollout.session.session import RolloutSession
 from tests.chaos.rig.forked_agents import reward_of

@@ -69,7 +69,7 @@ CASES = [
         "header without its variable",
         1,
         "settings: rewards.endpoints mine: the header X-Key comes from the environment variable NO_SUCH_KEY, "
-        "which is not set. Export it before the cluster is started.",
+        "which is not set. Export it before you start the cluster.",
         {
             "rewards.endpoints": [
                 {"name": "mine", "url": "http://127.0.0.1:9/", "headers_env": {"X-Key": "NO_SUCH_KEY"}}

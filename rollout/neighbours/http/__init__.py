@@ -1,4 +1,4 @@
-"""Calling a service that may fail: retries, circuit breaker, kept connections.
+"""Calls to a service that may fail: retries, circuit breaker, kept connections.
 
-Reading order: endpoint, retries, circuit_breaker, pool.
+Reading order: endpoint, failures, retries, circuit_breaker, pool.
 """

@@ -1,4 +1,4 @@
-"""One URL that JSON is posted to: pooled connections, a cap on requests in flight, a circuit breaker, counters."""
+"""One URL for POSTs of JSON: pooled connections, a cap on requests in flight, a circuit breaker, counters."""
 
 import asyncio
 from collections import deque
@@ -7,46 +7,40 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import TypeVar
 
+from protocol.errors import NeighbourError
 from protocol.http.bodies import CONTENT_HASH, BodyError
 from rollout.neighbours.http.circuit_breaker import CircuitBreaker
+from rollout.neighbours.http.failures import AttemptFailed, FailureKind, failure_of_status, opens_breaker
 from rollout.neighbours.http.pool import HttpPool, NoAnswer
-from rollout.neighbours.http.retries import (
-    AttemptFailed,
-    HttpPolicy,
-    counts_against_service,
-    failure_of_status,
-    is_absence,
-    is_answer,
-)
+from rollout.neighbours.http.retries import HttpPolicy, call_with_retries
 
 _T = TypeVar("_T")
 
-# An endpoint is unreliable when so many of its last attempts found nobody there.
+# An endpoint is unreliable if this share of its last attempts met an absent or busy service.
 _LAST_ATTEMPTS = 32
 _MIN_ATTEMPTS = 16
 _UNRELIABLE_SHARE = 0.2
-_TARGET_LENGTH = 200  # characters of an address that somebody else wrote
-# So much of an error page is read; 500 characters of it are shown.
-_ERROR_BYTES = 4000
+_TARGET_LENGTH = 200  # characters of a redirect's target, which is untrusted
+_ERROR_BYTES = 4000  # bytes of an error page that are read
 _HASH_LENGTH = 128
 
 
 @dataclass
 class EndpointStats:
-    """Counts since the run attached, for metrics. A call ends in success or failure, after one attempt or several."""
+    """Counts since the run attached, for metrics. A call has one attempt or several."""
 
-    calls: int = 0  # that ended or are under way; a retriever's: its attempts
-    failures: int = 0  # calls that gave nothing
-    retries: int = 0  # further attempts of calls
-    attempts: int = 0  # requests made, retries and checks included
+    calls: int = 0  # calls; of a retriever attempts
+    failures: int = 0  # calls without a result
+    retries: int = 0  # repeated attempts
+    attempts: int = 0  # requests, including retries and checks
 
 
 class HttpEndpoint:
-    """Makes single attempts; `rollout.neighbours.http.retries.called` makes several of them a call."""
+    """Makes calls and single attempts."""
 
     def __init__(self, url: str, headers: Mapping[str, str], policy: HttpPolicy, max_concurrency: int) -> None:
         self.url = url
-        self.content_hash = ""  # what the service said of its content in its last answer; "": nothing
+        self.content_hash = ""  # content hash in the service's last answer; "": none
         self.stats = EndpointStats()
         self.policy = policy
         self.breaker = CircuitBreaker(
@@ -54,15 +48,40 @@ class HttpEndpoint:
             policy.breaker_cooldown_s,
             policy.breaker_max_cooldown_s,
             policy.breaker_after_s,
-            is_failure=counts_against_service,
-            is_answer=is_answer,
+            is_failure=opens_breaker,
             name=url,
         )
         self._pool = HttpPool(policy.connect_timeout_s)
-        # A compressed reply could be a thousand times what was read of it.
+        # A compressed reply could be a thousand times larger than the bytes that were read.
         self._headers = {"content-type": "application/json", "accept-encoding": "identity", **headers}
         self._slots = asyncio.Semaphore(max_concurrency)
-        self._were_absences: deque[bool] = deque(maxlen=_LAST_ATTEMPTS)
+        self._outages: deque[bool] = deque(maxlen=_LAST_ATTEMPTS)  # whether each attempt met an absent or busy service
+
+    async def call(
+        self,
+        boundary: str,
+        body: bytes,
+        read: Callable[[bytes], _T],
+        key: str,
+        missing: str = "no answer",
+        waits: bool = True,
+    ) -> _T:
+        """Return the result of the first successful attempt. missing: text for the error at the deadline.
+
+        Raises: NeighbourError(boundary); BreakerOpen unless `waits`.
+        """
+        self.stats.calls += 1
+        try:
+            return await call_with_retries(
+                boundary,
+                self.policy,
+                lambda limit: self.attempt(body, read, key, limit, waits),
+                self._count_retry,
+                f"{self.url}: {missing}",
+            )
+        except NeighbourError:
+            self.stats.failures += 1
+            raise
 
     async def attempt(
         self,
@@ -72,14 +91,14 @@ class HttpEndpoint:
         limit: asyncio.Timeout | None = None,
         waits: bool = True,
     ) -> _T:
-        """Post body once and return what `read` makes of the reply. key: sent as Idempotency-Key.
+        """Post body once and return `read(reply)`. key: sent as Idempotency-Key.
 
-        Waits for a free slot and while the breaker is open; `limit` stands still then, and during a trial: a queue, or
-        an outage, is no fault of this request. Whoever holds a slot has a deadline.
+        Waits for a free slot and for the breaker. `limit` is paused meanwhile and during a trial, because the request
+        did not cause the queue or the outage.
         Raises: AttemptFailed, also when `read` raises BodyError; BreakerOpen at an open breaker unless `waits`.
         """
         with paused_deadline(limit) as resume:
-            # The slot first: what queues for it must not have been let through before an outage began.
+            # The slot comes first: a request in its queue must not have passed the breaker before an outage.
             async with self._slots:
                 try:
                     async with self.breaker.attempt(waits) as is_trial:
@@ -89,18 +108,23 @@ class HttpEndpoint:
                 except AttemptFailed as failure:
                     self._judge(failure)
                     raise
-                self._were_absences.append(False)
+                self._outages.append(False)
                 return reply
 
+    async def close(self) -> None:
+        """Close the connections."""
+        await self._pool.close()
+
     def _judge(self, failure: AttemptFailed) -> None:
-        """Note whether a failure is one of many: then the request waits for the service instead of giving up."""
-        self._were_absences.append(is_absence(failure))
-        seen = self._were_absences
-        is_unreliable = len(seen) >= _MIN_ATTEMPTS and sum(seen) >= _UNRELIABLE_SHARE * len(seen)
-        failure.waits_for_breaker = is_absence(failure) and self.breaker.is_open
-        failure.does_not_count = failure.waits_for_breaker or (is_absence(failure) and is_unreliable)
-        if is_unreliable and failure.max_attempts > 1:
-            failure.max_attempts += 1
+        """Record the failure; it is free if the service fails other requests too."""
+        is_outage = failure.kind.value.is_free_in_outage
+        self._outages.append(is_outage)
+        num = len(self._outages)
+        is_unreliable = num >= _MIN_ATTEMPTS and sum(self._outages) >= _UNRELIABLE_SHARE * num
+        failure.waits_for_breaker = is_outage and self.breaker.is_open
+        failure.is_free = failure.waits_for_breaker or (is_outage and is_unreliable)
+        if is_unreliable and failure.kind is FailureKind.FAILED:
+            failure.num_extra_attempts = 1
 
     async def _attempt_once(self, body: bytes, read: Callable[[bytes], _T], key: str | None) -> _T:
         self.stats.attempts += 1
@@ -108,17 +132,13 @@ class HttpEndpoint:
             async with asyncio.timeout(self.policy.attempt_timeout_s):
                 reply = await self._post(body, key)
         except TimeoutError:
-            raise self._failed(f"no answer within {self.policy.attempt_timeout_s:g} s") from None
+            raise AttemptFailed(f"{self.url}: no answer within {self.policy.attempt_timeout_s:g} s") from None
         except NoAnswer as error:
-            raise self._failed(str(error)) from error
+            raise AttemptFailed(f"{self.url}: {error}") from error
         try:
             return read(reply)
         except BodyError as error:
             raise self._unusable(f"in the reply {error}") from error
-
-    async def close(self) -> None:
-        """Close the kept connections."""
-        await self._pool.close()
 
     async def _post(self, body: bytes, key: str | None) -> bytes:
         headers = {**self._headers, "idempotency-key": key} if key else self._headers
@@ -128,25 +148,24 @@ class HttpEndpoint:
             if 300 <= answer.status < 400 and "location" in answer.headers:
                 target = answer.headers["location"][:_TARGET_LENGTH]
                 text = f"redirected to {target!r}, which is not followed. Give that address if it is yours"
-            raise failure_of_status(self.url, answer.status, text, retry_after, self.policy)
+            raise failure_of_status(self.url, answer.status, text, retry_after, self.policy.max_retry_after_s)
         if answer.headers.get("content-encoding", "identity") != "identity":
-            raise self._unusable("the reply is compressed, which was not asked for")
+            raise self._unusable("the reply is compressed, which was not requested")
         if not answer.is_whole:
             raise self._unusable(f"the reply is over {self.policy.max_reply_bytes} bytes")
         self.content_hash = _content_hash(answer.headers.get(CONTENT_HASH, ""))
         return answer.body
 
-    def _failed(self, reason: str) -> AttemptFailed:
-        return AttemptFailed(f"{self.url}: {reason}", self.policy.max_attempts)
-
     def _unusable(self, problem: str) -> AttemptFailed:
-        """Return the failure of an answer that is no answer to what was asked; a second one like it is final."""
-        return AttemptFailed(f"{self.url}: {problem}", min(2, self.policy.max_attempts), status=200)
+        return AttemptFailed(f"{self.url}: {problem}", FailureKind.FAILED, 200)
+
+    def _count_retry(self) -> None:
+        self.stats.retries += 1
 
 
 @contextmanager
 def paused_deadline(limit: asyncio.Timeout | None) -> Iterator[Callable[[], None]]:
-    """Stop a deadline's clock until the block ends, or the function it yields is called."""
+    """Pause a deadline until the block ends, or until the yielded function is called."""
     clock = asyncio.get_running_loop()
     when = limit.when() if limit is not None else None
     if limit is None or when is None:
@@ -166,5 +185,5 @@ def paused_deadline(limit: asyncio.Timeout | None) -> Iterator[Callable[[], None
 
 
 def _content_hash(text: str) -> str:
-    """Return a header's digest; "" for what is none: the header is anyone's."""
+    """Return a header's digest; "" for an invalid one, since the header is untrusted."""
     return text if len(text) <= _HASH_LENGTH and text.isalnum() and text.isascii() else ""

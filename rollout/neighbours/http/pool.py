@@ -1,13 +1,16 @@
-"""POST over kept connections: what came back, read up to a limit.
+"""POST requests over kept connections, with limits on the size of a reply.
 
-Through aiohttp: a request costs a fraction of what httpx takes for one, and a rollout server makes several for each
-trajectory in the process that feeds its engine.
+aiohttp costs a fraction of httpx's time per request. A rollout server makes several requests per trajectory in the
+process that feeds its engine.
 """
 
 import functools
 import io
+import os
 import ssl
+from abc import abstractmethod
 from collections.abc import Mapping
+from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass
 from types import SimpleNamespace
 from typing import Any
@@ -16,28 +19,41 @@ import aiohttp
 import certifi
 import yarl
 
-# Below uvicorn's default of 5 s: a connection that the server is about to close is not used again.
+from protocol.errors import OperatorError
+
+# Below uvicorn's default of 5 s: the server must not close a connection that is about to be reused.
 _KEEPALIVE_S = 4.0
 
 
+class ClosedAtExit(AbstractAsyncContextManager[Any]):
+    """Base of clients: `async with` closes them."""
+
+    @abstractmethod
+    async def close(self) -> None:
+        """Close the connections."""
+
+    async def __aexit__(self, *exc_info: object) -> None:
+        await self.close()
+
+
 class NoAnswer(Exception):
-    """No whole answer came: no connection, or one that broke."""
+    """No complete answer: no connection, or a broken one."""
 
 
 @dataclass(frozen=True)
 class Answer:
-    """What a service answered."""
+    """The answer of a service."""
 
     status: int  # HTTP status
-    headers: Mapping[str, str]  # by name, in any case
-    body: bytes  # as sent, never decompressed; at most one read longer than the limit
-    is_whole: bool  # False: it went on behind the limit
+    headers: Mapping[str, str]  # headers with case-insensitive names
+    body: bytes  # bytes as sent, never decompressed; at most one read beyond the limit
+    is_whole: bool  # False: cut at the limit
 
 
 class HttpPool:
-    """Posts from one event loop. It sets no limit to connections or time: callers do.
+    """Posts from one event loop. Callers limit connections and time.
 
-    Proxies and netrc of the environment are not used, cookies not kept, redirects not followed.
+    It ignores proxies, netrc and cookies, and does not follow redirects.
     """
 
     def __init__(self, connect_timeout_s: float) -> None:
@@ -45,9 +61,9 @@ class HttpPool:
         self._session: aiohttp.ClientSession | None = None
 
     async def post(self, url: str, body: bytes, headers: Mapping[str, str], limits: tuple[int, int]) -> Answer:
-        """Return the answer; a request that is broken off, by its caller or the limit, takes its connection with it.
+        """Return the answer. An interrupted request closes its connection.
 
-        limits: most bytes to read of an answer of status 200, and of any other.
+        limits: most bytes to read of an answer with status 200, and of any other.
         Raises: NoAnswer.
         """
         try:
@@ -60,48 +76,48 @@ class HttpPool:
             raise NoAnswer(f"{type(error).__name__} {error}".strip()) from error
 
     async def _post(self, url: yarl.URL, body: bytes, headers: Mapping[str, str], limits: tuple[int, int]) -> Answer:
-        used = _Used()
+        use = _ConnectionUse()
         try:
-            return await _answered(self._opened(), url, body, headers, limits, used)
+            return await _send(self._open(), url, body, headers, limits, use)
         except (aiohttp.ClientOSError, aiohttp.ServerDisconnectedError):
-            # A kept connection may have ended at the other side meanwhile: uvicorn hangs up behind an exception in a
-            # user's function, and says nothing of it in its answer. Then the request was never looked at.
-            if not used.is_kept_connection:
+            # The server may have closed a kept connection: uvicorn does so after an exception in a user's function,
+            # without a notice in its answer. Then the request was never processed.
+            if not use.is_kept_connection:
                 raise
         async with _open_session(self._timeout, force_close=True) as fresh:
-            return await _answered(fresh, url, body, headers, limits, _Used())
+            return await _send(fresh, url, body, headers, limits, _ConnectionUse())
 
     async def close(self) -> None:
         """Close the kept connections."""
         if self._session is not None:
             await self._session.close()
 
-    def _opened(self) -> aiohttp.ClientSession:
+    def _open(self) -> aiohttp.ClientSession:
         if self._session is None:
             self._session = _open_session(self._timeout, force_close=False)
         return self._session
 
 
 @dataclass
-class _Used:
-    """What a request was sent over."""
+class _ConnectionUse:
+    """The connection of a request."""
 
-    is_kept_connection: bool = False  # True: one that an earlier request left open
+    is_kept_connection: bool = False  # True: an earlier request opened it
 
 
-async def _answered(
+async def _send(
     session: aiohttp.ClientSession,
     url: yarl.URL,
     body: bytes,
     headers: Mapping[str, str],
     limits: tuple[int, int],
-    used: _Used,
+    use: _ConnectionUse,
 ) -> Answer:
     async with session.post(
-        url, data=io.BytesIO(body), headers=headers, allow_redirects=False, trace_request_ctx=used
+        url, data=io.BytesIO(body), headers=headers, allow_redirects=False, trace_request_ctx=use
     ) as response:
         limit, read = limits[response.status != 200], bytearray()
-        # What counts is what was read: Content-Length may be absent, or not true.
+        # Count the bytes read: Content-Length may be absent or wrong.
         async for chunk in response.content.iter_any():
             read += chunk
             if len(read) > limit:
@@ -110,7 +126,7 @@ async def _answered(
 
 
 def _open_session(timeout: aiohttp.ClientTimeout, force_close: bool) -> aiohttp.ClientSession:
-    """Return a session; force_close: each request has a connection of its own."""
+    """Return a session; force_close: each request gets its own connection."""
     tracing = aiohttp.TraceConfig()
     tracing.on_connection_reuseconn.append(_note_kept)
     keeping: dict[str, Any] = {} if force_close else {"keepalive_timeout": _KEEPALIVE_S}
@@ -129,5 +145,32 @@ async def _note_kept(session: aiohttp.ClientSession, context: SimpleNamespace, e
 
 @functools.cache
 def _trusted() -> ssl.SSLContext:
-    """Return the certificates to trust; shared, since reading them takes tens of milliseconds."""
+    """Return the trusted certificates; shared, because reading them takes tens of milliseconds."""
     return ssl.create_default_context(cafile=certifi.where())
+
+
+def headers_from_environment(headers_env: Mapping[str, str], setting: str) -> dict[str, str]:
+    """Return secret headers, with lower-case names.
+
+    headers_env: header -> environment variable. setting: setting that names them, for the error.
+    Raises: OperatorError for a variable that is not set.
+    """
+    return {name.lower(): value for name, value in _values(headers_env, f"{setting}: the header").items()}
+
+
+def variables_from_environment(env_from: Mapping[str, str], setting: str) -> dict[str, str]:
+    """Return secret variables for a child process. Raises: OperatorError for a variable that is not set."""
+    return _values(env_from, f"{setting}: the variable")
+
+
+def _values(variables: Mapping[str, str], setting: str) -> dict[str, str]:
+    values: dict[str, str] = {}
+    for name, variable in variables.items():
+        value = os.environ.get(variable)
+        if not value:
+            raise OperatorError(
+                f"settings: {setting} {name} comes from the environment variable {variable}, which is not set. "
+                "Export it before you start the cluster."
+            )
+        values[name] = value
+    return values

@@ -19,8 +19,9 @@ from protocol.settings.tools import HttpTool
 from rollout.environments.base import ToolRefusal
 from rollout.environments.tool_use.arguments import check_json
 from rollout.neighbours.http.endpoint import EndpointStats, HttpEndpoint
-from rollout.neighbours.http.headers import headers_from_environment
-from rollout.neighbours.http.retries import AttemptFailed, HttpPolicy, called
+from rollout.neighbours.http.failures import AttemptFailed
+from rollout.neighbours.http.pool import headers_from_environment
+from rollout.neighbours.http.retries import HttpPolicy
 
 _REFUSED = (400, 422)
 _REASONS = ("error", "detail", "message")
@@ -60,20 +61,13 @@ class HttpToolClient:
         body = json.dumps(arguments).encode()
         # The same for every attempt of a call: a tool with effects can tell that it has done this one.
         key = str(uuid.uuid4())
-        self.stats.calls += 1
         try:
-            answer = await called(
-                self._boundary,
-                self._policy,
-                lambda limit: self._http.attempt(body, _read, key, limit),
-                self._count_retry,
-                f"{self._http.url}: no answer",
-            )
+            answer = await self._http.call(self._boundary, body, _read, key)
         except NeighbourError as error:
             cause = error.__cause__
             if isinstance(cause, AttemptFailed) and cause.status in _REFUSED:
-                raise ToolRefusal(_reason_in(cause.said)) from None
-            self.stats.failures += 1
+                self.stats.failures -= 1  # the service works: the policy made the mistake
+                raise ToolRefusal(_reason_in(cause.text)) from None
             raise
         if isinstance(answer, ToolRefusal):
             raise answer
@@ -101,9 +95,6 @@ class HttpToolClient:
 
     async def close(self) -> None:
         await self._http.close()
-
-    def _count_retry(self) -> None:
-        self.stats.retries += 1
 
 
 def _read(reply: bytes) -> str | ToolRefusal:

@@ -5,14 +5,7 @@ from contextlib import ExitStack
 import pytest
 
 from protocol.http.admission import Admission
-
-
-class Clock:
-    def __init__(self) -> None:
-        self.now = 100.0
-
-    def __call__(self) -> float:
-        return self.now
+from tests.fakes.clock import Clock
 
 
 def _answer_together(admission: Admission, clock: Clock, number: int, seconds: float) -> None:

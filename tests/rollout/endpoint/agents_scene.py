@@ -17,7 +17,7 @@ from rollout.endpoint.player import AgentPlayer
 from rollout.engine.generation import Generation, Sampling
 from rollout.engine.version_gate import VersionGate
 from rollout.environments.agents import AgentProgram
-from rollout.neighbours.no_rewards import NoRewards
+from rollout.neighbours.reward_client import NoRewards
 from rollout.session.outbox import Outbox
 from rollout.session.session import RolloutSession
 from tests.fakes.rollout_fakes import ScriptedCoordinator, ScriptedScorer, make_keys, make_spec

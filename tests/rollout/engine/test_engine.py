@@ -25,7 +25,7 @@ from rollout.environments.agents import AgentTask
 from rollout.environments.base import Resources, Task
 from rollout.episodes.player import EpisodePlayer
 from rollout.episodes.sample import SampleTask, WrittenSoFar
-from rollout.neighbours.no_rewards import NoRewards
+from rollout.neighbours.reward_client import NoRewards
 from tests.fakes.rollout_fakes import ScriptedScorer, make_spec
 from tests.fakes.tiny_models import TAGS, engine_of, make_tiny_model, serve_loaded, start_loaded
 from tests.rollout.engine.three_turns import Copies, ThreeTurns

@@ -1,4 +1,4 @@
-"""Reward endpoints of a test's own server, and one sample to be scored there."""
+"""Reward endpoints of a test's server, and a sample."""
 
 from typing import Any
 

@@ -1,4 +1,4 @@
-"""Gathering samples into requests."""
+"""Batches of requests."""
 
 import asyncio
 from collections.abc import Sequence
@@ -8,7 +8,7 @@ import pytest
 from rollout.neighbours.batcher import Batcher
 
 
-async def test_batcher_sends_full_batches_and_the_rest_after_a_moment() -> None:
+async def test_full_batches_are_sent_at_once_and_the_rest_after_a_pause() -> None:
     sizes: list[int] = []
 
     async def send(items: Sequence[int]) -> Sequence[int | Exception]:
@@ -20,7 +20,7 @@ async def test_batcher_sends_full_batches_and_the_rest_after_a_moment() -> None:
     assert sizes == [4, 4, 2]
 
 
-async def test_batcher_gives_an_exception_to_its_own_item() -> None:
+async def test_item_error_is_raised_for_its_item() -> None:
     async def send(items: Sequence[int]) -> Sequence[int | Exception]:
         return [ValueError("odd") if item % 2 else item for item in items]
 
@@ -29,7 +29,7 @@ async def test_batcher_gives_an_exception_to_its_own_item() -> None:
     assert [str(result) for result in results] == ["0", "odd", "2"]
 
 
-async def test_batcher_gives_the_batchs_exception_to_all() -> None:
+async def test_batch_error_is_raised_for_all_items() -> None:
     async def send(items: Sequence[int]) -> Sequence[int | Exception]:
         raise ValueError("down")
 
@@ -38,7 +38,7 @@ async def test_batcher_gives_the_batchs_exception_to_all() -> None:
     assert [str(result) for result in results] == ["down", "down"]
 
 
-async def test_batcher_leaves_out_who_stopped_waiting() -> None:
+async def test_batcher_drops_cancelled_items() -> None:
     sent: list[int] = []
 
     async def send(items: Sequence[int]) -> Sequence[int | Exception]:
@@ -54,7 +54,7 @@ async def test_batcher_leaves_out_who_stopped_waiting() -> None:
     assert sent == [2]
 
 
-async def test_batcher_cancels_what_is_under_way_when_closed() -> None:
+async def test_close_cancels_pending_batches() -> None:
     async def send(items: Sequence[int]) -> Sequence[int | Exception]:
         await asyncio.sleep(60)
         return list(items)

@@ -1,10 +1,8 @@
-"""The reward client against real servers: what it asks, what it takes for a reward, how parts are combined."""
+"""The reward client against real servers: its requests, batches, and the combination of rewards."""
 
 import asyncio
-import gzip
 from collections.abc import Iterator
 from dataclasses import replace
-from typing import Any
 
 import pytest
 
@@ -42,40 +40,6 @@ async def test_score_does_not_use_the_environments_proxy(
 ) -> None:
     monkeypatch.setenv("HTTP_PROXY", free_address())
     assert (await score_once(endpoint(server.script("proxy", GOOD)))).reward == 0.5
-
-
-@pytest.mark.parametrize(
-    ("body", "problem"),
-    [
-        ({"rewards": [float("nan")]}, "$.rewards[0] is nan, expected a finite number"),
-        ({"rewards": [float("inf")]}, "$.rewards[0] is inf, expected a finite number"),
-        ({"rewards": []}, "$.rewards has 0 entries, expected 1 (one per sample)"),
-        ({"rewards": [1, 2]}, "$.rewards has 2 entries, expected 1 (one per sample)"),
-        ({"rewards": ["1"]}, "$.rewards[0] is '1', expected a number"),
-        ({"error": "no"}, "$.rewards is missing; the reply has the keys ['error']"),
-        (b"<html>hello</html>", "$ is not JSON (expected value at line 1 column 1): '<html>hello</html>'"),
-        (b"", "$ is not JSON (EOF while parsing a value at line 1 column 0): ''"),
-    ],
-)
-async def test_score_raises_when_the_reply_is_no_reward(server: ScriptedServer, body: Any, problem: str) -> None:
-    url = server.script("nonsense", Answer(body))
-    with pytest.raises(NeighbourError) as error:
-        await score_once(endpoint(url))
-    assert error.value.detail.startswith(f"{url}: in the reply {problem} (2 attempts in ")
-
-
-async def test_score_raises_when_the_reply_is_too_long(server: ScriptedServer) -> None:
-    url = server.script("long", Answer(b"[" + b" " * (1 << 20) + b"1]"))
-    with pytest.raises(NeighbourError, match=r"the reply is over 1048576 bytes \(2 attempts in "):
-        await score_once(endpoint(url))
-
-
-async def test_score_refuses_a_compressed_reply(server: ScriptedServer) -> None:
-    bomb = gzip.compress(b"[" + b" " * (1 << 24) + b"1]")
-    url = server.script("bomb", Answer(bomb, headers={"content-encoding": "gzip"}))
-    with pytest.raises(NeighbourError, match=r"the reply is compressed, which was not asked for \(2 attempts"):
-        await score_once(endpoint(url))
-    assert server.received["bomb"][0].headers["accept-encoding"] == "identity"
 
 
 async def test_score_combines_endpoints_by_weight(server: ScriptedServer) -> None:

@@ -1,4 +1,4 @@
-"""A trajectory carries the content hashes of the indexes that answered its searches, and of no other sample's."""
+"""A trajectory carries the content hashes of the indexes that answered its own searches."""
 
 import asyncio
 from collections.abc import Iterator
@@ -10,7 +10,7 @@ from protocol.wire.trajectory import Trajectory
 from rollout.environments.base import Resources
 from rollout.environments.search import Search
 from rollout.neighbours.retriever_client import RetrieverClient
-from rollout.neighbours.sources import note_source, noted_sources
+from rollout.neighbours.sources import add_source, record_sources
 from tests.fakes.http_servers import Answer, ScriptedServer, scripted_server
 from tests.fakes.playing_session import playing_session
 from tests.fakes.rollout_fakes import ScriptedEngine
@@ -27,7 +27,7 @@ def server() -> Iterator[ScriptedServer]:
 async def played(server: ScriptedServer, headers: dict[str, str], *nodes_before: Answer) -> Trajectory:
     """Return a trajectory of one search, by a retriever that answers with these headers.
 
-    nodes_before: what the retrievers of nodes say that are asked before it.
+    nodes_before: answers of the retrievers with a higher priority.
     """
     urls = [server.script(f"node{place}", answer) for place, answer in enumerate(nodes_before)]
     urls.append(server.script("retrieve", Answer(FOUND, headers=headers)))
@@ -51,7 +51,7 @@ async def test_trajectory_carries_the_content_hash_of_the_index_that_answered(se
     assert (await played(server, {"x-content-hash": "3fa9c1"})).facts.content_hashes == ["3fa9c1"]
 
 
-async def test_share_of_searches_that_another_node_answered_is_a_log_where_there_is_one(server: ScriptedServer) -> None:
+async def test_share_of_searches_on_another_node_is_logged_if_there_is_one(server: ScriptedServer) -> None:
     assert (await played(server, {})).facts.reward_logs == {}
     elsewhere = await played(server, {}, Answer("down", 502))
     assert elsewhere.facts.reward_logs == {"environment/searched_elsewhere": 1.0}
@@ -60,19 +60,19 @@ async def test_share_of_searches_that_another_node_answered_is_a_log_where_there
 
 
 @pytest.mark.parametrize("headers", [{}, {"x-content-hash": "a" * 500}, {"x-content-hash": "<b>"}])
-async def test_a_retriever_that_tells_no_digest_leaves_none(server: ScriptedServer, headers: dict[str, str]) -> None:
+async def test_missing_or_invalid_content_hash_is_not_recorded(server: ScriptedServer, headers: dict[str, str]) -> None:
     assert (await played(server, headers)).facts.content_hashes == []
 
 
-async def test_samples_at_the_same_time_note_their_own_sources() -> None:
+async def test_concurrent_samples_record_their_own_sources() -> None:
     async def sample(digest: str) -> set[str]:
-        with noted_sources() as sources:
+        with record_sources() as sources:
             await asyncio.create_task(asyncio.sleep(0.01))
-            await asyncio.create_task(_noting(digest))
+            await asyncio.create_task(_add_later(digest))
         return sources.content_hashes
 
     assert await asyncio.gather(sample("a"), sample("b")) == [{"a"}, {"b"}]
 
 
-async def _noting(digest: str) -> None:
-    note_source(digest)
+async def _add_later(digest: str) -> None:
+    add_source(digest)

@@ -18,7 +18,7 @@ from mcp.client.streamable_http import streamable_http_client
 from protocol.errors import NeighbourError
 from protocol.one_line import one_line
 from protocol.settings.tools import McpServer
-from rollout.neighbours.http.headers import headers_from_environment, variables_from_environment
+from rollout.neighbours.http.pool import headers_from_environment, variables_from_environment
 
 # The library itself may need so much beside a server's own limits: to look for its version, and to end it.
 _MARGIN_S = 15.0

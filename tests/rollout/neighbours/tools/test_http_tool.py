@@ -147,5 +147,5 @@ def test_header_whose_variable_is_not_set_is_told_before_anything_starts() -> No
         _tool("http://127.0.0.1:1/", headers_env={"X-Key": "NOT_SET_HERE"})
     assert str(missing.value) == (
         "settings: tools.http weather: the header X-Key comes from the environment variable NOT_SET_HERE, which is "
-        "not set. Export it before the cluster is started."
+        "not set. Export it before you start the cluster."
     )

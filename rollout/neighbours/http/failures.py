@@ -1,0 +1,98 @@
+"""The kinds of failed HTTP attempts, and the rules of each: one table for retries, breaker and outages.
+
+    kind     cause                               attempts  opens the breaker  free in an outage
+    REFUSED  400, 413, 422                       1         no                 no
+    WRONG    redirect, 401, 404, other statuses  1         yes                no
+    FAILED   500, unusable reply                 2         yes                no
+    BUSY     429, or ABSENT with Retry-After     policy    no                 yes
+    ABSENT   no answer, 408, 502, 503, 504       policy    yes                yes
+
+"free in an outage": while the service fails other requests too, the failure does not use up an attempt.
+"""
+
+import email.utils
+import time
+from dataclasses import dataclass
+from enum import Enum
+
+_TEXT_LENGTH = 500  # characters of an error page that are kept
+
+
+@dataclass(frozen=True)
+class _Rule:
+    max_attempts: int | None  # failures of the kind that end a call; None: as many as the policy allows
+    opens_breaker: bool
+    is_free_in_outage: bool
+
+
+class FailureKind(Enum):
+    """The reason why an attempt failed."""
+
+    REFUSED = _Rule(1, opens_breaker=False, is_free_in_outage=False)
+    WRONG = _Rule(1, opens_breaker=True, is_free_in_outage=False)
+    # A 500 is often one flaky call in a user's function. A second one is a bug there, not an outage.
+    FAILED = _Rule(2, opens_breaker=True, is_free_in_outage=False)
+    BUSY = _Rule(None, opens_breaker=False, is_free_in_outage=True)
+    ABSENT = _Rule(None, opens_breaker=True, is_free_in_outage=True)
+
+
+_KINDS = {
+    400: FailureKind.REFUSED, 413: FailureKind.REFUSED, 422: FailureKind.REFUSED,
+    200: FailureKind.FAILED, 500: FailureKind.FAILED,
+    429: FailureKind.BUSY,
+    None: FailureKind.ABSENT, 408: FailureKind.ABSENT, 502: FailureKind.ABSENT, 503: FailureKind.ABSENT,
+    504: FailureKind.ABSENT,
+}  # fmt: skip
+
+
+def kind_of(status: int | None, retry_after: str | None = None) -> FailureKind:
+    """Return the kind of a failure. status: of the answer; 200 for an unusable reply; None without an answer."""
+    kind = _KINDS.get(status, FailureKind.WRONG)
+    return FailureKind.BUSY if kind is FailureKind.ABSENT and retry_after else kind
+
+
+class AttemptFailed(Exception):
+    """One attempt failed."""
+
+    def __init__(
+        self,
+        detail: str,
+        kind: FailureKind = FailureKind.ABSENT,
+        status: int | None = None,
+        retry_after_s: float = 0.0,
+    ) -> None:
+        super().__init__(detail)
+        self.kind = kind
+        self.status = status  # HTTP status of the answer; None: no answer
+        self.retry_after_s = retry_after_s  # pause that the service asked for
+        self.text = ""  # first 500 characters of the answer
+        self.is_free = False  # True: it does not count as an attempt, because the service fails other requests too
+        self.waits_for_breaker = False  # True: the circuit breaker decides when to retry
+        self.num_extra_attempts = 0  # attempts beyond the rule's, at a service that is often absent
+
+
+def opens_breaker(error: Exception) -> bool:
+    """Return whether an error counts against the service."""
+    return not isinstance(error, AttemptFailed) or error.kind.value.opens_breaker
+
+
+def failure_of_status(url: str, status: int, text: str, retry_after: str | None, max_wait_s: float) -> AttemptFailed:
+    """Return the failure for an HTTP status other than 200. max_wait_s: limit of its Retry-After."""
+    kind = kind_of(status, retry_after)
+    wait_s = min(_seconds_of(retry_after), max_wait_s) if retry_after and kind is FailureKind.BUSY else 0.0
+    failure = AttemptFailed(f"{url} answered {status}: {text[:_TEXT_LENGTH]}", kind, status, wait_s)
+    failure.text = text[:_TEXT_LENGTH]
+    return failure
+
+
+def _seconds_of(retry_after: str) -> float:
+    """Return a Retry-After header, a number or an HTTP date, as seconds from now; 0 for anything else."""
+    try:
+        seconds = float(retry_after)
+        return seconds if seconds > 0 else 0.0  # false for nan
+    except ValueError:
+        pass
+    try:
+        return max(0.0, email.utils.parsedate_to_datetime(retry_after).timestamp() - time.time())
+    except Exception:  # the header is untrusted, and the parser raises OverflowError and others besides ValueError
+        return 0.0
