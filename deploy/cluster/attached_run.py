@@ -1,9 +1,8 @@
-"""The run that uses this cluster now, and how it is told to end: as a user's SIGTERM tells it.
+"""The run that uses this cluster now, and the way to end it: SIGTERM to its command, as a user would.
 
-Importing this module imports Ray, which reads how to authenticate at once: set its environment first.
+Importing this module imports Ray, which reads its environment at once: call `connect_environment` first.
 """
 
-import time
 from dataclasses import dataclass
 
 import psutil
@@ -14,9 +13,9 @@ from deploy.node.processes import has_ended
 from protocol.node.current_run import current_run
 from protocol.waits import until
 
-# A step, its checkpoint and a last evaluation may all be under way; the command itself has a limit for its drain.
+# Longest wait for a step, its checkpoint and a last evaluation; the run has its own limit, run.drain_s.
 _DRAIN_S = 1800.0
-# The processes of a command that was killed end a moment after it.
+# The processes of a killed command end a moment later.
 _LAST_RUN_S = 20.0
 _POLL_S = 0.2
 
@@ -25,8 +24,8 @@ _POLL_S = 0.2
 class AttachedRun:
     """A run whose command still lives."""
 
-    name: str  # empty while no rollout server knows of it
-    pid: int | None  # of its command on this node; None: it runs on another
+    name: str  # empty until a rollout server knows the run
+    pid: int | None  # process of its command on this node; None: on another node
 
     def __str__(self) -> str:
         if self.pid is None:
@@ -35,31 +34,29 @@ class AttachedRun:
 
 
 def find_attached_run(timeout_s: float) -> AttachedRun | None:
-    """Return the run that uses this cluster. Blocks for 20 s more than timeout_s at most.
+    """Return the run that uses this cluster. Blocks for timeout_s and 20 s at most.
 
     Raises: OperatorError when the fleet does not answer.
     """
-    deadline = time.monotonic() + _LAST_RUN_S
-    while (run := current_run()) is None:
+    for _ in until(_LAST_RUN_S, _POLL_S):
+        if (run := current_run()) is not None:
+            return AttachedRun(run.run_id, run.pid_here)
         fleet = describe_fleet(timeout_s)
         if fleet is None or not fleet["is_lending"]:
             return None
-        if time.monotonic() > deadline:
-            names = [server["run"]["run_id"] for server in describe_servers(timeout_s) if server.get("run")]
-            return AttachedRun(names[0] if names else "", None)
-        time.sleep(_POLL_S)
-    return AttachedRun(run.run_id, run.pid_here)
+    names = [server["run"]["run_id"] for server in describe_servers(timeout_s) if server.get("run")]
+    return AttachedRun(names[0] if names else "", None)
 
 
-def drain(run: AttachedRun, who: str = "stop_cluster") -> None:
-    """Tell a run's command to end after its step; returns when it has saved and ended. who: the command that asks.
+def end_run(run: AttachedRun, asker: str = "stop_cluster") -> None:
+    """End a run after its step; returns when it has saved and ended. asker: the command, for messages.
 
     Raises: RunStays when it runs elsewhere, or does not end.
     """
     if run.pid is None:
         raise RunStays(
-            f"{who}: {run} uses this cluster. End it there with Ctrl-C, or lose what is in no checkpoint with "
-            "deploy/stop_cluster.sh --now."
+            f"{asker}: {run} uses this cluster. End it there with Ctrl-C. deploy/stop_cluster.sh --now ends it too, "
+            "and loses the steps after its last checkpoint."
         )
     try:
         command = psutil.Process(run.pid)
@@ -67,9 +64,9 @@ def drain(run: AttachedRun, who: str = "stop_cluster") -> None:
     except psutil.NoSuchProcess:
         return
     except psutil.AccessDenied:
-        raise RunStays(f"{who}: {run} belongs to another user, and may not be told to end.") from None
+        raise RunStays(f"{asker}: {run} belongs to another user, and only that user may end it.") from None
     if not any(has_ended(command) for _ in until(_DRAIN_S, _POLL_S)):  # it is no child of this process
         raise RunStays(
-            f"{who}: {run} has not ended within {_DRAIN_S:g} s of being told to. See its output, or lose "
-            "what is in no checkpoint with deploy/stop_cluster.sh --now."
+            f"{asker}: {run} has not ended within {_DRAIN_S:g} s of SIGTERM. See its output. deploy/stop_cluster.sh "
+            "--now ends it, and loses the steps after its last checkpoint."
         )

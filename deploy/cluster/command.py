@@ -2,45 +2,46 @@
 
 VERB: start, stop, status, nodes, wait-nodes, servers, drain, undrain, healthy.
 
-Behind deploy/start_cluster.sh and deploy/stop_cluster.sh. Exit status: 0; 1 with one sentence; 2 for a wrong option.
+Used by deploy/start_cluster.sh and deploy/stop_cluster.sh. Exit status: 0; 1 with one sentence; 2 for a wrong option.
 """
 
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 
 from deploy.cluster.known import connect_environment, is_ray_well
 from deploy.cluster.servers import change_servers
 from deploy.cluster.start import start
 from deploy.cluster.stop import stop
-from deploy.cluster.tables.show import show_cluster
+from deploy.cluster.tables import node_rows, show_cluster, show_nodes
 from deploy.node.home import this_home
-from deploy.node.service_health import is_healthy
+from deploy.node.service import is_healthy
 from protocol.errors import NeighbourError, OperatorError, SettingsError
 from protocol.node.home import read_cluster
 
 _NODES_S = 300.0
 _USAGE = {
-    "stop": "[--now]    ends this node's part, after the run that uses it has saved; --now: at once",
-    "status": "   shows what of this node's part runs, and where its logs are",
+    "stop": "[--now]    ends this node's part, after the attached run has saved; --now: at once",
+    "status": "   shows this node's processes and their logs",
     "nodes": "   shows every node of the cluster",
-    "wait-nodes": "N [SECONDS]    returns when the cluster has N nodes; fails after so many seconds (300)",
-    "servers": "RUN +N|-N    has a run that goes on use so many rollout servers more, or fewer",
-    "drain": "ADDRESS    has what runs on a node leave it, and nothing new start there",
-    "undrain": "ADDRESS    lets a node take processes again",
-    "healthy": "   returns when Ray and the services of this node are well: for probes",
+    "wait-nodes": "N [SECONDS]    returns when the cluster has N nodes; fails after SECONDS (300)",
+    "servers": "RUN +N|-N    adds rollout servers to a running run, or removes some",
+    "drain": "ADDRESS    moves servers and ranks off a node, and starts nothing new there",
+    "undrain": "ADDRESS    lets servers and ranks start on a node again",
+    "healthy": "   returns when Ray and the services of this node are healthy: for probes",
 }
 _HELP = ("-h", "--help")
 
 
 def main(arguments: Sequence[str]) -> int:
     """Run the command; returns its exit status."""
-    verbs = {
+    verbs: dict[str, Callable[[Sequence[str]], None]] = {
         "start": start,
         "stop": stop,
         "status": _status,
         "nodes": _nodes,
         "wait-nodes": _wait_nodes,
-        "servers": _servers,
+        "servers": lambda arguments: print(change_servers(arguments)),
         "drain": _drain,
         "undrain": _undrain,
         "healthy": _healthy,
@@ -58,89 +59,71 @@ def main(arguments: Sequence[str]) -> int:
 
 
 def exit_status(verb: Callable[[], None]) -> int:
-    """Return the status with which a verb ends, having told in one sentence of what failed."""
+    """Run a verb; returns its exit status, with one sentence on standard error when it fails."""
     try:
         verb()
     except OperatorError as error:
         print(error, file=sys.stderr)
         return error.exit_code
-    except NeighbourError as error:  # Ray's process ended under a start that stays in the foreground
+    except NeighbourError as error:  # Ray's process ended under `start --block`
         print(error, file=sys.stderr)
         return 1
     return 0
 
 
-def _nodes(arguments: Sequence[str]) -> None:
-    """Show every node of the cluster. Raises: OperatorError when no cluster runs here, or Ray does not answer."""
-    if arguments:
-        raise SettingsError(f"nodes: {arguments[0]} is not known; it takes no options.")
+@contextmanager
+def _connection() -> Iterator[None]:
+    """Connect to this node's cluster. Raises: OperatorError when there is none, or Ray does not answer."""
     state = read_cluster()
     connect_environment(state)
     from deploy.cluster.fleet_client import connected
-    from deploy.cluster.tables.node_table import node_rows, show_nodes
 
     with connected(state.ray_address, state.node_ip):
+        yield
+
+
+def _nodes(arguments: Sequence[str]) -> None:
+    _check_no_options("nodes", arguments)
+    with _connection():
         show_nodes(node_rows())
 
 
 def _wait_nodes(arguments: Sequence[str]) -> None:
-    """Return when so many nodes are in the cluster. Raises: OperatorError when they do not come."""
+    """Return when the cluster has N nodes. Raises: OperatorError for wrong arguments; NeighbourError after SECONDS."""
     if len(arguments) not in (1, 2) or not all(argument.isdecimal() for argument in arguments):
         raise SettingsError("wait-nodes: give the number of nodes, and the seconds to wait for them (300).")
     if int(arguments[0]) < 1:
         raise SettingsError(f"wait-nodes: {arguments[0]} nodes are always there. Give a number from 1 on.")
-    state = read_cluster()
-    connect_environment(state)
-    from deploy.cluster.fleet_client import connected
-    from deploy.cluster.nodes import await_nodes
+    with _connection():
+        from deploy.cluster.keeper_client import await_nodes
 
-    with connected(state.ray_address, state.node_ip):
         await_nodes(int(arguments[0]), float(arguments[1]) if len(arguments) > 1 else _NODES_S)
 
 
-def _servers(arguments: Sequence[str]) -> None:
-    """Have a run use more or fewer rollout servers. Raises: OperatorError when it cannot."""
-    print(change_servers(arguments))
-
-
 def _drain(arguments: Sequence[str]) -> None:
-    """Have a node be left by what runs there. Raises: OperatorError when something has to stay."""
+    """Move a run's processes off a node. Raises: OperatorError when one has to stay."""
     _check_names_a_node("drain", arguments)
-    state = read_cluster()
-    connect_environment(state)
-    from deploy.cluster.drain import drain_node
-    from deploy.cluster.fleet_client import connected
+    with _connection():
+        from deploy.cluster.drain import drain_node
 
-    with connected(state.ray_address, state.node_ip):
         print(drain_node(arguments))
 
 
 def _undrain(arguments: Sequence[str]) -> None:
-    """Let a node take processes again. Raises: OperatorError when there is no such node."""
+    """Let processes start on a node again. Raises: OperatorError when there is no such node."""
     _check_names_a_node("undrain", arguments)
-    state = read_cluster()
-    connect_environment(state)
-    from deploy.cluster.drain import undrain_node
-    from deploy.cluster.fleet_client import connected
+    with _connection():
+        from deploy.cluster.drain import undrain_node
 
-    with connected(state.ray_address, state.node_ip):
         print(undrain_node(arguments))
 
 
-def _check_names_a_node(verb: str, arguments: Sequence[str]) -> None:
-    if len(arguments) != 1 or arguments[0].startswith("-"):
-        raise SettingsError(
-            f"{verb}: give one node by its address, as python -m deploy.cluster nodes shows it: {verb} 10.0.0.2."
-        )
-
-
 def _healthy(arguments: Sequence[str]) -> None:
-    """Return when Ray and the services of this node are well: for probes of containers, in half a second without Ray.
+    """Return when Ray and the services of this node are healthy: for container probes, in half a second without Ray.
 
-    Raises: OperatorError naming what is down, or when no cluster runs.
+    Raises: OperatorError naming the parts that are down, or when no cluster runs.
     """
-    if arguments:
-        raise SettingsError(f"healthy: {arguments[0]} is not known; it takes no options.")
+    _check_no_options("healthy", arguments)
     state, token_file = read_cluster(), this_home().token_file
     down = [
         record.name
@@ -152,12 +135,23 @@ def _healthy(arguments: Sequence[str]) -> None:
 
 
 def _status(arguments: Sequence[str]) -> None:
-    """Show the table. Raises: OperatorError when no cluster runs, or when a part of it is down."""
-    if arguments:
-        raise SettingsError(f"status: {arguments[0]} is not known; it takes no options.")
+    """Show the table. Raises: OperatorError when no cluster runs, or a part of it is down."""
+    _check_no_options("status", arguments)
     down = show_cluster(read_cluster(), this_home())
     if down:
         raise OperatorError(
-            f"Down: {', '.join(down)}. The node's keeper starts an ended service again by itself; what stays down, "
-            "deploy/start_cluster.sh starts."
+            f"Down: {', '.join(down)}. The node's keeper restarts an ended service by itself; "
+            "deploy/start_cluster.sh starts the rest."
         )
+
+
+def _check_names_a_node(verb: str, arguments: Sequence[str]) -> None:
+    if len(arguments) != 1 or arguments[0].startswith("-"):
+        raise SettingsError(
+            f"{verb}: give one node by its address, as python -m deploy.cluster nodes shows it: {verb} 10.0.0.2."
+        )
+
+
+def _check_no_options(verb: str, arguments: Sequence[str]) -> None:
+    if arguments:
+        raise SettingsError(f"{verb}: {arguments[0]} is not known; it takes no options.")

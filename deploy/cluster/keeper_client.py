@@ -1,66 +1,71 @@
-"""The keeper of this node from outside: created when missing, told what to keep, asked.
+"""Calls to the keepers of nodes, and the wait for nodes to be ready: a node with a keeper has finished its start.
 
-Importing this module imports Ray, which reads how to authenticate at once: set its environment first.
+Importing this module imports Ray, which reads its environment at once: call `connect_environment` first.
 """
 
 import contextlib
 from typing import Any
 
 import ray
+from ray.util import list_named_actors
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 from deploy.cluster.fleet_client import ask
 from deploy.node.home import Home
-from deploy.node.keeper import KEEPER_ROOMS, Keeper, KeptInfo
-from protocol.errors import OperatorError
+from deploy.node.keeper import KEEPER_ROOMS, Keeper, ServiceInfo
+from protocol.errors import NeighbourError, OperatorError
 from protocol.node.code_digest import code_digest
+from protocol.node.living import living_nodes
 from protocol.ray_calls import NAMESPACE, OUR_ACTOR, keeper_of
 from protocol.waits import until
 
 _POLL_S = 0.2
-# What Ray counts one of on its head, and nowhere else.
+_NODES_POLL_S = 1.0
+# Resource that Ray's head alone has.
 HEAD_RESOURCE = "node:__internal_head__"
 
 
 def keep_services(home: Home, timeout_s: float) -> None:
-    """Have the services that cluster.json names be kept from now on, by a keeper that runs this checkout's code.
+    """Make this node's keeper watch the services in cluster.json. A keeper of other code is restarted.
 
     Raises: OperatorError when the keeper does not answer in time.
     """
-    here = ray.get_runtime_context().get_node_id()
-    keeper = (
-        ray.remote(Keeper)
-        .options(
-            name=_name(),
-            namespace=NAMESPACE,
-            lifetime="detached",
-            get_if_exists=True,
-            **OUR_ACTOR,
-            max_restarts=-1,
-            max_concurrency=4,
-            scheduling_strategy=NodeAffinitySchedulingStrategy(here, soft=False),
-        )
-        .remote(str(home.root))
-    )
+    here = NodeAffinitySchedulingStrategy(own_node(), soft=False)
+    options = {"name": keeper_of(own_node()), "namespace": NAMESPACE, "lifetime": "detached", "get_if_exists": True}
+    options |= {**OUR_ACTOR, "max_restarts": -1, "max_concurrency": 4, "scheduling_strategy": here}
+    keeper = ray.remote(Keeper).options(**options).remote(str(home.root))
     code = code_digest(KEEPER_ROOMS)
-    if ask(keeper.code.remote(), timeout_s, "keeper") != code:
-        # Ray starts it again in a new process, which imports what is there now. What it kept goes on meanwhile.
-        ray.kill(keeper, no_restart=False)
-        _await_code(keeper, code, timeout_s)
-    ask(keeper.keep.remote(), timeout_s, "keeper")
+    for _ in until(timeout_s, _POLL_S):
+        with contextlib.suppress(OperatorError):  # while Ray restarts it, it does not answer
+            if ask(keeper.code.remote(), timeout_s, "keeper") == code:
+                ask(keeper.keep.remote(), timeout_s, "keeper")
+                return
+            ray.kill(keeper, no_restart=False)  # the new process imports the new code; services keep running
+    raise OperatorError(f"The keeper of this node's services did not answer within {timeout_s:g} s.")
 
 
 def forget_services(names: list[str], timeout_s: float) -> None:
-    """Have services be kept no more, so that they can be ended. No keeper is fine."""
-    keeper = _find()
+    """Make this node's keeper, if there is one, stop watching services: then they can be ended."""
+    keeper = _own_keeper()
     if keeper is not None:
         ask(keeper.forget.remote(names), timeout_s, "keeper")
 
 
-def head_keeper(timeout_s: float) -> tuple[str, Any]:
-    """Return the head's address and its keeper. Blocks for timeout_s at most, while the head is still starting.
+def describe_services(timeout_s: float) -> dict[str, ServiceInfo] | None:
+    """Return the keeper's facts by service; None when no keeper answers on this node."""
+    keeper = _own_keeper()
+    if keeper is None:
+        return None
+    try:
+        return {info["name"]: info for info in ask(keeper.describe.remote(), timeout_s, "keeper")}
+    except OperatorError:
+        return None
 
-    Raises: OperatorError when there is none.
+
+def head_keeper(timeout_s: float) -> tuple[str, Any]:
+    """Return the head's address and its keeper. Waits while the head is still starting.
+
+    Raises: OperatorError when there is none within timeout_s.
     """
     for _ in until(timeout_s, _POLL_S):
         for node in ray.nodes():
@@ -71,36 +76,42 @@ def head_keeper(timeout_s: float) -> tuple[str, Any]:
     raise OperatorError("The head's node has no keeper. Run deploy/start_cluster.sh there: it starts what is missing.")
 
 
-def describe_services(timeout_s: float) -> dict[str, KeptInfo] | None:
-    """Return what this node's keeper knows, by service; None when no keeper runs here."""
-    keeper = _find()
-    if keeper is None:
-        return None
-    try:
-        return {info["name"]: info for info in ask(keeper.describe.remote(), timeout_s, "keeper")}
-    except OperatorError:
-        return None
+def await_nodes(number: int, timeout_s: float) -> None:
+    """Return when `number` nodes are ready, this one included. Call it while connected.
 
-
-def _await_code(keeper: Any, code: str, timeout_s: float) -> None:
-    for _ in until(timeout_s, _POLL_S):
-        with contextlib.suppress(OperatorError):  # the old process does not answer any more, or the new one not yet
-            if ask(keeper.code.remote(), timeout_s, "keeper") == code:
-                return
-    raise OperatorError(f"The keeper of this node's services did not restart within {timeout_s:g} s.")
+    Raises: NeighbourError naming the ready nodes, and those that joined and are not ready.
+    """
+    seen: set[str] = set()
+    for _ in until(timeout_s, _NODES_POLL_S):
+        ready, starting = _nodes()
+        if len(ready) >= number:
+            print(f"{len(ready)} nodes are ready: {', '.join(ready)}.", flush=True)
+            return
+        for address in sorted(set(ready) - seen):
+            print(f"Node {address} is ready ({len(ready)} of {number}).", flush=True)
+        seen = set(ready)
+    problem = f"{len(ready)} of {number} were ready within {timeout_s:g} s: {', '.join(ready)}"
+    if starting:
+        problem += f"; {', '.join(starting)} joined, and the services there are not healthy yet"
+    raise NeighbourError("nodes", f"{problem}. deploy/start_cluster.sh --join on the others, then again here")
 
 
 def own_node() -> str:
-    """Return Ray's name of this node."""
+    """Return Ray's id of this node."""
     return str(ray.get_runtime_context().get_node_id())
 
 
-def _name() -> str:
-    return keeper_of(own_node())
-
-
-def _find() -> Any:
+def _own_keeper() -> Any:
     try:
-        return ray.get_actor(_name(), namespace=NAMESPACE)
+        return ray.get_actor(keeper_of(own_node()), namespace=NAMESPACE)
     except ValueError:
         return None
+
+
+def _nodes() -> tuple[list[str], list[str]]:
+    """Return the addresses of the ready nodes, and of those that are still starting."""
+    keepers = set(list_named_actors())
+    nodes: dict[bool, list[str]] = {True: [], False: []}
+    for node in living_nodes():
+        nodes[keeper_of(node["NodeID"]) in keepers].append(str(node["NodeManagerAddress"]))
+    return sorted(nodes[True]), sorted(nodes[False])

@@ -1,4 +1,4 @@
-"""What is known of the cluster that an earlier start made on this node."""
+"""The cluster that an earlier start made on this node, as cluster.json describes it."""
 
 import os
 import socket
@@ -12,11 +12,11 @@ _CONNECT_S = 2.0
 
 
 class RunStays(OperatorError):
-    """A run uses this cluster, and what was asked for would end it: nothing is done."""
+    """A run uses the cluster, and the command would end it: nothing is done."""
 
 
 def known_cluster() -> ClusterState | None:
-    """Return what cluster.json says; None when there is none or it is of no use."""
+    """Return the content of cluster.json; None when it is missing or invalid."""
     try:
         return read_cluster()
     except OperatorError:
@@ -24,17 +24,16 @@ def known_cluster() -> ClusterState | None:
 
 
 def known_processes() -> dict[str, ProcessRecord]:
-    """Return the processes that cluster.json names now, by name."""
+    """Return the processes in cluster.json, by name."""
     state = known_cluster()
     return {record.name: record for record in state.processes} if state is not None else {}
 
 
 def is_ray_well(state: ClusterState) -> bool:
-    """Return whether this node's Ray runs; on the head, whether it answers too. Blocks 2 s at most."""
+    """Return whether this node's Ray runs and, on the head, listens. Blocks 2 s at most."""
     record = next((record for record in state.processes if record.name == "ray"), None)
     if record is None or find(record) is None:
         return False
-    # Whether the head is in reach is not another node's matter.
     return not is_head(state) or does_head_answer(state)
 
 
@@ -44,7 +43,7 @@ def is_head(state: ClusterState) -> bool:
 
 
 def does_head_answer(state: ClusterState) -> bool:
-    """Return whether something listens where the head's Ray does. Blocks 2 s at most."""
+    """Return whether the head's Ray port accepts connections. Blocks 2 s at most."""
     try:
         socket.create_connection(host_and_port(state.ray_address), timeout=_CONNECT_S).close()
     except OSError:
@@ -53,5 +52,5 @@ def does_head_answer(state: ClusterState) -> bool:
 
 
 def connect_environment(state: ClusterState) -> None:
-    """Set what Ray reads, when it is first imported, to be let in."""
+    """Set the environment variables that Ray reads when it is first imported."""
     os.environ |= state.ray_environment()

@@ -1,11 +1,11 @@
-"""`deploy.cluster stop`: ends this node's part of a cluster, after the run that uses it has saved and ended."""
+"""`deploy.cluster stop`: ends this node's part of a cluster, after the attached run has saved and ended."""
 
 import sys
 from collections.abc import Sequence
 
 from deploy.cluster.known import RunStays, connect_environment, is_head, is_ray_well, known_cluster, known_processes
-from deploy.cluster.node_ray.processes import end_ray, ray_processes
-from deploy.node.home import check_held_by_none_other, exclusive, this_home
+from deploy.cluster.ray_processes import end_ray, ray_processes
+from deploy.node.home import check_not_used_elsewhere, exclusive, this_home
 from deploy.node.processes import end, family, find
 from protocol.errors import OperatorError, SettingsError
 from protocol.node.home import ClusterState, cluster_path
@@ -15,7 +15,7 @@ _STOP_SERVERS_S = 60.0
 
 
 def stop(arguments: Sequence[str]) -> None:
-    """End everything of this node's cluster; nothing running is fine."""
+    """End every process of this node's cluster; it is no error when there is none."""
     unknown = [argument for argument in arguments if argument != "--now"]
     if unknown:
         raise SettingsError(
@@ -26,7 +26,7 @@ def stop(arguments: Sequence[str]) -> None:
         print("No Sluice cluster runs here.")
         return
     with exclusive(home):
-        check_held_by_none_other(home)
+        check_not_used_elsewhere(home)
         state = known_cluster()
         was_running = bool(known_processes() or ray_processes(home))
         if state is not None and is_ray_well(state):
@@ -38,24 +38,29 @@ def stop(arguments: Sequence[str]) -> None:
 
 
 def _end_orderly(state: ClusterState, is_now: bool) -> None:
-    """Have the attached run and the servers end by themselves; what cannot is ended with Ray's other processes.
+    """End the attached run and the servers; servers that do not answer end with Ray's other processes.
 
-    Raises: RunStays when a run is attached that this command cannot end, or that does not end.
+    Raises: RunStays when the attached run is another machine's, or does not end.
     """
     connect_environment(state)
-    from deploy.cluster.attached_run import drain, find_attached_run
+    from deploy.cluster.attached_run import end_run, find_attached_run
     from deploy.cluster.fleet_client import connected, stop_servers
     from deploy.cluster.keeper_client import forget_services
 
     try:
         with connected(state.ray_address, state.node_ip):
             run = None if _has_left(state) else find_attached_run(_ANSWER_S)
-            if run is not None:
-                _say_what_happens(str(run), is_now)
-                if not is_now:
-                    drain(run)
+            if run is not None and is_now:
+                print(f"Ending {run} at once: the steps after its last checkpoint are lost.", flush=True)
+            elif run is not None:
+                print(
+                    f"Stopping {run} first: it ends after its step, with a checkpoint. "
+                    "deploy/stop_cluster.sh --now does not wait for it.",
+                    flush=True,
+                )
+                end_run(run)
             forget_services(list(known_processes()), _ANSWER_S)
-            if is_head(state):  # the servers of other nodes are not this node's
+            if is_head(state):  # other nodes' servers end with their nodes
                 stop_servers(_STOP_SERVERS_S)
     except RunStays:
         raise
@@ -64,21 +69,10 @@ def _end_orderly(state: ClusterState, is_now: bool) -> None:
 
 
 def _has_left(state: ClusterState) -> bool:
-    """Return whether this node is drained, and the run that uses the cluster has left it."""
+    """Return whether this node is drained, and the run has moved to other nodes."""
     from deploy.cluster.keeper_client import own_node
     from protocol.node.drained import drained_nodes, said_leaving
 
     node = own_node()
     word = said_leaving(node) if node in drained_nodes() else None
     return not is_head(state) and word is not None and word.is_over
-
-
-def _say_what_happens(run: str, is_now: bool) -> None:
-    if is_now:
-        print(f"Ending {run} at once: what is in no checkpoint is lost.", flush=True)
-    else:
-        print(
-            f"Stopping {run} first: it ends after its step, with a checkpoint. "
-            "deploy/stop_cluster.sh --now does not wait for it.",
-            flush=True,
-        )

@@ -1,4 +1,4 @@
-"""Makes SLUICE_HOME: folders, CURVE keys and tokens that are this user's alone."""
+"""SLUICE_HOME: private folders, CURVE keys and tokens."""
 
 import hashlib
 import os
@@ -16,7 +16,7 @@ from protocol.errors import OperatorError
 from protocol.node.home import sluice_home, write_secret
 from protocol.node.process_space import machine_name, process_space
 
-_HELD = "node.lock"
+_LOCK = "node.lock"
 
 
 @dataclass(frozen=True)
@@ -39,7 +39,7 @@ class Home:
 
     @property
     def secret_files(self) -> list[Path]:
-        """What every node of a cluster has alike."""
+        """Files that are equal on all nodes of a cluster."""
         pairs = [self.keys / f"{name}.{kind}" for name in ("coordinator", "peer") for kind in ("pub", "sec")]
         return [self.token_file, self.ray_token_file, *pairs]
 
@@ -53,9 +53,9 @@ class Home:
 
     @property
     def ray_folder(self) -> Path:
-        """Where Ray keeps its sockets. Not in SLUICE_HOME: a unix socket's whole path has at most 107 characters.
+        """Folder of Ray's sockets. Not in SLUICE_HOME: the path of a unix socket has at most 107 characters.
 
-        Private, so Ray is given a folder inside it: Ray opens its own folder to every user of the machine.
+        Ray uses a folder inside it, because Ray opens its own folder to every user of the machine.
         """
         digest = hashlib.sha256(str(self.root).encode()).hexdigest()[:8]
         return Path(tempfile.gettempdir()) / f"sluice-{os.getuid()}-{digest}"
@@ -66,9 +66,9 @@ def this_home() -> Home:
 
 
 def make_home(home: Home, is_joining: bool) -> None:
-    """Make folders, keys and tokens that are missing; those that exist are kept.
+    """Make missing folders, keys and tokens.
 
-    Raises: OperatorError when a folder cannot be ours, or when a joining node lacks the head's secrets.
+    Raises: OperatorError when a folder belongs to another user, or when a joining node lacks the head's secrets.
     """
     for folder in (home.root, home.keys, home.logs, home.ray_folder):
         _make_private(folder)
@@ -83,7 +83,7 @@ def make_home(home: Home, is_joining: bool) -> None:
         if not path.is_file():
             write_secret(path, secrets.token_hex(32))
     for name in ("coordinator", "peer"):
-        # A pair is made whole: a public key without its secret would lock every peer out.
+        # Always a whole pair: a public key without its secret locks every peer out.
         if not (home.keys / f"{name}.sec").is_file() or not (home.keys / f"{name}.pub").is_file():
             public, secret = zmq.curve_keypair()
             write_secret(home.keys / f"{name}.pub", public.decode())
@@ -104,32 +104,32 @@ def exclusive(home: Home) -> Iterator[None]:
         yield
 
 
-def hold_home(home: Home) -> int | None:
-    """Say in this home that this machine has a cluster's node there, until this process ends or closes what it gets.
+def mark_home_used(home: Home) -> int | None:
+    """Mark this home as used by this machine, until this process ends or closes the returned descriptor.
 
-    Returns the descriptor of a locked file; None where that is said already, or where the disk has no locks.
+    Returns the descriptor of a locked file; None when another process has the mark, or the disk has no locks.
     """
-    held = None
+    descriptor = None
     try:
-        held = os.open(home.root / _HELD, os.O_RDWR | os.O_CREAT, 0o600)
-        if not try_lock(held):
-            os.close(held)
+        descriptor = os.open(home.root / _LOCK, os.O_RDWR | os.O_CREAT, 0o600)
+        if not try_lock(descriptor):
+            os.close(descriptor)
             return None
-        os.truncate(held, 0)
-        os.write(held, f"{process_space()}\n{machine_name()}".encode())
+        os.truncate(descriptor, 0)
+        os.write(descriptor, f"{process_space()}\n{machine_name()}".encode())
     except OSError:
-        if held is not None:
-            os.close(held)
+        if descriptor is not None:
+            os.close(descriptor)
         return None
-    return held
+    return descriptor
 
 
-def check_held_by_none_other(home: Home) -> None:
-    """Raise OperatorError when another machine, or another container, has a cluster's node in this home now.
+def check_not_used_elsewhere(home: Home) -> None:
+    """Raise OperatorError when a cluster's node of another machine or container uses this home.
 
-    Two would write over each other's addresses and process numbers, and a stop would end the wrong ones.
+    Two nodes would overwrite each other's addresses and process ids, and a stop would end the wrong processes.
     """
-    path = home.root / _HELD
+    path = home.root / _LOCK
     if not path.is_file():
         return
     with path.open("r", encoding="utf-8") as file:
@@ -138,7 +138,7 @@ def check_held_by_none_other(home: Home) -> None:
         processes, _, machine = file.read().partition("\n")
     if processes != process_space():
         raise OperatorError(
-            f"{home.root} is the SLUICE_HOME of a node on {machine}, which runs. Each node needs its own: set "
+            f"{home.root} is the SLUICE_HOME of a running node on {machine}. Each node needs its own: set "
             f"SLUICE_HOME to another folder here, such as {home.root}/{machine_name()}."
         )
 
@@ -147,9 +147,9 @@ def _make_private(folder: Path) -> None:
     try:
         folder.mkdir(parents=True, exist_ok=True, mode=0o700)
         found = folder.lstat()
-        # In a shared temp folder somebody else could have put a folder or a link of this name first.
+        # In a shared temporary folder another user may have made this name first.
         if folder.is_symlink() or found.st_uid != os.getuid():
-            raise OperatorError(f"{folder} belongs to somebody else. Set SLUICE_HOME to a folder of your own.")
+            raise OperatorError(f"{folder} belongs to another user. Set SLUICE_HOME to a folder of your own.")
         folder.chmod(0o700)
     except OSError as error:
         raise OperatorError(

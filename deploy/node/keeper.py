@@ -1,7 +1,7 @@
-"""The keeper of a node: a detached Ray actor that watches the node's services and starts again what ended.
+"""The keeper of a node: a detached Ray actor that watches the node's services and restarts those that ended.
 
-cluster.json says which services there are; a service that was started again is written there with its new process. A
-keeper that Ray restarted reads it and goes on. Services outlive their keeper: they are not its children.
+cluster.json lists the services, and gets the new process of a restarted one. Services are not children of the keeper:
+they keep running while Ray restarts it. It also answers questions about its node.
 """
 
 import contextlib
@@ -13,42 +13,38 @@ import time
 from pathlib import Path
 from typing import TypedDict
 
-from deploy.node.home import Home, hold_home
+from deploy.node.home import Home, mark_home_used
 from deploy.node.machine import MachineLoad, machine_load
-from deploy.node.watched_service import WatchedService
+from deploy.node.service import WatchedService
 from protocol.errors import OperatorError
 from protocol.node.code_digest import code_digest
 from protocol.node.home import ProcessRecord, read_cluster, write_cluster
 
 KEEPER_ROOMS = ("protocol", "deploy")
 SERVICES = ("retriever", "reward")
-# An ended service costs every search or reward of the node: it is looked for four times a second.
-_LOOK_S = 0.25
-# A service that was well and has not answered for so long is taken for hung. Long: a user's own may be busy.
-_SILENT_S = 120.0
+_POLL_S = 0.25  # each second without a service costs all searches or rewards of the node
+_SILENT_S = 120.0  # a user's own service may be busy for long
 _CONNECT_S = 5.0
 
 
-class KeptInfo(TypedDict):
-    """What the keeper knows of one service."""
+class ServiceInfo(TypedDict):
+    """The keeper's facts of one service."""
 
     name: str  # retriever or reward
-    pid: int  # of its process, or of the last one
-    num_restarts: int  # by this keeper
-    trouble: str  # why it is not well, empty while it is
+    pid: int  # process id, also of an ended process
+    num_restarts: int  # restarts by this keeper
+    trouble: str  # reason why it is not healthy; empty while it is
 
 
 class Keeper:
-    """Each service has a thread of its own: one that hangs at a question delays no other.
-
-    home: SLUICE_HOME. silent_s: a service that was well and does not answer for so long is ended and started again.
-    """
+    """Watches each service in a thread of its own: a service that hangs delays no other."""
 
     def __init__(self, home: str, silent_s: float = _SILENT_S) -> None:
+        """home: SLUICE_HOME. silent_s: a healthy service that then does not answer for so long is restarted."""
         self._home = Home(Path(home))
         self._silent_s = silent_s
-        os.environ["SLUICE_HOME"] = home  # where cluster.json is read and written
-        self._held = hold_home(self._home)  # until this process ends
+        os.environ["SLUICE_HOME"] = home  # folder of cluster.json
+        self._home_lock = mark_home_used(self._home)  # held until this process ends
         self._code = code_digest(KEEPER_ROOMS)
         self._changing = threading.RLock()  # held while `_watched` or cluster.json changes
         self._watched: dict[str, tuple[WatchedService, threading.Event]] = {}
@@ -56,36 +52,36 @@ class Keeper:
         self.keep()
 
     def code(self) -> str:
-        """Return the digest of the code that this keeper runs."""
+        """Return the digest of this keeper's code."""
         return self._code
 
     def keep(self) -> None:
-        """Watch the services that cluster.json names now. One that is watched already stays as it is."""
+        """Watch the services in cluster.json; those that are watched already stay."""
         with self._changing:
             try:
                 records = {record.name: record for record in read_cluster().processes if record.name in SERVICES}
             except OperatorError:
-                records = {}  # a keeper that Ray restarts while a start or stop is under way
+                records = {}  # Ray restarted this keeper during a start or stop
             self.forget([name for name in self._watched if name not in records])
             for name, record in records.items():
                 if name not in self._watched:
                     self._watch(record)
                 elif (watched := self._watched[name][0].record) != record:
-                    self._note_change(watched)  # started again while a start wrote what it had known
+                    self._save(watched)  # it was restarted while a start wrote its old process
 
     def forget(self, names: list[str]) -> None:
-        """Stop watching these services; they go on as they are."""
+        """Stop watching these services; they keep running."""
         with self._changing:
             for name in names:
                 if name in self._watched:
                     self._watched.pop(name)[1].set()
 
-    def describe(self) -> list[KeptInfo]:
-        """Return what is known of each service that is watched."""
+    def describe(self) -> list[ServiceInfo]:
+        """Return the facts of each watched service."""
         with self._changing:
             services = [watched for watched, _ in self._watched.values()]
         return [
-            KeptInfo(
+            ServiceInfo(
                 name=service.record.name,
                 pid=service.record.pid,
                 num_restarts=service.restarts.num_restarts,
@@ -95,15 +91,15 @@ class Keeper:
         ]
 
     def load(self) -> MachineLoad:
-        """Return how busy this node's machine and its GPUs are."""
+        """Return the load of this node's machine and GPUs."""
         return machine_load()
 
     def clock(self) -> float:
-        """Return what this node's clock says, Unix seconds."""
+        """Return this node's time, Unix seconds."""
         return time.time()
 
     def reach(self, host: str, port: int) -> str:
-        """Connect to another node; returns why that failed, empty when it did not."""
+        """Connect to another node; returns the error, empty on success."""
         try:
             socket.create_connection((host, port), timeout=_CONNECT_S).close()
         except OSError as error:
@@ -123,21 +119,19 @@ class Keeper:
             raise OperatorError(f"{path} cannot be read: {error.strerror}.") from None
 
     def _watch(self, record: ProcessRecord) -> None:
-        service, over = (
-            WatchedService(record, self._home.token_file, self._note_change, self._silent_s),
-            threading.Event(),
-        )
-        self._watched[record.name] = service, over
-        threading.Thread(target=self._look_until, args=(service, over), daemon=True).start()
+        service = WatchedService(record, self._home.token_file, self._save, self._silent_s)
+        stopped = threading.Event()
+        self._watched[record.name] = service, stopped
+        threading.Thread(target=self._poll, args=(service, stopped), daemon=True).start()
 
-    def _look_until(self, service: WatchedService, over: threading.Event) -> None:
-        while not over.wait(_LOOK_S):
-            if service.look():
-                with self._changing:  # so that nothing is started any more once `forget` has returned
-                    if not over.is_set():
+    def _poll(self, service: WatchedService, stopped: threading.Event) -> None:
+        while not stopped.wait(_POLL_S):
+            if service.poll():
+                with self._changing:  # nothing may start once `forget` has returned
+                    if not stopped.is_set():
                         service.start()
 
-    def _note_change(self, record: ProcessRecord) -> None:
+    def _save(self, record: ProcessRecord) -> None:
         """Write a service's new process into cluster.json."""
         with self._changing, contextlib.suppress(OperatorError):  # a stop has removed cluster.json
             state = read_cluster()

@@ -14,7 +14,7 @@ from protocol.node.home import ProcessRecord
 from protocol.node.process_space import process_space, started_ticks
 
 MARK = "SLUICE_CLUSTER_FOLDER"
-"""Environment variable of everything that a start launches: the cluster's own folder for Ray."""
+"""Environment variable of every process that a start launches: the cluster's folder for Ray."""
 
 _TERM_S = 10.0
 _KILL_S = 5.0
@@ -30,20 +30,20 @@ def launch(
     url: str,
     folder: Path,
 ) -> ProcessRecord:
-    """Start a process that outlives this one, its output in `log` (the last start's alone). Returns its record.
+    """Start a process that outlives this one; `log` then holds its output alone. Returns its record.
 
-    code: digest of what it runs. environment: all of it. folder: where it works.
-    Raises: OperatorError without a log or a process that can be had. A command that is not found ends at once.
+    code: digest of its code. environment: its whole environment. folder: its working folder.
+    Raises: OperatorError when the log or the process cannot be made. A command that is not found ends at once.
     """
     try:
         descriptor = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_APPEND, 0o600)
     except OSError as error:
         raise OperatorError(f"{name}: its log {log} cannot be written: {error.strerror}.") from None
-    # A shell between starts it and ends: it is nobody's child then, so that it neither ends with the process that
-    # called this, as children of Ray's workers do, nor stays a zombie when that does not wait for it.
+    # A shell starts it and ends, so that it is no child of this process: children of Ray's workers end with them, and
+    # a child that its parent does not wait for stays a zombie.
     detached = f'"$@" </dev/null >&{descriptor} 2>&{descriptor} {descriptor}>&- & echo $!'
     try:
-        started = subprocess.run(  # noqa: S603  # the user's own command; the shell's text is ours
+        started = subprocess.run(  # noqa: S603  # the user's command; the shell's text is ours
             ["bash", "-c", detached, name, *command],  # noqa: S607  # as found on PATH
             stdin=subprocess.DEVNULL,
             stdout=subprocess.PIPE,
@@ -72,7 +72,7 @@ def launch(
 
 
 def find(record: ProcessRecord) -> psutil.Process | None:
-    """Return the recorded process, or None when it ended; another one that got its pid is not it."""
+    """Return the recorded process; None when it ended, even if another process has its pid now."""
     try:
         process = psutil.Process(record.pid)
         is_same = record.is_still(process.create_time(), 0.05)
@@ -82,7 +82,7 @@ def find(record: ProcessRecord) -> psutil.Process | None:
 
 
 def has_ended(process: psutil.Process) -> bool:
-    """Return whether a process is gone, or is what its parent has not asked for yet."""
+    """Return whether a process is gone, or a zombie."""
     try:
         return not process.is_running() or bool(process.status() == psutil.STATUS_ZOMBIE)
     except psutil.NoSuchProcess:  # it ended between the two
@@ -102,7 +102,7 @@ def family(roots: Iterable[psutil.Process]) -> list[psutil.Process]:
     return list(found.values())
 
 
-def marked(is_ours: Callable[[psutil.Process], bool]) -> list[psutil.Process]:
+def find_marked(is_ours: Callable[[psutil.Process], bool]) -> list[psutil.Process]:
     """Return the running processes of this user that `is_ours` says are the cluster's."""
     found = []
     for process in psutil.process_iter():

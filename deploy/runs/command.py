@@ -8,20 +8,37 @@ import sys
 import time
 from collections import deque
 from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
 
 from rich.console import Console
 from rich.table import Table
 
-from deploy.cluster.known import connect_environment, known_cluster
-from deploy.runs.known import Run, find_runs, is_running
+from deploy.cluster.known import connect_environment, is_ray_well, known_cluster
+from learner.disk.metrics_lines import MetricsReader
 from protocol.errors import OperatorError
+from protocol.node.current_run import current_run, logs_of_runs
+from protocol.settings.yaml_file import read_yaml
 from protocol.waits import until
 
 _TAIL_LINES = 40
-_FOLLOW_S = 0.5
-# The processes of a command that has ended end a moment after it.
-_FREE_S = 20.0
+_POLL_S = 0.5
+_FREE_S = 20.0  # the processes of an ended command end a moment later
+_ANSWER_S = 10.0
+_SETTINGS, _METRICS = "settings.yaml", "metrics.jsonl"
+
+
+@dataclass(frozen=True)
+class Run:
+    """A run, seen from outside."""
+
+    name: str
+    is_running: bool  # True: its command lives
+    pid: int | None  # process of its command on this node; None: on another node, or ended
+    since: float  # Unix seconds of its start, or of its end when it has ended; 0: unknown
+    step: str  # "12 of 60", or "-" when unknown
+    folder: str  # run folder; empty: unknown
+    log: Path | None  # file with its output; None: there is none here
 
 
 def main(arguments: Sequence[str]) -> int:
@@ -32,7 +49,7 @@ def main(arguments: Sequence[str]) -> int:
     try:
         runs = find_runs()
         if options.verb == "logs":
-            _show_log(_named(runs, options.name), follow=options.follow)
+            _show_log(_select(runs, options.name), follow=options.follow)
         elif options.verb == "stop":
             _stop(runs, options.name)
         else:
@@ -41,19 +58,66 @@ def main(arguments: Sequence[str]) -> int:
         print(error, file=sys.stderr)
         return error.exit_code
     except (KeyboardInterrupt, BrokenPipeError):
-        return 0  # the reader of a log has seen enough
+        return 0  # the reader of a log has left
     return 0
+
+
+def find_runs() -> list[Run]:
+    """Return the run that uses this node's cluster, then the ended runs, newest first."""
+    running = _find_running()
+    names = {run.name for run in running}
+    return running + [
+        Run(log.stem, False, None, log.stat().st_mtime, "-", "", log) for log in logs_of_runs() if log.stem not in names
+    ]
+
+
+def is_running(name: str) -> bool:
+    """Return whether a run of this name uses the cluster."""
+    run = current_run()
+    return name in _names_elsewhere() if run is None else run.run_id == name
+
+
+def step_of(folder: Path) -> str:
+    """Return the last step in a run folder and the number of steps, such as "12 of 60"."""
+    lines = MetricsReader(folder / _METRICS).new_lines()
+    settings = read_yaml(folder / _SETTINGS) if (folder / _SETTINGS).is_file() else {}
+    total = settings.get("run", {}).get("max_steps", "?")
+    return f"{max(int(line['step']) for line in lines)} of {total}" if lines else f"0 of {total}"
+
+
+def _find_running() -> list[Run]:
+    if (run := current_run()) is not None:
+        log = Path(run.log) if run.log else None
+        return [Run(run.run_id, True, run.pid_here, run.started_at, step_of(Path(run.folder)), run.folder, log)]
+    here = {log.stem: log for log in logs_of_runs()}  # the command has ended, its processes not yet
+    return [Run(name, True, None, 0.0, "-", "", here.get(name)) for name in _names_elsewhere()]
+
+
+def _names_elsewhere() -> list[str]:
+    """Return the name of a run that another machine's command has on this cluster."""
+    state = known_cluster()
+    if state is None or not is_ray_well(state):
+        return []
+    connect_environment(state)
+    from deploy.cluster.fleet_client import connected, describe_fleet, describe_servers
+
+    with connected(state.ray_address, state.node_ip):
+        fleet = describe_fleet(_ANSWER_S)
+        if fleet is None or not fleet["is_lending"]:
+            return []
+        names = {server["run"]["run_id"] for server in describe_servers(_ANSWER_S) if server.get("run")}
+    return sorted(names) or ["(not attached yet)"]
 
 
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser("python -m deploy.runs", description=__doc__, allow_abbrev=False)
     verbs = parser.add_subparsers(dest="verb", metavar="list | logs | stop")
-    verbs.add_parser("list", help="what runs, since when, at which step; and what --no-wait started before")
+    verbs.add_parser("list", help="the running run with its start and step, and ended runs of --no-wait")
     logs = verbs.add_parser("logs", help="the end of a run's output")
-    logs.add_argument("--follow", action="store_true", help="go on until the run ends, or Ctrl-C")
-    stop = verbs.add_parser("stop", help="have a run end after its step, as Ctrl-C does, and wait for that")
+    logs.add_argument("--follow", action="store_true", help="print new output until the run ends, or Ctrl-C")
+    stop = verbs.add_parser("stop", help="end a run after its step, as Ctrl-C does, and wait for its end")
     for verb in (logs, stop):
-        verb.add_argument("name", metavar="NAME", nargs="?", help="of the run; by default the newest")
+        verb.add_argument("name", metavar="NAME", nargs="?", help="the run's name (default: the newest)")
     return parser
 
 
@@ -72,8 +136,8 @@ def _show(runs: Sequence[Run]) -> None:
             print(f"{run.name}: {line}")
 
 
-def _named(runs: Sequence[Run], name: str | None) -> Run:
-    """Return the run of this name, of no name the newest. Raises: OperatorError naming those that there are."""
+def _select(runs: Sequence[Run], name: str | None) -> Run:
+    """Return the run of this name, or the newest without a name. Raises: OperatorError naming the known runs."""
     found = [run for run in runs if name in (None, run.name)]
     if found:
         return found[0]
@@ -84,10 +148,10 @@ def _named(runs: Sequence[Run], name: str | None) -> Run:
 
 
 def _show_log(run: Run, *, follow: bool) -> None:
-    """Print the end of a run's output, and what comes until it ends. Raises: OperatorError when no file has it."""
+    """Print the end of a run's output; with follow, new output until it ends. Raises: OperatorError without a log."""
     if run.log is None:
-        where = f"its records are in {run.folder}" if run.folder else "see the machine that it was started on"
-        raise OperatorError(f"deploy.runs: {run.name} writes to the terminal that it was started in; {where}.")
+        where = f"its records are in {run.folder}" if run.folder else "see the machine of its command"
+        raise OperatorError(f"deploy.runs: {run.name} writes to the terminal of its command; {where}.")
     with run.log.open(encoding="utf-8", errors="replace") as log:
         print("".join(deque(log, _TAIL_LINES)), end="", flush=True)
         while follow:
@@ -95,13 +159,13 @@ def _show_log(run: Run, *, follow: bool) -> None:
             print(log.read(), end="", flush=True)
             if is_over:
                 return
-            time.sleep(_FOLLOW_S)
+            time.sleep(_POLL_S)
 
 
 def _stop(runs: Sequence[Run], name: str | None) -> None:
-    """Have a run end after its step; returns when the cluster is free. One that has ended is ended.
+    """End a run after its step; returns when the cluster is free.
 
-    Raises: OperatorError when it runs elsewhere or does not end, and where none of the name is known.
+    Raises: OperatorError when it runs elsewhere or does not end, or when the name is not known.
     """
     running = [run for run in runs if run.is_running]
     if name is not None and name in {run.name for run in runs} - {run.name for run in running}:
@@ -109,16 +173,18 @@ def _stop(runs: Sequence[Run], name: str | None) -> None:
         return
     if name is None and not running:
         raise OperatorError("deploy.runs: no run uses this cluster.")
-    run = _named(running, name)
-    from deploy.cluster.attached_run import AttachedRun, drain  # which imports Ray
+    run = _select(running, name)
+    from deploy.cluster.attached_run import AttachedRun, end_run  # imports Ray
 
-    drain(AttachedRun(run.name, run.pid), "deploy.runs")
-    any(not is_running(run.name) for _ in until(_FREE_S, _FOLLOW_S))
+    end_run(AttachedRun(run.name, run.pid), "deploy.runs")
+    for _ in until(_FREE_S, _POLL_S):
+        if not is_running(run.name):
+            break
     print(f"{run.name} has ended.")
 
 
 def _last_line(log: Path | None) -> str:
-    """Return the last line that says something, "" without any."""
+    """Return the last line that is not empty."""
     if log is None or not log.is_file():
         return ""
     lines = log.read_text(encoding="utf-8", errors="replace").splitlines()

@@ -22,7 +22,7 @@ from pathlib import Path
 
 from deploy.node.home import this_home
 from deploy.node.processes import find
-from deploy.node.service_health import is_healthy
+from deploy.node.service import is_healthy
 from learner import audit
 from protocol.node.home import ProcessRecord, read_cluster
 from tests.chaos.quickstart_kills import QuickstartRun

@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 import yaml
 
-from deploy.cluster.options.start_options import read_start_options
+from deploy.cluster.options import read_start_options
 
 ROOT = Path(__file__).resolve().parents[2]
 DEPLOY = ROOT / "deploy"

@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from deploy.cluster.options.start_options import read_start_options
+from deploy.cluster.options import read_start_options
 from tests.fakes.ipv6 import needs_ipv6
 
 ROOT = Path(__file__).resolve().parents[2]

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import psutil
 
-from deploy.cluster.node_ray.processes import ray_processes
+from deploy.cluster.ray_processes import ray_processes
 from deploy.node.home import Home
 from deploy.node.processes import family
 from protocol.node.home import ClusterState

@@ -11,7 +11,7 @@ from pathlib import Path
 from deploy.node.home import Home
 from deploy.node.keeper import SERVICES, Keeper
 from deploy.node.processes import end, family, find, launch
-from deploy.node.service_health import await_healthy
+from deploy.node.service import await_healthy
 from protocol.http.listen import bind
 from protocol.node.home import ClusterState, ProcessRecord, read_cluster, write_cluster, write_secret
 from protocol.settings.rewards import RewardEndpoint

@@ -16,7 +16,7 @@ from pathlib import Path
 
 import psutil
 
-from deploy.cluster.node_ray.processes import ray_processes
+from deploy.cluster.ray_processes import ray_processes
 from deploy.node.home import this_home
 from protocol.failpoints import FAILPOINTS, VARIABLE
 from tests.chaos.soak.processes import processes

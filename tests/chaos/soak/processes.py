@@ -5,7 +5,7 @@ from collections.abc import Iterable, Mapping
 
 import psutil
 
-from deploy.cluster.node_ray.processes import ray_processes
+from deploy.cluster.ray_processes import ray_processes
 from deploy.node.home import Home
 from deploy.node.processes import find
 from protocol.errors import OperatorError

@@ -7,10 +7,10 @@ from pathlib import Path
 import psutil
 import pytest
 
-from deploy.cluster.node_ray.processes import ray_processes
+from deploy.cluster.ray_processes import ray_processes
 from deploy.node.home import Home
 from deploy.node.processes import find
-from deploy.node.service_health import is_healthy
+from deploy.node.service import is_healthy
 from protocol.http.listen import bind
 from tests.deploy.running_cluster import RunningCluster
 from tests.fakes.process_facts import title_of

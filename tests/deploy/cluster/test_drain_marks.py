@@ -7,7 +7,7 @@ from contextlib import contextmanager
 
 import pytest
 
-from deploy.cluster.node_ray.processes import ray_processes
+from deploy.cluster.ray_processes import ray_processes
 from deploy.node.home import Home
 from learner.cluster.drain_marks import DrainMarks
 from protocol.node.drained import Leaving, drain, said_leaving, undrain

@@ -5,9 +5,8 @@ from typing import Any
 
 import pytest
 
-from deploy.cluster import fleet_client, keeper_client, kept, nodes
-from deploy.cluster.nodes import await_nodes
-from deploy.cluster.tables import show
+from deploy.cluster import fleet_client, keeper_client, reuse, tables
+from deploy.cluster.keeper_client import await_nodes
 from deploy.node.home import Home
 from protocol.errors import NeighbourError, OperatorError
 from protocol.node.home import ClusterState, ProcessRecord
@@ -53,9 +52,9 @@ def test_node_is_waited_for_until_its_services_are_kept(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     kept = iter([[], _KEEPERS[:1], _KEEPERS[:2]])
-    monkeypatch.setattr(nodes, "_ASK_EVERY_S", 0.0)
+    monkeypatch.setattr(keeper_client, "_NODES_POLL_S", 0.0)
     monkeypatch.setattr("ray.nodes", lambda: _JOINED)
-    monkeypatch.setattr(nodes, "list_named_actors", lambda: next(kept))
+    monkeypatch.setattr(keeper_client, "list_named_actors", lambda: next(kept))
     await_nodes(2, 60.0)
     said = capsys.readouterr().out
     assert said == "Node 10.0.0.1 is ready (1 of 2).\n2 nodes are ready: 10.0.0.1, 10.0.0.2.\n"
@@ -63,7 +62,7 @@ def test_node_is_waited_for_until_its_services_are_kept(
 
 def test_nodes_that_joined_and_are_not_ready_are_named(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("ray.nodes", lambda: _JOINED)
-    monkeypatch.setattr(nodes, "list_named_actors", lambda: [_KEEPERS[0], _KEEPERS[2], "sluice-fleet"])
+    monkeypatch.setattr(keeper_client, "list_named_actors", lambda: [_KEEPERS[0], _KEEPERS[2], "sluice-fleet"])
     with pytest.raises(NeighbourError, match=r"1 of 3 were ready within 0 s: 10\.0\.0\.1; 10\.0\.0\.2 joined, and"):
         await_nodes(3, 0.0)
 
@@ -74,12 +73,12 @@ def test_fleet_that_does_not_answer_is_a_row_of_the_table(
     def silent(_: float) -> list[dict[str, Any]]:
         raise OperatorError("The fleet did not answer within 10 s.")
 
-    monkeypatch.setattr(show, "is_ray_well", lambda _: True)
-    monkeypatch.setattr(show, "connect_environment", lambda _: None)
+    monkeypatch.setattr(tables, "is_ray_well", lambda _: True)
+    monkeypatch.setattr(tables, "connect_environment", lambda _: None)
     monkeypatch.setattr(fleet_client, "connected", lambda *_: NoRay())
     monkeypatch.setattr(fleet_client, "describe_servers", silent)
     monkeypatch.setattr(keeper_client, "describe_services", lambda _: {})
-    assert show.show_cluster(joined_node(), Home(tmp_path)) == ["sluice-fleet"]
+    assert tables.show_cluster(joined_node(), Home(tmp_path)) == ["sluice-fleet"]
     assert "no answer within 10 s" in capsys.readouterr().out
 
 
@@ -89,8 +88,8 @@ def test_fleet_that_does_not_answer_is_a_row_of_the_table(
 def test_ray_whose_head_was_replaced_is_left_behind(
     monkeypatch: pytest.MonkeyPatch, answers: bool, refuses: bool, expected: bool
 ) -> None:
-    monkeypatch.setattr(kept, "does_head_answer", lambda _: answers)
-    monkeypatch.setattr(kept, "connect_environment", lambda _: None)
+    monkeypatch.setattr(reuse, "does_head_answer", lambda _: answers)
+    monkeypatch.setattr(reuse, "connect_environment", lambda _: None)
     monkeypatch.setattr(fleet_client, "connected", lambda *_: NoRay(refuses))
-    assert kept.is_left_behind(joined_node()) is expected
-    assert not kept.is_left_behind(joined_node().model_copy(update={"options": {}}))  # the head itself
+    assert reuse.is_left_behind(joined_node()) is expected
+    assert not reuse.is_left_behind(joined_node().model_copy(update={"options": {}}))  # the head itself

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 import zmq
 
-from deploy.node.home import Home, check_held_by_none_other, exclusive, hold_home, make_home
+from deploy.node.home import Home, check_not_used_elsewhere, exclusive, make_home, mark_home_used
 from protocol.errors import OperatorError
 from protocol.node.home import load_keys
 
@@ -63,7 +63,7 @@ def test_folder_of_ray_is_short_enough_for_a_socket(home: Home) -> None:
 
 def test_link_in_place_of_the_ray_folder_is_refused(home: Home, tmp_path: Path) -> None:
     home.ray_folder.symlink_to(tmp_path)
-    with pytest.raises(OperatorError, match="belongs to somebody else"):
+    with pytest.raises(OperatorError, match="belongs to another user"):
         make_home(home, is_joining=False)
 
 
@@ -74,17 +74,17 @@ def test_second_start_at_the_same_time_is_refused(home: Home) -> None:
 
 def test_home_of_a_node_that_runs_on_another_machine_is_refused(home: Home) -> None:
     make_home(home, is_joining=False)
-    check_held_by_none_other(home)
-    held = hold_home(home)
+    check_not_used_elsewhere(home)
+    held = mark_home_used(home)
     assert held is not None
-    check_held_by_none_other(home)  # this machine's own
-    assert hold_home(home) is None
+    check_not_used_elsewhere(home)  # this machine's own
+    assert mark_home_used(home) is None
     (home.root / "node.lock").write_text("another-boot/4026531836\ngpu-box-2")
     with pytest.raises(OperatorError) as caught:
-        check_held_by_none_other(home)
+        check_not_used_elsewhere(home)
     os.close(held)
     assert str(caught.value) == (
-        f"{home.root} is the SLUICE_HOME of a node on gpu-box-2, which runs. Each node needs its own: set SLUICE_HOME "
-        f"to another folder here, such as {home.root}/{socket.gethostname()}."
+        f"{home.root} is the SLUICE_HOME of a running node on gpu-box-2. Each node needs its own: set SLUICE_HOME to "
+        f"another folder here, such as {home.root}/{socket.gethostname()}."
     )
-    check_held_by_none_other(home)  # it has ended
+    check_not_used_elsewhere(home)  # it has ended

@@ -13,7 +13,7 @@ import pytest
 from deploy.node.home import Home
 from deploy.node.keeper import Keeper
 from deploy.node.processes import end, family, find
-from deploy.node.service_health import is_healthy
+from deploy.node.service import is_healthy
 from protocol.errors import OperatorError
 from protocol.node.home import cluster_path, read_cluster
 from tests.deploy.node.services import ANSWERING, ENDING, started, text_of, write_state
@@ -62,7 +62,7 @@ def test_killed_service_is_started_again_with_its_command_environment_and_folder
     assert again.cwd() == str(home.root)
     assert [(info["num_restarts"], info["pid"]) for info in keeper.describe()] == [(1, again.pid)]
     assert "listening" in text_of(home.logs / "reward.previous.log")
-    assert "service started again  name=reward" in text_of(home.logs / "keeper.log")
+    assert "service restarted  name=reward" in text_of(home.logs / "keeper.log")
 
 
 def test_service_that_ends_again_and_again_is_left_alone_for_longer_and_told_with_the_end_of_its_log(
@@ -82,7 +82,7 @@ def test_other_service_is_watched_while_one_hangs(
     retriever, reward = started(home, "retriever", ANSWERING), started(home, "reward", ANSWERING)
     write_state(home, retriever, reward)
     os.kill(retriever.pid, signal.SIGSTOP)
-    monkeypatch.setattr("deploy.node.service_health._ASK_S", 3600.0)  # the question to it ends with the test
+    monkeypatch.setattr("deploy.node.service._ASK_S", 3600.0)  # the question to it ends with the test
     keepers.append(Keeper(str(home.root)))
     os.kill(reward.pid, signal.SIGKILL)
     wait_until(lambda: pid_of("reward") != reward.pid)

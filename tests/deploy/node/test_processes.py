@@ -8,7 +8,7 @@ import threading
 import psutil
 import pytest
 
-from deploy.node.processes import check_port, end, family, find, has_ended, marked
+from deploy.node.processes import check_port, end, family, find, find_marked, has_ended
 from protocol.errors import OperatorError
 from protocol.http.listen import bind
 from protocol.node.home import ProcessRecord
@@ -64,7 +64,7 @@ def test_process_that_ignores_the_polite_signal_is_killed() -> None:
 
 def test_marked_are_the_users_processes_that_are_said_to_be_the_clusters() -> None:
     with subprocess.Popen(["sleep", "60"]) as child:
-        found = marked(lambda process: process.pid in (child.pid, os.getpid()))
+        found = find_marked(lambda process: process.pid in (child.pid, os.getpid()))
         child.kill()
     assert [process.pid for process in found] == [child.pid]
 

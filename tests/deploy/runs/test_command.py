@@ -10,8 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from deploy.runs.command import main
-from deploy.runs.known import step_of
+from deploy.runs.command import main, step_of
 from protocol.node.current_run import log_of_run
 from tests.fakes.waiting import wait_until
 

@@ -7,17 +7,18 @@ from pathlib import Path
 import pytest
 from pydantic import TypeAdapter
 
-from deploy.cluster.kept import as_given
-from deploy.cluster.node_ray.processes import told_to_ray
-from deploy.cluster.options.start_options import read_start_options
-from deploy.cluster.wanted_services import shared_retriever_url
+from deploy.cluster.options import read_start_options
+from deploy.cluster.ray_processes import ray_flags
+from deploy.cluster.reuse import format_options
+from deploy.cluster.services import services_of, shared_retriever_url
+from deploy.node.home import Home
 from protocol.errors import SettingsError
 from protocol.node.home import ClusterState
 
 
 def test_default_is_a_head_on_loopback() -> None:
     options = read_start_options([])
-    assert (options.head, options.node_ip, options.reward_scorer) == (None, "127.0.0.1", "exact_match")
+    assert (options.address, options.node_ip, options.reward_scorer) == (None, "127.0.0.1", "exact_match")
     assert (options.ray_port, options.retriever_port, options.reward_port) == (6379, 8000, 8001)
 
 
@@ -28,7 +29,10 @@ def test_joining_node_takes_its_address_from_the_route_to_the_head() -> None:
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (["--retriever-port", "8001"], r"two services cannot share a port .*--retriever-port 8001, --reward-port 8001"),
+        (
+            ["--retriever-port", "8001"],
+            r"two services cannot share a port .*--retriever-port 8001, --reward-port 8001",
+        ),
         (["--reward-port", "0"], "--reward-port 0 is no port. Use 1 to 65535."),
         (["--ray-port", "70000"], "--ray-port 70000 is no port. Use 1 to 65535."),
         (["--index-path", "x"], "--index-path needs the --corpus-path"),
@@ -54,7 +58,7 @@ def test_joining_node_takes_its_address_from_the_route_to_the_head() -> None:
         (["--ports", "20000"], "--ports 20000 is not FIRST-LAST. Give a range such as 20000-20999."),
         (["--ports", "20000-20100"], "--ports 20000-20100: expected at least 200 ports from 1024 to 65535"),
         (["--ports", "65400-65599"], "expected at least 200 ports from 1024 to 65535"),
-        (["--ports", "7000-8000"], "--retriever-port 8000 is one of --ports 7000-8000. Use one outside of them."),
+        (["--ports", "7000-8000"], "--retriever-port 8000 is one of --ports 7000-8000. Use a port outside the range."),
         (["--node-ip", "::1"], "--node-ip ::1 is an address that means nothing to other nodes. Give this node's"),
         (["--node-ip", "fe80::1%eth0"], "--node-ip fe80::1%eth0 is an address that means nothing to other nodes"),
         (["--node-ip", "::ffff:10.0.0.1"], "--node-ip ::ffff:10.0.0.1 is an address that means nothing to other nodes"),
@@ -62,7 +66,7 @@ def test_joining_node_takes_its_address_from_the_route_to_the_head() -> None:
         (["--node-ip", "ff02::1"], "--node-ip ff02::1 is not the address of one machine"),
         (["--node-ip", "node7"], "--node-ip node7 is no IP address"),
         (["--num-gpus", "-1"], "--num-gpus -1 is below 0"),
-        (["--dashboard-port", "6379"], r"two services cannot share a port .*--dashboard-port 6379"),
+        (["--dashboard-port", "6379"], "two services cannot share a port .*--dashboard-port 6379"),
         (["--dashboard-port", "8265", "--address", "h:6379"], "--dashboard-port is the head's: this node joins one"),
         (["--dashboard-host", "0.0.0.0"], "--dashboard-host needs --dashboard-port"),  # noqa: S104  # what a user gives
         (["--dashboard-port", "8265", "--dashboard-host", "head"], "--dashboard-host head is no IP address"),
@@ -81,12 +85,12 @@ def test_ipv6_addresses_are_written_as_ray_compares_them() -> None:
     assert (options.node_ip, options.ray_address) == ("fd00:0:0:78::1", "[fd00:0:0:78::1]:7001")
     assert shared_retriever_url(options) == "http://[fd00:0:0:78::1]:8000/retrieve"
     joining = read_start_options(["--address", "[FD00::0:1]:6379", "--node-ip", "fd00::2"])
-    assert joining.head == "[fd00::1]:6379"
+    assert joining.address == "[fd00::1]:6379"
     assert read_start_options([], joining.to_remember()) == joining
 
 
 def test_no_reward_starts_no_reward_server() -> None:
-    assert read_start_options(["--no-reward"]).reward_scorer is None
+    assert read_start_options(["--no-reward"]).no_reward
 
 
 def test_paths_are_made_absolute(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -99,30 +103,30 @@ def test_range_of_ports_is_rays_and_ours_and_remembered() -> None:
     options = read_start_options(["--ports", "20000-20999"])
     assert options.ports is not None
     assert options.ports.ours == "20505-20999"
-    assert told_to_ray(options) == (
+    assert ray_flags(options) == (
         *("--node-manager-port", "20000", "--object-manager-port", "20001", "--dashboard-agent-listen-port", "20002"),
         *("--dashboard-agent-grpc-port", "20003", "--runtime-env-agent-port", "20004"),
         *("--metrics-export-port", "20005", "--min-worker-port", "20010", "--max-worker-port", "20504"),
     )
-    assert options.ports.for_ray_client == 20009
+    assert options.ports.ray_client_port == 20009
     assert read_start_options([], options.to_remember()).ports == options.ports
 
 
 def test_resources_are_rays_and_remembered() -> None:
     options = read_start_options(["--num-gpus", "8", "--num-cpus", "4", "--resources", '{"v100": 8}'])
-    assert told_to_ray(options) == ("--num-cpus", "4", "--num-gpus", "8", "--resources", '{"v100": 8}')
-    assert told_to_ray(read_start_options([], options.to_remember())) == told_to_ray(options)
-    assert told_to_ray(read_start_options([])) == ()
+    assert ray_flags(options) == ("--num-cpus", "4", "--num-gpus", "8", "--resources", '{"v100": 8}')
+    assert ray_flags(read_start_options([], options.to_remember())) == ray_flags(options)
+    assert ray_flags(read_start_options([])) == ()
     shown = read_start_options(["--dashboard-port", "8265"])
-    assert told_to_ray(shown) == ("--dashboard-port", "8265")
+    assert ray_flags(shown) == ("--dashboard-port", "8265")
     reached = read_start_options(["--dashboard-host", "10.0.0.1"], shown.to_remember())
-    assert told_to_ray(reached) == ("--dashboard-port", "8265", "--dashboard-host", "10.0.0.1")
+    assert ray_flags(reached) == ("--dashboard-port", "8265", "--dashboard-host", "10.0.0.1")
 
 
 def test_resources_are_the_same_however_they_are_typed() -> None:
     first = read_start_options(["--resources", '{"b": 1, "v100": 8}'])
     again = read_start_options(["--resources", '{"v100":8.0,"b":1}'], first.to_remember())
-    assert told_to_ray(again) == told_to_ray(first)
+    assert ray_flags(again) == ray_flags(first)
 
 
 def test_what_one_start_is_to_do_is_not_remembered() -> None:
@@ -164,9 +168,9 @@ def test_index_of_another_corpus_is_not_kept(tmp_path: Path) -> None:
 
 
 def test_scorer_that_is_given_takes_the_place_of_no_reward_before_and_the_other_way_round() -> None:
-    assert read_start_options([], remembered("--no-reward")).reward_scorer is None
-    assert read_start_options(["--reward-scorer", "exact_match"], remembered("--no-reward")).reward_scorer is not None
-    assert read_start_options(["--no-reward"], remembered("--reward-scorer", "exact_match")).reward_scorer is None
+    assert read_start_options([], remembered("--no-reward")).no_reward
+    assert not read_start_options(["--reward-scorer", "exact_match"], remembered("--no-reward")).no_reward
+    assert read_start_options(["--no-reward"], remembered("--reward-scorer", "exact_match")).no_reward
     assert read_start_options([], remembered("--no-reward")).to_remember() == remembered("--no-reward")
 
 
@@ -180,7 +184,7 @@ def test_node_that_joins_another_head_takes_its_address_anew() -> None:
 def test_node_that_was_a_head_joins_without_what_only_a_head_has() -> None:
     before = remembered("--dashboard-port", "8265", "--dashboard-host", "127.0.0.9")
     joined = read_start_options(["--address", "127.0.0.1:7001"], before)
-    assert (joined.head, joined.dashboard_port, joined.dashboard_host) == ("127.0.0.1:7001", None, None)
+    assert (joined.address, joined.dashboard_port, joined.dashboard_host) == ("127.0.0.1:7001", None, None)
 
 
 def test_node_that_joins_has_no_port_of_the_head() -> None:
@@ -198,11 +202,32 @@ def test_options_as_they_are_told_to_the_operator_can_be_typed_and_mean_the_same
     options = read_start_options(typed)
     # By way of cluster.json, where the next start finds them.
     kept = TypeAdapter(ClusterState.model_fields["options"].annotation).validate_json(json.dumps(options.to_remember()))
-    assert read_start_options(shlex.split(as_given(kept))) == options
+    assert read_start_options(shlex.split(format_options(kept))) == options
 
 
 def test_path_with_a_space_is_told_quoted(tmp_path: Path) -> None:
     corpus = tmp_path / "my corpus.jsonl"
     corpus.touch()
     options = read_start_options(["--corpus-path", str(corpus)])
-    assert read_start_options(shlex.split(as_given(options.to_remember()))) == options
+    assert read_start_options(shlex.split(format_options(options.to_remember()))) == options
+
+
+@pytest.mark.parametrize(
+    ("given", "url"),
+    [
+        ([], None),
+        (["--node-ip", "10.0.0.5"], "http://10.0.0.5:8000/retrieve"),
+        (["--node-ip", "10.0.0.5", "--retriever-port", "8010"], "http://10.0.0.5:8010/retrieve"),
+        (["--node-ip", "10.0.0.5", "--open-retriever"], None),
+        (["--node-ip", "10.0.0.5", "--retriever-script", __file__], None),
+    ],
+)
+def test_retriever_listens_for_other_nodes_where_they_are_told_to_ask(
+    tmp_path: Path, given: list[str], url: str | None
+) -> None:
+    options = read_start_options(given)
+    command = services_of(options, Home(tmp_path))["retriever"].command
+    assert shared_retriever_url(options) == url
+    assert ("--also-on" in command) == (url is not None)
+    if url is not None:
+        assert command[command.index("--also-on") + 1] == given[1]

@@ -4,10 +4,11 @@ from typing import Any
 
 import pytest
 
-from deploy.cluster.tables import node_table
-from deploy.cluster.tables.node_table import node_rows, show_nodes
+from deploy.cluster import fleet_client
+from deploy.cluster.tables import Row, node_rows, show_nodes, show_rows
 from deploy.node.machine import GpuLoad, MachineLoad
 from protocol.errors import OperatorError
+from protocol.node import drained
 from protocol.ray_calls import keeper_of
 
 
@@ -55,10 +56,10 @@ def _cluster(monkeypatch: pytest.MonkeyPatch) -> None:
 
     monkeypatch.setattr("ray.nodes", lambda: _NODES)
     monkeypatch.setattr("ray.get_actor", get_actor)
-    monkeypatch.setattr(node_table, "ask", lambda reference, *_: reference.result())
+    monkeypatch.setattr(fleet_client, "ask", lambda reference, *_: reference.result())
     servers = [{"node_ip": "10.0.0.2", "is_alive": True}] * 2 + [{"node_ip": "10.0.0.2", "is_alive": False}]
-    monkeypatch.setattr(node_table, "describe_servers", lambda _: servers)
-    monkeypatch.setattr(node_table, "drained_nodes", lambda: frozenset())
+    monkeypatch.setattr(fleet_client, "describe_servers", lambda _: servers)
+    monkeypatch.setattr(drained, "drained_nodes", lambda: frozenset())
 
 
 def test_every_node_has_one_row_and_the_head_is_first() -> None:
@@ -73,7 +74,7 @@ def test_every_node_has_one_row_and_the_head_is_first() -> None:
 
 
 def test_node_that_is_drained_is_told_apart(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(node_table, "drained_nodes", lambda: frozenset({"b" * 56, "e" * 56}))
+    monkeypatch.setattr(drained, "drained_nodes", lambda: frozenset({"b" * 56, "e" * 56}))
     states = {row.address: row.state for row in node_rows()}
     assert states["10.0.0.2"] == "drained"
     assert states["10.0.0.4"] == "silent"
@@ -95,3 +96,34 @@ def test_table_tells_load_memory_and_gpus(monkeypatch: pytest.MonkeyPatch, capsy
         "93 %, 93 %",
     ]
     assert shown.splitlines()[-1] == "In all: nodes 4, GPUs 2, rollout servers 2."
+
+
+LOG = "/home/somebody/a/long/way/down/to/the/folder/of/this/cluster/.sluice/logs/retriever.log"
+
+
+@pytest.mark.parametrize("columns", ["40", "80", "200"])
+def test_log_is_whole_on_one_line(
+    columns: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("COLUMNS", columns)
+    show_rows(
+        "Sluice", [Row("ray", True, "healthy", "127.0.0.1:6379", 7, "/r"), Row("retriever", True, "", "", 8, LOG)]
+    )
+    assert capsys.readouterr().out.splitlines()[-2:] == ["ray        /r", f"retriever  {LOG}"]
+
+
+def test_trouble_is_told_under_the_table(capsys: pytest.CaptureFixture[str]) -> None:
+    show_rows("Sluice", [Row("reward", False, "down", "http://a", 7, "/r", "ended 4 times in a row")])
+    shown = capsys.readouterr().out.splitlines()
+    assert shown[-2:] == ["reward: ended 4 times in a row", "reward  /r"]
+
+
+def test_server_that_does_not_answer_is_down(capsys: pytest.CaptureFixture[str]) -> None:
+    show_rows("Sluice", [Row("sluice-rollout-0", False, "warm", "", 0, "")])
+    shown = capsys.readouterr().out
+    assert ("down" in shown, "warm" in shown) == (True, False)
+
+
+def test_names_in_brackets_are_shown_as_they_are(capsys: pytest.CaptureFixture[str]) -> None:
+    show_rows("Sluice", [Row("reward", True, "healthy", "[/here] :100:", 7, "/r")])
+    assert "[/here] :100:" in capsys.readouterr().out

@@ -1,6 +1,7 @@
-"""What of a cluster that runs stays through a start: what is healthy and as it is wanted now.
+"""The processes of a running cluster that a start keeps: healthy ones with the same options and code.
 
-While a run is attached nothing that it uses is replaced: another option is refused, other code is kept until later.
+While a run is attached no process that it uses is replaced: other options are refused, and other code waits for the
+next start.
 """
 
 import shlex
@@ -16,22 +17,22 @@ from deploy.cluster.known import (
     known_cluster,
     known_processes,
 )
-from deploy.cluster.node_ray.processes import end_ray, told_to_ray
-from deploy.cluster.options.start_options import StartOptions
-from deploy.cluster.wanted_services import Service
+from deploy.cluster.options import StartOptions
+from deploy.cluster.ray_processes import end_ray, ray_flags
+from deploy.cluster.services import Service
 from deploy.node.home import Home, make_home
 from deploy.node.processes import end, family, find
-from deploy.node.service_health import is_healthy
+from deploy.node.service import is_healthy
 from protocol.errors import OperatorError
 from protocol.node.home import ClusterState, ProcessRecord
 
 _ANSWER_S = 20.0
 
 
-def find_kept(options: StartOptions, wanted: Mapping[str, Service], home: Home) -> dict[str, ProcessRecord]:
-    """Return the processes that stay, by name: nothing when Ray goes, because the services' keeper goes with it.
+def find_reusable(options: StartOptions, wanted: Mapping[str, Service], home: Home) -> dict[str, ProcessRecord]:
+    """Return the processes to keep, by name. Empty when Ray is to be replaced: the services' keeper ends with Ray.
 
-    Raises: RunStays when a run uses what these options would replace.
+    Raises: RunStays when these options would replace a process that a run uses.
     """
     state = known_cluster()
     if state is None or not is_ray_well(state) or is_left_behind(state):
@@ -44,7 +45,7 @@ def find_kept(options: StartOptions, wanted: Mapping[str, Service], home: Home) 
     if run is not None and (replaced := [name for name in other_options if name in running]):
         raise RunStays(
             f"start_cluster: these options would replace {', '.join(replaced)}, which {run} uses. "
-            f"Give the options it was started with ({as_given(state.options)}), or none, or wait until the run "
+            f"Give the options of the earlier start ({format_options(state.options)}), or none, or wait until the run "
             "has ended."
         )
     if run is not None and other_code:
@@ -56,44 +57,37 @@ def find_kept(options: StartOptions, wanted: Mapping[str, Service], home: Home) 
         other_code = []
     if "ray" in other_options:
         return {}
-    goes = {*other_options, *other_code}
+    replaced = [*other_options, *other_code]
     return {
         name: record
         for name, record in records.items()
-        if name not in goes and (name == "ray" or is_healthy(record, home.token_file))
+        if name not in replaced and (name == "ray" or is_healthy(record, home.token_file))
     }
 
 
-def end_what_goes(kept: Mapping[str, ProcessRecord], options: StartOptions, home: Home) -> None:
-    """End what ran and is not kept, and make the folders that went with it anew."""
+def end_replaced(kept: Mapping[str, ProcessRecord], options: StartOptions, home: Home) -> None:
+    """End every process of the cluster that is not kept. When Ray ends, its folders are made again."""
     state = known_cluster()
-    goes = [name for name in known_processes() if name not in kept]
+    replaced = [name for name in known_processes() if name not in kept]
     if "ray" not in kept:
         end_ray(home)
-        make_home(home, is_joining=options.head is not None)
-    elif goes and state is not None:
+        make_home(home, is_joining=options.address is not None)
+    elif replaced and state is not None:
         connect_environment(state)
         from deploy.cluster.fleet_client import connected
         from deploy.cluster.keeper_client import forget_services
 
         with connected(state.ray_address, state.node_ip):
-            forget_services(goes, _ANSWER_S)
-    # Read again: until it was told, the keeper may have started one of them anew.
+            forget_services(replaced, _ANSWER_S)
+    # Read again: the keeper may have restarted a service just before it forgot it.
     known = known_processes()
-    end(family(process for name in goes if name in known and (process := find(known[name]))))
-
-
-def _has_other_options(record: ProcessRecord, options: StartOptions, wanted: Mapping[str, Service]) -> bool:
-    if record.name == "ray":
-        return record.url != options.ray_address or record.command != told_to_ray(options)
-    return record.name not in wanted or record.command != wanted[record.name].command
+    end(family(process for name in replaced if name in known and (process := find(known[name]))))
 
 
 def is_left_behind(state: ClusterState) -> bool:
-    """Return whether this node's Ray belongs to an earlier head, in whose place another one answers now.
+    """Return whether this node's Ray belongs to an earlier head, and another one listens at the head's address now.
 
-    It would end by itself after a minute without its head; to find out takes Ray as long. A head that does not answer
-    at all may be back before.
+    Ray itself notices after a minute. A head that does not answer at all may come back.
     """
     if is_head(state) or not does_head_answer(state):
         return False
@@ -107,8 +101,24 @@ def is_left_behind(state: ClusterState) -> bool:
         return does_head_answer(state)
 
 
+def format_options(options: Mapping[str, bool | str | int | None]) -> str:
+    """Return remembered options as a command line."""
+    given = (
+        f"--{name.replace('_', '-')}" + ("" if value is True else f" {shlex.quote(str(value))}")
+        for name, value in options.items()
+        if value not in (None, False)
+    )
+    return " ".join(given)
+
+
+def _has_other_options(record: ProcessRecord, options: StartOptions, wanted: Mapping[str, Service]) -> bool:
+    if record.name == "ray":
+        return record.url != options.ray_address or record.command != ray_flags(options)
+    return record.name not in wanted or record.command != wanted[record.name].command
+
+
 def _attached_run(state: ClusterState) -> str | None:
-    """Return who uses the cluster, in words; None when nobody does."""
+    """Return the run that uses the cluster, in words; None when there is none."""
     connect_environment(state)
     from deploy.cluster.attached_run import find_attached_run
     from deploy.cluster.fleet_client import connected
@@ -116,13 +126,3 @@ def _attached_run(state: ClusterState) -> str | None:
     with connected(state.ray_address, state.node_ip):
         run = find_attached_run(_ANSWER_S)
     return None if run is None else str(run)
-
-
-def as_given(options: Mapping[str, bool | str | int | None]) -> str:
-    """Return remembered options as they would be typed; a flag that was not given is left out."""
-    given = (
-        f"--{name.replace('_', '-')}" + ("" if value is True else f" {shlex.quote(str(value))}")
-        for name, value in options.items()
-        if value not in (None, False)
-    )
-    return " ".join(given)

@@ -1,4 +1,4 @@
-"""The services that a start wants on its node: the retriever and the bundled reward server, with their commands."""
+"""The services of a node, the retriever and the bundled reward server, with their commands."""
 
 import os
 import sys
@@ -6,8 +6,8 @@ from dataclasses import dataclass
 from hashlib import sha256
 from pathlib import Path
 
-from deploy.cluster.join_file import is_reachable
-from deploy.cluster.options.start_options import LOOPBACK, StartOptions
+from deploy.cluster.joining import is_reachable
+from deploy.cluster.options import LOOPBACK, StartOptions
 from deploy.node.home import Home
 from deploy.node.processes import MARK, launch
 from protocol.addresses import with_port
@@ -19,30 +19,31 @@ _ROOT = Path(__file__).resolve().parents[2]
 
 @dataclass(frozen=True)
 class Service:
-    """A service as the options want it."""
+    """A service by the options of a start."""
 
     name: str  # retriever or reward
-    url: str  # where it is asked
+    url: str  # URL of its requests
     command: tuple[str, ...]  # program and arguments
-    code: str  # digest of what it runs
-    folder: Path  # where it works
+    code: str  # digest of its code
+    folder: Path  # working folder
 
     def launch(self, home: Home) -> ProcessRecord:
+        """Start the service; returns its record."""
         environment = {**os.environ, "SLUICE_HOME": str(home.root), MARK: str(home.ray_folder), "OMP_NUM_THREADS": "1"}
         log = home.logs / f"{self.name}.log"
         return launch(self.name, self.command, self.code, log, environment, self.url, self.folder)
 
 
-def wanted_services(options: StartOptions, home: Home) -> dict[str, Service]:
-    """Return the services of a node by name: the retriever and, unless it was declined, the reward server."""
-    services = [_retriever(options, home), *([_reward(options, home)] if options.reward_scorer is not None else [])]
+def services_of(options: StartOptions, home: Home) -> dict[str, Service]:
+    """Return the services of a node by name: the retriever and, unless --no-reward was given, the reward server."""
+    services = [_retriever(options, home), *([] if options.no_reward else [_reward(options, home)])]
     return {service.name: service for service in services}
 
 
 def shared_retriever_url(options: StartOptions) -> str | None:
-    """Return where other nodes search this node's retriever while their own is down; None: they do not.
+    """Return the URL of this node's retriever for other nodes whose own is down; None when it is not shared.
 
-    One of the user's own listens where it will, and one that asks for no token is for this machine alone.
+    A user's own retriever is not shared: its address is unknown. An open one is for this machine only.
     """
     if not is_reachable(options.node_ip) or options.open_retriever or options.retriever_script is not None:
         return None
@@ -50,7 +51,7 @@ def shared_retriever_url(options: StartOptions) -> str | None:
 
 
 def _retriever(options: StartOptions, home: Home) -> Service:
-    """Return launch_retriever.sh or the user's own script in its place, with the same arguments."""
+    """Return launch_retriever.sh, or the user's own script with the same arguments."""
     corpus = options.corpus_path or home.quickstart / "corpus.jsonl"
     index = options.index_path or home.root / "cache" / f"index-{corpus.stem}"
     arguments = ["--index-path", str(index), "--corpus-path", str(corpus), "--topk", str(options.topk)]
@@ -69,7 +70,7 @@ def _retriever(options: StartOptions, home: Home) -> Service:
 
 
 def _reward(options: StartOptions, home: Home) -> Service:
-    module = (sys.executable, "-m", "rewards.serve", "--scorer", str(options.reward_scorer))
+    module = (sys.executable, "-m", "rewards.serve", "--scorer", options.reward_scorer)
     return Service(
         name="reward",
         url=f"http://{LOOPBACK}:{options.reward_port}/",
@@ -80,5 +81,5 @@ def _reward(options: StartOptions, home: Home) -> Service:
 
 
 def _script_digest(script: Path) -> str:
-    """Return a hash of the user's script; what it runs in its turn is theirs. A missing one fails at its start."""
+    """Return a hash of the user's script; empty when it is missing: its start will fail."""
     return sha256(script.read_bytes()).hexdigest()[:16] if script.is_file() else ""

@@ -1,1 +1,0 @@
-"""Ray's processes on this node."""

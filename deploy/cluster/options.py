@@ -1,0 +1,355 @@
+"""Options of `deploy/start_cluster.sh`, and the options that a start remembers of earlier starts."""
+
+import argparse
+import ipaddress
+import json
+import re
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, fields, replace
+from pathlib import Path
+from typing import Any
+
+from deploy.cluster.joining import read_join_file
+from protocol.addresses import host_and_port, own_address_toward, with_port
+from protocol.errors import OperatorError, SettingsError
+from protocol.settings.placement import MOST_OF_A_RESOURCE, is_name_of_ray
+
+LOOPBACK = "127.0.0.1"
+# Longer than any start, and short enough for every timer.
+_MAX_WAIT_S = 1e6
+_ONE_START_ONLY = ("start_timeout_s", "wait_nodes", "block", "join")  # options that are not remembered
+_WHERE_TO_LOOK = "Give this node's, on the network that the nodes share; `ip -brief address` lists them."
+
+# A port range is divided: ten ports for Ray's own processes, half of the rest for its workers, the other half for ours.
+_RAY_PROCESSES = (
+    "node-manager",
+    "object-manager",
+    "dashboard-agent-listen",
+    "dashboard-agent-grpc",
+    "runtime-env-agent",
+    "metrics-export",
+)
+_NUM_RAY_PORTS = 10
+_MIN_PORTS = 200  # Ray starts a worker, with a port of its own, for each CPU and each actor
+_LOWEST_PORT = 1024
+
+
+@dataclass(frozen=True)
+class PortRange:
+    """The ports first..last. Example: 20000-20999 gives Ray 20000-20009, its workers 20010-20504, us 20505-20999."""
+
+    first: int
+    last: int
+
+    def __str__(self) -> str:
+        return f"{self.first}-{self.last}"
+
+    def __contains__(self, port: int) -> bool:
+        return self.first <= port <= self.last
+
+    @property
+    def ray_flags(self) -> dict[str, int]:
+        """Flags of `ray start` for its processes and workers on each node."""
+        workers = {"--min-worker-port": self.first + _NUM_RAY_PORTS, "--max-worker-port": self._first_of_ours - 1}
+        return {**{f"--{name}-port": self.first + place for place, name in enumerate(_RAY_PROCESSES)}, **workers}
+
+    @property
+    def ray_client_port(self) -> int:
+        """Port of Ray's proxy for remote drivers, on the head."""
+        return self.first + _NUM_RAY_PORTS - 1
+
+    @property
+    def ours(self) -> str:
+        """FIRST-LAST for our own processes: coordinator, rank 0, the groups of weight pushes."""
+        return f"{self._first_of_ours}-{self.last}"
+
+    @property
+    def _first_of_ours(self) -> int:
+        return (self.first + _NUM_RAY_PORTS + self.last + 1) // 2
+
+
+@dataclass(frozen=True)
+class StartOptions:
+    """One node's part of a cluster."""
+
+    address: str | None = None  # HOST:PORT of the Ray head to join; None makes this node the head
+    node_ip: str = LOOPBACK  # this node's address for the others; 127.0.0.1: no other machine can connect
+    ray_port: int = 6379  # port of the Ray head, where this node is the head
+    retriever_port: int = 8000  # port on 127.0.0.1
+    reward_port: int = 8001  # port of the bundled reward server, on 127.0.0.1
+    ports: PortRange | None = None  # range of all other ports that nodes must reach; None: the system chooses
+    retriever_script: Path | None = None  # the user's own retriever, in place of launch_retriever.sh
+    open_retriever: bool = False  # True: the retriever asks for no token
+    corpus_path: Path | None = None  # None: the quick start's
+    index_path: Path | None = None  # None: made in SLUICE_HOME
+    topk: int = 3  # passages of a search that names no number
+    reward_scorer: str = "exact_match"  # scorer of the bundled reward server
+    no_reward: bool = False  # True: no bundled reward server
+    start_timeout_s: float = 300.0  # longest wait for each service to be healthy, and for --wait-nodes
+    dashboard_port: int | None = None  # port of Ray's dashboard and job server, on the head; None: neither runs
+    dashboard_host: str | None = None  # address of both; None: 127.0.0.1
+    num_cpus: int | None = None  # CPUs that Ray counts on this node; None: all
+    num_gpus: int | None = None  # GPUs that Ray counts on this node; None: all
+    resources: str | None = None  # JSON object: the operator's own names for this node's hardware, with numbers
+    wait_nodes: int = 0  # number of nodes, this one included, at which the start returns; 0: it does not wait
+    block: bool = False  # True: the start stays in the foreground until a signal
+    join: Path | None = None  # the head's join file
+
+    @property
+    def ray_address(self) -> str:
+        """HOST:PORT of the Ray head."""
+        return self.address or with_port(self.node_ip, self.ray_port)
+
+    def to_remember(self) -> dict[str, bool | str | int | None]:
+        """Return the values that the next start takes for options it is not given."""
+        left_out = (*_ONE_START_ONLY, *(["reward_scorer"] if self.no_reward else []))
+        kept = {name: getattr(self, name) for name in _DEFAULTS if name not in left_out}
+        return {name: str(value) if isinstance(value, Path | PortRange) else value for name, value in kept.items()}
+
+
+_DEFAULTS = {field.name: field.default for field in fields(StartOptions)}
+
+
+def read_start_options(arguments: Sequence[str], remembered: Mapping[str, Any] | None = None) -> StartOptions:
+    """Return the options of a start: those given, else those that the running cluster remembers, else the defaults.
+
+    Exits 2 on an unknown flag. Raises: SettingsError for an invalid value.
+    """
+    given = vars(_parser().parse_args(arguments))
+    if given.pop("defaults"):
+        remembered = None
+    if "join" in given and "address" in given:
+        raise SettingsError("start_cluster: give --join or --address: the join file names the head's address.")
+    chosen = {
+        name: value for name, value in (_not_overruled(remembered or {}, given) | given).items() if value is not None
+    }
+    chosen |= {name: read(chosen[name]) for name, read in _READERS.items() if name in chosen}
+    if "join" in chosen:
+        chosen["address"] = read_join_file(chosen["join"]).ray_address
+    options = StartOptions(**chosen)
+    for problem in _problems(options):
+        raise SettingsError(f"start_cluster: {problem}")
+    if "node_ip" not in chosen and options.address is not None:
+        options = replace(options, node_ip=_address_toward(options.address))
+    return options
+
+
+def is_address(text: str) -> bool:
+    """Return whether this is an IP address, of IPv4 or IPv6."""
+    try:
+        ipaddress.ip_address(text)
+    except ValueError:
+        return False
+    return True
+
+
+def read_port_range(text: str) -> PortRange:
+    """Return the range FIRST-LAST. Raises: SettingsError for an invalid or too small range."""
+    found = re.fullmatch(r"(\d{1,5})-(\d{1,5})", text)
+    if found is None:
+        raise SettingsError(f"start_cluster: --ports {text} is not FIRST-LAST. Give a range such as 20000-20999.")
+    first, last = int(found[1]), int(found[2])
+    if first < _LOWEST_PORT or not first + _MIN_PORTS - 1 <= last <= 65535:
+        raise SettingsError(
+            f"start_cluster: --ports {text}: expected at least {_MIN_PORTS} ports from {_LOWEST_PORT} to 65535. "
+            "Give a range such as 20000-20999."
+        )
+    return PortRange(first, last)
+
+
+def _read_node_address(given: str) -> str:
+    """Return the address in Ray's way of writing. Raises: SettingsError for an address that other nodes cannot use."""
+    try:
+        address = ipaddress.ip_address(given)
+    except ValueError:
+        raise SettingsError(f"start_cluster: --node-ip {given} is no IP address. {_WHERE_TO_LOOK}") from None
+    if address.is_unspecified or address.is_multicast:
+        raise SettingsError(f"start_cluster: --node-ip {given} is not the address of one machine. {_WHERE_TO_LOOK}")
+    if isinstance(address, ipaddress.IPv6Address) and (
+        address.is_loopback or address.is_link_local or address.ipv4_mapped is not None
+    ):
+        raise SettingsError(
+            f"start_cluster: --node-ip {given} is an address that means nothing to other nodes. {_WHERE_TO_LOOK}"
+        )
+    return str(address)
+
+
+def _read_head_address(given: str) -> str:
+    """Return HOST:PORT of a head. Raises: SettingsError for another form."""
+    try:
+        host, port = host_and_port(given)
+    except ValueError:
+        raise SettingsError(
+            f"start_cluster: --address {given} is not HOST:PORT. Give the head's, such as 10.0.0.1:6379 or "
+            "[fd00::1]:6379."
+        ) from None
+    if ":" in host:
+        try:
+            host = str(ipaddress.IPv6Address(host))
+        except ValueError:
+            raise SettingsError(
+                f"start_cluster: --address {given} is no IPv6 address. Give the head's, such as [fd00::1]:6379."
+            ) from None
+    return with_port(host, port)
+
+
+def _address_toward(head: str) -> str:
+    """Return this node's address on the route to HOST:PORT; sends nothing. Raises: OperatorError without a route."""
+    try:
+        return own_address_toward(host_and_port(head)[0])
+    except OSError as error:
+        raise OperatorError(f"start_cluster: --address {head}: {error}. Give an address this node can reach.") from None
+
+
+def _read_resources(text: str) -> str:
+    """Return the JSON object in one canonical form. Raises: SettingsError for anything that a node cannot have."""
+    try:
+        found = json.loads(text)
+    except (json.JSONDecodeError, RecursionError):
+        found = None
+    if isinstance(found, dict) and (own := sorted(filter(is_name_of_ray, found))):
+        raise SettingsError(
+            f"start_cluster: --resources names {', '.join(own)}, which Ray counts by itself. Use names of your own; "
+            "--num-cpus and --num-gpus set those that Ray counts."
+        )
+    if not isinstance(found, dict) or not all(
+        type(value) in (int, float) and 0 < value <= MOST_OF_A_RESOURCE and value == int(value)
+        for value in found.values()
+    ):
+        raise SettingsError(
+            f"start_cluster: --resources {text} is no JSON object of whole numbers above 0 "
+            f"and up to {MOST_OF_A_RESOURCE:g}. "
+            """Give one such as '{"v100": 8}'."""
+        )
+    if any(not name or "," in name for name in found):  # Ray separates names by commas
+        raise SettingsError(f"start_cluster: --resources {text} has a name that is empty or has a comma. Use another.")
+    return json.dumps({name: int(found[name]) for name in sorted(found)})
+
+
+def _absolute(path: str | Path) -> Path:
+    return Path(path).resolve()
+
+
+# How the text of an option is read, given or remembered.
+_READERS: dict[str, Callable[[str], Any]] = {
+    "address": _read_head_address,
+    "node_ip": _read_node_address,
+    "ports": read_port_range,
+    "resources": _read_resources,
+    **dict.fromkeys(("retriever_script", "corpus_path", "index_path", "join"), _absolute),
+}
+
+
+def _not_overruled(remembered: Mapping[str, Any], given: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the remembered options that this code knows and that no given option makes invalid."""
+    overruled = set(_ONE_START_ONLY)
+    for option, dependent in (
+        ("corpus_path", "index_path"),  # an index belongs to the corpus that it was built from
+        ("reward_scorer", "no_reward"),
+        ("no_reward", "reward_scorer"),
+        ("address", "node_ip"),  # this node's address depends on the network of the head
+        ("join", "node_ip"),
+        *((way, f"dashboard_{part}") for way in ("address", "join") for part in ("port", "host")),  # the head's
+    ):
+        if option in given:
+            overruled.add(dependent)
+    return {name: value for name, value in remembered.items() if name in _DEFAULTS and name not in overruled}
+
+
+def _problems(options: StartOptions) -> Iterator[str]:
+    """Yield a sentence for each invalid value."""
+    if options.index_path is not None and options.corpus_path is None:
+        yield "--index-path needs the --corpus-path that the index was built from."
+    for path in (options.corpus_path, options.retriever_script):
+        if path is not None and not path.is_file():
+            yield f"{path} is not a file. Give the path of one; --defaults forgets earlier options."
+    if options.reward_scorer != _DEFAULTS["reward_scorer"]:
+        yield from _scorer_problems(options.reward_scorer)
+    if not 0 < options.start_timeout_s <= _MAX_WAIT_S:
+        yield (
+            f"--start-timeout-s {options.start_timeout_s:g} is no time to wait. Give seconds above 0, "
+            f"{_MAX_WAIT_S:g} at most."
+        )
+    for name, least in (("num_cpus", 0), ("num_gpus", 0), ("wait_nodes", 0), ("topk", 1)):
+        if (number := getattr(options, name)) is not None and number < least:
+            yield f"--{name.replace('_', '-')} {number} is below {least}."
+    yield from _dashboard_problems(options)
+    yield from _port_problems(options)
+
+
+def _scorer_problems(name: str) -> Iterator[str]:
+    from rewards.bundled import SCORERS  # takes half a second to import
+
+    if name == "reward_model":
+        yield (
+            "--reward-scorer reward_model needs a model, which is no option of a cluster's start. Give --no-reward, "
+            "and start python -m rewards.serve --scorer reward_model --model MODEL yourself."
+        )
+    if name not in SCORERS:
+        yield (
+            f"--reward-scorer {name} is not known. Use one of {', '.join(sorted(set(SCORERS) - {'reward_model'}))}, "
+            "or --no-reward and a reward server of your own."
+        )
+
+
+def _dashboard_problems(options: StartOptions) -> Iterator[str]:
+    if options.dashboard_port is not None and options.address is not None:
+        yield "--dashboard-port is the head's: this node joins one. Remove it."
+    if options.dashboard_host is not None and options.dashboard_port is None:
+        yield "--dashboard-host needs --dashboard-port: else no dashboard runs."
+    if options.dashboard_host is not None and not is_address(options.dashboard_host):
+        yield (
+            f"--dashboard-host {options.dashboard_host} is no IP address. Give one of this node's, or 0.0.0.0 for all "
+            "of them."
+        )
+
+
+def _port_problems(options: StartOptions) -> Iterator[str]:
+    names = ["retriever", "reward"] + (["ray"] if options.address is None else [])
+    names += ["dashboard"] if options.dashboard_port is not None else []
+    ports = {f"--{name}-port": int(getattr(options, f"{name}_port")) for name in sorted(names)}
+    for flag, port in ports.items():
+        if not 1 <= port <= 65535:
+            yield f"{flag} {port} is no port. Use 1 to 65535."
+        if options.ports is not None and port in options.ports:
+            yield f"{flag} {port} is one of --ports {options.ports}. Use a port outside the range."
+    if len(set(ports.values())) < len(ports):
+        listed = ", ".join(f"{flag} {port}" for flag, port in ports.items())
+        yield f"two services cannot share a port ({listed}). Give each its own."
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        prog="deploy/start_cluster.sh",
+        description="Start this node's part of a cluster, or its missing parts. "
+        "On a running cluster an option that is not given keeps its earlier value.",
+        argument_default=argparse.SUPPRESS,
+        allow_abbrev=False,
+    )
+    add = parser.add_argument
+    add("--address", metavar="HEAD:6379", help="join the cluster with this Ray head; without it this node is the head")
+    add("--join", type=Path, metavar="FILE", help="join the cluster whose head wrote this file")
+    add("--node-ip", metavar="IP", help="this node's address for the others (head: 127.0.0.1, closed to others)")
+    add("--ray-port", "--port", type=int, help="port of the Ray head (default: 6379)")
+    add("--retriever-port", type=int, help="port of this node's retriever (default: 8000)")
+    add("--reward-port", type=int, help="port of the bundled reward server (default: 8001)")
+    add("--ports", metavar="FIRST-LAST", help="range for all other ports that nodes must reach (default: any port)")
+    script = "your own retriever; gets the arguments of launch_retriever.sh"
+    add("--retriever-script", type=Path, metavar="FILE", help=script)
+    add("--open-retriever", action="store_true", help="the retriever asks programs of this machine for no token")
+    add("--corpus-path", type=Path, metavar="JSONL", help='documents {"id", "contents"}; default: the quick start\'s')
+    add("--index-path", type=Path, metavar="DIR", help="index of the corpus; default: made in SLUICE_HOME")
+    add("--topk", type=int, help="passages when a request names no topk (default: 3)")
+    reward = parser.add_mutually_exclusive_group()
+    reward.add_argument("--reward-scorer", help="scorer of the bundled reward server (default: exact_match)")
+    reward.add_argument("--no-reward", action="store_true", help="start no reward server: settings name your own")
+    add("--dashboard-port", type=int, metavar="8265", help="run Ray's dashboard and job server there (head only)")
+    add("--dashboard-host", metavar="IP", help="address of the dashboard, behind Ray's token (default: 127.0.0.1)")
+    add("--num-cpus", type=int, help="CPUs that Ray counts on this node (default: all)")
+    add("--num-gpus", type=int, help="GPUs that Ray counts on this node (default: all)")
+    add("--resources", metavar="JSON", help="your own names for this node's hardware, such as '{\"v100\": 8}'")
+    add("--start-timeout-s", type=float, help="longest wait for each service to become healthy (default: 300)")
+    add("--wait-nodes", type=int, metavar="N", help="return when the cluster has N nodes, this one included")
+    add("--block", action="store_true", help="stay in the foreground; SIGTERM or Ctrl-C stops this node's part")
+    add("--defaults", action="store_true", default=False, help="forget the options of earlier starts of this cluster")
+    return parser

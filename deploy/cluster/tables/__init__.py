@@ -1,1 +1,0 @@
-"""What of a cluster runs, asked and printed as tables."""
