@@ -13,9 +13,8 @@ from rollout.episodes.player import EpisodePlayer
 from rollout.episodes.sample import Generator
 from rollout.neighbours.node import Node
 from rollout.neighbours.services import Services
-from rollout.session.needs import Neighbours
 from rollout.session.outbox import Outbox
-from rollout.session.session import RolloutSession
+from rollout.session.session import Neighbours, RolloutSession
 
 
 class KeptOutbox(NamedTuple):

@@ -1,62 +1,70 @@
-"""What a server has finished and the coordinator may still need: sent, sent again, and forgotten in time.
+"""Finished and failed samples until the coordinator no longer needs them, and the counts of failures.
 
-An item is
+The states of an item:
 
-    waiting --due--> sent --Ack accepted--> kept --Trained--> gone       a trajectory to train on
+    waiting --due--> sent --Ack accepted--> kept --Trained--> gone       a trajectory for training
                      sent --any other Ack--> gone                        evaluation, failure, duplicate, unknown
                      sent --no Ack in time--> sent again
 
-Kept ones are what a restarted learner can be given again. One that was not called trained for `keep_s` is offered
-again: the coordinator answers "duplicate" when it still has it, and "unknown" when its prompt was given up.
+A restarted learner receives the kept items again. An item that is not trained after `keep_s` is offered again: the
+coordinator answers "duplicate" if it still has it, and "unknown" if its prompt was skipped.
 """
 
+import logging
+from collections import Counter
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from itertools import takewhile
 from typing import NamedTuple
 
+from protocol.one_line import one_line
 from protocol.wire.messages import Outcome
 from protocol.wire.trajectory import Trajectory
 
+_WARN_EVERY_S = 60.0
+# A heartbeat carries 256 names; an environment chooses its own names.
+_MAX_NAMES = 250
+_OTHERS = "others"
+
 
 class Key(NamedTuple):
-    """Which try at which sample; what came twice is one item."""
+    """An attempt at a sample. Equal keys are one item."""
 
-    group: str  # as in the lease
-    sample_index: int  # as in the lease
-    incarnation: int  # start of the run that gave the lease
-    attempt: int  # of the lease: leases of the group so far
+    group: str  # group's name, as in the lease
+    sample_index: int  # index within the group
+    incarnation: int  # run's start that gave the lease
+    attempt: int  # attempt of the lease: number of leases of the group so far
 
 
 @dataclass(frozen=True)
 class Failure:
-    """A sample that could not be made."""
+    """A failed sample."""
 
-    key: Key  # which try at which sample
-    boundary: str  # the neighbour that failed, as SampleFailed.boundary
-    detail: str  # for people: what it said or did
-    num_model_tokens: int = 0  # written by the policy until then, in turns that ended
+    key: Key
+    boundary: str  # name of the neighbour that failed
+    detail: str  # error text
+    num_model_tokens: int = 0  # tokens of the turns that the policy had finished
 
 
 @dataclass(frozen=True)
 class Finished:
-    """A sample that was made."""
+    """A finished sample."""
 
-    key: Key  # which try at which sample
-    trajectory: Trajectory  # what was made, checked
+    key: Key
+    trajectory: Trajectory
 
 
 Item = Finished | Failure
 
 
 class Outbox:
-    """Items by key. Times are monotonic seconds, given by the caller."""
+    """Items by key. Callers pass the time in monotonic seconds."""
 
     def __init__(self, resend_s: float = 5.0, keep_s: float = 120.0) -> None:
         self._resend_s = resend_s
         self._keep_s = keep_s
         self._items: dict[Key, Item] = {}
-        # The times are in the order in which they were noted, oldest first: `due` looks at the front only.
+        # Both are sorted by time, oldest first: `due` looks at the front only.
         self._waiting: dict[Key, None] = {}
         self._sent_at: dict[Key, float] = {}
         self._kept_at: dict[Key, float] = {}
@@ -70,16 +78,16 @@ class Outbox:
 
     @property
     def num_unanswered(self) -> int:
-        """Items that the coordinator has not answered for."""
+        """Number of items without an answer of the coordinator."""
         return len(self._waiting) + len(self._sent_at)
 
     def unanswered(self) -> Iterator[Key]:
-        """Yield the keys of items that the coordinator has not answered for."""
+        """Yield the keys of items without an answer of the coordinator."""
         yield from self._waiting
         yield from self._sent_at
 
     def put(self, item: Item) -> bool:
-        """Take in an item to send; False when this very try is here already."""
+        """Add an item to send; return False if its key is known."""
         if item.key in self._items:
             return False
         self._items[item.key] = item
@@ -88,7 +96,7 @@ class Outbox:
         return True
 
     def due(self, now: float) -> list[Item]:
-        """Return what is to be sent now, and count it as sent."""
+        """Return the items to send now, and mark them as sent."""
         to_send = [*self._waiting, *_older(self._sent_at, now - self._resend_s)]
         to_offer = _older(self._kept_at, now - self._keep_s)
         self._waiting.clear()
@@ -101,7 +109,7 @@ class Outbox:
         return [self._items[key] for key in (*to_send, *to_offer)]
 
     def acknowledge(self, group: str, sample_index: int, outcome: Outcome) -> None:
-        """Note what the coordinator made of every try at this sample that was sent to it."""
+        """Apply the coordinator's answer to all sent attempts at a sample."""
         for key in [key for key in self._by_group.get(group, ()) if key.sample_index == sample_index]:
             if key in self._waiting:
                 continue
@@ -111,13 +119,13 @@ class Outbox:
                 self._forget(key)
 
     def mark_trained(self, groups: Iterable[str]) -> None:
-        """Forget everything of groups that are accounted for, trained or skipped."""
+        """Forget the items of groups that are trained or skipped."""
         for group in groups:
             for key in list(self._by_group.get(group, ())):
                 self._forget(key)
 
     def send_all_again(self) -> None:
-        """Count everything as never sent, because a coordinator that knows none of it has taken over."""
+        """Mark all items as unsent, for a coordinator that knows no item."""
         self._waiting = dict.fromkeys(self._items)
         self._sent_at.clear()
         self._kept_at.clear()
@@ -144,3 +152,38 @@ def _is_for_training(item: Item) -> bool:
 
 def _older(times: dict[Key, float], limit: float) -> list[Key]:
     return [key for key, _ in takewhile(lambda entry: entry[1] <= limit, times.items())]
+
+
+class FailureCounts:
+    """Failure counts since the run attached. A boundary's first failure is logged at once, then one line a minute."""
+
+    def __init__(self, log: logging.Logger, server: str) -> None:
+        self.totals: Counter[str] = Counter()
+        self._log = log
+        self._server = server
+        self._unlogged: Counter[str] = Counter()
+        self._logged_at: dict[str, float] = {}
+
+    def add(self, boundary: str, detail: str, consequence: str, now: float, error: BaseException | None = None) -> None:
+        """Count one failure.
+
+        consequence: effect of one failure. now: monotonic seconds. error: logged with its traceback; only an exception
+        of this process's own code.
+        """
+        if boundary not in self.totals and len(self.totals) >= _MAX_NAMES:
+            boundary = _OTHERS
+        self.totals[boundary] += 1
+        self._unlogged[boundary] += 1
+        since_s = now - self._logged_at.get(boundary, -_WARN_EVERY_S)
+        if since_s < _WARN_EVERY_S:
+            return
+        count, self._unlogged[boundary], self._logged_at[boundary] = self._unlogged[boundary], 0, now
+        self._log.warning(
+            '%s  %s failed  count=%d last="%s" consequence="%s"',
+            self._server,
+            boundary,
+            count,
+            one_line(detail, 1000),
+            consequence,
+            exc_info=error,
+        )

@@ -19,8 +19,7 @@ from rollout.environments.base import Task
 from rollout.environments.guard import ENVIRONMENT
 from rollout.episodes.sample import AGENT, Interrupted, Player, SampleTask, WrittenSoFar
 from rollout.episodes.transcript import Transcript
-from rollout.session.failure_counts import FailureCounts
-from rollout.session.outbox import Failure, Finished, Item, Key, Outbox
+from rollout.session.outbox import Failure, FailureCounts, Finished, Item, Key, Outbox
 from rollout.session.turns_to_keep import TurnsToKeep
 
 _NUM_REMEMBERED = 65536

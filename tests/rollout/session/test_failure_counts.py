@@ -4,7 +4,7 @@ import logging
 
 import pytest
 
-from rollout.session.failure_counts import FailureCounts
+from rollout.session.outbox import FailureCounts
 
 
 def test_failures_of_a_name_are_logged_at_once_and_then_each_minute_with_their_number(
