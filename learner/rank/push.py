@@ -8,8 +8,7 @@ from learner.models.policy import PolicyEngine
 from learner.rank.probe import Probe
 from learner.rank.turns import DeviceTurns, OwnDevice
 from learner.weights.buckets import default_bucket_bytes
-from learner.weights.push import Faults, PushReport, WeightPusher
-from learner.weights.turns import Turn
+from learner.weights.push import DeviceTurn, PushReport, WeightPusher
 from protocol.errors import NeighbourError
 from protocol.settings.settings import Settings
 from protocol.weights.controls import ServerControls
@@ -31,7 +30,6 @@ class RankPusher:
     ) -> None:
         """address: of this node, where the servers meet rank 0. learner: as `WeightPusher` has it."""
         self.turns: DeviceTurns = OwnDevice()
-        self._not_woken: Faults = {}  # by the last turn
         weights = settings.weights
         self._policy = policy
         self._probe = Probe(policy, settings)
@@ -104,22 +102,22 @@ class RankPusher:
             report = self._pusher.push(version, self._plan, self._weights.buckets(is_sender=True))
         self.turns.generate()
         wrong = self._pusher.verify(version, self._probe.tokens, self._probe.fault_of)
-        faults = self._not_woken | wrong
-        served = tuple(name for name in report.synced if name not in faults)
-        # Who does not wake, since it died asleep, has computed nothing: it is started again, and is no reason to end.
+        served = tuple(name for name in report.synced if name not in self._pusher.faults)
+        # A server that does not wake died asleep. It is started again, and is no reason to end the run.
         self._num_wrong = 0 if served else self._num_wrong + bool(wrong)
         self._has_synced |= bool(served)
-        report = replace(report, synced=served, failed=report.failed | faults)
+        failed = {name: fault.reason for name, fault in self._pusher.faults.items()}
+        report = replace(report, synced=served, failed=failed)
         self.digest = report.digest
         if not self._has_synced or self._num_wrong >= _MAX_WRONG:
             why = "; ".join(report.failed.values())
             raise NeighbourError("weight push", f"no server took version {version}: {why}")
         return report
 
-    def have_servers(self, turn: Turn) -> None:
-        """Have all servers sleep or wake, on rank 0; one that does not has failed as in a push."""
+    def have_servers(self, turn: DeviceTurn) -> None:
+        """Make all servers sleep or wake, on rank 0. A server that does not gets a fault, as in a push."""
         if self._pusher is not None:
-            self._not_woken = self._pusher.have(turn)
+            self._pusher.have(turn)
 
     def close(self) -> None:
         self._probe.close()

@@ -9,7 +9,7 @@ from collections.abc import Callable
 from typing import Protocol
 
 from learner.models.parked import ParkedModels
-from learner.weights.turns import Turn
+from learner.weights.push import DeviceTurn
 from protocol.failpoints import failpoint
 
 
@@ -40,7 +40,7 @@ class SharedDevice:
     """It is the learner's turn at first: the run's command has had the servers sleep before the models were loaded."""
 
     def __init__(
-        self, models: ParkedModels, have_servers: Callable[[Turn], object], meet: Callable[[], object]
+        self, models: ParkedModels, have_servers: Callable[[DeviceTurn], object], meet: Callable[[], object]
     ) -> None:
         """have_servers: has all servers sleep or wake, on rank 0. meet: returns once every rank has called it."""
         self._models = models

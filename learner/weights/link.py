@@ -1,68 +1,66 @@
-"""One broadcast group of a weight push and the servers in it, with a deadline on every state.
+"""One broadcast group of a weight push and its servers.
 
-`learner.weights.push` makes one link per server over gloo, so that a server that dies disturbs no other, and one link
-for all servers over NCCL, where a single broadcast is what makes many GPUs affordable; either can have either. All
-coroutines run on the pusher's event loop; broadcasts block a thread of the link.
+Over gloo each server has a link of its own, so that a dead server disturbs no other. Over NCCL all servers share one
+link, because a single broadcast is what makes many GPUs affordable. All coroutines run in the pusher's event loop;
+broadcasts block a thread of the link.
 """
 
 from __future__ import annotations
 
 import asyncio
 import threading
-import time
-from collections.abc import Callable, Coroutine, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from typing import Any, TypeVar
 
+from learner.weights.calls import ERROR_GRACE_S, Call, Fault, Faults, Limits, ask_all
 from learner.weights.feed import Feed
-from learner.weights.presence import SilentServersError, while_present
 from learner.weights.rendezvous import Rendezvous
-from protocol.errors import NeighbourError
 from protocol.failpoints import failpoint
 from protocol.one_line import first_line
 from protocol.weights.controls import Attempt, ServerControls
-from protocol.weights.group import PEER_LOST, BroadcastGroup
+from protocol.weights.group import BroadcastGroup
 
-BOUNDARY = "weight push"
-_LEAVE_S = 5.0
-_LAST_WORDS_S = 0.2
+_LEAVE_LIMITS = Limits(5.0)
 _MAX_UNEXPLAINED = 2
 
 T = TypeVar("T")
 
 
-class WeightLink:
-    """Servers that share one broadcast group.
+class LinkFailedError(Exception):
+    """A link's servers did not join or did not get a push. faults: one for each server of the link."""
 
-    failure: why they have none now; they must join again then. lost: those of them that it is known to be owed to.
-    """
+    def __init__(self, faults: Faults) -> None:
+        super().__init__("; ".join(fault.reason for fault in faults.values()))
+        self.faults = faults
+
+
+class WeightLink:
+    """Servers that share a broadcast group. Call order: join, push any number of times; join again after a drop."""
 
     def __init__(
         self,
         servers: Sequence[ServerControls],
-        deadline_s: float,
-        silence_s: float,
+        limits: Limits,
         meet: Callable[[int], Rendezvous],
         attempts: Iterator[Attempt],
-        failure: str | None = None,
+        *,
+        is_new: bool = True,
     ) -> None:
-        """deadline_s: limit of each state. silence_s: limit without an answer to a ping. meet: by number of servers.
+        """meet: returns the rendezvous of this many servers. attempts: numbers that grow over all links.
 
-        attempts: each newer than all before, of this link and of others.
+        is_new: False for servers that failed in an earlier link: no push waits for them to join.
         """
         self.servers = list(servers)
-        self.failure = failure
-        self.lost: set[str] = set()
-        self._deadline_s = deadline_s
-        self._silence_s = silence_s
+        self.is_new = is_new  # True until the first attempt to join
+        self._limits = limits
         self._meet = meet
         self._attempts = attempts
-        self.attempt = next(attempts)  # the newest to join or to push
+        self.attempt = next(attempts)  # latest attempt to join or to push
         self._group: BroadcastGroup | None = None
         self._thread: ThreadPoolExecutor | None = None
-        self._joining: asyncio.Task[None] | None = None
-        self._state = "answer"  # what the servers were last asked to do
-        self._num_unexplained = 0  # failures without a success between them that are owed to nobody known
+        self._num_unexplained = 0  # consecutive failures without a fault of a server's own
 
     @property
     def names(self) -> tuple[str, ...]:
@@ -73,86 +71,66 @@ class WeightLink:
         return self._group is not None
 
     @property
-    def is_at_odds(self) -> bool:
-        """True when its servers failed together again and again, and nothing says which of them: the way between two
-        of them may be cut.
-        """
+    def must_split(self) -> bool:
+        """True after repeated failures that no server caused: the route between two of the servers may be cut."""
         return self._num_unexplained >= _MAX_UNEXPLAINED
 
-    @property
-    def is_new(self) -> bool:
-        """True until a first attempt to join was begun."""
-        return self._group is None and self.failure is None and self._joining is None
-
     async def join(self) -> None:
-        """Meet the servers, within the deadline; on failure `failure` says who did not come."""
+        """Meet the servers. Raises: LinkFailedError after at most the deadline."""
+        self.is_new = False
         thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix="weight-link")
         try:
-            # Asked first: over NCCL a server that waits for one that is gone generates nothing meanwhile.
-            await self._each("answer", lambda server: server.ping(), self._silence_s)
-            group = await self._naming_the_silent(self._met(thread))
-        except NeighbourError as error:
+            # Asked first: over NCCL a server that waits for a dead one generates nothing.
+            patience = replace(self._limits, deadline_s=self._limits.silence_s)
+            await self._ask("answer", lambda server: server.ping(), patience)
+            self._group = await self._met(thread)
+        except BaseException:
             thread.shutdown(wait=False, cancel_futures=True)
-            self.failure = error.detail
-            self._num_unexplained += not self.lost
-        else:
-            self._group, self._thread, self.failure, self.lost = group, thread, None, set()
-
-    def rejoin_in_background(self) -> None:
-        """Start to join again without waiting for it, unless that is under way."""
-        if self._joining is None or self._joining.done():
-            self._joining = asyncio.get_running_loop().create_task(self.join())
+            raise
+        self._thread = thread
 
     async def push(self, version: int, update: dict[str, Any], feed: Feed) -> float:
-        """Pass the feed's buckets on and commit; returns the longest time that a server generated nothing, in seconds.
+        """Broadcast the feed's buckets and commit; returns the longest pause of generation in seconds.
 
-        Raises: NeighbourError naming the servers that failed; the link is unjoined then.
+        Raises: LinkFailedError. After any error the servers must join again.
         """
         try:
-            pause_s = await self._naming_the_silent(self._pass_on(version, update, feed))
-        except NeighbourError as error:
-            self._num_unexplained += not self.lost
-            self.drop(error.detail)
-            raise
+            pause_s = await self._pass_on(version, update, feed)
         except BaseException:
-            self.drop("the learner broke the push off")
+            self.drop()
             raise
         self._num_unexplained = 0
         return pause_s
 
     async def leave(self) -> None:
-        """Tell the servers that the learner goes, and drop the group; a server that does not listen is left alone."""
+        """Ask the servers to leave the group, and drop it."""
         if self.is_joined:
-            await asyncio.gather(*(_leave(server, self.attempt) for server in self.servers), return_exceptions=True)
-        self.drop("the learner left")
+            await ask_all(self.servers, "leave", lambda server: server.leave(self.attempt), _LEAVE_LIMITS)
+        self.drop()
 
-    def drop(self, reason: str) -> None:
-        """Give the group up; peers that still wait in it see the connection close and fail at once."""
+    def drop(self) -> None:
+        """Close the group; peers that wait in it fail at once."""
         if self._thread is not None:
             self._thread.shutdown(wait=False, cancel_futures=True)
-        if self._joining is not None:
-            self._joining.cancel()
         if self._group is not None:
-            # In a thread of its own: the link's may be stuck in a broadcast, which closing the group ends.
+            # Closed in another thread: the link's may be blocked in a broadcast, which the closing ends.
             threading.Thread(target=self._group.close, name="weight-link-close", daemon=True).start()
-        self._group, self._thread, self.failure = None, None, reason
+        self._group, self._thread = None, None
 
     async def _met(self, thread: ThreadPoolExecutor) -> BroadcastGroup:
         meeting = self._meet(len(self.servers))
         inits = {server.name: meeting.init(place) for place, server in enumerate(self.servers)}
         self.attempt = attempt = next(self._attempts)
-        limit_s = self._deadline_s
-        calls = asyncio.ensure_future(
-            self._each("join", lambda server: server.join_weights(attempt, inits[server.name], limit_s), limit_s)
-        )
+        limit_s = self._limits.deadline_s
+        joining = self._begin("join", lambda server: server.join_weights(attempt, inits[server.name], limit_s))
         try:
             met = asyncio.get_running_loop().run_in_executor(thread, meeting.join)
-            await self._while_alive(calls, met, "join its group")
-            await calls
+            group = await self._unless_failed(joining, met, "join its group", limit_s)
+            self._check(await joining)
         finally:
-            calls.cancel()
+            joining.cancel()
             meeting.close()
-        return met.result()
+        return group
 
     async def _pass_on(self, version: int, update: dict[str, Any], feed: Feed) -> float:
         pauses_s: list[float] = []
@@ -161,106 +139,69 @@ class WeightLink:
         async def commit(server: ServerControls) -> None:
             pauses_s.append(await server.commit(attempt, version, digest))
 
-        receiving: asyncio.Future[None] | None = None
+        # Over NCCL a broadcast never ends without its peer, so all servers are ready before the first one.
+        await self._ask("prepare", lambda server: server.prepare(attempt, update))
+        failpoint("weight_push.after_prepare")
+        # Without a deadline: receiving lasts as long as the learner gathers. Each bucket has a deadline.
+        endless = replace(self._limits, deadline_s=float("inf"))
+        receiving = self._begin("receive", lambda server: server.receive(attempt), endless)
         try:
-            # Ended before the first broadcast begins: over NCCL one that waits for a server that is gone never ends.
-            await self._each("prepare", lambda server: server.prepare(attempt, update), self._deadline_s)
-            failpoint("weight_push.after_prepare")
-            # No deadline of its own: it lasts as long as the learner gathers. Each bucket and the end have one.
-            receiving = asyncio.ensure_future(self._each("receive", lambda server: server.receive(attempt), None))
             digest = await self._broadcast_all(feed, receiving)
-            failpoint("weight_push.after_receive")
-            await self._each("commit", commit, self._deadline_s)
-            failpoint("weight_push.after_commit")
         finally:
-            if receiving is not None:
-                receiving.cancel()
+            receiving.cancel()
+        failpoint("weight_push.after_receive")
+        await self._ask("commit", commit)
+        failpoint("weight_push.after_commit")
         return max(pauses_s)
 
-    async def _naming_the_silent(self, work: Coroutine[Any, Any, T]) -> T:
-        try:
-            return await while_present(self.servers, self._silence_s, work)
-        except SilentServersError as error:
-            self.lost.update(error.names)
-            raise NeighbourError(BOUNDARY, f"{error} while it was to {self._state}") from None
-
-    async def _broadcast_all(self, feed: Feed, receiving: asyncio.Future[None]) -> str:
+    async def _broadcast_all(self, feed: Feed, receiving: asyncio.Future[Faults]) -> str:
+        """Broadcast until the feed ends; returns the digest, once all servers have the last bucket."""
         assert self._group is not None
-        loop = asyncio.get_running_loop()
+        loop, limit_s = asyncio.get_running_loop(), self._limits.deadline_s
         while True:
-            item = await self._while_alive(receiving, asyncio.ensure_future(feed.items.get()), "take buckets", None)
+            item = await self._unless_failed(receiving, asyncio.ensure_future(feed.items.get()), "take buckets", None)
             if isinstance(item, str):
-                await self._while_alive(receiving, receiving, "receive the last bucket")
+                self._check(await self._unless_failed(receiving, receiving, "receive the last bucket", limit_s))
                 return item
             sending = loop.run_in_executor(self._thread, self._group.broadcast, item)
-            await self._while_alive(receiving, sending, "take a bucket")
+            await self._unless_failed(receiving, sending, "take a bucket", limit_s)
             failpoint("weight_push.after_bucket")
             feed.has_sent_one()
 
-    async def _each(
-        self, state: str, call: Callable[[ServerControls], Coroutine[Any, Any, None]], limit_s: float | None
-    ) -> None:
-        """Call all servers at once. Raises: NeighbourError naming everyone who failed or was silent too long."""
-        self._state = state
-
-        async def bounded(server: ServerControls) -> None:
-            # Called in here: a task that is cancelled before it begins would leave the call's coroutine unawaited.
-            async with asyncio.timeout(limit_s):
-                await call(server)
-
-        calls = {asyncio.ensure_future(bounded(server)): server.name for server in self.servers}
-        try:
-            # The first failure ends it: the others may wait in a broadcast for the one that failed, for ever.
-            await asyncio.wait(calls, return_when=asyncio.FIRST_EXCEPTION)
-            await asyncio.wait(calls, timeout=_LAST_WORDS_S)
-        finally:
-            for each in calls:
-                each.cancel()
-        failed = {name: each.exception() for each, name in calls.items() if each.done() and each.exception()}
-        self._blame(failed)
-        if failed:
-            reasons = [
-                f"{name} did not {state} within {limit_s} s"
-                if isinstance(error, TimeoutError)
-                else f"{name} failed to {state}: {first_line(error)}"
-                for name, error in failed.items()
-            ]
-            raise NeighbourError(BOUNDARY, "; ".join(reasons))
-
-    def _blame(self, failed: Mapping[str, BaseException | None]) -> None:
-        """Note to whom a failure is owed: not to who tells of a lost peer, which itself fails when it is asked next."""
-        self.lost.update(name for name, error in failed.items() if PEER_LOST not in str(error))
-
-    async def _while_alive(
-        self, calls: asyncio.Future[None], awaited: asyncio.Future[T], state: str, limit_s: float | None = 0.0
+    async def _unless_failed(
+        self, asked: asyncio.Future[Faults], work: asyncio.Future[T], state: str, limit_s: float | None
     ) -> T:
-        """Return what `awaited` gives, unless the servers' calls fail first: then nobody is left to wait for.
+        """Return the result of `work`. Raises: LinkFailedError when a server's call fails first, or when it is late."""
+        deadline = None if limit_s is None else asyncio.get_running_loop().time() + limit_s
+        waiting: set[asyncio.Future[Any]] = {work, asked}
+        while not work.done():
+            left_s = None if deadline is None else deadline - asyncio.get_running_loop().time()
+            done, waiting = await asyncio.wait(waiting, timeout=left_s, return_when=asyncio.FIRST_COMPLETED)
+            if not work.done() and (not done or asked.result()):
+                work.cancel()
+                if not asked.done():  # a server's own deadline ends in the same moment
+                    await asyncio.wait({asked}, timeout=ERROR_GRACE_S)
+                self._check(asked.result() if asked.done() and not asked.cancelled() else {})
+                raise self._failure({}, f"{', '.join(self.names)} did not {state} within {limit_s} s")
+        if (error := work.exception()) is None:
+            return work.result()
+        # A server that failed also closes its connection. Its own error says more than the closing does.
+        await asyncio.wait({asked}, timeout=ERROR_GRACE_S)
+        if asked.done():
+            self._check(asked.result())
+        raise self._failure({}, f"{', '.join(self.names)} did not {state}: {first_line(error)}")
 
-        limit_s: 0.0 stands for the link's deadline, None for no limit. Raises: NeighbourError.
-        """
-        limit_s = self._deadline_s if limit_s == 0.0 else limit_s
-        waiting: set[asyncio.Future[Any]] = {awaited, calls}
-        end = None if limit_s is None else time.monotonic() + limit_s
-        while not awaited.done():
-            left = None if end is None else end - time.monotonic()
-            done, waiting = await asyncio.wait(waiting, timeout=left, return_when=asyncio.FIRST_COMPLETED)
-            if calls in done and calls.exception() is not None:
-                awaited.cancel()
-                calls.result()
-            if not done:
-                awaited.cancel()
-                raise NeighbourError(BOUNDARY, f"{', '.join(self.names)} did not {state} within {limit_s} s")
-        if awaited.exception() is not None:
-            # A server that failed by itself also closes its connection; its own words say more than the closing does.
-            await asyncio.wait({calls}, timeout=_LAST_WORDS_S)
-            if calls.done() and calls.exception() is not None:
-                calls.result()
-            raise NeighbourError(
-                BOUNDARY, f"{', '.join(self.names)} did not {state}: {first_line(awaited.exception())}"
-            )
-        return awaited.result()
+    def _begin(self, verb: str, call: Call, limits: Limits | None = None) -> asyncio.Future[Faults]:
+        return asyncio.ensure_future(ask_all(self.servers, verb, call, limits or self._limits, is_joint=True))
 
+    async def _ask(self, verb: str, call: Call, limits: Limits | None = None) -> None:
+        self._check(await self._begin(verb, call, limits))
 
-async def _leave(server: ServerControls, attempt: Attempt) -> None:
-    async with asyncio.timeout(_LEAVE_S):
-        await server.leave(attempt)
+    def _check(self, faults: Faults) -> None:
+        if faults:
+            raise self._failure(faults, "; ".join(fault.reason for fault in faults.values()))
+
+    def _failure(self, faults: Faults, reason: str) -> LinkFailedError:
+        """Return the error for a failed link. reason: for its servers without a fault of their own."""
+        self._num_unexplained += not any(fault.is_own for fault in faults.values())
+        return LinkFailedError({name: faults.get(name, Fault(reason, is_own=False)) for name in self.names})

@@ -1,22 +1,27 @@
-"""The learner's half of the weight push: every rollout server gets a new policy version, or is named as failed.
+"""The learner's half of the weight push: every rollout server gets a new policy version, or has a fault.
 
-One push, in order; each state is a call to every server of a link (`learner.weights.link`), all links at once:
+Example:
+    pusher = WeightPusher(servers, address, "gloo", Limits(deadline_s=60.0))
+    while training:
+        report = pusher.push(version, plan, gathered_buckets)       # states 1 to 4
+        pusher.verify(version, probe_tokens, judge)                 # state 5
+        # pusher.faults: {server name: Fault} of all servers that do not serve `version`
+    pusher.close()
 
-1. gather    the first bucket comes together on rank 0, from all ranks
-2. prepare   the metadata message; every server of the link is ready before a byte is sent
-3. receive   buckets by broadcast, two in memory at a time; the next is gathered while one is on its way, and who
-             hangs is not waited for (`learner.weights.feed`)
-4. commit    version and digest. The server pauses after the token under way, compares its digest, loads, takes the
-             version and goes on, requests in flight with their cache: one call to its engine's process
-5. verify    the learner's and each server's logprobs of a fixed text are compared (`learner.rank.probe`); only a server
-             that computes the same begins and ends turns with the version
+Each state is a call to every server of a link (`learner.weights.link`), all links at once:
 
-Over gloo a server generates until 4, beside a second copy of the weights. Without one it stands still from 2 on, and
-holds no version until 4. Limits: each state, each bucket and each attempt to join has `weights.deadline_s`; a server
-that answers no ping for 8 s is out of reach, whatever state it is in (`learner.weights.presence`).
+1. gather    rank 0 has the first bucket, from all ranks
+2. prepare   the servers get the metadata message and are ready for the first byte
+3. receive   buckets by broadcast, two in memory at a time; the next one is gathered during a broadcast, and no link
+             waits for a hanging one (`learner.weights.feed`)
+4. commit    version and digest. The server pauses after the current token, compares its digest, loads the weights and
+             resumes, with the requests in flight and their cache
+5. verify    the logprobs of a fixed text are compared with the learner's (`learner.rank.probe`); only a server that
+             computes the same begins and ends turns with the version
 
-Who is blamed (protocol/life_of_a_weight_push.md) is pushed to again once it has joined again in the background: no push
-waits for a server that failed in an earlier one. Until then it is leased nothing.
+Over gloo a server generates until state 4. Without a second copy of the weights it pauses from state 2 on.
+
+A server with a fault is leased nothing. It joins again in the background, and no push waits for that.
 """
 
 from __future__ import annotations
@@ -26,19 +31,16 @@ import itertools
 import logging
 import threading
 import time
-from collections.abc import Collection, Coroutine, Iterable, Iterator, Sequence
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, TypeVar
+from collections.abc import Callable, Collection, Coroutine, Iterable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any, Literal, TypeVar
 
 from learner.weights.buckets import BucketMemory, device_of, pack
+from learner.weights.calls import SILENCE_S, Fault, Faults, Limits, ask, ask_all
 from learner.weights.feed import Feed, Feeds
-from learner.weights.link import WeightLink
-from learner.weights.presence import SILENCE_S
+from learner.weights.link import LinkFailedError, WeightLink
 from learner.weights.rendezvous import Rendezvous, rendezvous
-from learner.weights.turns import Turn, have_all
-from learner.weights.verify import Judge, verify
-from protocol.errors import NeighbourError
-from protocol.weights.controls import FIRST_TURN, ServerControls
+from protocol.weights.controls import FIRST_TURN, Attempt, ServerControls
 from protocol.weights.digest import WeightDigest
 from protocol.weights.group import Store, open_store
 from protocol.weights.wire import Bucket, bucket_num_bytes, update_message
@@ -46,32 +48,34 @@ from protocol.weights.wire import Bucket, bucket_num_bytes, update_message
 if TYPE_CHECKING:
     from torch import Tensor
 
+Judge = Callable[[str, list[float]], str | None]
+"""(server name, its logprobs of the probe) -> what is wrong with them, None when nothing is."""
+DeviceTurn = Literal["sleep", "wake"]
+
 T = TypeVar("T")
-Faults = dict[str, str]  # server name -> what is wrong with it
 _log = logging.getLogger(__name__)
-_ABSENT = "the coordinator has no connection to it"
-_LATE = "it joined while this push was under way, and takes the next one"
+_NOT_JOINED = Fault("it has not joined the weight group", is_own=False)
+_LATE = Fault("it joined while this push was under way, and takes the next one", is_own=False)
+_ABSENT = Fault("the coordinator has no connection to it")
+_BROKEN_OFF = Fault("the learner broke the push off", is_own=False)
 
 
 @dataclass(frozen=True)
 class PushReport:
-    """What one push did."""
+    """The result of one push."""
 
     push_s: float  # seconds from the call to the last server's commit or failure
-    pause_s: float  # the longest time, in seconds, that a synced server generated nothing
-    num_bytes: int  # of all buckets, padding included
-    digest: str  # of everything that was sent
-    synced: tuple[str, ...]  # names of the servers that hold the version now
-    failed: dict[str, str]  # server name -> what it did not do
+    pause_s: float  # longest time in seconds that a synced server generated nothing
+    num_bytes: int  # bytes of all buckets, padding included
+    digest: str  # digest of everything that was sent
+    synced: tuple[str, ...]  # names of the servers that have the version
+    failed: dict[str, str]  # server name -> why it has not
 
 
 class WeightPusher:
-    """Owns the links to the servers and an event loop in a thread of its own; its methods block their caller.
+    """Owns the links to the servers and an event loop in its own thread. All methods block the caller.
 
-    address: this machine's; the group's store listens there and nowhere else. backend: "gloo", "nccl" or "ipc".
-    deadline_s: longest wait for any one state of a push. silence_s: longest time without an answer to a ping.
-    workers_per_server: the servers' tensor-parallel size. shares_group: whether all servers are in one broadcast group,
-    without those that failed; as the backend has it, unless told. learner: by `controls.learner_name`.
+    faults: for each server that does not have the current version, the reason.
     """
 
     def __init__(
@@ -85,16 +89,22 @@ class WeightPusher:
         shares_group: bool | None = None,
         learner: str = "",
     ) -> None:
+        """address: this machine's; the store listens only there. backend: "gloo", "nccl" or "ipc".
+
+        deadline_s, silence_s: see `Limits`. workers_per_server: the servers' tensor-parallel size.
+        shares_group: whether all servers share one link; None: as the backend prefers.
+        learner: by `controls.learner_name`.
+        """
+        self.faults: Faults = {}
         self._address = address
         self._backend = backend
-        self._deadline_s = deadline_s
-        self._silence_s = silence_s
+        self._limits = Limits(deadline_s, silence_s)
         self._workers_per_server = workers_per_server
         self._shares_group = backend == "nccl" if shares_group is None else shares_group
         self._attempts = zip(itertools.repeat(learner), itertools.count(1))
         self._turns = zip(itertools.repeat(learner), itertools.count(FIRST_TURN + 1))
         self._links: list[WeightLink] = []
-        self._synced: set[str] = set()
+        self._joining: dict[WeightLink, asyncio.Task[None]] = {}
         self._absent: frozenset[str] = frozenset()
         self._store: Store
         self._store, self._port = open_store(address, deadline_s) if backend == "gloo" else (None, 0)
@@ -104,14 +114,14 @@ class WeightPusher:
         self.set_servers(servers)
 
     def set_servers(self, servers: Sequence[ServerControls]) -> None:
-        """Push to these from now on. Links to servers that stay are kept; the learner leaves the others' groups."""
+        """Push to these servers from now on. Links to kept servers stay; the learner leaves the others' groups."""
         groups = [list(servers)] if self._shares_group else [[server] for server in servers]
         self._run(self._change_links([group for group in groups if group]))
 
     def leave_out(self, absent: Collection[str]) -> None:
-        """Call these servers no more, until this is called without them: who does not answer costs a deadline.
+        """Do not call these servers until this is called without them: each would cost a deadline.
 
-        Those that shared a link with one of them meet anew without it, in the background.
+        The other servers of their links join again without them, in the background.
         """
         self._run(self._leave_out(frozenset(absent)))
 
@@ -120,10 +130,10 @@ class WeightPusher:
     ) -> PushReport:
         """Give all servers the gathered tensors as policy version `version`.
 
-        plan: the buckets of the wire, by `learner.models.weights.pushed`. gathered: each bucket's tensors by name,
-        in the plan's order; they are cast to the plan's dtypes, and taken while the bucket before is on its way.
-        Blocks until every server is synced or has failed, at most `deadline_s` for any one state.
-        Raises: ValueError when `gathered` is not as planned. A server's failure is in the report, not raised.
+        plan: the buckets of the wire (`learner.models.weights.pushed`). gathered: each bucket's tensors by name, in the
+        plan's order; they are cast to the plan's dtypes.
+        Blocks until every server is synced or has a fault, at most `deadline_s` for each state.
+        Raises: ValueError when `gathered` differs from the plan. A server's failure is in the report, not raised.
         """
         start = time.perf_counter()
         digest = WeightDigest(plan)
@@ -131,8 +141,8 @@ class WeightPusher:
         links = [link for link in self._links if link.is_joined]
         memory = BucketMemory(plan, device_of(self._backend))
         packed = pack(plan, gathered, memory)
-        flat, before = next(packed, None), None  # gathered before anyone pauses
-        pushes = self._run(_start(links, version, plan))
+        flat, before = next(packed, None), None  # gathered before any server pauses
+        pushes = self._run(self._start(links, version, plan))
         feeds = Feeds(pushes)
         try:
             while flat is not None:
@@ -141,142 +151,209 @@ class WeightPusher:
                 digest.add(flat)
                 flat, before = next(packed, None), flat
             self._run(feeds.put(digest.hexdigest()))
-            pauses = self._run(_outcomes(pushes))
+            pauses = self._run(_pauses(pushes))
         except BaseException:
-            self._run(_break_off(pushes))
+            self._run(self._break_off(links, pushes))
             raise
-        self._synced = {name for link in links if link.is_joined for name in link.names}
-        failed = {
-            name: link.failure or _LATE for link in self._links for name in link.names if name not in self._synced
-        }
-        self._loop.call_soon_threadsafe(self._rejoin_failed)
+        failed = {name: fault.reason for name, fault in self.faults.items()}
+        self._run(self._rejoin_failed())
         if failed:
             _log.warning(
                 'weight push incomplete  version=%d failed=%r consequence="they are leased nothing"', version, failed
             )
-        num_bytes = sum(map(bucket_num_bytes, plan))
         return PushReport(
             push_s=time.perf_counter() - start,
             pause_s=max(pauses, default=0.0),
-            num_bytes=num_bytes,
+            num_bytes=sum(map(bucket_num_bytes, plan)),
             digest=digest.hexdigest(),
-            synced=tuple(sorted(self._synced)),
+            synced=tuple(sorted(name for link in links for name in link.names if name not in failed)),
             failed=failed,
         )
 
-    def verify(self, version: int, tokens: Sequence[int] = (), judge: Judge = lambda name, logprobs: None) -> Faults:
-        """Have each server that the last push synced serve it, if `judge` finds its logprobs of tokens[1:] right.
+    def verify(
+        self, version: int, tokens: Sequence[int] = (), judge: Judge = lambda name, logprobs: None
+    ) -> dict[str, str]:
+        """Let each synced server serve the version if `judge` accepts its logprobs of tokens[1:].
 
-        Returns why others do not, by name: they no longer count as synced, and join again in the background.
+        Returns the reasons of the other synced servers by name. They join again in the background.
         """
         asked = [(server, link.attempt) for link in self._links for server in link.servers]
-        synced = [(server, attempt) for server, attempt in asked if server.name in self._synced]
-        looks = verify(synced, version, list(tokens), judge, self._deadline_s, self._silence_s)
-        return self._run(self._part_with(looks))
+        synced = [(server, attempt) for server, attempt in asked if server.name not in self.faults]
+        return self._run(self._verify_all(synced, version, list(tokens), judge))
 
-    def have(self, turn: Turn) -> Faults:
-        """Have each server sleep, or wake; those that do not, by name and why, join again in the background."""
+    def have(self, turn: DeviceTurn) -> dict[str, str]:
+        """Make all servers sleep or wake. Returns the reasons of those that fail; they join again in the background."""
         present = [server for link in self._present() for server in link.servers]
-        return self._run(self._part_with(have_all(present, next(self._turns), turn, self._deadline_s, self._silence_s)))
+        return self._run(self._have_all(present, turn, next(self._turns)))
 
     def close(self) -> None:
-        """Leave all groups and stop; servers with intact weights go on generating."""
+        """Leave all groups and stop; servers with intact weights continue to generate."""
         self._run(_all([link.leave() for link in self._links]))
         self._run(_cancel_the_rest())
         self._loop.call_soon_threadsafe(self._loop.stop)
         self._thread.join()
         self._loop.close()
 
-    def _link(self, servers: Sequence[ServerControls], failure: str | None = None) -> WeightLink:
-        return WeightLink(servers, self._deadline_s, self._silence_s, self._rendezvous, self._attempts, failure)
+    # -- inside the event loop ----------------------------------------------------------------------------------------
+
+    def _link(self, servers: Sequence[ServerControls], *, is_new: bool = True) -> WeightLink:
+        return WeightLink(servers, self._limits, self._rendezvous, self._attempts, is_new=is_new)
 
     def _rendezvous(self, num_servers: int) -> Rendezvous:
         where = (self._address, self._port)
-        return rendezvous(self._backend, where, num_servers, self._workers_per_server, self._deadline_s)
+        return rendezvous(self._backend, where, num_servers, self._workers_per_server, self._limits.deadline_s)
 
     async def _change_links(self, groups: Sequence[Sequence[ServerControls]]) -> None:
         old = {link.names: link for link in self._links}
         new = [self._link(group) for group in groups]
         self._links = [old.pop(link.names, link) for link in new]
+        names = {name for link in self._links for name in link.names}
+        self.faults = {name: fault for name, fault in self.faults.items() if name in names}
+        for link in self._links:
+            if link in new:
+                self.faults |= dict.fromkeys(link.names, _NOT_JOINED)
+        for link in old.values():
+            self._stop_joining(link)
         await _all([link.leave() for link in old.values()])
 
     async def _join_new(self) -> None:
         while new := [link for link in self._present() if link.is_new]:
-            await asyncio.gather(*(link.join() for link in new))
+            await asyncio.gather(*map(self._join, new))
             self._split_failed()
 
-    def _rejoin_failed(self) -> None:
+    async def _join(self, link: WeightLink) -> None:
+        try:
+            await link.join()
+        except LinkFailedError as error:
+            self.faults |= error.faults
+        else:  # it has the weights after the next push; until then the earlier reason stands
+            for name in link.names:
+                fault = self.faults.get(name, _NOT_JOINED)
+                self.faults[name] = _LATE if fault is _NOT_JOINED else replace(fault, is_own=False)
+
+    async def _rejoin_failed(self) -> None:
+        """Start to join every link that is not joined, in the background."""
         self._split_failed()
         for link in self._present():
-            if not link.is_joined:
-                link.rejoin_in_background()
+            if not link.is_joined and (link not in self._joining or self._joining[link].done()):
+                self._joining[link] = asyncio.create_task(self._join(link))
+        self._joining = {link: task for link, task in self._joining.items() if not task.done()}
 
     async def _leave_out(self, absent: frozenset[str]) -> None:
         self._absent = absent
-        for link in self._links:
-            if gone := absent.intersection(link.names):
-                link.lost |= gone
-                link.drop(_ABSENT)
-        self._rejoin_failed()
+        await self._add_faults(dict.fromkeys(absent & self._names(), _ABSENT))
 
-    async def _part_with(self, asked: Coroutine[Any, Any, Faults]) -> Faults:
-        faults = await asked
-        self._synced -= faults.keys()
+    async def _add_faults(self, faults: Faults) -> None:
+        """Drop the links of these servers; all their servers join again."""
         for link in self._links:
-            if wrong := faults.keys() & set(link.names):
-                link.lost |= wrong
-                link.drop("; ".join(faults[name] for name in sorted(wrong)))
-        self._rejoin_failed()
-        for fault in faults.values():
-            _log.warning('weight push: %s  consequence="it serves nothing until a good push"', fault)
-        return faults
+            if own := {name: fault for name, fault in faults.items() if name in link.names}:
+                reason = "; ".join(own[name].reason for name in sorted(own))
+                self.faults |= dict.fromkeys(link.names, Fault(reason, is_own=False)) | own
+                self._stop_joining(link)
+                link.drop()
+        await self._rejoin_failed()
+
+    def _stop_joining(self, link: WeightLink) -> None:
+        if (joining := self._joining.pop(link, None)) is not None:
+            joining.cancel()
+
+    def _split_failed(self) -> None:
+        """Replace each link that some of its servers broke: the others share a link, each of these gets its own."""
+        links = []
+        for link in self._links:
+            own = {name for name in link.names if link.must_split or self._is_at_fault(name)}
+            others = [server for server in link.servers if server.name not in own]
+            if link.is_joined or len(link.servers) == 1 or not (own and (others or link.must_split)):
+                links.append(link)
+                continue
+            self._stop_joining(link)
+            links += [self._link(others)] * bool(others)
+            links += [self._link([server], is_new=False) for server in link.servers if server.name in own]
+        self._links = links
+
+    def _is_at_fault(self, name: str) -> bool:
+        return name in self.faults and self.faults[name].is_own
+
+    def _names(self) -> set[str]:
+        return {name for link in self._links for name in link.names}
 
     def _present(self) -> list[WeightLink]:
         return [link for link in self._links if not self._absent.issuperset(link.names)]
 
-    def _split_failed(self) -> None:
-        """Replace each link that some of its servers broke: one for the others together, and one for each of these."""
-        links = []
-        for link in self._links:
-            if not link.is_joined and link.is_at_odds:
-                link.lost.update(link.names)
-            others = [server for server in link.servers if server.name not in link.lost]
-            if link.is_joined or len(link.servers) == 1 or not (link.lost and (others or link.is_at_odds)):
-                links.append(link)
-                continue
-            lost = [server for server in link.servers if server.name in link.lost]
-            links += [self._link(others)] * bool(others)
-            links += [self._link([server], link.failure) for server in lost]
-        self._links = links
+    async def _start(self, links: Sequence[WeightLink], version: int, plan: Sequence[Bucket]) -> list[_Push]:
+        update = update_message(plan)
+        feeds = [Feed() for _ in links]
+        for name in (name for link in links for name in link.names):
+            self.faults.pop(name, None)
+        return [
+            (asyncio.create_task(self._push_link(link, version, update, feed)), feed)
+            for link, feed in zip(links, feeds, strict=True)
+        ]
+
+    async def _push_link(self, link: WeightLink, version: int, update: dict[str, Any], feed: Feed) -> float | None:
+        """Return the link's pause in seconds, None when it failed."""
+        try:
+            return await link.push(version, update, feed)
+        except LinkFailedError as error:
+            self.faults |= error.faults
+            return None
+
+    async def _break_off(self, links: Sequence[WeightLink], pushes: Sequence[_Push]) -> None:
+        for push, _ in pushes:
+            push.cancel()
+        await asyncio.gather(*(push for push, _ in pushes), return_exceptions=True)
+        for link in links:
+            if not link.is_joined:
+                self.faults |= {name: self.faults.get(name, _BROKEN_OFF) for name in link.names}
+
+    async def _verify_all(
+        self, synced: Sequence[tuple[ServerControls, Attempt]], version: int, tokens: list[int], judge: Judge
+    ) -> dict[str, str]:
+        async def verify_one(server: ServerControls, attempt: Attempt) -> Fault | None:
+            logprobs: list[float] = []
+
+            async def probe(server: ServerControls) -> None:
+                logprobs.extend(await server.probe(attempt, tokens))
+
+            if tokens:
+                if (fault := await ask(server, "probe", probe, self._limits)) is not None:
+                    return fault
+                if (reason := judge(server.name, logprobs)) is not None:
+                    return Fault(reason)
+            return await ask(server, "serve", lambda server: server.serve(attempt, version), self._limits)
+
+        found = await asyncio.gather(*(verify_one(*each) for each in synced))
+        named = zip((server.name for server, _ in synced), found, strict=True)
+        return await self._report({name: fault for name, fault in named if fault is not None})
+
+    async def _have_all(self, servers: Sequence[ServerControls], turn: DeviceTurn, attempt: Attempt) -> dict[str, str]:
+        def call(server: ServerControls) -> Coroutine[Any, Any, None]:
+            return server.sleep(attempt) if turn == "sleep" else server.wake(attempt)
+
+        return await self._report(await ask_all(servers, turn, call, self._limits))
+
+    async def _report(self, faults: Faults) -> dict[str, str]:
+        """Record servers that failed on their own; returns their reasons."""
+        faults = {name: replace(fault, is_own=True) for name, fault in faults.items()}
+        await self._add_faults(faults)
+        for fault in faults.values():
+            _log.warning('weight push: %s  consequence="it serves nothing until a good push"', fault.reason)
+        return {name: fault.reason for name, fault in faults.items()}
 
     def _run(self, work: Coroutine[Any, Any, T]) -> T:
         return asyncio.run_coroutine_threadsafe(work, self._loop).result()
 
 
-_Push = tuple[asyncio.Task[float], Feed]
+_Push = tuple[asyncio.Task[float | None], Feed]
 
 
-async def _start(links: Sequence[WeightLink], version: int, plan: Sequence[Bucket]) -> list[_Push]:
-    update = update_message(plan)
-    feeds = [Feed() for _ in links]
-    return [
-        (asyncio.create_task(link.push(version, update, feed)), feed) for link, feed in zip(links, feeds, strict=True)
-    ]
-
-
-async def _outcomes(pushes: Sequence[_Push]) -> list[float]:
-    """Return the pause of each link that succeeded. Raises what was not a server's failure."""
+async def _pauses(pushes: Sequence[_Push]) -> list[float]:
+    """Return the pauses of the links that succeeded. Raises: an error that is not a server's."""
     outcomes = await asyncio.gather(*(push for push, _ in pushes), return_exceptions=True)
     for outcome in outcomes:
-        if isinstance(outcome, BaseException) and not isinstance(outcome, NeighbourError):
+        if isinstance(outcome, BaseException):
             raise outcome
     return [outcome for outcome in outcomes if isinstance(outcome, float)]
-
-
-async def _break_off(pushes: Sequence[_Push]) -> None:
-    for push, _ in pushes:
-        push.cancel()
-    await asyncio.gather(*(push for push, _ in pushes), return_exceptions=True)
 
 
 async def _all(work: Sequence[Coroutine[Any, Any, T]]) -> list[T | BaseException]:
@@ -284,7 +361,7 @@ async def _all(work: Sequence[Coroutine[Any, Any, T]]) -> list[T | BaseException
 
 
 async def _cancel_the_rest() -> None:
-    """Cancel what still waits for servers that hang; their answers are of no use any more."""
+    """Cancel calls that still wait for hanging servers."""
     rest = asyncio.all_tasks() - {asyncio.current_task()}
     for task in rest:
         task.cancel()

@@ -169,8 +169,8 @@ async def _push(rig: Rig, fault: str | None) -> None:
 
 async def _joined(rig: Rig) -> None:
     """Wait until the server that failed has joined its group again, as training does without noticing."""
-    while rig.pusher._links[0].failure is not None:
-        rig.pusher._loop.call_soon_threadsafe(rig.pusher._rejoin_failed)
+    while not (rig.pusher._links[0].is_joined or rig.pusher._links[0].is_new):
+        rig.pusher._run(rig.pusher._rejoin_failed())
         await asyncio.sleep(0.05)
 
 

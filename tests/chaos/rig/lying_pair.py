@@ -87,8 +87,8 @@ class LyingPair:
         pusher = self.pusher._pusher
         assert pusher is not None
         end = time.monotonic() + _JOINED_LIMIT_S
-        while any(link.failure is not None for link in pusher._links) and time.monotonic() < end:
-            pusher._loop.call_soon_threadsafe(pusher._rejoin_failed)
+        while not all(link.is_joined or link.is_new for link in pusher._links) and time.monotonic() < end:
+            pusher._run(pusher._rejoin_failed())
             time.sleep(0.05)
 
     def _run(self, server: ControlLine, verb: str, *arguments: object) -> dict[str, list[tuple[int, int]]]:

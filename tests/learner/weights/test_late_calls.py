@@ -97,7 +97,7 @@ def lose(pusher: WeightPusher, line: LateLine, verb: str) -> None:
         pusher.set_servers([line])
     else:
         if verb == "join_weights":
-            pusher._loop.call_soon_threadsafe(pusher._links[0].drop, "the test broke it off")
+            pusher._loop.call_soon_threadsafe(pusher._links[0].drop)
         push(pusher, 2)
         if verb == "join_weights":
             push(pusher, 2)  # the join in its background was lost

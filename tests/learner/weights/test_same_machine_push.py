@@ -1,5 +1,7 @@
 """Pushes between processes of one machine: the states of a push and its faults are those of the other ways."""
 
+import re
+
 import pytest
 
 from learner.weights.push import WeightPusher
@@ -42,6 +44,7 @@ def test_a_server_that_dies_in_any_state_costs_only_itself_and_is_back_with_a_la
 
     wait_until(is_back)
     assert (broken.synced, [*broken.failed]) == (("good",), ["bad"])
-    assert "bad is gone" in broken.failed["bad"]
+    # Which of the two ends of a closed connection reports first is up to the kernel.
+    assert re.search("bad is gone|Broken pipe", broken.failed["bad"])
     assert holds(good, version)
     assert holds(bad, version)

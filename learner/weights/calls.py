@@ -1,0 +1,118 @@
+"""Calls to several rollout servers at once, each with a deadline, and with pings while it runs.
+
+A call to a stopped process or over a cut link does not fail, it hangs. The deadline is for slow work, so pings find an
+unreachable server earlier.
+
+Example: faults = await ask_all(servers, "prepare", lambda server: server.prepare(attempt, update), limits)
+         # {"sluice-rollout-1": Fault("sluice-rollout-1 answered no ping for 8 s while it was to prepare")}
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Coroutine, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from protocol.one_line import first_line
+from protocol.weights.controls import ServerControls
+from protocol.weights.group import PEER_LOST
+
+SILENCE_S = 8.0
+ERROR_GRACE_S = 0.2
+"""Wait for the other servers' own errors after a first failure."""
+_NUM_PARTS = 8  # parts of the silence limit; a ping is sent in each
+
+
+@dataclass(frozen=True)
+class Fault:
+    """Why a server does not have the current weights."""
+
+    reason: str  # sentence without a full stop
+    is_own: bool = True  # False: another member of its broadcast group failed, or the cause is unknown
+
+
+Faults = dict[str, Fault]  # by server name
+
+
+@dataclass(frozen=True)
+class Limits:
+    """How long a server may take."""
+
+    deadline_s: float  # limit of each call, of each bucket and of the rendezvous
+    silence_s: float = SILENCE_S  # limit without an answered ping
+
+
+Call = Callable[[ServerControls], Coroutine[Any, Any, object]]
+
+
+async def ask_all(
+    servers: Sequence[ServerControls], verb: str, call: Call, limits: Limits, *, is_joint: bool = False
+) -> Faults:
+    """Call all servers at once and return the faults of those that failed.
+
+    verb: named in the faults. is_joint: the servers share a broadcast, so the first failure ends the other calls, which
+    could wait for the failed server forever. A call that was ended has no fault.
+    """
+    asked = {asyncio.ensure_future(ask(server, verb, call, limits)): server.name for server in servers}
+    pending = set(asked)
+    try:
+        while pending:
+            done, pending = await asyncio.wait(pending, return_when=asyncio.FIRST_COMPLETED)
+            if is_joint and any(task.result() is not None for task in done):
+                if pending:
+                    await asyncio.wait(pending, timeout=ERROR_GRACE_S)
+                break
+        return {name: fault for task, name in asked.items() if task.done() and (fault := task.result()) is not None}
+    finally:
+        await _cancel(*asked)
+
+
+async def ask(server: ServerControls, verb: str, call: Call, limits: Limits) -> Fault | None:
+    """Call one server and return its fault, None when the call succeeded.
+
+    limits: a deadline of infinity means that only pings limit the call.
+    """
+    work, silence = asyncio.ensure_future(call(server)), asyncio.ensure_future(_silence(server, limits.silence_s))
+    timeout_s = None if limits.deadline_s == float("inf") else limits.deadline_s
+    try:
+        await asyncio.wait({work, silence}, timeout=timeout_s, return_when=asyncio.FIRST_COMPLETED)
+        if work.done():
+            work.result()
+            return None
+        if silence.done():
+            return Fault(f"{server.name} answered no ping for {limits.silence_s:g} s while it was to {verb}")
+        return Fault(f"{server.name} did not {verb} within {limits.deadline_s} s")
+    except Exception as error:  # a server may raise anything
+        # A server that reports a lost peer is healthy. If it is not, its own next call fails.
+        return Fault(f"{server.name} failed to {verb}: {first_line(error)}", is_own=PEER_LOST not in str(error))
+    finally:
+        await _cancel(work, silence)
+
+
+async def _silence(server: ServerControls, silence_s: float) -> None:
+    """Return when no ping was answered for silence_s, at most an eighth later.
+
+    A ping that fails counts as unanswered: over a cut link, new connections fail and calls on old ones hang. A server
+    that is gone also fails the call itself, and earlier.
+    """
+    await asyncio.sleep(silence_s / _NUM_PARTS)
+    num_silent = 1  # consecutive parts; counted rather than timed, so that a pause of this process is one part
+    while num_silent < _NUM_PARTS:
+        ping = asyncio.ensure_future(server.ping())
+        try:
+            while not ping.done() and num_silent < _NUM_PARTS:
+                await asyncio.wait({ping}, timeout=silence_s / _NUM_PARTS)
+                num_silent += not ping.done()
+        finally:
+            ping.cancel()
+        if ping.done():
+            is_answered = not ping.cancelled() and ping.exception() is None
+            num_silent = 0 if is_answered else num_silent + 1
+            await asyncio.sleep(silence_s / _NUM_PARTS)
+
+
+async def _cancel(*tasks: asyncio.Future[Any]) -> None:
+    for task in tasks:
+        task.cancel()
+    await asyncio.gather(*tasks, return_exceptions=True)
