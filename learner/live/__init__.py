@@ -1,1 +1,1 @@
-"""What a run shows while it goes on."""
+"""Views of a running run: panel, plain lines, Weights & Biases; and the alarms of its health."""

@@ -1,12 +1,11 @@
-"""The live panel's content, drawn from the coordinator's status and the metrics lines so far.
+"""The live panel: drawn from the coordinator's status and the metrics lines so far.
 
-Names and texts in a status come from other processes: they are shown as plain
-text, without control characters.
+Names and texts come from other processes: they are shown as plain text, without control characters.
 """
 
 import time
 from collections import deque
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import pairwise
 
@@ -24,32 +23,43 @@ _SPARK_POINTS = 32
 _NUM_SERVERS = 8
 _PACE_STEPS = 20
 _RATE_S = 10.0
-# What the panel draws of steps before the newest: a whole line takes 5 KB, and thousands of them are kept.
-_OF_EARLIER_STEPS = ("step", "at_s", "reward_mean", "eval_reward", "eval_reward_greedy", "eval_policy_version")
+# Values kept of earlier steps: a whole line takes 5 KB.
+_KEPT_KEYS = ("step", "at_s", "reward_mean", "eval_reward", "eval_reward_greedy", "eval_policy_version")
 _NUM_STEPS = 4096
 _TROUBLES = ("failed:", "rejected:", "refused:", "dropped:")
+_LAST_STEP = (
+    ("staleness", (("staleness_mean", "mean {:.2f}"), ("staleness_max", "max {:.0f}"))),
+    ("trained", (("samples_per_s", "{:,.1f} samples/s"), ("tokens_per_s", "{:,.0f} tokens/s"))),
+    (
+        "last step",
+        (
+            *(("wait_s", "wait {:.2f} s"), ("train_s", "train {:.2f} s")),
+            *(("push_ms", "push {:.0f} ms"), ("pause_ms", "pause {:.0f} ms")),
+        ),
+    ),
+)
 
 
 class GenerationRates:
-    """Tokens that each server generates per second, from its running count over the last ten seconds."""
+    """Tokens per second of each server, from its running count over the last ten seconds."""
 
     def __init__(self) -> None:
         self._seen: dict[str, deque[tuple[float, int]]] = {}
 
     def take(self, servers: Mapping[str, ServerStatus | None], now: float) -> None:
-        """Note the counts of a status. now: monotonic seconds."""
+        """Add the counts of a status. now: monotonic seconds."""
         for name, beat in servers.items():
             if beat is None:
                 continue
             seen, count = self._seen.setdefault(name, deque()), beat.generated_tokens
             if seen and count < seen[-1][1]:
-                seen.clear()  # the server started again and counts from zero
+                seen.clear()  # the server restarted
             seen.append((now, count))
             while now - seen[0][0] > _RATE_S:
                 seen.popleft()
 
     def of(self, server: str) -> float | None:
-        """Return a server's tokens per second, None before two counts are known."""
+        """Return a server's tokens per second; None before there are two counts."""
         seen = self._seen.get(server, deque())
         if len(seen) < 2 or seen[-1][0] == seen[0][0]:
             return None
@@ -58,21 +68,21 @@ class GenerationRates:
 
 @dataclass
 class PanelState:
-    """What the panel is drawn from."""
+    """Everything that the panel shows."""
 
     total_steps: int  # run.max_steps
-    newest: Mapping[str, float] = field(default_factory=dict)  # line of metrics.jsonl; empty: there is none yet
-    # What is drawn of the newest 4,096 lines, the newest last.
+    newest: Mapping[str, float] = field(default_factory=dict)  # newest line of metrics.jsonl; empty before the first
+    # Kept values of the newest 4,096 lines, oldest first.
     steps: deque[Mapping[str, float]] = field(default_factory=lambda: deque(maxlen=_NUM_STEPS))
-    num_new_lines: int = 0  # lines written since this start of the run; the others are an earlier start's
-    status: RunStatus | None = None  # the coordinator's last answer; None: none has come yet
-    phase: str = ""  # what is being prepared, shown until steps begin
-    rates: GenerationRates = field(default_factory=GenerationRates)  # tokens per second of each server
+    num_new_lines: int = 0  # lines of this start of the run
+    status: RunStatus | None = None  # the coordinator's newest status; None before the first
+    phase: str = ""  # phase of the start-up
+    rates: GenerationRates = field(default_factory=GenerationRates)
 
     def take(self, line: Mapping[str, float]) -> None:
-        """Note a line of metrics.jsonl."""
+        """Add a line of metrics.jsonl."""
         self.newest = line
-        self.steps.append({key: line[key] for key in _OF_EARLIER_STEPS if key in line})
+        self.steps.append({key: line[key] for key in _KEPT_KEYS if key in line})
 
 
 def render_panel(state: PanelState, warnings: Sequence[tuple[float, str]], elapsed_s: float) -> RenderableType:
@@ -81,7 +91,12 @@ def render_panel(state: PanelState, warnings: Sequence[tuple[float, str]], elaps
     if state.status is None or not state.newest:
         parts.append(Text(state.phase, style="dim"))
     if state.status is not None:
-        parts += [_facts(state, state.status), _servers(state, state.status)]
+        facts = Table.grid(padding=(0, 2))
+        facts.add_column(style="bold", no_wrap=True)
+        facts.add_column(overflow="ellipsis", no_wrap=True)
+        for label, shown in _facts(state, state.status):
+            facts.add_row(label, shown)
+        parts += [facts, _servers(state, state.status)]
         parts.append(Text(one_line(state.status.detail), style="dim", no_wrap=True, overflow="ellipsis"))
     for at, text in warnings:
         parts.append(Text(f"{time.strftime('%H:%M:%S', time.localtime(at))} {text}", style="yellow"))
@@ -89,7 +104,7 @@ def render_panel(state: PanelState, warnings: Sequence[tuple[float, str]], elaps
 
 
 def sparkline(values: Sequence[float], num_points: int = _SPARK_POINTS) -> str:
-    """Return a row of bars, lowest value to highest; more values than points are averaged in equal parts."""
+    """Return a row of bars scaled from lowest to highest value; equal parts are averaged when values exceed points."""
     if not values:
         return ""
     num = min(num_points, len(values))
@@ -101,12 +116,12 @@ def sparkline(values: Sequence[float], num_points: int = _SPARK_POINTS) -> str:
 
 
 def one_line(text: str) -> str:
-    """Return text on one line without control characters: no foreign escape sequence may reach a terminal."""
+    """Return text on one line without control characters: another process's escape sequences stay off the terminal."""
     return " ".join("".join(c if c.isprintable() else " " for c in text).split())
 
 
 def seconds_left(state: PanelState) -> float | None:
-    """Return the time left at the pace of the last twenty steps of this start; None before two of them are known."""
+    """Return the time left at the pace of this start's last twenty steps; None before its second step."""
     lines = [line for line in list(state.steps)[-min(state.num_new_lines, _PACE_STEPS) :] if "at_s" in line]
     if state.num_new_lines < 2 or len(lines) < 2 or lines[-1]["step"] <= lines[0]["step"]:
         return None
@@ -121,44 +136,36 @@ def _progress(state: PanelState, elapsed_s: float) -> Table:
     grid.add_column(no_wrap=True)
     grid.add_column(ratio=1)
     grid.add_column(no_wrap=True, justify="right")
+    bar = ProgressBar(total=max(1, state.total_steps), completed=step)
     times = f"{_clock(elapsed_s)} so far" + ("" if left is None else f", {_clock(left)} left")
-    grid.add_row(
-        f"step {step}/{state.total_steps}", ProgressBar(total=max(1, state.total_steps), completed=step), times
-    )
+    grid.add_row(f"step {step}/{state.total_steps}", bar, times)
     return grid
 
 
-def _facts(state: PanelState, status: RunStatus) -> Table:
-    line = state.newest
-    grid = Table.grid(padding=(0, 2))
-    grid.add_column(style="bold", no_wrap=True)
-    grid.add_column(overflow="ellipsis", no_wrap=True)
+def _facts(state: PanelState, status: RunStatus) -> Iterator[tuple[str, RenderableType]]:
+    """Yield (label, text) of each row."""
     rewards = [entry["reward_mean"] for entry in state.steps if "reward_mean" in entry]
     if rewards:
-        grid.add_row("reward", Text.assemble(f"{rewards[-1]:.3f}  ", (sparkline(rewards), "green")))
-    if held_out := _held_out(state, status):
-        grid.add_row("held-out", held_out)
-    _add(grid, "staleness", line, (("staleness_mean", "mean {:.2f}"), ("staleness_max", "max {:.0f}")))
-    _add(grid, "trained", line, (("samples_per_s", "{:,.1f} samples/s"), ("tokens_per_s", "{:,.0f} tokens/s")))
-    seconds = (("wait_s", "wait {:.2f} s"), ("train_s", "train {:.2f} s"))
-    in_ms = {key: 1000 * line[key] for key in ("push_s", "pause_s") if key in line}
-    _add(grid, "last step", {**line, **in_ms}, (*seconds, ("push_s", "push {:.0f} ms"), ("pause_s", "pause {:.0f} ms")))
-    window = f"{status.window_used}/{status.window_size} groups, {status.ready} ready"
-    grid.add_row("window", window)
-    counts: Mapping[str, int] = status.counts
-    filtered = f", {counts['filtered']} filtered" if "filtered" in counts else ""
-    grid.add_row("prompts", f"{status.retried} retried, {status.skipped} skipped{filtered}")
-    troubles = [f"{one_line(key)} {count}" for key, count in sorted(counts.items()) if key.startswith(_TROUBLES)]
+        yield "reward", Text.assemble(f"{rewards[-1]:.3f}  ", (sparkline(rewards), "green"))
+    if scores := _held_out(state, status):
+        yield "held-out", scores
+    in_ms = {f"{key[:-1]}ms": 1000 * state.newest[key] for key in ("push_s", "pause_s") if key in state.newest}
+    line = {**state.newest, **in_ms}
+    for label, shapes in _LAST_STEP:
+        if shown := [shape.format(line[key]) for key, shape in shapes if key in line]:
+            yield label, ", ".join(shown)
+    yield "window", f"{status.window_used}/{status.window_size} groups, {status.ready} ready"
+    filtered = f", {status.counts['filtered']} filtered" if "filtered" in status.counts else ""
+    yield "prompts", f"{status.retried} retried, {status.skipped} skipped{filtered}"
+    troubles = [f"{one_line(key)} {count}" for key, count in sorted(status.counts.items()) if key.startswith(_TROUBLES)]
     if troubles:
-        grid.add_row("troubles", Text(", ".join(troubles), style="yellow"))
-    return grid
+        yield "troubles", Text(", ".join(troubles), style="yellow")
 
 
 def _held_out(state: PanelState, status: RunStatus) -> str:
-    parts = []
     scored = next((line for line in reversed(state.steps) if "eval_reward" in line or "eval_reward_greedy" in line), {})
     keys = (("eval_reward", "sampled"), ("eval_reward_greedy", "greedy"))
-    parts += [f"{scored[key]:.3f} {name}" for key, name in keys if key in scored]
+    parts = [f"{scored[key]:.3f} {name}" for key, name in keys if key in scored]
     if parts:
         parts.append(f"at step {int(scored.get('eval_policy_version', scored['step']))}")
     if status.evaluation:
@@ -171,29 +178,16 @@ def _servers(state: PanelState, status: RunStatus) -> Table:
     table.add_column("server")
     for name in ("version", "running", "waiting", "tokens/s"):
         table.add_column(name, justify="right")
-    servers: Mapping[str, ServerStatus | None] = status.servers
-    for name, beat in sorted(servers.items())[:_NUM_SERVERS]:
+    for name, beat in sorted(status.servers.items())[:_NUM_SERVERS]:
         if beat is None:
             table.add_row(Text(one_line(name)), "not heard yet", style="dim")
             continue
         rate, version = state.rates.of(name), beat.policy_version
-        table.add_row(
-            Text(one_line(name)),
-            "not synced" if version is None else str(version),
-            str(beat.running),
-            str(beat.waiting),
-            "" if rate is None else f"{rate:,.0f}",
-        )
-    if len(servers) > _NUM_SERVERS:
-        table.add_row(f"and {len(servers) - _NUM_SERVERS} more", style="dim")
+        shown = ("not synced" if version is None else str(version), str(beat.running), str(beat.waiting))
+        table.add_row(Text(one_line(name)), *shown, "" if rate is None else f"{rate:,.0f}")
+    if len(status.servers) > _NUM_SERVERS:
+        table.add_row(f"and {len(status.servers) - _NUM_SERVERS} more", style="dim")
     return table
-
-
-def _add(grid: Table, label: str, line: Mapping[str, float], shapes: Sequence[tuple[str, str]]) -> None:
-    """Add a row of the values that the last step measured, if it measured any."""
-    shown = [shape.format(line[key]) for key, shape in shapes if key in line]
-    if shown:
-        grid.add_row(label, ", ".join(shown))
 
 
 def _clock(seconds: float) -> str:

@@ -1,4 +1,4 @@
-"""What a run is at, as one value: its coordinator publishes it, whatever shows the run reads it."""
+"""The status of a run, as its coordinator publishes it for every view."""
 
 from collections.abc import Mapping
 
@@ -6,28 +6,28 @@ import msgspec
 
 
 class ServerStatus(msgspec.Struct, frozen=True, kw_only=True):
-    """A rollout server by its last heartbeat."""
+    """A rollout server's last heartbeat."""
 
-    policy_version: int | None  # weights that it serves; None: not synced
+    policy_version: int | None  # version of its weights; None: not synced
     running: int  # requests inside its engine
     waiting: int  # samples in flight outside the engine: in the environment, or being scored
-    generated_tokens: int  # since the run attached to it
-    failures: Mapping[str, int]  # by boundary
+    generated_tokens: int  # tokens since the run attached to it
+    failures: Mapping[str, int]  # failures by boundary
 
 
 class RunStatus(msgspec.Struct, frozen=True, kw_only=True):
     """The whole run."""
 
-    step: int  # the last step that ended
-    policy_version: int  # of the learner
-    window_used: int  # groups that are leased, ready or assigned
-    window_size: int  # groups that may be
-    ready: int  # groups that wait for a step
-    skipped: int  # prompts given up
-    retried: int  # times that samples of a group went back to be leased again
-    detail: str  # what the next step waits for
-    evaluation: str | None  # prompts of it that are back, as 3/8; None: none is under way
-    servers: Mapping[str, ServerStatus | None]  # by name; None before the first heartbeat
-    gave_up: str | None = None  # why the run ends by a rule of its settings; None: it does not
-    counts: Mapping[str, int]  # of what was refused, rejected, dropped or failed, by reason
-    news: tuple[str, ...] = ()  # sentences for the operator, in order, of this start of the run
+    step: int  # last finished step
+    policy_version: int  # the learner's version
+    window_used: int  # groups leased, ready or assigned
+    window_size: int  # limit of these
+    ready: int  # groups waiting for a step
+    skipped: int  # skipped prompts
+    retried: int  # leases that were issued again
+    detail: str  # description of the next step's wait
+    evaluation: str | None  # finished prompts of the running evaluation, as 3/8; None: none runs
+    servers: Mapping[str, ServerStatus | None]  # status by name; None before the first heartbeat
+    gave_up: str | None = None  # reason why a rule of the settings ends the run; None: it does not
+    counts: Mapping[str, int]  # counts of refusals, rejections, drops and failures, by reason
+    news: tuple[str, ...] = ()  # sentences for the operator, in order, since this start of the run

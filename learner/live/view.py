@@ -1,7 +1,4 @@
-"""What one sees while a run goes on: a live panel on a terminal, one plain line per step anywhere else.
-
-`learner.live.panel` draws the panel.
-"""
+"""The view of a running run: a live panel on a terminal, one plain line per step anywhere else."""
 
 import contextlib
 import re
@@ -18,28 +15,11 @@ from rich.live import Live
 from learner.live.panel import PanelState, one_line, render_panel
 from learner.live.status import RunStatus
 
-# A step's plain line shows these, in this order, as far as the step measured them.
+# Metrics of a step's plain line, in this order.
 _LINE_KEYS = (
-    ("step", "step"),
-    ("policy_version", "policy_version"),
-    ("reward_mean", "reward"),
-    ("eval_reward", "eval_reward"),
-    ("eval_reward_greedy", "eval_reward_greedy"),
-    ("loss", "loss"),
-    ("grad_norm", "grad_norm"),
-    ("staleness_mean", "staleness_mean"),
-    ("staleness_max", "staleness_max"),
-    ("samples_per_s", "samples_per_s"),
-    ("tokens_per_s", "tokens_per_s"),
-    ("wait_s", "wait_s"),
-    ("train_s", "train_s"),
-    ("push_s", "push_s"),
-    ("pause_s", "pause_s"),
-    ("window_used", "window_used"),
-    ("retried", "retried"),
-    ("skipped", "skipped"),
-    ("filtered_low", "filtered_low"),
-    ("filtered_high", "filtered_high"),
+    *("step", "policy_version", "reward_mean", "eval_reward", "eval_reward_greedy", "loss", "grad_norm"),
+    *("staleness_mean", "staleness_max", "samples_per_s", "tokens_per_s", "wait_s", "train_s", "push_s", "pause_s"),
+    *("window_used", "retried", "skipped", "filtered_low", "filtered_high"),
 )
 _REFRESH_S = 0.45
 _PHASE_EVERY_S = 30.0
@@ -47,12 +27,12 @@ _NUM_WARNINGS = 3
 
 
 class LiveView:
-    """Shows a run until the `with` block ends, however it ends; leaves the terminal's cursor and modes as they were."""
+    """Shows a run until the `with` block ends, and then restores the terminal's cursor and modes."""
 
     def __init__(
         self, total_steps: int, is_terminal: bool | None = None, *, file: TextIO | None = None, width: int | None = None
     ) -> None:
-        """is_terminal: None asks `file` (None: standard output) and TERM; width: columns, None for the terminal's."""
+        """is_terminal: None detects it from `file` (default: standard output) and TERM. width: columns."""
         self._file = file if file is not None else sys.stdout
         is_forced = is_terminal or None
         console = Console(
@@ -65,7 +45,7 @@ class LiveView:
         self._messages: deque[tuple[float, str]] = deque(maxlen=_NUM_WARNINGS)
         self._drawn_at = self._phase_at = float("-inf")
         self._phase_shape = ""
-        # Drawn from `update` alone: a refresh thread would draw four times a second on cores that the run needs.
+        # No refresh thread: it would draw four times a second on the run's cores.
         self._live = Live(console=console, auto_refresh=False, transient=False) if self._is_terminal else None
 
     def __enter__(self) -> Self:
@@ -84,7 +64,7 @@ class LiveView:
                     self._live.stop()
 
     def show_phase(self, text: str) -> None:
-        """Say what the start-up is doing. In plain form a phase that only counts on appears every 30 s."""
+        """Show the phase of the start-up. A plain view repeats a phase whose numbers change every 30 s only."""
         text = one_line(text)
         self._state.phase = text
         now, shape = time.monotonic(), re.sub(r"[\d.,]+", "#", text)
@@ -96,7 +76,7 @@ class LiveView:
         self._draw(is_forced=is_new)
 
     def update(self, status: RunStatus, new_lines: Sequence[Mapping[str, float]]) -> None:
-        """Take the coordinator's status and the metrics lines written since the last call."""
+        """Show the coordinator's status and the new metrics lines."""
         state = self._state
         state.status = status
         state.rates.take(status.servers, time.monotonic())
@@ -111,7 +91,7 @@ class LiveView:
         self._draw(is_forced=False)
 
     def message(self, text: str) -> None:
-        """Show a warning: as a line, or in the panel until three newer ones have come."""
+        """Show a warning: as a line, or in the panel until three newer ones arrive."""
         text = one_line(text)
         self._messages.append((time.time(), text))
         if self._is_terminal:
@@ -138,13 +118,13 @@ class LiveView:
             self._file.write(f"{clock} {level} learner  {'  '.join(parts)}\n")
             self._file.flush()
         except OSError:
-            # The reader of a pipe has left (`| head`) or its disk is full: the run goes on without a view.
+            # The reader of the pipe has left (`| head`), or the disk is full: the run continues without a view.
             self._is_open = False
 
 
 def describe_step(line: Mapping[str, float]) -> str:
-    """Return a step as `key=value` pairs, with four significant digits."""
-    return " ".join(f"{shown}={_short(line[key])}" for key, shown in _LINE_KEYS if key in line)
+    """Return a step as `key=value` pairs with four significant digits."""
+    return " ".join(f"{key.replace('reward_mean', 'reward')}={_short(line[key])}" for key in _LINE_KEYS if key in line)
 
 
 def _short(value: float) -> str:

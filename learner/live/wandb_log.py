@@ -1,7 +1,7 @@
 """Sends a run's metrics lines to Weights & Biases, when the settings name a project.
 
-wandb is imported in a thread of its own, and only that thread speaks to it: a slow or absent service costs the user the
-web page, never a step. WANDB_MODE=offline and =disabled work as wandb defines them.
+Only a thread of its own imports and calls wandb: a slow or absent service never delays a step. WANDB_MODE=offline and
+=disabled work as wandb defines them.
 """
 
 import logging
@@ -23,7 +23,7 @@ _MAX_WAITING = 10_000
 
 
 class WandbLog:
-    """One run's page. It never raises and never waits, but for `close`; what fails is said once, as a warning."""
+    """One run's page. Only `close` waits; a failure is logged once, as a warning."""
 
     def __init__(
         self,
@@ -33,12 +33,11 @@ class WandbLog:
         folder: Path,
         run_id_resume: str | None = None,
     ) -> None:
-        """run_id_resume: wandb's id of the page to go on with; None: the one that this folder's earlier start used."""
+        """run_id_resume: wandb's id of the page to resume; None: the id in the folder, from an earlier start."""
         self._project, self._run_name, self._settings, self._folder = project, run_name, dict(settings), folder
         self._resume_id = run_id_resume
         self._started_at = time.time()
-        # Steps whose lines stand in the folder. The line of the next one may tell of an earlier time all the same: it
-        # waited for an evaluation when that start ended.
+        # Last step in the folder. The next step's line may have an earlier time: it waited for an evaluation.
         self._known_step = max(
             (line["step"] for line in MetricsReader(folder / "metrics.jsonl").new_lines()), default=-1
         )
@@ -50,15 +49,15 @@ class WandbLog:
 
     @property
     def where(self) -> str:
-        """Where the page is and what to do next, in a sentence; empty while there is none."""
+        """A sentence with the page's place and the next command; empty while there is no page."""
         return self._where
 
     def log(self, line: Mapping[str, float]) -> None:
-        """Queue a metrics line. When ten thousand wait already, the page is given up: it must not eat the memory."""
+        """Queue a metrics line. The page ends when ten thousand lines wait: they must not fill the memory."""
         self._queue(dict(line))
 
     def alert(self, title: str, text: str) -> None:
-        """Queue an alarm: wandb shows it on the page, and mails it to whoever asked for that there."""
+        """Queue an alarm: wandb shows it on the page, and mails it if the user has asked for that there."""
         self._queue((title, text))
 
     def _queue(self, item: dict[str, float] | tuple[str, str]) -> None:
@@ -70,7 +69,7 @@ class WandbLog:
             self._warn(f"{_MAX_WAITING} lines wait to be sent")
 
     def close(self, timeout_s: float = 30.0) -> None:
-        """Send what is queued and end the page; waits `timeout_s` at most."""
+        """Send the queued lines and end the page; waits `timeout_s` at most."""
         if not self._thread.is_alive():
             return
         try:
@@ -91,20 +90,20 @@ class WandbLog:
                 elif not (is_resumed and self._is_on_page(line)):
                     run.log(line)
             run.finish()
-        except Exception as error:  # wandb is a neighbour: whatever ends it, training goes on
+        except Exception as error:  # wandb is a neighbour: training continues without it
             self._warn(f"{type(error).__name__}: {error}")
 
     def _is_on_page(self, line: Mapping[str, float]) -> bool:
-        """Return whether a line is an earlier start's: after a resume the reader shows those again."""
+        """Return whether an earlier start has sent the line: after a resume the reader returns those again."""
         is_old = line.get("at_s", self._started_at) < self._started_at
         return is_old and line["step"] <= self._known_step
 
     def _start(self) -> tuple[Any, bool]:
-        """Return wandb's run, and whether an earlier start in this folder had begun it."""
+        """Return wandb's run, and whether it resumes an earlier start's page."""
         import wandb
 
         if os.environ.get("WANDB_MODE", "online") == "online" and not wandb.login(prompt=False):
-            # wandb would ask at the terminal, under the live view, and wait for ever.
+            # wandb would ask at the terminal, below the live view, and wait for ever.
             raise PermissionError("no API key. Set WANDB_API_KEY, or WANDB_MODE=offline")
         path = self._folder / WANDB_ID
         earlier_id = self._resume_id or (path.read_text(encoding="utf-8").strip() if path.exists() else None)
@@ -119,7 +118,7 @@ class WandbLog:
         )
         replace_file(path, f"{run.id}\n".encode())
         self._where = _where(run)
-        # Steps that are taken again after a resume are logged again: wandb's own counter would refuse the smaller step.
+        # Steps repeated after a resume are logged again: wandb's own counter would reject the smaller step.
         run.define_metric("step")
         run.define_metric("*", step_metric="step")
         return run, earlier_id is not None

@@ -1,7 +1,7 @@
-"""Reads what a run left behind into plain facts for the report, whatever state the run is in.
+"""Reads a run's folder into facts for the report.
 
-A file that is missing or unreadable becomes a sentence in `RunFacts.notes`, never an error:
-the report of a run that was killed is the one that is needed most.
+A missing or unreadable file becomes a sentence in `RunFacts.notes`, never an error: the report of a killed run is the
+one that is needed most.
 """
 
 import math
@@ -30,10 +30,9 @@ _NUM_REASONS = 20
 class SkippedPrompt:
     """A prompt that no step trained."""
 
-    uid: str  # of the prompt's row
-    group: str  # name of its group
-    reason: str  # why it was skipped; empty when the ledger does not say
-    step: int | None  # that was not applied; None: the prompt itself was given up
+    uid: str  # uid of its row
+    reason: str  # empty when the ledger has none
+    step: int | None  # step that was not applied; None: the prompt itself was skipped
 
 
 @dataclass(frozen=True)
@@ -47,7 +46,7 @@ class EvalScore:
 
 @dataclass(frozen=True)
 class Spans:
-    """When each of N trajectories was being made."""
+    """Start and end of N trajectories."""
 
     servers: tuple[str, ...] = ()  # names of the rollout servers, sorted
     server: NDArray[np.int64] = field(default_factory=lambda: np.zeros(0, np.int64))  # [N] index into servers
@@ -57,34 +56,34 @@ class Spans:
 
 @dataclass(frozen=True)
 class LedgerFacts:
-    """What the ledger says, counted."""
+    """Counts from the ledger."""
 
-    num_starts: int  # of the run; 0 when the ledger does not say
-    states: dict[str, int]  # state -> prompts; those that the filter replaced are "filtered", not "skipped"
+    num_starts: int  # starts of the run; 0: unknown
+    states: dict[str, int]  # state -> prompts; the filter's are "filtered", not "skipped"
     staleness: dict[int, int]  # policy versions -> trained trajectories
     lengths: dict[int, int]  # model tokens -> trained trajectories
-    finishes: dict[str, int]  # how it ended -> trained trajectories, most first
-    reasons: list[tuple[str, int]]  # (why prompts were skipped, how many), most first, at most 20
-    skipped: list[SkippedPrompt]  # at most NUM_SKIPPED, those skipped first
-    events: dict[str, int]  # kind -> how often, most first
+    finishes: dict[str, int]  # finish -> trained trajectories, most first
+    reasons: list[tuple[str, int]]  # (reason, skipped prompts), most first, at most 20
+    skipped: list[SkippedPrompt]  # the first NUM_SKIPPED
+    events: dict[str, int]  # kind -> events, most first
     eval_scores: dict[tuple[int, bool], EvalScore]  # (policy version scored, is greedy) -> held-out score
-    spans: Spans  # when each trajectory of the last start was being made
+    spans: Spans  # trajectories of the last start
 
 
 @dataclass(frozen=True)
 class RunFacts:
-    """Everything that the report shows of a run, but its sample trajectories."""
+    """Facts of a run, without its sample trajectories."""
 
-    name: str  # of the run's folder
+    name: str  # name of the run's folder
     settings: Settings | None  # None: settings.yaml is missing, or of another version of the program
-    lines: list[dict[str, float]]  # metrics of the steps that count, one line each, in step order; finite values only
-    num_redone: int  # lines of steps that were taken again after a resume, left out of `lines`
+    lines: list[dict[str, float]]  # metrics of each step, in step order; finite values only
+    num_redone: int  # lines of steps that were repeated after a resume; not in `lines`
     ledger: LedgerFacts | None  # None: ledger.sqlite is missing or cannot be read
-    notes: list[str]  # sentences about what is missing or broken
+    notes: list[str]  # sentences about missing or broken files
 
 
 def read_run(folder: Path) -> RunFacts:
-    """Return everything the report shows but the sample trajectories."""
+    """Return the run's facts."""
     notes: list[str] = []
     settings = _read_settings(folder / "settings.yaml", notes)
     lines, num_redone = _read_metrics(folder / "metrics.jsonl", notes)
@@ -93,7 +92,7 @@ def read_run(folder: Path) -> RunFacts:
 
 
 def settings_table(settings: Settings) -> list[tuple[str, str, bool]]:
-    """Return (name, value, differs from its default); a password inside a URL is not shown."""
+    """Return (name, value, differs from its default); passwords inside URLs are hidden."""
     return [
         (name, re.sub(r"//[^/@\s]+@", "//***@", value), changed) for name, value, changed in describe_settings(settings)
     ]
@@ -106,12 +105,12 @@ def _read_settings(path: Path, notes: list[str]) -> Settings | None:
     try:
         return load_saved_settings(path)
     except SettingsError as error:
-        notes.append(f"settings.yaml is not what this version of the program writes: {error}")
+        notes.append(f"settings.yaml is from another version of the program: {error}")
         return None
 
 
 def _read_metrics(path: Path, notes: list[str]) -> tuple[list[dict[str, float]], int]:
-    """Return the lines in step order. A run resumed at step n takes the steps after n again: the later line counts."""
+    """Return the lines in step order. After a resume at step n the later steps are repeated: the later line counts."""
     if not path.exists():
         notes.append("metrics.jsonl is missing: no step had ended when the run stopped.")
         return [], 0
@@ -137,7 +136,7 @@ def _read_ledger(path: Path, notes: list[str]) -> LedgerFacts | None:
         notes.append("ledger.sqlite is missing: nothing is known about prompts and single trajectories.")
         return None
     has_wal = path.with_name(f"{path.name}-wal").exists()
-    # Without a write-ahead log there is nobody to share with, and a folder that may not be written can still be read.
+    # Without a write-ahead log no process writes it, and a read-only folder can be read.
     options = "mode=ro" if has_wal else "mode=ro&immutable=1"
     try:
         with closing(sqlite3.connect(f"{path.resolve().as_uri()}?{options}", uri=True)) as db:
@@ -151,7 +150,7 @@ def _query(db: sqlite3.Connection) -> LedgerFacts:
     trained = "FROM trajectories WHERE kind = 'train' AND step IS NOT NULL"
     starts = db.execute("SELECT value FROM meta WHERE key = 'incarnation'").fetchone()
     skipped = db.execute(
-        "SELECT uid, \"group\", COALESCE(reason, ''), step FROM prompts WHERE state = 'skipped' "
+        "SELECT uid, COALESCE(reason, ''), step FROM prompts WHERE state = 'skipped' "
         "AND COALESCE(reason, '') NOT LIKE ? ORDER BY changed_at, position LIMIT ?",
         (f"{FILTERED}%", NUM_SKIPPED),
     )
@@ -180,9 +179,9 @@ def _query(db: sqlite3.Connection) -> LedgerFacts:
 
 
 def _eval_scores(db: sqlite3.Connection) -> dict[tuple[int, bool], EvalScore]:
-    """Return held-out scores by the version that was scored, which is the oldest one that an evaluation sampled from.
+    """Return held-out scores by (policy version, is greedy). The version is the oldest of the evaluation's samples.
 
-    Groups are named by the step that was evaluated: it is the version's number until a step is not applied.
+    Group names have the evaluated step, which differs from the version once a step was not applied.
     """
     rows = db.execute(
         "SELECT \"group\", is_greedy, AVG(reward), MIN(oldest_version) FROM trajectories WHERE kind = 'eval' "
@@ -203,7 +202,7 @@ def _score(means: Sequence[float]) -> EvalScore:
 
 
 def _spans(db: sqlite3.Connection) -> Spans:
-    """Return the spans of the run's last start: the hours between two starts would squeeze both into lines."""
+    """Return the spans of the run's last start alone: with the hours between two starts the plot would be empty."""
     rows = db.execute(
         "SELECT server, started_at, finished_at FROM trajectories "
         "WHERE incarnation = (SELECT MAX(incarnation) FROM trajectories)"

@@ -1,4 +1,4 @@
-"""The report's first lines: how the run ended, and what held-out scores RL started from and reached."""
+"""The top of the report: how the run ended, and the held-out scores before and after RL."""
 
 import math
 from collections.abc import Mapping, Sequence
@@ -8,32 +8,38 @@ from learner.report.facts import EvalScore, LedgerFacts, RunFacts
 from protocol.settings.settings import Settings
 
 _TRAIN_STEPS = 10
+_SCORES = {
+    "eval_reward": "sampled at temperature {} (eval_reward)",
+    "eval_reward_greedy": "greedy (eval_reward_greedy)",
+}
+
+Line = Mapping[str, float]
 
 
 @dataclass(frozen=True)
 class ScoreRow:
-    """One score, as texts: at the first evaluation and at the last."""
+    """One score at the first and at the last evaluation, as texts."""
 
-    name: str  # what was scored, with its metrics key
+    name: str  # name of the score, with its metrics key
     before: str  # first score, such as 0.412 ± 0.013; empty: not measured
-    after: str  # last score, likewise; empty: the run has one evaluation only
-    gain: str  # last less first, such as +0.120; empty unless both were measured
+    after: str  # last score; empty: the run has one evaluation only
+    gain: str  # difference, such as +0.120; empty: one of both is missing
     is_better: bool | None  # None: no gain is known, or it is 0
 
 
 @dataclass(frozen=True)
 class Headline:
-    """The report's first lines, as texts."""
+    """The top of the report, as texts."""
 
-    ending: str  # one sentence: complete, or at which step it stopped
-    columns: tuple[str, str]  # titles of the columns before and after; the second empty with one evaluation
-    scores: list[ScoreRow]  # held-out, or training rewards where nothing was held out; may be empty
+    ending: str  # one sentence: complete, or the step at which it stopped
+    columns: tuple[str, str]  # titles of the columns before and after; the second is empty with one evaluation
+    scores: list[ScoreRow]  # held-out scores, or training rewards in their place; may be empty
     explanation: list[str]  # sentences on how to read the scores
     facts: list[tuple[str, str, bool]]  # (name, value, is alarming) in reading order
 
 
 def make_headline(run: RunFacts) -> Headline:
-    """Return what a reader wants to know first. Says what was not measured; adds nothing that was not."""
+    """Return the top of the report."""
     scores, columns, explanation = _scores(run)
     return Headline(_ending(run), columns, scores, explanation, _facts(run))
 
@@ -43,52 +49,51 @@ def _ending(run: RunFacts) -> str:
     if run.settings is None:
         return f"{step} steps recorded."
     total = run.settings.run.max_steps
-    if step >= total:
-        return f"Complete: all {total} steps."
-    return f"Not complete: it stopped (or still is) at step {step} of {total}."
+    return f"Complete: all {total} steps." if step >= total else f"Not complete: it is at step {step} of {total}."
 
 
 def _scores(run: RunFacts) -> tuple[list[ScoreRow], tuple[str, str], list[str]]:
-    """Return the held-out table, or the training rewards where nothing was held out."""
-    scored = [line for line in run.lines if "eval_reward" in line or "eval_reward_greedy" in line]
+    """Return the held-out scores with column titles and explanation; without them the training rewards."""
+    scored = [line for line in run.lines if any(key in line for key in _SCORES)]
     if not scored:
         return _training_scores(run)
     first, last = scored[0], scored[-1]
     temperature = f"{run.settings.rollout.temperature:g}" if run.settings else "unknown"
-    names = {
-        "eval_reward": f"sampled at temperature {temperature} (eval_reward)",
-        "eval_reward_greedy": "greedy (eval_reward_greedy)",
-    }
     rows = []
-    for key, name in names.items():
+    for key, name in _SCORES.items():
         if key in first or key in last:
-            is_greedy = key == "eval_reward_greedy"
-            errors = [_error(run.ledger, line, is_greedy) for line in (first, last)]
-            rows.append(_row(name, first.get(key), last.get(key) if last is not first else None, errors))
-    columns = (_column(first, run.settings), "" if last is first else f"after {_version(last)} steps of RL")
-    return rows, columns, _explain_scores(run, first, last)
+            errors = [_error(run.ledger, line, key) for line in (first, last)]
+            after = last.get(key) if last is not first else None
+            rows.append(_row(name.format(temperature), first.get(key), after, errors))
+    has_warm_start = bool(run.settings and run.settings.policy.warm_start.data)
+    before = "after the warm start, before RL" if has_warm_start else "before RL"
+    columns = (
+        f"step {_version(first)}" if _version(first) else before,
+        "" if last is first else f"after {_version(last)} steps of RL",
+    )
+    return rows, columns, _explain_scores(run, first, last, has_warm_start)
 
 
-def _explain_scores(run: RunFacts, first: Mapping[str, float], last: Mapping[str, float]) -> list[str]:
+def _explain_scores(run: RunFacts, first: Line, last: Line, has_warm_start: bool) -> list[str]:
     texts = []
     if _version(first) == 0:
-        origin = "the warm start" if run.settings and run.settings.policy.warm_start.data else "the starting model"
-        texts.append(f"The first column is what {origin} had reached before RL; the difference is all that RL added.")
+        origin = "the warm start" if has_warm_start else "the starting model"
+        texts.append(f"The first column is the score of {origin} before RL; the difference is the gain from RL.")
     else:
         texts.append(
-            f"No score from before RL is on record: the first evaluation is of step {_version(first)}, so the gain "
-            "leaves out what the steps before it did."
+            f"No score from before RL is recorded: the first evaluation is of step {_version(first)}, so the gain "
+            "leaves out the steps before it."
         )
     if last is first:
-        texts.append("There is one evaluation only: what RL added was not measured.")
+        texts.append("There is one evaluation only: the gain from RL was not measured.")
     texts.append(
-        "A gain at a temperature above 0 is partly the policy growing surer of what it knew already; "
-        "the greedy score does not have that part."
+        "A gain at a temperature above 0 is partly higher confidence in known answers; the greedy score does not have "
+        "that part."
     )
     if failed := [line for line in (first, last) if line.get("eval_failed", 0) > 0]:
         counts = ", ".join(f"{int(line['eval_failed'])} at step {_version(line)}" for line in failed)
-        texts.append(f"Held-out prompts that failed for good are not in the means: {counts}.")
-    score = _ledger_score(run.ledger, last, True) or _ledger_score(run.ledger, last, False)
+        texts.append(f"Held-out prompts that failed are not in the means: {counts}.")
+    score = next((score for key in reversed(_SCORES) if (score := _ledger_score(run.ledger, last, key))), None)
     if score is not None:
         texts.append(f"{score.num_prompts} held-out prompts; ± is one standard error over prompts.")
     return texts
@@ -102,24 +107,18 @@ def _training_scores(run: RunFacts) -> tuple[list[ScoreRow], tuple[str, str], li
         return [], ("", ""), [text]
     first, last = sum(rewards[:num]) / num, sum(rewards[-num:]) / num
     row = _row("training reward", first, last, [math.nan, math.nan])
-    return [row], (f"first {num} steps", f"last {num} steps"), [f"{text} Training rewards stand in for it."]
+    return [row], (f"first {num} steps", f"last {num} steps"), [f"{text} Training rewards are shown instead."]
 
 
 def _row(name: str, before: float | None, after: float | None, errors: Sequence[float]) -> ScoreRow:
     gain = None if before is None or after is None else after - before
     return ScoreRow(
         name,
-        _shown(before, errors[0]),
-        _shown(after, errors[1]),
+        _score_text(before, errors[0]),
+        _score_text(after, errors[1]),
         "" if gain is None else f"{gain:+.3f}",
         None if not gain else gain > 0,
     )
-
-
-def _column(line: Mapping[str, float], settings: Settings | None) -> str:
-    if _version(line) > 0:
-        return f"step {_version(line)}"
-    return "after the warm start, before RL" if settings and settings.policy.warm_start.data else "before RL"
 
 
 def _facts(run: RunFacts) -> list[tuple[str, str, bool]]:
@@ -134,12 +133,11 @@ def _facts(run: RunFacts) -> list[tuple[str, str, bool]]:
         facts.append(("samples/s, median step", f"{sorted(rates)[len(rates) // 2]:,.1f}", False))
     if run.ledger is not None:
         facts += _ledger_facts(run.ledger, run.settings)
-    if lines:
-        for key in ("retried", "skipped"):
-            if key in lines[-1]:
-                facts.append((f"{key} since the last start", f"{lines[-1][key]:,.0f}", False))
+    for key in ("retried", "skipped"):
+        if lines and key in lines[-1]:
+            facts.append((f"{key} since the last start", f"{lines[-1][key]:,.0f}", False))
     if run.num_redone:
-        facts.append(("steps taken again after a resume", str(run.num_redone), False))
+        facts.append(("steps repeated after a resume", str(run.num_redone), False))
     return facts
 
 
@@ -156,24 +154,24 @@ def _ledger_facts(ledger: LedgerFacts, settings: Settings | None) -> list[tuple[
     return facts
 
 
-def _version(line: Mapping[str, float]) -> int:
-    """Return how many optimizer steps were inside the weights that were scored: the line may be of a later step."""
+def _version(line: Line) -> int:
+    """Return the policy version that a line's evaluation scored: the line itself may be of a later step."""
     return int(line.get("eval_policy_version", line["step"]))
 
 
-def _error(ledger: LedgerFacts | None, line: Mapping[str, float], is_greedy: bool) -> float:
-    score = _ledger_score(ledger, line, is_greedy)
+def _error(ledger: LedgerFacts | None, line: Line, key: str) -> float:
+    score = _ledger_score(ledger, line, key)
     return math.nan if score is None else score.error
 
 
-def _ledger_score(ledger: LedgerFacts | None, line: Mapping[str, float], is_greedy: bool) -> EvalScore | None:
-    """Return the ledger's account of a line's evaluation, if it is of the same trajectories: the means agree."""
-    score = None if ledger is None else ledger.eval_scores.get((_version(line), is_greedy))
-    value = line.get("eval_reward_greedy" if is_greedy else "eval_reward", math.nan)
+def _ledger_score(ledger: LedgerFacts | None, line: Line, key: str) -> EvalScore | None:
+    """Return the ledger's score of a line's evaluation; None when its mean differs: other trajectories."""
+    score = None if ledger is None else ledger.eval_scores.get((_version(line), key == "eval_reward_greedy"))
+    value = line.get(key, math.nan)
     return score if score is not None and math.isclose(score.mean, value, rel_tol=1e-5, abs_tol=1e-9) else None
 
 
-def _shown(value: float | None, error: float) -> str:
+def _score_text(value: float | None, error: float) -> str:
     if value is None:
         return ""
     return f"{value:.3f}" if math.isnan(error) else f"{value:.3f} ± {error:.3f}"

@@ -1,4 +1,4 @@
-"""Chooses sample trajectories and turns their tokens into text, piece by piece: prompt, model's words, observations."""
+"""Sample trajectories as text, in pieces: prompt, the model's words, observations."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -15,35 +15,35 @@ Author = Literal["prompt", "model", "observation"]
 class SampleLine(msgspec.Struct, frozen=True):
     """One line of samples.jsonl."""
 
-    step: int  # that trained it
+    step: int  # step that trained it
     group: str  # name of its group
-    reward: float  # that it was trained with
-    reward_parts: dict[str, float]  # by the endpoint's name, or environment; what was not measured is absent
+    reward: float  # reward in training
+    reward_parts: dict[str, float]  # reward by endpoint name, or environment
     staleness: int  # policy versions between its oldest token and the step
     finish: str  # answer, stop, length, turns or context
-    num_prompt_tokens: int  # first tokens, which are the prompt
+    num_prompt_tokens: int  # tokens of the prompt, at the start
     tokens: list[int]  # [T] prompt, turns and observations
     loss_mask: list[int]  # [T] 1 where the model wrote the token, else 0
 
 
 @dataclass(frozen=True)
 class Piece:
-    """Neighbouring tokens of one author, as text."""
+    """Consecutive tokens of one author, as text."""
 
-    author: Author  # who wrote it
-    text: str  # control characters as pictures of themselves; token ids without a tokenizer
+    author: Author
+    text: str  # control characters as visible symbols; token ids without a tokenizer
 
 
 @dataclass(frozen=True)
 class ReadableSample:
-    """A trajectory that a person can read."""
+    """A trajectory as text."""
 
-    line: SampleLine  # as it stands in the file
-    pieces: list[Piece]  # the whole conversation, in order
+    line: SampleLine  # line of the file
+    pieces: list[Piece]  # the conversation, in order
 
 
 def read_samples(path: Path, tokenizer_dir: Path | None, num_samples: int, notes: list[str]) -> list[ReadableSample]:
-    """Return up to num_samples trajectories spread evenly over the run, oldest first; adds to notes what is missing."""
+    """Return up to num_samples trajectories spread evenly over the run, oldest first; problems are added to notes."""
     if not path.exists():
         notes.append("samples.jsonl is missing: there are no trajectories to read.")
         return []
@@ -60,10 +60,10 @@ def read_samples(path: Path, tokenizer_dir: Path | None, num_samples: int, notes
 
 
 def split_text(line: SampleLine, tokenizer: Tokenizer | None) -> list[Piece]:
-    """Return the trajectory's text in pieces by author. Without a tokenizer the text is the token ids.
+    """Return the trajectory's text in pieces by author; without a tokenizer as token ids.
 
-    Each piece is what its tokens add to the text before them, because some tokenizers drop the space in front of a
-    piece that is decoded alone.
+    A piece is the difference between two decoded prefixes: some tokenizers drop the leading space of a piece that is
+    decoded alone.
     """
     authors: list[Author] = [
         "model" if is_model else "prompt" if index < line.num_prompt_tokens else "observation"
@@ -77,7 +77,7 @@ def split_text(line: SampleLine, tokenizer: Tokenizer | None) -> list[Piece]:
             pieces.append(Piece(author, " ".join(map(str, line.tokens[start:end])) + " "))
             continue
         after = _decode(tokenizer, line.tokens[:end])
-        # A character whose bytes lie on both sides changes the text before the border: then the piece stands alone.
+        # A character with bytes in both pieces changes the earlier text: then the piece is decoded alone.
         text = after[len(before) :] if after.startswith(before) else _decode(tokenizer, line.tokens[start:end])
         pieces.append(Piece(author, _visible(text)))
         before = after
@@ -85,7 +85,7 @@ def split_text(line: SampleLine, tokenizer: Tokenizer | None) -> list[Piece]:
 
 
 def _choose_lines(path: Path, num: int) -> list[bytes]:
-    """Return lines spread evenly over the file, the first and the last included, without parsing the others."""
+    """Return lines spread evenly over the file, with the first and the last, without parsing the others."""
     with path.open("rb") as file:
         offsets = [0]
         for text in file:
@@ -106,7 +106,7 @@ def _open_tokenizer(folder: Path | None, notes: list[str]) -> Tokenizer | None:
         return None
     try:
         return Tokenizer.from_file(str(path))
-    except Exception as error:  # what `tokenizers` raises for a file it cannot use is Exception itself
+    except Exception as error:  # `tokenizers` raises Exception itself for an invalid file
         notes.append(f"{path} is not a tokenizer ({error}): trajectories are shown as token ids.")
         return None
 
@@ -116,5 +116,5 @@ def _decode(tokenizer: Tokenizer, tokens: Sequence[int]) -> str:
 
 
 def _visible(text: str) -> str:
-    """Return text with control characters as their pictures: HTML has no place for most of them."""
+    """Return text with control characters as visible symbols: HTML does not allow most of them."""
     return "".join(chr(0x2400 + ord(c)) if ord(c) < 32 and c not in "\n\t" else c for c in text)

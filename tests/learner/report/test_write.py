@@ -143,8 +143,8 @@ def test_report_of_a_killed_run_leaves_out_the_lines_that_were_cut_off(folder: P
     text = _text(_page(folder))
     assert "metrics.jsonl has 1 broken line(s), left out" in text
     assert "samples.jsonl has a broken line, left out" in text
-    assert "Not complete: it stopped (or still is) at step 2 of 3." in text
-    assert "There is one evaluation only: what RL added was not measured." in text
+    assert "Not complete: it is at step 2 of 3." in text
+    assert "There is one evaluation only: the gain from RL was not measured." in text
 
 
 def test_report_reads_the_ledger_of_a_run_that_still_writes_it(folder: Path) -> None:
