@@ -1,8 +1,8 @@
-"""The coordinator's decisions: which prompt goes to which server, what trains next, what is accounted as what.
+"""The coordinator's decisions: which prompt goes to which server, what trains next, and what the ledger records.
 
 A state machine without sockets or threads: messages in through `receive`, messages out through `take_outgoing`.
 
-A trajectory's way, and who takes each step of it:
+The steps of a trajectory:
 
     1 a prompt becomes a group          PromptSource.take, OpenGroups.next_group
     2 its samples are leased            Leases.lease_all -> message Lease
@@ -11,18 +11,18 @@ A trajectory's way, and who takes each step of it:
     5 lost, late, failed: leased again  LeaseRecall, OpenGroups.fail and release
     6 ready groups become a step        CurrentStep.answer_ranks, OpenGroups.assign -> Batch, a share for each rank
     7 ranks train and push the weights  (rank/) -> Stepped
-    8 the groups are accounted for      CurrentStep.finish, OpenGroups.train -> Trained, a line of metrics
+    8 the ledger records the step       CurrentStep.finish, OpenGroups.train -> Trained, a line of metrics
 
-What each loop takes, what it waits for, and who ends that wait:
+The waits:
 
     loop               takes              waits for                              ended by
-    rollout server     leases             a lease, when it has room              lease_all: a group that came back, or a
-                                                                                 free slot of the staleness window
+    rollout server     leases             a lease, when it has room              lease_all: a returned group, or a free
+                                                                                 slot of the staleness window
     staleness window   new prompts        a free slot                            finish: a step's groups leave it
     learner rank       its share of a     groups_per_step ready groups that      receive: a group's last sample
-                       step               the window lets go
+                       step               the window allows
                                           an evaluation that a line waits for    receive: the evaluation's last sample
-                                          every other rank, in a push or step    (no rank is given what others are not)
+                                          every other rank, in a push or step    (all ranks get the same answer)
     a stuck lease      -                  its server                             LeaseRecall: gone, lost or overdue
 """
 
@@ -31,18 +31,16 @@ from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
 
-from learner.coordinator.accounts import Accounts, Tally
+from learner.coordinator.accounts import Accounts, Mailbox, Tally
+from learner.coordinator.groups.curriculum import Curriculum
+from learner.coordinator.groups.eval_scores import HeldOutSet
 from learner.coordinator.groups.evaluations import Evaluations, EvaluationSchedule
-from learner.coordinator.groups.held_out import HeldOutSet
+from learner.coordinator.groups.kept_turns import KeptTurns
 from learner.coordinator.groups.open_groups import OpenGroups
 from learner.coordinator.groups.prompt_source import PromptSource
 from learner.coordinator.groups.score_filter import ScoreFilter
-from learner.coordinator.leases.finished_turns import FinishedTurns
-from learner.coordinator.leases.leases import Leases
-from learner.coordinator.leases.overdue import OverdueLimit
-from learner.coordinator.leases.recall import LeaseRecall
-from learner.coordinator.leases.servers import Servers
-from learner.coordinator.mailbox import Mailbox
+from learner.coordinator.leases import LeaseRecall, Leases, OverdueLimit
+from learner.coordinator.servers import Servers
 from learner.coordinator.steps.current_step import CurrentStep
 from learner.coordinator.steps.record import RunRecord
 from learner.coordinator.steps.step_lines import StepLines
@@ -79,37 +77,43 @@ class Coordinator:
     ) -> None:
         """last_step: the step of the checkpoint that the run resumes from, 0 for a new run.
 
-        copies: of this ledger. By default each is made before its question has been taken in, which blocks.
-        vocab_size: of the policy; trajectories with other tokens are refused. None: any token is taken.
+        copies: copies of this ledger; by default each is made at once, which blocks.
+        vocab_size: the policy's; trajectories with other tokens are refused. None: any token is accepted.
         """
         self.run_id = run_id
-        # A step that was not applied leaves the version behind the step's number: only the ledger knows by how many.
+        # The version is smaller than the step after steps that were not applied: only the ledger has their number.
         policy_version = int(ledger.meta("policy_version") or last_step)
         self.incarnation = ledger.begin_incarnation(policy_version)
         ledger.begin_terms(last_step + 1, terms_of(settings))
         self._news = _begin_rewards(ledger, settings, last_step + 1, self.incarnation)
         self._record = record
-        self._mailbox = mailbox = Mailbox(run_id, self.incarnation)
-        accounts = Accounts(ledger, mailbox, Tally())
-        self._ledger, self._tally = ledger, accounts.tally
+        self._mailbox = Mailbox(run_id, self.incarnation)
+        self._ledger, self._tally = ledger, Tally()
+        accounts = Accounts(ledger, self._mailbox, self._tally)
         self._window = window = StalenessWindow(settings.learner.groups_per_step, settings.learner.max_staleness)
         self._servers = Servers()
-        rewards_since = int(ledger.meta(REWARDS_SINCE_STEP) or 0)
-        self._evaluations = Evaluations(held_out, settings.eval.solved_at, rewards_since)
         source = PromptSource(train, settings, ledger, last_step)
-        self._filter = ScoreFilter(settings.filter, settings.learner.groups_per_step)
-        self._groups = groups = OpenGroups(source, self._evaluations, window, self._filter, accounts)
+        self._groups = groups = OpenGroups(source, window, accounts)
+        rewards_since = int(ledger.meta(REWARDS_SINCE_STEP) or 0)
+        self._evaluations = Evaluations(held_out, groups.open_evaluation, settings.eval.solved_at, rewards_since)
+        groups.on_closed.append(self._evaluations.on_closed)
+        # Optional features: each is one file, and its lines here.
+        groups.on_wasted.append(ledger.waste)
+        if settings.filter.dynamic_sampling:
+            ScoreFilter(settings, groups, self._tally).attach()
+        if settings.data.curriculum.is_on:
+            Curriculum(settings, ledger).attach(source, groups)
+        self._turns = KeptTurns(groups, window, accounts, settings.rollout.max_context_tokens, vocab_size)
         overdue = OverdueLimit(settings.rollout.lease_timeout_s)
-        self._leases = Leases(groups, self._servers, overdue, accounts, settings.run.seed, vocab_size)
-        max_tokens = settings.rollout.max_context_tokens
-        self._turns = FinishedTurns(groups, accounts, max_tokens, vocab_size)
-        self._recall = LeaseRecall(groups, self._leases, self._servers, overdue, accounts.tally)
+        self._leases = Leases(groups, self._servers, overdue, accounts, settings.run.seed, vocab_size, self._turns)
+        self._recall = LeaseRecall(groups, self._leases, self._servers, overdue, accounts)
         schedule = EvaluationSchedule(settings.eval.every_steps, settings.run.max_steps, settings.eval.pin)
         lines = StepLines(record, self._evaluations, schedule, ledger, last_step, policy_version)
         self._steps = CurrentStep(settings, groups, window, lines, accounts, last_step, policy_version)
-        self._gave_up: str | None = None
+        self._give_up_reason: str | None = None
         self._pinged_at = float("-inf")
         self._copies = copies or LedgerCopies(ledger)
+        self._is_copying = False
 
     @property
     def step(self) -> int:
@@ -118,18 +122,18 @@ class Coordinator:
 
     @property
     def policy_version(self) -> int:
-        """The optimizer steps inside the weights that the last step left."""
+        """The policy version after the last step."""
         return self._steps.policy_version
 
     @property
     def counts(self) -> Counter[str]:
-        """How often things happened in this start of the run, by what a status calls them."""
+        """The numbers of events in this start of the run, by the names of a status."""
         return self._tally.counts()
 
     # -- in and out ---------------------------------------------------------------------------------------------------
 
     def receive(self, peer: str, message: m.Message, buffers: list[bytes], now: float) -> None:
-        """Take in one message. What a stranger to this run sends is answered, counted and used for nothing."""
+        """Process one message. A message of another run or start is answered and counted, and not used."""
         if not self._mailbox.is_ours(message):
             self._refuse_stranger(peer, message)
             return
@@ -141,14 +145,17 @@ class Coordinator:
                 self._on_next(peer, message, now)
             case m.Stepped():
                 self._steps.finish(message)
+                if (reason := self._steps.unhealthy_reason) is not None:
+                    self.give_up(reason)
                 self._mailbox.confirm(peer, message.request)
             case m.SaveLedger():
                 self._on_save_ledger(peer, message)
 
     def refuse(self, peer: str, error: FrameError, request: int = 0, sample: SampleStamp | None = None) -> None:
-        """Count a frame that is no valid message, and tell its sender why. sample: whose result it says it is.
+        """Count a frame that is no valid message, and tell its sender why.
 
-        A server that heard no more than that something was refused would send the result again, for ever.
+        sample: the sample that the frame is a result of, if it says so. Without its name in the answer, the server
+        would send the result again, for ever.
         """
         self._tally.refused[error.reason] += 1
         if sample is not None and (sample.run_id, sample.incarnation) == (self.run_id, self.incarnation):
@@ -157,32 +164,34 @@ class Coordinator:
             self._mailbox.refuse(peer, str(error), error.reason, request)
 
     def on_undeliverable(self, peer: str, message: m.Message, now: float) -> None:
-        """Take in that a message found no connection: a lease goes back, and so does all else when that lasts."""
+        """Take back the lease that found no connection, and everything of a server that has had none for 4 s."""
         self._tally.undeliverable += 1
         if isinstance(message, m.Lease):
             self._recall.undo_lease(message.group, peer)
         if self._servers.note_unreachable(peer, now):
-            self._servers.forget_state(peer, 0)
+            self._servers.forget_state(peer)
             self._recall.take_back_unreachable(peer, f"{peer} has no connection")
 
     def advance(self, now: float) -> None:
-        """Do what time and the latest messages allow: take back, assign a step, answer ranks, lease.
+        """Recall leases, assign a step, answer ranks, lease groups and commit; called once per turn of the loop.
 
         Raises: OperatorError when the ledger, or a copy of it, cannot be written.
         """
-        for peer, request in self._copies.take_answers():
-            self._mailbox.confirm(peer, request)
+        if self._is_copying:
+            for peer, request in self._copies.take_answers():
+                self._mailbox.confirm(peer, request)
+            self._is_copying = self._copies.has_questions
         self._recall.expire(self._steps.leasable_versions, now)
-        reason = self._filter.limit_reason or self._groups.hopeless or self._steps.sick_reason
-        if reason is not None:
-            self.give_up(reason)
-        if not self._steps.is_under_way:
+        if self._groups.give_up_reason is not None:
+            self.give_up(self._groups.give_up_reason)
+        if self._steps.batch is None:
             self._groups.drop_stale(self._steps.policy_version)
-        self._steps.answer_ranks(now, self._servers.absent())
-        self._steps.note_servers(self._servers.lack_weights(self._steps.leasable_versions), now)
-        self._steps.push_again(now)
+        self._steps.answer_ranks(self._servers, now)
+        self._steps.push_again(self._servers.lack_weights(self._steps.leasable_versions), now)
         self._leases.lease_all(self._steps.leasable_versions, is_admitting=not self._steps.stop_reason, now=now)
-        self._ping(now)
+        if now - self._pinged_at >= _PING_EVERY_S:
+            self._pinged_at = now
+            self._mailbox.ping(self._servers.newest_leases())
         self._ledger.commit()
 
     def take_outgoing(self) -> list[tuple[str, m.Message, list[bytes]]]:
@@ -190,26 +199,26 @@ class Coordinator:
         return self._mailbox.take()
 
     def stop_after_step(self, reason: str) -> None:
-        """Let the step under way finish and start no other: the ranks hear `Ended` in place of their next batch."""
+        """Let the running step finish and start no other: ranks get `Ended` instead of their next batch."""
         self._steps.stop_reason = self._steps.stop_reason or reason
 
     def give_up(self, reason: str) -> None:
-        """End the run as `stop_after_step` does, by a rule of its settings: its command tells the reason and fails."""
-        self._gave_up = self._gave_up or reason
+        """End the run as `stop_after_step` does, by a rule of its settings: its command shows the reason and fails."""
+        self._give_up_reason = self._give_up_reason or reason
         self.stop_after_step(reason)
 
     def lose_server(self, server: str, reason: str, *, is_dead: bool = True) -> None:
-        """Take back what a server held that died or began anew, or was taken away: then no sample is at fault."""
-        self._servers.forget_state(server, 0)
+        """Take back the samples of a server. is_dead: it died or restarted, which counts against its samples; False: it
+        was removed from the run."""
+        self._servers.forget_state(server)
         (self._recall.take_back_from if is_dead else self._recall.release_from)(server, reason)
 
     def status(self) -> RunStatus:
-        """Return what the run is at."""
-        groups = self._groups.training
+        """Return the state of the run."""
         return RunStatus(
             step=self.step,
             policy_version=self.policy_version,
-            window_used=len(groups),
+            window_used=len(self._groups.training),
             window_size=self._window.size,
             ready=self._groups.num_ready,
             skipped=self._tally.skipped,
@@ -218,29 +227,24 @@ class Coordinator:
             evaluation=self._evaluations.status(),
             servers=self._servers.status(),
             counts=dict(self.counts),
-            gave_up=self._gave_up,
+            gave_up=self._give_up_reason,
             news=self._news,
         )
 
-    # -- what peers tell ----------------------------------------------------------------------------------------------
-
-    def _ping(self, now: float) -> None:
-        if now - self._pinged_at >= _PING_EVERY_S:
-            self._pinged_at = now
-            self._mailbox.ping(self._servers.newest_leases())
+    # -- messages of peers --------------------------------------------------------------------------------------------
 
     def _refuse_stranger(self, peer: str, message: m.Message) -> None:
         self._tally.refused["incarnation"] += 1
         detail = (
             f"this is run {self.run_id}, start {self.incarnation}; "
-            f"you speak of run {message.run_id}, start {message.incarnation}"
+            f"your message is of run {message.run_id}, start {message.incarnation}"
         )
         self._mailbox.refuse(peer, detail, "incarnation", message.request)
 
     def _receive_from_server(self, server: str, message: m.FromServer, buffers: list[bytes], now: float) -> None:
-        self._servers.note(server)  # by a message of any kind
+        self._servers.note(server)
         if not isinstance(message, m.Hello):
-            self._recall.spare(server)
+            self._recall.note_heard(server)
         match message:
             case m.Hello():
                 self.lose_server(server, f"{server} started again")
@@ -265,7 +269,7 @@ class Coordinator:
             self.refuse(peer, error, message.request)
 
     def _on_save_ledger(self, peer: str, message: m.SaveLedger) -> None:
-        """Have the ledger copied into the run's folder, and nowhere else: any peer can send this message."""
+        """Copy the ledger to a path inside the run's folder only: any peer can send this message."""
         path = Path(message.path)
         is_new = not self._copies.knows(path, message.request)
         if is_new and not _is_file_inside(path, self._record.folder):
@@ -274,10 +278,11 @@ class Coordinator:
             return
         try:
             self._copies.ask(peer, path, message.request)
+            self._is_copying = True
         except FrameError as error:
             self.refuse(peer, error, message.request)
         else:
-            # Asked again because it takes long: a disk may need minutes for a ledger of many gigabytes.
+            # A repeated question: a disk may need minutes for a ledger of many gigabytes.
             if not is_new and self._copies.is_making:
                 self._mailbox.put_off(peer, message.request, f"the ledger is being copied to {path}")
 
@@ -297,7 +302,7 @@ def _begin_rewards(ledger: Ledger, settings: Settings, from_step: int, incarnati
 
 
 def _is_file_inside(path: Path, folder: Path) -> bool:
-    """Return whether a path is, or could become, a file below this folder, and none of the folder's own files."""
+    """Return whether a path is, or can become, a file below this folder, but not one of the folder's own files."""
     try:
         path, folder = path.resolve(), folder.resolve()
         aside = aside_of(path)  # written first, whatever has that name

@@ -7,8 +7,8 @@ import threading
 from pathlib import Path
 
 from learner.coordinator.coordinator import Coordinator
-from learner.coordinator.groups.claims import claim_prompts
-from learner.coordinator.groups.held_out import HeldOutSet
+from learner.coordinator.groups.eval_scores import HeldOutSet
+from learner.coordinator.groups.prompt_source import claim_prompts
 from learner.coordinator.loop import CoordinatorLoop
 from learner.coordinator.steps.record import RunRecord
 from learner.data.prompt_reading import RowName

@@ -24,7 +24,7 @@ HELD_LINE = "held_line"
 NOT_APPLIED = "step not applied: "
 # In `meta`: the first step, and the first start, that the present reward endpoints score; absent: all.
 REWARDS_SINCE_STEP, REWARDS_SINCE_START = "rewards_since_step", "rewards_since_start"
-# In `failures`: a server died with the sample, which another server has gone on with since.
+# In `failures` of earlier versions: a death of a server that did not count against the sample any more.
 _SURVIVED = "server, survived"
 
 
@@ -49,7 +49,7 @@ class Ledger:
         self._incarnations = path.with_name("incarnation")
         try:
             # Opened by the process's main thread, used by the coordinator's alone, closed after that has ended.
-            self._db = sqlite3.connect(path, isolation_level=None, check_same_thread=False)
+            self._db = sqlite3.connect(path, check_same_thread=False)
             self._db.execute("PRAGMA journal_mode=WAL")
             self._db.execute("PRAGMA synchronous=NORMAL")
             prepare_schema(self._db, path)
@@ -162,7 +162,7 @@ class Ledger:
             (group, epoch, uid, position, server, attempt, time.time()),
         )
 
-    def rest(self, group: str, epoch: int, uid: str, position: int, reason: str) -> None:
+    def leave_out(self, group: str, epoch: int, uid: str, position: int, reason: str) -> None:
         """Note that a prompt is not drawn in an epoch."""
         self._change(
             "INSERT INTO prompts VALUES (?, ?, ?, ?, 'skipped', NULL, 0, NULL, ?, ?) ON CONFLICT DO NOTHING",
@@ -192,12 +192,12 @@ class Ledger:
                 (state, step, reason, now, group),
             )
 
-    def add_trajectory(self, facts: TrajectoryFacts, incarnation: int) -> None:
+    def add_trajectory(self, facts: TrajectoryFacts) -> None:
         self._change(
             f"INSERT OR REPLACE INTO trajectories VALUES ({', '.join('?' * 21)})",  # noqa: S608
             (
-                facts.group, facts.sample_index, facts.attempt, incarnation, facts.kind, facts.is_greedy, facts.server,
-                facts.reward, json.dumps(facts.reward_parts), facts.num_tokens, facts.num_model_tokens,
+                facts.group, facts.sample_index, facts.attempt, facts.incarnation, facts.kind, facts.is_greedy,
+                facts.server, facts.reward, json.dumps(facts.reward_parts), facts.num_tokens, facts.num_model_tokens,
                 facts.num_turns, facts.finish, facts.oldest_version, facts.newest_version, None, None,
                 facts.started_at, facts.finished_at, time.time(), facts.reward_score,
             ),
@@ -208,7 +208,7 @@ class Ledger:
         self._change('DELETE FROM trajectories WHERE "group" = ?', (group,))
 
     def mark_trained(self, groups: Sequence[str], step: int, policy_version: int) -> None:
-        """Record that the groups are inside this step, which was taken on weights of `policy_version`."""
+        """Record that this step, on weights of `policy_version`, trained the groups."""
         self.set_state(groups, "trained", step)
         for group in groups:
             self._change(
@@ -221,13 +221,6 @@ class Ledger:
         self._change(
             "INSERT INTO failures VALUES (?, ?, ?, ?, ?, ?, ?)",
             (group, sample_index, attempt, server, boundary, detail, time.time()),
-        )
-
-    def forget_deaths(self, group: str, sample_index: int) -> None:
-        """Count the deaths of servers before this moment against a sample no more."""
-        self._change(
-            "UPDATE failures SET boundary = ? WHERE \"group\" = ? AND sample_index = ? AND boundary = 'server'",
-            (_SURVIVED, group, sample_index),
         )
 
     def waste(self, group: str, sample_index: int, attempt: int, reason: str, num_tokens: int) -> None:
@@ -247,7 +240,10 @@ class Ledger:
         """Make what was changed survive the end of this process. Raises: OperatorError, as every change does."""
         if self._db.in_transaction:
             failpoint("ledger.commit.before")
-            self._execute("COMMIT")
+            try:
+                self._db.commit()
+            except sqlite3.OperationalError as error:
+                raise self._problem(error) from None
             failpoint("ledger.commit.after")
 
     def begin_copy(self, path: Path) -> LedgerCopy:
@@ -276,14 +272,11 @@ class Ledger:
         return failures
 
     def _change(self, statement: str, values: tuple[object, ...]) -> None:
-        if not self._db.in_transaction:
-            self._execute("BEGIN")
-        self._execute(statement, values)
-
-    def _execute(self, statement: str, values: tuple[object, ...] = ()) -> None:
+        """Make a change in the open transaction; the first one begins it."""
         try:
             self._db.execute(statement, values)
         except sqlite3.OperationalError as error:
-            raise OperatorError(
-                f"The ledger {self._path} cannot be written: {error}. Free the disk, then run again."
-            ) from None
+            raise self._problem(error) from None
+
+    def _problem(self, error: sqlite3.Error) -> OperatorError:
+        return OperatorError(f"The ledger {self._path} cannot be written: {error}. Free the disk, then run again.")

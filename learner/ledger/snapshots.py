@@ -43,6 +43,11 @@ class LedgerCopies:
         return question in self._made or (self._under_way is not None and self._under_way.question == question)
 
     @property
+    def has_questions(self) -> bool:
+        """False when `take_answers` has nothing to return, now or later."""
+        return self._under_way is not None or bool(self._answers)
+
+    @property
     def is_making(self) -> bool:
         """Return whether a copy has been begun and is not whole yet."""
         return self._under_way is not None and not self._under_way.has_ended.is_set()

@@ -7,6 +7,7 @@ Shape letter: T tokens of the trajectory, prompt included.
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+from operator import attrgetter
 from typing import Annotated, Literal
 
 import msgspec
@@ -37,6 +38,9 @@ class VersionSpan(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_f
     start: Count  # place of its first token in the trajectory, the prompt's first being 0
     end: Count  # place behind its last token
     version: Count  # optimizer steps inside the weights that wrote it
+
+
+_START, _END, _VERSION = attrgetter("start"), attrgetter("end"), attrgetter("version")
 
 
 class TurnReward(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
@@ -88,17 +92,17 @@ class TrajectoryFacts(msgspec.Struct, frozen=True, forbid_unknown_fields=True, k
     @property
     def oldest_version(self) -> int:
         """The oldest policy version among the model's tokens: what staleness is counted from."""
-        return min(span.version for span in self.version_spans)
+        return int(min(map(_VERSION, self.version_spans)))
 
     @property
     def newest_version(self) -> int:
         """The newest policy version among the model's tokens."""
-        return max(span.version for span in self.version_spans)
+        return int(max(map(_VERSION, self.version_spans)))
 
     @property
     def num_model_tokens(self) -> int:
         """The tokens that the model wrote; `num_tokens` counts prompts and replies to its turns, too."""
-        return sum(span.end - span.start for span in self.version_spans)
+        return int(sum(map(_END, self.version_spans)) - sum(map(_START, self.version_spans)))
 
 
 @dataclass(frozen=True)
@@ -201,3 +205,14 @@ def check_arrays(tokens: NDArray[np.int32], logprobs: NDArray[np.float32], mask:
         raise FrameError(f"{path}.behaviour_logprobs", f"holds {highest_logprob}, above 0")
     if ((logprobs != 0) > mask).any():
         raise FrameError(f"{path}.behaviour_logprobs", "is not 0 for a token that the model did not write")
+
+
+def check_vocabulary(tokens: NDArray[np.int32], vocab_size: int | None) -> None:
+    """Raise FrameError for a token outside the policy's vocabulary; None: any token is accepted.
+
+    A rank that looks up its embedding dies, on a GPU with "device-side assert triggered", which names neither token nor
+    sample.
+    """
+    if vocab_size is not None and (highest := int(tokens.max())) >= vocab_size:
+        problem = f"holds the token {highest}, the policy's vocabulary has {vocab_size}"
+        raise FrameError("$.facts.tokens", problem, "vocabulary")

@@ -145,7 +145,7 @@ def _account_group(ledger: Ledger, group: str, position: int, version: int) -> N
     ledger.lease(group, 1, group[3:], position, "s1", 1)
     ledger.commit()
     for index in range(_GROUP_SIZE):
-        ledger.add_trajectory(_facts(group, index, version), 1)
+        ledger.add_trajectory(_facts(group, index, version))
         ledger.commit()
     ledger.set_state([group], "ready")
     ledger.commit()

@@ -16,7 +16,7 @@ from random import Random
 
 import psutil
 
-from learner.coordinator.mailbox import Mailbox
+from learner.coordinator.accounts import Mailbox
 from protocol.errors import FrameError
 from protocol.wire import messages as m
 from protocol.wire.codec import Decoder

@@ -1,4 +1,4 @@
-"""What an evaluation's samples come to: means with their standard errors, pass@k, majority@n, by data source. No torch.
+"""The scores of an evaluation: means with standard errors, pass@k, majority@n, by data source; and its answers.
 
 Shape letters: P prompts, n samples of each.
 """
@@ -8,19 +8,78 @@ from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
+import msgspec
+
+from learner.coordinator.groups.group import Group
+from learner.data.prompts import Prompt
+from protocol.settings.evaluation import MAIN_SET
+
+
+@dataclass(frozen=True)
+class HeldOutSet:
+    """Prompts that are scored and never trained."""
+
+    prompts: Sequence[Prompt]  # each is sampled num_samples times, and once more without randomness
+    num_samples: int  # samples of each prompt at the temperature
+    name: str = MAIN_SET  # part of its metrics: eval/NAME/reward
+    temperature: float | None = None  # sampling temperature; None: rollout.temperature
+
+
+SetResult = tuple[HeldOutSet, list[Group]]
+
 
 @dataclass(frozen=True)
 class ScoredPrompt:
-    """One held-out prompt that is back whole."""
+    """One held-out prompt with all its samples."""
 
-    source: str  # its row's data_source, "" without one
-    rewards: tuple[float, ...]  # [n] of its samples at the set's temperature
+    source: str  # data_source of its row, "" without one
+    rewards: tuple[float, ...]  # [n] rewards of its samples at the set's temperature
     greedy: float  # reward of the sample without randomness
-    answers: tuple[str | None, ...] = ()  # [n] final answer of each sample; None: it gave none
+    answers: tuple[str | None, ...] = ()  # [n] final answer of each sample; None: it gave no answer
+
+
+def evaluation_metrics(results: Sequence[SetResult], solved_at: float) -> dict[str, float]:
+    """Return every set's scores under eval/NAME/, the first set's means as eval_reward and eval_reward_greedy too, and
+    the oldest and newest policy version of any answer. solved_at: eval.solved_at."""
+    metrics: dict[str, float] = {}
+    facts = [t.facts for _, groups in results for group in groups for t in group.trajectories.values()]
+    if facts:
+        metrics["eval_version_min"] = min(f.oldest_version for f in facts)
+        metrics["eval_version_max"] = max(f.newest_version for f in facts)
+    for place, (held_out, groups) in enumerate(results):
+        scores = score_set([_scored(group) for group in groups], solved_at)
+        if place == 0 and groups:
+            metrics |= {"eval_reward": scores["reward"], "eval_reward_greedy": scores["greedy"]}
+        metrics |= {f"eval/{held_out.name}/{name}": value for name, value in scores.items()}
+    return metrics
+
+
+def answer_lines(step: int, results: Sequence[SetResult]) -> list[dict[str, object]]:
+    """Return one line of evaluations.jsonl for each answer."""
+    return [
+        {
+            "step": step,
+            "set": held_out.name,
+            "uid": group.prompt.uid,
+            "data_source": _source(group),
+            "sample": facts.sample_index,
+            "is_greedy": facts.is_greedy,
+            "reward": facts.reward,
+            "reward_parts": facts.reward_parts,
+            "answer": None if facts.answer is msgspec.UNSET else facts.answer,
+            "finish": facts.finish,
+            "num_model_tokens": facts.num_model_tokens,
+            "oldest_version": facts.oldest_version,
+            "newest_version": facts.newest_version,
+        }
+        for held_out, groups in results
+        for group in groups
+        for facts in (group.trajectories[index].facts for index in sorted(group.trajectories))
+    ]
 
 
 def score_set(prompts: Sequence[ScoredPrompt], solved_at: float) -> dict[str, float]:
-    """Return one set's figures by name. What cannot be measured is absent: an error of one prompt, figures of none.
+    """Return one set's scores by name. A score that cannot be measured is absent: the error of a single prompt.
 
     reward, greedy: means over prompts, with reward_error, greedy_error. pass@k: k = 1, 2, 4 .. and n. majority@n: mean
     reward of the answer that most samples gave. SOURCE/reward, SOURCE/reward_error, SOURCE/num_prompts: by data source.
@@ -52,7 +111,7 @@ def mean_with_error(name: str, values: Sequence[float]) -> dict[str, float]:
 
 
 def pass_at_k(num_samples: int, num_solved: int, k: int) -> float:
-    """Return the chance that one of k samples, drawn from num_samples without putting back, is a solved one.
+    """Return the chance that one of k samples, drawn from num_samples without replacement, is solved.
 
     Example: pass_at_k(4, 1, 2) == 0.5. Source: arXiv:2107.03374, section 2.1: 1 - C(n - c, k) / C(n, k).
     """
@@ -62,7 +121,7 @@ def pass_at_k(num_samples: int, num_solved: int, k: int) -> float:
 def majority_reward(rewards: Sequence[float], answers: Sequence[str | None]) -> float:
     """Return the mean reward of the samples that gave the most frequent answer; of several, the mean over these.
 
-    A sample without an answer has no vote; where none has one, the mean of all rewards is returned.
+    A sample without an answer has no vote. Without any vote the mean of all rewards is returned.
     """
     votes = Counter(answer for answer in answers if answer is not None)
     if not votes:
@@ -75,6 +134,24 @@ def majority_reward(rewards: Sequence[float], answers: Sequence[str | None]) -> 
             if number == most
         ]
     )
+
+
+def _scored(group: Group) -> ScoredPrompt:
+    facts = [group.trajectories[index].facts for index in sorted(group.trajectories)]
+    sampled = [f for f in facts if not f.is_greedy]
+    is_answered = all(f.answer is not msgspec.UNSET for f in sampled)
+    return ScoredPrompt(
+        source=_source(group),
+        rewards=tuple(f.reward for f in sampled),
+        greedy=next(f.reward for f in facts if f.is_greedy),
+        answers=tuple(str(f.answer) or None for f in sampled) if is_answered else (),
+    )
+
+
+def _source(group: Group) -> str:
+    """Return the row's data_source as a part of a metric's name; empty without one."""
+    source = group.prompt.columns.get("data_source")
+    return source.replace("/", "_")[:100] if isinstance(source, str) else ""
 
 
 def _by_source(prompts: Iterable[ScoredPrompt]) -> Mapping[str, list[ScoredPrompt]]:

@@ -1,68 +1,91 @@
-"""Where the next training group comes from: what an earlier start left unfinished, then the prompt order.
+"""The source of training groups: unfinished groups of an earlier start, then the prompt order.
 
-It ends when as many groups went out as the remaining steps need.
+It ends when it has returned as many groups as the remaining steps need.
 """
 
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
-from learner.coordinator.groups.curriculum import Curriculum
 from learner.coordinator.groups.group import Group
 from learner.data.names import GroupName
-from learner.data.prompt_order import order_of
-from learner.data.prompt_set import find_prompts, rows_by_entry, uid_at
+from learner.data.prompt_order import USUAL_ORDER, order_name, order_of
+from learner.data.prompt_set import find_prompts, prompts_digest, rows_by_entry, uid_at
 from learner.data.prompts import Prompt
 from learner.ledger.ledger import Ledger
+from protocol.errors import SettingsError
+from protocol.settings.data import in_words
 from protocol.settings.settings import Settings
 
-# Of one turn of the coordinator's loop: servers wait for its answers meanwhile.
+# Prompts that one turn of the coordinator's loop may leave out: servers wait for its answers.
 _MAX_LEFT_OUT = 1000
 
 
+def claim_prompts(ledger: Ledger, settings: Settings, train: Sequence[Prompt]) -> None:
+    """Raise SettingsError when the run began with other prompts or another order, which its accounts are about."""
+    if not train:
+        return
+    has_begun = ledger.meta("claim:prompts") is not None
+    if ledger.claim("prompts", prompts_digest(train)) is not None:
+        raise SettingsError(
+            f"settings: data.train = {in_words(settings.data.train)} holds other prompts than this run began with. "
+            "Put the earlier file back, or choose another run.name."
+        )
+    if (seed := ledger.claim("seed", str(settings.run.seed))) is not None:
+        raise SettingsError(
+            f"settings: run.seed = {settings.run.seed}, and this run began with {seed}, which orders its prompts. "
+            f"Set run.seed to {seed}, or choose another run.name."
+        )
+    if has_begun and ledger.meta("claim:order") is None:
+        ledger.claim("order", USUAL_ORDER)  # begun by a version that had no other order
+    given = order_name(rows_by_entry(train), settings.data.weights(), settings.data.shuffle)
+    if (order := ledger.claim("order", given)) is not None:
+        raise SettingsError(
+            f"settings: data.train's weights and data.shuffle give the order {given!r}, and this run began with "
+            f"{order!r}. Put them back, or choose another run.name."
+        )
+
+
 class PromptSource:
-    """Its place in the prompt order is in the ledger, so a resumed run goes on where the checkpoint was made.
+    """Its position in the prompt order is in the ledger, so a resumed run continues where the checkpoint was made.
 
     Example: with max_steps=3, groups_per_step=2 and last_step=1, `take` returns four groups and then None.
     """
 
     def __init__(self, train: Sequence[Prompt], settings: Settings, ledger: Ledger, last_step: int) -> None:
+        # (uid, epoch) -> why the prompt is not drawn in the epoch, or None: set by `Curriculum.attach`
+        self.reason_to_leave_out: Callable[[str, int], str | None] | None = None
+        self.num_prompts = len(train)
         self._train = train
         self._ledger = ledger
         self._group_size = settings.rollout.group_size
         data = settings.data
         self._order = order_of(rows_by_entry(train), data.weights(), settings.run.seed, data.shuffle)
-        self._curriculum = Curriculum(settings, ledger)
         self._position = int(ledger.meta("position") or 0)
         self._unfinished = deque(ledger.recall_unfinished())
         self._by_uid = find_prompts(train, [old.uid for old in self._unfinished])
         self._num_left = (settings.run.max_steps - last_step) * settings.learner.groups_per_step
 
-    @property
-    def num_prompts(self) -> int:
-        return len(self._train)
-
     def take(self) -> Group | None:
-        """Return the next group, or None when the run needs no other."""
+        """Return the next group, or None when the run needs no more."""
         if self._num_left <= 0:
             return None
         self._num_left -= 1
         return self._next_unfinished() or self._admit()
 
     def recall(self, limit: int) -> list[Group]:
-        """Return what an earlier start left unfinished, at most `limit` groups; `take` gives the others."""
+        """Return up to `limit` unfinished groups of an earlier start; `take` returns the others."""
         groups: list[Group] = []
-        while self._unfinished and len(groups) < min(limit, self._num_left + len(groups)):
+        while self._unfinished and len(groups) < limit and self._num_left > 0:
             if (group := self._next_unfinished()) is not None:
                 groups.append(group)
                 self._num_left -= 1
         return groups
 
     def replace_skipped(self) -> None:
-        """Let one more prompt out, for one that was given up: every step still needs its groups."""
+        """Return one more group in place of a skipped one: every step still needs its groups."""
         self._num_left += 1
 
     def _next_unfinished(self) -> Group | None:
-        """Return a prompt that was out when the run stopped, if one is left that the data set still holds."""
         while self._unfinished:
             old = self._unfinished.popleft()
             prompt = self._by_uid.get(old.uid)
@@ -74,14 +97,10 @@ class PromptSource:
             return group
         return None
 
-    def take_counts(self) -> dict[str, float]:
-        """Return how many prompts the curriculum left out since this was last asked, easy and hard; {} when off."""
-        return self._curriculum.take_counts()
-
     def _admit(self) -> Group:
         """Return the group of the next prompt that is drawn in its epoch."""
-        if self._curriculum.is_on:
-            self._leave_out()
+        if self.reason_to_leave_out is not None:
+            self._leave_out(self.reason_to_leave_out)
         position = self._position
         epoch, index = self._order.at(position)
         self._position += 1
@@ -89,13 +108,13 @@ class PromptSource:
         prompt = self._train[index]
         return Group(str(GroupName("train", epoch, prompt.uid)), prompt, "train", epoch, position, self._group_size)
 
-    def _leave_out(self) -> None:
-        """Go past the prompts that the curriculum does not draw. After so many in a row the next is drawn anyway."""
+    def _leave_out(self, reason_of: Callable[[str, int], str | None]) -> None:
+        """Pass the prompts that are not drawn. After _MAX_LEFT_OUT in a row the next prompt is drawn anyway."""
         for _ in range(min(_MAX_LEFT_OUT, len(self._train))):
             epoch, index = self._order.at(self._position)
             uid = uid_at(self._train, index)
-            reason = self._curriculum.rests(uid, epoch)
+            reason = reason_of(uid, epoch)
             if reason is None:
                 return
-            self._ledger.rest(str(GroupName("train", epoch, uid)), epoch, uid, self._position, reason)
+            self._ledger.leave_out(str(GroupName("train", epoch, uid)), epoch, uid, self._position, reason)
             self._position += 1

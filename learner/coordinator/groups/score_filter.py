@@ -1,70 +1,71 @@
-"""Dynamic sampling: a group is of use when its mean score lies strictly between two bounds; others are replaced.
+"""Dynamic sampling: a group is trained when its mean score lies strictly between two bounds; others are replaced.
 
-A group that every sample solved, or none did, has no sample that was better than another.
+A group that every sample solved, or no sample, has no sample that was better than another.
 Source: DAPO, arXiv:2503.14476, section 3.2.
 """
 
 from collections import Counter
-from typing import Literal, NamedTuple
+from typing import Literal
 
+from learner.coordinator.accounts import Tally
 from learner.coordinator.groups.group import Group
+from learner.coordinator.groups.open_groups import OpenGroups
 from learner.data.filtered import FILTERED, KEPT, OutsideBounds, mean_score
 from protocol.errors import OperatorError
-from protocol.settings.evaluation import FilterSettings
+from protocol.settings.settings import Settings
 
-# The part of a reward that an environment gave: one that gives nothing gave 0.
+# The environment's part of a reward: an environment that gave nothing gave 0.
 _ENVIRONMENT = "environment"
 
 
-class Verdict(NamedTuple):
-    """What becomes of a group that is back whole."""
-
-    is_kept: bool  # False: it is not trained, another prompt takes its slot
-    reason: str | None = None  # for the ledger; None: it is kept because its score says something
-
-
-_KEPT = Verdict(is_kept=True)
-
-
 class ScoreFilter:
-    """Counts what was filtered since the last step took its groups.
+    """Counts the groups that were filtered since the last step took its groups."""
 
-    limit_reason: why the run is to end, once more groups were filtered than filter.max_replaced allows.
-    """
-
-    def __init__(self, settings: FilterSettings, groups_per_step: int) -> None:
-        self.is_on = settings.dynamic_sampling
-        self.limit_reason: str | None = None
-        self._settings = settings
-        self._limit = settings.max_replaced * groups_per_step
+    def __init__(self, settings: Settings, groups: OpenGroups, tally: Tally) -> None:
+        self._settings = settings.filter
+        self._limit = settings.filter.max_replaced * settings.learner.groups_per_step
+        self._groups = groups
+        self._tally = tally
         self._counts: Counter[Literal["low", "high"]] = Counter()
 
-    def judge(self, group: Group) -> Verdict:
-        """Return whether a whole group is trained. Raises: OperatorError when its rewards have no such part."""
-        if not self.is_on:
-            return _KEPT
+    def attach(self) -> None:
+        """Judge every whole group from now on."""
+        self._groups.on_ready.append(self.judge)
+        self._groups.on_assigned.append(self.take_counts)
+
+    def judge(self, group: Group) -> str | None:
+        """Return why a whole group is skipped; None when it is trained.
+
+        More than filter.max_replaced times a step's groups before one step end the run, or are trained all the same.
+        Raises: OperatorError when the group's rewards have no part filter.score.
+        """
         settings = self._settings
         mean = mean_score([self._score(group, index) for index in range(group.num_samples)])
         if settings.low < mean < settings.high:
-            return _KEPT
+            return None
         why = OutsideBounds(settings.score, mean, settings.low, settings.high)
         if self._limit and self._counts.total() >= self._limit:
             if settings.at_limit == "keep":
-                return Verdict(True, f"{KEPT}{why}; {self._limit} groups were filtered before it")
-            self.limit_reason = self.limit_reason or (
-                f"{self._limit} groups were filtered before one step (filter.max_replaced = {settings.max_replaced}): "
-                f"{self._counts['low']} had a mean {settings.score} of {settings.low:g} or less, "
-                f"{self._counts['high']} of {settings.high:g} or more. Use prompts of another difficulty, "
-                "widen filter.low and filter.high, "
-                "raise filter.max_replaced, or set filter.at_limit to keep."
-            )
+                group.kept_because = f"{KEPT}{why}; {self._limit} groups were filtered before it"
+                return None
+            self._groups.give_up_reason = self._groups.give_up_reason or self._limit_reason()
         self._counts["low" if mean <= settings.low else "high"] += 1
-        return Verdict(False, f"{FILTERED}{why}")
+        self._tally.filtered += 1
+        return f"{FILTERED}{why}"
 
     def take_counts(self) -> dict[str, float]:
-        """Return how many groups were filtered since this was last asked, too hard and too easy; {} when it is off."""
+        """Return how many groups were filtered since the last call: too hard ("low") and too easy ("high")."""
         counts, self._counts = self._counts, Counter()
-        return {f"filtered_{side}": counts[side] for side in ("low", "high")} if self.is_on else {}
+        return {f"filtered_{side}": counts[side] for side in ("low", "high")}
+
+    def _limit_reason(self) -> str:
+        settings = self._settings
+        return (
+            f"{self._limit} groups were filtered before one step (filter.max_replaced = {settings.max_replaced}): "
+            f"{self._counts['low']} had a mean {settings.score} of {settings.low:g} or less, "
+            f"{self._counts['high']} of {settings.high:g} or more. Use prompts of another difficulty, "
+            "widen filter.low and filter.high, raise filter.max_replaced, or set filter.at_limit to keep."
+        )
 
     def _score(self, group: Group, index: int) -> float:
         facts = group.trajectories[index].facts
@@ -75,5 +76,5 @@ class ScoreFilter:
             return facts.reward_parts.get(name, 0.0)
         raise OperatorError(
             f"filter.score = {name} is no part of the reward of {facts.group}, which has "
-            f"{', '.join(sorted(facts.reward_parts)) or 'none'}. Set filter.score to reward or to one of these."
+            f"{', '.join(sorted(facts.reward_parts)) or 'no parts'}. Set filter.score to reward or to one of these."
         )

@@ -1,19 +1,40 @@
-"""The run folder's append-only files: metrics.jsonl, one line per step, samples.jsonl, readable trajectories, and
+"""The run folder's append-only files: metrics.jsonl, one line per step; samples.jsonl, trajectories to read; and
 evaluations.jsonl, one line per answer to a held-out prompt.
 
-One process writes them, so lines never mix. A reader may find the last line cut off, after a kill.
+One process writes them, so lines never mix. After a kill the last line may be cut off.
 """
 
 import json
 import math
 import time
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from learner.coordinator.steps.step_batch import StepBatch
 from learner.disk.metrics_lines import parse_metrics_line
 from protocol.errors import OperatorError
 from protocol.failpoints import failpoint
+
+
+@dataclass(frozen=True)
+class StepLine:
+    """A line of metrics.jsonl."""
+
+    step: int
+    policy_version: int  # version after the step
+    values: dict[str, float]  # the other keys
+
+    def with_values(self, more: Mapping[str, float]) -> "StepLine":
+        return replace(self, values={**self.values, **more})
+
+    def to_json(self) -> dict[str, float]:
+        return {"step": self.step, "policy_version": self.policy_version, **self.values}
+
+    @classmethod
+    def from_json(cls, line: Mapping[str, float]) -> "StepLine":
+        values = {key: value for key, value in line.items() if key not in ("step", "policy_version")}
+        return cls(int(line["step"]), int(line["policy_version"]), values)
 
 
 class RunRecord:
@@ -25,26 +46,24 @@ class RunRecord:
         self._started = time.monotonic()
         self._last_step_at = self._started
 
-    def stamped(self, metrics: Mapping[str, float]) -> dict[str, float]:
+    def stamped(self, step: int, policy_version: int, metrics: Mapping[str, float]) -> StepLine:
         """Return the line of a step that has just ended, with its times.
 
         A value that was not measured is absent: NaN and infinity are left out, never written.
         """
         now = time.monotonic()
-        line: dict[str, float] = {"step": metrics["step"], "policy_version": metrics["policy_version"]}
-        line["time_s"] = now - self._started
-        line["at_s"] = time.time()
-        line |= {key: value for key, value in metrics.items() if math.isfinite(value)}
+        values = {"time_s": now - self._started, "at_s": time.time()}
+        values |= {key: value for key, value in metrics.items() if math.isfinite(value)}
         if "num_samples" in metrics:
             seconds = now - self._last_step_at
-            line["samples_per_s"] = metrics["num_samples"] / seconds
-            line["tokens_per_s"] = metrics["num_model_tokens"] / seconds
-        return line
+            values["samples_per_s"] = metrics["num_samples"] / seconds
+            values["tokens_per_s"] = metrics["num_model_tokens"] / seconds
+        return StepLine(step, policy_version, values)
 
-    def write_line(self, line: Mapping[str, float]) -> None:
-        """Append a line. The next step's speeds count from here: none began while this line was held back."""
+    def write_line(self, line: StepLine) -> None:
+        """Append a line. The next step's speeds count from here: no step began while this line was held back."""
         self._last_step_at = time.monotonic()
-        self._append("metrics.jsonl", {key: _rounded(value) for key, value in line.items()})
+        self._append("metrics.jsonl", {key: _rounded(value) for key, value in line.to_json().items()})
 
     def newest_step(self) -> int | None:
         """Return the step of the newest line of metrics, None when there is none."""
@@ -75,7 +94,7 @@ class RunRecord:
             )
 
     def write_answers(self, lines: Sequence[Mapping[str, object]]) -> None:
-        """Append an evaluation's answers. A start that begins an evaluation again tells them again: the last counts."""
+        """Append an evaluation's answers. If a start repeats an evaluation, the last answers count."""
         self._append("evaluations.jsonl", *lines)
 
     def _append(self, name: str, *lines: Mapping[str, object]) -> None:

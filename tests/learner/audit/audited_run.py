@@ -92,8 +92,8 @@ class RunWriter:
         return taken
 
     def deliver(self, group: str, index: int, version: int) -> Trajectory:
-        trajectory = make_trajectory(group, index, "s1", version, reward=float(index))
-        self.ledger.add_trajectory(trajectory.facts, self.incarnation)
+        trajectory = make_trajectory(group, index, "s1", version, reward=float(index), incarnation=self.incarnation)
+        self.ledger.add_trajectory(trajectory.facts)
         return trajectory
 
     def train(self, step: int, groups: Sequence[str], staleness: int) -> None:
@@ -125,5 +125,5 @@ class RunWriter:
 
     def _end(self, step: int, batch: StepBatch) -> None:
         self.ledger.set_meta("policy_version", str(self.version))
-        self.record.write_line(self.record.stamped({"step": step, "policy_version": self.version, **batch.metrics()}))
+        self.record.write_line(self.record.stamped(step, self.version, {**batch.metrics()}))
         self.ledger.commit()

@@ -29,7 +29,7 @@ def write_prompts(
         for i in range(number):
             group = f"e0-{i}"
             ledger.lease(group, 0, str(i), i, "s1", attempts(i))
-            ledger.add_trajectory(example_facts(group=group), 1)
+            ledger.add_trajectory(example_facts(group=group))
             ledger.set_state([group], "skipped" if is_skipped(i) else "trained", 1, "given up")
     run.db.execute('UPDATE trajectories SET num_model_tokens = 1 + CAST(substr("group", 4) AS INTEGER)')
     run.db.commit()

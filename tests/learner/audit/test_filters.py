@@ -30,7 +30,7 @@ def ledger(tmp_path: Path) -> Iterator[Ledger]:
         for position, (group, rewards) in enumerate({"useful": (0.0, 1.0), "easy": (1.0, 1.0)}.items()):
             ledger.lease(group, 0, f"uid-{group}", position, "s1", 1)
             for index, reward in enumerate(rewards):
-                ledger.add_trajectory(example_facts(group=group, sample_index=index, reward=reward), 1)
+                ledger.add_trajectory(example_facts(group=group, sample_index=index, reward=reward))
         ledger.mark_trained(["useful"], 1, 4)
         ledger.set_state(["easy"], "skipped", reason=REASON)
         yield ledger
@@ -51,7 +51,7 @@ def test_mean_is_that_of_the_scores_where_samples_were_given_some(ledger: Ledger
     for group, rewards, scores in (("useful", (-1.0, -1.0), (0.0, 1.0)), ("easy", (0.25, 0.75), (1.0, 1.0))):
         for index in (0, 1):
             scored = {"reward": rewards[index], "reward_score": scores[index]}
-            ledger.add_trajectory(example_facts(group=group, sample_index=index, **scored), 1)
+            ledger.add_trajectory(example_facts(group=group, sample_index=index, **scored))
     ledger.mark_trained(["useful"], 1, 4)
     assert breaches(ledger, tmp_path) == []
 
@@ -118,13 +118,13 @@ def test_a_filter_that_did_something_else_is_named(
     ledger: Ledger, tmp_path: Path, group: str, rewards: tuple[float, ...], state: str, reason: str | None, problem: str
 ) -> None:
     for index, reward in enumerate(rewards):
-        ledger.add_trajectory(example_facts(group=group, sample_index=index, reward=reward), 1)
+        ledger.add_trajectory(example_facts(group=group, sample_index=index, reward=reward))
     ledger.set_state([group], state, 1 if state == "trained" else None, reason)
     assert breaches(ledger, tmp_path) == [problem]
 
 
 def test_a_group_kept_with_its_reason_breaks_nothing(ledger: Ledger, tmp_path: Path) -> None:
-    ledger.add_trajectory(example_facts(group="useful", sample_index=0, reward=1.0), 1)
+    ledger.add_trajectory(example_facts(group="useful", sample_index=0, reward=1.0))
     ledger.set_state(["useful"], "trained", 1, f"kept: {read_reason(REASON)}; 40 groups were filtered before it")
     assert breaches(ledger, tmp_path) == []
 

@@ -19,7 +19,7 @@ def ledger(tmp_path: Path) -> Iterator[Ledger]:
     with closing(Ledger(tmp_path / "ledger.sqlite")) as ledger:
         for position, group in enumerate(("trained", "given-up", "out")):
             ledger.lease(group, 0, f"uid-{group}", position, "s1", 2)
-        ledger.add_trajectory(example_facts(group="trained", attempt=2), 1)
+        ledger.add_trajectory(example_facts(group="trained", attempt=2))
         ledger.mark_trained(["trained"], 1, 4)
         yield ledger
 
@@ -58,8 +58,8 @@ def test_tokens_count_once_by_the_reason_that_says_most(ledger: Ledger, run: Aud
 
 
 def test_tokens_of_a_skipped_prompt_are_wasted_once(ledger: Ledger, run: AuditedRun) -> None:
-    ledger.add_trajectory(example_facts(group="given-up", sample_index=0, attempt=1), 1)
-    ledger.add_trajectory(example_facts(group="given-up", sample_index=1, attempt=1), 1)
+    ledger.add_trajectory(example_facts(group="given-up", sample_index=0, attempt=1))
+    ledger.add_trajectory(example_facts(group="given-up", sample_index=1, attempt=1))
     ledger.waste("given-up", 1, 1, "failed", 3)
     ledger.set_state(["given-up"], "skipped", reason="failed three times")
     assert wasted(ledger, run) == [Tokens("failed", 1, 3), Tokens("skipped", 1, 3)]

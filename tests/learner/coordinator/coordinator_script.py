@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from learner.coordinator.coordinator import Coordinator
-from learner.coordinator.groups.held_out import HeldOutSet
+from learner.coordinator.groups.eval_scores import HeldOutSet
 from learner.coordinator.steps.record import RunRecord
 from learner.data.prompts import Prompt
 from learner.ledger.ledger import Ledger

@@ -1,6 +1,7 @@
-"""The counts of a run, and what a status calls them."""
+"""The counts of a run by their names in a status, and outgoing messages."""
 
-from learner.coordinator.accounts import Tally
+from learner.coordinator.accounts import Mailbox, Tally
+from protocol.wire import messages as m
 
 
 def test_counts_hold_what_has_happened_under_the_names_of_a_status() -> None:
@@ -17,3 +18,11 @@ def test_counts_hold_what_has_happened_under_the_names_of_a_status() -> None:
         "unused:lineage": 4,
         "failed:reward:em": 5,
     }
+
+
+def test_release_tells_of_more_groups_than_a_message_holds_in_several() -> None:
+    mailbox = Mailbox("r1", 1)
+    names = [f"g{i}" for i in range(m.MAX_GROUPS + 1)]
+    mailbox.release({"s1": names, "s2": names[:1]})
+    told = [(server, message.groups) for server, message, _ in mailbox.take() if isinstance(message, m.Trained)]
+    assert told == [("s1", names[:-1]), ("s1", names[-1:]), ("s2", names[:1])]

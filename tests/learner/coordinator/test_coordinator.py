@@ -33,7 +33,7 @@ def test_message_of_another_incarnation_is_answered_and_not_used(script: Script)
     old = m.TrajectoryDone(run_id="r1", incarnation=0, facts=trajectory.facts)
     script.tell("s1", old, trajectory.to_buffers())
     (refused,) = script.take("s1", m.Refused)
-    assert refused.detail == "this is run r1, start 1; you speak of run r1, start 0"
+    assert refused.detail == "this is run r1, start 1; your message is of run r1, start 0"
     assert script.take("s1", m.Ack) == []
     assert script.rows("SELECT count(*) FROM trajectories") == [(0,)]
     assert script.coordinator.counts["refused:incarnation"] == 1

@@ -7,7 +7,7 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from learner.coordinator.groups.held_out import HeldOutSet
+from learner.coordinator.groups.eval_scores import HeldOutSet
 from protocol.wire import messages as m
 from tests.learner.coordinator.coordinator_script import Script, prompts
 from tests.learner.coordinator.evaluating import begin, evaluate, evaluated, finish, scores, take_step, waits

@@ -6,10 +6,11 @@ from typing import Any, cast
 
 import pytest
 
+from learner.coordinator.accounts import Tally
 from learner.coordinator.groups.group import Group
+from learner.coordinator.groups.open_groups import OpenGroups
 from learner.coordinator.groups.score_filter import ScoreFilter
 from protocol.errors import OperatorError
-from protocol.settings.evaluation import FilterSettings
 from protocol.wire import messages as m
 from tests.learner.coordinator.coordinator_script import Script, settings_of
 
@@ -135,15 +136,17 @@ def test_run_stops_with_a_sentence_when_too_many_groups_are_filtered(tmp_path: P
 
 
 def test_groups_that_come_back_while_the_run_ends_are_not_in_the_sentence() -> None:
-    score_filter = ScoreFilter(FilterSettings(dynamic_sampling=True, max_replaced=2), groups_per_step=1)
+    groups = cast(OpenGroups, SimpleNamespace(give_up_reason=None))
+    settings = settings_of(filter={"dynamic_sampling": True, "max_replaced": 2}, learner={"groups_per_step": 1})
+    score_filter = ScoreFilter(settings, groups, Tally())
     easy = SimpleNamespace(
         num_samples=1, trajectories=[SimpleNamespace(facts=SimpleNamespace(reward=1.0, reward_score=None))]
     )
     for _ in range(5):
         score_filter.judge(cast(Group, easy))
-    assert score_filter.limit_reason is not None
-    assert "2 groups were filtered" in score_filter.limit_reason
-    assert "0 had a mean reward of 0 or less, 2 of 1 or more" in score_filter.limit_reason
+    assert groups.give_up_reason is not None
+    assert "2 groups were filtered" in groups.give_up_reason
+    assert "0 had a mean reward of 0 or less, 2 of 1 or more" in groups.give_up_reason
 
 
 def test_at_the_limit_groups_are_kept_with_that_reason_when_the_settings_say_so(tmp_path: Path) -> None:

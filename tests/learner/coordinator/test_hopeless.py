@@ -33,9 +33,9 @@ def test_run_ends_when_as_many_prompts_in_a_row_were_given_up_as_there_are(scrip
     reason = script.coordinator.status().gave_up
     assert reason is not None
     assert reason.startswith(
-        "the last 6 prompts were given up, one after the other, as many as data.train has or more. "
+        "the last 6 prompts were skipped, one after the other, as many as data.train has or more. "
     )
-    assert "sample 0: reward:em: 503; reward:em: 503; reward:em: 503. Mend what failed" in reason
+    assert "sample 0: reward:em: 503; reward:em: 503; reward:em: 503. Repair the cause" in reason
     (answer,) = script.ask(1)
     assert isinstance(answer, m.Ended)
 

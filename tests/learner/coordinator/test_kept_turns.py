@@ -6,6 +6,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from learner.coordinator.groups.group import LeaseStamp
 from protocol.wire import messages as m
 from protocol.wire.conversation import ConversationPart, FinishedTurn
 from protocol.wire.trajectory import VersionSpan
@@ -163,8 +164,7 @@ def test_turns_that_are_too_old_for_the_window_are_not_gone_on_from(tmp_path: Pa
     tell(script, "s1", part_of(lease, 1))
     die(script, "s1")
     group = script.coordinator._groups.training[lease.group]
-    other = script.coordinator._groups.lease(group, "s2", 1, script.now, 9, 7)
-    assert turns_of(other) is None
+    assert script.coordinator._turns.resume(group, 1) == []
     assert script.rows("SELECT reason, num_tokens FROM waste") == [("stale", 3)]
 
 
@@ -174,44 +174,25 @@ def test_a_group_that_goes_on_is_as_old_as_its_kept_turns(tmp_path: Path) -> Non
     tell(script, "s1", part_of(lease, 1))
     die(script, "s1")
     group = script.coordinator._groups.training[lease.group]
-    assert turns_of(script.coordinator._groups.lease(group, "s2", 1, script.now, 9, 7)) == 1
+    (kept,) = script.coordinator._turns.resume(group, 1)
+    assert turns_of(group.lease_to("s2", 1, script.now, LeaseStamp("r1", 1, 7, 9), [kept.part])) == 1
     assert group.oldest_version == 0
 
 
-def test_deaths_before_a_turn_do_not_count_against_a_sample_that_gets_on(script: Script) -> None:
-    """Twenty servers die under one conversation, which has a turn in between: it is not what ends them."""
-    lease = first_lease(script)
-    for turn in range(1, 21):
-        have_a_turn(script, lease_server(turn), lease, turn)
-        die(script, lease_server(turn))
-        lease = leased_again(script, lease.group, lease_server(turn + 1))
-        assert turns_of(lease) == turn
-    assert script.states().get("skipped") is None
-    assert len(script.rows("SELECT * FROM failures WHERE sample_index = 0 AND boundary = 'server'")) == 1
-
-
-def lease_server(turn: int) -> str:
-    return f"s{1 + (turn - 1) % 2}"
-
-
-def test_a_sample_without_a_turn_between_deaths_begins_anew_before_it_is_given_up(script: Script) -> None:
+def test_turns_are_kept_over_deaths_until_the_fifth_skips_the_prompt(script: Script) -> None:
     lease = first_lease(script)
     tell(script, "s1", part_of(lease, 1))
-    gone_on_from = []
     for _ in range(4):
         die(script, "s1")
         lease = leased_again(script, lease.group, "s1")
-        gone_on_from.append(turns_of(lease))
-    assert gone_on_from == [1, 1, 1, None]
+        assert turns_of(lease) == 1
     die(script, "s1")
     assert script.rows(f"SELECT state FROM prompts WHERE \"group\" = '{lease.group}'") == [("skipped",)]  # noqa: S608
     assert ("failed", 3) in script.rows("SELECT reason, num_tokens FROM waste")
 
 
 @pytest.mark.parametrize("deadly_turn", [2, 3, 6])
-def test_a_turn_that_ends_every_server_is_given_up_though_those_before_it_are_kept_anew(
-    script: Script, deadly_turn: int
-) -> None:
+def test_prompt_whose_turn_crashes_every_server_is_skipped_after_five(script: Script, deadly_turn: int) -> None:
     lease = first_lease(script)
     group, num_deaths = lease.group, 0
     while lease.group == group and num_deaths < 20:
@@ -261,15 +242,3 @@ def test_the_next_start_of_the_run_begins_samples_anew(tmp_path: Path) -> None:
     tell(script, "s1", part_of(lease, 1))
     script.ledger.close()
     assert turns_of(leased_again(Script(tmp_path), lease.group)) is None
-
-
-def test_deaths_that_no_longer_count_do_not_count_in_the_next_start_either(tmp_path: Path) -> None:
-    script = Script(tmp_path)
-    lease = first_lease(script)
-    for turn in range(1, 5):
-        die(script, "s1")
-        lease = leased_again(script, lease.group, "s1")
-        have_a_turn(script, "s1", lease, turn)
-    script.ledger.close()
-    (recalled,) = [one for one in Script(tmp_path).coordinator._groups.training.values() if one.name == lease.group]
-    assert recalled.failures == {}

@@ -202,7 +202,7 @@ def test_call_of_another_incarnation_is_refused_by_name(running: Running) -> Non
     with pytest.raises(NeighbourError) as caught:
         CoordinatorClient(channel, "r1", 7).next_batch(1, 0, timeout_s=1.0)
     assert str(caught.value) == (
-        "coordinator: refused NextBatch: this is run r1, start 1; you speak of run r1, start 7"
+        "coordinator: refused NextBatch: this is run r1, start 1; your message is of run r1, start 7"
     )
     channel.close()
 

@@ -86,15 +86,3 @@ def test_samples_of_a_link_that_was_cut_are_not_blamed_when_the_server_dies_late
     script.demand("s1", num_groups=0)  # it speaks: its link had been cut
     script.coordinator.lose_server("s1", "s1 died")
     assert num_deaths(script) == 0
-
-
-def test_of_several_suspects_none_is_blamed_for_a_death_that_is_known_later(script: Script) -> None:
-    num_samples = sum(len(lease.sample_indices) for lease in script.demand("s3", num_groups=2))
-    script.coordinator.lose_server("s3", "s3 died")
-    script.demand("s1", num_groups=2)
-    lose_connection(script)
-    script.demand("s2", num_groups=2)
-    script.coordinator.lose_server("s2", "s2 died")
-    assert num_deaths(script) == 2 * num_samples
-    say_hello(script)
-    assert num_deaths(script) == 2 * num_samples

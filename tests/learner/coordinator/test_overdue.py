@@ -4,6 +4,7 @@ from pathlib import Path
 
 import pytest
 
+from learner.coordinator.leases import OverdueLimit
 from protocol.wire import messages as m
 from tests.learner.coordinator.coordinator_script import Script, settings_of
 
@@ -80,18 +81,6 @@ def test_lease_that_was_given_back_may_be_overdue_again(seasoned: Script) -> Non
     assert seasoned.coordinator.counts["leased_twice"] == 2
 
 
-def test_overdue_suspect_is_not_leased_to_a_server_with_another(seasoned: Script) -> None:
-    for _ in range(2):
-        suspects = {given.group for given in lease(seasoned, "s1", num_groups=2)}
-        seasoned.coordinator.lose_server("s1", "s1 died")
-    assert {given.group for server in ("s1", "s2") for given in lease(seasoned, server)} == suspects
-    want(seasoned, "s1", 1)
-    want(seasoned, "s2", 1)
-    seasoned.advance(41.0)
-    assert seasoned.coordinator.counts["leased_twice"] == 0
-    assert lease(seasoned, "s3")[0].group in suspects
-
-
 def test_what_is_usual_is_learned_from_groups_that_went_out_once(seasoned: Script) -> None:
     (failed,) = lease(seasoned, "s1")
     seasoned.advance(30.0)
@@ -110,3 +99,26 @@ def test_what_is_usual_is_not_known_from_thirty_groups_whose_samples_are_sixty(t
     (late,) = script.demand("s1", 1, version=15)
     script.advance(41.0)
     assert script.demand("s2", 1, version=15)[0].group != late.group
+
+
+def observed(limit_s: float, *durations_s: float) -> float:
+    limit = OverdueLimit(limit_s)
+    for duration_s in durations_s:
+        limit.observe(duration_s)
+    return limit.overdue_s
+
+
+def test_limit_is_the_longest_allowed_until_enough_groups_are_back() -> None:
+    assert observed(600.0, *[10.0] * 31) == 600.0
+    assert observed(600.0, *[10.0] * 32) == 40.0
+
+
+def test_limit_is_four_times_the_slowest_but_never_below_half_a_minute_nor_above_the_longest_allowed() -> None:
+    assert observed(600.0, *[1.0] * 32) == 30.0
+    assert observed(600.0, *[1.0] * 31, 20.0) == 80.0
+    assert observed(60.0, *[1.0] * 31, 20.0) == 60.0
+
+
+def test_limit_forgets_groups_of_long_ago() -> None:
+    assert observed(600.0, 100.0, *[10.0] * 255) == 400.0
+    assert observed(600.0, 100.0, *[10.0] * 256) == 40.0

@@ -88,7 +88,7 @@ def test_a_second_lease_changes_server_and_attempt_only(path: Path) -> None:
 def test_mark_trained_writes_step_and_staleness(path: Path) -> None:
     ledger = Ledger(path)
     lease_all(ledger, "e0-aa")
-    ledger.add_trajectory(example_facts(), incarnation=2)
+    ledger.add_trajectory(example_facts())
     ledger.mark_trained(["e0-aa"], step=6, policy_version=5)
     ledger.close()
     assert rows(path, "SELECT state, step FROM prompts") == [("trained", 6)]
@@ -128,7 +128,7 @@ def test_recall_forgets_trajectories_that_no_step_used(path: Path) -> None:
     ledger = Ledger(path)
     lease_all(ledger, "used", "unused")
     for group in ("used", "unused"):
-        ledger.add_trajectory(example_facts(group=group), incarnation=1)
+        ledger.add_trajectory(example_facts(group=group))
     ledger.mark_trained(["used"], step=1, policy_version=4)
     ledger.recall_unfinished()
     ledger.close()
@@ -227,8 +227,8 @@ def test_recall_counts_what_it_forgets_as_wasted_by_the_restart(path: Path) -> N
     ledger = Ledger(path)
     lease_all(ledger, "unused", "used", "given-up")
     for group in ("unused", "used", "given-up"):
-        ledger.add_trajectory(example_facts(group=group), incarnation=1)
-    ledger.add_trajectory(example_facts(group="eval-0-h", kind="eval"), incarnation=1)
+        ledger.add_trajectory(example_facts(group=group))
+    ledger.add_trajectory(example_facts(group="eval-0-h", kind="eval"))
     ledger.mark_trained(["used"], step=1, policy_version=4)
     ledger.set_state(["given-up"], "skipped", reason="failed three times")
     ledger.recall_unfinished()

@@ -39,10 +39,11 @@ def record_run(folder: Path, num_steps: int, groups_per_step: int = 2, group_siz
     save_settings(settings, folder / "settings.yaml")
     tokenizer = save_tokenizer(folder.parent / "model")
     ledger, record = Ledger(folder / "ledger.sqlite"), RunRecord(folder, samples_per_step=1)
-    incarnation, began = ledger.begin_incarnation(0), time.time() - 2.0 * num_steps
+    ledger.begin_incarnation(0)
+    began = time.time() - 2.0 * num_steps
     if num_steps:
         scores = _evaluate(ledger, tokenizer, 0, (0.0, 1.0), began)
-        record.write_line(record.stamped({"step": 0, "policy_version": 0, **scores}))
+        record.write_line(record.stamped(0, 0, {**scores}))
     for step in range(1, num_steps + 1):
         trajectories = []
         for place in range(groups_per_step):
@@ -53,14 +54,14 @@ def record_run(folder: Path, num_steps: int, groups_per_step: int = 2, group_siz
                 trajectory = make_trajectory(
                     tokenizer, name, index, version, began + 2.0 * step - index / group_size, reward=float(index % 2)
                 )
-                ledger.add_trajectory(trajectory.facts, incarnation)
+                ledger.add_trajectory(trajectory.facts)
                 trajectories.append(trajectory)
             ledger.mark_trained([name], step, step - 1)
         batch = StepBatch(step, step - 1, (), tuple(trajectories), [], [])
         metrics = {"loss": 0.1 / step, "wait_s": 0.5, "train_s": 1.0, "push_s": 0.1, "retried": 0, "skipped": 1}
         if step == num_steps:
             metrics |= _evaluate(ledger, tokenizer, step, (1.0, 1.0), began + 2.0 * num_steps)
-        record.write_line(record.stamped({"step": step, "policy_version": step, **batch.metrics(), **metrics}))
+        record.write_line(record.stamped(step, step, {**batch.metrics(), **metrics}))
         record.write_samples(batch)
     ledger.lease("e0-bad", 0, "bad", 10**6, "rollout-0", 3)
     ledger.set_state(["e0-bad"], "skipped", reason="reward: <i>timeout</i>")
@@ -138,5 +139,5 @@ def _evaluate(ledger: Ledger, tokenizer: Tokenizer, step: int, sampled: Sequence
                 is_greedy=is_greedy,
                 reward=1.0 if is_greedy else reward,
             )
-            ledger.add_trajectory(trajectory.facts, 1)
+            ledger.add_trajectory(trajectory.facts)
     return {"eval_policy_version": step, "eval_reward": sum(sampled) / len(sampled), "eval_reward_greedy": 1.0}

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from learner.coordinator.groups.claims import claim_prompts
+from learner.coordinator.groups.prompt_source import claim_prompts
 from learner.data.prompts import Prompt
 from learner.ledger.ledger import Ledger
 from protocol.errors import SettingsError

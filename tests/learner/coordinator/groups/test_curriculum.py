@@ -11,6 +11,7 @@ import pytest
 from learner.audit.filters import check_filters
 from learner.audit.run import AuditedRun
 from learner.audit.terms import Terms
+from learner.coordinator.groups.curriculum import Curriculum
 from learner.coordinator.groups.prompt_source import PromptSource
 from learner.data.filtered import RESTED, Rested, read_rested
 from learner.data.prompts import Prompt
@@ -56,6 +57,13 @@ def train(ledger: Ledger, source: PromptSource, number: int, rewards: dict[str, 
     return names
 
 
+def drawing(settings: Settings, ledger: Ledger) -> tuple[PromptSource, Curriculum]:
+    """Return a source that a curriculum decides for."""
+    source, curriculum = PromptSource(PROMPTS, settings, ledger, 0), Curriculum(settings, ledger)
+    source.reason_to_leave_out = curriculum.reason_to_leave_out
+    return source, curriculum
+
+
 def left_out(ledger: Ledger) -> dict[str, str]:
     return dict(ledger._db.execute("SELECT \"group\", reason FROM prompts WHERE state = 'skipped'"))
 
@@ -66,7 +74,7 @@ def test_every_prompt_is_drawn_in_every_epoch_without_a_curriculum(ledger: Ledge
 
 
 def test_score_that_was_given_is_what_makes_a_prompt_easy(ledger: Ledger) -> None:
-    source = PromptSource(PROMPTS, settings(easy=1.0, every=3), ledger, 0)
+    source, _ = drawing(settings(easy=1.0, every=3), ledger)
     first = train(ledger, source, 1, {uid: [-1.0, 0.5] for uid in REWARDS})[0]
     ledger._db.execute("UPDATE trajectories SET reward_score = 1.0")
     train(ledger, source, 3, {uid: [0.0, 0.0] for uid in REWARDS})
@@ -75,7 +83,7 @@ def test_score_that_was_given_is_what_makes_a_prompt_easy(ledger: Ledger) -> Non
 
 
 def test_easy_and_hard_prompts_are_drawn_again_after_some_epochs(ledger: Ledger) -> None:
-    source = PromptSource(PROMPTS, settings(easy=1.0, hard=0.0, every=3), ledger, 0)
+    source, curriculum = drawing(settings(easy=1.0, hard=0.0, every=3), ledger)
     taken = train(ledger, source, 4 + 2 + 2 + 4)
     assert sorted(taken) == sorted(
         [f"e{epoch}-{uid}" for epoch in (0, 3) for uid in REWARDS]
@@ -84,12 +92,12 @@ def test_easy_and_hard_prompts_are_drawn_again_after_some_epochs(ledger: Ledger)
     assert sorted(left_out(ledger)) == ["e1-p0", "e1-p1", "e2-p0", "e2-p1"]
     assert read_rested(left_out(ledger)["e2-p0"]) == Rested("reward", 1.0, 0, True, 1.0, 3)
     assert left_out(ledger)["e1-p1"] == f"{RESTED}mean reward 0.0 in epoch 0 is at most 0.0, drawn every 3 epochs"
-    assert source.take_counts() == {"curriculum_easy": 2, "curriculum_hard": 2}
-    assert source.take_counts() == {"curriculum_easy": 0, "curriculum_hard": 0}
+    assert curriculum.take_counts() == {"curriculum_easy": 2, "curriculum_hard": 2}
+    assert curriculum.take_counts() == {"curriculum_easy": 0, "curriculum_hard": 0}
 
 
 def test_prompt_that_has_become_harder_is_drawn_each_epoch_again(ledger: Ledger) -> None:
-    source = PromptSource(PROMPTS, settings(easy=1.0, every=2), ledger, 0)
+    source, _ = drawing(settings(easy=1.0, every=2), ledger)
     train(ledger, source, 4)
     train(ledger, source, 3)  # epoch 1, without p0
     taken = train(ledger, source, 8, REWARDS | {"p0": [0.0, 1.0]})
@@ -98,13 +106,13 @@ def test_prompt_that_has_become_harder_is_drawn_each_epoch_again(ledger: Ledger)
 
 def test_curriculum_goes_on_where_it_was_after_a_restart(ledger: Ledger) -> None:
     given = settings(easy=1.0, hard=0.0, every=3)
-    train(ledger, PromptSource(PROMPTS, given, ledger, 0), 5)
-    resumed = train(ledger, PromptSource(PROMPTS, given, ledger, 0), 3)
+    train(ledger, drawing(given, ledger)[0], 5)
+    resumed = train(ledger, drawing(given, ledger)[0], 3)
     assert all(name.endswith(("p2", "p3")) for name in resumed)
 
 
 def test_set_of_easy_prompts_alone_is_trained_still(ledger: Ledger) -> None:
-    source = PromptSource(PROMPTS, settings(easy=0.0, every=1000), ledger, 0)
+    source, _ = drawing(settings(easy=0.0, every=1000), ledger)
     taken = train(ledger, source, 20)
     positions = ledger._db.execute("SELECT position FROM prompts ORDER BY position").fetchall()
     assert len({*taken}) == 20
@@ -113,7 +121,7 @@ def test_set_of_easy_prompts_alone_is_trained_still(ledger: Ledger) -> None:
 
 def test_audit_takes_the_curriculum_for_what_it_is_and_finds_what_was_changed(tmp_path: Path, ledger: Ledger) -> None:
     given = settings(easy=1.0, hard=0.0, every=3)
-    train(ledger, PromptSource(PROMPTS, given, ledger, 0), 8)
+    train(ledger, drawing(given, ledger)[0], 8)
     ledger.commit()
     run = AuditedRun(tmp_path, given, [], ledger._db, b"", [])
 

@@ -2,9 +2,9 @@
 
 from typing import Any
 
+from learner.coordinator.groups.eval_scores import HeldOutSet
 from learner.coordinator.groups.evaluations import Evaluations, EvaluationSchedule
 from learner.coordinator.groups.group import Group
-from learner.coordinator.groups.held_out import HeldOutSet
 from learner.data.prompts import Prompt
 from tests.protocol.wire.examples import make_trajectory
 
@@ -13,11 +13,9 @@ PLAIN = [Prompt("aa", "a?", "A", {}), Prompt("bb", "b?", "B", {})]
 
 
 def begun(*sets: HeldOutSet) -> tuple[Evaluations, list[Group]]:
-    evaluations = Evaluations(sets)
+    groups: list[Group] = []
+    evaluations = Evaluations(sets, groups.extend)
     evaluations.begin(5, 4)
-    groups = []
-    while (group := evaluations.next_group()) is not None:
-        groups.append(group)
     return evaluations, groups
 
 
@@ -29,7 +27,7 @@ def deliver(evaluations: Evaluations, group: Group, *rewards: float, version: in
         group.receive(
             make_trajectory(group.name, index, "s1", version, reward, kind="eval", is_greedy=is_greedy, **of_index)
         )
-    evaluations.close(group)
+    evaluations.on_closed(group, None)
 
 
 def test_evaluation_leases_samples_and_one_greedy_trajectory_of_each_prompt() -> None:
@@ -77,7 +75,7 @@ def test_metrics_are_means_of_sampled_and_of_greedy_rewards_apart() -> None:
 def test_a_group_that_failed_is_counted_and_not_scored_as_zero() -> None:
     evaluations, (first, second) = begun(HeldOutSet(PLAIN, 1))
     deliver(evaluations, first, 1.0, 1.0)
-    evaluations.close(second)
+    evaluations.on_closed(second, "failed")
     metrics, _ = evaluations.take_result()
     assert (metrics["eval_failed"], metrics["eval_reward"], metrics["eval_reward_greedy"]) == (1, 1.0, 1.0)
     assert metrics["eval/held_out/num_prompts"] == 1
@@ -120,26 +118,3 @@ def test_majority_is_told_when_servers_told_the_answers() -> None:
 def test_a_pinned_evaluation_is_in_the_line_of_its_own_step() -> None:
     assert [EvaluationSchedule(25, 60, is_pinned=True).reported_by(step) for step in (0, 25, 50, 60)] == [0, 25, 50, 60]
     assert EvaluationSchedule(25, 60).reported_by(25) == 49
-
-
-def test_group_that_is_back_or_given_up_while_it_waits_for_another_lease_does_not_go_out() -> None:
-    evaluations = Evaluations([HeldOutSet(PROMPTS, 1)])
-    evaluations.begin(5, 4)
-    whole, given_up = evaluations.open_groups()
-    for group in (whole, given_up):
-        assert evaluations.next_group() is group
-        evaluations.release(group)
-    for index in range(2):
-        whole.receive(make_trajectory(whole.name, index, "s1", 4, 1.0, kind="eval", is_greedy=index == 1))
-    evaluations.close(given_up)
-    assert evaluations.next_group() is None
-
-
-def test_group_of_an_evaluation_that_is_over_does_not_go_out_again() -> None:
-    evaluations = Evaluations([HeldOutSet(PROMPTS, 1)])
-    evaluations.begin(5, 4)
-    (first, second), queue = evaluations.open_groups(), []
-    evaluations.close(first)
-    while (group := evaluations.next_group()) is not None:
-        queue.append(group)
-    assert queue == [second]

@@ -1,6 +1,8 @@
 """A group's samples: leased, back, failed, made again."""
 
-from learner.coordinator.groups.group import Group
+import pytest
+
+from learner.coordinator.groups.group import TRANSITIONS, Group, GroupState, LeaseStamp
 from learner.data.prompts import Prompt
 from tests.protocol.wire.examples import example_facts, make_trajectory
 
@@ -11,13 +13,17 @@ def new_group(num_samples: int = 3) -> Group:
     return Group("e0-aa", PROMPT, "train", 0, 0, num_samples)
 
 
+def stamp(number: int) -> LeaseStamp:
+    return LeaseStamp("r1", 2, seed=7, number=number)
+
+
 def lease(group: Group, server: str = "s1", version: int = 3, now: float = 0.0) -> list[int]:
-    return group.lease_to(server, version, now, 1, "r1", 2, seed=7).sample_indices
+    return group.lease_to(server, version, now, stamp(1)).sample_indices
 
 
 def test_first_lease_holds_every_sample_and_the_prompt() -> None:
     group = new_group()
-    message = group.lease_to("s1", 3, 5.0, 4, "r1", 2, seed=7)
+    message = group.lease_to("s1", 3, 5.0, stamp(4))
     assert (message.group, message.attempt, message.kind, message.seed) == ("e0-aa", 1, "train", 7)
     assert (message.prompt, message.label, message.columns) == ("Which?", "A", {"hops": 1})
     assert (message.sample_indices, message.greedy_indices) == ([0, 1, 2], [])
@@ -28,7 +34,7 @@ def test_first_lease_holds_every_sample_and_the_prompt() -> None:
 
 def test_lease_names_greedy_samples_among_the_missing_ones() -> None:
     group = Group("eval-1-aa", PROMPT, "eval", -1, -1, 3, frozenset({2}))
-    assert group.lease_to("s1", 3, 0.0, 1, "r1", 2, seed=7).greedy_indices == [2]
+    assert group.lease_to("s1", 3, 0.0, stamp(1)).greedy_indices == [2]
 
 
 def test_group_is_ready_when_every_sample_is_back_and_as_old_as_its_oldest_token() -> None:
@@ -53,9 +59,9 @@ def test_failed_sample_alone_is_leased_again_under_the_next_attempt() -> None:
     group = new_group()
     lease(group)
     group.receive(make_trajectory("e0-aa", 0, "s1", 3))
-    group.fail(1, "retriever", "down")
+    assert group.fail(1, "s1", "retriever", "down")
     assert group.missing == [1]
-    message = group.lease_to("s2", 4, 0.0, 2, "r1", 2, seed=7)
+    message = group.lease_to("s2", 4, 0.0, stamp(2))
     assert (message.attempt, message.sample_indices) == (2, [1])
     assert group.holders == {1: "s2", 2: "s1"}
 
@@ -82,7 +88,7 @@ def test_dead_letter_tells_why_a_sample_failed_three_times() -> None:
     for number in range(3):
         assert group.dead_letter is None
         lease(group)
-        group.fail(1, "reward", f"50{number}")
+        group.fail(1, "s1", "reward", f"50{number}")
     assert group.dead_letter == "sample 1: reward: 500; reward: 501; reward: 502"
 
 
@@ -90,7 +96,7 @@ def test_failures_of_different_samples_do_not_add_up() -> None:
     group = new_group()
     lease(group)
     for index in range(3):
-        group.fail(index, "retriever", "down")
+        group.fail(index, "s1", "retriever", "down")
     assert group.dead_letter is None
 
 
@@ -99,7 +105,7 @@ def test_deaths_of_its_servers_count_less_than_other_failures() -> None:
     for number in range(5):
         assert group.dead_letter is None
         lease(group)
-        group.fail(1, "server", f"s{number} died")
+        group.fail(1, "s1", "server", f"s{number} died")
     assert group.dead_letter == "sample 1: " + "; ".join(f"server: s{number} died" for number in range(5))
 
 
@@ -156,12 +162,26 @@ def test_group_is_as_old_as_the_oldest_of_what_is_back_before_it_is_ready() -> N
     assert (group.is_ready, group.oldest_version) == (False, 4)
 
 
-def test_group_is_suspect_after_two_deaths_with_the_same_sample() -> None:
+def test_failure_of_a_sample_that_another_server_makes_by_now_takes_nothing_back() -> None:
     group = new_group()
     lease(group)
-    group.fail(0, "server", "s1 died")
-    group.fail(1, "server", "s1 died")
-    group.fail(1, "reward", "500")
-    assert not group.is_suspect
-    group.fail(1, "server", "s2 died")
-    assert group.is_suspect
+    assert not group.fail(1, "s2", "server", "s2 died")
+    assert (group.holders[1], group.failures[1]) == ("s1", [("server", "s2 died")])
+
+
+def test_state_changes_along_the_table_alone() -> None:
+    for before in GroupState:
+        for after in GroupState:
+            group = new_group()
+            group.state = before
+            if after in TRANSITIONS[before]:
+                group.move_to(after)
+                assert group.state is after
+                continue
+            with pytest.raises(ValueError, match=f"e0-aa cannot become {after.value}: it is {before.value}"):
+                group.move_to(after)
+
+
+def test_no_group_is_trained_that_was_not_assigned_and_ends_stay() -> None:
+    assert [before for before in GroupState if GroupState.TRAINED in TRANSITIONS[before]] == [GroupState.ASSIGNED]
+    assert TRANSITIONS[GroupState.TRAINED] == TRANSITIONS[GroupState.SKIPPED] == ()

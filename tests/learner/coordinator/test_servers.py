@@ -4,19 +4,21 @@ from typing import Any
 
 import pytest
 
-from learner.coordinator.leases.servers import Servers
+from learner.coordinator.servers import Servers
 from protocol.wire import messages as m
 
 STAMP: dict[str, Any] = {"run_id": "r1", "incarnation": 1}
+
+
+def demand(num_wanted: int, version: int | None) -> m.Demand:
+    return m.Demand(**STAMP, num_groups=num_wanted, policy_version=version, heard_of_lease=0, leases={})
 
 
 def book_of(**servers: tuple[int, int | None]) -> Servers:
     """Return a book of servers that want so many groups and hold weights of such a version."""
     book = Servers()
     for name, (num_wanted, version) in servers.items():
-        book.note_demand(
-            name, m.Demand(**STAMP, num_groups=num_wanted, policy_version=version, heard_of_lease=0, leases={})
-        )
+        book.note_demand(name, demand(num_wanted, version))
     return book
 
 
@@ -38,16 +40,17 @@ def test_reserved_slots_are_counted_down() -> None:
 
 def test_server_that_was_lost_is_not_leased_to_until_it_tells_its_version() -> None:
     book = book_of(s1=(2, 4))
-    book.forget_state("s1", num_wanted=1)
-    assert book.next_to_lease(range(4, 5)) is None
+    book.forget_state("s1")
     book.note_hello("s1", m.Hello(**STAMP, server="s1", policy_version=4))
+    assert book.next_to_lease(range(4, 5)) is None
+    book.note_demand("s1", demand(1, 4))
     assert book.next_to_lease(range(4, 5)) == "s1"
 
 
 def test_absent_are_servers_that_were_here_and_have_not_spoken_since_they_were_lost() -> None:
     book = book_of(s1=(2, 4), s2=(2, 4))
     assert book.absent() == []
-    book.forget_state("s2", num_wanted=0)
+    book.forget_state("s2")
     assert book.absent() == ["s2"]
     book.note("s2")
     assert book.absent() == []
@@ -57,5 +60,5 @@ def test_only_servers_that_are_here_are_told_of_their_newest_lease() -> None:
     servers = Servers()
     servers.note("s1")
     servers.note("s2")
-    servers.forget_state("s1", 0)
+    servers.forget_state("s1")
     assert servers.newest_leases() == {"s2": 0}

@@ -1,0 +1,116 @@
+"""The rollout servers as their messages describe them, and which one is leased to next."""
+
+from collections.abc import Set
+from dataclasses import dataclass
+
+from learner.live.status import ServerStatus
+from protocol.wire import messages as m
+
+# A broken connection is tried again after 0.1 to 2 s.
+_RECONNECT_S = 4.0
+
+
+@dataclass
+class Server:
+    """A rollout server by its latest messages."""
+
+    is_here: bool = False  # it sent a message since it was last lost
+    newest_lease: int = 0  # number of the last lease that it was sent
+    unreachable_since: float | None = None  # time of the first message that found no connection, monotonic seconds
+    policy_version: int | None = None  # version of its weights; None: they are not synced
+    num_wanted: int = 0  # groups that it has room for
+    heartbeat: m.Heartbeat | None = None  # newest heartbeat; None before the first
+
+
+class Servers:
+    """Servers by name, each known from its first message on."""
+
+    def __init__(self) -> None:
+        self._servers: dict[str, Server] = {}
+
+    def note(self, name: str) -> Server:
+        """Record that a server sent a message; returns its state, a new one for a new server."""
+        server = self._servers.get(name) or self._servers.setdefault(name, Server())
+        server.is_here, server.unreachable_since = True, None
+        return server
+
+    def note_unreachable(self, name: str, now: float) -> bool:
+        """Record that a server has no connection; True when that has lasted so long that it will not come back.
+
+        A process that ended closed its connections. A busy server, or one behind a slow link, keeps them.
+        """
+        server = self._servers.get(name)
+        if server is None or not server.is_here:
+            return False
+        if server.unreachable_since is None:
+            server.unreachable_since = now
+        return now - server.unreachable_since >= _RECONNECT_S
+
+    def newest_leases(self) -> dict[str, int]:
+        """Return the number of the newest lease of each present server."""
+        return {name: server.newest_lease for name, server in self._servers.items() if server.is_here}
+
+    def note_hello(self, name: str, message: m.Hello) -> None:
+        self.note(name).policy_version = message.policy_version
+
+    def note_demand(self, name: str, message: m.Demand) -> None:
+        server = self.note(name)
+        server.num_wanted, server.policy_version = message.num_groups, message.policy_version
+
+    def note_heartbeat(self, name: str, message: m.Heartbeat) -> None:
+        server = self.note(name)
+        server.heartbeat, server.policy_version = message, message.policy_version
+
+    def forget_state(self, name: str) -> None:
+        """Record that a server was lost or restarted: its weights are unknown and it has room for nothing."""
+        server = self._servers.setdefault(name, Server())
+        server.is_here, server.num_wanted, server.policy_version = False, 0, None
+
+    def next_to_lease(self, versions: range, other_than: Set[str] = frozenset()) -> str | None:
+        """Return the server with the most room among those with weights of one of these versions."""
+        best: tuple[int, str] | None = None
+        for name, server in self._servers.items():
+            if server.num_wanted > 0 and server.policy_version in versions and name not in other_than:
+                best = max(best or (0, ""), (server.num_wanted, name))
+        return None if best is None else best[1]
+
+    def able(self, versions: range) -> set[str]:
+        """Return the servers with weights of one of these versions, busy ones too."""
+        return {name for name, server in self._servers.items() if server.policy_version in versions}
+
+    def reserve_slot(self, name: str, number: int) -> int:
+        """Use a server's room for the lease of this number; returns the version of its weights."""
+        server = self._servers[name]
+        assert server.policy_version is not None
+        server.num_wanted -= 1
+        server.newest_lease = number
+        return server.policy_version
+
+    def absent(self) -> list[str]:
+        """Return the servers that were lost: dead, or without a connection."""
+        return sorted(name for name, server in self._servers.items() if not server.is_here)
+
+    def lack_weights(self, versions: range) -> bool:
+        """Return whether servers are present and all lack weights of these versions: nothing can be leased."""
+        is_any_here = False
+        for server in self._servers.values():
+            if server.is_here and server.policy_version in versions:
+                return False
+            is_any_here = is_any_here or server.is_here
+        return is_any_here
+
+    def status(self) -> dict[str, ServerStatus | None]:
+        """Return each server's state for a live view; None before its first heartbeat."""
+        return {name: _status_of(server.heartbeat) for name, server in self._servers.items()}
+
+
+def _status_of(heartbeat: m.Heartbeat | None) -> ServerStatus | None:
+    if heartbeat is None:
+        return None
+    return ServerStatus(
+        policy_version=heartbeat.policy_version,
+        running=heartbeat.num_running,
+        waiting=heartbeat.num_waiting,
+        generated_tokens=heartbeat.generated_tokens,
+        failures=heartbeat.failures,
+    )
