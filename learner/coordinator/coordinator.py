@@ -97,12 +97,7 @@ class Coordinator:
         rewards_since = int(ledger.meta(REWARDS_SINCE_STEP) or 0)
         self._evaluations = Evaluations(held_out, groups.open_evaluation, settings.eval.solved_at, rewards_since)
         groups.on_closed.append(self._evaluations.on_closed)
-        # Optional features: each is one file, and its lines here.
-        groups.on_wasted.append(ledger.waste)
-        if settings.filter.dynamic_sampling:
-            ScoreFilter(settings, groups, self._tally).attach()
-        if settings.data.curriculum.is_on:
-            Curriculum(settings, ledger).attach(source, groups)
+        _attach_features(settings, source, groups, accounts)
         self._turns = KeptTurns(groups, window, accounts, settings.rollout.max_context_tokens, vocab_size)
         overdue = OverdueLimit(settings.rollout.lease_timeout_s)
         self._leases = Leases(groups, self._servers, overdue, accounts, settings.run.seed, vocab_size, self._turns)
@@ -299,6 +294,15 @@ def _begin_rewards(ledger: Ledger, settings: Settings, from_step: int, incarnati
     )
     _log.warning("%s", text)
     return (text,)
+
+
+def _attach_features(settings: Settings, source: PromptSource, groups: OpenGroups, accounts: Accounts) -> None:
+    """Attach the optional features that only listen: each is one file, and one line here."""
+    groups.on_wasted.append(accounts.ledger.waste)
+    if settings.filter.dynamic_sampling:
+        ScoreFilter(settings, groups, accounts.tally).attach()
+    if settings.data.curriculum.is_on:
+        Curriculum(settings, accounts.ledger).attach(source, groups)
 
 
 def _is_file_inside(path: Path, folder: Path) -> bool:
