@@ -57,7 +57,7 @@ def test_everything_that_does_not_fit_is_shown_at_once() -> None:
         "- rollout servers need 1 b200 each (placement.servers.resources)",
         "- learner ranks and rollout servers need 8 GPUs (learner.num_ranks = 4, rollout.num_servers = 4, "
         "rollout.tensor_parallel_size = 1)",
-        "- learner ranks need 126.0 GB of weights and optimizer on each GPU",
+        "- learner ranks need 42.0 GB of weights and optimizer on each GPU",
     ]
 
 
