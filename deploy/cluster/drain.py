@@ -12,7 +12,7 @@ import ray
 from deploy.cluster.fleet_client import describe_fleet, describe_servers, stop_server
 from deploy.cluster.keeper_client import HEAD_RESOURCE
 from protocol.errors import OperatorError
-from protocol.node.drained import drain, said_leaving, undrain
+from protocol.node.drained import drain, read_drain_report, undrain
 from protocol.node.living import living_nodes
 
 _ANSWER_S = 20.0
@@ -42,7 +42,7 @@ def drain_node(arguments: Sequence[str], taken_up_s: float = _TAKEN_UP_S) -> str
         if fleet is None or not fleet["is_lending"]:
             _stop_servers(node_id)
             return _empty(address)
-        word = said_leaving(node_id)
+        word = read_drain_report(node_id)
         if word is not None and word.is_over:
             return _empty(address)
         if word is not None and word.is_stuck:

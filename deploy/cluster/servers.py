@@ -10,7 +10,7 @@ from pathlib import Path
 from protocol.disk.lock import locked
 from protocol.errors import OperatorError, SettingsError
 from protocol.node.current_run import CurrentRun, current_run
-from protocol.node.server_wish import read_answer, wish_servers
+from protocol.node.scale_request import read_reply, write_request
 
 # An engine of hundreds of GB loads for so long.
 _START_S = 3600.0
@@ -59,12 +59,12 @@ def _change(run: CurrentRun, folder: Path, change: int, taken_up_s: float) -> st
     name, begun = run.run_id, time.monotonic()
     _check_goes_on(run)  # a wish that is left for another start of it would be done, and be told to nobody
     try:
-        wish = wish_servers(folder, change)
+        wish = write_request(folder, change)
     except OSError as error:
         raise OperatorError(f"servers: {folder} cannot be written: {error.strerror}.") from None
     said = ""  # of this wish; a later one's answer takes the place of it
     while True:
-        answer = read_answer(folder)
+        answer = read_reply(folder)
         if answer is not None and answer.id == wish.id:
             if answer.is_refused:
                 raise OperatorError(f"servers: {answer.text}")

@@ -71,8 +71,8 @@ def _end_orderly(state: ClusterState, is_now: bool) -> None:
 def _has_left(state: ClusterState) -> bool:
     """Return whether this node is drained, and the run has moved to other nodes."""
     from deploy.cluster.keeper_client import own_node
-    from protocol.node.drained import drained_nodes, said_leaving
+    from protocol.node.drained import drained_nodes, read_drain_report
 
     node = own_node()
-    word = said_leaving(node) if node in drained_nodes() else None
+    word = read_drain_report(node) if node in drained_nodes() else None
     return not is_head(state) and word is not None and word.is_over

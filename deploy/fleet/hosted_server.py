@@ -31,9 +31,9 @@ class Hosted:
         return described
 
     async def describe(self) -> dict[str, object]:
-        """Return what the server's class says of itself, and its node's address."""
+        """Return the description by the server's class, with the address and Ray's name of its node."""
         described: dict[str, object] = await super().describe()  # type: ignore[misc]
-        return {**described, "node_ip": ray.util.get_node_ip_address()}
+        return {**described, "node_ip": ray.util.get_node_ip_address(), "node_id": this_node()}
 
     async def where(self) -> dict[str, object]:
         """Return the node of this server, what it takes of it, its process and log, and where its node's retriever is

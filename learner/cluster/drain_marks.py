@@ -1,54 +1,54 @@
-"""Which nodes are drained, and what the run says of them, without ever waiting for Ray's head.
+"""The drained nodes, and the run's reports about them, without ever waiting for Ray's head.
 
-A head that stands still answers after half a minute at best: whoever asks it in the loop that shows the run hears no
-Ctrl-C for as long.
+A head that hangs answers after half a minute at best. The loop that shows the run must not wait for it: it would not
+see a Ctrl-C for as long.
 """
 
 import contextlib
 import threading
 from collections.abc import Callable, Mapping
 
-from protocol.node.drained import Leaving, drained_nodes, say_leaving
+from protocol.node.drained import DrainReport, drained_nodes, write_drain_report
 
-# A head that is well answers within a few milliseconds.
+# A healthy head answers within a few milliseconds.
 _ANSWER_S = 0.2
 
 
 class DrainMarks:
-    """What the head was last heard to say. Each call blocks for 0.2 s at most."""
+    """The newest answers of Ray's head. Each call blocks for 0.2 s at most."""
 
     def __init__(self) -> None:
         self._nodes: frozenset[str] = frozenset()
-        self._asking: threading.Thread | None = None
-        self._telling: threading.Thread | None = None
+        self._reader: threading.Thread | None = None
+        self._writer: threading.Thread | None = None
 
     def nodes(self) -> frozenset[str]:
-        """Return Ray's names of the drained nodes as the head has them, or had them when it last answered."""
-        self._asking = _going_on(self._asking, self._ask)
+        """Return Ray's names of the drained nodes as of the head's newest answer."""
+        self._reader = _start_unless_running(self._reader, self._read)
         return self._nodes
 
-    def tell(self, words: Mapping[str, Leaving]) -> None:
-        """Tell operators how the run leaves nodes. While the head does not answer nothing is told: call it again."""
+    def write(self, reports: Mapping[str, DrainReport]) -> None:
+        """Write the run's reports, by node. Call it again: while the head does not answer nothing is written."""
 
-        def say() -> None:
-            for node, word in words.items():
-                say_leaving(node, word)
+        def write() -> None:
+            for node, report in reports.items():
+                write_drain_report(node, report)
 
-        self._telling = _going_on(self._telling, say)
+        self._writer = _start_unless_running(self._writer, write)
 
-    def _ask(self) -> None:
+    def _read(self) -> None:
         self._nodes = drained_nodes()
 
 
-def _going_on(thread: threading.Thread | None, target: Callable[[], None]) -> threading.Thread:
-    """Return the thread that still waits for the head, or a new one that asks it."""
+def _start_unless_running(thread: threading.Thread | None, target: Callable[[], None]) -> threading.Thread:
+    """Return the thread that still waits for the head, or a new one."""
 
-    def ask() -> None:
-        with contextlib.suppress(Exception):  # of Ray's, of several kinds: the head did not answer, and is asked again
+    def run() -> None:
+        with contextlib.suppress(Exception):  # Ray raises several kinds: the head did not answer, and is asked again
             target()
 
     if thread is None or not thread.is_alive():
-        thread = threading.Thread(target=ask, name="drain-marks", daemon=True)
+        thread = threading.Thread(target=run, name="drain-marks", daemon=True)
         thread.start()
     thread.join(_ANSWER_S)
     return thread

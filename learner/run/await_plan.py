@@ -1,4 +1,4 @@
-"""Where the processes of a run's next attempt will be: planned for the nodes that there are, once these hold it."""
+"""The plan of an attempt on the nodes that are there now; it waits until they can hold the run."""
 
 from __future__ import annotations
 
@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING
 
 from learner.cluster import ray_door
 from learner.cluster.cluster_end import check_cluster
-from learner.plan.processes import Processes, Topology
 from learner.plan.topology import place_servers, plan_topology
 from protocol.errors import OperatorError, SettingsError
 from protocol.node.drained import drained_nodes
@@ -18,12 +17,13 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from learner.live.view import LiveView
+    from learner.plan.processes import Processes, Topology
     from learner.run.context import RunContext
     from protocol.node.home import ClusterState
     from protocol.settings.settings import Settings
 
 _POLL_S = 0.5
-# A node that is started anew is back within minutes.
+# A restarted node is back within minutes.
 _NODES_S = 180.0
 
 
@@ -31,19 +31,10 @@ class Stopped(Exception):
     """Ctrl-C, SIGTERM or SIGHUP came while the run was still starting."""
 
 
-def await_plan(context: RunContext) -> Topology:
-    """Return the plan for the nodes that are there now: one may have gone since the run began.
-
-    Blocks and raises as `await_nodes` does.
-    """
-    return await_nodes(lambda: plan_as_many(context), context.view, context.stop, context.cluster)
-
-
 def await_nodes(plan: Callable[[], Topology], view: LiveView, stop: threading.Event, cluster: ClusterState) -> Topology:
-    """Return what `plan` returns, once it does not raise SettingsError any more.
+    """Return the result of `plan` as soon as it raises no SettingsError.
 
-    Blocks while the nodes cannot hold the run, for 180 s at most. Raises: OperatorError saying why not; Stopped;
-    NeighbourError when the cluster is gone.
+    Blocks for 180 s at most. Raises: OperatorError with the reason; Stopped; NeighbourError when the cluster is gone.
     """
     deadline = time.monotonic() + _NODES_S
     while True:
@@ -53,36 +44,35 @@ def await_nodes(plan: Callable[[], Topology], view: LiveView, stop: threading.Ev
         except SettingsError as error:
             if time.monotonic() > deadline:
                 raise OperatorError(f"The cluster's nodes cannot hold the run any more. {error}") from None
-            view.show_phase(f"waiting for nodes: {error}")
+            view.show_phase(f"waiting for nodes: {' '.join(str(error).split())}")
         if stop.wait(_POLL_S):
             raise Stopped
         check_cluster(cluster)
 
 
-def plan_as_many(context: RunContext) -> Topology:
-    """Return the plan for the nodes that are there and not drained; where some are, with fewer servers if need be.
+def plan_run(context: RunContext) -> Topology:
+    """Return the plan for the nodes that are there and not drained; with fewer servers where nodes are drained.
 
-    Raises: SettingsError when they do not hold the run.
+    Raises: SettingsError when the nodes do not hold the run.
     """
-    wanted = context.changed.num_servers or context.settings.rollout.num_servers
     nodes = ray_door.nodes()
     try:
-        return plan_topology(_with_servers(context, wanted), context.sizes, nodes)
+        return plan_topology(_with_servers(context, context.num_servers), context.sizes, nodes)
     except SettingsError:
-        for number in range(wanted - 1, 0, -1) if drained_nodes() else ():
+        for number in range(context.num_servers - 1, 0, -1) if drained_nodes() else ():
             with contextlib.suppress(SettingsError):
                 return plan_topology(_with_servers(context, number), context.sizes, nodes)
         raise
 
 
 def plan_servers(context: RunContext, topology: Topology, number: int) -> Processes:
-    """Return where so many servers would be beside the ranks as they are. topology: of the attempt that goes on.
+    """Return the places of this number of servers next to the running ranks. topology: of the running attempt.
 
-    Raises: OperatorError when they cannot be, or not in this attempt.
+    Raises: OperatorError when they have no room, or not in this attempt.
     """
     again = "Stop the run, set rollout.num_servers, and give the run's command again."
     if topology.shares_devices:
-        raise OperatorError(f"Ranks and servers of this run share GPUs, on which another server has no room. {again}")
+        raise OperatorError(f"Ranks and servers of this run share GPUs, which have no room for another server. {again}")
     planned = plan_topology(_with_servers(context, number), context.sizes, ray_door.nodes())
     if planned.backend != topology.backend:
         raise OperatorError(

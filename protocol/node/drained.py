@@ -1,60 +1,60 @@
-"""Nodes that an operator has drained: nothing new is started there, and what a run has there leaves.
+"""Drained nodes: Ray starts no new process of ours there, and a run leaves them.
 
-Ray's head keeps the marks, under Ray's own names of nodes: a node that was stopped and joins anew is not drained.
+Ray's head keeps the marks under Ray's names of nodes, so a node that was stopped and joins again is not drained.
 Call all of this while connected to Ray.
 """
 
 from pydantic import BaseModel, ConfigDict, ValidationError
 
 _NAMESPACE = b"sluice"
-_MARK, _WORD = "drained/", "leaving/"
+_MARK, _REPORT = "drained/", "leaving/"
 
 
-class Leaving(BaseModel):
-    """What a run says of a drained node."""
+class DrainReport(BaseModel):
+    """The run's report about a drained node."""
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
-    text: str  # a sentence for the operator
-    is_over: bool = False  # True: nothing of the run is there any more
-    is_stuck: bool = False  # True: something has to stay there for now
+    text: str  # sentence for the operator
+    is_over: bool = False  # True: the run has left the node
+    is_stuck: bool = False  # True: some process has to stay there for now
 
 
 def drain(node_id: str) -> None:
-    """Mark a node as drained; what a run said of it earlier is forgotten."""
+    """Mark a node as drained and forget earlier reports about it."""
     from ray.experimental import internal_kv
 
-    internal_kv._internal_kv_del(_WORD + node_id, namespace=_NAMESPACE)
+    internal_kv._internal_kv_del(_REPORT + node_id, namespace=_NAMESPACE)
     internal_kv._internal_kv_put(_MARK + node_id, b"", namespace=_NAMESPACE)
 
 
 def undrain(node_id: str) -> None:
-    """Take a node's mark away; one that has none is fine."""
+    """Remove a node's mark, if it has one."""
     from ray.experimental import internal_kv
 
     internal_kv._internal_kv_del(_MARK + node_id, namespace=_NAMESPACE)
 
 
 def drained_nodes() -> frozenset[str]:
-    """Return Ray's names of the nodes that are drained; some may be gone."""
+    """Return Ray's names of the drained nodes; some may be gone."""
     from ray.experimental import internal_kv
 
     keys = internal_kv._internal_kv_list(_MARK, namespace=_NAMESPACE)
     return frozenset(key.decode().removeprefix(_MARK) for key in keys)
 
 
-def say_leaving(node_id: str, word: Leaving) -> None:
-    """Tell the operator how a run leaves a node."""
+def write_drain_report(node_id: str, report: DrainReport) -> None:
+    """Write the run's report for the operator."""
     from ray.experimental import internal_kv
 
-    internal_kv._internal_kv_put(_WORD + node_id, word.model_dump_json().encode(), namespace=_NAMESPACE)
+    internal_kv._internal_kv_put(_REPORT + node_id, report.model_dump_json().encode(), namespace=_NAMESPACE)
 
 
-def said_leaving(node_id: str) -> Leaving | None:
-    """Return what a run has said of a node since it was drained; None: nothing."""
+def read_drain_report(node_id: str) -> DrainReport | None:
+    """Return the run's report about a node since it was drained; None: there is none."""
     from ray.experimental import internal_kv
 
-    found = internal_kv._internal_kv_get(_WORD + node_id, namespace=_NAMESPACE)
+    found = internal_kv._internal_kv_get(_REPORT + node_id, namespace=_NAMESPACE)
     try:
         return None if found is None else Leaving.model_validate_json(found)
     except ValidationError:

@@ -34,7 +34,7 @@ class Cluster:
 
     def __init__(self) -> None:
         self.is_lending = True
-        self.words: list[Leaving | None] = []  # what the run says, look by look; the last one stays
+        self.words: list[DrainReport | None] = []  # what the run says, look by look; the last one stays
         self.marked: set[str] = set()
         self.stopped: list[str] = []
         self.servers: list[dict[str, Any]] = [
@@ -42,7 +42,7 @@ class Cluster:
             {"name": "sluice-rollout-1", "node_id": _FAR},
         ]
 
-    def said(self, node_id: str) -> Leaving | None:
+    def said(self, node_id: str) -> DrainReport | None:
         return self.words.pop(0) if len(self.words) > 1 else self.words[0]
 
 
@@ -52,7 +52,7 @@ def cluster(monkeypatch: pytest.MonkeyPatch) -> Cluster:
     replaced: dict[str, Any] = {
         "drain": played.marked.add,
         "undrain": played.marked.discard,
-        "said_leaving": played.said,
+        "read_drain_report": played.said,
         "describe_fleet": lambda _: {"is_lending": played.is_lending},
         "describe_servers": lambda _: played.servers,
         "stop_server": lambda name, _: played.stopped.append(name),
@@ -81,15 +81,15 @@ def test_servers_that_do_not_say_where_they_are_are_named(cluster: Cluster) -> N
 
 
 def test_run_is_waited_for_until_it_has_left(cluster: Cluster, capsys: pytest.CaptureFixture[str]) -> None:
-    leaving = Leaving(text="sluice-rollout-1 leaves.")
-    cluster.words = [None, leaving, leaving, Leaving(text="Nothing is there.", is_over=True)]
+    leaving = DrainReport(text="sluice-rollout-1 leaves.")
+    cluster.words = [None, leaving, leaving, DrainReport(text="Nothing is there.", is_over=True)]
     assert drain_node(["10.0.0.2"]).startswith("Node 10.0.0.2 is drained")
     assert capsys.readouterr().out == "Node 10.0.0.2 takes no new servers or ranks.\nsluice-rollout-1 leaves.\n"
     assert cluster.stopped == []  # they are the run's to end
 
 
 def test_what_has_to_stay_is_said_and_the_mark_stays(cluster: Cluster) -> None:
-    cluster.words = [Leaving(text="No other node has room.", is_stuck=True)]
+    cluster.words = [DrainReport(text="No other node has room.", is_stuck=True)]
     with pytest.raises(OperatorError, match=r"^drain: No other node has room\. The node stays marked"):
         drain_node(["10.0.0.2"])
     assert cluster.marked == {_FAR}

@@ -10,14 +10,14 @@ import pytest
 from deploy.cluster.ray_processes import ray_processes
 from deploy.node.home import Home
 from learner.cluster.drain_marks import DrainMarks
-from protocol.node.drained import Leaving, drain, said_leaving, undrain
+from protocol.node.drained import DrainReport, drain, read_drain_report, undrain
 from tests.deploy.running_cluster import RunningCluster
 from tests.fakes.waiting import wait_until
 
 pytestmark = pytest.mark.stack
 
 _NODE = "d" * 56
-_WORD = Leaving(text="It is left.")
+_WORD = DrainReport(text="It is left.")
 
 
 @contextmanager
@@ -43,8 +43,8 @@ def test_nobody_waits_for_a_head_that_stands_still_and_what_it_was_told_comes_on
             begun = time.monotonic()
             for _ in range(4):
                 assert marks.nodes() == {_NODE}
-                marks.tell({_NODE: _WORD})
+                marks.write({_NODE: _WORD})
             assert time.monotonic() - begun < 2.0
-        wait_until(lambda: said_leaving(_NODE) == _WORD)
+        wait_until(lambda: read_drain_report(_NODE) == _WORD)
         undrain(_NODE)
         wait_until(lambda: marks.nodes() == frozenset())

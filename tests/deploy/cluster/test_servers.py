@@ -10,7 +10,7 @@ import pytest
 from deploy.cluster.servers import change_servers
 from protocol.errors import OperatorError
 from protocol.node.current_run import using_cluster
-from protocol.node.server_wish import ServerAnswer, answer_wish, read_wish
+from protocol.node.scale_request import ScaleReply, write_reply, read_request
 from tests.fakes.waiting import wait_until
 
 
@@ -25,12 +25,12 @@ def answering(folder: Path, *, is_refused: bool) -> threading.Thread:
     """Answer the next wish as a run would: that it is at it, then what came of it."""
 
     def answer() -> None:
-        wait_until(lambda: read_wish(folder) is not None)
-        wish = read_wish(folder)
+        wait_until(lambda: read_request(folder) is not None)
+        wish = read_request(folder)
         assert wish is not None
         assert wish.change == 2
-        answer_wish(folder, ServerAnswer(id=wish.id, text="They start.", is_last=False))
-        answer_wish(folder, ServerAnswer(id=wish.id, text="3 in all.", is_last=True, is_refused=is_refused))
+        write_reply(folder, ScaleReply(id=wish.id, text="They start.", is_last=False))
+        write_reply(folder, ScaleReply(id=wish.id, text="3 in all.", is_last=True, is_refused=is_refused))
 
     thread = threading.Thread(target=answer)
     thread.start()
@@ -51,14 +51,14 @@ def test_command_goes_on_waiting_for_a_run_that_has_said_that_it_is_next(
         thread = threading.Thread(target=lambda: said.append(change_servers(["my-run", "+2"], taken_up_s=1.0)))
         said: list[str] = []
         thread.start()
-        wait_until(lambda: read_wish(tmp_path) is not None)
-        wish = read_wish(tmp_path)
+        wait_until(lambda: read_request(tmp_path) is not None)
+        wish = read_request(tmp_path)
         assert wish is not None
-        answer_wish(tmp_path, ServerAnswer(id=wish.id, text="It is next.", is_last=False))
+        write_reply(tmp_path, ScaleReply(id=wish.id, text="It is next.", is_last=False))
         time.sleep(0.6)
-        answer_wish(tmp_path, ServerAnswer(id="another", text="That one is next.", is_last=False))
+        write_reply(tmp_path, ScaleReply(id="another", text="That one is next.", is_last=False))
         time.sleep(1.0)  # longer than a run that says nothing is waited for
-        answer_wish(tmp_path, ServerAnswer(id=wish.id, text="3 in all.", is_last=True))
+        write_reply(tmp_path, ScaleReply(id=wish.id, text="3 in all.", is_last=True))
         thread.join()
     assert said == ["3 in all."]
     assert capsys.readouterr().out == "It is next.\n"
@@ -75,12 +75,12 @@ def test_commands_that_come_at_once_are_all_heard(tmp_path: Path) -> None:
             thread.start()
         heard: dict[str, int] = {}
         while len(heard) < 3:
-            wait_until(lambda: (wish := read_wish(tmp_path)) is not None and wish.id not in heard)
-            wish = read_wish(tmp_path)
+            wait_until(lambda: (wish := read_request(tmp_path)) is not None and wish.id not in heard)
+            wish = read_request(tmp_path)
             assert wish is not None
             time.sleep(0.3)  # for the others' to come in its place
             heard[wish.id] = wish.change
-            answer_wish(tmp_path, ServerAnswer(id=wish.id, text=f"{wish.change} more.", is_last=True))
+            write_reply(tmp_path, ScaleReply(id=wish.id, text=f"{wish.change} more.", is_last=True))
         for thread in asked:
             thread.join()
     assert sorted(heard.values()) == [1, 2, 3]
@@ -106,7 +106,7 @@ def test_command_whose_run_ended_before_its_turn_came_leaves_no_wish_to_the_next
             wait_until(lambda: "this one is next" in capsys.readouterr().out)
     command.join()
     assert said == ["servers: the run my-run has ended."]
-    assert read_wish(tmp_path) is None
+    assert read_request(tmp_path) is None
 
 
 def test_command_fails_where_the_run_refuses(tmp_path: Path) -> None:

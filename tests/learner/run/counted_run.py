@@ -9,7 +9,7 @@ from learner.run.server_count import ServerCount
 from learner.run.server_watch import ServerWatch
 from protocol.errors import NeighbourError, OperatorError
 from protocol.node.drained import Leaving
-from protocol.node.server_wish import read_answer
+from protocol.node.scale_request import read_reply
 from protocol.settings.run_spec import run_spec
 from protocol.settings.settings import Settings
 
@@ -84,7 +84,7 @@ class Run:
         self.watch = ServerWatch(in_time, spec, lambda name, why: None, self.servers)
         self.watch.add(late)
         self.drained: set[str] = set()
-        self.words: dict[str, Leaving] = {}
+        self.words: dict[str, DrainReport] = {}
         self.now = 0.0
         self.capacity = 4  # servers that the nodes which are not drained hold
         self.count = ServerCount(
@@ -114,6 +114,6 @@ class Run:
 
     @property
     def answer(self) -> tuple[str, bool, bool]:
-        answer = read_answer(self.folder)
+        answer = read_reply(self.folder)
         assert answer is not None
         return answer.text, answer.is_last, answer.is_refused

@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from protocol.errors import NeighbourError
-from protocol.node.server_wish import wish_servers
+from protocol.node.scale_request import write_request
 from tests.learner.run.counted_run import Run
 
 _OLD = ["sluice-rollout-0", "sluice-rollout-1"]
@@ -158,7 +158,7 @@ def test_another_is_tried_where_a_server_never_comes_to_serve(run: Run) -> None:
 
 
 def test_wish_for_another_number_comes_first(run: Run) -> None:
-    wish_servers(run.folder, 1)
+    write_request(run.folder, 1)
     run.servers.do_answer = True
     polled(run, times=30)
     assert run.fleet.asked[0][0] == "add"
