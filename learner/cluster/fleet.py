@@ -71,10 +71,10 @@ def await_fleet() -> None:
                 raise
 
 
-def awaited() -> str:
+def describe_wait() -> str:
     """Return which server the fleet waits for, in words to stand behind its name; empty when it does not say."""
     with contextlib.suppress(NeighbourError, OperatorError):
-        said = call(find_fleet().awaited.remote(), "the fleet", _SAYING_S)
+        said = call(find_fleet().describe_wait.remote(), "the fleet", _SAYING_S)
         return f" ({said})" if said else ""
     return ""
 

@@ -2,7 +2,7 @@
 
 import contextlib
 from collections.abc import Callable, Coroutine, Mapping, Sequence
-from typing import Any, Protocol
+from typing import Any
 
 import ray
 from ray.exceptions import RayError
@@ -23,28 +23,6 @@ def ensure_servers(engine: EngineRequest, planned: Processes, may_be_late: bool 
     request, nodes = engine.model_dump(), [node.node_id for node in planned.places]
     resources = dict(planned.resources)
     return find_fleet().ensure.remote(request, planned.count, planned.num_gpus, nodes, resources, may_be_late)
-
-
-class AskedFleet:
-    """`learner.run.server_count.FleetCalls` through Ray. engine: of every server."""
-
-    def __init__(self, engine: EngineRequest) -> None:
-        self._engine = engine.model_dump()
-
-    def add(self, planned: Processes, nodes: Sequence[str]) -> Any:
-        return find_fleet().add.remote(self._engine, list(nodes), planned.num_gpus, dict(planned.resources))
-
-    def remove(self, name: str) -> Any:
-        return find_fleet().remove.remote(name)
-
-    def describe(self) -> Any:
-        return find_fleet().describe.remote()
-
-    def is_done(self, reference: Any) -> bool:
-        return is_done(reference)
-
-    def result(self, reference: Any) -> Any:
-        return call(reference, "the fleet")
 
 
 def shared_retrievers(servers: Sequence[Mapping[str, Any]]) -> tuple[str, ...]:
@@ -93,23 +71,25 @@ def is_alive(name: str) -> bool:
     return True
 
 
-class ServerCalls(Protocol):
-    """How rollout servers are asked without waiting for them."""
+class ServerRayCalls:
+    """A run's calls to its servers, the fleet, the coordinator and rank 0: `learner.run.server.ServerCalls`."""
+
+    def __init__(
+        self,
+        engine: EngineRequest,
+        coordinator: Any,
+        push_to: Callable[[tuple[str, ...]], Any],
+        plan: Callable[[int], Processes],
+    ) -> None:
+        """engine: of every server. push_to: the call to rank 0. plan: places for a number of servers."""
+        self._engine = engine
+        self._coordinator = coordinator
+        self._push_to = push_to
+        self.plan = plan
 
     def ask(self, name: str, method: str, *arguments: Any) -> Any:
-        """Return a reference to a server's answer; a server that is gone answers by failing."""
-
-    def is_done(self, reference: Any) -> bool:
-        """Return whether the answer, or the failure, is there."""
-
-    def result(self, reference: Any, name: str) -> Any:
-        """Return the answer. Raises: what the server raised; NeighbourError when it died."""
-
-
-class RayCalls:
-    """ServerCalls through Ray."""
-
-    def ask(self, name: str, method: str, *arguments: Any) -> Any:
+        if method == "start":
+            arguments = (self._engine.files,)  # its node may lack the model's small files
         return getattr(server(name), method).remote(*arguments)
 
     def is_done(self, reference: Any) -> bool:
@@ -118,8 +98,20 @@ class RayCalls:
     def result(self, reference: Any, name: str) -> Any:
         return call(reference, name)
 
+    def add(self, planned: Processes, nodes: Sequence[str]) -> Any:
+        return find_fleet().add.remote(self._engine.model_dump(), list(nodes), planned.num_gpus, dict(planned.resources))
 
-RAY_CALLS = RayCalls()
+    def remove(self, name: str) -> Any:
+        return find_fleet().remove.remote(name)
+
+    def push_to(self, names: tuple[str, ...]) -> None:
+        self._push_to(names)
+
+    def lose(self, name: str, reason: str) -> None:
+        self._coordinator.lose_server.remote(name, reason)
+
+    def release(self, name: str, reason: str) -> None:
+        self._coordinator.release_server.remote(name, reason)
 
 
 class RayServer:

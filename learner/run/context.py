@@ -1,9 +1,20 @@
-"""What all attempts of a run have in common: each attempt is one start of its coordinator and ranks."""
+"""Everything that all attempts of a run share, made once the running cluster was checked."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+import contextlib
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
+
+from learner.cluster import fleet, ray_door
+from learner.disk.metrics_lines import MetricsReader
+from learner.disk.model_folder import read_vocab_size
+from learner.plan.memory import Sizes, read_sizes
+from learner.plan.needs import needs_of
+from learner.plan.topology import plan_topology
+from learner.run.await_plan import Stopped, await_nodes
+from learner.run.copied_start import copier_of
+from protocol.settings.run_spec import run_spec
 
 if TYPE_CHECKING:
     import threading
@@ -11,32 +22,64 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from learner.checkpoint.copies.copier import CheckpointCopier
-    from learner.disk.metrics_lines import MetricsReader
     from learner.live.view import LiveView
-    from learner.plan.memory import Sizes
+    from learner.run.checks.preflight import Inspected
     from protocol.node.home import ClusterState
     from protocol.settings.settings import Settings
 
 
 @dataclass
-class Changed:
-    """What an operator changed of the run while it went on."""
-
-    num_servers: int | None = None  # rollout servers; None: as the settings say
-
-
-@dataclass(frozen=True)
 class RunContext:
-    """Settings, cluster and what shows the run."""
+    """Settings, cluster and display of a run; only `num_servers` changes."""
 
-    settings: Settings  # as they were given
-    model: Path  # local folder
-    vocab_size: int | None  # of the model; None when it does not tell
+    settings: Settings  # settings as given
+    model: Path  # local folder of the policy
+    vocab_size: int | None  # tokens of the model; None: unknown
     cluster: ClusterState  # addresses and files of this node's cluster
-    sizes: Sizes  # of the run's models, for the plan of each attempt
+    sizes: Sizes  # sizes of the run's models, for the plan of each attempt
     view: LiveView  # panel or log lines that the user sees
     stop: threading.Event  # set by the first Ctrl-C, SIGTERM or SIGHUP
-    metrics: MetricsReader  # gives the new lines of metrics.jsonl
-    record: Callable[[dict[str, float]], None]  # takes each new line of metrics.jsonl
-    changed: Changed = field(default_factory=Changed)  # kept over attempts, not over commands
-    copies: CheckpointCopier | None = None  # brings checkpoints elsewhere; None: they stay here
+    metrics: MetricsReader  # source of the new lines of metrics.jsonl
+    record: Callable[[dict[str, float]], None]  # consumer of each new line of metrics.jsonl
+    copies: CheckpointCopier | None  # copier of checkpoints; None: they are not copied
+    num_servers: int  # rollout servers of the next attempt; an operator may change it
+
+
+def make_context(
+    inspected: Inspected,
+    cluster: ClusterState,
+    view: LiveView,
+    stop: threading.Event,
+    record: Callable[[dict[str, float]], None],
+) -> RunContext:
+    """Check the running cluster and return the run's context; starts and writes nothing.
+
+    Raises: the first problem of the cluster.
+    """
+    settings = inspected.settings
+    sizes = read_sizes(settings, inspected.model)
+    if inspected.start.seen:  # a resumed run: one of its nodes may be about to come back
+        with contextlib.suppress(Stopped):  # the attempt sees it too
+            await_nodes(lambda: plan_topology(settings, sizes, ray_door.nodes()), view, stop, cluster)
+    else:
+        with ray_door.naming_drained():
+            plan_topology(settings, sizes, ray_door.nodes())
+    fleet.await_idle_fleet()
+    if fleet.renew_fleet():
+        view.message("The code has changed since the cluster was started: its processes with other code restart.")
+    if needs_of(settings).rollouts:
+        view.show_phase("asking reward services and retriever")
+        fleet.check_services(run_spec(settings, inspected.start.run_id, 0, "unset"))
+    return RunContext(
+        settings=settings,
+        model=inspected.model,
+        vocab_size=read_vocab_size(inspected.model),
+        cluster=cluster,
+        sizes=sizes,
+        view=view,
+        stop=stop,
+        metrics=MetricsReader(inspected.start.folder / "metrics.jsonl"),
+        record=record,
+        copies=copier_of(settings, inspected.start),
+        num_servers=settings.rollout.num_servers,
+    )

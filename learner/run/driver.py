@@ -1,37 +1,32 @@
-"""The driver of a run: checks it, starts it, and starts it again from the newest checkpoint when something in it died.
+"""The driver of a run: it checks the cluster, makes attempts, and restarts from the newest checkpoint after a crash.
 
-Everything that touches Ray is
-imported late: Ray reads how to authenticate when it is first imported.
+    crash of                                  next
+    a process, while the run trains           another attempt, up to run.max_restarts without progress between them
+    a process, during a resumed start         one more attempt
+    a process, during a first start           the run fails: its settings may be wrong
+    the cluster                               the run fails
+    ranks on drained nodes (no crash)         another attempt on other nodes
+
+Modules that import Ray are imported late: Ray reads its credentials when it is first imported.
 """
 
 import contextlib
 import os
 import shutil
-import threading
-import time
-from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from learner.checkpoint.manifest import RefusedCheckpointError
 from learner.cluster.cluster_end import cluster_end
-from learner.disk.metrics_lines import MetricsReader
-from learner.disk.model_folder import read_vocab_size
-from learner.live.alarms import HealthWatch
 from learner.live.view import LiveView
-from learner.live.wandb_log import WandbLog
-from learner.plan.memory import read_sizes
-from learner.plan.needs import needs_of
-from learner.plan.topology import plan_topology
 from learner.report.write import write_report
 from learner.run.checks.preflight import Inspected
-from learner.run.copied_start import copier_of
+from learner.run.pages import MetricsPages
 from learner.run.start import RunStart, locked, plan_restart, prepare_folder, set_refused_aside
 from learner.run.terminal import say, stop_signals
 from protocol.errors import NeighbourError, OperatorError
 from protocol.node.current_run import using_cluster
-from protocol.node.home import ClusterState, read_cluster
-from protocol.settings.run_spec import run_spec
+from protocol.node.home import read_cluster
 
 if TYPE_CHECKING:
     from learner.run.attempt import RunAttempt
@@ -40,17 +35,17 @@ if TYPE_CHECKING:
 
 @dataclass
 class _Progress:
-    """What stands of the run in its folder."""
+    """How far this command has come."""
 
-    has_made_folder: bool = False
-    has_trained: bool = False
+    has_made_folder: bool = False  # True: the run folder is new
+    has_trained: bool = False  # True: an attempt was launched
 
 
 def drive(inspected: Inspected) -> int:
     """Run to the end; returns the exit status.
 
-    Raises: OperatorError and NeighbourError, with everything ended. A run that failed before it trained leaves no new
-    folder behind; one that failed later has its report.
+    Raises: OperatorError and NeighbourError, after everything was ended. A run that failed before it trained leaves no
+    new folder; one that failed later has its report.
     """
     cluster = read_cluster()
     if (end := cluster_end(cluster)) is not None:
@@ -58,26 +53,27 @@ def drive(inspected: Inspected) -> int:
     start, settings, progress = inspected.start, inspected.settings, _Progress()
     os.environ |= cluster.ray_environment()
     from learner.cluster import ray_door
+    from learner.run.context import make_context
 
     with (
         using_cluster(start.run_id, start.folder),
         ray_door.connected(cluster),
         stop_signals() as stop,  # after Ray, which takes SIGTERM for itself when it connects
         LiveView(settings.run.max_steps) as view,
-        contextlib.closing(_Pages(inspected, view)) as pages,
+        contextlib.closing(MetricsPages(settings, start, view)) as pages,
     ):
         for notice in inspected.notices:
             view.message(notice)
         try:
-            context = check_cluster(inspected, cluster, view, stop, pages.record)
+            context = make_context(inspected, cluster, view, stop, pages.record)
             is_new = not start.folder.exists()
             with locked(start):
-                progress.has_made_folder = is_new  # with the lock: nobody else's is removed when this one fails
+                progress.has_made_folder = is_new  # under the lock: a failure removes no folder of another command
                 prepare_folder(start, settings)
                 if inspected.train is not None:
                     inspected.train.save(start.folder)
                 pages.open()
-                ended = _run_attempts(start, context, progress) + _last_copy(context)
+                ended = _run_attempts(start, context, progress) + _finish_copies(context)
         except BaseException as error:
             _end_failed(inspected, progress, view, error)
             raise
@@ -86,91 +82,14 @@ def drive(inspected: Inspected) -> int:
     return 0
 
 
-class _Pages:
-    """Where lines of metrics go beside the view: alarms that they raise, and the run's page at Weights & Biases."""
-
-    def __init__(self, inspected: Inspected, view: LiveView) -> None:
-        self._inspected = inspected
-        self._view = view
-        self._health = HealthWatch(inspected.settings.health)
-        self._started_at = time.time()
-        self._wandb: WandbLog | None = None
-
-    @property
-    def where(self) -> str:
-        """Where the page is, as a sentence to follow another; empty without one."""
-        return "" if self._wandb is None else f" {self._wandb.where}"
-
-    def open(self) -> None:
-        """Begin the page, or go on with the one in the run folder."""
-        settings, start = self._inspected.settings, self._inspected.start
-        if (project := settings.report.wandb_project) is not None:
-            self._wandb = WandbLog(project, start.run_id, settings.model_dump(mode="json"), start.folder)
-
-    def record(self, line: dict[str, float]) -> None:
-        if self._wandb is not None:
-            self._wandb.log(line)
-        for alarm in self._health.take(line) if "loss" in line else ():
-            if line.get("at_s", self._started_at) < self._started_at:
-                continue  # an earlier start's: it was told then
-            self._view.message(f"Alarm at step {line['step']:.0f}: {alarm.text}")
-            if self._wandb is not None:
-                self._wandb.alert(f"{alarm.name} at step {line['step']:.0f}", alarm.text)
-
-    def close(self) -> None:
-        if self._wandb is not None:
-            self._wandb.close()
-
-
-def check_cluster(
-    inspected: Inspected,
-    cluster: ClusterState,
-    view: LiveView,
-    stop: threading.Event,
-    record: Callable[[dict[str, float]], None],
-) -> "RunContext":
-    """Ask what only a running cluster can tell: nothing is started, nothing written. Raises: what is wrong with it."""
-    from learner.cluster import fleet, ray_door
-    from learner.run.await_plan import Stopped, await_nodes
-    from learner.run.context import RunContext
-
-    settings = inspected.settings
-    sizes = read_sizes(settings, inspected.model)
-    if inspected.start.seen:  # it ran before: a node of it may be on its way back
-        with contextlib.suppress(Stopped):  # which the attempt finds, and says
-            await_nodes(lambda: plan_topology(settings, sizes, ray_door.nodes()), view, stop, cluster)
-    else:
-        with ray_door.naming_drained():
-            plan_topology(settings, sizes, ray_door.nodes())
-    fleet.await_idle_fleet()
-    if fleet.renew_fleet():
-        view.message("The code has changed since the cluster was started: what runs other code is started anew.")
-    if needs_of(settings).rollouts:
-        view.show_phase("asking reward services and retriever")
-        fleet.check_services(run_spec(settings, inspected.start.run_id, 0, "unset"))
-    return RunContext(
-        settings=settings,
-        model=inspected.model,
-        vocab_size=read_vocab_size(inspected.model),
-        cluster=cluster,
-        sizes=sizes,
-        view=view,
-        stop=stop,
-        metrics=MetricsReader(inspected.start.folder / "metrics.jsonl"),
-        record=record,
-        copies=copier_of(settings, inspected.start),
-    )
-
-
 def _run_attempts(start: RunStart, context: "RunContext", progress: _Progress) -> str:
-    """Return how the run ended. A death after training began is followed by another attempt, while they get further.
+    """Return how the run ended, after as many attempts as the table of this file allows.
 
-    A death while a run that has a checkpoint starts is followed by one attempt more: its settings may be what is wrong.
-    Raises: what ended the last attempt. However it ends, no process of the run is left, and the servers stay warm.
+    Raises: the error of the last attempt. No process of the run is left then, and the servers stay warm.
     """
     from learner.run.attempt import RunAttempt
     from learner.run.await_plan import Stopped
-    from learner.run.changes import Moved
+    from learner.run.drain import RanksMustMove
 
     furthest, num_restarts = -1, 0
     while True:
@@ -183,7 +102,7 @@ def _run_attempts(start: RunStart, context: "RunContext", progress: _Progress) -
             ended = attempt.watch()
         except Stopped:
             ended = "Stopped before the first step."
-        except Moved as reason:
+        except RanksMustMove as reason:
             attempt.end()
             start = _restart(context, start, reason)
             continue
@@ -197,7 +116,7 @@ def _run_attempts(start: RunStart, context: "RunContext", progress: _Progress) -
                 raise _cluster_ended(gone, start) from error
             num_restarts = 1 if attempt.step > furthest else num_restarts + 1
             furthest = max(furthest, attempt.step)
-            if num_restarts > _most_restarts(context, start, progress):
+            if num_restarts > _max_restarts(context, start, progress):
                 _end_attempt(attempt)
                 raise
             attempt.end()
@@ -211,14 +130,23 @@ def _run_attempts(start: RunStart, context: "RunContext", progress: _Progress) -
         return ended
 
 
-def _most_restarts(context: "RunContext", start: RunStart, progress: _Progress) -> int:
+def _max_restarts(context: "RunContext", start: RunStart, progress: _Progress) -> int:
     if progress.has_trained:
         return context.settings.run.max_restarts
     return min(1, context.settings.run.max_restarts) if start.checkpoint is not None else 0
 
 
-def _last_copy(context: "RunContext") -> str:
-    """Wait for the copy of the last checkpoint; returns what is to be said when there is none, to follow a sentence."""
+def _restart(context: "RunContext", start: RunStart, error: Exception) -> RunStart:
+    """Reset the run folder to the newest checkpoint; returns the start of the next attempt."""
+    start = plan_restart(start)
+    context.view.message(f"{' '.join(str(error).split())[:300]}. Resuming from step {start.step}.")
+    prepare_folder(start, context.settings)
+    context.metrics.skip_known()
+    return start
+
+
+def _finish_copies(context: "RunContext") -> str:
+    """Wait for the copy of the last checkpoint; returns a sentence when it is missing, else an empty string."""
     if context.copies is None:
         return ""
     context.view.show_phase("copying the last checkpoint")
@@ -227,42 +155,33 @@ def _last_copy(context: "RunContext") -> str:
 
 
 def _cluster_ended(gone: str, start: RunStart) -> OperatorError:
-    """Return what to say when the cluster is no more: nothing of the run is left to be ended."""
+    """Return the error of a run whose cluster is gone: nothing of the run is left to be ended."""
     saved = plan_restart(start).step
     return OperatorError(
         f"The cluster was stopped, or died, during the run: {gone}. Start it with deploy/start_cluster.sh and give "
-        f"this command again: the run goes on from {f'the checkpoint of step {saved}' if saved else 'its start'}."
+        f"this command again: the run resumes from {f'the checkpoint of step {saved}' if saved else 'its start'}."
     )
 
 
 def _end_attempt(attempt: "RunAttempt") -> None:
-    """End an attempt after an error, which the caller raises on: nothing here may take its place."""
+    """End an attempt after an error, which the caller raises: an error here must not hide it."""
     if cluster_end(attempt.context.cluster) is not None:
-        return  # each call would wait a minute for what is gone
+        return  # each call would wait a minute for the lost cluster
     with contextlib.suppress(NeighbourError, OperatorError):
         attempt.detach_servers()
     with contextlib.suppress(NeighbourError, OperatorError):
         attempt.end()
 
 
-def _restart(context: "RunContext", start: RunStart, error: Exception) -> RunStart:
-    """Put the run folder back to the newest checkpoint; returns where the next attempt starts."""
-    start = plan_restart(start)
-    context.view.message(f"{' '.join(str(error).split())[:300]}. Going on from step {start.step}.")
-    prepare_folder(start, context.settings)
-    context.metrics.skip_known()
-    return start
-
-
 def _end_failed(inspected: Inspected, progress: _Progress, view: LiveView, error: BaseException) -> None:
-    """Leave a report, or no folder, after an error, which the caller raises on: nothing here may take its place."""
+    """Leave a report, or no folder, after an error, which the caller raises: an error here must not hide it."""
     folder = inspected.start.folder
     how = "The run was stopped at once" if isinstance(error, KeyboardInterrupt) else "The run failed"
     if progress.has_trained:
         try:
             report = write_report(folder, inspected.model)
             view.message(f"{how}. Run folder: {folder}. Report: {report}.")
-        except Exception as failure:  # whatever it is, what ended the run is what the caller must see
+        except Exception as failure:  # whatever it is, the caller must see the error that ended the run
             view.message(f"{how}, and its report could not be written: {failure}")
     elif progress.has_made_folder:
         shutil.rmtree(folder, ignore_errors=True)
