@@ -1,1 +1,1 @@
-"""The actor that keeps rollout servers and lends processes for ranks. Reading order: fleet, hosted_server, standby."""
+"""The actor that keeps rollout servers and lends processes for ranks. Reading order: fleet, servers, processes."""

@@ -1,78 +1,84 @@
 """The fleet: a detached Ray actor that keeps rollout servers warm between runs and starts or replaces them on request.
 
-It also lends warm processes to become learner ranks (`deploy.fleet.standby`). It remembers nothing: which servers there
-are is read from Ray each time, so a fleet that Ray restarted knows as much as the one before.
+It also lends warm processes for learner ranks. It has no memory: the servers are read from Ray at each call, so a
+restarted fleet knows as much as the one before.
 """
 
 import asyncio
 import itertools
 import os
 from collections.abc import Mapping, Sequence
-from typing import Any, TypedDict, TypeVar
+from typing import Any, TypedDict
 
 import ray
 
-from deploy.fleet.awaited import Awaited
-from deploy.fleet.hosted_server import hosted
-from deploy.fleet.place import Place, places
-from deploy.fleet.server_calls import call_server, describe_server, log_tail, remove_server, server_names, stop_server
-from deploy.fleet.standby import StandbyPool
+from deploy.fleet.processes import ActorPlace, StandbyPool, places
+from deploy.fleet.servers import (
+    LongestWait,
+    call_server,
+    describe_server,
+    hosted,
+    read_log_tail,
+    remove_server,
+    server_names,
+    stop_server,
+)
 from protocol.errors import NeighbourError, OperatorError
 from protocol.node.code_digest import FLEET_ROOMS, code_digest
 from protocol.ray_calls import NAMESPACE, OUR_ACTOR, SERVER_PREFIX
 from protocol.settings.run_spec import EngineRequest, RunSpec
 
-_T = TypeVar("_T")
-# What a run that was killed had borrowed is back a moment after it.
+# A killed run returns its borrowed processes a moment later.
 _RETURN_S = 20.0
 _PLACE_S = 120.0
-# A process that ended has another in its place within seconds, where its node has room.
+# Ray replaces a process that ended within seconds, where its node has room.
 _AWAY_S = 20.0
-# Loading a model of hundreds of GB takes this long; the driver that waits has a deadline of its own.
+# Time to load a model of hundreds of GB; the waiting driver has its own deadline.
 _START_S = 3600.0
 
 
 class ServerInfo(TypedDict):
     """A rollout server."""
 
-    name: str  # of its Ray actor
-    node_ip: str  # address of its node; "": its process is not there yet
-    warm: bool  # True: it ran already, with this very engine
-    is_started: bool  # False: it is a process whose engine is left to be started by who asked for it
-    shared_retriever_url: str | None  # where other nodes search its node's retriever; None: they do not
+    name: str  # name of its Ray actor
+    node_ip: str  # address of its node; "": it has no process yet
+    node_id: str  # Ray's name of its node; "": it has no process yet
+    warm: bool  # True: it ran before, with this very engine
+    is_started: bool  # False: the caller has to start its engine
+    shared_retriever_url: str | None  # address of its node's retriever for other nodes; None: it is not shared
 
 
 class FleetInfo(TypedDict):
     """The fleet itself."""
 
-    pid: int  # of its process
-    code: str  # digest of what it runs
+    pid: int  # number of its process
+    code: str  # digest of its code
     is_lending: bool  # True: a run uses processes that would end with it
 
 
 class Fleet:
-    """All methods run in one event loop. server_class: `module:Class` of what is started."""
+    """All methods run in one event loop. server_class: `module:Class` of the rollout server."""
 
     def __init__(self, server_class: str = "rollout.server:RolloutServer") -> None:
         self._server_class = server_class
         self._code = code_digest(FLEET_ROOMS)
         self._changing = asyncio.Lock()
-        self._awaited = Awaited()
+        self._wait = LongestWait()
         self._standby = StandbyPool()
         self._standby.fill(1)
 
     async def describe_self(self) -> FleetInfo:
-        """Return which process this is, what code it runs, and whether a run uses processes of it."""
+        """Return its process, its code, and whether a run uses its processes."""
         return FleetInfo(pid=os.getpid(), code=self._code, is_lending=self._standby.is_lending)
 
-    async def awaited(self) -> str:
-        """Return which server is waited for longest, to do what, in words; empty where none is for long."""
-        return self._awaited.said()
+    async def describe_wait(self) -> str:
+        """Return the longest wait for a server in words; empty while all are short."""
+        return self._wait.describe()
 
     async def admit(self, borrower: list[Any]) -> None:
-        """Let a run use this cluster, whose servers it may change then: the actor in this list, while that lives.
+        """Let a run use this cluster and change its servers while the actor in this list lives.
 
-        Raises: OperatorError when another run does, and does not end within 20 s.
+        Raises: OperatorError when another run uses it and does not end within 20 s.
         """
         if not await self._standby.admit(borrower[0], _RETURN_S):
             names = sorted({server["run"]["run_id"] for server in await self.describe() if server.get("run")})
@@ -89,9 +95,9 @@ class Fleet:
         nodes: list[str] | None = None,
         resources: dict[str, float] | None = None,
     ) -> list[Any]:
-        """Return handles of `StandbyProcess` actors: they end when `borrower` does, the one actor in this list.
+        """Return handles of `StandbyProcess` actors, which end with `borrower`, the one actor in this list.
 
-        num_gpus, nodes, resources: as `ensure` takes them. Raises: as `admit` does.
+        num_gpus, nodes, resources: as for `ensure`. Raises: as `admit` does.
         """
         await self.admit(borrower)
         return await self._standby.lend(places(num_processes, num_gpus, nodes, resources))
@@ -107,13 +113,13 @@ class Fleet:
     ) -> list[ServerInfo]:
         """Return num_servers ready servers with the engine of `spec`, an EngineRequest.
 
-        Servers that have this engine in a place of this kind are kept, warm; others are stopped. Missing ones, and the
-        engines of processes that Ray has started again, are started side by side. num_gpus: of each; the cluster must
-        have them, or Ray waits for ever. nodes: Ray's name of the node of each; None: over all nodes. resources: what
-        each takes of the names that nodes were given. may_be_late: where one is ready, the others are returned as
-        processes whose engines are not started.
-        Raises: OperatorError that the operator can put right; NeighbourError with the end of the engine's log. Servers
-        that did start stay, warm for the next try.
+        Servers with this engine in a place of this kind are kept warm; others are stopped. Missing servers, and the
+        engines of processes that Ray has restarted, are started in parallel. num_gpus: GPUs of each; the cluster must
+        have them, or Ray waits for ever. nodes: Ray's name of each server's node; None: over all nodes. resources:
+        custom resources of each. may_be_late: when one server is ready, the others are returned before their engines
+        start.
+        Raises: OperatorError with a cure; NeighbourError with the end of the engine's log. The servers that did start
+        stay warm for the next try.
         """
         request = EngineRequest.model_validate(spec)
         fingerprint = request.fingerprint()
@@ -141,8 +147,8 @@ class Fleet:
     async def add(
         self, spec: dict[str, Any], nodes: list[str], num_gpus: float = 0, resources: dict[str, float] | None = None
     ) -> list[ServerInfo]:
-        """Start one more server on each of these nodes, beside those that there are. Arguments, Raises: as `ensure`;
-        of those that were to be started none is left then.
+        """Start one more server on each of these nodes. Arguments and errors: as for `ensure`; after an error no new
+        server is left.
         """
         request = EngineRequest.model_validate(spec)
         async with self._changing:
@@ -156,20 +162,20 @@ class Fleet:
             return _all_of(started)
 
     async def remove(self, name: str) -> None:
-        """Stop one server: it gives its run up first. Returns when it is gone."""
+        """Stop one server, which leaves its run first. Returns when it is gone."""
         async with self._changing:
             await self._end(name)
 
     async def describe(self) -> list[dict[str, Any]]:
-        """Return each server's `describe()` with node_ip, pid and log; one that does not answer has is_alive False."""
+        """Return each server's `describe()` with node_ip, pid and log; is_alive is False when it does not answer."""
         return list(await asyncio.gather(*(self._described(name) for name in server_names())))
 
     async def check_services(self, run: dict[str, Any]) -> None:
         """Ask the reward services and the retriever of a run (a RunSpec) once.
 
-        Raises: NeighbourError, OperatorError or SettingsError with what to change.
+        Raises: NeighbourError, OperatorError or SettingsError with a cure.
         """
-        # Imported here: a fleet must come up, and say what is wrong, when a room of the checkout is broken.
+        # Imported late: a fleet must start and report errors even when a room of the checkout is broken.
         from rollout.neighbours.node import this_node
         from rollout.neighbours.services import Services
 
@@ -177,17 +183,17 @@ class Fleet:
             await services.check()
 
     async def stop_all(self) -> None:
-        """Stop every server, and what waits to be lent; returns when all servers are gone."""
+        """Stop every server and the standby processes; returns when all servers are gone."""
         self._standby.end()
         async with self._changing:
             await asyncio.gather(*(self._end(name) for name in server_names()))
 
-    async def _start(self, name: str, request: EngineRequest, place: Place) -> ServerInfo:
-        """Start one server. Raises: what its start raised; nothing of it is left then."""
+    async def _start(self, name: str, request: EngineRequest, place: ActorPlace) -> ServerInfo:
+        """Start one server. Raises: the error of its start; nothing of it is left then."""
         self._make(name, request, place)
         return await self._start_engine(name, request.files, str(place))
 
-    def _make(self, name: str, request: EngineRequest, place: Place) -> None:
+    def _make(self, name: str, request: EngineRequest, place: ActorPlace) -> None:
         """Have Ray make a server's process."""
         actor = ray.remote(hosted(self._server_class)).options(
             name=name,
@@ -201,19 +207,19 @@ class Fleet:
         actor.remote(name, request.without_files().model_dump())
 
     async def _start_engine(self, name: str, files: Mapping[str, bytes], where_to: str = "") -> ServerInfo:
-        """Start the engine of a server's process, once it is there. Raises: as `_start` does."""
+        """Start the engine of a server, once it has a process. Raises: as `_start` does."""
         try:
             handle = ray.get_actor(name, namespace=NAMESPACE)
         except ValueError:
             raise NeighbourError(name, "did not start: its process has ended") from None
         where: dict[str, Any] = {"log": ""}
         try:
-            with self._awaited.of(name, f"have a process{where_to}"):
+            with self._wait.waiting_for(name, f"have a process{where_to}"):
                 where = await call_server(name, handle.where.remote(), _PLACE_S)
-            with self._awaited.of(name, f"load its model on node {where['node_ip']}"):
+            with self._wait.waiting_for(name, f"load its model on node {where['node_ip']}"):
                 await call_server(name, handle.start.remote(files), _START_S)
         except NeighbourError as error:
-            log = await log_tail(handle)
+            log = await read_log_tail(handle)
             await remove_server(name)
             raise NeighbourError(name, f"did not start: {error}{log} Log: {where['log'] or 'none yet'}") from None
         except BaseException:
@@ -222,19 +228,24 @@ class Fleet:
         return _info(name, where, is_warm=False)
 
     async def _end(self, name: str) -> None:
-        with self._awaited.of(name, "end"):
+        with self._wait.waiting_for(name, "end"):
             await stop_server(name)
 
     async def _described(self, name: str, away_s: float = 0.0) -> dict[str, Any]:
-        with self._awaited.of(name, "answer"):
+        with self._wait.waiting_for(name, "answer"):
             return await describe_server(name, away_s)
 
 
 def _info(name: str, where: dict[str, Any], is_warm: bool, is_started: bool = True) -> ServerInfo:
-    """where: as the server itself says it."""
+    """Return the info of a server. where: from its own answer."""
     shared = where["shared_retriever_url"]
     return ServerInfo(
-        name=name, node_ip=str(where["node_ip"]), warm=is_warm, is_started=is_started, shared_retriever_url=shared
+        name=name,
+        node_ip=str(where["node_ip"]),
+        node_id=str(where.get("node_id") or ""),
+        warm=is_warm,
+        is_started=is_started,
+        shared_retriever_url=shared,
     )
 
 
@@ -242,11 +253,11 @@ def _in_order(infos: list[ServerInfo]) -> list[ServerInfo]:
     return sorted(infos, key=lambda info: int(info["name"].removeprefix(SERVER_PREFIX)))
 
 
-def _in_places(alike: list[dict[str, Any]], wanted: list[Place]) -> tuple[list[dict[str, Any]], list[Place]]:
-    """Return which of these servers stand where one is wanted, and the places that are left."""
+def _in_places(alike: list[dict[str, Any]], wanted: list[ActorPlace]) -> tuple[list[dict[str, Any]], list[ActorPlace]]:
+    """Return the servers that are in a wanted place, and the places without a server."""
     kept, left = [], list(wanted)
     for server in alike:
-        found = (place for place in left if place.is_of(server.get("node_id"), server.get("assigned", {})))
+        found = (place for place in left if place.matches(server.get("node_id"), server.get("assigned", {})))
         if (place := next(found, None)) is not None:
             kept.append(server)
             left.remove(place)
@@ -254,12 +265,12 @@ def _in_places(alike: list[dict[str, Any]], wanted: list[Place]) -> tuple[list[d
 
 
 def _may_have_engine(server: dict[str, Any], fingerprint: str) -> bool:
-    """Return whether a server has this engine, or is a process that can start it: Ray starts one that ended again."""
+    """Return whether a server has this engine, or is a process that can start it, because Ray restarted it."""
     return (bool(server["is_alive"]) or server.get("is_started") is False) and server.get("fingerprint") == fingerprint
 
 
 def _all_of(results: Sequence[ServerInfo | BaseException]) -> list[ServerInfo]:
-    """Return what all starts returned. Raises: what the first of them raised."""
+    """Return the results of all starts. Raises: the first error."""
     for result in results:
         if isinstance(result, BaseException):
             raise result

@@ -105,11 +105,11 @@ class Rank:
 
     def become(self, settings: Settings, folder: Path, models: Mapping[str, ModelFiles]) -> Any:
         path = "learner.rank.process:RankProcess"
-        return self._process.become.remote(path, _passed_on(), settings, folder, models, RayServer)
+        return self._process.load.remote(path, _passed_on(), settings, folder, models, RayServer)
 
     def ask(self, method: str, *arguments: Any) -> Any:
         """Return a reference to the answer of a RankProcess's method."""
-        return self._process.invoke.remote(method, *arguments)
+        return self._process.call.remote(method, *arguments)
 
     def end(self) -> None:
         ray.kill(self._process)

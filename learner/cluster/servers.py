@@ -20,7 +20,7 @@ def ensure_servers(engine: EngineRequest, planned: Processes, may_be_late: bool 
     """Ask the fleet for warm or new rollout servers. Returns a reference to a list of {name, node_ip, warm, is_started,
     shared_retriever_url}. may_be_late: where one is ready, the engines of the others are left to be started.
     """
-    request, nodes = engine.model_dump(), [node.node_id for node in planned.places]
+    request, nodes = engine.model_dump(mode="json"), [node.node_id for node in planned.places]
     resources = dict(planned.resources)
     return find_fleet().ensure.remote(request, planned.count, planned.num_gpus, nodes, resources, may_be_late)
 
@@ -88,8 +88,6 @@ class ServerRayCalls:
         self.plan = plan
 
     def ask(self, name: str, method: str, *arguments: Any) -> Any:
-        if method == "start":
-            arguments = (self._engine.files,)  # its node may lack the model's small files
         return getattr(server(name), method).remote(*arguments)
 
     def is_done(self, reference: Any) -> bool:
@@ -99,7 +97,9 @@ class ServerRayCalls:
         return call(reference, name)
 
     def add(self, planned: Processes, nodes: Sequence[str]) -> Any:
-        return find_fleet().add.remote(self._engine.model_dump(), list(nodes), planned.num_gpus, dict(planned.resources))
+        return find_fleet().add.remote(
+            self._engine.model_dump(), list(nodes), planned.num_gpus, dict(planned.resources)
+        )
 
     def remove(self, name: str) -> Any:
         return find_fleet().remove.remote(name)

@@ -205,7 +205,7 @@ class RunAttempt:
             self.context.view.message(text)
 
     def _await(self, references: dict[Any, str]) -> None:
-        """Wait for start-up calls and show the phase of rank 0. Raises: an error of a call; NeighbourError when late."""
+        """Wait for start-up calls and show the phase of rank 0. Raises: a call's error; NeighbourError when late."""
         limit_s = self.context.settings.rollout.start_timeout_s
         deadline = time.monotonic() + limit_s
         waiting = dict(references)

@@ -8,7 +8,7 @@ from learner.cluster.drain_marks import DrainMarks
 from learner.run.await_plan import plan_run
 from protocol.errors import SettingsError
 from protocol.node.drained import DrainReport
-from protocol.node.keeper_files import own_node_id
+from protocol.ray_calls import own_node_id
 
 if TYPE_CHECKING:
     from collections.abc import Set as AbstractSet

@@ -1,10 +1,10 @@
 """One rollout server of a run: checked every few seconds, and after a restart started and attached again.
 
-    answer of `describe`                         next call
-    it serves this attempt of the run            describe
-    it restarted, or serves another attempt      start its engine, then attach it to the run
-    its process is away                          describe, until Ray has restarted it on a node with room
-    five failed restarts, or another index       describe; it is not started again
+answer of `describe`                         next call
+it serves this attempt of the run            describe
+it restarted, or serves another attempt      start its engine, then attach it to the run
+its process is away                          describe, until Ray has restarted it on a node with room
+five failed restarts, or another index       describe; it is not started again
 """
 
 import time
@@ -76,9 +76,10 @@ class RunServer:
         calls: ServerCalls,
         check: Callable[[str, Mapping[str, Any]], list[str]],
         clock: Callable[[], float] = time.monotonic,
+        silence_s: float = SILENCE_S,
     ) -> None:
         """check: takes the name and answer of an attached server and returns messages; raises OperatorError when it
-        must not serve. clock: in seconds.
+        must not serve. clock: in seconds. silence_s: longest wait for an answer before the user is told.
         """
         self.name = name
         self.node_id = ""  # Ray's name of its node; empty: unknown
@@ -89,6 +90,7 @@ class RunServer:
         self._calls = calls
         self._check = check
         self._clock = clock
+        self._silence_s = silence_s
         self._since = clock()  # seconds of the clock at which the state began
         self._num_restarts = 0  # since it last served for a minute
         self._call: Any = None  # reference of the call under way
@@ -205,7 +207,7 @@ class RunServer:
         Nothing else is done. The coordinator takes its leases back when its connection ends, and pushes leave it out.
         """
         silent_s = self._clock() - self._asked_at
-        if self._is_silent or self._method != "describe" or silent_s < SILENCE_S:
+        if self._is_silent or self._method != "describe" or silent_s < self._silence_s:
             return []
         self._is_silent = True
         return [f"{self} has not answered for {silent_s:.0f} s; the run continues without it until it does"]

@@ -144,7 +144,7 @@ class RunServers:
             self._reply(request, str(error), is_last=True, is_refused=True)
             return [f"The number of rollout servers stays {before}. {error}"]
         self.num_wanted, self._request, self._retry_at = number, request, 0.0
-        self._reply(request, f"The run has {before} rollout servers and changes to {number}.", is_last=False)
+        self._reply(request, f"Changing from {before} to {number} rollout servers.", is_last=False)
         return []
 
     def _finish_changes(self) -> list[str]:

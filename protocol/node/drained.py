@@ -56,6 +56,6 @@ def read_drain_report(node_id: str) -> DrainReport | None:
 
     found = internal_kv._internal_kv_get(_REPORT + node_id, namespace=_NAMESPACE)
     try:
-        return None if found is None else Leaving.model_validate_json(found)
+        return None if found is None else DrainReport.model_validate_json(found)
     except ValidationError:
         return None

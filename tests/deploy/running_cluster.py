@@ -48,7 +48,7 @@ class TinyServer:
 class Whereabouts:
     def where(self):
         import ray
-        from deploy.fleet.place import assigned_here
+        from deploy.fleet.processes import assigned_here
 
         return ray.util.get_node_ip_address(), assigned_here()
 """

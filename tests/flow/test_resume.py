@@ -135,7 +135,7 @@ def test_a_run_goes_on_from_its_newest_checkpoint_when_a_part_of_the_learner_die
     left, command = lived_on
 
     assert command.returncode == 0, command.stdout + command.stderr
-    assert re.search(r"Going on from step [24]\.", command.stdout)
+    assert re.search(r"Resuming from step [24]\.", command.stdout)
     assert left.trained == each_trained_once(6)
     assert left.rows("SELECT value FROM meta WHERE key = 'incarnation'") == [("2",)]
     assert [line["step"] for line in left.metrics] == [1, 2, 3, 4, 5, 6]
@@ -212,15 +212,15 @@ def unattended(cluster: FlowCluster, slow_user: Bring) -> Left:
 def test_a_run_gets_a_server_more_and_gives_it_back_while_it_goes_on(unattended: Left, cluster: FlowCluster) -> None:
     more = cluster.servers("unattended", "+1")
     assert more.stdout.splitlines() == [
-        "Rollout servers are being started: 1.",
-        "sluice-rollout-1 started, and serve from the next push on: 2 in all.",
+        "Changing from 1 to 2 rollout servers.",
+        "The run has 2 rollout servers.",
     ], more.stderr
     trained = "SELECT COUNT(*) FROM trajectories WHERE server = 'sluice-rollout-1' AND step IS NOT NULL"
     wait_until(lambda: unattended.rows(trained) != [(0,)], 240.0)
     fewer = cluster.servers("unattended", "-1")
     assert fewer.stdout.splitlines() == [
-        "sluice-rollout-1 is being taken away.",
-        "Rollout servers were taken away: 1 are left.",
+        "Changing from 2 to 1 rollout servers.",
+        "The run has 1 rollout servers.",
     ], fewer.stderr
     assert len(cluster.actors("RolloutServer")) == 1
     then = unattended.last_step

@@ -27,10 +27,10 @@ lose_rank() {
     saved=$(checkpoint "$lost")
     power_off 2
     say "the rank's host has lost its power, at step $before; there is a checkpoint of step $saved"
-    wait_until 300 "word of the loss" grep -q "Going on from step" "$log"
-    grep "Going on from step" "$log" | cut -c1-400
-    grep "Going on from step" "$log" | grep -q "$(address 2)" || fail "the run did not name the host that lost its power"
-    from=$(grep -o "Going on from step [0-9]*" "$log" | head -n 1 | grep -o '[0-9]*$')
+    wait_until 300 "word of the loss" grep -q "Resuming from step" "$log"
+    grep "Resuming from step" "$log" | cut -c1-400
+    grep "Resuming from step" "$log" | grep -q "$(address 2)" || fail "the run did not name the host that lost its power"
+    from=$(grep -o "Resuming from step [0-9]*" "$log" | head -n 1 | grep -o '[0-9]*$')
     ((from >= saved)) || fail "the run goes on from step $from, older than its checkpoint of step $saved"
     wait_until 240 "word of what is waited for" grep -q "waiting for nodes: .*host_2" "$log"
     power_on 2

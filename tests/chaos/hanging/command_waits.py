@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from learner.run.rank_watch import RankWatch
-from learner.run.server_watch import ServerWatch
+from learner.run.server import RunServer
 from protocol.settings.run_spec import run_spec
 from protocol.settings.settings import Settings
 from tests.chaos.hanging.way import Way, fork, raised_by, stop, timed
@@ -85,7 +85,9 @@ def _server(folder: Path) -> tuple[str, float]:
         result = staticmethod(server.result)
 
     spec = run_spec(Settings(), "run-A", 1, "tcp://127.0.0.1:1")
-    watch = ServerWatch(["server-7"], spec, lambda name, why: None, Calls(), silence_s=_SERVER_SILENCE_S)
+    calls: Any = Calls()
+    watch = RunServer("server-7", spec, calls, lambda name, run: [], silence_s=_SERVER_SILENCE_S)
+    watch.begin_serving()
     watch.poll()
     stop(server.process.pid)
 

@@ -10,7 +10,7 @@ import pytest
 from deploy.cluster.servers import change_servers
 from protocol.errors import OperatorError
 from protocol.node.current_run import using_cluster
-from protocol.node.scale_request import ScaleReply, write_reply, read_request
+from protocol.node.scale_request import ScaleReply, read_request, write_reply
 from tests.fakes.waiting import wait_until
 
 

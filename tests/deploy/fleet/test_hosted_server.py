@@ -4,7 +4,7 @@ import asyncio
 import gc
 from typing import Any
 
-from deploy.fleet.hosted_server import hosted
+from deploy.fleet.servers import hosted
 
 
 class Served:

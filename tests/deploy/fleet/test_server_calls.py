@@ -6,7 +6,7 @@ from typing import Any
 
 from ray.exceptions import ActorUnavailableError
 
-from deploy.fleet.server_calls import describe_server
+from deploy.fleet.servers import describe_server
 
 
 class Server:

@@ -2,7 +2,7 @@
 
 import asyncio
 
-from deploy.fleet.standby import StandbyPool
+from deploy.fleet.processes import StandbyPool
 
 
 class Borrower:

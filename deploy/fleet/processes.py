@@ -1,0 +1,186 @@
+"""Where Ray starts actors, and the processes that a run borrows for its learner ranks.
+
+Standby processes are warm before a run needs them: they hold slow imports and nothing of ours. So a process that waited
+for hours runs the code that is there when it is used.
+"""
+
+import asyncio
+import contextlib
+import os
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from importlib import import_module
+from typing import Any
+
+import ray
+from ray.exceptions import RayError
+from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
+
+from protocol.ray_calls import OUR_ACTOR
+
+_LEARNER_IMPORTS = (
+    "torch",
+    "torch.distributed",
+    "transformers.modeling_utils",
+    "transformers.models.auto.modeling_auto",
+)
+# Its methods may wait for each other: `train` runs for hours while `progress` is called.
+_NUM_CALLS = 4
+_BYTES = 1
+
+
+@dataclass(frozen=True)
+class ActorPlace:
+    """The node and the resources of one actor."""
+
+    node_id: str | None  # Ray's name of the node; None: any node with room
+    num_gpus: float  # GPUs of the actor; below 1: a share of one
+    resources: Mapping[str, float] = field(default_factory=dict)  # custom resources of the actor
+
+    def options(self, strategy: str = "DEFAULT") -> dict[str, Any]:
+        """Return Ray's options. strategy: Ray's own, used where no node is named.
+
+        The node is a soft wish: Ray starts a server again by itself, on another node with room once this one is gone.
+        While the node lives, Ray waits for room there.
+        """
+        node = self.node_id and NodeAffinitySchedulingStrategy(self.node_id, soft=True)
+        return {
+            "num_gpus": self.num_gpus,
+            # Ray starts an actor that takes nothing on any node, whatever node is named.
+            "memory": _BYTES,
+            "resources": dict(self.resources) or None,
+            "scheduling_strategy": node or strategy,
+        }
+
+    def __str__(self) -> str:
+        """Return " on node IP"; empty where no node is named, or Ray does not know it."""
+        known = {node["NodeID"]: node["NodeManagerAddress"] for node in ray.nodes()} if self.node_id else {}
+        return f" on node {known[self.node_id]}" if self.node_id in known else ""
+
+    def matches(self, node_id: str | None, assigned: Mapping[str, float]) -> bool:
+        """Return whether an actor is in such a place. node_id: its node. assigned: the resources that Ray reports."""
+        wanted = {name: amount for name, amount in {"GPU": self.num_gpus, **self.resources}.items() if amount}
+        return self.node_id in (None, node_id) and dict(assigned) == wanted
+
+
+def places(
+    count: int, num_gpus: float, nodes: Sequence[str] | None, resources: Mapping[str, float] | None
+) -> list[ActorPlace]:
+    """Return a place for each of `count` actors. nodes: one for each; None or empty: Ray chooses."""
+    taken = dict(resources or {})
+    return [ActorPlace(node or None, num_gpus, taken) for node in (nodes or [""] * count)]
+
+
+def this_node() -> str:
+    """Return Ray's name of this process's node."""
+    return str(ray.get_runtime_context().get_node_id())
+
+
+def assigned_here() -> dict[str, float]:
+    """Return the resources of this actor as Ray counts them, without CPUs and memory, which are not planned."""
+    assigned = ray.get_runtime_context().get_assigned_resources()
+    return {name: float(amount) for name, amount in assigned.items() if amount and name not in ("CPU", "memory")}
+
+
+class StandbyProcess:
+    """An actor. Call order: load, then call."""
+
+    def __init__(self, imports: Sequence[str]) -> None:
+        # Torch reads it at its first allocation: large memory gets pages of 2 MiB where the kernel has them. Fresh
+        # memory of a push's buckets then costs a quarter of its time with pages of 4 KiB.
+        os.environ.setdefault("THP_MEM_ALLOC_ENABLE", "1")
+        for name in imports:
+            import_module(name)
+
+    def load(self, class_path: str, environment: Mapping[str, str], *arguments: Any) -> None:
+        """Make an object of the class `module:Class`, whose methods `call` calls.
+
+        environment: variables of the borrower that this process was started without.
+        """
+        os.environ.update(environment)
+        module, _, name = class_path.partition(":")
+        self._object = getattr(import_module(module), name)(*arguments)
+
+    def is_warm(self) -> bool:
+        """Return True, once everything is imported."""
+        return True
+
+    def call(self, method: str, *arguments: Any) -> Any:
+        """Return the result of a method of the loaded object."""
+        return getattr(self._object, method)(*arguments)
+
+
+class StandbyPool:
+    """The fleet's standby processes, in its event loop. On a cluster with GPUs none waits: it would hold one."""
+
+    def __init__(self) -> None:
+        self._idle: list[Any] = []
+        self._borrower: Any = None  # actor that may borrow; None: none was admitted yet
+        self._lent: list[Any] = []  # processes that it has borrowed
+        self._watching: asyncio.Task[None] | None = None  # ends after the borrower and its processes have ended
+
+    @property
+    def is_lending(self) -> bool:
+        """True from a borrower's admission until everything that it borrowed has ended."""
+        return self._watching is not None and not self._watching.done()
+
+    async def admit(self, borrower: Any, timeout_s: float) -> bool:
+        """Return whether `borrower`, an actor with `live`, may borrow: only one may until it has ended.
+
+        Blocks for timeout_s at most, while another borrower lives.
+        """
+        if self.is_lending and borrower == self._borrower:
+            return True
+        if self._watching is not None:
+            await asyncio.wait([self._watching], timeout=timeout_s)
+        if self.is_lending:
+            return False
+        # No await from the check to here: of two waiting borrowers only one is admitted.
+        self._borrower, self._lent = borrower, []
+        self._watching = asyncio.create_task(self._end_with(borrower, self._lent))
+        return True
+
+    def fill(self, num_processes: int) -> None:
+        """Keep this many processes on this node, none on a cluster with GPUs. Returns at once, before their imports."""
+        if num_processes > len(self._idle) and not ray.cluster_resources().get("GPU"):
+            here = ActorPlace(this_node(), 0)
+            self._idle += [_start(here) for _ in range(num_processes - len(self._idle))]
+
+    async def lend(self, places: Sequence[ActorPlace]) -> list[Any]:
+        """Return a process for each place, in order, to the admitted borrower, for as long as it lives.
+
+        Idle processes are lent first, where a place asks for no more than a process on this node.
+        """
+        here = this_node()
+        fitting = [number for number, place in enumerate(places) if place in (ActorPlace(here, 0), ActorPlace(None, 0))]
+        waiting, self._idle = self._idle[: len(fitting)], self._idle[len(fitting) :]
+        answers = await asyncio.gather(*(process.is_warm.remote() for process in waiting), return_exceptions=True)
+        warm = [process for process, answer in zip(waiting, answers, strict=True) if answer is True]
+        lent_at = dict(zip(fitting, warm, strict=False))
+        lent = [lent_at[number] if number in lent_at else _start(place) for number, place in enumerate(places)]
+        self._lent += lent
+        if not self.is_lending:  # the borrower has ended, and its watch would not end these
+            _end(lent)
+        return lent
+
+    def end(self) -> None:
+        """End the idle processes."""
+        while self._idle:
+            ray.kill(self._idle.pop())
+
+    async def _end_with(self, borrower: Any, lent: Sequence[Any]) -> None:
+        """End the lent processes when their borrower is gone, for any reason; then refill for the next one."""
+        with contextlib.suppress(RayError):  # it crashed or was killed
+            await borrower.live.remote()
+        _end(lent)
+        self.fill(len(lent))
+
+
+def _end(lent: Sequence[Any]) -> None:
+    for process in lent:
+        ray.kill(process)
+
+
+def _start(place: ActorPlace) -> Any:
+    options = {**OUR_ACTOR, "max_concurrency": _NUM_CALLS, **place.options()}
+    return ray.remote(StandbyProcess).options(**options).remote(_LEARNER_IMPORTS)

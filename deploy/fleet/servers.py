@@ -1,0 +1,175 @@
+"""One rollout server of the fleet: its class as the fleet starts it, and calls by its name, each with a deadline."""
+
+import asyncio
+import contextlib
+import gc
+import os
+import time
+from collections.abc import Awaitable, Callable, Iterator, Mapping
+from contextlib import contextmanager
+from importlib import import_module
+from pathlib import Path
+from typing import Any, TypeVar
+
+import ray
+from ray.util import list_named_actors
+
+from deploy.fleet.processes import assigned_here, this_node
+from protocol.errors import AwayError, NeighbourError, OperatorError
+from protocol.node.home import read_cluster
+from protocol.ray_calls import NAMESPACE, SERVER_PREFIX, naming_ray_errors
+
+_T = TypeVar("_T")
+_ANSWER_S = 20.0
+_STOP_S = 30.0
+_AGAIN_S = 0.2
+_SHORT_S = 3.0
+_TAIL_LINES = 12
+
+
+class HostedServer:
+    """The fleet's methods of a server, added to the methods of its class."""
+
+    async def start(self, files: Mapping[str, bytes] | None = None) -> dict[str, object]:
+        """Start as the server's class does, and exempt its memory from garbage collection.
+
+        A collection among the objects of vLLM and torch finds nothing, and blocks all event loops for 0.1 s or more.
+        """
+        described: dict[str, object] = await super().start(files)  # type: ignore[misc]
+        if not gc.get_freeze_count():
+            gc.collect()
+            gc.freeze()
+        return described
+
+    async def describe(self) -> dict[str, object]:
+        """Return the description by the server's class, with the address and Ray's name of its node."""
+        described: dict[str, object] = await super().describe()  # type: ignore[misc]
+        return {**described, "node_ip": ray.util.get_node_ip_address(), "node_id": this_node()}
+
+    async def where(self) -> dict[str, object]:
+        """Return the server's node, resources, process and log, and the shared address of its node's retriever (None:
+        other nodes may not use it).
+        """
+        where = {"node_ip": ray.util.get_node_ip_address(), "pid": os.getpid(), "log": _own_log()}
+        where |= {"node_id": this_node(), "assigned": assigned_here()}
+        try:
+            return {**where, "shared_retriever_url": read_cluster().shared_retriever_url}
+        except OperatorError:  # the cluster is being stopped
+            return {**where, "shared_retriever_url": None}
+
+    async def log_tail(self) -> str:
+        """Return the last lines of this process and its engine, from standard output and standard error."""
+        return " | ".join(line for descriptor in (1, 2) for line in _last_lines(descriptor))
+
+
+def hosted(server_class: str) -> type:
+    """Return the class named `module:Class` with the methods of HostedServer."""
+    module, _, name = server_class.partition(":")
+    return type(name, (HostedServer, getattr(import_module(module), name)), {})
+
+
+class LongestWait:
+    """The calls to servers under way, for a command that waits for the fleet. clock: in seconds."""
+
+    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
+        self._clock = clock
+        self._since: dict[tuple[str, str], float] = {}  # (server, purpose) -> seconds of the clock
+
+    @contextmanager
+    def waiting_for(self, name: str, purpose: str) -> Iterator[None]:
+        """Count a call within the block. purpose: a verb phrase that follows "to"."""
+        self._since[name, purpose] = self._clock()
+        try:
+            yield
+        finally:
+            self._since.pop((name, purpose), None)
+
+    def describe(self) -> str:
+        """Return the longest wait in words and the number of others; empty while all are short."""
+        if not self._since:
+            return ""
+        (name, purpose), since = min(self._since.items(), key=lambda wait: wait[1])
+        if (waited_s := self._clock() - since) < _SHORT_S:
+            return ""
+        others = f", and {len(self._since) - 1} more" if len(self._since) > 1 else ""
+        return f"{name} to {purpose}, {waited_s:.0f} s{others}"
+
+
+def server_names() -> list[str]:
+    """Return the names of the rollout servers that Ray knows."""
+    actors = list_named_actors(all_namespaces=True)
+    names = [actor["name"] for actor in actors if actor["namespace"] == NAMESPACE]
+    return sorted(name for name in names if name.startswith(SERVER_PREFIX))
+
+
+async def describe_server(
+    name: str, away_s: float = 0.0, find: Callable[[str], Any] = lambda name: ray.get_actor(name, namespace=NAMESPACE)
+) -> dict[str, Any]:
+    """Return its `describe()` with node_ip, pid and log; is_alive is False when it does not answer.
+
+    away_s: longest wait for a server that Ray is about to restart; it may wait for room that no node has. find:
+    returns the server's handle; raises ValueError where there is none.
+    """
+    unknown = {"name": name, "is_alive": False, "node_ip": "", "pid": 0, "log": "", "shared_retriever_url": None}
+    deadline = time.monotonic() + away_s
+    while True:
+        try:
+            handle = find(name)
+            where = await call_server(name, handle.where.remote(), _ANSWER_S)
+            return {**unknown, **where, **await call_server(name, handle.describe.remote(), _ANSWER_S)}
+        except AwayError:
+            if time.monotonic() >= deadline:
+                return unknown
+            await asyncio.sleep(_AGAIN_S)
+        except (ValueError, NeighbourError):  # it has ended since it was listed, or it does not answer
+            return unknown
+
+
+async def stop_server(name: str) -> None:
+    """Stop a server in order; end its process when it does not stop."""
+    # Suppressed: it is gone, or cannot stop by itself and is ended below.
+    with contextlib.suppress(ValueError, NeighbourError, OperatorError):
+        await call_server(name, ray.get_actor(name, namespace=NAMESPACE).stop.remote(), _STOP_S)
+    await remove_server(name)
+
+
+async def remove_server(name: str) -> None:
+    """End a server's process; returns when its name is free. Raises: NeighbourError after 30 s."""
+    try:
+        ray.kill(ray.get_actor(name, namespace=NAMESPACE), no_restart=True)
+        async with asyncio.timeout(_STOP_S):
+            while name in server_names():
+                await asyncio.sleep(0.02)  # Ray sends no event when a name is free
+    except ValueError:
+        return
+    except TimeoutError:
+        raise NeighbourError(name, f"was still there {_STOP_S:g} s after it was ended") from None
+
+
+async def read_log_tail(handle: Any) -> str:
+    """Return the end of a server's log as a sentence that follows another."""
+    try:
+        tail = str(await call_server("", handle.log_tail.remote(), _ANSWER_S))
+    except NeighbourError:
+        return "."
+    return f". The end of its log: {tail}." if tail else "."
+
+
+async def call_server(name: str, reference: Awaitable[_T], timeout_s: float) -> _T:
+    """Return a server's answer. Raises: as `naming_ray_errors` does."""
+    with naming_ray_errors(name, timeout_s):
+        async with asyncio.timeout(timeout_s):
+            return await reference
+
+
+def _own_log() -> str:
+    """Return the file to which Ray sends the errors of an actor and of the processes that it starts."""
+    return os.readlink("/proc/self/fd/2")
+
+
+def _last_lines(descriptor: int) -> list[str]:
+    """Return the last lines of the file behind an output of this process; an empty list when it is no file."""
+    path = Path(os.readlink(f"/proc/self/fd/{descriptor}"))
+    lines = path.read_text(encoding="utf-8", errors="replace").splitlines() if path.is_file() else []
+    # Ray writes marks for its own log reader between the lines: ":job_id:...", ":actor_name:...".
+    return [line.strip() for line in lines if line.strip() and not line.startswith(":")][-_TAIL_LINES:]
