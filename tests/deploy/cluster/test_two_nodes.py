@@ -14,7 +14,7 @@ from typing import Any
 import httpx
 import psutil
 import pytest
-from deploy.fleet.place import places
+from deploy.fleet.processes import places
 
 from deploy.cluster.joining import head_checkout, this_checkout
 from deploy.cluster.ray_processes import ray_processes
@@ -211,8 +211,8 @@ def rank_of(fleet: Any, **placement: object) -> tuple[str, dict[str, float]]:
     nodes = [node.node_id for node in part.places]
     lent = fleet.lend_processes.remote(part.count, part.num_gpus, [borrower], nodes, dict(part.resources))
     (process,) = ray.get(lent, timeout=240)
-    ray.get(process.become.remote("tiny_server:Whereabouts", {}), timeout=240)
-    found: tuple[str, dict[str, float]] = ray.get(process.invoke.remote("where"), timeout=240)
+    ray.get(process.load.remote("tiny_server:Whereabouts", {}), timeout=240)
+    found: tuple[str, dict[str, float]] = ray.get(process.call.remote("where"), timeout=240)
     ray.kill(borrower)  # what it borrowed ends with it
     return found
 

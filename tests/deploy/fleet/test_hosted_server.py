@@ -12,7 +12,7 @@ class Served:
 
     num_starts = 0
 
-    async def start(self) -> dict[str, Any]:
+    async def start(self, files: object) -> dict[str, Any]:
         """Return what it is told of its start."""
         self.num_starts += 1
         return {"is_started": True}
