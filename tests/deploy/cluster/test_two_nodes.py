@@ -14,11 +14,11 @@ from typing import Any
 import httpx
 import psutil
 import pytest
-from deploy.fleet.processes import places
 
 from deploy.cluster.joining import head_checkout, this_checkout
 from deploy.cluster.ray_processes import ray_processes
 from deploy.fleet.fleet import Fleet
+from deploy.fleet.processes import places
 from deploy.node.home import Home
 from learner.cluster import ray_door
 from learner.disk.model_size import ModelSize
