@@ -1,7 +1,7 @@
-"""Prints pip's settings (environment and pip.conf) as the variables uv reads, one NAME=VALUE a line.
+"""Prints pip's settings (environment and pip.conf) as variables for uv, one NAME=VALUE a line.
 
-It runs in the user's own Python, before there is a .venv: uv reads none of these itself. A variable of uv that the user
-has set already is left alone. Standard library only: nothing is installed yet.
+It runs in the user's own Python, before .venv exists, with the standard library only: uv does not read these settings
+itself. Variables of uv that the user has set stay.
 """
 
 import ast
@@ -18,7 +18,7 @@ _SAME = {
     "timeout": "UV_HTTP_TIMEOUT",
     "proxy": "ALL_PROXY",
 }
-# pip separates by white space what uv separates by a space or a comma.
+# Lists: pip separates by white space, uv by a space or a comma.
 _LISTS = {
     "extra-index-url": ("UV_INDEX", " "),
     "find-links": ("UV_FIND_LINKS", ","),

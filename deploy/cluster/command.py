@@ -72,19 +72,19 @@ def exit_status(verb: Callable[[], None]) -> int:
 
 
 @contextmanager
-def _connection() -> Iterator[None]:
+def _cluster_connection() -> Iterator[None]:
     """Connect to this node's cluster. Raises: OperatorError when there is none, or Ray does not answer."""
     state = read_cluster()
     connect_environment(state)
-    from deploy.cluster.fleet_client import connected
+    from deploy.cluster.fleet_client import connection
 
-    with connected(state.ray_address, state.node_ip):
+    with connection(state.ray_address, state.node_ip):
         yield
 
 
 def _nodes(arguments: Sequence[str]) -> None:
     _check_no_options("nodes", arguments)
-    with _connection():
+    with _cluster_connection():
         show_nodes(node_rows())
 
 
@@ -94,7 +94,7 @@ def _wait_nodes(arguments: Sequence[str]) -> None:
         raise SettingsError("wait-nodes: give the number of nodes, and the seconds to wait for them (300).")
     if int(arguments[0]) < 1:
         raise SettingsError(f"wait-nodes: {arguments[0]} nodes are always there. Give a number from 1 on.")
-    with _connection():
+    with _cluster_connection():
         from deploy.cluster.keeper_client import await_nodes
 
         await_nodes(int(arguments[0]), float(arguments[1]) if len(arguments) > 1 else _NODES_S)
@@ -103,7 +103,7 @@ def _wait_nodes(arguments: Sequence[str]) -> None:
 def _drain(arguments: Sequence[str]) -> None:
     """Move a run's processes off a node. Raises: OperatorError when one has to stay."""
     _check_names_a_node("drain", arguments)
-    with _connection():
+    with _cluster_connection():
         from deploy.cluster.drain import drain_node
 
         print(drain_node(arguments))
@@ -112,7 +112,7 @@ def _drain(arguments: Sequence[str]) -> None:
 def _undrain(arguments: Sequence[str]) -> None:
     """Let processes start on a node again. Raises: OperatorError when there is no such node."""
     _check_names_a_node("undrain", arguments)
-    with _connection():
+    with _cluster_connection():
         from deploy.cluster.drain import undrain_node
 
         print(undrain_node(arguments))

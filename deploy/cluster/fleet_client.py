@@ -1,6 +1,6 @@
-"""The fleet actor from outside: connected to, created when missing, asked.
+"""Calls to the fleet actor, and the connection to Ray that they need.
 
-Importing this module imports Ray, which reads how to authenticate at once: set its environment first.
+Importing this module imports Ray, which reads its environment at once: call `connect_environment` first.
 """
 
 import socket
@@ -21,19 +21,18 @@ _CONNECT_S = 5.0
 
 
 @contextmanager
-def connected(address: str, node_ip: str | None = None) -> Iterator[None]:
-    """Be a driver of the cluster within the block; a block inside another one's changes nothing.
+def connection(address: str, node_ip: str | None = None) -> Iterator[None]:
+    """Connect to the cluster as a Ray driver within the block; a nested block uses the outer connection.
 
-    node_ip: this node's address in the cluster; None: Ray's guess, which on a machine of several addresses may be
-    another one, and another node's Ray is then taken for this one's.
-
+    node_ip: this node's address in the cluster. With None Ray guesses, and on a machine with several addresses it may
+    use another node's Ray.
     Raises: OperatorError when Ray does not answer.
     """
     if ray.is_initialized():
         yield
         return
     try:
-        # Asked first: for a head that is gone Ray waits two minutes, then ends this process without an exception.
+        # Without a head ray.init waits two minutes, then ends this process without an exception.
         socket.create_connection(host_and_port(address), timeout=_CONNECT_S).close()
         options = {"_node_ip_address": node_ip} if node_ip is not None else {}
         ray.init(address=address, namespace=NAMESPACE, log_to_driver=False, logging_level="ERROR", **options)
@@ -46,7 +45,7 @@ def connected(address: str, node_ip: str | None = None) -> Iterator[None]:
 
 
 def ensure_fleet(timeout_s: float) -> None:
-    """Have the fleet actor run on this node, the head; it outlives this driver.
+    """Start the fleet actor on this node, the head, unless it runs. It outlives this driver.
 
     It is pinned to the head: on another node Ray might restart it with other code.
     Raises: OperatorError when it does not answer in time.
@@ -59,34 +58,34 @@ def ensure_fleet(timeout_s: float) -> None:
 
 
 def describe_servers(timeout_s: float) -> list[dict[str, Any]]:
-    """Return what the fleet says of its servers; [] when there is no fleet."""
+    """Return the fleet's facts of its servers; [] without a fleet."""
     fleet = _find()
     servers: list[dict[str, Any]] = ask(fleet.describe.remote(), timeout_s) if fleet is not None else []
     return servers
 
 
 def describe_fleet(timeout_s: float) -> dict[str, Any] | None:
-    """Return what the fleet says of itself, a FleetInfo; None when there is no fleet."""
+    """Return the fleet's FleetInfo; None without a fleet."""
     fleet = _find()
     return ask(fleet.describe_self.remote(), timeout_s) if fleet is not None else None
 
 
 def stop_servers(timeout_s: float) -> None:
-    """Stop every rollout server in an orderly way, so that engines give back what they hold."""
+    """Stop every rollout server in order, so that engines free their memory."""
     fleet = _find()
     if fleet is not None:
         ask(fleet.stop_all.remote(), timeout_s)
 
 
 def stop_server(name: str, timeout_s: float) -> None:
-    """Stop one rollout server in an orderly way. Raises: OperatorError when it does not end."""
+    """Stop one rollout server in order. Raises: OperatorError when it does not end."""
     fleet = _find()
     if fleet is not None:
         ask(fleet.remove.remote(name), timeout_s)
 
 
 def ask(reference: Any, timeout_s: float, who: str = "fleet") -> Any:
-    """Return an actor's answer. Raises: OperatorError naming it when none came in time or it failed."""
+    """Return an actor's answer. Raises: OperatorError naming the actor when it failed or was late."""
     try:
         with naming_ray_errors(f"the {who}", timeout_s):
             return ray.get(reference, timeout=timeout_s)

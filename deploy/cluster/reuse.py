@@ -74,10 +74,10 @@ def end_replaced(kept: Mapping[str, ProcessRecord], options: StartOptions, home:
         make_home(home, is_joining=options.address is not None)
     elif replaced and state is not None:
         connect_environment(state)
-        from deploy.cluster.fleet_client import connected
+        from deploy.cluster.fleet_client import connection
         from deploy.cluster.keeper_client import forget_services
 
-        with connected(state.ray_address, state.node_ip):
+        with connection(state.ray_address, state.node_ip):
             forget_services(replaced, _ANSWER_S)
     # Read again: the keeper may have restarted a service just before it forgot it.
     known = known_processes()
@@ -92,10 +92,10 @@ def is_left_behind(state: ClusterState) -> bool:
     if is_head(state) or not does_head_answer(state):
         return False
     connect_environment(state)
-    from deploy.cluster.fleet_client import connected
+    from deploy.cluster.fleet_client import connection
 
     try:
-        with connected(state.ray_address, state.node_ip):
+        with connection(state.ray_address, state.node_ip):
             return False
     except OperatorError:
         return does_head_answer(state)
@@ -121,8 +121,8 @@ def _attached_run(state: ClusterState) -> str | None:
     """Return the run that uses the cluster, in words; None when there is none."""
     connect_environment(state)
     from deploy.cluster.attached_run import find_attached_run
-    from deploy.cluster.fleet_client import connected
+    from deploy.cluster.fleet_client import connection
 
-    with connected(state.ray_address, state.node_ip):
+    with connection(state.ray_address, state.node_ip):
         run = find_attached_run(_ANSWER_S)
     return None if run is None else str(run)

@@ -1,4 +1,4 @@
-"""`python -m deploy.cluster servers RUN +2`: more or fewer rollout servers for a run that goes on."""
+"""`python -m deploy.cluster servers RUN +2`: add rollout servers to a running run, or remove some."""
 
 import math
 import re
@@ -12,18 +12,17 @@ from protocol.errors import OperatorError, SettingsError
 from protocol.node.current_run import CurrentRun, current_run
 from protocol.node.scale_request import read_reply, write_request
 
-# An engine of hundreds of GB loads for so long.
-_START_S = 3600.0
-_TAKEN_UP_S = 30.0
+_START_S = 3600.0  # an engine of hundreds of GB
+_REPLY_S = 30.0
 _POLL_S = 0.2
 _LOCK = "servers.lock"
 
 
-def change_servers(arguments: Sequence[str], taken_up_s: float = _TAKEN_UP_S) -> str:
-    """Have a run use more or fewer rollout servers; returns what it says when that is done, and prints what until then.
+def change_servers(arguments: Sequence[str], reply_s: float = _REPLY_S) -> str:
+    """Request a change of a run's number of servers; prints the run's replies and returns the last one.
 
-    taken_up_s: within so many seconds the run says that it is at it.
-    Raises: OperatorError when the run cannot, is not there, or does not answer.
+    reply_s: longest wait for the first reply.
+    Raises: OperatorError when the run refuses, does not exist, or does not answer.
     """
     if len(arguments) != 2 or not re.fullmatch(r"[+-][0-9]{1,4}", arguments[1]):
         raise SettingsError("servers: give the run's name and how many more or fewer: servers my-run +2.")
@@ -34,7 +33,7 @@ def change_servers(arguments: Sequence[str], taken_up_s: float = _TAKEN_UP_S) ->
         raise OperatorError(f"servers: {there}. Give the command on the machine of the run's own command.")
     folder = Path(run.folder)
     with _exclusive(folder / _LOCK, name):
-        return _change(run, folder, change, taken_up_s)
+        return _change(run, folder, change, reply_s)
 
 
 @contextmanager
@@ -55,14 +54,14 @@ def _exclusive(lock: Path, name: str) -> Iterator[None]:
         yield
 
 
-def _change(run: CurrentRun, folder: Path, change: int, taken_up_s: float) -> str:
+def _change(run: CurrentRun, folder: Path, change: int, reply_s: float) -> str:
     name, begun = run.run_id, time.monotonic()
-    _check_goes_on(run)  # a wish that is left for another start of it would be done, and be told to nobody
+    _check_running(run)  # another start of the run would carry out a request that has no reader
     try:
         wish = write_request(folder, change)
     except OSError as error:
         raise OperatorError(f"servers: {folder} cannot be written: {error.strerror}.") from None
-    said = ""  # of this wish; a later one's answer takes the place of it
+    shown = ""
     while True:
         answer = read_reply(folder)
         if answer is not None and answer.id == wish.id:
@@ -70,16 +69,16 @@ def _change(run: CurrentRun, folder: Path, change: int, taken_up_s: float) -> st
                 raise OperatorError(f"servers: {answer.text}")
             if answer.is_last:
                 return answer.text
-            if answer.text != said:
+            if answer.text != shown:
                 print(answer.text, flush=True)
-            said = answer.text
-        _check_goes_on(run)
-        if time.monotonic() - begun > (_START_S if said else taken_up_s):
-            raise OperatorError(f"servers: the run {name} does not answer. It does once it trains; see its output.")
+            shown = answer.text
+        _check_running(run)
+        if time.monotonic() - begun > (_START_S if shown else reply_s):
+            raise OperatorError(f"servers: the run {name} does not answer. It answers once it trains; see its output.")
         time.sleep(_POLL_S)
 
 
-def _check_goes_on(run: CurrentRun) -> None:
-    """Raise OperatorError where this run's command has ended."""
+def _check_running(run: CurrentRun) -> None:
+    """Raise OperatorError when the run's command has ended."""
     if (now := current_run()) is None or now.pid != run.pid:
         raise OperatorError(f"servers: the run {run.run_id} has ended.")

@@ -150,10 +150,10 @@ class _NodeStart:
 def _start_actors(state: ClusterState, home: Home) -> None:
     """Write cluster.json, and start the fleet and this node's keeper. A node that joins is checked first."""
     connect_environment(state)
-    from deploy.cluster.fleet_client import connected, ensure_fleet
+    from deploy.cluster.fleet_client import connection, ensure_fleet
     from deploy.cluster.keeper_client import keep_services
 
-    with connected(state.ray_address, state.node_ip):
+    with connection(state.ray_address, state.node_ip):
         if not is_head(state):
             _check_join(state)
         write_cluster(state)  # the keeper reads its services there
@@ -180,10 +180,10 @@ def _check_join(state: ClusterState) -> None:
 
 def _await_nodes(state: ClusterState, options: StartOptions) -> None:
     connect_environment(state)
-    from deploy.cluster.fleet_client import connected
+    from deploy.cluster.fleet_client import connection
     from deploy.cluster.keeper_client import await_nodes
 
-    with connected(state.ray_address, state.node_ip):
+    with connection(state.ray_address, state.node_ip):
         await_nodes(options.wait_nodes, options.start_timeout_s)
 
 

@@ -44,11 +44,11 @@ def _end_orderly(state: ClusterState, is_now: bool) -> None:
     """
     connect_environment(state)
     from deploy.cluster.attached_run import end_run, find_attached_run
-    from deploy.cluster.fleet_client import connected, stop_servers
+    from deploy.cluster.fleet_client import connection, stop_servers
     from deploy.cluster.keeper_client import forget_services
 
     try:
-        with connected(state.ray_address, state.node_ip):
+        with connection(state.ray_address, state.node_ip):
             run = None if _has_left(state) else find_attached_run(_ANSWER_S)
             if run is not None and is_now:
                 print(f"Ending {run} at once: the steps after its last checkpoint are lost.", flush=True)

@@ -60,10 +60,10 @@ def show_cluster(state: ClusterState, home: Home) -> list[str]:
     servers: list[Row] = []
     if is_up:
         connect_environment(state)
-        from deploy.cluster.fleet_client import connected, describe_servers
+        from deploy.cluster.fleet_client import connection, describe_servers
         from deploy.cluster.keeper_client import describe_services
 
-        with connected(state.ray_address, state.node_ip):
+        with connection(state.ray_address, state.node_ip):
             services = describe_services(_ANSWER_S)
             try:
                 servers = [

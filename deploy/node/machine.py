@@ -1,4 +1,4 @@
-"""How busy this machine and its NVIDIA GPUs are, right now."""
+"""The present load of this machine and its NVIDIA GPUs."""
 
 import importlib
 import os
@@ -8,26 +8,26 @@ import psutil
 
 
 class GpuLoad(TypedDict):
-    """One GPU as its driver (NVML) tells it."""
+    """One GPU, by its driver (NVML)."""
 
-    name: str  # of the card
-    used_bytes: int  # of its memory, by all processes
-    total_bytes: int  # of its memory
-    busy_percent: int  # of the last second or less during which a kernel ran
+    name: str  # name of the card
+    used_bytes: int  # memory used by all processes
+    total_bytes: int  # size of its memory
+    busy_percent: int  # share of the last second in which a kernel ran
 
 
 class MachineLoad(TypedDict):
     """One node's machine."""
 
-    num_cores: int  # that programs may use
-    load: float  # processes that ran or wanted to, mean of a minute
-    used_bytes: int  # of host memory: what programs could not have
-    total_bytes: int  # of host memory
-    gpus: list[GpuLoad]  # none where there is no driver
+    num_cores: int  # cores that programs may use
+    load: float  # mean number of runnable processes over a minute
+    used_bytes: int  # host memory that is not available
+    total_bytes: int  # size of host memory
+    gpus: list[GpuLoad]  # empty without a driver
 
 
 def machine_load() -> MachineLoad:
-    """Return what this machine does. In a container its memory and load are those of the host."""
+    """Return the load of this machine. In a container, memory and load are the host's."""
     memory = psutil.virtual_memory()
     return MachineLoad(
         num_cores=len(os.sched_getaffinity(0)),
@@ -39,14 +39,14 @@ def machine_load() -> MachineLoad:
 
 
 def _gpus() -> list[GpuLoad]:
-    """Return every GPU of the machine; none when NVIDIA's library or driver is not there or fails.
+    """Return every GPU of the machine; [] when NVIDIA's library or driver is missing or fails.
 
     Source: NVML's interface, docs.nvidia.com/deploy/nvml-api.
     """
     try:
         nvml = importlib.import_module("pynvml")
         nvml.nvmlInit()
-    except Exception:  # the package, the driver's library, or the driver: each its own error
+    except Exception:  # package, library and driver have different errors
         return []
     try:
         return [_gpu(nvml, nvml.nvmlDeviceGetHandleByIndex(i)) for i in range(nvml.nvmlDeviceGetCount())]
@@ -60,7 +60,7 @@ def _gpu(nvml: Any, handle: Any) -> GpuLoad:
     name, memory = nvml.nvmlDeviceGetName(handle), nvml.nvmlDeviceGetMemoryInfo(handle)
     try:
         busy = int(nvml.nvmlDeviceGetUtilizationRates(handle).gpu)
-    except nvml.NVMLError:  # a MIG slice tells none
+    except nvml.NVMLError:  # a MIG slice reports none
         busy = 0
     return GpuLoad(
         name=name.decode() if isinstance(name, bytes) else str(name),

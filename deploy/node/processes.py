@@ -1,4 +1,4 @@
-"""Processes of the cluster: started detached, recognised by pid and start time, and only then ended."""
+"""Processes of the cluster: started detached, and recognised by pid and start time before they are ended."""
 
 import os
 import signal
@@ -90,7 +90,7 @@ def has_ended(process: psutil.Process) -> bool:
 
 
 def family(roots: Iterable[psutil.Process]) -> list[psutil.Process]:
-    """Return these processes and all that they started, without doubles and without this one."""
+    """Return these processes and their descendants, each once, without the calling process."""
     found: dict[int, psutil.Process] = {}
     for root in roots:
         try:
@@ -103,7 +103,7 @@ def family(roots: Iterable[psutil.Process]) -> list[psutil.Process]:
 
 
 def find_marked(is_ours: Callable[[psutil.Process], bool]) -> list[psutil.Process]:
-    """Return the running processes of this user that `is_ours` says are the cluster's."""
+    """Return this user's running processes for which `is_ours` is true."""
     found = []
     for process in psutil.process_iter():
         try:
@@ -115,10 +115,10 @@ def find_marked(is_ours: Callable[[psutil.Process], bool]) -> list[psutil.Proces
 
 
 def end(processes: Sequence[psutil.Process], term_s: float = _TERM_S) -> None:
-    """End processes, politely first; returns when they are gone, at most about 15 s later.
+    """End processes by SIGTERM, then SIGKILL; returns when they are gone, at most about 15 s later.
 
-    Shared memory that they leave behind because they had to be killed is removed.
-    Raises: OperatorError naming one that cannot be ended.
+    Removes the shared memory of killed processes.
+    Raises: OperatorError naming a process that cannot be ended.
     """
     shared = {path for process in processes for path in _shared_memory(process)}
     _signal(processes, signal.SIGTERM)
@@ -127,15 +127,13 @@ def end(processes: Sequence[psutil.Process], term_s: float = _TERM_S) -> None:
     _, left = psutil.wait_procs(left, timeout=_KILL_S)
     stuck = [process for process in left if not has_ended(process)]
     if stuck:
-        raise OperatorError(
-            f"Process {stuck[0].pid} ({stuck[0].name()}) cannot be ended. See what it waits for with ps."
-        )
+        raise OperatorError(f"Process {stuck[0].pid} ({stuck[0].name()}) cannot be ended. Look at it with ps.")
     for path in shared:
         path.unlink(missing_ok=True)
 
 
 def check_port(service: str, host: str, port: int, flag: str) -> None:
-    """Raise OperatorError unless `port` is free, naming who listens when that is known. 0 asks for `host` alone."""
+    """Raise OperatorError unless `port` is free, naming the process in the way if known. Port 0 checks `host` only."""
     try:
         bind(service, host, 0).close()
     except OperatorError:
@@ -147,7 +145,7 @@ def check_port(service: str, host: str, port: int, flag: str) -> None:
     except OperatorError:
         raise OperatorError(
             f"Port {port} of {host}, wanted by the {service}, is taken{_listener(port)}. "
-            f"Stop what listens there, or choose another port with {flag}."
+            f"Stop that process, or choose another port with {flag}."
         ) from None
 
 
@@ -169,12 +167,12 @@ def _listener(port: int) -> str:
                 process = psutil.Process(connection.pid)
                 return f" by process {process.pid} ({process.name()})"
     except (psutil.AccessDenied, psutil.NoSuchProcess):
-        pass  # another user's process: only root may know more
+        pass  # another user's process: only root sees its name
     return ""
 
 
 def _started_at(pid: int) -> float:
-    """Return when a process began, Unix seconds; 0 for one that has ended already, so that `find` will not find it."""
+    """Return the Unix time of a process's start; 0 when it has ended: then `find` returns None."""
     try:
         return psutil.Process(pid).create_time()
     except psutil.NoSuchProcess:

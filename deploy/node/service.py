@@ -44,8 +44,8 @@ class Restarts:
             self.num_quick_ends = self.num_unhealthy_ends = 0
         self.num_quick_ends += 1
         self.num_unhealthy_ends = 0 if was_healthy else self.num_unhealthy_ends + 1
-        after_health = min(_doubled(self.num_quick_ends), _MAX_DELAY_AFTER_HEALTH_S)
-        return max(after_health, min(_doubled(self.num_unhealthy_ends), _MAX_DELAY_S))
+        after_health = min(_backoff(self.num_quick_ends), _MAX_DELAY_AFTER_HEALTH_S)
+        return max(after_health, min(_backoff(self.num_unhealthy_ends), _MAX_DELAY_S))
 
 
 class WatchedService:
@@ -187,7 +187,7 @@ def is_healthy(record: ProcessRecord, token_file: Path) -> bool:
     return status == 200
 
 
-def _doubled(num_ends: int) -> float:
+def _backoff(num_ends: int) -> float:
     """Return 0 for the first end, then 0.25, 0.5, 1 .. seconds; the exponent is bounded, so that no float overflows."""
     return 0.0 if num_ends < 2 else float(_FIRST_DELAY_S * 2 ** min(num_ends - 2, 16))
 

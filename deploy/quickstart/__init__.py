@@ -1,7 +1,7 @@
 """The embedded quick start: real facts, honest splits, a tiny policy and its demonstrations, made on the spot.
 
 `python -m deploy.quickstart --out DIR [--seed N]` writes `corpus.jsonl`, `train.jsonl`, `eval.jsonl`, `warmstart.jsonl`
-and `model/` into DIR; a second call with the same settings finds them made. Read `facts`, `passages`, `questions`,
+and `model/` into DIR; a second call with the same settings returns at once. Read `facts`, `passages`, `questions`,
 `demonstrations`, `policy`, `build`, in this order.
 
 Splits. Entities go 60/25/15 to warm start, training and held-out, a country together with all its subdivisions. A
@@ -19,8 +19,8 @@ The search loop's text, which demonstrations show and the `search` environment f
 The prompt is a raw string. A model turn ends with its closing tag (kept), with the end-of-text token or at its length
 limit. A search is answered by the passages that the retriever found, each rendered as ` Title: text`, one to a line.
 A turn that neither searches nor answers gets ` That was neither a search nor an answer.` between the information tags.
-The reward is exact match of the response's last answer. Nothing stands between the pieces and each is tokenised
-alone, so that the tokens of a demonstration are the tokens that the policy writes and reads.
+The reward is exact match of the response's last answer. The pieces follow each other directly and each is tokenised
+alone: so the tokens of a demonstration are the tokens that the policy writes and reads.
 
 Segments of a demonstration carry loss weights: prompt 0, policy 1, observation 0.3.
 """

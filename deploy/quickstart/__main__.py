@@ -1,4 +1,4 @@
-"""`python -m deploy.quickstart --out DIR [--seed N]`: make the quick start's files, or find them made."""
+"""`python -m deploy.quickstart --out DIR [--seed N]`: make the quick start's files unless they exist."""
 
 import argparse
 import sys
@@ -11,7 +11,9 @@ def main() -> int:
     """Return the exit code: 0 when the folder holds the files, 1 when they cannot be written."""
     parser = argparse.ArgumentParser(prog="python -m deploy.quickstart", description=__doc__)
     parser.add_argument("--out", type=Path, required=True, help="folder that the files are written into")
-    parser.add_argument("--seed", type=_seed, default=0, help="decides the splits, the demonstrations and the weights")
+    parser.add_argument(
+        "--seed", type=_read_seed, default=0, help="random seed of the splits, the demonstrations and the weights"
+    )
     arguments = parser.parse_args()
     try:
         made = build_quickstart(arguments.out, QuickstartSettings(seed=arguments.seed))
@@ -23,7 +25,7 @@ def main() -> int:
     return 0
 
 
-def _seed(text: str) -> int:
+def _read_seed(text: str) -> int:
     if not text.isdecimal():
         raise argparse.ArgumentTypeError(f"{text!r} is not a whole number of 0 or more")
     return int(text)

@@ -1,4 +1,4 @@
-"""Writes the quick start's files into a folder, once for each content."""
+"""Writes the quick start's files into a folder, unless it has them."""
 
 import hashlib
 import json
@@ -15,19 +15,19 @@ FILES = ("corpus.jsonl", "train.jsonl", "eval.jsonl", "warmstart.jsonl", "model/
 
 @dataclass(frozen=True)
 class QuickstartSettings:
-    """What decides the files' content, beside this package's own source."""
+    """Settings of the files' content."""
 
-    seed: int = 0  # decides the splits, the questions, the demonstrations and the weights
-    two_hop_share: float = 0.125  # of the questions of each split, those that take two searches, 0 to 1
-    recipe: Recipe = field(default_factory=Recipe)  # of the demonstrations
+    seed: int = 0  # random seed of splits, questions, demonstrations and weights
+    two_hop_share: float = 0.125  # share of each split's questions that need two searches, 0 to 1
+    recipe: Recipe = field(default_factory=Recipe)  # recipe of the demonstrations
 
 
 def content_key(settings: QuickstartSettings) -> str:
-    """Return a hash of the settings, of the source that writes the texts and of the versions of the facts' packages."""
+    """Return a hash of the settings, of the source code and of the versions of the facts' packages."""
     from importlib.metadata import version
 
     package = Path(__file__).parent
-    environment = package.parents[1] / "rollout" / "environments" / "search.py"  # it writes the observations
+    environment = package.parents[1] / "rollout" / "environments" / "search.py"  # source of the observations
 
     digest = hashlib.sha256(json.dumps(asdict(settings), sort_keys=True).encode())
     for name in ("pycountry", "tokenizers"):
@@ -38,9 +38,9 @@ def content_key(settings: QuickstartSettings) -> str:
 
 
 def build_quickstart(out: Path, settings: QuickstartSettings) -> bool:
-    """Make `out` hold the quick start's files; return False when it held them already.
+    """Write the quick start's files into `out`; returns False when they were there.
 
-    The stamp is written last: a folder without it, with another key or with a file missing is made again.
+    The stamp is written last: a folder without it, with another key or with a missing file is written again.
     """
     key = content_key(settings)
     stamp = out / STAMP
@@ -57,7 +57,7 @@ def _stamped_key(stamp: Path) -> str | None:
     try:
         key = json.loads(stamp.read_text(encoding="utf-8"))["key"]
     except (ValueError, KeyError, TypeError):
-        return None  # cut short or not ours: the files are made again
+        return None  # truncated, or another program's: the files are written again
     return key if isinstance(key, str) else None
 
 
@@ -93,7 +93,7 @@ def _stream(name: str, seed: int) -> random.Random:
 
 
 def write_rows(path: Path, rows: Iterable[Mapping[str, object]]) -> int:
-    """Write one JSON object a line; returns their number."""
+    """Write one JSON object a line; returns the number of lines."""
     count = 0
     with path.open("w", encoding="utf-8") as file:
         for row in rows:

@@ -1,9 +1,8 @@
-"""Demonstrations of the search loop for the warm start, in the order in which they are to be trained on.
+"""Demonstrations of the search loop for the warm start, in training order.
 
-Most demonstrations are about invented entities: names and codes that are nowhere in the corpus can
-only be copied from the question and the passage, and copying is the skill that held-out entities need. The last part
-shows a careless searcher (guesses, reads the wrong field, asks for the wrong thing): reinforcement learning has to
-find out that care pays.
+Most demonstrations are about invented entities: their names and codes are not in the corpus and can only be copied
+from question and passage. Held-out entities need that skill. The last part shows a careless searcher (guesses, reads
+the wrong field, searches for the wrong entity): reinforcement learning has to discover that care pays.
 """
 
 import random
@@ -23,15 +22,15 @@ KIND_WEIGHTS = (25, 35, 10, 30)  # of one-hop demonstrations, in ASKED's order
 
 @dataclass(frozen=True)
 class Recipe:
-    """How many demonstrations there are and how careless the last ones are."""
+    """Number of demonstrations, and errors of the last ones."""
 
     num_rows: int = 27_200  # 850 steps of 32
-    invented_share: float = 0.7  # of the demonstrations, those about invented entities, 0 to 1
-    two_hop_share: float = 0.25  # of the demonstrations, those that search twice
+    invented_share: float = 0.7  # share of demonstrations about invented entities, 0 to 1
+    two_hop_share: float = 0.25  # share of demonstrations with two searches
     careless_from: float = 0.88  # share of num_rows after which demonstrations are careless
-    guess_share: float = 0.30  # of the careless ones: answers without a search
-    wrong_field_share: float = 0.30  # of those that search: reads another field of the passage
-    bad_query_share: float = 0.0  # of those that search: looks for another entity than the one asked about
+    guess_share: float = 0.30  # share of careless ones that answer without a search
+    wrong_field_share: float = 0.30  # share of those with a search that read another field
+    bad_query_share: float = 0.0  # share of those with a search that look for another entity
 
 
 Segment = dict[str, object]  # {"text": str, "weight": float}
@@ -43,8 +42,8 @@ def demonstrations(
 ) -> Iterator[Row]:
     """Yield `recipe.num_rows` rows {"segments": [{"text", "weight"}, ...]}.
 
-    known: the warm-start split's entities. real_names: of every split; no invented entity has one of them, so that
-    nothing, true or false, is ever shown about a held-out entity.
+    known: the warm-start split's entities. real_names: names of all splits, which no invented entity gets: so no
+    demonstration is about a held-out entity.
     """
     source = _Source(known, real_names, rng)
     for number in range(recipe.num_rows):
@@ -55,11 +54,11 @@ def demonstrations(
 
 @dataclass(frozen=True)
 class _Task:
-    """What a demonstration is about."""
+    """Content of a demonstration."""
 
-    question: Question  # with its true answer
-    field: str  # name of the fact it asks for
-    chain: tuple[Entity, ...]  # entities to search for, one after the other; the last one has the fact
+    question: Question  # question and true answer
+    field: str  # name of the fact in question
+    chain: tuple[Entity, ...]  # entities to search for, in order; the last one has the fact
 
 
 def _draw_task(source: "_Source", recipe: Recipe, rng: random.Random) -> _Task:
@@ -79,7 +78,7 @@ def _careful(task: _Task) -> list[Segment]:
 
 
 def _careless(task: _Task, recipe: Recipe, source: "_Source", rng: random.Random) -> list[Segment]:
-    """Return a demonstration that may guess, search for another entity than the one asked about, or misread."""
+    """Return a demonstration that may guess, search for another entity, or read another field."""
     *first, asked = task.chain
     if rng.random() < recipe.guess_share:
         guess = source.single(invented=True, kind=asked.kind).value(task.field)
@@ -107,7 +106,7 @@ def _segment(text: str, weight: float) -> Segment:
 
 
 class _Source:
-    """Where demonstrations take their entities from: the warm-start split, or inventions that resemble it."""
+    """Entities of demonstrations: from the warm-start split, or invented ones like them."""
 
     def __init__(self, known: Sequence[Entity], real_names: Collection[str], rng: random.Random) -> None:
         self._rng = rng
@@ -170,7 +169,7 @@ class _Source:
 
 
 class _WordMaker:
-    """Makes words whose every letter follows the two before it as somewhere in the given words."""
+    """Makes words from a letter model of order two over the given words."""
 
     def __init__(self, words: Sequence[str], rng: random.Random) -> None:
         self._rng = rng

@@ -1,7 +1,6 @@
-"""The texts of the search loop: what a passage, a query, an observation and an answer look like.
+"""The texts of the search loop: passage, query, observation and answer.
 
-Observations are written by the `search` environment's own functions, so that a
-demonstration has the very text that the policy will read later.
+The `search` environment's own functions write the observations: the policy reads the same text later.
 """
 
 from collections.abc import Sequence

@@ -1,7 +1,7 @@
 """The tiny policy: a byte-level tokenizer of 512 tokens and a Qwen2-architecture model of 0.56M random weights.
 
-The folder loads in transformers and vLLM like any other model. Written with numpy, so that making
-it takes no second and no torch.
+The folder loads in transformers and vLLM like any other model. Written with numpy: it takes less than a second, and no
+torch.
 """
 
 import json
@@ -17,10 +17,10 @@ VOCAB_SIZE = 512
 HIDDEN, LAYERS, HEADS, INTERMEDIATE = 128, 2, 4, 384
 MAX_POSITIONS = 1024
 INIT_STD = 0.02
-# The name that transformers gives the end of a text for this architecture: another would be added as token 512.
+# transformers' end-of-text token for this architecture: another name would be added as token 512.
 EOS = "<|endoftext|>"
-# How Qwen2 tokenizers cut text into words; digits stand alone. transformers puts this pattern in place of whatever
-# tokenizer.json says, so another one here would make the two ways of loading the tokenizer disagree.
+# The word pattern of Qwen2 tokenizers; each digit is a word. transformers uses it instead of the one in
+# tokenizer.json, so another pattern here would make the two ways to load the tokenizer differ.
 WORD_PATTERN = (
     r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}"
     r"| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
@@ -37,7 +37,7 @@ def write_policy(
 ) -> None:
     """Write tokenizer, config and random weights into `folder`; the vocabulary is learnt from `texts`.
 
-    tags: strings that are a token each, and text to everyone. controls: the same, but control tokens.
+    tags: strings that are a token each, and plain text. controls: the same, as control tokens.
     """
     folder.mkdir(parents=True, exist_ok=True)
     eos_id = _write_tokenizer(folder, texts, tags, controls, chat_template)

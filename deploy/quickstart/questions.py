@@ -8,7 +8,7 @@ from dataclasses import asdict, dataclass
 from deploy.quickstart.facts import Entity
 
 SPLITS = {"warmstart": 0.60, "train": 0.25, "eval": 0.15}
-# A subdivision's own code is not asked for: copying "MK-307" digit by digit is beyond what the warm start teaches.
+# Not a subdivision's own code: the warm start does not teach to copy "MK-307" digit by digit.
 ASKED = {
     "country": ("alpha-2", "alpha-3", "numeric"),
     "subdivision": ("in",),
@@ -21,12 +21,12 @@ ARTICLES = ("a", "an", "the")  # exact match drops them: such a label would equa
 
 @dataclass(frozen=True)
 class Question:
-    """A data-set row: what is asked and what is right."""
+    """A row of a data set."""
 
-    prompt: str  # what the policy reads first
+    prompt: str
     label: str  # the right answer
-    kind: str  # one_hop: one search answers it; two_hop: it takes two
-    entity: str  # id of the entity that it names
+    kind: str  # one_hop: needs one search; two_hop: needs two
+    entity: str  # id of the named entity
 
     def row(self) -> dict[str, str]:
         """Return the question as a data-set row."""
@@ -71,19 +71,19 @@ def questions(
 
 
 def one_hop(entity: Entity, field: str) -> Question:
-    """Return the question that one search for `entity` answers."""
+    """Return a question that needs one search for `entity`."""
     prompt = f"What is the {field_words(field)} of the {entity.kind} {entity.name}?"
     return Question(prompt, entity.value(field), "one_hop", entity.id)
 
 
 def two_hop(subdivision: Entity, country: Entity, field: str) -> Question:
-    """Return the question that takes a search for `subdivision` and then one for its `country`."""
+    """Return a question that needs a search for `subdivision`, then one for its `country`."""
     prompt = f"What is the {field_words(field)} of the country of the subdivision {subdivision.name}?"
     return Question(prompt, country.value(field), "two_hop", subdivision.id)
 
 
 def field_words(field: str) -> str:
-    """Return how a question names a field."""
+    """Return a field's name in a question."""
     return f"{field} code" if field in CODES else {"in": "country"}.get(field, field)
 
 

@@ -99,9 +99,9 @@ def _names_elsewhere() -> list[str]:
     if state is None or not is_ray_well(state):
         return []
     connect_environment(state)
-    from deploy.cluster.fleet_client import connected, describe_fleet, describe_servers
+    from deploy.cluster.fleet_client import connection, describe_fleet, describe_servers
 
-    with connected(state.ray_address, state.node_ip):
+    with connection(state.ray_address, state.node_ip):
         fleet = describe_fleet(_ANSWER_S)
         if fleet is None or not fleet["is_lending"]:
             return []

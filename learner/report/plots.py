@@ -173,14 +173,14 @@ def timeline_plots(spans: Spans, lines: Sequence[Line]) -> list[Plot]:
     if num_more := len(spans.servers) - len(shown):
         shown.append((f"{num_more} more servers", spans.server >= len(shown)))
     flights = [
-        Series(name, _rounded(mean_in_flight(spans.started_at[mine], spans.finished_at[mine], edges)))
+        Series(name, _round(mean_in_flight(spans.started_at[mine], spans.finished_at[mine], edges)))
         for name, mine in shown
     ]
     work, shares = [], []
     for label, columns in (("training", (1, 2)), ("weight push", (2, 3))):
         if steps.size:
             busy = np.clip(mean_in_flight(steps[:, columns[0]], steps[:, columns[1]], edges), 0.0, 1.0)
-            work.append(Series(label, _rounded(busy), "area"))
+            work.append(Series(label, _round(busy), "area"))
             shares.append(f"{label}: {busy.mean():.0%} of the time")
     plots = [Plot("Samples in flight on each server", "", "s", x, flights, is_wide=True)] if flights else []
     return plots + ([Plot("Learner", ", ".join(shares), "s", x, work, is_wide=True)] if work else [])
@@ -257,5 +257,5 @@ def _number(value: float) -> str:
     return f"{value:,.0f}" if abs(value) >= 1e4 else f"{value:.4g}"
 
 
-def _rounded(values: NDArray[np.float64]) -> list[float | None]:
+def _round(values: NDArray[np.float64]) -> list[float | None]:
     return [round(float(value), 2) for value in values]

@@ -96,9 +96,9 @@ class RunningCluster:
     @contextmanager
     def connected(self) -> Iterator[None]:
         """Be a driver of this cluster within the block; conftest.py has set what Ray needs to be let in."""
-        from deploy.cluster.fleet_client import connected
+        from deploy.cluster.fleet_client import connection
 
-        with connected(self.state.ray_address):
+        with connection(self.state.ray_address):
             yield
 
     def python(self, *arguments: str) -> "subprocess.CompletedProcess[str]":

@@ -56,6 +56,6 @@ def test_a_taken_port_is_named_with_who_has_it(tmp_path: Path) -> None:
         finished = run_without_cluster(tmp_path / "home", ["start", "--ray-port", str(port)], "deploy.cluster")
     assert finished.returncode == 1
     assert finished.stderr.startswith(f"Port {port} of 127.0.0.1, wanted by the Ray head, is taken by process ")
-    assert finished.stderr.endswith("Stop what listens there, or choose another port with --ray-port.\n")
+    assert finished.stderr.endswith("Stop that process, or choose another port with --ray-port.\n")
     assert finished.stderr.count("\n") == 1
     assert not (tmp_path / "home" / "cluster.json").exists()

@@ -104,5 +104,5 @@ def test_serve_says_when_the_port_is_taken(tmp_path: Path, corpus_path: Path) ->
         finished = run_module("retriever.serve", *arguments)
     assert (finished.returncode, finished.stdout) == (1, "")
     assert finished.stderr == (
-        f"retriever: port {port} of 127.0.0.1 is taken. Stop what listens there, or choose another --port.\n"
+        f"retriever: port {port} of 127.0.0.1 is taken. Stop that process, or choose another --port.\n"
     )

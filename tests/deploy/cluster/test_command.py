@@ -186,7 +186,7 @@ def test_second_cluster_of_other_ports_stops_at_a_taken_one(cluster: RunningClus
     assert refused.stderr.startswith(
         f"Port {other.reward_port} of 127.0.0.1, wanted by the reward server, is taken by process {os.getpid()} ("
     )
-    assert refused.stderr.endswith("Stop what listens there, or choose another port with --reward-port.\n")
+    assert refused.stderr.endswith("Stop that process, or choose another port with --reward-port.\n")
     assert ray_processes(Home(other.home)) == []
     assert not (other.home / "cluster.json").exists()
     assert left_in(other) <= {"logs"}

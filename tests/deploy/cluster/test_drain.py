@@ -98,7 +98,7 @@ def test_what_has_to_stay_is_said_and_the_mark_stays(cluster: Cluster) -> None:
 def test_run_that_does_not_answer_is_told_and_the_mark_stays(cluster: Cluster) -> None:
     cluster.words = [None]
     with pytest.raises(OperatorError, match="the run has not answered within 0 s"):
-        drain_node(["10.0.0.2"], taken_up_s=0.0)
+        drain_node(["10.0.0.2"], reply_s=0.0)
     assert cluster.marked == {_FAR}
 
 

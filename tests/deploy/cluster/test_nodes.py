@@ -75,7 +75,7 @@ def test_fleet_that_does_not_answer_is_a_row_of_the_table(
 
     monkeypatch.setattr(tables, "is_ray_well", lambda _: True)
     monkeypatch.setattr(tables, "connect_environment", lambda _: None)
-    monkeypatch.setattr(fleet_client, "connected", lambda *_: NoRay())
+    monkeypatch.setattr(fleet_client, "connection", lambda *_: NoRay())
     monkeypatch.setattr(fleet_client, "describe_servers", silent)
     monkeypatch.setattr(keeper_client, "describe_services", lambda _: {})
     assert tables.show_cluster(joined_node(), Home(tmp_path)) == ["sluice-fleet"]
@@ -90,6 +90,6 @@ def test_ray_whose_head_was_replaced_is_left_behind(
 ) -> None:
     monkeypatch.setattr(reuse, "does_head_answer", lambda _: answers)
     monkeypatch.setattr(reuse, "connect_environment", lambda _: None)
-    monkeypatch.setattr(fleet_client, "connected", lambda *_: NoRay(refuses))
+    monkeypatch.setattr(fleet_client, "connection", lambda *_: NoRay(refuses))
     assert reuse.is_left_behind(joined_node()) is expected
     assert not reuse.is_left_behind(joined_node().model_copy(update={"options": {}}))  # the head itself

@@ -48,7 +48,7 @@ def test_command_goes_on_waiting_for_a_run_that_has_said_that_it_is_next(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     with using_cluster("my-run", tmp_path):
-        thread = threading.Thread(target=lambda: said.append(change_servers(["my-run", "+2"], taken_up_s=1.0)))
+        thread = threading.Thread(target=lambda: said.append(change_servers(["my-run", "+2"], reply_s=1.0)))
         said: list[str] = []
         thread.start()
         wait_until(lambda: read_request(tmp_path) is not None)
@@ -119,7 +119,7 @@ def test_command_fails_where_the_run_refuses(tmp_path: Path) -> None:
 
 def test_run_that_does_not_take_it_up_is_named(tmp_path: Path) -> None:
     with using_cluster("my-run", tmp_path), pytest.raises(OperatorError, match="the run my-run does not answer"):
-        change_servers(["my-run", "-1"], taken_up_s=0.1)
+        change_servers(["my-run", "-1"], reply_s=0.1)
 
 
 @pytest.mark.parametrize("arguments", [[], ["my-run"], ["my-run", "2"], ["my-run", "+two"], ["my-run", "+1", "more"]])

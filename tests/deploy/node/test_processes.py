@@ -82,5 +82,5 @@ def test_taken_port_is_told_with_pid_and_program_alone() -> None:
             check_port("retriever", "127.0.0.1", port, "--retriever-port")
     assert str(told.value) == (
         f"Port {port} of 127.0.0.1, wanted by the retriever, is taken by process {os.getpid()} "
-        f"({psutil.Process().name()}). Stop what listens there, or choose another port with --retriever-port."
+        f"({psutil.Process().name()}). Stop that process, or choose another port with --retriever-port."
     )
