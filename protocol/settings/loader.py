@@ -8,7 +8,7 @@ import json
 import re
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import Any, NoReturn, get_args, get_origin
 
 import yaml
 from pydantic import ValidationError
@@ -171,14 +171,15 @@ def _merge(below: dict[str, Any], above: dict[str, Any]) -> dict[str, Any]:
     return merged
 
 
-def _known(given: dict[str, Any], section: type[Section]) -> dict[str, Any]:
-    """Return the settings of a section that exist in this version."""
-    inner = {name: _section_of(field.annotation) for name, field in section.model_fields.items()}
-    return {
-        name: _known(value, below) if (below := inner[name]) and isinstance(value, dict) else value
-        for name, value in given.items()
-        if name in inner
-    }
+def _known(given: Any, kind: Any) -> Any:
+    """Return a value without the fields that its section, or its list's section, does not have in this version."""
+    if isinstance(given, list) and get_origin(kind) is list:
+        return [_known(each, get_args(kind)[0]) for each in given]
+    section = _section_of(kind)
+    if section is None or not isinstance(given, dict):
+        return given
+    fields = section.model_fields
+    return {name: _known(value, fields[name].annotation) for name, value in given.items() if name in fields}
 
 
 def _section_of(annotation: Any) -> type[Section] | None:

@@ -314,10 +314,15 @@ def test_setting_written_as_one_key_in_a_file_is_refused_with_its_place(tmp_path
 
 def test_saved_settings_of_an_earlier_version_are_read_without_what_was_removed(tmp_path: Path) -> None:
     path = tmp_path / "settings.yaml"
-    path.write_text("learner: {lr: 0.5, sequence_parallel: 1}\nrollout: {engine_args: {seed: 1}}\nother: {a: 1}\n")
+    path.write_text(
+        "learner: {lr: 0.5, sequence_parallel: 1}\nrollout: {engine_args: {seed: 1}}\nother: {a: 1}\n"
+        "rewards: {endpoints: [{name: em, url: 'http://h/r', shadow: false}]}\n"
+    )
     settings = load_saved_settings(path)
+    assert [endpoint.name for endpoint in settings.rewards.endpoints] == ["em"]
     assert (settings.learner.lr, settings.rollout.engine_args) == (0.5, {"seed": 1})
     assert refusal([], path) == (
         "settings: learner.sequence_parallel does not exist any more. Remove it.\n"
+        "settings: rewards.endpoints.0.shadow does not exist. --help lists every setting.\n"
         "settings: other does not exist. --help lists every setting."
     )
