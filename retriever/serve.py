@@ -39,7 +39,7 @@ def _serve(arguments: argparse.Namespace) -> None:
     limits = Limits(arguments.topk, arguments.num_threads, arguments.max_waiting, cache_size=arguments.cache_size)
     service = RetrieverService(index, corpus, arguments.index_path.name, limits, name, digest)
     introduction = f"retriever: {len(corpus)} documents, index {'built' if was_built else 'loaded'}"
-    serve_app(service.app(), listener, token, introduction, others, service.turn_away)
+    serve_app(service.app(), listener, token, introduction, others)
 
 
 def _token(arguments: argparse.Namespace) -> str | None:

@@ -9,10 +9,9 @@ from fastapi import Depends, FastAPI, Response
 from fastapi.responses import JSONResponse
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
 
-from protocol.http.admission import Admission
+from protocol.http.admission import Admission, AdmissionMiddleware
 from protocol.http.app import body_schema, make_app, typed_body
 from protocol.http.bodies import CONTENT_HASH, BodyError, RetrieveRequest
-from protocol.http.turn_away import TurnAway, TurnAwayMiddleware
 from retriever.corpus import Corpus
 from retriever.indexes.index import Hit, Index
 from retriever.searcher import Searcher
@@ -56,20 +55,20 @@ class RetrieverService:
         self._content_hash = content_hash
         self._metrics = _Metrics()
         self._admission = Admission(self._limits.max_waiting, self._limits.max_wait_s)
-        self._metrics.waiting.set_function(lambda: self._admission.num_under_way)
-        self.turn_away = TurnAway(
-            "/retrieve",
-            self._admission,
-            "too many searches are waiting; come back later",
-            self._limits.retry_after_s,
-            self._metrics.requests.labels("503").inc,
-        )
+        self._metrics.waiting.set_function(lambda: self._admission.num_running)
 
     def app(self) -> FastAPI:
         """Return the application; one per service."""
         app = make_app(f"Retriever: {self._name}", self._metrics.registry, self._metrics.requests)
         app.get("/health")(self._health)
-        app.add_middleware(TurnAwayMiddleware, turn_away=self.turn_away)
+        app.add_middleware(
+            AdmissionMiddleware,
+            path="/retrieve",
+            admission=self._admission,
+            detail="too many searches are waiting; come back later",
+            retry_after_s=self._limits.retry_after_s,
+            count=self._metrics.requests.labels("503").inc,
+        )
         read = typed_body(RetrieveRequest, MAX_REQUEST_BYTES, self._limits.body_s)
 
         @app.post("/retrieve", openapi_extra=body_schema(RetrieveRequest))
@@ -85,7 +84,7 @@ class RetrieverService:
             problem = f"has {len(request.queries)} entries, which times topk {topk} is over {self._limits.max_passages}"
             raise BodyError("$.queries", problem)
         started = time.perf_counter()
-        with self._admission.under_way():
+        with self._admission.running():
             found = await self._searcher.search(request.queries, topk)
         self._metrics.queries.inc(len(request.queries))
         self._metrics.seconds.observe(time.perf_counter() - started)

@@ -9,7 +9,7 @@ from typing import Any, Literal, Self
 
 import httpx
 
-from protocol.http.bodies import BodyError, read_scored
+from protocol.http.bodies import BodyError, read_scores
 
 _CONNECT_S = 2.0
 _MAX_REPLY_BYTES = 1 << 20
@@ -89,7 +89,7 @@ class Endpoint:
             body["columns"] = [dict(sample.columns) for sample in samples]
         reply = self._post(body)
         try:
-            return tuple(scored.reward for scored in read_scored(reply, len(samples)))
+            return tuple(scored.reward for scored in read_scores(reply, len(samples)))
         except BodyError as error:
             raise _Stop(f"In the reply {error}.", _reply_advice(reply, error, len(samples))) from None
 

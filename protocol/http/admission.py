@@ -1,56 +1,81 @@
-"""How much a service takes on at a time: so many requests, and no more than it answers within a bounded wait."""
+"""Admission to a service: a limited number of requests, which it can answer within a bounded wait. Others get 503."""
 
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
-# How many answers the measured rate is of: the weight of an older one halves every 90 answers.
+from starlette.responses import JSONResponse
+
+from protocol.http.bearer import App, Receive, Scope, Send
+
+# Answers in the measured rate: an answer's weight halves with every 90 later ones.
 _ANSWERS = 128
-# So few requests are never turned away for their wait: one of them after another would tell little about many at once.
+# Below this many requests none is refused for its wait: the rate of few requests predicts nothing.
 _FEW = 16
 
 
 class Admission:
-    """Counts requests under way and measures how fast they are answered; of one event loop."""
+    """Counts running requests and measures the rate of answers. For one event loop."""
 
     def __init__(self, max_requests: int, max_wait_s: float, clock: Callable[[], float] = time.perf_counter) -> None:
-        """max_requests: under way at a time. max_wait_s: longest expected wait of a request that is taken on."""
+        """max_requests: limit of running requests. max_wait_s: longest expected wait of an admitted request."""
         self._max_requests = max_requests
         self._max_wait_s = max_wait_s
         self._clock = clock
-        self.num_under_way = 0
-        self._since = 0.0  # the last answer, or the end of idleness
-        self._busy_s = 0.0  # both fade with each answer
+        self.num_running = 0
+        self._since = 0.0  # time of the last answer, or of the end of idleness
+        self._busy_s = 0.0  # decays with each answer, as the number of answers does
         self._num_answers = 0.0
 
-    def is_full(self, num_arriving: int = 0) -> bool:
-        """Return whether one more request should come back later. num_arriving: taken on, and not under way yet."""
-        number = self.num_under_way + num_arriving
+    def is_full(self) -> bool:
+        """Return whether one more request should be refused."""
+        number = self.num_running
         return number >= self._max_requests or (number >= _FEW and number * self.answer_s > self._max_wait_s)
 
     @property
     def answer_s(self) -> float:
-        """Busy seconds for each of the last answers, together with all that the process did meanwhile; 0: none yet.
+        """Busy seconds per recent answer, with all other work of the process; 0: no answer yet.
 
         Example: 64 requests that were answered together after 0.2 s: 0.003.
         """
         return self._busy_s / self._num_answers if self._num_answers else 0.0
 
     @contextmanager
-    def under_way(self) -> Iterator[None]:
-        """Count the block as a request under way, and as answered unless it raises."""
-        if not self.num_under_way:
+    def running(self) -> Iterator[None]:
+        """Count the block as a running request, and as an answer unless it raises."""
+        if not self.num_running:
             self._since = self._clock()
-        self.num_under_way += 1
+        self.num_running += 1
         try:
             yield
             self._note_answer()
         finally:
-            self.num_under_way -= 1
+            self.num_running -= 1
 
     def _note_answer(self) -> None:
         now = self._clock()
-        fading = 1 - 1 / _ANSWERS
-        self._busy_s = self._busy_s * fading + now - self._since
-        self._num_answers = self._num_answers * fading + 1
+        decay = 1 - 1 / _ANSWERS
+        self._busy_s = self._busy_s * decay + now - self._since
+        self._num_answers = self._num_answers * decay + 1
         self._since = now
+
+
+class AdmissionMiddleware:
+    """ASGI middleware: 503 to requests of one path while the service is full, before their body is read."""
+
+    def __init__(
+        self, app: App, path: str, admission: Admission, detail: str, retry_after_s: int, count: Callable[[], None]
+    ) -> None:
+        """detail: the reason in the answer. count: called for each 503."""
+        self._app = app
+        self._path = path
+        self._admission = admission
+        self._answer = JSONResponse({"detail": detail}, 503, {"retry-after": str(retry_after_s)})
+        self._count = count
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] == "http" and scope["path"] == self._path and self._admission.is_full():
+            self._count()
+            await self._answer(scope, receive, send)
+        else:
+            await self._app(scope, receive, send)

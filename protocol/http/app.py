@@ -1,11 +1,11 @@
-"""What every FastAPI app of ours does alike: bounded and typed bodies, errors in words, answers counted by status.
+"""FastAPI apps of the services: bodies with a size limit, errors as JSON, answers counted by status.
 
-Bodies are read here and not by FastAPI: it takes a body of any size into memory, and parses it, before it looks at it.
-Each app shows its form at /docs and /openapi.json (behind the token, where one is asked for).
+FastAPI itself reads and parses a body of any size before it validates it, so that bodies are read here.
+Each app is documented at /docs and /openapi.json, behind the token if there is one.
 """
 
 import asyncio
-from collections.abc import Awaitable, Callable, MutableMapping
+from collections.abc import AsyncIterator, Awaitable, Callable, MutableMapping
 from typing import Any, TypeVar
 
 from fastapi import FastAPI, Request, Response
@@ -15,29 +15,46 @@ from prometheus_client.exposition import CONTENT_TYPE_LATEST
 from pydantic import BaseModel
 from starlette.requests import ClientDisconnect
 
+from protocol.http.bearer import App, Receive, Scope, Send
 from protocol.http.bodies import BodyError, read_request
-from protocol.http.body_limit import BodyTooLargeError, read_body
 
 _Body = TypeVar("_Body", bound=BaseModel)
-Scope = MutableMapping[str, Any]
-Receive = Callable[[], Awaitable[MutableMapping[str, Any]]]
-Send = Callable[[MutableMapping[str, Any]], Awaitable[None]]
-App = Callable[[Scope, Receive, Send], Awaitable[None]]
 
 
 class BodyTimeoutError(Exception):
-    """A body was not sent whole in time."""
+    """A body was not complete in time."""
+
+
+class BodyTooLargeError(ValueError):
+    """A body is over the limit, for a 413. It was not parsed, and its rest was not read."""
+
+
+async def read_body(chunks: AsyncIterator[bytes], content_length: str | None, max_bytes: int) -> bytes:
+    """Return the body. content_length: the header; None for a chunked body.
+
+    Raises: BodyTooLargeError as soon as the header or the bytes read so far exceed the limit.
+    """
+    declared = int(content_length) if content_length is not None and content_length.isdecimal() else 0
+    body = bytearray()
+    if declared <= max_bytes:
+        async for chunk in chunks:
+            body += chunk
+            if len(body) > max_bytes:
+                break
+        else:
+            return bytes(body)
+    raise BodyTooLargeError(f"the body is over {max_bytes} bytes")
 
 
 def make_app(title: str, registry: CollectorRegistry, requests: Counter) -> FastAPI:
     """Return an app without routes but /metrics, which shows `registry`.
 
-    requests: counts the answers to POSTs, by its label: the status. Bad bodies are answered 408, 413 and 422.
+    requests: counter of answers to POSTs, labelled by status. Wrong bodies get 408, 413 and 422.
     """
     app = FastAPI(title=title)
     app.add_middleware(_CountAnswers, requests=requests)
     for error, status in _STATUSES.items():
-        app.add_exception_handler(error, _answering(status))
+        app.add_exception_handler(error, _handler(status))
 
     @app.get("/metrics")
     async def metrics() -> Response:
@@ -49,9 +66,9 @@ def make_app(title: str, registry: CollectorRegistry, requests: Counter) -> Fast
 def typed_body(
     model: type[_Body], max_bytes: int, body_s: float | None = None
 ) -> Callable[[Request], Awaitable[_Body]]:
-    """Return the dependency that reads a request's body as `model`, whatever its content type says.
+    """Return a dependency that reads a request's body as `model`; the content type is ignored.
 
-    body_s: how long sending it may take; None: as long as the client likes.
+    body_s: longest time until the body is complete; None: no limit.
     """
 
     async def read(request: Request) -> _Body:
@@ -59,19 +76,19 @@ def typed_body(
             async with asyncio.timeout(body_s):
                 body = await read_body(request.stream(), request.headers.get("content-length"), max_bytes)
         except TimeoutError:
-            raise BodyTimeoutError(f"the body was not sent within {body_s:g} s") from None
+            raise BodyTimeoutError(f"the body was not complete within {body_s:g} s") from None
         return read_request(model, body)
 
     return read
 
 
 def body_schema(model: type[BaseModel]) -> dict[str, Any]:
-    """Return a route's `openapi_extra`, which shows what `typed_body` reads."""
+    """Return a route's `openapi_extra` for a body of `typed_body`."""
     content = {"application/json": {"schema": model.model_json_schema()}}
     return {"requestBody": {"content": content, "required": True}}
 
 
-def _answering(status: int) -> Callable[[Request, Exception], Awaitable[Response]]:
+def _handler(status: int) -> Callable[[Request, Exception], Awaitable[Response]]:
     async def answer(request: Request, error: Exception) -> Response:
         path = {"path": error.path} if isinstance(error, BodyError) else {}
         return JSONResponse({"detail": str(error) or "the client left", **path}, status)
@@ -83,12 +100,12 @@ _STATUSES: dict[type[Exception], int] = {
     BodyError: 422,
     BodyTooLargeError: 413,
     BodyTimeoutError: 408,
-    ClientDisconnect: 499,  # nobody hears it; it is counted
+    ClientDisconnect: 499,  # for the count alone
 }
 
 
 class _CountAnswers:
-    """ASGI middleware that counts."""
+    """ASGI middleware that counts answers to POSTs by status."""
 
     def __init__(self, app: App, requests: Counter) -> None:
         self._app = app

@@ -1,6 +1,6 @@
-"""The shared secret of a cluster's own HTTP services: read from a file, asked for on every request.
+"""The bearer token of a cluster's HTTP services, read from a file. The token appears in no message and no log.
 
-A request without it gets 401, on every path but /health. The token itself is in no message and no log.
+A request without it gets 401, on every path but /health.
 """
 
 import hmac
@@ -12,16 +12,17 @@ from protocol.errors import OperatorError
 
 MIN_TOKEN_LENGTH = 16
 
-_Scope = MutableMapping[str, Any]
-_Receive = Callable[[], Awaitable[MutableMapping[str, Any]]]
-_Send = Callable[[MutableMapping[str, Any]], Awaitable[None]]
-_App = Callable[[_Scope, _Receive, _Send], Awaitable[None]]
+# ASGI
+Scope = MutableMapping[str, Any]
+Receive = Callable[[], Awaitable[MutableMapping[str, Any]]]
+Send = Callable[[MutableMapping[str, Any]], Awaitable[None]]
+App = Callable[[Scope, Receive, Send], Awaitable[None]]
 
 
 def read_token(path: str | Path) -> str:
-    """Return the token in a file, without the white space around it.
+    """Return the token in a file, without surrounding white space.
 
-    Raises: OperatorError when the file cannot be read or holds no usable token. The token itself is never shown.
+    Raises: OperatorError when the file cannot be read or holds no usable token.
     """
     try:
         token = Path(path).read_text(encoding="ascii").strip()
@@ -38,20 +39,20 @@ def read_token(path: str | Path) -> str:
 
 
 def is_authorised(header: bytes | None, token: str) -> bool:
-    """Return whether an Authorization header carries the token, in a time that does not depend on where they differ."""
+    """Return whether an Authorization header carries the token, by a comparison in constant time."""
     scheme, _, given = (header or b"").partition(b" ")
     return scheme.lower() == b"bearer" and hmac.compare_digest(given.strip(), token.encode())
 
 
 class BearerGate:
-    """ASGI middleware: 401 for a request without the token, except on paths that are open to all."""
+    """ASGI middleware: 401 for a request without the token, except on open paths."""
 
-    def __init__(self, app: _App, token: str, open_paths: frozenset[str] = frozenset({"/health"})) -> None:
+    def __init__(self, app: App, token: str, open_paths: frozenset[str] = frozenset({"/health"})) -> None:
         self._app = app
         self._token = token
         self._open_paths = open_paths
 
-    async def __call__(self, scope: _Scope, receive: _Receive, send: _Send) -> None:
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] == "http" and scope["path"] not in self._open_paths:
             header = next((value for name, value in scope["headers"] if name == b"authorization"), None)
             if not is_authorised(header, self._token):
@@ -60,7 +61,7 @@ class BearerGate:
         await self._app(scope, receive, send)
 
 
-async def _refuse(send: _Send) -> None:
+async def _refuse(send: Send) -> None:
     headers = [(b"content-type", b"application/json"), (b"www-authenticate", b"Bearer")]
     await send({"type": "http.response.start", "status": 401, "headers": headers})
     body = b'{"detail": "this service asks for the cluster\'s token: Authorization: Bearer TOKEN"}'

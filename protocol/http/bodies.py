@@ -1,7 +1,7 @@
 """Request and reply bodies of the reward and retrieve services (JSON over HTTP), checked at both ends.
 
-Requests are pydantic models. Replies come from anyone's server, in several shapes, and are read strictly by hand:
-what is not exactly a finite number, or not exactly as long as what was asked, is an error and never a value.
+Requests are pydantic models. Replies come from users' servers in several forms, and are read strictly by hand:
+anything but a finite number, and any other number of entries than requested, is an error and never a value.
 """
 
 import math
@@ -16,12 +16,12 @@ from pydantic import BaseModel, ConfigDict, Field, PositiveInt, ValidationError,
 _Request = TypeVar("_Request", bound=BaseModel)
 
 
-# Header of a retriever's reply: the digest of what it searched. Services with the same one answer alike.
+# Header of a retriever's reply: the digest of its index. Services with equal digests give equal answers.
 CONTENT_HASH = "x-content-hash"
 
 
 class BodyError(ValueError):
-    """A body is not what the contract says; `path` names the field, such as `$.rewards[3]`."""
+    """A body violates the contract; `path` names the field, such as `$.rewards[3]`."""
 
     def __init__(self, path: str, problem: str) -> None:
         super().__init__(f"{path} {problem}")
@@ -30,14 +30,14 @@ class BodyError(ValueError):
 
 
 class RewardRequest(BaseModel):
-    """Samples to score: aligned lists. Keys that are not known are ignored."""
+    """Samples to score: aligned lists. Unknown keys are ignored."""
 
     model_config = ConfigDict(strict=True)
 
     query: list[str]  # prompt + response
-    prompts: list[str] | None = None  # what each query begins with; null: not known
-    labels: list[Any] | None = None  # the data rows' labels; null: there are none
-    columns: list[dict[str, Any]] | None = None  # the data row's other columns, such as data_source and extra_info
+    prompts: list[str] | None = None  # the queries' prompts; null: unknown
+    labels: list[Any] | None = None  # the data rows' labels; null: no labels
+    columns: list[dict[str, Any]] | None = None  # the data rows' other columns, such as data_source and extra_info
 
     @model_validator(mode="after")
     def _check_aligned(self) -> Self:
@@ -48,12 +48,12 @@ class RewardRequest(BaseModel):
 
 
 class RewardReply(BaseModel):
-    """What our reward service answers: one reward per query, and what the scorer gave besides."""
+    """The reply of our reward service: one reward per query, and further values of the scorer."""
 
-    rewards: list[float]  # one for each query, finite, in their order
-    # 0 to 1, one for each query, for filtering; null unless the scorer gave every sample one
+    rewards: list[float]  # one finite number for each query, in order
+    # 0 to 1, one for each query, for filtering; null unless the scorer gave every sample a score
     scores: list[float] | None = None
-    # name of a number worth a curve -> one for each query; null: there is none that all samples have
+    # name of a curve -> a number for each query; null: no number exists for all samples
     extra_logs: dict[str, list[float] | float] | None = None
 
 
@@ -62,19 +62,19 @@ class RetrieveRequest(BaseModel):
 
     model_config = ConfigDict(strict=True)
 
-    queries: list[str]  # each is searched for by itself
-    # most passages for one query; null: as many as the service was started with
+    queries: list[str]  # independent queries
+    # largest number of passages for one query; null: the service's default
     topk: PositiveInt | None = Field(None, le=1000)
-    return_scores: bool = False  # true: each passage comes with its score
+    return_scores: bool = False  # true: each passage has its score
 
 
 @dataclass(frozen=True)
 class Passage:
     """One document found for a query."""
 
-    id: str  # the corpus's; empty when the reply has none
-    contents: str  # its title in double quotes on the first line, then the text
-    score: float | None  # the index's, larger is better; None: the reply has none
+    id: str  # id in the corpus; empty when the reply has none
+    contents: str  # title in double quotes on the first line, then the text
+    score: float | None  # score of the index, larger is better; None: the reply has none
 
 
 def read_request(model: type[_Request], body: bytes) -> _Request:
@@ -88,20 +88,21 @@ def read_request(model: type[_Request], body: bytes) -> _Request:
 
 
 @dataclass(frozen=True)
-class Scored:
-    """What a reward service gave one sample."""
+class SampleScore:
+    """A reward service's reply for one sample."""
 
     reward: float  # finite
-    score: float | None = None  # for filtering, finite; None: the service gave none
-    logs: Mapping[str, float] = field(default_factory=dict)  # numbers for curves by name, finite
+    score: float | None = None  # finite score for filtering; None: the reply has none
+    logs: Mapping[str, float] = field(default_factory=dict)  # name of a curve -> finite number
 
 
-def read_scored(body: bytes, num_samples: int) -> tuple[Scored, ...]:
-    """Return what a service's reply gives each sample.
+def read_scores(body: bytes, num_samples: int) -> tuple[SampleScore, ...]:
+    """Return the reward, score and logs of each sample in a service's reply.
 
-    `scores` is as strict as `rewards`: groups are filtered by it. Of `extra_logs` what is no number for each sample, or
-    one number for all of them, is left out: a log that no curve shows costs no reward.
-    Raises: BodyError naming the field for anything that `read_rewards` does not take either.
+    rewards: {"rewards": [..]}, and for a single sample also {"rewards": x}, [x] and x.
+    scores: as strict as rewards, because groups are filtered by them.
+    extra_logs: a number for each sample, or one for all; other values are ignored, since they affect no reward.
+    Raises: BodyError naming the wrong field.
     """
     reply = _parse(body)
     rewards = _rewards_of(reply, num_samples)
@@ -117,16 +118,7 @@ def read_scored(body: bytes, num_samples: int) -> tuple[Scored, ...]:
             spread = values if isinstance(values, list) else [values] * num_samples
             for log, value in zip(logs, check_numbers(spread, num_samples, name), strict=True):
                 log[name] = value
-    return tuple(Scored(*parts) for parts in zip(rewards, scores, logs, strict=True))
-
-
-def read_rewards(body: bytes, num_samples: int) -> tuple[float, ...]:
-    """Return the rewards in a service's reply, one per sample, all finite.
-
-    Accepted: {"rewards": [..]}, and for a single sample also {"rewards": x}, [x] and x.
-    Raises: BodyError naming the field for anything else.
-    """
-    return _rewards_of(_parse(body), num_samples)
+    return tuple(SampleScore(*parts) for parts in zip(rewards, scores, logs, strict=True))
 
 
 def _rewards_of(reply: Any, num_samples: int) -> tuple[float, ...]:
@@ -142,7 +134,7 @@ def _rewards_of(reply: Any, num_samples: int) -> tuple[float, ...]:
 
 
 def check_numbers(values: Any, num_samples: int, path: str) -> tuple[float, ...]:
-    """Return a list of exactly num_samples finite numbers as floats. Raises: BodyError naming the wrong entry."""
+    """Return exactly num_samples finite numbers as floats. Raises: BodyError naming the wrong entry."""
     numbers = _list(values, path, num_samples, "sample")
     return tuple(_number(value, f"{path}[{i}]") for i, value in enumerate(numbers))
 
@@ -151,7 +143,7 @@ def read_passages(body: bytes, num_queries: int) -> tuple[tuple[Passage, ...], .
     """Return the passages in a retriever's reply, one tuple per query, in the reply's order.
 
     An item may be {"document": .., "score": ..} or a document alone; a document {"id", "contents"} or plain text.
-    Raises: BodyError naming the field for anything else.
+    Raises: BodyError naming the wrong field.
     """
     reply = _parse(body)
     if not isinstance(reply, dict) or "result" not in reply:

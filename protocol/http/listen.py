@@ -1,4 +1,4 @@
-"""A service's address: its command-line options, and the socket that is bound before anything slow starts."""
+"""A service's address: its command-line options, and its socket, which is bound before anything slow starts."""
 
 import argparse
 import errno
@@ -10,9 +10,9 @@ from protocol.errors import OperatorError
 
 
 def bind(service: str, host: str, port: int) -> socket.socket:
-    """Return a socket bound to host and port, not yet listening: connections are refused until the server accepts.
+    """Return a socket bound to host and port, not yet listening. Port 0 takes a free port.
 
-    Port 0 takes a free one. Raises: OperatorError when the address is taken, not allowed or not of this machine.
+    Raises: OperatorError when the address is in use, not allowed or not of this machine.
     """
     bound = socket.socket(family_of(host), socket.SOCK_STREAM)
     bound.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
@@ -22,7 +22,7 @@ def bind(service: str, host: str, port: int) -> socket.socket:
         bound.close()
         number = getattr(error, "errno", None)
         if number == errno.EADDRINUSE:
-            advice = f"port {port} of {host} is taken. Stop what listens there, or choose another --port."
+            advice = f"port {port} of {host} is taken. Stop that process, or choose another --port."
         else:
             advice = f"cannot listen on {host} port {port} ({error}). Choose another --host or --port."
         raise OperatorError(f"{service}: {advice}") from None

@@ -1,4 +1,4 @@
-"""Work of many requests done together: what waits while one batch runs makes the next one."""
+"""Batches of many requests' work: items that wait while a batch runs form the next one."""
 
 import asyncio
 from collections import deque
@@ -9,41 +9,40 @@ from typing import Generic, TypeVar
 
 _Item = TypeVar("_Item")
 _Result = TypeVar("_Result")
-_RESULTS_A_TURN = 8  # given out in one turn of the event loop
+_RESULTS_PER_TURN = 8  # results delivered in one turn of the event loop
 
 
 @dataclass(frozen=True, eq=False)
-class _Waiting(Generic[_Item, _Result]):
-    """An item that no batch has taken yet."""
+class _QueuedItem(Generic[_Item, _Result]):
+    """An item that waits for a batch."""
 
     item: _Item
-    result: "asyncio.Future[_Result]"  # cancelled: nobody waits for it any more
+    result: "asyncio.Future[_Result]"  # cancelled: its caller does not wait any more
 
 
 class MicroBatches(Generic[_Item, _Result]):
-    """Calls `work` on threads of its own with up to `size` items, oldest first; of one event loop.
+    """Calls `work` on its own threads with up to `size` items, oldest first. For one event loop.
 
-    No item waits for others to come: a batch begins as soon as a thread is free. Items whose caller has gone are left
-    out. When `work` raises for a batch it is called again for each item alone, so that one bad item costs no other its
-    result.
+    A batch starts as soon as a thread is free. Items whose caller was cancelled are dropped. When `work` raises for a
+    batch it is called again for each item alone, so that a bad item does not affect the other items.
     Example: size 4, one thread: of 9 items at once, batches of 4, 4 and 1.
     """
 
     def __init__(
         self, work: Callable[[list[_Item]], Sequence[_Result]], size: int, name: str, num_threads: int = 1
     ) -> None:
-        """work: returns one result per item, in order. name: of the threads."""
+        """work: returns one result per item, in order. name: name of the threads."""
         self._work = work
         self._size = size
         self._threads = ThreadPoolExecutor(num_threads, thread_name_prefix=name)
         self._num_threads = num_threads
-        self._waiting: deque[_Waiting[_Item, _Result]] = deque()
+        self._waiting: deque[_QueuedItem[_Item, _Result]] = deque()
         self._running: set[asyncio.Task[None]] = set()
 
     async def run(self, items: Sequence[_Item]) -> list[_Result]:
-        """Return the items' results, in order. Raises: what `work` raised for the first of them that it failed on."""
+        """Return the items' results, in order. Raises: the error of `work` for the first failed item."""
         loop = asyncio.get_running_loop()
-        mine: list[_Waiting[_Item, _Result]] = [_Waiting(item, loop.create_future()) for item in items]
+        mine: list[_QueuedItem[_Item, _Result]] = [_QueuedItem(item, loop.create_future()) for item in items]
         self._waiting.extend(mine)
         while self._waiting and len(self._running) < self._num_threads:
             self._running.add(loop.create_task(self._run_batches()))
@@ -58,10 +57,10 @@ class MicroBatches(Generic[_Item, _Result]):
         return [outcome for outcome in outcomes if not isinstance(outcome, BaseException)]
 
     async def _run_batches(self) -> None:
-        """Run batches until nothing waits.
+        """Run batches until the queue is empty.
 
-        It leaves `_running` in the same turn of the loop in which it found nothing: an item that came between the two
-        would wait for ever.
+        The task leaves `_running` in the turn of the loop in which it found the queue empty: otherwise an item that
+        arrives in between would never be processed.
         """
         task = asyncio.current_task()
         assert task is not None
@@ -71,21 +70,21 @@ class MicroBatches(Generic[_Item, _Result]):
         finally:
             self._running.discard(task)
 
-    async def _run_batch(self, batch: Sequence[_Waiting[_Item, _Result]]) -> None:
+    async def _run_batch(self, batch: Sequence[_QueuedItem[_Item, _Result]]) -> None:
         items = [each.item for each in batch]
         outcomes = await asyncio.get_running_loop().run_in_executor(self._threads, self._outcomes, items)
         for number, (each, (result, error)) in enumerate(zip(batch, outcomes, strict=True), start=1):
-            if number % _RESULTS_A_TURN == 0:
-                await asyncio.sleep(0)  # what follows on a result costs more than it: a loop that does all is late
+            if number % _RESULTS_PER_TURN == 0:
+                await asyncio.sleep(0)  # callers get their turns between results
             if each.result.done():
                 continue
             if error is not None:
                 each.result.set_exception(error)
             else:
-                each.result.set_result(result)  # type: ignore[arg-type]  # a result wherever there is no error
+                each.result.set_result(result)  # type: ignore[arg-type]  # there is a result without an error
 
-    def _next_batch(self) -> list[_Waiting[_Item, _Result]]:
-        batch: list[_Waiting[_Item, _Result]] = []
+    def _next_batch(self) -> list[_QueuedItem[_Item, _Result]]:
+        batch: list[_QueuedItem[_Item, _Result]] = []
         while self._waiting and len(batch) < self._size:
             each = self._waiting.popleft()
             if not each.result.done():

@@ -1,4 +1,4 @@
-"""How an HTTP service of the cluster is served once it is ready."""
+"""Serving an HTTP service of the cluster."""
 
 import argparse
 import gc
@@ -12,10 +12,9 @@ import uvicorn
 from protocol.errors import OperatorError
 from protocol.http.bearer import BearerGate
 from protocol.http.listen import address_of
-from protocol.http.turn_away import TurnAway, turning_away
 
 _BACKLOG = 1024
-# So long the event loop waits for a thread that computes, each time that it has looked for what came.
+# Longest time that a computing thread keeps the GIL from the event loop.
 _SWITCH_S = 0.0005
 
 
@@ -36,27 +35,25 @@ def serve_app(
     token: str | None,
     introduction: str,
     others: Sequence[socket.socket] = (),
-    turn_away: TurnAway | None = None,
 ) -> None:
-    """Serve an ASGI application on bound sockets until the process is told to end.
+    """Serve an ASGI application on bound sockets until the process is terminated.
 
-    token: what every request has to bring, but for /health; None: nothing is asked for. Once it can be called it
-    prints `introduction` and the listener's address. others: addresses besides.
-    turn_away: requests that the application refuses while it is full.
+    token: required of every request but /health; None: no token is required. others: further sockets.
+    Prints `introduction` and the listener's address as soon as clients can connect.
     """
-    # From here on connections wait in the backlog instead of being refused: who reads the line may call at once.
+    # Connections wait in the backlog from here on: a client may connect as soon as it reads the line.
     sockets = [*others, listener]
     for bound in sockets:
         bound.listen(_BACKLOG)
     print(f"{introduction}, {address_of(listener)}", flush=True)
-    # What was loaded stays: a collection that walks through it all would hold every answer up for a third of a second.
+    # A collection through everything loaded so far would delay every answer by a third of a second.
     gc.collect()
     gc.freeze()
     sys.setswitchinterval(_SWITCH_S)
-    # h11 bounds a request's head (64 KiB) before anybody has shown a token; httptools, where installed, does not.
+    # h11 limits a request's head (64 KiB) before its token is checked; httptools does not.
     config = uvicorn.Config(
         BearerGate(app, token) if token is not None else app,
-        http=turning_away(turn_away, token) if turn_away is not None else "h11",
+        http="h11",
         log_level="warning",
         access_log=False,
         timeout_keep_alive=75,

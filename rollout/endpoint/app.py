@@ -18,9 +18,8 @@ from prometheus_client import CollectorRegistry, Counter
 from pydantic import BaseModel
 from starlette.exceptions import HTTPException
 
-from protocol.http.app import BodyTimeoutError, make_app
+from protocol.http.app import BodyTimeoutError, BodyTooLargeError, make_app, read_body
 from protocol.http.bodies import BodyError, read_request
-from protocol.http.body_limit import BodyTooLargeError, read_body
 from rollout.endpoint.answering import Answering, answer
 from rollout.endpoint.answers import chat_completion, chat_events, text_completion, text_events
 from rollout.endpoint.bodies import (

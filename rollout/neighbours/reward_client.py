@@ -14,7 +14,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 from protocol.errors import NeighbourError, OperatorError
-from protocol.http.bodies import Scored
+from protocol.http.bodies import SampleScore
 from protocol.settings.rewards import RewardEndpoint
 from rollout.neighbours.http.circuit_breaker import BreakerOpen, first_ready
 from rollout.neighbours.http.endpoint import EndpointStats
@@ -126,10 +126,10 @@ class RewardClient(ClosedAtExit):
         for scorer in self._scorers:
             await scorer.check(probe)
 
-    async def _score_at(self, scorer: EndpointScorer, request: ScoreRequest) -> tuple[str, Scored]:
+    async def _score_at(self, scorer: EndpointScorer, request: ScoreRequest) -> tuple[str, SampleScore]:
         return scorer.name, await scorer.score(request)
 
-    async def _score_everywhere(self, request: ScoreRequest) -> dict[str, Scored]:
+    async def _score_everywhere(self, request: ScoreRequest) -> dict[str, SampleScore]:
         calls = [self._score_at(scorer, request) for scorer in self._always]
         if self._shards:
             calls.append(self._score_at_a_shard(request))
@@ -141,7 +141,7 @@ class RewardClient(ClosedAtExit):
             raise failures.exceptions[0] from None
         return dict(task.result() for task in tasks)
 
-    async def _score_at_a_shard(self, request: ScoreRequest) -> tuple[str, Scored]:
+    async def _score_at_a_shard(self, request: ScoreRequest) -> tuple[str, SampleScore]:
         """Score at one endpoint: the sample's own while it is up, else another, else the first that returns."""
         while True:
             ready = [scorer for scorer in self._shards if scorer.breaker.may_pass] or self._shards
@@ -151,7 +151,7 @@ class RewardClient(ClosedAtExit):
                 await first_ready([scorer.breaker for scorer in self._shards])
 
 
-def _logs_of(results: Mapping[str, Scored]) -> dict[str, float]:
+def _logs_of(results: Mapping[str, SampleScore]) -> dict[str, float]:
     """Return the first 64 logs by endpoint/name: the limit of a trajectory."""
     logs = {f"{name}/{log}": value for name, scored in results.items() for log, value in scored.logs.items()}
     usable = [name for name in sorted(logs) if len(name) <= _MAX_LOG_NAME and abs(logs[name]) <= _LARGEST_LOG]

@@ -11,7 +11,7 @@ from typing import Any
 from urllib.parse import quote
 
 from protocol.errors import NeighbourError
-from protocol.http.bodies import Scored, read_scored
+from protocol.http.bodies import SampleScore, read_scores
 from protocol.one_line import one_line
 from protocol.settings.rewards import RewardEndpoint
 from rollout.neighbours.batcher import Batcher, split_if_refused
@@ -56,7 +56,9 @@ class EndpointScorer:
         )
         self._http = HttpEndpoint(str(endpoint.url), headers, policy, endpoint.max_concurrency)
         self._batcher = (
-            Batcher[ScoreRequest, Scored](endpoint.batch_size, lambda requests: split_if_refused(requests, self._call))
+            Batcher[ScoreRequest, SampleScore](
+                endpoint.batch_size, lambda requests: split_if_refused(requests, self._call)
+            )
             if endpoint.batch_size > 1
             else None
         )
@@ -70,7 +72,7 @@ class EndpointScorer:
         """Open while the endpoint is down."""
         return self._http.breaker
 
-    async def score(self, request: ScoreRequest) -> Scored:
+    async def score(self, request: ScoreRequest) -> SampleScore:
         """Return the endpoint's result for the sample. Raises: NeighbourError; BreakerOpen unless it waits."""
         if self._batcher is not None:
             return await self._batcher.add(request)
@@ -80,7 +82,7 @@ class EndpointScorer:
         """Send one request without retries. Raises: NeighbourError with the remedy."""
         request = probe or _MADE_UP_PROBE
         try:
-            await self._http.attempt(body_of([request]), lambda reply: read_scored(reply, 1), key_of([request]))
+            await self._http.attempt(body_of([request]), lambda reply: read_scores(reply, 1), key_of([request]))
         except AttemptFailed as failure:
             if probe is None and failure.status in _ALIVE:
                 return
@@ -92,11 +94,11 @@ class EndpointScorer:
             await self._batcher.close()
         await self._http.close()
 
-    async def _call(self, requests: Sequence[ScoreRequest]) -> tuple[Scored, ...]:
+    async def _call(self, requests: Sequence[ScoreRequest]) -> tuple[SampleScore, ...]:
         return await self._http.call(
             self._boundary,
             body_of(requests),
-            lambda reply: read_scored(reply, len(requests)),
+            lambda reply: read_scores(reply, len(requests)),
             key_of(requests),
             "no reward",
             self._waits,

@@ -10,22 +10,21 @@ from protocol.http.bodies import (
     Passage,
     RetrieveRequest,
     RewardRequest,
-    Scored,
+    SampleScore,
     read_passages,
     read_request,
-    read_rewards,
-    read_scored,
+    read_scores,
 )
 
 
 @pytest.mark.parametrize("body", [b'{"rewards": [0.5]}', b'{"rewards": 0.5}', b"[0.5]", b"0.5"])
-def test_read_rewards_accepts_four_shapes_for_one_sample(body: bytes) -> None:
-    assert read_rewards(body, 1) == (0.5,)
+def test_read_scores_accepts_four_shapes_for_one_sample(body: bytes) -> None:
+    assert tuple(each.reward for each in read_scores(body, 1)) == (0.5,)
 
 
-def test_read_rewards_keeps_order_and_ignores_other_keys() -> None:
+def test_read_scores_keeps_order_and_ignores_other_keys() -> None:
     body = b'{"rewards": [1, -2.5, 0], "scores": [1, 0, 0], "extra_logs": {"a": NaN}}'
-    assert read_rewards(body, 3) == (1.0, -2.5, 0.0)
+    assert tuple(each.reward for each in read_scores(body, 3)) == (1.0, -2.5, 0.0)
 
 
 @pytest.mark.parametrize(
@@ -46,15 +45,15 @@ def test_read_rewards_keeps_order_and_ignores_other_keys() -> None:
         (b"<html>", 1, "$ is not JSON (expected value at line 1 column 1): '<html>'"),
     ],
 )
-def test_read_rewards_names_what_is_wrong(body: bytes, num_samples: int, message: str) -> None:
+def test_read_scores_names_what_is_wrong(body: bytes, num_samples: int, message: str) -> None:
     with pytest.raises(BodyError) as error:
-        read_rewards(body, num_samples)
+        read_scores(body, num_samples)
     assert str(error.value) == message
 
 
-def test_read_rewards_refuses_json_of_any_depth() -> None:
+def test_read_scores_refuses_json_of_any_depth() -> None:
     with pytest.raises(BodyError, match=r"^\$ is not JSON \(recursion limit exceeded"):
-        read_rewards(b"[" * 1_000_000, 1)
+        read_scores(b"[" * 1_000_000, 1)
 
 
 def test_read_passages_accepts_documents_with_and_without_scores_and_plain_strings() -> None:
@@ -112,18 +111,18 @@ def test_reward_request_of_an_older_client_has_no_labels() -> None:
 @pytest.mark.parametrize(
     ("reply", "expected"),
     [
-        ({"rewards": [1, 2]}, (Scored(1.0), Scored(2.0))),
-        ({"rewards": [1, 2], "scores": None, "extra_logs": None}, (Scored(1.0), Scored(2.0))),
-        ({"rewards": [1, 2], "scores": [0.5, 0]}, (Scored(1.0, 0.5), Scored(2.0, 0.0))),
+        ({"rewards": [1, 2]}, (SampleScore(1.0), SampleScore(2.0))),
+        ({"rewards": [1, 2], "scores": None, "extra_logs": None}, (SampleScore(1.0), SampleScore(2.0))),
+        ({"rewards": [1, 2], "scores": [0.5, 0]}, (SampleScore(1.0, 0.5), SampleScore(2.0, 0.0))),
         (
             {"rewards": [1, 2], "extra_logs": {"a": [3, 4], "all": 5, "text": ["x", "y"], "short": [1], "odd": None}},
-            (Scored(1.0, None, {"a": 3.0, "all": 5.0}), Scored(2.0, None, {"a": 4.0, "all": 5.0})),
+            (SampleScore(1.0, None, {"a": 3.0, "all": 5.0}), SampleScore(2.0, None, {"a": 4.0, "all": 5.0})),
         ),
-        ({"rewards": [1, 2], "extra_logs": ["a"]}, (Scored(1.0), Scored(2.0))),
+        ({"rewards": [1, 2], "extra_logs": ["a"]}, (SampleScore(1.0), SampleScore(2.0))),
     ],
 )
-def test_scored_has_what_a_service_gave_besides_rewards(reply: Any, expected: tuple[Scored, ...]) -> None:
-    assert read_scored(json.dumps(reply).encode(), 2) == expected
+def test_scored_has_what_a_service_gave_besides_rewards(reply: Any, expected: tuple[SampleScore, ...]) -> None:
+    assert read_scores(json.dumps(reply).encode(), 2) == expected
 
 
 @pytest.mark.parametrize(
@@ -132,4 +131,4 @@ def test_scored_has_what_a_service_gave_besides_rewards(reply: Any, expected: tu
 )
 def test_scores_are_as_strict_as_rewards(scores: Any, problem: str) -> None:
     with pytest.raises(BodyError, match=problem):
-        read_scored(json.dumps({"rewards": [1, 2], "scores": scores}).encode(), 2)
+        read_scores(json.dumps({"rewards": [1, 2], "scores": scores}).encode(), 2)

@@ -4,7 +4,7 @@ from collections.abc import AsyncIterator
 
 import pytest
 
-from protocol.http.body_limit import BodyTooLargeError, read_body
+from protocol.http.app import BodyTooLargeError, read_body
 
 
 class Chunks:

@@ -322,7 +322,7 @@ def test_saved_settings_of_an_earlier_version_are_read_without_what_was_removed(
     assert [endpoint.name for endpoint in settings.rewards.endpoints] == ["em"]
     assert (settings.learner.lr, settings.rollout.engine_args) == (0.5, {"seed": 1})
     assert refusal([], path) == (
+        "settings: rewards.endpoints.0.shadow does not exist. Did you mean rewards.endpoints?\n"
         "settings: learner.sequence_parallel does not exist any more. Remove it.\n"
-        "settings: rewards.endpoints.0.shadow does not exist. --help lists every setting.\n"
         "settings: other does not exist. --help lists every setting."
     )
