@@ -1,4 +1,4 @@
-"""Whether the cluster under a run is still there: asked directly, because Ray's own calls wait a minute to find out."""
+"""Whether the cluster of a run still exists, found directly: Ray's own calls would wait a minute."""
 
 import socket
 
@@ -15,7 +15,7 @@ _RAY = "ray"
 
 
 def cluster_end(cluster: ClusterState) -> str | None:
-    """Return what of Ray is gone, in words; None while all of it is there. Blocks for 5 s at most."""
+    """Return the missing part of Ray in words; None while Ray runs. Blocks for 5 s at most."""
     for process in cluster.processes:
         if process.name == _RAY and not _is_running(process):
             return f"Ray's process on this node ({process.pid}) is gone"
@@ -33,7 +33,7 @@ def check_cluster(cluster: ClusterState) -> None:
 
 
 def _is_running(record: ProcessRecord) -> bool:
-    """Return whether this very process runs: another may have its number by now."""
+    """Return whether this very process runs: another process may have its number now."""
     try:
         process = psutil.Process(record.pid)
         is_same = record.is_still(process.create_time(), _SAME_START_S)

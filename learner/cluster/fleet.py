@@ -1,6 +1,7 @@
-"""The fleet of rollout servers as a run's command asks it."""
+"""Calls of a run's command to the fleet of rollout servers."""
 
 import contextlib
+import time
 from typing import Any
 
 import ray
@@ -10,18 +11,17 @@ from protocol.errors import NeighbourError, OperatorError
 from protocol.node.code_digest import FLEET_ROOMS, code_digest
 from protocol.ray_calls import FLEET, NAMESPACE
 from protocol.settings.run_spec import RunSpec
-from protocol.waits import until
 
-_SAYING_S = 2.0
-# Ray ends what a killed command started within seconds.
+_WAIT_ANSWER_S = 2.0
+# Ray ends the processes of a killed command within seconds.
 _LAST_RUN_S = 20.0
 
 
 def renew_fleet() -> bool:
-    """Have a fleet that was started with other code than this be started anew; warm servers of this code stay.
+    """Restart a fleet that runs other code than this checkout; warm servers with this code stay.
 
-    Returns whether that was needed. Raises: OperatorError when a run lives on processes that it lent, or when it comes
-    back with other code again; NeighbourError when it does not come back.
+    Returns whether that was needed. Raises: OperatorError when a run uses its processes, or when it comes back with
+    other code; NeighbourError when it does not come back.
     """
     code, before = code_digest(FLEET_ROOMS), call(find_fleet().describe_self.remote(), "the fleet")
     if before["code"] == code:
@@ -29,10 +29,10 @@ def renew_fleet() -> bool:
     if before["is_lending"]:
         raise OperatorError(
             "The code has changed since the cluster's fleet was started, and another run is using that fleet. "
-            "Wait until the run has ended; this command then has the fleet start anew."
+            "Wait until the run has ended; this command then restarts the fleet."
         )
-    ray.kill(find_fleet(), no_restart=False)  # Ray starts it again: in a new process, which imports what is there now
-    now = _await_other_fleet(before["pid"])
+    ray.kill(find_fleet(), no_restart=False)  # Ray restarts it in a new process, which imports the present code
+    now = _await_restarted_fleet(before["pid"])
     if now["code"] != code:
         raise OperatorError(
             f"The fleet on the cluster's head node runs other code than this checkout (digest {now['code']}, here "
@@ -42,64 +42,57 @@ def renew_fleet() -> bool:
 
 
 def await_idle_fleet() -> None:
-    """Return once no run lives on the fleet's processes: those of a command that was killed end a moment after it.
+    """Return once no run uses the fleet's processes; those of a killed command end a moment after it.
 
-    Raises: OperatorError when a run does, which then belongs to another machine's command.
+    Raises: OperatorError when one does: it belongs to another machine's command.
     """
-    for _ in until(_LAST_RUN_S, RETRY_S):
-        if not call(find_fleet().describe_self.remote(), "the fleet")["is_lending"]:
-            return
-    servers = call(find_fleet().describe.remote(), "the fleet")
-    names = sorted({server["run"]["run_id"] for server in servers if server.get("run")})
-    raise OperatorError(
-        f"Another machine's run ({', '.join(names) or 'not attached yet'}) is using this cluster. "
-        "Wait for its end, or end it there with Ctrl-C."
-    )
+    deadline = time.monotonic() + _LAST_RUN_S
+    while call(find_fleet().describe_self.remote(), "the fleet")["is_lending"]:
+        if time.monotonic() > deadline:
+            servers = call(find_fleet().describe.remote(), "the fleet")
+            names = sorted({server["run"]["run_id"] for server in servers if server.get("run")})
+            raise OperatorError(
+                f"Another machine's run ({', '.join(names) or 'not attached yet'}) is using this cluster. "
+                "Wait for its end, or end it there with Ctrl-C."
+            )
+        time.sleep(RETRY_S)
 
 
 def await_fleet() -> None:
-    """Return once the fleet answers: Ray restarts one that ended.
+    """Return once the fleet answers. Ray restarts a fleet that ended.
 
-    Raises: NeighbourError when it does not come back; OperatorError when the cluster has none for as long.
+    Raises: NeighbourError after 30 s without an answer; OperatorError when the cluster has no fleet for as long.
     """
-    for left_s in until(CALL_S, RETRY_S):
+    deadline = time.monotonic() + CALL_S
+    while True:
         try:
             call(find_fleet().describe_self.remote(), "the fleet")
             return
         except (NeighbourError, OperatorError):
-            if left_s == 0:
+            if time.monotonic() > deadline:
                 raise
+        time.sleep(RETRY_S)
 
 
 def describe_wait() -> str:
-    """Return which server the fleet waits for, in words to stand behind its name; empty when it does not say."""
+    """Return the fleet's longest wait for a server, in brackets after its name; empty when it does not answer."""
     with contextlib.suppress(NeighbourError, OperatorError):
-        said = call(find_fleet().describe_wait.remote(), "the fleet", _SAYING_S)
-        return f" ({said})" if said else ""
+        wait = call(find_fleet().describe_wait.remote(), "the fleet", _WAIT_ANSWER_S)
+        return f" ({wait})" if wait else ""
     return ""
 
 
 def be_admitted(coordinator: Any) -> None:
-    """Be the run that uses this cluster while its coordinator lives; before that no server of it is touched.
+    """Reserve the cluster for this run while its coordinator lives. Before that the run touches no server.
 
-    Raises: OperatorError naming the run that uses it, which began in the same moment.
+    Raises: OperatorError naming a run that began at the same moment.
     """
     call(find_fleet().admit.remote([coordinator]), "the fleet", 60.0)
 
 
 def check_services(spec: RunSpec) -> None:
-    """Have the fleet ask every reward endpoint and the retriever, before anything slow starts."""
+    """Have the fleet call every reward endpoint and the retriever, before anything slow starts."""
     call(find_fleet().check_services.remote(spec.model_dump(mode="json")), "the fleet", 60.0)
-
-
-def _await_other_fleet(old_pid: int) -> Any:
-    """Return what the fleet says of itself once it is another process. Raises: NeighbourError when that takes long."""
-    for _ in until(CALL_S, RETRY_S):
-        with contextlib.suppress(NeighbourError):  # between the two nobody answers
-            now = call(find_fleet().describe_self.remote(), "the fleet")
-            if now["pid"] != old_pid:
-                return now
-    raise NeighbourError("the fleet", f"was not started anew within {CALL_S:g} s")
 
 
 def find_fleet() -> Any:
@@ -108,5 +101,17 @@ def find_fleet() -> Any:
         return ray.get_actor(FLEET, namespace=NAMESPACE)
     except ValueError:
         raise OperatorError(
-            "The cluster has no fleet. Run deploy/start_cluster.sh again: it starts what is missing."
+            "The cluster has no fleet. Run deploy/start_cluster.sh again: it starts the missing parts."
         ) from None
+
+
+def _await_restarted_fleet(old_pid: int) -> Any:
+    """Return the new process's description of itself. Raises: NeighbourError after 30 s."""
+    deadline = time.monotonic() + CALL_S
+    while time.monotonic() < deadline:
+        with contextlib.suppress(NeighbourError):  # between the two processes
+            now = call(find_fleet().describe_self.remote(), "the fleet")
+            if now["pid"] != old_pid:
+                return now
+        time.sleep(RETRY_S)
+    raise NeighbourError("the fleet", f"did not restart within {CALL_S:g} s")

@@ -1,4 +1,4 @@
-"""The processes of one start of a run: its coordinator and its learner ranks, placed, told their place, and ended."""
+"""The processes of one attempt: its coordinator and its learner ranks are placed, started and ended."""
 
 import os
 from collections.abc import Mapping, Sequence
@@ -30,14 +30,14 @@ def place_coordinator(
 ) -> Any:
     """Start the coordinator on this node, where the run folder is. Returns its handle."""
     here = NodeAffinitySchedulingStrategy(own_node_id(), soft=False)
-    environment = {"env_vars": _passed_on()} if _passed_on() else None
+    environment = {"env_vars": _run_variables()} if _run_variables() else None
     options = {**OUR_ACTOR, "max_concurrency": 3, "scheduling_strategy": here, "runtime_env": environment}
     actor = ray.remote(**options)(CoordinatorProcess)
     return actor.remote(settings, folder, run_id, last_step, host, vocab_size)
 
 
 def borrow_processes(ranks: Processes, coordinator: Any) -> Any:
-    """Ask the fleet for processes that become learner ranks; they end with the coordinator. Returns a reference."""
+    """Ask the fleet for processes of learner ranks, which end with the coordinator; return a reference."""
     nodes = [node.node_id for node in ranks.places]
     return find_fleet().lend_processes.remote(ranks.count, ranks.num_gpus, [coordinator], nodes, dict(ranks.resources))
 
@@ -45,15 +45,15 @@ def borrow_processes(ranks: Processes, coordinator: Any) -> Any:
 def make_ranks(
     processes: Sequence[Any], topology: Topology, settings: Settings, folder: Path, models: Mapping[str, ModelFiles]
 ) -> "list[Rank]":
-    """Make a learner rank of each process and tell each its place in their world. Returns them in their order.
+    """Return a learner rank for each process, in order, each with its place in the world.
 
-    topology: by which the processes were placed. models: by the setting that names each, on this node.
+    topology: the plan of the processes. models: files on this node, by the setting that names the model.
     Raises: OperatorError naming a node that does not share the run folder.
     """
     named = zip(rank_names(topology), processes, strict=True)
     ranks = [Rank(number, name, process) for number, (name, process) in enumerate(named)]
-    becoming = [rank.become(settings, folder, models) for rank in ranks]
-    for rank, reference in zip(ranks, becoming, strict=True):
+    loading = [rank.load(settings, folder, models) for rank in ranks]
+    for rank, reference in zip(ranks, loading, strict=True):
         call(reference, rank.name, _IMPORT_S)
     _check_shared(ranks, folder)
     host, port = call(ranks[0].ask("offer_address"), ranks[0].name)
@@ -65,14 +65,14 @@ def make_ranks(
 
 
 def rank_names(topology: Topology) -> list[str]:
-    """Return what people are told of each rank, in order: with its node where the cluster has several."""
+    """Return each rank's name for people, in order; with its node on a cluster of several."""
     several = len(topology.nodes) > 1
     places = [f" on node {node.node_ip}" if several else "" for node in topology.ranks.places]
     return [f"learner rank {number}{place}" for number, place in enumerate(places)]
 
 
 def _check_shared(ranks: "Sequence[Rank]", folder: Path) -> None:
-    """Raise OperatorError when a rank does not see what this process writes into the run folder, or cannot write."""
+    """Raise OperatorError when a rank does not see a file of this process in the run folder, or cannot write there."""
     with shared_mark(folder) as mark:
         asked = [(rank, rank.ask("sees", mark)) for rank in ranks]
         answers = {f"learner rank {rank.number}": call(reference, rank.name) for rank, reference in asked}
@@ -80,14 +80,14 @@ def _check_shared(ranks: "Sequence[Rank]", folder: Path) -> None:
     if missing:
         named = ", ".join(f"{who} on node {node_ip}" for who, node_ip in missing.items())
         raise OperatorError(
-            f"The run folder {folder} is not shared with {named}: what this node writes there is not seen, or nothing "
+            f"The run folder {folder} is not shared with {named}: this node's files there are not seen, or nothing "
             "can be written. Set run.dir to a folder on a disk that all nodes with learner ranks share, or place the "
             "ranks on this node."
         )
 
 
 def end(coordinator: Any, ranks: "Sequence[Rank]") -> None:
-    """Kill a run's actors. Those that could not be killed end with this process: the coordinator, and so the ranks."""
+    """Kill a run's actors. The coordinator also ends with this process, and the ranks end with it."""
     for rank in ranks:
         rank.end()
     if coordinator is not None:
@@ -95,7 +95,7 @@ def end(coordinator: Any, ranks: "Sequence[Rank]") -> None:
 
 
 class Rank:
-    """A learner rank: a process of the fleet's that has become a `learner.rank.process.RankProcess`."""
+    """A learner rank: a process of the fleet that loaded a `learner.rank.process.RankProcess`."""
 
     def __init__(self, number: int, name: str, process: Any) -> None:
         """name: for people."""
@@ -103,9 +103,9 @@ class Rank:
         self.name = name
         self._process = process
 
-    def become(self, settings: Settings, folder: Path, models: Mapping[str, ModelFiles]) -> Any:
+    def load(self, settings: Settings, folder: Path, models: Mapping[str, ModelFiles]) -> Any:
         path = "learner.rank.process:RankProcess"
-        return self._process.load.remote(path, _passed_on(), settings, folder, models, RayServer)
+        return self._process.load.remote(path, _run_variables(), settings, folder, models, RayServer)
 
     def ask(self, method: str, *arguments: Any) -> Any:
         """Return a reference to the answer of a RankProcess's method."""
@@ -115,6 +115,6 @@ class Rank:
         ray.kill(self._process)
 
 
-def _passed_on() -> dict[str, str]:
-    """Return what of this process's environment concerns the whole run: the cluster's processes have their own."""
+def _run_variables() -> dict[str, str]:
+    """Return the variables of this process's environment that hold for the whole run."""
     return {name: os.environ[name] for name in (failpoints.VARIABLE,) if os.environ.get(name)}

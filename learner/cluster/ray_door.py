@@ -1,6 +1,6 @@
-"""The learner's one door to Ray: connect to the cluster, place coordinator and ranks, reach the rollout servers.
+"""The learner's connection to Ray: connecting, the cluster's nodes, and calls with a deadline.
 
-Ray carries control calls only: no trajectories, no weights.
+Ray carries control calls only: no trajectories and no weights.
 """
 
 from collections.abc import Iterator, Mapping
@@ -20,19 +20,19 @@ from protocol.ray_calls import first_line, naming_ray_errors
 from protocol.settings.placement import without_names_of_ray
 
 CALL_S = 30.0
-# Memory of GPUs that come with one size only, by Ray's names for them; of an H100 or A100 the name does not tell.
+# Memory of GPUs that exist in one size, by Ray's names. H100 and A100 exist in several.
 _GPU_BYTES = {"H200": 141 * 10**9, "L4": 24 * 10**9, "L40S": 48 * 10**9, "T4": 16 * 10**9}
 RETRY_S = 0.1
 
 
 @contextmanager
 def connected(cluster: ClusterState) -> Iterator[None]:
-    """Be a driver of the running cluster within the block; what it started there ends with it, if not detached.
+    """Connect to the running cluster within the block; processes started there end with it unless they are detached.
 
     Raises: OperatorError when Ray does not answer.
     """
     try:
-        # The node's own address is told: Ray's guess is another on a machine that has several, and another node's.
+        # Ray would guess the node's address, wrongly on a machine with several.
         options = {"namespace": cluster.namespace, "_node_ip_address": cluster.node_ip}
         ray.init(address=cluster.ray_address, log_to_driver=False, logging_level="ERROR", **options)
     except (OSError, RuntimeError, RayError) as error:
@@ -44,14 +44,15 @@ def connected(cluster: ClusterState) -> Iterator[None]:
     try:
         yield
     finally:
-        # Asked first: of a cluster that is gone Ray would take leave for a minute.
+        # Checked first: Ray would wait a minute to disconnect from a lost cluster.
         if cluster_end(cluster) is None:
             ray.shutdown()
 
 
 def _silence_ray() -> None:
-    """Keep Ray from printing pages of its own state over the run's view when a node's process dies: we say so in a
-    sentence. Ray offers no switch for these; where its name for them has changed, they are printed.
+    """Keep Ray from printing pages over the run's view when a process dies: the run reports it in a sentence.
+
+    Ray has no option for it. Where its internal name has changed, the pages are printed.
     """
     worker = ray._private.worker
     if hasattr(worker, "print_to_stdstream"):
@@ -59,7 +60,7 @@ def _silence_ray() -> None:
 
 
 def nodes() -> list[Node]:
-    """Return the cluster's machines that are there and take new processes: those that are drained do not."""
+    """Return the living nodes that take new processes: drained nodes do not."""
     drained = drained_nodes()
     there = (found for found in living_nodes() if found["NodeID"] not in drained)
     return sorted((_node(found) for found in there), key=lambda node: node.node_ip)
@@ -67,9 +68,9 @@ def nodes() -> list[Node]:
 
 @contextmanager
 def naming_drained() -> Iterator[None]:
-    """Say which nodes are not counted because they are drained, where the others cannot hold a run.
+    """Add the drained nodes to the error when the others cannot hold a run.
 
-    Raises: what the block raises.
+    Raises: the block's error.
     """
     try:
         yield
@@ -79,8 +80,8 @@ def naming_drained() -> Iterator[None]:
         if not left_out:
             raise
         raise SettingsError(
-            f"{error} Drained, and so not counted: {', '.join(left_out)}. python -m deploy.cluster undrain NODE lets a "
-            "node take processes again."
+            f"{error} Drained, and so not counted: {', '.join(left_out)}. python -m deploy.cluster undrain NODE "
+            "makes a node usable again."
         ) from None
 
 
@@ -97,7 +98,7 @@ def _node(found: Mapping[str, Any]) -> Node:
 
 
 def is_done(reference: Any) -> bool:
-    """Return whether a call has ended, well or not."""
+    """Return whether a call has ended, with a result or an error."""
     return bool(ray.wait([reference], timeout=0)[0])
 
 
@@ -108,7 +109,7 @@ def call(reference: Any, who: str, timeout_s: float = CALL_S) -> Any:
 
 
 def wait_any(references: Mapping[Any, str], timeout_s: float) -> list[str]:
-    """Return who of these has finished; raise what any of them raised. Blocks at most timeout_s."""
+    """Return the names of finished calls; raise the error of the first that failed. Blocks for timeout_s at most."""
     done, _ = ray.wait(list(references), num_returns=1, timeout=timeout_s) if references else ([], [])
     finished = []
     for reference in done:

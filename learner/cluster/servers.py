@@ -1,4 +1,4 @@
-"""The rollout servers as a run's command and its ranks reach them, each call one call of Ray's."""
+"""Calls of a run's command and its ranks to the rollout servers, through Ray."""
 
 import contextlib
 from collections.abc import Callable, Coroutine, Mapping, Sequence
@@ -17,8 +17,9 @@ from protocol.weights.controls import FIRST_TURN, VERBS, learner_name
 
 
 def ensure_servers(engine: EngineRequest, planned: Processes, may_be_late: bool = False) -> Any:
-    """Ask the fleet for warm or new rollout servers. Returns a reference to a list of {name, node_ip, warm, is_started,
-    shared_retriever_url}. may_be_late: where one is ready, the engines of the others are left to be started.
+    """Ask the fleet for warm or new rollout servers; return a reference to a list of `deploy.fleet.fleet.ServerInfo`.
+
+    may_be_late: when one server is ready, the others are returned before their engines start.
     """
     request, nodes = engine.model_dump(mode="json"), [node.node_id for node in planned.places]
     resources = dict(planned.resources)
@@ -26,14 +27,13 @@ def ensure_servers(engine: EngineRequest, planned: Processes, may_be_late: bool 
 
 
 def shared_retrievers(servers: Sequence[Mapping[str, Any]]) -> tuple[str, ...]:
-    """Return where other nodes search the retrievers of these servers' nodes, each once. servers: as the fleet says."""
+    """Return the shared addresses of the retrievers on these servers' nodes, without repeats."""
     return tuple(sorted({str(url) for server in servers if (url := server["shared_retriever_url"])}))
 
 
 def attach_servers(names: Sequence[str], spec: RunSpec) -> dict[str, dict[str, Any]]:
-    """Tell every rollout server of the run; returns, when all have answered, what each says of it: `content_hash`, the
-    digest of the index that it searches ("": none, or its retriever tells none), and `base_url`, where agents generate,
-    if they play the run. Raises: what the first of them raised.
+    """Attach the servers to the run; return each one's answer: `content_hash`, the digest of its search index ("": it
+    has none, or reports none), and `base_url`, the address for agents, if the run has agents. Raises: the first error.
     """
     body = spec.model_dump(mode="json")
     asked = [(name, server(name).attach.remote(body)) for name in names]
@@ -41,7 +41,7 @@ def attach_servers(names: Sequence[str], spec: RunSpec) -> dict[str, dict[str, A
 
 
 def put_to_sleep(names: Sequence[str], spec: RunSpec) -> None:
-    """Have the servers of the run give their devices up. Raises: what the first of them raised."""
+    """Have the servers free their devices. Raises: the first error."""
     attempt = (learner_name(spec.run_id, spec.incarnation), FIRST_TURN)
     asked = [(name, server(name).sleep.remote(attempt)) for name in names]
     for name, reference in asked:
@@ -49,7 +49,7 @@ def put_to_sleep(names: Sequence[str], spec: RunSpec) -> None:
 
 
 def detach_servers(names: Sequence[str]) -> None:
-    """Have the servers forget the run and stay warm. One that does not answer is left to the fleet."""
+    """Detach the servers, which stay warm. The fleet deals with a server that does not answer."""
     with contextlib.suppress(RayError):
         references = [server(name).detach.remote() for name in names if is_alive(name)]
         ray.wait(references, num_returns=len(references), timeout=10.0) if references else None
@@ -122,7 +122,7 @@ class RayServer:
         self._handle = server(name)
 
 
-def _passed_on(verb: str) -> Callable[..., Coroutine[Any, Any, Any]]:
+def _forward(verb: str) -> Callable[..., Coroutine[Any, Any, Any]]:
     async def call(server: RayServer, *arguments: Any) -> Any:
         return await getattr(server._handle, verb).remote(*arguments)
 
@@ -130,4 +130,4 @@ def _passed_on(verb: str) -> Callable[..., Coroutine[Any, Any, Any]]:
 
 
 for _verb in VERBS:
-    setattr(RayServer, _verb, _passed_on(_verb))
+    setattr(RayServer, _verb, _forward(_verb))

@@ -1,11 +1,11 @@
-"""A cluster described in a file, for a plan before one has it: `learner.run --plan --cluster FILE`.
+"""A cluster described in a file, for plans without a running one: `learner.run --plan --cluster FILE`.
 
     nodes:
       - {count: 8, gpus: 8, gpu_memory_gb: 80, memory_gb: 2000, resources: {h100: 8}}
     model: {parameters: 70553706496, num_hidden_layers: 80, hidden_size: 8192, num_attention_heads: 64,
             num_key_value_heads: 8, intermediate_size: 28672}
 
-`model` is policy.model's shape as its config.json has it; with it nothing is looked for and nothing downloaded.
+`model` is the shape of policy.model as in its config.json. With it no model is searched or downloaded.
 """
 
 from pathlib import Path
@@ -24,12 +24,12 @@ from protocol.settings.yaml_file import read_yaml
 class NodesOfAKind(Section):
     """Equal nodes."""
 
-    count: Annotated[CountAboveZero, Field(le=100_000)] = 1  # of them
-    name: str = "node"  # what the plan calls them, each with a number behind it
-    gpus: Count = 0  # of each
-    gpu_memory_gb: PositiveFloat | None = None  # of each GPU, in 1e9 bytes
-    memory_gb: PositiveFloat | None = None  # of each node, in 1e9 bytes
-    # as for start_cluster.sh
+    count: Annotated[CountAboveZero, Field(le=100_000)] = 1  # number of nodes
+    name: str = "node"  # name in the plan, followed by a number
+    gpus: Count = 0  # GPUs of each node
+    gpu_memory_gb: PositiveFloat | None = None  # memory of each GPU, in 1e9 bytes
+    memory_gb: PositiveFloat | None = None  # memory of each node, in 1e9 bytes
+    # custom resources of each node, as for start_cluster.sh
     resources: dict[str, Annotated[float, Field(gt=0.0, le=MOST_OF_A_RESOURCE, multiple_of=1)]] = Field({})
 
     @field_validator("resources")
@@ -40,40 +40,40 @@ class NodesOfAKind(Section):
 
 
 class ModelShape(Section):
-    """A model that need not be there, in the words of config.json."""
+    """The shape of a model, in the names of config.json."""
 
-    parameters: Annotated[float, Field(ge=1.0)]  # all of its weights
-    num_hidden_layers: CountAboveZero  # of the transformer
+    parameters: Annotated[float, Field(ge=1.0)]  # number of all weights
+    num_hidden_layers: CountAboveZero  # layers of the transformer
     hidden_size: CountAboveZero  # floats of a token between layers
-    num_attention_heads: CountAboveZero  # of each layer
-    num_key_value_heads: CountAboveZero | None = None  # None: as many as attention heads
-    head_dim: CountAboveZero | None = None  # floats of a head; None: hidden_size over the attention heads
-    intermediate_size: CountAboveZero  # width inside a layer's linear part
-    moe_intermediate_size: CountAboveZero | None = None  # of one expert; None: as intermediate_size
-    num_experts_per_tok: CountAboveZero | None = None  # that a token goes through; None: no mixture of experts
+    num_attention_heads: CountAboveZero  # attention heads of each layer
+    num_key_value_heads: CountAboveZero | None = None  # key-value heads; None: as many as attention heads
+    head_dim: CountAboveZero | None = None  # floats of a head; None: hidden_size / num_attention_heads
+    intermediate_size: CountAboveZero  # width of a layer's linear part
+    moe_intermediate_size: CountAboveZero | None = None  # width of an expert; None: intermediate_size
+    num_experts_per_tok: CountAboveZero | None = None  # experts of a token; None: no mixture of experts
 
 
 class ClusterDescription(Section):
-    """What the file holds."""
+    """The content of the file."""
 
-    nodes: Annotated[list[NodesOfAKind], Field(min_length=1)]  # kind by kind; the first node is the head
-    model: ModelShape | None = None  # None: policy.model is looked for as for a run
+    nodes: Annotated[list[NodesOfAKind], Field(min_length=1)]  # groups of equal nodes; the first node is the head
+    model: ModelShape | None = None  # None: the model is read from policy.model
 
 
 def read_description(path: Path) -> ClusterDescription:
-    """Return what the file describes. Raises: SettingsError naming the file, what is wrong and what was expected."""
+    """Return the description in the file. Raises: SettingsError with the file and the wrong value."""
     try:
         return ClusterDescription.model_validate(read_yaml(path, "--cluster"))
     except ValidationError as error:
         problem = error.errors()[0]
         name = ".".join(str(part) for part in problem["loc"]) or "nodes"
-        what = f" = {problem['input']!r} is wrong"
-        said = {
+        wrong = f" = {problem['input']!r} is wrong"
+        texts = {
             "missing": " is missing",
-            "model_type": f"{what}: expected a map",
-            "list_type": f"{what}: expected a list",
+            "model_type": f"{wrong}: expected a map",
+            "list_type": f"{wrong}: expected a list",
         }
-        why = said.get(problem["type"], f"{what}: {problem['msg'].removeprefix('Value error, ')}")
+        why = texts.get(problem["type"], f"{wrong}: {problem['msg'].removeprefix('Value error, ')}")
         part = ("A model has", ModelShape) if name.startswith("model.") else ("Each of nodes has", NodesOfAKind)
         raise SettingsError(f"{path}: {name}{why}. {part[0]} {', '.join(part[1].model_fields)}.") from None
 
@@ -97,5 +97,5 @@ def described_nodes(description: ClusterDescription) -> list[Node]:
 
 
 def described_size(shape: ModelShape) -> ModelSize:
-    """Return what memory is planned by."""
+    """Return the size that memory is planned with."""
     return size_of_shape(int(shape.parameters), shape.model_dump())

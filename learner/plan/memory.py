@@ -1,6 +1,6 @@
-"""What the models of one learner rank take of memory, as far as it is known before they are loaded. No torch here.
+"""The memory of one learner rank's models, estimated before they are loaded and without torch.
 
-What DeepSpeed 0.19 keeps of a model of n trained and f frozen parameters over r ranks, in types of b and of 4 bytes:
+Memory of DeepSpeed 0.19 for n trained and f frozen parameters over r ranks, in types of b and of 4 bytes:
 
     stage   weights        gradients   master weights, moments   a bucket of gradients   gathered for use
     0       (n + f) b      4 n         8 n                       -                       -
@@ -8,8 +8,8 @@ What DeepSpeed 0.19 keeps of a model of n trained and f frozen parameters over r
     2       (n + f) b      4 n / r     12 n / r                  b n, at most b * 0.5e9  -
     3       (n + f) b / r  4 n / r     12 n / r                  b n, at most b * 0.5e9  (n + f) b, at most b * 1e9
 
-What is offloaded has its gradients twice in the host's memory, at stage 1 on the device too, and below stage 3 the
-weights that it makes once more.
+Offloading keeps the gradients twice in the host's memory, at stage 1 also on the device. Below stage 3 the host also
+holds a second copy of the weights.
 Source: ZeRO, arXiv:1910.02054, section 3; the last two columns, DeepSpeed's reduce_bucket_size and
 stage3_max_live_parameters. Held against a measured tiny model by tests/learner/models/test_gradient_ranks.py and
 tests/learner/plan/test_measured_memory.py.
@@ -25,17 +25,17 @@ from protocol.settings.settings import Settings
 from protocol.settings.zero_stage import Offload, critic_zero, zero_stage_of
 
 _FLOAT32 = 4
-_MAX_BUCKET = 500_000_000  # parameters whose gradients are reduced together
-_MAX_GATHERED = 1_000_000_000  # parameters that ZeRO 3 has whole at once
+_MAX_BUCKET = 500_000_000  # parameters per reduction of gradients
+_MAX_GATHERED = 1_000_000_000  # parameters that ZeRO 3 gathers at once
 
 
 @dataclass(frozen=True)
 class Memory:
     """Bytes of one rank."""
 
-    device: int  # of its GPU, or of the host's memory where it has none
-    host: int = 0  # of the host's memory: what is offloaded
-    # Of the device's: what comes and goes, at most: buckets, gathered weights, activations
+    device: int  # memory of its GPU, or of the host where it has none
+    host: int = 0  # offloaded part in the host's memory
+    # temporary part of the device's, at most: buckets, gathered weights, activations
     passing: int = field(default=0, compare=False)
 
     def __add__(self, other: "Memory") -> "Memory":
@@ -44,15 +44,15 @@ class Memory:
 
 @dataclass(frozen=True)
 class Sizes:
-    """How large the models of a run are."""
+    """The sizes of a run's models."""
 
     policy: ModelSize
-    critic: ModelSize | None = None  # None: as the policy, where there is one
-    reference: ModelSize | None = None  # None: as the policy, where there is one
+    critic: ModelSize | None = None  # None: as the policy, if the run has one
+    reference: ModelSize | None = None  # None: as the policy, if the run has one
 
 
 def read_sizes(settings: Settings, model: Path) -> Sizes:
-    """Return the sizes of a run's models. model: the policy's folder; the others are in the folders that they name."""
+    """Return the sizes of a run's models. model: the policy's folder."""
     named = {
         setting: read_model_size(find_named_model(f"{setting}.model", name))
         for setting, name in (("critic", settings.critic.model), ("reference", settings.reference.model))
@@ -62,7 +62,7 @@ def read_sizes(settings: Settings, model: Path) -> Sizes:
 
 
 def rank_memory(settings: Settings, sizes: Sizes) -> Memory:
-    """Return what policy, critic, reference and one micro-batch's activations take on one rank."""
+    """Return the memory of policy, critic, reference and one micro-batch's activations on one rank."""
     learner, dtype = settings.learner, settings.policy.dtype
     policy, stage = sizes.policy, zero_stage_of(learner.zero_stage, settings.policy.dtype)
     total = trained_memory(policy, dtype, stage, learner.num_ranks, learner.offload)
@@ -70,9 +70,9 @@ def rank_memory(settings: Settings, sizes: Sizes) -> Memory:
     if needs_critic(settings):
         critic, (asked, offload) = sizes.critic or _without_adapters(policy), critic_zero(settings)
         total += trained_memory(critic, dtype, zero_stage_of(asked, dtype), learner.num_ranks, offload)
-        activations = max(activations, activation_bytes(critic, settings))  # they are trained one after the other
+        activations = max(activations, activation_bytes(critic, settings))  # trained one after the other
     if needs_reference(settings) and not is_reference_the_base(settings):
-        # One that is offloaded is on the device while it is used.
+        # An offloaded reference is on the device while it is used.
         of_reference = (sizes.reference or policy).parameters * BYTES[dtype]
         is_away = settings.reference.offload
         total += Memory(of_reference, of_reference if is_away else 0, of_reference if is_away else 0)
@@ -80,7 +80,7 @@ def rank_memory(settings: Settings, sizes: Sizes) -> Memory:
 
 
 def trained_memory(size: ModelSize, dtype: str, zero_stage: int, num_ranks: int, offload: Offload) -> Memory:
-    """Return what a model under training takes on one rank, without activations. zero_stage: the one that runs."""
+    """Return the memory of a trained model on one rank, without activations. zero_stage: the effective stage."""
     trained = size.adapters or size.parameters
     of_all = (size.parameters + size.adapters) * BYTES[dtype]
     if zero_stage == 0:
@@ -101,14 +101,14 @@ def trained_memory(size: ModelSize, dtype: str, zero_stage: int, num_ranks: int,
 
 
 def activation_bytes(size: ModelSize, settings: Settings) -> int:
-    """Return what a micro-batch's forward pass keeps for the backward pass; 0 where the model's shape is not known.
+    """Return the bytes that a micro-batch's forward pass keeps for the backward pass; 0 when the shape is unknown.
 
-    With gradient checkpointing, what comes into each layer, and one layer's own.
+    With gradient checkpointing: the input of each layer, and the activations of one layer.
     """
     learner, width = settings.learner, BYTES[settings.policy.dtype]
-    # A trajectory that is longer than a micro-batch's budget is one by itself.
+    # A trajectory longer than the budget is a micro-batch of its own.
     tokens = max(learner.micro_batch_tokens, settings.rollout.max_context_tokens)
-    # Norms work in float32, of what came in: two copies of it where the weights are of another type.
+    # Norms work in float32: two copies of their input where the weights have another type.
     in_layer = size.kept_in_layer * width + (8 * size.hidden_size if width != _FLOAT32 else 0)
     between = size.hidden_size * width
     if learner.gradient_checkpointing:

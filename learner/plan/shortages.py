@@ -40,7 +40,7 @@ def refuse(shortages: Sequence[Shortage]) -> None:
 def count_shortages(
     ranks: RoleRequest, servers: RoleRequest, nodes: Sequence[Node], settings: Settings
 ) -> list[Shortage]:
-    """Return what one can tell without placing: nodes, GPUs and custom resources."""
+    """Return the shortages that need no placing: of nodes, GPUs and custom resources."""
     found: list[Shortage] = []
     for request in (ranks, servers):
         if request.count:
@@ -67,26 +67,28 @@ def placing_shortages(
     where, or_split = ("on the same nodes", ", or remove placement.colocate") if together else ("together", "")
     asked = f"{ranks.count} and {servers.count} places {where} ({_asked(ranks)}; {_asked(servers)})"
     has = f"{', '.join(str(node.num_gpus) for node in nodes)} GPUs"
-    return rows or [Shortage(f"{ranks.role} and {servers.role}", asked, _CLUSTER, has, f"Change one of them{or_split}")]
+    return rows or [
+        Shortage(f"{ranks.role} and {servers.role}", asked, _CLUSTER, has, f"Change one of the two{or_split}")
+    ]
 
 
 def gpu_memory_shortages(processes: Processes, nodes: Sequence[Node], whole_on_each: str = "") -> list[Shortage]:
-    """Return the first place whose GPU is smaller than the permanent memory of a process.
+    """Return the first node whose GPU is smaller than the permanent memory of a process.
 
-    nodes: of all cluster, used while the processes have no places; then the largest GPU counts.
+    nodes: the whole cluster; its largest GPU counts while the processes have no places.
     whole_on_each: model of the ranks that sharding does not make smaller: "reference"; "": there is none.
     """
     if processes.role == "learner rank":
-        what, cure = "weights and optimizer", "Raise learner.num_ranks or learner.zero_stage, or set learner.offload"
+        state, cure = "weights and optimizer", "Raise learner.num_ranks or learner.zero_stage, or set learner.offload"
     else:
-        what, cure = "weights", "Raise rollout.tensor_parallel_size, or set placement.servers.gpus to 1"
+        state, cure = "weights", "Raise rollout.tensor_parallel_size, or set placement.servers.gpus to 1"
     if whole_on_each:
         cure += f". The {whole_on_each} is whole on each rank: set {whole_on_each}.offload"
     share = min(processes.num_gpus, 1.0)
     largest = sorted(nodes, key=lambda node: node.gpu_bytes or 0)[-1:]
     for node in (processes.places or largest) if processes.num_gpus and processes.count else ():
         if node.gpu_bytes is not None and processes.state_bytes > node.gpu_bytes * share:
-            needs = f"{processes.state_bytes / _GB:.1f} GB of {what} on each GPU"
+            needs = f"{processes.state_bytes / _GB:.1f} GB of {state} on each GPU"
             has = f"{node.gpu_bytes / _GB:.0f} GB a GPU" + (f", of which each gets {share:g}" if share < 1.0 else "")
             return [Shortage(f"{processes.role}s", needs, node.node_ip, has, cure)]
     return []
@@ -163,7 +165,7 @@ def _too_few_resources(request: RoleRequest, nodes: Sequence[Node]) -> Iterator[
 def _too_few_gpus(
     ranks: RoleRequest, servers: RoleRequest, nodes: Sequence[Node], settings: Settings
 ) -> Iterator[Shortage]:
-    """Yield what the nodes lack of GPUs. A server's GPUs are on one node; ranks take the GPUs that servers leave."""
+    """Yield shortages of GPUs. A server's GPUs are on one node; ranks take the GPUs that servers leave."""
     present = sum(node.num_gpus for node in nodes)
     share = settings.placement.servers.gpus
     if share < 1.0 and not present:

@@ -1,4 +1,4 @@
-"""`--plan`: which process goes where, with how many GPUs and what it will cost in memory, without starting anything."""
+"""The printed plan: node, GPUs and memory of each process."""
 
 from collections.abc import Sequence
 
@@ -14,7 +14,7 @@ _GB = 1e9
 
 
 def show_plan(topology: Topology, title: str, facts: Sequence[str]) -> None:
-    """Print the plan: role by role, then node by node where the nodes are known, then what else there is to know."""
+    """Print the plan by role, by node where nodes are known, and then further facts."""
     table = Table("process", "how many", "GPUs each", "memory each", "where", title=title)
     for processes in (topology.coordinator, topology.ranks, topology.servers):
         table.add_row(*_role_row(processes, is_placed=bool(topology.nodes)))
@@ -29,14 +29,14 @@ def show_plan(topology: Topology, title: str, facts: Sequence[str]) -> None:
             console.print(words, soft_wrap=True)
     else:
         console.print(
-            "No Sluice cluster runs here: GPUs are as the settings ask, and 0 on a cluster without any.", soft_wrap=True
+            "No Sluice cluster runs here: GPUs are as in the settings, and 0 on a cluster without GPUs.", soft_wrap=True
         )
     for fact in facts:
         console.print(fact, soft_wrap=True)
 
 
 def node_rows(topology: Topology) -> list[tuple[str, str, str, str, str]]:
-    """Return of each node its name, GPUs taken of those there, ranks, servers, and memory of each GPU in GB."""
+    """Return each node's name, used GPUs, ranks, servers, and memory of each GPU in GB."""
     return [
         (
             node.node_ip,
@@ -50,9 +50,9 @@ def node_rows(topology: Topology) -> list[tuple[str, str, str, str, str]]:
 
 
 def tight_words(topology: Topology) -> str:
-    """Return which rank may run out of its GPU's memory in a full micro-batch; "" where none may.
+    """Return a warning when a rank may run out of GPU memory in a full micro-batch; "" when none may.
 
-    What a process always has in memory is no guess, and `shortages.gpu_memory_shortages` refuses it.
+    Permanent memory above a GPU's is refused earlier, by `shortages.gpu_memory_shortages`.
     """
     ranks = topology.ranks
     for node in ranks.places if ranks.num_gpus else ():
@@ -96,16 +96,14 @@ def _totals(topology: Topology) -> str:
 
 
 def _turns(topology: Topology) -> str:
-    """Return who has what of a device in which part of a step, where ranks and servers share it."""
+    """Return the memory on a shared device in each part of a step."""
     rank, server = topology.ranks, topology.servers
     if not rank.num_gpus:
-        return (
-            "Ranks and servers take turns: servers stand still while ranks train. Without GPUs no memory is given up."
-        )
+        return "Ranks and servers take turns: servers sleep while ranks train. Without GPUs they free no memory."
     return (
         f"Ranks and servers take turns on each GPU. Generating: a server, {server.memory_bytes / _GB:.1f} GB and its "
-        f"KV cache; learning: a rank, {rank.memory_bytes / _GB:.1f} GB; a push: both without cache and activations, "
-        f"{(rank.state_bytes + server.state_bytes) / _GB:.1f} GB. When it is not their turn the host's memory has them."
+        f"KV cache; training: a rank, {rank.memory_bytes / _GB:.1f} GB; a push: both without cache and activations, "
+        f"{(rank.state_bytes + server.state_bytes) / _GB:.1f} GB. Between turns they are in the host's memory."
     )
 
 
@@ -117,7 +115,7 @@ def _gpus_taken(topology: Topology, node: Node) -> int:
 
 
 def _numbers(processes: Processes, node: Node) -> str:
-    """Return which of a role's processes a node has, as "0-7" or "2, 5"; "-" for none."""
+    """Return the numbers of a role's processes on a node, as "0-7" or "2, 5"; "-" without any."""
     numbers = [number for number, place in enumerate(processes.places) if place == node]
     if len(numbers) > 2 and numbers[-1] - numbers[0] == len(numbers) - 1:
         return f"{numbers[0]}-{numbers[-1]}"
@@ -125,16 +123,16 @@ def _numbers(processes: Processes, node: Node) -> str:
 
 
 def _server_on_card(topology: Topology) -> str:
-    """Return who is on a server's GPU: "server"; "each of 2 servers" where so many share it."""
+    """Return "server", or "each of 2 servers" where 2 share a GPU."""
     num_gpus = topology.servers.num_gpus
     sharing = servers_on_gpu(num_gpus) if 0.0 < num_gpus < 1.0 and not topology.shares_devices else 1
     return f"each of {sharing} servers" if sharing > 1 else "server"
 
 
 def _on_card(topology: Topology, node: Node) -> str:
-    """Return what processes take of a GPU, and of the host's memory: "rank 26.2 of 80 GB; host 706 of 2,000 GB".
+    """Return the used memory of a GPU and of the host: "rank 26.2 of 80 GB; host 706 of 2,000 GB".
 
-    Empty without GPUs, and where a node has none of the run's processes.
+    Empty without GPUs, and on a node without processes of the run.
     """
     if not node.num_gpus:
         return ""

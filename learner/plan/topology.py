@@ -80,7 +80,7 @@ def place_servers(ranks: Processes, planned: Topology, settings: Settings) -> Pr
 def choose_backend(wanted: str, num_gpus: int | None, num_sharing: int = 0) -> Backend:
     """Return how weights travel; num_gpus: None while no cluster runs. num_sharing: ranks that take turns with servers.
 
-    Raises: SettingsError when the cluster cannot do what was asked for.
+    Raises: SettingsError when the cluster cannot use the wanted one.
     """
     if wanted == "ipc" and num_gpus and num_sharing != 1:
         how = f"{num_sharing} ranks share theirs" if num_sharing else "they have GPUs of their own"

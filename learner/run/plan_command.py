@@ -1,4 +1,4 @@
-"""`--plan` on the cluster that runs here, on one that a file describes, and without any: what would run where."""
+"""`--plan`: the places of a run's processes on the running cluster, on a described one, or without a cluster."""
 
 import os
 from collections.abc import Sequence
@@ -19,10 +19,10 @@ from protocol.settings.settings import Settings
 
 
 def plan(settings: Settings, description: Path | None) -> None:
-    """Print which process would go where; starts nothing. description: of a cluster; None: the one that runs here.
+    """Print the place of each process; starts nothing. description: file of a cluster; None: the running cluster.
 
-    A description that tells the model's shape too needs neither the model nor the prompts.
-    Raises: SettingsError when they do not fit, or what `inspect` raises.
+    A description with the model's shape needs neither the model nor the prompts.
+    Raises: SettingsError when they do not fit; the errors of `inspect`.
     """
     described = None if description is None else read_description(description)
     if described is not None and described.model is not None:
@@ -37,7 +37,7 @@ def plan(settings: Settings, description: Path | None) -> None:
 
 
 def described_sizes(settings: Settings, shape: ModelShape) -> Sizes:
-    """Return the sizes of a run's models, all as the policy. Raises: SettingsError for adapters."""
+    """Return the sizes of a run's models, all equal to the policy's. Raises: SettingsError for adapters."""
     if settings.policy.lora.rank:
         raise SettingsError(
             f"settings: policy.lora.rank = {settings.policy.lora.rank}: adapters are counted in the model's own files. "
@@ -67,14 +67,14 @@ def _steps(settings: Settings, topology: Topology, first: int = 1) -> str:
 
 
 def _on_ranks(settings: Settings, how: str = "") -> list[str]:
-    """how: they are counted, where no folder tells of them."""
+    """how: the way in which they are counted without their folders."""
     named = (("the critic", needs_critic(settings)), ("the reference", needs_reference(settings)))
     on_ranks = [name for name, is_needed in named if is_needed]
     return [f"On the learner ranks, with the policy{how}: {' and '.join(on_ranks)}."] if on_ranks else []
 
 
 def _find_nodes() -> Sequence[Node] | None:
-    """Return the running cluster's machines, None when none runs."""
+    """Return the nodes of the running cluster; None when none runs."""
     try:
         cluster = read_cluster()
     except OperatorError:

@@ -214,14 +214,14 @@ PLANS = [
     Wrong(
         {"ranks": {"resources": {"h100": 1}}, "servers": {"resources": {"h100": 1}}},
         "settings: learner ranks and rollout servers need 8 and 4 places together (placement.ranks: h100 = 1 "
-        "each; placement.servers: h100 = 1 each); the cluster has 8, 8, 8 GPUs. Change one of them.",
+        "each; placement.servers: h100 = 1 each); the cluster has 8, 8, 8 GPUs. Change one of the two.",
         nodes=_NAMED,
         tensor_parallel_size=1,
     ),
     Wrong(
         {"ranks": {"nodes": 1}, "colocate": [["servers", "ranks"]]},
         "settings: learner ranks and rollout servers need 8 and 4 places on the same nodes (placement.ranks: "
-        "nodes = 1; placement.servers); the cluster has 8, 8, 8, 8 GPUs. Change one of them, or remove "
+        "nodes = 1; placement.servers); the cluster has 8, 8, 8, 8 GPUs. Change one of the two, or remove "
         "placement.colocate.",
     ),
     Wrong(
