@@ -1,8 +1,8 @@
-"""A rollout server: one warm engine, and the one run that is attached to it now.
+"""A rollout server: one warm engine, and the run that is attached to it.
 
-`deploy.fleet.fleet` wraps the class into a detached actor, so every method's arguments and results are plain data. Call
-order: start, then attach / weight controls / detach for each run, then stop. Nothing is generated for a run before a
-push was committed to this server: whatever weights are loaded at attach time are not that run's.
+`deploy.fleet.fleet` makes the class a detached actor, so arguments and results of all methods are plain data. Call
+order: start; then attach, weight controls and detach for each run; then stop. The engine starts with dummy weights, and
+nothing is generated for a run before a push was verified on this server.
 """
 
 import asyncio
@@ -12,21 +12,21 @@ import time
 from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import asdict
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, Protocol, TypeVar
 
 from pydantic import BaseModel, ValidationError
 
 from protocol.errors import NeighbourError, SettingsError
 from protocol.node.small_model_files import find_small_files, write_small_files
 from protocol.settings.run_spec import EngineRequest, RunSpec
-from protocol.weights.controls import Attempt, learner_name
+from protocol.weights.controls import learner_name
 from rollout.attachment import Attachment, KeptOutbox, begin_attachment
+from rollout.attempt_fence import AttemptFence, fenced
 from rollout.engine.engine import Engine
 from rollout.engine.version_gate import VersionGate
+from rollout.episodes.sample import Generator
 from rollout.neighbours.node import FindNode, this_node
 from rollout.neighbours.services import Services
-from rollout.newest_attempt import NewestAttempt
-from rollout.served_engine import ServedEngine
 
 M = TypeVar("M", bound=BaseModel)
 _log = logging.getLogger(__name__)
@@ -34,18 +34,32 @@ _WATCH_EVERY_S = 0.5
 _REPORT_EVERY_S = 60.0
 
 
-def die(reason: str) -> None:
-    """End this process at once, non-zero, so that whoever started it starts another."""
+class ServedEngine(Generator, Protocol):
+    """`rollout.engine.engine.Engine` as a server uses it."""
+
+    @property
+    def generates_while_receiving(self) -> bool: ...
+    def forget_weights(self) -> None: ...
+    def shutdown(self) -> None: ...
+    async def join_weights(self, init: dict[str, Any], timeout_s: float) -> None: ...
+    async def prepare(self, update: dict[str, Any]) -> None: ...
+    async def receive(self) -> None: ...
+    async def commit(self, version: int, digest: str) -> float: ...
+    async def probe(self, tokens: list[int]) -> list[float]: ...
+    async def sleep(self) -> None: ...
+    async def wake(self) -> None: ...
+    async def leave(self) -> None: ...
+
+
+def exit_process(reason: str) -> None:
+    """End this process with a failure, so that its supervisor restarts it."""
     _log.critical("this rollout server ends: %s", reason)
     logging.shutdown()
     os._exit(1)
 
 
 class RolloutServer:
-    """All methods run in one event loop.
-
-    name: also the name under which the coordinator knows this server. spec: an `EngineRequest`.
-    """
+    """All methods run in one event loop."""
 
     def __init__(
         self,
@@ -53,25 +67,26 @@ class RolloutServer:
         spec: dict[str, Any],
         start_engine: Callable[[EngineRequest], Awaitable[ServedEngine]] = Engine.start,
         find_node: FindNode = this_node,
-        end_process: Callable[[str], None] = die,
+        end_process: Callable[[str], None] = exit_process,
     ) -> None:
+        """name: the coordinator knows the server by it. spec: an `EngineRequest`."""
         self.name = name
         self._spec = _parsed(EngineRequest, spec)
         self._start_engine = start_engine
         self._find_node = find_node
         self._end_process = end_process
         self._gate = VersionGate()
-        self._newest = NewestAttempt(name)
-        self._turn = NewestAttempt(name)  # to use the device
+        self._pushes = AttemptFence(name)
+        self._turns = AttemptFence(name)  # calls to sleep and to wake, which are numbered apart
         self._is_asleep = False
-        self._is_unserved = False  # weights were committed that the learner has not found right yet
+        self._is_unverified = False  # True: weights were committed that the learner has not verified
         self._changing = asyncio.Lock()
         self._engine: ServedEngine | None = None
         self._attachment: Attachment | None = None
         self._watcher: asyncio.Task[None] | None = None
 
     async def start(self, files: Mapping[str, bytes] | None = None) -> dict[str, Any]:
-        """Start the engine, 10 to 60 s; returns `describe()`. A started engine stays as it is.
+        """Start the engine, 10 to 60 s; returns `describe()`. A started engine is kept as it is.
 
         files: the model's small files; None: those of an earlier start on this node.
         Raises: OperatorError, SettingsError or NeighbourError with the reason.
@@ -101,10 +116,10 @@ class RolloutServer:
         }
 
     async def attach(self, run: dict[str, Any]) -> dict[str, Any]:
-        """Serve this run (a `RunSpec`) from now on, in place of any other; returns `describe()`.
+        """Serve this run (a `RunSpec`) in place of any other; returns `describe()`.
 
-        The run's services are asked first, at most a minute each: when one is down, nothing changes here. A later start
-        of the attached run is given what this server finished for the earlier one.
+        The run's services are checked first, at most a minute each; if one is down, nothing changes. A later start of
+        the attached run gets what this server finished for the earlier start.
         Raises: SettingsError, OperatorError or NeighbourError with what to change.
         """
         spec = _parsed(RunSpec, run)
@@ -118,18 +133,18 @@ class RolloutServer:
                 await services.close()
                 raise
             finished = await self._end_attachment()
-            for attempts in (self._newest, self._turn):
-                await attempts.expect(learner_name(spec.run_id, spec.incarnation))
-            await self._wake()  # where an earlier run ended in its sleep
+            for fence in (self._pushes, self._turns):
+                await fence.expect(learner_name(spec.run_id, spec.incarnation))
+            await self._wake()  # an earlier run may have ended while the engine slept
             self._gate.forget()
             engine.forget_weights()
-            self._is_unserved = False
+            self._is_unverified = False
             self._attachment = await begin_attachment(self.name, spec, node, services, engine, self._gate, finished)
         _log.info("%s  attached  run=%s start=%d", self.name, spec.run_id, spec.incarnation)
         return await self.describe()
 
     async def detach(self) -> None:
-        """Forget the run: its samples are stopped and its finished ones dropped. The engine stays warm."""
+        """Stop the run's samples and drop its finished ones. The engine stays warm."""
         async with self._changing:
             await self._end_attachment()
 
@@ -142,78 +157,30 @@ class RolloutServer:
             self._engine.shutdown()
             self._engine = None
 
-    # -- weight controls (`protocol.weights.controls`): rank 0 calls these in this order, each with a deadline --------
+    # -- weight controls (`protocol.weights.controls.ServerControls`): callers pass the attempt as first argument -----
 
     async def ping(self) -> None:
-        """Return at once: a learner that waits for something else here asks whether anyone is there."""
+        """Return at once."""
 
-    async def join_weights(self, attempt: Attempt, init: dict[str, Any], timeout_s: float) -> None:
-        """Join the learner's weight group; generation goes on."""
-        await self._newest.begin(attempt, lambda: self._join_weights(init, timeout_s))
-
-    async def sleep(self, attempt: Attempt) -> None:
-        """Begin no turn, and have the engine give its device up; turns being written go on after `wake`."""
-        await self._turn.begin(attempt, self._sleep)
-
-    async def wake(self, attempt: Attempt) -> None:
-        """Have the engine take its device back and go on, with turns too where the learner found the weights right."""
-        await self._turn.begin(attempt, self._wake)
-
-    async def prepare(self, attempt: Attempt, update: dict[str, Any]) -> None:
-        """Get ready for a push's buckets; new turns are held back where generation stops for them."""
-        await self._newest.begin(attempt, lambda: self._prepare(update))
-
-    async def receive(self, attempt: Attempt) -> None:
-        """Return when the last bucket has come."""
-        await self._newest.go_on(attempt, lambda: self._running_engine().receive())
-
-    async def commit(self, attempt: Attempt, version: int, digest: str) -> float:
-        """Make what was received policy version `version` and go on with what is in flight.
-
-        No turn begins, and none that has tokens of it ends, before `serve`. Returns the seconds for which nothing was
-        generated. Raises: NeighbourError when the digest is another.
-        """
-        return await self._newest.go_on(attempt, lambda: self._commit(version, digest))
-
-    async def serve(self, attempt: Attempt, version: int) -> None:
-        """Use the committed version from now on, and ask for leases at once. Raises: NeighbourError."""
-        await self._newest.go_on(attempt, lambda: self._serve(version))
-
-    async def probe(self, attempt: Attempt, tokens: list[int]) -> list[float]:
-        """Return the logprobs of tokens[1:] under the version held, natural log at temperature 1."""
-        return await self._newest.go_on(attempt, lambda: self._running_engine().probe(tokens))
-
-    async def leave(self, attempt: Attempt) -> None:
-        """Leave the weight group; with intact weights, generation goes on."""
-        await self._newest.go_on(attempt, self._leave)
-
-    # -- inside -------------------------------------------------------------------------------------------------------
-
-    async def _join_weights(self, init: dict[str, Any], timeout_s: float) -> None:
-        self._disown_unserved()
+    @fenced("_pushes", begins=True)
+    async def join_weights(self, init: dict[str, Any], timeout_s: float) -> None:
+        self._invalidate_unverified()
         await self._running_engine().join_weights(init, timeout_s)
 
-    async def _sleep(self) -> None:
-        self._is_asleep = True
-        self._gate.stop_time()
-        await self._running_engine().sleep()
-
-    async def _wake(self) -> None:
-        if self._is_asleep:
-            await (engine := self._running_engine()).wake()
-            self._is_asleep = False
-            self._gate.start_time()
-            if engine.policy_version is not None and not self._is_unserved:
-                self._reopen()
-
-    async def _prepare(self, update: dict[str, Any]) -> None:
+    @fenced("_pushes", begins=True)
+    async def prepare(self, update: dict[str, Any]) -> None:
         engine = self._running_engine()
-        self._disown_unserved()
+        self._invalidate_unverified()
         if not engine.generates_while_receiving:
             self._gate.close()
         await engine.prepare(update)
 
-    async def _commit(self, version: int, digest: str) -> float:
+    @fenced("_pushes")
+    async def receive(self) -> None:
+        await self._running_engine().receive()
+
+    @fenced("_pushes")
+    async def commit(self, version: int, digest: str) -> float:
         engine, served = self._running_engine(), self._gate.version
         if served is not None and version < served:
             raise NeighbourError(self.name, f"cannot commit version {version}: it has served version {served}")
@@ -221,36 +188,62 @@ class RolloutServer:
         try:
             pause_s = await engine.commit(version, digest)
         except asyncio.CancelledError:
-            self._is_unserved = True  # the engine may have loaded them all the same
+            self._is_unverified = True  # the engine may have loaded them
             raise
-        self._is_unserved = True
+        self._is_unverified = True
         return pause_s
 
-    async def _serve(self, version: int) -> None:
+    @fenced("_pushes")
+    async def probe(self, tokens: list[int]) -> list[float]:
+        return await self._running_engine().probe(tokens)
+
+    @fenced("_pushes")
+    async def serve(self, version: int) -> None:
         held = self._running_engine().policy_version
         if held != version:
             raise NeighbourError(self.name, f"cannot serve version {version}: it holds {held}")
-        self._is_unserved = False
+        self._is_unverified = False
         self._reopen()
 
-    async def _leave(self) -> None:
+    @fenced("_pushes")
+    async def leave(self) -> None:
         engine = self._running_engine()
-        self._disown_unserved()
+        self._invalidate_unverified()
         await engine.leave()
         if engine.policy_version is not None and not self._is_asleep:
             self._reopen()
+
+    @fenced("_turns", begins=True)
+    async def sleep(self) -> None:
+        self._is_asleep = True
+        self._gate.stop_time()
+        await self._running_engine().sleep()
+
+    @fenced("_turns", begins=True)
+    async def wake(self) -> None:
+        await self._wake()
+
+    # -- inside -------------------------------------------------------------------------------------------------------
+
+    async def _wake(self) -> None:
+        if self._is_asleep:
+            await (engine := self._running_engine()).wake()
+            self._is_asleep = False
+            self._gate.start_time()
+            if engine.policy_version is not None and not self._is_unverified:
+                self._reopen()
 
     def _running_engine(self) -> ServedEngine:
         if self._engine is None:
             raise NeighbourError(self.name, "its engine was not started")
         return self._engine
 
-    def _disown_unserved(self) -> None:
-        """Forget weights that were committed and never found right, and give up what they write."""
-        if self._is_unserved:
-            self._is_unserved = False
+    def _invalidate_unverified(self) -> None:
+        """Drop weights that were committed and never verified, and the turns that they write."""
+        if self._is_unverified:
+            self._is_unverified = False
             self._running_engine().forget_weights()
-            self._gate.disown()
+            self._gate.invalidate_unverified()
 
     def _reopen(self) -> None:
         self._gate.open(self._running_engine().policy_version)
@@ -263,13 +256,13 @@ class RolloutServer:
         return await attachment.end() if attachment is not None else None
 
     async def _watch(self) -> None:
-        """End this process when it could only fail from now on."""
+        """End this process once it can only fail."""
         reported_at = time.monotonic()
         while (reason := self._reason_to_end()) is None:
             await asyncio.sleep(_WATCH_EVERY_S)
             if time.monotonic() - reported_at >= _REPORT_EVERY_S:
                 reported_at = time.monotonic()
-                self._report()
+                self._log_report()
         self._end_process(reason)
 
     def _reason_to_end(self) -> str | None:
@@ -281,7 +274,7 @@ class RolloutServer:
         _log.error("%s  session failed", self.name, exc_info=error)
         return f"its session failed: {error}"
 
-    def _report(self) -> None:
+    def _log_report(self) -> None:
         if self._attachment is not None:
             facts = {**asdict(self._running_engine().stats), **self._attachment.describe()}
             _log.info("%s  serving  %s", self.name, " ".join(f"{name}={value}" for name, value in facts.items()))

@@ -1,9 +1,8 @@
-"""What Sluice adds to vLLM's engine process: two calls, so that a push costs generation one message's time and no more.
+"""Calls that Sluice adds to vLLM's engine process, so that a push costs generation the time of one message.
 
-vLLM's client calls an engine by the names of `EngineCore`'s methods, between two steps. `add_calls` gives that class
-these: as calls of the client's own, the pause, the digest, the loading, the version and the resumption would be
-messages to and fro, each behind whatever else the server does, while nothing is generated.
-And one by which an engine that slept has its memory back and stands still: vLLM's own has it go on in any case.
+vLLM's client calls methods of `EngineCore` by name, between two engine steps. With vLLM's own calls, a commit would
+need five messages (pause, digest, load, version, resume), each queued behind other work while nothing is generated.
+`wake_frozen` takes memory back after a sleep without resuming generation, which vLLM's own call always does.
 """
 
 import os
@@ -13,22 +12,22 @@ from typing import Any
 
 HAS_RECEIVED = "sluice_has_received"
 COMMIT = "sluice_commit"
-TAKE_BACK = "sluice_take_back"
+WAKE_FROZEN = "sluice_wake_frozen"
 _WAKE_UP = "sluice_wake_up"
 
 
 def add_calls(engine_core: Any, wake_up: Any) -> None:
-    """Give vLLM's class of engine processes these calls; repeatable. wake_up: its kind of message that says nothing."""
+    """Add the calls to vLLM's EngineCore class; repeatable. wake_up: vLLM's message type without content."""
     setattr(engine_core, HAS_RECEIVED, has_received)
     setattr(engine_core, COMMIT, commit)
-    setattr(engine_core, TAKE_BACK, take_back)
+    setattr(engine_core, WAKE_FROZEN, wake_frozen)
     setattr(engine_core, _WAKE_UP, wake_up)
 
 
 def has_received(core: Any) -> bool | Future[bool]:
-    """Return whether every worker has the last bucket of the push under way. Raises: what ended one's receiving.
+    """Return whether every worker has the last bucket of the push. Raises: the error that stopped a worker's push.
 
-    Of one worker that is this process the answer comes when it has, and costs one message to and fro.
+    With a single worker in this process the future completes when it has the bucket, so one message is enough.
     """
     if core.collective_rpc(_worker_pid) != [os.getpid()]:
         return all(core.collective_rpc(_worker_has_received))
@@ -47,42 +46,42 @@ def has_received(core: Any) -> bool | Future[bool]:
 
 
 def commit(core: Any, version: str, digest: str) -> float | Future[float]:
-    """Freeze generation after the step under way, make what was received `version`, and go on, unless asleep.
+    """Pause after the current engine step, load the received weights as `version`, and resume unless asleep.
 
-    Returns how long generation stood still, in seconds. Raises, here or in the future: what a worker refuses the
-    digest or the weights with; generation stands still then, and its requests keep their cache.
+    Returns the pause in seconds. Raises, here or in the future: a worker's refusal of the digest or the weights.
+    Generation then stays paused, and its requests keep their cache.
     """
     paused = core.pause_scheduler(mode="keep", clear_cache=False)
     if paused is None:
         return _load(core, version, digest)
     loaded: Future[float] = Future()
 
-    def load(stood_still: Future[None]) -> None:
+    def load(pausing: Future[None]) -> None:
         try:
-            stood_still.result()
+            pausing.result()
             loaded.set_result(_load(core, version, digest))
-        except Exception as error:  # the client's to hear, by the future
+        except Exception as error:  # reported to the client by the future
             loaded.set_exception(error)
 
     paused.add_done_callback(load)
     return loaded
 
 
-def take_back(core: Any) -> None:
-    """Take back all that was given up to sleep. Requests stay frozen until a commit, or vLLM's call to resume."""
+def wake_frozen(core: Any) -> None:
+    """Take back all memory after a sleep. Requests stay frozen until a commit or vLLM's call to resume."""
     core.model_executor.wake_up(None)
 
 
 def _load(core: Any, version: str, digest: str) -> float:
     begun = time.perf_counter()
-    # All workers agree to what they received before the first one loads it.
+    # All workers confirm the digest before the first one loads.
     core.collective_rpc("update_weights", kwargs={"update_info": {"expected_digest": digest}})
     core.collective_rpc("finish_weight_update")
     core.set_weight_version(version)
-    if core.model_executor.is_sleeping:  # without its cache it cannot generate: it goes on when it is woken
+    if core.model_executor.is_sleeping:  # it cannot generate without its cache; waking resumes it
         return time.perf_counter() - begun
     core.resume_scheduler()
-    # It is about to wait for a message before it looks for work again, since it had none while it stood still.
+    # The paused loop has no work and waits for a message before it looks for work again.
     core.input_queue.put_nowait((getattr(core, _WAKE_UP), None))
     return time.perf_counter() - begun
 

@@ -1,8 +1,7 @@
-"""The door to vLLM: one long-lived engine that generates, reports exact logprobs and versions, and takes new weights.
+"""One long-lived vLLM engine that generates, reports exact logprobs and versions, and receives weights.
 
-The rollout server owns one `Engine`. Tokens go in and tokens come out; nothing here knows of prompts' meaning,
-environments or rewards. Only this file, `start.py`, `requests.py`, `turn_scheduler.py`, `vllm_plugin.py` and
-`weights/` import vllm.
+Tokens go in and come out; the engine knows nothing of prompts' meaning, environments or rewards. Only this file,
+`start.py`, `requests.py`, `turn_scheduler.py`, `vllm_plugin.py` and `weights/` import vllm.
 """
 
 from __future__ import annotations
@@ -16,13 +15,13 @@ from typing import Any, TypeVar
 
 from protocol.errors import NeighbourError
 from protocol.settings.run_spec import EngineRequest
-from rollout.engine.core_calls import COMMIT, HAS_RECEIVED, TAKE_BACK
+from rollout.engine.core_calls import COMMIT, HAS_RECEIVED, WAKE_FROZEN
 from rollout.engine.generation import EngineStats, Generation, Sampling
 from rollout.engine.probing import Probing
-from rollout.engine.process_facts import endings, processes_of
 from rollout.engine.receiving import until_received
 from rollout.engine.requests import generation_of, probe_params, sampling_params, token_request
 from rollout.engine.start import BOUNDARY, ends_turns, start_vllm
+from rollout.engine.vllm_plugin import describe_endings, processes_of
 
 _SHUTDOWN_S = 5.0
 
@@ -46,30 +45,30 @@ class Engine:
         self.spec = spec
         self.policy_version: int | None = None
         self._num_forgotten = self._num_committed = 0
-        self._is_cache_fresh = False  # nothing was asked for since the weights came: their cache is empty
+        self._is_cache_fresh = False  # True: no request since the last commit, so the weights' cache is empty
         self._llm = llm
         self._processes = processes_of(llm)
-        # A seeded request whose prompt is prefilled in parts kills vLLM's engine on CPUs ("CPU Generator does not use
-        # offset"): there the engine's own seed has to do.
+        # On CPUs a seeded request whose prompt is prefilled in parts kills vLLM's engine ("CPU Generator does not use
+        # offset"), so the engine's own seed is used there.
         self._can_seed = not spec.on_cpus
         self._tokenizer = llm.get_tokenizer()
         self._ends_turns = ends_turns(llm)
         self._num_in_flight = 0
         self._num_output_tokens = 0
         self._paused_at: float | None = None
-        self._update: dict[str, Any] | None = None  # of the push under way; None when none was prepared, or it ended
+        self._update: dict[str, Any] | None = None  # metadata of the push under way
         self._is_received = False
         self._is_asleep = False
         self._probing = Probing(self._read)
 
     @property
     def generates_while_receiving(self) -> bool:
-        """Whether a push comes into a second copy of the weights; without one it is loaded as it comes."""
+        """Whether a push goes into a second copy of the weights; otherwise it is loaded as it arrives."""
         return self.spec.second_copy
 
     @property
     def is_alive(self) -> bool:
-        """False as soon as vLLM's engine process is known to be gone; it never comes back."""
+        """False once vLLM's engine process has died; it is never restarted here."""
         return self._llm is not None and not self._llm.errored
 
     @property
@@ -109,10 +108,10 @@ class Engine:
         return generation
 
     async def probe(self, tokens: list[int]) -> list[float]:
-        """Return the logprobs of tokens[1:], each given what stands before it, under the version held.
+        """Return the logprobs of tokens[1:] under the held version, natural log at temperature 1.
 
-        Natural log at temperature 1. The first after a commit reads what requests would find cached, which is nothing:
-        keys and values of older weights that were kept would show. Raises: NeighbourError when no weights are held.
+        The first probe after a commit reads the prefix cache as requests do: it shows keys and values that were kept
+        of older weights. Raises: NeighbourError when no weights are held.
         """
         if self.policy_version is None:
             raise NeighbourError(BOUNDARY, "holds no verified weights to probe")
@@ -120,20 +119,18 @@ class Engine:
         return await self._probing.logprobs(tokens, self._cache_salt(), self.policy_version, is_first=is_first)
 
     def forget_weights(self) -> None:
-        """Serve nothing until the next push, and never again what is cached of the weights so far.
+        """Serve nothing until the next push, and never use the current prefix cache again. A push under way is refused.
 
-        A push that is under way is not for who comes next: its commit is refused.
-
-        Policy versions are numbered anew by each start of each run: without this, version 1 of one run would be
-        generated from the keys and values that version 1 of another left for the same prompt.
+        Each start of each run numbers its versions from 0. Without this, version 1 of one run would read the keys and
+        values that version 1 of another run cached for the same prompt.
         """
         self.policy_version = None
         self._is_received = False
         self._num_forgotten += 1
-        self._probing.give_up()
+        self._probing.cancel()
 
     async def join_weights(self, init: dict[str, Any], timeout_s: float) -> None:
-        """Start joining the learner's weight group; the engine goes on generating while the peers meet."""
+        """Start to join the learner's weight group; generation continues while the peers meet."""
         from vllm.distributed.weight_transfer.base import WeightTransferInitRequest
 
         await self._abandon_update()
@@ -142,12 +139,12 @@ class Engine:
         await self._call(self._llm.init_weight_transfer_engine(request), timeout_s)
 
     async def prepare(self, update: dict[str, Any]) -> None:
-        """Get ready for one push's buckets, which take the place of those of a push that was never committed."""
+        """Get ready for one push's buckets. A push that was not committed is dropped."""
         await self._abandon_update()
         if self._is_asleep:
-            await self._call(self._llm.wake_up(["weights"]))  # not the cache: the learner is still on the device
+            await self._call(self._llm.wake_up(["weights"]))  # without the cache: the learner still uses the device
         if not self.generates_while_receiving:
-            self.policy_version = None  # first: who wakes the engine meanwhile must not have it go on
+            self.policy_version = None  # before the pause, so that a concurrent wake does not resume
             await self._pause()
         self._update = update
         await self._call(self._llm.start_weight_update())
@@ -155,7 +152,7 @@ class Engine:
             await self._update_weights(update)
 
     async def receive(self) -> None:
-        """Return when the last bucket has come. Raises: NeighbourError with what ended the receiving."""
+        """Return when the last bucket has arrived. Raises: NeighbourError with the reason why it did not."""
         if self._update is None:
             raise NeighbourError(BOUNDARY, "cannot receive: no push was prepared")
         num_forgotten = self._num_forgotten
@@ -167,70 +164,70 @@ class Engine:
         self._is_received = num_forgotten == self._num_forgotten
 
     async def commit(self, version: int, digest: str) -> float:
-        """Make the received weights policy version `version`, if they have this digest, and go on generating.
+        """Make the received weights policy version `version`; returns the pause of generation in seconds.
 
-        Requests in flight freeze after their current token and keep their cache. Returns how long, in seconds.
-        Raises: NeighbourError otherwise; the engine then stays paused and unsynced until a push succeeds.
+        Requests in flight freeze after their current token, keep their cache and continue.
+        Raises: NeighbourError when the digest differs; the engine then stays paused until a push succeeds.
         """
         if not self._is_received:
-            raise NeighbourError(BOUNDARY, "cannot commit: nothing was received for whom it serves now")
+            raise NeighbourError(BOUNDARY, "cannot commit: nothing was received for the attached run")
         num_forgotten, paused_at = self._num_forgotten, self._paused_at
         self._is_received = False
         self._paused_at = paused_at or perf_counter()
         committing = asyncio.ensure_future(self._send_commit(version, digest))
         try:
-            await asyncio.sleep(0)  # it is sent: what vLLM is sent behind it waits for its weights
+            await asyncio.sleep(0)  # sends the commit: vLLM handles later messages after it
             self._probing.begin(self._cache_salt())
             pause_s = await committing
         except BaseException:
             committing.cancel()
-            self._probing.give_up()
+            self._probing.cancel()
             self.policy_version = None
             raise
         self._update, self._paused_at = None, self._paused_at if self._is_asleep else None
         if num_forgotten != self._num_forgotten:
-            raise NeighbourError(BOUNDARY, f"serves another run, since before version {version} was loaded")
+            raise NeighbourError(BOUNDARY, f"was attached to another run before version {version} was loaded")
         self.policy_version, self._is_cache_fresh = version, True
         return perf_counter() - paused_at if paused_at is not None else float(pause_s)
 
     async def sleep(self) -> None:
-        """Freeze generation; weights go to the host's memory and the cache is dropped (not on CPUs). Requests stay."""
+        """Freeze generation. On GPUs the weights go to host memory and the cache is dropped. Requests are kept."""
         if not self._is_asleep:
             self._is_asleep, self._paused_at = True, self._paused_at or perf_counter()
             await self._call(self._llm.sleep(level=1, mode="keep"))
 
     async def wake(self) -> None:
-        """Take back what `sleep` gave up. With weights that are known generation goes on, else when they come."""
+        """Take the memory back. Generation resumes now if the weights are verified, otherwise after the next push."""
         if self._is_asleep and self.policy_version is not None:
             await self._call(self._llm.wake_up())
             self._paused_at = None
-        elif self._is_asleep:  # what is in flight would be written by no version's weights, and pass for the last one's
-            await self._call(self._llm.engine_core.call_utility_async(TAKE_BACK))
+        elif self._is_asleep:  # resumed requests would get tokens of weights that have no version
+            await self._call(self._llm.engine_core.call_utility_async(WAKE_FROZEN))
         self._is_asleep = False
 
     async def leave(self) -> None:
-        """Leave the weight group; an engine whose weights are intact goes on generating with them."""
+        """Leave the weight group; with intact weights, generation continues."""
         await self._abandon_update()
         await self._call(self._llm.shutdown_weight_transfer_engine())
         if self._paused_at is not None and self.policy_version is not None and not self._is_asleep:
             await self._resume()
 
     def shutdown(self) -> None:
-        """Stop vLLM's processes; returns when they are gone, after at most about 10 s. The engine is of no use then."""
+        """Stop vLLM's processes; returns when they are gone, after at most about 10 s."""
         llm, self._llm, self.policy_version = self._llm, None, None
         if llm is not None:
             llm.shutdown(timeout=_SHUTDOWN_S)
-            llm.engine_core.resources.ctx.destroy(linger=0)  # vLLM closes its sockets, but not their context
-            # Its __del__ calls it again, which fails noisily while the interpreter ends.
+            llm.engine_core.resources.ctx.destroy(linger=0)  # vLLM closes only its sockets
+            # Its __del__ calls shutdown again, which logs an error while the interpreter ends.
             llm.shutdown = lambda timeout=None: None
 
     async def _send_commit(self, version: int, digest: str) -> Any:
-        # Nothing is awaited between these lines: a request that vLLM got before would be cached under the new name.
+        # No await between these lines: a request that vLLM already has must not be cached under the new salt.
         self._num_committed += 1
         return await self._call(self._llm.engine_core.call_utility_async(COMMIT, str(version), digest))
 
     def _cache_salt(self) -> str:
-        """Return a name that no other weights in this process have: vLLM shares cached prefixes under one salt."""
+        """Return a name that only these weights have in this process: vLLM shares cached prefixes of one salt."""
         return f"{self._num_forgotten}/{self._num_committed}"
 
     async def _update_weights(self, update_info: dict[str, Any]) -> None:
@@ -239,12 +236,11 @@ class Engine:
         await self._call(self._llm.update_weights(WeightTransferUpdateRequest(update_info=update_info)))
 
     async def _pause(self) -> None:
-        """Freeze all generation after the current token; requests in flight keep their cache.
+        """Freeze generation after the current engine step, within milliseconds; requests keep their cache.
 
-        Returns when the current engine step has ended (one step: milliseconds). vLLM's own `pause_generation` adds a
-        fixed sleep of 20 ms after the same call, which its comment says is not needed for correctness.
+        vLLM's `pause_generation` makes the same call and then sleeps 20 ms, which is not needed for correctness.
         """
-        self._paused_at = self._paused_at or perf_counter()  # also if this call is given up: it may pause all the same
+        self._paused_at = self._paused_at or perf_counter()  # set first: a cancelled call may still pause
         await self._call(self._llm.engine_core.pause_scheduler_async(mode="keep", clear_cache=False))
 
     async def _resume(self) -> None:
@@ -252,15 +248,15 @@ class Engine:
         self._paused_at = None
 
     async def _abandon_update(self) -> None:
-        """End an update that was begun and never finished, which vLLM's workers would otherwise wait for."""
+        """End an unfinished update, which vLLM's workers would wait for."""
         self._is_received = False
         if self._update is not None:
-            with suppress(NeighbourError):  # the workers answer by refusing
+            with suppress(NeighbourError):  # the workers refuse the empty digest, which ends the update
                 await self._update_weights({"expected_digest": ""})
             self._update = None
 
     async def _warm_up(self) -> None:
-        """Generate once: vLLM's first request takes seconds on a CPU, which no run's first lease should wait for."""
+        """Generate once: vLLM's first request takes seconds on a CPU."""
         params = sampling_params(Sampling(2, 1.0), self._can_seed, self._ends_turns)
         await self._finished(token_request([1, 1], "warm-up"), params, "warm-up")
 
@@ -277,7 +273,7 @@ class Engine:
             async for output in self._llm.generate(request, params, request_id):
                 result = output
         except (EngineDeadError, EngineGenerateError) as error:
-            how = f" ({said})" if (said := endings(self._processes)) else ""
+            how = f" ({text})" if (text := describe_endings(self._processes)) else ""
             raise NeighbourError(BOUNDARY, f"request {request_id} died with the engine{how}: {error}") from error
         except (VLLMClientError, ValueError) as error:
             raise NeighbourError(BOUNDARY, f"request {request_id} was refused: {error}") from error

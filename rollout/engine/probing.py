@@ -1,7 +1,7 @@
-"""What an engine computes of the learner's fixed text: asked for once, it is asked for again behind each commit.
+"""The engine's logprobs of the learner's fixed text, requested ahead of the learner's call.
 
-So the text is in the first step that new weights make, and the learner's call finds the answer on its way: otherwise it
-would wait for messages to and fro and for a step of what is in flight.
+After the first probe, the text is requested directly behind each commit. It is then part of the first step with the new
+weights, and the learner's call finds the result. Without this, the call would wait for a message and an engine step.
 """
 
 from __future__ import annotations
@@ -15,74 +15,74 @@ from protocol.errors import NeighbourError
 
 _BOUNDARY = "engine"
 Ask = Callable[[list[int], str, bool], Awaitable[Any]]
-"""(a text, the salt of what is cached, whether that is read) -> vLLM's output: the text's logprobs, and one token."""
+"""(text, salt of its cache, whether the cache is read) -> vLLM's output: the text's logprobs and one token."""
 
 
 @dataclass(frozen=True)
-class _Ahead:
-    """What was asked for before anybody waited for it."""
+class _EarlyProbe:
+    """A request that was sent before the learner's call."""
 
     tokens: list[int]
-    salt: str  # of the weights that answer
+    salt: str  # salt of the weights that answer
     answer: asyncio.Task[Any]
 
 
 class Probing:
-    """One engine's. salt: the name under which vLLM caches keys and values of these weights and of no others."""
+    """The probes of one engine. salt: the name under which vLLM caches keys and values of one version's weights."""
 
     def __init__(self, ask: Ask) -> None:
         self._ask = ask
-        self._asked: list[int] | None = None  # of the weights that are in use; None: nothing yet
-        self._ahead: _Ahead | None = None
+        self._last: list[int] | None = None  # text that was probed under the current weights
+        self._early: _EarlyProbe | None = None
 
     def begin(self, salt: str) -> None:
-        """Ask for the text that was asked for last, if the weights before were asked for it.
+        """Request the last text under new weights, if the previous weights were probed.
 
-        The weights' commit must have been sent: vLLM takes messages in order, and begins nothing while they change.
+        The commit must have been sent before: vLLM handles messages in order and begins nothing during a commit.
         """
-        self.give_up()
-        tokens, self._asked = self._asked, None
+        self.cancel()
+        tokens, self._last = self._last, None
         if tokens is not None:
             answer = asyncio.ensure_future(self._ask(tokens, salt, True))
-            answer.add_done_callback(_heard)
-            self._ahead = _Ahead(tokens, salt, answer)
+            answer.add_done_callback(_read_exception)
+            self._early = _EarlyProbe(tokens, salt, answer)
 
-    def give_up(self) -> None:
-        """Ask for nothing any more that nobody waits for."""
-        if self._ahead is not None:
-            self._ahead.answer.cancel()
-            self._ahead = None
+    def cancel(self) -> None:
+        """Cancel the early request."""
+        if self._early is not None:
+            self._early.answer.cancel()
+            self._early = None
 
     async def logprobs(self, tokens: list[int], salt: str, version: int, *, is_first: bool) -> list[float]:
         """Return the logprobs of tokens[1:] by the weights of a version, natural log at temperature 1.
 
-        is_first: nothing was asked of the weights yet, so that nothing may be cached.
-        Raises: NeighbourError when something is, or vLLM fails.
+        is_first: whether these weights have had no request yet, so that nothing may be cached.
+        Raises: NeighbourError when something is cached, or vLLM fails.
         """
-        result = await self._answered_ahead(tokens, salt, version)
+        result = await self._early_result(tokens, salt, version)
         if result is not None:
             is_first = True
         else:
             result = await self._ask(tokens, salt, is_first)
-        self._asked = tokens
+        self._last = tokens
         if is_first and result.num_cached_tokens:
             held = f"{result.num_cached_tokens} tokens' keys and values cached under other weights"
-            raise NeighbourError(_BOUNDARY, f"would go on from {held} than version {version}'s")
+            raise NeighbourError(_BOUNDARY, f"would continue from {held} than version {version}'s")
         return list(result.prompt_logprobs.logprobs)
 
-    async def _answered_ahead(self, tokens: list[int], salt: str, version: int) -> Any | None:
-        ahead, self._ahead = self._ahead, None
-        if ahead is None:
+    async def _early_result(self, tokens: list[int], salt: str, version: int) -> Any | None:
+        early, self._early = self._early, None
+        if early is None:
             return None
-        if (ahead.tokens, ahead.salt) != (tokens, salt):
-            ahead.answer.cancel()
+        if (early.tokens, early.salt) != (tokens, salt):
+            early.answer.cancel()
             return None
-        result = await ahead.answer
+        result = await early.answer
         spans = result.outputs[0].weight_versions
         return result if [int(span.version) for span in spans] == [version] else None
 
 
-def _heard(answer: asyncio.Task[Any]) -> None:
-    """Take note of how it ended: of what nobody waits for, nobody else would."""
+def _read_exception(answer: asyncio.Task[Any]) -> None:
+    """Retrieve the exception: asyncio logs an error for one that is never retrieved."""
     if not answer.cancelled():
         answer.exception()

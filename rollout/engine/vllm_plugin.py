@@ -1,29 +1,44 @@
-"""What vLLM loads in each of its processes: Sluice's weight-transfer engines and calls, leave to use AMX, words when it
-dies, and an end together with the server.
+"""Sluice's plugin in each of vLLM's processes: weight-transfer engines, added calls, AMX, and an orderly end.
 
-vLLM calls `register` through the `vllm.general_plugins` entry point of this project, in the server process and again in
-every engine and worker process. It may run more than once in one process.
+vLLM calls `register` through the `vllm.general_plugins` entry point of this project, in the server process and in every
+engine and worker process. It may run more than once in one process.
 """
 
+import ctypes
 import faulthandler
 import multiprocessing
 import os
+import platform
+import signal
 import threading
+from collections.abc import Callable, Iterable
+from typing import Any, Protocol
 
 from rollout.engine.core_calls import add_calls
-from rollout.engine.process_facts import allow_matrix_tiles
 
 _CLASS_NAMES = {
     "gloo": "GlooWeightEngine",
     "gloo_in_place": "GlooInPlaceEngine",
-    "sluice_nccl": "NcclWeightEngine",  # vLLM has a "nccl" and an "ipc" of its own
+    "sluice_nccl": "NcclWeightEngine",  # vLLM has its own "nccl" and "ipc"
     "sluice_ipc": "SameMachineEngine",
 }
 _WATCHER = "server-watcher"
+_ARCH_PRCTL = 158  # number of the system call on x86-64
+_REQUEST_STATE = 0x1023  # ARCH_REQ_XCOMP_PERM
+_TILE_DATA = 18  # state that AMX instructions use
+
+
+class ChildProcess(Protocol):
+    """The part of `multiprocessing.Process` that shows how a process ended."""
+
+    @property
+    def name(self) -> str: ...
+    @property
+    def exitcode(self) -> int | None: ...
 
 
 def register() -> None:
-    """Make our engines known to vLLM, which imports `rollout.engine.weights.receive` when one is used; repeatable."""
+    """Register our engines with vLLM, which imports `rollout.engine.weights.receive` when one is used; repeatable."""
     from vllm.distributed.weight_transfer.factory import WeightTransferEngineFactory
     from vllm.v1.engine import EngineCoreRequestType
     from vllm.v1.engine.core import EngineCore
@@ -36,25 +51,55 @@ def register() -> None:
 
 
 def engine_name(backend: str, second_copy: bool) -> str:
-    """Return what `WeightTransferConfig(backend=...)` calls the engine that receives pushes like this."""
+    """Return the engine's name for `WeightTransferConfig(backend=...)`."""
     if backend == "gloo":
         return "gloo" if second_copy else "gloo_in_place"
     return f"sluice_{backend}"
 
 
 def prepare_process() -> None:
-    """Have this process of vLLM's run what the CPU can, say what killed it, and end together with the server."""
+    """Allow AMX in this vLLM process, make it log fatal signals, and end it together with the server."""
     allow_matrix_tiles()
     if multiprocessing.parent_process() is not None:
-        faulthandler.enable()  # a signal that ends this process leaves its name and the stack in the server's log
+        faulthandler.enable()  # writes the stack of a process that a signal ends to the server's log
         _end_with_the_server()
 
 
-def _end_with_the_server() -> None:
-    """In a process that vLLM started, watch its starter: a server that was killed would leave it running for ever.
+def allow_matrix_tiles(syscall: Callable[[int, int, int], int] | None = None) -> None:
+    """Ask Linux to let this process use AMX, which bfloat16 attention on CPUs uses. A refusal is ignored.
 
-    vLLM's processes end on a signal from a server that shuts down, which one killed by SIGKILL never sends; each
-    left-over holds its memory, on a GPU all of the card.
+    Without permission the first AMX instruction ends the process by SIGILL. The permission does not survive exec, so
+    each vLLM process asks for it. syscall: replacement of the C library's.
+    """
+    if (platform.system(), platform.machine()) == ("Linux", "x86_64"):
+        (syscall or ctypes.CDLL(None).syscall)(_ARCH_PRCTL, _REQUEST_STATE, _TILE_DATA)
+
+
+def processes_of(llm: Any) -> tuple[ChildProcess, ...]:
+    """Return the processes that vLLM started for this engine. vLLM drops its references when they end."""
+    started = llm.engine_core.resources.engine_manager
+    return tuple(started.processes) if started is not None else ()
+
+
+def describe_endings(processes: Iterable[ChildProcess]) -> str:
+    """Return how the ended processes among these ended. Example: "EngineCore died by SIGILL"."""
+    return ", ".join(_ending(process.name, code) for process in processes if (code := process.exitcode) is not None)
+
+
+def _ending(name: str, code: int) -> str:
+    if code >= 0:
+        return f"{name} ended with exit status {code}"
+    try:
+        return f"{name} died by {signal.Signals(-code).name}"
+    except ValueError:
+        return f"{name} died by signal {-code}"
+
+
+def _end_with_the_server() -> None:
+    """End this process, which vLLM started, when the server ends.
+
+    vLLM's processes end on a signal from a server that shuts down. A server killed by SIGKILL sends none, and each
+    process left would keep its memory, on a GPU all of the card.
     """
     server = multiprocessing.parent_process()
     if server is None or any(thread.name == _WATCHER for thread in threading.enumerate()):

@@ -164,19 +164,19 @@ class Conversation:
     async def _generated(self, sampling: Sampling) -> Generation:
         shared, limit_s = self._shared, self._shared.settings.turn_timeout_s
         request_id = f"{self.sample.key}/{len(self.transcript.turns)}-{next(shared.numbers)}"
-        deadline, num_disowned = asyncio.timeout(limit_s), shared.gate.num_disowned
+        deadline, num_invalidated = asyncio.timeout(limit_s), shared.gate.num_invalidated
         try:
             async with deadline:
-                await shared.gate.passed()
-                num_disowned = shared.gate.num_disowned
+                await shared.gate.wait_open()
+                num_invalidated = shared.gate.num_invalidated
                 with shared.gate.writing(deadline):
                     generation = await shared.engine.generate(self.transcript.tokens, sampling, request_id)
                     if generation.version_spans:
-                        await shared.gate.verified(generation.version_spans[-1][2])
+                        await shared.gate.wait_verified(generation.version_spans[-1][2])
         except TimeoutError:
             if not deadline.expired():
                 raise
-            if shared.gate.num_disowned > num_disowned:
+            if shared.gate.num_invalidated > num_invalidated:
                 wrong = f"request {request_id} was given up: its weights were found to be other than the learner's"
                 raise NeighbourError("engine", wrong) from None
             late = f"request {request_id} gave no generation within rollout.turn_timeout_s = {limit_s:g} s"

@@ -168,7 +168,7 @@ async def test_commit_for_a_run_that_was_replaced_is_refused(pair: Pair) -> None
     await asyncio.to_thread(pair.pusher.set_servers, [pair.server])
     again = await pair.push()
 
-    assert "cannot commit: nothing was received for whom it serves now" in report.failed["replaced"]
+    assert "cannot commit: nothing was received for the attached run" in report.failed["replaced"]
     assert held is None
     assert again.failed == {}
 

@@ -5,11 +5,11 @@ Each fault strikes one push; what it leaves behind is what a server has to cope 
 
 import asyncio
 from collections.abc import Coroutine, Iterator, Sequence
-from typing import Any, Protocol, TypeVar
+from typing import Any, TypeVar
 
 from torch import Tensor
 
-from protocol.weights.controls import Attempt, WeightControls
+from protocol.weights.controls import Attempt
 from protocol.weights.group import BroadcastGroup
 
 T = TypeVar("T")
@@ -28,19 +28,13 @@ FAULTS = (
 )
 
 
-class Receiver(WeightControls, Protocol):
-    """The weight side of an engine: `rollout.engine.engine.Engine`, or what stands in for it in the short form."""
-
-    policy_version: int | None
-
-
 class FaultyServer:
     """A rollout server's weight controls on an engine of this process, with one fault at a time.
 
     Made in the engine's event loop; called from the pusher's. committed: version -> digest that the engine confirmed.
     """
 
-    def __init__(self, engine: Receiver) -> None:
+    def __init__(self, engine: Any) -> None:
         self.name = "server"
         self.fault: str | None = None
         self.committed: dict[int, str] = {}

@@ -80,7 +80,7 @@ async def test_push_that_the_engine_forgot_while_it_came_is_not_loaded_for_who_c
     engine.forget_weights()
     await receiving
 
-    with pytest.raises(NeighbourError, match=r"^engine: cannot commit: nothing was received for whom it serves now$"):
+    with pytest.raises(NeighbourError, match=r"^engine: cannot commit: nothing was received for the attached run$"):
         await engine.commit(2, "digest")
     assert vllm.sent == []
 
@@ -93,6 +93,6 @@ async def test_weights_that_the_engine_forgot_while_they_were_loaded_are_no_vers
     await asyncio.sleep(0)
     engine.forget_weights()
 
-    with pytest.raises(NeighbourError, match=r"^engine: serves another run, since before version 2 was loaded$"):
+    with pytest.raises(NeighbourError, match=r"^engine: was attached to another run before version 2 was loaded$"):
         await committing
     assert engine.policy_version is None

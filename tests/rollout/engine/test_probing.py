@@ -112,15 +112,15 @@ async def test_failure_on_the_way_is_who_asks_s_and_the_next_push_is_asked_anew(
     assert await probing.logprobs(TEXT, "c", 3, is_first=True) == [-3.0, -3.0]
 
 
-async def test_what_is_given_up_ends_in_the_engine() -> None:
+async def test_cancelled_probe_ends_in_the_engine() -> None:
     vllm = Vllm()
     probing = Probing(vllm.ask)
     await probing.logprobs(TEXT, "a", 1, is_first=True)
     vllm.may_answer.clear()
     await _pushed(vllm, probing, 2, "b")
-    ahead = probing._ahead
+    ahead = probing._early
     assert ahead is not None
-    probing.give_up()
+    probing.cancel()
 
     with pytest.raises(asyncio.CancelledError):
         await ahead.answer

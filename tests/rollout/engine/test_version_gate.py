@@ -14,7 +14,7 @@ async def _turn() -> None:
 
 async def test_gate_starts_closed_and_lets_pass_once_it_is_open() -> None:
     gate = VersionGate()
-    passing = asyncio.create_task(gate.passed())
+    passing = asyncio.create_task(gate.wait_open())
     await _turn()
     assert not passing.done()
 
@@ -25,7 +25,7 @@ async def test_gate_starts_closed_and_lets_pass_once_it_is_open() -> None:
 
 async def test_gate_that_closes_before_a_waiter_wakes_holds_it_back() -> None:
     gate = VersionGate()
-    passing = asyncio.create_task(gate.passed())
+    passing = asyncio.create_task(gate.wait_open())
     await _turn()
     gate.open()
     gate.close()
@@ -40,8 +40,8 @@ async def test_tokens_of_the_verified_version_are_used_while_another_is_loaded()
     gate = VersionGate()
     gate.open(3)
     gate.close()
-    await gate.verified(3)
-    waiting = asyncio.create_task(gate.verified(4))
+    await gate.wait_verified(3)
+    waiting = asyncio.create_task(gate.wait_verified(4))
     await _turn()
     assert not waiting.done()
 
@@ -53,7 +53,7 @@ async def test_tokens_of_a_version_that_is_pushed_once_more_wait() -> None:
     gate = VersionGate()
     gate.open(3)
     gate.close(3)
-    waiting = asyncio.create_task(gate.verified(3))
+    waiting = asyncio.create_task(gate.wait_verified(3))
     await _turn()
     assert not waiting.done()
 
@@ -63,21 +63,21 @@ async def test_tokens_of_a_version_that_is_pushed_once_more_wait() -> None:
 
 async def test_what_is_written_by_disowned_weights_is_given_up_at_once_and_what_waits_to_begin_is_not() -> None:
     gate = VersionGate()
-    beginning = asyncio.create_task(gate.passed())
+    beginning = asyncio.create_task(gate.wait_open())
 
     async def write() -> None:
         async with asyncio.timeout(60.0) as deadline:
             with gate.writing(deadline):
-                await gate.verified(4)
+                await gate.wait_verified(4)
 
     writing = asyncio.create_task(write())
     await _turn()
-    gate.disown()
+    gate.invalidate_unverified()
     with pytest.raises(TimeoutError):
         await writing
-    assert gate.num_disowned == 1
+    assert gate.num_invalidated == 1
     assert not beginning.done()
-    gate.disown()  # nothing is written any more
+    gate.invalidate_unverified()  # nothing is written any more
     gate.open(5)
     await beginning
 
@@ -105,7 +105,7 @@ async def test_a_turn_that_is_given_up_in_its_sleep_stays_given_up() -> None:
         async with asyncio.timeout(1000.0) as deadline:
             with gate.writing(deadline):
                 gate.stop_time()
-                gate.disown()
+                gate.invalidate_unverified()
                 gate.start_time()
                 await asyncio.sleep(1000.0)
 

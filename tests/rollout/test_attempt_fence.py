@@ -145,7 +145,7 @@ async def test_weights_whose_commit_was_broken_off_are_disowned(server: RolloutS
     await server.join_weights(attempt(), {}, 1.0)
     await asyncio.gather(late, return_exceptions=True)
 
-    assert gate.num_disowned == 1
+    assert gate.num_invalidated == 1
     assert "forget_weights" in engine.calls
 
 

@@ -9,7 +9,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from rollout.engine.process_facts import allow_matrix_tiles, endings
+from rollout.engine.vllm_plugin import allow_matrix_tiles, describe_endings
 
 
 @pytest.mark.skipif(platform.machine() != "x86_64", reason="AMX is of x86-64")
@@ -33,12 +33,12 @@ def test_a_refusal_of_matrix_tiles_is_no_error() -> None:
     ],
 )
 def test_end_of_a_process_is_told(code: int, text: str) -> None:
-    assert endings([SimpleNamespace(name="EngineCore", exitcode=code)]) == text
+    assert describe_endings([SimpleNamespace(name="EngineCore", exitcode=code)]) == text
 
 
 def test_processes_that_live_are_not_told_of() -> None:
     dead, alive = SimpleNamespace(name="a", exitcode=0), SimpleNamespace(name="b", exitcode=None)
-    assert endings([alive, dead]) == "a ended with exit status 0"
+    assert describe_endings([alive, dead]) == "a ended with exit status 0"
 
 
 def test_plugin_has_a_process_of_vllms_tell_what_killed_it() -> None:
