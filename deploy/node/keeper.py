@@ -106,18 +106,6 @@ class Keeper:
             return error.strerror or str(error)
         return ""
 
-    def read_file(self, path: str, offset: int, size: int) -> bytes:
-        """Return up to `size` bytes of a file of this node: other nodes copy a model that they lack.
-
-        Whoever can ask has the cluster's token, and so may run any code here.
-        Raises: OperatorError when it cannot be read.
-        """
-        try:
-            with open(path, "rb") as file:
-                return os.pread(file.fileno(), size, offset)
-        except OSError as error:
-            raise OperatorError(f"{path} cannot be read: {error.strerror}.") from None
-
     def _watch(self, record: ProcessRecord) -> None:
         service = WatchedService(record, self._home.token_file, self._save, self._silent_s)
         stopped = threading.Event()

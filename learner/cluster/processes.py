@@ -17,7 +17,7 @@ from learner.plan.processes import Processes, Topology
 from learner.rank.place import RankPlace
 from protocol import failpoints
 from protocol.errors import OperatorError
-from protocol.node.model_files import ModelFiles
+from protocol.node.small_model_files import SmallFiles
 from protocol.ray_calls import OUR_ACTOR, own_node_id
 from protocol.settings.settings import Settings
 
@@ -43,11 +43,11 @@ def borrow_processes(ranks: Processes, coordinator: Any) -> Any:
 
 
 def make_ranks(
-    processes: Sequence[Any], topology: Topology, settings: Settings, folder: Path, models: Mapping[str, ModelFiles]
+    processes: Sequence[Any], topology: Topology, settings: Settings, folder: Path, models: Mapping[str, SmallFiles]
 ) -> "list[Rank]":
     """Return a learner rank for each process, in order, each with its place in the world.
 
-    topology: the plan of the processes. models: files on this node, by the setting that names the model.
+    topology: the plan of the processes. models: small files of each model, by the setting that names it.
     Raises: OperatorError naming a node that does not share the run folder.
     """
     named = zip(rank_names(topology), processes, strict=True)
@@ -103,7 +103,7 @@ class Rank:
         self.name = name
         self._process = process
 
-    def load(self, settings: Settings, folder: Path, models: Mapping[str, ModelFiles]) -> Any:
+    def load(self, settings: Settings, folder: Path, models: Mapping[str, SmallFiles]) -> Any:
         path = "learner.rank.process:RankProcess"
         return self._process.load.remote(path, _run_variables(), settings, folder, models, RayServer)
 

@@ -11,9 +11,8 @@ import torch
 from safetensors import safe_open
 from torch import Tensor
 
-from learner.models import varlen_attention
 from learner.models.micro_batch import MicroBatch
-from learner.models.model_loading import prepare_for_training, turn_off_dropout
+from learner.models.model_loading import build_model, has_weights, prepare_for_training
 from learner.models.settings import PolicySettings
 from learner.models.step_result import StepResult, Sums
 from learner.models.training.accumulate import accumulate
@@ -84,20 +83,11 @@ def load_value_model(settings: PolicySettings) -> ValueModel:
 
     Raises: OperatorError for a head of several numbers.
     """
-    from transformers import AutoConfig, AutoModel
+    from transformers import AutoModel
 
-    varlen_attention.register()
-    config = AutoConfig.from_pretrained(settings.model_dir, trust_remote_code=settings.trust_remote_code)
-    turn_off_dropout(config)
-    body = AutoModel.from_pretrained(
-        settings.model_dir,
-        config=config,
-        dtype=getattr(torch, settings.dtype),
-        attn_implementation=varlen_attention.NAME,
-        trust_remote_code=settings.trust_remote_code,
-    )
+    body = build_model(AutoModel, settings)
     model = ValueModel(prepare_for_training(body, gradient_checkpointing=settings.gradient_checkpointing))
-    head = _find_head(settings.model_dir)
+    head = _find_head(settings.model_dir) if has_weights() else None
     if head is not None:
         if head.shape != model.score.weight.shape:
             raise OperatorError(

@@ -1,13 +1,21 @@
-"""A transformers model made ready for training: packed attention, nothing drawn at random, answers with logprobs."""
+"""A transformers model made ready for training: packed attention, nothing drawn at random, answers with logprobs.
 
+Only rank 0's node needs the weights. Other ranks build the model from its small files, with weights that take no memory
+until a broadcast writes them.
+"""
+
+from collections.abc import Iterable
 from typing import Any
 
 import torch
+import torch.distributed as dist
+from torch import Tensor
 
 from learner.models import varlen_attention
 from learner.models.scoring.scored_model import make_scored
 from learner.models.settings import PolicySettings
 from learner.models.weights.lora import add_adapters
+from learner.models.world import own_device
 from protocol.errors import OperatorError
 
 # What a model's configuration calls the chance of dropping something, and the noise on a router's choice.
@@ -15,26 +23,62 @@ _RANDOM = ("drop", "jitter")
 
 
 def load_model(settings: PolicySettings) -> Any:
-    """Return the model of settings.model_dir in training mode (gradient checkpointing needs it), without dropout."""
-    from transformers import AutoConfig, AutoModelForCausalLM
+    """Return the language model of settings.model_dir in training mode; other ranks' weights are unset.
+
+    Collective where there are several ranks.
+    """
+    from transformers import AutoModelForCausalLM
+
+    model = build_model(AutoModelForCausalLM, settings)
+    prepare_for_training(model, gradient_checkpointing=settings.gradient_checkpointing)
+    if settings.lora is not None:
+        add_adapters(model, settings.lora)
+    make_scored(model, float32_head=settings.float32_head)
+    return model
+
+
+def build_model(auto_class: Any, settings: PolicySettings) -> Any:
+    """Return a model of settings.model_dir without dropout: with its weights on rank 0, with unset ones elsewhere.
+
+    auto_class: of transformers. Buffers are set on every rank. Collective where there are several ranks.
+    Raises: OperatorError when the ranks build different models.
+    """
+    from transformers import AutoConfig
+    from transformers.initialization import no_init_weights
 
     varlen_attention.register()
     config = AutoConfig.from_pretrained(settings.model_dir, trust_remote_code=settings.trust_remote_code)
     turn_off_dropout(config)
     if settings.router_aux_loss:
         _ask_for_router_loss(config, settings)
-    model = AutoModelForCausalLM.from_pretrained(
-        settings.model_dir,
-        config=config,
-        dtype=getattr(torch, settings.dtype),
-        attn_implementation=varlen_attention.NAME,
-        trust_remote_code=settings.trust_remote_code,
-    )
-    prepare_for_training(model, gradient_checkpointing=settings.gradient_checkpointing)
-    if settings.lora is not None:
-        add_adapters(model, settings.lora)
-    make_scored(model, float32_head=settings.float32_head)
+    form: dict[str, Any] = {
+        "dtype": getattr(torch, settings.dtype),
+        "attn_implementation": varlen_attention.NAME,
+        "trust_remote_code": settings.trust_remote_code,
+    }
+    if has_weights():
+        model = auto_class.from_pretrained(settings.model_dir, config=config, **form)
+    else:
+        with no_init_weights():
+            model = auto_class.from_config(config, **form)
+        model.tie_weights()
+    if dist.is_initialized():
+        _take_form_of_first(model)
+        share([buffer for _, buffer in model.named_buffers()])
     return model
+
+
+def has_weights() -> bool:
+    """Return whether this rank reads weights from the model folder."""
+    return not dist.is_initialized() or dist.get_rank() == 0
+
+
+def share(tensors: Iterable[Tensor]) -> None:
+    """Give rank 0's values to every rank, one tensor at a time. Collective."""
+    for tensor in tensors:
+        data = tensor.detach().to(own_device()).contiguous()
+        dist.broadcast(data.view(-1).view(torch.uint8), 0)
+        tensor.detach().copy_(data)
 
 
 def prepare_for_training(model: Any, *, gradient_checkpointing: bool) -> Any:
@@ -46,6 +90,23 @@ def prepare_for_training(model: Any, *, gradient_checkpointing: bool) -> Any:
             module.p = 0.0
     model.train()
     return model
+
+
+def _take_form_of_first(model: Any) -> None:
+    """Give every tensor the type that it has on rank 0: some models keep a few in float32."""
+    tensors = {**dict(model.named_parameters()), **dict(model.named_buffers())}
+    own = {name: (tensor.dtype, tuple(tensor.shape)) for name, tensor in tensors.items()}
+    found: list[Any] = [own]
+    dist.broadcast_object_list(found, src=0, device=own_device())
+    first: dict[str, tuple[torch.dtype, tuple[int, ...]]] = found[0]
+    for name in first.keys() | own.keys():
+        if name not in own or name not in first or own[name][1] != first[name][1]:
+            raise OperatorError(
+                f"This node's model differs from rank 0's: {name} is {own.get(name, 'missing')} here and "
+                f"{first.get(name, 'missing')} there. Use the same transformers on all nodes."
+            )
+        if own[name] != first[name]:
+            tensors[name].data = torch.empty(first[name][1], dtype=first[name][0])
 
 
 def turn_off_dropout(config: Any) -> None:

@@ -7,13 +7,15 @@ from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import torch
+import torch.distributed as dist
 from torch import Tensor
 
 from learner.models.gradient import score_tokens
 from learner.models.micro_batch import MicroBatch
-from learner.models.model_loading import load_model
+from learner.models.model_loading import load_model, share
 from learner.models.policy import PolicyEngine
 from learner.models.read_back import WrittenFiles
 from learner.models.scoring.scored_model import scored_model
@@ -32,7 +34,7 @@ class ReferenceModel:
         self._settings = replace(settings, gradient_checkpointing=False, lora=None, router_aux_loss=0.0)
         self._is_offloaded = is_offloaded
         self.device = own_device()
-        self._model = load_model(self._settings).requires_grad_(False)
+        self._model = _load_shared(self._settings).requires_grad_(False)
         self.scored = scored_model(self._model)
         self._model.to("cpu" if is_offloaded else self.device)
 
@@ -64,7 +66,7 @@ class ReferenceModel:
     @torch.no_grad()
     def load_state(self, folder: Path) -> None:
         """Read what `save_state` wrote."""
-        found = load_model(replace(self._settings, model_dir=folder))
+        found = _load_shared(replace(self._settings, model_dir=folder))
         self._model.load_state_dict(found.state_dict())
 
     def __call__(self, **inputs: object) -> object:
@@ -73,3 +75,11 @@ class ReferenceModel:
 
     def backward(self, loss: Tensor) -> None:
         raise RuntimeError("the reference model is never trained")
+
+
+def _load_shared(settings: PolicySettings) -> Any:
+    """Return the model with rank 0's weights on every rank. Collective."""
+    model = load_model(settings)
+    if dist.is_initialized():
+        share(model.parameters())
+    return model

@@ -10,7 +10,6 @@ import socket
 from collections.abc import Callable
 from dataclasses import asdict, replace
 from pathlib import Path
-from typing import Any
 
 import torch.distributed as dist
 
@@ -22,33 +21,26 @@ from learner.models.world import own_device, reduce_max
 from learner.objectives.supervised import run_sft
 from protocol.errors import OperatorError
 from protocol.node.home import sluice_home
-from protocol.node.keeper_files import reader_of
-from protocol.node.model_copy import have_model
-from protocol.node.model_files import ModelFiles, describe_model
-from protocol.ray_calls import own_node_id
 from protocol.settings.settings import Settings
 
 # How rows become tokens; another number when that changes, so that models of the old way are not found again.
 _TOKENS_FORM = 2
 
 
-def warm_start(
-    settings: Settings, model: Path, tell: Callable[[str], None], node_id: Callable[[], str] = own_node_id
-) -> Path:
-    """Return the folder of the warm-started model, made now unless it was made before. All ranks call it together.
+def warm_start(settings: Settings, model: Path, tell: Callable[[str], None]) -> Path:
+    """Return the folder of the warm-started model on rank 0, made now unless it was made before; `model` elsewhere.
 
-    node_id: returns Ray's id of this rank's node; asked where another node has another model or none.
+    Other ranks need the small files alone, which are those of `model`. Collective.
     Raises: OperatorError when this rank's node does not have the demonstrations.
     """
     _check_here(settings)
-    wanted = sluice_home() / "cache" / f"warm_start-{content_key(settings, model)}"
-    # Rank 0 decides: ranks of other nodes have a cache of their own, and would wait in collectives that rank 0 skips.
-    is_found = reduce_max(float(dist.get_rank() == 0 and is_readable(wanted)), own_device())
-    if is_found:
+    is_first = dist.get_rank() == 0
+    made = sluice_home() / "cache" / f"warm_start-{content_key(settings, model)}" if is_first else model
+    if reduce_max(float(is_first and is_readable(made)), own_device()):
         tell("warm start found in the cache")
     else:
-        _make(settings, model, wanted, tell)
-    return _on_this_node(wanted, node_id)
+        _make(settings, model, made, tell)
+    return made
 
 
 def _check_here(settings: Settings) -> None:
@@ -61,33 +53,8 @@ def _check_here(settings: Settings) -> None:
         )
 
 
-def _on_this_node(wanted: Path, node_id: Callable[[], str]) -> Path:
-    """Return the model's folder on this rank's node: copied from rank 0's where that is another one, or none.
-
-    Two nodes that made it each for itself have models of one name and of slightly other weights: DeepSpeed tells all
-    ranks rank 0's policy, but each would have a reference of its own. All ranks call it together.
-    Raises: as `have_model`.
-    """
-    is_first = dist.get_rank() == 0
-    told: ModelFiles = _told_by_first(describe_model(wanted, "") if is_first else None)
-    is_here = told.is_at(wanted, with_weights=True)
-    if not reduce_max(float(not is_here), own_device()):
-        return wanted
-    of_first: str = _told_by_first(node_id() if is_first else None)
-    if is_here:
-        return wanted
-    return have_model(told.model_copy(update={"node_id": of_first}), reader_of(of_first), with_weights=True)
-
-
-def _told_by_first(value: Any) -> Any:
-    """Return what rank 0 gave; the others give None. All ranks call it together."""
-    told = [value]
-    dist.broadcast_object_list(told, src=0, device=own_device())
-    return told[0]
-
-
-def _make(settings: Settings, model: Path, wanted: Path, tell: Callable[[str], None]) -> None:
-    """Train, and write the model to `wanted` from rank 0."""
+def _make(settings: Settings, model: Path, made: Path, tell: Callable[[str], None]) -> None:
+    """Train, and write the model to `made` from rank 0."""
     warm = settings.policy.warm_start
     assert warm.data is not None
     micro_batch_tokens = settings.learner.micro_batch_tokens
@@ -102,11 +69,11 @@ def _make(settings: Settings, model: Path, wanted: Path, tell: Callable[[str], N
         micro_batch_tokens=micro_batch_tokens,
         on_step=lambda step, loss: tell(f"warm start {step}/{warm.max_steps} loss {loss:.3f}"),
     )
-    aside = wanted.with_name(f".{wanted.name}.making")
+    aside = made.with_name(f".{made.name}.making")  # written on rank 0 alone
     engine.export_hf(aside)
     if dist.get_rank() == 0:
-        shutil.rmtree(wanted, ignore_errors=True)  # one that cannot be read
-        aside.rename(wanted)
+        shutil.rmtree(made, ignore_errors=True)  # one that cannot be read
+        aside.rename(made)
     dist.barrier()
 
 

@@ -1,11 +1,10 @@
 """The models of a run, loaded where it starts: each that the settings' algorithm asks for."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 
 from learner.algorithms.by_name import algorithm_of
 from learner.checkpoint.manifest import Checkpoint
-from learner.disk.model_folder import find_named_model
 from learner.models.base_reference import BaseReference
 from learner.models.critic import CriticEngine
 from learner.models.policy import PolicyEngine
@@ -19,20 +18,23 @@ from protocol.errors import OperatorError
 from protocol.settings.settings import Settings
 
 
-def load_roles(settings: Settings, model: Path, checkpoint: Checkpoint | None, tell: Callable[[str], None]) -> Roles:
+def load_roles(
+    settings: Settings, folders: Mapping[str, Path], checkpoint: Checkpoint | None, tell: Callable[[str], None]
+) -> Roles:
     """Return the models as they are before training, or with weights that the checkpoint's are put over.
 
-    model: the policy's folder. tell: takes what the rank is at. All ranks call it together.
+    folders: this node's folder of each model, by the setting that names it. tell: takes the rank's phase. Collective.
     """
-    model = _first_policy(settings, model, checkpoint, tell)
+    model = _first_policy(settings, folders["policy.model"], checkpoint, tell)
     tell("loading the policy")
     policy = load_policy(
         policy_settings(settings, model),
         name=settings.policy.model,
         micro_batch_tokens=settings.learner.micro_batch_tokens,
     )
-    critic = _critic(settings, model, policy.vocab_size, tell)
-    roles = Roles(policy, critic, _reference(settings, model, policy, checkpoint, tell))
+    critic = _critic(settings, folders.get("critic.model", model), policy.vocab_size, tell)
+    of_reference = folders.get("reference.model", model)
+    roles = Roles(policy, critic, _reference(settings, of_reference, policy, checkpoint, tell))
     tell("the models are ready")
     return roles
 
@@ -52,8 +54,7 @@ def _critic(settings: Settings, model: Path, vocab_size: int, tell: Callable[[st
     if not algorithm_of(settings.learner).advantage.needs_critic:
         return None
     tell("loading the critic")
-    folder = find_named_model("critic.model", settings.critic.model) if settings.critic.model else model
-    critic = CriticEngine(critic_settings(settings, folder))
+    critic = CriticEngine(critic_settings(settings, model))
     if critic.vocab_size != vocab_size:
         raise OperatorError(
             f"critic.model = {settings.critic.model} has {critic.vocab_size} tokens and the policy {vocab_size}. "
@@ -73,7 +74,7 @@ def _reference(
     named = settings.reference.model
     is_named = bool(named) or settings.policy.warm_start.data is None
     reference = ReferenceModel(
-        reference_settings(settings, find_named_model("reference.model", named) if named else model),
+        reference_settings(settings, model),
         is_offloaded=settings.reference.offload,
         is_kept=bool(settings.reference.refresh_every_steps) or not is_named or _holds_reference(checkpoint),
     )

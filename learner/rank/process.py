@@ -12,10 +12,9 @@ from typing import TYPE_CHECKING
 
 from learner.checkpoint.manifest import Checkpoint
 from learner.disk.shared_folder import Mark, sees
-from learner.rank.own_models import with_own_models
 from learner.rank.place import RankPlace, RunPlace
 from protocol.node.home import read_cluster
-from protocol.node.model_files import ModelFiles
+from protocol.node.small_model_files import SmallFiles
 from protocol.ports import listen
 from protocol.settings.settings import Settings
 
@@ -30,15 +29,15 @@ class RankProcess:
         self,
         settings: Settings,
         folder: Path,
-        models: Mapping[str, ModelFiles],
+        models: Mapping[str, SmallFiles],
         reach_server: "Callable[[str], ServerControls]",
     ) -> None:
-        """models: by the setting that names each, on the command's node. reach_server: returns the weight controls of
-        a named rollout server.
+        """models: small files of each model, by the setting that names it. reach_server: returns the weight controls
+        of a named rollout server.
         """
         self._settings = settings
         self._folder = folder
-        self._wanted = models
+        self._small_files = models
         self._reach_server = reach_server
         self._servers: tuple[str, ...] = ()
         self._listener: socket.socket | None = None
@@ -73,14 +72,15 @@ class RankProcess:
 
     def prepare(self, checkpoint: Checkpoint | None) -> None:
         """Join the world and bring the policy to where the run starts."""
-        from learner.rank.start import join, load, use_threads
+        from learner.rank.start import find_models, join, load, use_threads
 
         # Until training begins, no rollout server is at work on these cores.
         use_threads(self._settings, self._place.world_size, num_others=0)
         self._tell("looking for the models on this node")
-        self._settings, self._model = with_own_models(self._settings, self._wanted)
+        folders = find_models(self._settings, self._small_files, is_first=self._place.rank == 0)
+        self._model = folders["policy.model"]
         self._world = join(self._place, self._settings.learner.rank_timeout_s, self._listener)
-        self._models = load(self._settings, self._model, checkpoint, self._tell)
+        self._models = load(self._settings, folders, checkpoint, self._tell)
 
     def push_to(self, servers: tuple[str, ...]) -> None:
         """Have these be the run's rollout servers from the next push on. On rank 0."""

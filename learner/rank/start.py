@@ -3,13 +3,14 @@
 import logging
 import os
 import socket
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
 import torch
 
 from learner.checkpoint.manifest import Checkpoint
+from learner.disk.model_folder import find_named_model
 from learner.models.network import network_settings
 from learner.models.roles import Roles
 from learner.models.world import join_world
@@ -17,6 +18,8 @@ from learner.rank.checkpoint import load_checkpoint
 from learner.rank.load_roles import load_roles
 from learner.rank.place import RankPlace
 from learner.rank.solo_work import SoloWork
+from protocol.errors import OperatorError, SettingsError
+from protocol.node.small_model_files import SmallFiles, read_small_files, small_files_digest, write_small_files
 from protocol.settings.settings import Settings
 
 _log = logging.getLogger(__name__)
@@ -50,12 +53,40 @@ def join(place: RankPlace, limit_s: float, listener: socket.socket | None) -> Wo
     return World(place, SoloWork(store, place.rank, limit_s))
 
 
-def load(settings: Settings, model: Path, checkpoint: Checkpoint | None, tell: Callable[[str], None]) -> Models:
-    """Return the models of the run's checkpoint, or of its (warm-started) model. All ranks of a world call it together.
+def find_models(settings: Settings, small_files: Mapping[str, SmallFiles], *, is_first: bool) -> dict[str, Path]:
+    """Return this node's folder of each model, by the setting that names it.
 
-    tell: takes what the rank is at.
+    small_files: of the models on the command's node. is_first: rank 0, whose node needs the weights; other ranks get a
+    folder with the small files. Raises: OperatorError when rank 0's node lacks a model, or has another one of its name.
     """
-    roles = load_roles(settings, model, checkpoint, tell)
+    if not is_first:
+        return {setting: write_small_files(files) for setting, files in small_files.items()}
+    named = {"policy.model": settings.policy.model, "critic.model": settings.critic.model}
+    named["reference.model"] = settings.reference.model
+    folders = {}
+    for setting, files in small_files.items():
+        try:
+            folder = find_named_model(setting, str(named[setting]))
+        except SettingsError as error:
+            raise OperatorError(f"On rank 0's node {socket.gethostname()}: {error}") from None
+        found = read_small_files(folder, with_code=settings.policy.trust_remote_code)
+        if small_files_digest(found) != small_files_digest(files):
+            raise OperatorError(
+                f"{setting} = {folder} on rank 0's node {socket.gethostname()} is another model than on the command's "
+                "node. Copy the model to rank 0's node, or place rank 0 on the command's node."
+            )
+        folders[setting] = folder
+    return folders
+
+
+def load(
+    settings: Settings, folders: Mapping[str, Path], checkpoint: Checkpoint | None, tell: Callable[[str], None]
+) -> Models:
+    """Return the models of the run's checkpoint, or of its (warm-started) model. Collective.
+
+    folders: as `find_models` returns them. tell: takes the rank's phase.
+    """
+    roles = load_roles(settings, folders, checkpoint, tell)
     step, version = (0, 0) if checkpoint is None else load_checkpoint(roles, checkpoint, tell)
     return Models(roles, step, version, are_saved=checkpoint is not None)
 

@@ -26,7 +26,7 @@ class SluiceSide:
 
     def __init__(self, settings: Settings, model: Path) -> None:
         self.settings = settings
-        self.roles = load_roles(settings, model, None, lambda phase: None)
+        self.roles = load_roles(settings, {"policy.model": model}, None, lambda phase: None)
         self.metrics: list[dict[str, float]] = []  # of each step
         self._objective = PolicyGradient(self.roles, settings, reduce_tensor)
 

@@ -45,19 +45,24 @@ class TrainedModel:
         parameters = [parameter for parameter in model.parameters() if parameter.requires_grad]
         optimizer = _make_optimizer(parameters, settings, self._zero_stage)
         self._scheduler = torch.optim.lr_scheduler.LambdaLR(optimizer, _schedule_of(settings))
+        config = deepspeed_config(
+            settings.deepspeed,
+            zero_stage=self._zero_stage,
+            dtype=settings.dtype,
+            max_grad_norm=settings.max_grad_norm,
+            offload=settings.offload,
+            num_parameters=sum(parameter.numel() for parameter in parameters),
+        )
+        if self._zero_stage == 3:
+            # Broadcasts a parameter from rank 0 and keeps this rank's part, one after the other. In the other stages
+            # `initialize` broadcasts them.
+            self._deepspeed.zero.Init(module=model, config_dict_or_path=config)
         self._engine, *_ = self._deepspeed.initialize(
             model=model,
             model_parameters=parameters,
             optimizer=optimizer,
             lr_scheduler=self._scheduler,
-            config=deepspeed_config(
-                settings.deepspeed,
-                zero_stage=self._zero_stage,
-                dtype=settings.dtype,
-                max_grad_norm=settings.max_grad_norm,
-                offload=settings.offload,
-                num_parameters=sum(parameter.numel() for parameter in parameters),
-            ),
+            config=config,
             dist_init_required=False,
         )
         self._shards = ZeroShards(self._deepspeed, self._engine, self._zero_stage)

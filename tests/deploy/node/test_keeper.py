@@ -14,7 +14,6 @@ from deploy.node.home import Home
 from deploy.node.keeper import Keeper
 from deploy.node.processes import end, family, find
 from deploy.node.service import is_healthy
-from protocol.errors import OperatorError
 from protocol.node.home import cluster_path, read_cluster
 from tests.deploy.node.services import ANSWERING, ENDING, started, text_of, write_state
 from tests.fakes.waiting import wait_until
@@ -167,17 +166,6 @@ def test_service_outlives_the_process_that_started_it(home: Home) -> None:
     record = started(home, "reward", ANSWERING)
     write_state(home, record)
     assert record.pid not in {child.pid for child in psutil.Process().children(recursive=True)}
-
-
-def test_keeper_reads_files_for_other_nodes_in_pieces(home: Home, keepers: list[Keeper]) -> None:
-    home.logs.mkdir()
-    keepers.append(keeper := Keeper(str(home.root)))
-    (home.root / "weights").write_bytes(b"0123456789")
-    assert [keeper.read_file(str(home.root / "weights"), offset, 4) for offset in (0, 4, 8, 12)] == [
-        b"0123", b"4567", b"89", b"",
-    ]  # fmt: skip
-    with pytest.raises(OperatorError, match="nowhere cannot be read: No such file or directory"):
-        keeper.read_file(str(home.root / "nowhere"), 0, 4)
 
 
 def test_keeper_says_whether_its_node_reaches_another(home: Home, keepers: list[Keeper]) -> None:

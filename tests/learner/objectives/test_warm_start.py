@@ -15,19 +15,16 @@ from protocol.errors import OperatorError
 from protocol.settings.settings import Settings
 from tests.fakes.ports import free_port
 
-# A rank of two, each on a node of its own; prints which model it begins with.
+# A rank of two, each on a node of its own; prints the folder that it begins with.
 _RANK = """
 import json, sys
 from pathlib import Path
 import torch.distributed as dist
-from safetensors.numpy import load_file
 from learner.objectives.warm_start import warm_start
 from protocol.settings.settings import Settings
 rank, port, policy, model = int(sys.argv[1]), sys.argv[2], json.loads(sys.argv[3]), Path(sys.argv[4])
 dist.init_process_group("gloo", init_method=f"tcp://127.0.0.1:{port}", rank=rank, world_size=2)
-settings = Settings.model_validate({"policy": policy})
-begun = warm_start(settings, model, lambda text: None, lambda: "node")
-print(load_file(begun / "model.safetensors")["made_on"].tolist())
+print(warm_start(Settings.model_validate({"policy": policy}), model, lambda text: None))
 """
 
 
@@ -103,16 +100,17 @@ def test_demonstrations_that_a_ranks_node_lacks_are_named_with_what_to_do(folder
     assert "a disk that the command's node and those of the ranks share" in text
 
 
-def test_ranks_whose_nodes_made_the_model_each_for_itself_begin_with_one_of_both(folder: Path, tmp_path: Path) -> None:
-    settings, port = settings_of(folder), str(free_port())
+def test_rank_0_finds_the_model_that_it_made_and_other_ranks_need_none(folder: Path, tmp_path: Path) -> None:
+    settings, port, home = settings_of(folder), str(free_port()), tmp_path / "home"
+    small_files = tmp_path / "small_files"
+    small_files.mkdir()
+    made = home / "cache" / f"warm_start-{content_key(settings, folder)}"
+    made.mkdir(parents=True)
+    (made / "config.json").write_text("{}")
+    save_file({"weight": np.zeros(1)}, made / "model.safetensors")
     ranks = []
-    for rank in (0, 1):
-        home = tmp_path / f"home{rank}"
-        made = home / "cache" / f"warm_start-{content_key(settings, folder)}"
-        made.mkdir(parents=True)
-        (made / "config.json").write_text("{}")
-        save_file({"made_on": np.array([rank])}, made / "model.safetensors")
-        command = [sys.executable, "-c", _RANK, str(rank), port, settings.policy.model_dump_json(), str(folder)]
+    for rank, model in enumerate([folder, small_files]):
+        command = [sys.executable, "-c", _RANK, str(rank), port, settings.policy.model_dump_json(), str(model)]
         environment = {**os.environ, "SLUICE_HOME": str(home)}
         ranks.append(subprocess.Popen(command, env=environment, stdout=subprocess.PIPE, text=True))
-    assert [rank.communicate(timeout=240)[0] for rank in ranks] == ["[0]\n"] * 2
+    assert [rank.communicate(timeout=240)[0] for rank in ranks] == [f"{made}\n", f"{small_files}\n"]

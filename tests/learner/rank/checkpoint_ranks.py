@@ -1,5 +1,7 @@
 """Two ranks that save checkpoints with faults in them, run by test_checkpoint: `python checkpoint_ranks.py FOLDER`.
 
+Rank 1 has the small files of the model, and no weights.
+
 For each ZeRO stage rank 0 writes to FOLDER/stage_N.pt the error of each fault, and the steps that have a checkpoint.
 """
 
@@ -16,14 +18,18 @@ from safetensors.torch import load_file, save_file
 from learner.checkpoint.folder import newest_valid, seal
 from learner.checkpoint.manifest import MANIFEST
 from learner.checkpoint.sealed_files import Tell
+from learner.models.critic import CriticEngine
 from learner.models.micro_batch import make_micro_batch
 from learner.models.policy import PolicyEngine
+from learner.models.reference import ReferenceModel
 from learner.models.roles import Roles
 from learner.models.training.deepspeed_config import import_deepspeed
 from learner.models.training.shards import WEIGHT
+from learner.models.world import own_device, reduce_max
 from learner.rank.checkpoint import CheckpointWriter, load_checkpoint
 from learner.rank.solo_work import SoloWork
 from protocol.errors import OperatorError
+from protocol.node.small_model_files import read_small_files
 from tests.learner.models.forked_world import run_world
 from tests.learner.models.small_policy import loss, settings, trajectories
 
@@ -86,7 +92,8 @@ FAULTS: dict[str, tuple[str, Fault]] = {
 class Saving:
     def __init__(self, folder: Path, stage: Literal[0, 2, 3]) -> None:
         self.run = folder / f"run_{stage}"
-        self.policy = PolicyEngine(settings(folder / "model", stage))
+        self.model = folder / ("model" if dist.get_rank() == 0 else "small_files")
+        self.policy = PolicyEngine(settings(self.model, stage))
         self.disk = _Disk()
         self.served = ""
         self.step = 0
@@ -99,6 +106,16 @@ class Saving:
             keep=9,
             served_digest=lambda: self.served,
         )
+
+    def load_others(self) -> float:
+        """Return the largest difference between ranks in what a reference and a critic compute."""
+        micro_batch = make_micro_batch(trajectories()[:2])
+        of_model = settings(self.model, self.policy._settings.zero_stage)
+        reference = ReferenceModel(of_model, is_offloaded=False, is_kept=False)
+        found = torch.cat([reference.logprobs(micro_batch), CriticEngine(of_model).values(micro_batch)])
+        mean = found.clone()
+        dist.all_reduce(mean)
+        return reduce_max(float((found - mean / 2).abs().max()), own_device())
 
     def update(self) -> None:
         samples = trajectories()[:2]
@@ -123,7 +140,7 @@ class Saving:
             shards.set_kept(parameter, WEIGHT, weights[name].flatten()[start:stop])
 
     def go(self) -> dict[str, Any]:
-        found: dict[str, Any] = {}
+        found: dict[str, Any] = {"broadcast": self.policy.pushed_digest(), "other models": self.load_others()}
         self.update()
         found["first"] = self.save()
         self.served = self.policy.pushed_digest()
@@ -169,6 +186,9 @@ def main(arguments: Sequence[str]) -> None:
     import_deepspeed()
     import transformers.models.qwen2.modeling_qwen2  # noqa: F401  # once, not once a rank
 
+    (folder / "small_files").mkdir()
+    for name, content in read_small_files(folder / "model", with_code=False).items():
+        (folder / "small_files" / name).write_bytes(content)
     for stage in STAGES:
         run_world(2, folder, f"stage_{stage}", lambda folder, stage=stage: Saving(folder, stage).go(), 300)  # type: ignore[misc]
 

@@ -67,7 +67,7 @@ class Run:
             "rollout": {"group_size": 2},
         }
         self.settings = Settings.model_validate(sections)
-        self.roles = load_roles(self.settings, folder / "model", None, lambda phase: None)
+        self.roles = load_roles(self.settings, {"policy.model": folder / "model"}, None, lambda phase: None)
         assert isinstance(self.roles.reference, BaseReference) == bool(lora)
         self._objective = PolicyGradient(self.roles, self.settings, reduce_tensor)
 

@@ -6,22 +6,30 @@ from typing import Any
 import pytest
 import torch
 
+from learner.models.weights.digested import digest_of_folder
 from tests.fakes.tiny_models import make_tiny_model
 from tests.fakes.warm_process import run_warm
 from tests.learner.rank.checkpoint_ranks import EXPORT, STAGES, STATE, WEIGHT_NAME
 
 pytestmark = [pytest.mark.stack, pytest.mark.ranks]
-Found = dict[str, Any]
+Found = dict[Any, Any]
 
 
 @pytest.fixture(scope="module")
-def found(tmp_path_factory: pytest.TempPathFactory) -> dict[int, Found]:
+def found(tmp_path_factory: pytest.TempPathFactory) -> Found:
     """Return by ZeRO stage the outcome of each save and load."""
     folder = tmp_path_factory.mktemp("saving")
     make_tiny_model(folder / "model", tied=True, hidden_size=64)
     ended = run_warm("tests.learner.rank.checkpoint_ranks", str(folder), timeout=600)
     assert ended.returncode == 0, ended.stderr[-3000:]
-    return {stage: torch.load(folder / f"stage_{stage}.pt") for stage in STAGES}
+    found = {stage: torch.load(folder / f"stage_{stage}.pt") for stage in STAGES}
+    return found | {"digest": digest_of_folder(folder / "model")}
+
+
+@pytest.mark.parametrize("stage", STAGES)
+def test_a_rank_without_weights_receives_them_from_rank_0(found: Found, stage: int) -> None:
+    assert found[stage]["broadcast"] == found["digest"]
+    assert found[stage]["other models"] == 0.0
 
 
 @pytest.mark.parametrize("stage", STAGES)
@@ -37,7 +45,7 @@ def found(tmp_path_factory: pytest.TempPathFactory) -> dict[int, Found]:
     ],
 )
 def test_a_fault_in_a_file_is_named_with_both_digests(
-    found: dict[int, Found], stage: int, fault: str, file: str, tensor: str
+    found: Found, stage: int, fault: str, file: str, tensor: str
 ) -> None:
     digest = "[0-9a-f]{32}"
     assert re.match(
@@ -48,7 +56,7 @@ def test_a_fault_in_a_file_is_named_with_both_digests(
 
 
 @pytest.mark.parametrize("stage", STAGES)
-def test_weights_other_than_the_servers_are_not_saved(found: dict[int, Found], stage: int) -> None:
+def test_weights_other_than_the_servers_are_not_saved(found: Found, stage: int) -> None:
     assert re.search(
         r"/model: the policy has the digest [0-9a-f]{64}, and the rollout servers verified [0-9a-f]{64} for version 2",
         found[stage]["servers hold older weights"],
@@ -56,7 +64,7 @@ def test_weights_other_than_the_servers_are_not_saved(found: dict[int, Found], s
 
 
 @pytest.mark.parametrize("stage", STAGES)
-def test_weights_that_no_update_changed_are_not_saved(found: dict[int, Found], stage: int) -> None:
+def test_weights_that_no_update_changed_are_not_saved(found: Found, stage: int) -> None:
     assert re.match(
         r"CheckpointMismatchError: The weights of the policy have the digest [0-9a-f]{64}, as in the checkpoint "
         r"before, although 1 updates were applied since\.",
@@ -65,16 +73,14 @@ def test_weights_that_no_update_changed_are_not_saved(found: dict[int, Found], s
 
 
 @pytest.mark.parametrize("stage", STAGES)
-def test_checkpoints_with_a_fault_get_no_name_and_the_newest_right_one_is_loaded(
-    found: dict[int, Found], stage: int
-) -> None:
+def test_checkpoints_with_a_fault_get_no_name_and_the_newest_right_one_is_loaded(found: Found, stage: int) -> None:
     assert (found[stage]["first"], found[stage]["second"]) == ("saved", "saved")
     assert found[stage]["newest"] == found[stage]["latest"] == "step_000009"
     assert found[stage]["loaded"] == (9, 9)
 
 
 @pytest.mark.parametrize("stage", STAGES)
-def test_a_policy_with_another_digest_than_the_manifest_is_refused(found: dict[int, Found], stage: int) -> None:
+def test_a_policy_with_another_digest_than_the_manifest_is_refused(found: Found, stage: int) -> None:
     assert re.match(
         r"RefusedCheckpointError: The checkpoint .*/step_000009 is refused: the policy has the digest [0-9a-f]{64} "
         r"after loading, and the manifest [0-9a-f]{64}\.$",

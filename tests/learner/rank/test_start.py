@@ -1,0 +1,46 @@
+"""Each rank's folder of a model: the model itself on rank 0's node, the small files on others."""
+
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+from safetensors.numpy import save_file
+
+from learner.rank.start import find_models
+from protocol.errors import OperatorError
+from protocol.node.small_model_files import read_small_files
+from protocol.settings.settings import Settings
+
+
+@pytest.fixture
+def model(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.setenv("SLUICE_HOME", str(tmp_path / "home"))
+    folder = tmp_path / "model"
+    folder.mkdir()
+    (folder / "config.json").write_text(json.dumps({"model_type": "qwen2"}))
+    (folder / "tokenizer.json").write_text("{}")
+    save_file({"weight": np.zeros(1)}, folder / "model.safetensors")
+    return folder
+
+
+def settings_of(model: Path) -> Settings:
+    return Settings.model_validate({"policy": {"model": str(model)}})
+
+
+def test_rank_0_uses_the_model_and_other_ranks_its_small_files(model: Path) -> None:
+    files = {"policy.model": read_small_files(model, with_code=False)}
+    assert find_models(settings_of(model), files, is_first=True) == {"policy.model": model}
+    (found,) = find_models(settings_of(model), files, is_first=False).values()
+    assert sorted(path.name for path in found.iterdir()) == ["config.json", "tokenizer.json"]
+
+
+def test_another_model_of_the_same_name_on_rank_0s_node_is_refused(model: Path) -> None:
+    files = {"policy.model": {"config.json": b"{}"}}
+    with pytest.raises(OperatorError, match="is another model than on the command's node. Copy the model to rank 0's"):
+        find_models(settings_of(model), files, is_first=True)
+
+
+def test_a_model_that_rank_0s_node_lacks_is_named(model: Path) -> None:
+    with pytest.raises(OperatorError, match="On rank 0's node .*: settings: policy.model = .*nowhere is not a folder"):
+        find_models(settings_of(model / "nowhere"), {"policy.model": {}}, is_first=True)
