@@ -37,10 +37,12 @@ def test_rank_0_uses_the_model_and_other_ranks_its_small_files(model: Path) -> N
 
 def test_another_model_of_the_same_name_on_rank_0s_node_is_refused(model: Path) -> None:
     files = {"policy.model": {"config.json": b"{}"}}
-    with pytest.raises(OperatorError, match="is another model than on the command's node. Copy the model to rank 0's"):
+    with pytest.raises(
+        OperatorError, match=r"is another model than on the command's node\. Copy the model to rank 0's"
+    ):
         find_models(settings_of(model), files, is_first=True)
 
 
 def test_a_model_that_rank_0s_node_lacks_is_named(model: Path) -> None:
-    with pytest.raises(OperatorError, match="On rank 0's node .*: settings: policy.model = .*nowhere is not a folder"):
+    with pytest.raises(OperatorError, match=r"On rank 0's node .*: settings: policy.model = .*nowhere is not a folder"):
         find_models(settings_of(model / "nowhere"), {"policy.model": {}}, is_first=True)
