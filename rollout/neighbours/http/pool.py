@@ -12,7 +12,6 @@ from abc import abstractmethod
 from collections.abc import Mapping
 from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass
-from types import SimpleNamespace
 from typing import Any
 
 import aiohttp
@@ -76,16 +75,15 @@ class HttpPool:
             raise NoAnswer(f"{type(error).__name__} {error}".strip()) from error
 
     async def _post(self, url: yarl.URL, body: bytes, headers: Mapping[str, str], limits: tuple[int, int]) -> Answer:
-        use = _ConnectionUse()
         try:
-            return await _send(self._open(), url, body, headers, limits, use)
+            return await _send(self._open(), url, body, headers, limits)
+        except aiohttp.ClientConnectorError:
+            raise
         except (aiohttp.ClientOSError, aiohttp.ServerDisconnectedError):
-            # The server may have closed a kept connection: uvicorn does so after an exception in a user's function,
-            # without a notice in its answer. Then the request was never processed.
-            if not use.is_kept_connection:
-                raise
-        async with _open_session(self._timeout, force_close=True) as fresh:
-            return await _send(fresh, url, body, headers, limits, _ConnectionUse())
+            # The server may have closed a kept connection, as uvicorn does after an exception in a user's function.
+            # The request has the same Idempotency-Key.
+            async with _open_session(self._timeout, force_close=True) as fresh:
+                return await _send(fresh, url, body, headers, limits)
 
     async def close(self) -> None:
         """Close the kept connections."""
@@ -98,24 +96,14 @@ class HttpPool:
         return self._session
 
 
-@dataclass
-class _ConnectionUse:
-    """The connection of a request."""
-
-    is_kept_connection: bool = False  # True: an earlier request opened it
-
-
 async def _send(
     session: aiohttp.ClientSession,
     url: yarl.URL,
     body: bytes,
     headers: Mapping[str, str],
     limits: tuple[int, int],
-    use: _ConnectionUse,
 ) -> Answer:
-    async with session.post(
-        url, data=io.BytesIO(body), headers=headers, allow_redirects=False, trace_request_ctx=use
-    ) as response:
+    async with session.post(url, data=io.BytesIO(body), headers=headers, allow_redirects=False) as response:
         limit, read = limits[response.status != 200], bytearray()
         # Count the bytes read: Content-Length may be absent or wrong.
         async for chunk in response.content.iter_any():
@@ -127,20 +115,13 @@ async def _send(
 
 def _open_session(timeout: aiohttp.ClientTimeout, force_close: bool) -> aiohttp.ClientSession:
     """Return a session; force_close: each request gets its own connection."""
-    tracing = aiohttp.TraceConfig()
-    tracing.on_connection_reuseconn.append(_note_kept)
     keeping: dict[str, Any] = {} if force_close else {"keepalive_timeout": _KEEPALIVE_S}
     return aiohttp.ClientSession(
         connector=aiohttp.TCPConnector(limit=0, force_close=force_close, ssl=_trusted(), **keeping),
         cookie_jar=aiohttp.DummyCookieJar(),
         timeout=timeout,
         auto_decompress=False,
-        trace_configs=[tracing],
     )
-
-
-async def _note_kept(session: aiohttp.ClientSession, context: SimpleNamespace, event: object) -> None:
-    context.trace_request_ctx.is_kept_connection = True
 
 
 @functools.cache

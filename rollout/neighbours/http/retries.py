@@ -1,13 +1,13 @@
 """Retries of a call within a number of attempts and a deadline."""
 
 import asyncio
+import itertools
+import random
 import time
 from collections import Counter
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from typing import TypeVar
-
-import tenacity
 
 from protocol.errors import NeighbourError
 from rollout.neighbours.http.failures import AttemptFailed, FailureKind
@@ -46,66 +46,43 @@ async def call_with_retries(
     missing: start of the error text when the deadline passes, such as `URL: no reward`.
     Raises: NeighbourError(boundary) with the last failure, the number of attempts and their duration.
     """
+    started = time.monotonic()
+    counts: Counter[FailureKind] = Counter()
     try:
         async with asyncio.timeout(policy.overall_timeout_s) as limit:
-            return await _retry(boundary, policy, lambda: attempt(limit), on_retry)
+            for number in itertools.count(1):
+                try:
+                    return await attempt(limit)
+                except AttemptFailed as failure:
+                    if _is_last(failure, counts, policy):
+                        times = "1 attempt" if number == 1 else f"{number} attempts"
+                        detail = f"{failure} ({times} in {time.monotonic() - started:.1f} s)"
+                        raise NeighbourError(boundary, detail) from failure
+                    on_retry()
+                    await asyncio.sleep(_pause_s(failure, number, policy))
     except TimeoutError:
         detail = f"{missing} within {policy.overall_timeout_s:g} s over all attempts"
         raise NeighbourError(boundary, detail) from None
+    raise AssertionError("unreachable")
 
 
-async def _retry(
-    boundary: str, policy: HttpPolicy, attempt: Callable[[], Awaitable[_T]], on_retry: Callable[[], None]
-) -> _T:
-    started = time.monotonic()
-    counts: Counter[FailureKind] = Counter()
-
-    def is_last(state: tenacity.RetryCallState) -> bool:
-        failure = _failure_of(state)
-        if failure.is_free:
-            return False
-        counts[failure.kind] += 1
-        most = failure.kind.value.max_attempts or policy.max_attempts
-        return counts[failure.kind] >= most + failure.num_extra_attempts or counts.total() >= policy.max_attempts
-
-    retrying = tenacity.AsyncRetrying(
-        retry=tenacity.retry_if_exception_type(AttemptFailed),
-        stop=is_last,
-        wait=_Backoff(policy),
-        before_sleep=lambda state: on_retry(),
-        reraise=True,
-    )
-
-    async def attempt_once() -> _T:  # tenacity does not await the coroutine of a lambda
-        return await attempt()
-
-    try:
-        return await retrying(attempt_once)
-    except AttemptFailed as failure:
-        attempts = retrying.statistics["attempt_number"]
-        took_s = time.monotonic() - started
-        times = "1 attempt" if attempts == 1 else f"{attempts} attempts"
-        raise NeighbourError(boundary, f"{failure} ({times} in {took_s:.1f} s)") from failure
+def _is_last(failure: AttemptFailed, counts: Counter[FailureKind], policy: HttpPolicy) -> bool:
+    """Count a failure, unless it is free; return whether the call ends with it."""
+    if failure.is_free:
+        return False
+    counts[failure.kind] += 1
+    most = failure.kind.value.max_attempts or policy.max_attempts
+    return counts[failure.kind] >= most + failure.num_extra_attempts or counts.total() >= policy.max_attempts
 
 
-class _Backoff:
-    """A random pause within the policy's bounds, after the pause that the service requested.
+def _pause_s(failure: AttemptFailed, number: int, policy: HttpPolicy) -> float:
+    """Return the pause after attempt `number`: the service's Retry-After plus a random part.
 
-    A busy service requests the same pause of all clients. Without the random part they would return together.
+    A busy service sends the same Retry-After to all clients. Without the random part they would return together.
     """
-
-    def __init__(self, policy: HttpPolicy) -> None:
-        # The window starts at five times the minimum: 1, 2, 4 s by default.
-        self._jitter = tenacity.wait_random_exponential(
-            multiplier=5 * policy.min_backoff_s, min=policy.min_backoff_s, max=policy.max_backoff_s
-        )
-
-    def __call__(self, state: tenacity.RetryCallState) -> float:
-        failure = _failure_of(state)
-        return 0.0 if failure.waits_for_breaker else self._jitter(state) + failure.retry_after_s
-
-
-def _failure_of(state: tenacity.RetryCallState) -> AttemptFailed:
-    failure = state.outcome.exception() if state.outcome else None
-    assert isinstance(failure, AttemptFailed)  # `retry` accepts no other type
-    return failure
+    if failure.waits_for_breaker:
+        return 0.0
+    # The bound starts at five times the minimum: 1, 2, 4 s by default. 2**30 avoids an overflow.
+    bound_s = min(policy.max_backoff_s, 5 * policy.min_backoff_s * 2 ** min(number - 1, 30))
+    pause_s = random.uniform(policy.min_backoff_s, max(policy.min_backoff_s, bound_s))  # noqa: S311
+    return failure.retry_after_s + pause_s
