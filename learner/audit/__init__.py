@@ -1,7 +1,6 @@
-"""`python -m learner.audit RUN_DIR`: prove that nothing of a run was lost and nothing trained twice, or say what was.
+"""`python -m learner.audit RUN_DIR`: prove that nothing of a run was lost or trained twice, or name what broke.
 
-One module for each idea: what is checked (order, groups, steps, lineage, metrics, checkpoints), what is counted
-(epochs, waste, deciles), and what is made of it (breach, report, view).
+Reading order: run, steps, rules, filters, checkpoints, counts, report, command.
 """
 
 from learner.audit.command import main as main

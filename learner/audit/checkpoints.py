@@ -1,7 +1,6 @@
-"""The rule that every kept checkpoint is whole, and its copy of the ledger says what the ledger says up to its step.
+"""The rule that every kept checkpoint is whole, and its copy of the ledger equals the run's ledger up to its step.
 
-A checkpoint of weights that the run did not go on from (it was resumed from an older one) is
-noted: it is not of the surviving lineage, so nothing about it can be compared.
+A checkpoint of a lost lineage (the run was resumed from an older one) is noted and not compared.
 """
 
 import sqlite3
@@ -10,15 +9,13 @@ from collections.abc import Iterator
 from contextlib import closing
 from dataclasses import dataclass, field
 
-from learner.audit.breach import Breach
-from learner.audit.lineage import last_shared_version
-from learner.audit.run import AuditedRun, read_only
+from learner.audit.run import AuditedRun, Breach, read_only
 from learner.audit.steps import Steps
 from learner.checkpoint.folder import LATEST
 from learner.checkpoint.manifest import Checkpoint, CorruptCheckpointError, verify
 from learner.disk.layout import CHECKPOINTS, LEDGER
 
-# A run under way removes its old checkpoints, file by file.
+# A running run removes its old checkpoints, file by file.
 _REMOVAL_S = 1.0
 _SETTLED = "state IN ('trained', 'skipped')"
 _PROMPT_COLUMNS = ("epoch", "uid", "position", "state", "step", "reason")
@@ -30,15 +27,14 @@ _TRAJECTORY_COLUMNS = (
 
 @dataclass
 class CheckpointAudit:
-    """What was found right, or worth a note, while the checkpoints were checked."""
+    """The checkpoints without a breach."""
 
     valid: list[str] = field(default_factory=list)  # names of the folders that verify, in step order
-    # sentences about checkpoints of weights that the run did not go on from; they break nothing
-    notes: list[str] = field(default_factory=list)
+    notes: list[str] = field(default_factory=list)  # sentences about checkpoints of lost lineages
 
 
 def check_checkpoints(run: AuditedRun, steps: Steps, audit: CheckpointAudit) -> Iterator[Breach]:
-    """Yield what is wrong with the checkpoints; what was found to be right is added to `audit`."""
+    """Yield the breaches of the checkpoints; names and notes of the others are added to `audit`."""
     root = run.folder / CHECKPOINTS
     for path in run.checkpoints:
         try:
@@ -60,31 +56,31 @@ def _check_ledger(run: AuditedRun, steps: Steps, checkpoint: Checkpoint, audit: 
     folder = f"{CHECKPOINTS}/{checkpoint.path.name}"
     path = checkpoint.path / LEDGER
     if not path.exists():
-        if checkpoint.path.exists():  # not removed meanwhile
+        if checkpoint.path.exists():  # the run may have removed it
             yield Breach("checkpoint_ledger", "is missing", f"{folder}/{LEDGER}")
         return
     try:
-        # Not the audit's own connection: a database cannot be detached from an open transaction.
+        # A connection of its own: a database cannot be detached from an open transaction.
         with closing(sqlite3.connect(read_only(path), uri=True)) as db:
             db.execute("ATTACH ? AS live", (read_only(run.folder / LEDGER),))
             if (start := _lost_start(run, db, checkpoint)) is None:
                 yield from _compare(db, steps, checkpoint, f"{folder}/{LEDGER}")
             else:
-                audit.notes.append(f"{folder} was made by start {start}; the run went on from an older checkpoint.")
+                audit.notes.append(f"{folder} was made by start {start}; the run continued from an older checkpoint.")
     except sqlite3.Error as error:
         if checkpoint.path.exists():
             yield Breach("checkpoint_ledger", f"cannot be read: {error}", f"{folder}/{LEDGER}")
 
 
 def _lost_start(run: AuditedRun, db: sqlite3.Connection, checkpoint: Checkpoint) -> int | None:
-    """Return the start that made a checkpoint, when a later one went on from an older checkpoint; else None."""
+    """Return the start that made a checkpoint of a lost lineage; None for a checkpoint of the surviving one."""
     if not db.execute("SELECT COUNT(*) FROM main.sqlite_master WHERE name = 'incarnations'").fetchone()[0]:
         return None
     start = db.execute("SELECT MAX(number) FROM main.incarnations").fetchone()[0]
     if start is None:
         return None
     is_known = db.execute("SELECT COUNT(*) FROM live.incarnations WHERE number = ?", (start,)).fetchone()[0]
-    newest = last_shared_version(run, start)
+    newest = run.last_shared_version(start)
     is_lost = not is_known or (newest is not None and checkpoint.policy_version > newest)
     return int(start) if is_lost else None
 
@@ -111,7 +107,7 @@ def _compare(db: sqlite3.Connection, steps: Steps, checkpoint: Checkpoint, file:
 
 
 def _changed(table: str) -> str:
-    """Return the query for groups whose settled rows in the copy are other ones in the run's ledger, or not there."""
+    """Return the query for groups whose settled rows in the copy differ from those in the run's ledger."""
     columns = _PROMPT_COLUMNS if table == "prompts" else _TRAJECTORY_COLUMNS
     differs = " OR ".join(f"copy.{column} IS NOT run.{column}" for column in columns)
     settled = f"{_SETTLED} AND (copy.step <= ?1 OR copy.step IS NULL)" if table == "prompts" else "copy.step <= ?1"
@@ -122,7 +118,7 @@ def _changed(table: str) -> str:
 
 
 def _added(table: str) -> str:
-    """Return the query for groups that the run's ledger settled by the checkpoint's step and the copy did not."""
+    """Return the query for groups that are settled by the checkpoint's step in the run's ledger and not in the copy."""
     settled = "{0}.step <= ?1" + (f" AND {_SETTLED.replace('state', '{0}.state')}" if table == "prompts" else "")
     return (
         f'SELECT DISTINCT run."group", run.step FROM live.{table} AS run LEFT JOIN main.{table} AS copy '  # noqa: S608

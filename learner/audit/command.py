@@ -1,8 +1,8 @@
-"""The command `python -m learner.audit RUN_DIR` as a function: importing it runs nothing.
+"""The command `python -m learner.audit RUN_DIR` as a function, and its tables.
 
 Exit status: 0 when in the surviving lineage every prompt of every epoch was trained exactly once, skipped with a
 reason, or is still to come; 1 with one line for each breach; 2 with one sentence for a wrong option or folder.
-Reads only: the run may be under way, killed or ended.
+Reads only: the run may be running, killed or ended.
 """
 
 import argparse
@@ -12,22 +12,25 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from rich.console import Console
+from rich.markup import escape
+from rich.table import Table
 
-from learner.audit.report import audit_run_folder
-from learner.audit.view import show_audit
+from learner.audit.counts import DeadLetter, Decile, EpochAccount, Tokens
+from learner.audit.report import AuditReport, audit_run_folder
 from protocol.errors import OperatorError
 
+_MAX_DEAD_LETTERS = 50
 _ABOUT = """\
 Prove from the ledger, the checkpoints and metrics.jsonl that every prompt was trained exactly once or skipped with a
 reason, or name what broke it. Also lists dead letters, wasted tokens by reason, and attempts and skips by answer
-length. Reads only; the run may be under way."""
+length. Reads only; the run may be running."""
 
 
 def main(arguments: Sequence[str]) -> int:
     """Run the command; returns its exit status."""
     parser = argparse.ArgumentParser("python -m learner.audit", description=_ABOUT, allow_abbrev=False)
     parser.add_argument("run_dir", type=Path, metavar="RUN_DIR", help="folder of the run, such as runs/NAME")
-    parser.add_argument("--data", type=Path, help="where the run's training prompts lie now, when they were moved")
+    parser.add_argument("--data", type=Path, help="present path of the run's training prompts, if they were moved")
     parser.add_argument("--json", action="store_true", help="print the same facts as one JSON object")
     options = parser.parse_args(arguments)
     try:
@@ -40,3 +43,82 @@ def main(arguments: Sequence[str]) -> int:
     else:
         show_audit(report, Console(emoji=False))
     return 0 if report.holds else 1
+
+
+def show_audit(report: AuditReport, console: Console) -> None:
+    """Print the counts, then the breaches, one line each, then the verdict."""
+    console.print(_epoch_table(report))
+    if report.dead_letters:
+        console.print(_dead_letter_table(report.dead_letters))
+    console.print(_token_table(report.tokens))
+    if report.survivorship.deciles:
+        console.print(_decile_table(report.survivorship.deciles))
+    console.print(escape(report.survivorship.sentence))
+    for line in (*(f"note: {note}" for note in report.notes), *report.breaches.lines(), report.verdict):
+        console.print(line, markup=False, highlight=False, soft_wrap=True)
+
+
+def _epoch_table(report: AuditReport) -> Table:
+    table = Table("epoch", title=f"Prompts of {report.run}, {report.step} steps", title_justify="left")
+    has_filter = any(epoch.filtered for epoch in report.epochs)
+    for column in ("prompts", "trained once", "skipped", *(["filtered"] if has_filter else []), "under way", "to come"):
+        table.add_column(column, justify="right")
+    for epoch in report.epochs:
+        table.add_row(
+            str(epoch.epoch),
+            f"{epoch.num_prompts:,}",
+            f"{epoch.trained:,}",
+            f"{epoch.skipped:,}",
+            *([f"{epoch.filtered:,}"] if has_filter else []),
+            _under_way(epoch),
+            f"{epoch.to_come:,}",
+        )
+    return table
+
+
+def _under_way(epoch: EpochAccount) -> str:
+    return ", ".join(f"{count:,} {state}" for state, count in epoch.under_way.items()) or "0"
+
+
+def _dead_letter_table(letters: Sequence[DeadLetter]) -> Table:
+    table = Table("prompt", "reason", "failures", title="Skipped prompts (dead letters)", title_justify="left")
+    for letter in letters[:_MAX_DEAD_LETTERS]:
+        failures = "\n".join(
+            f"sample {f.sample_index}, lease {f.attempt} on {f.server}: {f.boundary}: {f.detail}"
+            for f in letter.failures
+        )
+        table.add_row(escape(letter.uid), escape(letter.reason), escape(failures))
+    if len(letters) > _MAX_DEAD_LETTERS:
+        table.caption = f"and {len(letters) - _MAX_DEAD_LETTERS:,} more; --json lists all"
+    return table
+
+
+def _token_table(tokens: Sequence[Tokens]) -> Table:
+    table = Table("model tokens", title="Tokens: trained, and wasted by reason", title_justify="left")
+    for column in ("trajectories", "tokens", "share", "tokens of one"):
+        table.add_column(column, justify="right")
+    total = sum(t.num_tokens for t in tokens) or 1
+    for t in tokens:
+        table.add_row(
+            escape(t.what),
+            f"{t.num_trajectories:,}",
+            f"{t.num_tokens:,}",
+            f"{t.num_tokens / total:.1%}",
+            f"{t.num_tokens / t.num_trajectories:.1f}" if t.num_trajectories else "",
+        )
+    return table
+
+
+def _decile_table(deciles: Sequence[Decile]) -> Table:
+    table = Table("answer tokens", title="Attempts and skips by length of the answers", title_justify="left")
+    for column in ("prompts", "leases of one", "leased again", "skipped"):
+        table.add_column(column, justify="right")
+    for decile in deciles:
+        table.add_row(
+            "not known" if decile.shortest is None else f"{decile.shortest:.0f} to {decile.longest:.0f}",
+            f"{decile.num_prompts:,}",
+            f"{decile.attempts_mean:.3f}",
+            f"{decile.num_retried:,} ({decile.num_retried / decile.num_prompts:.1%})",
+            f"{decile.num_skipped:,} ({decile.num_skipped / decile.num_prompts:.1%})",
+        )
+    return table

@@ -1,47 +1,46 @@
-"""Everything an audit found: the accounts of prompts and tokens, and what broke the promise.
-
-A table and JSON show the same facts: both are made of `AuditReport`.
-"""
+"""The result of an audit: the counts of prompts and tokens, and the breaches. Tables and JSON show the same facts."""
 
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
-from learner.audit.breach import Breach, Breaches, collect
 from learner.audit.checkpoints import CheckpointAudit, check_checkpoints
-from learner.audit.deciles import Survivorship, compare_lengths
-from learner.audit.epochs import EpochAccount, count_epochs
+from learner.audit.counts import (
+    DeadLetter,
+    EpochAccount,
+    Survivorship,
+    Tokens,
+    compare_lengths,
+    count_epochs,
+    count_tokens,
+    list_dead_letters,
+)
 from learner.audit.filters import check_filters
-from learner.audit.groups import check_groups
-from learner.audit.lineage import check_lineage
-from learner.audit.metrics import check_metrics, note_metrics
-from learner.audit.order import check_order
-from learner.audit.run import AuditedRun, open_run
-from learner.audit.steps import Steps, check_steps, read_steps
-from learner.audit.terms import Terms
-from learner.audit.waste import DeadLetter, Tokens, count_tokens, list_dead_letters
+from learner.audit.rules import check_rules, note_metrics
+from learner.audit.run import AuditedRun, Breach, Breaches, collect, open_run
+from learner.audit.steps import Steps, Terms, read_steps
 
 
 @dataclass(frozen=True)
 class AuditReport:
     """One run, audited at one moment."""
 
-    run: str  # name of the run's folder
-    step: int  # the last one that ended; 0: none has
-    max_steps: int  # of the run's settings
-    policy_version: int  # applied optimizer steps inside the last step's weights
-    num_starts: int  # of the run, those whose steps were lost included
-    epochs: list[EpochAccount]  # every epoch of which a prompt was given out
+    run: str  # name of the run folder
+    step: int  # number of the last step that ended; 0: none has
+    max_steps: int  # run.max_steps
+    policy_version: int  # version of the last step's weights
+    num_starts: int  # starts of the run, including those whose steps were lost
+    epochs: list[EpochAccount]  # epochs with a drawn prompt
     checkpoints: list[str]  # names of the folders that verify, in step order
-    dead_letters: list[DeadLetter]  # every skipped prompt, in the order they were given out
-    tokens: list[Tokens]  # trained ones first, then wasted ones by reason, most first
-    survivorship: Survivorship  # whether long answers are lost more often
-    notes: list[str]  # sentences about what breaks nothing, such as a last line that a kill cut off
-    breaches: Breaches  # what broke the promise
+    dead_letters: list[DeadLetter]  # skipped prompts, in the order of positions
+    tokens: list[Tokens]  # trained tokens first, then wasted ones by reason, most first
+    survivorship: Survivorship  # retries and skips by answer length
+    notes: list[str]  # sentences about facts that break no rule, such as a last line that a kill cut off
+    breaches: Breaches  # breaches of the promise
 
     @property
     def holds(self) -> bool:
-        """True when nothing broke the promise."""
+        """True without a breach."""
         return not self.breaches.counts
 
     @property
@@ -68,15 +67,15 @@ class AuditReport:
 
 
 def audit_run_folder(folder: Path, data: Path | None = None) -> AuditReport:
-    """Return the audit of a run, reading only. data: where its prompts lie now, None: where its settings say.
+    """Return the audit of a run, reading only. data: the present path of its prompts, None: the settings'.
 
     Raises: SettingsError for a folder that is no run's, or prompts that are not there; OperatorError for a ledger that
     cannot be read.
     """
     with open_run(folder, data) as run:
-        steps = read_steps(run)
+        steps, terms = read_steps(run), Terms(run)
         checkpoints = CheckpointAudit()
-        breaches = collect(_check(run, steps, checkpoints))
+        breaches = collect(_check(run, steps, terms, checkpoints))
         return AuditReport(
             run=folder.resolve().name,
             step=steps.last,
@@ -88,21 +87,12 @@ def audit_run_folder(folder: Path, data: Path | None = None) -> AuditReport:
             dead_letters=list_dead_letters(run),
             tokens=count_tokens(run),
             survivorship=compare_lengths(run),
-            notes=[*note_metrics(run, steps), *Terms(run).note_endpoints(), *checkpoints.notes],
+            notes=[*note_metrics(run, steps), *terms.note_endpoints(), *checkpoints.notes],
             breaches=breaches,
         )
 
 
-def _check(run: AuditedRun, steps: Steps, checkpoints: CheckpointAudit) -> Iterator[Breach]:
-    """Yield what breaks any rule."""
-    terms = Terms(run)
-    for (damage,) in run.rows("PRAGMA quick_check(10)"):
-        if damage != "ok":
-            yield Breach("ledger_file", f"is damaged: {damage}")
-    yield from check_order(run)
-    yield from check_groups(run, steps, terms)
-    yield from check_steps(run, steps, terms)
+def _check(run: AuditedRun, steps: Steps, terms: Terms, checkpoints: CheckpointAudit) -> Iterator[Breach]:
+    yield from check_rules(run, steps, terms)
     yield from check_filters(run, terms)
-    yield from check_lineage(run)
-    yield from check_metrics(run, steps)
     yield from check_checkpoints(run, steps, checkpoints)

@@ -1,11 +1,12 @@
-"""A run folder opened for reading: one consistent view of its ledger, its settings, its prompts' uids, its metrics.
+"""A run folder opened for reading: one consistent view of its ledger, settings, prompts and metrics; and breaches.
 
-Nothing in the folder is written, whether the run is under way, was killed, or
-ended: SQLite alone may renew its lock table (`ledger.sqlite-shm`) beside a write-ahead log.
+Nothing in the folder is written, whether the run is running, was killed, or ended: only SQLite may renew its lock table
+(`ledger.sqlite-shm`) next to a write-ahead log.
 """
 
 import sqlite3
-from collections.abc import Iterator, Sequence
+from collections import Counter
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import closing, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -19,36 +20,93 @@ from protocol.errors import OperatorError, SettingsError
 from protocol.settings.loader import load_saved_settings
 from protocol.settings.settings import Settings
 
-# The rules go over prompts and trajectories in the order of groups, which is not that of the file.
+# The rules read prompts and trajectories in the order of groups, which is not that of the file.
 _CACHE_KIB = 256 * 1024
 _MAX_MOMENTS = 100
+# Lines of one rule: a ledger that is wrong everywhere needs a few, not a million.
+MAX_LINES_PER_RULE = 100
+
+
+@dataclass(frozen=True)
+class Breach:
+    """One breach of a rule; as text, one line.
+
+    Example:
+    >>> str(Breach("group_size", "trajectories of its step: 3, expected 4", group="e0-a", step=2))
+    'ledger.sqlite, group e0-a, step 2: trajectories of its step: 3, expected 4'
+    """
+
+    rule: str  # short name of the broken rule, such as group_size; breaches are counted by it
+    problem: str  # fact that was found, and the expected one
+    file: str = LEDGER  # path inside the run folder
+    group: str | None = None  # name of the group that the breach is about
+    step: int | None = None  # number of the step that the breach is about, from 1
+
+    def __str__(self) -> str:
+        where = [self.file]
+        where += [f"group {self.group}"] if self.group is not None else []
+        where += [f"step {self.step}"] if self.step is not None else []
+        return f"{', '.join(where)}: {self.problem}"
+
+
+@dataclass(frozen=True)
+class Breaches:
+    """All breaches, counted; the first of each rule are kept."""
+
+    counts: dict[str, int]  # rule -> number of its breaches; empty: the promise holds
+    shown: list[Breach]  # breaches in the order found, at most MAX_LINES_PER_RULE of each rule
+
+    def lines(self) -> list[str]:
+        """Return one line for each breach shown, then one for each rule with more of them."""
+        more = {rule: count - MAX_LINES_PER_RULE for rule, count in self.counts.items() if count > MAX_LINES_PER_RULE}
+        return [str(breach) for breach in self.shown] + [
+            f"and {count:,} more that break the rule {rule}" for rule, count in more.items()
+        ]
+
+
+def collect(found: Iterable[Breach]) -> Breaches:
+    """Count the breaches, and keep the first of each rule."""
+    counts: Counter[str] = Counter()
+    shown: list[Breach] = []
+    for breach in found:
+        counts[breach.rule] += 1
+        if counts[breach.rule] <= MAX_LINES_PER_RULE:
+            shown.append(breach)
+    return Breaches(dict(counts), shown)
 
 
 @dataclass(frozen=True)
 class AuditedRun:
     """A run's files as they were at one moment."""
 
-    folder: Path  # the run's
-    settings: Settings  # of its settings.yaml: those of its last start
-    uids: list[str]  # of the prompts that it trains on, in the order of their files
-    db: sqlite3.Connection  # its ledger, inside one read transaction
+    folder: Path  # run folder
+    settings: Settings  # settings of its last start, from settings.yaml
+    uids: list[str]  # uids of its training prompts, in the order of their files
+    db: sqlite3.Connection  # ledger, inside one read transaction
     metrics: bytes  # bytes of metrics.jsonl when that transaction began; empty without the file
-    checkpoints: list[Path]  # their folders just before it began, in step order
-    rows_by_entry: Sequence[int] = ()  # how many of the prompts each entry of data.train has; empty: it is one
+    checkpoints: list[Path]  # folders of the checkpoints just before it began, in step order
+    rows_by_entry: Sequence[int] = ()  # number of prompts of each entry of data.train; empty: one entry
 
     def rows(self, query: str, *values: object) -> Iterator[tuple[Any, ...]]:
         """Return the rows of a query over the ledger."""
         return self.db.execute(query, values)
 
     def meta(self, key: str) -> str | None:
-        """Return what the ledger says under a key, None when nothing."""
+        """Return the ledger's value of a key, None without one."""
         row = self.db.execute("SELECT value FROM meta WHERE key = ?", (key,)).fetchone()
         return str(row[0]) if row else None
+
+    def last_shared_version(self, incarnation: int) -> int | None:
+        """Return the newest version that results of this start may contain; None when no start came after it."""
+        row = self.db.execute(
+            "SELECT MIN(policy_version) FROM incarnations WHERE number > ?", (incarnation,)
+        ).fetchone()
+        return None if row[0] is None else int(row[0])
 
 
 @contextmanager
 def open_run(folder: Path, data: Path | None) -> Iterator[AuditedRun]:
-    """Yield the run in a folder. data: where the training prompts lie now, None: where the settings say.
+    """Yield the run in a folder. data: the present path of the training prompts, None: the settings'.
 
     Raises: SettingsError for a folder that is no run's, or prompts that are not there; OperatorError for a ledger that
     cannot be read.
@@ -64,7 +122,7 @@ def open_run(folder: Path, data: Path | None) -> Iterator[AuditedRun]:
         with closing(sqlite3.connect(read_only(path), uri=True, isolation_level=None)) as db:
             db.execute(f"PRAGMA cache_size = -{_CACHE_KIB}")
             add_missing_tables_in_memory(db, path)
-            # Before the ledger's moment: what a checkpoint made after it says, the ledger would not know yet.
+            # Listed before the ledger's moment: the ledger would not know a checkpoint that was made after it.
             checkpoints = sorted((folder / CHECKPOINTS).glob("step_*"))
             metrics = _begin(db, folder / "metrics.jsonl")
             yield AuditedRun(folder, settings, uids, db, metrics, checkpoints, rows_by_entry)
@@ -78,12 +136,12 @@ def open_run(folder: Path, data: Path | None) -> Iterator[AuditedRun]:
 def _begin(db: sqlite3.Connection, metrics: Path) -> bytes:
     """Begin the read transaction at a moment in which no step is being recorded; returns the metrics of that moment.
 
-    A run that records steps without pause is taken as it is after a while: its metrics may then be a few lines ahead.
+    After 100 tries a run that records steps without pause is taken as it is: its metrics may be a few lines ahead.
     """
     for _ in range(_MAX_MOMENTS):
         before = _read(metrics)
         db.execute("BEGIN")
-        db.execute("SELECT COUNT(*) FROM meta").fetchone()  # the view of a transaction is that of its first read
+        db.execute("SELECT COUNT(*) FROM meta").fetchone()  # a transaction's view begins with its first read
         if (after := _read(metrics)) == before:
             break
         db.execute("ROLLBACK")
@@ -97,16 +155,16 @@ def _read(path: Path) -> bytes:
 
 
 def read_only(path: Path) -> str:
-    """Return the URI under which SQLite reads a ledger and writes nothing of it.
+    """Return the URI with which SQLite reads a ledger and does not write it.
 
-    Without a write-ahead log there is nobody to share with: then SQLite is kept from making files of its own, too.
+    Without a write-ahead log the ledger has no other user, and SQLite makes no files of its own.
     """
     is_shared = path.with_name(f"{path.name}-wal").exists()
     return f"{path.resolve().as_uri()}?{'mode=ro' if is_shared else 'mode=ro&immutable=1'}"
 
 
 def _read_uids(folder: Path, settings: Settings, data: Path | None) -> tuple[list[str], list[int]]:
-    """Return the prompts' uids, and how many of them each entry of data.train has."""
+    """Return the prompts' uids, and the number of prompts of each entry of data.train."""
     given = str(data) if data is not None else settings.data.train
     if not given:  # a warm start alone
         return [], []

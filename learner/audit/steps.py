@@ -1,23 +1,24 @@
-"""The steps of the surviving lineage as the ledger tells them, and the rules that hold for a step as a whole."""
+"""The steps of the surviving lineage by the ledger, and the settings that each step is measured by.
+
+Those are the settings of the start that took the step: a resumed run may have another `learner.max_staleness`.
+"""
 
 from bisect import bisect_right
-from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cached_property
+from typing import Any
 
-from learner.audit.breach import Breach
 from learner.audit.run import AuditedRun
-from learner.audit.terms import Terms
-from learner.ledger.ledger import NOT_APPLIED
+from learner.ledger.terms import terms_of
 
 
 @dataclass(frozen=True)
 class StepAccount:
-    """What the ledger's groups of one step say together."""
+    """The ledger's groups of one step."""
 
-    num_trained: int  # groups inside it
+    num_trained: int  # groups that it trained
     num_skipped: int  # groups skipped because it was not applied
-    policy_version: int  # of the weights that it was taken on: applied steps before it
+    policy_version: int  # policy version that it began with: number of applied steps before it
 
     @property
     def is_applied(self) -> bool:
@@ -26,10 +27,10 @@ class StepAccount:
 
 @dataclass(frozen=True)
 class Steps:
-    """All steps that the ledger knows."""
+    """All steps in the ledger."""
 
-    accounts: dict[int, StepAccount]  # step -> what became of its groups, in step order
-    last: int  # the newest step; 0: none has ended
+    accounts: dict[int, StepAccount]  # step -> its groups, in step order
+    last: int  # number of the newest step; 0: none has ended
 
     def policy_version_after(self, step: int) -> int:
         """Return the number of applied steps up to and including this one."""
@@ -45,7 +46,7 @@ class Steps:
 
 
 def read_steps(run: AuditedRun) -> Steps:
-    """Return the steps that the ledger's trained groups, and those skipped with a step, belong to."""
+    """Return the steps of the ledger's trained groups, and of the groups skipped with a step."""
     accounts: dict[int, StepAccount] = {}
     version = 0
     for step, num_trained, num_skipped in run.rows(
@@ -57,40 +58,51 @@ def read_steps(run: AuditedRun) -> Steps:
     return Steps(accounts, max(accounts, default=0))
 
 
-def check_steps(run: AuditedRun, steps: Steps, terms: Terms) -> Iterator[Breach]:
-    """Yield what is wrong with steps: gaps, wrong sizes, half applied ones, a wrong count of them."""
-    previous = 0
-    for step, account in steps.accounts.items():
-        if step < 1:
-            yield Breach("steps_contiguous", "is no step: they are counted from 1", step=step)
-            continue
-        if step > previous + 1:
-            missing = f"steps {previous + 1} to {step - 1}" if step > previous + 2 else f"step {previous + 1}"
-            yield Breach("steps_contiguous", f"no group is of {missing}, but some are of this one", step=step)
-        previous = step
-        yield from _check_step(step, account, terms.at(step).groups_per_step)
-    yield from _check_reasons(run)
-    version = int(run.meta("policy_version") or 0)
-    if version != (applied := steps.policy_version_after(steps.last)):
-        yield Breach("policy_version", f"says policy version {version}, but {applied} steps were applied")
+@dataclass(frozen=True)
+class StepTerms:
+    """The settings that a step is measured by."""
+
+    group_size: int  # rollout.group_size: trajectories of one group
+    groups_per_step: int  # learner.groups_per_step
+    max_staleness: int  # learner.max_staleness, policy versions
+    endpoints: str = ""  # rewards.endpoints: name, url and weight of each, and rewards.combine; empty: not recorded
+    filter_score: str = ""  # filter.score: score that the filter averages; empty: no filter
+    filter_low: float = 0.0  # filter.low: a trained group's mean is above it
+    filter_high: float = 0.0  # filter.high: and below this
 
 
-def _check_step(step: int, account: StepAccount, groups_per_step: int) -> Iterator[Breach]:
-    if account.num_trained and account.num_skipped:
-        problem = f"{account.num_trained} of its groups are trained and {account.num_skipped} skipped"
-        yield Breach("step_whole", f"{problem}: a step is applied whole or not at all", step=step)
-    elif account.is_applied and account.num_trained != groups_per_step:
-        yield Breach("step_size", f"groups trained: {account.num_trained}, expected {groups_per_step}", step=step)
-    elif not account.is_applied and account.num_skipped != groups_per_step:
-        problem = f"was not applied; groups skipped for it: {account.num_skipped}, expected {groups_per_step}"
-        yield Breach("step_size", problem, step=step)
+class Terms:
+    """A ledger of the first schema has no terms: the settings of the run's last start count for all steps."""
 
+    def __init__(self, run: AuditedRun) -> None:
+        names = set(StepTerms.__dataclass_fields__)
+        # A ledger without these terms is of a run without a filter, and of a version that recorded no endpoints.
+        current: dict[str, Any] = {
+            name: value
+            for name, value in terms_of(run.settings).items()
+            if not name.startswith("filter_") and name != "endpoints"
+        }
+        changes: dict[int, dict[str, Any]] = {}
+        for from_step, name, value in run.rows("SELECT from_step, name, value FROM terms ORDER BY from_step"):
+            changes.setdefault(from_step, {})[name] = value
+        self._from_steps = sorted(changes)
+        self._terms = [StepTerms(**current)]
+        for from_step in self._from_steps:
+            current = current | {name: value for name, value in changes[from_step].items() if name in names}
+            self._terms.append(StepTerms(**current))
 
-def _check_reasons(run: AuditedRun) -> Iterator[Breach]:
-    for group, step, reason in run.rows(
-        "SELECT \"group\", step, COALESCE(reason, '') FROM prompts WHERE state = 'skipped' AND step IS NOT NULL "
-        "AND COALESCE(reason, '') NOT LIKE ? ORDER BY step, position",
-        f"{NOT_APPLIED}%",
-    ):
-        problem = f"is skipped with its step for the reason {reason!r}, expected one that begins {NOT_APPLIED!r}"
-        yield Breach("not_applied_reason", problem, group=group, step=step)
+    def at(self, step: int) -> StepTerms:
+        return self._terms[bisect_right(self._from_steps, step)]
+
+    def note_endpoints(self) -> list[str]:
+        """Return a sentence with the reward endpoints of each part of the run, if they changed."""
+        scorers = {step: self.at(step).endpoints for step in self._from_steps}
+        changes = {step: text for step, text in scorers.items() if text and text != self.at(step - 1).endpoints}
+        if len(changes) < 2:
+            return []
+        return ["Reward endpoints: " + "; ".join(f"from step {step} on {text}" for step, text in changes.items()) + "."]
+
+    @property
+    def filters(self) -> set[tuple[str, float, float]]:
+        """Return the score and bounds of the filter of every start."""
+        return {(t.filter_score, t.filter_low, t.filter_high) for t in self._terms if t.filter_score}

@@ -129,5 +129,5 @@ def test_audit_notes_a_checkpoint_of_a_start_that_the_run_did_not_go_on_from(run
         assert ledger.begin_incarnation(policy_version=2) == 3
     report = audit_run_folder(run)
     assert report.breaches.lines() == []
-    assert report.notes == [f"{STEP_4} was made by start 2; the run went on from an older checkpoint."]
+    assert report.notes == [f"{STEP_4} was made by start 2; the run continued from an older checkpoint."]
     assert report.checkpoints == ["step_000002", "step_000004"]

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from learner.audit.deciles import Decile, compare_lengths
+from learner.audit.counts import Decile, compare_lengths
 from learner.audit.run import AuditedRun
 from learner.ledger.ledger import Ledger
 from protocol.settings.settings import Settings

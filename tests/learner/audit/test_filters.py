@@ -7,11 +7,10 @@ from pathlib import Path
 
 import pytest
 
-from learner.audit.epochs import count_epochs
+from learner.audit.counts import Tokens, count_epochs, count_tokens, list_dead_letters
 from learner.audit.filters import check_filters
 from learner.audit.run import AuditedRun
-from learner.audit.terms import Terms
-from learner.audit.waste import Tokens, count_tokens, list_dead_letters
+from learner.audit.steps import Terms
 from learner.data.filtered import OutsideBounds, mean_score, read_reason
 from learner.ledger.ledger import Ledger
 from learner.ledger.terms import terms_of

@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
+from learner.audit.counts import DeadLetter, Failure, Tokens, count_tokens, list_dead_letters
 from learner.audit.run import AuditedRun
-from learner.audit.waste import DeadLetter, Failure, Tokens, count_tokens, list_dead_letters
 from learner.ledger.ledger import Ledger
 from protocol.settings.settings import Settings
 from tests.protocol.wire.examples import example_facts

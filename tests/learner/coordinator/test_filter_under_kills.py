@@ -10,7 +10,7 @@ import pytest
 
 from learner.audit.filters import check_filters
 from learner.audit.run import AuditedRun
-from learner.audit.terms import Terms
+from learner.audit.steps import Terms
 from protocol.settings.settings import Settings
 from tests.learner.coordinator.coordinator_script import Script, settings_of
 from tests.learner.coordinator.test_random_runs import Simulation

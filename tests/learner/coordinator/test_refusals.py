@@ -10,8 +10,8 @@ from typing import Any
 import numpy as np
 import pytest
 
+from learner.audit.counts import Tokens, count_tokens
 from learner.audit.run import AuditedRun
-from learner.audit.waste import Tokens, count_tokens
 from learner.coordinator.coordinator import Coordinator
 from learner.coordinator.steps.record import RunRecord
 from learner.data.prompts import Prompt

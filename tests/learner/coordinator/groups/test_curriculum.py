@@ -10,7 +10,7 @@ import pytest
 
 from learner.audit.filters import check_filters
 from learner.audit.run import AuditedRun
-from learner.audit.terms import Terms
+from learner.audit.steps import Terms
 from learner.coordinator.groups.curriculum import Curriculum
 from learner.coordinator.groups.prompt_source import PromptSource
 from learner.data.filtered import RESTED, Rested, read_rested
