@@ -111,7 +111,8 @@ RULES = [
         "no group is of {missing}, but some are of this one",
         "SELECT step, IIF(step > previous + 2, PRINTF('steps %d to %d', previous + 1, step - 1), "
         "PRINTF('step %d', previous + 1)) AS missing "
-        "FROM (SELECT step, LAG(step, 1, 0) OVER (ORDER BY step) AS previous FROM step_facts WHERE step >= 1) WHERE step > previous + 1",
+        "FROM (SELECT step, LAG(step, 1, 0) OVER (ORDER BY step) AS previous FROM step_facts WHERE step >= 1) "
+        "WHERE step > previous + 1",
     ),
     Rule(
         "step_whole",
