@@ -21,7 +21,7 @@ def ensure_servers(engine: EngineRequest, planned: Processes, may_be_late: bool 
 
     may_be_late: when one server is ready, the others are returned before their engines start.
     """
-    request, nodes = engine.model_dump(mode="json"), [node.node_id for node in planned.places]
+    request, nodes = engine.model_dump(), [node.node_id for node in planned.places]
     resources = dict(planned.resources)
     return find_fleet().ensure.remote(request, planned.count, planned.num_gpus, nodes, resources, may_be_late)
 
@@ -88,6 +88,8 @@ class ServerRayCalls:
         self.plan = plan
 
     def ask(self, name: str, method: str, *arguments: Any) -> Any:
+        if method == "start":  # Ray may have restarted its process on a node that lacks the model's files
+            arguments = (self._engine.files,)
         return getattr(server(name), method).remote(*arguments)
 
     def is_done(self, reference: Any) -> bool:
