@@ -7,7 +7,7 @@ from pathlib import Path
 
 from learner.checkpoint.best import best_of
 from learner.checkpoint.copies.copier import KEPT_RECORDS, CheckpointCopier
-from learner.checkpoint.copies.store import Copy, CopyStore, StoreError, copy_name, open_store
+from learner.checkpoint.copies.store import Copy, CopyStore, StoreError, manifest_digest, open_store
 from learner.checkpoint.manifest import MANIFEST, CorruptCheckpointError, verify
 from learner.disk.layout import CHECKPOINTS, SETTINGS
 from learner.run.start import RunStart, locked, plan_start
@@ -37,7 +37,7 @@ def start_with_copies(settings: Settings, model_digest: str) -> RunStart:
         return start
     store = open_store(url, start.run_id)
     try:
-        copies = store.whole_copies()
+        copies = store.copies()
         if start.checkpoint is None:
             store.check_writable()
         if _fetch_newest(copies, store, start, settings, model_digest):
@@ -139,4 +139,4 @@ def _is_to_go_on(copy: Copy, store: CopyStore, start: RunStart, settings: Settin
 def _is_refused_here(copy: Copy, folder: Path) -> bool:
     """Return whether the run went back behind this very checkpoint, or refused it, and the store was not told."""
     manifests = (folder / CHECKPOINTS).glob(f"*_step_{copy.step:06d}*/{MANIFEST}")
-    return any(copy_name(copy.step, manifest.read_bytes()) == copy.name for manifest in manifests)
+    return any(manifest_digest(manifest.read_bytes()) == copy.digest for manifest in manifests)

@@ -1,1 +1,1 @@
-"""Copies of whole checkpoints elsewhere: under a URL, in the background of the training."""
+"""Copies of checkpoints under a URL, made in the background. Reading order: store, copier."""

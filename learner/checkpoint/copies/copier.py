@@ -1,33 +1,38 @@
-"""A run's newest checkpoint brought to a store again and again, by a thread of its own: training never waits for it."""
+"""A background thread that copies a run's newest checkpoint to a store; training never waits for it."""
 
-import contextlib
 import os
 import queue
 import shutil
 import threading
 import time
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
+import tenacity
+
 from learner.checkpoint.best import BestBy, best_and_awaited
-from learner.checkpoint.copies.store import CopyStore, StoreError, copy_name
+from learner.checkpoint.copies.store import CopyStore, StoreError, manifest_digest
 from learner.checkpoint.folder import LATEST, step_of
 from learner.checkpoint.manifest import MANIFEST
 from learner.checkpoint.sealed_files import files_under
 from learner.disk.layout import CHECKPOINTS, RECORDS, SETTINGS, SKIPPED_ROWS
+from protocol.waits import until
 
-# The run folder's own files that a start on an empty machine goes on with.
+# Files of the run folder that a start on an empty machine continues.
 KEPT_RECORDS = (*RECORDS, SKIPPED_ROWS, SETTINGS)
 _LINKS = ".copying-"
 _POLL_S = 0.5
-_SHORTEST_RETRY_S, _LONGEST_RETRY_S = 2.0, 300.0
-_TELL_AGAIN_S = 600.0
-# At the run's end: the longest time in which no byte moves.
-_STILL_S = 120.0
+_FIRST_RETRY_S, _LONGEST_RETRY_S = 2.0, 300.0
+_REPEAT_NEWS_S = 600.0
+_STALL_S = 120.0  # longest time without a moved byte at the run's end
 
 
 class CheckpointCopier:
-    """Call order: goes_on_from, as often as the run goes back to a checkpoint; take_news meanwhile; finish."""
+    """Copies the newest checkpoint in a thread, again and again.
+
+    Call order: resume_from, for each step that the run resumes from; take_news now and then; finish.
+    """
 
     def __init__(
         self,
@@ -36,138 +41,129 @@ class CheckpointCopier:
         keep: int,
         best_by: BestBy | None = None,
         poll_s: float = _POLL_S,
-        shortest_retry_s: float = _SHORTEST_RETRY_S,
+        first_retry_s: float = _FIRST_RETRY_S,
     ) -> None:
-        """folder: the run's. keep: how many copies stay in the store, beside that of the best of its checkpoints there.
-
-        best_by: how the best is chosen; None: none is kept.
+        """folder: the run's. keep: number of newest copies that stay. best_by: the metric of the best copy, which also
+        stays; None: no best copy.
         """
         self._store = store
-        store.moved = self._note_moved
+        store.on_progress = self._note_progress
         self._root = folder / CHECKPOINTS
         self._folder = folder
         self._keep = keep
         self._best_by = best_by
         self._poll_s = poll_s
-        self._retry_s = self._shortest_retry_s = shortest_retry_s
-        self._lock = threading.Lock()  # of the next
-        self._go_back_to: int | None = None  # step after which copies are to be set aside; None: they have been
-        self._from_step = 0  # the last step of the run's past
-        self._own: set[str] = set()  # names of what this process has copied
-        self._done = ""  # name of the last copy that is in the store
-        self._problem = ""  # of the last attempt; empty: it succeeded
-        self._told_at = float("-inf")
-        self._moved_at = 0.0
-        self._is_given_up = False
+        self._first_retry_s = first_retry_s
+        self._lock = threading.Lock()  # guards _back_to
+        self._back_to: int | None = None  # step that the run resumed from, until the store has a mark of it
+        self._from_step = 0  # last step of the run's past
+        self._own: set[str] = set()  # manifests' digests of this process's copies
+        self._done = ""  # digest of the last copy's manifest
+        self._problem = ""  # error of the last attempt; empty: it succeeded
+        self._reported_at = float("-inf")
+        self._progress_at = 0.0
+        self._has_stopped = False  # another run copies to the same place
         self._ending = threading.Event()
         self._news: queue.SimpleQueue[str] = queue.SimpleQueue()
         self._thread = threading.Thread(target=self._work, name="checkpoint copies", daemon=True)
 
-    def goes_on_from(self, step: int) -> None:
-        """Say that the run goes on from this step: copies of later ones are of a past that it gave up."""
+    def resume_from(self, step: int) -> None:
+        """Note that the run resumes from this step: copies of later steps belong to a past that it left."""
         with self._lock:
-            self._go_back_to = step
+            self._back_to = step
         if not self._thread.is_alive():
             self._thread.start()
 
     def take_news(self) -> list[str]:
-        """Return what the user should be told since the last call."""
+        """Return the messages for the user since the last call."""
         news = []
-        with contextlib.suppress(queue.Empty):
+        with suppress(queue.Empty):
             while True:
                 news.append(self._news.get_nowait())
         return news
 
     def finish(self, is_stopped: Callable[[], bool], drain_s: float) -> str:
-        """Wait for the newest checkpoint's copy while bytes move; returns what is to be said when there is none.
+        """Wait for the newest checkpoint's copy while bytes move; returns a warning when it is missing.
 
-        drain_s: the longest wait, in seconds, once the run is told to stop.
+        drain_s: longest wait in seconds, once the run is stopped.
         """
-        begun_at = self._moved_at = time.monotonic()
-        while self._thread.is_alive() and not self._is_given_up and self._newest() is not None:
+        started_at = self._progress_at = time.monotonic()
+        for _ in until(float("inf"), 0.05):
             now = time.monotonic()
-            if now - self._moved_at > _STILL_S or (is_stopped() and now - begun_at > drain_s):
+            has_ended = not self._thread.is_alive() or self._has_stopped or self._next() is None
+            if has_ended or now - self._progress_at > _STALL_S or (is_stopped() and now - started_at > drain_s):
                 break
-            time.sleep(0.05)
         self._ending.set()
-        left = self._newest()
-        if left is None:
+        if (left := self._next()) is None:
             return ""
-        why = self._problem or "the copying did not end in time"
-        return f"The checkpoint of step {step_of(left)} has no copy in {self._store.url}: {why}."
+        reason = self._problem or "the copying did not end in time"
+        return f"The checkpoint of step {step_of(left[0])} has no copy in {self._store.url}: {reason}."
 
     def _work(self) -> None:
-        for links in self._root.glob(f"{_LINKS}*"):  # of a command that was killed: they hold what was rotated away
+        for links in self._root.glob(f"{_LINKS}*"):  # a killed command's: they hold checkpoints that were rotated away
             shutil.rmtree(links, ignore_errors=True)
-        while not self._ending.is_set() and not self._is_given_up:
-            path = self._newest()
-            if path is None and self._go_back_to is None:
+        retrying = tenacity.Retrying(
+            retry=tenacity.retry_if_exception_type((StoreError, OSError)),
+            wait=tenacity.wait_exponential(self._first_retry_s, max=_LONGEST_RETRY_S),
+            sleep=tenacity.sleep_using_event(self._ending),
+            stop=tenacity.stop_when_event_set(self._ending),
+            before_sleep=self._note_problem,
+        )
+        while not self._ending.is_set() and not self._has_stopped:
+            if self._next() is None and self._back_to is None:
                 self._ending.wait(self._poll_s)
                 continue
-            try:
-                self._advance(path)
-            except (StoreError, OSError) as error:
-                self._note_problem(error, path)
-                self._ending.wait(self._retry_s)
-                self._retry_s = min(2 * self._retry_s, _LONGEST_RETRY_S)
-            else:
+            with suppress(tenacity.RetryError):  # the run ends
+                retrying(self._advance)
                 self._note_success()
 
-    def _newest(self) -> Path | None:
-        """Return the checkpoint that `latest` names, None when that is in the store or there is none."""
+    def _next(self) -> tuple[Path, str] | None:
+        """Return the checkpoint in `latest` and its manifest's digest; None when it was copied or is missing."""
         latest = self._root / LATEST
         try:
             path = self._root / latest.readlink().name
-            name = copy_name(step_of(path), (path / MANIFEST).read_bytes())
-        except (OSError, ValueError):  # none yet, or replaced just now
+            digest = manifest_digest((path / MANIFEST).read_bytes())
+        except OSError:  # no checkpoint yet, or replaced just now
             return None
-        return path if name != self._done else None
+        return (path, digest) if digest != self._done else None
 
-    def _advance(self, path: Path | None) -> None:
-        """Set aside what the run gave up, then copy a checkpoint and remove what is older than the newest `keep`."""
+    def _advance(self) -> None:
+        """Mark the past that the run left, then copy the newest checkpoint and remove old copies."""
         with self._lock:
-            back_to, self._go_back_to = self._go_back_to, None
-        try:
-            if back_to is not None:
-                self._set_aside_after(back_to)
-        except StoreError:
+            back_to = self._back_to
+        if back_to is not None:
+            self._store.go_back(back_to)
+            self._from_step, self._done = back_to, ""
             with self._lock:
-                self._go_back_to = back_to if self._go_back_to is None else self._go_back_to
-            raise
-        if path is None or self._is_anothers():
+                self._back_to = None if self._back_to == back_to else self._back_to
+        if (found := self._next()) is None or self._is_shared():
             return
-        step = step_of(path)
-        name = copy_name(step, (path / MANIFEST).read_bytes())
-        if all(copy.name != name for copy in self._store.whole_copies()):
-            self._own.add(name)
+        path, digest = found
+        if digest not in {copy.digest for copy in self._store.copies()}:
+            self._own.add(digest)
             with _linked(path) as links:
                 records = {name: self._folder / name for name in KEPT_RECORDS if (self._folder / name).is_file()}
-                self._store.put(links, step, records)
+                self._store.put(links, step_of(path), records)
         self._rotate()
-        self._done = name
+        self._done = digest
 
-    def _set_aside_after(self, step: int) -> None:
-        for copy in self._store.whole_copies():
-            if copy.step > step:
-                self._store.set_aside(copy)
-        self._from_step, self._done = step, ""
-
-    def _is_anothers(self) -> bool:
-        """Return whether somebody else copies a run of this name to the same place."""
-        others = [one for one in self._store.whole_copies() if one.step > self._from_step and one.name not in self._own]
+    def _is_shared(self) -> bool:
+        """Return whether another run of this name copies to the same place; if so, copying ends."""
+        later = [copy for copy in self._store.copies() if copy.step > self._from_step]
+        others = [copy for copy in later if copy.digest not in self._own]
         if others:
-            self._is_given_up = True
+            self._has_stopped = True
             self._problem = f"step {others[-1].step} is there, which this run did not copy"
             self._news.put(
                 f"{self._store.url} holds step {others[-1].step} of a run of this name, which this run did not copy: "
-                "another one copies there. This run's checkpoints are copied no more; give one of them another "
+                "another run copies there. This run's checkpoints are not copied any more; give one of them another "
                 "run.name or learner.copy_checkpoints_to"
             )
         return bool(others)
 
     def _rotate(self) -> None:
-        copies = self._store.whole_copies()
-        # By their scores: the run folder's `best` names one of this machine's, and the best may be another machine's.
+        copies = self._store.copies()
+        # By score: the run folder's `best` names a checkpoint of this machine, and another machine's may be better.
         protected: set[int | None] = set()
         if self._best_by is not None:
             best, awaited = best_and_awaited({copy.step for copy in copies}, self._folder, self._best_by)
@@ -177,29 +173,31 @@ class CheckpointCopier:
                 self._store.remove(copy)
         self._store.remove_unfinished()
 
-    def _note_moved(self) -> None:
-        self._moved_at = time.monotonic()
+    def _note_progress(self) -> None:
+        self._progress_at = time.monotonic()
 
-    def _note_problem(self, error: Exception, path: Path | None) -> None:
-        self._problem = str(error)
+    def _note_problem(self, attempt: tenacity.RetryCallState) -> None:
+        self._problem = str(attempt.outcome.exception() if attempt.outcome else "")
         now = time.monotonic()
-        if now - self._told_at > _TELL_AGAIN_S:
-            self._told_at = now
-            what = f"copying the checkpoint of step {step_of(path)}" if path else "setting aside steps given up"
-            self._news.put(f"{self._store.url}: {what} failed ({error}). It is tried again; training goes on")
+        if now - self._reported_at > _REPEAT_NEWS_S:
+            self._reported_at = now
+            found = self._next()
+            work = f"copying the checkpoint of step {step_of(found[0])}" if found else "marking the steps left behind"
+            self._news.put(
+                f"{self._store.url}: {work} failed ({self._problem}). It is retried while training continues"
+            )
 
     def _note_success(self) -> None:
-        if self._problem and not self._is_given_up:
+        if self._problem and not self._has_stopped:
             self._news.put(f"Checkpoints are copied to {self._store.url} again")
-            self._problem, self._told_at = "", float("-inf")
-        self._retry_s = self._shortest_retry_s
+            self._problem, self._reported_at = "", float("-inf")
 
 
-@contextlib.contextmanager
+@contextmanager
 def _linked(path: Path) -> Iterator[Path]:
-    """Yield a folder with the checkpoint's files, which stays when the checkpoint is rotated away meanwhile.
+    """Yield a folder with links to the checkpoint's files, which stay when the checkpoint is rotated away.
 
-    That is the checkpoint's own where the disk knows no hard links.
+    It is the checkpoint itself where the file system has no hard links.
     """
     links = path.with_name(f"{_LINKS}{path.name}")
     shutil.rmtree(links, ignore_errors=True)

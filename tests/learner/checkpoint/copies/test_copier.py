@@ -33,11 +33,11 @@ def save(run: Path, step: int) -> Path:
 
 
 def steps(store: CopyStore) -> list[int]:
-    return [copy.step for copy in store.whole_copies()]
+    return [copy.step for copy in store.copies()]
 
 
 def copier_of(store: CopyStore, run: Path, keep: int = 2, best_by: BestBy | None = None) -> CheckpointCopier:
-    return CheckpointCopier(open_store(store.url, run.name), run, keep, best_by, poll_s=0.02, shortest_retry_s=0.05)
+    return CheckpointCopier(open_store(store.url, run.name), run, keep, best_by, poll_s=0.02, first_retry_s=0.05)
 
 
 def finished(copier: CheckpointCopier) -> str:
@@ -58,7 +58,7 @@ def news_of(copier: CheckpointCopier) -> list[str]:
 
 def test_each_newest_checkpoint_is_copied_and_as_many_stay_as_are_wanted(run: Path, store: CopyStore) -> None:
     copier = copier_of(store, run)
-    copier.goes_on_from(0)
+    copier.resume_from(0)
     save(run, 20)
     wait_until(lambda: steps(store) == [20])
     save(run, 40)
@@ -81,7 +81,7 @@ def test_store_that_fails_is_told_of_once_and_gets_the_newest_when_it_is_back(
     (tmp_path / "store").write_text("no folder")
     save(run, 20)
     copier = copier_of(store, run)
-    copier.goes_on_from(0)
+    copier.resume_from(0)
     told = news_of(copier)
     save(run, 40)
     (tmp_path / "store").unlink()
@@ -90,7 +90,7 @@ def test_store_that_fails_is_told_of_once_and_gets_the_newest_when_it_is_back(
     told += copier.take_news()
     assert len(told) == 2
     assert told[0].startswith(f"{store.url}: copying the checkpoint of step 20 failed (")
-    assert told[0].endswith("It is tried again; training goes on")
+    assert told[0].endswith("Training continues; it is retried")
     assert told[1] == f"Checkpoints are copied to {store.url} again"
 
 
@@ -100,36 +100,36 @@ def test_end_does_not_wait_for_a_dead_store_once_the_run_is_told_to_stop(
     (tmp_path / "store").write_text("no folder")
     save(run, 20)
     copier = copier_of(store, run)
-    copier.goes_on_from(0)
+    copier.resume_from(0)
     wait_until(lambda: bool(copier.take_news()))
     said = copier.finish(lambda: True, 0.1)
     assert said.startswith(f"The checkpoint of step 20 has no copy in {store.url}: ")
 
 
-def test_copies_of_steps_that_the_run_went_back_behind_are_set_aside(
+def test_copies_of_steps_that_the_run_went_back_behind_are_not_listed(
     run: Path, store: CopyStore, tmp_path: Path
 ) -> None:
     store.put(save(run, 20), 20, {})
-    given_up = store.put(save(tmp_path / "before" / "my-run", 40), 40, {})
+    store.put(save(tmp_path / "before" / "my-run", 40), 40, {})
     copier = copier_of(store, run)
-    copier.goes_on_from(20)
+    copier.resume_from(20)
     assert finished(copier) == ""
     assert steps(store) == [20]
-    assert (Path(store.url.removeprefix("file://")) / "my-run" / given_up.name / "SET_ASIDE.json").exists()
+    assert (Path(store.url.removeprefix("file://")) / "my-run" / "generation_1_from_000020").exists()
 
 
 def test_checkpoint_that_was_copied_before_is_not_copied_again(run: Path, store: CopyStore) -> None:
     store.put(save(run, 20), 20, {})
     written = {path: path.stat().st_mtime_ns for path in Path(store.url.removeprefix("file://")).rglob("*.bin")}
     copier = copier_of(store, run)
-    copier.goes_on_from(20)
+    copier.resume_from(20)
     assert finished(copier) == ""
     assert {path: path.stat().st_mtime_ns for path in written} == written
 
 
 def test_second_run_of_the_name_is_noticed_and_its_copies_stay(run: Path, store: CopyStore, tmp_path: Path) -> None:
     copier = copier_of(store, run)
-    copier.goes_on_from(0)
+    copier.resume_from(0)
     save(run, 20)
     wait_until(lambda: steps(store) == [20])
     store.put(save(tmp_path / "other" / "my-run", 90), 90, {})
@@ -143,18 +143,18 @@ def test_second_run_of_the_name_is_noticed_and_its_copies_stay(run: Path, store:
 def test_checkpoint_that_is_rotated_away_meanwhile_is_copied_whole(run: Path, store: CopyStore) -> None:
     copied = open_store(store.url, run.name)
     copier = CheckpointCopier(copied, run, 2)
-    note_moved = copied.moved
+    note_progress = copied.on_progress
     removed: list[Path] = []
 
     def rotate_away() -> None:
         if not removed:
             save(run, 40)
             removed.extend(rotate(run / "checkpoints", 1))
-        note_moved()
+        note_progress()
 
-    copied.moved = rotate_away
+    copied.on_progress = rotate_away
     save(run, 20)
-    copier.goes_on_from(0)
+    copier.resume_from(0)
     wait_until(lambda: steps(store)[-1:] == [40])
     assert finished(copier) == ""
     assert [path.name for path in removed] == ["step_000020"]
@@ -174,7 +174,7 @@ def test_best_copy_stays_where_its_checkpoint_is_another_machines_or_its_score_c
     evaluated(run, {20: 0.75})
     save(run, 50)
     copier = copier_of(store, run, keep=1, best_by=BestBy("eval_reward", is_highest=True, every_steps=20))
-    copier.goes_on_from(45)
+    copier.resume_from(45)
     wait_until(lambda: steps(store) == [20, 40, 50])
     evaluated(run, {20: 0.75, 40: 0.5})
     save(run, 55)
@@ -188,6 +188,6 @@ def test_links_that_a_killed_command_left_are_removed(run: Path, store: CopyStor
     (left / "weights.bin").write_bytes(b"of a checkpoint that was rotated away since")
     save(run, 40)
     copier = copier_of(store, run)
-    copier.goes_on_from(40)
+    copier.resume_from(40)
     wait_until(lambda: steps(store) == [40])
     assert not left.exists()

@@ -40,12 +40,12 @@ def corrupt(store: CopyStore, name: str, content: bytes) -> None:
 
 
 def test_copy_that_was_put_is_listed_and_comes_back_as_it_was(store: CopyStore, tmp_path: Path) -> None:
-    assert store.whole_copies() == []
+    assert store.copies() == []
     lines = tmp_path / "metrics.jsonl"
     lines.write_text("one line\n")
     saved = save(tmp_path, 100)
     copy = store.put(saved, 100, {"metrics.jsonl": lines})
-    assert store.whole_copies() == [copy]
+    assert store.copies() == [copy]
     assert re.fullmatch(r"step_000100-[0-9a-f]{16}", copy.name)
     assert (copy.step, copy.model_digest) == (100, "model-1")
     assert store.fetch(copy, tmp_path / "fetched") == {"metrics.jsonl": b"one line\n"}
@@ -56,7 +56,7 @@ def test_copy_that_was_put_is_listed_and_comes_back_as_it_was(store: CopyStore, 
 def test_copies_of_one_step_lie_side_by_side(store: CopyStore, tmp_path: Path) -> None:
     first = store.put(save(tmp_path / "a", 100), 100, {})
     second = store.put(save(tmp_path / "b", 100, b"others"), 100, {})
-    assert {copy.name for copy in store.whole_copies()} == {first.name, second.name}
+    assert {copy.name for copy in store.copies()} == {first.name, second.name}
 
 
 def test_copy_without_its_manifest_or_with_half_of_it_is_none(store: CopyStore, tmp_path: Path) -> None:
@@ -64,9 +64,9 @@ def test_copy_without_its_manifest_or_with_half_of_it_is_none(store: CopyStore, 
     copy = store.put(saved, 100, {})
     manifest = (saved / "MANIFEST.json").read_bytes()
     corrupt(store, f"{copy.name}/MANIFEST.json", manifest[: len(manifest) // 2])
-    assert store.whole_copies() == []
+    assert store.copies() == []
     store.put(saved, 100, {})
-    assert store.whole_copies() == [copy]
+    assert store.copies() == [copy]
 
 
 def test_copy_that_is_read_back_as_something_else_is_refused(store: CopyStore, tmp_path: Path) -> None:
@@ -74,28 +74,36 @@ def test_copy_that_is_read_back_as_something_else_is_refused(store: CopyStore, t
     (saved / "state" / "policy.bin").write_bytes(b"flipped")
     with pytest.raises(StoreError, match=r"policy\.bin was read back with SHA-256"):
         store.put(saved, 100, {})
-    assert store.whole_copies() == []
+    assert store.copies() == []
     fs, root = fsspec.core.url_to_fs(store.url)
     assert fs.find(f"{root}/my-run") == []  # what stayed would keep a run from its own checkpoints on a full disk
 
 
-def test_copy_that_was_set_aside_is_listed_no_more_and_stays(store: CopyStore, tmp_path: Path) -> None:
-    old, new = (store.put(save(tmp_path, step), step, {}) for step in (100, 120))
-    store.set_aside(new)
+def test_copies_of_steps_behind_which_the_run_went_back_stay_but_are_not_listed(
+    store: CopyStore, tmp_path: Path
+) -> None:
+    first, left = (store.put(save(tmp_path, step), step, {}) for step in (100, 120))
+    store.go_back(100)
+    store.go_back(110)  # no copy is later: no mark is needed
     store.remove_unfinished()
-    assert store.whole_copies() == [old]
+    assert store.copies() == [first]
+    again = store.put(save(tmp_path / "again", 120, b"others"), 120, {})
+    assert (store.copies(), again.name) == ([first, again], f"step_000120-{again.digest}-g1")
+    store.go_back(50)
+    assert store.copies() == []
     fs, root = fsspec.core.url_to_fs(store.url)
-    assert fs.exists(f"{root}/my-run/{new.name}/SET_ASIDE.json")
-    assert fs.cat_file(f"{root}/my-run/{new.name}/state/policy.bin") == b"weights"
+    assert fs.exists(f"{root}/my-run/generation_1_from_000100")
+    assert fs.exists(f"{root}/my-run/generation_2_from_000050")
+    assert fs.cat_file(f"{root}/my-run/{left.name}/state/policy.bin") == b"weights"
 
 
-def test_copy_of_which_a_death_left_both_manifests_is_set_aside(store: CopyStore, tmp_path: Path) -> None:
-    old, new = (store.put(save(tmp_path, step), step, {}) for step in (100, 120))
-    manifest = (tmp_path / "checkpoints" / "step_000120" / "MANIFEST.json").read_bytes()
-    corrupt(store, f"{new.name}/SET_ASIDE.json", manifest)
-    assert store.whole_copies() == [old]
-    store.put(tmp_path / "checkpoints" / "step_000120", 120, {})
-    assert store.whole_copies() == [old, new]
+def test_copy_of_a_left_past_is_copied_again_when_the_run_returns_to_it(store: CopyStore, tmp_path: Path) -> None:
+    saved = save(tmp_path, 120)
+    store.put(saved, 120, {})
+    store.go_back(100)
+    again = store.put(saved, 120, {})
+    assert store.copies() == [again]
+    assert again.name.endswith("-g1")
 
 
 def test_what_was_never_finished_is_removed_and_other_folders_stay(store: CopyStore, tmp_path: Path) -> None:
