@@ -2,6 +2,7 @@
 
 import json
 import pkgutil
+import re
 import subprocess
 import sys
 from collections.abc import Sequence
@@ -66,3 +67,14 @@ def test_every_command_of_the_tests_can_be_imported() -> None:
     names.remove(_OF_A_FRAMEWORK)
     done = run_warm("tests.fakes.import_all", *names)
     assert done.returncode == 0, done.stderr
+
+
+def test_vllm_is_imported_by_its_doors_alone() -> None:
+    root = Path(__file__).parents[1]
+    doors = {"rollout/endpoint/answers.py", "rollout/environments/tool_use/call_formats.py"}
+    importers = {
+        str(path.relative_to(root))
+        for path in sorted((root / "rollout").rglob("*.py"))
+        if path.parent.parts[-1] != "weights" and re.search(r"^\s*(from|import) vllm\b", path.read_text(), re.MULTILINE)
+    }
+    assert {name for name in importers if not name.startswith("rollout/engine/")} == doors

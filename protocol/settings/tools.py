@@ -93,8 +93,12 @@ class ToolsSettings(Section):
     names: list[str] = Field([], max_length=64, description=f"Tools offered to the policy: {', '.join(BUNDLED_TOOLS)}.")
     http: list[HttpTool] = Field([], max_length=64, description="HTTP tools, offered in addition.")
     mcp: list[McpServer] = Field([], max_length=64, description="MCP servers; their tools are offered in addition.")
-    call_format: Literal["auto", "hermes", "llama3", "mistral", "qwen3_coder"] = Field(
-        "auto", description="Syntax of the model's calls; auto: from its chat template."
+    call_format: str = Field(
+        "auto",
+        pattern=r"^[a-z0-9_-]+$",
+        max_length=40,
+        description="Format of calls: name of a vLLM tool parser, such as hermes, qwen3_coder, llama3_json or mistral; "
+        "auto: the first parser that reads a call of the chat template.",
     )
     max_calls_per_turn: CountAboveZero = Field(
         8, le=64, description="Calls executed in one turn; further ones are refused."

@@ -1,3 +1,1 @@
-"""Agents' way to generate: an OpenAI-compatible address per server. Reading order: player, sample_turns, agent_session,
-conversations_of, app.
-"""
+"""OpenAI-compatible address for agents. Reading order: player, session, branches, rendering, requests, app."""

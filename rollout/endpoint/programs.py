@@ -1,4 +1,4 @@
-"""Users' agent programs, started for each sample in a thread of their own: what they do there, nobody waits for."""
+"""Users' agent programs, one call per sample, in threads of their own: a blocking program delays only itself."""
 
 import asyncio
 import inspect
@@ -26,14 +26,14 @@ class AgentPrograms:
         self._thread.start()
 
     def start(self, task: AgentTask) -> "Future[float | None]":
-        """Return what the program will return; NeighbourError("agent") when it raises or returns no number.
+        """Return the future of the program's reward. Its exception is NeighbourError("agent").
 
-        Cancelling the future cancels a coroutine. A function in a thread runs on: what it asks for is refused.
+        Cancelling the future cancels a coroutine. A function in a thread continues: its requests are refused.
         """
         return asyncio.run_coroutine_threadsafe(self._outcome(task), self._loop)
 
     async def close(self) -> None:
-        """End the event loop; called in another one. Threads that still run end with the process."""
+        """Stop the event loop; called in another one. Threads that still run end with the process."""
         self._loop.call_soon_threadsafe(self._loop.stop)
         await asyncio.to_thread(self._thread.join, _END_S)
 
@@ -51,7 +51,7 @@ class AgentPrograms:
             raise NeighbourError(AGENT, described(error)) from error
 
     async def _in_thread(self, task: AgentTask) -> Any:
-        """Return what a function returns. A thread that never ends keeps no process from ending."""
+        """Return a function's result. A thread that never ends does not keep the process alive."""
         loop = asyncio.get_running_loop()
         returned: asyncio.Future[Any] = loop.create_future()
 
@@ -88,7 +88,7 @@ class AgentPrograms:
 
 
 def _reward(returned: Any) -> float | None:
-    """Return what a program returned as a reward: a number, or an array or tensor of one; None stays None."""
+    """Return a program's result as a reward: a number, or an array or tensor of one; None stays None."""
     if returned is None:
         return None
     plain = returned.item() if hasattr(returned, "item") else returned

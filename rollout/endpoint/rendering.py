@@ -1,66 +1,98 @@
-"""Text and tokens for agents, in a thread of its own: no event loop waits for a tokenizer."""
+"""Text and tokens for agents, in a thread of its own: the event loop never waits for a tokenizer or for JSON."""
 
 import asyncio
 import copy
+import itertools
 import json
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import dataclass
-from typing import Any, Protocol, TypeVar
+from typing import Any, Literal, Protocol, TypeVar
 
 from protocol.errors import NeighbourError, SettingsError
-from rollout.endpoint.branches import SaidTurn
-from rollout.endpoint.messages import Message, own_turn
-from rollout.endpoint.refusals import Refused
-from rollout.endpoint.turn_text import TurnReader, TurnText
+from protocol.http.bodies import read_request
+from rollout.endpoint.branches import BranchTurn
+from rollout.endpoint.requests import (
+    ChatBody,
+    Drawn,
+    Message,
+    Refused,
+    TextBody,
+    TurnBody,
+    check_others,
+    check_tool_choice,
+    own_turn,
+    read_messages,
+    single_prompt,
+)
 from rollout.engine.generation import Generation
 from rollout.environments.base import Chat, Observation
-from rollout.environments.tool_use.tool_use import chosen_format
+from rollout.environments.tool_use.call_formats import choose_reader
 from rollout.episodes.chat_tokens import ChatTokens
 from rollout.episodes.control_names import control_tokens
 from rollout.episodes.text_codec import TextCodec
 from rollout.episodes.transcript import Transcript
 
 _T = TypeVar("_T")
-# Nothing that an agent says is cut: what does not fit is refused.
+# Agents' texts are never cut: a text that does not fit is refused.
 _UNCUT = 1 << 62
 
 
-class Asked(Protocol):
-    """What a request says, in one of three forms."""
+@dataclass(frozen=True)
+class AgentCall:
+    """A call of a tool, which the agent runs."""
 
-    @property
-    def kind(self) -> Any:
-        """Requests of one kind alone go on with each other."""
-
-    @property
-    def said(self) -> Sequence[Any]:
-        """All that it says, in the units by which histories are compared."""
-
-    @property
-    def may_call(self) -> bool:
-        """Whether calls of tools are looked for in the answer."""
-
-    def with_turn(self, turn: TurnText) -> Sequence[Any]:
-        """Return what is said once it was answered by this turn."""
-
-    def with_stop(self, turn: TurnText) -> Any | None:
-        """Return the turn as an agent says it that puts its stop string back, a unit of `said`; None: as it is."""
-
-    def endings(self, turn: TurnText) -> tuple[str, ...]:
-        """Return what `with_turn` leaves out of a turn and a request that goes on may say, as in `SaidTurn`."""
-
-    def tokens(self, to: "Texts", new_from: int, last: SaidTurn | None) -> list[int]:
-        """Return the tokens of `said[new_from:]`. last: the policy's turn before them; None: there is nothing."""
+    id: str  # id of 9 characters, as some chat templates require
+    name: str  # tool's name
+    arguments: str  # JSON object
 
 
 @dataclass(frozen=True)
-class Texts:
-    """What a form needs to become tokens."""
+class TurnText:
+    """A turn of the policy as the agent reads it."""
 
-    chat: ChatTokens  # of the model
-    reader: TurnReader  # of the model
+    content: str  # text without calls, without a stop string, without the token that ended it
+    calls: list[AgentCall]  # calls in order
+    finish: Literal["stop", "length", "tool_calls"]  # OpenAI's finish_reason
+    endings: tuple[str, ...]  # forms of the text after content that the turn's tokens have
+    ids: list[int]  # sampled tokens
+    logprobs: list[tuple[str, float]]  # (text, natural log of the probability) of each token; empty: not requested
+
+
+class Asked(Protocol):
+    """History in a request, in one of three forms."""
+
+    @property
+    def kind(self) -> Any:
+        """Kind of the request: it continues conversations of its own kind only."""
+
+    @property
+    def history(self) -> Sequence[Any]:
+        """The history in comparable units: messages, characters or tokens."""
+
+    @property
+    def may_call(self) -> bool:
+        """Whether the turn's calls are read."""
+
+    def with_turn(self, turn: TurnText) -> Sequence[Any]:
+        """Return the history with this turn at its end."""
+
+    def with_stop(self, turn: TurnText) -> Any | None:
+        """Return the turn's unit with its stop string put back by the agent; None: the same."""
+
+    def endings(self, turn: TurnText) -> tuple[str, ...]:
+        """Return the texts that `with_turn` leaves out, as in `BranchTurn`."""
+
+    def tokens(self, codec: "ModelText", new_from: int, last: BranchTurn | None) -> list[int]:
+        """Return the tokens of `history[new_from:]`. last: the policy's turn before them; None: they are a prompt."""
+
+
+@dataclass(frozen=True)
+class ModelText:
+    """Conversion of texts and tokens for one model."""
+
+    chat: ChatTokens  # prompts and replies to tokens
     has_template: bool  # False: the model has no chat template
 
 
@@ -68,8 +100,8 @@ class Texts:
 class AskedChat:
     """Chat messages."""
 
-    messages: list[Message]  # all of them
-    tools: list[dict[str, Any]]  # that the model is told of
+    messages: list[Message]  # whole history
+    tools: list[dict[str, Any]]  # tools for the chat template
     may_call: bool
 
     @property
@@ -77,11 +109,11 @@ class AskedChat:
         return ("chat", json.dumps(self.tools, sort_keys=True))
 
     @property
-    def said(self) -> Sequence[Any]:
+    def history(self) -> Sequence[Any]:
         return [message.same_as for message in self.messages]
 
     def with_turn(self, turn: TurnText) -> Sequence[Any]:
-        return [*self.said, own_turn(turn.content, [(call.name, call.arguments) for call in turn.calls])]
+        return [*self.history, own_turn(turn.content, [(call.name, call.arguments) for call in turn.calls])]
 
     def with_stop(self, turn: TurnText) -> Any | None:
         return own_turn(turn.content + turn.endings[-1], []) if turn.endings and not turn.calls else None
@@ -89,25 +121,25 @@ class AskedChat:
     def endings(self, turn: TurnText) -> tuple[str, ...]:
         return ()  # the template ends turns
 
-    def tokens(self, to: Texts, new_from: int, last: SaidTurn | None) -> list[int]:
-        if not to.has_template:
-            raise Refused(400, "the model has no chat template: ask for /v1/completions", "messages")
+    def tokens(self, codec: ModelText, new_from: int, last: BranchTurn | None) -> list[int]:
+        if not codec.has_template:
+            raise Refused(400, "the model has no chat template: use /v1/completions", "messages")
         new = [message.rendered for message in self.messages[new_from:]]
         if last is None:
-            return to.chat.prompt(Chat(new, self.tools))
-        return to.chat.reply(new, self.tools, last.last_token, _UNCUT)[0]
+            return codec.chat.prompt(Chat(new, self.tools))
+        return codec.chat.reply(new, self.tools, last.last_token, _UNCUT)[0]
 
 
 @dataclass(frozen=True)
 class AskedText:
-    """A text, with control tokens as their names: the agent writes the model's own form itself."""
+    """A text with the names of control tokens: the agent writes the model's format itself."""
 
-    text: str  # all of it
+    text: str  # whole history
     kind: Any = "text"
     may_call: bool = False
 
     @property
-    def said(self) -> str:
+    def history(self) -> str:
         return self.text
 
     def with_turn(self, turn: TurnText) -> str:
@@ -119,26 +151,26 @@ class AskedText:
     def endings(self, turn: TurnText) -> tuple[str, ...]:
         return turn.endings
 
-    def tokens(self, to: Texts, new_from: int, last: SaidTurn | None) -> list[int]:
+    def tokens(self, codec: ModelText, new_from: int, last: BranchTurn | None) -> list[int]:
         new = self.text[new_from:]
         if last is None:
-            return to.chat.prompt(new)
-        # The agent writes the end of the turn too, which the policy has sampled and the reply left out.
+            return codec.chat.prompt(new)
+        # The agent may write the turn's end, which the policy sampled and the reply left out.
         ending = next((each for each in last.endings if new.startswith(each)), "")
-        return to.chat.observation(Observation("", head=new.removeprefix(ending)), _UNCUT)[0]
+        return codec.chat.observation(Observation("", head=new.removeprefix(ending)), _UNCUT)[0]
 
 
 @dataclass(frozen=True)
 class AskedTokens:
-    """Tokens. The reply's token ids are what is compared with."""
+    """Tokens. A history is compared by token ids, as in the replies."""
 
-    ids: list[int]  # all of them
-    vocabulary: int  # number of tokens that the model knows
+    ids: list[int]  # whole history
+    vocabulary: int  # number of the model's tokens
     kind: Any = "tokens"
     may_call: bool = False
 
     @property
-    def said(self) -> Sequence[int]:
+    def history(self) -> Sequence[int]:
         return self.ids
 
     def with_turn(self, turn: TurnText) -> Sequence[int]:
@@ -148,44 +180,66 @@ class AskedTokens:
         return None
 
     def endings(self, turn: TurnText) -> tuple[str, ...]:
-        return ()  # nothing is left out
+        return ()
 
-    def tokens(self, to: Texts, new_from: int, last: SaidTurn | None) -> list[int]:
+    def tokens(self, codec: ModelText, new_from: int, last: BranchTurn | None) -> list[int]:
         if any(not 0 <= token < self.vocabulary for token in self.ids):
             raise Refused(400, f"prompt holds a token that is not between 0 and {self.vocabulary - 1}", "prompt")
         return self.ids[new_from:]
 
 
+@dataclass(frozen=True)
+class TurnRequest:
+    """A request for a turn, read and checked."""
+
+    asked: Asked  # history
+    body: TurnBody  # fields of the request
+    max_tokens: int | None  # most tokens of the turn; None: rollout.max_response_tokens
+    has_logprobs: bool  # True: the reply has each token's logprob
+
+
 class Rendering:
-    """Of one model. One thread: a tokenizer is not to be used by two at once."""
+    """Texts of one model, in one thread: two threads must not use a tokenizer at once."""
 
     def __init__(self, tokenizer: Any, call_format: str) -> None:
-        """tokenizer: the engine's, which is left alone. call_format: tools.call_format."""
-        # Encoding changes flags inside a tokenizer: the engine's is used in another thread.
-        own = copy.deepcopy(tokenizer)
-        template = getattr(own, "chat_template", None)
-        chosen = None
-        with suppress(SettingsError):  # no chat template, or one that writes no calls: agents without tools still run
-            chosen = chosen_format(call_format, template)
+        """tokenizer: the engine's; a copy is used. call_format: tools.call_format."""
+        # Encoding changes flags inside a tokenizer, and the engine's is used in another thread.
+        self._tokenizer = own = copy.deepcopy(tokenizer)
+        self._calls = None
+        with suppress(SettingsError):  # agents without tools run with any model
+            self._calls = choose_reader(call_format, own)
         self._codec = TextCodec(own)
-        self._texts = Texts(ChatTokens(own), TurnReader(own, control_tokens(own), chosen), template is not None)
-        self.vocabulary = len(own)  # number of tokens that the tokenizer knows
-        self.can_call = chosen is not None
+        self._text = ModelText(ChatTokens(own), getattr(own, "chat_template", None) is not None)
+        self._control = control_tokens(own)
+        self._numbers = itertools.count()
+        self._vocabulary = len(own)
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="agents-text")
 
-    async def tokens(self, asked: Asked, new_from: int, last: SaidTurn | None) -> list[int]:
-        """Return the tokens of what is new in a request.
+    async def read_chat(self, raw: bytes, drawn: Drawn) -> TurnRequest:
+        """Return a request for a chat completion. Raises: Refused, BodyError."""
+        return await self._in_thread(lambda: self._read_chat(raw, drawn))
 
-        Raises: Refused when template or tokenizer cannot take it.
-        """
-        return await self._in_thread(lambda: _refusing(lambda: asked.tokens(self._texts, new_from, last)))
+    async def read_text(self, raw: bytes, drawn: Drawn) -> TurnRequest:
+        """Return a request for a completion. Raises: Refused, BodyError."""
+        return await self._in_thread(lambda: self._read_text(raw, drawn))
 
-    async def read(self, generation: Generation, may_call: bool, has_logprobs: bool) -> TurnText:
+    async def tokens(self, asked: Asked, new_from: int, last: BranchTurn | None) -> list[int]:
+        """Return the tokens of a request's new part. Raises: Refused when template or tokenizer cannot take it."""
+
+        def tokens() -> list[int]:
+            try:
+                return asked.tokens(self._text, new_from, last)
+            except NeighbourError as error:
+                raise Refused(400, error.detail, "messages") from None
+
+        return await self._in_thread(tokens)
+
+    async def read_turn(self, generation: Generation, request: TurnRequest) -> TurnText:
         """Return a turn as the agent reads it."""
-        return await self._in_thread(lambda: self._texts.reader.read(generation, may_call, has_logprobs))
+        return await self._in_thread(lambda: self._read_turn(generation, request))
 
     async def texts(self, transcript: Transcript) -> tuple[str, str]:
-        """Return the texts of a conversation's prompt and of all behind it, names of control tokens kept."""
+        """Return the texts of prompt and response, names of control tokens kept."""
         parts = (transcript.prompt_tokens, transcript.response_tokens)
         prompt, response = await self._in_thread(lambda: self._codec.decode(*parts))
         return prompt, response
@@ -197,9 +251,54 @@ class Rendering:
     async def _in_thread(self, work: Callable[[], _T]) -> _T:
         return await asyncio.get_running_loop().run_in_executor(self._thread, work)
 
+    def _read_chat(self, raw: bytes, drawn: Drawn) -> TurnRequest:
+        body = read_request(ChatBody, raw)
+        check_others(body, drawn)
+        may_call = check_tool_choice(body.tool_choice) and bool(body.tools)
+        if may_call and self._calls is None:
+            problem = "the model's calls of tools cannot be read. Set tools.call_format"
+            raise Refused(400, problem, "tools", "unsupported_value")
+        asked = AskedChat(read_messages(body.messages), body.tools or [], may_call)
+        return TurnRequest(asked, body, body.max_completion_tokens or body.max_tokens, bool(body.logprobs))
 
-def _refusing(work: Callable[[], _T]) -> _T:
-    try:
-        return work()
-    except NeighbourError as error:
-        raise Refused(400, error.detail, "messages") from None
+    def _read_text(self, raw: bytes, drawn: Drawn) -> TurnRequest:
+        body = read_request(TextBody, raw)
+        check_others(body, drawn)
+        prompt = single_prompt(body.prompt)
+        asked: Asked = AskedText(prompt) if isinstance(prompt, str) else AskedTokens(prompt, self._vocabulary)
+        if body.logprobs not in (None, False, True, 0):
+            problem = f"logprobs = {body.logprobs}: only the sampled tokens' are known. Use 0"
+            raise Refused(400, problem, "logprobs")
+        has_logprobs = body.logprobs is not None and body.logprobs is not False
+        return TurnRequest(asked, body, body.max_tokens, has_logprobs)
+
+    def _read_turn(self, generation: Generation, request: TurnRequest) -> TurnText:
+        content, endings = self._split_ending(generation)
+        calls: list[AgentCall] = []
+        if request.asked.may_call and self._calls is not None:
+            before, found = self._calls.read(content)
+            # A turn with a call that cannot be read stays text: the agent decides.
+            if found and not any(call.problem for call in found):
+                content = before
+                calls = [AgentCall(self._call_id(), call.name, json.dumps(dict(call.arguments))) for call in found]
+        finish: Literal["stop", "length", "tool_calls"] = "tool_calls" if calls else "stop"
+        if generation.finish_reason == "length":
+            finish = "length"
+        logprobs: list[tuple[str, float]] = []
+        if request.has_logprobs:
+            names = [self._tokenizer.decode([token]) for token in generation.tokens]
+            logprobs = list(zip(names, generation.logprobs, strict=True))
+        return TurnText(content, calls, finish, endings, list(generation.tokens), logprobs)
+
+    def _call_id(self) -> str:
+        return f"call{next(self._numbers) % 100_000:05d}"
+
+    def _split_ending(self, generation: Generation) -> tuple[str, tuple[str, ...]]:
+        """Return a turn's text without its ending, and the ending in the forms that a continuation may have."""
+        text, stop = generation.text, generation.stop_string
+        if stop is not None:
+            begin = text.rfind(stop)
+            # A stop string may end inside a token.
+            return text[:begin], tuple(dict.fromkeys((text[begin:], stop)))
+        name = self._control.get(generation.tokens[-1], "")
+        return (text.removesuffix(name), (name,)) if name else (text, ())

@@ -1,1 +1,1 @@
-"""What the policy acts in. Reading order: base, single_turn, search, loading."""
+"""Environments of the policy. Reading order: base, search, loading, guard."""

@@ -1,4 +1,4 @@
-"""Samples that agents play: programs that know a base URL and a key, and speak OpenAI's API.
+"""Samples that agents play: programs with a base URL and a key that use OpenAI's API.
 
 async def solve(task: AgentTask) -> float | None:
     client = AsyncOpenAI(base_url=task.base_url, api_key=task.api_key)
@@ -14,25 +14,25 @@ from rollout.environments.base import Environment, Messages, Resources
 
 @dataclass(frozen=True)
 class AgentTask:
-    """What a program is called with, for one sample."""
+    """Argument of an agent program, for one sample."""
 
-    base_url: str  # of an OpenAI client; ends in /v1
-    api_key: str  # this sample's: what is generated with it is this sample's
-    prompt: str | Messages  # of the data set's row: text, or chat messages
-    label: Any  # of the row: any JSON value; None: the row has none
+    base_url: str  # base URL for an OpenAI client; ends in /v1
+    api_key: str  # key of this sample: requests with it belong to the sample
+    prompt: str | Messages  # the row's prompt: text, or chat messages
+    label: Any  # the row's label, any JSON value; None: the row has none
     columns: Mapping[str, Any]  # the row's other columns, by name
-    is_greedy: bool  # True: an evaluation's sample that the policy writes without randomness
+    is_greedy: bool  # True: greedy sample of an evaluation
 
 
 AgentProgram = Callable[[AgentTask], Any]
-"""Returns the reward, or None where it reported one itself or `rewards` scores; async, or else run in a thread."""
+"""Returns the reward; None: it reported one, or rewards.endpoints score. Plain functions run in a thread."""
 
 
 @dataclass(frozen=True)
 class PlayedByAgents:
-    """Stands where an environment's class does, in runs that have no environment."""
+    """Takes the place of an environment's class in runs without an environment."""
 
-    program: AgentProgram | None  # called for each sample; None: programs outside ask for samples
+    program: AgentProgram | None  # program called for each sample; None: external programs ask for samples
     stop: tuple[str, ...] = ()
     gives_reward: bool = True
 

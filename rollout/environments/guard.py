@@ -1,16 +1,14 @@
-"""A user's environment, called so that whatever it does is at most the failure of its own sample.
+"""A user's environment, guarded: whatever it does is at most the failure of its own sample.
 
-It may raise anything, return anything, catch its own cancellation or never end: each comes out as
-NeighbourError("environment") with the reason, and its place in the user's code where there is one. Failures of
-neighbours that it asked (a search) pass as they are.
+It may raise anything, return anything, swallow its own cancellation or never end. Each becomes
+NeighbourError("environment") with the reason and its place in the user's code. Failures of neighbours that it called
+(a search) pass unchanged.
 """
 
 import asyncio
-import json
 import math
 from collections.abc import Awaitable, Callable, Mapping
 from contextlib import suppress
-from dataclasses import dataclass
 from typing import Any, TypeVar, get_args
 
 from protocol.contained_tasks import contain_tasks
@@ -29,77 +27,64 @@ from rollout.environments.base import (
     Task,
     Turn,
 )
-from rollout.environments.snapshots import is_resumable, snapshot_text
 
 ENVIRONMENT = "environment"
-# Tokenising stops everything else on this server: a megabyte takes about half a second.
+# Tokenising blocks this server: a megabyte takes about half a second.
 _MAX_CHARACTERS = 1 << 20
 _MAX_MESSAGES = 1024
 _FINISHES = get_args(Finish)
 _LEAVE_S = 0.5
 _CLOSE_S = 10.0
 _MAX_LOGS, _MAX_LOG_NAME = 32, 100
-_Checked = TypeVar("_Checked")
-# Calls that were given up and would not end: kept here, or the event loop drops them in the middle.
+_Value = TypeVar("_Value")
+# Abandoned calls that did not end yet. Without a reference the event loop would drop them in the middle.
 _abandoned: set["asyncio.Task[Any]"] = set()
 
 
 class GuardedEnvironment:
-    """One sample's environment. Every method raises NeighbourError and nothing else.
+    """One sample's environment. Every method raises NeighbourError and nothing else."""
 
-    stop: strings that end a turn.
-    """
+    stop: tuple[str, ...]  # strings that end a turn
 
     def __init__(self, make: MakeEnvironment, resources: Resources, turn_timeout_s: float) -> None:
         self._turn_timeout_s = turn_timeout_s
+        self.inner: Environment = self.read(lambda: make(resources))
+        self.stop = self.read(lambda: _checked_stop(self.inner.stop))
+
+    async def reset(self, task: Task) -> Prompt:
+        """Return the prompt: text, or chat messages with a role each."""
+        prompt = await self.call(lambda: self.inner.reset(task), "no prompt")
+        return self.read(lambda: _checked_prompt(prompt), "its answer cannot be read: ")
+
+    async def step(self, turn: Turn) -> Step:
+        """Return the environment's answer. Its observation is no plain string; its reward is finite or None."""
+        step = await self.call(lambda: self.inner.step(turn), "no observation")
+        return self.read(lambda: _checked_step(step), "its answer cannot be read: ")
+
+    async def close(self) -> None:
+        """Close the environment if it has a `close`. Its exceptions fail nothing."""
+        environment: Any = self.inner
+        if hasattr(type(environment), "close"):
+            with suppress(NeighbourError):
+                await self.call(lambda: environment.close(), "not closed", _CLOSE_S)
+
+    def read(self, get: Callable[[], _Value], problem: str = "") -> _Value:
+        """Return get(), which uses the user's objects: their attributes and truth values may raise anything."""
         try:
-            self._environment: Environment = make(resources)
-            self.stop = _checked_stop(self._environment.stop)
+            return get()
         except NeighbourError:
             raise
         except BaseException as error:  # a user's code may raise anything
-            raise NeighbourError(ENVIRONMENT, described(error)) from error
+            raise NeighbourError(ENVIRONMENT, f"{problem}{described(error)}") from error
 
-    async def reset(self, task: Task) -> Prompt:
-        """Return what the policy reads first: text, or chat messages with a role each."""
-        return _checked(_checked_prompt, await self._ended(lambda: self._environment.reset(task), "no prompt"))
-
-    async def step(self, turn: Turn) -> Step:
-        """Return the environment's answer: its observation no plain string, its reward a finite float or None."""
-        return _checked(_checked_step, await self._ended(lambda: self._environment.step(turn), "no observation"))
-
-    @property
-    def can_resume(self) -> bool:
-        """Whether the environment can go on where another object of its class stopped."""
-        return is_resumable(type(self._environment))
-
-    def snapshot(self) -> str | None:
-        """Return as JSON what another object of the class goes on from; None where none can."""
-        if not self.can_resume:
-            return None
-        environment: Any = self._environment
-        return _checked(snapshot_text, _called(environment.snapshot))
-
-    async def resume(self, snapshot: str) -> None:
-        """Have a new environment, after its reset, go on from a snapshot."""
-        environment: Any = self._environment
-        await self._ended(lambda: environment.resume(json.loads(snapshot)), "not gone on")
-
-    async def close(self) -> None:
-        """Have the environment give back what it holds, if it has a `close`; what that raises fails nothing."""
-        environment: Any = self._environment
-        if hasattr(type(environment), "close"):
-            with suppress(NeighbourError):
-                await self._ended(lambda: environment.close(), "not closed", _CLOSE_S)
-
-    async def _ended(self, call: Callable[[], Awaitable[Any]], complaint: str, timeout_s: float | None = None) -> Any:
-        """Return what a call gives within turn_timeout_s; in a task of its own, it cannot keep ours from ending."""
+    async def call(self, call: Callable[[], Awaitable[Any]], complaint: str, timeout_s: float | None = None) -> Any:
+        """Return the result of a coroutine within turn_timeout_s. It runs in a task of its own."""
         task = asyncio.create_task(_outcome_of(call))
         try:
             done, _ = await asyncio.wait([task], timeout=timeout_s or self._turn_timeout_s)
         except asyncio.CancelledError:
             _abandon(task)
-            # One that lets itself be cancelled has left its services before the session's end closes them.
+            # A task that accepts its cancellation leaves its services before the end of the session closes them.
             await asyncio.wait([task], timeout=_LEAVE_S)
             raise
         if not done:
@@ -108,57 +93,30 @@ class GuardedEnvironment:
             raise NeighbourError(ENVIRONMENT, f"{complaint} within {limit}")
         if task.cancelled():
             raise NeighbourError(ENVIRONMENT, f"{complaint}: it cancelled itself")
-        outcome = task.result()
-        if isinstance(outcome.error, NeighbourError):
-            raise outcome.error
-        if outcome.error is not None:
-            raise NeighbourError(ENVIRONMENT, described(outcome.error)) from outcome.error
-        return outcome.value
+        value, error = task.result()
+        if isinstance(error, NeighbourError):
+            raise error
+        if error is not None:
+            raise NeighbourError(ENVIRONMENT, described(error)) from error
+        return value
 
 
-@dataclass
-class _Outcome:
-    """How a call ended."""
-
-    value: Any = None
-    error: BaseException | None = None
-
-
-async def _outcome_of(call: Callable[[], Awaitable[Any]]) -> _Outcome:
-    """Return what a call gave or raised. A SystemExit that left the task would end the event loop, so none does."""
+async def _outcome_of(call: Callable[[], Awaitable[Any]]) -> tuple[Any, BaseException | None]:
+    """Return (value, error) of a call. A SystemExit must not leave the task: it would end the event loop."""
     contain_tasks()
     try:
-        return _Outcome(value=await call())
+        return await call(), None
     except asyncio.CancelledError:
         raise
     except BaseException as error:  # a user's code may raise anything
-        return _Outcome(error=error)
+        return None, error
 
 
 def _abandon(task: "asyncio.Task[Any]") -> None:
-    """Cancel a call and go on without it, whether or not it ends."""
+    """Cancel a call without waiting for its end."""
     _abandoned.add(task)
     task.add_done_callback(_abandoned.discard)
     task.cancel()
-
-
-def _checked(check: Callable[[Any], _Checked], value: Any) -> _Checked:
-    """Return what `check` makes of an environment's value; an array's truth, a user's class may raise anything."""
-    try:
-        return check(value)
-    except NeighbourError:
-        raise
-    except BaseException as error:
-        raise NeighbourError(ENVIRONMENT, f"its answer cannot be read: {described(error)}") from error
-
-
-def _called(call: Callable[[], Any]) -> Any:
-    try:
-        return call()
-    except NeighbourError:
-        raise
-    except BaseException as error:  # a user's code may raise anything
-        raise NeighbourError(ENVIRONMENT, described(error)) from error
 
 
 def _checked_stop(stop: Any) -> tuple[str, ...]:
@@ -178,14 +136,14 @@ def _checked_prompt(prompt: Any) -> Prompt:
     return _checked_messages(prompt, "reset returned")
 
 
-def _checked_messages(messages: Any, what: str) -> Messages:
+def _checked_messages(messages: Any, subject: str) -> Messages:
     if not isinstance(messages, list) or not all(_is_message(turn) for turn in messages) or not messages:
-        raise _wrong(what, messages, "text, or a list of chat messages with role and content")
+        raise _wrong(subject, messages, "text, or a list of chat messages with role and content")
     if len(messages) > _MAX_MESSAGES:
-        raise NeighbourError(ENVIRONMENT, f"{what} {len(messages)} messages, at most {_MAX_MESSAGES}")
+        raise NeighbourError(ENVIRONMENT, f"{subject} {len(messages)} messages, at most {_MAX_MESSAGES}")
     for turn in messages:
         if isinstance(content := turn.get("content"), str):
-            _checked_text(content, f"{what} a message")
+            _checked_text(content, f"{subject} a message")
     return [dict(turn) for turn in messages]
 
 
@@ -209,7 +167,7 @@ def _checked_step(step: Any) -> Step:
 
 
 def _checked_logs(logs: Any) -> dict[str, float]:
-    """Return those numbers that a curve can show; one that it cannot show fails nothing."""
+    """Return the numbers that a curve can show. Others are left out and fail nothing."""
     if not isinstance(logs, Mapping):
         raise _wrong("the step's logs are", logs, "numbers by name")
     shown: dict[str, float] = {}
@@ -235,15 +193,15 @@ def _checked_observation(observation: Any) -> Observation | Messages | None:
     return observation
 
 
-def _checked_text(text: Any, what: str) -> str:
+def _checked_text(text: Any, subject: str) -> str:
     if not isinstance(text, str):
-        raise _wrong(f"{what} is", text, "text")
+        raise _wrong(f"{subject} is", text, "text")
     if len(text) > _MAX_CHARACTERS:
-        raise NeighbourError(ENVIRONMENT, f"{what} has {len(text)} characters, at most {_MAX_CHARACTERS}")
+        raise NeighbourError(ENVIRONMENT, f"{subject} has {len(text)} characters, at most {_MAX_CHARACTERS}")
     return text
 
 
-def _checked_number(value: Any, what: str) -> float | None:
+def _checked_number(value: Any, subject: str) -> float | None:
     """Return a reward or score as a float: a number, a bool, or an array or tensor of one number."""
     if value is None:
         return None
@@ -253,16 +211,16 @@ def _checked_number(value: Any, what: str) -> float | None:
     except Exception as error:  # arrays of several numbers, integers too large for a float, users' own classes
         raise NeighbourError(ENVIRONMENT, described(error)) from error
     if number is None:
-        raise _wrong(f"the step's {what} is", value, "a number")
+        raise _wrong(f"the step's {subject} is", value, "a number")
     if not math.isfinite(number):
-        raise NeighbourError(ENVIRONMENT, f"gave the {what} {number}")
+        raise NeighbourError(ENVIRONMENT, f"gave the {subject} {number}")
     return number
 
 
-def _wrong(what: str, value: Any, expected: str) -> NeighbourError:
+def _wrong(subject: str, value: Any, expected: str) -> NeighbourError:
     try:
         shown = repr(value)
-    except Exception:  # a user's class may have a __repr__ that fails
+    except Exception:  # __repr__ of a user's class may fail
         shown = "?"
     shown = one_line(shown, 80)
-    return NeighbourError(ENVIRONMENT, f"{what} {shown} ({type(value).__name__}), expected {expected}")
+    return NeighbourError(ENVIRONMENT, f"{subject} {shown} ({type(value).__name__}), expected {expected}")

@@ -1,4 +1,4 @@
-"""Finds the environment that `rollout.environment` names: a bundled one, `module:Class` or `FILE.py:Class`."""
+"""Loads the environment that `rollout.environment` names: a bundled one, `module:Class` or `FILE.py:Class`."""
 
 import hashlib
 import importlib
@@ -16,11 +16,10 @@ from protocol.settings.paths import environment_file
 from protocol.settings.rollout import ENVIRONMENT_FORMS
 from protocol.settings.tools import ToolsSettings
 from rollout.environments.agents import AgentProgram, PlayedByAgents
-from rollout.environments.base import MakeEnvironment
+from rollout.environments.base import MakeEnvironment, SingleTurn
 from rollout.environments.openrlhf.load import load_agent
 from rollout.environments.search import Search
-from rollout.environments.single_turn import SingleTurn
-from rollout.environments.tool_use.make import make_tool_use
+from rollout.environments.tool_use.tool_use import make_tool_use
 from rollout.environments.verl.load import load_verl_tools
 
 BUNDLED: dict[str, Callable[[ToolsSettings], MakeEnvironment]] = {
@@ -37,9 +36,9 @@ OF_FILES: dict[str, Callable[[Path, ToolsSettings], MakeEnvironment]] = {
 
 
 def load_environment(name: str, tools: ToolsSettings | None = None) -> MakeEnvironment:
-    """Return the class that `name` names, or what makes its objects as a class would.
+    """Return the environment's class, or a function that makes its objects. Runs a user's module.
 
-    Runs a user's module. tools: of the run; None: as by default. Raises: SettingsError saying what is missing.
+    tools: the run's settings; None: the defaults. Raises: SettingsError with the reason.
     """
     if name in BUNDLED:
         return BUNDLED[name](tools or ToolsSettings())
@@ -59,7 +58,7 @@ def load_environment(name: str, tools: ToolsSettings | None = None) -> MakeEnvir
 
 
 def required_tools(environment: MakeEnvironment) -> frozenset[str]:
-    """Return the names of the tools that this environment uses; `uses_retriever = True` means "search"."""
+    """Return the names of the tools that an environment uses. `uses_retriever = True` means "search"."""
     also = {"search"} if getattr(environment, "uses_retriever", False) else set()
     return frozenset(getattr(environment, "requires", ())) | also
 
@@ -77,7 +76,7 @@ def _check_class(name: str, found: type[Any]) -> None:
 
 
 def _load_program(where: str) -> AgentProgram:
-    """Return the function that FILE.py:function names. Runs the file."""
+    """Return the function named by FILE.py:function. Runs the file."""
     name = f"agent:{where}"
     path, _, function = where.rpartition(":")
     if not path.endswith(".py") or not function.isidentifier():
@@ -92,10 +91,10 @@ def _load_program(where: str) -> AgentProgram:
 
 def _load_file(name: str, path: Path) -> ModuleType:
     if not path.is_file():
-        # The command has looked on its own node.
+        # The command has checked its own node already.
         problem = f"there is no file {path.resolve()} on node {socket.gethostname()}. Give the path of a Python file"
         raise _error(name, f"{problem} that every node with rollout servers has.")
-    # A name of its own for each path: two users' files may both be called environment.py.
+    # One module name per path: two files may both be called environment.py.
     module_name = f"environment_{hashlib.sha256(str(path.resolve()).encode()).hexdigest()[:12]}"
     spec = importlib.util.spec_from_file_location(module_name, path)
     assert spec is not None

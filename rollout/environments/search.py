@@ -1,7 +1,6 @@
-"""Search, read, answer: the policy writes `<search>` turns, gets passages in `<information>`, and ends with `<answer>`.
+"""Search-R1's environment: the policy writes `<search>`, reads passages in `<information>`, ends with `<answer>`.
 
-Tags and semantics are Search-R1's. Up to max_turns turns get an observation; after them comes one last turn in which
-no search is run.
+Up to max_turns turns get an observation. One last turn follows, in which no search is run.
 """
 
 import re
@@ -14,12 +13,12 @@ _ANSWER_OPEN, _ANSWER_CLOSE = "<answer>", "</answer>"
 _INFORMATION_OPEN, _INFORMATION_CLOSE = "<information>", "</information>"
 # The title is the whole first line; the text below may have quotes of its own.
 _TITLED = re.compile(r'"([^\n]*)"\n(.*)', flags=re.DOTALL)
-# Holds no tag: a scorer that looks for the last answer in the response must not find one here.
+# Without tags: a scorer that looks for the last answer must not find one here.
 _CORRECTION = " That was neither a search nor an answer."
 
 
 class Search:
-    """One conversation with a retriever. Counts turns."""
+    """One conversation with a retriever."""
 
     stop: tuple[str, ...] = (_SEARCH_CLOSE, _ANSWER_CLOSE)
     requires = frozenset({"search"})
@@ -40,7 +39,7 @@ class Search:
     async def step(self, turn: Turn) -> Step:
         """Return passages for a search, a correction for anything unclear, or the end."""
         self._num_turns += 1
-        if holds_answer(turn.text):
+        if has_answer(turn.text):
             return Step(is_done=True, finish="answer")
         if self._num_turns > self._resources.max_turns:
             return Step(is_done=True, finish="turns")
@@ -50,17 +49,17 @@ class Search:
         return Step(information(render_passages(await self._resources.search(query))))
 
 
-def holds_answer(text: str) -> bool:
+def has_answer(text: str) -> bool:
     """Return whether text has a complete `<answer>...</answer>`."""
     start = text.find(_ANSWER_OPEN)
     return start >= 0 and text.find(_ANSWER_CLOSE, start) >= 0
 
 
 def query_of(turn: Turn) -> str | None:
-    """Return what the turn asks for, or None when it is no search.
+    """Return the turn's query; None when it is no search.
 
-    Example: `<search> country X</search>` -> "country X". The turn stopped at the end tag; characters after it belong
-    to the token that held its last one.
+    Example: `<search> country X</search>` -> "country X". Characters after the end tag belong
+    to the token of its last character.
     """
     end = turn.text.rfind(_SEARCH_CLOSE)
     has_stopped = turn.stop_string == _SEARCH_CLOSE or turn.text.endswith(_SEARCH_CLOSE)
@@ -71,14 +70,14 @@ def query_of(turn: Turn) -> str | None:
 
 
 def information(body: str) -> Observation:
-    """Return the observation that carries body; only the body is cut when it is too long."""
+    """Return the observation with this body. Only the body is cut when it is too long."""
     return Observation(body, head=_INFORMATION_OPEN, tail=_INFORMATION_CLOSE)
 
 
 def render_passages(contents: Sequence[str]) -> str:
-    """Return what stands between the information tags: one line ` Title: text` for each passage's contents.
+    """Return the passages' text between the information tags: one line ` Title: text` each.
 
-    Every passage begins with a space, so that a word has the same tokens here, in a query and in an answer.
+    A leading space gives a word the same tokens here, in a query and in an answer.
     """
     return "\n".join(_render(passage) for passage in contents) or " Nothing was found."
 

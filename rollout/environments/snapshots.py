@@ -1,4 +1,4 @@
-"""Which environments another object of their class can go on with, and what it is given: their snapshot, as JSON."""
+"""Snapshots of environments, from which another server resumes a conversation. Part of "turns survive a server"."""
 
 import inspect
 import json
@@ -7,15 +7,31 @@ from typing import Any
 
 from protocol.errors import NeighbourError
 from protocol.wire.conversation import MAX_SNAPSHOT_CHARACTERS
+from rollout.environments.guard import ENVIRONMENT, GuardedEnvironment
 
 _PLAYS = ("__init__", "reset", "step")
 
 
-def is_resumable(kind: type) -> bool:
-    """Return whether an environment's class has a snapshot that holds all of its state.
+def snapshot_of(environment: GuardedEnvironment) -> str | None:
+    """Return the environment's state as JSON; None when no other object can resume from it.
 
-    A snapshot is of the class that defines it. One made from that class which plays otherwise may keep more than is in
-    it, and would go on without: it needs a `snapshot` of its own.
+    Raises: NeighbourError("environment") for a state that is too long or that JSON would change.
+    """
+    inner: Any = environment.inner
+    return environment.read(lambda: snapshot_text(inner.snapshot())) if is_resumable(type(inner)) else None
+
+
+async def resume_from(environment: GuardedEnvironment, snapshot: str) -> None:
+    """Resume a new environment, after its reset, from a snapshot. Raises: NeighbourError("environment")."""
+    inner: Any = environment.inner
+    await environment.call(lambda: inner.resume(json.loads(snapshot)), "did not resume")
+
+
+def is_resumable(kind: type) -> bool:
+    """Return whether an environment's class has a snapshot of its whole state.
+
+    A subclass that overrides `__init__`, `reset` or `step` may have more state than the inherited snapshot. It needs a
+    `snapshot` of its own.
     """
     if not callable(getattr(kind, "snapshot", None)) or not inspect.iscoroutinefunction(getattr(kind, "resume", None)):
         return False
@@ -23,9 +39,9 @@ def is_resumable(kind: type) -> bool:
 
 
 def snapshot_text(snapshot: Any) -> str | None:
-    """Return a snapshot as JSON; None where nobody can go on from it.
+    """Return a snapshot as JSON; None for None.
 
-    Raises: NeighbourError("environment") for one that is too long or would come back changed, TypeError and ValueError
+    Raises: NeighbourError("environment") for one that is too long or that JSON would change, TypeError and ValueError
     for one that JSON cannot carry.
     """
     if snapshot is None:
@@ -33,21 +49,20 @@ def snapshot_text(snapshot: Any) -> str | None:
     text = json.dumps(snapshot, allow_nan=False)
     if len(text) > MAX_SNAPSHOT_CHARACTERS:
         problem = f"its snapshot has {len(text)} characters of JSON, at most {MAX_SNAPSHOT_CHARACTERS}"
-        raise NeighbourError("environment", problem)
+        raise NeighbourError(ENVIRONMENT, problem)
     for key in _keys(snapshot):
         if not isinstance(key, str):
-            problem = f"its snapshot has the key {key!r} ({type(key).__name__}), which JSON gives back as a text"
-            raise NeighbourError("environment", f"{problem}. Use texts as keys")
+            problem = f"its snapshot has the key {key!r} ({type(key).__name__}), which JSON would turn into a text"
+            raise NeighbourError(ENVIRONMENT, f"{problem}. Use texts as keys")
     return text
 
 
 def _depth(kind: type, name: str) -> int:
-    """Return how far above a class stands the one that defines this name, 0 for the class itself."""
+    """Return the distance in the class hierarchy to the class that defines this name; 0: the class itself."""
     return next((place for place, each in enumerate(kind.__mro__) if name in vars(each)), len(kind.__mro__))
 
 
 def _keys(value: Any) -> Iterator[Any]:
-    """Yield every key inside a value that JSON can carry."""
     if isinstance(value, dict):
         yield from value
         value = list(value.values())

@@ -1,9 +1,8 @@
-"""One conversation between the policy and whoever answers it: turns in, replies in between, at the end a trajectory.
+"""One conversation of the policy: its turns, the replies between them, and the trajectory at its end.
 
-    begin(prompt) -> [ next_turn -> observe ]* -> finish(reward) -> Trajectory
+    begin(prompt) -> [ next_turn -> observe ]* -> finish_scored -> Trajectory
 
-Who drives it decides what the replies are: `EpisodePlayer` asks an environment. Its transcript is plain data: taken out
-here, it goes on by `take_up` anywhere else.
+The caller provides the replies. The transcript is plain data: `take_up` continues it here or on another server.
 """
 
 import asyncio
@@ -20,9 +19,9 @@ from protocol.wire.trajectory import Finish, Trajectory, TrajectoryFacts
 from rollout.engine.generation import Generation, Sampling
 from rollout.engine.version_gate import VersionGate
 from rollout.environments.guard import ENVIRONMENT
-from rollout.episodes.final_answer import final_answer
-from rollout.episodes.sample import Generator, SampleTask, WrittenSoFar
-from rollout.episodes.transcript import Transcript
+from rollout.episodes.sample import Generator, SampleTask, Scorer, WrittenSoFar
+from rollout.episodes.transcript import Transcript, final_answer
+from rollout.neighbours.reward_client import ScoreRequest
 
 _MAX_LOGS = 64
 
@@ -38,13 +37,13 @@ class Conversations:
         server: str,
         sampling: SamplingSettings | None = None,
     ) -> None:
-        """server: the name that stands on the trajectories. sampling: None for the whole distribution."""
+        """server: name on the trajectories. sampling: None for the whole distribution."""
         self.sampling = sampling or SamplingSettings()
         self.engine = engine
         self.gate = gate
         self.settings = settings
         self.server = server
-        # Requests are numbered, because an aborted one of the same sample may still be leaving the engine.
+        # Requests are numbered: an aborted one of the same sample may still be in the engine.
         self.numbers = itertools.count()
 
     def begin(
@@ -54,9 +53,9 @@ class Conversations:
         written: WrittenSoFar | None = None,
         number: int = 0,
     ) -> "Conversation":
-        """Return a conversation that begins with a prompt; written: counts up with each turn that the engine ends.
+        """Return a conversation that begins with a prompt. written: updated with each turn.
 
-        number: of this one among the sample's conversations; each draws turns of its own.
+        number: index among the sample's conversations; each draws its own turns.
         Raises: NeighbourError("prompt") for a prompt that leaves no room for a token.
         """
         limit = self.settings.max_context_tokens
@@ -67,7 +66,7 @@ class Conversations:
     def take_up(
         self, sample: SampleTask, transcript: Transcript, written: WrittenSoFar | None = None, number: int = 0
     ) -> "Conversation":
-        """Return the conversation of which this is the transcript, begun here or elsewhere. number: as in `begin`."""
+        """Return the conversation that continues a transcript. number: as in `begin`."""
         return Conversation(self, sample, transcript, written or WrittenSoFar(), number)
 
 
@@ -94,10 +93,10 @@ class Conversation:
         return len(self.transcript) >= self._shared.settings.max_context_tokens
 
     async def next_turn(self, stop: tuple[str, ...] = (), max_tokens: int | None = None) -> Generation:
-        """Return what the policy writes next; it is in the transcript. Waits while weights change.
+        """Return the policy's next turn, which is appended to the transcript. Waits while weights change.
 
-        stop: strings that end the turn; they stay in it. max_tokens: fewer than the limits allow; None: no fewer.
-        Raises: NeighbourError("engine") when none came within rollout.turn_timeout_s, or it cannot be used.
+        stop: strings that end the turn; they stay in it. max_tokens: a limit below the settings'; None: the settings'.
+        Raises: NeighbourError("engine") when no usable turn came within rollout.turn_timeout_s.
         """
         settings, transcript = self._shared.settings, self.transcript
         is_greedy = self.sample.task.is_greedy
@@ -126,38 +125,34 @@ class Conversation:
         return generation
 
     def observe(self, tokens: Sequence[int]) -> bool:
-        """Append a reply to the policy; False, and nothing is appended, when no turn would have room after it."""
+        """Append a reply to the policy. Return False, and append nothing, when it leaves no room for a turn."""
         if len(self.transcript) + len(tokens) >= self._shared.settings.max_context_tokens:
             return False
         self.transcript.add_observation(tokens)
         return True
 
-    def finish(
-        self,
-        how: Finish,
-        reward: float,
-        parts: Mapping[str, float],
-        reward_s: float = 0.0,
-        score: float | None = None,
-        logs: Mapping[str, float] | None = None,
-    ) -> Trajectory:
-        """Return the trajectory; what the environment gave is added to `reward`, under the part "environment".
+    async def finish_scored(self, how: Finish, prompt: str, response: str, scorer: Scorer) -> Trajectory:
+        """Return the trajectory with the reward services' reward.
 
-        reward_s: seconds that scoring took. score, logs: what the reward services gave for filtering and for curves;
-        an environment's own score stands in its place, and its logs beside them.
-        Raises: NeighbourError("trajectory") when it is none that could be trained.
+        An environment's reward is added as the part "environment". Its score replaces the services' score, and its logs
+        come first. prompt, response: decoded tokens, names of control tokens kept.
+        Raises: NeighbourError naming "reward:<name>", or "trajectory" for one that cannot be trained.
         """
-        own = self.transcript.reward
-        if own is not None:
-            reward, parts = reward + own, {**parts, ENVIRONMENT: own}
+        clock, sample, own = time.perf_counter(), self.sample, self.transcript
+        score = await scorer.score(ScoreRequest(sample.key, prompt, response, sample.task.label, sample.task.columns))
+        reward_s = time.perf_counter() - clock
+        reward, parts = score.reward, dict(score.parts)
+        if own.reward is not None:
+            reward, parts = reward + own.reward, {**parts, ENVIRONMENT: own.reward}
+        own_logs = {f"{ENVIRONMENT}/{name}": value for name, value in own.logs.items()}
+        logs = {**own_logs, **score.logs}
         try:
-            facts = self._facts(how, reward, parts, reward_s)
-            if self.transcript.score is not None:
-                score = self.transcript.score
-            own_logs = {f"{ENVIRONMENT}/{name}": value for name, value in self.transcript.logs.items()}
-            logs = _first_logs(own_logs, logs)
-            facts = msgspec.structs.replace(facts, reward_score=score, reward_logs=logs)
-            return self.transcript.to_trajectory(facts)
+            facts = msgspec.structs.replace(
+                self._facts(how, reward, parts, reward_s),
+                reward_score=score.filter_score if own.score is None else own.score,
+                reward_logs=dict(itertools.islice(logs.items(), _MAX_LOGS)),
+            )
+            return own.to_trajectory(facts)
         except FrameError as error:
             raise NeighbourError("trajectory", str(error)) from error
 
@@ -177,7 +172,7 @@ class Conversation:
             if not deadline.expired():
                 raise
             if shared.gate.num_invalidated > num_invalidated:
-                wrong = f"request {request_id} was given up: its weights were found to be other than the learner's"
+                wrong = f"request {request_id} was dropped: its weights differ from the learner's"
                 raise NeighbourError("engine", wrong) from None
             late = f"request {request_id} gave no generation within rollout.turn_timeout_s = {limit_s:g} s"
             raise NeighbourError("engine", late) from None
@@ -215,17 +210,12 @@ class Conversation:
         )
 
     def _answer(self) -> str:
-        """Return what the policy answered in its last turn, as answers are compared."""
+        """Return the final answer of the last turn."""
         last = self.transcript.turns[-1]
         return final_answer(self._shared.engine.decode(self.transcript.tokens[last.start : last.end]))
 
 
-def _first_logs(own: Mapping[str, float], others: Mapping[str, float] | None) -> dict[str, float]:
-    """Return as many numbers as a trajectory has room for, the environment's first."""
-    return dict(itertools.islice({**own, **(others or {})}.items(), _MAX_LOGS))
-
-
 def _seed_of(sample: SampleTask, turn: int, number: int) -> int:
-    """Return a seed that the run's seed, the sample, its conversation and turn decide; another attempt draws anew."""
+    """Return a turn's seed, from the run's seed, the sample's attempt, the conversation and the turn."""
     conversation = f"{number}:" if number else ""
     return int.from_bytes(sha256(f"{sample.seed}/{sample.key}/{conversation}{turn}".encode()).digest()[:6])

@@ -1,4 +1,4 @@
-"""What an episode starts from, and the engine and reward services as an episode needs them."""
+"""A sample to make, and the interfaces of engine, reward services and listeners that its player needs."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -7,67 +7,62 @@ from typing import Any, Literal, Protocol
 from protocol.wire.trajectory import Trajectory
 from rollout.engine.generation import EngineStats, Generation, Sampling
 from rollout.environments.base import Task
+from rollout.environments.guard import GuardedEnvironment
 from rollout.episodes.transcript import Transcript
 from rollout.neighbours.reward_client import Score, ScoreRequest
 
 AGENT = "agent"
-"""Boundary of what a user's agent program does."""
-
-
-@dataclass(frozen=True)
-class Interrupted:
-    """A conversation that another server had begun."""
-
-    transcript: Transcript  # up to the reply to its last finished turn
-    snapshot: str  # its environment's then: JSON
+"""Boundary of failures of a user's agent program."""
 
 
 @dataclass(frozen=True)
 class SampleTask:
-    """One trajectory to make: its place in its lease, and what it starts from."""
+    """One trajectory to make: its place in its lease, and its start."""
 
-    group: str  # name of its group, as in the lease
-    sample_index: int  # counted from 0 within the group
-    attempt: int  # of the lease that asked for it
-    incarnation: int  # start of the run that leased it
-    kind: Literal["train", "eval"]  # eval: held-out, scored and never trained
-    seed: int  # the run's
-    task: Task  # what its environment starts from
-    temperature: float | None = None  # of a sample that is not greedy; None: rollout.temperature
-    before: Interrupted | None = None  # what there is of it already; None: nothing
+    group: str  # group's name, as in the lease
+    sample_index: int  # index within the group, from 0
+    attempt: int  # attempt of its lease
+    incarnation: int  # run's start that leased it
+    kind: Literal["train", "eval"]  # "eval": held-out, scored and never trained
+    seed: int  # run's seed
+    task: Task  # start of its environment
+    temperature: float | None = None  # temperature of a sample that is not greedy; None: rollout.temperature
 
     @property
     def key(self) -> str:
-        """Names this try at this sample, in requests to engine and reward services."""
+        """Name of this attempt at this sample, in requests to engine and reward services."""
         return f"{self.group}/{self.sample_index}/{self.attempt}"
 
 
-class TurnKeeper(Protocol):
-    """Has one sample's finished turns kept elsewhere, so that another server can go on from them."""
+class TurnListener(Protocol):
+    """Follows one sample's turns. Its errors fail the sample."""
 
-    def keep(self, transcript: Transcript, snapshot: str) -> None:
-        """Take the conversation as it is, with the reply to its last turn. snapshot: its environment's, JSON."""
+    async def take_up(self, environment: GuardedEnvironment) -> Transcript | None:
+        """Return the transcript to continue, after the environment resumed there; None: the sample begins."""
 
-    async def until_kept(self) -> None:
-        """Return once what was taken last is kept, or nobody seems to be there to keep it."""
+    async def before_step(self) -> None:
+        """Called after each turn, before the environment gets it."""
+
+    def on_turn_finished(self, transcript: Transcript, environment: GuardedEnvironment) -> None:
+        """Called with each turn's reply in the transcript."""
 
 
 @dataclass
 class WrittenSoFar:
-    """What the policy has written of a sample so far: known to its player's caller also when it is never finished."""
+    """Progress of a sample, which its player's caller reads even if the sample fails."""
 
-    num_model_tokens: int = 0  # of turns that the engine ended, usable or not
-    keeper: TurnKeeper | None = None  # told of each turn that was answered; None: nobody keeps them
+    num_model_tokens: int = 0  # tokens of turns that the engine ended, usable or not
+    listener: TurnListener | None = None  # attachment that follows the turns; None: no attachment
 
 
 class Generator(Protocol):
-    """The engine as a player needs it."""
+    """The engine."""
 
     policy_version: int | None
 
     @property
     def is_alive(self) -> bool:
-        """False as soon as it is known to be gone; it never comes back."""
+        """False once it has crashed; it never comes back."""
         ...
 
     @property
@@ -82,7 +77,7 @@ class Generator(Protocol):
 
 
 class Scorer(Protocol):
-    """The reward services as a player needs them."""
+    """The reward services."""
 
     @property
     def is_accepting(self) -> bool: ...
@@ -91,12 +86,9 @@ class Scorer(Protocol):
 
 
 class Player(Protocol):
-    """Makes samples of one run, each from its prompt to its trajectory."""
+    """Makes the samples of one run."""
 
-    num_cut_observations: int  # observations that lost their end so far
+    num_cut_observations: int  # observations cut so far
 
     async def play(self, sample: SampleTask, written: WrittenSoFar | None = None) -> Trajectory:
-        """Return the finished trajectory. written: counts up with each turn that the engine ends.
-
-        Raises: NeighbourError naming who failed.
-        """
+        """Return the finished trajectory. written: updated with each turn. Raises: NeighbourError."""

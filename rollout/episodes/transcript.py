@@ -1,6 +1,6 @@
-"""A conversation as tokens while it is played: only appended to, never tokenised again.
+"""A conversation as tokens: only appended to, never tokenised again.
 
-A transcript is plain data. It can be sent (MessagePack, JSON) and taken up by another conversation, on another engine.
+A transcript is plain data. It can be sent (MessagePack, JSON) and continued on another engine.
 Shape letter: T tokens so far, prompt included.
 """
 
@@ -16,41 +16,45 @@ from protocol.wire.conversation import ConversationPart, FinishedTurn, arrays_of
 from protocol.wire.trajectory import LOGPROBS, MASK, TOKENS, Trajectory, TrajectoryFacts, TurnReward, VersionSpan
 from rollout.engine.generation import Generation
 
+_MAX_ANSWER = 200
+_OPEN, _CLOSE = "<answer>", "</answer>"
+_BOX = "\\boxed{"
+_HASHES = "####"
 _encoder = msgspec.msgpack.Encoder()
 _facts_decoder = msgspec.msgpack.Decoder(TrajectoryFacts)
 
 
 class Transcript(msgspec.Struct):
-    """What was said so far.
+    """The conversation so far.
 
     Example: a prompt of 2 tokens, a turn of 3 by version 7, an observation of 2, a turn of 1 by version 8 gives the
     mask 0 0 1 1 1 0 0 1 and the spans (2, 5, 7), (7, 8, 8).
     """
 
     tokens: list[int]  # [T]
-    num_prompt_tokens: int  # first tokens, which the policy read before its first turn
+    num_prompt_tokens: int  # tokens of the prompt
     logprobs: list[float]  # [T] natural log at the sampling temperature; 0 where the mask is 0
     loss_mask: list[int]  # [T] 1 where the policy wrote the token
-    version_spans: list[VersionSpan] = []  # which policy version wrote which of the policy's tokens, in order
-    turns: list[FinishedTurn] = []  # that the policy has written, in order
-    reward: float | None = None  # what the environment has given; None: nothing yet
-    turn_rewards: list[TurnReward] = []  # what of it was given for which turn, in order; zeros are left out
-    score: float | None = None  # the environment's own, for filtering; None: it gave none
-    content_hashes: list[str] = []  # of the indexes that answered its searches, sorted
-    logs: dict[str, float] = {}  # the environment's numbers for curves, by name
+    version_spans: list[VersionSpan] = []  # policy versions of the policy's tokens, in order
+    turns: list[FinishedTurn] = []  # policy's turns, in order
+    reward: float | None = None  # environment's reward so far; None: none yet
+    turn_rewards: list[TurnReward] = []  # environment's rewards by turn, in order, without zeros
+    score: float | None = None  # environment's score, for filtering; None: it gave none
+    content_hashes: list[str] = []  # hashes of the indexes that answered its searches, sorted
+    logs: dict[str, float] = {}  # environment's numbers for curves, by name
     started_at: float = 0.0  # Unix seconds
-    generate_s: float = 0.0  # seconds that turns took, waiting for weights included
-    environment_s: float = 0.0  # seconds that the environment took
+    generate_s: float = 0.0  # seconds in turns, with waits for weights
+    environment_s: float = 0.0  # seconds in the environment
 
     @classmethod
     def begin(cls, prompt_tokens: Sequence[int]) -> "Transcript":
-        """Return the transcript that holds a prompt alone."""
+        """Return the transcript of a prompt."""
         n = len(prompt_tokens)
         return cls(list(prompt_tokens), n, logprobs=[0.0] * n, loss_mask=[0] * n, started_at=time.time())
 
     @classmethod
     def of_part(cls, part: ConversationPart, buffers: Sequence[bytes]) -> "Transcript":
-        """Return the transcript that a part from the first token on is. buffers: its tokens, logprobs and mask."""
+        """Return the transcript of a part that begins with the first token. buffers: tokens, logprobs, mask."""
         tokens, logprobs, mask = arrays_of(buffers)
         return cls(
             tokens.tolist(),
@@ -74,12 +78,12 @@ class Transcript(msgspec.Struct):
 
     @property
     def prompt_tokens(self) -> list[int]:
-        """What the policy read before its first turn."""
+        """Tokens of the prompt."""
         return self.tokens[: self.num_prompt_tokens]
 
     @property
     def num_model_tokens(self) -> int:
-        """Tokens that the policy wrote."""
+        """Number of the policy's tokens."""
         return sum(turn.end - turn.start for turn in self.turns)
 
     @property
@@ -88,7 +92,7 @@ class Transcript(msgspec.Struct):
         return self.tokens[self.num_prompt_tokens :]
 
     def add_turn(self, generation: Generation) -> None:
-        """Append what the policy wrote: the very tokens it sampled."""
+        """Append the policy's sampled tokens."""
         offset = len(self.tokens)
         self.version_spans += [VersionSpan(offset + s, offset + e, v) for s, e, v in generation.version_spans]
         self.tokens += generation.tokens
@@ -98,13 +102,13 @@ class Transcript(msgspec.Struct):
         self.turns.append(FinishedTurn(offset, len(self.tokens), finish, generation.stop_string))
 
     def add_observation(self, tokens: Sequence[int]) -> None:
-        """Append what the environment said; never trained on."""
+        """Append a reply to the policy; it is never trained."""
         self.tokens += tokens
         self.logprobs += [0.0] * len(tokens)
         self.loss_mask += [0] * len(tokens)
 
     def add_reward(self, reward: float | None) -> None:
-        """Add what the environment gave for the last turn."""
+        """Add the environment's reward for the last turn."""
         if reward is not None:
             self.reward = (self.reward or 0.0) + reward
         if reward and self.turns:
@@ -114,7 +118,7 @@ class Transcript(msgspec.Struct):
             self.turn_rewards = [*before, TurnReward(end, reward)]
 
     def add_figures(self, score: float | None, logs: Mapping[str, float]) -> None:
-        """Take over what the environment says beside the reward; the last of each counts."""
+        """Set the environment's score and logs; the last value of each counts."""
         self.score = self.score if score is None else score
         self.logs = {**self.logs, **logs}
 
@@ -124,7 +128,7 @@ class Transcript(msgspec.Struct):
         return [np.array(values[first:end], kind).tobytes() for values, kind in arrays]
 
     def up_to(self, num_turns: int) -> "Transcript":
-        """Return a copy that ends with the policy's num_turns-th turn: what came after it was never said."""
+        """Return a copy up to the end of the policy's num_turns-th turn."""
         end = self.turns[num_turns - 1].end
         return msgspec.structs.replace(
             self,
@@ -139,13 +143,13 @@ class Transcript(msgspec.Struct):
         )
 
     def to_trajectory(self, facts: TrajectoryFacts) -> Trajectory:
-        """Return the finished trajectory, checked as the coordinator will check it.
+        """Return the finished trajectory, with the coordinator's own checks.
 
-        Raises: FrameError when the engine's figures cannot be trained, or the coordinator would refuse the facts: it
-        could name no sample then, and the trajectory would be sent for ever.
+        Raises: FrameError for numbers that cannot be trained, and for facts that the coordinator could not decode: it
+        could not name the sample then, and the trajectory would be resent for ever.
         """
         trajectory = Trajectory(
-            _readable(facts),
+            _reencode(facts),
             tokens=np.array(self.tokens, TOKENS),
             behaviour_logprobs=np.array(self.logprobs, LOGPROBS),
             loss_mask=np.array(self.loss_mask, MASK),
@@ -154,9 +158,46 @@ class Transcript(msgspec.Struct):
         return trajectory
 
 
-def _readable(facts: TrajectoryFacts) -> TrajectoryFacts:
-    """Return facts as whoever receives them reads them. Raises: FrameError naming the first field that is wrong."""
+def _reencode(facts: TrajectoryFacts) -> TrajectoryFacts:
+    """Return the facts after encoding and decoding. Raises: FrameError naming the first wrong field."""
     try:
         return _facts_decoder.decode(_encoder.encode(facts))
     except (msgspec.MsgspecError, TypeError, ValueError, OverflowError) as error:
         raise FrameError("$.trajectory", str(error)) from error
+
+
+def final_answer(text: str) -> str:
+    """Return a message's last `<answer>`, `\\boxed{}` or `####` answer, or else its last line; "" for a blank text.
+
+    Answers of samples are compared by it. Case and spaces do not count; at most 200 characters.
+    Example: "It is <answer> Paris </answer>" gives "paris".
+    """
+    found = _tagged(text) or _boxed(text) or _after_hashes(text) or _last_line(text)
+    return " ".join(found.casefold().split())[:_MAX_ANSWER].strip()
+
+
+def _tagged(text: str) -> str:
+    end = text.rfind(_CLOSE)
+    start = text.rfind(_OPEN, 0, end) if end >= 0 else -1
+    return text[start + len(_OPEN) : end] if start >= 0 else ""
+
+
+def _boxed(text: str) -> str:
+    """Return the contents of the last box, with braces inside it."""
+    start = text.rfind(_BOX)
+    depth, begin = 1, start + len(_BOX)
+    for place in range(begin, len(text)) if start >= 0 else ():
+        depth += {"{": 1, "}": -1}.get(text[place], 0)
+        if not depth:
+            return text[begin:place]
+    return ""
+
+
+def _after_hashes(text: str) -> str:
+    start = text.rfind(_HASHES)
+    return _last_line(text[start + len(_HASHES) :].strip().partition("\n")[0]) if start >= 0 else ""
+
+
+def _last_line(text: str) -> str:
+    lines = [line for line in text.splitlines() if line.strip()]
+    return lines[-1] if lines else ""

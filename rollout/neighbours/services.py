@@ -13,7 +13,7 @@ from protocol.settings.rewards import RewardEndpoint, RewardsSettings
 from protocol.settings.run_spec import RunSpec
 from rollout.environments.base import Messages, Resources
 from rollout.environments.loading import load_environment, required_tools
-from rollout.environments.tool_use.make import MakeToolUse
+from rollout.environments.tool_use.tool_use import MakeToolUse
 from rollout.neighbours.http.pool import ClosedAtExit
 from rollout.neighbours.node import Node
 from rollout.neighbours.reward_client import NoRewards, RewardClient
@@ -43,7 +43,7 @@ class Services(ClosedAtExit):
         self._mcp = self._open_mcp()
         self.rewards = _open_rewards(spec.rewards, node, getattr(self.make_environment, "gives_reward", False))
         # Arguments of environments.
-        self.resources = Resources(spec.rollout.max_turns, self.tools, self._chat_template, self._rendered)
+        self.resources = Resources(spec.rollout.max_turns, self.tools, tokenizer, self._rendered)
 
     @property
     def is_accepting(self) -> bool:
@@ -62,7 +62,7 @@ class Services(ClosedAtExit):
         environment cannot use.
         """
         if self._tokenizer is not None and isinstance(self.make_environment, MakeToolUse):
-            self.make_environment.check_model(self._chat_template)
+            self.make_environment.check_model(self._tokenizer)
         await self.rewards.check()
         for tool in self.tools.values():
             await tool.check()
@@ -99,10 +99,6 @@ class Services(ClosedAtExit):
         bos = getattr(self._tokenizer, "bos_token", None)
         has_two = bool(bos) and self._tokenizer.encode("")[:1] == [self._tokenizer.bos_token_id]
         return text.removeprefix(str(bos)) if has_two else text
-
-    @property
-    def _chat_template(self) -> Any:
-        return getattr(self._tokenizer, "chat_template", None)
 
 
 def _open_rewards(rewards: RewardsSettings, node: Node, is_given: bool) -> RewardClient | NoRewards:

@@ -14,13 +14,11 @@ from protocol.errors import NeighbourError
 from protocol.one_line import described, one_line
 from protocol.settings.rollout import RolloutSettings
 from protocol.wire import messages as m
-from protocol.wire.conversation import split_buffers
 from rollout.environments.base import Task
 from rollout.environments.guard import ENVIRONMENT
-from rollout.episodes.sample import AGENT, Interrupted, Player, SampleTask, WrittenSoFar
-from rollout.episodes.transcript import Transcript
+from rollout.episodes.sample import AGENT, Player, SampleTask, WrittenSoFar
 from rollout.session.outbox import Failure, FailureCounts, Finished, Item, Key, Outbox
-from rollout.session.turns_to_keep import TurnsToKeep
+from rollout.session.turns_to_keep import TurnsToKeep, interrupted_samples
 
 _NUM_REMEMBERED = 65536
 
@@ -51,7 +49,7 @@ class SamplesInFlight:
         self._on_change = on_change
         self._has_engine = has_engine
         self.turns = TurnsToKeep(clock, on_change)
-        self._leases: deque[tuple[m.Lease, dict[int, Interrupted]]] = deque()
+        self._leases: deque[m.Lease] = deque()
         self._running: dict[tuple[str, int], _Running] = {}
         self._open_groups: Counter[str] = Counter()
         self._newest: dict[str, tuple[int, int]] = {}
@@ -75,7 +73,7 @@ class SamplesInFlight:
 
     def unfinished(self) -> dict[str, int]:
         """Return each group here whose samples the coordinator does not have all, with its newest lease's attempt."""
-        names = {lease.group for lease, _ in self._leases} | self._open_groups.keys()
+        names = {lease.group for lease in self._leases} | self._open_groups.keys()
         names |= {key.group for key in self._outbox.unanswered()}
         return {name: self._newest[name][1] for name in names if name in self._newest}
 
@@ -84,7 +82,7 @@ class SamplesInFlight:
 
         buffers: arrays of its samples that other servers had begun. Raises: FrameError when they are of other lengths.
         """
-        begun = _begun_elsewhere(lease, buffers)
+        interrupted = interrupted_samples(lease, buffers)
         stamp = (lease.incarnation, lease.attempt)
         if self._newest.get(lease.group, (0, 0)) >= stamp:
             return
@@ -93,7 +91,8 @@ class SamplesInFlight:
         self._newest[lease.group] = stamp
         if len(self._newest) > _NUM_REMEMBERED:
             del self._newest[next(iter(self._newest))]
-        self._leases.append((lease, begun))
+        self._leases.append(lease)
+        self.turns.interrupted.update(interrupted)
 
     def cancel(self) -> None:
         """Stop every sample in flight."""
@@ -103,10 +102,10 @@ class SamplesInFlight:
     def admit(self, tasks: asyncio.TaskGroup) -> None:
         """Start leases while there is room. More than were asked for can come: a Demand and a Lease may cross."""
         while self._leases and len(self._open_groups) < self._settings.max_groups_in_flight:
-            lease, begun = self._leases.popleft()
+            lease = self._leases.popleft()
             row = msgspec.msgpack.encode((lease.prompt, lease.label, lease.columns))
             for index in lease.sample_indices:
-                self._start(tasks, _sample(lease, index, row, begun.get(index)))
+                self._start(tasks, _sample(lease, index, row))
 
     def stop(self, group: str, sample_index: int, attempt: int) -> None:
         """Stop a try at a sample that another server makes by now: what its tools do from here on, they do twice."""
@@ -134,7 +133,7 @@ class SamplesInFlight:
         """Return the finished sample, or what failed it: whatever is raised in here is this one sample's failure."""
         limit_s, written = self._settings.lease_timeout_s, WrittenSoFar()
         if self._settings.resume_turns:
-            written.keeper = self.turns.keeper_of(sample)
+            written.listener = self.turns.keeper_of(sample)
         deadline = asyncio.timeout(limit_s)
         try:
             async with deadline:
@@ -193,22 +192,10 @@ def _is_told_to_stop(error: BaseException) -> bool:
     return isinstance(error, asyncio.CancelledError) and task is not None and task.cancelling() > 0
 
 
-def _begun_elsewhere(lease: m.Lease, buffers: Sequence[bytes]) -> dict[int, Interrupted]:
-    """Return the samples of a lease that go on where another server stopped."""
-    parts = lease.resumed or []
-    arrays = split_buffers(parts, buffers, "$.resumed") if parts else []
-    return {
-        part.sample_index: Interrupted(Transcript.of_part(part, its), part.snapshot)
-        for part, its in zip(parts, arrays, strict=True)
-    }
-
-
-def _sample(lease: m.Lease, index: int, row: bytes, before: Interrupted | None) -> SampleTask:
-    """Return one sample of a lease. row: its prompt, label and columns. before: what there is of it already."""
+def _sample(lease: m.Lease, index: int, row: bytes) -> SampleTask:
+    """Return one sample of a lease. row: its prompt, label and columns."""
     # Of its own: an environment that changes its row must not change the row of the group's other samples.
     prompt, label, columns = msgspec.msgpack.decode(row)
     task = Task(prompt, label, columns, is_greedy=index in lease.greedy_indices)
     temperature = None if lease.temperature is msgspec.UNSET else lease.temperature
-    return SampleTask(
-        lease.group, index, lease.attempt, lease.incarnation, lease.kind, lease.seed, task, temperature, before
-    )
+    return SampleTask(lease.group, index, lease.attempt, lease.incarnation, lease.kind, lease.seed, task, temperature)

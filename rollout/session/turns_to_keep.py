@@ -1,6 +1,6 @@
 """Finished turns of samples in flight, until the coordinator has them: sent, sent again, and answered.
 
-    keep -> due -> TurnsDone ... TurnsKept -> until_kept returns
+    keep -> due -> TurnsDone ... TurnsKept -> before_step returns
                    no answer in time, or one that names fewer tokens: sent again from the last kept token
 
 A conversation asks its environment for the next reply only once the turn before is kept, so that a server that dies
@@ -9,13 +9,16 @@ costs it the turn under way and no other, and no tool is called twice for a turn
 
 import asyncio
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass
 from itertools import islice, takewhile
 
 import msgspec
 
-from protocol.wire.conversation import LARGEST_NUMBER, MAX_TURNS, ConversationPart
-from protocol.wire.messages import MAX_PARTS, Kept
+from protocol.wire.conversation import LARGEST_NUMBER, MAX_TURNS, ConversationPart, split_buffers
+from protocol.wire.messages import MAX_PARTS, Kept, Lease
+from rollout.environments.guard import GuardedEnvironment
+from rollout.environments.snapshots import is_resumable, resume_from, snapshot_of
 from rollout.episodes.sample import SampleTask
 from rollout.episodes.transcript import Transcript
 
@@ -31,12 +34,34 @@ _MAX_LOGS, _MAX_HASHES = 64, 16
 _Place = tuple[str, int]
 
 
+@dataclass(frozen=True)
+class Interrupted:
+    """A conversation that another server began."""
+
+    transcript: Transcript  # transcript up to the reply to the last finished turn
+    snapshot: str  # environment's state there, as JSON
+
+
+def interrupted_samples(lease: Lease, buffers: Sequence[bytes]) -> dict[tuple[str, int, int], Interrupted]:
+    """Return a lease's samples that other servers began, by group, index and attempt.
+
+    buffers: their arrays. Raises: FrameError when the arrays have other lengths.
+    """
+    parts = lease.resumed or []
+    arrays = split_buffers(parts, buffers, "$.resumed") if parts else []
+    return {
+        (lease.group, part.sample_index, lease.attempt): Interrupted(Transcript.of_part(part, each), part.snapshot)
+        for part, each in zip(parts, arrays, strict=True)
+    }
+
+
 class TurnsToKeep:
     """Of the samples of one session. clock: monotonic seconds. on_news: called when there is something to send."""
 
     def __init__(self, clock: Callable[[], float], on_news: Callable[[], None]) -> None:
         self.clock = clock
         self.is_answered = True  # False: the coordinator left turns without an answer, and has given none since
+        self.interrupted: dict[tuple[str, int, int], Interrupted] = {}  # samples to resume, until they start
         self._on_news = on_news
         self._keepers: dict[_Place, Keeper] = {}
         self._unsent: dict[_Place, None] = {}
@@ -46,7 +71,8 @@ class TurnsToKeep:
 
     def keeper_of(self, sample: SampleTask) -> "Keeper":
         """Return what a sample that begins now tells of its turns."""
-        keeper = self._keepers[sample.group, sample.sample_index] = Keeper(self, sample)
+        before = self.interrupted.pop((sample.group, sample.sample_index, sample.attempt), None)
+        keeper = self._keepers[sample.group, sample.sample_index] = Keeper(self, sample, before)
         return keeper
 
     def forget(self, place: tuple[str, int]) -> None:
@@ -111,21 +137,30 @@ class TurnsToKeep:
 
 
 class Keeper:
-    """One sample's `TurnKeeper`."""
+    """One sample's `TurnListener`."""
 
-    def __init__(self, shared: TurnsToKeep, sample: SampleTask) -> None:
+    def __init__(self, shared: TurnsToKeep, sample: SampleTask, before: Interrupted | None = None) -> None:
+        """before: conversation to resume; None: the sample begins."""
         self.sample = sample
+        self._before = before
         self._shared = shared
         # Another server's turns are kept already, or this sample would not go on from them.
-        self._num_kept = len(sample.before.transcript) if sample.before is not None else 0
+        self._num_kept = len(before.transcript) if before is not None else 0
         self._noted: ConversationPart | None = None
         self._transcript: Transcript | None = None
         self._is_kept = asyncio.Event()
         self._is_kept.set()
 
-    def keep(self, transcript: Transcript, snapshot: str) -> None:
-        sample = self.sample
-        if not _is_sendable(transcript):
+    async def take_up(self, environment: GuardedEnvironment) -> Transcript | None:
+        before = self._before
+        if before is None or not is_resumable(type(environment.inner)):
+            return None
+        await resume_from(environment, before.snapshot)
+        return before.transcript
+
+    def on_turn_finished(self, transcript: Transcript, environment: GuardedEnvironment) -> None:
+        sample, snapshot = self.sample, snapshot_of(environment)
+        if snapshot is None or not _is_sendable(transcript):
             return  # from here on it could only begin anew; its trajectory will be refused by name
         # Turns and tokens are cut out of the transcript when they are sent: until then it only grows behind them.
         self._transcript = transcript
@@ -150,7 +185,7 @@ class Keeper:
         self._is_kept.clear()
         self._shared.note((sample.group, sample.sample_index))
 
-    async def until_kept(self) -> None:
+    async def before_step(self) -> None:
         if self._is_kept.is_set() or not self._shared.is_answered:
             return
         try:

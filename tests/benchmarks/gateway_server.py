@@ -77,17 +77,14 @@ async def ours(num_agents: int) -> None:
         asyncio.create_task(player.play(SampleTask(f"g{i}", 0, 1, 1, "train", 7, Task("", None, {}))))
         for i in range(num_agents)
     ]
-    lags = {"engine": Lag(), "http": Lag()}
-    watching = asyncio.create_task(lags["engine"].watch())
-    http: list[Any] = []
-    player._http.call(lambda: http.append(asyncio.create_task(lags["http"].watch())))
+    lag = Lag()
+    watching = asyncio.create_task(lag.watch())
     print(player.base_url.removesuffix("/v1"), flush=True)
     await asyncio.to_thread(sys.stdin.read)
     watching.cancel()
     done, _ = await asyncio.wait(samples, timeout=10.0)
     finished = sum(not sample.cancelled() and sample.exception() is None for sample in done)
-    told = {name: lag.told() for name, lag in lags.items()}
-    _tell({**told, "turns": engine.num_turns, "finished": finished})
+    _tell({"http": lag.told(), "turns": engine.num_turns, "finished": finished})
 
 
 async def plain(num_agents: int) -> None:

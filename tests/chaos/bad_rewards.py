@@ -21,8 +21,7 @@ import time
 from contextlib import AsyncExitStack
 
 from protocol.settings.rewards import RewardEndpoint
-from rollout.environments.base import Resources
-from rollout.environments.single_turn import SingleTurn
+from rollout.environments.base import Resources, SingleTurn
 from rollout.neighbours.http.retries import HttpPolicy
 from rollout.neighbours.reward_client import RewardClient, Score, ScoreRequest
 from tests.chaos.rig.bad_http import BadServer, bad_server, reward_of

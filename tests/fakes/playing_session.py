@@ -10,8 +10,7 @@ from protocol.wire import messages as m
 from protocol.wire.channel import AsyncDealerChannel
 from protocol.wire.trajectory import Trajectory
 from rollout.engine.version_gate import VersionGate
-from rollout.environments.base import MakeEnvironment, Resources
-from rollout.environments.single_turn import SingleTurn
+from rollout.environments.base import MakeEnvironment, Resources, SingleTurn
 from rollout.episodes.player import EpisodePlayer
 from rollout.episodes.sample import Scorer
 from rollout.session.outbox import Outbox

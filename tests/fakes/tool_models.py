@@ -28,23 +28,35 @@ QWEN = """{% if tools %}<|im_start|>system
 
 </think>
 
-{% endif %}{{ m.content }}<|im_end|>
+{% endif %}{{ m.content }}{% for c in m.tool_calls %}{% set f = c.function %}
+<tool_call>
+{"name": "{{ f.name }}", "arguments": {{ f.arguments | tojson }}}
+</tool_call>{% endfor %}<|im_end|>
 {% endif %}{% endfor %}{% if add_generation_prompt %}<|im_start|>assistant
 {% endif %}"""
-CODER = QWEN.replace(""""name": .., "arguments": ..}""", "<function=..>")
+CODER = QWEN.replace(
+    """{"name": "{{ f.name }}", "arguments": {{ f.arguments | tojson }}}""",
+    "<function={{ f.name }}>{% for key, value in f.arguments.items() %}\n<parameter={{ key }}>\n{{ value }}\n"
+    "</parameter>\n{% endfor %}</function>",
+)
 LLAMA = """<|begin_of_text|>{% for m in messages %}{% if m.role == 'tool' %}<|start_header_id|>ipython<|end_header_id|>
 
 {{ {"output": m.content} | tojson }}<|eot_id|>{% else %}<|start_header_id|>{{ m.role }}<|end_header_id|>
 
-{% if tools and loop.first %}{{ tools | tojson }}{% endif %}{{ m.content | trim }}<|eot_id|>{% endif %}{% endfor %}\
+{% if tools and loop.first %}{{ tools | tojson }}{% endif %}{{ m.content | trim }}{% for c in m.tool_calls %}\
+{"name": "{{ c.function.name }}", "parameters": {{ c.function.arguments | tojson }}}\
+{% endfor %}<|eot_id|>{% endif %}{% endfor %}\
 {% if add_generation_prompt %}<|start_header_id|>assistant<|end_header_id|>
 
 {% endif %}"""
 MISTRAL = """{{ bos_token }}{% for m in messages %}{% if m.role == 'user' %}{% if tools %}[AVAILABLE_TOOLS] \
 {{ tools | tojson }}[/AVAILABLE_TOOLS]{% endif %}[INST] {{ m.content }}[/INST]\
-{% elif m.role == 'assistant' %} {{ m.content | trim }}</s>\
+{% elif m.role == 'assistant' %}{% if m.tool_calls %}[TOOL_CALLS] [\
+{% for c in m.tool_calls %}{"name": "{{ c.function.name }}", \
+"arguments": {{ c.function.arguments | tojson }}}{% if not loop.last %}, {% endif %}{% endfor %}]{% else %} \
+{{ m.content | trim }}{% endif %}</s>\
 {% elif m.tool_call_id | length != 9 %}{{ raise_exception('ids have 9 characters') }}{% else %}[TOOL_RESULTS] {\
-"content": {{ m.content | string }}, "call_id": "{{ m.tool_call_id }}"}[/TOOL_RESULTS]{# [TOOL_CALLS] #}{% endif %}\
+"content": {{ m.content | string }}, "call_id": "{{ m.tool_call_id }}"}[/TOOL_RESULTS]{% endif %}\
 {% endfor %}"""
 
 

@@ -7,10 +7,9 @@ import pytest
 
 from protocol.errors import NeighbourError, SettingsError
 from protocol.settings.rollout import ENVIRONMENT_FORMS
-from rollout.environments.base import Observation, Resources, Step, Task, Turn
+from rollout.environments.base import Observation, Resources, SingleTurn, Step, Task, Turn
 from rollout.environments.loading import load_environment, required_tools
 from rollout.environments.search import Search, query_of, render_passages
-from rollout.environments.single_turn import SingleTurn
 
 TASK = Task("What is the alpha-3 code of the country Belarus?", "BLR", {})
 BELARUS = '"Belarus"\ncountry; alpha-2 code BY; alpha-3 code BLR; numeric code 112.'

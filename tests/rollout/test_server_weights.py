@@ -174,7 +174,7 @@ async def test_what_weights_wrote_that_nobody_served_is_given_up(stage: Stage, n
 
     failed = await stage.coordinator.next(m.SampleFailed)
     assert failed.boundary == "engine"
-    assert "was given up: its weights were found to be other than the learner's" in failed.detail
+    assert "was dropped: its weights differ from the learner's" in failed.detail
     assert stage.engine.calls.count("forget_weights") == 2  # once when the run was attached
     with pytest.raises(NeighbourError, match=r"^sluice-rollout-0: cannot serve version 2: it holds None$"):
         await stage.server.serve(by, 2)

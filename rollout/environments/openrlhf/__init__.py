@@ -1,1 +1,1 @@
-"""Users' OpenRLHF agent files, unchanged. Reading order: base_classes, agent, load, environment."""
+"""Users' OpenRLHF agent files, unchanged. Reading order: load, agent."""

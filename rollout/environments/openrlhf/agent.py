@@ -1,4 +1,4 @@
-"""One conversation of an agent file, whichever of OpenRLHF's four generations it was written for.
+"""One conversation of an OpenRLHF agent file, in any of OpenRLHF's four interface generations.
 
 1  async step(state, action, label)                       -> (reward, next state, done, info)
 2  async step(observation, action, label, **kwargs)       -> {rewards, scores, next_observation, done, extra_logs}
@@ -13,33 +13,34 @@ from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 from protocol.errors import NeighbourError
+from rollout.environments.base import Observation, Prompt, Resources, Step, Task, Turn
 
 _ENVIRONMENT = "environment"
 
 
 @dataclass(frozen=True)
-class Replied:
-    """What an agent says to a turn."""
+class AgentReply:
+    """Agent's reply to a turn."""
 
-    feedback: str  # what the policy reads next
+    feedback: str  # text that the policy reads next
     is_done: bool  # True: the conversation ends
-    reward: Any  # for this turn; a number, or a tensor of one
-    score: Any = None  # the conversation's so far, 0 to 1, for filtering; None: it gives none
-    logs: Mapping[str, Any] = field(default_factory=dict)  # numbers worth a curve, by name
+    reward: Any  # reward of this turn: a number, or a tensor of one
+    score: Any = None  # conversation's score so far, 0 to 1, for filtering; None: it gives none
+    logs: Mapping[str, Any] = field(default_factory=dict)  # numbers for curves, by name
 
 
 class Agent(Protocol):
-    """One conversation's. What it raises is the failure of its sample."""
+    """The agent of one conversation. Its exceptions fail the sample."""
 
     async def reset(self, observation: str, label: Any) -> str:
-        """Return what the policy reads first."""
+        """Return the prompt."""
 
-    async def step(self, observation: str, action: str, label: Any) -> Replied:
-        """Return the reply to a turn. observation: all that was said before it, prompt included."""
+    async def step(self, observation: str, action: str, label: Any) -> AgentReply:
+        """Return the reply to a turn. observation: the whole conversation before it, with the prompt."""
 
 
 class FunctionAgent:
-    """Generations 1 and 2: a function, with what its module keeps between calls."""
+    """Generations 1 and 2: a function, and its module's state."""
 
     def __init__(self, step: Callable[..., Awaitable[Any]]) -> None:
         """step: of a module that no other conversation uses."""
@@ -51,15 +52,15 @@ class FunctionAgent:
     async def reset(self, observation: str, label: Any) -> str:
         return observation
 
-    async def step(self, observation: str, action: str, label: Any) -> Replied:
+    async def step(self, observation: str, action: str, label: Any) -> AgentReply:
         returned = await self._step(observation, action, label, **self._options)
         if isinstance(returned, Mapping):
             following = returned.get("next_observation", returned.get("next_state"))
-            return _replied(returned, _feedback(following, observation + action))
+            return _reply(returned, _feedback(following, observation + action))
         if not isinstance(returned, tuple | list) or len(returned) < 3:
             raise _wrong("step", returned, "a dict, or (reward, next state, done, info)")
         reward, following, done, *_ = returned
-        return Replied(_feedback(following, observation + action), bool(done), reward)
+        return AgentReply(_feedback(following, observation + action), bool(done), reward)
 
 
 class InstanceAgent:
@@ -81,34 +82,74 @@ class InstanceAgent:
             raise _wrong("reset", returned, 'a dict with a text as "observation"')
         return str(returned["observation"])
 
-    async def step(self, observation: str, action: str, label: Any) -> Replied:
+    async def step(self, observation: str, action: str, label: Any) -> AgentReply:
         states = {"observation_text": observation, "action_text": action, "label": label, "sampling_params": None}
         returned = await self._instance.step(states)
         if not isinstance(returned, Mapping) or not isinstance(returned.get("environment_feedback"), str):
             raise _wrong("step", returned, 'a dict with a text as "environment_feedback"')
-        return _replied(returned, returned["environment_feedback"])
+        return _reply(returned, returned["environment_feedback"])
 
 
-def _replied(returned: Mapping[str, Any], feedback: str) -> Replied:
+class AgentPlay:
+    """Environment of an agent. It ends by the agent or by a full context; rollout.max_turns does not apply."""
+
+    stop: tuple[str, ...] = ()
+
+    def __init__(self, resources: Resources, agent: Agent) -> None:
+        self._resources = resources
+        self._agent = agent
+        self._conversation = ""
+        self._label: Any = None
+
+    async def reset(self, task: Task) -> Prompt:
+        """Return the prompt from the agent's reset. Of chat messages the agent gets the rendered text."""
+        self._label = task.label
+        prompt = task.prompt
+        text = prompt if isinstance(prompt, str) else self._resources.render(prompt)
+        self._conversation = await self._agent.reset(text, task.label)
+        # Unchanged messages stay messages: their contents are untrusted text.
+        return prompt if self._conversation == text else self._conversation
+
+    async def step(self, turn: Turn) -> Step:
+        """Return the agent's feedback as trusted text: the agent writes the turns' ends and beginnings itself."""
+        reply = await self._agent.step(self._conversation, turn.text, self._label)
+        self._conversation += turn.text + reply.feedback
+        observation = Observation("", head=reply.feedback)
+        return Step(observation, reply.is_done, reply.reward, score=reply.score, logs=reply.logs)
+
+
+@dataclass(frozen=True)
+class MakeAgentPlay:
+    """Makes the environment for each sample of a run, in the place of an environment's class."""
+
+    make_agent: Callable[[], Agent]  # makes one conversation's agent
+    stop: tuple[str, ...] = ()
+    gives_reward: bool = True
+
+    def __call__(self, resources: Resources) -> AgentPlay:
+        return AgentPlay(resources, self.make_agent())
+
+
+def _reply(returned: Mapping[str, Any], feedback: str) -> AgentReply:
     for name in ("rewards", "done"):
         if name not in returned:
             raise _wrong("step", dict(returned), f"a dict with {name!r}")
     if returned.get("sampling_params") is not None:
         problem = "step returned sampling_params, which it was not given"
-        raise NeighbourError(_ENVIRONMENT, f"{problem}: samples are drawn as rollout.temperature and sampling.* say")
+        raise NeighbourError(_ENVIRONMENT, f"{problem}: rollout.temperature and sampling.* decide the sampling")
     logs = returned.get("extra_logs") or {}
-    return Replied(feedback, bool(returned["done"]), returned["rewards"], returned.get("scores"), logs)
+    return AgentReply(feedback, bool(returned["done"]), returned["rewards"], returned.get("scores"), logs)
 
 
 def _feedback(following: Any, before: str) -> str:
-    """Return what the agent added to the conversation. It cannot change it: what was sampled is what is trained."""
+    """Return the text that the agent appended. It cannot change earlier text: the sampled tokens are trained."""
     if not isinstance(following, str):
         raise _wrong("step", following, "the whole conversation as text")
     if not following.startswith(before):
         problem = "the next observation that step returned does not begin with observation + action"
-        raise NeighbourError(_ENVIRONMENT, f"{problem}: what the policy has read and written cannot be changed")
+        raise NeighbourError(_ENVIRONMENT, f"{problem}: earlier text of a conversation cannot be changed")
     return following[len(before) :]
 
 
-def _wrong(what: str, value: Any, expected: str) -> NeighbourError:
-    return NeighbourError(_ENVIRONMENT, f"{what} returned {type(value).__name__} {value!r:.80}, expected {expected}")
+def _wrong(method: str, value: Any, expected: str) -> NeighbourError:
+    return NeighbourError(_ENVIRONMENT, f"{method} returned {type(value).__name__} {value!r:.80}, expected {expected}")

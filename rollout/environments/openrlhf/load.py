@@ -1,6 +1,7 @@
-"""Finds what an agent file has: a function `step`, or a class of an agent."""
+"""Loads OpenRLHF agent files: a function `step`, or an agent's class. Provides the names that they import."""
 
 import hashlib
+import importlib.util
 import inspect
 import sys
 from collections.abc import Callable
@@ -9,13 +10,40 @@ from types import CodeType, ModuleType
 from typing import Any
 
 from protocol.errors import SettingsError
-from rollout.environments.openrlhf.agent import Agent, FunctionAgent, InstanceAgent
-from rollout.environments.openrlhf.base_classes import offer_base_classes
-from rollout.environments.openrlhf.environment import MakeAgentPlay
+from rollout.environments.openrlhf.agent import Agent, FunctionAgent, InstanceAgent, MakeAgentPlay
+
+
+class AgentInstanceBase:
+    """OpenRLHF's base class of one conversation's environment."""
+
+    async def reset(self, states: dict[str, Any], **kwargs: Any) -> dict[str, Any]:
+        return states
+
+    async def step(self, state_dict: dict[str, Any], **kwargs: Any) -> dict[str, Any]:
+        raise NotImplementedError("AgentInstance has no step")
+
+
+class AgentExecutorBase:
+    """OpenRLHF's base class of executors. Sluice never runs one: it plays the conversation itself."""
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        pass
+
+    async def execute(self, *args: Any, **kwargs: Any) -> Any:
+        raise NotImplementedError("Sluice plays the conversation itself")
+
+
+_NAMES = {
+    "AgentInstanceBase": AgentInstanceBase,
+    "AgentExecutorBase": AgentExecutorBase,
+    "MultiTurnAgentExecutor": AgentExecutorBase,
+    "SingleTurnAgentExecutor": AgentExecutorBase,
+}
+_MODULES = ("openrlhf", "openrlhf.utils", "openrlhf.utils.agent")
 
 
 def load_agent(path: Path) -> MakeAgentPlay:
-    """Return the environment that plays the agents of this file. Runs it. Raises: SettingsError with what it lacks."""
+    """Return the environment that plays the agents of this file. Runs the file. Raises: SettingsError."""
     if not path.is_file():
         raise _error(path, "there is no such file. Give the path of a Python file.")
     offer_base_classes()
@@ -31,8 +59,19 @@ def load_agent(path: Path) -> MakeAgentPlay:
     return MakeAgentPlay(_function_agents(code, path))
 
 
+def offer_base_classes() -> None:
+    """Make `from openrlhf.utils.agent import ..` work in this process, unless OpenRLHF is installed."""
+    if _MODULES[0] in sys.modules or importlib.util.find_spec(_MODULES[0]) is not None:
+        return
+    for name in _MODULES:
+        module = ModuleType(name)
+        module.__path__ = []
+        sys.modules[name] = module
+    vars(sys.modules[_MODULES[-1]]).update(_NAMES)
+
+
 def _function_agents(code: CodeType, path: Path) -> Callable[[], Agent]:
-    # Such a file keeps what it knows of a conversation in its module: each conversation has one of its own.
+    # Such a file keeps a conversation's state in its module, so each conversation gets a module of its own.
     return lambda: FunctionAgent(_run(code, path).step)
 
 
@@ -45,16 +84,16 @@ def _run(code: CodeType, path: Path) -> Any:
 
 
 def _agent_class(module: ModuleType, path: Path) -> type[Any] | None:
-    """Return the class with `step` whose objects are one conversation each: AgentInstance, or the file's only one."""
+    """Return the agent class: AgentInstance, or the file's only class with `step`."""
     classes = [value for value in vars(module).values() if inspect.isclass(value)]
     written = [found for found in classes if found.__module__ == module.__name__]
     executors = [found for found in written if "execute" in vars(found)]
     agents = [found for found in written if inspect.iscoroutinefunction(getattr(found, "step", None))]
     for executor in executors:
-        if not _hands_on(vars(executor)["execute"]):
+        if not _only_calls_base(vars(executor)["execute"]):
             raise _error(
                 path,
-                f"{executor.__name__} has an `execute` of its own, which drives the engine itself. Put what it does "
+                f"{executor.__name__} has an `execute` of its own, which drives the engine itself. Move its work "
                 "into the reset and step of an AgentInstance, or write an environment (rollout/README.md).",
             )
     named = [found for found in agents if found.__name__ == "AgentInstance"]
@@ -65,8 +104,8 @@ def _agent_class(module: ModuleType, path: Path) -> type[Any] | None:
     return next(iter(named or agents), None)
 
 
-def _hands_on(execute: Any) -> bool:
-    """Return whether an executor's method only calls the one that it overrides, as the examples of generation 3 do."""
+def _only_calls_base(execute: Any) -> bool:
+    """Return whether an executor's method only calls its base's, as in the examples of generation 3."""
     return inspect.isfunction(execute) and set(execute.__code__.co_names) <= {"super", "execute"}
 
 

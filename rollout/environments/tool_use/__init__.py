@@ -1,1 +1,1 @@
-"""The policy calls tools as its chat template taught it. Reading order: call_formats, arguments, toolbox, tool_use."""
+"""The policy calls tools in its chat template's form. Reading order: tool_use, call_formats, arguments."""

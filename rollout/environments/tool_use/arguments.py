@@ -1,4 +1,4 @@
-"""What a call gives a tool, held against the tool's schema: OpenAI's, which is JSON Schema."""
+"""A call's arguments, checked against the tool's schema: OpenAI's form, which is JSON Schema."""
 
 import json
 from collections.abc import Iterable, Mapping
@@ -18,35 +18,35 @@ _TYPES: dict[str, tuple[type, ...]] = {
 _MAX_DEPTH = 32
 
 
-def fitted(arguments: Mapping[str, Any], schema: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the arguments as the schema has them; a text that is the JSON of the type asked for becomes that.
+def fit_arguments(arguments: Mapping[str, Any], schema: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the arguments in the schema's types. A text that is JSON of the wanted type is parsed.
 
-    schema: of the tool, {"type": "function", "function": {"parameters": ...}}. Checked are required and unknown names
-    and the types of the first level (`type`, or those of `anyOf` and `oneOf`): what a tool needs beyond them it checks
-    itself. Raises: ToolRefusal with what is wrong. Example: {"n": "3"} becomes {"n": 3} where n is an integer.
+    schema: the tool's, {"type": "function", "function": {"parameters": ...}}. Checked are missing and unknown names
+    and the types of the first level (`type`, or those in `anyOf` and `oneOf`). The tool checks everything else.
+    Raises: ToolRefusal with the mistake. Example: {"n": "3"} becomes {"n": 3} where n is an integer.
     """
     parameters = schema["function"].get("parameters") or {}
     properties: Mapping[str, Any] = parameters.get("properties") or {}
     if missing := [name for name in parameters.get("required") or () if name not in arguments]:
         raise ToolRefusal(f"the argument {missing[0]} is missing")
-    # An object whose properties are not said may have any (JSON Schema); a tool of an MCP server may say no more.
-    says_none = "properties" not in parameters and bool(parameters)
-    takes_any = parameters.get("additionalProperties", says_none) is not False
+    # JSON Schema: an object without `properties` may have any. A tool of an MCP server may declare no more.
+    is_open = "properties" not in parameters and bool(parameters)
+    takes_any = parameters.get("additionalProperties", is_open) is not False
     if not takes_any and (unknown := [name for name in arguments if name not in properties]):
         known = f"it has {', '.join(properties)}" if properties else "it has none"
         raise ToolRefusal(f"there is no argument {unknown[0][:100]}: {known}")
-    made = {name: _fitted(name, value, properties.get(name) or {}) for name, value in arguments.items()}
-    check_json(made)
-    return made
+    fitted = {name: _fit(name, value, properties.get(name) or {}) for name, value in arguments.items()}
+    check_json(fitted)
+    return fitted
 
 
 def check_json(arguments: Mapping[str, Any]) -> None:
-    """Raise ToolRefusal for arguments that no JSON carries: a policy may write them, and a library may end of them."""
+    """Raise ToolRefusal for arguments that JSON cannot carry. A policy may write them, and a library may crash."""
     try:
         json.dumps(arguments, allow_nan=False, ensure_ascii=False).encode()
     except (ValueError, RecursionError):
-        what = "NaN, a number without bounds, half a character or lists without end"
-        raise ToolRefusal(f"the arguments hold what JSON does not carry: {what}") from None
+        problem = "NaN, an infinite number, half a character or endless lists"
+        raise ToolRefusal(f"the arguments hold values that JSON cannot carry: {problem}") from None
     level: list[Any] = [arguments]
     for _ in range(_MAX_DEPTH):
         level = [inner for each in level for inner in _parts(each) if isinstance(inner, list | dict)]
@@ -59,22 +59,22 @@ def _parts(value: Any) -> Iterable[Any]:
     return value.values() if isinstance(value, Mapping) else value
 
 
-def _fitted(name: str, value: Any, wanted: Mapping[str, Any]) -> Any:
+def _fit(name: str, value: Any, wanted: Mapping[str, Any]) -> Any:
     kinds = _kinds_of(wanted)
     if not all(kind in _TYPES for kind in kinds) or not kinds or any(_is_a(value, kind) for kind in kinds):
         return value
     if isinstance(value, str):
         try:
-            read = json.loads(value)
+            parsed = json.loads(value)
         except (ValueError, RecursionError):
-            read = value
-        if any(_is_a(read, kind) for kind in kinds):
-            return read
+            parsed = value
+        if any(_is_a(parsed, kind) for kind in kinds):
+            return parsed
     raise ToolRefusal(f"the argument {name[:100]} is not of the type {' or '.join(kinds)}")
 
 
 def _kinds_of(wanted: Mapping[str, Any]) -> list[str]:
-    """Return the names of the types that a value may have; none where the schema does not say them so."""
+    """Return the type names that a value may have; an empty list where the schema does not restrict them."""
     kind = wanted.get("type")
     forms = wanted.get("anyOf") or wanted.get("oneOf")
     if kind is None and isinstance(forms, list) and all(isinstance(form, Mapping) for form in forms):
@@ -85,5 +85,5 @@ def _kinds_of(wanted: Mapping[str, Any]) -> list[str]:
 
 
 def _is_a(value: Any, kind: str) -> bool:
-    # A truth value is an integer in Python, and none in JSON.
+    # bool is an integer in Python, but not in JSON.
     return isinstance(value, _TYPES[kind]) and (kind == "boolean" or not isinstance(value, bool))

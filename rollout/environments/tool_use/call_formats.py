@@ -1,153 +1,187 @@
-"""How families of models write a call of a tool, and which of them a chat template belongs to.
+"""How a model writes a call of a tool: read by vLLM's tool parsers. The door to `vllm.tool_parsers`.
 
-    hermes       <tool_call>{"name": "f", "arguments": {"x": 1}}</tool_call>, also of Qwen 2.5 and 3
-    qwen3_coder  <tool_call><function=f><parameter=x>1</parameter></function></tool_call>, also of Qwen 3.5
-    llama3       {"name": "f", "parameters": {"x": 1}} and nothing else; several with ; between them
-    mistral      [TOOL_CALLS][{"name": "f", "arguments": {"x": 1}}], or [TOOL_CALLS]f[ARGS]{"x": 1} of newer ones
-
-What a model thinks, up to the last </think>, calls nothing.
+With `tools.call_format: auto` a known call is rendered by the model's chat template and parsed back by one parser after
+the other. The first that returns this very call is used. So a format is proved before it is trusted.
 """
 
 import json
-import re
-from collections.abc import Callable, Mapping
+import logging
+import os.path
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from protocol.errors import SettingsError
+from protocol.one_line import described
+
+# The formats of most models. `auto` tries vLLM's other parsers after them, in the order of their names.
+USUAL_FORMATS = ("hermes", "qwen3_coder", "llama3_json", "mistral")
+_OLD_NAMES = {"llama3": "llama3_json"}
 _THOUGHT_END = "</think>"
-_TOOL_CALL = re.compile(r"<tool_call>(.*?)(?:</tool_call>|\Z)", re.DOTALL)
-_FUNCTION = re.compile(r"\s*<function=([^>\n]+)>(.*?)</function>", re.DOTALL)
-_PARAMETER = re.compile(r"<parameter=([^>\n]+)>\n?(.*?)\n?</parameter>", re.DOTALL)
-_PYTHON_TAG = "<|python_tag|>"
-_MISTRAL_CALL = "[TOOL_CALLS]"
-_MISTRAL_NAMED = re.compile(r"\s*([\w.-]+)\s*(?:\[CALL_ID\]\s*\w+\s*)?(?:\[ARGS\])?\s*(?=\{)")
-_BETWEEN = re.compile(r"[\s;,]*")
-_decoder = json.JSONDecoder()
+_PROBE_NAME = "lookup_city"
+_PROBE_ARGUMENTS = {"city": "Paris"}
+_PROBE_TOOL = {
+    "type": "function",
+    "function": {
+        "name": _PROBE_NAME,
+        "description": "Looks a city up.",
+        "parameters": {"type": "object", "properties": {"city": {"type": "string"}}, "required": ["city"]},
+    },
+}
 
 
 @dataclass(frozen=True)
 class Call:
     """One call as the policy wrote it."""
 
-    name: str  # of the tool; empty: none could be read
-    arguments: Mapping[str, Any]  # by name
-    problem: str | None = None  # why it cannot be read; None: it can
+    name: str  # tool's name; empty where the call cannot be read
+    arguments: Mapping[str, Any]  # values by name
+    problem: str | None = None  # reason why the call cannot be read; None: it was read
 
 
-CallFormat = Callable[[str], list[Call]]
-"""Returns the calls in a turn, in order; none where it is an answer."""
+class CallReader:
+    """Reads the calls of one model's turns. Used by one thread at a time."""
 
+    def __init__(self, call_format: str, tokenizer: Any) -> None:
+        """Raises: whatever vLLM's parser raises for a tokenizer without its control tokens."""
+        from vllm.entrypoints.openai.chat_completion.protocol import ChatCompletionRequest
+        from vllm.tool_parsers import ToolParserManager
 
-def hermes_calls(text: str) -> list[Call]:
-    return [_json_call(found[1]) for found in _TOOL_CALL.finditer(_spoken(text))]
+        # The parsers log a stack trace for each text that is no call. A policy in training writes many.
+        logging.getLogger("vllm.tool_parsers").setLevel(logging.CRITICAL)
+        logging.getLogger("vllm.parser").setLevel(logging.CRITICAL)
+        self.call_format = call_format
+        self._parser = ToolParserManager.get_tool_parser(call_format)(tokenizer)
+        self._request = ChatCompletionRequest(messages=[], model="policy")
+        self._ends = _control_names(tokenizer)
+        marks = (getattr(self._parser, name, None) for name in ("bot_token", "tool_call_start_token"))
+        self._openings = {mark for mark in marks if isinstance(mark, str) and mark}
 
+    def learn_opening(self, written: str) -> None:
+        """Take the first word of a well-formed call as the sign of a call, also of one that cannot be read."""
+        opening = written.partition(_PROBE_NAME)[0].split()
+        self._openings |= set(opening[:1])
 
-def qwen3_coder_calls(text: str) -> list[Call]:
-    return [_tagged_call(found[1]) for found in _TOOL_CALL.finditer(_spoken(text))]
+    def read(self, text: str) -> tuple[str, list[Call]]:
+        """Return the text before a turn's calls, and the calls in order. Thoughts up to the last </think> call nothing.
 
-
-def llama3_calls(text: str) -> list[Call]:
-    """A turn that begins as JSON but has neither a name nor Llama's tag for calls is an answer, in JSON."""
-    spoken = _spoken(text).strip()
-    is_tagged = spoken.startswith(_PYTHON_TAG)
-    spoken = spoken.removeprefix(_PYTHON_TAG).lstrip()
-    if not is_tagged and not (spoken.startswith("{") and '"name"' in spoken):
-        return []
-    return _json_calls(spoken) or [_unreadable("it is not JSON")]
-
-
-def mistral_calls(text: str) -> list[Call]:
-    _, *written = _spoken(text).split(_MISTRAL_CALL)
-    return [call for part in written for call in _mistral_part(part)]
-
-
-CALL_FORMATS: dict[str, CallFormat] = {
-    "hermes": hermes_calls,
-    "qwen3_coder": qwen3_coder_calls,
-    "llama3": llama3_calls,
-    "mistral": mistral_calls,
-}
-# What a family's template writes; the first that is found decides.
-_TRACES = {
-    "mistral": (_MISTRAL_CALL,),
-    "qwen3_coder": ("<function=",),
-    "hermes": ("<tool_call>",),
-    "llama3": (_PYTHON_TAG, "<|start_header_id|>ipython", "Environment: ipython"),
-}
-
-
-def format_of_template(template: str) -> str | None:
-    """Return the name of the format that a model's chat template teaches; None when it is none of these."""
-    for name, traces in _TRACES.items():
-        if any(trace in template for trace in traces):
-            return name
-    return None
-
-
-def _spoken(text: str) -> str:
-    return text.rpartition(_THOUGHT_END)[2]
-
-
-def _json_calls(text: str) -> list[Call]:
-    """Return calls that stand one behind the other; reading ends with the first that cannot be read."""
-    calls: list[Call] = []
-    place = 0
-    while text.startswith("{", place):
+        A turn that begins a call which the parser cannot read gives one call with a problem.
+        """
+        thought, end, spoken = text.rpartition(_THOUGHT_END)
+        spoken = spoken.rstrip()
+        spoken = spoken.removesuffix(next((name for name in self._ends if spoken.endswith(name)), ""))
         try:
-            value, place = _decoder.raw_decode(text, place)
-        except (ValueError, RecursionError) as error:
-            return [*calls, _unreadable(_why(error))]
-        calls.append(_call_of(value))
-        between = _BETWEEN.match(text, place)
-        assert between is not None
-        place = between.end()
-    return calls
+            found = self._parser.extract_tool_calls(spoken, self._request)
+        except Exception:  # parsers raise what their grammar does
+            found = None
+        if found is None or not found.tools_called:
+            if any(opening in spoken for opening in self._openings):
+                return text, [Call("", {}, f"it is not a complete call in the format {self.call_format}")]
+            return text, []
+        calls = [_call(each.function.name, each.function.arguments) for each in found.tool_calls]
+        return (thought + end + (found.content or "")).strip(), calls
 
 
-def _json_call(text: str) -> Call:
-    try:
-        value, _ = _decoder.raw_decode(text.lstrip())
-    except (ValueError, RecursionError) as error:
-        return _unreadable(_why(error))
-    return _call_of(value)
+def choose_reader(wanted: str, tokenizer: Any) -> CallReader:
+    """Return the reader of a model's calls, proved with a call that its chat template wrote.
 
-
-def _mistral_part(text: str) -> list[Call]:
-    named = _MISTRAL_NAMED.match(text)
-    try:
-        value, _ = _decoder.raw_decode(text[named.end() :] if named else text.lstrip())
-    except (ValueError, RecursionError) as error:
-        return [_unreadable(_why(error))]
-    if named:
-        return [Call(named[1], value)]
-    return [_call_of(each) for each in (value if isinstance(value, list) else [value])]
-
-
-def _tagged_call(text: str) -> Call:
-    found = _FUNCTION.match(text)
-    if found is None:
-        return _unreadable("there is no <function=name>...</function> in it")
-    return Call(found[1].strip(), {name.strip(): value for name, value in _PARAMETER.findall(found[2])})
-
-
-def _call_of(value: Any) -> Call:
-    """Return the call that a JSON value is. Arguments may be JSON in a text, as in OpenAI's form."""
-    if not isinstance(value, dict) or not isinstance(value.get("name"), str):
-        return _unreadable("it is not an object with a name")
-    arguments = value.get("arguments", value.get("parameters", {}))
-    if isinstance(arguments, str):
+    wanted: tools.call_format: auto, or the name of a vLLM tool parser. A named format is trusted where the template
+    writes no calls of earlier turns. Raises: SettingsError with the reason and the change to make.
+    """
+    if getattr(tokenizer, "chat_template", None) is None:
+        raise SettingsError(
+            "settings: policy.model has no chat template, which tells a model of its tools. Use a model that has one, "
+            "or rollout.environment = single_turn."
+        )
+    written = _written_probe(tokenizer)
+    if wanted != "auto":
+        return _named_reader(_OLD_NAMES.get(wanted, wanted), tokenizer, written)
+    for name in _candidates() if written is not None else ():
         try:
-            arguments = json.loads(arguments)
-        except (ValueError, RecursionError):
-            return Call(value["name"], {}, "its arguments are not a JSON object")
-    if not isinstance(arguments, dict):
-        return Call(value["name"], {}, "its arguments are not a JSON object")
-    return Call(value["name"], arguments)
+            reader = CallReader(name, tokenizer)
+        except Exception:  # noqa: S112  a parser of another family lacks its control tokens in this vocabulary
+            continue
+        if _reads(reader, written or ""):
+            return reader
+    reason = (
+        "writes no call of an earlier turn"
+        if written is None
+        else f"writes a call that none of vLLM's parsers reads: {written.strip()[:200]!r}"
+    )
+    raise SettingsError(
+        f"settings: tools.call_format = auto, but the chat template of policy.model {reason}. Set tools.call_format to "
+        f"the format that the model was trained on, such as {', '.join(USUAL_FORMATS)}."
+    )
 
 
-def _why(error: Exception) -> str:
-    return f"it is not JSON: {error}" if isinstance(error, ValueError) else "its JSON is nested too deeply"
+def _named_reader(name: str, tokenizer: Any, written: str | None) -> CallReader:
+    if name not in _registered():
+        raise SettingsError(
+            f"settings: tools.call_format = {name}: vLLM has no such tool parser. It has {', '.join(_registered())}."
+        )
+    try:
+        reader = CallReader(name, tokenizer)
+    except Exception as error:
+        problem = f"vLLM's parser does not fit policy.model: {described(error)}. Use auto"
+        raise SettingsError(f"settings: tools.call_format = {name}: {problem}.") from error
+    if written is not None and not _reads(reader, written):
+        raise SettingsError(
+            f"settings: tools.call_format = {name}: this format does not read the call that the chat template of "
+            f"policy.model writes: {written.strip()[:200]!r}. Use auto."
+        )
+    return reader
 
 
-def _unreadable(problem: str) -> Call:
-    return Call("", {}, problem)
+def _reads(reader: CallReader, written: str) -> bool:
+    """Return whether a reader gets the known call out of a rendered turn, and nothing else."""
+    _, calls = reader.read(written)
+    if calls != [Call(_PROBE_NAME, _PROBE_ARGUMENTS)]:
+        return False
+    reader.learn_opening(written)
+    return True
+
+
+def _written_probe(tokenizer: Any) -> str | None:
+    """Return a known call as the chat template writes it; None where it writes none."""
+    calls = [{"id": "call00000", "type": "function", "function": {"name": _PROBE_NAME, "arguments": _PROBE_ARGUMENTS}}]
+    asked = {"role": "user", "content": "Where is Paris?"}
+    # The two turns have the same beginning. What follows in the second one is the call.
+    turns = ({"role": "assistant", "content": "Zebra"}, {"role": "assistant", "content": "", "tool_calls": calls})
+    try:
+        plain, calling = (
+            str(tokenizer.apply_chat_template([asked, turn], tools=[_PROBE_TOOL], tokenize=False)) for turn in turns
+        )
+    except Exception:  # templates raise whatever jinja does
+        return None
+    written = calling[len(os.path.commonprefix([plain, calling])) :]  # noqa: RUF071  texts, not paths
+    return written if _PROBE_NAME in written else None
+
+
+def _call(name: str, arguments: str) -> Call:
+    """Return a call whose arguments are JSON, or JSON in a JSON text."""
+    value: Any = arguments
+    try:
+        for _ in range(2):
+            value = json.loads(value) if isinstance(value, str) else value
+    except (ValueError, RecursionError):
+        value = None
+    if not isinstance(value, dict):
+        return Call(name, {}, "its arguments are not a JSON object")
+    return Call(name, value)
+
+
+def _control_names(tokenizer: Any) -> set[str]:
+    added = getattr(tokenizer, "added_tokens_decoder", {}).values()
+    special = {str(token.content) for token in added if token.special}
+    return special | set(map(str, getattr(tokenizer, "all_special_tokens", ())))
+
+
+def _candidates() -> Iterable[str]:
+    yield from USUAL_FORMATS
+    yield from (name for name in _registered() if name not in USUAL_FORMATS)
+
+
+def _registered() -> list[str]:
+    from vllm.tool_parsers import ToolParserManager
+
+    return sorted(ToolParserManager.list_registered())

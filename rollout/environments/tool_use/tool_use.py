@@ -1,18 +1,100 @@
 """The policy calls tools until it writes a turn without a call, which is its answer.
 
-The model's own chat template tells it of the tools and carries their results; how a call is written follows from the
-template too. A call that the policy got wrong is answered with what is wrong, as a result: it may try again. A tool
-that is down fails the sample instead, and nothing is trained.
+The model's chat template describes the tools and carries their results. A call that the policy got wrong is answered
+with the mistake, as a result: the policy may try again. A tool that is down fails the sample, and nothing is trained.
 """
 
-from typing import Any
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Protocol, cast
 
-from protocol.errors import SettingsError
 from protocol.one_line import one_line
-from rollout.environments.base import Chat, Messages, Prompt, Resources, Step, Task, ToolRefusal, Turn
-from rollout.environments.tool_use.arguments import fitted
-from rollout.environments.tool_use.call_formats import CALL_FORMATS, Call, format_of_template
-from rollout.environments.tool_use.toolbox import Toolbox
+from protocol.settings.tools import ToolsSettings
+from rollout.environments.base import Chat, Messages, ModelTool, Prompt, Resources, Step, Task, ToolRefusal, Turn
+from rollout.environments.tool_use.arguments import fit_arguments
+from rollout.environments.tool_use.call_formats import Call, CallReader, choose_reader
+
+
+@dataclass(frozen=True)
+class ToolReply:
+    """Reply of a tool to a call."""
+
+    text: str  # text that the policy reads
+    reward: float | None = None  # tool's reward for the call; None: it gives none
+
+
+class Toolbox(Protocol):
+    """The tools of one conversation."""
+
+    has_state: bool  # True: this process holds state of the conversation
+
+    @property
+    def schemas(self) -> Sequence[dict[str, Any]]:
+        """One schema per tool, in the order of the prompt."""
+
+    async def begin(self, task: Task) -> None:
+        """Prepare the tools for a conversation."""
+
+    async def answer(self, name: str, arguments: Mapping[str, Any]) -> ToolReply:
+        """Call the tool of this name. Raises: ToolRefusal for a call that the policy got wrong."""
+
+    async def close(self) -> None:
+        """Release the tools. Called once, also after a failed `begin`."""
+
+
+class SharedTools:
+    """Tools without state: one object of each serves all conversations."""
+
+    has_state = False
+
+    def __init__(self, tools: Sequence[ModelTool]) -> None:
+        self._tools = {tool.schema["function"]["name"]: tool for tool in tools}
+
+    @property
+    def schemas(self) -> Sequence[dict[str, Any]]:
+        return [tool.schema for tool in self._tools.values()]
+
+    async def begin(self, task: Task) -> None:
+        pass
+
+    async def answer(self, name: str, arguments: Mapping[str, Any]) -> ToolReply:
+        return ToolReply(await self._tools[name].answer(arguments))
+
+    async def close(self) -> None:
+        pass
+
+
+@dataclass
+class MakeToolUse:
+    """Makes the environment for each sample of a run, in the place of an environment's class."""
+
+    settings: ToolsSettings  # run's settings
+    make_toolbox: Callable[[Resources], Toolbox]  # makes the tools of one conversation
+    requires: tuple[str, ...] = ()  # names of tools in the settings
+    stop: tuple[str, ...] = ()
+    offers_mcp: bool = False  # True: the tools of tools.mcp are offered too
+    _reader: CallReader | None = None  # made with the first tokenizer
+
+    def __call__(self, resources: Resources) -> "ToolUse":
+        reader = self.check_model(resources.tokenizer)
+        return ToolUse(resources.max_turns, self.make_toolbox(resources), reader, self.settings.max_calls_per_turn)
+
+    def check_model(self, tokenizer: Any) -> CallReader:
+        """Return the reader of the model's calls. Raises: SettingsError for a model whose calls cannot be read."""
+        if self._reader is None:
+            self._reader = choose_reader(self.settings.call_format, tokenizer)
+        return self._reader
+
+
+def make_tool_use(settings: ToolsSettings) -> MakeToolUse:
+    """Return the environment `tools`: tools.names, then tools.http, then the tools of MCP servers."""
+    names = (*settings.names, *(tool.name for tool in settings.http))
+
+    def shared_tools(resources: Resources) -> Toolbox:
+        offered = [*names, *(name for name in resources.tools if name not in names)]
+        return SharedTools([cast(ModelTool, resources.tool(name)) for name in offered])
+
+    return MakeToolUse(settings, shared_tools, names, offers_mcp=True)
 
 
 class ToolUse:
@@ -20,20 +102,17 @@ class ToolUse:
 
     stop: tuple[str, ...] = ()
 
-    def __init__(self, resources: Resources, toolbox: Toolbox, call_format: str, max_calls: int) -> None:
-        """call_format: tools.call_format. max_calls: tools.max_calls_per_turn.
-
-        Raises: SettingsError when the model's chat template does not say how it writes calls.
-        """
-        self._calls_in = CALL_FORMATS[chosen_format(call_format, resources.chat_template)]
+    def __init__(self, max_turns: int, toolbox: Toolbox, reader: CallReader, max_calls: int) -> None:
+        """max_calls: tools.max_calls_per_turn."""
+        self._reader = reader
         self._toolbox = toolbox
-        self._max_turns = resources.max_turns
+        self._max_turns = max_turns
         self._max_calls = max_calls
         self._num_turns = 0
         self._num_calls = 0
 
     async def reset(self, task: Task) -> Prompt:
-        """Return the row's messages, of which the model is told with the tools; a text is its user's only message."""
+        """Return the row's messages with the tools. A text becomes one user message."""
         await self._toolbox.begin(task)
         prompt = task.prompt
         messages = [{"role": "user", "content": prompt}] if isinstance(prompt, str) else prompt
@@ -48,7 +127,7 @@ class ToolUse:
     async def step(self, turn: Turn) -> Step:
         """Return the results of the turn's calls, or the end: no call, a turn that was cut, or no turns left."""
         self._num_turns += 1
-        calls = self._calls_in(turn.text)
+        _, calls = self._reader.read(turn.text)
         if not calls:
             return Step(is_done=True, finish=None if turn.finish == "length" else "answer")
         if turn.finish == "length":
@@ -58,55 +137,31 @@ class ToolUse:
         reward: float | None = None
         results: Messages = []
         for place, call in enumerate(calls):
-            text, given = await self._result(call, is_over=place >= self._max_calls)
-            results.append(self._message(call, text))
-            if given is not None:
-                reward = (reward or 0.0) + given
+            reply = await self._run_call(call, is_over_limit=place >= self._max_calls)
+            results.append(self._message(call, reply.text))
+            if reply.reward is not None:
+                reward = (reward or 0.0) + reply.reward
         return Step(results, reward=reward)
 
     async def close(self) -> None:
-        """Give the tools back."""
+        """Release the tools."""
         await self._toolbox.close()
 
-    async def _result(self, call: Call, *, is_over: bool) -> tuple[str, float | None]:
-        """Return what the policy reads of a call, and the tool's reward for it."""
+    async def _run_call(self, call: Call, *, is_over_limit: bool) -> ToolReply:
         try:
-            if is_over:
+            if is_over_limit:
                 raise ToolRefusal(f"more than {self._max_calls} calls in one turn: this one was not run")
             if call.problem is not None:
                 raise ToolRefusal(f"the call cannot be read: {call.problem}")
             schemas = {schema["function"]["name"]: schema for schema in self._toolbox.schemas}
             if call.name not in schemas:
                 raise ToolRefusal(f"there is no tool {call.name[:100]}. There are: {', '.join(schemas)}")
-            answered = await self._toolbox.answer(call.name, fitted(call.arguments, schemas[call.name]))
+            return await self._toolbox.answer(call.name, fit_arguments(call.arguments, schemas[call.name]))
         except ToolRefusal as refusal:
-            return f"Error: {one_line(refusal)}", None
-        return answered.text, answered.reward
+            return ToolReply(f"Error: {one_line(refusal)}")
 
     def _message(self, call: Call, text: str) -> dict[str, Any]:
         # Some templates ask for a name, Mistral's for an id of 9 characters.
         message = {"role": "tool", "name": call.name, "tool_call_id": f"call{self._num_calls:05d}"[-9:]}
         self._num_calls += 1
         return {**message, "content": text}
-
-
-def chosen_format(wanted: str, template: Any) -> str:
-    """Return the name of the format in which calls are read.
-
-    wanted: tools.call_format. template: the model's chat template, or several by name; None: it has none.
-    Raises: SettingsError with what to change.
-    """
-    if template is None:
-        raise SettingsError(
-            "settings: policy.model has no chat template, and only by one can a model be told of tools. Use a model "
-            "that has one, or rollout.environment = single_turn."
-        )
-    if wanted != "auto":
-        return wanted
-    found = format_of_template(str(template))
-    if found is None:
-        raise SettingsError(
-            f"settings: tools.call_format = auto, but the chat template of policy.model writes calls in no known way. "
-            f"Set it to one of {', '.join(CALL_FORMATS)}."
-        )
-    return found

@@ -1,1 +1,1 @@
-"""Users' verl tools, unchanged: a YAML file that names classes. Reading order: base_classes, tool, load, toolbox."""
+"""Users' verl tools, unchanged: a YAML file that names classes. Reading order: load, tools, base_classes."""

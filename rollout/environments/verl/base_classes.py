@@ -1,4 +1,4 @@
-"""The names that tool classes import from verl, for machines without it: a base class, schemas, a decorator."""
+"""Names that tool classes import from verl, for machines without it: a base class, schemas, a decorator."""
 
 import importlib.util
 import sys
@@ -17,7 +17,7 @@ class _Open(BaseModel):
 
 
 class OpenAIFunctionPropertySchema(_Open):
-    type: str  # JSON's name of it
+    type: str  # type name in JSON Schema
     description: str | None = None
     enum: list[str] | None = None
 
@@ -41,7 +41,7 @@ class OpenAIFunctionToolSchema(_Open):
 
 
 class ToolResponse(BaseModel):
-    """What a call gave; Sluice's models read its text."""
+    """A call's reply. Sluice's models read its text."""
 
     text: str | None = None
     image: list[Any] | None = None
@@ -49,7 +49,7 @@ class ToolResponse(BaseModel):
 
 
 class BaseTool:
-    """What a tool class is made from. One object serves all conversations, each under an instance id."""
+    """Base class of tools. One object serves all conversations, each under an instance id."""
 
     def __init__(self, config: dict[str, Any], tool_schema: Any = None) -> None:
         self.config = config
@@ -73,7 +73,7 @@ class BaseTool:
 
 
 def rollout_trace_op(function: _Function) -> _Function:
-    """Return the function: what it records is verl's own matter."""
+    """Return the function unchanged."""
     return function
 
 
@@ -106,7 +106,7 @@ def offer_base_classes() -> None:
 
 
 def function_schema_class() -> Any:
-    """Return the class that a tool's schema is read with: verl's own where it is installed."""
+    """Return the class of a tool's schema: verl's own if it is installed."""
     from importlib import import_module
 
     return import_module("verl.tools.schemas").OpenAIFunctionToolSchema

@@ -1,4 +1,4 @@
-"""Reads a tools file of verl's and makes its tools: `tools: [{class_name, config: {type: native}, tool_schema}]`."""
+"""Makes the tools of a verl tools file: `tools: [{class_name, config: {type: native}, tool_schema}]`."""
 
 import importlib
 import inspect
@@ -12,20 +12,19 @@ import yaml
 from protocol.errors import SettingsError
 from protocol.one_line import one_line
 from protocol.settings.tools import ToolsSettings
-from rollout.environments.tool_use.make import MakeToolUse
+from rollout.environments.tool_use.tool_use import MakeToolUse
 from rollout.environments.verl.base_classes import function_schema_class, offer_base_classes
-from rollout.environments.verl.tool import VerlTool
-from rollout.environments.verl.toolbox import VerlToolbox
+from rollout.environments.verl.tools import VerlTool, VerlToolbox
 
 
 def load_verl_tools(path: Path, settings: ToolsSettings) -> MakeToolUse:
-    """Return the environment in which the policy calls the tools of this file. Runs users' modules.
+    """Return the environment with the tools of this file. Runs users' modules.
 
-    Raises: SettingsError naming the entry and what is wrong with it.
+    Raises: SettingsError naming the entry and its mistake.
     """
     entries = _entries(path)
     offer_base_classes()
-    # A tool's module may stand beside the file that names it.
+    # A tool's module may be in the folder of this file.
     folder = str(path.resolve().parent)
     if folder not in sys.path:
         sys.path.append(folder)
@@ -87,7 +86,7 @@ def _class(path: Path, place: str, class_name: str) -> Any:
     try:
         module = importlib.import_module(module_name)
     except (Exception, SystemExit) as error:  # a user's module may raise anything
-        advice = "Put its module beside this file or on PYTHONPATH, and install what it imports."
+        advice = "Put its module into this file's folder or on PYTHONPATH, and install what it imports."
         problem = f"{type(error).__name__}: {one_line(error)}"
         raise _error(path, f"{place}: {class_name} cannot be imported: {problem}. {advice}") from error
     found = getattr(module, name, None)

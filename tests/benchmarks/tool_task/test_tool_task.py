@@ -11,7 +11,7 @@ from deploy.quickstart.policy import EOS
 from protocol.settings.tools import ToolsSettings
 from rewards.exact_match import answer_matches
 from rollout.environments.base import Resources, Task
-from rollout.environments.tool_use.make import make_tool_use
+from rollout.environments.tool_use.tool_use import make_tool_use
 from rollout.episodes.sample import SampleTask
 from rollout.neighbours.node import Node
 from rollout.neighbours.tools.calculator import Calculator
@@ -42,7 +42,7 @@ async def test_a_demonstration_is_a_conversation_token_by_token(folder: Path) ->
     turns = iter([segments[1]["text"] + EOS, segments[4]["text"] + EOS])
     engine = TokenizingEngine(lambda context: next(turns), tokenizer)
     calculator = Calculator(make_spec(), Node(None, None, "t", make_keys()))
-    resources = Resources(2, {"calculator": calculator}, tokenizer.chat_template)
+    resources = Resources(2, {"calculator": calculator}, tokenizer)
     environment = make_tool_use(ToolsSettings(names=["calculator"]))
     player = make_player(engine, environment, ScriptedScorer(), resources, max_response_tokens=64)
     asked = segments[0]["text"].removeprefix("<|user|>").split(EOS)[0]

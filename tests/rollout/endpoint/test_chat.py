@@ -151,7 +151,7 @@ REFUSED: list[tuple[dict[str, Any], str]] = [
     ({"temperature": 0.2}, "rollout.temperature = 1"),
     ({"top_p": 0.9}, "top_p = 0.9 draws from another distribution"),
     ({"presence_penalty": 1.0}, "every ratio would be wrong"),
-    ({"n": 2}, "n = 2 is not to be had here"),
+    ({"n": 2}, "n = 2 is not supported here"),
     ({"response_format": {"type": "json_object"}}, "response_format"),
     ({"tools": [ADD], "tool_choice": "required"}, "would force the policy's tokens"),
     ({"extra_body": {"guided_json": {}}}, "guided_json is not known here"),

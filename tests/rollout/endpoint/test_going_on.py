@@ -7,7 +7,7 @@ import pytest
 from openai import AsyncOpenAI
 
 from protocol.wire.trajectory import Trajectory
-from rollout.endpoint.messages import read_messages
+from rollout.endpoint.requests import read_messages
 from tests.rollout.endpoint.agents_scene import AgentsScene, agents_scene
 
 _STOP = "\nObservation:"

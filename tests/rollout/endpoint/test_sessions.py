@@ -45,7 +45,7 @@ async def test_end_that_is_reported_twice_is_told_and_counted_once() -> None:
     ("asks", "failure"),
     [
         (False, "agent: ended without a turn of the policy"),
-        (True, "agent: gave no reward, and rewards.endpoints names nobody who does. Report one, or name an endpoint"),
+        (True, "agent: gave no reward, and rewards.endpoints is empty. Report a reward, or name an endpoint"),
     ],
 )
 async def test_agent_that_brings_nothing_has_failed_its_sample(asks: bool, failure: str) -> None:

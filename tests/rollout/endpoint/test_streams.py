@@ -11,10 +11,9 @@ import pytest
 from openai import APIError
 
 from protocol.errors import NeighbourError
-from rollout.endpoint.answering import Answering, answer
-from rollout.endpoint.answers import chat_completion
-from rollout.endpoint.bodies import ChatBody
-from rollout.endpoint.retries import Retries, Sent
+from rollout.endpoint.answering import AnswerForm, answer
+from rollout.endpoint.answers import chat_answer
+from rollout.endpoint.retries import RequestId, Retries
 from tests.rollout.endpoint.agents_scene import AgentsScene, agents_scene
 from tests.rollout.endpoint.test_chat import ADD, ADDS
 
@@ -40,9 +39,9 @@ async def _data(lines: AsyncIterator[str]) -> tuple[str, list[str]]:
 
 async def _noticed(scene: AgentsScene, told: dict[str, Any]) -> None:
     """Return once the server has noticed that a session's client has hung up."""
-    retries = scene.player._sessions._by_id[told["id"]].retries
+    retries = scene.player.sessions._by_id[told["id"]].retries
     async with asyncio.timeout(30.0):
-        while any(each.num_waiting for each in retries._all()):
+        while any(each.num_waiting for each in retries.all()):
             await asyncio.sleep(0.01)
 
 
@@ -113,18 +112,18 @@ async def test_calls_of_a_streamed_turn_come_in_order_with_the_tokens_used() -> 
 
 async def test_equal_request_that_comes_before_a_stream_has_begun_is_a_draw_of_its_own() -> None:
     async def turn(*_: Any) -> Any:
-        return SimpleNamespace(hear=lambda: None)
+        return SimpleNamespace()
 
     async def receive() -> Any:
         await asyncio.Event().wait()
 
-    retries, sent = Retries[Any](), Sent(b"body", None, is_retry=False)
-    session: Any = SimpleNamespace(retries=retries, turn=turn, end=None)
-    answering = Answering(ChatBody(**_asks("?")), False, None, chat_completion, lambda *_: iter(()))
+    retries, sent = Retries(), RequestId(b"body", None, is_retry=False)
+    session: Any = SimpleNamespace(retries=retries, turn=turn, end=None, mark_sent=lambda reply: None)
+    form = AnswerForm(chat_answer, lambda *_: iter(()))
     request: Any = SimpleNamespace(receive=receive)
-    asked: Any = None
-    response = await answer(request, session, asked, sent, answering)
-    (first,) = retries._all()
+    turn_request: Any = SimpleNamespace(body=SimpleNamespace(stream=True))
+    response = await answer(request, session, turn_request, sent, form)
+    (first,) = retries.all()
     assert retries.begin(sent, turn) is not first
 
     async def hung_up() -> Any:

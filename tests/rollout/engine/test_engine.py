@@ -241,10 +241,10 @@ async def test_conversation_of_two_servers_has_the_engines_tokens_and_logprobs(
     gate.open()
     player = EpisodePlayer(engine, gate, ThreeTurns, Resources(3), ScriptedScorer(), settings, "s0")
     sample = SampleTask("g", 0, 1, 1, "train", 7, Task("hello", None, {}, is_greedy=True))
-    whole = await player.play(sample, WrittenSoFar(keeper=(kept := Copies())))
+    whole = await player.play(sample, WrittenSoFar(listener=(kept := Copies())))
     engine.forget_weights()
     await serve_loaded(engine, 4)
-    resumed = await player.play(replace(sample, attempt=2, before=kept.copies[0]))
+    resumed = await player.play(replace(sample, attempt=2), WrittenSoFar(listener=Copies(kept.copies[0])))
 
     assert resumed.tokens.tolist() == whole.tokens.tolist()
     assert resumed.behaviour_logprobs == pytest.approx(whole.behaviour_logprobs, abs=1e-4)

@@ -1,10 +1,12 @@
-"""A conversation of three turns that another server can go on with, and who keeps it for that."""
+"""A conversation of three turns that another server can resume, and a listener that copies it."""
 
 import msgspec
 
 from rollout.environments.base import Resources, Step, Task, Turn
-from rollout.episodes.sample import Interrupted
+from rollout.environments.guard import GuardedEnvironment
+from rollout.environments.snapshots import resume_from, snapshot_of
 from rollout.episodes.transcript import Transcript
+from rollout.session.turns_to_keep import Interrupted
 
 
 class ThreeTurns:
@@ -30,14 +32,21 @@ class ThreeTurns:
 
 
 class Copies:
-    """Keeps the conversation after each turn."""
+    """Listener that copies the conversation after each turn, or resumes one such copy."""
 
-    def __init__(self) -> None:
+    def __init__(self, resumes: Interrupted | None = None) -> None:
         self.copies: list[Interrupted] = []
+        self._resumes = resumes
 
-    def keep(self, transcript: Transcript, snapshot: str) -> None:
+    async def take_up(self, environment: GuardedEnvironment) -> Transcript | None:
+        if self._resumes is None:
+            return None
+        await resume_from(environment, self._resumes.snapshot)
+        return self._resumes.transcript
+
+    async def before_step(self) -> None:
+        """Nothing to wait for."""
+
+    def on_turn_finished(self, transcript: Transcript, environment: GuardedEnvironment) -> None:
         copied = msgspec.msgpack.decode(msgspec.msgpack.encode(transcript), type=Transcript)
-        self.copies.append(Interrupted(copied, snapshot))
-
-    async def until_kept(self) -> None:
-        """It is kept at once."""
+        self.copies.append(Interrupted(copied, snapshot_of(environment) or ""))

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from rollout.environments.base import ToolRefusal
-from rollout.environments.tool_use.arguments import fitted
+from rollout.environments.tool_use.arguments import fit_arguments
 
 SCHEMA = {
     "function": {
@@ -30,16 +30,16 @@ SCHEMA = {
 
 def test_text_that_is_the_json_of_its_type_becomes_that() -> None:
     given = {"text": "1", "n": "3", "flag": "true", "any": "7", "list": "[1, 2]"}
-    assert fitted(given, SCHEMA) == {"text": "1", "n": 3, "flag": True, "any": "7", "list": [1, 2]}
+    assert fit_arguments(given, SCHEMA) == {"text": "1", "n": 3, "flag": True, "any": "7", "list": [1, 2]}
     given = {"text": "1", "maybe": "3", "either": "3", "other": "3"}
-    assert fitted(given, SCHEMA) == {"text": "1", "maybe": 3, "either": "3", "other": "3"}
-    assert fitted({"text": "1", "maybe": None}, SCHEMA) == {"text": "1", "maybe": None}
+    assert fit_arguments(given, SCHEMA) == {"text": "1", "maybe": 3, "either": "3", "other": "3"}
+    assert fit_arguments({"text": "1", "maybe": None}, SCHEMA) == {"text": "1", "maybe": None}
 
 
 @pytest.mark.parametrize("value", [math.nan, math.inf, "\ud800", {"\ud800": 1}, json.loads("[" * 40 + "]" * 40)])
 def test_arguments_that_no_json_carries_are_refused(value: Any) -> None:
     with pytest.raises(ToolRefusal, match=r"the arguments (hold what JSON does not carry|nest deeper than 32)"):
-        fitted({"text": "a", "any": value}, SCHEMA)
+        fit_arguments({"text": "a", "any": value}, SCHEMA)
 
 
 @pytest.mark.parametrize(
@@ -55,24 +55,24 @@ def test_arguments_that_no_json_carries_are_refused(value: Any) -> None:
 )
 def test_arguments_that_do_not_fit_are_refused(given: dict[str, Any], problem: str) -> None:
     with pytest.raises(ToolRefusal) as refused:
-        fitted(given, SCHEMA)
+        fit_arguments(given, SCHEMA)
     assert str(refused.value) == problem
 
 
 def test_schema_without_parameters_takes_nothing() -> None:
-    assert fitted({}, {"function": {}}) == {}
+    assert fit_arguments({}, {"function": {}}) == {}
     with pytest.raises(ToolRefusal, match="there is no argument a: it has none"):
-        fitted({"a": 1}, {"function": {}})
+        fit_arguments({"a": 1}, {"function": {}})
 
 
 @pytest.mark.parametrize(
     "parameters", [{"type": "object"}, {"properties": {}, "additionalProperties": {}}, {"additionalProperties": True}]
 )
 def test_schema_of_an_object_that_says_no_properties_takes_any(parameters: dict[str, Any]) -> None:
-    assert fitted({"a": 1}, {"function": {"parameters": parameters}}) == {"a": 1}
+    assert fit_arguments({"a": 1}, {"function": {"parameters": parameters}}) == {"a": 1}
 
 
 @pytest.mark.parametrize("parameters", [{"properties": {}}, {"type": "object", "additionalProperties": False}])
 def test_schema_that_says_that_it_has_none_takes_nothing(parameters: dict[str, Any]) -> None:
     with pytest.raises(ToolRefusal, match="there is no argument a: it has none"):
-        fitted({"a": 1}, {"function": {"parameters": parameters}})
+        fit_arguments({"a": 1}, {"function": {"parameters": parameters}})

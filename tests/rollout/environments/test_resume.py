@@ -7,16 +7,16 @@ import pytest
 from protocol.errors import NeighbourError
 from protocol.settings.tools import ToolsSettings
 from protocol.wire.conversation import MAX_SNAPSHOT_CHARACTERS
-from rollout.environments.base import MakeEnvironment, Resources, Step, Task, Turn
+from rollout.environments.base import MakeEnvironment, Resources, SingleTurn, Step, Task, Turn
 from rollout.environments.guard import GuardedEnvironment
 from rollout.environments.search import Search
-from rollout.environments.single_turn import SingleTurn
-from rollout.environments.tool_use.make import MakeToolUse
-from rollout.environments.tool_use.toolbox import SharedTools
-from rollout.environments.verl.toolbox import VerlToolbox
+from rollout.environments.snapshots import is_resumable, resume_from, snapshot_of
+from rollout.environments.tool_use.tool_use import MakeToolUse, SharedTools
+from rollout.environments.verl.tools import VerlToolbox
 from rollout.neighbours.node import Node
 from rollout.neighbours.tools.calculator import Calculator
 from tests.fakes.rollout_fakes import make_keys, make_spec
+from tests.fakes.tool_models import FAMILIES
 
 CALL = '<tool_call>{"name": "calculator", "arguments": {"expression": "12 * 12"}}</tool_call>'
 HERMES = ToolsSettings(names=["calculator"], call_format="hermes")
@@ -24,7 +24,7 @@ TASK = Task("What is 12 * 12?", "144", {})
 
 
 def _guarded(make: MakeEnvironment, max_turns: int = 2) -> GuardedEnvironment:
-    return GuardedEnvironment(make, Resources(max_turns, chat_template="any"), 60.0)
+    return GuardedEnvironment(make, Resources(max_turns, tokenizer=FAMILIES["hermes"].tokenizer()), 60.0)
 
 
 def _tools() -> MakeToolUse:
@@ -63,10 +63,10 @@ async def test_tools_go_on_with_the_turns_and_calls_that_there_were() -> None:
     first = _guarded(_tools())
     await first.reset(TASK)
     await first.step(Turn(CALL + CALL, "stop"))
-    assert first.snapshot() == '{"turns": 1, "calls": 2}'
+    assert snapshot_of(first) == '{"turns": 1, "calls": 2}'
     second = _guarded(_tools())
     await second.reset(TASK)
-    await second.resume(first.snapshot() or "")
+    await resume_from(second, snapshot_of(first) or "")
     step = await second.step(Turn(CALL, "stop"))
     assert isinstance(step.observation, list)
     assert step.observation[0]["tool_call_id"] == "call00002"
@@ -76,7 +76,7 @@ async def test_tools_go_on_with_the_turns_and_calls_that_there_were() -> None:
 async def test_tools_that_remember_a_conversation_are_not_gone_on_with() -> None:
     environment = _guarded(MakeToolUse(HERMES, lambda resources: VerlToolbox({}, "none")))
     await environment.reset(TASK)
-    assert environment.snapshot() is None
+    assert snapshot_of(environment) is None
 
 
 class Counting(Search):
@@ -121,8 +121,8 @@ class Whole(Counting):
 )
 def test_who_can_be_gone_on_with(make: Any, can: bool) -> None:
     environment = _guarded(make)
-    assert environment.can_resume == can
-    assert (environment.snapshot() is not None) == can
+    assert is_resumable(make) == can
+    assert (snapshot_of(environment) is not None) == can
 
 
 async def test_what_a_users_environment_gives_is_what_its_next_object_gets() -> None:
@@ -132,24 +132,27 @@ async def test_what_a_users_environment_gives_is_what_its_next_object_gets() -> 
         made.append(Scripted({"board": ["x", None], "moves": 3}))
         return made[-1]
 
-    snapshot = _guarded(make).snapshot()
+    snapshot = snapshot_of(_guarded(make))
     assert snapshot is not None
-    await _guarded(make).resume(snapshot)
+    await resume_from(_guarded(make), snapshot)
     assert made[1].given == {"board": ["x", None], "moves": 3}
 
 
 @pytest.mark.parametrize(
     ("snapshot", "problem"),
     [
-        (object(), "its answer cannot be read: TypeError: Object of type object is not JSON serializable"),
-        (float("nan"), "its answer cannot be read: ValueError: Out of range float values are not JSON compliant"),
+        (object(), "TypeError: Object of type object is not JSON serializable"),
+        (float("nan"), "ValueError: Out of range float values are not JSON compliant"),
         ("x" * MAX_SNAPSHOT_CHARACTERS, "its snapshot has 16386 characters of JSON, at most 16384"),
         (lambda: 1 / 0, "ZeroDivisionError: division by zero"),
-        ({"seen": [{3: "x"}]}, "its snapshot has the key 3 (int), which JSON gives back as a text. Use texts as keys"),
+        (
+            {"seen": [{3: "x"}]},
+            "its snapshot has the key 3 (int), which JSON would turn into a text. Use",
+        ),
     ],
 )
 def test_a_snapshot_that_is_none_fails_its_sample(snapshot: Any, problem: str) -> None:
     with pytest.raises(NeighbourError) as failed:
-        _guarded(lambda resources: Scripted(snapshot)).snapshot()
+        snapshot_of(_guarded(lambda resources: Scripted(snapshot)))
     assert failed.value.boundary == "environment"
     assert problem in failed.value.detail

@@ -4,8 +4,7 @@ from typing import Any
 
 from protocol.settings.rollout import RolloutSettings
 from rollout.engine.version_gate import VersionGate
-from rollout.environments.base import MakeEnvironment, Resources, Task
-from rollout.environments.single_turn import SingleTurn
+from rollout.environments.base import MakeEnvironment, Resources, SingleTurn, Task
 from rollout.episodes.player import EpisodePlayer
 from rollout.episodes.sample import SampleTask
 from tests.fakes.rollout_fakes import ScriptedEngine, ScriptedScorer

@@ -15,7 +15,7 @@ from rollout.environments.base import Task
 from rollout.episodes.conversation import Conversations
 from rollout.episodes.sample import SampleTask, WrittenSoFar
 from rollout.episodes.transcript import Transcript
-from tests.fakes.rollout_fakes import ScriptedEngine, Written
+from tests.fakes.rollout_fakes import ScriptedEngine, ScriptedScorer, Written
 from tests.protocol.wire.examples import example_part, part_buffers
 
 TASK = SampleTask("g", 2, 1, 1, "train", 7, Task("Q?", "A", {}))
@@ -43,15 +43,15 @@ async def test_conversation_is_turns_and_replies_until_it_is_finished() -> None:
     conversation.transcript.add_reward(0.25)
     engine.policy_version = 8
     assert (await conversation.next_turn()).text == "cd"
-    trajectory = conversation.finish("stop", 0.5, {"math": 0.5}, reward_s=2.0)
+    trajectory = await conversation.finish_scored("stop", "Q?", "ab--cd", ScriptedScorer(0.5))
 
     assert trajectory.tokens.tolist() == _tokens("Q?ab--cd")
     assert trajectory.loss_mask.tolist() == [0, 0, 1, 1, 0, 0, 1, 1]
     assert trajectory.behaviour_logprobs.tolist() == [0, 0, -0.5, -1, 0, 0, -0.125, -0.25]
     facts = trajectory.facts
     assert facts.version_spans == [VersionSpan(2, 4, 7), VersionSpan(6, 8, 8)]
-    assert (facts.reward, facts.reward_parts) == (0.75, {"math": 0.5, "environment": 0.25})
-    assert (facts.num_turns, facts.num_prompt_tokens, facts.finish, facts.reward_s) == (2, 2, "stop", 2.0)
+    assert (facts.reward, facts.reward_parts) == (0.75, {"fake": 0.5, "environment": 0.25})
+    assert (facts.num_turns, facts.num_prompt_tokens, facts.finish) == (2, 2, "stop")
     assert (facts.group, facts.sample_index, facts.server) == ("g", 2, "s0")
     assert conversation.transcript.turns == [FinishedTurn(2, 4, "stop", "b"), FinishedTurn(6, 8, "stop", None)]
     assert written.num_model_tokens == 4
@@ -137,7 +137,7 @@ async def test_conversation_is_taken_up_on_another_engine_where_it_was_left(form
     await whole.next_turn()
     await taken_up.next_turn()
 
-    one, other = (conversation.finish("stop", 1.0, {"math": 1.0}) for conversation in (whole, taken_up))
+    one, other = [await each.finish_scored("stop", "", "", ScriptedScorer(1.0)) for each in (whole, taken_up)]
     assert one.to_buffers() == other.to_buffers()
     assert one.facts.version_spans == other.facts.version_spans
     assert (one.facts.reward, one.facts.reward_parts) == (other.facts.reward, other.facts.reward_parts)

@@ -2,7 +2,7 @@
 
 import pytest
 
-from rollout.episodes.final_answer import final_answer
+from rollout.episodes.transcript import final_answer
 
 
 @pytest.mark.parametrize(

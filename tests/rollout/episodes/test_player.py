@@ -1,7 +1,6 @@
 """One sample from prompt to trajectory, with an engine that writes by script."""
 
 import asyncio
-from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -10,12 +9,13 @@ import pytest
 from protocol.wire.conversation import FinishedTurn
 from protocol.wire.trajectory import TurnReward, VersionSpan
 from rollout.engine.version_gate import VersionGate
-from rollout.environments.base import Step, Task, Turn
+from rollout.environments.base import SingleTurn, Step, Task, Turn
 from rollout.environments.search import Search
-from rollout.environments.single_turn import SingleTurn
-from rollout.episodes.sample import Interrupted, SampleTask
+from rollout.episodes.sample import SampleTask, WrittenSoFar
 from rollout.episodes.transcript import Transcript
+from rollout.session.turns_to_keep import Interrupted
 from tests.fakes.rollout_fakes import BOS, ScriptedEngine, ScriptedScorer, Written
+from tests.rollout.engine.three_turns import Copies
 from tests.rollout.episodes.played import SAMPLE, TASK, finding, make_player
 
 
@@ -153,7 +153,7 @@ async def test_time_of_a_conversation_that_another_server_began_is_not_by_its_cl
         generate_s=took_s,
     )
     player = make_player(engine, Search, resources=finding("x"), max_conversation_s=100.0, max_context_tokens=1000)
-    trajectory = await player.play(replace(SAMPLE, before=Interrupted(begun, '{"turns": 1}')))
+    trajectory = await player.play(SAMPLE, WrittenSoFar(listener=Copies(Interrupted(begun, '{"turns": 1}'))))
     assert trajectory.facts.finish == finish
 
 

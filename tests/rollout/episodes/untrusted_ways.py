@@ -6,10 +6,9 @@ from typing import Any
 from protocol.settings.tools import ToolsSettings
 from protocol.wire.trajectory import Trajectory
 from rollout.engine.generation import Generation, Sampling
-from rollout.environments.base import MakeEnvironment, Observation, Prompt, Resources, Step, Task, Turn
+from rollout.environments.base import MakeEnvironment, Observation, Prompt, Resources, SingleTurn, Step, Task, Turn
 from rollout.environments.search import Search
-from rollout.environments.single_turn import SingleTurn
-from rollout.environments.tool_use.make import make_tool_use
+from rollout.environments.tool_use.tool_use import make_tool_use
 from rollout.episodes.sample import SampleTask
 from tests.fakes.rollout_fakes import ScriptedScorer
 from tests.fakes.tokenizer_families import FAMILIES, tokenizer_of
@@ -83,7 +82,7 @@ async def played(
     left = iter([first_turn, "the dog<answer></answer>" + FAMILIES[family].end])
     engine = NotedEngine(lambda context: next(left), tokenizer)
     engine.wrote = []
-    resources = resources or Resources(3, {}, tokenizer.chat_template)
+    resources = resources or Resources(3, {}, tokenizer)
     player = make_player(engine, environment, ScriptedScorer(), resources, **{**_ROOMY, **limits})
     task = Task(prompt or [{"role": "user", "content": "hello"}], "A", columns or {})
     trajectory = await player.play(SampleTask("g", 0, 1, 1, "train", 7, task))
@@ -91,7 +90,7 @@ async def played(
 
 
 async def _calling(family: str, tool: LookTool, **limits: int) -> tuple[Trajectory, list[int]]:
-    resources = Resources(3, {"calculator": tool}, tokenizer_of(family).chat_template)
+    resources = Resources(3, {"calculator": tool}, tokenizer_of(family))
     turn = CALL + FAMILIES[family].end
     return await played(family, make_tool_use(_SETTINGS), first_turn=turn, resources=resources, **limits)
 

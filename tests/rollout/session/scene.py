@@ -9,8 +9,7 @@ from typing import Any
 from protocol.node.home import Keys
 from protocol.wire.channel import AsyncDealerChannel
 from rollout.engine.version_gate import VersionGate
-from rollout.environments.base import Resources
-from rollout.environments.single_turn import SingleTurn
+from rollout.environments.base import Resources, SingleTurn
 from rollout.episodes.player import EpisodePlayer
 from rollout.session.outbox import Outbox
 from rollout.session.session import RolloutSession

@@ -11,8 +11,7 @@ from protocol.errors import NeighbourError
 from protocol.wire import messages as m
 from protocol.wire.codec import Decoder, encode
 from rollout.engine.version_gate import VersionGate
-from rollout.environments.base import Resources
-from rollout.environments.single_turn import SingleTurn
+from rollout.environments.base import Resources, SingleTurn
 from rollout.episodes.player import EpisodePlayer
 from rollout.session.outbox import Finished, Key, Outbox
 from rollout.session.session import RolloutSession

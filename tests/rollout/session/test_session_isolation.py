@@ -11,8 +11,7 @@ from protocol.errors import NeighbourError
 from protocol.settings.rewards import RewardEndpoint
 from protocol.wire import messages as m
 from protocol.wire.trajectory import Trajectory
-from rollout.environments.base import Step, Task, Turn
-from rollout.environments.single_turn import SingleTurn
+from rollout.environments.base import SingleTurn, Step, Task, Turn
 from rollout.neighbours.http.retries import HttpPolicy
 from rollout.neighbours.reward_client import RewardClient, Score, ScoreRequest
 from tests.fakes.http_servers import Answer, scripted_server
