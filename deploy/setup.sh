@@ -1,12 +1,11 @@
 #!/usr/bin/env bash
-# Makes .venv from the complete lock of this kind of machine; called first by start_cluster.sh and test.sh, or by hand.
-# A second run finds its stamp and returns at once. Needs Python 3.11, bash, a C++ compiler and a package index; no root.
+# Makes .venv from the complete lock of this kind of machine. start_cluster.sh and test.sh call it first.
+# A second run finds the stamp and returns at once. Needs Python 3.11, bash, a C++ compiler and a package index; no root.
 # SLUICE_PYTHON names another Python 3.11; pip's settings (PIP_INDEX_URL, PIP_FIND_LINKS, pip.conf, ...) are respected.
-# SLUICE_LOCK=cpu or gpu: that lock, whatever this machine has (an image is built where no GPU is); none: .venv stays as
-# somebody else has made it.
+# SLUICE_LOCK=cpu or gpu chooses the lock (images are built without a GPU); none keeps .venv as it is.
 set -euo pipefail
-umask "$(printf '%03o' $((0$(umask) | 02)))"  # whatever the user's is, strangers do not write here
-unset PYTHONHOME  # another Python's library would be taken for that of .venv
+umask "$(printf '%03o' $((0$(umask) | 02)))"  # other users may never write here
+unset PYTHONHOME  # else .venv would use another Python's library
 cd -P "$(dirname "${BASH_SOURCE[0]}")/.."
 
 readonly PYTORCH_CPU_INDEX=https://download.pytorch.org/whl/cpu
@@ -33,14 +32,14 @@ main() {
     esac
     local lock=requirements-$kind.lock
     stamp="$lock $(cat "$lock" pyproject.toml | sha256sum | cut -d' ' -f1) $PWD"
-    # LD_PRELOAD, with which the engine's OpenMP is loaded, is split at both, and has no way to quote them.
+    # LD_PRELOAD, which loads the engine's OpenMP, is split at both and cannot quote them.
     [[ $PWD != *[[:space:]:]* ]] ||
         fail "the path $PWD has a space or a colon, and the engine cannot run there. Move the checkout to a path without."
     is_ready "$stamp" && return
     check_other_lock "$lock"
     check_machine "$needed_gib"
     mkdir -p .venv 2>/dev/null || fail "$PWD cannot be written. Work in a clone of your own."
-    # One set-up at a time; whoever waited finds the stamp. (.venv/.lock is uv's own: with it, uv would wait for us.)
+    # One set-up at a time; the next one finds the stamp. (.venv/.lock is uv's own: uv would wait for us.)
     exec 9>.venv/.setup-lock || fail "$PWD/.venv cannot be written. Work in a clone of your own."
     flock 9
     is_ready "$stamp" && return
@@ -54,7 +53,7 @@ main() {
     echo "setup: ready after $SECONDS s"
 }
 
-# The lock's name without its ending: the one that was asked for, else gpu where an NVIDIA GPU is.
+# The lock's kind: SLUICE_LOCK, else gpu where there is an NVIDIA GPU.
 kind_of_machine() {
     if [[ -n ${SLUICE_LOCK:-} ]]; then
         echo "$SLUICE_LOCK"
@@ -69,7 +68,7 @@ is_ready() {
     [[ -x .venv/bin/python && -f .venv/.stamp && $(<.venv/.stamp) == "$1" ]]
 }
 
-# Nodes of another kind may share this checkout, and run what is in .venv: it is not replaced unasked.
+# Nodes of another kind may share this checkout and its .venv: it is not replaced without a request.
 check_other_lock() {
     local lock=$1 there
     [[ -z ${SLUICE_LOCK:-} && -f .venv/.stamp ]] || return 0
@@ -96,14 +95,14 @@ check_machine() {
     fi
 }
 
-# Sets `python`: the one that the user named, else the one that .venv was made with, else the first of PATH.
+# Sets `python`: the user's choice, else the one of .venv, else the first on PATH.
 find_python() {
     local candidate
     local -a candidates=(.venv/bin/python python3.11 python3 python)
     [[ -z ${SLUICE_PYTHON:-} ]] || candidates=("$SLUICE_PYTHON")
     python=
     for candidate in "${candidates[@]}"; do
-        # Its own path: the link in .venv is what a new virtual environment replaces.
+        # The real path: a new virtual environment replaces the link in .venv.
         if python=$("$candidate" -c "$PROBE" 2>/dev/null); then
             return
         fi
@@ -121,11 +120,11 @@ make_venv() {
     local -a options=()
     uv=$(command -v uv || true)
     [[ -z $uv ]] || options=(--without-pip)
-    # Asked before .venv is touched: a virtual environment half made anew would be of no use any more.
+    # Checked before .venv changes: a half-made virtual environment is useless.
     if ! "$python" -c 'import venv' 2>>"$LOG" || { [[ -z $uv ]] && ! "$python" -c 'import ensurepip' 2>>"$LOG"; }; then
         fail "$python cannot make a virtual environment. Install its venv module (Debian: python3.11-venv)."
     fi
-    # A venv that was moved or half made is refreshed in place; packages that fit stay.
+    # A moved or half-made venv is refreshed in place; fitting packages stay.
     if ! "$python" -m venv "${options[@]}" .venv >>"$LOG" 2>&1; then
         fail "$python cannot make a virtual environment (see $LOG). Install its venv module (Debian: python3.11-venv)."
     fi
@@ -134,16 +133,16 @@ make_venv() {
         export PIP_DISABLE_PIP_VERSION_CHECK=1
         [[ -x $uv ]] || .venv/bin/python -m pip install --quiet "$UV_PIN" >>"$LOG" 2>&1 || fail "$(explain_log)"
     fi
-    # pip's settings become uv's: an index behind a company's mirror is written down for pip alone.
+    # pip's settings become uv's: a company's mirror is usually configured for pip only.
     local line
     while IFS= read -r line; do
         export "${line?}"
     done < <("$python" deploy/pip_settings.py)
-    # As pip does: the best version of all indices together, not the first index that knows the name.
+    # As pip does: the best version of all indices, not the first index with the name.
     export UV_INDEX_STRATEGY="${UV_INDEX_STRATEGY:-unsafe-best-match}"
 }
 
-# uv keeps what it fetched in the home folder; in a container's arbitrary user's there is none to write to.
+# uv's cache is in the home folder; a container's arbitrary user may have none that is writable.
 find_cache() {
     local cache=${UV_CACHE_DIR:-${XDG_CACHE_HOME:-${HOME:-/nonexistent}/.cache}/uv}
     if ! { mkdir -p "$cache" && [[ -w $cache ]]; } 2>/dev/null; then
@@ -158,7 +157,7 @@ install_lock() {
     if [[ $lock == requirements-cpu.lock ]] && ! knows_torch; then
         index=(--index "$PYTORCH_CPU_INDEX")
     fi
-    # --no-deps: the lock is complete, and leaves out what text models on CPUs do not need.
+    # --no-deps: the lock is complete, without packages that text models on CPUs do not need.
     install --no-deps "${index[@]}" --requirement "$lock"
     # The project itself, in place: vLLM finds Sluice's weight-transfer engine through its entry point.
     install --no-deps --no-build-isolation --editable .

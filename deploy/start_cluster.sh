@@ -1,12 +1,12 @@
 #!/usr/bin/env bash
-# Sets up what is missing, then starts this node's part of a cluster: Ray, the retriever, the reward server, the fleet.
-# A second call finds what is healthy and starts only what is not. --help lists the options.
+# Sets up .venv, then starts this node's part of a cluster: Ray, the retriever, the reward server, the fleet.
+# A second call starts only the parts that are not healthy. --help lists the options.
 set -euo pipefail
-unset PYTHONHOME  # another Python's library would be taken for that of .venv
+unset PYTHONHOME  # else .venv would use another Python's library
 here=$(cd -P "$(dirname "${BASH_SOURCE[0]}")/.." && pwd -P)
-umask "$(printf '%03o' $((0$(umask) | 02)))"  # whatever the user's is, strangers write nothing of a cluster's
-"$here/deploy/setup.sh" </dev/null  # standard input may hold a code for --join
-# Servers, ranks and agents are open sockets of the processes that start here, which take this limit over.
+umask "$(printf '%03o' $((0$(umask) | 02)))"  # other users may never write a cluster's files
+"$here/deploy/setup.sh"
+# Each server, rank and agent is several open sockets. The processes started here inherit this limit.
 readonly MANY_FILES=65536 FEW_FILES=8192
 if [[ $(ulimit -Sn) != unlimited ]] && (($(ulimit -Sn) < MANY_FILES)); then
     ulimit -Sn "$MANY_FILES" 2>/dev/null || ulimit -Sn "$(ulimit -Hn)"

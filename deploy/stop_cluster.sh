@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
-# Ends everything of this node's cluster, and nothing else. Fine when nothing runs.
+# Ends every process of this node's cluster, and no other. It is no error when none runs.
 set -euo pipefail
-unset PYTHONHOME  # another Python's library would be taken for that of .venv
+unset PYTHONHOME  # else .venv would use another Python's library
 here=$(cd -P "$(dirname "${BASH_SOURCE[0]}")/.." && pwd -P)
 if [[ ! -x $here/.venv/bin/python ]]; then
     echo "No Sluice cluster runs here."

@@ -1,22 +1,21 @@
 #!/usr/bin/env bash
-# Sets up what is missing, then lint, format, types, import contract and all tests; the first that fails ends it.
+# Sets up .venv, then runs lint, format, types, import contracts and all tests; the first failure ends it.
 # Arguments go to pytest: deploy/test.sh tests/protocol -k codec
-# Without arguments the tests run in two lanes side by side, which take about as long: those with the mark `stack` wait
-# for a cluster or an engine most of the time; all others, those with the mark `ranks` among them, keep a core busy.
-# There a test that fails is run once more, as a machine may give a process no time for seconds: the last line counts
-# those that passed at the second try, the lanes name them, and more than three of them are a failure.
+# Without arguments the tests run in two lanes in parallel: tests with the mark `stack` mostly wait for a cluster or an
+# engine; all others keep a core busy. A failed test is repeated once, because a busy machine may stop a process for
+# seconds. The last line counts tests that passed at the second try; more than three of them are a failure.
 set -euo pipefail
 cd -P "$(dirname "${BASH_SOURCE[0]}")/.."
 deploy/setup.sh
 
 scratch=$(mktemp -d "${TMPDIR:-/tmp}/sluice-test.XXXXXX")
-# A cluster of the user's own is neither found nor touched: tests have a home and ports of their own.
+# Tests have their own home and ports: they never touch the user's cluster.
 export SLUICE_HOME="$scratch/home" PATH="$PWD/.venv/bin:$PATH"
-# Two processes on two cores: more threads would only take turns.
+# Two processes on two cores: more threads do not help.
 export OMP_NUM_THREADS="${OMP_NUM_THREADS:-1}"
-# Ray reads this when it is first imported, by whichever test that is: listen on loopback alone.
+# Ray reads this at its first import: listen on loopback only.
 export RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER=0 RAY_USAGE_STATS_ENABLED=0
-# Where this is set, each of hundreds of processes compiles all that it imports.
+# With it, each of hundreds of processes would compile all its imports.
 unset PYTHONDONTWRITEBYTECODE
 unit=
 cleanup() {
@@ -26,16 +25,15 @@ cleanup() {
 }
 trap cleanup EXIT
 
-# pytest, whose process ends when it has reported. It has been a driver of Ray, the front of vLLM engines and a rank of
-# gloo groups: their threads outlive what Python takes apart at its end, and 176 tests that had passed ended in a
-# segmentation fault there. Ray ends its own workers so. What dies before says where.
+# pytest, in a process that exits without Python's clean-up. It was a driver of Ray, the front of vLLM engines and a rank
+# of gloo groups, and their threads crash during the clean-up: 176 passed tests ended in a segmentation fault.
 LANE='
 import os, sys, pytest
 status = pytest.main(sys.argv[1:])
 sys.stdout.flush(), sys.stderr.flush()
 os._exit(status)'
 
-# NAME and pytest's arguments: one lane, with a home and a temporary folder of its own.
+# lane NAME ARGUMENTS: runs pytest with its own home and temporary folder.
 lane() {
     local name=$1
     shift
@@ -43,7 +41,7 @@ lane() {
         --junitxml "$scratch/$name.xml" --reruns 1 --reruns-delay 5 -raR "$@"
 }
 
-# Counts what the lanes did, from what pytest wrote of each: NAME.xml and NAME.log.
+# Counts the lanes' results from NAME.xml and NAME.log.
 COUNT='
 import sys, xml.etree.ElementTree as xml
 from pathlib import Path
@@ -51,7 +49,7 @@ lanes = [Path(path) for path in sys.argv[1:]]
 suites = [next(xml.parse(lane.with_suffix(".xml")).iter("testsuite")) for lane in lanes]
 total, failed, errors, skipped = (sum(int(s.get(key)) for s in suites) for key in ("tests", "failures", "errors", "skipped"))
 lines = [line for lane in lanes for line in lane.with_suffix(".log").read_text(errors="replace").splitlines()]
-again = len({line for line in lines if line.startswith("PASSED tests/")})  # only tests that ran twice are named so
+again = len({line for line in lines if line.startswith("PASSED tests/")})  # only tests that ran twice have such a line
 second = f" ({again} at the second try)" if again else ""
 print(f"{total - failed - errors - skipped} passed{second}, {failed + errors} failed, {skipped} skipped")
 sys.exit("more than 3 tests needed a second try" if again > 3 else 0)'

@@ -1,10 +1,10 @@
 #!/usr/bin/env bash
-# Makes the secrets of a new cluster and prints them, for nodes that cannot be given a join file beforehand.
+# Makes the secrets of a new cluster and prints them, for nodes that cannot get a join file.
 #
 #     deploy/containers/keys.sh secret NAME | kubectl apply -f -     # a Secret of Kubernetes
 #     deploy/containers/keys.sh line                                 # one line, for SLUICE_KEYS in a container's environment
 #
-# Who has them is in the cluster: they are written nowhere else. node.sh takes either form. Needs deploy/setup.sh to have run.
+# The secrets give full access to the cluster, and are saved nowhere else. node.sh takes both forms. Run deploy/setup.sh first.
 set -euo pipefail
 cd -P "$(dirname "${BASH_SOURCE[0]}")/../.."
 umask 077
@@ -23,7 +23,7 @@ from shutil import copy
 
 make_home(this_home(), is_joining=False)
 for path in this_home().secret_files:
-    # KubeRay looks for the token of Ray under this name.
+    # KubeRay expects the token of Ray under this name.
     copy(path, this_home().root.parent / {"ray_token": "auth_token"}.get(path.name, path.name))
 '
 cd "$folder"

@@ -3,8 +3,8 @@
 #
 # OPTIONS go to start_cluster.sh. HEAD is the head's name or address. From the environment:
 #   NODE_IP      this container's address for the others
-#   SLUICE_KEYS  the cluster's secrets, from keys.sh: a folder where a Secret is mounted, or the line itself
-#   SLUICE_HOME  where they are put, with all else that belongs to this node; a folder that ends with the container will do
+#   SLUICE_KEYS  the cluster's secrets, from keys.sh: the folder of a mounted Secret, or the line
+#   SLUICE_HOME  folder for the secrets and all other files of this node; it may end with the container
 set -euo pipefail
 cd -P "$(dirname "${BASH_SOURCE[0]}")/../.."
 readonly RAY_PORT=6379 HEAD_S=900
@@ -18,7 +18,7 @@ shift
 : "${SLUICE_KEYS:?is not set. deploy/containers/keys.sh makes the secrets}"
 : "${SLUICE_HOME:?is not set. Give a folder that this user may write}"
 
-# Kubernetes shows a Secret's files as links that the group may read; ours have to be their owner's alone.
+# A Secret's files are links that the group may read; ours must be readable by their owner only.
 umask 077
 mkdir -p "$SLUICE_HOME/keys"
 if [[ -d $SLUICE_KEYS ]]; then
@@ -46,7 +46,7 @@ head=${1:-}
 [[ -n $head && $head != --* ]] || fail "a worker needs the head's address: worker HEAD."
 shift
 until (exec 3<>"/dev/tcp/$head/$RAY_PORT") 2>/dev/null; do
-    ((SECONDS < HEAD_S)) || fail "the head did not listen at $head:$RAY_PORT within $HEAD_S s. Its own log says why."
+    ((SECONDS < HEAD_S)) || fail "the head did not listen at $head:$RAY_PORT within $HEAD_S s. See its own log."
     sleep 2
 done
 [[ $head != *:* ]] || head="[$head]"  # IPv6

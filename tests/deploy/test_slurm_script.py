@@ -180,7 +180,7 @@ def test_job_that_makes_no_checkpoint_any_more_is_not_requeued_for_ever(job: Job
     assert [status for status, _ in ended] == [0, 2]
     assert job.calls[-1] == "stop 7"
     assert (
-        "not requeued: no checkpoint was made since its time was up before. Give the job a longer --time" in ended[1][1]
+        "not requeued: no checkpoint was made since the last time limit. Give the job a longer --time" in ended[1][1]
     )
 
 
@@ -243,7 +243,7 @@ def test_job_that_is_preempted_is_requeued(job: Job) -> None:
 @pytest.mark.parametrize(
     ("environment", "says"),
     [
-        ({"SLURM_HET_SIZE": "2"}, "of a heterogeneous job only the first component's nodes would be used"),
+        ({"SLURM_HET_SIZE": "2"}, "a heterogeneous job would use its first component's nodes only"),
         ({"NODES": ""}, "scontrol show hostnames nodes names no node."),
         ({"SLURM_SUBMIT_DIR": "/"}, "/ is no checkout of Sluice. Submit from one, or set SLUICE_CHECKOUT."),
     ],
