@@ -179,9 +179,7 @@ def test_job_that_makes_no_checkpoint_any_more_is_not_requeued_for_ever(job: Job
     ]
     assert [status for status, _ in ended] == [0, 2]
     assert job.calls[-1] == "stop 7"
-    assert (
-        "not requeued: no checkpoint was made since the last time limit. Give the job a longer --time" in ended[1][1]
-    )
+    assert "not requeued: no checkpoint was made since the last time limit. Give the job a longer --time" in ended[1][1]
 
 
 def test_job_whose_learner_never_begins_is_not_requeued_for_ever(job: Job) -> None:

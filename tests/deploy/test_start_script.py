@@ -37,7 +37,3 @@ def test_too_low_a_limit_of_the_machine_is_said(tmp_path: Path) -> None:
         "start_cluster: a process may open 4096 files here (ulimit -Hn); hundreds of servers or agents need 65536. "
         "Raise LimitNOFILE, docker's --ulimit nofile or limits.conf.\n"
     )
-
-
-def test_setup_leaves_a_code_on_standard_input_for_the_start(tmp_path: Path) -> None:
-    assert started(tmp_path, "true", python="cat").stdout == "A CODE\n"
