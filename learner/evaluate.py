@@ -38,7 +38,7 @@ def main(arguments: Sequence[str]) -> int:
     parser.add_argument("model", metavar="MODEL", help="model folder or Hugging Face name")
     parser.add_argument("sets", metavar="SET", nargs="+", help="prompts with labels: FILE or NAME=FILE")
     parser.add_argument("--samples", type=int, default=1, help="samples of a prompt; one greedy sample is added")
-    parser.add_argument("--num-prompts", type=int, default=LARGEST_COUNT, help="the first so many of each set")
+    parser.add_argument("--num-prompts", type=int, default=LARGEST_COUNT, help="number of prompts of each set")
     parser.add_argument("--name", help="name of the run folder; by default the model's name and the time")
     parser.add_argument("--dir", default="runs", help="folder that holds the run folder")
     parser.add_argument("--config", help="settings file, as of python -m learner.run")
@@ -59,8 +59,8 @@ def main(arguments: Sequence[str]) -> int:
 
 
 def options_of(options: argparse.Namespace, name: str) -> list[str]:
-    """Return what makes a run an evaluation alone, as settings of `python -m learner.run`."""
-    sets = [_named(given, number) for number, given in enumerate(options.sets)]
+    """Return the settings of `python -m learner.run` for a run that only evaluates."""
+    sets = [_parse_set(given, number) for number, given in enumerate(options.sets)]
     has_main = sets[0][0] == MAIN_SET
     given = {
         "run.name": name,
@@ -80,8 +80,8 @@ def options_of(options: argparse.Namespace, name: str) -> list[str]:
     return [part for key, value in given.items() for part in (f"--{key}", value)]
 
 
-def _named(given: str, number: int) -> tuple[str, str]:
-    """Return a set's name and file. The first one is data.eval, and has its name, where it is given no other."""
+def _parse_set(given: str, number: int) -> tuple[str, str]:
+    """Return a set's name and file. The first set without a name is data.eval."""
     name, equals, file = given.partition("=")
     if equals and "/" not in name:  # a path may hold = itself
         return name, file
@@ -89,12 +89,12 @@ def _named(given: str, number: int) -> tuple[str, str]:
 
 
 def _plain(text: str) -> str:
-    """Return text as a run or a set may be named."""
+    """Return text as a valid name of a run or a set."""
     return re.sub(r"[^A-Za-z0-9_.-]", "-", text).lstrip("-_.")[:60] or "model"
 
 
 def read_scores(folder: Path) -> dict[str, dict[str, float]]:
-    """Return, by set, what the newest evaluation of a run came to; {} when none has ended."""
+    """Return the scores of a run's newest evaluation, by set; {} when none has ended."""
     scores: dict[str, dict[str, float]] = {}
     lines = [line for line in MetricsReader(folder / "metrics.jsonl").new_lines() if "eval_step" in line]
     for key, value in lines[-1].items() if lines else ():
@@ -105,7 +105,7 @@ def read_scores(folder: Path) -> dict[str, dict[str, float]]:
 
 
 def scores_table(scores: dict[str, dict[str, float]]) -> Table:
-    """Return every figure with its standard error, where it has one."""
+    """Return a table of every figure, with its standard error if it has one."""
     table = Table("set", "figure", title="Scores", title_justify="left")
     table.add_column("value", justify="right")
     for name, figures in scores.items():

@@ -17,7 +17,7 @@ from deploy.fleet.servers import (
     LongestWait,
     call_server,
     describe_server,
-    hosted,
+    host_class,
     read_log_tail,
     remove_server,
     server_names,
@@ -124,7 +124,7 @@ class Fleet:
         request = EngineRequest.model_validate(spec)
         fingerprint = request.fingerprint()
         async with self._changing:
-            there = await asyncio.gather(*(self._described(name, _AWAY_S) for name in server_names()))
+            there = await asyncio.gather(*(self._describe_one(name, _AWAY_S) for name in server_names()))
             alike = [server for server in there if _may_have_engine(server, fingerprint)]
             kept, empty = _in_places(alike, places(num_servers, num_gpus, nodes, resources))
             names = [str(server["name"]) for server in kept]
@@ -136,7 +136,7 @@ class Fleet:
             if may_be_late and infos:
                 for name, place in missing.items():
                     self._make(name, request, place)
-                late = await asyncio.gather(*map(self._described, (*cold, *missing)))
+                late = await asyncio.gather(*map(self._describe_one, (*cold, *missing)))
                 infos += [_info(server["name"], server, is_warm=False, is_started=False) for server in late]
                 return _in_order(infos)
             starts = [self._start_engine(name, request.files) for name in cold]
@@ -168,7 +168,7 @@ class Fleet:
 
     async def describe(self) -> list[dict[str, Any]]:
         """Return each server's `describe()` with node_ip, pid and log; is_alive is False when it does not answer."""
-        return list(await asyncio.gather(*(self._described(name) for name in server_names())))
+        return list(await asyncio.gather(*(self._describe_one(name) for name in server_names())))
 
     async def check_services(self, run: dict[str, Any]) -> None:
         """Ask the reward services and the retriever of a run (a RunSpec) once.
@@ -195,7 +195,7 @@ class Fleet:
 
     def _make(self, name: str, request: EngineRequest, place: ActorPlace) -> None:
         """Have Ray make a server's process."""
-        actor = ray.remote(hosted(self._server_class)).options(
+        actor = ray.remote(host_class(self._server_class)).options(
             name=name,
             namespace=NAMESPACE,
             lifetime="detached",
@@ -231,7 +231,7 @@ class Fleet:
         with self._wait.waiting_for(name, "end"):
             await stop_server(name)
 
-    async def _described(self, name: str, away_s: float = 0.0) -> dict[str, Any]:
+    async def _describe_one(self, name: str, away_s: float = 0.0) -> dict[str, Any]:
         with self._wait.waiting_for(name, "answer"):
             return await describe_server(name, away_s)
 

@@ -62,7 +62,7 @@ class HostedServer:
         return " | ".join(line for descriptor in (1, 2) for line in _last_lines(descriptor))
 
 
-def hosted(server_class: str) -> type:
+def host_class(server_class: str) -> type:
     """Return the class named `module:Class` with the methods of HostedServer."""
     module, _, name = server_class.partition(":")
     return type(name, (HostedServer, getattr(import_module(module), name)), {})

@@ -26,7 +26,7 @@ RETRY_S = 0.1
 
 
 @contextmanager
-def connected(cluster: ClusterState) -> Iterator[None]:
+def connect(cluster: ClusterState) -> Iterator[None]:
     """Connect to the running cluster within the block; processes started there end with it unless they are detached.
 
     Raises: OperatorError when Ray does not answer.

@@ -56,7 +56,7 @@ def placing_shortages(
     rows = [
         Shortage(
             request.role,
-            f"{request.count} places ({_asked(request)})",
+            f"{request.count} places ({_request_text(request)})",
             f"the cluster, {_of_nodes(request, nodes)},",
             "too few that fit",
             f"Lower {_names(request)}, or {_JOIN}",
@@ -65,7 +65,7 @@ def placing_shortages(
         if place(request, FreeCapacity(nodes)) is None
     ]
     where, or_split = ("on the same nodes", ", or remove placement.colocate") if together else ("together", "")
-    asked = f"{ranks.count} and {servers.count} places {where} ({_asked(ranks)}; {_asked(servers)})"
+    asked = f"{ranks.count} and {servers.count} places {where} ({_request_text(ranks)}; {_request_text(servers)})"
     has = f"{', '.join(str(node.num_gpus) for node in nodes)} GPUs"
     return rows or [
         Shortage(f"{ranks.role} and {servers.role}", asked, _CLUSTER, has, f"Change one of the two{or_split}")
@@ -199,7 +199,7 @@ def _gpus(number: int) -> str:
     return f"{number} GPUs" if number else "no GPUs"
 
 
-def _asked(request: RoleRequest) -> str:
+def _request_text(request: RoleRequest) -> str:
     """Return the settings of a role's places: "placement.ranks: nodes = 2, h100 = 1 each"."""
     asked = [f"nodes = {request.num_nodes}"] if request.num_nodes is not None else []
     asked += [f"gpus_per_node = {request.gpus_per_node}"] if request.gpus_per_node is not None else []

@@ -47,7 +47,7 @@ def plan_topology(settings: Settings, sizes: Sizes, nodes: Sequence[Node] | None
     ordered = tuple(sorted(nodes or (), key=lambda node: not node.is_head))
     if nodes is not None:
         _check_nodes(nodes)
-        ranks, servers = (_placed_together if is_shared else _placed)(ranks, servers, ordered, settings)
+        ranks, servers = (_place_pairs if is_shared else _place_roles)(ranks, servers, ordered, settings)
         if backend == "ipc":
             _check_one_machine(ranks.places[0], servers.places)
     if is_shared:
@@ -182,7 +182,7 @@ def _servers(settings: Settings, sizes: Sizes, has_gpus: bool, backend: Backend,
     )
 
 
-def _placed(
+def _place_roles(
     ranks: Processes, servers: Processes, nodes: tuple[Node, ...], settings: Settings
 ) -> tuple[Processes, Processes]:
     """Return both with the node of each process. Raises: SettingsError with everything that does not fit."""
@@ -202,10 +202,10 @@ def _placed(
     return ranks, servers
 
 
-def _placed_together(
+def _place_pairs(
     ranks: Processes, servers: Processes, nodes: tuple[Node, ...], settings: Settings
 ) -> tuple[Processes, Processes]:
-    """Return both, each server on the node of the rank that it takes turns with. Raises: as `_placed`."""
+    """Return both, each server on the node of the rank that it takes turns with. Raises: as `_place_roles`."""
     request, _ = _requests(ranks, servers, settings)
     no_servers = replace(request, role=f"{_SERVER}s", setting="placement.servers", count=0)
     shortages: list[Shortage] = count_shortages(request, no_servers, nodes, settings)

@@ -11,7 +11,7 @@ from learner.cluster import fleet, processes, ray_door, servers
 from learner.cluster.cluster_end import check_cluster
 from learner.cluster.models import run_models
 from learner.rank.place import WAITING_FOR_BATCH, RunPlace
-from learner.run.await_plan import Stopped, await_nodes, plan_run, plan_servers
+from learner.run.await_plan import StoppedAtStart, await_nodes, plan_run, plan_servers
 from learner.run.drain import NodeDrain, RanksMustMove
 from learner.run.rank_watch import RankWatch
 from learner.run.servers import RunServers
@@ -48,7 +48,7 @@ class RunAttempt:
     def launch(self) -> None:
         """Start everything: servers and ranks in parallel, or one after the other where they share devices.
 
-        Raises: the error of the first that fails; Stopped.
+        Raises: the error of the first that fails; StoppedAtStart.
         """
         context, settings, folder = self.context, self.context.settings, self.start.folder.resolve()
         fleet.await_fleet()
@@ -185,7 +185,7 @@ class RunAttempt:
         except NeighbourError as error:
             # Ranks end with their coordinator: if it is gone too, it crashed first.
             ray_door.call(self._coordinator.status.remote(), "the coordinator")
-            raise ranks.explained(error) from error
+            raise ranks.explain(error) from error
 
     def _show(self) -> None:
         """Show the run's state, new metrics, and news of the coordinator and of copied checkpoints."""
@@ -213,7 +213,7 @@ class RunAttempt:
             finished = ray_door.wait_any(waiting, _POLL_S)
             waiting = {reference: name for reference, name in waiting.items() if name not in finished}
             if self.context.stop.is_set():
-                raise Stopped
+                raise StoppedAtStart
             check_cluster(self.context.cluster)
             phase, is_moving = self._phase()
             names = ", ".join(sorted(waiting.values()))

@@ -27,14 +27,15 @@ _POLL_S = 0.5
 _NODES_S = 180.0
 
 
-class Stopped(Exception):
+class StoppedAtStart(Exception):
     """Ctrl-C, SIGTERM or SIGHUP came while the run was still starting."""
 
 
 def await_nodes(plan: Callable[[], Topology], view: LiveView, stop: threading.Event, cluster: ClusterState) -> Topology:
     """Return the result of `plan` as soon as it raises no SettingsError.
 
-    Blocks for 180 s at most. Raises: OperatorError with the reason; Stopped; NeighbourError when the cluster is gone.
+    Blocks for 180 s at most.
+    Raises: OperatorError with the reason; StoppedAtStart; NeighbourError when the cluster is gone.
     """
     deadline = time.monotonic() + _NODES_S
     while True:
@@ -46,7 +47,7 @@ def await_nodes(plan: Callable[[], Topology], view: LiveView, stop: threading.Ev
                 raise OperatorError(f"The cluster's nodes cannot hold the run any more. {error}") from None
             view.show_phase(f"waiting for nodes: {' '.join(str(error).split())}")
         if stop.wait(_POLL_S):
-            raise Stopped
+            raise StoppedAtStart
         check_cluster(cluster)
 
 

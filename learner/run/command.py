@@ -1,7 +1,7 @@
-"""`python -m learner.run`: train a policy with the settings given, on the cluster that runs here.
+"""`python -m learner.run`: train a policy with the given settings, on the running cluster.
 
-Exit status: 0 when the run ended as asked (all steps, Ctrl-C, SIGTERM); 1 with one sentence when something failed;
-2 for a wrong setting, before anything was started.
+Exit status: 0 after all steps, Ctrl-C or SIGTERM; 1 with one sentence after a failure; 2 for a wrong setting, before
+anything was started.
 """
 
 import argparse
@@ -15,7 +15,7 @@ from rich.console import Console
 from rich.table import Table
 
 from learner.run.detached import OPTION, start_detached
-from learner.run.terminal import forget_unwritten
+from learner.run.terminal import drop_unwritten
 from protocol.errors import NeighbourError, OperatorError, SettingsError
 from protocol.node.home import read_cluster, sluice_home
 from protocol.settings.loader import describe_settings, load_settings, names_own_run, settings_help
@@ -26,9 +26,9 @@ _QUICK_START_CONFIG = Path(__file__).resolve().parents[2] / "deploy" / "configs"
 _RAY_COPIES = "working_dir_files"  # folder in which Ray puts the copies of `ray job submit --working-dir`
 _ABOUT = """\
 Train a language model with reinforcement learning on the cluster that deploy/start_cluster.sh started.
-A command that names policy.model or data.train, or gives a --config file, is a run of your own and gets nothing of the
-quick start; the quick start runs when none of them is given, or by --config quickstart. Every setting below may stand
-in the YAML file or on the command line; lists and maps as JSON. Relative paths mean the folder you are in."""
+A command with policy.model, data.train or a --config file is a run of your own and uses nothing of the quick start.
+The quick start runs without them, or with --config quickstart. Give any setting below in the YAML file or on the
+command line; lists and maps as JSON. Relative paths start at the current folder."""
 
 
 def main(arguments: Sequence[str]) -> int:
@@ -36,39 +36,37 @@ def main(arguments: Sequence[str]) -> int:
     try:
         return _main(arguments)
     except BrokenPipeError:
-        return 0  # the reader of --help or --plan has seen enough
+        return 0  # the reader of --help or --plan has left
     except OperatorError as error:
         print(error, file=sys.stderr)
         return error.exit_code
     except NeighbourError as error:
-        # Its cause, where it has one, is a fault of ours in another process.
-        note = _kept_traceback(error) if error.__cause__ is not None else ""
+        # Its cause, if it has one, is a bug of ours in another process.
+        note = _save_traceback(error) if error.__cause__ is not None else ""
         print(" ".join(str(error).split()) + note, file=sys.stderr)
         return 1
     except KeyboardInterrupt:
-        print("Interrupted at once: what is in no checkpoint is lost.", file=sys.stderr)
+        print("Interrupted at once: steps after the last checkpoint are lost.", file=sys.stderr)
         return 1
-    except Exception as error:  # a fault of ours: one sentence here, the rest where it can be reported from
-        sentence = f"learner.run failed by a fault of its own: {type(error).__name__}: {' '.join(str(error).split())}"
-        print(f"{sentence}{_kept_traceback(error)}", file=sys.stderr)
+    except Exception as error:  # a bug of ours: one sentence here, the traceback in a file
+        sentence = f"learner.run failed with a bug of its own: {type(error).__name__}: {' '.join(str(error).split())}"
+        print(f"{sentence}{_save_traceback(error)}", file=sys.stderr)
         return 1
 
 
 def run_command(arguments: Sequence[str]) -> int:
-    """Return the exit status of the command, with nothing left that Python could not write at its end."""
+    """Run the command; returns its exit status. Drops output that nobody can read, which Python would try to write."""
     status = main(arguments)
-    forget_unwritten()
+    drop_unwritten()
     return status
 
 
 def _main(arguments: Sequence[str]) -> int:
     parser = argparse.ArgumentParser("python -m learner.run", add_help=False, allow_abbrev=False)
     parser.add_argument("--config", metavar="FILE", help=f"YAML file of settings, or {_QUICK_START}")
-    parser.add_argument("--plan", action="store_true", help="print what would run where, and stop")
-    parser.add_argument(
-        "--cluster", metavar="FILE", help="with --plan: draw it for the cluster that this file describes"
-    )
-    parser.add_argument(OPTION, action="store_true", help="go on in the background; python -m deploy.runs shows it")
+    parser.add_argument("--plan", action="store_true", help="print the place of each process, and stop")
+    parser.add_argument("--cluster", metavar="FILE", help="with --plan: use the cluster that this file describes")
+    parser.add_argument(OPTION, action="store_true", help="run in the background; python -m deploy.runs shows it")
     parser.add_argument("-h", "--help", action="store_true", help="show this text")
     own, options = parser.parse_known_args(arguments)
     if own.help:
@@ -76,36 +74,36 @@ def _main(arguments: Sequence[str]) -> int:
         return 0
     if own.cluster and not own.plan:
         raise SettingsError(
-            f"settings: --cluster {own.cluster} describes a cluster that --plan draws; a run starts on the one here. "
+            f"settings: --cluster {own.cluster} describes a cluster for --plan; a run starts on the running one. "
             "Add --plan, or remove it."
         )
     config = _config(own.config, options)
     settings = load_settings(config, options, Path.cwd())
     check_job_folder(settings, Path.cwd(), is_detached=own.no_wait)
     if config == _QUICK_START_CONFIG and not Path(settings.policy.model).is_dir():
-        read_cluster()  # the quick start's files are made with the cluster: without one they would seem to be missing
+        read_cluster()  # refuses a missing cluster, whose start makes the quick start's files
     logging.basicConfig(level=logging.WARNING, format="%(asctime)s %(levelname)-5s %(name)s  %(message)s")
-    # Imported here: --help and a wrong setting answer at once, without Ray.
+    # Imported late: --help and a wrong setting answer at once, without Ray.
     if own.plan:
         from learner.run.plan_command import plan
 
         plan(settings, own.cluster and Path(own.cluster))
         return 0
-    from learner.run.checks.preflight import inspect
+    from learner.run.checks.preflight import check_run
 
-    inspected = inspect(settings, is_fetching=True)
+    checked = check_run(settings, is_fetching=True)
     if own.no_wait:
-        return start_detached(arguments, inspected.start.folder)
-    _show_settings(inspected.settings)
+        return start_detached(arguments, checked.start.folder)
+    _show_settings(checked.settings)
     from learner.run.driver import drive
 
-    return drive(inspected)
+    return drive(checked)
 
 
 def _config(given: str | None, options: Sequence[str]) -> Path | None:
-    """Return the settings file of a command: the one it names; of none, none for a user's own run.
+    """Return the settings file of a command; None for a user's own run without one.
 
-    The quick start's other settings (its warm start, its temperature) would do a user's model harm unseen.
+    The quick start's other settings, such as its warm start, would silently harm a user's model.
     """
     if given == _QUICK_START:
         return _QUICK_START_CONFIG
@@ -123,14 +121,14 @@ def _show_settings(settings: Settings) -> None:
     Console(markup=False, emoji=False).print(table)  # values are the user's: [/INST] is no markup
 
 
-def _kept_traceback(error: BaseException) -> str:
-    """Return what to say of a traceback, after writing it to a file: those of other processes would be lost."""
+def _save_traceback(error: BaseException) -> str:
+    """Write a traceback to a file, also that of another process; return a note with its path."""
     path = sluice_home() / "logs" / "learner_run.traceback"
     try:
         path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
         path.write_text("".join(traceback.format_exception(error)), encoding="utf-8", errors="replace")
     except OSError as failure:
-        return f" (its traceback could not be kept: {failure.strerror})"
+        return f" (its traceback could not be saved: {failure.strerror})"
     return f" (traceback: {path})"
 
 

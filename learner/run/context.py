@@ -12,7 +12,7 @@ from learner.disk.model_folder import read_vocab_size
 from learner.plan.memory import Sizes, read_sizes
 from learner.plan.needs import needs_of
 from learner.plan.topology import plan_topology
-from learner.run.await_plan import Stopped, await_nodes
+from learner.run.await_plan import StoppedAtStart, await_nodes
 from learner.run.copied_start import copier_of
 from protocol.settings.run_spec import run_spec
 
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
     from learner.checkpoint.copies.copier import CheckpointCopier
     from learner.live.view import LiveView
-    from learner.run.checks.preflight import Inspected
+    from learner.run.checks.preflight import CheckedRun
     from protocol.node.home import ClusterState
     from protocol.settings.settings import Settings
 
@@ -46,7 +46,7 @@ class RunContext:
 
 
 def make_context(
-    inspected: Inspected,
+    checked: CheckedRun,
     cluster: ClusterState,
     view: LiveView,
     stop: threading.Event,
@@ -56,10 +56,10 @@ def make_context(
 
     Raises: the first problem of the cluster.
     """
-    settings = inspected.settings
-    sizes = read_sizes(settings, inspected.model)
-    if inspected.start.seen:  # a resumed run: one of its nodes may be about to come back
-        with contextlib.suppress(Stopped):  # the attempt sees it too
+    settings = checked.settings
+    sizes = read_sizes(settings, checked.model)
+    if checked.start.seen:  # a resumed run: one of its nodes may be about to come back
+        with contextlib.suppress(StoppedAtStart):  # the attempt sees it too
             await_nodes(lambda: plan_topology(settings, sizes, ray_door.nodes()), view, stop, cluster)
     else:
         with ray_door.naming_drained():
@@ -69,17 +69,17 @@ def make_context(
         view.message("The code has changed since the cluster was started: its processes with other code restart.")
     if needs_of(settings).rollouts:
         view.show_phase("asking reward services and retriever")
-        fleet.check_services(run_spec(settings, inspected.start.run_id, 0, "unset"))
+        fleet.check_services(run_spec(settings, checked.start.run_id, 0, "unset"))
     return RunContext(
         settings=settings,
-        model=inspected.model,
-        vocab_size=read_vocab_size(inspected.model),
+        model=checked.model,
+        vocab_size=read_vocab_size(checked.model),
         cluster=cluster,
         sizes=sizes,
         view=view,
         stop=stop,
-        metrics=MetricsReader(inspected.start.folder / "metrics.jsonl"),
+        metrics=MetricsReader(checked.start.folder / "metrics.jsonl"),
         record=record,
-        copies=copier_of(settings, inspected.start),
+        copies=copier_of(settings, checked.start),
         num_servers=settings.rollout.num_servers,
     )

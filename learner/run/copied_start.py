@@ -1,4 +1,4 @@
-"""A start that looks for the run's newest checkpoint among its copies too, and brings it here when it is newer."""
+"""A start that first fetches the run's newest checkpoint from its copies, when it is newer than the local ones."""
 
 import shutil
 from collections.abc import Sequence
@@ -10,26 +10,26 @@ from learner.checkpoint.copies.copier import KEPT_RECORDS, CheckpointCopier
 from learner.checkpoint.copies.store import Copy, CopyStore, StoreError, manifest_digest, open_store
 from learner.checkpoint.manifest import MANIFEST, CorruptCheckpointError, verify
 from learner.disk.layout import CHECKPOINTS, SETTINGS
-from learner.run.start import RunStart, locked, plan_start
+from learner.run.start import RunStart, lock_folder, plan_start
 from learner.run.terminal import say
 from protocol.disk.files import move_synced, replace_file
 from protocol.errors import OperatorError, SettingsError
 from protocol.settings.loader import saved_run_name
 from protocol.settings.settings import Settings
 
-_ASIDE = ".tmp-fetched-"  # what a start that died leaves of it is removed when the next checkpoint begins
+_ASIDE = ".tmp-fetched-"  # prefix of unfinished copies, which the next checkpoint removes
 
 
 def start_from_here(settings: Settings, model_digest: str) -> RunStart:
-    """Return where the run starts by what its folder holds; touches nothing."""
+    """Return the start of the run by its folder alone; changes nothing."""
     return plan_start(settings.run, model_digest)
 
 
 def start_with_copies(settings: Settings, model_digest: str) -> RunStart:
-    """Return where the run starts: as `plan_start` says, once a newer checkpoint of the run was fetched.
+    """Return the start of the run after a newer checkpoint was fetched, if there is one.
 
-    Raises: what `plan_start` raises; SettingsError for a URL that cannot be used; OperatorError when nothing is here of
-    the run and the store cannot be asked, or holds another run of its name.
+    Raises: the errors of `plan_start`; SettingsError for an unusable URL; OperatorError when the run has no local
+    checkpoint and the store does not answer or holds another run of its name.
     """
     start = start_from_here(settings, model_digest)
     url = settings.learner.copy_checkpoints_to
@@ -42,17 +42,17 @@ def start_with_copies(settings: Settings, model_digest: str) -> RunStart:
             store.check_writable()
         if _fetch_newest(copies, store, start, settings, model_digest):
             found = start_from_here(settings, model_digest)
-            # What came may be complete: then the copies of the run that is next are asked for too.
+            # The fetched run may be complete: then the next run's copies are fetched too.
             return found if found.run_id == start.run_id else start_with_copies(settings, model_digest)
     except StoreError as error:
         if start.checkpoint is None:
             raise OperatorError(
-                f"{url} (learner.copy_checkpoints_to) cannot be used: {error}. Nothing is here of the run "
-                f"{start.run_id}, and its checkpoints may be there. Put it right, or leave the setting out."
+                f"{url} (learner.copy_checkpoints_to) cannot be used: {error}. The run {start.run_id} has "
+                "no checkpoint here, and may have copies there. Correct the setting, or leave it out."
             ) from None
-        unasked = f"{url} cannot be asked for newer checkpoints ({error}); the run goes on without."
-        return replace(start, notice=f"{start.notice} {unasked}" if start.notice else unasked)
-    if copies and (start.checkpoint is None or not start.seen):  # not seen: it begins with another run's checkpoint
+        unanswered = f"{url} does not answer ({error}): the run resumes without newer checkpoints from there."
+        return replace(start, notice=f"{start.notice} {unanswered}" if start.notice else unanswered)
+    if copies and (start.checkpoint is None or not start.seen):  # not seen: it starts from another run's checkpoint
         raise OperatorError(
             f"{url} holds checkpoints of a run {start.run_id}, up to step {copies[-1].step}, and this run of that name "
             "is new: both would be mixed there. Choose another run.name or learner.copy_checkpoints_to."
@@ -61,7 +61,7 @@ def start_with_copies(settings: Settings, model_digest: str) -> RunStart:
 
 
 def copier_of(settings: Settings, start: RunStart) -> CheckpointCopier | None:
-    """Return what copies the run's checkpoints, not yet at work; None when they stay where they are."""
+    """Return the idle copier of the run's checkpoints; None when they are not copied."""
     url = settings.learner.copy_checkpoints_to
     if url is None:
         return None
@@ -70,25 +70,25 @@ def copier_of(settings: Settings, start: RunStart) -> CheckpointCopier | None:
 
 
 class _BrokenCopyError(StoreError):
-    """A copy holds other bytes than it was given, or lacks some: an older one may be whole."""
+    """A copy is corrupt or incomplete: an older one may be whole."""
 
 
 def _fetch_newest(
     copies: Sequence[Copy], store: CopyStore, start: RunStart, settings: Settings, model_digest: str
 ) -> bool:
-    """Bring the newest copy that is whole; returns False where none is newer than what is here, or of this run.
+    """Fetch the newest whole copy of this run; return False when none is newer than the local checkpoints.
 
-    copies: by step. Raises: as `_fetch` does.
+    copies: ordered by step. Raises: as `_fetch` does.
     """
     broken: _BrokenCopyError | None = None
     for copy in reversed(copies):
-        if copy.step <= start.step or not _is_to_go_on(copy, store, start, settings):
+        if copy.step <= start.step or not _may_resume_from(copy, store, start, settings):
             break
         try:
             _fetch(copy, store, start, model_digest)
         except _BrokenCopyError as error:
             broken = error
-            say(f"{store.url}: {error}. An older one is looked for.")
+            say(f"{store.url}: {error}. An older one is tried.")
         else:
             return True
     if broken is not None:
@@ -97,7 +97,7 @@ def _fetch_newest(
 
 
 def _fetch(copy: Copy, store: CopyStore, start: RunStart, model_digest: str) -> None:
-    """Bring a copy into the run folder, whole or not at all. Raises: StoreError; as `locked` does."""
+    """Fetch a copy into the run folder, whole or not at all. Raises: StoreError; as `lock_folder` does."""
     if copy.model_digest != model_digest:
         raise SettingsError(
             f"settings: {store.url}/{start.run_id}/{copy.name} is a checkpoint of another model than policy.model. "
@@ -106,10 +106,10 @@ def _fetch(copy: Copy, store: CopyStore, start: RunStart, model_digest: str) -> 
     say(f"Fetching the checkpoint of step {copy.step} from {store.url}.")
     root = start.folder / CHECKPOINTS
     aside, target = root / f"{_ASIDE}{copy.step}", root / f"step_{copy.step:06d}"
-    with locked(start):
+    with lock_folder(start):
         try:
             root.mkdir(exist_ok=True)
-            for leftover in (aside, target):  # a `target` that was valid would have been started from
+            for leftover in (aside, target):  # a valid `target` would have been the start
                 shutil.rmtree(leftover, ignore_errors=True)
             records = store.fetch(copy, aside)
             verify(aside)
@@ -117,26 +117,26 @@ def _fetch(copy: Copy, store: CopyStore, start: RunStart, model_digest: str) -> 
                 replace_file(start.folder / name, records[name])
             move_synced(aside, target)
         except CorruptCheckpointError as error:
-            shutil.rmtree(aside, ignore_errors=True)  # an older one needs the room
+            shutil.rmtree(aside, ignore_errors=True)  # an older one needs the space
             raise _BrokenCopyError(f"the copy of step {copy.step} is not whole ({error})") from None
         except OSError as error:
             raise OperatorError(
-                f"The checkpoint of step {copy.step} cannot be brought into {root}: {error.strerror}. Set run.dir to a "
+                f"The checkpoint of step {copy.step} cannot be stored in {root}: {error.strerror}. Set run.dir to a "
                 "folder on a disk with room."
             ) from None
 
 
-def _is_to_go_on(copy: Copy, store: CopyStore, start: RunStart, settings: Settings) -> bool:
-    """Return whether the run that starts is the one that a copy under its name is of, and may go on from there."""
+def _may_resume_from(copy: Copy, store: CopyStore, start: RunStart, settings: Settings) -> bool:
+    """Return whether a copy belongs to the run that starts, and the run may resume from it."""
     if settings.run.resume != "auto" or _is_refused_here(copy, start.folder):
         return False
     if start.run_id == settings.run.name or start.checkpoint is not None:
         return True
-    # A run behind a complete one has a number behind its name: another one's name may be just that.
+    # A run after a complete one has a numbered name, which may also be another run's own name.
     return saved_run_name(store.record(copy, SETTINGS)) == settings.run.name
 
 
 def _is_refused_here(copy: Copy, folder: Path) -> bool:
-    """Return whether the run went back behind this very checkpoint, or refused it, and the store was not told."""
+    """Return whether the run went back before this checkpoint, or refused it, while the store still has it."""
     manifests = (folder / CHECKPOINTS).glob(f"*_step_{copy.step:06d}*/{MANIFEST}")
     return any(manifest_digest(manifest.read_bytes()) == copy.digest for manifest in manifests)

@@ -1,4 +1,4 @@
-"""`--no-wait`: the same command in the background, with its output in a file, once it has begun on the cluster."""
+"""`--no-wait`: the same command in the background, with its output in a file."""
 
 import contextlib
 import os
@@ -28,10 +28,10 @@ def start_detached(arguments: Sequence[str], folder: Path) -> int:
     folder: the run's. Raises: OperatorError when another run has the cluster; as `await_begun` does.
     """
     if (other := current_run()) is not None:
-        raise OperatorError(refusal(other))  # before its output is written over, should it have this name too
+        raise OperatorError(refusal(other))  # before its output file is overwritten: it may have this name too
     log, before = log_of_run(folder.name), stamp_of(folder)
     log.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
-    with contextlib.suppress(FileNotFoundError):  # it says why the run ended that this command goes on with
+    with contextlib.suppress(FileNotFoundError):  # it has the reason why the resumed run ended
         log.replace(log.with_name(f"{log.name}.previous"))
     with open(os.open(log, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600), "wb") as output:
         command = [sys.executable, "-m", "learner.run", *(part for part in arguments if part != OPTION)]
@@ -46,32 +46,33 @@ def start_detached(arguments: Sequence[str], folder: Path) -> int:
 
 
 def await_begun(run: "subprocess.Popen[bytes]", log: Path, before: object) -> int:
-    """Return 0 once a run has begun: the cluster is its own and was found fit, and its folder is ready. Where it ends
-    before, return its exit status, and print the end of its output.
+    """Return 0 once a run has begun: it has the cluster, and its folder is ready.
 
-    before: `stamp_of` its folder before it was started. Raises: OperatorError when it does neither for half an hour,
-    or was ended by a signal.
+    If it ends before, print the end of its output and return its exit status.
+
+    before: `stamp_of` its folder before the start. Raises: OperatorError after half an hour without either, or when a
+    signal ended it.
     """
     for _ in until(_CHECKS_S, _POLL_S):
         current = current_run()
         is_its = current is not None and current.pid == run.pid
         if current is not None and is_its and stamp_of(Path(current.folder)) not in (None, before):
             say(
-                f"The run {current.run_id} goes on in the background (process {run.pid}). Its output: {log}. "
+                f"The run {current.run_id} continues in the background (process {run.pid}). Its output: {log}. "
                 "python -m deploy.runs lists, shows and stops it."
             )
             return 0
         if (status := run.poll()) is not None:
-            if said := _said_last(log.read_text(encoding="utf-8", errors="replace")):
-                print(*said, sep="\n", file=sys.stderr)
-            if status < 0:  # such as the kernel's SIGKILL where memory is short: it cannot say so itself
+            if tail := _tail(log.read_text(encoding="utf-8", errors="replace")):
+                print(*tail, sep="\n", file=sys.stderr)
+            if status < 0:  # such as the kernel's SIGKILL when memory is short
                 raise OperatorError(f"The run was ended by {signal.Signals(-status).name} before it began. See {log}.")
             return status
     raise OperatorError(f"The run has not begun within {_CHECKS_S:g} s (process {run.pid}). See {log}.")
 
 
 def stamp_of(folder: Path) -> tuple[int, int] | None:
-    """Return what each start of a run changes, last of all that is checked and made ready: its settings' file."""
+    """Return the identity of the settings file, which each start of a run writes last in its preparation."""
     try:
         found = (folder / SETTINGS).stat()
     except OSError:
@@ -79,8 +80,8 @@ def stamp_of(folder: Path) -> tuple[int, int] | None:
     return found.st_ino, found.st_mtime_ns
 
 
-def _said_last(output: str) -> list[str]:
-    """Return the last lines, none of the plan's table."""
+def _tail(output: str) -> list[str]:
+    """Return the last lines without those of a table."""
     lines = output.splitlines()[-_TAIL_LINES:]
     table = [number for number, line in enumerate(lines, start=1) if line.startswith(_BORDERS)]
     return lines[max(table, default=0) :]

@@ -20,9 +20,9 @@ from learner.checkpoint.manifest import RefusedCheckpointError
 from learner.cluster.cluster_end import cluster_end
 from learner.live.view import LiveView
 from learner.report.write import write_report
-from learner.run.checks.preflight import Inspected
+from learner.run.checks.preflight import CheckedRun
 from learner.run.pages import MetricsPages
-from learner.run.start import RunStart, locked, plan_restart, prepare_folder, set_refused_aside
+from learner.run.start import RunStart, lock_folder, plan_restart, prepare_folder, set_refused_aside
 from learner.run.terminal import say, stop_signals
 from protocol.errors import NeighbourError, OperatorError
 from protocol.node.current_run import using_cluster
@@ -41,7 +41,7 @@ class _Progress:
     has_trained: bool = False  # True: an attempt was launched
 
 
-def drive(inspected: Inspected) -> int:
+def drive(checked: CheckedRun) -> int:
     """Run to the end; returns the exit status.
 
     Raises: OperatorError and NeighbourError, after everything was ended. A run that failed before it trained leaves no
@@ -50,34 +50,34 @@ def drive(inspected: Inspected) -> int:
     cluster = read_cluster()
     if (end := cluster_end(cluster)) is not None:
         raise OperatorError(f"{end}. Start the cluster with deploy/start_cluster.sh.")
-    start, settings, progress = inspected.start, inspected.settings, _Progress()
+    start, settings, progress = checked.start, checked.settings, _Progress()
     os.environ |= cluster.ray_environment()
     from learner.cluster import ray_door
     from learner.run.context import make_context
 
     with (
         using_cluster(start.run_id, start.folder),
-        ray_door.connected(cluster),
+        ray_door.connect(cluster),
         stop_signals() as stop,  # after Ray, which takes SIGTERM for itself when it connects
         LiveView(settings.run.max_steps) as view,
         contextlib.closing(MetricsPages(settings, start, view)) as pages,
     ):
-        for notice in inspected.notices:
+        for notice in checked.notices:
             view.message(notice)
         try:
-            context = make_context(inspected, cluster, view, stop, pages.record)
+            context = make_context(checked, cluster, view, stop, pages.record)
             is_new = not start.folder.exists()
-            with locked(start):
+            with lock_folder(start):
                 progress.has_made_folder = is_new  # under the lock: a failure removes no folder of another command
                 prepare_folder(start, settings)
-                if inspected.train is not None:
-                    inspected.train.save(start.folder)
+                if checked.train is not None:
+                    checked.train.save(start.folder)
                 pages.open()
                 ended = _run_attempts(start, context, progress) + _finish_copies(context)
         except BaseException as error:
-            _end_failed(inspected, progress, view, error)
+            _end_failed(checked, progress, view, error)
             raise
-    report = write_report(start.folder, inspected.model)
+    report = write_report(start.folder, checked.model)
     say(f"{ended} Run folder: {start.folder}. Report: {report}.{pages.where}")
     return 0
 
@@ -88,7 +88,7 @@ def _run_attempts(start: RunStart, context: "RunContext", progress: _Progress) -
     Raises: the error of the last attempt. No process of the run is left then, and the servers stay warm.
     """
     from learner.run.attempt import RunAttempt
-    from learner.run.await_plan import Stopped
+    from learner.run.await_plan import StoppedAtStart
     from learner.run.drain import RanksMustMove
 
     furthest, num_restarts = -1, 0
@@ -100,7 +100,7 @@ def _run_attempts(start: RunStart, context: "RunContext", progress: _Progress) -
             attempt.launch()
             progress.has_trained = True
             ended = attempt.watch()
-        except Stopped:
+        except StoppedAtStart:
             ended = "Stopped before the first step."
         except RanksMustMove as reason:
             attempt.end()
@@ -173,13 +173,13 @@ def _end_attempt(attempt: "RunAttempt") -> None:
         attempt.end()
 
 
-def _end_failed(inspected: Inspected, progress: _Progress, view: LiveView, error: BaseException) -> None:
+def _end_failed(checked: CheckedRun, progress: _Progress, view: LiveView, error: BaseException) -> None:
     """Leave a report, or no folder, after an error, which the caller raises: an error here must not hide it."""
-    folder = inspected.start.folder
+    folder = checked.start.folder
     how = "The run was stopped at once" if isinstance(error, KeyboardInterrupt) else "The run failed"
     if progress.has_trained:
         try:
-            report = write_report(folder, inspected.model)
+            report = write_report(folder, checked.model)
             view.message(f"{how}. Run folder: {folder}. Report: {report}.")
         except Exception as failure:  # whatever it is, the caller must see the error that ended the run
             view.message(f"{how}, and its report could not be written: {failure}")

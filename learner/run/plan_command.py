@@ -12,7 +12,7 @@ from learner.plan.needs import needs_critic, needs_reference
 from learner.plan.processes import Node, Topology
 from learner.plan.shown import show_plan
 from learner.plan.topology import plan_topology
-from learner.run.checks.preflight import Inspected, inspect
+from learner.run.checks.preflight import CheckedRun, check_run
 from protocol.errors import OperatorError, SettingsError
 from protocol.node.home import read_cluster
 from protocol.settings.settings import Settings
@@ -22,7 +22,7 @@ def plan(settings: Settings, description: Path | None) -> None:
     """Print the place of each process; starts nothing. description: file of a cluster; None: the running cluster.
 
     A description with the model's shape needs neither the model nor the prompts.
-    Raises: SettingsError when they do not fit; the errors of `inspect`.
+    Raises: SettingsError when they do not fit; the errors of `check_run`.
     """
     described = None if description is None else read_description(description)
     if described is not None and described.model is not None:
@@ -30,10 +30,10 @@ def plan(settings: Settings, description: Path | None) -> None:
         facts = [_steps(settings, topology), *_on_ranks(settings, ", each counted as large as it")]
         show_plan(topology, f"Run {settings.run.name}", facts)
         return
-    inspected = inspect(settings)
+    checked = check_run(settings)
     nodes = _find_nodes() if described is None else described_nodes(described)
-    topology = plan_topology(settings, read_sizes(settings, inspected.model), nodes)
-    show_plan(topology, f"Run {inspected.start.run_id}", _facts(inspected, topology))
+    topology = plan_topology(settings, read_sizes(settings, checked.model), nodes)
+    show_plan(topology, f"Run {checked.start.run_id}", _facts(checked, topology))
 
 
 def described_sizes(settings: Settings, shape: ModelShape) -> Sizes:
@@ -46,14 +46,14 @@ def described_sizes(settings: Settings, shape: ModelShape) -> Sizes:
     return Sizes(described_size(shape))
 
 
-def _facts(inspected: Inspected, topology: Topology) -> list[str]:
-    settings, start = inspected.settings, inspected.start
-    num_prompts = len(inspected.train.index) if inspected.train is not None else 0
+def _facts(checked: CheckedRun, topology: Topology) -> list[str]:
+    settings, start = checked.settings, checked.start
+    num_prompts = len(checked.train.index) if checked.train is not None else 0
     return [
-        f"{count_parameters(inspected.model):,} parameters; {num_prompts:,} prompts; "
+        f"{count_parameters(checked.model):,} parameters; {num_prompts:,} prompts; "
         f"{_steps(settings, topology, start.step + 1)} Run folder {start.folder}.",
         *_on_ranks(settings),
-        *inspected.notices,
+        *checked.notices,
     ]
 
 
@@ -84,5 +84,5 @@ def _find_nodes() -> Sequence[Node] | None:
     os.environ |= cluster.ray_environment()
     from learner.cluster import ray_door
 
-    with ray_door.connected(cluster):
+    with ray_door.connect(cluster):
         return ray_door.nodes()

@@ -1,23 +1,22 @@
-"""Tells a learner rank that works from one whose process stands still: while they train, each is asked what it is at.
+"""Finds a learner rank that hangs: while the ranks train, each is asked for its progress.
 
-A step may take hours, and nothing else waits for a rank that never ends one: the coordinator, the servers and the
-other ranks would stand still with it, without a word.
+A step may take hours. Otherwise the coordinator, servers and other ranks would wait for it silently.
 """
 
 import time
 from collections.abc import Callable, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any, Protocol
 
 from protocol.errors import NeighbourError
 
-# A rank that loads or writes a large model may keep its interpreter from answering for a minute.
+# A rank that loads or writes a large model may block its interpreter for a minute.
 SILENCE_S = 120.0
 
 
-class AskedRank(Protocol):
-    """A learner rank as it is asked: `learner.cluster.processes.Rank`."""
+class RankCalls(Protocol):
+    """The calls to a learner rank: `learner.cluster.processes.Rank`."""
 
     @property
     def name(self) -> str: ...
@@ -27,13 +26,13 @@ class AskedRank(Protocol):
 
 
 @dataclass
-class _Watched:
-    """One rank, as far as its last answer tells."""
+class _RankState:
+    """One rank as of its last answer."""
 
-    rank: AskedRank
-    heard_at: float  # monotonic seconds of its last answer, or of the beginning
-    phase: str = "it has told nothing yet"  # what it said that it was at
-    pending: Any = field(default=None)  # the question under way
+    rank: RankCalls
+    heard_at: float  # seconds of the clock of the last answer, or of the beginning
+    phase: str = "it has not answered yet"  # phase in the last answer
+    call: Any = None  # reference of the call under way
 
 
 class RankWatch:
@@ -41,58 +40,58 @@ class RankWatch:
 
     def __init__(
         self,
-        ranks: Sequence[AskedRank],
+        ranks: Sequence[RankCalls],
         is_done: Callable[[Any], bool],
         result: Callable[[Any, str], Any],
         silence_s: float = SILENCE_S,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        """is_done, result: whether a reference's answer is there, and the answer. silence_s: longest time without one.
+        """is_done, result: whether a reference's answer is there, and the answer. clock: in seconds.
 
-        clock: in seconds.
+        silence_s: longest wait for an answer.
         """
         self._is_done = is_done
         self._result = result
         self._silence_s = silence_s
         self._clock = clock
-        self._ranks = [_Watched(rank, clock()) for rank in ranks]
+        self._states = [_RankState(rank, clock()) for rank in ranks]
 
     @property
     def phases(self) -> list[str]:
-        """What each rank was last heard to be at."""
-        return [watched.phase for watched in self._ranks]
+        """The last known phase of each rank."""
+        return [state.phase for state in self._states]
 
     def poll(self) -> None:
-        """Take answers that have come and ask on.
+        """Take answers and ask again.
 
-        Raises: NeighbourError naming the rank that has not answered for silence_s, with what it was at.
+        Raises: NeighbourError with the rank that has not answered for silence_s, and its last phase.
         """
-        for watched in self._ranks:
-            self._advance(watched)
+        for state in self._states:
+            self._advance(state)
 
-    def explained(self, error: NeighbourError) -> NeighbourError:
-        """Return a rank's error; when it waited too long for the others, with what each rank was last heard to be at.
+    def explain(self, error: NeighbourError) -> NeighbourError:
+        """Return a rank's error, with the last phase of every rank when it waited too long for the others.
 
-        Torch's text of a collective that timed out names no rank.
+        Torch's text about a collective that timed out names no rank.
         """
-        if "timed out" not in error.detail.lower() or len(self._ranks) < 2:
+        if "timed out" not in error.detail.lower() or len(self._states) < 2:
             return error
         now = self._clock()
-        phases = (f"{one.rank.name}: {one.phase}, {now - one.heard_at:.0f} s ago" for one in self._ranks)
+        phases = (f"{state.rank.name}: {state.phase}, {now - state.heard_at:.0f} s ago" for state in self._states)
         problem = f"waited for another rank longer than learner.rank_timeout_s; last heard: {'; '.join(phases)}"
         return NeighbourError(error.boundary, f"{problem} ({error.detail})")
 
-    def _advance(self, watched: _Watched) -> None:
-        if watched.pending is None:
-            watched.pending = watched.rank.ask("progress")
-        elif self._is_done(watched.pending):
-            reference, watched.pending = watched.pending, None
-            watched.heard_at = self._clock()
-            # One that died is told by the call that trains: the coordinator may be what died first.
+    def _advance(self, state: _RankState) -> None:
+        if state.call is None:
+            state.call = state.rank.ask("progress")
+        elif self._is_done(state.call):
+            reference, state.call = state.call, None
+            state.heard_at = self._clock()
+            # The call that trains reports a crashed rank: the coordinator may have crashed first.
             with suppress(NeighbourError):
-                watched.phase, _ = self._result(reference, watched.rank.name)
-        elif self._clock() - watched.heard_at > self._silence_s:
+                state.phase, _ = self._result(reference, state.rank.name)
+        elif self._clock() - state.heard_at > self._silence_s:
             problem = (
-                f"did not answer the run's command for {self._silence_s:g} s while it trained; last: {watched.phase}"
+                f"did not answer the run's command for {self._silence_s:g} s while it trained; last: {state.phase}"
             )
-            raise NeighbourError(watched.rank.name, problem)
+            raise NeighbourError(state.rank.name, problem)

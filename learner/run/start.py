@@ -1,7 +1,6 @@
-"""The run folder: where a run starts from and what it may overwrite.
+"""The run folder: the checkpoint that a run starts from, the lock, and the files that a start resets.
 
-Layout (design section 10): settings.yaml, metrics.jsonl, ledger.sqlite,
-checkpoints/step_000100/, logs/, report.html.
+Layout: settings.yaml, metrics.jsonl, ledger.sqlite, checkpoints/step_000100/, logs/, report.html.
 """
 
 import contextlib
@@ -26,12 +25,12 @@ from protocol.settings.settings import Settings
 
 @dataclass(frozen=True)
 class RunStart:
-    """Where a run starts from."""
+    """The folder and the checkpoint of a start."""
 
-    folder: Path  # the run's; its name is the run's name
-    checkpoint: Checkpoint | None  # what the run resumes from; None: it is new
-    notice: str | None = None  # a choice that the user should see; None: there was none
-    seen: tuple[str, ...] = ()  # the ledger and checkpoints that the folder held when this was planned, by name
+    folder: Path  # run folder; its name is the run's name
+    checkpoint: Checkpoint | None  # checkpoint to resume from; None: the run is new
+    notice: str | None = None  # message for the user; None: there is none
+    seen: tuple[str, ...] = ()  # names of the ledger and checkpoints in the folder at that time
 
     @property
     def run_id(self) -> str:
@@ -45,10 +44,10 @@ class RunStart:
 
 
 def plan_start(run: RunSettings, model_digest: str) -> RunStart:
-    """Return where the run starts, touching nothing.
+    """Return the start of the run; changes nothing.
 
-    auto: the newest valid checkpoint of this name; when that run is complete, a new run under the next free name, which
-    the same command goes on with until that one is complete.
+    auto: the newest valid checkpoint of this name. When that run is complete, a new run under the next free name, which
+    the same command resumes until it is complete.
     Raises: SettingsError for a checkpoint of another model, a path without a valid checkpoint, or resume=never on a
     folder that holds a run.
     """
@@ -79,31 +78,31 @@ def _choose(folder: Path, run: RunSettings, model_digest: str) -> RunStart:
 
 
 def _after(last_step: int, complete: Path, run: RunSettings, model_digest: str) -> RunStart:
-    """Return where a command starts whose run is complete: in the newest run that it began since, or in a new one."""
-    said = f"{complete} is complete at step {last_step}"
+    """Return the start of a command whose run is complete: the newest run that it began since, or a new run."""
+    text = f"{complete} is complete at step {last_step}"
     begun = _newest_begun(complete, run.name)
     checkpoint = newest_valid(begun / CHECKPOINTS) if begun is not None else None
     if begun is not None and checkpoint is None:
         again = "holds a run without a valid checkpoint: it starts again from step 0."
-        return RunStart(begun, None, f"{said}, and {begun} {again}")
+        return RunStart(begun, None, f"{text}, and {begun} {again}")
     if begun is None or checkpoint is None or checkpoint.step >= run.max_steps or _is_other(checkpoint, model_digest):
         free = _next_free(complete)
-        return RunStart(free, None, f"{said}: this is a new run, {free.name}.")
+        return RunStart(free, None, f"{text}: this is a new run, {free.name}.")
     aside = _set_aside_notice(begun, checkpoint)
-    return RunStart(begun, checkpoint, f"{said}. Resuming {begun} from step {checkpoint.step}.{aside}")
+    return RunStart(begun, checkpoint, f"{text}. Resuming {begun} from step {checkpoint.step}.{aside}")
 
 
 def plan_restart(start: RunStart) -> RunStart:
-    """Return where a run goes on that started at `start` and died: its newest valid checkpoint, or `start` again."""
+    """Return the start after a crash: the newest valid checkpoint of the run, or `start` again."""
     found = newest_valid(start.folder / CHECKPOINTS)
     if found is not None and (start.checkpoint is None or _is_of(start.folder, start.checkpoint)):
         return RunStart(start.folder, found)
-    # What the folder holds up to the step of a checkpoint that was brought from elsewhere is of another lineage.
+    # Checkpoints up to the step of one from elsewhere belong to another lineage.
     return RunStart(start.folder, found if found is not None and found.step > start.step else start.checkpoint)
 
 
 def set_refused_aside(start: RunStart, error: Exception) -> None:
-    """Take its name from the checkpoint that the ranks refused, so that the next attempt uses an older one.
+    """Rename the checkpoint that the ranks refused, so that the next attempt uses an older one.
 
     Raises: the error when the checkpoint is not one of this run's folder: the operator named it.
     """
@@ -114,11 +113,11 @@ def set_refused_aside(start: RunStart, error: Exception) -> None:
 
 
 @contextlib.contextmanager
-def locked(start: RunStart) -> Iterator[None]:
-    """Keep every other command from this run folder within the block; the lock ends with the process at the latest.
+def lock_folder(start: RunStart) -> Iterator[None]:
+    """Lock the run folder against other commands within the block; the lock ends with the process at the latest.
 
-    Raises: OperatorError when another command has it, or trained there after this start was planned; when the folder
-    cannot be written.
+    Raises: OperatorError when another command has the lock, or trained there after this start was planned; when the
+    folder cannot be written.
     """
     folder = start.folder
     with contextlib.ExitStack() as stack:
@@ -131,19 +130,19 @@ def locked(start: RunStart) -> Iterator[None]:
             ) from None
         except OSError as error:
             raise _unwritable(folder, error) from None
-        # A run that ended since then left a checkpoint: a start that was planned without it would begin over it.
+        # A run that ended since then left a checkpoint, which this start would overwrite.
         if _accounts_of(folder) != start.seen:
             raise OperatorError(
-                f"Another command trained in {folder} while this one made its checks. Give this command again: it goes "
-                "on from what that one left."
+                f"Another command trained in {folder} while this one made its checks. Give this command again: it "
+                "resumes from that command's result."
             )
         yield
 
 
 def prepare_folder(start: RunStart, settings: Settings) -> None:
-    """Make the folder ready: free of an earlier start's accounts, or with the ledger of the checkpoint it resumes from.
+    """Prepare the folder: without accounts of an earlier start, or with the ledger of the checkpoint to resume from.
 
-    Raises: OperatorError when it cannot be written; a folder that was not there before is then gone again.
+    Raises: OperatorError when it cannot be written; a new folder is removed then.
     """
     folder = start.folder
     is_new = not folder.exists()
@@ -166,7 +165,7 @@ def prepare_folder(start: RunStart, settings: Settings) -> None:
 
 
 def _accounts_of(folder: Path) -> tuple[str, ...]:
-    """Return the names of the ledger and of the checkpoints that a run folder holds."""
+    """Return the names of the ledger and the checkpoints in a run folder."""
     ledger = [LEDGER] if (folder / LEDGER).exists() else []
     return (*ledger, *(path.name for path in newer_than(folder / CHECKPOINTS, -1)))
 
@@ -176,13 +175,13 @@ def _is_of(folder: Path, checkpoint: Checkpoint) -> bool:
 
 
 def _last_own_step(folder: Path, checkpoint: Checkpoint) -> int:
-    """Return the last step whose folder may stay; one of the very step of a checkpoint from elsewhere is another's."""
+    """Return the last step whose folder may stay. A checkpoint from elsewhere also replaces the folder of its step."""
     return checkpoint.step if _is_of(folder, checkpoint) else checkpoint.step - 1
 
 
 def _set_aside_notice(folder: Path, checkpoint: Checkpoint) -> str:
     newer = [path.name for path in newer_than(folder / CHECKPOINTS, _last_own_step(folder, checkpoint))]
-    return f" Set aside, because corrupt or of steps that are taken anew: {', '.join(newer)}." if newer else ""
+    return f" Set aside, because corrupt or of repeated steps: {', '.join(newer)}." if newer else ""
 
 
 def _is_other(checkpoint: Checkpoint, digest: str) -> bool:
@@ -199,8 +198,9 @@ def _of_model(checkpoint: Checkpoint, digest: str) -> Checkpoint:
 
 
 def _go_back_to(checkpoint: Checkpoint, folder: Path) -> None:
-    """Make the folder's accounts those of the checkpoint. A death in between changes nothing for the next start: it
-    chooses by the checkpoints alone, which are intact, and does all of this again.
+    """Reset the folder's accounts to the checkpoint.
+
+    A crash in between does not matter: the next start reads the checkpoints alone, which are intact, and repeats this.
     """
     root = folder / CHECKPOINTS
     if _is_of(folder, checkpoint):
@@ -210,9 +210,9 @@ def _go_back_to(checkpoint: Checkpoint, folder: Path) -> None:
     ledger = folder / LEDGER
     copy_synced(checkpoint.path / LEDGER, aside_of(ledger))
     failpoint("run_folder.ledger_copied_aside")
-    # The log goes before the new ledger comes, and its removal lasts before the renaming does. The other way round, a
-    # death in between leaves the new ledger beside the old one's log, and SQLite writes that log's pages into it when
-    # it is opened next. This way it leaves the old ledger without its last changes, which nobody reads any more.
+    # The log is removed, durably, before the new ledger arrives. In the other order a crash would leave the new ledger
+    # next to the old log, and SQLite would write the log's pages into it. In this order it leaves the old ledger
+    # without its last changes, and the next start replaces that ledger.
     for name in LOGS:
         (folder / name).unlink(missing_ok=True)
     sync(folder)
@@ -227,10 +227,10 @@ def _go_back_to(checkpoint: Checkpoint, folder: Path) -> None:
 
 
 def _set_aside_accounts(folder: Path) -> None:
-    """Move away what a run that died before its first checkpoint left: accounts of weights that no longer exist.
+    """Move away the accounts of a run that crashed before its first checkpoint: its weights no longer exist.
 
-    The ledger goes last: while it is there, the next start knows that there is something to move. Its log goes right
-    before it, under the matching name, so that the two still open as one.
+    The ledger is moved last: while it exists, the next start repeats the move. Its log is moved right before it, under
+    a matching name, so that SQLite still opens them together.
     """
     before = f"before_{_mtime(folder / LEDGER) if (folder / LEDGER).exists() else int(time.time())}_"
     for name in (*RECORDS, *LOGS, LEDGER):
@@ -240,7 +240,7 @@ def _set_aside_accounts(folder: Path) -> None:
 
 
 def _cut_back(record: Path, step: int) -> None:
-    """Keep a record's lines up to this step: later ones tell of weights that no longer exist, and will be told anew."""
+    """Keep a record's lines up to this step: later lines are about weights that no longer exist."""
     if not record.exists():
         return
     lines = record.read_text(encoding="utf-8").splitlines(keepends=True)
@@ -249,9 +249,9 @@ def _cut_back(record: Path, step: int) -> None:
 
 
 def _newest_begun(complete: Path, name: str) -> Path | None:
-    """Return the newest of the folders behind a complete run's that a command of its run.name made; None without any.
+    """Return the newest numbered folder that a command with this run.name made; None without any.
 
-    Others are of a run.name of their own: a-2 beside a.
+    Other numbered folders are runs of their own name, such as a run named a-2.
     """
     last = int(_next_free(complete).name.rpartition("-")[2])
     folders = (complete.with_name(f"{complete.name}-{number}") for number in reversed(range(2, last)))
@@ -259,7 +259,7 @@ def _newest_begun(complete: Path, name: str) -> Path | None:
 
 
 def _given_name(folder: Path) -> str | None:
-    """Return the run.name of the command that a run folder is of; None where the folder does not tell."""
+    """Return the run.name of the command that made a run folder; None when it is unknown."""
     try:
         return saved_run_name((folder / SETTINGS).read_bytes())
     except OSError:

@@ -1,4 +1,4 @@
-"""What ends a run from outside: Ctrl-C, SIGTERM, and a terminal that is closed."""
+"""Signals that end a run, a closed terminal, and output whose reader has left (`| head`)."""
 
 import contextlib
 import errno
@@ -8,7 +8,6 @@ import sys
 import termios
 import threading
 from collections.abc import Iterator
-from typing import TextIO
 
 _STOPPING = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
@@ -38,36 +37,34 @@ def stop_signals() -> Iterator[threading.Event]:
 
 
 def leave_closed_terminal() -> None:
-    """Send to nowhere what would be written to a terminal that is gone: each write there fails. Files stay."""
+    """Redirect standard output and error to /dev/null if their terminal is gone; files stay."""
     for descriptor in (1, 2):
         try:
             termios.tcgetattr(descriptor)
         except termios.error as error:
             if error.args[0] == errno.EIO:
-                nowhere = os.open(os.devnull, os.O_WRONLY)
-                os.dup2(nowhere, descriptor)
-                os.close(nowhere)
+                _redirect(descriptor)
 
 
 def say(text: str) -> None:
-    """Print a line at once. A reader that has left changes nothing: what the command does is in the run folder."""
+    """Print a line at once. The command continues without a reader: its results are in the run folder."""
     try:
         print(text, flush=True)
     except OSError:
-        _leave(sys.stdout)
+        _redirect(sys.stdout.fileno())
 
 
-def forget_unwritten() -> None:
-    """Drop what could not be written: Python would try once more at its end, and print a complaint about it."""
+def drop_unwritten() -> None:
+    """Drop unwritten output: Python would try to write it again at exit and print an error."""
     for stream in (sys.stdout, sys.stderr):
         try:
             stream.flush()
         except OSError:
-            _leave(stream)
+            _redirect(stream.fileno())
 
 
-def _leave(stream: TextIO) -> None:
-    """Send what this stream is given from now on, and what waits in it, to nowhere."""
+def _redirect(descriptor: int) -> None:
+    """Send an output, and the buffer of its stream, to /dev/null."""
     nowhere = os.open(os.devnull, os.O_WRONLY)
-    os.dup2(nowhere, stream.fileno())
+    os.dup2(nowhere, descriptor)
     os.close(nowhere)

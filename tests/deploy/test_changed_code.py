@@ -16,7 +16,7 @@ from protocol.node.home import read_cluster
 cluster = read_cluster()
 os.environ |= cluster.ray_environment()
 from learner.cluster import fleet, ray_door as door
-with door.connected(cluster):
+with door.connect(cluster):
     if {is_lending}:
         sleeper = {{"live": lambda self: __import__("time").sleep(60)}}
         borrower = door.ray.remote(num_cpus=0)(type("Borrower", (), sleeper))

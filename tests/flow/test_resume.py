@@ -204,7 +204,7 @@ def unattended(cluster: FlowCluster, slow_user: Bring) -> Left:
     left = slow_user.left("unattended")
     begun = cluster.run(*slow_user.options("unattended", {"run.max_steps": 1000}), "--no-wait")
     assert begun.returncode == 0, begun.stderr
-    assert begun.stdout.startswith("The run unattended goes on in the background (process ")
+    assert begun.stdout.startswith("The run unattended continues in the background (process ")
     wait_until(lambda: left.last_step >= 1, 240.0)
     return left
 

@@ -111,7 +111,7 @@ DATA = [
     ),
     Wrong(
         "prompt longer than the window", 2,
-        "data: 1 of 2 rows of {user}/long.jsonl cannot be used, more than data.max_skipped_share = 0.05 lets out. The "
+        "data: 1 of 2 rows of {user}/long.jsonl cannot be used, more than data.max_skipped_share = 0.05 allows. The "
         "first, line 2, has 300 tokens; rollout.max_context_tokens = 256 less rollout.max_response_tokens = 24 leaves "
         "232. Raise the first, or shorten the prompt.",
         {"data.train": "{user}/long.jsonl"},

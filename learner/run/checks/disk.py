@@ -1,4 +1,4 @@
-"""Whether the disk can hold a run's checkpoints, by what each of them is made of: asked before anything starts."""
+"""Whether the disk can hold a run's checkpoints, by the parts of each, checked before anything starts."""
 
 import shutil
 import tempfile
@@ -11,8 +11,8 @@ from learner.plan.needs import is_reference_the_base, needs_critic, needs_refere
 from protocol.errors import OperatorError
 from protocol.settings.settings import Settings
 
-_STATE_BYTES = 12  # of a trained parameter: its master weight and two AdamW moments, float32
-_BESIDES = 64 << 20  # ledger, logs, metrics, descriptions
+_STATE_BYTES = 12  # bytes of a trained parameter: its master weight and two AdamW moments, float32
+_OTHER_BYTES = 64 << 20  # ledger, logs, metrics, descriptions
 
 
 def check_disk(folder: Path, settings: Settings, sizes: Sizes) -> None:
@@ -21,13 +21,13 @@ def check_disk(folder: Path, settings: Settings, sizes: Sizes) -> None:
     while not existing.exists():
         existing = existing.parent
     try:
-        # Tried, not read from permissions: root has them all, on a read-only disk too.
+        # Permissions would not tell: root has them all, on a read-only disk too.
         tempfile.TemporaryFile(dir=existing).close()
     except OSError as error:
         raise OperatorError(
             f"{existing} cannot be written: {error.strerror}. Set run.dir to a folder of your own."
         ) from None
-    needed = _num_checkpoints(settings) * checkpoint_bytes(settings, sizes) + _BESIDES
+    needed = _num_checkpoints(settings) * checkpoint_bytes(settings, sizes) + _OTHER_BYTES
     free = shutil.disk_usage(existing).free
     if free < needed:
         raise OperatorError(
@@ -37,7 +37,7 @@ def check_disk(folder: Path, settings: Settings, sizes: Sizes) -> None:
 
 
 def checkpoint_bytes(settings: Settings, sizes: Sizes) -> int:
-    """Return what one checkpoint's weights and states take: those of each role that the run has.
+    """Return the bytes of one checkpoint's weights and states, for each role of the run.
 
     Not counted is the critic of a user's own advantage, which is not known before its file is imported.
     """
@@ -52,10 +52,10 @@ def checkpoint_bytes(settings: Settings, sizes: Sizes) -> int:
 
 
 def _num_checkpoints(settings: Settings) -> int:
-    """Return how many there are at once: the newest, the best, the one being written, and one that is being copied."""
+    """Return the largest number of checkpoints on disk: the kept, the best, one being written and one being copied."""
     learner = settings.learner
-    besides = (settings.eval.best is not None) + (learner.copy_checkpoints_to is not None)
-    return learner.keep_checkpoints + besides + 1
+    others = (settings.eval.best is not None) + (learner.copy_checkpoints_to is not None)
+    return learner.keep_checkpoints + others + 1
 
 
 def _state_bytes(size: ModelSize) -> int:

@@ -1,4 +1,4 @@
-"""What is checked before anything starts: model, prompts, disk. A mistake is one sentence and leaves nothing behind.
+"""Checks before anything starts: model, prompts, disk. A mistake is reported in one sentence and leaves no file.
 
 Imports neither torch nor transformers.
 """
@@ -25,25 +25,25 @@ from protocol.settings.settings import Settings
 
 
 @dataclass(frozen=True)
-class Inspected:
+class CheckedRun:
     """A run that passed every check made before anything starts."""
 
-    settings: Settings  # as they were given
+    settings: Settings  # settings as given
     model: Path  # local folder
-    start: RunStart  # where the run starts from
-    train: TrainPrompts | None  # None for a warm start alone
+    start: RunStart  # folder and checkpoint to start from
+    train: TrainPrompts | None  # prompts; None for a warm start alone
 
     @property
     def notices(self) -> list[str]:
-        """What the user should see before the run begins, a sentence each."""
+        """Messages for the user before the run begins, a sentence each."""
         of_train = self.train.notice if self.train is not None else None
-        return [notice for notice in (self.start.notice, of_train, policy_stands_still(self.settings)) if notice]
+        return [notice for notice in (self.start.notice, of_train, notice_frozen_policy(self.settings)) if notice]
 
 
-def inspect(settings: Settings, *, is_fetching: bool = False) -> Inspected:
+def check_run(settings: Settings, *, is_fetching: bool = False) -> CheckedRun:
     """Return the run that these settings describe; starts nothing. Raises: SettingsError or OperatorError.
 
-    is_fetching: bring the run's newest checkpoint here, where learner.copy_checkpoints_to has a newer one.
+    is_fetching: fetch the run's newest checkpoint if learner.copy_checkpoints_to has a newer one.
     """
     model = find_model(settings)
     check_other_models(settings)
@@ -57,11 +57,11 @@ def inspect(settings: Settings, *, is_fetching: bool = False) -> Inspected:
     train = read_train_prompts(settings, model, start) if has_prompts else None
     check_held_out(settings, model)
     check_disk(start.folder, settings, read_sizes(settings, model))
-    return Inspected(settings, model, start, train)
+    return CheckedRun(settings, model, start, train)
 
 
-def policy_stands_still(settings: Settings) -> str | None:
-    """Return what to say of a run that never trains its policy, only a critic; None of any other."""
+def notice_frozen_policy(settings: Settings) -> str | None:
+    """Return a notice for a run that trains only a critic, never its policy; None for any other."""
     warmup, last = settings.critic.warmup_steps, settings.run.max_steps
     if not last or warmup < last or not needs_critic(settings):
         return None
@@ -72,14 +72,14 @@ def policy_stands_still(settings: Settings) -> str | None:
 
 
 def check_other_models(settings: Settings) -> None:
-    """Raise SettingsError when a model that the settings name beside the policy is not there."""
+    """Raise SettingsError when a critic or reference that the settings name does not exist."""
     for setting, name in (("critic.model", settings.critic.model), ("reference.model", settings.reference.model)):
         if name:
             find_named_model(setting, name)
 
 
 def check_positions(model: Path, settings: Settings) -> None:
-    """Raise SettingsError for a context that is longer than the model's: the engine would not start."""
+    """Raise SettingsError for a longer context than the model's: the engine would not start."""
     given, most = settings.rollout.max_context_tokens, read_max_positions(model)
     if most is not None and given > most and needs_of(settings).rollouts and not settings.rollout.engine_args:
         raise SettingsError(
@@ -89,7 +89,7 @@ def check_positions(model: Path, settings: Settings) -> None:
 
 
 def check_logit_bias(model: Path, settings: Settings) -> None:
-    """Raise SettingsError for a token that the model does not have: the engine would refuse every sample."""
+    """Raise SettingsError for a token outside the vocabulary: the engine would refuse every sample."""
     num_tokens = read_vocab_size(model)
     if num_tokens is None:
         return
@@ -101,7 +101,7 @@ def check_logit_bias(model: Path, settings: Settings) -> None:
 
 
 def check_warm_start(settings: Settings) -> None:
-    """Raise SettingsError when the demonstrations are not there; their rows are read when the warm start begins."""
+    """Raise SettingsError when the demonstrations do not exist; the warm start reads their rows."""
     path = settings.policy.warm_start.data
     if path is not None and not Path(path).is_file():
         raise SettingsError(

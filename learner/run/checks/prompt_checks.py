@@ -1,4 +1,4 @@
-"""The prompts of a run before it starts: which are used, which are left out and why; what its folder says of them."""
+"""The prompts of a run before it starts: the usable rows, the skipped rows and their reasons."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -20,12 +20,12 @@ from protocol.settings.settings import Settings
 class TrainPrompts:
     """data.train, read once."""
 
-    index: PromptIndex  # where each row lies that can be used
-    skipped: tuple[SkippedRow, ...]  # rows that are left out
-    notice: str | None  # what the user should see of them
+    index: PromptIndex  # place of each usable row
+    skipped: tuple[SkippedRow, ...]  # rows that are not used
+    notice: str | None  # message for the user; None: all rows are usable
 
     def save(self, folder: Path) -> None:
-        """Leave them in the run folder: the coordinator reads no row twice, the audit and a resume skip the same ones.
+        """Save them in the run folder: the coordinator reads no row again; audit and resume skip the same rows.
 
         Raises: OperatorError when it cannot be written.
         """
@@ -39,7 +39,7 @@ class TrainPrompts:
 
 
 def read_train_prompts(settings: Settings, model: Path, start: RunStart) -> TrainPrompts:
-    """Return the prompts of data.train. A run that goes on leaves out the rows that it began without, and no others.
+    """Return the prompts of data.train. A resumed run skips exactly the rows that it skipped at its beginning.
 
     Raises: SettingsError for a file that cannot be read, and for more unusable rows than data.max_skipped_share.
     """
@@ -51,11 +51,11 @@ def read_train_prompts(settings: Settings, model: Path, start: RunStart) -> Trai
     num_rows = len(index) + len(unusable)
     if unusable and start.checkpoint is not None:
         raise SettingsError(
-            f"data: {unusable[0]} This run began with that row, {len(unusable)} such of {num_rows}: "
-            "its accounts are of them. Give the file and settings that it began with, or choose another run.name."
+            f"data: {unusable[0]} This run began with {len(unusable)} of {num_rows} rows that are "
+            "unusable now. Give its first file and settings, or choose another run.name."
         )
     _check_unusable(settings, len(index), unusable)
-    order_name(index.rows_by_entry, data.weights(), data.shuffle)  # refuses a weight that no order has room for
+    order_name(index.rows_by_entry, data.weights(), data.shuffle)  # refuses a weight that does not fit any order
     skipped = tuple(
         sorted([*before, *(SkippedRow(one.row.file, one.row.number, one.refusal.reason) for one in unusable)])
     )
@@ -71,7 +71,7 @@ def read_train_prompts(settings: Settings, model: Path, start: RunStart) -> Trai
 
 
 def check_held_out(settings: Settings, model: Path) -> None:
-    """Raise SettingsError when a held-out row cannot be used: a mean over other rows would be another figure."""
+    """Raise SettingsError when a held-out row is unusable: the mean over the others would be another figure."""
     for given in (settings.data.eval, *(one.data for one in settings.eval.sets)):
         if given:
             with PromptJudge(model, settings) as judge:
@@ -81,7 +81,7 @@ def check_held_out(settings: Settings, model: Path) -> None:
 
 
 def _check_unusable(settings: Settings, num_used: int, unusable: Sequence[UnusableRow]) -> None:
-    """Raise SettingsError for more rows that cannot be used than the settings let out."""
+    """Raise SettingsError for more unusable rows than the settings allow."""
     num_rows, share = num_used + len(unusable), settings.data.max_skipped_share
     named = in_words(settings.data.train)
     if not unusable:
@@ -100,11 +100,11 @@ def _check_unusable(settings: Settings, num_used: int, unusable: Sequence[Unusab
     if len(mistaken) / num_rows > share:
         raise SettingsError(
             f"data: {len(mistaken)} of {num_rows} rows of {named} cannot be used, more than data.max_skipped_share = "
-            f"{share:g} lets out. The first, {_place(mistaken)}, {mistaken[0].refusal.reason}"
+            f"{share:g} allows. The first, {_place(mistaken)}, {mistaken[0].refusal.reason}"
         )
 
 
 def _place(rows: Sequence[UnusableRow]) -> str:
-    """Return which line the first of these rows is, and of which file where they are of several."""
+    """Return the line of the first row, and its file if the rows are from several."""
     row = rows[0].row
     return f"line {row.number}" if len({one.row.file for one in rows}) == 1 else f"{row.file} line {row.number}"

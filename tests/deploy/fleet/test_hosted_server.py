@@ -4,7 +4,7 @@ import asyncio
 import gc
 from typing import Any
 
-from deploy.fleet.servers import hosted
+from deploy.fleet.servers import host_class
 
 
 class Served:
@@ -20,7 +20,7 @@ class Served:
 
 def test_start_keeps_what_is_in_memory_out_of_searches_for_garbage_once() -> None:
     assert not gc.get_freeze_count()
-    server: Any = hosted(f"{__name__}:Served")()
+    server: Any = host_class(f"{__name__}:Served")()
     try:
         assert asyncio.run(server.start()) == {"is_started": True}
         num_frozen = gc.get_freeze_count()

@@ -109,4 +109,4 @@ def test_adapters_need_the_models_own_files() -> None:
 
 def test_a_described_cluster_is_for_plans_alone(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["--cluster", "mine.yaml"]) == 2
-    assert "--cluster mine.yaml describes a cluster that --plan draws" in capsys.readouterr().err
+    assert "--cluster mine.yaml describes a cluster for --plan" in capsys.readouterr().err

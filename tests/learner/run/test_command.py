@@ -49,7 +49,7 @@ def test_folder_of_the_user_with_our_rooms_names_does_not_stand_in_for_them(tmp_
 def test_help_explains_the_commands_own_options_and_has_one_usage(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["--help"]) == 0
     shown = capsys.readouterr().out
-    assert "print what would run where" in shown
+    assert "print the place of each process" in shown
     assert "YAML file of settings" in shown
     assert shown.count("usage:") == 1
 

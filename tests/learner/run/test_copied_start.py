@@ -117,13 +117,13 @@ def test_store_that_cannot_be_asked_refuses_a_new_run_and_not_one_that_goes_on(t
         start_with_copies(settings(tmp_path, url), "model-1")
     assert str(refused.value).startswith(f"{url} (learner.copy_checkpoints_to) cannot be used: ")
     assert str(refused.value).endswith(
-        "Nothing is here of the run my-run, and its checkpoints may be there. Put it right, or leave the setting out."
+        "The run my-run has no checkpoint here, and may have copies there. Correct the setting, or leave it out."
     )
     save(tmp_path / "here" / "my-run", 30)
     start = start_with_copies(settings(tmp_path, url), "model-1")
     assert start.step == 30
     assert start.notice is not None
-    assert start.notice.endswith("the run goes on without.")
+    assert start.notice.endswith("the run resumes without newer checkpoints from there.")
 
 
 def test_new_run_is_not_mixed_with_copies_of_another_of_its_name(tmp_path: Path, url: str) -> None:

@@ -91,4 +91,4 @@ def test_run_in_the_background_has_begun_once_its_checks_of_the_cluster_are_done
         run.kill()
     told = capfd.readouterr()
     assert told.err == ("settings: the cluster has no room.\n" if what == "ends" else "")
-    assert told.out.startswith("" if what == "ends" else "The run mine goes on in the background (process ")
+    assert told.out.startswith("" if what == "ends" else "The run mine continues in the background (process ")

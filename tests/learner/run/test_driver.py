@@ -106,7 +106,7 @@ def test_node_that_comes_back_is_waited_for(nodes: Any) -> None:
 def test_ctrl_c_ends_the_wait_for_a_node(nodes: Any) -> None:
     stop = threading.Event()
     stop.set()
-    with pytest.raises(await_plan.Stopped):
+    with pytest.raises(await_plan.StoppedAtStart):
         nodes(2, stop)
 
 

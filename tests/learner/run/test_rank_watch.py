@@ -68,7 +68,7 @@ def test_rank_that_stands_still_is_named_with_what_it_was_at() -> None:
 def test_rank_that_never_answers_is_named_too() -> None:
     watched = Watched()
     watched.ranks[0].is_stopped = True
-    with pytest.raises(NeighbourError, match=r"^learner rank 0: .* last: it has told nothing yet$"):
+    with pytest.raises(NeighbourError, match=r"^learner rank 0: .* last: it has not answered yet$"):
         watched.poll_for(100.0)
     assert watched.now == 62.0
 
@@ -89,7 +89,7 @@ def test_collective_that_timed_out_is_told_with_what_each_rank_was_at() -> None:
     watched.poll_for(10.0)
     watched.now += 5.0
     error = NeighbourError("learner rank 0", "failed: RuntimeError: Timed out waiting 4000ms for recv operation")
-    assert str(watched.watch.explained(error)) == (
+    assert str(watched.watch.explain(error)) == (
         "learner rank 0: waited for another rank longer than learner.rank_timeout_s; last heard: "
         "learner rank 0: loading the policy, 7 s ago; learner rank 1: saving step 4, 7 s ago "
         "(failed: RuntimeError: Timed out waiting 4000ms for recv operation)"
@@ -98,4 +98,4 @@ def test_collective_that_timed_out_is_told_with_what_each_rank_was_at() -> None:
 
 def test_other_errors_of_a_rank_are_told_as_they_are() -> None:
     error = NeighbourError("learner rank 0", "died: worker exited")
-    assert Watched().watch.explained(error) is error
+    assert Watched().watch.explain(error) is error

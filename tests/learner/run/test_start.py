@@ -11,7 +11,7 @@ import pytest
 from learner.checkpoint.folder import begin, newest_valid
 from learner.checkpoint.manifest import Checkpoint, RefusedCheckpointError
 from learner.ledger.ledger import Ledger
-from learner.run.start import RunStart, locked, plan_restart, plan_start, prepare_folder, set_refused_aside
+from learner.run.start import RunStart, lock_folder, plan_restart, plan_start, prepare_folder, set_refused_aside
 from protocol.errors import OperatorError, SettingsError
 from protocol.settings.run import RunSettings
 from protocol.settings.settings import Settings
@@ -147,7 +147,7 @@ def test_start_sets_a_corrupt_newest_checkpoint_aside_and_says_so(folder: Path) 
     planned = start(folder)
     assert planned.step == 4
     assert planned.notice == (
-        f"Resuming {folder} from step 4. Set aside, because corrupt or of steps that are taken anew: step_000006."
+        f"Resuming {folder} from step 4. Set aside, because corrupt or of repeated steps: step_000006."
     )
     assert steps(folder) == ["latest", "set_aside_step_000006", "step_000002", "step_000004"]
     assert (folder / "checkpoints" / "latest").readlink() == Path("step_000004")
@@ -210,9 +210,13 @@ def test_accounts_without_a_checkpoint_are_set_aside_with_the_log_that_belongs_t
 
 def test_folder_that_a_command_holds_is_refused_to_another_until_that_ends(tmp_path: Path) -> None:
     planned = plan_start(settings_of(tmp_path / "run"), "model-1")
-    with locked(planned), pytest.raises(OperatorError, match="Another command is running in"), locked(planned):
+    with (
+        lock_folder(planned),
+        pytest.raises(OperatorError, match="Another command is running in"),
+        lock_folder(planned),
+    ):
         pass
-    with locked(planned):
+    with lock_folder(planned):
         pass
 
 
@@ -224,11 +228,14 @@ def test_start_that_was_planned_before_another_command_saved_is_refused(tmp_path
         save(folder, step)
     planned = plan_start(settings_of(folder), "model-1")
     save(folder, 4)
-    with pytest.raises(OperatorError, match=r"Another command trained in .* Give this command again"), locked(planned):
+    with (
+        pytest.raises(OperatorError, match=r"Another command trained in .* Give this command again"),
+        lock_folder(planned),
+    ):
         pass
     again = plan_start(settings_of(folder), "model-1")
     assert again.step == 4
-    with locked(again):
+    with lock_folder(again):
         pass
 
 
@@ -237,7 +244,7 @@ def test_free_name_that_another_command_took_meanwhile_is_refused(tmp_path: Path
     planned = plan_start(settings_of(tmp_path / "run"), "model-1")
     assert planned.run_id == "run-2"
     save(tmp_path / "run-2", 1)
-    with pytest.raises(OperatorError, match="Another command trained in"), locked(planned):
+    with pytest.raises(OperatorError, match="Another command trained in"), lock_folder(planned):
         pass
 
 

@@ -18,8 +18,8 @@ def piped_to_head(code: str) -> tuple[int, str]:
 
 def test_lines_to_a_reader_that_has_left_change_nothing() -> None:
     code = (
-        "import sys, time\nfrom learner.run.terminal import forget_unwritten, say\n"
-        "say('first')\ntime.sleep(0.3)\nsay('second')\nprint('third', flush=True)\nforget_unwritten()\nsys.exit(3)"
+        "import sys, time\nfrom learner.run.terminal import drop_unwritten, say\n"
+        "say('first')\ntime.sleep(0.3)\nsay('second')\nprint('third', flush=True)\ndrop_unwritten()\nsys.exit(3)"
     )
     assert piped_to_head(code) == (3, "")
 

@@ -67,7 +67,7 @@ def test_more_than_the_allowed_share_is_refused(tmp_path: Path, model: Path) -> 
     with pytest.raises(SettingsError) as caught:
         read(tmp_path, model, new(tmp_path), share=0.2)
     assert str(caught.value).startswith(
-        f"data: 1 of 4 rows of {path} cannot be used, more than data.max_skipped_share = 0.2 lets out. "
+        f"data: 1 of 4 rows of {path} cannot be used, more than data.max_skipped_share = 0.2 allows. "
         f"The first, line 3, {_TOO_LONG.removeprefix('line 3 ')}"
     )
 
@@ -101,7 +101,7 @@ def test_resume_that_would_leave_out_others_is_refused(tmp_path: Path, model: Pa
     with pytest.raises(SettingsError) as caught:
         read(tmp_path, model, resumed(tmp_path))
     assert _TOO_LONG in str(caught.value)
-    assert "This run began with that row, 1 such of 4: its accounts are of them." in str(caught.value)
+    assert "This run began with 1 of 4 rows that are unusable now." in str(caught.value)
     assert "max_skipped_share" not in str(caught.value)  # 1 of 4 is less than it
 
 
