@@ -1,4 +1,4 @@
-"""One run attached to a rollout server: its socket, services and session, begun and ended together."""
+"""A run attached to a rollout server: its socket, services and session, which begin and end together."""
 
 import asyncio
 from dataclasses import dataclass
@@ -18,10 +18,10 @@ from rollout.session.session import Neighbours, RolloutSession
 
 
 class KeptOutbox(NamedTuple):
-    """What a server finished for a run: a later start of the same run is given it."""
+    """Finished results of a run, for a later start of the same run."""
 
-    run_id: str  # the run that it was made for
-    outbox: Outbox  # what is made and not yet trained
+    run_id: str  # run that the results were made for
+    outbox: Outbox  # results that were not trained yet
 
 
 @dataclass
@@ -29,18 +29,18 @@ class Attachment:
     """A run that is being served."""
 
     session: RolloutSession  # its conversation with the coordinator
-    task: asyncio.Task[str]  # runs the session; its result says why the session ended
+    task: asyncio.Task[str]  # task of the session; its result is the reason for its end
     channel: AsyncDealerChannel  # the socket to the coordinator
     services: Services  # environment, reward services, retriever
     player: EpisodePlayer | AgentPlayer  # makes its samples
 
     @property
     def failure(self) -> BaseException | None:
-        """What is wrong with this server, when its session ended by an error."""
+        """The error that ended the session."""
         return self.task.exception() if self.task.done() and not self.task.cancelled() else None
 
     async def end(self) -> KeptOutbox:
-        """Stop every sample in flight and close what was opened."""
+        """Stop all samples and close the socket, the player and the services."""
         self.task.cancel()
         await asyncio.wait([self.task])
         self.channel.close()
@@ -50,7 +50,7 @@ class Attachment:
         return KeptOutbox(self.session.spec.run_id, self.session.outbox)
 
     def describe(self) -> dict[str, Any]:
-        """Return what `RolloutServer.describe` says of the run. ended: why the session ended by itself."""
+        """Return `run` of `RolloutServer.describe`. ended: reason when the session ended by itself."""
         session, task = self.session, self.task
         has_ended = task.done() and not task.cancelled() and self.failure is None
         return {
@@ -69,13 +69,13 @@ class Attachment:
 
 
 def _agents_of(player: AgentPlayer) -> dict[str, Any]:
-    """Return what agents need to know, and how many of their conversations were not trained."""
+    """Return the address for agents and the number of their conversations that were not trained."""
     return {"base_url": player.base_url, "dropped_conversations": player.num_dropped_conversations}
 
 
 @dataclass(frozen=True)
-class _Both:
-    """The services, and agents that play: samples are asked for while both are there."""
+class _NeighboursWithAgents:
+    """The services and the agents: samples are requested while both accept work."""
 
     services: Services
     player: AgentPlayer
@@ -94,13 +94,13 @@ async def begin_attachment(
     gate: VersionGate,
     finished: KeptOutbox | None,
 ) -> Attachment:
-    """Return the run's attachment, already at work. finished: of the run attached before, used if it is the same."""
+    """Return the run's attachment, already at work. finished: results of the previous run, kept if it is the same."""
     made_by, rewards = services.make_environment, services.rewards
     player: EpisodePlayer | AgentPlayer
     neighbours: Neighbours = services
     if isinstance(made_by, PlayedByAgents):
         player = await AgentPlayer.open(engine, gate, made_by.program, rewards, spec, server, node.token)
-        neighbours = _Both(services, player)
+        neighbours = _NeighboursWithAgents(services, player)
     else:
         player = EpisodePlayer(engine, gate, made_by, services.resources, rewards, spec.rollout, server, spec.sampling)
     channel = AsyncDealerChannel(spec.coordinator_address, server, node.keys.peer, node.keys.coordinator.public)

@@ -1,4 +1,4 @@
-"""Gathered tensors as the flat buckets of the wire."""
+"""Packs gathered tensors into the flat buckets of the wire."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ if TYPE_CHECKING:
 
 
 class BucketMemory:
-    """Memory for a push's buckets, each as large as the largest, which is used again once it is given back.
+    """Reusable memory for the buckets of one push, each of the largest bucket's size.
 
-    Fresh memory costs a CPU several times what is then copied into it. Nothing is kept from push to push.
+    On a CPU, new memory costs several times as much as copying a bucket into it.
     """
 
     def __init__(self, plan: Sequence[Bucket], device: str) -> None:
@@ -23,7 +23,7 @@ class BucketMemory:
         self._free: list[Tensor] = []
 
     def take(self, num_bytes: int) -> Tensor:
-        """Return so many bytes, uint8, with whatever they held before."""
+        """Return a uint8 tensor of this length with undefined content."""
         import torch
 
         if not self._free:
@@ -31,7 +31,7 @@ class BucketMemory:
         return self._free.pop()[:num_bytes]
 
     def give_back(self, flat: Tensor) -> None:
-        """Take back what `take` returned and nobody reads any more."""
+        """Return a tensor of `take` for reuse."""
         import torch
 
         whole = torch.empty(0, dtype=torch.uint8, device=flat.device)
@@ -41,31 +41,27 @@ class BucketMemory:
 def pack(
     plan: Sequence[Bucket], gathered: Iterator[Iterable[tuple[str, Tensor]]], memory: BucketMemory
 ) -> Iterator[Tensor]:
-    """Yield each planned bucket as flat bytes, as soon as its tensors were gathered; each is taken after the one before
-    was copied.
-    """
+    """Yield each planned bucket as flat bytes. A bucket's tensors are taken after the previous bucket was copied."""
     for bucket in plan:
-        yield _packed(bucket, next(gathered, ()), memory)
+        yield _pack_bucket(bucket, next(gathered, ()), memory)
     surplus = next(gathered, None)
     if surplus is not None:
         raise ValueError(f"weight push: a bucket of {[name for name, _ in surplus]} is not in the plan")
 
 
 def device_of(backend: str) -> str:
-    """Return where buckets lie. Over ipc that is where the servers' weights are, which copy from there."""
+    """Return the device of buckets. Over ipc it is the device of the servers' weights."""
     import torch
 
     return "cuda" if backend == "nccl" or (backend == "ipc" and torch.cuda.is_available()) else "cpu"
 
 
 def default_bucket_bytes(backend: str) -> int:
-    """Return the size of a bucket where no setting says it: on a CPU what its cache holds while it is sent and hashed,
-    on a GPU what one broadcast moves at full speed.
-    """
+    """Return the default bucket size: on a CPU it fits the cache, on a GPU it saturates one broadcast."""
     return (256 if device_of(backend) == "cuda" else 16) << 20
 
 
-def _packed(bucket: Bucket, tensors: Iterable[tuple[str, Tensor]], memory: BucketMemory) -> Tensor:
+def _pack_bucket(bucket: Bucket, tensors: Iterable[tuple[str, Tensor]], memory: BucketMemory) -> Tensor:
     flat = memory.take(bucket_num_bytes(bucket))
     _clear_gaps(flat, bucket)
     planned = [(meta.name, tuple(meta.shape)) for meta in bucket]
@@ -81,7 +77,7 @@ def _packed(bucket: Bucket, tensors: Iterable[tuple[str, Tensor]], memory: Bucke
 
 
 def _clear_gaps(flat: Tensor, bucket: Bucket) -> None:
-    """Write zeros between the tensors: what the memory held before is nobody else's business."""
+    """Write zeros between the tensors, so that no earlier content of the memory is sent."""
     end = 0
     for meta in bucket:
         begin, end = end + meta.num_bytes, end + bucket_num_bytes((meta,))

@@ -1,7 +1,8 @@
-"""How a push's buckets reach its links: two are in memory, and who hangs delays nobody for long.
+"""Passes a push's buckets to its links, with two buckets in memory, and without waiting long for a hanging link.
 
-A link is waited for as long as it keeps pace. One that needs `_PATIENCE_S` and `_TIMES` times as long as the quickest
-for a bucket is behind: its buckets wait for it in memory, and the others go on, until it has caught up or failed.
+The next bucket is put once every link has sent the previous one. A link is behind when it needs `_PATIENCE_S` and
+`_TIMES` times as long as the fastest link for a bucket. Its buckets are then kept in memory, and the other links
+continue, until it has caught up or failed.
 """
 
 from __future__ import annotations
@@ -19,11 +20,11 @@ _TIMES = 3.0
 
 
 class Feed:
-    """One link's buckets, in order, and at the end the digest as a string."""
+    """The queue of one link: buckets in order, then the digest as a string."""
 
     def __init__(self) -> None:
         self.items: asyncio.Queue[Tensor | str] = asyncio.Queue()
-        self.is_wanted = asyncio.Event()  # all that it was given has gone out
+        self.is_wanted = asyncio.Event()  # set when the link has sent all its items
         self.is_wanted.set()
 
     def put(self, item: Tensor | str) -> None:
@@ -31,13 +32,13 @@ class Feed:
         self.items.put_nowait(item)
 
     def has_sent_one(self) -> None:
-        """Note that the link has sent what it took last."""
+        """Note that the link has sent its latest item."""
         if self.items.empty():
             self.is_wanted.set()
 
 
 class Feeds:
-    """The feeds of a push's links. links: each feed, and the task of the push that it belongs to."""
+    """The queues of a push. links: each link's task and its queue."""
 
     def __init__(self, links: Sequence[tuple[asyncio.Task[Any], Feed]]) -> None:
         self._links = links
@@ -45,9 +46,9 @@ class Feeds:
         self._put_at = time.monotonic()
 
     async def put(self, item: Tensor | str) -> bool:
-        """Give every live link the item, once all that keep pace have sent the one before.
+        """Put the item into every live link's queue, once all links that are not behind have sent the previous one.
 
-        Returns whether nobody has anything else before it any more: the memory of earlier buckets is free then.
+        Returns whether all queues were empty: the memory of earlier buckets is free then.
         """
         await self._wait_for_pace()
         live = [feed for push, feed in self._links if not push.done()]
@@ -65,7 +66,7 @@ class Feeds:
             asyncio.ensure_future(_ready(push, feed)): feed for push, feed in awaited
         }
         try:
-            await self._quickest(waiting)
+            await self._wait_for_fastest(waiting)
             took_s = time.monotonic() - self._put_at
             if waiting:
                 await asyncio.wait(waiting, timeout=max(_PATIENCE_S, _TIMES * took_s))
@@ -74,8 +75,8 @@ class Feeds:
             for wait in waiting:
                 wait.cancel()
 
-    async def _quickest(self, waiting: dict[asyncio.Future[None], Feed]) -> None:
-        """Return once a link has sent what it was given, or none is alive. One that failed was not quick."""
+    async def _wait_for_fastest(self, waiting: dict[asyncio.Future[None], Feed]) -> None:
+        """Return once a live link has sent its items, or all links have failed."""
         left: set[asyncio.Future[None]] = set(waiting)
         while left and not any(feed.is_wanted.is_set() for feed in waiting.values()):
             _, left = await asyncio.wait(left, return_when=asyncio.FIRST_COMPLETED)

@@ -1,4 +1,4 @@
-"""How the learner and the servers of a broadcast group find each other: over gloo, NCCL, or on one machine."""
+"""Rendezvous of the learner and the servers of a broadcast group: over gloo, NCCL, or on one machine."""
 
 from __future__ import annotations
 
@@ -12,23 +12,23 @@ from protocol.weights.same_machine import SameMachineGroup, listen_here
 
 
 class Rendezvous(Protocol):
-    """One attempt to meet: what each server is told, and the learner's own half."""
+    """One attempt to meet."""
 
     def init(self, place: int) -> dict[str, Any]:
-        """Return what the group's server number `place` is told, counted from 0: the ranks of its workers follow."""
+        """Return the arguments for the group's server number `place`, from 0, whose workers have consecutive ranks."""
         ...
 
     def join(self) -> BroadcastGroup:
-        """Return the group, when all have come."""
+        """Return the group; blocks until all members have joined."""
         ...
 
     def close(self) -> None:
-        """Give back what was kept for an attempt that did not get as far as to meet."""
+        """Free the resources of an attempt that failed."""
         ...
 
 
 class GlooRendezvous:
-    """Through the learner's store; each attempt has a key of its own, so that a late joiner finds nobody's leavings."""
+    """Through the learner's store. Each attempt has a new key, so that a late server finds no stale entries."""
 
     _attempts = itertools.count()
 
@@ -45,16 +45,16 @@ class GlooRendezvous:
         return {"address": address, "port": port, "deadline_s": deadline_s, **group}
 
     def join(self) -> BroadcastGroup:
-        # A connection of its own: torch's store client serves one blocking wait at a time, and links must not queue.
+        # A new connection: torch's store client serves one blocking wait at a time, and links must not queue.
         address, _, deadline_s = self._where
         return GlooGroup(reach_store(*self._where), self._key, 0, self._world_size, address, deadline_s)
 
     def close(self) -> None:
-        """Nothing to give back: all attempts go through one store."""
+        """All attempts share one store."""
 
 
 class NcclRendezvous:
-    """Through vLLM's own for its NCCL weight transfer, on a port that is listened on from now on."""
+    """Through vLLM's rendezvous for NCCL weight transfer, on a port that is opened here."""
 
     def __init__(self, address: str, num_servers: int, workers_per_server: int) -> None:
         self._listener = listen(address)
@@ -64,7 +64,7 @@ class NcclRendezvous:
 
     def init(self, place: int) -> dict[str, Any]:
         address, port = self._where
-        # vLLM adds a worker's rank inside its server alone: without a server's own offset all would claim rank 1.
+        # vLLM adds only the worker's rank inside its server: without an offset, all servers would claim rank 1.
         rank_offset = 1 + place * self._workers_per_server
         return {
             "master_address": address,
@@ -77,11 +77,11 @@ class NcclRendezvous:
         return NcclGroup(self._listener, self._world_size)
 
     def close(self) -> None:
-        self._listener.close()  # the group has taken what it holds, if there is one
+        self._listener.close()  # a group has its own copy
 
 
 class SameMachineRendezvous:
-    """Under a name of this machine that each attempt draws anew."""
+    """Through a socket of this machine with a new random name for each attempt."""
 
     def __init__(self, num_servers: int, workers_per_server: int, deadline_s: float) -> None:
         self._name = secrets.token_hex(16)
@@ -102,7 +102,7 @@ class SameMachineRendezvous:
 def rendezvous(
     backend: str, where: tuple[str, int], num_servers: int, workers_per_server: int, deadline_s: float
 ) -> Rendezvous:
-    """Return a new attempt to meet so many servers. where: this machine's address, and over gloo its store's port."""
+    """Return a new attempt to meet the servers. where: this machine's address and, over gloo, its store's port."""
     address, port = where
     if backend == "gloo":
         return GlooRendezvous(address, port, num_servers, workers_per_server, deadline_s)

@@ -1,1 +1,1 @@
-"""What both halves of a weight push agree on. Reading order: controls, wire, digest, group."""
+"""The protocol between both halves of a weight push. Reading order: controls, wire, digest, group, same_machine."""

@@ -1,11 +1,11 @@
-"""The digest of weights: of each parameter by itself, computed where its bytes lie, and one of all of them.
+"""Digests of weights: one of each parameter, computed on its device, and one of all parameters.
 
 A parameter's bytes are rows of ROW_BYTES signed bytes. Each row times a fixed matrix of small integers gives NUM_SUMS
-sums, which are exact in 32 bits; the rows' sums, each times its row's fixed odd number, are added modulo 2**64. It is
-all integer arithmetic, so every device gives the same; a GPU reads the bytes once, through its matrix units, and sends
-128 bytes a parameter to the host. It guards against faults, not against an adversary: the numbers are known.
+sums, which are exact in 32 bits. The rows' sums, each times its row's fixed odd number, are added modulo 2**64. Integer
+arithmetic gives the same result on every device. A GPU reads the bytes once, through its matrix units, and sends 128
+bytes per parameter to the host. The digest guards against faults, not against an adversary.
 
-Shapes: R rows of a parameter, ROW_BYTES bytes in one, NUM_SUMS sums of one.
+Shapes: R rows of a parameter, ROW_BYTES bytes per row, NUM_SUMS sums per row.
 """
 
 from __future__ import annotations
@@ -26,18 +26,18 @@ if TYPE_CHECKING:
 ROW_BYTES = 4096  # 128 * 63 * 4096 < 2**25: no sum of a row can leave 32 bits
 NUM_SUMS = 16
 _MIN_ROWS = 32  # matrix units want more than 16 rows
-_ALIGNMENT_BYTES = 16  # a GPU's matrix units read from such places alone; a rank's part may begin anywhere
+_ALIGNMENT_BYTES = 16  # required by a GPU's matrix units; a rank's shard may begin anywhere
 _PART_ROWS = 1 << 14  # rows at once, 64 MiB of weights: their sums take 3 MiB
-_CPU_PART_ROWS = 1 << 10  # rows at once on a CPU, 4 MiB: what a cache holds
-_SMALL_ROWS = 64  # parameters of at most so many are summed together
+_CPU_PART_ROWS = 1 << 10  # rows at once on a CPU, 4 MiB: they fit its cache
+_SMALL_ROWS = 64  # largest parameters, in rows, that are summed together
 _TOGETHER_ROWS = 1 << 11  # of small parameters at once, 8 MiB
 
 
 class WeightDigest:
     """Digests of a push's parameters, bucket by bucket.
 
-    Both sides feed it what they really sent or received. Names, types, shapes and bytes count; in which buckets and in
-    which order the parameters came does not, so that a model in a file has the digest of the same model on a server.
+    Both sides add the bytes that they sent or received. The digest covers names, types, shapes and bytes, but not the
+    buckets and the order, so that a model file has the digest of the same model on a server.
     """
 
     def __init__(self, buckets: Sequence[Bucket]) -> None:
@@ -61,7 +61,7 @@ class WeightDigest:
 
 
 def digest_of_all(by_name: Mapping[str, str]) -> str:
-    """Return one digest of parameters' digests, in whatever order they are given."""
+    """Return one digest of parameters' digests, independent of their order."""
     return blake3(msgspec.msgpack.encode(sorted(by_name.items()))).hexdigest()
 
 
@@ -71,7 +71,7 @@ def digest_of_tensor(name: str, tensor: Tensor) -> str:
 
 
 def digest_of_sums(name: str, dtype: str, shape: tuple[int, ...], sums: Tensor) -> str:
-    """Return a parameter's digest from the sums of its bytes. dtype: torch's name of it, without the module."""
+    """Return a parameter's digest from the sums of its bytes. dtype: torch's name without the module."""
     head = msgspec.msgpack.encode([name, dtype, list(shape)])
     return str(blake3(head + sums.cpu().numpy().astype("<i8").tobytes()).hexdigest(16))
 
@@ -79,9 +79,9 @@ def digest_of_sums(name: str, dtype: str, shape: tuple[int, ...], sums: Tensor) 
 def byte_sums(tensor: Tensor, first_byte: int = 0) -> Tensor:
     """Return the sums of a contiguous tensor's bytes, int64 [NUM_SUMS], on its device.
 
-    A single changed byte always changes them all; other changes cancel in all of them with a chance below 1 in 2**38.
-    first_byte: where in the parameter the tensor begins. The sums of a parameter's parts, wherever it is cut, add up,
-    modulo 2**64, to the sums of the whole.
+    A single changed byte changes all sums; other changes cancel in all sums with a chance below 1 in 2**38.
+    first_byte: offset of the tensor in its parameter. The sums of a parameter's shards add up, modulo 2**64, to the
+    sums of the whole.
     """
     import torch
 
@@ -95,9 +95,9 @@ def byte_sums(tensor: Tensor, first_byte: int = 0) -> Tensor:
 
 
 def sums_of_all(tensors: Sequence[Tensor]) -> list[Tensor]:
-    """Return the sums of each of contiguous tensors, as `byte_sums` has them.
+    """Return `byte_sums` of each contiguous tensor.
 
-    Small ones are put together first: of a parameter of a few rows the calls take longer than the sums.
+    Small tensors are summed together: for a few rows, the calls take longer than the sums.
     """
     found: dict[int, Tensor] = {}
     small: list[int] = []
@@ -118,12 +118,12 @@ def _sums_together(tensors: Sequence[Tensor]) -> Tensor:
     lengths = [_num_rows(tensor) for tensor in tensors]
     numbers = [number for length in lengths for number in range(length)]
     owners = [owner for owner, length in enumerate(lengths) for _ in range(length)]
-    num_missing = max(0, _MIN_ROWS - len(numbers))  # rows of zeros, which add nothing to whoever owns them
+    num_missing = max(0, _MIN_ROWS - len(numbers))  # rows of zeros, which add nothing
     data = [tensor.detach().reshape(-1).view(torch.uint8).view(torch.int8) for tensor in tensors]
     whole = [torch.nn.functional.pad(each, (0, gap)) if (gap := -len(each) % ROW_BYTES) else each for each in data]
     rows = torch.nn.functional.pad(torch.cat(whole).view(-1, ROW_BYTES), (0, 0, 0, num_missing))
     place = rows.device
-    factors = _mixed(_integers(numbers + [0] * num_missing)).to(place)
+    factors = _mix(_integers(numbers + [0] * num_missing)).to(place)
     products = torch._int_mm(rows, _matrix(place)) * factors.unsqueeze(1)
     total = torch.zeros(len(tensors), NUM_SUMS, dtype=torch.int64, device=place)
     return total.index_add_(0, _integers(owners + [0] * num_missing).to(place), products)
@@ -140,7 +140,7 @@ def _num_rows(tensor: Tensor) -> int:
 
 
 def _sums_from_row(data: Tensor, first_row: int) -> Tensor:
-    """Return the sums of int8 bytes that begin with the row of number `first_row`."""
+    """Return the sums of int8 bytes that begin with row number `first_row`."""
     import torch
 
     num_body_bytes = len(data) - len(data) % (_MIN_ROWS * ROW_BYTES)
@@ -158,43 +158,43 @@ def _sums_from_row(data: Tensor, first_row: int) -> Tensor:
 
 
 def _sums_of_rows(rows: Tensor, first: int) -> Tensor:
-    """Return the sums of rows [R, ROW_BYTES] of which the first has number `first` in its parameter."""
+    """Return the sums of rows [R, ROW_BYTES] with the numbers `first`, `first` + 1, ... in their parameter."""
     import torch
 
-    factors = _mixed(torch.arange(first, first + len(rows), device=rows.device))
+    factors = _mix(torch.arange(first, first + len(rows), device=rows.device))
     if rows.storage_offset() % _ALIGNMENT_BYTES:
         rows = rows.clone()
     return (torch._int_mm(rows, _matrix(rows.device)) * factors.unsqueeze(1)).sum(dim=0)
 
 
-def _mixed(numbers: Tensor) -> Tensor:
+def _mix(numbers: Tensor) -> Tensor:
     """Return a fixed odd 64-bit number for each number, int64; products wrap around.
 
     Source: SplitMix64, Steele, Lea and Flood, "Fast splittable pseudorandom number generators" (2014).
     """
-    mixed = (numbers + 1) * _signed(0x9E3779B97F4A7C15)
-    mixed = (mixed ^ _shifted(mixed, 30)) * _signed(0xBF58476D1CE4E5B9)
-    mixed = (mixed ^ _shifted(mixed, 27)) * _signed(0x94D049BB133111EB)
-    return (mixed ^ _shifted(mixed, 31)) | 1
+    mixed = (numbers + 1) * _as_signed(0x9E3779B97F4A7C15)
+    mixed = (mixed ^ _shift_right(mixed, 30)) * _as_signed(0xBF58476D1CE4E5B9)
+    mixed = (mixed ^ _shift_right(mixed, 27)) * _as_signed(0x94D049BB133111EB)
+    return (mixed ^ _shift_right(mixed, 31)) | 1
 
 
-def _shifted(numbers: Tensor, bits: int) -> Tensor:
-    """Return 64-bit numbers shifted to the right with zeros coming in: torch's own shift repeats the sign."""
+def _shift_right(numbers: Tensor, bits: int) -> Tensor:
+    """Return 64-bit numbers shifted right with zeros shifted in: torch's shift repeats the sign."""
     return (numbers >> bits) & ((1 << (64 - bits)) - 1)
 
 
-def _signed(number: int) -> int:
+def _as_signed(number: int) -> int:
     return number - (1 << 64) if number >= 1 << 63 else number
 
 
 @cache
 def _matrix(place: device) -> Tensor:
-    """Return the fixed matrix, int8 [ROW_BYTES, NUM_SUMS], of -63 to 63 without 0, so that no byte goes unseen.
+    """Return the fixed matrix, int8 [ROW_BYTES, NUM_SUMS], of -63 to 63 without 0, so that every byte counts.
 
-    CPUs without VNNI add two products of an unsigned and a signed byte in 16 bits: 2 * 255 * 63 is all that fits.
+    CPUs without VNNI add two products of an unsigned and a signed byte in 16 bits: 2 * 255 * 63 is the largest sum.
     """
     import torch
 
-    drawn = _shifted(_mixed(torch.arange(ROW_BYTES * NUM_SUMS) + (1 << 40)), 40) % 126  # 0 to 125
+    drawn = _shift_right(_mix(torch.arange(ROW_BYTES * NUM_SUMS) + (1 << 40)), 40) % 126  # 0 to 125
     entries = torch.where(drawn < 63, drawn - 63, drawn - 62)
     return entries.to(torch.int8).view(ROW_BYTES, NUM_SUMS).to(place)

@@ -1,7 +1,7 @@
 """The broadcast group of a weight push: rank 0 is the learner, the others are workers of rollout servers.
 
-Both halves build it here, so that rendezvous, devices and deadlines cannot drift apart. Over gloo nothing listens
-beyond the address that was asked for: torch's own defaults would open the store on every interface.
+Both halves build it here, so that rendezvous, devices and deadlines agree. Over gloo only the given address is opened:
+torch's defaults would open the store on every interface.
 Torch and vLLM are imported inside functions only.
 """
 
@@ -18,31 +18,31 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 PEER_LOST = "lost a peer of its weight group"
-"""In the failure of a rank that did nothing wrong itself."""
+"""Text in the error of a healthy rank whose peer failed."""
 
 Store = Any
-"""A torch.distributed.Store: torch does not say in its types that it exports one."""
+"""A torch.distributed.Store, which torch's type hints do not export."""
 
 
 class BroadcastGroup(Protocol):
-    """A met group. `device` is where buckets must lie."""
+    """A joined group. device: the device of the buckets."""
 
     device: str
 
     def broadcast(self, flat: Tensor) -> None:
-        """Send `flat` from rank 0 into everyone else's `flat`; returns when it has gone out or come in."""
+        """Copy rank 0's `flat` into `flat` of all other ranks; returns when it is sent or received."""
         ...
 
     def close(self) -> None:
-        """Give the group up, from any thread, also while a broadcast is stuck in another one."""
+        """Close the group, from any thread, even while a broadcast blocks another thread."""
         ...
 
 
 def open_store(address: str, deadline_s: float) -> tuple[Store, int]:
-    """Return a store that listens on `address` alone, and its port."""
+    """Return a store that listens only on `address`, and its port."""
     listener = listen(address)
     port = int(listener.getsockname()[1])
-    store = _distributed().TCPStore(
+    store = _torch_distributed().TCPStore(
         address,
         port,
         None,
@@ -56,23 +56,23 @@ def open_store(address: str, deadline_s: float) -> tuple[Store, int]:
 
 
 def reach_store(address: str, port: int, deadline_s: float) -> Store:
-    """Return a client of the store that the learner opened. Raises: RuntimeError when it does not answer in time."""
-    return _distributed().TCPStore(
+    """Return a client of the learner's store. Raises: RuntimeError when it does not answer in time."""
+    return _torch_distributed().TCPStore(
         address, port, None, False, timeout=timedelta(seconds=deadline_s), wait_for_workers=False
     )
 
 
 class GlooGroup:
-    """A group on the CPU; every operation fails within `deadline_s`, at once when a peer is gone.
+    """A group on the CPU. Every operation fails within `deadline_s`, and at once when a peer is gone.
 
-    key: names the group inside the store; each rebuilt group needs a new one.
+    key: name of the group inside the store; each new group needs a new one.
     """
 
     device = "cpu"
 
     def __init__(self, store: Store, key: str, rank: int, world_size: int, address: str, deadline_s: float) -> None:
-        """Blocks until all ranks have met. Raises: RuntimeError after `deadline_s`."""
-        dist = _distributed()
+        """Blocks until all ranks have joined. Raises: RuntimeError after `deadline_s`."""
+        dist = _torch_distributed()
         options = dist.ProcessGroupGloo._Options()
         options._timeout = timedelta(seconds=deadline_s)
         options._devices = [dist.ProcessGroupGloo.create_device(hostname=own_address_toward(address))]
@@ -81,7 +81,7 @@ class GlooGroup:
 
     def broadcast(self, flat: Tensor) -> None:
         """Raises: ConnectionError, PEER_LOST with gloo's reason."""
-        options = _distributed().BroadcastOptions()
+        options = _torch_distributed().BroadcastOptions()
         options.rootRank = 0
         try:
             self._group.broadcast([flat], options).wait()
@@ -89,20 +89,20 @@ class GlooGroup:
             raise ConnectionError(f"{PEER_LOST}: {error}") from error
 
     def close(self) -> None:
-        """Nothing to do: the connections close with the last use of this object, and peers fail at once then."""
+        """Do nothing: the connections close with the last reference to this object, and peers then fail at once."""
 
 
 class NcclGroup:
-    """A group of GPUs, met as vLLM's workers meet a trainer for its NCCL weight transfer.
+    """A group of GPUs, joined by vLLM's protocol for NCCL weight transfer.
 
-    NCCL has no deadline of its own: `close` aborts a broadcast that waits for a lost peer. The peers' workers are stuck
-    until their processes end.
+    NCCL has no deadline: `close` aborts a broadcast that waits for a lost peer. The peers' workers hang until their
+    processes end.
     """
 
     device = "cuda"
 
     def __init__(self, listener: socket.socket, world_size: int) -> None:
-        """Meet as rank 0 where the others were told to come; blocks until they have. listener: taken over."""
+        """Join as rank 0; blocks until all ranks have joined. listener: the rendezvous' socket, taken over."""
         import torch
         from vllm.distributed.device_communicators.pynccl import PyNcclCommunicator
         from vllm.utils.nccl import unpinned_nccl_env
@@ -115,12 +115,12 @@ class NcclGroup:
         nccl_broadcast(self._communicator, flat)
 
     def close(self) -> None:
-        """Abort what is under way and free the communicator, some hundred MB of GPU memory; blocks at most 5 s."""
+        """Abort a broadcast under way and free the communicator, some 100 MB of GPU memory; blocks at most 5 s."""
         self._communicator.destroy()
 
 
 def meet_as_first(listener: socket.socket, world_size: int) -> Any:
-    """Return rank 0's half of vLLM's rendezvous, on a socket that listens already; blocks until all ranks have come."""
+    """Return rank 0's half of vLLM's rendezvous on a listening socket; blocks until all ranks have joined."""
     from vllm.distributed.utils import StatelessProcessGroup
 
     host, port = listener.getsockname()[:2]
@@ -136,7 +136,7 @@ def nccl_broadcast(communicator: Any, flat: Tensor) -> None:
     stream.synchronize()
 
 
-def _distributed() -> Any:
+def _torch_distributed() -> Any:
     import torch.distributed
 
     return torch.distributed

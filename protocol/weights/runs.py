@@ -1,4 +1,4 @@
-"""Cutting a sequence into runs of limited size: buckets of a push, shards of a state or a model."""
+"""Cuts a sequence into runs of limited size: buckets of a push, shards of a state or a model."""
 
 from collections.abc import Callable, Sequence
 from typing import TypeVar
@@ -7,7 +7,7 @@ T = TypeVar("T")
 
 
 def cut_into_runs(items: Sequence[T], size_of: Callable[[T], int], limit: int) -> list[list[T]]:
-    """Return the items in their order, in runs whose sizes add up to at most `limit`; a larger item has its own run.
+    """Return the items in order, in runs with a total size of at most `limit`. A larger item gets its own run.
 
     Example: sizes 48, 48, 48 and 208 with a limit of 100 give [48, 48], [48], [208].
     """

@@ -1,9 +1,9 @@
-"""A weight push between processes of one machine: what travels is where a bucket lies, not the bucket.
+"""A weight push between processes of one machine: the sender passes a bucket's address instead of its bytes.
 
 On a GPU a receiver opens the sender's memory of the same card (CUDA IPC) and copies from it. On a CPU the sender copies
-its bucket into memory of the kernel's, whose descriptor it passes, and a receiver copies from there. Both sides meet on
-a socket without a file, under a name that cannot be guessed, and talk to processes of their own user alone. Torch is
-imported inside functions only.
+its bucket into kernel memory and passes the descriptor, and a receiver copies from there. Both sides meet on an
+abstract socket with an unguessable name and accept only processes of their own user. Torch is imported inside functions
+only.
 """
 
 from __future__ import annotations
@@ -27,11 +27,11 @@ if TYPE_CHECKING:
 _HEAD = struct.Struct("<Q")
 _TAKEN = b"\x01"
 _MAX_HANDLE_BYTES = 4096  # CUDA's handle and its event are 64 bytes each
-_NAME = "\0sluice-weights-{}"  # Linux keeps names that begin so in memory: a killed process leaves nothing
+_NAME = "\0sluice-weights-{}"  # Linux keeps such names in memory: a killed process leaves no file
 
 
 def listen_here(name: str) -> socket.socket:
-    """Return a socket that this machine's processes reach by this name."""
+    """Return a listening socket for processes of this machine. name: passed to `SameMachineGroup.receive`."""
     listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
     try:
         listener.bind(_NAME.format(name))
@@ -43,13 +43,13 @@ def listen_here(name: str) -> socket.socket:
 
 
 class SameMachineGroup:
-    """The sender, or one of the receivers. Every operation fails within `deadline_s`, at once when a peer is gone.
+    """The sender or one of the receivers. Every operation fails within `deadline_s`, and at once when a peer is gone.
 
-    device: "cuda" where torch sees a GPU, which has to be one for all of the group, else "cpu".
+    device: "cuda" when torch has a GPU, which must be the same for the whole group, else "cpu".
     """
 
     def __init__(self, peers: Sequence[socket.socket], deadline_s: float, *, is_sender: bool) -> None:
-        """peers: connections to all receivers, or the one to the sender; taken over."""
+        """peers: connections to all receivers, or to the sender; taken over."""
         import torch
 
         self.device = "cuda" if torch.cuda.is_available() else "cpu"
@@ -61,7 +61,7 @@ class SameMachineGroup:
 
     @classmethod
     def send(cls, listener: socket.socket, num_receivers: int, deadline_s: float) -> SameMachineGroup:
-        """Return the sender's half once so many receivers have come. Raises: TimeoutError when they do not."""
+        """Return the sender's half once all receivers have connected. Raises: TimeoutError."""
         peers: list[socket.socket] = []
         listener.settimeout(deadline_s)
         try:
@@ -79,7 +79,7 @@ class SameMachineGroup:
 
     @classmethod
     def receive(cls, name: str, deadline_s: float) -> SameMachineGroup:
-        """Return a receiver's half. Raises: ConnectionError when no process of this machine and user sends there."""
+        """Return a receiver's half. Raises: ConnectionError when no sender of this user listens on this machine."""
         peer = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
         try:
             peer.settimeout(deadline_s)
@@ -89,20 +89,20 @@ class SameMachineGroup:
             return cls([peer], deadline_s, is_sender=False)
         except OSError as error:
             peer.close()
-            raise ConnectionError(f"no learner of this machine is at the place of its weight push: {error}") from error
+            raise ConnectionError(f"no learner of this machine listens for its weight push: {error}") from error
 
     def broadcast(self, flat: Tensor) -> None:
-        """Have every receiver copy `flat`; returns when all have. Raises: ConnectionError, PEER_LOST and why."""
+        """Copy `flat` to every receiver; returns when all have it. Raises: ConnectionError with PEER_LOST."""
         try:
             if self._is_sender:
                 self._send(flat)
             else:
                 self._receive(flat)
-        except OSError as error:  # a time that ran out is one too
+        except OSError as error:  # a timeout is one too
             raise ConnectionError(f"{PEER_LOST}: {error}") from error
 
     def close(self) -> None:
-        """Give the group up: who waits in it, in this process or another, fails at once."""
+        """Close the group: calls that wait in it, in any process, fail at once."""
         for peer in self._peers:
             with contextlib.suppress(OSError):
                 peer.shutdown(socket.SHUT_RDWR)
@@ -116,7 +116,7 @@ class SameMachineGroup:
         message = _HEAD.pack(len(handle)) + handle
         ancillary = [(socket.SOL_SOCKET, socket.SCM_RIGHTS, array.array("i", descriptors))] if descriptors else []
         for peer in self._peers:
-            # One that has all of it may be done and gone already: even a write of nothing would fail then.
+            # A peer that has the whole message may have closed already: even an empty write would then fail.
             if (sent := peer.sendmsg([message], ancillary)) < len(message):
                 peer.sendall(message[sent:])
         for peer in self._peers:
@@ -143,7 +143,7 @@ class SameMachineGroup:
 
 
 class _KernelMemory:
-    """Memory without a file, which ends with its last process; as large as the largest bucket so far."""
+    """Memory without a file, freed with its last process; as large as the largest bucket so far."""
 
     def __init__(self) -> None:
         self._descriptor = os.memfd_create("sluice-weights", os.MFD_CLOEXEC)
@@ -154,7 +154,7 @@ class _KernelMemory:
             os.close(self._descriptor)
 
     def put(self, flat: Tensor) -> int:
-        """Copy flat bytes to the front of it and return its descriptor."""
+        """Copy the bytes to its start and return its descriptor."""
         import torch
 
         num_bytes = flat.numel()
@@ -170,15 +170,15 @@ def _copy_from_kernel(descriptor: int, flat: Tensor) -> None:
     import torch
 
     if (size := os.fstat(descriptor).st_size) < flat.numel():
-        raise ConnectionError(f"a bucket of {size} bytes where {flat.numel()} were to come")
+        raise ConnectionError(f"a bucket of {size} bytes, expected {flat.numel()}")
     if flat.numel():
-        # Private and so writable, as torch wants it; nothing is written.
+        # Private and therefore writable, as torch requires; nothing is written.
         mapped = mmap.mmap(descriptor, flat.numel(), flags=mmap.MAP_PRIVATE)
         flat.copy_(torch.frombuffer(mapped, dtype=torch.uint8, count=flat.numel()))
 
 
 def _cuda_handle(flat: Tensor) -> bytes:
-    """Return where `flat` lies on its card, for another process of it, in torch's own terms."""
+    """Return torch's handle of `flat`, by which another process opens it on the same card."""
     import torch
 
     torch.cuda.synchronize()
@@ -191,8 +191,8 @@ def _copy_from_card(handle: bytes, flat: Tensor) -> None:
 
     num_bytes, start, _, *shared = msgspec.msgpack.decode(handle)
     if num_bytes != flat.numel():
-        raise ConnectionError(f"a bucket of {num_bytes} bytes where {flat.numel()} were to come")
-    # The card has a number of its own in each process: the sender's is left out.
+        raise ConnectionError(f"a bucket of {num_bytes} bytes, expected {flat.numel()}")
+    # A card may have another number in each process, so the sender's is left out.
     storage = torch.UntypedStorage._new_shared_cuda(flat.device.index or 0, *shared)
     sent = torch.empty(0, dtype=torch.uint8, device=flat.device).set_(storage)
     flat.copy_(sent[start : start + num_bytes])
@@ -200,7 +200,7 @@ def _copy_from_card(handle: bytes, flat: Tensor) -> None:
 
 
 def _read(peer: socket.socket, num_bytes: int) -> bytes:
-    """Return exactly so many bytes. Raises: ConnectionError when the peer closed; TimeoutError."""
+    """Return exactly num_bytes bytes. Raises: ConnectionError when the peer closed; TimeoutError."""
     read = b""
     while len(read) < num_bytes:
         if not (more := peer.recv(num_bytes - len(read))):

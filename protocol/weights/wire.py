@@ -1,8 +1,7 @@
-"""What the learner's weight push and the rollout server's weight receiver must agree on, byte by byte.
+"""The byte format of a weight push.
 
-`learner/weights/push.py` sends, `rollout/engine/weights/receive.py` receives. A push is one metadata message
-(`update_message`), then flat uint8 buckets by broadcast in the order that it names, then a commit with the digest
-of all of it. Torch is imported inside functions only: importing `protocol` must stay cheap.
+A push is one metadata message (`update_message`), then flat uint8 buckets by broadcast in its order, then a commit with
+the digest of all buckets. Torch is imported inside functions only: importing `protocol` must stay cheap.
 """
 
 from __future__ import annotations
@@ -18,7 +17,7 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 SCHEMA_VERSION = 2
-ALIGNMENT_BYTES = 16  # every tensor starts on such a boundary in its bucket, so that a typed view of it is legal
+ALIGNMENT_BYTES = 16  # boundary at which every tensor of a bucket starts, so that a typed view is legal
 MAX_TENSORS = 1_000_000
 
 ITEM_BYTES = {"float64": 8, "float32": 4, "bfloat16": 2, "float16": 2, "int64": 8, "int32": 4, "uint8": 1, "bool": 1}
@@ -31,9 +30,9 @@ class TensorMeta:
     Example: TensorMeta("lm_head.weight", "float32", (512, 128)).num_bytes == 262144
     """
 
-    name: str  # in the Hugging Face model
-    dtype: str  # torch's name of it: a key of ITEM_BYTES
-    shape: tuple[int, ...]  # whole, however the ranks share it
+    name: str  # parameter name in the Hugging Face model
+    dtype: str  # torch's name without the module: a key of ITEM_BYTES
+    shape: tuple[int, ...]  # shape of the whole parameter
 
     @property
     def num_bytes(self) -> int:
@@ -45,7 +44,7 @@ Bucket = tuple[TensorMeta, ...]
 
 def bucket_num_bytes(bucket: Bucket) -> int:
     """Return the length of the flat buffer that carries this bucket, padding included."""
-    return sum(_aligned(meta.num_bytes) for meta in bucket)
+    return sum(_align(meta.num_bytes) for meta in bucket)
 
 
 def bucket_views(flat: Tensor, bucket: Bucket) -> Iterator[tuple[str, Tensor]]:
@@ -56,7 +55,7 @@ def bucket_views(flat: Tensor, bucket: Bucket) -> Iterator[tuple[str, Tensor]]:
     for meta in bucket:
         end = offset + meta.num_bytes
         yield meta.name, flat[offset:end].view(getattr(torch, meta.dtype)).view(meta.shape)
-        offset += _aligned(meta.num_bytes)
+        offset += _align(meta.num_bytes)
 
 
 def update_message(buckets: Sequence[Bucket]) -> dict[str, Any]:
@@ -109,5 +108,5 @@ class _Update(msgspec.Struct):
     bucket_lengths: list[int]
 
 
-def _aligned(num_bytes: int) -> int:
+def _align(num_bytes: int) -> int:
     return -(-num_bytes // ALIGNMENT_BYTES) * ALIGNMENT_BYTES

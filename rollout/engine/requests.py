@@ -1,4 +1,4 @@
-"""Our requests and answers in vLLM's words: tokens and sampling in, a `Generation` out."""
+"""Converts requests to vLLM's types and its outputs to `Generation`."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -7,21 +7,21 @@ from rollout.engine.generation import Generation, Sampling
 
 
 def token_request(tokens: Sequence[int], cache_salt: str) -> dict[str, Any]:
-    """Return tokens in the form that vLLM takes without rendering or tokenising anything."""
+    """Return tokens as a vLLM prompt that is neither rendered nor tokenised."""
     return {"type": "token", "prompt_token_ids": list(tokens), "cache_salt": cache_salt}
 
 
 def sampling_params(sampling: Sampling, can_seed: bool, ends_turns: bool) -> Any:
-    """Return how vLLM is to sample.
+    """Return vLLM's SamplingParams.
 
-    can_seed: whether the engine survives a request with a seed of its own. ends_turns: whether its scheduler is ours,
-    which looks for stop strings where the tokens are made; vLLM's own way needs the text of every token.
+    can_seed: whether the engine supports a seed per request. ends_turns: whether the engine uses our scheduler, which
+    finds stop strings in the engine's process; vLLM's own search needs the text of every token.
     """
     from vllm import SamplingParams
     from vllm.sampling_params import RequestOutputKind
 
     stop = list(sampling.stop)
-    is_ours = ends_turns and all(stop)  # vLLM refuses an empty one
+    is_ours = ends_turns and all(stop)  # vLLM refuses an empty string
     return SamplingParams(
         max_tokens=sampling.max_tokens,
         temperature=0.0 if sampling.greedy else sampling.temperature,
@@ -36,16 +36,16 @@ def sampling_params(sampling: Sampling, can_seed: bool, ends_turns: bool) -> Any
         logprobs=0,
         flat_logprobs=True,
         output_kind=RequestOutputKind.FINAL_ONLY,
-        detokenize=bool(stop) and not is_ours,  # one decode at the end is cheaper than one of each token
+        detokenize=bool(stop) and not is_ours,  # one decode at the end is cheaper than one per token
         skip_special_tokens=False,
-        skip_clone=True,  # a request has parameters of its own: vLLM need not copy them deeply
+        skip_clone=True,  # each request has its own parameters, so vLLM need not copy them
     )
 
 
 def probe_params(reads_cache: bool) -> Any:
-    """Return the parameters of a request that is made for its prompt's logprobs alone.
+    """Return the SamplingParams of a request for its prompt's logprobs.
 
-    reads_cache: whether cached keys and values are used, whose own logprobs vLLM does not compute: none may be there.
+    reads_cache: whether cached keys and values are used. vLLM computes no logprobs for cached tokens.
     """
     from vllm import SamplingParams
 
@@ -60,7 +60,7 @@ def probe_params(reads_cache: bool) -> Any:
 
 
 def generation_of(output: Any, text: str) -> Generation:
-    """Return a finished vLLM output, whose tokens decode to `text`."""
+    """Return a finished vLLM output as a Generation. text: the decoded tokens."""
     return Generation(
         tokens=list(output.token_ids),
         logprobs=list(output.logprobs.logprobs),

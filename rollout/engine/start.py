@@ -1,4 +1,4 @@
-"""Starting vLLM: its environment, our arguments under the user's, and its refusals in our words."""
+"""Starts vLLM with our defaults under the user's engine arguments, and reports its refusals as our errors."""
 
 import os
 from pathlib import Path
@@ -10,7 +10,7 @@ from protocol.settings.run_spec import EngineRequest
 from rollout.engine.stop_strings import has_fast_tokenizer
 
 BOUNDARY = "engine"
-# Of a GPU's memory, for an engine that has it alone while it is its turn: a learner's context stays there.
+# Share of a GPU's memory for an engine that takes turns with a learner, whose CUDA context stays on the GPU.
 _SHARED_GPU_PART = 0.8
 _TURN_SCHEDULER = "rollout.engine.turn_scheduler.TurnScheduler"
 
@@ -51,23 +51,23 @@ def start_vllm(spec: EngineRequest) -> Any:
 
 
 def ends_turns(llm: Any) -> bool:
-    """Return whether our scheduler looks for stop strings in this vLLM: it is in use, and can use the tokenizer."""
+    """Return whether this vLLM uses our scheduler with a tokenizer in which it can find stop strings."""
     is_ours = llm.vllm_config.scheduler_config.scheduler_cls == _TURN_SCHEDULER
     return is_ours and has_fast_tokenizer(llm.get_tokenizer())
 
 
 def _set_environment(spec: EngineRequest) -> None:
-    """Set what vLLM reads from the environment, here and in the processes it starts, unless the user set it."""
+    """Set vLLM's environment variables, here and for its processes, unless the user set them."""
     settings = {
         "VLLM_NO_USAGE_STATS": "1",
         "DO_NOT_TRACK": "1",
         "VLLM_LOGGING_LEVEL": "WARNING",
         "HF_HUB_OFFLINE": "1" if Path(spec.model).is_dir() else "0",
         "TOKENIZERS_PARALLELISM": "false",
-        # Read by torch when it first takes memory: pages of 2 MiB for what is large, where the kernel has them. A push
-        # brings its bytes into fresh memory, which costs a quarter then of what it costs in pages of 4 KiB.
+        # Makes torch use pages of 2 MiB for large tensors, where the kernel has them. A push writes into new memory,
+        # which then costs a quarter of the time.
         "THP_MEM_ALLOC_ENABLE": "1",
-        # The same for memory that is not torch's: what oneDNN packs weights into. Read when a process starts.
+        # The same for other memory, such as oneDNN's packed weights. Read when a process starts.
         "GLIBC_TUNABLES": "glibc.malloc.hugetlb=1",
     }
     if spec.on_cpus:
@@ -84,11 +84,11 @@ def _set_environment(spec: EngineRequest) -> None:
 
 
 def _default_engine_args(spec: EngineRequest) -> dict[str, Any]:
-    """Return our settings of vLLM; a user's `engine_args` go over them."""
+    """Return our engine arguments, which a user's `engine_args` override."""
     defaults: dict[str, Any] = {
         "load_format": "dummy",
         "logprobs_mode": LOGPROBS_MODE,
-        "generation_config": "vllm",  # a model folder's own sampling defaults must not change what is trained on
+        "generation_config": "vllm",  # sampling defaults of a model folder must not change the training data
         "enable_log_requests": False,
         "disable_log_stats": True,
     }
@@ -96,7 +96,7 @@ def _default_engine_args(spec: EngineRequest) -> dict[str, Any]:
         defaults |= {"enable_sleep_mode": True, "gpu_memory_utilization": _SHARED_GPU_PART}
     if spec.on_cpus:
         defaults |= {"enforce_eager": True, "max_num_seqs": 128}
-        # Speculative decoding gives a request several tokens at once, and only vLLM drops those behind a stop string.
+        # Speculative decoding adds several tokens at once, and only vLLM's own search drops those after a stop string.
         if spec.engine_args.get("speculative_config") is None:
             defaults["scheduler_cls"] = _TURN_SCHEDULER
     return defaults

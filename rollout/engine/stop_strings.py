@@ -1,56 +1,56 @@
-"""Where a turn ends: stop strings found in tokens, without decoding every token that is written."""
+"""Finds stop strings in tokens without decoding every token."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-# Agents send what they like.
+# Agents may send any number of different stop strings.
 _MAX_REMEMBERED = 1000
 
 
 def has_fast_tokenizer(tokenizer: Any) -> bool:
-    """Return whether `StopStrings` can use this tokenizer of transformers: one that the tokenizers library runs."""
+    """Return whether `StopStrings` supports this transformers tokenizer: one of the tokenizers library."""
     return hasattr(getattr(tokenizer, "_tokenizer", None), "decode")
 
 
 @dataclass(frozen=True)
-class _Asked:
-    """Some stop strings, and what is known of them."""
+class _StopSet:
+    """Stop strings of a request, and facts about them."""
 
-    strings: tuple[str, ...]  # in the order in which they were asked for
-    longest: int  # characters of the longest
-    ends: frozenset[str] | None  # characters that they end with; None: a token's own text may not show such a one
+    strings: tuple[str, ...]  # stop strings in the request's order
+    longest: int  # length of the longest string in characters
+    ends: frozenset[str] | None  # last characters of the strings; None: a token's own text may not show them
 
 
 class StopStrings:
-    """Finds stop strings at the end of a text of tokens. tokenizer: see `has_fast_tokenizer`."""
+    """Finds stop strings at the end of tokens. tokenizer: see `has_fast_tokenizer`."""
 
     def __init__(self, tokenizer: Any) -> None:
         self._decode = tokenizer._tokenizer.decode
-        self._asked: dict[tuple[str, ...], _Asked] = {}
+        self._stop_sets: dict[tuple[str, ...], _StopSet] = {}
         self._texts: dict[int, str] = {}
 
-    def found(self, tokens: Sequence[int], strings: tuple[str, ...]) -> str | None:
-        """Return the string that ends in the last token; None: none does. Of several the one that ends first.
+    def find(self, tokens: Sequence[int], strings: tuple[str, ...]) -> str | None:
+        """Return the stop string that ends in the last token, the first of several; None when there is none.
 
-        tokens: of the turn so far; none of the strings ended in an earlier one.
+        tokens: all tokens of the turn. No stop string ended in an earlier token.
         """
-        asked = self._asked_for(strings)
-        if asked is None:
+        stop_set = self._stop_set(strings)
+        if stop_set is None:
             return None
-        if asked.ends is not None and asked.ends.isdisjoint(self._text_of(tokens[-1])):
+        if stop_set.ends is not None and stop_set.ends.isdisjoint(self._text_of(tokens[-1])):
             return None
-        text = self._tail(tokens, asked.longest)
-        places = [(place + len(string), string) for string in asked.strings if (place := text.find(string)) >= 0]
+        text = self._tail(tokens, stop_set.longest)
+        places = [(place + len(string), string) for string in stop_set.strings if (place := text.find(string)) >= 0]
         return min(places, key=lambda place: place[0])[1] if places else None
 
-    def _asked_for(self, strings: tuple[str, ...]) -> _Asked | None:
-        asked = self._asked.get(strings)
-        if asked is None:
-            if len(self._asked) == _MAX_REMEMBERED:
-                self._asked.clear()
-            asked = self._asked[strings] = _known_of(tuple(string for string in strings if string))
-        return asked if asked.strings else None
+    def _stop_set(self, strings: tuple[str, ...]) -> _StopSet | None:
+        stop_set = self._stop_sets.get(strings)
+        if stop_set is None:
+            if len(self._stop_sets) == _MAX_REMEMBERED:
+                self._stop_sets.clear()
+            stop_set = self._stop_sets[strings] = _make_stop_set(tuple(string for string in strings if string))
+        return stop_set if stop_set.strings else None
 
     def _text_of(self, token: int) -> str:
         text = self._texts.get(token)
@@ -59,10 +59,10 @@ class StopStrings:
         return text
 
     def _tail(self, tokens: Sequence[int], num_characters: int) -> str:
-        """Return the end of the tokens' text, longer than asked for: its first character may be half of one; or all.
+        """Return the end of the tokens' text: at least num_characters before the last token, or the whole text.
 
-        What the last token says does not count, since a string may end at its beginning; nor do bytes of a character
-        that began before, each of which is shown as one.
+        A stop string may end at the last token's first character. The first character of the result may be incomplete,
+        because the bytes of one character may be spread over tokens.
         """
         num_wanted = num_characters + len(self._text_of(tokens[-1]))
         count = num_characters + 4
@@ -73,8 +73,8 @@ class StopStrings:
             count *= 2
 
 
-def _known_of(strings: tuple[str, ...]) -> _Asked:
+def _make_stop_set(strings: tuple[str, ...]) -> _StopSet:
     ends = frozenset(string[-1] for string in strings)
-    # A space may be left out where a token stands alone, and other characters may be spread over several tokens.
+    # A decoded single token may lack its space, and a character outside ASCII may be spread over several tokens.
     is_shown = all(end.isascii() and end != " " for end in ends)
-    return _Asked(strings, max(map(len, strings), default=0), ends if is_shown else None)
+    return _StopSet(strings, max(map(len, strings), default=0), ends if is_shown else None)

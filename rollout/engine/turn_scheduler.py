@@ -1,8 +1,8 @@
-"""vLLM's scheduler, which ends turns at their stop strings and answers for a turn instead of for each of its tokens.
+"""A vLLM scheduler that ends turns at their stop strings and sends one message per turn instead of one per token.
 
-As it comes, vLLM sends every token and its logprobs from the engine's process to the server's, which looks for stop
-strings there and has the engine give a finished turn up: by then the engine has begun on a token that nobody wants, and
-taking tokens in one by one is what most of a rollout server's processor time goes into.
+vLLM sends every token with its logprobs to the server's process, which looks for stop strings and then aborts the
+request. By then the engine has begun an unwanted token, and handling single tokens takes most of the server's processor
+time.
 """
 
 from __future__ import annotations
@@ -21,59 +21,59 @@ from vllm.v1.request import Request, RequestStatus
 
 from rollout.engine.stop_strings import StopStrings, has_fast_tokenizer
 
-# Tokens of one request that are kept back: each takes half a kilobyte here.
-_MAX_KEPT = 64
+# Largest number of held tokens of one request; each takes half a kilobyte.
+_MAX_HELD = 64
 
 
 @dataclass
-class _Kept:
-    """What a request has been given and the server has not."""
+class _HeldOutputs:
+    """Outputs of a request that were not sent yet."""
 
-    client: int  # whom to answer
-    outputs: list[EngineCoreOutput] = field(default_factory=list)  # one for each step, oldest first
+    client: int  # vLLM's number of the client that sent the request
+    outputs: list[EngineCoreOutput] = field(default_factory=list)  # one per engine step, oldest first
 
 
 class TurnScheduler(Scheduler):  # type: ignore[misc]
-    """Requests that want their final output alone are answered when they end, when 64 tokens have come, and at a pause.
+    """Sends outputs of FINAL_ONLY requests when they end, after 64 tokens, and at a pause.
 
-    A pause sends all that is kept back before it counts as done: vLLM names the policy version of a token when it
-    sends it, and versions change in pauses alone.
-    A request that has `extra_args["stop_strings"]` ends with the token that the first of them ends in.
+    A pause is complete only when all held outputs were sent: vLLM stamps a token's policy version when it is sent, and
+    versions change only in pauses.
+    A request with `extra_args["stop_strings"]` ends with the token in which the first stop string ends.
     """
 
     def __init__(self, vllm_config: Any, *args: Any, **settings: Any) -> None:
         super().__init__(vllm_config, *args, **settings)
-        self._kept: dict[str, _Kept] = {}
+        self._held: dict[str, _HeldOutputs] = {}
         tokenizer = cached_tokenizer_from_config(vllm_config.model_config)
         self._stops = StopStrings(tokenizer) if has_fast_tokenizer(tokenizer) else None
 
     def has_requests(self) -> bool:
-        """Return whether the engine is to make a step: also to send what a pause finds kept back."""
-        return bool(super().has_requests() or (self._kept and self._is_paused()))
+        """Return whether the engine needs a step: for requests, or to send held outputs during a pause."""
+        return bool(super().has_requests() or (self._held and self._is_paused()))
 
     def update_from_output(self, scheduler_output: Any, model_runner_output: Any) -> dict[int, EngineCoreOutputs]:
         answers = super().update_from_output(scheduler_output, model_runner_output)
         for client, answer in answers.items():
             ready = (self._ready(client, output) for output in answer.outputs)
             answer.outputs = [output for output in ready if output is not None]
-        for name in [name for name in self._kept if name not in self.requests]:
-            del self._kept[name]  # given up by its caller
+        for name in [name for name in self._held if name not in self.requests]:
+            del self._held[name]  # aborted by its client
         if self._is_paused():
-            self._send_kept(answers)
-        return {client: answer for client, answer in answers.items() if _says_something(answer)}
+            self._send_held(answers)
+        return {client: answer for client, answer in answers.items() if _has_content(answer)}
 
     def _update_request_with_output(
         self, request: Request, new_token_ids: list[int], is_stale: bool = False
     ) -> tuple[list[int], bool]:
         tokens, is_stopped = super()._update_request_with_output(request, new_token_ids, is_stale)
         params = request.sampling_params
-        asked = params.extra_args.get("stop_strings") if params is not None and params.extra_args else None
-        if not asked or not tokens or self._stops is None:
+        strings = params.extra_args.get("stop_strings") if params is not None and params.extra_args else None
+        if not strings or not tokens or self._stops is None:
             return tokens, is_stopped
-        found = self._stops.found(request.output_token_ids, tuple(asked))
+        found = self._stops.find(request.output_token_ids, tuple(strings))
         if found is None:
             return tokens, is_stopped
-        # A turn that reached its length with this token ends by its stop string all the same.
+        # A stop string takes precedence over a length limit reached by the same token.
         request.status, request.stop_reason = RequestStatus.FINISHED_STOPPED, found
         return tokens, True
 
@@ -81,22 +81,22 @@ class TurnScheduler(Scheduler):  # type: ignore[misc]
         return bool(self.pause_state != PauseState.UNPAUSED)
 
     def _ready(self, client: int, output: EngineCoreOutput) -> EngineCoreOutput | None:
-        """Return what is to be sent now, with what was kept back of it; None: it is kept back too."""
-        kept = self._kept.get(output.request_id)
+        """Return the output to send now, joined with held ones; None when it is held."""
+        held = self._held.get(output.request_id)
         if self._can_wait(output):
-            kept = kept or self._kept.setdefault(output.request_id, _Kept(client))
-            kept.outputs.append(output)
-            if len(kept.outputs) < _MAX_KEPT:
+            held = held or self._held.setdefault(output.request_id, _HeldOutputs(client))
+            held.outputs.append(output)
+            if len(held.outputs) < _MAX_HELD:
                 return None
-            del self._kept[output.request_id]
-            return _joined(kept.outputs)
-        if kept is None:
+            del self._held[output.request_id]
+            return _join_outputs(held.outputs)
+        if held is None:
             return output
-        del self._kept[output.request_id]
-        return _joined([*kept.outputs, output])
+        del self._held[output.request_id]
+        return _join_outputs([*held.outputs, output])
 
     def _can_wait(self, output: EngineCoreOutput) -> bool:
-        """Return whether this is a token and its logprobs alone, of a request that waits for its end."""
+        """Return whether this is only a token and its logprobs, of a FINAL_ONLY request."""
         request = self.requests.get(output.request_id)
         if request is None or output.finish_reason is not None or self.log_stats:
             return False
@@ -115,16 +115,16 @@ class TurnScheduler(Scheduler):  # type: ignore[misc]
         )
         return all(other is None for other in others)
 
-    def _send_kept(self, answers: dict[int, EngineCoreOutputs]) -> None:
-        """Put all that is kept back into the answers."""
-        for kept in self._kept.values():
-            answer = answers.setdefault(kept.client, EngineCoreOutputs())
-            answer.outputs = [*answer.outputs, _joined(kept.outputs)]
-        self._kept.clear()
+    def _send_held(self, answers: dict[int, EngineCoreOutputs]) -> None:
+        """Add all held outputs to the answers."""
+        for held in self._held.values():
+            answer = answers.setdefault(held.client, EngineCoreOutputs())
+            answer.outputs = [*answer.outputs, _join_outputs(held.outputs)]
+        self._held.clear()
 
 
-def _joined(outputs: list[EngineCoreOutput]) -> EngineCoreOutput:
-    """Return several steps' outputs of a request as one."""
+def _join_outputs(outputs: list[EngineCoreOutput]) -> EngineCoreOutput:
+    """Return the outputs of several steps of a request as one output."""
     first, last = outputs[0], outputs[-1]
     if len(outputs) > 1:
         last.new_token_ids = [token for output in outputs for token in output.new_token_ids]
@@ -139,5 +139,5 @@ def _joined(outputs: list[EngineCoreOutput]) -> EngineCoreOutput:
     return last
 
 
-def _says_something(answer: EngineCoreOutputs) -> bool:
+def _has_content(answer: EngineCoreOutputs) -> bool:
     return bool(answer.outputs or answer.scheduler_stats is not None or answer.finished_requests)

@@ -27,8 +27,8 @@ from rollout.environments.base import Task
 from rollout.episodes.sample import SampleTask
 from rollout.neighbours.reward_client import NoRewards
 from tests.benchmarks.load import percentile
+from tests.fakes.engines import TokenizingEngine
 from tests.fakes.rollout_fakes import make_spec
-from tests.fakes.tokenizing_engine import TokenizingEngine
 from tests.fakes.tool_models import FAMILIES
 
 TOKEN = "the-token-of-this-benchmark"

@@ -33,7 +33,7 @@ from rollout.session.session import RolloutSession
 from tests.chaos.rig.forked_agents import reward_of
 from tests.chaos.rig.neighbours import GROUP_SIZE, GROUPS_PER_STEP, Opened, Outcome, Place, coordinated, run_settings
 from tests.chaos.rig.verdict import conclude, options
-from tests.fakes.tokenizing_engine import TokenizingEngine
+from tests.fakes.engines import TokenizingEngine
 from tests.fakes.tool_models import FAMILIES
 
 TOKEN = "the-token-of-these-agents"

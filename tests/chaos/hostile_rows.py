@@ -47,7 +47,8 @@ from rollout.session.session import RolloutSession
 from tests.chaos.rig.hostile_http import hostile_services
 from tests.chaos.rig.hostile_values import CONTROL_NAMES, Row, hostile_rows
 from tests.chaos.rig.verdict import conclude, options
-from tests.fakes.rollout_fakes import ScriptedEngine, make_keys
+from tests.fakes.engines import ScriptedEngine
+from tests.fakes.rollout_fakes import make_keys
 
 _CHATML = (
     "{% for m in messages %}{% if m['role'] not in ['user', 'assistant'] %}{{ raise_exception('no role') }}{% endif %}"

@@ -15,9 +15,9 @@ from protocol.wire.trajectory import Trajectory
 from rollout.environments.openrlhf.load import load_agent
 from rollout.neighbours.node import Node
 from rollout.neighbours.services import Services
+from tests.fakes.engines import TokenizingEngine
 from tests.fakes.playing_session import playing_session
 from tests.fakes.rollout_fakes import make_keys, make_spec
-from tests.fakes.tokenizing_engine import TokenizingEngine
 from tests.fakes.tool_models import FAMILIES
 
 # Each asks for the label twice: a wrong answer gets 0.25 and another turn, the right one 1.

@@ -14,10 +14,10 @@ from protocol.settings.tools import ToolsSettings
 from protocol.wire.trajectory import Trajectory
 from rollout.neighbours.node import Node
 from rollout.neighbours.services import Services
+from tests.fakes.engines import ScriptedEngine, TokenizingEngine
 from tests.fakes.http_servers import Answer, ScriptedServer, scripted_server
 from tests.fakes.playing_session import playing_session
-from tests.fakes.rollout_fakes import ScriptedEngine, make_keys, make_spec
-from tests.fakes.tokenizing_engine import TokenizingEngine
+from tests.fakes.rollout_fakes import make_keys, make_spec
 from tests.fakes.tool_models import FAMILIES
 
 ROOMY = {"max_response_tokens": 200, "max_context_tokens": 4096}

@@ -10,10 +10,10 @@ from protocol.wire.trajectory import Trajectory
 from rollout.neighbours.node import Node
 from rollout.neighbours.services import Services
 from tests.fakes import mcp_server
+from tests.fakes.engines import TokenizingEngine
 from tests.fakes.http_servers import Answer, ScriptedServer, scripted_server
 from tests.fakes.playing_session import playing_session
 from tests.fakes.rollout_fakes import make_keys, make_spec
-from tests.fakes.tokenizing_engine import TokenizingEngine
 from tests.fakes.tool_models import FAMILIES
 
 MODEL = FAMILIES["hermes"]

@@ -19,9 +19,9 @@ from protocol.settings.data import DataSettings
 from protocol.settings.rewards import RewardEndpoint
 from protocol.wire.trajectory import Trajectory
 from rollout.neighbours.reward_client import RewardClient
+from tests.fakes.engines import ScriptedEngine
 from tests.fakes.http_servers import module_serving
 from tests.fakes.playing_session import playing_session
-from tests.fakes.rollout_fakes import ScriptedEngine
 
 GSM8K = {
     "data_source": "openai/gsm8k",

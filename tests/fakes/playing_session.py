@@ -15,7 +15,8 @@ from rollout.episodes.player import EpisodePlayer
 from rollout.episodes.sample import Scorer
 from rollout.session.outbox import Outbox
 from rollout.session.session import RolloutSession
-from tests.fakes.rollout_fakes import ScriptedCoordinator, ScriptedEngine, ScriptedScorer, make_keys, make_spec
+from tests.fakes.engines import ScriptedEngine
+from tests.fakes.rollout_fakes import ScriptedCoordinator, ScriptedScorer, make_keys, make_spec
 
 
 @dataclass

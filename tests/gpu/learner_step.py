@@ -36,7 +36,8 @@ def _pass(model: Any, device: str) -> tuple[Any, Any]:
     from learner.models.gradient import add_gradient, score_tokens
     from learner.objectives.policy_gradient import make_loss
     from protocol.settings.settings import Settings
-    from tests.gpu.models import TINY, PlainEngine, trajectories
+    from tests.fakes.engines import PlainEngine
+    from tests.gpu.models import TINY, trajectories
 
     engine = PlainEngine(model, torch.device(device))
     micro_batch = trajectories(_LENGTHS, TINY.vocabulary)

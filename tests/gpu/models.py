@@ -8,7 +8,6 @@ from typing import Any
 
 import numpy as np
 import torch
-from torch import Tensor
 
 from learner.models.micro_batch import LearnerSample, MicroBatch, make_micro_batch
 
@@ -33,19 +32,6 @@ SHAPES = {
     "1.5B": Shape(1536, 28, 12, 2, 8960, 151_936, True),
     "7B": Shape(3584, 28, 28, 4, 18_944, 152_064, False),
 }
-
-
-class PlainEngine:
-    """What a step needs of DeepSpeed's engine, without DeepSpeed."""
-
-    def __init__(self, model: Any, device: torch.device) -> None:
-        self.model, self.device = model, device
-
-    def __call__(self, **inputs: Any) -> Any:
-        return self.model(**inputs)
-
-    def backward(self, loss: Tensor) -> None:
-        loss.backward()
 
 
 def random_model(shape: Shape, device: str, dtype: torch.dtype, *, seed: int = 0) -> Any:

@@ -15,7 +15,8 @@ def show(machine: Machine) -> Finding:
 
     from learner.models.gradient import add_gradient
     from learner.objectives.supervised import weighted_nll
-    from tests.gpu.models import SHAPES, TINY, PlainEngine, random_model, trajectories
+    from tests.fakes.engines import PlainEngine
+    from tests.gpu.models import SHAPES, TINY, random_model, trajectories
 
     is_gpu = machine.device == "cuda"
     shapes = SHAPES if is_gpu and not machine.is_short else {"tiny": TINY}

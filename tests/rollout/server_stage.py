@@ -7,8 +7,9 @@ from protocol.settings.run_spec import EngineRequest
 from protocol.weights.controls import Attempt, learner_name
 from rollout.neighbours.node import Node
 from rollout.server import RolloutServer
+from tests.fakes.engines import ScriptedEngine
 from tests.fakes.http_servers import Answer, ScriptedServer
-from tests.fakes.rollout_fakes import ScriptedCoordinator, ScriptedEngine, make_keys, make_spec
+from tests.fakes.rollout_fakes import ScriptedCoordinator, make_keys, make_spec
 
 ENGINE = EngineRequest(
     model="tiny",

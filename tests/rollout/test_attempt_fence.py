@@ -10,7 +10,7 @@ from protocol.errors import NeighbourError
 from protocol.weights.controls import Attempt
 from rollout.engine.version_gate import VersionGate
 from rollout.server import RolloutServer
-from tests.fakes.rollout_fakes import ScriptedEngine
+from tests.fakes.engines import ScriptedEngine
 from tests.rollout.server_stage import ENGINE, Stage, attempt, push
 
 Call = Callable[[RolloutServer, Attempt], Awaitable[Any]]

@@ -14,8 +14,8 @@ from protocol.settings.run_spec import EngineRequest
 from protocol.wire import messages as m
 from rollout.neighbours.node import Node
 from rollout.server import RolloutServer
+from tests.fakes.engines import ScriptedEngine
 from tests.fakes.http_servers import Answer, free_address
-from tests.fakes.rollout_fakes import ScriptedEngine
 from tests.rollout.server_stage import ENGINE, KEYS, Stage, attempt, push
 
 

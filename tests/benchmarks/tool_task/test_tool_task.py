@@ -17,8 +17,8 @@ from rollout.neighbours.node import Node
 from rollout.neighbours.tools.calculator import Calculator
 from tests.benchmarks.tool_task.build import build_tool_task
 from tests.benchmarks.tool_task.products import Recipe, call
+from tests.fakes.engines import TokenizingEngine
 from tests.fakes.rollout_fakes import ScriptedScorer, make_keys, make_spec
-from tests.fakes.tokenizing_engine import TokenizingEngine
 from tests.rollout.episodes.played import make_player
 
 NUM_ROWS = 400

@@ -17,9 +17,10 @@ from rollout.neighbours.node import Node
 from rollout.server import RolloutServer
 from tests.chaos.rig.control_line import ControlLine, serve_controls
 from tests.chaos.rig.processes import ENGINE, CountingLearner, Pace, obey
-from tests.chaos.rig.pushed_engine import PushedEngine
+from tests.chaos.rig.receiving_server import ReceivingServer
 from tests.chaos.rig.run import Parts
 from tests.chaos.rig.two_hosts import TwoHosts
+from tests.fakes.engines import PushedEngine
 from tests.fakes.planned_weights import planned
 
 _FIRST_PORT = 7100
@@ -57,7 +58,7 @@ def hosted_parts(hosts: TwoHosts, is_far: dict[str, bool]) -> Parts:
 
 async def _serve(pipe: Connection, name: str, node: Node, pace: Pace, where: tuple[str, int]) -> None:
     async def start_engine(_: EngineRequest) -> PushedEngine:
-        return PushedEngine(name, pace.seed ^ os.getpid(), pace.token_s, pace.mean_tokens)
+        return PushedEngine(ReceivingServer(name), pace.seed ^ os.getpid(), pace.token_s, pace.mean_tokens)
 
     server = RolloutServer(name, ENGINE, start_engine, lambda: node)
     await serve_controls(server, *where)

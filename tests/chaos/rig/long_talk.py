@@ -22,7 +22,7 @@ from rollout.environments.base import Resources, Step, Task, Turn
 from rollout.neighbours.node import Node
 from rollout.server import RolloutServer
 from tests.chaos.rig.processes import ENGINE, CountingLearner, Pace, obey
-from tests.chaos.rig.scripted_engine import PacedEngine
+from tests.fakes.engines import PacedEngine
 
 TALKS = "talks.jsonl"
 _NUM_LETTERS = 26

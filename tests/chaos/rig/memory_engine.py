@@ -17,7 +17,7 @@ from protocol.weights.group import GlooGroup, reach_store
 from protocol.weights.wire import Bucket, bucket_views, read_update_message
 from rollout.engine.receiving import in_thread
 from rollout.engine.weights.received_push import ReceivedPush
-from tests.chaos.rig.scripted_engine import PacedEngine
+from tests.fakes.engines import PacedEngine
 
 Token = tuple[int, float]
 Staged = list[tuple[Bucket, torch.Tensor]]

@@ -36,7 +36,8 @@ from rollout.episodes.player import EpisodePlayer
 from rollout.episodes.sample import Scorer
 from rollout.session.outbox import Outbox
 from rollout.session.session import Neighbours, RolloutSession
-from tests.fakes.rollout_fakes import CharacterTokenizer, ScriptedEngine, make_keys
+from tests.fakes.engines import CharacterTokenizer, ScriptedEngine
+from tests.fakes.rollout_fakes import make_keys
 
 GROUP_SIZE = 4
 GROUPS_PER_STEP = 8
@@ -97,7 +98,7 @@ Opened = tuple["asyncio.Task[str]", AsyncDealerChannel]
 """A session at work, and its socket."""
 
 
-class PacedEngine(ScriptedEngine):
+class RateLimitedEngine(ScriptedEngine):
     """Starts at most `pace` generations a second, and writes by the generation's number."""
 
     def __init__(self, write: Write, pace: float) -> None:
@@ -128,7 +129,7 @@ async def play_run(
     pace: generations a second of each server. progress: samples finished and attempts at neighbours so far.
     """
     settings = run_settings(num_groups, max_response_tokens=64, max_context_tokens=1024)
-    engines = [PacedEngine(write, pace) for _ in seats]
+    engines = [RateLimitedEngine(write, pace) for _ in seats]
     outcome = Outcome()
 
     async def open_sessions(place: Place) -> list[Opened]:
@@ -200,7 +201,7 @@ async def under_way(progress: Callable[[], tuple[int, int]]) -> None:
         await asyncio.sleep(0.05)
 
 
-def _open_session(name: str, seat: Seat, engine: PacedEngine, settings: Settings, place: Place) -> Opened:
+def _open_session(name: str, seat: Seat, engine: RateLimitedEngine, settings: Settings, place: Place) -> Opened:
     spec = run_spec(settings, "chaos", 1, place.address)
     gate = VersionGate()
     gate.open()

@@ -34,7 +34,7 @@ from protocol.weights.digest import digest_of_all
 from protocol.wire.channel import DealerChannel
 from rollout.neighbours.node import Node
 from rollout.server import RolloutServer
-from tests.chaos.rig.scripted_engine import PacedEngine
+from tests.fakes.engines import PacedEngine
 
 STATE = "state.json"
 

@@ -28,35 +28,23 @@ from learner.objectives.supervised import weighted_nll
 from learner.weights.buckets import BucketMemory, pack
 from protocol.settings.settings import Settings
 from protocol.weights.wire import TensorMeta
+from tests.fakes.engines import PlainEngine
 from tests.fakes.planned_weights import plan_buckets
 
 NAME = "pretended"
-
-
-class PretendedEngine:
-    """What a step needs of DeepSpeed's engine."""
-
-    def __init__(self, model: Any, device: torch.device) -> None:
-        self.model, self.device = model, device
-
-    def __call__(self, **inputs: Any) -> Any:
-        return self.model(**inputs)
-
-    def backward(self, loss: Tensor) -> None:
-        loss.backward()
 
 
 def main() -> None:
     _setup_privateuseone_for_python_backend(NAME)
     device = torch.device(NAME, 0)
     with FakeTensorMode():
-        engine = PretendedEngine(tiny_model(device), device)
+        engine = PlainEngine(tiny_model(device), device)
         found = {name: outcome(lambda case=case: case(engine)) for name, case in cases().items()}  # type: ignore[misc]
     print(json.dumps(found))
 
 
-def cases() -> dict[str, Callable[[PretendedEngine], Tensor]]:
-    made: dict[str, Callable[[PretendedEngine], Tensor]] = {
+def cases() -> dict[str, Callable[[PlainEngine], Tensor]]:
+    made: dict[str, Callable[[PlainEngine], Tensor]] = {
         "supervised": lambda engine: step(engine, weighted_nll),
         "probe": probe,
         "push": push,
@@ -75,7 +63,7 @@ def cases() -> dict[str, Callable[[PretendedEngine], Tensor]]:
     return made
 
 
-def step(engine: PretendedEngine, loss: Any) -> Tensor:
+def step(engine: PlainEngine, loss: Any) -> Tensor:
     """Return the summed loss of two micro-batches, after their gradient was added.
 
     None without tokens: fake tensors keep the value of up to one number, and cannot move it to a pretended device.
@@ -89,13 +77,13 @@ def step(engine: PretendedEngine, loss: Any) -> Tensor:
     return sums["loss"]
 
 
-def probe(engine: PretendedEngine) -> Tensor:
+def probe(engine: PlainEngine) -> Tensor:
     policy = object.__new__(PolicyEngine)  # without DeepSpeed, which has no such device
     policy._engine, policy.device = engine, engine.device  # type: ignore[assignment]
     return policy.logprobs(make_micro_batch(samples()), temperature=1.0)
 
 
-def push(engine: PretendedEngine) -> Tensor:
+def push(engine: PlainEngine) -> Tensor:
     """Return the last bucket of a push, packed on the device."""
     weights = list(engine.model.named_parameters())
     plan = plan_buckets([TensorMeta(name, "float32", tuple(weight.shape)) for name, weight in weights], 20_000)

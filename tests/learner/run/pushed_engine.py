@@ -9,13 +9,12 @@ import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from protocol.errors import NeighbourError
-from rollout.engine.generation import EngineStats, Generation, Sampling
+from rollout.engine.generation import Generation, Sampling
+from tests.fakes.engines import PushedEngine, first_stop
 from tests.learner.weights.fake_server import FakeServer
 
-_ATTEMPT = ("", 0)  # its receiver does not ask whose call it is
 
-
-class PushedEngine:
+class ModelEngine(PushedEngine):
     """Generation over a Hugging Face model, and the receiving half of the wire from `FakeServer`.
 
     write: (which turn of its conversation, from 0, a number to draw by) -> its text. Turns end at a stop string or at
@@ -23,54 +22,37 @@ class PushedEngine:
     """
 
     def __init__(self, model: Path, dtype: torch.dtype, write: Callable[[int, int], str]) -> None:
-        self._receiver = FakeServer("engine")
-        self.is_alive = True
+        super().__init__(FakeServer("engine"))
         self.generates_while_receiving = False
         self.tokenizer: Any = AutoTokenizer.from_pretrained(model)
         self.pushed: dict[int, int] = {}
         self.num_sleeps = 0
         self._is_asleep = False
         self._model: Any = AutoModelForCausalLM.from_pretrained(model, dtype=dtype).eval()
-        self._write = write
-        self._num_output_tokens = 0
-
-    @property
-    def policy_version(self) -> int | None:
-        return self._receiver.version
-
-    @property
-    def stats(self) -> EngineStats:
-        return EngineStats(0, self._num_output_tokens, False)
-
-    def encode(self, text: str) -> list[int]:
-        return list(self.tokenizer.encode(text, add_special_tokens=False))
+        self._script = write
 
     def decode(self, tokens: Sequence[int]) -> str:
         return str(self.tokenizer.decode(tokens, skip_special_tokens=False))
 
     async def generate(self, prompt_tokens: Sequence[int], sampling: Sampling, request_id: str) -> Generation:
-        if self._receiver.version is None:
+        if self.policy_version is None:
             raise NeighbourError("engine", "serves nothing")
         assert not self._is_asleep
         key = request_id.rpartition("-")[0]  # GROUP/SAMPLE/ATTEMPT/TURN, the same whenever the sample is made again
-        text = self._write(int(key.rpartition("/")[2]), zlib.crc32(key.encode()))
-        ends = [(text.find(stop) + len(stop), stop) for stop in sampling.stop if stop in text]
-        end, stop_string = min(ends, default=(len(text), None))
-        tokens = self.encode(text[:end])
+        text = self._script(int(key.rpartition("/")[2]), zlib.crc32(key.encode()))
+        text, stop_string = first_stop(text, sampling)
+        tokens = self.encode(text)
         if len(tokens) > sampling.max_tokens:
             tokens, stop_string = tokens[: sampling.max_tokens], None
         self._num_output_tokens += len(tokens)
         return Generation(
             tokens=tokens,
             logprobs=self._logprobs([*prompt_tokens, *tokens], sampling.temperature)[-len(tokens) :],
-            version_spans=((0, len(tokens), self._receiver.version),),
+            version_spans=((0, len(tokens), self.policy_version),),
             finish_reason="length" if len(tokens) == sampling.max_tokens else "stop",
             stop_string=stop_string,
             text=self.decode(tokens),
         )
-
-    async def join_weights(self, init: dict[str, Any], timeout_s: float) -> None:
-        await self._receiver.join_weights(_ATTEMPT, init, timeout_s)
 
     async def sleep(self) -> None:
         self.num_sleeps += not self._is_asleep
@@ -79,17 +61,8 @@ class PushedEngine:
     async def wake(self) -> None:
         self._is_asleep = False
 
-    async def prepare(self, update: dict[str, Any]) -> None:
-        await self._receiver.prepare(_ATTEMPT, update)
-
-    async def receive(self) -> None:
-        await self._receiver.receive(_ATTEMPT)
-
-    async def leave(self) -> None:
-        await self._receiver.leave(_ATTEMPT)
-
     async def commit(self, version: int, digest: str) -> float:
-        pause_s = await self._receiver.commit(_ATTEMPT, version, digest)
+        pause_s = await super().commit(version, digest)
         missing, unexpected = self._model.load_state_dict(self._receiver.weights, strict=False)
         assert unexpected == []
         assert set(missing) <= {"lm_head.weight"}, missing  # tied to the embeddings
@@ -98,9 +71,6 @@ class PushedEngine:
 
     async def probe(self, tokens: list[int]) -> list[float]:
         return self._logprobs(tokens, 1.0)
-
-    def forget_weights(self) -> None:
-        self._receiver.version = None
 
     def shutdown(self) -> None:
         self.is_alive = False

@@ -38,7 +38,7 @@ from rollout.server import RolloutServer
 from tests.chaos.rig.home import rig_home
 from tests.fakes.http_servers import Answer, Received, ScriptedServer, scripted_server
 from tests.fakes.in_process_server import InProcessServer
-from tests.learner.run.pushed_engine import PushedEngine
+from tests.learner.run.pushed_engine import ModelEngine
 
 SHELF = Path(__file__).resolve().parents[3] / "deploy" / "configs" / "recipes"
 HOST, SERVER = "127.0.0.1", "sluice-rollout-0"
@@ -103,7 +103,7 @@ class Serving:
             services.script_by("reward", reward_of), services.script_by("retrieve", passages_of), "token" * 4, keys
         )
         model = Path(settings.policy.model)
-        self.engine = PushedEngine(model, getattr(torch, settings.policy.dtype), write_turn)
+        self.engine = ModelEngine(model, getattr(torch, settings.policy.dtype), write_turn)
 
         async def start_engine(_: EngineRequest) -> Any:
             return self.engine

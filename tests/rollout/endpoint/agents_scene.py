@@ -20,8 +20,8 @@ from rollout.environments.agents import AgentProgram
 from rollout.neighbours.reward_client import NoRewards
 from rollout.session.outbox import Outbox
 from rollout.session.session import RolloutSession
+from tests.fakes.engines import TokenizingEngine
 from tests.fakes.rollout_fakes import ScriptedCoordinator, ScriptedScorer, make_keys, make_spec
-from tests.fakes.tokenizing_engine import TokenizingEngine
 from tests.fakes.tool_models import FAMILIES
 
 TOKEN = "the-clusters-own-token"

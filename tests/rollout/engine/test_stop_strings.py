@@ -45,7 +45,7 @@ def _ended(text: str, *strings: str) -> tuple[str, str] | None:
     tokenizer = CountingTokenizer()
     stops, tokens = StopStrings(tokenizer), tokenizer.tokens(text)
     for end in range(1, len(tokens) + 1):
-        if (found := stops.found(tokens[:end], strings)) is not None:
+        if (found := stops.find(tokens[:end], strings)) is not None:
             return tokenizer.decode(tokens[:end], skip_special_tokens=False), found
     return None
 
@@ -80,7 +80,7 @@ def test_turn_ends_with_the_token_that_a_stop_string_ends_in(
 def test_only_the_end_of_a_long_turn_is_decoded() -> None:
     tokenizer = CountingTokenizer()
     stops, tokens = StopStrings(tokenizer), tokenizer.tokens("x>" * 5000)
-    assert stops.found(tokens, ("</search>",)) is None
+    assert stops.find(tokens, ("</search>",)) is None
     assert max(tokenizer.decoded) <= 16
 
 
@@ -88,7 +88,7 @@ def test_tokens_that_cannot_end_a_stop_string_are_decoded_once() -> None:
     tokenizer = CountingTokenizer()
     stops, tokens = StopStrings(tokenizer), tokenizer.tokens("abababab")
     for end in range(1, len(tokens) + 1):
-        stops.found(tokens[:end], ("</search>",))
+        stops.find(tokens[:end], ("</search>",))
     assert tokenizer.decoded == [1, 1]
 
 
@@ -96,15 +96,15 @@ def test_ever_new_stop_strings_are_not_remembered_for_ever() -> None:
     tokenizer = CountingTokenizer()
     stops, tokens = StopStrings(tokenizer), tokenizer.tokens("a9")
     for number in range(5000):
-        stops.found(tokens, (f"{number}",))
-    assert len(stops._asked) <= 1000
+        stops.find(tokens, (f"{number}",))
+    assert len(stops._stop_sets) <= 1000
 
 
 def test_end_that_takes_several_tokens_to_show_is_found_behind_many_that_show_nothing() -> None:
     # 40 bytes of one character each that is never whole: their text is shorter than their number of tokens.
     tokenizer = CountingTokenizer()
     tokens = [*tokenizer.tokens("stop"), *tokenizer.tokens("é")[:1] * 40, *tokenizer.tokens(">")]
-    assert StopStrings(tokenizer).found(tokens, ("\ufffd>",)) == "\ufffd>"
+    assert StopStrings(tokenizer).find(tokens, ("\ufffd>",)) == "\ufffd>"
 
 
 def test_tokenizers_of_transformers_are_told_apart(tmp_path: Path) -> None:

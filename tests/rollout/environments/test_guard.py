@@ -11,7 +11,7 @@ import pytest
 from protocol.errors import NeighbourError
 from rollout.environments.base import Observation, Resources, Step, Task, Turn
 from rollout.environments.guard import GuardedEnvironment
-from tests.fakes.rollout_fakes import ScriptedEngine
+from tests.fakes.engines import ScriptedEngine
 from tests.rollout.episodes.played import SAMPLE, make_player
 
 TASK = Task("Q?", "A", {})

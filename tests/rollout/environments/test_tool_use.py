@@ -13,8 +13,8 @@ from rollout.environments.tool_use.tool_use import make_tool_use
 from rollout.episodes.sample import SampleTask
 from rollout.neighbours.node import Node
 from rollout.neighbours.tools.calculator import Calculator
+from tests.fakes.engines import TokenizingEngine
 from tests.fakes.rollout_fakes import ScriptedScorer, make_keys, make_spec
-from tests.fakes.tokenizing_engine import TokenizingEngine
 from tests.fakes.tool_models import FAMILIES, ToolModel
 from tests.rollout.episodes.played import make_player
 

@@ -7,7 +7,8 @@ from rollout.engine.version_gate import VersionGate
 from rollout.environments.base import MakeEnvironment, Resources, SingleTurn, Task
 from rollout.episodes.player import EpisodePlayer
 from rollout.episodes.sample import SampleTask
-from tests.fakes.rollout_fakes import ScriptedEngine, ScriptedScorer
+from tests.fakes.engines import ScriptedEngine
+from tests.fakes.rollout_fakes import ScriptedScorer
 
 TASK = Task("Q?", "A", {})
 

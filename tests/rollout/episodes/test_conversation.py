@@ -15,7 +15,8 @@ from rollout.environments.base import Task
 from rollout.episodes.conversation import Conversations
 from rollout.episodes.sample import SampleTask, WrittenSoFar
 from rollout.episodes.transcript import Transcript
-from tests.fakes.rollout_fakes import ScriptedEngine, ScriptedScorer, Written
+from tests.fakes.engines import ScriptedEngine, Written
+from tests.fakes.rollout_fakes import ScriptedScorer
 from tests.protocol.wire.examples import example_part, part_buffers
 
 TASK = SampleTask("g", 2, 1, 1, "train", 7, Task("Q?", "A", {}))

@@ -14,7 +14,8 @@ from rollout.environments.search import Search
 from rollout.episodes.sample import SampleTask, WrittenSoFar
 from rollout.episodes.transcript import Transcript
 from rollout.session.turns_to_keep import Interrupted
-from tests.fakes.rollout_fakes import BOS, ScriptedEngine, ScriptedScorer, Written
+from tests.fakes.engines import BOS, ScriptedEngine, Written
+from tests.fakes.rollout_fakes import ScriptedScorer
 from tests.rollout.engine.three_turns import Copies
 from tests.rollout.episodes.played import SAMPLE, TASK, finding, make_player
 

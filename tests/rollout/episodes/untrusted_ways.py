@@ -10,9 +10,9 @@ from rollout.environments.base import MakeEnvironment, Observation, Prompt, Reso
 from rollout.environments.search import Search
 from rollout.environments.tool_use.tool_use import make_tool_use
 from rollout.episodes.sample import SampleTask
+from tests.fakes.engines import TokenizingEngine
 from tests.fakes.rollout_fakes import ScriptedScorer
 from tests.fakes.tokenizer_families import FAMILIES, tokenizer_of
-from tests.fakes.tokenizing_engine import TokenizingEngine
 from tests.rollout.episodes.played import make_player
 
 CALL = '<tool_call>{"name": "look", "arguments": {}}</tool_call>'

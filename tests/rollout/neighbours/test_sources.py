@@ -11,9 +11,9 @@ from rollout.environments.base import Resources
 from rollout.environments.search import Search
 from rollout.neighbours.retriever_client import RetrieverClient
 from rollout.neighbours.sources import add_source, record_sources
+from tests.fakes.engines import ScriptedEngine
 from tests.fakes.http_servers import Answer, ScriptedServer, scripted_server
 from tests.fakes.playing_session import playing_session
-from tests.fakes.rollout_fakes import ScriptedEngine
 
 FOUND = {"result": [[{"document": {"id": "1", "contents": "Minsk"}, "score": 1.0}]]}
 

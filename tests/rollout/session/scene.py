@@ -13,7 +13,8 @@ from rollout.environments.base import Resources, SingleTurn
 from rollout.episodes.player import EpisodePlayer
 from rollout.session.outbox import Outbox
 from rollout.session.session import RolloutSession
-from tests.fakes.rollout_fakes import ScriptedCoordinator, ScriptedEngine, ScriptedScorer, make_keys, make_spec
+from tests.fakes.engines import ScriptedEngine
+from tests.fakes.rollout_fakes import ScriptedCoordinator, ScriptedScorer, make_keys, make_spec
 
 
 @dataclass

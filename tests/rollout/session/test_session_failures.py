@@ -15,7 +15,8 @@ from rollout.environments.base import Resources, SingleTurn
 from rollout.episodes.player import EpisodePlayer
 from rollout.session.outbox import Finished, Key, Outbox
 from rollout.session.session import RolloutSession
-from tests.fakes.rollout_fakes import ScriptedEngine, ScriptedScorer, make_spec
+from tests.fakes.engines import ScriptedEngine
+from tests.fakes.rollout_fakes import ScriptedScorer, make_spec
 from tests.protocol.wire.examples import make_trajectory
 from tests.rollout.session.scene import playing, until
 

@@ -14,9 +14,10 @@ from protocol.wire.trajectory import Trajectory
 from rollout.environments.base import SingleTurn, Step, Task, Turn
 from rollout.neighbours.http.retries import HttpPolicy
 from rollout.neighbours.reward_client import RewardClient, Score, ScoreRequest
+from tests.fakes.engines import ScriptedEngine
 from tests.fakes.http_servers import Answer, scripted_server
 from tests.fakes.playing_session import playing_session
-from tests.fakes.rollout_fakes import ScriptedEngine, ScriptedScorer
+from tests.fakes.rollout_fakes import ScriptedScorer
 
 
 def _engine() -> ScriptedEngine:

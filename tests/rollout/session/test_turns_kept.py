@@ -13,8 +13,8 @@ from protocol.wire.trajectory import Trajectory, VersionSpan
 from rollout.environments.base import Resources, Step, Task, Turn
 from rollout.environments.search import Search
 from rollout.session import turns_to_keep
+from tests.fakes.engines import ScriptedEngine
 from tests.fakes.playing_session import PlayingSession, playing_session
-from tests.fakes.rollout_fakes import ScriptedEngine
 from tests.rollout.session.scene import until
 
 
