@@ -86,7 +86,7 @@ class Mailbox:
         )
         self._outgoing.append((peer, ack, []))
 
-    def confirm_turns(self, server: str, samples: list[m.Kept]) -> None:
+    def confirm_turns(self, server: str, samples: list[m.KeptSample]) -> None:
         """Tell a server how many tokens of its running samples are kept."""
         self.send(server, m.TurnsKept(run_id=self.run_id, incarnation=self.incarnation, samples=samples))
 
@@ -95,7 +95,7 @@ class Mailbox:
         for server, names in kept.items():
             for first in range(0, len(names), m.MAX_GROUPS):
                 part = names[first : first + m.MAX_GROUPS]
-                self.send(server, m.Trained(run_id=self.run_id, incarnation=self.incarnation, groups=part))
+                self.send(server, m.GroupsTrained(run_id=self.run_id, incarnation=self.incarnation, groups=part))
 
     def ping(self, newest_leases: Mapping[str, int]) -> None:
         """Tell each server the number of its newest lease."""
@@ -104,7 +104,7 @@ class Mailbox:
 
     def refuse(self, peer: str, detail: str, reason: str, request: int = 0) -> None:
         """Tell a peer that its message was not used. reason: for its program; detail: for people."""
-        self.send(peer, m.Refused(**self._stamp(request), detail=detail[:2000], reason=reason))
+        self.send(peer, m.Refusal(**self._stamp(request), detail=detail[:2000], reason=reason))
 
     def confirm(self, peer: str, request: int = 0) -> None:
         """Tell a peer that its message was received."""
@@ -121,7 +121,7 @@ class Mailbox:
 
     def end(self, peer: str, request: int, step: int, detail: str) -> None:
         """Tell a rank that the run has no such step."""
-        self.send(peer, m.Ended(**self._stamp(request), step=step, detail=detail[:2000]))
+        self.send(peer, m.RunEnd(**self._stamp(request), step=step, detail=detail[:2000]))
 
     def _stamp(self, request: int) -> _Stamp:
         return {"run_id": self.run_id, "incarnation": self.incarnation, "request": request}

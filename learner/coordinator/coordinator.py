@@ -10,8 +10,8 @@ The steps of a trajectory:
     4 each is checked and kept          Leases.receive, OpenGroups.accept -> Ack
     5 lost, late, failed: leased again  LeaseRecall, OpenGroups.fail and release
     6 ready groups become a step        CurrentStep.answer_ranks, OpenGroups.assign -> Batch, a share for each rank
-    7 ranks train and push the weights  (rank/) -> Stepped
-    8 the ledger records the step       CurrentStep.finish, OpenGroups.train -> Trained, a line of metrics
+    7 ranks train and push the weights  (rank/) -> StepEnd
+    8 the ledger records the step       CurrentStep.finish, OpenGroups.train -> GroupsTrained, a line of metrics
 
 The waits:
 
@@ -54,7 +54,7 @@ from protocol.disk.files import aside_of
 from protocol.errors import FrameError
 from protocol.settings.settings import Settings
 from protocol.wire import messages as m
-from protocol.wire.refused_sample import SampleStamp
+from protocol.wire.codec import SampleStamp
 
 _log = logging.getLogger(__name__)
 _PING_EVERY_S = 1.0
@@ -107,7 +107,7 @@ class Coordinator:
         self._steps = CurrentStep(settings, groups, window, lines, accounts, last_step, policy_version)
         self._give_up_reason: str | None = None
         self._pinged_at = float("-inf")
-        self._copies = copies or LedgerCopies(ledger)
+        self._copies = copies or LedgerCopies(ledger.begin_copy)
         self._is_copying = False
 
     @property
@@ -138,7 +138,7 @@ class Coordinator:
         match message:
             case m.NextBatch():
                 self._on_next(peer, message, now)
-            case m.Stepped():
+            case m.StepEnd():
                 self._steps.finish(message)
                 if (reason := self._steps.unhealthy_reason) is not None:
                     self.give_up(reason)

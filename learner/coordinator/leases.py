@@ -14,7 +14,7 @@ from learner.coordinator.servers import Servers
 from learner.ledger.ledger import REWARDS_SINCE_START
 from protocol.errors import FrameError
 from protocol.wire import messages as m
-from protocol.wire.refused_sample import SampleStamp
+from protocol.wire.codec import SampleStamp
 from protocol.wire.trajectory import Trajectory, TrajectoryFacts, check_vocabulary
 
 # Longest time since its last lease that a failed prompt waits for a server on which it has not failed.

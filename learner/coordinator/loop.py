@@ -13,9 +13,8 @@ from learner.coordinator.coordinator import Coordinator
 from learner.live.status import RunStatus
 from protocol.errors import FrameError
 from protocol.wire.channel import RouterChannel
-from protocol.wire.codec import Decoder, Limits, encode
+from protocol.wire.codec import Decoder, Limits, encode, read_refused_sample
 from protocol.wire.messages import Message, ToCoordinator
-from protocol.wire.refused_sample import read_refused_sample
 
 _log = logging.getLogger(__name__)
 _TURN_S = 0.05

@@ -53,7 +53,7 @@ class CoordinatorProcess:
         train = open_prompts(data.train, data, folder / TRAIN_INDEX, left_out) if data.train else []
         self._ledger = Ledger(folder / LEDGER)
         claim_prompts(self._ledger, settings, train)
-        self._copies = LedgerCopies(self._ledger, in_a_thread)
+        self._copies = LedgerCopies(self._ledger.begin_copy, in_a_thread)
         channel = RouterChannel(self._host, keys.coordinator, allowed=[keys.peer.public])
         coordinator = Coordinator(
             settings,

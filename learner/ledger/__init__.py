@@ -1,1 +1,1 @@
-"""The ledger of a run: what became of every prompt. Reading order: schema, ledger, snapshot, snapshots."""
+"""The ledger of a run. Reading order: schema, ledger, snapshots."""

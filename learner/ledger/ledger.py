@@ -1,7 +1,7 @@
-"""What became of every prompt and trajectory, in SQLite, in the run folder.
+"""The ledger: the state of every leased prompt and the facts of every trajectory, in SQLite, in the run folder.
 
-One thread writes it; reports and audits may read it meanwhile. A prompt that was never leased has no row: the
-position in the prompt order stands for all of them, so a run over a million prompts starts with an empty table.
+One thread writes it; reports and audits may read it at any time. A prompt that was never leased has no row, because the
+position in the prompt order covers it: a run over a million prompts starts with an empty table.
 """
 
 import json
@@ -12,15 +12,15 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from learner.ledger.schema import UNFINISHED, prepare_schema
-from learner.ledger.snapshot import LedgerCopy
+from learner.ledger.snapshots import LedgerCopy
 from protocol.disk.files import replace_file
 from protocol.errors import OperatorError
 from protocol.failpoints import failpoint
 from protocol.wire.trajectory import TrajectoryFacts
 
-# In `meta`: the JSON of a step's line of metrics that waits for an evaluation, "" when none does.
+# In `meta`: the JSON of the step's line of metrics that waits for an evaluation, or "".
 HELD_LINE = "held_line"
-# What the reason of a group begins with that was skipped with its step.
+# Beginning of the reason of a group that was skipped with its step.
 NOT_APPLIED = "step not applied: "
 # In `meta`: the first step, and the first start, that the present reward endpoints score; absent: all.
 REWARDS_SINCE_STEP, REWARDS_SINCE_START = "rewards_since_step", "rewards_since_start"
@@ -30,19 +30,19 @@ _SURVIVED = "server, survived"
 
 @dataclass(frozen=True)
 class LeasedPrompt:
-    """A prompt that was leased in an earlier start of the run and never trained: it goes out first."""
+    """A prompt that an earlier start leased and did not train: it is leased first."""
 
     group: str  # name of its group
-    epoch: int  # pass over the data that it belongs to
-    uid: str  # of the prompt
+    epoch: int  # pass over the data
+    uid: str  # uid of the prompt
     position: int  # place in the prompt order
-    attempt: int  # leases of the group so far
+    attempt: int  # number of leases of the group
     # sample -> (boundary, detail) of each failure, in order
     failures: dict[int, list[tuple[str, str]]] = field(default_factory=dict)
 
 
 class Ledger:
-    """Changes are collected in one transaction until `commit`: call it once per turn of the coordinator's loop."""
+    """Changes are in one transaction until `commit`, which is called once per turn of the coordinator's loop."""
 
     def __init__(self, path: Path) -> None:
         self._path = path
@@ -59,10 +59,10 @@ class Ledger:
             ) from None
 
     def begin_incarnation(self, policy_version: int) -> int:
-        """Return how many times this run has started, this time included, and record the weights it started from.
+        """Return the number of this start of the run, from 1, and record the version of its weights.
 
-        The count stands beside the ledger too: a resume puts a checkpoint's ledger back, whose count is that of the
-        checkpoint's day, and a start after it would take the number of one whose messages may still be under way.
+        A file next to the ledger has the number too. A resume restores the checkpoint's ledger with its old number; the
+        next start would reuse the number of a start whose messages may still arrive.
         """
         known = [int(self.meta("incarnation") or 0)]
         if self._incarnations.exists():
@@ -71,28 +71,25 @@ class Ledger:
         self.set_meta("incarnation", str(incarnation))
         self._change("INSERT INTO incarnations VALUES (?, ?, ?)", (incarnation, time.time(), policy_version))
         self.commit()
-        # A death here gives the same number again, which no message has carried yet.
+        # A crash here repeats the number, which no message has carried yet.
         failpoint("ledger.incarnation.committed")
         replace_file(self._incarnations, str(incarnation).encode())
         failpoint("ledger.incarnation.replaced")
         return incarnation
 
     def last_shared_version(self, incarnation: int) -> int | None:
-        """Return the newest version that a trajectory of that earlier start may contain, None when none came after it.
+        """Return the newest version that a trajectory of an earlier start may contain, None when no start followed it.
 
-        The ledger is put back with its checkpoint, so the starts in it are those of the surviving lineage. A run at
-        version 23 that went on from a checkpoint of version 20 made other weights with the numbers 21 to 23 since: what
-        the earlier start made with those is of weights that no longer exist, though their numbers do.
+        The ledger is restored with its checkpoint, so its starts are those of the surviving lineage. Example: a run at
+        version 23 resumed from a checkpoint of version 20. Its versions 21 to 23 are other weights now, so tokens that
+        the earlier start made with those versions must not be trained.
         """
         row = self._db.execute("SELECT MIN(policy_version) FROM incarnations WHERE number > ?", (incarnation,))
         version = row.fetchone()[0]
         return None if version is None else int(version)
 
     def begin_terms(self, from_step: int, terms: Mapping[str, int | float | str]) -> None:
-        """Record the settings that steps from this one on are accounted by; a resumed run may change them.
-
-        The audit measures every step by the terms of its day (`learner.ledger.terms`).
-        """
+        """Record the settings by which the audit measures steps from this one on; a resumed run may change them."""
         for name, value in terms.items():
             self._change("INSERT OR REPLACE INTO terms VALUES (?, ?, ?)", (from_step, name, value))
 
@@ -111,10 +108,7 @@ class Ledger:
         return earlier
 
     def claim(self, key: str, value: str) -> str | None:
-        """Return None when `value` is what the first start claimed under this key, else what that start claimed.
-
-        For what must not change between the starts of a run. The first claim is recorded.
-        """
+        """Record a value that must not change between the starts of a run; returns the first start's if it differs."""
         claimed = self.meta(f"claim:{key}")
         if claimed is None:
             self.set_meta(f"claim:{key}", value)
@@ -128,9 +122,9 @@ class Ledger:
         self._change("INSERT INTO meta VALUES (?, ?) ON CONFLICT DO UPDATE SET value = excluded.value", (key, value))
 
     def recall_unfinished(self) -> list[LeasedPrompt]:
-        """Return the prompts that were out when the run stopped, oldest first; their state becomes pending.
+        """Return the unfinished prompts of earlier starts, oldest first; their state becomes pending.
 
-        Their trajectories went with the process that held the tokens: they are dropped and counted as waste.
+        Their trajectories are dropped and counted as waste: the tokens were in the memory of a process that ended.
         """
         rows = self._db.execute(
             f'SELECT "group", epoch, uid, position, attempt FROM prompts WHERE {UNFINISHED} ORDER BY position'  # noqa: S608
@@ -163,7 +157,7 @@ class Ledger:
         )
 
     def leave_out(self, group: str, epoch: int, uid: str, position: int, reason: str) -> None:
-        """Note that a prompt is not drawn in an epoch."""
+        """Record that a prompt is left out of an epoch."""
         self._change(
             "INSERT INTO prompts VALUES (?, ?, ?, ?, 'skipped', NULL, 0, NULL, ?, ?) ON CONFLICT DO NOTHING",
             (group, epoch, uid, position, reason, time.time()),
@@ -204,7 +198,7 @@ class Ledger:
         )  # fmt: skip
 
     def forget_trajectories(self, group: str) -> None:
-        """Drop what is known of a group whose samples are made again."""
+        """Drop the trajectories of a group whose samples are made again."""
         self._change('DELETE FROM trajectories WHERE "group" = ?', (group,))
 
     def mark_trained(self, groups: Sequence[str], step: int, policy_version: int) -> None:
@@ -217,14 +211,14 @@ class Ledger:
             )
 
     def fail(self, group: str, sample_index: int, attempt: int, server: str, boundary: str, detail: str) -> None:
-        """Record why a sample did not come back. boundary: "server" when its server died while it was in flight."""
+        """Record a failure of a sample. boundary: "server" when its server died."""
         self._change(
             "INSERT INTO failures VALUES (?, ?, ?, ?, ?, ?, ?)",
             (group, sample_index, attempt, server, boundary, detail, time.time()),
         )
 
     def waste(self, group: str, sample_index: int, attempt: int, reason: str, num_tokens: int) -> None:
-        """Count model tokens that were generated and will not be trained.
+        """Count model tokens that are not trained.
 
         reason: stale, duplicate, lineage, unknown, rejected, restart, failed, filtered or endpoints.
         """
@@ -237,7 +231,7 @@ class Ledger:
         self._change("INSERT INTO events VALUES (?, ?, ?)", (time.time(), kind, detail))
 
     def commit(self) -> None:
-        """Make what was changed survive the end of this process. Raises: OperatorError, as every change does."""
+        """Commit the changes: they survive the end of this process. Raises: OperatorError, as every change does."""
         if self._db.in_transaction:
             failpoint("ledger.commit.before")
             try:
@@ -247,15 +241,12 @@ class Ledger:
             failpoint("ledger.commit.after")
 
     def begin_copy(self, path: Path) -> LedgerCopy:
-        """Return the copy of everything up to this moment, to be made at this path while the ledger goes on.
-
-        Raises: OperatorError.
-        """
+        """Return the copy of the ledger at this moment; its `make` writes the file. Raises: OperatorError."""
         self.commit()
         return LedgerCopy(self._path, path)
 
     def snapshot(self, path: Path) -> None:
-        """Write a consistent copy of everything committed, as one file. Raises: OperatorError when it cannot be."""
+        """Write a copy of the ledger, as one file. Raises: OperatorError."""
         self.begin_copy(path).make()
 
     def close(self) -> None:

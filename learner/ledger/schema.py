@@ -1,4 +1,4 @@
-"""The ledger's tables, and what brings an older ledger up to them."""
+"""The ledger's tables, and the upgrade of an older ledger."""
 
 import json
 import sqlite3
@@ -6,11 +6,11 @@ from pathlib import Path
 
 from protocol.errors import OperatorError
 
-# 1 had no `failures`, `waste`, `incarnations` and `terms`, and did not say its version. 2 had no `reward_sets`, nor
-# the column of their number in `trajectories`. 3 had no `reward_score` in `trajectories`. 5 has no `reward_sets`.
+# 1 had no `failures`, `waste`, `incarnations` and `terms`, and no version. 3 added numbered reward endpoints, which 5
+# removed. 4 added `reward_score` in `trajectories`.
 VERSION = 5
 
-# The one condition of the partial index: SQLite uses it only for a query that repeats the condition word for word.
+# Condition of the partial index: SQLite uses the index only for a query that repeats the condition word for word.
 UNFINISHED = "state NOT IN ('trained', 'skipped')"
 
 _TABLES = """
@@ -55,12 +55,12 @@ INSERT INTO meta VALUES ('schema', '{VERSION}') ON CONFLICT DO UPDATE SET value 
 
 
 def prepare_schema(db: sqlite3.Connection, path: Path) -> None:
-    """Make the tables that are missing. A ledger that has them all is left untouched.
+    """Make the missing tables and columns. A ledger of this version is not changed.
 
-    Raises: OperatorError for a ledger of a newer version; sqlite3.Error for a file that is none.
+    Raises: OperatorError for a ledger of a newer version; sqlite3.Error for a file that is no ledger.
     """
     if schema_version(db, path) != VERSION:
-        # Each statement may be repeated after a kill; the version is set by the last one.
+        # Each statement may be repeated after a kill; the last one sets the version.
         db.executescript(_TABLES + _TABLES_SINCE_2 + _INDEXES)
         _remove_reward_sets(db)
         if not knows_scores(db):
@@ -69,7 +69,7 @@ def prepare_schema(db: sqlite3.Connection, path: Path) -> None:
 
 
 def add_missing_tables_in_memory(db: sqlite3.Connection, path: Path) -> None:
-    """Give a connection that may not write empty tables of its own for those that an older ledger lacks.
+    """Make empty temporary tables for those that an older ledger lacks, on a connection that only reads.
 
     Raises: OperatorError for a ledger of a newer version, or an empty one.
     """
@@ -81,7 +81,7 @@ def add_missing_tables_in_memory(db: sqlite3.Connection, path: Path) -> None:
 
 
 def _remove_reward_sets(db: sqlite3.Connection) -> None:
-    """Keep of the numbered endpoints of schema 3 and 4 the newest, as `RewardsSettings.reward_source` writes them."""
+    """Remove the numbered endpoints of schema 3 and 4; `meta` keeps the newest, as `RewardsSettings.reward_source`."""
     if _has_column(db, "reward_set"):
         db.execute("ALTER TABLE trajectories DROP COLUMN reward_set")
     if not db.execute("SELECT 1 FROM sqlite_master WHERE name = 'reward_sets'").fetchone():
@@ -96,7 +96,7 @@ def _remove_reward_sets(db: sqlite3.Connection) -> None:
 
 
 def knows_scores(db: sqlite3.Connection) -> bool:
-    """Return whether a ledger's trajectories say what score they were given for filtering, beside the reward."""
+    """Return whether a ledger's trajectories have a score for filtering."""
     return _has_column(db, "reward_score")
 
 
@@ -105,7 +105,7 @@ def _has_column(db: sqlite3.Connection, name: str) -> bool:
 
 
 def schema_version(db: sqlite3.Connection, path: Path) -> int:
-    """Return the version of a ledger's tables, 0 of an empty one. Raises: OperatorError when this program is older."""
+    """Return the version of a ledger's tables, 0 for an empty one. Raises: OperatorError for a newer version."""
     tables = {name for (name,) in db.execute("SELECT name FROM sqlite_master WHERE type = 'table'")}
     if "meta" not in tables:
         return 0

@@ -1,10 +1,10 @@
-"""The settings that a step is accounted by: the ledger keeps them, since a resumed run may have others."""
+"""The settings by which the audit measures a step. The ledger records them, since a resumed run may have others."""
 
 from protocol.settings.settings import Settings
 
 
 def terms_of(settings: Settings) -> dict[str, int | float | str]:
-    """Return them by name. filter_score is empty, and the bounds are absent, where no group is filtered."""
+    """Return the settings by name. Without a filter filter_score is empty, and the bounds are absent."""
     terms: dict[str, int | float | str] = {
         "group_size": settings.rollout.group_size,
         "groups_per_step": settings.learner.groups_per_step,

@@ -16,13 +16,13 @@ from protocol.wire.codec import Decoder, Limits, encode
 from protocol.wire.messages import (
     Batch,
     Done,
-    Ended,
     Message,
     NextBatch,
     PushAgain,
-    Refused,
+    Refusal,
+    RunEnd,
     SaveLedger,
-    Stepped,
+    StepEnd,
     ToRank,
     Wait,
 )
@@ -79,7 +79,7 @@ class CoordinatorClient:
             match answer:
                 case Batch():
                     return answer, _trajectories(answer, buffers)
-                case Ended():
+                case RunEnd():
                     return answer.detail
                 case PushAgain():
                     return None
@@ -96,7 +96,7 @@ class CoordinatorClient:
     ) -> None:
         """Tell that a step ended and which policy version the servers hold now."""
         self._tell(
-            Stepped(
+            StepEnd(
                 **self._stamp,
                 step=step,
                 policy_version=policy_version,
@@ -147,7 +147,7 @@ class CoordinatorClient:
             if answer is None:
                 continue
             self._last_answer = type(answer[0]).__name__, time.monotonic()
-            if isinstance(answer[0], Refused):
+            if isinstance(answer[0], Refusal):
                 raise NeighbourError("coordinator", f"refused {question.name}: {answer[0].detail}")
             return answer
         problem = f"{complaint} {self._channel.name} for {question.name} within {limit_s:g} s{self._complaint}"
@@ -172,7 +172,7 @@ class CoordinatorClient:
                 continue
             if answer.request == request:
                 return answer, buffers
-            if isinstance(answer, Refused):
+            if isinstance(answer, Refusal):
                 self._complaint = f"; it refused: {answer.detail}"
         return None
 

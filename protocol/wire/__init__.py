@@ -1,1 +1,1 @@
-"""What goes over our sockets. Reading order: trajectory, conversation, messages, codec, header_shape, seal, channel."""
+"""Messages between processes. Reading order: trajectory, conversation, messages, codec, header_shape, channel."""

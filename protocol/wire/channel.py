@@ -1,6 +1,6 @@
 """ZeroMQ sockets with CURVE: one ROUTER at the coordinator, a DEALER at every rollout server and learner rank.
 
-A channel belongs to the thread that made it. Frames in, frames out: what they mean is `protocol.wire.codec`'s matter.
+A channel belongs to the thread that made it. It moves frames; `protocol.wire.codec` reads them.
 """
 
 import contextlib
@@ -22,14 +22,14 @@ from protocol.waits import until
 _AnySocket = zmq.Socket[Any]
 _DOMAIN = "sluice"
 _MAX_FRAME_BYTES = 1 << 28
-# More frames than any message to a coordinator has are read and dropped: the decoder refuses their number.
+# Further frames are read and dropped: no message to a coordinator has so many, and the decoder refuses their number.
 _MAX_FRAMES_KEPT = 16
-# Who connects and says nothing holds a descriptor for so long.
+# Longest time that a silent connection holds a descriptor.
 _HANDSHAKE_MS = 10_000
-# A first packet that was lost is sent again by the kernel after 1, 3, 7, 15 s and so on: a link that returns would not
-# be noticed for half a minute. Instead a new attempt begins.
+# The kernel repeats a lost first packet after 1, 3, 7, 15 s and so on: a restored link would be noticed after half a
+# minute. A new attempt begins instead.
 _CONNECT_MS = 3_000
-# All servers come back at once when a coordinator was started again; the system may allow fewer (net.core.somaxconn).
+# All servers reconnect at once after a coordinator's restart; the system may allow fewer (net.core.somaxconn).
 _BACKLOG = 4096
 
 
@@ -37,8 +37,8 @@ _BACKLOG = 4096
 class KeyPair:
     """A CURVE key pair."""
 
-    public: bytes  # 40 characters of Z85; peers know it
-    secret: bytes  # 40 characters of Z85; in no log and no argument list
+    public: bytes  # public key, 40 characters of Z85
+    secret: bytes  # secret key, 40 characters of Z85; in no log and no argument list
 
     def __repr__(self) -> str:
         return f"KeyPair(public={self.public.decode()})"
@@ -46,10 +46,10 @@ class KeyPair:
 
 @dataclass(frozen=True)
 class Pulse:
-    """How soon a connection whose other end went silent is given up: after every_ms + silence_ms at most.
+    """The heartbeats of a connection; a silent one is closed after every_ms + silence_ms at most.
 
-    TCP alone says nothing of a cut link for minutes. Heartbeats are sent and answered by libzmq's own threads, so that
-    a process whose event loop or interpreter is busy keeps its connections; one that was stopped loses them.
+    TCP alone does not report a cut link for minutes. libzmq's own threads send and answer heartbeats: a process with a
+    busy event loop or interpreter keeps its connections, a stopped one loses them.
     """
 
     every_ms: int = 1_000  # time between two heartbeats on a quiet connection
@@ -57,10 +57,10 @@ class Pulse:
 
 
 class RouterChannel:
-    """The coordinator's side: many named peers, encrypted, only keys of the allowlist get in.
+    """The coordinator's side: many named peers, encrypted, with keys of the allowlist only.
 
-    Fails closed: ZAP_ENFORCE_DOMAIN refuses every connection when no authenticator answers. By default libzmq then
-    accepts any key, which one would notice only when a stranger's frame arrives.
+    Fails closed: ZAP_ENFORCE_DOMAIN refuses every connection when no authenticator answers. By default libzmq accepts
+    any key then, which would be noticed only by a stranger's frame.
     """
 
     def __init__(
@@ -72,7 +72,7 @@ class RouterChannel:
         handshake_ms: int = _HANDSHAKE_MS,
         pulse: Pulse = Pulse(),
     ) -> None:
-        """A peer that sends a longer frame, or has not proved its key within handshake_ms, is cut off.
+        """A peer that sends a longer frame, or does not prove its key within handshake_ms, is disconnected.
 
         Raises: OperatorError when `host` is no address of this node.
         """
@@ -85,8 +85,8 @@ class RouterChannel:
         self._socket.curve_server = True
         self._socket.zap_domain = _DOMAIN.encode()
         self._socket.setsockopt(zmq.ZAP_ENFORCE_DOMAIN, 1)
-        # Without MANDATORY a frame for a peer that left is dropped in silence. With HANDOVER a peer that reconnects
-        # before its old connection was noticed dead takes its name over, instead of being ignored.
+        # Without MANDATORY a frame for an absent peer is dropped silently. With HANDOVER a peer that reconnects before
+        # its old connection is closed takes over its name, instead of being ignored.
         self._socket.setsockopt(zmq.ROUTER_MANDATORY, 1)
         self._socket.setsockopt(zmq.ROUTER_HANDOVER, 1)
         self._socket.setsockopt(zmq.MAXMSGSIZE, max_frame_bytes)
@@ -105,10 +105,10 @@ class RouterChannel:
         self.address = f"tcp://{with_port(host, port)}"
 
     def receive(self, timeout_s: float) -> tuple[bytes, list[bytes]] | None:
-        """Return the next (peer, frames), or None after timeout_s without one. Of frames it keeps the first 16."""
+        """Return the next (peer, frames), or None after timeout_s. Keeps the first 16 frames of a message."""
         if timeout_s and not self._socket.poll(int(timeout_s * 1000)):
             return None
-        # Each frame tells whether another follows; recv_multipart asks the socket instead, which takes as long again.
+        # A frame has a flag for the next one; recv_multipart asks the socket instead, which doubles the time.
         try:
             part = self._socket.recv(zmq.NOBLOCK, copy=False)
         except zmq.Again:
@@ -135,7 +135,7 @@ class RouterChannel:
     def close(self, linger_s: float = 1.0) -> None:
         self._socket.close(linger=int(linger_s * 1000))
         if not self._authenticator.is_alive() and self._authenticator.pipe:
-            # Its thread ended by an error: `stop` would wait for ever for one to take its word.
+            # Its thread ended by an error: `stop` would wait for its answer for ever.
             self._authenticator.pipe.close()
             self._authenticator.pipe = None  # type: ignore[assignment]
         self._authenticator.stop()
@@ -148,8 +148,7 @@ class DealerChannel:
     def __init__(self, address: str, name: str, keys: KeyPair, coordinator_key: bytes, pulse: Pulse = Pulse()) -> None:
         self._context = zmq.Context()
         self._socket = self._context.socket(zmq.DEALER)
-        # Only a connection whose keys were accepted takes a frame, so that "could not be reached" is told from "no
-        # answer".
+        # Only a connection with accepted keys takes a frame: this separates "could not be reached" from "no answer".
         self._socket.setsockopt(zmq.IMMEDIATE, 1)
         _connect(self._socket, address, name, keys, coordinator_key, pulse)
         self._address = address
@@ -188,7 +187,7 @@ class DealerChannel:
             return None
         try:
             return self._socket.recv_multipart(zmq.NOBLOCK)
-        except zmq.Again:  # the connection broke after the poll, and what had arrived by it went with it
+        except zmq.Again:  # the connection broke after the poll, and its frames are lost
             return None
 
     def close(self) -> None:
@@ -197,17 +196,17 @@ class DealerChannel:
 
 
 class AsyncDealerChannel:
-    """A rollout server's side, inside its event loop. It reconnects by itself; what was not acked is sent again.
+    """A rollout server's side, inside its event loop. It reconnects automatically; the outbox repeats lost messages.
 
-    Nothing is queued for a connection that does not stand: a server whose run was killed would send what it has
-    finished again and again into a queue that nobody empties, until the machine is out of memory.
+    Nothing is queued without a connection: a server whose run was killed would repeat its messages into a queue that is
+    never emptied, until the machine is out of memory.
     """
 
     def __init__(self, address: str, name: str, keys: KeyPair, coordinator_key: bytes, pulse: Pulse = Pulse()) -> None:
         self._context = zmq.asyncio.Context()
         self._socket = self._context.socket(zmq.DEALER)
         self._socket.setsockopt(zmq.IMMEDIATE, 1)
-        # Whether the last frames went out. Not asked of the socket: that would eat the event that a frame has arrived.
+        # True if the last frames were sent. Asking the socket would consume the event of an arrived frame.
         self.is_connected = False
         _connect(self._socket, address, name, keys, coordinator_key, pulse)
 
@@ -228,7 +227,7 @@ class AsyncDealerChannel:
         """
         for left_s in until(timeout_s):
             if await self._socket.poll(int(left_s * 1000) + 1):
-                # A connection that breaks after the poll takes with it what had arrived by it.
+                # A connection that breaks after the poll loses its frames.
                 with contextlib.suppress(zmq.Again):
                     frames: list[bytes] = await self._socket.recv_multipart(zmq.NOBLOCK)
                     return frames
@@ -240,7 +239,7 @@ class AsyncDealerChannel:
 
 
 class _Allowlist:
-    """The authenticator's question: may this key come in?"""
+    """The authenticator's callback: accepts the keys of a list."""
 
     def __init__(self, allowed: Iterable[bytes]) -> None:
         self._allowed = frozenset(allowed)
@@ -250,7 +249,7 @@ class _Allowlist:
 
 
 def bind_to_own_port(socket: _AnySocket, host: str) -> int:
-    """Have the socket listen on a port of ours; returns it. Raises: zmq.ZMQError; OperatorError when all are taken."""
+    """Bind the socket to a free port of ours; returns the port. Raises: zmq.ZMQError; OperatorError without a port."""
     ports = own_ports()
     socket.ipv6 = ":" in host
     for port in ports or ("*",):
@@ -266,7 +265,7 @@ def bind_to_own_port(socket: _AnySocket, host: str) -> int:
 def _secure(socket: _AnySocket, keys: KeyPair, pulse: Pulse) -> None:
     socket.curve_publickey, socket.curve_secretkey = keys.public, keys.secret
     socket.setsockopt(zmq.MAXMSGSIZE, _MAX_FRAME_BYTES)
-    # Credit is explicit (leases): queues have no say in what is dropped.
+    # Credit is explicit (leases): no queue drops a message.
     socket.setsockopt(zmq.SNDHWM, 0)
     socket.setsockopt(zmq.RCVHWM, 0)
     socket.setsockopt(zmq.HEARTBEAT_IVL, pulse.every_ms)

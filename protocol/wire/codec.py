@@ -1,46 +1,95 @@
-"""Frames on the wire: a MessagePack header, raw buffers, and the seal over all of them.
+"""Frames on the wire: a MessagePack header, raw buffers, and a seal over all of them.
 
-Sizes are compared before anything is read and the seal before anything is
-decoded, so that a hostile frame costs no more than its own bytes and a damaged one never becomes data.
+Sizes are checked before anything is read, and the seal before anything is decoded: a hostile frame costs no more than
+its own bytes, and a damaged one never becomes data.
 """
 
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, Generic, TypeVar
+from typing import Any, Generic, Literal, NamedTuple, TypeVar
 
 import msgspec
+import xxhash
 
 from protocol.errors import FrameError
 from protocol.wire.header_shape import MAX_VALUES, check_shape
 from protocol.wire.messages import SCHEMA_VERSION, Message
-from protocol.wire.seal import seal
+from protocol.wire.trajectory import Count, Name
 
 M = TypeVar("M", bound=Message)
 
-# The schema that had no seal: its messages are refused by their version, not as damaged ones.
+SEAL_BYTES = 8
+# The schema without a seal: its messages are refused by their version, not as damaged ones.
 _UNSEALED_SCHEMA = 1
-# A header up to this size cannot become more than a few hundred kB of objects: counting its values would cost more.
+# A header up to this size becomes a few hundred kB of objects at most: counting its values would cost more.
 _SMALL_HEADER_BYTES = 4096
+# Errors of msgspec for bytes that are no MessagePack, or values of other types.
+_NOT_DECODABLE = (msgspec.MsgspecError, UnicodeDecodeError, RecursionError)
 
 
 @dataclass(frozen=True)
 class Limits:
     """Largest accepted sizes of one message."""
 
-    header_bytes: int = 1 << 20  # of the MessagePack header
-    buffer_bytes: int = 1 << 26  # of one raw buffer
-    num_buffers: int = 3  # raw buffers behind the header
-    total_bytes: int = 1 << 27  # of all frames, the seal included
+    header_bytes: int = 1 << 20  # bytes of the MessagePack header
+    buffer_bytes: int = 1 << 26  # bytes of one raw buffer
+    num_buffers: int = 3  # raw buffers after the header
+    total_bytes: int = 1 << 27  # bytes of all frames, the seal included
     num_values: int | None = MAX_VALUES  # values in the header; None: the message types bound every list
+
+
+class SampleStamp(NamedTuple):
+    """The readable part of a message about a sample."""
+
+    run_id: str  # run of the sender
+    incarnation: int  # start of the run of the sender
+    group: str  # name of the group, as in the lease
+    sample_index: int  # number of the sample, as in the lease
+    attempt: int  # number of the lease among the group's
 
 
 class _Stamp(msgspec.Struct, kw_only=True):
     schema: int
 
 
+class _Sample(msgspec.Struct):
+    group: Name
+    sample_index: Count
+    attempt: Count
+
+
+class _TrajectoryStamp(msgspec.Struct):
+    type: Literal["trajectory"]
+    run_id: Name
+    incarnation: Count
+    facts: _Sample
+
+
+class _FailureStamp(_Sample):
+    type: Literal["failed"]
+    run_id: Name
+    incarnation: Count
+
+
 _encoder = msgspec.msgpack.Encoder()
 _stamp_decoder = msgspec.msgpack.Decoder(_Stamp)
+_trajectory_decoder = msgspec.msgpack.Decoder(_TrajectoryStamp)
+_failure_decoder = msgspec.msgpack.Decoder(_FailureStamp)
+
+
+def seal(frames: Sequence[bytes]) -> bytes:
+    """Return XXH3-64, big-endian, over each frame's length (8 bytes, little-endian) and the frame, in order.
+
+    The lengths reveal bytes that moved over a frame's border, and an empty frame that was lost. CURVE protects a
+    message between two sockets, the seal between encoder and decoder. It finds faults and stops no forger: a peer with
+    a key can seal anything.
+    """
+    digest = xxhash.xxh3_64()
+    for frame in frames:
+        digest.update(len(frame).to_bytes(8, "little"))
+        digest.update(frame)
+    return digest.digest()
 
 
 def encode(message: Message, buffers: Sequence[bytes] = ()) -> list[bytes]:
@@ -64,8 +113,8 @@ class Decoder(Generic[M]):
     def decode(self, frames: Sequence[bytes]) -> tuple[M, list[bytes]]:
         """Return the message and its buffers.
 
-        Raises: FrameError whose text has the path of the bad field ("$.facts.reward") and whose reason is one of
-        "empty", "oversized", "checksum", "schema", "invalid".
+        Raises: FrameError with the path of the bad field ("$.facts.reward") in its text, and the reason "empty",
+        "oversized", "checksum", "schema" or "invalid".
         """
         if not frames:
             raise FrameError("$", "no frames", "empty")
@@ -90,16 +139,34 @@ class Decoder(Generic[M]):
                 raise _other_schema(schema)
             return self._decoder.decode(header)
         except msgspec.ValidationError as error:
-            raise _refused(str(error)) from None
-        except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
+            raise _invalid_field(str(error)) from None
+        except _NOT_DECODABLE as error:
             raise FrameError("$", f"not a message: {error}") from None
 
 
-# msgspec says where: "... - at `$.facts.reward`", or "... - at `key` in `$.metrics`" for a key of a map.
+def read_refused_sample(frames: Sequence[bytes], limits: Limits) -> SampleStamp | None:
+    """Return the sample of a message that no decoder accepts: its server must not send it again.
+
+    None when the frames name no sample, or are damaged: a damaged message is sent again, and accepted then.
+    """
+    *content, last = frames or [b""]
+    if not content or len(content[0]) > limits.header_bytes or seal(content) != last:
+        return None
+    for decoder in (_trajectory_decoder, _failure_decoder):
+        try:
+            stamp = decoder.decode(content[0])
+        except _NOT_DECODABLE:
+            continue
+        sample = stamp.facts if isinstance(stamp, _TrajectoryStamp) else stamp
+        return SampleStamp(stamp.run_id, stamp.incarnation, sample.group, sample.sample_index, sample.attempt)
+    return None
+
+
+# msgspec's errors end with the place: "... - at `$.facts.reward`", or "... - at `key` in `$.metrics`" for a map's key.
 _WHERE = re.compile(r"(?P<text>.*) - at (?P<is_key>`key` in )?`(?P<path>.*)`", re.DOTALL)
 
 
-def _refused(reason: str) -> FrameError:
+def _invalid_field(reason: str) -> FrameError:
     found = _WHERE.fullmatch(reason)
     if found is None:
         return FrameError("$", reason)
@@ -107,7 +174,7 @@ def _refused(reason: str) -> FrameError:
 
 
 def _check_sizes(frames: Sequence[bytes], limits: Limits) -> None:
-    """Raise FrameError when there are more frames or bytes than a message may have. The last frame is the seal."""
+    """Raise FrameError for more frames or bytes than a message may have. The last frame is the seal."""
     num_buffers = max(0, len(frames) - 2)
     if num_buffers > limits.num_buffers:
         raise FrameError("$", f"{num_buffers} buffers, at most {limits.num_buffers}", "oversized")
@@ -122,11 +189,11 @@ def _check_sizes(frames: Sequence[bytes], limits: Limits) -> None:
 
 
 def _damage(header: bytes) -> FrameError:
-    """Return the refusal of frames that their seal does not fit. Nothing but a schema without seals is read of them."""
+    """Return the error for frames with a wrong seal: damage, or a message of the schema without a seal."""
     try:
         if _stamp_decoder.decode(header).schema == _UNSEALED_SCHEMA:
             return _other_schema(_UNSEALED_SCHEMA)
-    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
+    except _NOT_DECODABLE:
         pass
     return FrameError("$", "the frames are not the ones that were sealed: damaged on the way", "checksum")
 

@@ -1,6 +1,6 @@
-"""A conversation that is not finished, as tokens and facts: what one server has of it, another can go on from.
+"""A running conversation as tokens and facts, from which another server can continue.
 
-It goes to the coordinator in parts, each behind the turns that are there already, and to the next server as one part.
+It goes to the coordinator in parts, each after the turns that are kept already, and to the next server as one part.
 """
 
 from collections.abc import Sequence
@@ -27,18 +27,18 @@ from protocol.wire.trajectory import (
 MAX_SNAPSHOT_CHARACTERS = 1 << 14
 _ITEM_BYTES = (TOKENS.itemsize, LOGPROBS.itemsize, MASK.itemsize)
 MAX_TURNS = 4096
-# NaN is outside of these bounds too.
+# NaN is outside these bounds too.
 LARGEST_NUMBER = 1e18
 _Number = Annotated[float, msgspec.Meta(ge=-LARGEST_NUMBER, le=LARGEST_NUMBER)]
 
 
 class FinishedTurn(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
-    """A turn that the policy has written: tokens [start, end) of its conversation."""
+    """A turn of the policy: tokens [start, end) of its conversation."""
 
     start: Count  # place of its first token
-    end: Count  # place behind its last token
-    finish: Literal["stop", "length"]  # at its end of text or a stop string; cut by a token limit
-    # the stop string that ended it, if one did
+    end: Count  # place after its last token
+    finish: Literal["stop", "length"]  # stop: at end of text or a stop string; length: cut by a token limit
+    # stop string that ended it, if one did
     stop_string: Annotated[str, msgspec.Meta(max_length=1 << 20)] | None
 
 
@@ -47,39 +47,39 @@ class ConversationPart(msgspec.Struct, frozen=True, forbid_unknown_fields=True, 
 
     group: Name  # as in the lease
     sample_index: Count  # as in the lease
-    attempt: Count  # of the lease that it is made for
-    first_token: Count = 0  # place of its first token in the conversation; those before it came earlier
+    attempt: Count  # number of its lease among the group's
+    first_token: Count = 0  # place of its first token in the conversation
     num_tokens: Annotated[int, msgspec.Meta(ge=1, le=2**31 - 1)]  # tokens in this part
-    num_prompt_tokens: Count  # of the conversation: tokens that the policy read before its first turn
-    # over exactly the policy's tokens of this part, by their places in the conversation, in order
+    num_prompt_tokens: Count  # tokens of the conversation before the first turn
+    # spans of exactly the policy's tokens of this part, by places in the conversation, in order
     version_spans: Annotated[list[VersionSpan], msgspec.Meta(max_length=MAX_TURNS)]
-    # the policy's in this part, in order
+    # turns of the policy in this part, in order
     turns: Annotated[list[FinishedTurn], msgspec.Meta(min_length=1, max_length=MAX_TURNS)]
-    # what the environment needs to go on behind the last of these turns: JSON of its own
+    # state of the environment after the last of these turns: JSON of its own
     snapshot: Annotated[str, msgspec.Meta(max_length=MAX_SNAPSHOT_CHARACTERS)]
-    # from here on: of the whole conversation up to its last turn
-    started_at: Seconds  # Unix seconds by the clock of the server that began it
+    # The other fields are about the whole conversation up to its last turn.
+    started_at: Seconds  # Unix seconds by the clock of the first server
     generate_s: Seconds  # seconds in the engine, waiting for weights included
     environment_s: Seconds  # seconds in the environment
-    reward: _Number | None = None  # what the environment has given; None: nothing yet
-    # what of it was given for which turn, in order
+    reward: _Number | None = None  # reward of the environment so far; None: none yet
+    # parts of that reward by turn, in order
     turn_rewards: Annotated[list[TurnReward], msgspec.Meta(max_length=MAX_TURNS)] = msgspec.field(default_factory=list)
-    score: _Number | None = None  # the environment's own, for filtering; None: it gave none
-    # the environment's numbers for curves, by name
+    score: _Number | None = None  # score of the environment, for filtering; None: it gave none
+    # numbers of the environment for curves, by name
     logs: Annotated[dict[Name, _Number], msgspec.Meta(max_length=64)] = msgspec.field(default_factory=dict)
-    # content hashes of the indexes that answered its searches
+    # hashes of the indexes that answered its searches
     content_hashes: Annotated[list[Name], msgspec.Meta(max_length=16)] = msgspec.field(default_factory=list)
 
     @property
     def end(self) -> int:
-        """Place behind its last token in the conversation."""
+        """Place after its last token in the conversation."""
         return self.first_token + self.num_tokens
 
 
 def split_buffers(parts: Sequence[ConversationPart], buffers: Sequence[bytes], path: str) -> list[list[bytes]]:
-    """Return for each part its tokens, logprobs and mask, which lie behind each other in three frames.
+    """Return the tokens, logprobs and mask of each part, which are concatenated in three frames.
 
-    Raises: FrameError "length" when a frame does not have what the parts say.
+    Raises: FrameError "length" when a frame's length is not that of the parts.
     """
     num_tokens = sum(part.num_tokens for part in parts)
     if [len(buffer) for buffer in buffers] != [num_tokens * size for size in _ITEM_BYTES]:
@@ -94,13 +94,13 @@ def split_buffers(parts: Sequence[ConversationPart], buffers: Sequence[bytes], p
 
 
 def arrays_of(buffers: Sequence[bytes]) -> tuple[NDArray[np.int32], NDArray[np.float32], NDArray[np.uint8]]:
-    """Return tokens, logprobs and mask that three raw frames hold. Copies nothing."""
+    """Return the tokens, logprobs and mask in three raw frames. Copies nothing."""
     tokens, logprobs, mask = buffers
     return np.frombuffer(tokens, TOKENS), np.frombuffer(logprobs, LOGPROBS), np.frombuffer(mask, MASK)
 
 
 def check_part(part: ConversationPart, buffers: Sequence[bytes], path: str) -> None:
-    """Raise FrameError for a part that no trajectory could go on from. buffers: its own, of the right lengths."""
+    """Raise FrameError for a part that no trajectory could continue. buffers: its arrays, of the right lengths."""
     tokens, logprobs, mask = arrays_of(buffers)
     check_spans(part.version_spans, mask, path, part.first_token)
     check_arrays(tokens, logprobs, mask, path)

@@ -1,4 +1,4 @@
-"""How many values a MessagePack header holds and how deep it nests, counted before one of them is made.
+"""The number of values in a MessagePack header and its depth, counted before any object is made.
 
 Each byte of a header can become an object of 64 bytes or more, and free-form fields (`Lease.columns`) have no types
 that would bound them.
@@ -9,8 +9,8 @@ from protocol.errors import FrameError
 MAX_VALUES = 1 << 16
 MAX_DEPTH = 32
 
-# First byte -> (bytes of the length field, bytes that follow besides, values per unit of length). Every fixed-width
-# number is "no length field, so many bytes"; strings, binaries and extensions skip their length; containers open.
+# First byte -> bytes of a fixed-width value; bytes of the length field of a string, binary or extension; bytes of the
+# length field of a container and its values per unit of length.
 _SKIPPED = {0xC0: 0, 0xC1: 0, 0xC2: 0, 0xC3: 0, 0xCA: 4, 0xCB: 8} | {
     **{0xCC + i: 1 << i for i in range(4)},
     **{0xD0 + i: 1 << i for i in range(4)},
@@ -24,7 +24,7 @@ _CONTAINERS = {0xDC: (2, 1), 0xDD: (4, 1), 0xDE: (2, 2), 0xDF: (4, 2)}
 def check_shape(header: bytes, max_values: int = MAX_VALUES, max_depth: int = MAX_DEPTH) -> None:
     """Raise FrameError "oversized" when a header holds more values or nests deeper than that. Keys count as values.
 
-    What is cut short or no MessagePack is left for the decoder to refuse: nothing here is made of it.
+    Truncated or invalid MessagePack is left for the decoder to refuse.
     """
     at, num_values, end = 0, 0, len(header)
     left = [1]
@@ -44,7 +44,7 @@ def check_shape(header: bytes, max_values: int = MAX_VALUES, max_depth: int = MA
 
 
 def _step_over(header: bytes, at: int) -> tuple[int, int]:
-    """Return the place behind the value's own bytes, and how many values it has inside."""
+    """Return the place after the value's own bytes, and the number of values inside it."""
     code = header[at]
     at += 1
     if code <= 0x7F or code >= 0xE0:

@@ -1,7 +1,7 @@
 """Every message between coordinator, rollout servers and learner ranks.
 
-A field may be added with a default; any other change raises SCHEMA_VERSION, and peers of another version are refused by
-name. Arrays never travel in here: they are raw frames behind the header (see `protocol.wire.codec`).
+A field may be added with a default. Any other change raises SCHEMA_VERSION, and peers of another version are refused by
+name. Arrays are raw frames after the header (see `protocol.wire.codec`).
 """
 
 from typing import Annotated, Any, Literal
@@ -22,14 +22,14 @@ MAX_PARTS = 32
 _MAX_TRAJECTORIES = 1 << 20
 
 Reason = Annotated[str, msgspec.Meta(max_length=2000)]
-# What a data set's row may hold. Inside `Any`, `protocol.wire.header_shape` bounds depth and number of values.
+# Values of a data set's row. Inside `Any`, `protocol.wire.header_shape` bounds depth and number of values.
 _Key = Annotated[str, msgspec.Meta(max_length=1000)]
 Text = Annotated[str, msgspec.Meta(max_length=1 << 20)]
 Turns = Annotated[list[Annotated[dict[_Key, Any], msgspec.Meta(max_length=64)]], msgspec.Meta(max_length=1024)]
 Columns = Annotated[dict[_Key, Any], msgspec.Meta(max_length=1024)]
 
-# What became of a sample. accepted: kept. duplicate: it was back already. unknown: of no open group or of lost weights.
-# rejected: not what was leased, or not fit to train. refused: no valid message. returned: a failure, taken in.
+# Outcomes of a sample. accepted: kept. duplicate: its sample is back already. unknown: no open group, or lost weights.
+# rejected: not what was leased, or unfit to train. refused: no valid message. returned: a failure was recorded.
 Outcome = Literal["accepted", "duplicate", "unknown", "rejected", "refused", "returned"]
 
 _SampleIndices = Annotated[list[Count], msgspec.Meta(max_length=MAX_SAMPLES)]
@@ -38,16 +38,16 @@ _Metrics = Annotated[dict[Name, float], msgspec.Meta(max_length=1024)]
 
 
 class Message(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True, tag_field="type"):
-    """What every message carries: which run, and which start of it."""
+    """The fields of every message: the run, and its start."""
 
-    schema: int = SCHEMA_VERSION  # the sender's SCHEMA_VERSION; a peer of another one is refused
-    run_id: Name  # a message of another run is refused
-    incarnation: Count  # how many times the run's learner had started, from 1; of another start: refused
-    request: Count = 0  # number of a learner rank's question, repeated in the answer to it; 0 elsewhere
+    schema: int = SCHEMA_VERSION  # SCHEMA_VERSION of the sender; a peer with another one is refused
+    run_id: Name  # name of the run; messages of another run are refused
+    incarnation: Count  # number of the run's start, from 1; messages of another start are refused
+    request: Count = 0  # number of a learner rank's question, repeated in its answer; 0 elsewhere
 
     @property
     def num_buffers(self) -> int:
-        """How many raw frames stand behind the header."""
+        """Number of raw frames after the header."""
         return 0
 
 
@@ -55,29 +55,29 @@ class Message(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=T
 
 
 class Hello(Message, frozen=True, kw_only=True, tag="hello"):
-    """A server is here, for the first time or again. What it was leased before is lost."""
+    """A server has started or restarted: its earlier leases are lost."""
 
-    server: Name  # the server's name, as in the fleet
-    policy_version: Count | None  # of the weights it holds; None: not synced yet
+    server: Name  # name of the server in the fleet
+    policy_version: Count | None  # version of its weights; None: not synced yet
 
 
 class Demand(Message, frozen=True, kw_only=True, tag="demand"):
-    """How many groups a server could take, and which it has. Absolute numbers: a repeated message changes nothing.
+    """A server's room for groups, and its leases. The numbers are absolute: a repeated message changes nothing.
 
-    A lease that it has heard of and does not name was lost.
+    A lease up to `heard_of_lease` that is not in `leases` was lost.
     """
 
-    num_groups: Count  # groups it could take now, besides those that it has; 0 when it could make nothing of them
-    policy_version: Count | None  # of the weights it holds; None: not synced yet
-    heard_of_lease: Count  # newest lease number that the coordinator told it, in a Lease or a Ping
-    # group here whose samples the coordinator does not have all -> attempt of its newest lease
+    num_groups: Count  # more groups that it has room for; 0 while it could not finish them
+    policy_version: Count | None  # version of its weights; None: not synced yet
+    heard_of_lease: Count  # newest lease number that it received, in a Lease or a Ping
+    # unfinished group -> attempt of its newest lease
     leases: Annotated[dict[Name, Count], msgspec.Meta(max_length=MAX_GROUPS)]
 
 
 class TrajectoryDone(Message, frozen=True, kw_only=True, tag="trajectory"):
-    """A finished trajectory; its three arrays are the frames behind the header."""
+    """A finished trajectory; its three arrays are the frames after the header."""
 
-    facts: TrajectoryFacts  # all but the arrays
+    facts: TrajectoryFacts  # everything but the arrays
 
     @property
     def num_buffers(self) -> int:
@@ -85,7 +85,7 @@ class TrajectoryDone(Message, frozen=True, kw_only=True, tag="trajectory"):
 
 
 class TurnsDone(Message, frozen=True, kw_only=True, tag="turns"):
-    """Turns of samples that go on, to be kept for whoever goes on with them. Behind the header: all parts' arrays."""
+    """Finished turns of running samples, kept for the next server. After the header: all parts' arrays."""
 
     parts: Annotated[list[ConversationPart], msgspec.Meta(min_length=1, max_length=MAX_PARTS)]  # one for each sample
 
@@ -95,25 +95,25 @@ class TurnsDone(Message, frozen=True, kw_only=True, tag="turns"):
 
 
 class SampleFailed(Message, frozen=True, kw_only=True, tag="failed"):
-    """A neighbour failed for good while this sample was made: its part of the lease goes back."""
+    """A neighbour failed while this sample was made: its part of the lease goes back."""
 
     group: Name  # as in the lease
     sample_index: Count  # as in the lease
     attempt: Count  # as in the lease
-    # which neighbour: "engine", "retriever", "reward:NAME", "environment", "prompt", "trajectory", "lease"
+    # neighbour that failed: "engine", "retriever", "reward:NAME", "environment", "prompt", "trajectory", "lease"
     boundary: Name
-    detail: Reason  # for people: what the neighbour said or did
-    num_model_tokens: Count = 0  # written by the policy until then, in turns that ended; never trained
+    detail: Reason  # cause, for people
+    num_model_tokens: Count = 0  # model tokens of its finished turns; never trained
 
 
 class Heartbeat(Message, frozen=True, kw_only=True, tag="heartbeat"):
-    """What the server is doing. Sent about once a second."""
+    """The state of a server, about once a second."""
 
-    policy_version: Count | None  # of the weights it holds; None: not synced yet
-    num_groups: Count  # groups here: with a sample in flight, or waiting for room
+    policy_version: Count | None  # version of its weights; None: not synced yet
+    num_groups: Count  # groups with a running sample, or waiting for room
     num_running: Count  # requests inside the engine now
-    num_waiting: Count  # samples in flight that are not in the engine: in the environment, or being scored
-    generated_tokens: Count  # written by the policy since the run attached to this server
+    num_waiting: Count  # running samples outside the engine: in the environment, or being scored
+    generated_tokens: Count  # model tokens since the run attached to this server
     # neighbour (as SampleFailed.boundary, or "coordinator") -> failures since the run attached
     failures: Annotated[dict[Name, Count], msgspec.Meta(max_length=256)]
 
@@ -124,20 +124,20 @@ class Heartbeat(Message, frozen=True, kw_only=True, tag="heartbeat"):
 class Lease(Message, frozen=True, kw_only=True, tag="lease"):
     """Make these samples of this prompt."""
 
-    number: Count  # counts all leases of this start of the run, from 1
-    group: Name  # name of the group; the same one when its missing samples are leased again
-    attempt: Count  # leases of this group so far, this one included
-    kind: Literal["train", "eval"]  # eval: held-out, to be scored and not trained
+    number: Count  # number among all leases of this start, from 1
+    group: Name  # name of the group, the same in every lease of it
+    attempt: Count  # number among the leases of the group, from 1
+    kind: Literal["train", "eval"]  # eval: held out, scored and not trained
     prompt: Text | Turns  # text, or chat messages
-    label: Any  # of the data set's row, as the reward services and the environment get it
-    columns: Columns  # other columns of the row, for the environment and the reward services
-    # samples of the group to make: those that are missing
+    label: Any  # label of the data set's row, for reward services and environment
+    columns: Columns  # other columns of the row, for reward services and environment
+    # missing samples of the group
     sample_indices: Annotated[list[Count], msgspec.Meta(min_length=1, max_length=MAX_SAMPLES)]
-    greedy_indices: _SampleIndices  # those among them to make without randomness
-    seed: Count  # the run's; together with group, sample, attempt and turn it decides a generation's seed
-    # of the samples that are not greedy; absent: rollout.temperature
+    greedy_indices: _SampleIndices  # samples without randomness
+    seed: Count  # run.seed; with group, sample, attempt and turn it decides a generation's seed
+    # sampling temperature of samples that are not greedy; absent: rollout.temperature
     temperature: Annotated[float, msgspec.Meta(ge=1e-6, le=1e6)] | msgspec.UnsetType = msgspec.UNSET
-    # samples to go on with where another server stopped, each as one part; absent: all begin with the prompt
+    # finished turns of samples to continue, each as one part; absent: all samples begin with the prompt
     resumed: Annotated[list[ConversationPart], msgspec.Meta(max_length=MAX_SAMPLES)] | msgspec.UnsetType = msgspec.UNSET
 
     @property
@@ -145,101 +145,101 @@ class Lease(Message, frozen=True, kw_only=True, tag="lease"):
         return 3 if self.resumed else 0
 
 
-class Kept(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
-    """How much of one sample is kept."""
+class KeptSample(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
+    """The kept tokens of one running sample."""
 
     group: Name  # as in the part
     sample_index: Count  # as in the part
     attempt: Count  # as in the part
-    num_tokens: Count  # the conversation's first tokens that are kept: what comes next begins behind them
-    is_yours: bool  # False: the sample is another server's by now, or is done: stop making it
+    num_tokens: Count  # first tokens of the conversation that are kept; the next part begins after them
+    is_yours: bool  # False: the sample is done or another server's: stop making it
 
 
 class TurnsKept(Message, frozen=True, kw_only=True, tag="turns_kept"):
-    """Turns arrived, and what became of them."""
+    """The answer to TurnsDone."""
 
-    samples: Annotated[list[Kept], msgspec.Meta(max_length=MAX_PARTS)]  # one for each part
+    samples: Annotated[list[KeptSample], msgspec.Meta(max_length=MAX_PARTS)]  # one sample for each part
 
 
 class Ack(Message, frozen=True, kw_only=True, tag="ack"):
-    """A trajectory or failure arrived and what became of it."""
+    """The answer to a trajectory or failure."""
 
     group: Name  # as in the trajectory or failure
     sample_index: Count  # as in the trajectory or failure
-    outcome: Outcome  # accepted: the server keeps a trajectory until Trained; any other: it forgets the sample
-    detail: Reason = ""  # for people: why it was rejected or refused
+    outcome: Outcome  # accepted: the server keeps the trajectory until GroupsTrained; else it drops it
+    detail: Reason = ""  # cause of a rejection or refusal, for people
 
 
-class Trained(Message, frozen=True, kw_only=True, tag="trained"):
-    """These groups are accounted for, trained or skipped: their trajectories need not be kept any longer."""
+class GroupsTrained(Message, frozen=True, kw_only=True, tag="trained"):
+    """These groups were trained or skipped: the server drops their trajectories."""
 
     groups: Annotated[list[Name], msgspec.Meta(max_length=MAX_GROUPS)]  # names, as in their leases
 
 
-class Refused(Message, frozen=True, kw_only=True, tag="refused"):
-    """The sender's message was not used."""
+class Refusal(Message, frozen=True, kw_only=True, tag="refused"):
+    """A message of the receiver was not used."""
 
-    detail: Reason  # for people: what was wrong and what was expected
-    # for programs: the FrameError's, such as "checksum" (send it again); "incarnation": of another start of the run
+    detail: Reason  # fault and expectation, for people
+    # FrameError.reason, for programs, such as "checksum" (send it again); "incarnation": another start of the run
     reason: Name = "incarnation"
 
 
 class Ping(Message, frozen=True, kw_only=True, tag="ping"):
-    """Sent every second. That it can be sent shows a live connection."""
+    """Sent every second: it finds out whether there is a connection."""
 
-    newest_lease: Count  # number of the last lease that this server was sent
+    newest_lease: Count  # number of this server's newest lease
 
 
 # -- learner rank to coordinator --------------------------------------------------------------------------------------
 
 
 class NextBatch(Message, frozen=True, kw_only=True, tag="next"):
-    """Rank asks for its share of a step. Asked again after a lost answer, it gets the same share."""
+    """A rank's question for its share of a step. Repeated after a lost answer, it gets the same share."""
 
-    step: Count  # the step it wants to take, from 1
-    rank: Count  # whose share, from 0
+    step: Count  # number of the step, from 1
+    rank: Count  # number of the rank, from 0
 
 
-class Stepped(Message, frozen=True, kw_only=True, tag="stepped"):
-    """Rank 0: the step ended and the servers hold `policy_version`. Not applied: nothing was trained by it."""
+class StepEnd(Message, frozen=True, kw_only=True, tag="stepped"):
+    """Rank 0: the step has ended and the servers have the weights of `policy_version`."""
 
-    step: Count  # the step that ended, from 1
-    policy_version: Count  # applied optimizer steps inside the weights after it
+    step: Count  # number of the step, from 1
+    policy_version: Count  # number of applied steps after it
     is_applied: bool  # False: loss or gradient was not finite; the step's groups are skipped
-    detail: Reason  # for people: why it was not applied
-    metrics: _Metrics  # what the ranks measured: loss, norms, seconds; the coordinator adds the rest of the line
+    detail: Reason  # cause when it was not applied, for people
+    metrics: _Metrics  # measurements of the ranks; the coordinator adds the rest of the line
 
 
 class SaveLedger(Message, frozen=True, kw_only=True, tag="save_ledger"):
-    """Rank 0: write a snapshot of the ledger into a checkpoint that is being made."""
+    """Rank 0: copy the ledger into a checkpoint that is being made."""
 
-    path: Annotated[str, msgspec.Meta(max_length=4096)]  # the snapshot's file, inside the run's folder
-    step: Count  # the checkpoint's
+    path: Annotated[str, msgspec.Meta(max_length=4096)]  # path of the copy, inside the run folder
+    step: Count  # step of the checkpoint
 
 
 # -- coordinator to learner rank --------------------------------------------------------------------------------------
 
 
 class MiniBatch(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
-    """One optimizer update's part of a step: the next so many entries of the batch's two lists."""
+    """The part of one optimizer update: the next entries of the batch's two lists."""
 
     num_planned: Count  # entries of Batch.planned
     num_micro_batches: Count  # entries of Batch.micro_batches; the same on every rank
 
 
 class Batch(Message, frozen=True, kw_only=True, tag="batch"):
-    """One rank's share of a step. Behind the header: three frames for each index of micro_batches, in their order."""
+    """One rank's share of a step. After the header: three frames for each index of micro_batches, in order."""
 
     step: Count  # as in the question
-    # of every trajectory of the step, in the order that indices count
+    # facts of every trajectory of the step; indices count in this order
     facts: Annotated[list[TrajectoryFacts], msgspec.Meta(max_length=_MAX_TRAJECTORIES)]
-    groups: Annotated[list[_SampleIndices], msgspec.Meta(max_length=_MAX_TRAJECTORIES)]  # indices that form each group
-    planned: _TrajectoryIndices  # indices that take part in the loss, on any rank
+    groups: Annotated[list[_SampleIndices], msgspec.Meta(max_length=_MAX_TRAJECTORIES)]  # indices of each group
+    planned: _TrajectoryIndices  # indices that are in the loss, on any rank
     # this rank's indices, one list for each micro-batch
     micro_batches: Annotated[list[_TrajectoryIndices], msgspec.Meta(max_length=_MAX_TRAJECTORIES)]
-    # rollout servers that the coordinator has no connection to: a push that waited for them would hold all others up
+    # rollout servers without a connection: the push leaves them out instead of waiting for them
     absent: Annotated[list[Name], msgspec.Meta(max_length=MAX_GROUPS)] = []
-    # the step's updates in order; empty: one update of everything
+    # updates of the step in order; empty: one update of everything
     mini_batches: Annotated[list[MiniBatch], msgspec.Meta(max_length=MAX_MINI_BATCHES)] = []
 
     @property
@@ -248,33 +248,33 @@ class Batch(Message, frozen=True, kw_only=True, tag="batch"):
 
 
 class Wait(Message, frozen=True, kw_only=True, tag="wait"):
-    """Not yet: the rank asks again."""
+    """The batch is not ready: the rank asks again."""
 
-    detail: Reason  # for people: what is missing; part of the rank's error when its deadline passes
-    # true: what is missing is an evaluation, whose leases have limits of their own. Left out of the message otherwise.
+    detail: Reason  # missing thing, for people; part of the rank's error when its deadline passes
+    # True: the rank waits for an evaluation, whose leases have limits of their own. Absent otherwise.
     is_for_evaluation: bool | msgspec.UnsetType = msgspec.UNSET
 
 
 class PushAgain(Message, frozen=True, kw_only=True, tag="push_again"):
-    """No server holds the weights that the step needs: every rank hears it, pushes them together, and asks again."""
+    """No server has the weights that the step needs: all ranks push them together, and ask again."""
 
     step: Count  # as in the question
 
 
-class Ended(Message, frozen=True, kw_only=True, tag="ended"):
-    """The run has no such step: every rank hears it for the same step, so that they leave together."""
+class RunEnd(Message, frozen=True, kw_only=True, tag="ended"):
+    """The run has no such step. All ranks get it for the same step, so that they leave together."""
 
     step: Count  # as in the question
-    detail: Reason  # for people: all steps are done, or why the run stops early
+    detail: Reason  # reason of the end, for people
 
 
 class Done(Message, frozen=True, kw_only=True, tag="done"):
-    """What rank 0 told was taken in."""
+    """The message was received."""
 
-    detail: Reason = ""  # always empty today
+    detail: Reason = ""  # always empty
 
 
 FromServer = Hello | Demand | TrajectoryDone | TurnsDone | SampleFailed | Heartbeat
-ToCoordinator = FromServer | NextBatch | Stepped | SaveLedger
-ToServer = Lease | Ack | TurnsKept | Trained | Refused | Ping | Done
-ToRank = Batch | Wait | PushAgain | Ended | Done | Refused
+ToCoordinator = FromServer | NextBatch | StepEnd | SaveLedger
+ToServer = Lease | Ack | TurnsKept | GroupsTrained | Refusal | Ping | Done
+ToRank = Batch | Wait | PushAgain | RunEnd | Done | Refusal

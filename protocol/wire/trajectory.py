@@ -1,6 +1,6 @@
 """The transport unit: one finished conversation as tokens and facts.
 
-What arrives is checked before anything uses it: lengths, finite values, spans that fit the mask.
+Received arrays are checked before anything uses them: lengths, finite values, spans that fit the mask.
 Shape letter: T tokens of the trajectory, prompt included.
 """
 
@@ -18,9 +18,9 @@ from protocol.errors import FrameError
 
 Name = Annotated[str, msgspec.Meta(min_length=1, max_length=200)]
 Count = Annotated[int, msgspec.Meta(ge=0, le=2**31 - 1)]
-# Bounds that NaN and infinity fail too: a NaN would be NULL in the ledger, and end the coordinator there.
+# NaN and infinity are outside these bounds too: a NaN would be NULL in the ledger, and crash the coordinator there.
 Seconds = Annotated[float, msgspec.Meta(ge=0, le=1e11)]
-# How a conversation ended: see `TrajectoryFacts.finish`.
+# Ends of a conversation: see `TrajectoryFacts.finish`.
 Finish = Literal["answer", "stop", "length", "turns", "context", "time"]
 
 TOKENS = np.dtype("<i4")
@@ -28,16 +28,16 @@ LOGPROBS = np.dtype("<f4")
 MASK = np.dtype("u1")
 _ARRAYS = ("tokens", "behaviour_logprobs", "loss_mask")
 _ITEM_BYTES = (TOKENS.itemsize, LOGPROBS.itemsize, MASK.itemsize)
-# Learners take rewards as float32, and squares of larger ones would be infinite there.
+# Learners use rewards as float32, in which the squares of larger ones would be infinite.
 _LARGEST_REWARD = 1e18
 
 
 class VersionSpan(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
     """Tokens [start, end) of the trajectory were written by this policy version."""
 
-    start: Count  # place of its first token in the trajectory, the prompt's first being 0
-    end: Count  # place behind its last token
-    version: Count  # optimizer steps inside the weights that wrote it
+    start: Count  # place of its first token in the trajectory, prompt included
+    end: Count  # place after its last token
+    version: Count  # policy version of its weights
 
 
 _START, _END, _VERSION = attrgetter("start"), attrgetter("end"), attrgetter("version")
@@ -46,62 +46,61 @@ _START, _END, _VERSION = attrgetter("start"), attrgetter("end"), attrgetter("ver
 class TurnReward(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
     """A part of the reward that the environment gave for one turn."""
 
-    end: Count  # place behind the turn's last token
-    reward: float  # that is in the trajectory's reward too
+    end: Count  # place after the turn's last token
+    reward: float  # part of the trajectory's reward
 
 
 class TrajectoryFacts(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True, omit_defaults=True):
     """Everything about a trajectory but its tokens."""
 
-    group: Name  # the lease's group: e{epoch}-{prompt uid}, or eval-{step}-{prompt uid}
-    sample_index: Count  # which sample of its group, from 0
-    attempt: Count  # of the lease that it was made for: leases of the group so far, that one included
-    incarnation: Count  # start of the run that gave the lease; a later start may still train the trajectory
-    kind: Literal["train", "eval"]  # eval: scored at a held-out prompt, never trained
-    is_greedy: bool  # true: the likeliest token was taken each time; only in evaluations
+    group: Name  # name of the group: e{epoch}-{prompt uid}, or eval-{step}-{prompt uid}
+    sample_index: Count  # number of the sample in its group, from 0
+    attempt: Count  # number of its lease among the group's, from 1
+    incarnation: Count  # start of the run that sent the lease; a later start may train the trajectory
+    kind: Literal["train", "eval"]  # eval: of a held-out prompt, never trained
+    is_greedy: bool  # True: each token was the likeliest; only in evaluations
     server: Name  # rollout server that made it
-    num_tokens: Count  # T: prompt, the policy's turns and the replies to them
-    num_prompt_tokens: Count  # first tokens of the T, which the policy read before its first turn
-    num_turns: Count  # times that the policy wrote
+    num_tokens: Count  # T: prompt, turns of the policy, and replies
+    num_prompt_tokens: Count  # tokens before the first turn
+    num_turns: Count  # turns of the policy
     # "answer": the environment got its answer. "stop": end of text or a stop string. "length": a turn reached
-    # rollout.max_response_tokens. "turns": the environment gives no more of them (rollout.max_turns).
-    # "context": no room in rollout.max_context_tokens for more. "time": rollout.max_conversation_s were over
+    # rollout.max_response_tokens. "turns": rollout.max_turns, or no more turns of the environment. "context": no room
+    # in rollout.max_context_tokens. "time": rollout.max_conversation_s passed
     finish: Finish
-    reward: float  # the reward services', by rewards.combine, plus the environment's; advantages are computed from it
+    reward: float  # reward services' reward by rewards.combine, plus the environment's; advantages use it
     # reward by the endpoint's name, or "environment"; only parts that were measured
     reward_parts: Annotated[dict[Name, float], msgspec.Meta(max_length=64)]
-    # what of it the environment gave for turns before the last, in order; with rewards.credit = turn it stands at their
-    # ends; empty: nothing
+    # environment's rewards for turns before the last, in order; with rewards.credit = turn they are at the turns' ends
     turn_rewards: Annotated[list[TurnReward], msgspec.Meta(max_length=4096)] = msgspec.field(default_factory=list)
-    # what reward services gave for filtering: the mean of their `scores`; None: they gave none, and the reward counts
+    # mean of the reward services' `scores`, for filtering; None: the reward counts
     reward_score: float | None = None
     # numbers for curves, by endpoint/name: the `extra_logs` of reward services; no part of the reward
     reward_logs: Annotated[dict[Name, float], msgspec.Meta(max_length=64)] = msgspec.field(default_factory=dict)
-    # in order; together exactly the model's tokens
+    # spans in order, of exactly the policy's tokens
     version_spans: Annotated[list[VersionSpan], msgspec.Meta(min_length=1, max_length=4096)]
     started_at: Seconds  # Unix seconds by the server's clock: before the environment gave the prompt
     finished_at: Seconds  # Unix seconds by the server's clock: after the reward came
-    generate_s: Seconds  # seconds in the engine, all turns together, waiting for weights included
+    generate_s: Seconds  # seconds in the engine, waits for weights included
     environment_s: Seconds  # seconds in the environment, searches included
-    reward_s: Seconds  # seconds until the reward services had answered
-    # content hashes of the indexes that answered its searches; empty: it searched none, or they tell none
+    reward_s: Seconds  # seconds of the reward services
+    # hashes of the indexes that answered its searches; empty: no searches, or no hashes
     content_hashes: Annotated[list[Name], msgspec.Meta(max_length=16)] = msgspec.field(default_factory=list)
-    # of an evaluation's sample: its final answer, as answers are compared; empty: it gave none. Absent: not looked for
+    # final answer of an evaluation's sample, in the form that is compared; empty: no answer; absent: not extracted
     answer: Annotated[str, msgspec.Meta(max_length=200)] | msgspec.UnsetType = msgspec.UNSET
 
     @property
     def oldest_version(self) -> int:
-        """The oldest policy version among the model's tokens: what staleness is counted from."""
+        """The oldest policy version among the policy's tokens: staleness counts from it."""
         return int(min(map(_VERSION, self.version_spans)))
 
     @property
     def newest_version(self) -> int:
-        """The newest policy version among the model's tokens."""
+        """The newest policy version among the policy's tokens."""
         return int(max(map(_VERSION, self.version_spans)))
 
     @property
     def num_model_tokens(self) -> int:
-        """The tokens that the model wrote; `num_tokens` counts prompts and replies to its turns, too."""
+        """The number of the policy's tokens."""
         return int(sum(map(_END, self.version_spans)) - sum(map(_START, self.version_spans)))
 
 
@@ -110,13 +109,13 @@ class Trajectory:
     """Facts and arrays of one trajectory."""
 
     facts: TrajectoryFacts  # everything but the arrays
-    tokens: NDArray[np.int32]  # [T] prompt, turns and replies, end to end
-    # [T] natural log, of the sampling engine at its temperature; 0 where loss_mask is 0
+    tokens: NDArray[np.int32]  # [T] prompt, turns and replies
+    # [T] natural logarithm, by the sampling engine at its temperature; 0 where loss_mask is 0
     behaviour_logprobs: NDArray[np.float32]
-    loss_mask: NDArray[np.uint8]  # [T] 1 where the model wrote the token, else 0
+    loss_mask: NDArray[np.uint8]  # [T] 1 for the policy's tokens, else 0
 
     def to_buffers(self) -> list[bytes]:
-        """Return the arrays as raw little-endian bytes, in the order `from_buffers` reads them."""
+        """Return the arrays as raw little-endian bytes, in the order of `from_buffers`."""
         return [
             self.tokens.astype(TOKENS, copy=False).tobytes(),
             self.behaviour_logprobs.astype(LOGPROBS, copy=False).tobytes(),
@@ -125,7 +124,7 @@ class Trajectory:
 
     @classmethod
     def from_buffers(cls, facts: TrajectoryFacts, buffers: list[bytes], path: str = "$.trajectory") -> "Trajectory":
-        """Return the trajectory that facts and three raw buffers describe, checked. Copies nothing.
+        """Return the checked trajectory of facts and three raw buffers. Copies nothing.
 
         Raises: FrameError naming the field, for a wrong length, a token below 0, a mask value other than 0 and 1, a
         logprob or reward that is not finite or out of range, a logprob where the mask is 0, no model token, or version

@@ -66,7 +66,7 @@ class CoordinatorLink:
         message, buffers = self._decoder.decode(frames)
         if (message.run_id, message.incarnation) != (self.stamp["run_id"], self.stamp["incarnation"]):
             # Another run's coordinator has the address: it will attach this server, or never knew it.
-            if isinstance(message, m.Refused):
+            if isinstance(message, m.Refusal):
                 self.refusal = f"the coordinator at {self._address} refused: {message.detail}"
             return None
         self.is_welcome, self._heard_at = True, self._clock()

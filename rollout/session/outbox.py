@@ -2,7 +2,7 @@
 
 The states of an item:
 
-    waiting --due--> sent --Ack accepted--> kept --Trained--> gone       a trajectory for training
+    waiting --due--> sent --Ack accepted--> kept --GroupsTrained--> gone a trajectory for training
                      sent --any other Ack--> gone                        evaluation, failure, duplicate, unknown
                      sent --no Ack in time--> sent again
 

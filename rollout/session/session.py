@@ -3,7 +3,7 @@
 Two tasks of one event loop share the socket: one receives the coordinator's messages, the other sends what is due.
 
     Lease -> SamplesInFlight (a Player per sample) -> Outbox -> TrajectoryDone | SampleFailed
-                                                           Outbox <- Ack, Trained
+                                                           Outbox <- Ack, GroupsTrained
     Demand = room for groups: max_groups_in_flight less the groups here; 0 while no sample could finish
 """
 
@@ -129,9 +129,9 @@ class RolloutSession:
             case m.TurnsKept():
                 for one in self._samples.turns.on_kept(message.samples):
                     self._samples.stop(one.group, one.sample_index, one.attempt)
-            case m.Trained():
+            case m.GroupsTrained():
                 self.outbox.mark_trained(message.groups)
-            case m.Refused():
+            case m.Refusal():
                 self.failures.add("coordinator", message.detail, "a message was not used", self._clock())
             case m.Done():
                 self.wake()

@@ -16,7 +16,7 @@ from itertools import islice, takewhile
 import msgspec
 
 from protocol.wire.conversation import LARGEST_NUMBER, MAX_TURNS, ConversationPart, split_buffers
-from protocol.wire.messages import MAX_PARTS, Kept, Lease
+from protocol.wire.messages import MAX_PARTS, KeptSample, Lease
 from rollout.environments.guard import GuardedEnvironment
 from rollout.environments.snapshots import is_resumable, resume_from, snapshot_of
 from rollout.episodes.sample import SampleTask
@@ -110,10 +110,10 @@ class TurnsToKeep:
             if parts:
                 yield parts, [b"".join(each) for each in zip(*arrays, strict=True)]
 
-    def on_kept(self, samples: Iterable[Kept]) -> list[Kept]:
+    def on_kept(self, samples: Iterable[KeptSample]) -> list[KeptSample]:
         """Take in what the coordinator has of samples; returns those that are another server's by now."""
         self.is_answered = True
-        lost: list[Kept] = []
+        lost: list[KeptSample] = []
         for one in samples:
             place = (one.group, one.sample_index)
             keeper = self._keepers.get(place)

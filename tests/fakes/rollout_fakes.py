@@ -86,7 +86,7 @@ class ScriptedCoordinator:
     def tell_kept(self, message: m.TurnsDone, is_yours: bool = True, num_tokens: int | None = None) -> None:
         """Answer turns. num_tokens: of each sample that are kept; None: all."""
         samples = [
-            m.Kept(p.group, p.sample_index, p.attempt, p.end if num_tokens is None else num_tokens, is_yours)
+            m.KeptSample(p.group, p.sample_index, p.attempt, p.end if num_tokens is None else num_tokens, is_yours)
             for p in message.parts
         ]
         self.send(m.TurnsKept(**self.stamp, samples=samples))

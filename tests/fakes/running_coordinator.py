@@ -55,7 +55,7 @@ class RunningCoordinator:
         keys, peer_keys = KeyPair(*zmq.curve_keypair()), KeyPair(*zmq.curve_keypair())
         self.ledger = Ledger(folder / "ledger.sqlite")
         prompts = [Prompt(f"p{i}", f"question {i}", f"answer {i}", {}) for i in range(num_prompts)]
-        self.copies = LedgerCopies(self.ledger, start_copy)
+        self.copies = LedgerCopies(self.ledger.begin_copy, start_copy)
         self.coordinator = Coordinator(
             Settings.model_validate(settings),
             RUN_ID,

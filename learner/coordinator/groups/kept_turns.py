@@ -99,7 +99,7 @@ class KeptTurns:
             server, [self._take(server, *each, versions) for each in zip(message.parts, arrays, strict=True)]
         )
 
-    def _take(self, server: str, part: ConversationPart, buffers: Sequence[bytes], versions: range) -> m.Kept:
+    def _take(self, server: str, part: ConversationPart, buffers: Sequence[bytes], versions: range) -> m.KeptSample:
         group, index = self._groups.find(part.group), part.sample_index
         num_tokens, is_yours = 0, group is not None and _is_newest_lease(group, index, server, part.attempt)
         if group is not None and is_yours:
@@ -110,7 +110,7 @@ class KeptTurns:
                 self._tally.rejected[error.reason] += 1
                 if group.is_leased(index, server, part.attempt):
                     self._groups.fail(group, {index: part.attempt}, server, "trajectory", f"refused: {error}")
-        return m.Kept(part.group, index, part.attempt, num_tokens, is_yours)
+        return m.KeptSample(part.group, index, part.attempt, num_tokens, is_yours)
 
     def _keep(self, group: Group, part: ConversationPart, buffers: Sequence[bytes], versions: range) -> int:
         """Keep a part unless an earlier one was lost on the way; returns the number of kept tokens.

@@ -146,7 +146,7 @@ class CurrentStep:
             return False
         return self.stop_reason is not None or step > last
 
-    def finish(self, message: m.Stepped) -> None:
+    def finish(self, message: m.StepEnd) -> None:
         """Record the end of the running step; a repeated message changes nothing."""
         batch = self.batch
         if batch is None or batch.step != message.step:
@@ -162,7 +162,7 @@ class CurrentStep:
         self._lines.add(self.step, self.policy_version, metrics, batch)
         failpoint("step_book.after_record")
 
-    def _account(self, batch: StepBatch, message: m.Stepped) -> None:
+    def _account(self, batch: StepBatch, message: m.StepEnd) -> None:
         """Record a step's groups as trained, or as skipped when the step was not applied; free their slots."""
         if message.is_applied:
             self._groups.train(batch.groups, batch.step, batch.policy_version)
@@ -172,7 +172,7 @@ class CurrentStep:
         self.leasable_versions = range(self.policy_version, self.policy_version + 1)
         self._ledger.set_meta("policy_version", str(message.policy_version))
 
-    def _metrics(self, batch: StepBatch, message: m.Stepped) -> dict[str, float]:
+    def _metrics(self, batch: StepBatch, message: m.StepEnd) -> dict[str, float]:
         return {
             **batch.metrics(self._settings.rewards.combine),
             **message.metrics,

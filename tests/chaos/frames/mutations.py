@@ -11,8 +11,7 @@ import msgspec
 import numpy as np
 
 from protocol.wire import messages as m
-from protocol.wire.codec import encode
-from protocol.wire.seal import seal
+from protocol.wire.codec import encode, seal
 from protocol.wire.trajectory import Trajectory, TrajectoryFacts, VersionSpan
 from tests.chaos.frames.oracle import INCARNATION, RUN_ID
 
@@ -89,7 +88,7 @@ def other_frames(random: Random) -> Frames:
                     failures={"retriever": count},
                 ),
                 m.NextBatch(**STAMP, step=count, rank=0),
-                m.Stepped(**STAMP, step=3, policy_version=3, is_applied=True, detail="", metrics={"loss": 0.5}),
+                m.StepEnd(**STAMP, step=3, policy_version=3, is_applied=True, detail="", metrics={"loss": 0.5}),
                 m.SaveLedger(**STAMP, path="checkpoints/ledger.sqlite", step=3),
             )
         )

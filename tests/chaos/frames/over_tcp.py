@@ -195,7 +195,7 @@ class Fuzzer:
 
 
 def _refusal(answer: m.Message) -> str | None:
-    if isinstance(answer, m.Refused):
+    if isinstance(answer, m.Refusal):
         return "refused"
     is_refused = isinstance(answer, m.Ack) and answer.outcome in ("rejected", "refused", "unknown", "returned")
     return answer.outcome if isinstance(answer, m.Ack) and is_refused else None

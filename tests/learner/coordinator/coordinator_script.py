@@ -154,7 +154,7 @@ class Script:
         return answer
 
     def step(self, step: int, version: int, is_applied: bool = True, detail: str = "") -> None:
-        stepped = m.Stepped(
+        stepped = m.StepEnd(
             **self.stamp,
             step=step,
             policy_version=version,

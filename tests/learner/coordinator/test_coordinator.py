@@ -20,9 +20,9 @@ def test_run_goes_from_leases_to_ended(script: Script) -> None:
             assert script.finish("s1", lease, version=step - 1) == ["accepted", "accepted"]
         batch = script.batch(step)
         script.step(step, version=step)
-        (trained,) = script.take("s1", m.Trained)
+        (trained,) = script.take("s1", m.GroupsTrained)
         assert sorted(trained.groups) == sorted({facts.group for facts in batch.facts})
-    assert script.ask(4) == [m.Ended(**script.stamp, step=4, detail="all steps are done")]
+    assert script.ask(4) == [m.RunEnd(**script.stamp, step=4, detail="all steps are done")]
     assert script.states() == {"trained": 6}
     assert script.demand(version=3) == []
 
@@ -32,7 +32,7 @@ def test_message_of_another_incarnation_is_answered_and_not_used(script: Script)
     trajectory = make_trajectory(lease.group, 0, "s1", 0)
     old = m.TrajectoryDone(run_id="r1", incarnation=0, facts=trajectory.facts)
     script.tell("s1", old, trajectory.to_buffers())
-    (refused,) = script.take("s1", m.Refused)
+    (refused,) = script.take("s1", m.Refusal)
     assert refused.detail == "this is run r1, start 1; your message is of run r1, start 0"
     assert script.take("s1", m.Ack) == []
     assert script.rows("SELECT count(*) FROM trajectories") == [(0,)]
@@ -41,7 +41,7 @@ def test_message_of_another_incarnation_is_answered_and_not_used(script: Script)
 
 def test_frame_that_is_no_message_is_answered_and_counted(script: Script) -> None:
     script.coordinator.refuse("s1", FrameError("$.schema", "is 2", "schema"))
-    assert [r.detail for r in script.take("s1", m.Refused)] == ["$.schema: is 2"]
+    assert [r.detail for r in script.take("s1", m.Refusal)] == ["$.schema: is 2"]
     assert script.coordinator.counts["refused:schema"] == 1
 
 
@@ -62,7 +62,7 @@ def test_save_ledger_writes_a_copy_that_a_run_can_resume_from(script: Script, tm
 def test_save_ledger_is_refused_outside_the_run_s_folder(script: Script, tmp_path: Path, path: str) -> None:
     path = path.replace("{}", str(tmp_path))
     script.tell("rank-0", m.SaveLedger(**script.stamp, path=path, step=1))
-    (refused,) = script.take("rank-0", m.Refused)
+    (refused,) = script.take("rank-0", m.Refusal)
     assert refused.detail == f"$.path: {path[:500]} is no new file inside {tmp_path}"
     assert script.coordinator.counts["refused:path"] == 1
     assert not (tmp_path.parent / "elsewhere.sqlite").exists()

@@ -53,7 +53,7 @@ def test_a_run_of_no_steps_ends_when_its_evaluation_is_done(tmp_path: Path) -> N
     assert waits(script, 1) == "waits for the evaluation of step 0: 0 of 2 prompts are back"
     evaluate(script, 0, 0.5)
     (answer,) = script.ask(1)
-    assert isinstance(answer, m.Ended)
+    assert isinstance(answer, m.RunEnd)
     assert scores(script) == {0: (0, 0.5)}
 
 
@@ -124,7 +124,7 @@ def test_every_evaluation_that_is_due_is_reported_once(tmp_path: Path, every_ste
         if step < 3:
             take_step(script, step + 1)
     (answer,) = script.ask(4)
-    assert isinstance(answer, m.Ended)
+    assert isinstance(answer, m.RunEnd)
     assert [line["step"] for line in script.metrics()] == [0, 1, 2, 3]
     assert scores(script) == {step: (step, step / 4) for step in expected}
 
@@ -137,7 +137,7 @@ def test_the_end_waits_for_the_last_evaluation_though_a_stop_was_asked_for(tmp_p
     assert waits(script, 2) == "waits for the evaluation of step 1: 0 of 2 prompts are back"
     evaluate(script, 1, 1.0)
     (answer,) = script.ask(2)
-    assert isinstance(answer, m.Ended)
+    assert isinstance(answer, m.RunEnd)
     assert scores(script) == {0: (0, 0.0), 1: (1, 1.0)}
 
 

@@ -12,7 +12,7 @@ def test_a_stop_during_the_first_evaluation_leaves_it_to_the_next_start(tmp_path
     script = begin(tmp_path, settings)
     script.coordinator.stop_after_step("asked to")
     (answer,) = script.ask(1)
-    assert isinstance(answer, m.Ended)
+    assert isinstance(answer, m.RunEnd)
     resumed = restart(script, settings, step=0)
     assert waits(resumed, 1) == "waits for the evaluation of step 0: 0 of 2 prompts are back"
     evaluate(resumed, 0, 0.5)

@@ -73,7 +73,7 @@ def test_server_forgets_a_filtered_group_and_a_late_copy_of_it_is_unknown(tmp_pa
     script = filtering(tmp_path)
     lease = script.demand()[0]
     score(script, lease, 0.0, 0.0)
-    assert [message.groups for message in script.take("s1", m.Trained)] == [[lease.group]]
+    assert [message.groups for message in script.take("s1", m.GroupsTrained)] == [[lease.group]]
     assert script.deliver("s1", lease, 0, reward=0.0).outcome == "unknown"
 
 
@@ -90,7 +90,7 @@ def test_every_step_still_gets_its_groups_and_the_run_ends(tmp_path: Path) -> No
         script.step(step, version=step)
     assert script.demand(version=3) == []
     assert script.states() == {"trained": 6, "skipped": filtered}
-    assert isinstance(script.ask(4)[0], m.Ended)
+    assert isinstance(script.ask(4)[0], m.RunEnd)
 
 
 def test_steps_hold_what_a_loop_over_the_prompts_in_order_would_keep(tmp_path: Path) -> None:
@@ -127,7 +127,7 @@ def test_run_stops_with_a_sentence_when_too_many_groups_are_filtered(tmp_path: P
         for lease in script.demand():
             score(script, lease, *((0.0, 0.0) if lease.group < "e0-p4" else (1.0, 1.0)))
     script.advance()
-    assert isinstance(script.ask(1)[0], m.Ended)
+    assert isinstance(script.ask(1)[0], m.RunEnd)
     assert script.demand() == []
     why = script.coordinator.status().gave_up
     assert why is not None

@@ -37,7 +37,7 @@ def test_run_ends_when_as_many_prompts_in_a_row_were_given_up_as_there_are(scrip
     )
     assert "sample 0: reward:em: 503; reward:em: 503; reward:em: 503. Repair the cause" in reason
     (answer,) = script.ask(1)
-    assert isinstance(answer, m.Ended)
+    assert isinstance(answer, m.RunEnd)
 
 
 def test_group_that_came_back_begins_the_count_anew(script: Script) -> None:

@@ -42,7 +42,7 @@ def part_of(lease: m.Lease, turn: int, version: int = 0, **changes: Any) -> tupl
     return ConversationPart(**values), [tokens.tobytes(), (-0.5 * mask).astype(np.float32).tobytes(), mask.tobytes()]
 
 
-def tell(script: Script, server: str, part: tuple[ConversationPart, list[bytes]]) -> m.Kept:
+def tell(script: Script, server: str, part: tuple[ConversationPart, list[bytes]]) -> m.KeptSample:
     """Have a server tell one part; returns the answer to it."""
     script.tell(server, m.TurnsDone(**script.stamp, parts=[part[0]]), part[1])
     (answer,) = script.take(server, m.TurnsKept)
@@ -79,7 +79,7 @@ def die(script: Script, server: str) -> None:
 def test_another_server_is_given_the_turns_of_one_that_died_and_their_arrays(script: Script) -> None:
     lease = first_lease(script)
     for turn in (1, 2, 3):
-        assert tell(script, "s1", part_of(lease, turn)) == m.Kept(lease.group, 0, 1, 2 + 4 * turn, True)
+        assert tell(script, "s1", part_of(lease, turn)) == m.KeptSample(lease.group, 0, 1, 2 + 4 * turn, True)
     die(script, "s1")
     script.tell("s2", m.Demand(**script.stamp, num_groups=9, policy_version=0, heard_of_lease=0, leases={}))
     script.advance()
@@ -233,7 +233,7 @@ def test_a_conversation_longer_than_the_settings_allow_is_not_kept(tmp_path: Pat
 def test_frames_that_are_not_what_the_parts_say_are_refused(script: Script) -> None:
     part, arrays = part_of(first_lease(script), 1)
     script.tell("s1", m.TurnsDone(**script.stamp, parts=[part]), [arrays[0], arrays[1], b""])
-    assert [refused.reason for refused in script.take("s1", m.Refused)] == ["length"]
+    assert [refused.reason for refused in script.take("s1", m.Refusal)] == ["length"]
 
 
 def test_the_next_start_of_the_run_begins_samples_anew(tmp_path: Path) -> None:

@@ -171,7 +171,7 @@ def test_garbage_from_a_peer_is_answered_and_the_loop_goes_on(running: Running) 
     decoder: Decoder[m.Message] = Decoder(m.ToServer)
     for frames in ([b"garbage"], [b""], [b"\x80"], [b"x", b"y", b"z", b"1", b"2"]):
         answer, _ = decoder.decode(channel.call(frames, 20.0))
-        assert isinstance(answer, m.Refused)
+        assert isinstance(answer, m.Refusal)
     channel.close()
     assert running.loop.failure is None
 

@@ -58,7 +58,7 @@ class Simulation:
             self.version += is_applied
             self.script.step(self.step, self.version, is_applied)
         for rank, answer in enumerate(answers):
-            if answer and isinstance(answer[0], m.Ended):
+            if answer and isinstance(answer[0], m.RunEnd):
                 self.ended[rank] = answer[0].step
 
     def run(self, max_turns: int = 5000) -> None:

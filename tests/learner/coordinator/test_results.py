@@ -6,7 +6,7 @@ import pytest
 
 from protocol.errors import FrameError
 from protocol.wire import messages as m
-from protocol.wire.refused_sample import SampleStamp
+from protocol.wire.codec import SampleStamp
 from tests.learner.coordinator.coordinator_script import Script
 from tests.protocol.wire.examples import make_trajectory
 
@@ -46,7 +46,7 @@ def test_third_failure_skips_the_prompt_with_its_reasons_and_another_takes_its_s
     ]
     assert script.states() == {"leased": 4, "skipped": 1}
     # The finished sibling need not be kept by its server.
-    assert [t.groups for t in script.take("s1", m.Trained)] == [[first.group]]
+    assert [t.groups for t in script.take("s1", m.GroupsTrained)] == [[first.group]]
 
 
 def test_failure_told_by_a_server_that_does_not_hold_the_sample_changes_nothing(script: Script) -> None:
@@ -148,7 +148,7 @@ def test_sample_that_is_refused_three_times_is_given_up(script: Script) -> None:
 @pytest.mark.parametrize("sample", [SampleStamp("r2", 1, "e0-p0", 0, 1), SampleStamp("r1", 9, "e0-p0", 0, 1), None])
 def test_refusal_of_what_is_of_another_start_names_no_sample(script: Script, sample: SampleStamp | None) -> None:
     script.coordinator.refuse("s1", FrameError("$", "is nothing", "invalid"), sample=sample)
-    assert [answer.reason for answer in script.take("s1", m.Refused)] == ["invalid"]
+    assert [answer.reason for answer in script.take("s1", m.Refusal)] == ["invalid"]
 
 
 def test_refusal_of_a_sample_that_another_server_holds_gives_nothing_back(script: Script) -> None:

@@ -113,13 +113,13 @@ def test_step_that_was_not_applied_skips_its_groups_and_trains_none(script: Scri
 
 def test_rank_outside_the_run_is_refused(script: Script) -> None:
     assert script.ask(1, rank=1) == [
-        m.Refused(**script.stamp, detail="$.rank: is 1, this run has 1 ranks", reason="rank")
+        m.Refusal(**script.stamp, detail="$.rank: is 1, this run has 1 ranks", reason="rank")
     ]
 
 
 def test_rank_that_asks_for_a_step_that_is_done_is_refused(script: Script) -> None:
     script.train(1)
-    assert script.ask(1) == [m.Refused(**script.stamp, detail="$.step: is 1, step 1 is done", reason="step")]
+    assert script.ask(1) == [m.Refusal(**script.stamp, detail="$.step: is 1, step 1 is done", reason="step")]
 
 
 def test_rank_waits_for_the_last_step_as_for_any_other(tmp_path: Path) -> None:
@@ -139,8 +139,8 @@ def test_stop_lets_the_step_under_way_finish_and_ends_every_rank_at_the_same_ste
     script.batch(1, rank=1)
     assert script.ask(2, rank=1) == []
     script.step(1, version=1)
-    ended = m.Ended(**script.stamp, step=2, detail="stopped by the user")
-    assert script.take("rank-1", m.Ended) == [ended]
+    ended = m.RunEnd(**script.stamp, step=2, detail="stopped by the user")
+    assert script.take("rank-1", m.RunEnd) == [ended]
     assert script.ask(2, rank=0) == [ended]
     assert script.demand(version=1) == []
 
@@ -213,7 +213,7 @@ def test_run_ends_by_its_stop_rule_with_a_sentence_and_its_lines_count_alarms(tm
     script.train(2)
     script.advance()
     (ended,) = script.ask(3)
-    assert isinstance(ended, m.Ended)
+    assert isinstance(ended, m.RunEnd)
     why = script.coordinator.status().gave_up
     assert why is not None
     assert why.startswith("Alarms for 2 steps in a row (health.stop_after): 100% of the groups have equal rewards")

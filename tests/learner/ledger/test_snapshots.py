@@ -87,7 +87,7 @@ def test_ledger_s_log_is_used_from_its_beginning_again_after_a_copy(ledger: Ledg
 
 def test_copy_that_was_given_up_leaves_no_file(ledger: Ledger, target: Path) -> None:
     copy = ledger.begin_copy(target)
-    copy.give_up()
+    copy.cancel()
     assert not copy.make()
     assert list(target.parent.iterdir()) == []
 
@@ -112,7 +112,7 @@ def test_audit_holds_of_a_checkpoint_whose_ledger_was_copied_while_the_run_train
 
 def test_question_put_again_under_way_begins_no_second_copy_and_is_answered_once(ledger: Ledger, target: Path) -> None:
     work: list[Work] = []
-    copies = LedgerCopies(ledger, work.append)
+    copies = LedgerCopies(ledger.begin_copy, work.append)
     for _ in range(3):
         copies.ask("rank-0", target, 7)
     assert len(work) == 1
@@ -123,7 +123,7 @@ def test_question_put_again_under_way_begins_no_second_copy_and_is_answered_once
 
 
 def test_question_put_again_after_its_answer_changes_nothing(ledger: Ledger, target: Path) -> None:
-    copies = LedgerCopies(ledger)
+    copies = LedgerCopies(ledger.begin_copy)
     copies.ask("rank-0", target, 7)
     copies.ask("rank-0", target, 7)
     assert copies.take_answers() == [("rank-0", 7)]
@@ -138,7 +138,7 @@ def test_question_put_again_after_its_answer_changes_nothing(ledger: Ledger, tar
 
 
 def test_another_question_writes_the_file_anew(ledger: Ledger, target: Path) -> None:
-    copies = LedgerCopies(ledger)
+    copies = LedgerCopies(ledger.begin_copy)
     copies.ask("rank-0", target, 7)
     assert copies.take_answers() == [("rank-0", 7)]
     ledger.lease("late", 0, "uid-late", 1, "s1", 1)
@@ -149,7 +149,7 @@ def test_another_question_writes_the_file_anew(ledger: Ledger, target: Path) -> 
 
 def test_another_question_is_refused_while_a_copy_is_under_way(ledger: Ledger, target: Path) -> None:
     work: list[Work] = []
-    copies = LedgerCopies(ledger, work.append)
+    copies = LedgerCopies(ledger.begin_copy, work.append)
     copies.ask("rank-0", target, 7)
     with pytest.raises(FrameError) as caught:
         copies.ask("rank-0", target, 8)
@@ -159,7 +159,7 @@ def test_another_question_is_refused_while_a_copy_is_under_way(ledger: Ledger, t
 
 
 def test_copy_that_fails_in_its_thread_raises_where_its_end_is_asked_for(ledger: Ledger, target: Path) -> None:
-    copies = LedgerCopies(ledger, threads := Threads())
+    copies = LedgerCopies(ledger.begin_copy, threads := Threads())
     target.parent.rmdir()
     copies.ask("rank-0", target, 7)
     threads.join()
@@ -177,7 +177,7 @@ def test_copy_under_way_at_the_end_is_given_up(ledger: Ledger, target: Path) -> 
         delayed.append(threading.Timer(0.5, work))
         delayed[0].start()
 
-    copies = LedgerCopies(ledger, start_late)
+    copies = LedgerCopies(ledger.begin_copy, start_late)
     copies.ask("rank-0", target, 7)
     copies.close()
     delayed[0].join()
@@ -210,7 +210,7 @@ def test_coordinator_goes_on_while_a_copy_is_made_and_answers_when_it_is_whole(t
     target = tmp_path / "checkpoint" / "ledger.sqlite"
     settings = Settings.model_validate({"rollout": {"group_size": 2}, "learner": {"groups_per_step": 2}})
     prompts = [Prompt(f"p{i}", f"question {i}", f"answer {i}", {}) for i in range(4)]
-    record, copies = RunRecord(tmp_path, 0), LedgerCopies(ledger, work.append)
+    record, copies = RunRecord(tmp_path, 0), LedgerCopies(ledger.begin_copy, work.append)
     coordinator = Coordinator(settings, "r1", ledger, prompts, [], record, last_step=0, copies=copies)
     stamp: dict[str, Any] = {"run_id": "r1", "incarnation": 1}
 
@@ -287,6 +287,6 @@ def test_copy_that_would_first_be_written_over_what_the_run_needs_is_refused(tmp
         save = m.SaveLedger(run_id="r1", incarnation=1, request=5, path=str(tmp_path / path), step=1)
         coordinator.receive("rank-0", save, [], 1.0)
         ((_, refused, _),) = coordinator.take_outgoing()
-    assert isinstance(refused, m.Refused)
+    assert isinstance(refused, m.Refusal)
     assert refused.detail == f"$.path: {tmp_path / path} is no new file inside {tmp_path}"
     assert (tmp_path / ".lock").exists()

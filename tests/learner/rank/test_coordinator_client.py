@@ -63,7 +63,7 @@ EVALUATING = m.Wait(
     **STAMP, detail="waits for the evaluation of step 0: 1 of 2 prompts are back", is_for_evaluation=True
 )
 LACKING = m.Wait(**STAMP, detail="step 1 waits for 2 groups on s1")
-OVER = m.Ended(**STAMP, step=1, detail="all steps are done")
+OVER = m.RunEnd(**STAMP, step=1, detail="all steps are done")
 
 
 def test_time_in_which_an_evaluation_is_awaited_counts_for_nothing(made: list[Answering]) -> None:

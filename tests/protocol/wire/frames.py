@@ -5,8 +5,7 @@ import pytest
 
 from protocol.errors import FrameError
 from protocol.wire import messages as m
-from protocol.wire.codec import Decoder
-from protocol.wire.seal import seal
+from protocol.wire.codec import Decoder, seal
 from tests.protocol.wire.examples import STAMP, example_messages
 
 EXAMPLES = example_messages()

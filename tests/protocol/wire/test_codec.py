@@ -7,8 +7,7 @@ import pytest
 from msgspec import inspect
 
 from protocol.wire import messages as m
-from protocol.wire.codec import Decoder, Limits, encode
-from protocol.wire.seal import seal
+from protocol.wire.codec import Decoder, Limits, encode, seal
 from tests.protocol.wire.frames import EXAMPLES, header, packed, refusal, sealed
 
 

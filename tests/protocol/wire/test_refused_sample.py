@@ -5,9 +5,7 @@ from typing import Any
 import msgspec
 import pytest
 
-from protocol.wire.codec import Limits
-from protocol.wire.refused_sample import SampleStamp, read_refused_sample
-from protocol.wire.seal import seal
+from protocol.wire.codec import Limits, SampleStamp, read_refused_sample, seal
 from tests.protocol.wire.examples import STAMP
 
 SAMPLE = {"group": "e0-aa", "sample_index": 1, "attempt": 2}

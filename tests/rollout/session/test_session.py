@@ -54,7 +54,7 @@ async def test_session_makes_a_leased_group_and_keeps_it_until_it_is_trained() -
         coordinator.acknowledge("e0-a", 1, "accepted")
         await until(lambda: scene.session.outbox.num_unanswered == 0)
         assert len(scene.session.outbox) == 2
-        coordinator.send(m.Trained(**coordinator.stamp, groups=["e0-a"]))
+        coordinator.send(m.GroupsTrained(**coordinator.stamp, groups=["e0-a"]))
         await until(lambda: len(scene.session.outbox) == 0)
 
 

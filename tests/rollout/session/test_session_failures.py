@@ -120,7 +120,7 @@ async def test_session_ends_when_the_coordinator_is_of_a_later_start() -> None:
         await scene.coordinator.welcome()
         scene.coordinator.lease("e0-a")
         await until(lambda: scene.session.num_samples == 1)
-        scene.coordinator.send(m.Refused(run_id="run", incarnation=2, detail="this is run run, start 2"))
+        scene.coordinator.send(m.Refusal(run_id="run", incarnation=2, detail="this is run run, start 2"))
 
         assert await asyncio.wait_for(scene.task, 20.0) == (
             f"the coordinator at {scene.coordinator.address} refused: this is run run, start 2"
