@@ -7,7 +7,7 @@ import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any, get_args, get_type_hints
 
 from deploy.cluster.joining import read_join_file
 from protocol.addresses import host_and_port, own_address_toward, with_port
@@ -18,6 +18,7 @@ LOOPBACK = "127.0.0.1"
 # Longer than any start, and short enough for every timer.
 _MAX_WAIT_S = 1e6
 _ONE_START_ONLY = ("start_timeout_s", "wait_nodes", "block", "join")  # options that are not remembered
+_ALIASES = {"ray_port": ("--port",)}
 _WHERE_TO_LOOK = "Give this node's, on the network that the nodes share; `ip -brief address` lists them."
 
 # A port range is divided: ten ports for Ray's own processes, half of the rest for its workers, the other half for ours.
@@ -70,30 +71,30 @@ class PortRange:
 
 @dataclass(frozen=True)
 class StartOptions:
-    """One node's part of a cluster."""
+    """One node's part of a cluster. Each field is a flag of start_cluster.sh: type, help and the value's name."""
 
-    address: str | None = None  # HOST:PORT of the Ray head to join; None makes this node the head
-    node_ip: str = LOOPBACK  # this node's address for the others; 127.0.0.1: no other machine can connect
-    ray_port: int = 6379  # port of the Ray head, where this node is the head
-    retriever_port: int = 8000  # port on 127.0.0.1
-    reward_port: int = 8001  # port of the bundled reward server, on 127.0.0.1
-    ports: PortRange | None = None  # range of all other ports that nodes must reach; None: the system chooses
-    retriever_script: Path | None = None  # the user's own retriever, in place of launch_retriever.sh
-    open_retriever: bool = False  # True: the retriever asks for no token
-    corpus_path: Path | None = None  # None: the quick start's
-    index_path: Path | None = None  # None: made in SLUICE_HOME
-    topk: int = 3  # passages of a search that names no number
-    reward_scorer: str = "exact_match"  # scorer of the bundled reward server
-    no_reward: bool = False  # True: no bundled reward server
-    start_timeout_s: float = 300.0  # longest wait for each service to be healthy, and for --wait-nodes
-    dashboard_port: int | None = None  # port of Ray's dashboard and job server, on the head; None: neither runs
-    dashboard_host: str | None = None  # address of both; None: 127.0.0.1
-    num_cpus: int | None = None  # CPUs that Ray counts on this node; None: all
-    num_gpus: int | None = None  # GPUs that Ray counts on this node; None: all
-    resources: str | None = None  # JSON object: the operator's own names for this node's hardware, with numbers
-    wait_nodes: int = 0  # number of nodes, this one included, at which the start returns; 0: it does not wait
-    block: bool = False  # True: the start stays in the foreground until a signal
-    join: Path | None = None  # the head's join file
+    address: Annotated[str | None, "join this Ray head; without it this node is the head", "HEAD:6379"] = None
+    join: Annotated[Path | None, "join the cluster whose head wrote this file", "FILE"] = None
+    node_ip: Annotated[str, "this node's address for the others (head: 127.0.0.1, closed to others)", "IP"] = LOOPBACK
+    ray_port: Annotated[int, "port of the Ray head (default: 6379)"] = 6379
+    retriever_port: Annotated[int, "port of this node's retriever (default: 8000)"] = 8000
+    reward_port: Annotated[int, "port of the bundled reward server (default: 8001)"] = 8001
+    ports: Annotated[PortRange | None, "range for other ports between nodes (default: any)", "FIRST-LAST"] = None
+    retriever_script: Annotated[Path | None, "your own retriever, in place of launch_retriever.sh", "FILE"] = None
+    open_retriever: Annotated[bool, "the retriever asks programs of this machine for no token"] = False
+    corpus_path: Annotated[Path | None, 'documents {"id", "contents"} (default: the quick start\'s)', "JSONL"] = None
+    index_path: Annotated[Path | None, "index of the corpus (default: made in SLUICE_HOME)", "DIR"] = None
+    topk: Annotated[int, "passages when a request names no topk (default: 3)"] = 3
+    reward_scorer: Annotated[str, "scorer of the bundled reward server (default: exact_match)"] = "exact_match"
+    no_reward: Annotated[bool, "start no reward server: settings name your own"] = False
+    dashboard_port: Annotated[int | None, "run Ray's dashboard and job server there (head only)", "8265"] = None
+    dashboard_host: Annotated[str | None, "address of the dashboard (default: 127.0.0.1)", "IP"] = None
+    num_cpus: Annotated[int | None, "CPUs that Ray counts on this node (default: all)"] = None
+    num_gpus: Annotated[int | None, "GPUs that Ray counts on this node (default: all)"] = None
+    resources: Annotated[str | None, "your own names for this node's hardware, such as '{\"v100\": 8}'", "JSON"] = None
+    start_timeout_s: Annotated[float, "longest wait for each service to become healthy (default: 300)"] = 300.0
+    wait_nodes: Annotated[int, "return when the cluster has N nodes, this one included", "N"] = 0
+    block: Annotated[bool, "stay in the foreground; SIGTERM or Ctrl-C stops this node's part"] = False
 
     @property
     def ray_address(self) -> str:
@@ -107,7 +108,7 @@ class StartOptions:
         return {name: str(value) if isinstance(value, Path | PortRange) else value for name, value in kept.items()}
 
 
-_DEFAULTS = {field.name: field.default for field in fields(StartOptions)}
+_DEFAULTS = {each.name: each.default for each in fields(StartOptions)}
 
 
 def read_start_options(arguments: Sequence[str], remembered: Mapping[str, Any] | None = None) -> StartOptions:
@@ -120,6 +121,8 @@ def read_start_options(arguments: Sequence[str], remembered: Mapping[str, Any] |
         remembered = None
     if "join" in given and "address" in given:
         raise SettingsError("start_cluster: give --join or --address: the join file names the head's address.")
+    if "reward_scorer" in given and "no_reward" in given:
+        raise SettingsError("start_cluster: give --reward-scorer or --no-reward.")
     chosen = {
         name: value for name, value in (_not_overruled(remembered or {}, given) | given).items() if value is not None
     }
@@ -326,30 +329,14 @@ def _parser() -> argparse.ArgumentParser:
         argument_default=argparse.SUPPRESS,
         allow_abbrev=False,
     )
-    add = parser.add_argument
-    add("--address", metavar="HEAD:6379", help="join the cluster with this Ray head; without it this node is the head")
-    add("--join", type=Path, metavar="FILE", help="join the cluster whose head wrote this file")
-    add("--node-ip", metavar="IP", help="this node's address for the others (head: 127.0.0.1, closed to others)")
-    add("--ray-port", "--port", type=int, help="port of the Ray head (default: 6379)")
-    add("--retriever-port", type=int, help="port of this node's retriever (default: 8000)")
-    add("--reward-port", type=int, help="port of the bundled reward server (default: 8001)")
-    add("--ports", metavar="FIRST-LAST", help="range for all other ports that nodes must reach (default: any port)")
-    script = "your own retriever; gets the arguments of launch_retriever.sh"
-    add("--retriever-script", type=Path, metavar="FILE", help=script)
-    add("--open-retriever", action="store_true", help="the retriever asks programs of this machine for no token")
-    add("--corpus-path", type=Path, metavar="JSONL", help='documents {"id", "contents"}; default: the quick start\'s')
-    add("--index-path", type=Path, metavar="DIR", help="index of the corpus; default: made in SLUICE_HOME")
-    add("--topk", type=int, help="passages when a request names no topk (default: 3)")
-    reward = parser.add_mutually_exclusive_group()
-    reward.add_argument("--reward-scorer", help="scorer of the bundled reward server (default: exact_match)")
-    reward.add_argument("--no-reward", action="store_true", help="start no reward server: settings name your own")
-    add("--dashboard-port", type=int, metavar="8265", help="run Ray's dashboard and job server there (head only)")
-    add("--dashboard-host", metavar="IP", help="address of the dashboard, behind Ray's token (default: 127.0.0.1)")
-    add("--num-cpus", type=int, help="CPUs that Ray counts on this node (default: all)")
-    add("--num-gpus", type=int, help="GPUs that Ray counts on this node (default: all)")
-    add("--resources", metavar="JSON", help="your own names for this node's hardware, such as '{\"v100\": 8}'")
-    add("--start-timeout-s", type=float, help="longest wait for each service to become healthy (default: 300)")
-    add("--wait-nodes", type=int, metavar="N", help="return when the cluster has N nodes, this one included")
-    add("--block", action="store_true", help="stay in the foreground; SIGTERM or Ctrl-C stops this node's part")
-    add("--defaults", action="store_true", default=False, help="forget the options of earlier starts of this cluster")
+    for name, hint in get_type_hints(StartOptions, include_extras=True).items():
+        kind, shown, *metavar = get_args(hint)
+        flags, kinds = [f"--{name.replace('_', '-')}", *_ALIASES.get(name, ())], get_args(kind) or (kind,)
+        if bool in kinds:
+            parser.add_argument(*flags, action="store_true", help=shown)
+        else:
+            read = next((each for each in kinds if each in (int, float, Path)), str)
+            parser.add_argument(*flags, type=read, metavar=metavar[0] if metavar else None, help=shown)
+    forget = "forget the options of earlier starts of this cluster"
+    parser.add_argument("--defaults", action="store_true", default=False, help=forget)
     return parser

@@ -6,7 +6,6 @@ The page draws a plot with uPlot (`plots.js`) from the JSON that `Plot.json` ret
 
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
-from itertools import pairwise
 from typing import Literal
 
 import msgspec
@@ -216,18 +215,13 @@ def _part_label(name: str, unused: Collection[str]) -> str:
 def _step_times(lines: Sequence[Line], since: float) -> NDArray[np.float64]:
     """Return [N, 4] Unix seconds: each step's start, start of training, start of push, end.
 
-    A step's line has the time right after its push. Older versions wrote the last line after its evaluation: its end is
-    then computed from the line before.
+    A step's line has the time right after its push.
     """
     rows = []
-    for before, line in pairwise([{}, *lines]):
-        if "at_s" not in line or "train_s" not in line or line["at_s"] < since:
-            continue
-        wait, train, push = line.get("wait_s", 0.0), line["train_s"], line.get("push_s", 0.0)
-        end = line["at_s"]
-        if line.get("eval_policy_version") == line.get("policy_version", -1) and before.get("at_s", 0.0) >= since:
-            end = min(end, before["at_s"] + wait + train + push)
-        rows.append((end - push - train - wait, end - push - train, end - push, end))
+    for line in lines:
+        if "at_s" in line and "train_s" in line and line["at_s"] >= since:
+            end, train, push = line["at_s"], line["train_s"], line.get("push_s", 0.0)
+            rows.append((end - push - train - line.get("wait_s", 0.0), end - push - train, end - push, end))
     return np.array(rows, np.float64).reshape(-1, 4)
 
 

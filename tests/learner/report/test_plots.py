@@ -37,11 +37,9 @@ def test_mean_in_flight_agrees_with_a_sum_over_intervals_at_unix_times() -> None
     np.testing.assert_allclose(mean_in_flight(start, end, edges), expected, atol=1e-3)
 
 
-def test_timeline_does_not_take_the_wait_for_the_last_evaluation_for_training() -> None:
-    last = {"step": 2, "policy_version": 2, "eval_policy_version": 2, "at_s": 108.0, "train_s": 2.0, "push_s": 1.0}
-    first = {"step": 1, "policy_version": 1, "at_s": 101.0, "train_s": 1.0, "push_s": 0.0}
-    (learner,) = timeline_plots(Spans(), [first, last])
-    # 3 s of training and 1 s of push in the 4 s from second 100 on; the evaluation is later.
+def test_timeline_shows_the_shares_of_training_and_push() -> None:
+    lines = [{"step": 1, "at_s": 101.0, "train_s": 1.0}, {"step": 2, "at_s": 104.0, "train_s": 2.0, "push_s": 1.0}]
+    (learner,) = timeline_plots(Spans(), lines)
     assert learner.caption == "training: 75% of the time, weight push: 25% of the time"
     assert (len(learner.x), learner.series[0].values[0], learner.series[1].values[-1]) == (1000, 1.0, 1.0)
 
