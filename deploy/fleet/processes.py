@@ -40,8 +40,7 @@ class ActorPlace:
     def options(self, strategy: str = "DEFAULT") -> dict[str, Any]:
         """Return Ray's options. strategy: Ray's own, used where no node is named.
 
-        The node is a soft wish: Ray starts a server again by itself, on another node with room once this one is gone.
-        While the node lives, Ray waits for room there.
+        The node is soft: when it is gone, Ray restarts a server on another one. While it lives, Ray waits for room.
         """
         node = self.node_id and NodeAffinitySchedulingStrategy(self.node_id, soft=True)
         return {
@@ -86,14 +85,13 @@ class StandbyProcess:
     """An actor. Call order: load, then call."""
 
     def __init__(self, imports: Sequence[str]) -> None:
-        # Torch reads it at its first allocation: large memory gets pages of 2 MiB where the kernel has them. Fresh
-        # memory of a push's buckets then costs a quarter of its time with pages of 4 KiB.
+        # Read by torch at its first allocation. Fresh memory in pages of 2 MiB costs a quarter of the time of 4 KiB.
         os.environ.setdefault("THP_MEM_ALLOC_ENABLE", "1")
         for name in imports:
             import_module(name)
 
     def load(self, class_path: str, environment: Mapping[str, str], *arguments: Any) -> None:
-        """Make an object of the class `module:Class`, whose methods `call` calls.
+        """Make the object of the class `module:Class` for `call`.
 
         environment: variables of the borrower that this process was started without.
         """
@@ -141,7 +139,7 @@ class StandbyPool:
         return True
 
     def fill(self, num_processes: int) -> None:
-        """Keep this many processes on this node, none on a cluster with GPUs. Returns at once, before their imports."""
+        """Start idle processes up to this number on this node, none on a cluster with GPUs. Returns at once."""
         if num_processes > len(self._idle) and not ray.cluster_resources().get("GPU"):
             here = ActorPlace(this_node(), 0)
             self._idle += [_start(here) for _ in range(num_processes - len(self._idle))]

@@ -47,9 +47,7 @@ class HostedServer:
         return {**described, "node_ip": ray.util.get_node_ip_address(), "node_id": this_node()}
 
     async def where(self) -> dict[str, object]:
-        """Return the server's node, resources, process and log, and the shared address of its node's retriever (None:
-        other nodes may not use it).
-        """
+        """Return the server's node, resources, process and log, and the shared address of its node's retriever."""
         where = {"node_ip": ray.util.get_node_ip_address(), "pid": os.getpid(), "log": _own_log()}
         where |= {"node_id": this_node(), "assigned": assigned_here()}
         try:
@@ -127,7 +125,6 @@ async def describe_server(
 
 async def stop_server(name: str) -> None:
     """Stop a server in order; end its process when it does not stop."""
-    # Suppressed: it is gone, or cannot stop by itself and is ended below.
     with contextlib.suppress(ValueError, NeighbourError, OperatorError):
         await call_server(name, ray.get_actor(name, namespace=NAMESPACE).stop.remote(), _STOP_S)
     await remove_server(name)

@@ -12,12 +12,13 @@ from learner.cluster.fleet import find_fleet
 from learner.cluster.ray_door import call
 from learner.cluster.servers import RayServer
 from learner.coordinator.process import CoordinatorProcess
+from learner.disk.model_folder import find_named_model
 from learner.disk.shared_folder import shared_mark
 from learner.plan.processes import Processes, Topology
 from learner.rank.place import RankPlace
 from protocol import failpoints
 from protocol.errors import OperatorError
-from protocol.node.small_model_files import SmallFiles
+from protocol.node.small_model_files import SmallFiles, read_small_files
 from protocol.ray_calls import OUR_ACTOR, own_node_id
 from protocol.settings.settings import Settings
 
@@ -43,16 +44,17 @@ def borrow_processes(ranks: Processes, coordinator: Any) -> Any:
 
 
 def make_ranks(
-    processes: Sequence[Any], topology: Topology, settings: Settings, folder: Path, models: Mapping[str, SmallFiles]
+    processes: Sequence[Any], topology: Topology, settings: Settings, folder: Path, model: Path
 ) -> "list[Rank]":
     """Return a learner rank for each process, in order, each with its place in the world.
 
     topology: the plan of the processes. models: small files of each model, by the setting that names it.
     Raises: OperatorError naming a node that does not share the run folder.
     """
+    files = _small_files(settings, model)
     named = zip(rank_names(topology), processes, strict=True)
     ranks = [Rank(number, name, process) for number, (name, process) in enumerate(named)]
-    loading = [rank.load(settings, folder, models) for rank in ranks]
+    loading = [rank.load(settings, folder, files) for rank in ranks]
     for rank, reference in zip(ranks, loading, strict=True):
         call(reference, rank.name, _IMPORT_S)
     _check_shared(ranks, folder)
@@ -103,9 +105,9 @@ class Rank:
         self.name = name
         self._process = process
 
-    def load(self, settings: Settings, folder: Path, models: Mapping[str, SmallFiles]) -> Any:
+    def load(self, settings: Settings, folder: Path, files: Mapping[str, SmallFiles]) -> Any:
         path = "learner.rank.process:RankProcess"
-        return self._process.load.remote(path, _run_variables(), settings, folder, models, RayServer)
+        return self._process.load.remote(path, _run_variables(), settings, folder, files, RayServer)
 
     def ask(self, method: str, *arguments: Any) -> Any:
         """Return a reference to the answer of a RankProcess's method."""
@@ -118,3 +120,13 @@ class Rank:
 def _run_variables() -> dict[str, str]:
     """Return the variables of this process's environment that hold for the whole run."""
     return {name: os.environ[name] for name in (failpoints.VARIABLE,) if os.environ.get(name)}
+
+
+def _small_files(settings: Settings, model: Path) -> dict[str, SmallFiles]:
+    """Return the small files of each model of a run, by the setting that names it."""
+    named = {"critic.model": settings.critic.model, "reference.model": settings.reference.model}
+    folders = {setting: find_named_model(setting, name) for setting, name in named.items() if name}
+    return {
+        setting: read_small_files(folder, with_code=settings.policy.trust_remote_code)
+        for setting, folder in {"policy.model": model, **folders}.items()
+    }

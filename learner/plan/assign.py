@@ -64,9 +64,8 @@ def gpus_of(count: int, each: float) -> int:
 def assign(ranks: RoleRequest, servers: RoleRequest, nodes: Sequence[Node]) -> tuple[list[Node], list[Node]] | None:
     """Return each rank's node and each server's; None when they do not fit.
 
-    Ranks are placed first, on the fewest nodes, because they talk most; then servers first. If neither order fits, the
-    role with a fixed count per node goes to the nodes where the other role loses the fewest places. This finds every
-    fit unless both roles use custom resources.
+    Ranks are placed first, else servers first. If neither order fits, the role with a fixed count per node goes to the
+    nodes where the other role loses the fewest places. This finds every fit unless both use custom resources.
 
     Example: 2 nodes of 8 GPUs, 8 ranks packed, 4 servers of 2 GPUs spread: all ranks on the first node, all servers
     on the second.

@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING, Any
 
 from learner.cluster import fleet, processes, ray_door, servers
 from learner.cluster.cluster_end import check_cluster
-from learner.cluster.models import run_models
 from learner.rank.place import WAITING_FOR_BATCH, RunPlace
 from learner.run.await_plan import StoppedAtStart, await_nodes, plan_run, plan_servers
 from learner.run.drain import NodeDrain, RanksMustMove
@@ -59,7 +58,6 @@ class RunAttempt:
         )
         opening = self._coordinator.open.remote()
         fleet.be_admitted(self._coordinator)
-        found = run_models(settings, context.model)
         on = {"on_cpus": not plan.has_gpus, "shares_device": plan.shares_devices and plan.has_gpus}
         engine = engine_request(settings, context.model, plan.backend, **on)
         if plan.shares_devices:
@@ -68,7 +66,7 @@ class RunAttempt:
             self._await({opening: "the coordinator", ensuring: "the fleet"})
             self._attach(opening, engine, ray_door.call(ensuring, "the fleet"))
             servers.put_to_sleep(self._servers.names, self._spec)  # ranks load their models on the same devices
-            self._await(self._prepare_ranks(found, folder))
+            self._await(self._prepare_ranks(folder))
             return
         borrowing = processes.borrow_processes(plan.ranks, self._coordinator)
         # A resumed run does not wait for a server that loads its model while others are ready.
@@ -76,7 +74,7 @@ class RunAttempt:
         ensuring = servers.ensure_servers(engine, plan.servers, may_be_late) if plan.servers.count else None
         context.view.show_phase(f"starting learner ranks{' and rollout servers' if ensuring else ''}")
         waiting = {opening: "the coordinator", **({ensuring: "the fleet"} if ensuring else {})}
-        self._await(waiting | self._prepare_ranks(found, folder, borrowing))
+        self._await(waiting | self._prepare_ranks(folder, borrowing))
         self._attach(opening, engine, ray_door.call(ensuring, "the fleet") if ensuring else [])
 
     def watch(self) -> str:
@@ -128,11 +126,11 @@ class RunAttempt:
         finally:
             processes.end(self._coordinator, self._ranks)
 
-    def _prepare_ranks(self, found: Any, folder: Path, borrowing: Any = None) -> dict[Any, str]:
-        """Make the ranks and have them load their models; returns the calls to await. found: models by setting."""
+    def _prepare_ranks(self, folder: Path, borrowing: Any = None) -> dict[Any, str]:
+        """Make the ranks and have them load their models; returns the calls to await."""
         borrowing = borrowing or processes.borrow_processes(self._topology.ranks, self._coordinator)
         borrowed = ray_door.call(borrowing, "the fleet", _IMPORT_S)
-        self._ranks = processes.make_ranks(borrowed, self._topology, self.context.settings, folder, found)
+        self._ranks = processes.make_ranks(borrowed, self._topology, self.context.settings, folder, self.context.model)
         return {rank.ask("prepare", self.start.checkpoint): rank.name for rank in self._ranks}
 
     def _attach(self, opening: Any, engine: EngineRequest, infos: Any) -> None:

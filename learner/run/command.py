@@ -55,7 +55,7 @@ def main(arguments: Sequence[str]) -> int:
 
 
 def run_command(arguments: Sequence[str]) -> int:
-    """Run the command; returns its exit status. Drops output that nobody can read, which Python would try to write."""
+    """Run the command and drop unwritten output; returns its exit status."""
     status = main(arguments)
     drop_unwritten()
     return status

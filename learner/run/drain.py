@@ -34,20 +34,16 @@ class NodeDrain:
         self._rank_nodes = {node.node_id for node in topology.ranks.places}
         self._own_node = own_node_id()
         self._marks = DrainMarks()
+        self._reports: dict[str, DrainReport] = {}  # newest reports, by node
         self._ranks_report: DrainReport | None = None  # report for drained nodes with ranks
 
     def poll(self) -> list[str]:
-        """Set the nodes that servers leave, restart ranks elsewhere if needed, and write the reports.
-
-        Returns messages for the user.
-        """
-        drained = self._marks.nodes()
+        """Set the nodes that servers leave and restart ranks elsewhere if needed; returns messages for the user."""
+        drained = self._marks.exchange(self._reports)
         messages = [] if self.must_move else self._move_ranks(drained & self._rank_nodes)
         # A server that takes turns with a rank moves with it.
         self._servers.drained = drained - self._rank_nodes if self._shares_devices else drained
-        reports = {node: report for node in drained if (report := self._report(node)) is not None}
-        if reports:
-            self._marks.write(reports)
+        self._reports = {node: report for node in drained if (report := self._report(node)) is not None}
         return messages
 
     def _move_ranks(self, leaving: AbstractSet[str]) -> list[str]:

@@ -155,7 +155,7 @@ def _finish_copies(context: "RunContext") -> str:
 
 
 def _cluster_ended(gone: str, start: RunStart) -> OperatorError:
-    """Return the error of a run whose cluster is gone: nothing of the run is left to be ended."""
+    """Return the error of a run whose cluster is gone."""
     saved = plan_restart(start).step
     return OperatorError(
         f"The cluster was stopped, or died, during the run: {gone}. Start it with deploy/start_cluster.sh and give "

@@ -19,9 +19,8 @@ from protocol.settings.run_spec import RunSpec
 _LOOPBACK = "127.0.0.1"
 _MAX_RESTARTS = 5  # in a row: a server that has served for a minute counts as well again
 _WELL_AFTER_S = 60.0
-# Its node is gone and no other node has room. A node may join as long as other servers serve the run.
+# Its node is gone and no other has room; a node may join meanwhile.
 _AWAY_S = 600.0
-# A server's event loop answers at once; the work of its engine is not awaited.
 SILENCE_S = 30.0
 
 
@@ -32,19 +31,19 @@ class ServerCalls(Protocol):
         """Return a reference to a server's answer. The answer of a server that is gone is an error."""
 
     def is_done(self, reference: Any) -> bool:
-        """Return whether the answer or the error is there."""
+        """Return whether the answer or error is there."""
 
     def result(self, reference: Any, name: str) -> Any:
         """Return the answer. Raises: the server's or the fleet's error; NeighbourError when it died."""
 
     def add(self, planned: Processes, nodes: Sequence[str]) -> Any:
-        """Have the fleet start a server on each of these nodes; return a reference to a list of {name, node_id}."""
+        """Have the fleet start a server on each node; return a reference to a list of {name, node_id}."""
 
     def remove(self, name: str) -> Any:
         """Have the fleet end a server; return a reference."""
 
     def plan(self, number: int) -> Processes:
-        """Return the places of this number of servers. Raises: OperatorError with the reason when they do not fit."""
+        """Return the places of this number of servers. Raises: OperatorError when they do not fit."""
 
     def push_to(self, names: tuple[str, ...]) -> None:
         """Have rank 0 push weights to these servers from now on."""
@@ -91,11 +90,11 @@ class RunServer:
         self._check = check
         self._clock = clock
         self._silence_s = silence_s
-        self._since = clock()  # seconds of the clock at which the state began
+        self._since = clock()  # seconds of the clock: begin of the state
         self._num_restarts = 0  # since it last served for a minute
-        self._call: Any = None  # reference of the call under way
+        self._call: Any = None  # call under way
         self._method = ""  # method of that call
-        self._asked_at = 0.0  # seconds of the clock at which it began
+        self._asked_at = 0.0  # seconds of the clock
         self._is_silent = False  # True: the user knows that it does not answer
 
     def __str__(self) -> str:
@@ -204,7 +203,7 @@ class RunServer:
     def _note_silence(self) -> list[str]:
         """Report once that a server does not answer: its link is cut, or its process hangs.
 
-        Nothing else is done. The coordinator takes its leases back when its connection ends, and pushes leave it out.
+        The coordinator takes its leases back when its connection ends, and pushes leave it out.
         """
         silent_s = self._clock() - self._asked_at
         if self._is_silent or self._method != "describe" or silent_s < self._silence_s:

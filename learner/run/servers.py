@@ -7,7 +7,7 @@ poll checks every server and then takes one step:
     more than wanted, and the others serve              push to them no more, remove them, release their samples
     as many as wanted                                   reply to the operator who changed the number
 
-So a drained node's servers leave after their replacements serve. Where no node has room, they leave all the same if
+Servers on a drained node leave after their replacements serve, or without replacements where no node has room and
 others serve the run. A new server gets the weights with the first push after it was attached.
 """
 

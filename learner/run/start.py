@@ -200,7 +200,7 @@ def _of_model(checkpoint: Checkpoint, digest: str) -> Checkpoint:
 def _go_back_to(checkpoint: Checkpoint, folder: Path) -> None:
     """Reset the folder's accounts to the checkpoint.
 
-    A crash in between does not matter: the next start reads the checkpoints alone, which are intact, and repeats this.
+    After a crash in between the next start repeats this: it reads the checkpoints alone, which are intact.
     """
     root = folder / CHECKPOINTS
     if _is_of(folder, checkpoint):
@@ -211,8 +211,7 @@ def _go_back_to(checkpoint: Checkpoint, folder: Path) -> None:
     copy_synced(checkpoint.path / LEDGER, aside_of(ledger))
     failpoint("run_folder.ledger_copied_aside")
     # The log is removed, durably, before the new ledger arrives. In the other order a crash would leave the new ledger
-    # next to the old log, and SQLite would write the log's pages into it. In this order it leaves the old ledger
-    # without its last changes, and the next start replaces that ledger.
+    # next to the old log, and SQLite would write the log's pages into it.
     for name in LOGS:
         (folder / name).unlink(missing_ok=True)
     sync(folder)

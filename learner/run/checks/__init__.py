@@ -1,1 +1,1 @@
-"""What is checked before anything starts, and which rows of a data set are used. Begin with preflight."""
+"""Checks before anything starts, and the usable rows of a data set. Begin with preflight."""

@@ -71,7 +71,7 @@ def _check(setting: str, name: str | None, *, is_class: bool) -> None:
 
 
 def _may_name(statement: ast.stmt, name: str, *, is_class: bool) -> bool:
-    """Return whether a module's statement may give it this name; what is not plainly written is left to the import."""
+    """Return whether a statement may define this name; the import decides the rest."""
     if isinstance(statement, ast.ClassDef):
         return is_class and statement.name == name
     if isinstance(statement, _FUNCTIONS):

@@ -36,15 +36,14 @@ def test_nobody_waits_for_a_head_that_stands_still_and_what_it_was_told_comes_on
 ) -> None:
     with cluster.connected():
         marks = DrainMarks()
-        assert marks.nodes() == frozenset()
+        assert marks.exchange({}) == frozenset()
         drain(_NODE)
-        assert marks.nodes() == {_NODE}
+        assert marks.exchange({}) == {_NODE}
         with standing_still(cluster):
             begun = time.monotonic()
             for _ in range(4):
-                assert marks.nodes() == {_NODE}
-                marks.write({_NODE: _WORD})
+                assert marks.exchange({_NODE: _WORD}) == {_NODE}
             assert time.monotonic() - begun < 2.0
-        wait_until(lambda: read_drain_report(_NODE) == _WORD)
+        wait_until(lambda: marks.exchange({_NODE: _WORD}) and read_drain_report(_NODE) == _WORD)
         undrain(_NODE)
-        wait_until(lambda: marks.nodes() == frozenset())
+        wait_until(lambda: marks.exchange({}) == frozenset())

@@ -42,65 +42,49 @@ def places(*given: Any, **placement: Any) -> tuple[str, str]:
     return ranks, servers
 
 
-def test_ranks_are_packed_and_servers_spread_over_what_is_left() -> None:
-    assert places(nodes(8, 8), 8, 4, 2) == ("11111111", "2222")
-    assert places(nodes(8, 8), 2, 4) == ("11", "1122")
-
-
-def test_ranks_that_one_node_holds_are_on_one_node() -> None:
-    assert places(nodes(2, 8, 8), 6, 1)[0] == "222222"
-
-
-def test_ranks_that_no_node_holds_fill_those_that_hold_most() -> None:
-    assert places(nodes(2, 8, 4), 12, 1) == ("222222223333", "1")
-
-
-def test_servers_come_first_where_ranks_would_leave_them_no_node() -> None:
-    assert places(nodes(3, 3), 2, 2, 2) == ("12", "12")
+_TOGETHER = [["ranks", "servers"]]
+_APART = {"ranks": {"strategy": "spread"}, "colocate": _TOGETHER}
 
 
 @pytest.mark.parametrize(
-    ("on", "counts", "ranks", "ranks_at", "servers_at"),
+    ("gpus", "counts", "placement", "ranks_at", "servers_at"),
     [
-        ((4, 3), (3, 2, 2), {"nodes": 1}, "222", "11"),
-        ((6, 2, 2, 3), (3, 5, 2), {"gpus_per_node": 3}, "444", "11123"),
-        ((8, 5, 5, 4), (5, 4, 4), {"nodes": 1}, "22222", "1134"),
-        ((2, 3, 6, 8), (6, 4, 3), {"nodes": 3}, "112244", "3344"),
+        # ranks are packed, servers spread over the rest
+        ((8, 8), (8, 4, 2), {}, "11111111", "2222"),
+        ((8, 8), (2, 4), {}, "11", "1122"),
+        # ranks on one node if it holds them, else on the largest nodes
+        ((2, 8, 8), (6, 1), {}, "222222", "1"),
+        ((2, 8, 4), (12, 1), {}, "222222223333", "1"),
+        # servers first where ranks would leave them no node
+        ((3, 3), (2, 2, 2), {}, "12", "12"),
+        # a fixed count per node goes to nodes where the other role loses the fewest places
+        ((4, 3), (3, 2, 2), {"ranks": {"nodes": 1}}, "222", "11"),
+        ((6, 2, 2, 3), (3, 5, 2), {"ranks": {"gpus_per_node": 3}}, "444", "11123"),
+        ((8, 5, 5, 4), (5, 4, 4), {"ranks": {"nodes": 1}}, "22222", "1134"),
+        ((2, 3, 6, 8), (6, 4, 3), {"ranks": {"nodes": 3}}, "112244", "3344"),
+        # a named number of nodes gets equal counts
+        ((8, 8, 8, 8), (16, 4, 4), {"ranks": {"nodes": 2}, "servers": {"nodes": 2}}, "1" * 8 + "2" * 8, "3344"),
+        ((8, 8), (4, 4), {"ranks": {"gpus_per_node": 2}}, "1122", "1122"),
+        # the other strategies
+        ((8, 8), (2, 2), {"ranks": {"strategy": "spread"}, "servers": {"strategy": "packed"}}, "12", "11"),
+        # colocated roles share the fewest nodes, or are spread as the ranks are
+        ((8, 8), (4, 2, 2), {"colocate": _TOGETHER}, "1111", "11"),
+        ((8, 8, 8), (8, 4, 2), {"colocate": _TOGETHER}, "11112222", "1122"),
+        ((8, 8, 8), (6, 6), {"servers": {"nodes": 3}, "colocate": [["servers", "critic"]]}, "112233", "112233"),
+        ((8, 8, 8, 8), (4, 4), _APART, "1234", "1234"),
+        ((8, 8, 8), (4, 2), _APART, "1122", "12"),
+        ((8, 8, 1), (3, 3), _APART, "111", "111"),
     ],
 )
-def test_those_with_as_many_on_each_node_get_nodes_on_which_the_others_lose_least(
-    on: tuple[int, ...], counts: tuple[int, ...], ranks: dict[str, int], ranks_at: str, servers_at: str
+def test_nodes_of_ranks_and_servers(
+    gpus: tuple[int, ...], counts: tuple[int, ...], placement: dict[str, Any], ranks_at: str, servers_at: str
 ) -> None:
-    assert places(nodes(*on), *counts, ranks=ranks) == (ranks_at, servers_at)
+    assert places(nodes(*gpus), *counts, **placement) == (ranks_at, servers_at)
 
 
-def test_each_node_of_a_role_gets_as_many_where_the_settings_name_their_number() -> None:
-    assert places(nodes(8, 8, 8, 8), 16, 4, 4, ranks={"nodes": 2}, servers={"nodes": 2}) == ("1" * 8 + "2" * 8, "3344")
-    assert places(nodes(8, 8), 4, 4, ranks={"gpus_per_node": 2}) == ("1122", "1122")
-
-
-def test_packed_servers_and_spread_ranks() -> None:
-    placement = {"ranks": {"strategy": "spread"}, "servers": {"strategy": "packed"}}
-    assert places(nodes(8, 8), 2, 2, **placement) == ("12", "11")
-
-
-def test_a_role_is_on_nodes_that_have_what_its_processes_take() -> None:
+def test_a_role_is_on_nodes_with_its_custom_resources() -> None:
     on = nodes(8, 8, 8, n2={"h100": 8.0}, n3={"h100": 1.0})
     assert places(on, 2, 3, servers={"resources": {"h100": 1.0}}) == ("11", "223")
-
-
-def test_colocated_roles_share_as_few_nodes_as_hold_both() -> None:
-    together = [["ranks", "servers"]]
-    assert places(nodes(8, 8), 4, 2, 2, colocate=together) == ("1111", "11")
-    assert places(nodes(8, 8, 8), 8, 4, 2, colocate=together) == ("11112222", "1122")
-    assert places(nodes(8, 8, 8), 6, 6, servers={"nodes": 3}, colocate=[["servers", "critic"]]) == ("112233", "112233")
-
-
-def test_colocated_roles_are_spread_where_the_ranks_are() -> None:
-    apart = {"ranks": {"strategy": "spread"}, "colocate": [["ranks", "servers"]]}
-    assert places(nodes(8, 8, 8, 8), 4, 4, **apart) == ("1234", "1234")
-    assert places(nodes(8, 8, 8), 4, 2, **apart) == ("1122", "12")
-    assert places(nodes(8, 8, 1), 3, 3, **apart) == ("111", "111")
 
 
 def test_critic_and_reference_with_the_ranks_say_what_is_so_anyway() -> None:

@@ -101,64 +101,34 @@ def test_critics_activations_are_not_there_beside_the_policys() -> None:
 
 
 @pytest.mark.parametrize(
-    ("config", "kept"),
+    ("shape", "moe", "kept"),  # shape: hidden size, heads, key-value heads, head size, intermediate size
     [
         # Llama 3.1 70B: 6 * 8192 between norms, 3 * 8192 + 2 * 1024 in attention, 4 * 28672
+        ((8192, 64, 8, None, 28672), {}, 190464),
+        # Qwen3 4B: 32 heads of 128 with a hidden size of 2560
+        ((2560, 32, 8, 128, 9728), {}, 6 * 2560 + 3 * 4096 + 2 * 1024 + 4 * 9728),
+        # Qwen3 30B-A3B: 8 experts of 768 for a token; 6144 is for layers without experts
         (
-            {"hidden_size": 8192, "num_attention_heads": 64, "num_key_value_heads": 8, "intermediate_size": 28672},
-            190464,
-        ),
-        # Qwen3 4B: 32 heads of 128 beside a hidden size of 2560
-        (
-            {
-                "hidden_size": 2560,
-                "num_attention_heads": 32,
-                "num_key_value_heads": 8,
-                "head_dim": 128,
-                "intermediate_size": 9728,
-            },
-            6 * 2560 + 3 * 4096 + 2 * 1024 + 4 * 9728,
-        ),
-        # Qwen3 30B-A3B: a token goes through 8 experts of 768; 6144 is of layers that have none
-        (
-            {
-                "hidden_size": 2048,
-                "num_attention_heads": 32,
-                "num_key_value_heads": 4,
-                "head_dim": 128,
-                "intermediate_size": 6144,
-                "moe_intermediate_size": 768,
-                "num_experts_per_tok": 8,
-            },
+            (2048, 32, 4, 128, 6144),
+            {"moe_intermediate_size": 768, "num_experts_per_tok": 8},
             6 * 2048 + 3 * 4096 + 2 * 512 + 4 * 8 * 768,
         ),
         # Mixtral 8x7B: 2 experts of 14336
+        ((4096, 32, 8, None, 14336), {"num_experts_per_tok": 2}, 6 * 4096 + 3 * 4096 + 2 * 1024 + 4 * 2 * 14336),
+        # DeepSeekMoE 16B: 6 experts of 1408, and 2 for every token
         (
-            {
-                "hidden_size": 4096,
-                "num_attention_heads": 32,
-                "num_key_value_heads": 8,
-                "intermediate_size": 14336,
-                "num_experts_per_tok": 2,
-            },
-            6 * 4096 + 3 * 4096 + 2 * 1024 + 4 * 2 * 14336,
-        ),
-        # DeepSeekMoE 16B: 6 experts of 1408 and 2 that every token goes through
-        (
-            {
-                "hidden_size": 2048,
-                "num_attention_heads": 16,
-                "intermediate_size": 10944,
-                "moe_intermediate_size": 1408,
-                "num_experts_per_tok": 6,
-                "n_shared_experts": 2,
-            },
+            (2048, 16, None, None, 10944),
+            {"moe_intermediate_size": 1408, "num_experts_per_tok": 6, "n_shared_experts": 2},
             6 * 2048 + 3 * 2048 + 2 * 2048 + 4 * 8 * 1408,
         ),
     ],
 )
-def test_a_layer_keeps_what_its_heads_and_its_experts_take(config: dict[str, int], kept: int) -> None:
-    assert size_of_shape(1000, {"num_hidden_layers": 2, **config}).kept_in_layer == kept
+def test_a_layer_keeps_the_activations_of_its_heads_and_experts(
+    shape: tuple[int | None, ...], moe: dict[str, int], kept: int
+) -> None:
+    names = ("hidden_size", "num_attention_heads", "num_key_value_heads", "head_dim", "intermediate_size")
+    config = {name: value for name, value in zip(names, shape, strict=True) if value is not None}
+    assert size_of_shape(1000, {"num_hidden_layers": 2, **config, **moe}).kept_in_layer == kept
 
 
 def test_weights_in_another_programs_form_beside_the_models_are_not_counted(tmp_path: Path) -> None:

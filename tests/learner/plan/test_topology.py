@@ -36,16 +36,12 @@ def refusal(of: Settings, nodes: list[Node] | None) -> str:
     return str(caught.value)
 
 
-def test_each_rank_has_a_gpu_and_each_server_its_tensor_parallel_size() -> None:
-    assert shape(settings(), _TWO_EIGHTS) == [(1, 0, "here"), (2, 1, "packed"), (2, 2, "spread")]
-
-
-def test_without_gpus_everything_runs_on_cpus() -> None:
-    assert shape(settings(), [Node("127.0.0.1", 0)]) == [(1, 0, "here"), (2, 0, "packed"), (2, 0, "spread")]
-
-
-def test_gloo_on_a_cluster_with_gpus_leaves_the_servers_theirs() -> None:
-    assert shape(settings(weights={"backend": "gloo"}), _TWO_EIGHTS)[2] == (2, 2, "spread")
+@pytest.mark.parametrize(("num_gpus", "backend"), [(8, "auto"), (8, "gloo"), (0, "auto")])
+def test_each_rank_has_a_gpu_and_each_server_its_tensor_parallel_size(num_gpus: int, backend: str) -> None:
+    nodes = [Node("10.0.0.1", num_gpus), Node("10.0.0.2", num_gpus)]
+    ranks, servers = (1, 2) if num_gpus else (0, 0)
+    of = settings(weights={"backend": backend})
+    assert shape(of, nodes) == [(1, 0, "here"), (2, ranks, "packed"), (2, servers, "spread")]
 
 
 @pytest.mark.parametrize(("backend", "num_gpus"), [("auto", 2), ("nccl", 2), ("gloo", 0)])
@@ -66,16 +62,16 @@ def test_backend_follows_the_gpus_unless_it_is_named(wanted: str, num_gpus: int,
     assert choose_backend(wanted, num_gpus) == chosen
 
 
-def test_nccl_is_refused_without_a_gpu() -> None:
-    with pytest.raises(SettingsError, match=r"weights\.backend = nccl needs GPUs, and this cluster has none"):
-        choose_backend("nccl", 0)
-
-
-def test_ipc_is_refused_where_learner_and_engine_have_gpus_of_their_own() -> None:
-    with pytest.raises(
-        SettingsError, match="needs one rank and one server on one GPU, and they have GPUs of their own"
-    ):
-        choose_backend("ipc", 8)
+@pytest.mark.parametrize(
+    ("wanted", "num_gpus", "problem"),
+    [
+        ("nccl", 0, "weights.backend = nccl needs GPUs, and this cluster has none"),
+        ("ipc", 8, "needs one rank and one server on one GPU, and they have GPUs of their own"),
+    ],
+)
+def test_backend_that_the_gpus_do_not_allow_is_refused(wanted: str, num_gpus: int, problem: str) -> None:
+    with pytest.raises(SettingsError, match=problem):
+        choose_backend(wanted, num_gpus)
 
 
 def shared(num: int = 1, **more: object) -> Settings:
@@ -201,21 +197,6 @@ def test_a_second_copy_is_refused_and_not_counted_where_servers_sleep_during_a_p
 @pytest.mark.parametrize("num_gpus", [0, 6, 8])
 def test_a_run_that_fits_the_gpus_or_has_none_is_let_through(num_gpus: int) -> None:
     plan_topology(settings(), SIZES, [Node("127.0.0.1", num_gpus)])
-
-
-def test_a_run_that_wants_more_gpus_than_there_are_is_refused() -> None:
-    assert refusal(settings(), [Node("127.0.0.1", 5)]) == (
-        "settings: learner ranks and rollout servers need 6 GPUs (learner.num_ranks = 2, rollout.num_servers = 2, "
-        "rollout.tensor_parallel_size = 2); the cluster has 5 GPUs. Lower one of these."
-    )
-
-
-def test_a_server_whose_gpus_no_node_has_is_refused() -> None:
-    nodes = [Node("10.0.0.1", 3), Node("10.0.0.2", 3)]
-    assert refusal(settings(num_ranks=1, num_servers=1, tensor_parallel_size=4), nodes) == (
-        "settings: rollout servers need 1 times 4 GPUs of one node (rollout.num_servers, "
-        "rollout.tensor_parallel_size); the cluster, with 3, 3 GPUs, has room for 0. Lower one of these."
-    )
 
 
 def test_memory_of_a_server_is_its_share_of_the_weights_and_of_the_coordinator_the_window() -> None:
