@@ -90,7 +90,7 @@ def test_store_that_fails_is_told_of_once_and_gets_the_newest_when_it_is_back(
     told += copier.take_news()
     assert len(told) == 2
     assert told[0].startswith(f"{store.url}: copying the checkpoint of step 20 failed (")
-    assert told[0].endswith("Training continues; it is retried")
+    assert told[0].endswith("It is retried while training continues")
     assert told[1] == f"Checkpoints are copied to {store.url} again"
 
 
