@@ -19,7 +19,7 @@ if __name__ == "__main__":
 from rich.console import Console
 from rich.table import Table
 
-from learner.disk.metrics_lines import MetricsReader
+from learner.disk.run_folder import MetricsReader
 from learner.run.command import main as run
 from protocol.settings.evaluation import MAIN_SET
 from protocol.settings.section import LARGEST_COUNT

@@ -1,1 +1,1 @@
-"""What two processes must agree on: messages, codec, channels, versions, HTTP bodies, settings, log format."""
+"""Everything that two processes must agree on: messages, channels, weights, HTTP bodies, settings, files."""

@@ -1,21 +1,27 @@
-"""HOST:PORT as one text, and by which of its addresses a peer sees this machine.
+"""Addresses: HOST:PORT as one text, this machine's address toward a peer, and the ports that Sluice may listen on.
 
-An IPv6 address stands in brackets before its port, as in a URL: [fd00::1]:6379.
+An IPv6 address is in brackets, as in a URL: [fd00::1]:6379. `start_cluster.sh --ports` sets the range of ports that a
+firewall leaves open; Ray passes our part of it to all processes as SLUICE_PORTS.
 """
 
+import errno
+import os
 import re
 import socket
 
+from protocol.errors import OperatorError
+
+PORTS_VARIABLE = "SLUICE_PORTS"
 _FORM = re.compile(r"(?:\[(?P<bracketed>[^][\s]*:[^][\s]*)\]|(?P<plain>[^][:\s]+)):(?P<port>[0-9]{1,5})")
 
 
 def with_port(host: str, port: int | str) -> str:
-    """Return both as one text, which is also what a URL names a server by."""
+    """Return HOST:PORT, also for a URL."""
     return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
 
 
 def host_and_port(address: str) -> tuple[str, int]:
-    """Return the parts of an address, the host without brackets. Raises: ValueError where it has no such form.
+    """Return the parts of an address, the host without brackets. Raises: ValueError for another form.
 
     Example: "[fd00::1]:6379" gives ("fd00::1", 6379).
     """
@@ -26,14 +32,14 @@ def host_and_port(address: str) -> tuple[str, int]:
 
 
 def family_of(host: str) -> socket.AddressFamily:
-    """Return what a socket needs that is to listen at this address of a machine. host: an address, not a name."""
+    """Return the socket family for listening at an address. host: an address, not a name."""
     return socket.AF_INET6 if ":" in host else socket.AF_INET
 
 
 def own_address_toward(host: str) -> str:
     """Return this machine's address on the route to a peer; sends nothing. host: an address or a name.
 
-    By IPv4 where the name has addresses of both kinds and there is a route. Raises: OSError where there is none.
+    IPv4 is preferred. Raises: OSError without a route.
     """
     problem = OSError(f"{host} has no address")
     for family, kind, _, _, there in sorted(socket.getaddrinfo(host, 9, type=socket.SOCK_DGRAM)):
@@ -44,3 +50,32 @@ def own_address_toward(host: str) -> str:
         except OSError as error:
             problem = error
     raise problem
+
+
+def own_ports() -> range | None:
+    """Return the ports that our processes may listen on; None: any free port.
+
+    Example: SLUICE_PORTS=20500-20999 gives range(20500, 21000).
+    """
+    first, _, last = os.environ.get(PORTS_VARIABLE, "").partition("-")
+    return range(int(first), int(last) + 1) if last else None
+
+
+def listen(host: str) -> socket.socket:
+    """Return a socket that listens on one of our ports at `host`. Raises: OperatorError when all are in use."""
+    ports = own_ports()
+    for port in ports or (0,):
+        try:
+            return socket.create_server((host, port), family=family_of(host))
+        except OSError as error:
+            if ports is None or error.errno != errno.EADDRINUSE:
+                raise
+    raise no_free_port(host)
+
+
+def no_free_port(host: str) -> OperatorError:
+    """Return the error for a range of ports that are all in use."""
+    return OperatorError(
+        f"Each port of {os.environ[PORTS_VARIABLE]} on {host} is taken. Start the cluster with a larger range: "
+        "deploy/start_cluster.sh --ports FIRST-LAST."
+    )

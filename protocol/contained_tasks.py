@@ -1,7 +1,7 @@
-"""Tasks that a user's code starts cannot end the event loop that they run in.
+"""Tasks of a user's code that cannot end the event loop.
 
-asyncio lets SystemExit and KeyboardInterrupt out of any task, and the loop ends with all that it runs. Code that a
-policy wrote and a user's code runs may well call exit().
+asyncio raises a task's SystemExit and KeyboardInterrupt out of the loop, which ends every other task. A user's code may
+run a policy's program that calls exit().
 """
 
 import asyncio
@@ -14,9 +14,7 @@ _is_user_code: ContextVar[bool] = ContextVar("is_user_code", default=False)
 
 
 def contain_tasks() -> None:
-    """From here on the running task is a user's: in the tasks that it starts, and those that they start, what would end
-    the event loop is a RuntimeError.
-    """
+    """Turn SystemExit and KeyboardInterrupt into RuntimeError in all tasks that the running task starts from now on."""
     _is_user_code.set(True)
     loop = asyncio.get_running_loop()
     if loop.get_task_factory() is None:
@@ -27,13 +25,14 @@ def _make_task(
     loop: asyncio.AbstractEventLoop, coroutine: Coroutine[Any, Any, _T] | Generator[Any, None, _T], **options: Any
 ) -> "asyncio.Task[_T]":
     if _is_user_code.get() and isinstance(coroutine, Coroutine):
-        coroutine = _Contained(coroutine)
+        coroutine = _ContainedCoroutine(coroutine)
     return asyncio.Task(coroutine, loop=loop, **options)
 
 
-class _Contained(Coroutine[Any, Any, _T]):
-    """A coroutine in which what would end the event loop is a RuntimeError. Not a function: cancelled before its first
-    step, one would leave the coroutine inside it without ever closing it.
+class _ContainedCoroutine(Coroutine[Any, Any, _T]):
+    """A coroutine that raises RuntimeError instead of SystemExit and KeyboardInterrupt.
+
+    It is a class because a wrapper function that is cancelled before its first step would never close the coroutine.
     """
 
     def __init__(self, coroutine: Coroutine[Any, Any, _T]) -> None:
@@ -43,13 +42,13 @@ class _Contained(Coroutine[Any, Any, _T]):
         try:
             return self._coroutine.send(value)
         except (SystemExit, KeyboardInterrupt) as error:
-            raise _as_failure(error) from error
+            raise _runtime_error(error) from error
 
     def throw(self, *error: Any) -> Any:
         try:
             return self._coroutine.throw(*error)
         except (SystemExit, KeyboardInterrupt) as raised:
-            raise _as_failure(raised) from raised
+            raise _runtime_error(raised) from raised
 
     def close(self) -> None:
         self._coroutine.close()
@@ -58,5 +57,5 @@ class _Contained(Coroutine[Any, Any, _T]):
         return self._coroutine.__await__()
 
 
-def _as_failure(error: BaseException) -> RuntimeError:
+def _runtime_error(error: BaseException) -> RuntimeError:
     return RuntimeError(f"a task raised {type(error).__name__}: {error}")

@@ -2,9 +2,9 @@
 
 
 class OperatorError(Exception):
-    """The operator can fix this: the message names the value, what was expected and what to change.
+    """The operator can fix this: the message names the value, the expected form and the change to make.
 
-    A command that meets it prints the message alone, without a traceback, and exits with `exit_code`.
+    A command prints the message without a traceback and exits with `exit_code`.
     """
 
     exit_code = 1
@@ -28,16 +28,16 @@ class NeighbourError(Exception):
         self.detail = detail
 
     def __reduce__(self) -> tuple[type["NeighbourError"], tuple[str, str]]:
-        # Errors cross process borders by their constructor's arguments; Exception would keep the joined text alone.
+        # Pickling keeps the constructor's arguments; Exception would keep only the joined text.
         return type(self), (self.boundary, self.detail)
 
 
 class AwayError(NeighbourError):
-    """The neighbour's process is gone or out of reach, and is started again by itself where there is room for it."""
+    """The neighbour's process is gone or unreachable; Ray restarts it when there is room."""
 
 
 class FrameError(Exception):
-    """A message from another process is not what the schema says: `path` names the field, `reason` the kind."""
+    """A message from another process violates the schema: `path` names the field, `reason` the kind."""
 
     def __init__(self, path: str, problem: str, reason: str = "invalid") -> None:
         super().__init__(f"{path}: {problem}")
@@ -46,5 +46,5 @@ class FrameError(Exception):
         self.reason = reason
 
     def __reduce__(self) -> tuple[type["FrameError"], tuple[str, str, str]]:
-        # Errors cross process borders by their constructor's arguments; Exception would keep the joined text alone.
+        # Pickling keeps the constructor's arguments; Exception would keep only the joined text.
         return type(self), (self.path, self.problem, self.reason)

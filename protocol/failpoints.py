@@ -1,14 +1,14 @@
-"""Places where a process can be made to die, for tests of what a death there leaves behind.
+"""Points where tests crash a process, to check the state that a crash leaves.
 
-`failpoint(NAME)` stands at every point of saving, committing, restoring and pushing where a death matters. It does
+`failpoint(NAME)` is called at every point of saving, committing, restoring and pushing where a crash matters. It does
 nothing unless SLUICE_FAILPOINT was set when the process started (`tests/chaos/crash_points.py` and
-`tests/learner/checkpoint/test_crash_points.py` set it); set for `python -m learner.run`, it holds in the run's
-coordinator and learner ranks as well:
+`tests/learner/checkpoint/test_crash_points.py` set it). `python -m learner.run` passes it to the coordinator and the
+learner ranks:
 
     SLUICE_FAILPOINT=checkpoint.commit.renamed:kill      SIGKILL at the first pass
     SLUICE_FAILPOINT=ledger.commit.after:kill@40         SIGKILL at the 40th pass
     SLUICE_FAILPOINT=...:raise@2 or ...:stop@2           FailpointError, or SIGSTOP, at the 2nd pass
-    SLUICE_FAILPOINT=...:stop@every                      SIGSTOP at each pass: somebody lets the process go on
+    SLUICE_FAILPOINT=...:stop@every                      SIGSTOP at each pass; the test continues the process
 """
 
 import functools
@@ -19,8 +19,7 @@ import threading
 VARIABLE = "SLUICE_FAILPOINT"
 
 _EVERY = "every"
-# In the order in which a checkpoint passes them; then a start from one, the books of a step, a weight push, and the
-# turns on a shared device.
+# In the order of a checkpoint, a start from a checkpoint, a step's accounts, a weight push, a shared device's turns.
 FAILPOINTS: tuple[str, ...] = (
     "checkpoint.begin.before",
     "checkpoint.begin.leftovers_removed",
@@ -82,11 +81,11 @@ FAILPOINTS: tuple[str, ...] = (
 
 
 class FailpointError(RuntimeError):
-    """What a failpoint told to `raise` raises."""
+    """The error of the action `raise`."""
 
 
-class _Armed:
-    """The one failpoint of this process that is set, and at which pass it acts."""
+class _ActiveFailpoint:
+    """The process's failpoint, its action, and the pass at which it acts."""
 
     def __init__(self, setting: str) -> None:
         self._name, _, action = setting.partition(":")
@@ -101,11 +100,11 @@ class _Armed:
             )
         self._is_repeated = number == _EVERY
         if number and not self._is_repeated and not (number.isdecimal() and int(number)):
-            raise ValueError(f"{VARIABLE} = {setting}: {number!r} is no number of a pass, counted from 1.")
+            raise ValueError(f"{VARIABLE} = {setting}: {number!r} is not the number of a pass, counted from 1.")
         self._left = 1 if self._is_repeated else int(number or 1)
         self._lock = threading.Lock()
 
-    def passed(self, name: str) -> None:
+    def pass_by(self, name: str) -> None:
         if name not in FAILPOINTS:
             raise ValueError(f"failpoint({name!r}) is not in {__name__}.FAILPOINTS.")
         if name != self._name:
@@ -123,15 +122,15 @@ class _Armed:
 
 
 @functools.cache
-def _armed() -> _Armed | None:
-    """Return what the variable says when a failpoint is first passed: a learner rank is told it after its imports."""
-    return _Armed(os.environ[VARIABLE]) if os.environ.get(VARIABLE) else None
+def _active() -> _ActiveFailpoint | None:
+    """Return the environment's failpoint at the first call: a learner rank gets its environment after its imports."""
+    return _ActiveFailpoint(os.environ[VARIABLE]) if os.environ.get(VARIABLE) else None
 
 
 def failpoint(name: str) -> None:
-    """Do what SLUICE_FAILPOINT says of this name; nothing when it is not set.
+    """Act as SLUICE_FAILPOINT sets for this name.
 
-    Raises: FailpointError when told to; ValueError for a name that is not in FAILPOINTS, while any is set.
+    Raises: FailpointError for the action `raise`; ValueError for a name that is not in FAILPOINTS, if one is set.
     """
-    if (armed := _armed()) is not None:
-        armed.passed(name)
+    if (active := _active()) is not None:
+        active.pass_by(name)

@@ -1,7 +1,7 @@
-"""Chat messages whose contents are texts: what chat templates of text models can write.
+"""Chat messages with contents of one text each, for chat templates of text models.
 
-A template is not asked what it makes of a content that is a list of parts: some write it as Python would, others
-nothing at all, and the policy would be trained on that.
+Templates do not report a content that is a list of parts: some write its Python form, others nothing, and the policy
+would be trained on that.
 """
 
 from collections.abc import Mapping, Sequence
@@ -9,14 +9,13 @@ from typing import Any
 
 
 class ContentError(ValueError):
-    """A message has a content that is no text; str() says which and what is wrong."""
+    """A message has a content that is not text; str() names the message and the problem."""
 
 
 def with_texts(messages: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
-    """Return the messages, each content one text: parts of text are joined, None of an assistant's is "".
+    """Return the messages with one text as content: parts are joined, and an assistant's None becomes "".
 
-    What is written in one way alone stays: a number, no content at all, and None beside calls of tools, which some
-    templates write only then.
+    Numbers and missing contents stay, and so does None next to tool calls, which some templates require.
     Raises: ContentError. Example: [{"type": "text", "text": "Hi"}] becomes "Hi".
     """
     return [

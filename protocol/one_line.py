@@ -1,4 +1,4 @@
-"""Text of anyone's as one line that can be logged, sent and shown: no line breaks, nothing that cannot be encoded."""
+"""Foreign text as one line that can be logged, sent and shown, without line breaks and unencodable characters."""
 
 import re
 import traceback
@@ -9,25 +9,25 @@ _BREAKS = re.compile(r"[\x00-\x1f\x7f\x85\u2028\u2029]+")
 def one_line(text: object, max_characters: int = 500) -> str:
     """Return str(text) with each run of control characters and line breaks as one space, cut to max_characters.
 
-    What UTF-8 cannot carry (lone surrogates) becomes "?". An object whose __str__ fails is shown by its type.
+    Lone surrogates become "?". An object with a failing __str__ is shown by its type.
     Example: one_line("down\n12:00 INFO all is well") == "down 12:00 INFO all is well"
     """
     try:
         plain = str(text)
     except Exception:  # a user's exception or value may have a __str__ that fails
         plain = f"<{type(text).__name__} without a text>"
-    # Cut before the rest, which takes time in proportion; breaks at its ends may cost a few characters.
+    # Cut first, because the rest takes time in proportion; breaks at the ends may cost a few characters.
     plain = plain[: 2 * max_characters].encode(errors="replace").decode()
     return _BREAKS.sub(" ", plain).strip()[:max_characters]
 
 
 def first_line(error: BaseException | None) -> str:
-    """Return the first line of an exception's text, its type where it has none."""
+    """Return the first line of an exception's text; its type without one."""
     text = str(error).strip()
     return text.splitlines()[0] if text else type(error).__name__
 
 
-def described(error: BaseException) -> str:
+def describe_error(error: BaseException) -> str:
     """Return an exception as one line: type, text and the line of code that raised it.
 
     Example: "KeyError: 'board' (/home/me/my_env.py:12)"

@@ -1,17 +1,14 @@
-"""Calls through Ray between the rooms: the names both sides look up, and what a call that failed is reported as.
-
-Imports Ray inside functions only.
-"""
+"""Calls through Ray: names of actors, and the errors of failed calls. Only functions import Ray."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
 from protocol.errors import AwayError, NeighbourError, OperatorError
+from protocol.one_line import first_line
 
 NAMESPACE = "sluice"
-# What every actor of Sluice is made with. Ray's head would keep something of each call that was ever made, and a step
-# is several calls: 5 MB for 100,000 of them. What calls do is in a run's own metrics.
+# Options of every actor. Task events are off: Ray's head would keep 5 MB per 100,000 calls.
 OUR_ACTOR: dict[str, Any] = {"num_cpus": 0, "enable_task_events": False}
 FLEET = "sluice-fleet"
 SERVER_PREFIX = "sluice-rollout-"
@@ -27,39 +24,31 @@ def own_node_id() -> str:
 
 
 def keeper_of(node_id: str) -> str:
-    """Return the actor's name of the keeper of the node that Ray calls so."""
+    """Return the name of the keeper actor on a node."""
     return f"sluice-keeper-{node_id[:12]}"
 
 
 @contextmanager
 def naming_ray_errors(who: str, timeout_s: float) -> Iterator[None]:
-    """Report what a call to `who` raises within the block in our own errors.
+    """Turn Ray's errors of a call to `who` within the block into our own. Other errors pass.
 
-    Raises: what the callee raised, unwrapped, when it says what is wrong (OperatorError, NeighbourError); AwayError
-    when Ray is about to start it again; NeighbourError naming `who` when it died, did not answer within timeout_s, or
-    failed by a fault of its own, whose traceback is then the NeighbourError's cause. An error that is none of Ray's
-    passes as it is.
+    Raises: the callee's OperatorError or NeighbourError, unwrapped; AwayError when Ray restarts the callee;
+    NeighbourError naming `who` when it died, timed out after timeout_s or raised another error, which is the cause.
     """
     try:
         yield
     except Exception as error:
-        reported, cause = _reported(error, who, timeout_s)
+        reported, cause = _translate(error, who, timeout_s)
         if reported is error:
             raise
         raise reported from cause
 
 
-def first_line(error: BaseException) -> str:
-    """Return the first line of an error's text; Ray's texts go on for a page. Its type's name when it has none."""
-    lines = str(error).strip().splitlines()
-    return lines[0] if lines else type(error).__name__
-
-
-def _reported(error: Exception, who: str, timeout_s: float) -> tuple[Exception, Exception | None]:
-    """Return the error to raise, and the one whose traceback is worth keeping."""
+def _translate(error: Exception, who: str, timeout_s: float) -> tuple[Exception, Exception | None]:
+    """Return the error to raise and its cause; None: no cause."""
     from ray.exceptions import ActorDiedError, ActorUnavailableError, RayError, RayTaskError
 
-    # Asked first: what a callee raised is of its own type too, so that a TimeoutError over there is one here.
+    # First: Ray's error has the type of the callee's error too, such as TimeoutError.
     if isinstance(error, RayTaskError):
         if isinstance(error.cause, OperatorError | NeighbourError):
             return error.cause, None
@@ -68,7 +57,7 @@ def _reported(error: Exception, who: str, timeout_s: float) -> tuple[Exception, 
     if isinstance(error, TimeoutError):
         return NeighbourError(who, f"did not answer within {timeout_s:g} s"), None
     if isinstance(error, ActorUnavailableError):
-        return AwayError(who, "died: its process or its node is gone, or out of reach"), None
+        return AwayError(who, "died: its process or its node is gone or unreachable"), None
     if isinstance(error, ActorDiedError):
         return NeighbourError(who, f"died: {first_line(error).rstrip('.')}"), None
     if isinstance(error, RayError):

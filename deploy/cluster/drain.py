@@ -12,8 +12,7 @@ import ray
 from deploy.cluster.fleet_client import describe_fleet, describe_servers, stop_server
 from deploy.cluster.keeper_client import HEAD_RESOURCE
 from protocol.errors import OperatorError
-from protocol.node.drained import drain, read_drain_report, undrain
-from protocol.node.living import living_nodes
+from protocol.node.ray_nodes import drain, living_nodes, read_drain_report, undrain
 
 _ANSWER_S = 20.0
 _STOP_S = 90.0

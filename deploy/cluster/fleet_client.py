@@ -15,7 +15,8 @@ from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 from deploy.fleet.fleet import Fleet
 from protocol.addresses import host_and_port
 from protocol.errors import NeighbourError, OperatorError
-from protocol.ray_calls import FLEET, NAMESPACE, OUR_ACTOR, first_line, naming_ray_errors
+from protocol.one_line import first_line
+from protocol.ray_calls import FLEET, NAMESPACE, OUR_ACTOR, naming_ray_errors
 
 _CONNECT_S = 5.0
 

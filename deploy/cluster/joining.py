@@ -16,11 +16,10 @@ from pydantic import BaseModel, ConfigDict, ValidationError
 
 from deploy.cluster.known import is_head
 from deploy.node.home import Home
-from protocol.addresses import family_of, host_and_port
+from protocol.addresses import family_of, host_and_port, listen
 from protocol.errors import OperatorError, SettingsError
-from protocol.node.code_digest import code_digest
 from protocol.node.home import ClusterState, write_secret
-from protocol.ports import listen
+from protocol.node.identity import code_digest
 
 JOIN_FILE = "join"
 

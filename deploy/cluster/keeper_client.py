@@ -14,8 +14,8 @@ from deploy.cluster.fleet_client import ask
 from deploy.node.home import Home
 from deploy.node.keeper import KEEPER_ROOMS, Keeper, ServiceInfo
 from protocol.errors import NeighbourError, OperatorError
-from protocol.node.code_digest import code_digest
-from protocol.node.living import living_nodes
+from protocol.node.identity import code_digest
+from protocol.node.ray_nodes import living_nodes
 from protocol.ray_calls import NAMESPACE, OUR_ACTOR, keeper_of
 from protocol.waits import until
 

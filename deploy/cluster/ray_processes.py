@@ -17,11 +17,11 @@ from pydantic import ValidationError
 from deploy.cluster.options import LOOPBACK, StartOptions
 from deploy.node.home import Home
 from deploy.node.processes import MARK, end, family, find_marked, last_lines
-from protocol import ports
+from protocol.addresses import PORTS_VARIABLE
 from protocol.errors import OperatorError
 from protocol.http.listen import bind
 from protocol.node.home import ClusterState, ProcessRecord, cluster_path
-from protocol.node.process_space import process_space, started_ticks
+from protocol.node.identity import process_space, started_ticks
 
 # No trajectories or weights pass through Ray. Its minimum is 75 MB.
 _OBJECT_STORE_BYTES = 200_000_000
@@ -65,7 +65,7 @@ def ray_environment(home: Home, node_ip: str) -> dict[str, str]:
 def launch_ray(options: StartOptions, home: Home) -> "subprocess.Popen[bytes]":
     """Launch `ray start` for this node; `await_ray` waits for its end."""
     ours = "" if options.ports is None else options.ports.ours
-    environment = {**os.environ, **ray_environment(home, options.node_ip), ports.VARIABLE: ours}
+    environment = {**os.environ, **ray_environment(home, options.node_ip), PORTS_VARIABLE: ours}
     with open(home.logs / "ray_start.log", "wb") as log:
         return subprocess.Popen(  # noqa: S603  # our own command, without a shell
             _command(options, home),

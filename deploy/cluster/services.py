@@ -11,8 +11,8 @@ from deploy.cluster.options import LOOPBACK, StartOptions
 from deploy.node.home import Home
 from deploy.node.processes import MARK, launch
 from protocol.addresses import with_port
-from protocol.node.code_digest import code_digest
 from protocol.node.home import ProcessRecord
+from protocol.node.identity import code_digest
 
 _ROOT = Path(__file__).resolve().parents[2]
 

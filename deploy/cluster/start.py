@@ -35,7 +35,7 @@ from deploy.cluster.tables import show_cluster, show_how_to_join, show_next_step
 from deploy.node.home import Home, check_not_used_elsewhere, exclusive, make_home, this_home
 from deploy.node.processes import MARK, check_port, end, family, find
 from deploy.node.service import await_healthy
-from protocol import ports
+from protocol.addresses import PORTS_VARIABLE
 from protocol.errors import OperatorError
 from protocol.node.home import ClusterState, ProcessRecord, write_cluster
 from protocol.ray_calls import FLEET, NAMESPACE
@@ -55,7 +55,7 @@ def start(arguments: Sequence[str]) -> None:
         return
     known = known_cluster()
     options, home = read_start_options(arguments, known.options if known is not None else None), this_home()
-    os.environ[ports.VARIABLE] = options.ports.ours if options.ports is not None else ""
+    os.environ[PORTS_VARIABLE] = options.ports.ours if options.ports is not None else ""
     with exclusive(home):
         check_not_used_elsewhere(home)
         check_is_not_head(options.address, known)

@@ -71,7 +71,7 @@ def _end_orderly(state: ClusterState, is_now: bool) -> None:
 def _has_left(state: ClusterState) -> bool:
     """Return whether this node is drained, and the run has moved to other nodes."""
     from deploy.cluster.keeper_client import own_node
-    from protocol.node.drained import drained_nodes, read_drain_report
+    from protocol.node.ray_nodes import drained_nodes, read_drain_report
 
     node = own_node()
     word = read_drain_report(node) if node in drained_nodes() else None

@@ -114,8 +114,7 @@ def node_rows() -> list[NodeRow]:
     import ray
 
     from deploy.cluster.keeper_client import HEAD_RESOURCE
-    from protocol.node.drained import drained_nodes
-    from protocol.node.living import living_nodes
+    from protocol.node.ray_nodes import drained_nodes, living_nodes
 
     living = {str(node["NodeID"]): str(node["NodeManagerAddress"]) for node in living_nodes()}
     answers = {node_id: _ask_keeper(node_id) for node_id in living}

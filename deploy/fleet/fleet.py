@@ -24,7 +24,7 @@ from deploy.fleet.servers import (
     stop_server,
 )
 from protocol.errors import NeighbourError, OperatorError
-from protocol.node.code_digest import FLEET_ROOMS, code_digest
+from protocol.node.identity import FLEET_ROOMS, code_digest
 from protocol.ray_calls import NAMESPACE, OUR_ACTOR, SERVER_PREFIX
 from protocol.settings.run_spec import EngineRequest, RunSpec
 

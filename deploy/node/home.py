@@ -14,7 +14,7 @@ import zmq
 from protocol.disk.lock import locked, try_lock
 from protocol.errors import OperatorError
 from protocol.node.home import sluice_home, write_secret
-from protocol.node.process_space import machine_name, process_space
+from protocol.node.identity import machine_name, process_space
 
 _LOCK = "node.lock"
 

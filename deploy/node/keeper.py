@@ -17,8 +17,8 @@ from deploy.node.home import Home, mark_home_used
 from deploy.node.machine import MachineLoad, machine_load
 from deploy.node.service import WatchedService
 from protocol.errors import OperatorError
-from protocol.node.code_digest import code_digest
 from protocol.node.home import ProcessRecord, read_cluster, write_cluster
+from protocol.node.identity import code_digest
 
 KEEPER_ROOMS = ("protocol", "deploy")
 SERVICES = ("retriever", "reward")

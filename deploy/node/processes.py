@@ -11,7 +11,7 @@ import psutil
 from protocol.errors import OperatorError
 from protocol.http.listen import bind
 from protocol.node.home import ProcessRecord
-from protocol.node.process_space import process_space, started_ticks
+from protocol.node.identity import process_space, started_ticks
 
 MARK = "SLUICE_CLUSTER_FOLDER"
 """Environment variable of every process that a start launches: the cluster's folder for Ray."""

@@ -15,7 +15,7 @@ from rich.console import Console
 from rich.table import Table
 
 from deploy.cluster.known import connect_environment, is_ray_well, known_cluster
-from learner.disk.metrics_lines import MetricsReader
+from learner.disk.run_folder import MetricsReader
 from protocol.errors import OperatorError
 from protocol.node.current_run import current_run, logs_of_runs
 from protocol.settings.yaml_file import read_yaml

@@ -13,7 +13,7 @@ from learner.audit.run import AuditedRun, Breach, read_only
 from learner.audit.steps import Steps
 from learner.checkpoint.folder import LATEST
 from learner.checkpoint.manifest import Checkpoint, CorruptCheckpointError, verify
-from learner.disk.layout import CHECKPOINTS, LEDGER
+from learner.disk.run_folder import CHECKPOINTS, LEDGER
 
 # A running run removes its old checkpoints, file by file.
 _REMOVAL_S = 1.0

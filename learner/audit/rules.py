@@ -11,8 +11,7 @@ from learner.audit.run import AuditedRun, Breach
 from learner.audit.steps import Steps, Terms
 from learner.data.names import GroupName
 from learner.data.prompt_order import order_of
-from learner.disk.layout import LEDGER
-from learner.disk.metrics_lines import parse_metrics_line
+from learner.disk.run_folder import LEDGER, parse_metrics_line
 from learner.ledger.ledger import HELD_LINE, NOT_APPLIED
 
 METRICS = "metrics.jsonl"

@@ -13,8 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from learner.data.prompt_reading import RowName, read_prompts
-from learner.disk.layout import CHECKPOINTS, LEDGER
-from learner.disk.skipped_rows import read_skipped
+from learner.disk.run_folder import CHECKPOINTS, LEDGER, read_skipped
 from learner.ledger.schema import add_missing_tables_in_memory
 from protocol.errors import OperatorError, SettingsError
 from protocol.settings.loader import load_saved_settings

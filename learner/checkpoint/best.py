@@ -7,7 +7,7 @@ from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from learner.disk.metrics_lines import MetricsReader
+from learner.disk.run_folder import MetricsReader
 from protocol.disk.files import sync
 from protocol.settings.evaluation import EvalSettings
 

@@ -8,7 +8,7 @@ import contextlib
 import threading
 from collections.abc import Mapping
 
-from protocol.node.drained import DrainReport, drained_nodes, write_drain_report
+from protocol.node.ray_nodes import DrainReport, drained_nodes, write_drain_report
 
 # A healthy head answers within a few milliseconds.
 _ANSWER_S = 0.2

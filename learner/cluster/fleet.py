@@ -8,7 +8,7 @@ import ray
 
 from learner.cluster.ray_door import CALL_S, RETRY_S, call
 from protocol.errors import NeighbourError, OperatorError
-from protocol.node.code_digest import FLEET_ROOMS, code_digest
+from protocol.node.identity import FLEET_ROOMS, code_digest
 from protocol.ray_calls import FLEET, NAMESPACE
 from protocol.settings.run_spec import RunSpec
 

@@ -13,10 +13,10 @@ from ray.exceptions import RayError
 from learner.cluster.cluster_end import cluster_end
 from learner.plan.processes import Node
 from protocol.errors import OperatorError, SettingsError
-from protocol.node.drained import drained_nodes
 from protocol.node.home import ClusterState
-from protocol.node.living import living_nodes
-from protocol.ray_calls import first_line, naming_ray_errors
+from protocol.node.ray_nodes import drained_nodes, living_nodes
+from protocol.one_line import first_line
+from protocol.ray_calls import naming_ray_errors
 from protocol.settings.placement import without_names_of_ray
 
 CALL_S = 30.0

@@ -13,8 +13,7 @@ from learner.coordinator.loop import CoordinatorLoop
 from learner.coordinator.steps.record import RunRecord
 from learner.data.prompt_reading import RowName
 from learner.data.prompt_set import load_prompts, open_prompts
-from learner.disk.layout import LEDGER, TRAIN_INDEX
-from learner.disk.skipped_rows import read_skipped
+from learner.disk.run_folder import LEDGER, TRAIN_INDEX, read_skipped
 from learner.ledger.ledger import Ledger
 from learner.ledger.snapshots import LedgerCopies, in_a_thread
 from learner.live.status import RunStatus

@@ -1,20 +1,24 @@
-"""A Hugging Face model folder, read without loading the model: is it whole, how large, which vocabulary, what shape."""
+"""A Hugging Face model folder, read without loading the model: completeness, vocabulary, shape and size."""
 
 import hashlib
 import json
+from collections.abc import Iterator
+from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from safetensors import SafetensorError, safe_open
 
 from protocol.errors import SettingsError
+from protocol.settings.policy import LoraSettings
 from protocol.settings.settings import Settings
 
 
 def read_vocab_size(model: Path) -> int | None:
-    """Return the rows of a model's embedding as its config.json tells them, or None when it does not.
+    """Return the embedding's rows from config.json; None when it has no vocab_size.
 
-    A model of text and images tells its language model's under `text_config`.
-    Raises: SettingsError when it tells something that is no number of rows.
+    A model of text and images has its language model's under `text_config`.
+    Raises: SettingsError for a vocab_size that is not a positive number.
     """
     config = json.loads((model / "config.json").read_bytes())
     of_text = config.get("text_config")
@@ -31,10 +35,7 @@ def read_vocab_size(model: Path) -> int | None:
 
 
 def read_max_positions(model: Path) -> int | None:
-    """Return the tokens of the longest text a model takes, or None when its config.json does not tell.
-
-    Rotary scaling stretches it by its factor.
-    """
+    """Return the model's longest text in tokens, with its rotary scaling; None when config.json has no length."""
     config = json.loads((model / "config.json").read_bytes())
     of_text = config.get("text_config")
     for part in (of_text if isinstance(of_text, dict) else {}, config):
@@ -66,7 +67,7 @@ def find_model(settings: Settings) -> Path:
 
 
 def find_named_model(setting: str, name: str) -> Path:
-    """Return the local folder of the model that this setting names, as `find_model` does."""
+    """Return the local folder of a setting's model, as `find_model` does."""
     folder = Path(name)
     if not folder.is_dir():
         if name.startswith((".", "/", "~")) or name.count("/") > 1:  # no name on the hub looks like this
@@ -77,8 +78,9 @@ def find_named_model(setting: str, name: str) -> Path:
 
 
 def count_parameters(model: Path) -> int:
-    """Return the number of parameters in a model folder: from the headers of its safetensors files; for one without
-    such files, as many as its files may hold at 2 bytes each.
+    """Return a model folder's number of parameters, from the headers of its safetensors files.
+
+    Without such files: the size of its .bin files at 2 bytes a parameter.
     """
     stored = stored_weights(model)
     if not stored:
@@ -95,9 +97,9 @@ def count_parameters(model: Path) -> int:
 
 
 def stored_weights(model: Path) -> list[Path]:
-    """Return the safetensors files that a reader of a model folder opens; [] where it has none.
+    """Return the model's safetensors files; [] without any.
 
-    Others may lie beside them: the same weights in one file for another program (consolidated.safetensors), adapters.
+    A folder may have others: the same weights for another program (consolidated.safetensors), adapters.
     """
     if (model / _ONE_FILE).is_file():
         return [model / _ONE_FILE]
@@ -110,9 +112,9 @@ def stored_weights(model: Path) -> list[Path]:
 
 
 def is_readable(model: Path) -> bool:
-    """Return whether a folder holds a model in safetensors files, each as long as its own table tells.
+    """Return whether a folder holds a complete model in safetensors files.
 
-    One that was being written when the machine lost its power has files that are empty, cut off or missing.
+    After a loss of power during a write, files can be empty, cut off or missing.
     """
     index = model / f"{_ONE_FILE}.index.json"
     try:
@@ -141,7 +143,7 @@ def _fetch(setting: str, name: str) -> Path:
 
 
 def _check_model(folder: Path, setting: str, name: str) -> None:
-    """Raise SettingsError for a folder that is no whole model; reads the headers of its weights, not the weights."""
+    """Raise SettingsError for an incomplete model. Reads only the headers of its weights."""
     try:
         config = json.loads((folder / "config.json").read_bytes())
     except FileNotFoundError:
@@ -156,7 +158,7 @@ def _check_model(folder: Path, setting: str, name: str) -> None:
     if not weights:
         raise SettingsError(f"settings: {setting} = {name} holds no weights (*.safetensors). Give a complete model.")
     if not any(path.name.startswith(("tokenizer", "vocab")) or path.suffix == ".model" for path in folder.iterdir()):
-        # Asked for it, transformers would give an empty tokenizer of this kind of model: every text becomes no token.
+        # transformers would make an empty tokenizer, which turns every text into no tokens.
         raise SettingsError(f"settings: {setting} = {name} has no tokenizer. Give a complete model.")
     for path in weights:
         if path.suffix == ".safetensors":
@@ -174,9 +176,83 @@ def _check_weights(setting: str, path: Path) -> None:
 
 
 def model_digest(model_dir: Path) -> str:
-    """Return a hash of the model's shape and tokenizer: what a checkpoint must agree on, whatever its weights."""
+    """Return a hash of the model's shape and tokenizer, which a checkpoint must share."""
     digest = hashlib.sha256()
     for name in ("config.json", "tokenizer.json"):
         if (model_dir / name).is_file():
             digest.update(name.encode() + b"\0" + (model_dir / name).read_bytes())
     return digest.hexdigest()
+
+
+# Parts of names of matrices without an adapter: no linear layers, or the head.
+_WITHOUT_ADAPTER = ("embed", "lm_head", "wte", "wpe", ".experts.")
+
+
+@dataclass(frozen=True)
+class ModelSize:
+    """The sizes that memory depends on."""
+
+    parameters: int  # parameters of the model itself
+    adapters: int = 0  # trained parameters of LoRA adapters; 0: the model has none
+    num_layers: int = 0  # layers of the transformer; 0: unknown, as the next two
+    hidden_size: int = 0  # floats per token between layers
+    kept_in_layer: int = 0  # floats per token that a layer keeps for its backward pass
+
+
+def read_model_size(model: Path, lora: LoraSettings | None = None) -> ModelSize:
+    """Return the size of a model folder's model with these adapters. None and rank 0: no adapters."""
+    adapters = _count_adapters(model, lora) if lora is not None and lora.rank else 0
+    parameters = count_parameters(model)
+    config = json.loads((model / "config.json").read_bytes())
+    of_text = config.get("text_config")
+    return size_of_shape(parameters, {**config, **of_text} if isinstance(of_text, dict) else config, adapters)
+
+
+def size_of_shape(parameters: int, config: dict[str, Any], adapters: int = 0) -> ModelSize:
+    """Return the size of a model with this number of parameters and this config.json."""
+    shape = _shape(config)
+    if shape is None:
+        return ModelSize(parameters, adapters)
+    num_layers, hidden_size, query_size, key_size, mlp_size = shape
+    # Two norms keep their input, normalised and weighted; attention keeps queries, keys, values, output and the input
+    # of its projection; the gated linear layer keeps its gate before and after, its other half, and their product.
+    kept = 6 * hidden_size + 3 * query_size + 2 * key_size + 4 * mlp_size
+    return ModelSize(parameters, adapters, num_layers, hidden_size, kept)
+
+
+def _shape(config: dict[str, Any]) -> tuple[int, int, int, int, int] | None:
+    """Return (layers, hidden size, size of all queries, of all keys, width of the linear layer inside) or None.
+
+    For a mixture of experts the width is the sum over a token's experts.
+    """
+    num_layers, hidden_size = config.get("num_hidden_layers"), config.get("hidden_size")
+    heads, mlp_size = config.get("num_attention_heads"), config.get("intermediate_size")
+    if not all(type(value) is int and value > 0 for value in (num_layers, hidden_size, heads, mlp_size)):
+        return None
+    assert num_layers is not None
+    assert hidden_size is not None
+    assert heads is not None
+    assert mlp_size is not None
+    key_heads = config.get("num_key_value_heads") or heads
+    head_size = config.get("head_dim") or hidden_size // heads
+    experts, of_expert = config.get("num_experts_per_tok") or 1, config.get("moe_intermediate_size") or mlp_size
+    shared = config.get("shared_expert_intermediate_size") or (config.get("n_shared_experts") or 0) * of_expert
+    return num_layers, hidden_size, heads * head_size, key_heads * head_size, of_expert * experts + shared
+
+
+def _count_adapters(model: Path, lora: LoraSettings) -> int:
+    """Return lora.rank times (inputs + outputs), over all adapted matrices."""
+    total = 0
+    for name, shape in _stored_shapes(model):
+        if len(shape) != 2 or not name.endswith(".weight") or any(part in name for part in _WITHOUT_ADAPTER):
+            continue
+        if not lora.targets or name.split(".")[-2] in lora.targets:
+            total += lora.rank * sum(shape)
+    return total
+
+
+def _stored_shapes(model: Path) -> Iterator[tuple[str, tuple[int, ...]]]:
+    for path in stored_weights(model):
+        with safe_open(path, framework="numpy") as file:
+            for name in list(file.keys()):  # safe_open is no mapping
+                yield name, tuple(file.get_slice(name).get_shape())

@@ -1,4 +1,4 @@
-"""Whether two nodes share a folder: one leaves a mark there, the other reads it and leaves one beside it."""
+"""A test whether two nodes share a folder: one writes a mark, the other reads it and writes a second one."""
 
 import os
 import secrets
@@ -12,25 +12,25 @@ from protocol.errors import OperatorError
 
 @dataclass(frozen=True)
 class Mark:
-    """What one node left in a folder."""
+    """A mark of one node in a folder."""
 
-    path: Path  # a name that was never there before, so that no node remembers it as missing
-    text: str  # what stands in it
+    path: Path  # a new name, which no node has cached as missing
+    text: str  # content of the file
 
 
 @contextmanager
 def shared_mark(folder: Path) -> Iterator[Mark]:
-    """Leave a mark in a folder within the block. Raises: OperatorError when it cannot be written."""
+    """Write a mark to a folder for the time of the block. Raises: OperatorError when it cannot be written."""
     mark = Mark(folder / f".shared_{secrets.token_hex(8)}", secrets.token_hex(8))
     try:
-        _leave(mark)
+        _write(mark)
         yield mark
     finally:
         for path in (mark.path, *folder.glob(f"{mark.path.name}.*")):
             path.unlink(missing_ok=True)
 
 
-def _leave(mark: Mark) -> None:
+def _write(mark: Mark) -> None:
     try:
         with mark.path.open("w") as file:
             file.write(mark.text)
@@ -43,7 +43,7 @@ def _leave(mark: Mark) -> None:
 
 
 def sees(mark: Mark) -> bool:
-    """Return whether this process reads a mark and can write beside it."""
+    """Return whether this process reads the mark and can write to its folder."""
     try:
         is_same = mark.path.read_text() == mark.text
         mark.path.with_name(f"{mark.path.name}.{os.getpid()}").touch()

@@ -13,8 +13,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from learner.disk.layout import WANDB_ID
-from learner.disk.metrics_lines import MetricsReader
+from learner.disk.run_folder import WANDB_ID, MetricsReader
 from protocol.disk.files import replace_file
 
 _log = logging.getLogger("learner.live.wandb_log")

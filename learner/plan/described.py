@@ -13,7 +13,7 @@ from typing import Annotated
 
 from pydantic import Field, PositiveFloat, ValidationError, field_validator
 
-from learner.disk.model_size import ModelSize, size_of_shape
+from learner.disk.model_folder import ModelSize, size_of_shape
 from learner.plan.processes import Node
 from protocol.errors import SettingsError
 from protocol.settings.placement import MOST_OF_A_RESOURCE, refuse_names_of_ray

@@ -18,8 +18,7 @@ tests/learner/plan/test_measured_memory.py.
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from learner.disk.model_folder import BYTES, find_named_model
-from learner.disk.model_size import ModelSize, read_model_size
+from learner.disk.model_folder import BYTES, ModelSize, find_named_model, read_model_size
 from learner.plan.needs import is_reference_the_base, needs_critic, needs_reference
 from protocol.settings.settings import Settings
 from protocol.settings.zero_stage import Offload, critic_zero, zero_stage_of

@@ -19,8 +19,8 @@ from learner.checkpoint.best import BestBy, keep_best
 from learner.checkpoint.folder import aside_folder, begin, publish, rotate, seal
 from learner.checkpoint.manifest import Checkpoint, RefusedCheckpointError
 from learner.checkpoint.sealed_files import Tell, quiet
-from learner.disk.layout import CHECKPOINTS, LEDGER, WANDB_ID
 from learner.disk.model_folder import model_digest
+from learner.disk.run_folder import CHECKPOINTS, LEDGER, WANDB_ID
 from learner.models.policy import PolicyEngine
 from learner.models.read_back import CheckpointMismatchError, WrittenFiles, find_mismatch
 from learner.models.roles import Roles

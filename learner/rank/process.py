@@ -13,9 +13,9 @@ from typing import TYPE_CHECKING
 from learner.checkpoint.manifest import Checkpoint
 from learner.disk.shared_folder import Mark, sees
 from learner.rank.place import RankPlace, RunPlace
+from protocol.addresses import listen
 from protocol.node.home import read_cluster
 from protocol.node.small_model_files import SmallFiles
-from protocol.ports import listen
 from protocol.settings.settings import Settings
 
 if TYPE_CHECKING:

@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 
 from learner.data.filtered import FILTERED
 from learner.data.names import GroupName
-from learner.disk.metrics_lines import parse_metrics_line
+from learner.disk.run_folder import parse_metrics_line
 from protocol.errors import SettingsError
 from protocol.settings.loader import describe_settings, load_saved_settings
 from protocol.settings.settings import Settings

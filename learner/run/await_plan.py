@@ -10,7 +10,7 @@ from learner.cluster import ray_door
 from learner.cluster.cluster_end import check_cluster
 from learner.plan.topology import place_servers, plan_topology
 from protocol.errors import OperatorError, SettingsError
-from protocol.node.drained import drained_nodes
+from protocol.node.ray_nodes import drained_nodes
 
 if TYPE_CHECKING:
     import threading

@@ -7,8 +7,8 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from learner.cluster import fleet, ray_door
-from learner.disk.metrics_lines import MetricsReader
 from learner.disk.model_folder import read_vocab_size
+from learner.disk.run_folder import MetricsReader
 from learner.plan.memory import Sizes, read_sizes
 from learner.plan.needs import needs_of
 from learner.plan.topology import plan_topology

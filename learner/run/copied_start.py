@@ -9,7 +9,7 @@ from learner.checkpoint.best import best_of
 from learner.checkpoint.copies.copier import KEPT_RECORDS, CheckpointCopier
 from learner.checkpoint.copies.store import Copy, CopyStore, StoreError, manifest_digest, open_store
 from learner.checkpoint.manifest import MANIFEST, CorruptCheckpointError, verify
-from learner.disk.layout import CHECKPOINTS, SETTINGS
+from learner.disk.run_folder import CHECKPOINTS, SETTINGS
 from learner.run.start import RunStart, lock_folder, plan_start
 from learner.run.terminal import say
 from protocol.disk.files import move_synced, replace_file

@@ -8,7 +8,7 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from learner.disk.layout import SETTINGS
+from learner.disk.run_folder import SETTINGS
 from learner.run.terminal import say
 from protocol.errors import OperatorError
 from protocol.node.current_run import current_run, log_of_run, refusal

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 from learner.cluster.drain_marks import DrainMarks
 from learner.run.await_plan import plan_run
 from protocol.errors import SettingsError
-from protocol.node.drained import DrainReport
+from protocol.node.ray_nodes import DrainReport
 from protocol.ray_calls import own_node_id
 
 if TYPE_CHECKING:

@@ -20,7 +20,7 @@ from typing import Any, Literal
 
 from learner.run.server import RunServer, ServerCalls, ServerState
 from protocol.errors import NeighbourError, OperatorError
-from protocol.node.drained import DrainReport
+from protocol.node.ray_nodes import DrainReport
 from protocol.node.scale_request import ScaleReply, ScaleRequest, read_reply, read_request, write_reply
 from protocol.settings.run_spec import RunSpec
 

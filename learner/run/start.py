@@ -13,7 +13,7 @@ from pathlib import Path
 
 from learner.checkpoint.folder import newer_than, newest_valid, open_checkpoint, point_latest, set_aside_newer
 from learner.checkpoint.manifest import Checkpoint
-from learner.disk.layout import CHECKPOINTS, LEDGER, LOCK, LOGS, RECORDS, SETTINGS, WANDB_ID
+from learner.disk.run_folder import CHECKPOINTS, LEDGER, LOCK, LOGS, RECORDS, SETTINGS, WANDB_ID
 from protocol.disk.files import aside_of, copy_synced, move_synced, replace_file, sync
 from protocol.disk.lock import locked as lock_file
 from protocol.errors import OperatorError, SettingsError

@@ -6,7 +6,7 @@ import itertools
 import secrets
 from typing import Any, Protocol
 
-from protocol.ports import listen
+from protocol.addresses import listen
 from protocol.weights.group import BroadcastGroup, GlooGroup, NcclGroup, reach_store
 from protocol.weights.same_machine import SameMachineGroup, listen_here
 

@@ -1,1 +1,1 @@
-"""What our HTTP services share: bodies, limits, tokens, addresses."""
+"""Shared parts of our HTTP services: bodies, limits, tokens, addresses."""

@@ -1,1 +1,1 @@
-"""What a node keeps for all processes: keys, tokens, addresses, the digest of the code."""
+"""The state of a node that its processes share: keys, addresses, the current run, the digest of the code."""

@@ -1,7 +1,6 @@
-"""Which run uses this node's cluster: one at a time, because a second would take the first one's rollout servers.
+"""The run that uses this node's cluster. Only one may: a second would take its rollout servers.
 
-The run's command locks a file in SLUICE_HOME for as long as it runs; the lock goes with its process, however that
-ends.
+The run's command holds the lock of a file in SLUICE_HOME, which the kernel releases when the command ends.
 """
 
 import os
@@ -16,11 +15,11 @@ from pydantic import BaseModel, ConfigDict, ValidationError
 from protocol.disk.lock import try_lock
 from protocol.errors import OperatorError
 from protocol.node.home import sluice_home
-from protocol.node.process_space import machine_name, process_space
+from protocol.node.identity import machine_name, process_space
 from protocol.waits import until
 
-# Somebody who only asks holds the lock for microseconds.
-_ASK_S = 1.0
+# Readers hold the lock for microseconds.
+_READERS_S = 1.0
 _RETRY_S = 0.02
 
 
@@ -30,16 +29,16 @@ class CurrentRun(BaseModel):
     model_config = ConfigDict(extra="forbid", frozen=True)
 
     run_id: str  # name of the run
-    folder: str  # the run's, as an absolute path
-    pid: int  # of its command
-    started_at: float = 0.0  # Unix seconds at which the command got the cluster; 0: an older command's
-    log: str = ""  # file that its output goes to; empty: a terminal or a pipe
-    machine: str = ""  # name of its command's; empty: an older command's
-    processes: str = ""  # of which machine and container `pid` is a number (`process_space`); empty: not known
+    folder: str  # absolute path of its folder
+    pid: int  # process number of its command
+    started_at: float = 0.0  # Unix seconds at which the run got the cluster; 0: unknown
+    log: str = ""  # file of its output; empty: a terminal or a pipe
+    machine: str = ""  # name of the command's machine; empty: unknown
+    processes: str = ""  # machine and container in which `pid` is unique; empty: unknown
 
     @property
     def pid_here(self) -> int | None:
-        """Its command's process among those of this machine; None: it is another's, which shares SLUICE_HOME."""
+        """Process number of its command on this machine; None: it runs on another machine that shares SLUICE_HOME."""
         return self.pid if self.processes in ("", process_space()) else None
 
 
@@ -47,11 +46,10 @@ class CurrentRun(BaseModel):
 def using_cluster(run_id: str, folder: Path) -> Iterator[None]:
     """Keep other runs from this node's cluster within the block.
 
-    Raises: OperatorError naming the run that uses it, or when SLUICE_HOME cannot be written. Blocks for a second
-    at most.
+    Blocks for at most a second. Raises: OperatorError naming the run that uses it, or when SLUICE_HOME is read-only.
     """
     with _open_lock() as file:
-        if not any(try_lock(file.fileno()) for _ in until(_ASK_S, _RETRY_S)):
+        if not any(try_lock(file.fileno()) for _ in until(_READERS_S, _RETRY_S)):
             raise OperatorError(refusal(_parse(file)))
         mine = CurrentRun(
             run_id=run_id,
@@ -64,9 +62,8 @@ def using_cluster(run_id: str, folder: Path) -> Iterator[None]:
         )
         try:
             file.truncate(0)
-            os.pwrite(
-                file.fileno(), mine.model_dump_json().encode(), 0
-            )  # buffered, its failure would come at the close
+            # Unbuffered: a failure of a buffered write would appear when the file is closed.
+            os.pwrite(file.fileno(), mine.model_dump_json().encode(), 0)
         except OSError as error:
             raise OperatorError(
                 f"{_path()} cannot be written: {error.strerror}. Free the disk, then run again."
@@ -93,12 +90,12 @@ def current_run() -> CurrentRun | None:
 
 
 def log_of_run(name: str) -> Path:
-    """Return where a run of this name that is started in the background has its output on this node."""
+    """Return the file of a background run's output on this node."""
     return _logs() / f"{name}.log"
 
 
 def logs_of_runs() -> list[Path]:
-    """Return the output of the runs that were started in the background here, newest first."""
+    """Return the output files of background runs on this node, newest first."""
     return sorted(_logs().glob("*.log"), key=lambda log: -log.stat().st_mtime)
 
 
@@ -107,7 +104,7 @@ def _logs() -> Path:
 
 
 def _file_of_output() -> str:
-    """Return the file that standard output goes to; empty where it is none."""
+    """Return the file of standard output; empty when it is not a file."""
     try:
         path = Path(os.readlink("/proc/self/fd/1"))
     except OSError:
@@ -120,7 +117,7 @@ def _path() -> Path:
 
 
 def _open_lock() -> TextIO:
-    """Open the lock's file, which stays where it is: one that is removed could be locked twice."""
+    """Open the lock file. It is never removed: a removed file could be locked twice."""
     try:
         return open(os.open(_path(), os.O_RDWR | os.O_CREAT, 0o600), "r+", encoding="utf-8")
     except OSError as error:
@@ -132,7 +129,7 @@ def _cannot_be_opened(error: OSError) -> OperatorError:
 
 
 def _parse(file: TextIO) -> CurrentRun | None:
-    """Return whose lock it is, None for one who has it and has not signed yet."""
+    """Return the run that holds the lock; None when it has not written its name yet."""
     file.seek(0)
     try:
         return CurrentRun.model_validate_json(file.read())
@@ -141,7 +138,7 @@ def _parse(file: TextIO) -> CurrentRun | None:
 
 
 def refusal(other: CurrentRun | None) -> str:
-    """Return what to say to who wants the cluster while this run has it. other: None: it has not told its name yet."""
+    """Return the error message for a second run. other: the run that uses the cluster; None: unknown."""
     if other is None:
         return "Another run is using this cluster. Wait for its end."
     of_machine, there = ("", "") if other.pid_here else (f" of {other.machine}", " there")

@@ -1,6 +1,6 @@
-"""Where a node's cluster keeps its files, and what is known of the cluster that runs here.
+"""The files of a node's cluster, and the description of the cluster that runs here.
 
-SLUICE_HOME (default: .sluice beside the code) holds cluster.json, keys/, token, ray_token, logs/, cache/, quickstart/.
+SLUICE_HOME (default: .sluice in the checkout) holds cluster.json, keys/, token, ray_token, logs/, cache/, quickstart/.
 Folders are 0700 and secrets 0600.
 """
 
@@ -12,58 +12,58 @@ from pydantic import BaseModel, ConfigDict, ValidationError
 
 from protocol.disk.files import replace_file
 from protocol.errors import OperatorError
-from protocol.node.process_space import process_space, started_ticks
+from protocol.node.identity import process_space, started_ticks
 from protocol.wire.channel import KeyPair
 
 _NO_CLUSTER = "No Sluice cluster runs here. Start one with deploy/start_cluster.sh"
 
 
 class ProcessRecord(BaseModel):
-    """A process of ours: pid and start together say that it is still the same one."""
+    """A process of ours, identified by its pid and its start."""
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
-    name: str  # what it is: ray, retriever or reward
-    pid: int  # of the process; Ray's: its raylet
-    started_at: float  # Unix seconds, by what the clock was set to when it was recorded
-    ticks: int | None = None  # of the kernel, from its own start to the process's; None: an earlier version's record
-    processes: str = ""  # of which machine and container `pid` is a number (`process_space`)
-    url: str | None  # where it is asked: an http address; Ray's: HOST:PORT. None: nowhere
-    log: str  # path of its log; Ray's: the folder of its logs
-    # what it was started with; a start that asks for another command replaces it. Ray's: what it was told of resources
+    name: str  # ray, retriever or reward
+    pid: int  # process number; for ray the raylet's
+    started_at: float  # Unix seconds, by the clock at the time of the record
+    ticks: int | None = None  # start of the process in kernel ticks; None: an earlier version's record
+    processes: str = ""  # machine and container in which `pid` is unique (`process_space`)
+    url: str | None  # http address; for ray HOST:PORT. None: no address
+    log: str  # path of its log; for ray the folder of its logs
+    # command line, without which a start replaces the process; for ray its resources
     command: tuple[str, ...] = ()
-    code: str = ""  # digest of the code it runs; a start with other code replaces it. Empty: none of ours
+    code: str = ""  # digest of its code; a start with other code replaces it. Empty: not our code
 
     def is_still(self, started_at: float, tolerance_s: float) -> bool:
-        """Return whether the process that has this pid now, and began at `started_at` by today's clock, is this one."""
+        """Return whether this is the process that has the pid now and started at `started_at` by the present clock."""
         if self.ticks is None:
             return abs(started_at - self.started_at) < tolerance_s
         return self.processes == process_space() and self.ticks == started_ticks(self.pid)
 
 
 class ClusterState(BaseModel):
-    """cluster.json: addresses and files, never a secret itself."""
+    """cluster.json: addresses and files, no secret."""
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
     ray_address: str  # HOST:PORT for ray.init
     namespace: str  # Ray namespace of our actors
-    node_ip: str  # this node's, by which other processes reach it; 127.0.0.1: this machine alone
-    retriever_url: str  # where searches are posted, /retrieve included
-    shared_retriever_url: str | None = None  # the same for other nodes, while their own is down; None: they do not
-    reward_url: str | None  # where samples are posted to the bundled reward service; None: started without it
+    node_ip: str  # address of this node for other processes; 127.0.0.1: only this machine
+    retriever_url: str  # address for searches, with /retrieve
+    shared_retriever_url: str | None = None  # address for other nodes while their retriever is down; None: not shared
+    reward_url: str | None  # address of the bundled reward service; None: it was not started
     token_file: str  # path of the bearer token of retriever and reward service
     ray_token_file: str  # path of Ray's own token
     keys_dir: str  # folder of the CURVE keys
-    processes: list[ProcessRecord]  # on this node: ray, retriever and, unless it was declined, reward
-    # of the start that made it: the next start's, where it is given no other
+    processes: list[ProcessRecord]  # processes on this node: ray, retriever and reward
+    # options of the start, which are the defaults of the next start
     options: dict[str, bool | str | int | None] = {}
 
     def ray_environment(self) -> dict[str, str]:
-        """Return the environment variables a process needs before it imports ray, to be let in."""
+        """Return the environment variables that a process needs to connect, before it imports ray."""
         environment = {"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN_PATH": self.ray_token_file}
         if self.node_ip == "127.0.0.1":
-            # Otherwise Ray looks for 127.0.0.1 at its address on the network, where nothing of ours listens.
+            # Otherwise Ray replaces 127.0.0.1 by the network address, where we do not listen.
             environment["RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER"] = "0"
         return environment
 
@@ -71,8 +71,8 @@ class ClusterState(BaseModel):
 class Keys(NamedTuple):
     """CURVE keys of a run's sockets."""
 
-    coordinator: KeyPair  # the coordinator's own: every peer knows its public half
-    peer: KeyPair  # that of every rank and rollout server: the only ones let in
+    coordinator: KeyPair  # pair of the coordinator; peers know its public key
+    peer: KeyPair  # pair of all ranks and rollout servers, which the coordinator accepts
 
 
 def sluice_home() -> Path:
@@ -85,7 +85,7 @@ def cluster_path() -> Path:
 
 
 def read_cluster() -> ClusterState:
-    """Return what is known of the cluster that runs here. Raises: OperatorError when there is none."""
+    """Return the description of the cluster that runs here. Raises: OperatorError when there is none."""
     try:
         return ClusterState.model_validate_json(cluster_path().read_bytes())
     except FileNotFoundError:
@@ -105,7 +105,7 @@ def load_keys() -> Keys:
 
 
 def write_secret(path: Path, text: str) -> None:
-    """Write a file that only its owner can read, in one step."""
+    """Replace a file that only its owner can read, in one step."""
     path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
     replace_file(path, text.encode(), mode=0o600)
 

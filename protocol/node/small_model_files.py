@@ -70,7 +70,7 @@ def write_small_files(files: SmallFiles) -> Path:
     try:
         folder.mkdir(parents=True, exist_ok=True, mode=0o700)
         for name, content in files.items():
-            path = folder / _checked(name)
+            path = folder / _plain_name(name)
             # The content is compared: a file may be empty after a loss of power.
             if not path.is_file() or path.read_bytes() != content:
                 with replacing(path, writer=str(os.getpid())) as aside:
@@ -93,7 +93,7 @@ def _is_small(path: Path, with_code: bool) -> bool:
     return path.suffix in _SUFFIXES or (with_code and path.suffix == _CODE_SUFFIX)
 
 
-def _checked(name: str) -> str:
+def _plain_name(name: str) -> str:
     if name != Path(name).name:
         raise ValueError(f"small model files: {name!r} is not a plain file name")
     return name

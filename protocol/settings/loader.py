@@ -30,12 +30,12 @@ def load_settings(config: Path | None, options: Sequence[str], folder: Path | No
     """Return the settings of a YAML file (may be None) with command-line options laid over it.
 
     folder: where relative paths start; None: paths stay as they are.
-    Raises: SettingsError naming the setting, its value, what was expected and what to change.
+    Raises: SettingsError naming the setting, its value, the expected form and the change to make.
     """
     from_file = read_yaml(config) if config else {}
     from_options = _parse_options(options)
     _check_recipe_has_effect(config, from_file, from_options)
-    return _validated(_merge(from_file, from_options), folder)
+    return _validate(_merge(from_file, from_options), folder)
 
 
 def load_saved_settings(path: Path) -> Settings:
@@ -43,7 +43,7 @@ def load_saved_settings(path: Path) -> Settings:
 
     Raises: SettingsError when the file cannot be read.
     """
-    return _validated(_known(read_yaml(path), Settings), None)
+    return _validate(_existing_fields(read_yaml(path), Settings), None)
 
 
 def names_own_run(options: Sequence[str]) -> bool:
@@ -65,12 +65,12 @@ def describe_settings(settings: Settings) -> list[tuple[str, str, bool]]:
     """Return (name, value as the command line takes it, differs from its default) of every setting, in order."""
     defaults = dict(_flatten("", Settings().model_dump(mode="json")))
     given = _flatten("", settings.model_dump(mode="json"))
-    return [(name, _shown(value), value != defaults.get(name)) for name, value in given]
+    return [(name, _as_option(value), value != defaults.get(name)) for name, value in given]
 
 
 def save_settings(settings: Settings, path: Path) -> None:
     """Write the resolved settings as YAML that `--config` reads back, and the given ones as given.yaml next to it."""
-    for content, file in ((settings.given, path.with_name(GIVEN)), (settings.model_dump(mode="json"), path)):
+    for content, file in ((settings.given_settings(), path.with_name(GIVEN)), (settings.model_dump(mode="json"), path)):
         replace_file(file, yaml.safe_dump(content, sort_keys=False).encode())
 
 
@@ -106,7 +106,7 @@ class _Parser(argparse.ArgumentParser):
         raise SettingsError(f"settings: {message}. --help lists every setting.")
 
 
-def _validated(given: dict[str, Any], folder: Path | None) -> Settings:
+def _validate(given: dict[str, Any], folder: Path | None) -> Settings:
     try:
         return Settings.model_validate(given, context=None if folder is None else {"folder": folder})
     except ValidationError as error:
@@ -171,15 +171,15 @@ def _merge(below: dict[str, Any], above: dict[str, Any]) -> dict[str, Any]:
     return merged
 
 
-def _known(given: Any, kind: Any) -> Any:
+def _existing_fields(given: Any, kind: Any) -> Any:
     """Return a value without the fields that its section, or its list's section, does not have in this version."""
     if isinstance(given, list) and get_origin(kind) is list:
-        return [_known(each, get_args(kind)[0]) for each in given]
+        return [_existing_fields(each, get_args(kind)[0]) for each in given]
     section = _section_of(kind)
     if section is None or not isinstance(given, dict):
         return given
     fields = section.model_fields
-    return {name: _known(value, fields[name].annotation) for name, value in given.items() if name in fields}
+    return {name: _existing_fields(value, fields[name].annotation) for name, value in given.items() if name in fields}
 
 
 def _section_of(annotation: Any) -> type[Section] | None:
@@ -218,5 +218,5 @@ def _without_secrets(value: str) -> str:
     return re.sub(r"(?<=://)([^\s?'\"]+)\?[^\s'\"]+", r"\1?***", value)
 
 
-def _shown(value: Any) -> str:
+def _as_option(value: Any) -> str:
     return value if isinstance(value, str) else json.dumps(value)

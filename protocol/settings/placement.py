@@ -174,13 +174,13 @@ def _check_shape(name: str, placed: RankPlacement, whole: str, count: int, gpus_
     if gpus % gpus_each:
         raise ValueError(
             f"{name}.gpus_per_node = {gpus} is no multiple of rollout.tensor_parallel_size = {gpus_each}: a server's "
-            "GPUs are of one node. Change one of them."
+            "GPUs are of one node. Change one."
         )
     fit = _fitting(placed, gpus, gpus_each)
     if nodes is None and count % fit:
         raise ValueError(
             f"{name}.gpus_per_node = {gpus} holds {fit} processes on each node, and {whole} is no multiple of it. "
-            "Change one of them."
+            "Change one."
         )
     if nodes is not None and nodes * fit != count:
         raise ValueError(
@@ -227,7 +227,7 @@ def _check_shared_gpu(servers: ServerPlacement, rollout: RolloutSettings, weight
     if rollout.tensor_parallel_size > 1:
         raise ValueError(
             f"{name} is a share of one GPU, and rollout.tensor_parallel_size = {rollout.tensor_parallel_size} gives "
-            "each server whole ones. Set one of them to 1."
+            "each server whole ones. Set one to 1."
         )
     if weights.backend != "gloo":
         raise ValueError(

@@ -11,9 +11,9 @@ from pydantic import (
 from protocol.settings.paths import FILE_ENVIRONMENTS, EnvironmentName
 from protocol.settings.section import Count, CountAboveZero, Fraction, Seconds, Section
 
-# vLLM's name for the logprobs of the distribution that tokens are drawn from, temperature and all.
+# vLLM's name for logprobs of the sampled distribution, temperature included.
 LOGPROBS_MODE = "processed_logprobs"
-# vLLM takes biases in this range.
+# vLLM's range of biases.
 _Bias = Annotated[float, Field(ge=-100.0, le=100.0)]
 
 BUNDLED_ENVIRONMENTS = ("single_turn", "search", "tools", "agents")
@@ -28,36 +28,33 @@ class RolloutSettings(Section):
     tensor_parallel_size: CountAboveZero = Field(1, description="GPUs of one server.")
     group_size: CountAboveZero = Field(8, le=4096, description="Samples of one prompt.")
     environment: EnvironmentName = Field("single_turn", description=f"{ENVIRONMENT_FORMS}.")
-    max_turns: CountAboveZero = Field(
-        4, description="Turns in which the policy may search or call tools before its last."
-    )
-    max_response_tokens: CountAboveZero = Field(500, description="Tokens the policy may write in one turn.")
+    max_turns: CountAboveZero = Field(4, description="Turns with a search or tool call, before the last turn.")
+    max_response_tokens: CountAboveZero = Field(500, description="Longest policy message of one turn, in tokens.")
     max_observation_tokens: CountAboveZero = Field(
-        500, description="Tokens of one reply of the environment; longer ones are cut."
+        500, description="Longest reply of the environment, in tokens; longer replies are cut."
     )
     max_context_tokens: CountAboveZero = Field(
-        4096, le=1 << 24, description="Tokens of a whole trajectory, prompt included."
+        4096, le=1 << 24, description="Longest trajectory, in tokens with the prompt."
     )
     max_conversation_s: Seconds | None = Field(
         None,
-        description="A conversation whose turns and replies took longer gets no further turn, and is scored as it is; "
-        "null: no limit.",
+        description="Longest time of a conversation's turns and replies; then it ends and is scored; null: no limit.",
     )
     temperature: PositiveFloat = Field(1.0, description="Sampling temperature.")
-    max_groups_in_flight: CountAboveZero = Field(64, le=4096, description="Groups that one server works on at a time.")
+    max_groups_in_flight: CountAboveZero = Field(64, le=4096, description="Groups in flight on one server.")
     turn_timeout_s: Seconds = Field(600.0, description="Longest wait for one generation.")
-    lease_timeout_s: Seconds = Field(1800.0, description="Longest life of a lease before its prompt goes out again.")
+    lease_timeout_s: Seconds = Field(1800.0, description="Longest life of a lease; then its group is leased again.")
     resume_turns: bool = Field(
         True,
-        description="The coordinator keeps finished turns of a conversation; another server goes on from them when "
-        "its own is gone. False: it begins anew.",
+        description="The coordinator keeps finished turns of a conversation; another server resumes from them when the "
+        "first one is lost. False: the conversation restarts.",
     )
     start_timeout_s: Seconds = Field(600.0, description="Longest wait for the servers to start.")
     engine_args: dict[str, Any] = Field({}, description="Passed to vLLM's AsyncEngineArgs unchanged.")
 
     @field_validator("engine_args")
     @classmethod
-    def _refuse_what_training_cannot_use(cls, value: dict[str, Any]) -> dict[str, Any]:
+    def _refuse_unusable(cls, value: dict[str, Any]) -> dict[str, Any]:
         if value.get("enable_lora"):
             raise ValueError(
                 "enable_lora = true wraps the engine's layers, and pushes would find their weights under other names. "
@@ -70,8 +67,8 @@ class RolloutSettings(Section):
             )
         if (mode := value.get("logprobs_mode", LOGPROBS_MODE)) != LOGPROBS_MODE:
             raise ValueError(
-                f"logprobs_mode = {mode} has the engine tell other logprobs than those of the distribution that it "
-                "draws tokens from, and training would take the one for the other. Remove it."
+                f"logprobs_mode = {mode} makes the engine return logprobs of another distribution than it samples "
+                "from, and every ratio would be wrong. Remove it."
             )
         return value
 
@@ -81,39 +78,37 @@ class AgentsSettings(Section):
 
     host: str = Field("127.0.0.1", min_length=1, description="Address that rollout servers listen on for agents.")
     port: Annotated[int, Field(ge=0, le=65535)] = Field(
-        0, description="Port of a node's first rollout server; its next ones take the next free ones. 0: any free one."
+        0, description="Port of a node's first rollout server; others take the next free ports. 0: any free port."
     )
-    idle_timeout_s: Seconds = Field(300.0, description="An agent that asks nothing for so long has failed its sample.")
+    idle_timeout_s: Seconds = Field(300.0, description="Longest pause between an agent's requests.")
     trained_conversation: Literal["last", "longest", "only"] = Field(
         "last",
-        description="Of several conversations of one sample: the one answered last is trained; the one in which the "
-        "policy wrote most; a second one is refused.",
+        description="Trained conversation of a sample with several. last: answered last; longest: most policy tokens; "
+        "only: a second conversation is refused.",
     )
     other_sampling: Literal["refuse", "ignore"] = Field(
         "refuse",
-        description="What becomes of a temperature, top_p or penalty that agents ask for and the run does not.",
+        description="Refuse or ignore an agent's temperature, top_p or penalty that differs from the run's.",
     )
-    max_requests: CountAboveZero = Field(
-        1000, le=100_000, description="Generations that one sample's agent may ask for."
-    )
+    max_requests: CountAboveZero = Field(1000, le=100_000, description="Largest number of generations for one sample.")
 
 
 class SamplingSettings(Section):
-    """How samples are drawn beside rollout.temperature. What changes the distribution is for evaluations alone."""
+    """Sampling parameters beyond rollout.temperature. Only evaluations may change the distribution."""
 
-    top_p: PositiveFloat = Field(1.0, le=1.0, description="Draw from the likeliest tokens of this share; 1: from all.")
-    top_k: Count = Field(0, description="Draw from so many likeliest tokens; 0: from all.")
-    min_p: Fraction = Field(0.0, description="Draw from tokens of at least this share of the likeliest's probability.")
+    top_p: PositiveFloat = Field(1.0, le=1.0, description="Sample from the likeliest tokens of this total probability.")
+    top_k: Count = Field(0, description="Sample from this number of likeliest tokens; 0: from all.")
+    min_p: Fraction = Field(0.0, description="Sample from tokens with at least this share of the largest probability.")
     logit_bias: dict[Count, _Bias] = Field({}, max_length=1024, description="Token id -> added to its logit.")
     stop: list[Annotated[str, Field(min_length=1, max_length=200)]] = Field(
-        [], max_length=64, description="Strings that end a turn, beside the environment's; they stay in it."
+        [], max_length=64, description="Strings that end a turn, in addition to the environment's; they stay in it."
     )
     only_eval: bool = Field(
-        False, description="All of these for evaluations alone: training draws from the whole distribution."
+        False, description="Use these settings in evaluations only; training samples from the whole distribution."
     )
 
     @property
     def reshaping(self) -> dict[str, object]:
-        """Return the settings by which tokens are drawn from another distribution than the policy's, as they are."""
+        """Return the settings that change the distribution, with their values."""
         usual = {"top_p": 1.0, "top_k": 0, "min_p": 0.0, "logit_bias": {}}
         return {name: value for name, default in usual.items() if (value := getattr(self, name)) != default}

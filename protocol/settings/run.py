@@ -56,9 +56,8 @@ class WeightsSettings(Section):
     deadline_s: Seconds = Field(120.0, description="Longest wait for any one state of a push.")
     second_copy: bool | None = Field(
         None,
-        description="true: servers receive a push beside the weights in use and go on generating, for the memory of "
-        "one more model; false: into them, standing still, with two buckets; null: true over gloo, else and on shared "
-        "devices false.",
+        description="true: servers generate during a push and receive it into a second copy of the model; false: they "
+        "pause and receive it in place; null: true over gloo, false otherwise and on shared devices.",
     )
     probe: bool = Field(
         True, description="After each push compare logprobs of a fixed text between learner and server."

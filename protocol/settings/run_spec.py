@@ -1,4 +1,4 @@
-"""What a rollout server is told when a run attaches to it, and how an engine is asked for."""
+"""The description of a run that its rollout servers get, and the request for an engine."""
 
 from hashlib import sha256
 from pathlib import Path
@@ -7,7 +7,7 @@ from typing import Any, Literal
 import msgspec
 from pydantic import Field
 
-from protocol.node.code_digest import SERVER_ROOMS, code_digest
+from protocol.node.identity import SERVER_ROOMS, code_digest
 from protocol.node.small_model_files import read_small_files, small_files_digest
 from protocol.settings.rewards import RetrieverSettings, RewardsSettings
 from protocol.settings.rollout import AgentsSettings, RolloutSettings, SamplingSettings
@@ -17,36 +17,36 @@ from protocol.settings.tools import ToolsSettings
 
 
 class RunSpec(Section):
-    """One run's start, as a rollout server needs to know it. Keys, tokens and default addresses are its node's own."""
+    """A run's start, for its rollout servers. Keys, tokens and default addresses come from the server's node."""
 
     run_id: str  # the run's name
-    incarnation: int  # which start of the run this is, from 1
+    incarnation: int  # number of the run's start, from 1
     coordinator_address: str  # tcp://HOST:PORT
     seed: int  # run.seed
-    rollout: RolloutSettings  # of the run's settings
-    sampling: SamplingSettings = SamplingSettings()  # of the run's settings
-    tools: ToolsSettings = ToolsSettings()  # of the run's settings
-    agents: AgentsSettings = AgentsSettings()  # of the run's settings
-    retriever: RetrieverSettings  # of the run's settings; url None: the retriever of the server's node
-    shared_retrievers: tuple[str, ...] = ()  # those of the servers' nodes: asked where a node's own is down
-    rewards: RewardsSettings  # of the run's settings; no endpoints: the bundled one of the server's node
+    rollout: RolloutSettings
+    sampling: SamplingSettings = SamplingSettings()
+    tools: ToolsSettings = ToolsSettings()
+    agents: AgentsSettings = AgentsSettings()
+    retriever: RetrieverSettings  # url None: the retriever of the server's node
+    shared_retrievers: tuple[str, ...] = ()  # retrievers of other nodes, used while a node's own is down
+    rewards: RewardsSettings  # no endpoints: the bundled service of the server's node
 
 
 class EngineRequest(Section):
-    """The engine a run wants. Two runs whose requests have one `fingerprint` may use the same warm server."""
+    """The engine of a run. Runs with equal fingerprints can use the same warm server."""
 
     model: str  # model folder of the command's node
-    dtype: Literal["float32", "bfloat16"]  # of the weights
+    dtype: Literal["float32", "bfloat16"]  # type of the weights
     tensor_parallel_size: int  # GPUs of the engine
-    seed: int  # vLLM's own; each generation comes with one besides
-    max_model_len: int  # tokens of the longest trajectory, prompt included
+    seed: int  # vLLM's seed; each generation has its own
+    max_model_len: int  # longest trajectory, in tokens with the prompt
     trust_remote_code: bool  # True: code in the model folder may run
-    weights_backend: Literal["nccl", "gloo", "ipc"]  # how pushes come: nccl and ipc on GPUs, gloo and ipc on CPUs
-    shares_device: bool = False  # True: it gives its GPU up while a learner rank trains there
-    engine_args: dict[str, Any]  # for vLLM unchanged, over our defaults
+    weights_backend: Literal["nccl", "gloo", "ipc"]  # transport of pushes: nccl and ipc on GPUs, gloo and ipc on CPUs
+    shares_device: bool = False  # True: it frees its GPU while a learner rank trains there
+    engine_args: dict[str, Any]  # vLLM's arguments, over our defaults
     on_cpus: bool = True  # True: the cluster has no GPU
-    second_copy: bool = True  # True, over gloo: pushes come beside the weights in use; False: into them, in a pause
-    code: str = ""  # digest of the code that the server is to run
+    second_copy: bool = True  # True: pushes over gloo fill a second copy; False: they replace the weights in a pause
+    code: str = ""  # digest of the server's code
     files_digest: str = ""  # hash of the model's small files: shape, tokenizer, code; empty: `model` is on every node
     files: dict[str, bytes] = Field({})  # small files by name; a push brings the weights
 

@@ -1,4 +1,4 @@
-"""What the sections of the settings share: how a section refuses what it does not know, and the types of its fields."""
+"""The base class of the sections, and the types of their fields."""
 
 import re
 from collections.abc import Mapping
@@ -19,7 +19,7 @@ from pydantic import (
 
 
 def _number_of_text(value: Any) -> Any:
-    """Return the number that a command line's text stands for: a choice of numbers would refuse "2" for 2."""
+    """Return a command line's text as a number: a Literal of numbers would refuse "2"."""
     return int(value) if isinstance(value, str) and value.isdecimal() else value
 
 
@@ -27,12 +27,12 @@ _SECRET_NAME = re.compile(r"(^|[_-])(key|apikey|token|secret|password|passwd|pwd
 
 
 def is_secret_name(name: str) -> bool:
-    """Return whether what has this name is likely a secret: API_KEY, token."""
+    """Return whether this is probably the name of a secret: API_KEY, token."""
     return _SECRET_NAME.search(name) is not None
 
 
 def _without_secrets(url: HttpUrl) -> HttpUrl:
-    """Raise ValueError for a URL with a user, password or key: URLs are in settings.yaml, logs and error messages."""
+    """Raise ValueError for a URL with a user, password or key: URLs appear in settings.yaml, logs and errors."""
     if url.username or url.password:
         raise ValueError("holds a user or password, which would be in settings.yaml and logs. Use headers_env.")
     for name, _ in parse_qsl(url.query or "", keep_blank_values=True):
@@ -48,7 +48,7 @@ _LOCAL_STORES = ("file", "local")
 
 
 def _checked_store(url: str) -> str:
-    """Raise ValueError for what is no URL of one folder, or holds a user, password or key."""
+    """Raise ValueError for a text that is not a folder's URL, or holds a user, password or key."""
     kind, separator, place = url.partition("://")
     if not separator or not re.fullmatch(r"[a-z][a-z0-9+.-]*", kind) or not place:
         raise ValueError("is no URL of a folder. Give s3://BUCKET/FOLDER, gs://BUCKET/FOLDER or file:///FOLDER.")
@@ -71,13 +71,13 @@ StoreUrl = Annotated[str, AfterValidator(_checked_store)]
 ZeroStage = Annotated[Literal[0, 1, 2, 3], BeforeValidator(_number_of_text)]
 
 
-# What a message may carry (protocol.wire.trajectory.Count): each peer that hears a larger number would refuse it.
+# Largest number in a message (protocol.wire.trajectory.Count): peers refuse larger ones.
 LARGEST_COUNT = 2**31 - 1
 Count = Annotated[int, Field(ge=0, le=LARGEST_COUNT)]
 CountAboveZero = Annotated[int, Field(gt=0, le=LARGEST_COUNT)]
 
 
-# Waits: 11 days at most, which every timer takes; libzmq counts milliseconds in 31 bits.
+# 11 days at most: libzmq counts milliseconds in 31 bits.
 Seconds = Annotated[float, Field(gt=0.0, le=1e6)]
 
 
@@ -110,7 +110,7 @@ def _has_truth_value_for_number(value: Any, kind: Any) -> bool:
 
 
 def _is_number(kind: Any) -> bool:
-    """Return whether a type is one of numbers: int, `float | None`, a choice of some."""
+    """Return whether a type has only numbers: int, `float | None`, Literal[0, 1]."""
     parts = [part for part in get_args(kind) if part is not type(None)]
     if get_origin(kind) is Annotated:
         return _is_number(parts[0])

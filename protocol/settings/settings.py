@@ -46,9 +46,8 @@ class Settings(Section):
     health: HealthSettings = HealthSettings()  # bounds of metrics, with an alarm or the run's end
     report: ReportSettings = ReportSettings()  # records for people
 
-    @property
-    def given(self) -> dict[str, Any]:
-        """The settings of the file and the command line, as validated. Recipes and defaults are not in it."""
+    def given_settings(self) -> dict[str, Any]:
+        """Return the validated settings of the file and the command line, without the recipe's and defaults."""
         return self.model_dump(mode="json", exclude_unset=True)
 
     @model_validator(mode="wrap")

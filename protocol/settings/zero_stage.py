@@ -1,4 +1,4 @@
-"""Which ZeRO stage runs, and what may be kept in host memory at it."""
+"""The ZeRO stage that runs, and the state that it can keep in host memory."""
 
 from typing import Literal
 
@@ -8,20 +8,19 @@ from protocol.settings.settings import Settings
 Offload = Literal["none", "optimizer", "all"]
 
 
-def zero_stage_of(asked: ZeroStage, dtype: str) -> ZeroStage:
+def zero_stage_of(requested: ZeroStage, dtype: str) -> ZeroStage:
     """Return the stage that runs. bfloat16 runs at 2 or above.
 
-    DeepSpeed's stage 0 adds up gradients in bfloat16; for its stage 1 it takes another optimizer, whose state lies
-    elsewhere, so that nothing could be saved. Stage 2 keeps no more than either.
+    DeepSpeed's stage 0 accumulates gradients in bfloat16, and the state of its optimizer for stage 1 cannot be saved.
+    Stage 2 needs no more memory than either.
     """
-    return 2 if asked < 2 and dtype == "bfloat16" else asked
+    return 2 if requested < 2 and dtype == "bfloat16" else requested
 
 
 def critic_zero(settings: Settings) -> tuple[ZeroStage, Offload]:
-    """Return the critic's stage as it is asked for, and what of it is kept in host memory.
+    """Return the critic's requested stage and its state in host memory.
 
-    The latter is what `learner.offload` or `critic.offload` says and its stage, which may be unlike the policy's,
-    allows: optimizer state that ranks share from 1 on, weights at 3.
+    The stage limits `learner.offload` and `critic.offload`: optimizer state from 1 on, weights at 3.
     """
     critic, learner = settings.critic, settings.learner
     stage = learner.zero_stage if critic.zero_stage is None else critic.zero_stage

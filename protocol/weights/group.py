@@ -11,8 +11,7 @@ import socket
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any, Protocol
 
-from protocol.addresses import own_address_toward
-from protocol.ports import listen
+from protocol.addresses import listen, own_address_toward
 
 if TYPE_CHECKING:
     from torch import Tensor

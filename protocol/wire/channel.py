@@ -14,9 +14,8 @@ import zmq
 import zmq.asyncio
 from zmq.auth.thread import ThreadAuthenticator
 
-from protocol.addresses import with_port
+from protocol.addresses import no_free_port, own_ports, with_port
 from protocol.errors import NeighbourError, OperatorError
-from protocol.ports import no_free_port, own_ports
 from protocol.waits import until
 
 _AnySocket = zmq.Socket[Any]

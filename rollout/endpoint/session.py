@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 from protocol.errors import NeighbourError
-from protocol.one_line import described
+from protocol.one_line import describe_error
 from protocol.settings.rollout import AgentsSettings
 from protocol.wire.trajectory import Finish
 from rollout.endpoint.answers import TurnReply
@@ -140,7 +140,7 @@ class AgentSession:
         except (Refused, NeighbourError, asyncio.CancelledError):
             raise
         except Exception as error:  # the noted history may differ from the written turns
-            self.fail(NeighbourError("sample", described(error)))
+            self.fail(NeighbourError("sample", describe_error(error)))
             raise
         finally:
             branch.is_busy = False

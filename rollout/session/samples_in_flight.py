@@ -11,7 +11,7 @@ from dataclasses import dataclass
 import msgspec
 
 from protocol.errors import NeighbourError
-from protocol.one_line import described, one_line
+from protocol.one_line import describe_error, one_line
 from protocol.settings.rollout import RolloutSettings
 from protocol.wire import messages as m
 from rollout.environments.base import Task
@@ -157,7 +157,7 @@ class SamplesInFlight:
             boundary, detail = one_line(error.boundary, 200) or "unnamed", one_line(error.detail, 2000)
             raised = error.__cause__ if boundary in (ENVIRONMENT, AGENT) else None
         else:
-            boundary, detail, raised = "sample", described(error), error
+            boundary, detail, raised = "sample", describe_error(error), error
         self._failures.add(boundary, detail, "the sample's lease went back", self._clock(), raised)
         return Failure(_key(sample), boundary, detail, written.num_model_tokens)
 

@@ -17,7 +17,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from learner import audit
-from learner.disk.layout import LEDGER
+from learner.disk.run_folder import LEDGER
 from tests.chaos.rig.home import rig_home
 from tests.chaos.rig.processes import Pace
 from tests.chaos.rig.run import Rig

@@ -18,7 +18,7 @@ from pathlib import Path
 
 from learner.checkpoint.folder import begin, newest_valid
 from learner.checkpoint.manifest import MANIFEST, Checkpoint, CorruptCheckpointError, verify
-from learner.disk.layout import CHECKPOINTS, LEDGER
+from learner.disk.run_folder import CHECKPOINTS, LEDGER
 from learner.ledger.ledger import Ledger
 from learner.run.start import plan_start, prepare_folder
 from protocol.settings.settings import Settings

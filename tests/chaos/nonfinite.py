@@ -32,7 +32,7 @@ from torch import Tensor
 from learner.checkpoint.folder import newest_valid
 from learner.checkpoint.sealed_files import Tell
 from learner.data.packing import plan_step
-from learner.disk.layout import CHECKPOINTS
+from learner.disk.run_folder import CHECKPOINTS
 from learner.models.micro_batch import LearnerSample, MicroBatch, make_micro_batch
 from learner.models.policy import PolicyEngine
 from learner.models.roles import Roles

@@ -24,7 +24,7 @@ import time
 from pathlib import Path
 
 from learner import audit
-from learner.disk.layout import LEDGER
+from learner.disk.run_folder import LEDGER
 from tests.chaos.rig.home import rig_home
 from tests.chaos.rig.hosted_parts import hosted_parts
 from tests.chaos.rig.processes import Pace

@@ -17,7 +17,7 @@ from pathlib import Path
 import psutil
 
 from learner import audit
-from learner.disk.layout import LEDGER
+from learner.disk.run_folder import LEDGER
 from tests.chaos.rig.counting import trajectory_bytes
 from tests.chaos.rig.home import rig_home
 from tests.chaos.rig.processes import Pace

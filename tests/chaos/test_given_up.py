@@ -2,7 +2,7 @@
 
 from pathlib import Path
 
-from learner.disk.layout import LEDGER
+from learner.disk.run_folder import LEDGER
 from learner.ledger.ledger import Ledger
 from tests.chaos.rig.given_up import num_given_up
 

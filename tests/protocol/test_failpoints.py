@@ -65,8 +65,8 @@ def test_failpoint_stops_a_process_that_can_be_continued(passes: str, num_stops:
         ("nowhere:kill", "there is no failpoint 'nowhere'; see protocol.failpoints.FAILPOINTS."),
         ("checkpoint.commit.renamed", "'' is not kill, raise or stop, with @NUMBER or not."),
         ("checkpoint.commit.renamed:explode", "'explode' is not kill, raise or stop, with @NUMBER or not."),
-        ("checkpoint.commit.renamed:kill@0", "'0' is no number of a pass, counted from 1."),
-        ("checkpoint.commit.renamed:kill@x", "'x' is no number of a pass, counted from 1."),
+        ("checkpoint.commit.renamed:kill@0", "'0' is not the number of a pass, counted from 1."),
+        ("checkpoint.commit.renamed:kill@x", "'x' is not the number of a pass, counted from 1."),
     ],
 )
 def test_wrong_setting_ends_the_process_when_it_starts(setting: str, message: str) -> None:

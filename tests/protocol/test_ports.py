@@ -3,8 +3,8 @@
 import pytest
 import zmq
 
+from protocol.addresses import PORTS_VARIABLE, listen, own_ports
 from protocol.errors import OperatorError
-from protocol.ports import VARIABLE, listen, own_ports
 from protocol.wire.channel import KeyPair, RouterChannel
 from tests.fakes.ports import free_port
 
@@ -13,12 +13,12 @@ from tests.fakes.ports import free_port
 def port(monkeypatch: pytest.MonkeyPatch) -> int:
     """Return the one port of the range."""
     port = free_port()
-    monkeypatch.setenv(VARIABLE, f"{port}-{port}")
+    monkeypatch.setenv(PORTS_VARIABLE, f"{port}-{port}")
     return port
 
 
 def test_any_port_will_do_without_a_range(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv(VARIABLE, "")
+    monkeypatch.setenv(PORTS_VARIABLE, "")
     assert own_ports() is None
     with listen("127.0.0.1") as listener:
         assert listener.getsockname()[1] > 0

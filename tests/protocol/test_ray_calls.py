@@ -64,7 +64,7 @@ def test_death_of_the_callee_is_one_line() -> None:
 def test_callee_that_ray_starts_again_is_away() -> None:
     found = reported(ActorUnavailableError("the actor is away\nand\nmore", None))
     assert type(found) is AwayError
-    assert str(found) == "rollout-3: died: its process or its node is gone, or out of reach"
+    assert str(found) == "rollout-3: died: its process or its node is gone or unreachable"
     assert found.__cause__ is None
 
 

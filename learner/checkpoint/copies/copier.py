@@ -16,7 +16,7 @@ from learner.checkpoint.copies.store import CopyStore, StoreError, manifest_dige
 from learner.checkpoint.folder import LATEST, step_of
 from learner.checkpoint.manifest import MANIFEST
 from learner.checkpoint.sealed_files import files_under
-from learner.disk.layout import CHECKPOINTS, RECORDS, SETTINGS, SKIPPED_ROWS
+from learner.disk.run_folder import CHECKPOINTS, RECORDS, SETTINGS, SKIPPED_ROWS
 from protocol.waits import until
 
 # Files of the run folder that a start on an empty machine continues.
@@ -141,7 +141,7 @@ class CheckpointCopier:
         path, digest = found
         if digest not in {copy.digest for copy in self._store.copies()}:
             self._own.add(digest)
-            with _linked(path) as links:
+            with _hard_links(path) as links:
                 records = {name: self._folder / name for name in KEPT_RECORDS if (self._folder / name).is_file()}
                 self._store.put(links, step_of(path), records)
         self._rotate()
@@ -194,7 +194,7 @@ class CheckpointCopier:
 
 
 @contextmanager
-def _linked(path: Path) -> Iterator[Path]:
+def _hard_links(path: Path) -> Iterator[Path]:
     """Yield a folder with links to the checkpoint's files, which stay when the checkpoint is rotated away.
 
     It is the checkpoint itself where the file system has no hard links.

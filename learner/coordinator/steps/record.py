@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from learner.coordinator.steps.step_batch import StepBatch
-from learner.disk.metrics_lines import parse_metrics_line
+from learner.disk.run_folder import parse_metrics_line
 from protocol.errors import OperatorError
 from protocol.failpoints import failpoint
 

@@ -4,8 +4,7 @@ import shutil
 import tempfile
 from pathlib import Path
 
-from learner.disk.model_folder import BYTES
-from learner.disk.model_size import ModelSize
+from learner.disk.model_folder import BYTES, ModelSize
 from learner.plan.memory import Sizes
 from learner.plan.needs import is_reference_the_base, needs_critic, needs_reference
 from protocol.errors import OperatorError

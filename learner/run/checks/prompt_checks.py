@@ -7,8 +7,7 @@ from pathlib import Path
 from learner.data.prompt_index import PromptIndex
 from learner.data.prompt_order import order_name
 from learner.data.prompt_reading import RowName, UnusableRow, read_prompts
-from learner.disk.layout import SKIPPED_ROWS, TRAIN_INDEX
-from learner.disk.skipped_rows import SkippedRow, read_skipped, write_skipped
+from learner.disk.run_folder import SKIPPED_ROWS, TRAIN_INDEX, SkippedRow, read_skipped, write_skipped
 from learner.run.checks.prompt_judge import PromptJudge
 from learner.run.start import RunStart
 from protocol.errors import OperatorError, SettingsError

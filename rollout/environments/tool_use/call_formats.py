@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from protocol.errors import SettingsError
-from protocol.one_line import described
+from protocol.one_line import describe_error
 
 # The formats of most models. `auto` tries vLLM's other parsers after them, in the order of their names.
 USUAL_FORMATS = ("hermes", "qwen3_coder", "llama3_json", "mistral")
@@ -122,7 +122,7 @@ def _named_reader(name: str, tokenizer: Any, written: str | None) -> CallReader:
     try:
         reader = CallReader(name, tokenizer)
     except Exception as error:
-        problem = f"vLLM's parser does not fit policy.model: {described(error)}. Use auto"
+        problem = f"vLLM's parser does not fit policy.model: {describe_error(error)}. Use auto"
         raise SettingsError(f"settings: tools.call_format = {name}: {problem}.") from error
     if written is not None and not _reads(reader, written):
         raise SettingsError(

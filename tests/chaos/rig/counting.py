@@ -7,7 +7,7 @@ from pathlib import Path
 
 from learner.data.filtered import FILTERED
 from learner.data.prompt_set import load_prompts
-from learner.disk.layout import LEDGER
+from learner.disk.run_folder import LEDGER
 from protocol.settings.settings import Settings
 from tests.chaos.rig.processes import final_state
 

@@ -12,7 +12,7 @@ from pathlib import Path
 from learner import audit
 from learner.checkpoint.folder import LATEST
 from learner.checkpoint.manifest import verify
-from learner.disk.layout import CHECKPOINTS
+from learner.disk.run_folder import CHECKPOINTS
 from protocol.node.home import Keys
 from tests.chaos.rig.counting import count_trained
 from tests.chaos.rig.crash_outcome import CrashOutcome

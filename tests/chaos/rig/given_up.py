@@ -4,7 +4,7 @@ import sqlite3
 from contextlib import closing
 from pathlib import Path
 
-from learner.disk.layout import LEDGER
+from learner.disk.run_folder import LEDGER
 
 
 def num_given_up(run: Path) -> int:

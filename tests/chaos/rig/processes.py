@@ -19,7 +19,7 @@ import msgspec
 import torch.distributed as dist
 
 from learner.coordinator.process import CoordinatorProcess
-from learner.disk.layout import CHECKPOINTS
+from learner.disk.run_folder import CHECKPOINTS
 from learner.models.read_back import WrittenFiles
 from learner.models.roles import Roles
 from learner.rank.checkpoint import CheckpointWriter, load_checkpoint

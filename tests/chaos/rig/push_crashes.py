@@ -12,7 +12,7 @@ from pathlib import Path
 from learner import audit
 from learner.checkpoint.folder import LATEST
 from learner.checkpoint.manifest import CorruptCheckpointError, verify
-from learner.disk.layout import CHECKPOINTS
+from learner.disk.run_folder import CHECKPOINTS
 from protocol.failpoints import FAILPOINTS, VARIABLE
 from tests.chaos.rig.crash_outcome import CrashOutcome
 from tests.fakes.http_servers import ScriptedServer, serving

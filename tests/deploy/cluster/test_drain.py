@@ -7,7 +7,7 @@ import pytest
 from deploy.cluster import drain as command
 from deploy.cluster.drain import drain_node, undrain_node
 from protocol.errors import OperatorError
-from protocol.node.drained import DrainReport
+from protocol.node.ray_nodes import DrainReport
 
 _HEAD, _FAR = "a" * 56, "b" * 56
 _NODES = [

@@ -10,7 +10,7 @@ import pytest
 from deploy.cluster.ray_processes import ray_processes
 from deploy.node.home import Home
 from learner.cluster.drain_marks import DrainMarks
-from protocol.node.drained import DrainReport, drain, read_drain_report, undrain
+from protocol.node.ray_nodes import DrainReport, drain, read_drain_report, undrain
 from tests.deploy.running_cluster import RunningCluster
 from tests.fakes.waiting import wait_until
 

@@ -21,7 +21,7 @@ from deploy.fleet.fleet import Fleet
 from deploy.fleet.processes import places
 from deploy.node.home import Home
 from learner.cluster import ray_door
-from learner.disk.model_size import ModelSize
+from learner.disk.model_folder import ModelSize
 from learner.plan.memory import Sizes
 from learner.plan.processes import Topology
 from learner.plan.topology import plan_topology

@@ -12,7 +12,7 @@ from deploy.node.processes import check_port, end, family, find, find_marked, ha
 from protocol.errors import OperatorError
 from protocol.http.listen import bind
 from protocol.node.home import ProcessRecord
-from protocol.node.process_space import process_space, started_ticks
+from protocol.node.identity import process_space, started_ticks
 
 STUBBORN = "import signal, time; signal.signal(signal.SIGTERM, signal.SIG_IGN); print(1, flush=True); time.sleep(60)"
 

@@ -15,7 +15,7 @@ from learner.coordinator.steps.record import RunRecord
 from learner.coordinator.steps.step_batch import StepBatch
 from learner.data.prompt_order import PromptOrder
 from learner.data.prompt_set import load_prompts
-from learner.disk.layout import CHECKPOINTS, LEDGER
+from learner.disk.run_folder import CHECKPOINTS, LEDGER
 from learner.ledger.ledger import Ledger
 from learner.run.start import plan_start, prepare_folder
 from protocol.settings.settings import Settings

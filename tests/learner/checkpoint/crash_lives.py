@@ -26,7 +26,7 @@ import protocol.failpoints
 from learner.checkpoint.folder import begin, newest_valid, rotate
 from learner.checkpoint.manifest import Checkpoint, CorruptCheckpointError, verify
 from learner.coordinator.steps.record import RunRecord
-from learner.disk.layout import CHECKPOINTS, LEDGER
+from learner.disk.run_folder import CHECKPOINTS, LEDGER
 from learner.ledger.ledger import Ledger
 from learner.run.start import plan_start, prepare_folder
 from protocol.failpoints import FAILPOINTS, VARIABLE

@@ -11,7 +11,7 @@ import pytest
 
 from learner.cluster.cluster_end import cluster_end
 from protocol.node.home import ClusterState, ProcessRecord
-from protocol.node.process_space import process_space, started_ticks
+from protocol.node.identity import process_space, started_ticks
 
 
 @pytest.fixture

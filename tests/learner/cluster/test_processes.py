@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from learner.cluster import processes
-from learner.disk.model_size import ModelSize
+from learner.disk.model_folder import ModelSize
 from learner.disk.shared_folder import Mark, sees
 from learner.plan.memory import Sizes
 from learner.plan.processes import Node

@@ -15,7 +15,7 @@ from learner.checkpoint.manifest import Checkpoint
 from learner.coordinator.coordinator import Coordinator
 from learner.coordinator.steps.record import RunRecord
 from learner.data.prompts import Prompt
-from learner.disk.layout import CHECKPOINTS, LEDGER
+from learner.disk.run_folder import CHECKPOINTS, LEDGER
 from learner.ledger.ledger import Ledger
 from learner.ledger.snapshots import LedgerCopies, in_a_thread
 from learner.rank.coordinator_client import CoordinatorClient, Patience

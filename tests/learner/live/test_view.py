@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 from msgspec import structs
 
-from learner.disk.metrics_lines import MetricsReader, parse_metrics_line
+from learner.disk.run_folder import MetricsReader, parse_metrics_line
 from learner.live.panel import GenerationRates, PanelState, one_line, seconds_left, sparkline
 from learner.live.status import RunStatus, ServerStatus
 from learner.live.view import LiveView, describe_step

@@ -7,8 +7,7 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM
 
-from learner.disk.model_folder import BYTES
-from learner.disk.model_size import read_model_size
+from learner.disk.model_folder import BYTES, read_model_size
 from learner.plan.memory import trained_memory
 from protocol.settings.policy import LoraSettings
 from protocol.settings.zero_stage import zero_stage_of

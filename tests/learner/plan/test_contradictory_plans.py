@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 from pydantic import ValidationError
 
-from learner.disk.model_size import ModelSize
+from learner.disk.model_folder import ModelSize
 from learner.plan.memory import Sizes
 from learner.plan.processes import Node
 from learner.plan.topology import plan_topology
@@ -83,7 +83,7 @@ PLANS = [
     Wrong(
         {"ranks": {"gpus_per_node": 3}},
         "placement.ranks.gpus_per_node = 3 holds 3 processes on each node, and learner.num_ranks = 8 is no multiple of "
-        "it. Change one of them.",
+        "it. Change one.",
     ),
     Wrong(
         {"ranks": {"nodes": 2, "gpus_per_node": 8}},
@@ -98,7 +98,7 @@ PLANS = [
     Wrong(
         {"servers": {"gpus_per_node": 3}},
         "placement.servers.gpus_per_node = 3 is no multiple of rollout.tensor_parallel_size = 2: a server's GPUs are "
-        "of one node. Change one of them.",
+        "of one node. Change one.",
     ),
     Wrong(
         {"servers": {"nodes": 2, "gpus_per_node": 2}},
@@ -108,7 +108,7 @@ PLANS = [
     Wrong(
         {"servers": {"gpus": 0.5}},
         "placement.servers.gpus = 0.5 is a share of one GPU, and rollout.tensor_parallel_size = 2 gives each server "
-        "whole ones. Set one of them to 1.",
+        "whole ones. Set one to 1.",
     ),
     Wrong(
         {"servers": {"gpus": 0.5}},

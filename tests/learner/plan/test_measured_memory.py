@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from learner.disk.model_size import read_model_size
+from learner.disk.model_folder import read_model_size
 from learner.models.gradient import score_tokens
 from learner.models.micro_batch import LearnerSample, make_micro_batch
 from learner.models.model_loading import load_model

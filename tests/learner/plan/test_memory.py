@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from learner.disk.model_size import ModelSize, read_model_size, size_of_shape
+from learner.disk.model_folder import ModelSize, read_model_size, size_of_shape
 from learner.plan.memory import Memory, Sizes, activation_bytes, rank_memory, read_sizes, trained_memory
 from protocol.settings.policy import LoraSettings
 from protocol.settings.settings import Settings

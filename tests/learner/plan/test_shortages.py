@@ -2,7 +2,7 @@
 
 import pytest
 
-from learner.disk.model_size import ModelSize
+from learner.disk.model_folder import ModelSize
 from learner.plan.memory import Sizes
 from learner.plan.processes import Node, Processes
 from learner.plan.shortages import Shortage, gpu_memory_shortages, shared_device_shortages

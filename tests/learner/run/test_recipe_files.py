@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from learner.disk.model_size import ModelSize
+from learner.disk.model_folder import ModelSize
 from learner.plan.memory import Sizes
 from learner.plan.processes import Node
 from learner.plan.topology import plan_topology

@@ -5,13 +5,13 @@ import subprocess
 import sys
 from pathlib import Path
 
-from protocol.node.code_digest import FLEET_ROOMS, SERVER_ROOMS, code_digest
+from protocol.node.identity import FLEET_ROOMS, SERVER_ROOMS, code_digest
 
 _ROOT = Path(__file__).parents[3]
 
 
 def digest_in(checkout: Path) -> str:
-    code = "from protocol.node.code_digest import SERVER_ROOMS, code_digest; print(code_digest(SERVER_ROOMS))"
+    code = "from protocol.node.identity import SERVER_ROOMS, code_digest; print(code_digest(SERVER_ROOMS))"
     return subprocess.run([sys.executable, "-c", code], cwd=checkout, capture_output=True, text=True).stdout.strip()
 
 

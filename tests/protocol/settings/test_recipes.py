@@ -81,7 +81,7 @@ def test_given_settings_are_saved_without_the_recipes_and_take_another_recipe(tm
 
 
 def test_given_settings_have_absolute_paths(tmp_path: Path) -> None:
-    given = load_settings(None, ["--data.train", "rows.jsonl"], tmp_path).given
+    given = load_settings(None, ["--data.train", "rows.jsonl"], tmp_path).given_settings()
     assert given == {"data": {"train": f"{tmp_path}/rows.jsonl"}}
 
 

@@ -183,7 +183,7 @@ def test_wait_is_no_longer_than_timers_take(name: str) -> None:
 
 
 def test_logprobs_of_another_distribution_than_the_drawn_one_are_refused() -> None:
-    with pytest.raises(ValidationError, match="logprobs_mode = raw_logprobs has the engine tell other logprobs"):
+    with pytest.raises(ValidationError, match="logprobs_mode = raw_logprobs makes the engine return logprobs"):
         Settings.model_validate({"rollout": {"engine_args": {"logprobs_mode": "raw_logprobs"}}})
     given = {"logprobs_mode": "processed_logprobs"}
     assert Settings.model_validate({"rollout": {"engine_args": given}}).rollout.engine_args == given

@@ -9,7 +9,7 @@ import psutil
 import pytest
 import zmq
 
-from protocol import ports
+from protocol.addresses import PORTS_VARIABLE
 from protocol.errors import NeighbourError, OperatorError
 from protocol.wire.channel import AsyncDealerChannel, DealerChannel, KeyPair, RouterChannel
 from tests.fakes.cuttable_link import CuttableLink
@@ -74,13 +74,13 @@ def test_router_receives_from_a_peer_with_an_allowed_key(router: RouterChannel) 
 
 @needs_ipv6
 def test_router_and_peer_meet_over_ipv6(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv(ports.VARIABLE, f"{free_port()}-65535")
+    monkeypatch.setenv(PORTS_VARIABLE, f"{free_port()}-65535")
     for _ in range(2):  # on a port of ours, and on any
         over_ipv6 = RouterChannel("::1", ROUTER_KEYS, [PEER_KEYS.public], MAX_FRAME_BYTES)
         assert over_ipv6.address.startswith("tcp://[::1]:")
         join(over_ipv6, dealer(over_ipv6))
         over_ipv6.close(linger_s=0)
-        monkeypatch.delenv(ports.VARIABLE, raising=False)
+        monkeypatch.delenv(PORTS_VARIABLE, raising=False)
 
 
 def test_call_returns_all_frames_of_the_answer(router: RouterChannel) -> None:

@@ -23,7 +23,7 @@ from mcp_types import (
 from mcp_types import Tool as ListedTool
 
 from protocol.errors import NeighbourError
-from protocol.one_line import described, one_line
+from protocol.one_line import describe_error, one_line
 from protocol.settings.tools import McpServer
 from rollout.environments.base import ToolRefusal
 from rollout.environments.tool_use.arguments import check_json
@@ -133,7 +133,7 @@ class McpClient:
             raise NeighbourError(self._boundary, one_line(error.message)) from error
         except Exception as error:  # of the library, of the network, of what the server sent
             connection.leave()
-            raise NeighbourError(self._boundary, described(error)) from error
+            raise NeighbourError(self._boundary, describe_error(error)) from error
 
     def _look_at(self, connection: McpConnection) -> None:
         """See, beside all calls, whether a server that let one hang still answers; end the session if it does not."""

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from learner.disk.model_size import ModelSize
+from learner.disk.model_folder import ModelSize
 from learner.plan.memory import Sizes
 from learner.run.checks.disk import check_disk, checkpoint_bytes
 from protocol.errors import OperatorError

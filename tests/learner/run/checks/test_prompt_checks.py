@@ -8,7 +8,7 @@ import pytest
 from learner.checkpoint.manifest import Checkpoint
 from learner.data.prompt_reading import Refusal
 from learner.data.prompts import Prompt
-from learner.disk.skipped_rows import read_skipped
+from learner.disk.run_folder import read_skipped
 from learner.run.checks.prompt_checks import TrainPrompts, check_held_out, read_train_prompts
 from learner.run.checks.prompt_judge import PromptJudge
 from learner.run.start import RunStart

@@ -1,12 +1,18 @@
-"""Drained nodes: Ray starts no new process of ours there, and a run leaves them.
+"""Living and drained nodes of Ray. Call these functions while connected to Ray.
 
-Ray's head keeps the marks under Ray's names of nodes, so a node that was stopped and joins again is not drained.
-Call all of this while connected to Ray.
+A run leaves a drained node, and Ray starts no new process of ours there. Ray's head keeps the marks by Ray's node ids,
+so that a node that was stopped and joins again is not drained.
 """
+
+import socket
+from collections.abc import Mapping
+from contextlib import suppress
+from typing import Any
 
 from pydantic import BaseModel, ConfigDict, ValidationError
 
 _NAMESPACE = b"sluice"
+_CONNECT_S = 2.0
 _MARK, _REPORT = "drained/", "leaving/"
 
 
@@ -59,3 +65,31 @@ def read_drain_report(node_id: str) -> DrainReport | None:
         return None if found is None else DrainReport.model_validate_json(found)
     except ValidationError:
         return None
+
+
+def living_nodes() -> list[Mapping[str, Any]]:
+    """Return Ray's descriptions of the living nodes.
+
+    Ray notices a node's death up to half a minute late. A node that restarts within that time is described twice as
+    alive: the description whose port listens is returned. If both seem to listen, neither is.
+    """
+    import ray
+
+    by_socket: dict[tuple[str, str], list[Mapping[str, Any]]] = {}
+    for node in ray.nodes():
+        if node["Alive"]:
+            # One living process at a time has this socket on a machine.
+            by_socket.setdefault((node["NodeManagerAddress"], node["RayletSocketName"]), []).append(node)
+    living = []
+    for same in by_socket.values():
+        listening = same if len(same) == 1 else [node for node in same if _listens(node)]
+        if len(listening) == 1:
+            living += listening
+    return living
+
+
+def _listens(node: Mapping[str, Any]) -> bool:
+    with suppress(OSError):
+        socket.create_connection((node["NodeManagerAddress"], node["NodeManagerPort"]), _CONNECT_S).close()
+        return True
+    return False

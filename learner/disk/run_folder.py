@@ -1,0 +1,86 @@
+"""Names and records of a run folder."""
+
+import json
+from collections.abc import Sequence
+from pathlib import Path
+from typing import NamedTuple
+
+from protocol.disk.files import replace_file
+
+LEDGER = "ledger.sqlite"
+LOGS = (f"{LEDGER}-wal", f"{LEDGER}-shm")  # SQLite's files of an open ledger, or of one whose writer was killed
+SETTINGS = "settings.yaml"  # settings as the run's last start resolved them
+CHECKPOINTS = "checkpoints"
+WANDB_ID = "wandb_run_id"
+LOCK = ".lock"
+TRAIN_INDEX = "prompts.npz"  # place of each prompt of data.train
+SKIPPED_ROWS = "skipped_rows.json"  # rows of data.train that the run skips
+RECORDS = ("metrics.jsonl", "samples.jsonl", "evaluations.jsonl")
+
+
+class MetricsReader:
+    """Follows metrics.jsonl while it is written."""
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        self._offset = 0
+
+    def skip_known(self) -> None:
+        """Skip the lines that the file has now."""
+        self._offset = self._path.stat().st_size if self._path.exists() else 0
+
+    def new_lines(self) -> list[dict[str, float]]:
+        """Return the complete lines written since the last call.
+
+        The file may be missing, or be a new, shorter one. Lines that are not JSON objects of numbers are skipped.
+        """
+        try:
+            with self._path.open("rb") as file:
+                if file.seek(0, 2) < self._offset:
+                    self._offset = 0
+                file.seek(self._offset)
+                content = file.read()
+        except FileNotFoundError:
+            return []
+        complete = content[: content.rfind(b"\n") + 1]
+        self._offset += len(complete)
+        return [line for text in complete.splitlines() if (line := parse_metrics_line(text)) is not None]
+
+
+def parse_metrics_line(text: bytes | str) -> dict[str, float] | None:
+    """Return a metrics line's numbers; None for a line that was cut off by a kill, or edited."""
+    try:
+        line = json.loads(text)
+    except ValueError:
+        return None
+    if not isinstance(line, dict) or not isinstance(line.get("step"), int):
+        return None
+    return {key: value for key, value in line.items() if isinstance(value, int | float)}
+
+
+class SkippedRow(NamedTuple):
+    """A row of data.train that the run skips."""
+
+    file: str  # name in the data set; "": the only file of a run of an older version
+    number: int  # line or row in its file, counted from 1
+    reason: str
+
+
+def write_skipped(folder: Path, rows: Sequence[SkippedRow]) -> None:
+    """Record the skipped rows, and remove an earlier start's record. Raises: OSError."""
+    if rows:
+        replace_file(folder / SKIPPED_ROWS, json.dumps([list(row) for row in rows], indent=0).encode())
+    else:
+        (folder / SKIPPED_ROWS).unlink(missing_ok=True)
+
+
+def read_skipped(folder: Path) -> list[SkippedRow]:
+    """Return the rows that the run skips."""
+    try:
+        rows = json.loads((folder / SKIPPED_ROWS).read_bytes())
+    except FileNotFoundError:
+        return []
+    return [
+        SkippedRow(str(row[0]), int(row[1]), str(row[2])) if len(row) > 2 else SkippedRow("", int(row[0]), str(row[1]))
+        for row in rows
+    ]
