@@ -1,4 +1,4 @@
-"""Indexes that searches are answered from.
+"""The indexes of the retriever.
 
-Reading order: index, by_name, words, bm25, encoder, dense, faiss_file, hybrid, reranked.
+Reading order: index, by_name, bm25, encoder, dense, hybrid, reranked.
 """

@@ -1,4 +1,4 @@
-"""A session at work between a scripted coordinator and a scripted engine."""
+"""A session with a scripted coordinator and a scripted engine."""
 
 import asyncio
 from collections.abc import AsyncIterator, Callable
@@ -19,7 +19,7 @@ from tests.fakes.rollout_fakes import ScriptedCoordinator, ScriptedScorer, make_
 
 @dataclass
 class Scene:
-    """A session at work, with everything around it."""
+    """A running session and its surroundings."""
 
     coordinator: ScriptedCoordinator
     engine: ScriptedEngine

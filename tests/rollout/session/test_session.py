@@ -1,4 +1,4 @@
-"""A session against a coordinator's real socket: what it says, what it makes, what it does when told off."""
+"""A session with a coordinator's real socket: leases, trajectories, demand and heartbeat."""
 
 import asyncio
 from collections.abc import Callable
@@ -10,7 +10,7 @@ from protocol.wire.trajectory import Trajectory
 from tests.rollout.session.scene import Scene, playing, until
 
 
-async def test_session_greets_and_asks_for_groups_once_it_is_welcome() -> None:
+async def test_welcome_session_requests_groups() -> None:
     async with playing(max_groups_in_flight=5) as scene:
         hello = await scene.coordinator.welcome()
         demand = await scene.coordinator.next(m.Demand)
@@ -21,7 +21,7 @@ async def test_session_greets_and_asks_for_groups_once_it_is_welcome() -> None:
         )
 
 
-async def test_session_makes_the_samples_greedy_that_the_lease_names() -> None:
+async def test_greedy_samples_of_a_lease_are_greedy() -> None:
     async with playing() as scene:
         await scene.coordinator.welcome()
         scene.coordinator.lease("eval-0-a", kind="eval", num_samples=3, greedy_indices=[1])
@@ -30,14 +30,14 @@ async def test_session_makes_the_samples_greedy_that_the_lease_names() -> None:
         assert sorted(request[1].greedy for request in scene.engine.requests) == [False, False, True]
 
 
-async def test_session_says_nothing_but_hello_before_it_is_welcome() -> None:
+async def test_session_sends_only_hello_before_it_is_welcome() -> None:
     async with playing() as scene:
         await scene.coordinator.next(m.Hello)
         with pytest.raises(TimeoutError):
             await scene.coordinator.next(m.Demand, timeout_s=0.6)
 
 
-async def test_session_makes_a_leased_group_and_keeps_it_until_it_is_trained() -> None:
+async def test_leased_group_is_made_and_kept_until_it_is_trained() -> None:
     async with playing() as scene:
         coordinator = scene.coordinator
         await coordinator.welcome()
@@ -58,7 +58,7 @@ async def test_session_makes_a_leased_group_and_keeps_it_until_it_is_trained() -
         await until(lambda: len(scene.session.outbox) == 0)
 
 
-async def test_session_sends_a_trajectory_again_when_no_ack_comes() -> None:
+async def test_trajectory_without_an_ack_is_resent() -> None:
     async with playing() as scene:
         await scene.coordinator.welcome()
         scene.coordinator.lease("e0-a")
@@ -79,14 +79,14 @@ async def test_demand_falls_with_each_group_and_rises_when_all_its_samples_are_d
 
 
 async def _demand_when(scene: Scene, is_so: Callable[[m.Demand], bool]) -> m.Demand:
-    """Return the next demand of which this is so: the one before is said again every second."""
+    """Return the next demand with this property; the session repeats its demand every second."""
     async with asyncio.timeout(20.0):
         while not is_so(demand := await scene.coordinator.next(m.Demand)):
             pass
     return demand
 
 
-async def test_demand_tells_the_newest_lease_that_was_heard_of() -> None:
+async def test_demand_names_the_newest_lease() -> None:
     async with playing() as scene:
         scene.engine.is_slow = True
         await scene.coordinator.welcome()
@@ -95,12 +95,12 @@ async def test_demand_tells_the_newest_lease_that_was_heard_of() -> None:
         assert demand.leases == {"e0-a": 3}
         scene.coordinator.send(m.Ping(**scene.coordinator.stamp, newest_lease=9))
         assert (await _demand_when(scene, lambda demand: demand.heard_of_lease == 9)).leases == {"e0-a": 3}
-        scene.coordinator.lease("e0-b", number=7)  # older than what the ping told
+        scene.coordinator.lease("e0-b", number=7)  # older than the ping's
         demand = await _demand_when(scene, lambda demand: "e0-b" in demand.leases)
         assert demand.heard_of_lease == 9
 
 
-async def test_demand_names_a_group_until_its_samples_are_answered_for() -> None:
+async def test_demand_names_a_group_until_its_samples_are_acknowledged() -> None:
     async with playing() as scene:
         await scene.coordinator.welcome()
         scene.coordinator.lease("e0-a")
@@ -111,7 +111,7 @@ async def test_demand_names_a_group_until_its_samples_are_answered_for() -> None
         assert (await _demand_when(scene, lambda demand: not demand.leases)).num_groups == 64
 
 
-async def test_session_holds_leases_beyond_its_room() -> None:
+async def test_leases_beyond_the_room_wait() -> None:
     async with playing(max_groups_in_flight=1) as scene:
         coordinator, engine = scene.coordinator, scene.engine
         engine.is_slow = True
@@ -127,7 +127,7 @@ async def test_session_holds_leases_beyond_its_room() -> None:
 
 
 @pytest.mark.parametrize("reason", ["unsynced", "no reward"])
-async def test_session_asks_for_nothing_that_it_could_not_finish(reason: str) -> None:
+async def test_demand_is_0_while_no_sample_can_finish(reason: str) -> None:
     async with playing() as scene:
         if reason == "unsynced":
             scene.engine.policy_version = None
@@ -143,7 +143,7 @@ async def test_session_asks_for_nothing_that_it_could_not_finish(reason: str) ->
         assert (demand.num_groups, demand.policy_version) == (64, 4)
 
 
-async def test_heartbeat_tells_what_the_server_does() -> None:
+async def test_heartbeat_counts_groups_samples_and_tokens() -> None:
     async with playing() as scene:
         await scene.coordinator.welcome()
         first = await scene.coordinator.next(m.Heartbeat)
@@ -155,13 +155,13 @@ async def test_heartbeat_tells_what_the_server_does() -> None:
         scene.coordinator.lease("e0-b", num_samples=2)
         await until(lambda: scene.engine.stats.num_in_flight == 2)
         while (second := await scene.coordinator.next(m.Heartbeat)).num_running < 2:
-            pass  # one that was on its way
+            pass  # sent before
         assert second.num_groups == 1
         assert (second.num_running, second.num_waiting, second.generated_tokens) == (2, 0, 3)
         assert (second.policy_version, second.failures) == (3, {})
 
 
-async def test_finished_trajectories_are_sent_to_the_next_start_of_the_learner() -> None:
+async def test_finished_trajectories_go_to_the_next_start_of_the_learner() -> None:
     async with playing() as scene:
         await scene.coordinator.welcome()
         scene.coordinator.lease("e0-a")

@@ -1,4 +1,4 @@
-"""Samples that fail, come too late or are leased again, and a coordinator that is gone or another."""
+"""Failed, late and repeated samples; a lost coordinator, and another one."""
 
 import asyncio
 from collections.abc import AsyncIterator, Callable
@@ -21,7 +21,7 @@ from tests.protocol.wire.examples import make_trajectory
 from tests.rollout.session.scene import playing, until
 
 
-async def test_neighbours_failure_goes_back_as_a_failed_sample() -> None:
+async def test_neighbours_failure_is_sent_as_a_failed_sample() -> None:
     async with playing() as scene:
         scene.scorer.reward = NeighbourError("reward:em", "answered 503")
         await scene.coordinator.welcome()
@@ -37,7 +37,7 @@ async def test_neighbours_failure_goes_back_as_a_failed_sample() -> None:
         await until(lambda: len(scene.session.outbox) == 0)
 
 
-async def test_sample_whose_engine_died_has_not_failed_and_no_more_are_asked_for() -> None:
+async def test_sample_of_a_dead_engine_has_not_failed_and_demand_is_0() -> None:
     async with playing() as scene:
         scene.engine.is_slow = True
         await scene.coordinator.welcome()
@@ -46,11 +46,11 @@ async def test_sample_whose_engine_died_has_not_failed_and_no_more_are_asked_for
         scene.engine.die()
         while (await scene.coordinator.next(m.Demand)).num_groups:
             pass
-        scene.coordinator.lease("e0-b")  # it had been sent before that was known
+        scene.coordinator.lease("e0-b")  # sent before the coordinator knew
         await until(lambda: len(scene.engine.requests) == 2)
         await scene.coordinator.next(m.Heartbeat)
         await scene.coordinator.next(m.Heartbeat)
-        # The process ends: both go back as those of a server that died.
+        # The process will end, and both go back as leases of a dead server.
         assert (scene.session.num_samples, len(scene.session.outbox)) == (2, 0)
 
 
@@ -65,7 +65,7 @@ async def test_sample_that_outlives_its_lease_goes_back() -> None:
         assert failed.num_model_tokens == 0
 
 
-async def test_sample_that_outlives_its_lease_tells_what_was_written_of_it() -> None:
+async def test_failed_sample_reports_the_tokens_of_its_finished_turns() -> None:
     async with playing(lease_timeout_s=0.5) as scene:
         scene.scorer.delay_s = 60.0
         await scene.coordinator.welcome()
@@ -74,7 +74,7 @@ async def test_sample_that_outlives_its_lease_tells_what_was_written_of_it() -> 
         assert (failed.boundary, failed.num_model_tokens) == ("lease", len("4"))
 
 
-async def test_newer_attempt_takes_the_place_of_a_running_one() -> None:
+async def test_newer_attempt_replaces_a_running_one() -> None:
     async with playing() as scene:
         scene.engine.is_slow = True
         await scene.coordinator.welcome()
@@ -89,7 +89,7 @@ async def test_newer_attempt_takes_the_place_of_a_running_one() -> None:
         assert scene.session.num_groups == 0
 
 
-async def test_attempt_that_is_known_is_not_made_twice() -> None:
+async def test_known_attempt_is_not_repeated() -> None:
     async with playing() as scene:
         await scene.coordinator.welcome()
         scene.coordinator.lease("e0-a")
@@ -100,7 +100,7 @@ async def test_attempt_that_is_known_is_not_made_twice() -> None:
         assert len(scene.engine.requests) == 2
 
 
-async def test_lease_that_comes_again_after_its_samples_have_left_is_of_no_use() -> None:
+async def test_repeated_lease_of_a_finished_group_is_ignored() -> None:
     async with playing() as scene:
         await scene.coordinator.welcome()
         scene.coordinator.lease("e0-a", attempt=2)
@@ -114,7 +114,7 @@ async def test_lease_that_comes_again_after_its_samples_have_left_is_of_no_use()
         assert len(scene.engine.requests) == 2
 
 
-async def test_session_ends_when_the_coordinator_is_of_a_later_start() -> None:
+async def test_session_ends_at_the_coordinator_of_a_later_start() -> None:
     async with playing() as scene:
         scene.engine.is_slow = True
         await scene.coordinator.welcome()
@@ -129,7 +129,7 @@ async def test_session_ends_when_the_coordinator_is_of_a_later_start() -> None:
         assert scene.engine.stats.num_in_flight == 0
 
 
-async def test_messages_of_another_start_and_broken_ones_are_not_used() -> None:
+async def test_messages_of_another_start_and_broken_ones_are_ignored() -> None:
     async with playing() as scene:
         await scene.coordinator.welcome()
         scene.coordinator.stamp["incarnation"] = 9
@@ -143,8 +143,8 @@ async def test_messages_of_another_start_and_broken_ones_are_not_used() -> None:
         assert scene.session.failures.totals == {"coordinator": 1}
 
 
-class Hearing:
-    """A coordinator's side that notes what it is sent, answers when it is told to, and may be out of reach."""
+class RecordingChannel:
+    """A channel that records the session's messages, and can be disconnected."""
 
     def __init__(self) -> None:
         self.is_connected = True
@@ -168,59 +168,61 @@ class Hearing:
 
 
 @asynccontextmanager
-async def _heard(resend_s: float) -> "AsyncIterator[tuple[Hearing, Outbox, list[float], Callable[[int], Any]]]":
-    """Yield the coordinator's side of a welcomed session, its outbox, its clock, and what turns its loop so often.
+async def _welcome_session(
+    resend_s: float,
+) -> "AsyncIterator[tuple[RecordingChannel, Outbox, list[float], Callable[[int], Any]]]":
+    """Yield the channel of a welcome session, its outbox, its clock, and a function that runs its loop several times.
 
-    The last one returns how many trajectories were sent meanwhile.
+    The function returns the number of trajectories that were sent.
     """
-    spec, hearing, now = make_spec(), Hearing(), [0.0]
+    spec, channel, now = make_spec(), RecordingChannel(), [0.0]
     engine, scorer, gate = ScriptedEngine(lambda context: "4"), ScriptedScorer(), VersionGate()
     gate.open()
     player = EpisodePlayer(engine, gate, SingleTurn, Resources(1), scorer, spec.rollout, "s0")
     outbox = Outbox(resend_s)
-    session = RolloutSession("s0", spec, hearing, player, engine, scorer, outbox, clock=lambda: now[0])
+    session = RolloutSession("s0", spec, channel, player, engine, scorer, outbox, clock=lambda: now[0])
     task = asyncio.create_task(session.run())
 
     async def turns(number: int) -> int:
-        before = hearing.num_sent(m.TrajectoryDone)
+        before = channel.num_sent(m.TrajectoryDone)
         for _ in range(number):
             session.wake()
             await asyncio.sleep(0.005)
-        return hearing.num_sent(m.TrajectoryDone) - before
+        return channel.num_sent(m.TrajectoryDone) - before
 
-    await until(lambda: hearing.num_sent(m.Hello) == 1)
-    hearing.say(m.Done(run_id="run", incarnation=1))
+    await until(lambda: channel.num_sent(m.Hello) == 1)
+    channel.say(m.Done(run_id="run", incarnation=1))
     await until(lambda: session.is_welcome)
-    yield hearing, outbox, now, turns
+    yield channel, outbox, now, turns
     task.cancel()
     await asyncio.wait([task])
 
 
 @pytest.mark.parametrize("is_silent", [False, True])
-async def test_session_sends_nothing_again_while_nobody_hears_it(is_silent: bool) -> None:
-    async with _heard(resend_s=0.0) as (hearing, outbox, now, turns):
+async def test_nothing_is_resent_without_a_coordinator(is_silent: bool) -> None:
+    async with _welcome_session(resend_s=0.0) as (channel, outbox, now, turns):
         outbox.put(Finished(Key("g", 0, 1, 1), make_trajectory("g", 0, "s0", 0)))
         assert await turns(9) > 3
         if is_silent:
             now[0] = 10.0
         else:
-            hearing.is_connected = False
-            now[0] = 1.0  # the next heartbeat finds that it cannot go out
+            channel.is_connected = False
+            now[0] = 1.0  # the next heartbeat fails
         assert await turns(9) <= 1
         assert await turns(9) == 0
 
-        hearing.is_connected = True
-        hearing.say(m.Ping(run_id="run", incarnation=1, newest_lease=0))
+        channel.is_connected = True
+        channel.say(m.Ping(run_id="run", incarnation=1, newest_lease=0))
         now[0] += 1.0
         assert await turns(9) > 3
         assert len(outbox) == 1
 
 
-async def test_trajectory_made_without_a_connection_is_sent_as_soon_as_there_is_one() -> None:
-    async with _heard(resend_s=1000.0) as (hearing, outbox, now, turns):
-        hearing.is_connected = False
+async def test_trajectory_is_sent_once_the_connection_is_back() -> None:
+    async with _welcome_session(resend_s=1000.0) as (channel, outbox, now, turns):
+        channel.is_connected = False
         outbox.put(Finished(Key("g", 0, 1, 1), make_trajectory("g", 0, "s0", 0)))
         assert await turns(5) == 0
-        hearing.is_connected = True
+        channel.is_connected = True
         now[0] += 1.0
         assert await turns(9) == 1

@@ -1,4 +1,4 @@
-"""What one row, environment or reply does to a session: its own sample fails with the reason, and nothing else."""
+"""One row, environment or reply fails its own sample with the reason, and no other."""
 
 import asyncio
 import logging
@@ -34,7 +34,7 @@ def _engine() -> ScriptedEngine:
         ({b"key": 1}, "{b'key': 1} cannot be sent to a reward service: keys must be str"),
     ],
 )
-async def test_label_that_no_service_can_read_fails_its_own_sample(label: Any, problem: str, batch_size: int) -> None:
+async def test_label_that_json_cannot_represent_fails_its_own_sample(label: Any, problem: str, batch_size: int) -> None:
     with scripted_server() as server:
         url = server.script_by("score", lambda received: Answer({"rewards": [0.5] * len(received.body["query"])}))
         endpoint = RewardEndpoint.model_validate({"name": "mine", "url": url, "batch_size": batch_size})
@@ -44,14 +44,14 @@ async def test_label_that_no_service_can_read_fails_its_own_sample(label: Any, p
             assert isinstance(failed, m.SampleFailed)
             assert (failed.boundary, failed.num_model_tokens) == ("prompt", 1)
             assert failed.detail.startswith(f"its label {problem}")
-            del bystander  # what it was sent may have come while the bad one was waited for
+            del bystander  # its message may have arrived before the failed one
             good = await playing.made("e0-next")
             assert isinstance(good, Trajectory)
             assert good.facts.reward == 0.5
             assert playing.session.failures.totals == {"prompt": 1}
 
 
-async def test_dates_of_a_row_are_sent_as_text_and_columns_without_what_json_lacks() -> None:
+async def test_dates_are_sent_as_text_and_columns_as_valid_json() -> None:
     when = datetime(2024, 1, 2, tzinfo=UTC)
     columns = {"when": when, "missing": float("nan"), "far": float("inf"), "blob": b"\0", "tags": ["a", b"\0"]}
     with scripted_server() as server:
@@ -68,13 +68,13 @@ async def test_dates_of_a_row_are_sent_as_text_and_columns_without_what_json_lac
 
 
 class Winning(SingleTurn):
-    """Ends a conversation in a word of its own."""
+    """Ends a conversation with an unknown finish."""
 
     async def step(self, turn: Turn) -> Step:
         return Step(is_done=True, reward=1.0, finish="won")  # type: ignore[arg-type]
 
 
-async def test_finish_of_an_environments_own_is_a_failed_sample() -> None:
+async def test_unknown_finish_fails_the_sample() -> None:
     async with playing_session(_engine(), Winning) as playing:
         failed = await playing.made("e0-a")
         assert isinstance(failed, m.SampleFailed)
@@ -87,7 +87,7 @@ class ManyParts(ScriptedScorer):
         return Score(1.0, {f"part{i}": 1.0 for i in range(65)})
 
 
-async def test_facts_that_the_coordinator_would_refuse_are_a_failed_sample() -> None:
+async def test_invalid_facts_fail_the_sample() -> None:
     async with playing_session(_engine(), scorer=ManyParts()) as playing:
         failed = await playing.made("e0-a")
         assert isinstance(failed, m.SampleFailed)
@@ -96,7 +96,7 @@ async def test_facts_that_the_coordinator_would_refuse_are_a_failed_sample() -> 
 
 
 class Breaking(ScriptedScorer):
-    """Raises what is no neighbour's failure: what a fault of this room's own would look like."""
+    """Raises an error that is not a neighbour's failure."""
 
     def __init__(self, error: BaseException) -> None:
         super().__init__()
@@ -128,7 +128,7 @@ async def test_error_of_any_kind_fails_its_sample_and_is_logged(
     assert record.exc_info[1] is error
 
 
-async def test_failure_is_told_in_one_line_that_can_be_sent(caplog: pytest.LogCaptureFixture) -> None:
+async def test_failure_text_is_one_valid_line(caplog: pytest.LogCaptureFixture) -> None:
     scorer = ScriptedScorer(NeighbourError("", "down\n14:07 INFO all is well \ud800\x1b[2J" + "x" * 9000))
     with caplog.at_level(logging.WARNING):
         async with playing_session(_engine(), scorer=scorer) as playing:
@@ -140,13 +140,13 @@ async def test_failure_is_told_in_one_line_that_can_be_sent(caplog: pytest.LogCa
 
 
 class Renaming(SingleTurn):
-    """Fails under a name of its own each time."""
+    """Fails under a new name each time."""
 
     async def step(self, turn: Turn) -> Step:
         raise NeighbourError(f"boundary {id(self)} {turn.text}", "down")
 
 
-async def test_heartbeat_stays_sendable_however_many_names_failures_have() -> None:
+async def test_heartbeat_holds_a_limited_number_of_failure_names() -> None:
     names = iter(range(1000))
     engine = ScriptedEngine(lambda context: f"{next(names)}")
     async with playing_session(engine, Renaming, max_groups_in_flight=300) as playing:
@@ -160,7 +160,7 @@ async def test_heartbeat_stays_sendable_however_many_names_failures_have() -> No
 
 
 class Rewriting(SingleTurn):
-    """Changes the row that it is given."""
+    """Changes its row."""
 
     async def reset(self, task: Task) -> Any:
         assert isinstance(task.prompt, list)
@@ -168,7 +168,7 @@ class Rewriting(SingleTurn):
         return task.prompt
 
 
-async def test_environment_that_changes_its_row_changes_no_other_samples() -> None:
+async def test_environment_that_changes_its_row_does_not_affect_other_samples() -> None:
     async with playing_session(_engine(), Rewriting) as playing:
         prompt = [{"role": "user", "content": "a"}]
         playing.coordinator.lease("e0-a", num_samples=3, prompt=prompt, columns={"list": ["b"]})
@@ -182,7 +182,7 @@ async def test_environment_that_changes_its_row_changes_no_other_samples() -> No
     "retry_after",
     ["Jan 0001 EST 99:99:99 99999999999999999999 12:00 24", "nan", "-1", "1e999", "Mon, 99 Foo 2024", "x" * 5000],
 )
-async def test_retry_after_of_any_kind_is_a_time_to_wait(retry_after: str) -> None:
+async def test_any_retry_after_is_survived(retry_after: str) -> None:
     policy = HttpPolicy(min_backoff_s=0.005, max_backoff_s=0.02, max_retry_after_s=0.01)
     with scripted_server() as server:
         busy = Answer("busy", 503, headers={"retry-after": retry_after})

@@ -1,11 +1,13 @@
-"""What the outbox sends when, and when it forgets. Times in seconds."""
+"""The outbox: when it sends, resends and forgets items, and how it counts failures. Times in seconds."""
+
+import logging
 
 import pytest
 
-from rollout.session.outbox import Failure, Finished, Item, Key, Outbox, Outcome
+from rollout.session.outbox import Failure, FailureCounts, Finished, Item, Key, Outbox, Outcome
 from tests.protocol.wire.examples import make_trajectory
 
-KEY = Key("g", 0, 1, 1)
+KEY, SECOND = Key("g", 0, 1, 1), Key("g", 1, 1, 1)
 
 
 def _finished(key: Key = KEY, kind: str = "train") -> Finished:
@@ -13,113 +15,101 @@ def _finished(key: Key = KEY, kind: str = "train") -> Finished:
     return Finished(key, make_trajectory(*lease, attempt=key.attempt, incarnation=key.incarnation, kind=kind))
 
 
+ITEM = _finished()
 FAILURE = Failure(KEY, "retriever", "down")
 
 
-def test_outbox_sends_an_item_once() -> None:
-    outbox = Outbox()
-    item = _finished()
-    assert outbox.put(item)
-    assert outbox.due(0.0) == [item]
-    assert outbox.due(4.9) == []
+def _sent(*items: Item, keep_s: float = 120.0) -> Outbox:
+    """Return an outbox that sent these items at time 0."""
+    outbox = Outbox(keep_s=keep_s)
+    for item in items:
+        assert outbox.put(item)
+    assert outbox.due(0.0) == list(items)
+    return outbox
 
 
-def test_outbox_refuses_the_same_try_twice() -> None:
-    outbox = Outbox()
-    outbox.put(_finished())
+def test_same_key_is_refused() -> None:
+    outbox = _sent(ITEM)
     assert not outbox.put(_finished())
     assert outbox.put(_finished(Key("g", 0, 1, 2)))
     assert len(outbox) == 2
 
 
-def test_outbox_sends_again_after_5_s_without_an_ack() -> None:
-    outbox = Outbox()
-    first, second = _finished(), _finished(Key("g", 1, 1, 1))
-    outbox.put(first)
-    outbox.due(0.0)
+def test_item_is_resent_after_5_s_without_an_ack() -> None:
+    outbox, second = _sent(ITEM), _finished(SECOND)
     outbox.put(second)
-    outbox.due(2.5)
-
-    assert outbox.due(5.0) == [first]
-    assert outbox.due(7.5) == [second]
-    assert outbox.due(10.0) == [first]
+    due = {now: outbox.due(now) for now in (2.5, 4.9, 5.0, 7.4, 7.5, 10.0)}
+    assert due == {2.5: [second], 4.9: [], 5.0: [ITEM], 7.4: [], 7.5: [second], 10.0: [ITEM]}
     assert outbox.num_unanswered == 2
 
 
-def test_outbox_keeps_an_accepted_trajectory_until_it_is_trained() -> None:
-    outbox = Outbox()
-    outbox.put(_finished())
-    outbox.due(0.0)
+def test_accepted_trajectory_is_kept_until_it_is_trained() -> None:
+    outbox = _sent(ITEM)
     outbox.acknowledge("g", 0, "accepted")
-
     assert outbox.due(100.0) == []
     assert (len(outbox), outbox.num_unanswered) == (1, 0)
     outbox.mark_trained(["other", "g"])
     assert len(outbox) == 0
 
 
-@pytest.mark.parametrize("item", [_finished(kind="eval"), FAILURE])
-def test_outbox_forgets_what_is_not_trained_on_once_it_was_taken(item: Item) -> None:
-    outbox = Outbox()
-    outbox.put(item)
-    outbox.due(0.0)
-    outbox.acknowledge("g", 0, "accepted")
-    assert len(outbox) == 0
-
-
-@pytest.mark.parametrize("outcome", ["duplicate", "unknown", "rejected", "returned"])
-def test_outbox_forgets_what_was_not_accepted(outcome: Outcome) -> None:
-    outbox = Outbox()
-    outbox.put(_finished())
-    outbox.due(0.0)
+@pytest.mark.parametrize(
+    ("item", "outcome"),
+    [
+        (_finished(kind="eval"), "accepted"),
+        (FAILURE, "accepted"),
+        (ITEM, "duplicate"),
+        (ITEM, "unknown"),
+        (ITEM, "rejected"),
+        (ITEM, "returned"),
+    ],
+)
+def test_item_that_is_not_for_training_is_forgotten(item: Item, outcome: Outcome) -> None:
+    outbox = _sent(item)
     outbox.acknowledge("g", 0, outcome)
-    assert len(outbox) == 0
+    assert (len(outbox), list(outbox.unanswered()), outbox.due(1000.0)) == (0, [], [])
 
 
-def test_outbox_ignores_an_ack_for_what_was_not_sent() -> None:
+def test_ack_changes_only_the_sent_items_of_its_sample() -> None:
     outbox = Outbox()
-    outbox.put(_finished())
-    outbox.acknowledge("g", 0, "unknown")
+    outbox.put(ITEM)
+    outbox.acknowledge("g", 0, "unknown")  # not sent yet
     outbox.acknowledge("h", 0, "unknown")
-    assert len(outbox.due(0.0)) == 1
-
-
-def test_outbox_acknowledges_one_sample_only() -> None:
-    outbox = Outbox()
-    outbox.put(_finished())
-    outbox.put(_finished(Key("g", 1, 1, 1)))
-    outbox.due(0.0)
+    outbox.put(_finished(SECOND))
+    assert len(outbox.due(0.0)) == 2
     outbox.acknowledge("g", 1, "unknown")
-    assert KEY in outbox
-    assert Key("g", 1, 1, 1) not in outbox
+    assert (KEY in outbox, SECOND in outbox) == (True, False)
 
 
-def test_outbox_offers_a_kept_trajectory_again_after_keep_s() -> None:
-    outbox = Outbox(keep_s=100.0)
-    item = _finished()
-    outbox.put(item)
-    outbox.due(0.0)
+def test_kept_trajectory_is_offered_again_after_keep_s() -> None:
+    outbox = _sent(ITEM, keep_s=100.0)
     outbox.acknowledge("g", 0, "accepted")
-
-    assert outbox.due(100.0) == [item]
+    assert outbox.due(100.0) == [ITEM]
     outbox.acknowledge("g", 0, "duplicate")
     assert len(outbox) == 1
     assert outbox.due(150.0) == []
-    assert outbox.due(200.0) == [item]
+    assert outbox.due(200.0) == [ITEM]
     outbox.acknowledge("g", 0, "unknown")
     assert len(outbox) == 0
 
 
-def test_outbox_sends_everything_again_to_another_coordinator() -> None:
-    outbox = Outbox()
+def test_everything_is_sent_again_to_another_coordinator() -> None:
     kept, sent, waiting = (_finished(Key("g", index, 1, 1)) for index in range(3))
-    outbox.put(kept)
-    outbox.put(sent)
-    outbox.due(0.0)
+    outbox = _sent(kept, sent)
     outbox.acknowledge("g", 0, "accepted")
     outbox.put(waiting)
-
     outbox.send_all_again()
-
     assert outbox.due(1.0) == [kept, sent, waiting]
-    assert outbox.due(1000.0) == [kept, sent, waiting]  # each once: what was kept before is not offered besides
+    assert outbox.due(1000.0) == [kept, sent, waiting]  # each once: the kept item is not offered as well
+
+
+def test_failures_are_logged_at_once_and_then_each_minute_with_their_number(caplog: pytest.LogCaptureFixture) -> None:
+    counts = FailureCounts(logging.getLogger("failures"), "s0")
+    for now in (100.0, 130.0, 159.9, 160.0, 161.0):
+        counts.add("reward:em", "503", "it is repeated", now)
+    counts.add("retriever", "down", "it is repeated", 162.0)
+    lines = [f'reward:em failed  count={number} last="503"' for number in (1, 3)]
+    lines.append('retriever failed  count=1 last="down"')
+    assert [record.getMessage() for record in caplog.records] == [
+        f's0  {line} consequence="it is repeated"' for line in lines
+    ]
+    assert counts.totals == {"reward:em": 5, "retriever": 1}
