@@ -12,7 +12,7 @@ coordinator answers "duplicate" if it still has it, and "unknown" if its prompt 
 
 import logging
 from collections import Counter
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from itertools import takewhile
 from typing import NamedTuple
@@ -157,23 +157,25 @@ def _older(times: dict[Key, float], limit: float) -> list[Key]:
 class FailureCounts:
     """Failure counts since the run attached. A boundary's first failure is logged at once, then one line a minute."""
 
-    def __init__(self, log: logging.Logger, server: str) -> None:
+    def __init__(self, log: logging.Logger, server: str, clock: Callable[[], float]) -> None:
+        """clock: monotonic seconds."""
         self.totals: Counter[str] = Counter()
         self._log = log
+        self._clock = clock
         self._server = server
         self._unlogged: Counter[str] = Counter()
         self._logged_at: dict[str, float] = {}
 
-    def add(self, boundary: str, detail: str, consequence: str, now: float, error: BaseException | None = None) -> None:
+    def add(self, boundary: str, detail: str, consequence: str, error: BaseException | None = None) -> None:
         """Count one failure.
 
-        consequence: effect of one failure. now: monotonic seconds. error: logged with its traceback; only an exception
-        of this process's own code.
+        consequence: effect of one failure. error: logged with its traceback; only an exception of this process's code.
         """
         if boundary not in self.totals and len(self.totals) >= _MAX_NAMES:
             boundary = _OTHERS
         self.totals[boundary] += 1
         self._unlogged[boundary] += 1
+        now = self._clock()
         since_s = now - self._logged_at.get(boundary, -_WARN_EVERY_S)
         if since_s < _WARN_EVERY_S:
             return

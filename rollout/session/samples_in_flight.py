@@ -1,12 +1,13 @@
-"""The samples that a run has in flight here: leases that wait for room, and one task for each sample being made.
+"""A run's samples in flight on this server: leases that wait for room, and one task per sample.
 
-What a task makes, a trajectory or which neighbour failed it, goes into the outbox.
+A task puts its result, a trajectory or a failure, into the outbox. Optional features follow the samples as attachments.
 """
 
 import asyncio
 from collections import Counter, deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from typing import Protocol
 
 import msgspec
 
@@ -16,15 +17,34 @@ from protocol.settings.rollout import RolloutSettings
 from protocol.wire import messages as m
 from rollout.environments.base import Task
 from rollout.environments.guard import ENVIRONMENT
-from rollout.episodes.sample import AGENT, Player, SampleTask, WrittenSoFar
+from rollout.episodes.sample import AGENT, Player, SampleTask, TurnListener, WrittenSoFar
 from rollout.session.outbox import Failure, FailureCounts, Finished, Item, Key, Outbox
-from rollout.session.turns_to_keep import TurnsToKeep, interrupted_samples
 
-_NUM_REMEMBERED = 65536
+_MAX_GROUPS_REMEMBERED = 65536
+
+
+class SampleAttachment(Protocol):
+    """An optional feature of a session that follows its samples."""
+
+    def on_lease(self, lease: m.Lease, buffers: Sequence[bytes]) -> None:
+        """Called with each new lease. Raises: FrameError for inconsistent buffers."""
+
+    def on_start(self, sample: SampleTask) -> TurnListener | None:
+        """Return a listener of the sample's turns, or None."""
+
+    def on_end(self, sample: SampleTask) -> None:
+        """Called when a sample has ended."""
+
+    def on_message(self, message: m.Message) -> None:
+        """Called with each message of the coordinator."""
+
+    def due_messages(self) -> Iterator[tuple[m.Message, list[bytes]]]:
+        """Yield the messages to send now, with their arrays."""
+        ...
 
 
 class SamplesInFlight:
-    """At most `max_groups_in_flight` groups are made at a time; leases beyond that wait."""
+    """Runs at most `max_groups_in_flight` groups at a time; further leases wait."""
 
     def __init__(
         self,
@@ -32,31 +52,30 @@ class SamplesInFlight:
         outbox: Outbox,
         failures: FailureCounts,
         settings: RolloutSettings,
-        clock: Callable[[], float],
         on_change: Callable[[], None],
         has_engine: Callable[[], bool] = lambda: True,
+        attachments: Sequence[SampleAttachment] = (),
     ) -> None:
-        """on_change: called when a sample has ended, which makes room and mostly news.
+        """on_change: called when a sample has ended.
 
-        has_engine: whether the engine is there. Without it no sample can be made here, and none is at fault: this
-        process ends within a second, and whoever gave the leases out takes them back from a server that died.
+        has_engine: False after the engine's death. This process ends within a second, and the coordinator takes its
+        leases back.
         """
         self._player = player
         self._outbox = outbox
         self._failures = failures
         self._settings = settings
-        self._clock = clock
         self._on_change = on_change
         self._has_engine = has_engine
-        self.turns = TurnsToKeep(clock, on_change)
+        self._attachments = attachments
         self._leases: deque[m.Lease] = deque()
-        self._running: dict[tuple[str, int], _Running] = {}
+        self._running: dict[tuple[str, int], _RunningSample] = {}
         self._open_groups: Counter[str] = Counter()
-        self._newest: dict[str, tuple[int, int]] = {}
+        self._newest: dict[str, tuple[int, int]] = {}  # group -> (incarnation, attempt) of its newest lease
 
     @property
     def num_groups(self) -> int:
-        """Groups here: with a sample in flight, or waiting for room."""
+        """Groups with a sample in flight, and groups that wait for room."""
         return len(self._open_groups) + len(self._leases)
 
     @property
@@ -66,33 +85,33 @@ class SamplesInFlight:
 
     @property
     def room(self) -> int:
-        """How many more groups could come."""
+        """Number of further groups with room."""
         if not self._has_engine():
             return 0
         return max(0, self._settings.max_groups_in_flight - self.num_groups)
 
     def unfinished(self) -> dict[str, int]:
-        """Return each group here whose samples the coordinator does not have all, with its newest lease's attempt."""
+        """Return the attempt of each group with samples that the coordinator has not acknowledged."""
         names = {lease.group for lease in self._leases} | self._open_groups.keys()
         names |= {key.group for key in self._outbox.unanswered()}
         return {name: self._newest[name][1] for name in names if name in self._newest}
 
     def add(self, lease: m.Lease, buffers: Sequence[bytes] = ()) -> None:
-        """Queue a lease; `admit` starts it. One that came before is of no use, even if its samples left long ago.
+        """Queue a lease; `admit` starts it. A repeated lease is ignored, even long after its samples have finished.
 
-        buffers: arrays of its samples that other servers had begun. Raises: FrameError when they are of other lengths.
+        Raises: FrameError for inconsistent buffers.
         """
-        interrupted = interrupted_samples(lease, buffers)
         stamp = (lease.incarnation, lease.attempt)
         if self._newest.get(lease.group, (0, 0)) >= stamp:
             return
-        # Newest last: what is forgotten first was leased longest ago.
+        for attachment in self._attachments:
+            attachment.on_lease(lease, buffers)
+        # Newest last: the oldest lease is forgotten first.
         self._newest.pop(lease.group, None)
         self._newest[lease.group] = stamp
-        if len(self._newest) > _NUM_REMEMBERED:
+        if len(self._newest) > _MAX_GROUPS_REMEMBERED:
             del self._newest[next(iter(self._newest))]
         self._leases.append(lease)
-        self.turns.interrupted.update(interrupted)
 
     def cancel(self) -> None:
         """Stop every sample in flight."""
@@ -100,7 +119,7 @@ class SamplesInFlight:
             running.task.cancel()
 
     def admit(self, tasks: asyncio.TaskGroup) -> None:
-        """Start leases while there is room. More than were asked for can come: a Demand and a Lease may cross."""
+        """Start leases while there is room. Too many can arrive, because a Demand and a Lease may cross."""
         while self._leases and len(self._open_groups) < self._settings.max_groups_in_flight:
             lease = self._leases.popleft()
             row = msgspec.msgpack.encode((lease.prompt, lease.label, lease.columns))
@@ -108,13 +127,13 @@ class SamplesInFlight:
                 self._start(tasks, _sample(lease, index, row))
 
     def stop(self, group: str, sample_index: int, attempt: int) -> None:
-        """Stop a try at a sample that another server makes by now: what its tools do from here on, they do twice."""
+        """Stop an attempt at a sample that another server has taken over."""
         running = self._running.get((group, sample_index))
         if running is not None and running.attempt == attempt:
             running.task.cancel()
 
     def _start(self, tasks: asyncio.TaskGroup, sample: SampleTask) -> None:
-        """Start a sample, in place of an older attempt at it; nothing when this very attempt is known."""
+        """Start a sample, replacing an older attempt at it. A finished attempt is not repeated."""
         place = (sample.group, sample.sample_index)
         if _key(sample) in self._outbox:
             return
@@ -122,52 +141,53 @@ class SamplesInFlight:
             older.task.cancel()
         self._open_groups[sample.group] += 1
         task = tasks.create_task(self._make(sample), name=sample.key)
-        self._running[place] = _Running(sample.attempt, task)
-        # Not a `finally` in the task: a task that is cancelled before its first turn never enters its body.
-        task.add_done_callback(lambda _: self._leave(sample))
+        self._running[place] = _RunningSample(sample.attempt, task)
+        # Not a `finally` in the task: a task that is cancelled before it starts never runs its body.
+        task.add_done_callback(lambda _: self._end(sample))
 
     async def _make(self, sample: SampleTask) -> None:
-        self._outbox.put(await self._played(sample))
+        self._outbox.put(await self._play(sample))
 
-    async def _played(self, sample: SampleTask) -> Item:
-        """Return the finished sample, or what failed it: whatever is raised in here is this one sample's failure."""
-        limit_s, written = self._settings.lease_timeout_s, WrittenSoFar()
-        if self._settings.resume_turns:
-            written.listener = self.turns.keeper_of(sample)
+    async def _play(self, sample: SampleTask) -> Item:
+        """Return the finished sample or its failure: any exception fails this sample only."""
+        limit_s, progress = self._settings.lease_timeout_s, WrittenSoFar()
+        listeners = [attachment.on_start(sample) for attachment in self._attachments]
+        progress.listener = next((listener for listener in listeners if listener is not None), None)
         deadline = asyncio.timeout(limit_s)
         try:
             async with deadline:
-                return Finished(_key(sample), await self._player.play(sample, written))
+                return Finished(_key(sample), await self._player.play(sample, progress))
         except BaseException as error:
-            if _is_told_to_stop(error):
+            if _is_own_cancellation(error):
                 raise
             if isinstance(error, TimeoutError) and deadline.expired():
                 late = f"{sample.key} was not made within rollout.lease_timeout_s = {limit_s:g} s"
                 error = NeighbourError("lease", late)
-            failure = self._failed(sample, error, written)
+            failure = self._count_failure(sample, error, progress)
             if not self._has_engine():
-                # Told as the sample's failure, its prompt would come back here at once and fail twice more within
-                # milliseconds: it would be given up, and with it all that this server was leased.
+                # As a failure, the prompt would return here at once, fail twice more within milliseconds, and be
+                # skipped. Instead the coordinator takes it back from a dead server.
                 await asyncio.Event().wait()
             return failure
 
-    def _failed(self, sample: SampleTask, error: BaseException, written: WrittenSoFar) -> Failure:
-        """Count and log a failure. Code that raised here is logged with its traceback, a neighbour's failure is not."""
+    def _count_failure(self, sample: SampleTask, error: BaseException, progress: WrittenSoFar) -> Failure:
+        """Count and log a failure, with a traceback if code of this process raised it."""
         if isinstance(error, NeighbourError):
             boundary, detail = one_line(error.boundary, 200) or "unnamed", one_line(error.detail, 2000)
             raised = error.__cause__ if boundary in (ENVIRONMENT, AGENT) else None
         else:
             boundary, detail, raised = "sample", describe_error(error), error
-        self._failures.add(boundary, detail, "the sample's lease went back", self._clock(), raised)
-        return Failure(_key(sample), boundary, detail, written.num_model_tokens)
+        self._failures.add(boundary, detail, "the sample's lease went back", raised)
+        return Failure(_key(sample), boundary, detail, progress.num_model_tokens)
 
-    def _leave(self, sample: SampleTask) -> None:
-        """Give a sample's room back."""
+    def _end(self, sample: SampleTask) -> None:
+        """Release a sample's room."""
         place = (sample.group, sample.sample_index)
         running = self._running.get(place)
         if running is not None and running.attempt == sample.attempt:
             del self._running[place]
-            self.turns.forget(place)
+            for attachment in self._attachments:
+                attachment.on_end(sample)
         self._open_groups[sample.group] -= 1
         if not self._open_groups[sample.group]:
             del self._open_groups[sample.group]
@@ -175,7 +195,7 @@ class SamplesInFlight:
 
 
 @dataclass
-class _Running:
+class _RunningSample:
     """A sample in flight."""
 
     attempt: int
@@ -186,15 +206,15 @@ def _key(sample: SampleTask) -> Key:
     return Key(sample.group, sample.sample_index, sample.incarnation, sample.attempt)
 
 
-def _is_told_to_stop(error: BaseException) -> bool:
-    """Return whether an exception is this task's own cancelling, rather than one that something in it raised."""
+def _is_own_cancellation(error: BaseException) -> bool:
+    """Return whether an exception is the cancellation of this task, and not one raised inside it."""
     task = asyncio.current_task()
     return isinstance(error, asyncio.CancelledError) and task is not None and task.cancelling() > 0
 
 
 def _sample(lease: m.Lease, index: int, row: bytes) -> SampleTask:
-    """Return one sample of a lease. row: its prompt, label and columns."""
-    # Of its own: an environment that changes its row must not change the row of the group's other samples.
+    """Return one sample of a lease. row: encoded prompt, label and columns."""
+    # Each sample decodes its own row: an environment may change its row.
     prompt, label, columns = msgspec.msgpack.decode(row)
     task = Task(prompt, label, columns, is_greedy=index in lease.greedy_indices)
     temperature = None if lease.temperature is msgspec.UNSET else lease.temperature

@@ -20,11 +20,13 @@ from rollout.engine.version_gate import VersionGate
 from rollout.episodes.sample import Generator, Player
 from rollout.session.link import LARGEST_COUNT, Channel, CoordinatorLink
 from rollout.session.outbox import FailureCounts, Outbox
-from rollout.session.samples_in_flight import SamplesInFlight
+from rollout.session.samples_in_flight import SampleAttachment, SamplesInFlight
+from rollout.session.turns_to_keep import TurnsToKeep
 
 _log = logging.getLogger(__name__)
 _TICK_S = 0.25  # longest pause between two looks at due messages
 _CONNECT_TICK_S = 0.02  # the same before the first Hello
+_ATTACHMENTS = (TurnsToKeep,)  # optional features: each is one file and one entry here
 
 
 class Neighbours(Protocol):
@@ -55,16 +57,18 @@ class RolloutSession:
         """
         self.spec = spec
         self.outbox = outbox
-        self.failures = FailureCounts(_log, server)
+        self.failures = FailureCounts(_log, server, clock)
         self._engine = engine
         self._services = services
         self._gate = gate
-        self._clock = clock
         self._link = CoordinatorLink(server, spec, channel, clock)
         self._tokens_before = engine.stats.num_output_tokens
         self._news = asyncio.Event()
+        self._attachments: list[SampleAttachment] = [
+            kind(spec, clock, self.wake, self._stop_sample) for kind in _ATTACHMENTS
+        ]
         self._samples = SamplesInFlight(
-            player, outbox, self.failures, spec.rollout, clock, self.wake, lambda: engine.is_alive
+            player, outbox, self.failures, spec.rollout, self.wake, lambda: engine.is_alive, self._attachments
         )
 
     @property
@@ -95,7 +99,7 @@ class RolloutSession:
                 self._samples.admit(tasks)
                 await self._link.greet(self._served_version)
                 await self._link.send_finished(self.outbox)
-                await self._send_turns()
+                await self._send_for_attachments()
                 await self._link.send_demand(self._room(), self._served_version, self._samples.unfinished())
                 await self._link.send_heartbeat(self._heartbeat)
                 await self._wait_for_news()
@@ -116,7 +120,7 @@ class RolloutSession:
                 elif self._link.refusal is not None:
                     self.wake()
             except FrameError as error:
-                self.failures.add("coordinator", str(error), "the message was not used", self._clock())
+                self.failures.add("coordinator", str(error), "the message was not used")
 
     def _take(self, message: m.Message, buffers: list[bytes]) -> None:
         """Act on a message. Raises: FrameError for a lease with inconsistent buffers."""
@@ -126,27 +130,29 @@ class RolloutSession:
                 self.wake()
             case m.Ack():
                 self._acknowledge(message)
-            case m.TurnsKept():
-                for one in self._samples.turns.on_kept(message.samples):
-                    self._samples.stop(one.group, one.sample_index, one.attempt)
             case m.GroupsTrained():
                 self.outbox.mark_trained(message.groups)
             case m.Refusal():
-                self.failures.add("coordinator", message.detail, "a message was not used", self._clock())
+                self.failures.add("coordinator", message.detail, "a message was not used")
             case m.Done():
                 self.wake()
+        for attachment in self._attachments:
+            attachment.on_message(message)
 
     def _acknowledge(self, message: m.Ack) -> None:
         if message.outcome in ("rejected", "refused"):
             detail = f"{message.group}[{message.sample_index}] was {message.outcome}: {message.detail}"
-            self.failures.add("trajectory", detail, "its part of the lease went back", self._clock())
+            self.failures.add("trajectory", detail, "its part of the lease went back")
         self.outbox.acknowledge(message.group, message.sample_index, message.outcome)
 
-    async def _send_turns(self) -> None:
-        """Send finished turns of samples in flight, so that another server can continue them."""
+    def _stop_sample(self, group: str, sample_index: int, attempt: int) -> None:
+        self._samples.stop(group, sample_index, attempt)
+
+    async def _send_for_attachments(self) -> None:
         if self.is_welcome:
-            for parts, buffers in self._samples.turns.due():
-                await self._link.send(m.TurnsDone(**self._link.stamp, parts=parts), buffers)
+            for attachment in self._attachments:
+                for message, buffers in attachment.due_messages():
+                    await self._link.send(message, buffers)
 
     def _room(self) -> int:
         """Return the number of further groups to lease."""

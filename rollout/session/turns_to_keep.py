@@ -1,10 +1,10 @@
-"""Finished turns of samples in flight, until the coordinator has them: sent, sent again, and answered.
+"""Finished turns that survive a server: sent to the coordinator, resent until it confirms them. Optional.
 
-    keep -> due -> TurnsDone ... TurnsKept -> before_step returns
-                   no answer in time, or one that names fewer tokens: sent again from the last kept token
+    on_turn_finished -> due_messages -> TurnsDone ... TurnsKept -> before_step returns
+                        no answer in time, or one with fewer tokens: resent from the last kept token
 
-A conversation asks its environment for the next reply only once the turn before is kept, so that a server that dies
-costs it the turn under way and no other, and no tool is called twice for a turn that is kept.
+A conversation gives its environment the next turn only after the turn before is kept. So a crashed server costs it the
+current turn only, and no tool is called twice for a kept turn.
 """
 
 import asyncio
@@ -15,23 +15,23 @@ from itertools import islice, takewhile
 
 import msgspec
 
+from protocol.settings.run_spec import RunSpec
+from protocol.wire import messages as m
 from protocol.wire.conversation import LARGEST_NUMBER, MAX_TURNS, ConversationPart, split_buffers
-from protocol.wire.messages import MAX_PARTS, KeptSample, Lease
 from rollout.environments.guard import GuardedEnvironment
 from rollout.environments.snapshots import is_resumable, resume_from, snapshot_of
 from rollout.episodes.sample import SampleTask
 from rollout.episodes.transcript import Transcript
 
-# The policy writes meanwhile: turns that end within so long go as one message.
-_BUNDLE_S = 0.02
+_BUNDLE_S = 0.02  # turns that finish within this time share a message; the policy writes meanwhile
 _RESEND_S = 2.0
-# A coordinator that is gone does not end what a server has in hand: what it finishes is kept for the next start.
+# Without an answer for this long, samples continue: their results are kept for the next start of the run.
 _ANSWER_S = 10.0
-# Of one message: its frames and header stay far below their limits.
+# Limits of a message: its frames and header stay far below their own.
 _MAX_TOKENS = 1 << 22
 _MAX_ENTRIES = 8192
 _MAX_LOGS, _MAX_HASHES = 64, 16
-_Place = tuple[str, int]
+_Place = tuple[str, int]  # (group, sample index)
 
 
 @dataclass(frozen=True)
@@ -42,94 +42,101 @@ class Interrupted:
     snapshot: str  # environment's state there, as JSON
 
 
-def interrupted_samples(lease: Lease, buffers: Sequence[bytes]) -> dict[tuple[str, int, int], Interrupted]:
-    """Return a lease's samples that other servers began, by group, index and attempt.
-
-    buffers: their arrays. Raises: FrameError when the arrays have other lengths.
-    """
-    parts = lease.resumed or []
-    arrays = split_buffers(parts, buffers, "$.resumed") if parts else []
-    return {
-        (lease.group, part.sample_index, lease.attempt): Interrupted(Transcript.of_part(part, each), part.snapshot)
-        for part, each in zip(parts, arrays, strict=True)
-    }
-
-
 class TurnsToKeep:
-    """Of the samples of one session. clock: monotonic seconds. on_news: called when there is something to send."""
+    """The kept turns of one session: an attachment of its samples."""
 
-    def __init__(self, clock: Callable[[], float], on_news: Callable[[], None]) -> None:
-        self.clock = clock
-        self.is_answered = True  # False: the coordinator left turns without an answer, and has given none since
-        self.interrupted: dict[tuple[str, int, int], Interrupted] = {}  # samples to resume, until they start
-        self._on_news = on_news
+    def __init__(
+        self,
+        spec: RunSpec,
+        clock: Callable[[], float],
+        wake: Callable[[], None],
+        stop: Callable[[str, int, int], None],
+    ) -> None:
+        """clock: monotonic seconds. wake: sends due messages. stop: stops a sample (group, index, attempt)."""
+        self.is_answered = True  # False: the coordinator has not answered for `_ANSWER_S`
+        self._spec = spec
+        self._clock = clock
+        self._wake = wake
+        self._stop = stop
+        self._interrupted: dict[tuple[str, int, int], Interrupted] = {}  # samples to resume, until they start
         self._keepers: dict[_Place, Keeper] = {}
         self._unsent: dict[_Place, None] = {}
         self._is_bundling = False
-        # In the order of their times.
-        self._sent_at: dict[_Place, float] = {}
+        self._sent_at: dict[_Place, float] = {}  # sorted by time
 
-    def keeper_of(self, sample: SampleTask) -> "Keeper":
-        """Return what a sample that begins now tells of its turns."""
-        before = self.interrupted.pop((sample.group, sample.sample_index, sample.attempt), None)
+    def on_lease(self, lease: m.Lease, buffers: Sequence[bytes]) -> None:
+        """Store the conversations that other servers began. Raises: FrameError if the buffers have other lengths."""
+        parts = lease.resumed or []
+        arrays = split_buffers(parts, buffers, "$.resumed") if parts else []
+        for part, each in zip(parts, arrays, strict=True):
+            interrupted = Interrupted(Transcript.of_part(part, each), part.snapshot)
+            self._interrupted[lease.group, part.sample_index, lease.attempt] = interrupted
+
+    def on_start(self, sample: SampleTask) -> "Keeper | None":
+        """Return the listener of a sample that starts."""
+        before = self._interrupted.pop((sample.group, sample.sample_index, sample.attempt), None)
+        if not self._spec.rollout.resume_turns:
+            return None
         keeper = self._keepers[sample.group, sample.sample_index] = Keeper(self, sample, before)
         return keeper
 
-    def forget(self, place: tuple[str, int]) -> None:
-        """Send nothing more of a sample: it is done. place: its group's name and its index."""
-        self._keepers.pop(place, None)
-        self._drop(place)
+    def on_end(self, sample: SampleTask) -> None:
+        """Forget a finished sample."""
+        self._keepers.pop((sample.group, sample.sample_index), None)
+        self._drop((sample.group, sample.sample_index))
 
-    def note(self, place: _Place) -> None:
-        """Take in that a sample has turns to send."""
-        self._sent_at.pop(place, None)
-        self._unsent[place] = None
-        if not self._is_bundling:
-            self._is_bundling = True
-            asyncio.get_running_loop().call_later(_BUNDLE_S, self._end_bundle)
+    def on_message(self, message: m.Message) -> None:
+        """Apply the coordinator's confirmations, and stop samples that another server has taken over."""
+        if not isinstance(message, m.TurnsKept):
+            return
+        self.is_answered = True
+        for one in message.samples:
+            place = (one.group, one.sample_index)
+            keeper = self._keepers.get(place)
+            if keeper is None or keeper.sample.attempt != one.attempt:
+                continue
+            if not one.is_yours:
+                # Its tools would be called twice from here on.
+                self._stop(one.group, one.sample_index, one.attempt)
+            elif keeper.confirm(one.num_tokens):
+                self._drop(place)
+            else:
+                self.mark_unsent(place)
 
-    def due(self) -> Iterator[tuple[list[ConversationPart], list[bytes]]]:
-        """Yield what is to be sent now, parts and arrays of one message after the other, and count it as sent."""
-        now = self.clock()
+    def due_messages(self) -> Iterator[tuple[m.Message, list[bytes]]]:
+        """Yield the messages to send now with their arrays, and mark their turns as sent."""
+        now = self._clock()
         late = [place for place, _ in takewhile(lambda entry: entry[1] <= now - _RESEND_S, self._sent_at.items())]
         places = deque([*(() if self._is_bundling else self._unsent), *late])
         while places:
             parts: list[ConversationPart] = []
             arrays: list[list[bytes]] = []
             num_tokens = num_entries = 0
-            while places and len(parts) < MAX_PARTS and num_tokens < _MAX_TOKENS and num_entries < _MAX_ENTRIES:
+            while places and len(parts) < m.MAX_PARTS and num_tokens < _MAX_TOKENS and num_entries < _MAX_ENTRIES:
                 place = places.popleft()
                 self._drop(place)
-                keeper = self._keepers.get(place)  # gone: it ended while the message before was sent
-                if keeper is not None and (made := keeper.part()) is not None:
+                keeper = self._keepers.get(place)  # None: the sample ended while the last message was sent
+                if keeper is not None and (unsent := keeper.part()) is not None:
                     self._sent_at[place] = now
-                    parts.append(made[0])
-                    arrays.append(made[1])
-                    num_tokens += made[0].num_tokens
-                    num_entries += len(made[0].turns) + len(made[0].version_spans)
+                    parts.append(unsent[0])
+                    arrays.append(unsent[1])
+                    num_tokens += unsent[0].num_tokens
+                    num_entries += len(unsent[0].turns) + len(unsent[0].version_spans)
             if parts:
-                yield parts, [b"".join(each) for each in zip(*arrays, strict=True)]
+                message = m.TurnsDone(run_id=self._spec.run_id, incarnation=self._spec.incarnation, parts=parts)
+                yield message, [b"".join(each) for each in zip(*arrays, strict=True)]
 
-    def on_kept(self, samples: Iterable[KeptSample]) -> list[KeptSample]:
-        """Take in what the coordinator has of samples; returns those that are another server's by now."""
-        self.is_answered = True
-        lost: list[KeptSample] = []
-        for one in samples:
-            place = (one.group, one.sample_index)
-            keeper = self._keepers.get(place)
-            if keeper is None or keeper.sample.attempt != one.attempt:
-                continue
-            if not one.is_yours:
-                lost.append(one)
-            elif keeper.on_kept(one.num_tokens):
-                self._drop(place)
-            else:
-                self.note(place)
-        return lost
+    def mark_unsent(self, place: _Place) -> None:
+        """Send a sample's turns with the next bundle."""
+        self._sent_at.pop(place, None)
+        self._unsent[place] = None
+        if not self._is_bundling:
+            self._is_bundling = True
+            asyncio.get_running_loop().call_later(_BUNDLE_S, self._end_bundle)
 
     def _end_bundle(self) -> None:
         self._is_bundling = False
-        self._on_news()
+        self._wake()
 
     def _drop(self, place: _Place) -> None:
         self._unsent.pop(place, None)
@@ -137,16 +144,16 @@ class TurnsToKeep:
 
 
 class Keeper:
-    """One sample's `TurnListener`."""
+    """The `TurnListener` of one sample."""
 
     def __init__(self, shared: TurnsToKeep, sample: SampleTask, before: Interrupted | None = None) -> None:
         """before: conversation to resume; None: the sample begins."""
         self.sample = sample
         self._before = before
         self._shared = shared
-        # Another server's turns are kept already, or this sample would not go on from them.
+        # The coordinator has the turns of another server, from which this sample resumes.
         self._num_kept = len(before.transcript) if before is not None else 0
-        self._noted: ConversationPart | None = None
+        self._newest: ConversationPart | None = None
         self._transcript: Transcript | None = None
         self._is_kept = asyncio.Event()
         self._is_kept.set()
@@ -161,10 +168,10 @@ class Keeper:
     def on_turn_finished(self, transcript: Transcript, environment: GuardedEnvironment) -> None:
         sample, snapshot = self.sample, snapshot_of(environment)
         if snapshot is None or not _is_sendable(transcript):
-            return  # from here on it could only begin anew; its trajectory will be refused by name
-        # Turns and tokens are cut out of the transcript when they are sent: until then it only grows behind them.
+            return  # without a kept turn the sample begins again; an invalid trajectory fails later by name
+        # Turns and tokens are cut out of the transcript at the time of sending: until then it only grows.
         self._transcript = transcript
-        self._noted = ConversationPart(
+        self._newest = ConversationPart(
             group=sample.group,
             sample_index=sample.sample_index,
             attempt=sample.attempt,
@@ -183,7 +190,7 @@ class Keeper:
             turn_rewards=transcript.turn_rewards,
         )
         self._is_kept.clear()
-        self._shared.note((sample.group, sample.sample_index))
+        self._shared.mark_unsent((sample.group, sample.sample_index))
 
     async def before_step(self) -> None:
         if self._is_kept.is_set() or not self._shared.is_answered:
@@ -194,22 +201,22 @@ class Keeper:
         except TimeoutError:
             self._shared.is_answered = False
 
-    def on_kept(self, num_tokens: int) -> bool:
-        """Take in how many tokens are kept; returns whether that is all that was to be."""
+    def confirm(self, num_tokens: int) -> bool:
+        """Record the number of kept tokens; return whether everything is kept."""
         self._num_kept = num_tokens
-        if self._noted is not None and num_tokens < self._noted.num_tokens:
+        if self._newest is not None and num_tokens < self._newest.num_tokens:
             return False
         self._is_kept.set()
         return True
 
     def part(self) -> tuple[ConversationPart, list[bytes]] | None:
-        """Return what is not kept yet; None when there is nothing."""
-        noted, transcript, first = self._noted, self._transcript, self._num_kept
-        if noted is None or transcript is None or first >= noted.num_tokens:
+        """Return the turns that are not kept yet, with their arrays; None without any."""
+        newest, transcript, first = self._newest, self._transcript, self._num_kept
+        if newest is None or transcript is None or first >= newest.num_tokens:
             return None
-        end = noted.num_tokens
+        end = newest.num_tokens
         part = msgspec.structs.replace(
-            noted,
+            newest,
             first_token=first,
             num_tokens=end - first,
             version_spans=[span for span in transcript.version_spans if first <= span.start < end],
@@ -219,9 +226,9 @@ class Keeper:
 
 
 def _is_sendable(transcript: Transcript) -> bool:
-    """Return whether what a user's environment gave has room in a message, and the whole in one lease."""
+    """Return whether the environment's data fits into a message, and the whole conversation into a lease."""
     if max(len(transcript.turns), len(transcript.version_spans), len(transcript.turn_rewards)) > MAX_TURNS:
         return False
-    of_turns = (turn.reward for turn in transcript.turn_rewards)
-    numbers = (transcript.reward or 0.0, transcript.score or 0.0, *transcript.logs.values(), *of_turns)
+    turn_rewards: Iterable[float] = (turn.reward for turn in transcript.turn_rewards)
+    numbers = (transcript.reward or 0.0, transcript.score or 0.0, *transcript.logs.values(), *turn_rewards)
     return all(abs(number) <= LARGEST_NUMBER for number in numbers)

@@ -5,6 +5,7 @@ import logging
 import pytest
 
 from rollout.session.outbox import Failure, FailureCounts, Finished, Item, Key, Outbox, Outcome
+from tests.fakes.clock import Clock
 from tests.protocol.wire.examples import make_trajectory
 
 KEY, SECOND = Key("g", 0, 1, 1), Key("g", 1, 1, 1)
@@ -103,10 +104,11 @@ def test_everything_is_sent_again_to_another_coordinator() -> None:
 
 
 def test_failures_are_logged_at_once_and_then_each_minute_with_their_number(caplog: pytest.LogCaptureFixture) -> None:
-    counts = FailureCounts(logging.getLogger("failures"), "s0")
-    for now in (100.0, 130.0, 159.9, 160.0, 161.0):
-        counts.add("reward:em", "503", "it is repeated", now)
-    counts.add("retriever", "down", "it is repeated", 162.0)
+    clock = Clock()
+    counts = FailureCounts(logging.getLogger("failures"), "s0", clock)
+    for clock.now in (100.0, 130.0, 159.9, 160.0, 161.0):
+        counts.add("reward:em", "503", "it is repeated")
+    counts.add("retriever", "down", "it is repeated")
     lines = [f'reward:em failed  count={number} last="503"' for number in (1, 3)]
     lines.append('retriever failed  count=1 last="down"')
     assert [record.getMessage() for record in caplog.records] == [
