@@ -1,7 +1,6 @@
 """Calls of a run's command to the fleet of rollout servers."""
 
 import contextlib
-import time
 from typing import Any
 
 import ray
@@ -11,6 +10,7 @@ from protocol.errors import NeighbourError, OperatorError
 from protocol.node.identity import FLEET_ROOMS, code_digest
 from protocol.ray_calls import FLEET, NAMESPACE
 from protocol.settings.run_spec import RunSpec
+from protocol.waits import until
 
 _WAIT_ANSWER_S = 2.0
 # Ray ends the processes of a killed command within seconds.
@@ -46,16 +46,15 @@ def await_idle_fleet() -> None:
 
     Raises: OperatorError when one does: it belongs to another machine's command.
     """
-    deadline = time.monotonic() + _LAST_RUN_S
-    while call(find_fleet().describe_self.remote(), "the fleet")["is_lending"]:
-        if time.monotonic() > deadline:
-            servers = call(find_fleet().describe.remote(), "the fleet")
-            names = sorted({server["run"]["run_id"] for server in servers if server.get("run")})
-            raise OperatorError(
-                f"Another machine's run ({', '.join(names) or 'not attached yet'}) is using this cluster. "
-                "Wait for its end, or end it there with Ctrl-C."
-            )
-        time.sleep(RETRY_S)
+    for _ in until(_LAST_RUN_S, RETRY_S):
+        if not call(find_fleet().describe_self.remote(), "the fleet")["is_lending"]:
+            return
+    servers = call(find_fleet().describe.remote(), "the fleet")
+    names = sorted({server["run"]["run_id"] for server in servers if server.get("run")})
+    raise OperatorError(
+        f"Another machine's run ({', '.join(names) or 'not attached yet'}) is using this cluster. "
+        "Wait for its end, or end it there with Ctrl-C."
+    )
 
 
 def await_fleet() -> None:
@@ -63,15 +62,13 @@ def await_fleet() -> None:
 
     Raises: NeighbourError after 30 s without an answer; OperatorError when the cluster has no fleet for as long.
     """
-    deadline = time.monotonic() + CALL_S
-    while True:
+    for left_s in until(CALL_S, RETRY_S):
         try:
             call(find_fleet().describe_self.remote(), "the fleet")
             return
         except (NeighbourError, OperatorError):
-            if time.monotonic() > deadline:
+            if left_s <= 0:
                 raise
-        time.sleep(RETRY_S)
 
 
 def describe_wait() -> str:
@@ -107,11 +104,9 @@ def find_fleet() -> Any:
 
 def _await_restarted_fleet(old_pid: int) -> Any:
     """Return the new process's description of itself. Raises: NeighbourError after 30 s."""
-    deadline = time.monotonic() + CALL_S
-    while time.monotonic() < deadline:
+    for _ in until(CALL_S, RETRY_S):
         with contextlib.suppress(NeighbourError):  # between the two processes
             now = call(find_fleet().describe_self.remote(), "the fleet")
             if now["pid"] != old_pid:
                 return now
-        time.sleep(RETRY_S)
     raise NeighbourError("the fleet", f"did not restart within {CALL_S:g} s")

@@ -71,8 +71,8 @@ def is_alive(name: str) -> bool:
     return True
 
 
-class ServerRayCalls:
-    """A run's calls to its servers, the fleet, the coordinator and rank 0: `learner.run.server.ServerCalls`."""
+class ServerCalls:
+    """A run's calls to its servers, the fleet, the coordinator and rank 0. None of them blocks."""
 
     def __init__(
         self,
@@ -81,38 +81,44 @@ class ServerRayCalls:
         push_to: Callable[[tuple[str, ...]], Any],
         plan: Callable[[int], Processes],
     ) -> None:
-        """engine: of every server. push_to: the call to rank 0. plan: places for a number of servers."""
+        """engine: of every server. push_to: has rank 0 push weights to these servers from now on.
+
+        plan: returns the places of a number of servers; raises OperatorError when they do not fit.
+        """
+        self.push_to = push_to
+        self.plan = plan
         self._engine = engine
         self._coordinator = coordinator
-        self._push_to = push_to
-        self.plan = plan
 
     def ask(self, name: str, method: str, *arguments: Any) -> Any:
+        """Return a reference to a server's answer. The answer of a server that is gone is an error."""
         if method == "start":  # Ray may have restarted its process on a node that lacks the model's files
             arguments = (self._engine.files,)
         return getattr(server(name), method).remote(*arguments)
 
     def is_done(self, reference: Any) -> bool:
+        """Return whether the answer or error is there."""
         return is_done(reference)
 
     def result(self, reference: Any, name: str) -> Any:
+        """Return the answer. Raises: the server's or the fleet's error; NeighbourError when it died."""
         return call(reference, name)
 
     def add(self, planned: Processes, nodes: Sequence[str]) -> Any:
-        return find_fleet().add.remote(
-            self._engine.model_dump(), list(nodes), planned.num_gpus, dict(planned.resources)
-        )
+        """Have the fleet start a server on each node; return a reference to a list of `ServerInfo`."""
+        engine, resources = self._engine.model_dump(), dict(planned.resources)
+        return find_fleet().add.remote(engine, list(nodes), planned.num_gpus, resources)
 
     def remove(self, name: str) -> Any:
+        """Have the fleet end a server; return a reference."""
         return find_fleet().remove.remote(name)
 
-    def push_to(self, names: tuple[str, ...]) -> None:
-        self._push_to(names)
-
     def lose(self, name: str, reason: str) -> None:
+        """Have the coordinator take back the leases of a server that died."""
         self._coordinator.lose_server.remote(name, reason)
 
     def release(self, name: str, reason: str) -> None:
+        """Have the coordinator lease the samples of a removed server to others."""
         self._coordinator.release_server.remote(name, reason)
 
 

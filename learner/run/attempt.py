@@ -139,7 +139,7 @@ class RunAttempt:
         address, incarnation = ray_door.call(opening, "the coordinator")
         spec = run_spec(settings, self.start.run_id, incarnation, address)
         self._spec = spec.model_copy(update={"shared_retrievers": servers.shared_retrievers(infos)})
-        calls = servers.ServerRayCalls(
+        calls = servers.ServerCalls(
             engine,
             self._coordinator,
             push_to=lambda names: self._ranks[0].ask("push_to", names),

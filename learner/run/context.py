@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -12,7 +11,6 @@ from learner.disk.run_folder import MetricsReader
 from learner.plan.memory import Sizes, read_sizes
 from learner.plan.needs import needs_of
 from learner.plan.topology import plan_topology
-from learner.run.await_plan import StoppedAtStart, await_nodes
 from learner.run.copied_start import copier_of
 from protocol.settings.run_spec import run_spec
 
@@ -58,10 +56,7 @@ def make_context(
     """
     settings = checked.settings
     sizes = read_sizes(settings, checked.model)
-    if checked.start.seen:  # a resumed run: one of its nodes may be about to come back
-        with contextlib.suppress(StoppedAtStart):  # the attempt sees it too
-            await_nodes(lambda: plan_topology(settings, sizes, ray_door.nodes()), view, stop, cluster)
-    else:
+    if not checked.start.seen:  # the attempt of a resumed run waits for nodes that are away
         with ray_door.naming_drained():
             plan_topology(settings, sizes, ray_door.nodes())
     fleet.await_idle_fleet()

@@ -3,33 +3,29 @@
 A step may take hours. Otherwise the coordinator, servers and other ranks would wait for it silently.
 """
 
+from __future__ import annotations
+
 import time
-from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 from protocol.errors import NeighbourError
 
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+    from learner.cluster.processes import Rank
+
 # A rank that loads or writes a large model may block its interpreter for a minute.
 SILENCE_S = 120.0
-
-
-class RankCalls(Protocol):
-    """The calls to a learner rank: `learner.cluster.processes.Rank`."""
-
-    @property
-    def name(self) -> str: ...
-
-    def ask(self, method: str, *arguments: Any) -> Any:
-        """Return a reference to the answer."""
 
 
 @dataclass
 class _RankState:
     """One rank as of its last answer."""
 
-    rank: RankCalls
+    rank: Rank
     heard_at: float  # seconds of the clock of the last answer, or of the beginning
     phase: str = "it has not answered yet"  # phase in the last answer
     call: Any = None  # reference of the call under way
@@ -40,7 +36,7 @@ class RankWatch:
 
     def __init__(
         self,
-        ranks: Sequence[RankCalls],
+        ranks: Sequence[Rank],
         is_done: Callable[[Any], bool],
         result: Callable[[Any, str], Any],
         silence_s: float = SILENCE_S,

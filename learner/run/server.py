@@ -7,14 +7,19 @@ its process is away                          describe, until Ray has restarted i
 five failed restarts, or another index       describe; it is not started again
 """
 
-import time
-from collections.abc import Callable, Mapping, Sequence
-from enum import Enum
-from typing import Any, Protocol
+from __future__ import annotations
 
-from learner.plan.processes import Processes
+import time
+from enum import Enum
+from typing import TYPE_CHECKING, Any
+
 from protocol.errors import AwayError, NeighbourError, OperatorError
-from protocol.settings.run_spec import RunSpec
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping
+
+    from learner.cluster.servers import ServerCalls
+    from protocol.settings.run_spec import RunSpec
 
 _LOOPBACK = "127.0.0.1"
 _MAX_RESTARTS = 5  # in a row: a server that has served for a minute counts as well again
@@ -22,37 +27,6 @@ _WELL_AFTER_S = 60.0
 # Its node is gone and no other has room; a node may join meanwhile.
 _AWAY_S = 600.0
 SILENCE_S = 30.0
-
-
-class ServerCalls(Protocol):
-    """A run's calls to its servers, the fleet, the coordinator and rank 0. None of them blocks."""
-
-    def ask(self, name: str, method: str, *arguments: Any) -> Any:
-        """Return a reference to a server's answer. The answer of a server that is gone is an error."""
-
-    def is_done(self, reference: Any) -> bool:
-        """Return whether the answer or error is there."""
-
-    def result(self, reference: Any, name: str) -> Any:
-        """Return the answer. Raises: the server's or the fleet's error; NeighbourError when it died."""
-
-    def add(self, planned: Processes, nodes: Sequence[str]) -> Any:
-        """Have the fleet start a server on each node; return a reference to a list of {name, node_id}."""
-
-    def remove(self, name: str) -> Any:
-        """Have the fleet end a server; return a reference."""
-
-    def plan(self, number: int) -> Processes:
-        """Return the places of this number of servers. Raises: OperatorError when they do not fit."""
-
-    def push_to(self, names: tuple[str, ...]) -> None:
-        """Have rank 0 push weights to these servers from now on."""
-
-    def lose(self, name: str, reason: str) -> None:
-        """Have the coordinator take back the leases of a server that died."""
-
-    def release(self, name: str, reason: str) -> None:
-        """Have the coordinator lease the samples of a removed server to others."""
 
 
 class ServerState(Enum):
@@ -73,12 +47,12 @@ class RunServer:
         name: str,
         spec: RunSpec,
         calls: ServerCalls,
-        check: Callable[[str, Mapping[str, Any]], list[str]],
+        check: Callable[[Mapping[str, Mapping[str, Any]]], list[str]],
         clock: Callable[[], float] = time.monotonic,
         silence_s: float = SILENCE_S,
     ) -> None:
-        """check: takes the name and answer of an attached server and returns messages; raises OperatorError when it
-        must not serve. clock: in seconds. silence_s: longest wait for an answer before the user is told.
+        """check: takes an attached server's answer by its name and returns messages; raises OperatorError when it must
+        not serve. clock: in seconds. silence_s: longest wait for an answer before the user is told.
         """
         self.name = name
         self.node_id = ""  # Ray's name of its node; empty: unknown
@@ -160,7 +134,7 @@ class RunServer:
 
     def _finish_attaching(self, run: Mapping[str, Any]) -> list[str]:
         try:
-            messages = self._check(self.name, run)
+            messages = self._check({self.name: run})
         except OperatorError as error:
             self._change_to(ServerState.FAILED)
             self._calls.lose(self.name, str(error))

@@ -11,18 +11,24 @@ Servers on a drained node leave after their replacements serve, or without repla
 others serve the run. A new server gets the weights with the first push after it was attached.
 """
 
+from __future__ import annotations
+
 import contextlib
 import time
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
-from pathlib import Path
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any
 
-from learner.run.server import RunServer, ServerCalls, ServerState
+from learner.run.server import RunServer, ServerState
 from protocol.errors import NeighbourError, OperatorError
 from protocol.node.ray_nodes import DrainReport
 from protocol.node.scale_request import ScaleReply, ScaleRequest, read_reply, read_request, write_reply
-from protocol.settings.run_spec import RunSpec
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping, Sequence
+    from pathlib import Path
+
+    from learner.cluster.servers import ServerCalls
+    from protocol.settings.run_spec import RunSpec
 
 _RETRY_S = 60.0  # room may come that was missing
 
@@ -36,7 +42,7 @@ class RunServers:
         spec: RunSpec,
         calls: ServerCalls,
         folder: Path,
-        other_index: Literal["warn", "refuse"] = "warn",
+        other_index: str = "warn",
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         """infos: the fleet's descriptions. folder: the run's. other_index: retriever.other_index."""
@@ -45,7 +51,8 @@ class RunServers:
         self._spec = spec
         self._calls = calls
         self._folder = folder
-        self._indexes = SearchedIndexes(other_index)
+        self._other_index = other_index
+        self._digests: dict[str, str] = {}  # digest of each attached server's search index; "": none
         self._clock = clock
         self._servers: list[RunServer] = []
         self._add_servers(infos)
@@ -80,7 +87,7 @@ class RunServers:
 
     def note_attached(self, runs: Mapping[str, Mapping[str, Any]]) -> list[str]:
         """Note that servers are attached; return messages. Raises: OperatorError when their indexes differ."""
-        messages = [message for name, run in runs.items() for message in self._check(name, run)]
+        messages = self._check(runs)
         for server in self._servers:
             if server.name in runs:
                 server.begin_serving()
@@ -123,11 +130,13 @@ class RunServers:
             server.node_id = str(info.get("node_id") or "")
             self._servers.append(server)
 
-    def _check(self, name: str, run: Mapping[str, Any]) -> list[str]:
-        """Return messages about an attached server. Raises: OperatorError when it must not serve."""
-        warning = self._indexes.add({name: run.get("content_hash", "")})
-        address = [f"{name}: agents generate at {run['base_url']}"] if "base_url" in run else []
-        return [*address, *([warning] if warning is not None else [])]
+    def _check(self, runs: Mapping[str, Mapping[str, Any]]) -> list[str]:
+        """Return messages about servers that are attached. Raises: OperatorError when they must not serve."""
+        digests = self._digests | {name: run.get("content_hash", "") for name, run in runs.items()}
+        warning = compare_indexes(digests, self._other_index)
+        self._digests = digests
+        messages = [f"{name}: agents generate at {run['base_url']}" for name, run in runs.items() if "base_url" in run]
+        return messages + ([warning] if warning is not None else [])
 
     def _take_request(self) -> list[str]:
         request = read_request(self._folder)
@@ -254,35 +263,20 @@ class RunServers:
             write_reply(self._folder, ScaleReply(id=request.id, text=text, is_last=is_last, is_refused=is_refused))
 
 
-class SearchedIndexes:
-    """The indexes that the servers of a run search: a policy's texts must not depend on its server."""
+def compare_indexes(digests: Mapping[str, str], other_index: str) -> str | None:
+    """Return a warning when servers search different indexes: the policy's texts must not depend on its server.
 
-    def __init__(self, other_index: Literal["warn", "refuse"]) -> None:
-        self._other_index = other_index
-        self._content_hashes: dict[str, str] = {}  # digest of the index, by server
-        self._last_warning: str | None = None
-
-    def add(self, content_hashes: Mapping[str, str]) -> str | None:
-        """Add attached servers; return a warning when servers search different indexes, None when it is known.
-
-        content_hashes: digest by server; "" where the server searches no index or its retriever reports none.
-        Raises: OperatorError instead of the warning with other_index = refuse. The servers are not added then.
-        """
-        digests = {**self._content_hashes, **content_hashes}
-        warning = self._compare(digests)
-        self._content_hashes = digests
-        is_new, self._last_warning = warning != self._last_warning, warning
-        return warning if is_new else None
-
-    def _compare(self, digests: Mapping[str, str]) -> str | None:
-        known = {server: digest for server, digest in digests.items() if digest}
-        if len(set(known.values())) < 2:
-            return None
-        each = ", ".join(f"{server} searches {digest[:12]}" for server, digest in sorted(known.items()))
-        text = (
-            f"Rollout servers search different indexes: {each}. The policy's texts depend on its server. Build one "
-            "index on every node from the same corpus with the same options, or set retriever.url."
-        )
-        if self._other_index == "refuse":
-            raise OperatorError(f"{text} With retriever.other_index = warn the run continues.")
-        return text
+    digests: of each server's index; "" where it has none or its retriever reports none.
+    Raises: OperatorError instead of the warning with other_index = refuse.
+    """
+    known = {server: digest for server, digest in digests.items() if digest}
+    if len(set(known.values())) < 2:
+        return None
+    each = ", ".join(f"{server} searches {digest[:12]}" for server, digest in sorted(known.items()))
+    text = (
+        f"Rollout servers search different indexes: {each}. The policy's texts depend on its server. Build one "
+        "index on every node from the same corpus with the same options, or set retriever.url."
+    )
+    if other_index == "refuse":
+        raise OperatorError(f"{text} With retriever.other_index = warn the run continues.")
+    return text

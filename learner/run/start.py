@@ -69,27 +69,29 @@ def _choose(folder: Path, run: RunSettings, model_digest: str) -> RunStart:
             f"settings: run.resume = never, and {folder} holds a run already. "
             "Choose another run.name, or resume with auto."
         )
-    if checkpoint is None:
-        return RunStart(folder, None, f"{folder} holds a run without a valid checkpoint: it starts again from step 0.")
-    if checkpoint.step >= run.max_steps:
-        return _after(checkpoint.step, folder, run, model_digest)
-    notice = f"Resuming {folder} from step {checkpoint.step}.{_set_aside_notice(folder, checkpoint)}"
-    return RunStart(folder, _of_model(checkpoint, model_digest), notice)
+    if checkpoint is not None and checkpoint.step >= run.max_steps:
+        return _start_after(folder, checkpoint.step, run, model_digest)
+    return _resume(folder, checkpoint and _of_model(checkpoint, model_digest))
 
 
-def _after(last_step: int, complete: Path, run: RunSettings, model_digest: str) -> RunStart:
+def _start_after(complete: Path, last_step: int, run: RunSettings, model_digest: str) -> RunStart:
     """Return the start of a command whose run is complete: the newest run that it began since, or a new run."""
     text = f"{complete} is complete at step {last_step}"
     begun = _newest_begun(complete, run.name)
     checkpoint = newest_valid(begun / CHECKPOINTS) if begun is not None else None
-    if begun is not None and checkpoint is None:
-        again = "holds a run without a valid checkpoint: it starts again from step 0."
-        return RunStart(begun, None, f"{text}, and {begun} {again}")
-    if begun is None or checkpoint is None or checkpoint.step >= run.max_steps or _is_other(checkpoint, model_digest):
+    is_over = checkpoint is not None and (checkpoint.step >= run.max_steps or _is_other(checkpoint, model_digest))
+    if begun is None or is_over:
         free = _next_free(complete)
         return RunStart(free, None, f"{text}: this is a new run, {free.name}.")
-    aside = _set_aside_notice(begun, checkpoint)
-    return RunStart(begun, checkpoint, f"{text}. Resuming {begun} from step {checkpoint.step}.{aside}")
+    start = _resume(begun, checkpoint)
+    return replace(start, notice=f"{text}. {start.notice}")
+
+
+def _resume(folder: Path, checkpoint: Checkpoint | None) -> RunStart:
+    if checkpoint is None:
+        return RunStart(folder, None, f"{folder} holds a run without a valid checkpoint: it starts again from step 0.")
+    aside = _set_aside_notice(folder, checkpoint)
+    return RunStart(folder, checkpoint, f"Resuming {folder} from step {checkpoint.step}.{aside}")
 
 
 def plan_restart(start: RunStart) -> RunStart:

@@ -86,7 +86,7 @@ def _server(folder: Path) -> tuple[str, float]:
 
     spec = run_spec(Settings(), "run-A", 1, "tcp://127.0.0.1:1")
     calls: Any = Calls()
-    watch = RunServer("server-7", spec, calls, lambda name, run: [], silence_s=_SERVER_SILENCE_S)
+    watch = RunServer("server-7", spec, calls, lambda runs: [], silence_s=_SERVER_SILENCE_S)
     watch.begin_serving()
     watch.poll()
     stop(server.process.pid)

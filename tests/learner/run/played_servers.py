@@ -91,14 +91,21 @@ class PlayedCalls:
 class PlayedRun:
     """A run with servers s0, s1, ... on these nodes. late: those whose engines have not started yet."""
 
-    def __init__(self, folder: Path, *nodes: str, late: Sequence[str] = (), drained: Sequence[str] = ()) -> None:
+    def __init__(
+        self,
+        folder: Path,
+        *nodes: str,
+        late: Sequence[str] = (),
+        drained: Sequence[str] = (),
+        other_index: str = "warn",
+    ) -> None:
         self.folder = folder
         self.now = 0.0
         where = {f"s{number}": node for number, node in enumerate(nodes)}
         self.calls = PlayedCalls(where)
         self.calls.silent |= set(late)
         infos = [{"name": name, "node_id": node, "is_started": name not in late} for name, node in where.items()]
-        self.servers = RunServers(infos, SPEC, self.calls, folder, clock=lambda: self.now)
+        self.servers = RunServers(infos, SPEC, self.calls, folder, other_index, clock=lambda: self.now)
         ready = {name: {"content_hash": ""} for name in where if name not in late}
         self.calls.attached |= set(ready)
         self.servers.note_attached(ready)

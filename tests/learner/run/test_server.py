@@ -23,7 +23,7 @@ class Watched:
         self.server.begin_serving()
         self.refusal: str | None = None
 
-    def check(self, name: str, run: Mapping[str, Any]) -> list[str]:
+    def check(self, runs: Mapping[str, Any]) -> list[str]:
         if self.refusal is not None:
             raise OperatorError(self.refusal)
         return []

@@ -1,11 +1,10 @@
 """The servers of a running attempt follow the wanted number and leave drained nodes."""
 
 from pathlib import Path
-from typing import Literal
 
 import pytest
 
-from learner.run.servers import SearchedIndexes
+from learner.run.servers import compare_indexes
 from protocol.errors import AwayError, OperatorError
 from protocol.node.scale_request import write_request
 from tests.learner.run.played_servers import PlayedRun, broken
@@ -243,24 +242,21 @@ def test_no_server_starts_on_a_shared_device_while_a_rank_trains_there(tmp_path:
     assert run.calls.asked == []
 
 
-@pytest.mark.parametrize("hashes", [{}, {"s0": "a1", "s1": "a1"}, {"s0": "", "s1": ""}, {"s0": "a1", "s1": ""}])
-def test_servers_that_search_one_index_or_none_are_accepted(hashes: dict[str, str]) -> None:
-    assert SearchedIndexes("refuse").add(hashes) is None
+@pytest.mark.parametrize("digests", [{}, {"s0": "a1", "s1": "a1"}, {"s0": "", "s1": ""}, {"s0": "a1", "s1": ""}])
+def test_servers_that_search_one_index_or_none_are_accepted(digests: dict[str, str]) -> None:
+    assert compare_indexes(digests, "refuse") is None
 
 
-def test_server_with_another_index_is_named_once_until_it_changes() -> None:
-    indexes = SearchedIndexes("warn")
-    assert indexes.add({"s0": "a1", "s1": "a1"}) is None
-    text = indexes.add({"s2": "b2"})
-    assert text is not None
-    assert "s0 searches a1, s1 searches a1, s2 searches b2" in text
-    assert [indexes.add({"s2": digest}) for digest in ("b2", "a1", "b2")] == [None, None, text]
+def test_servers_with_other_indexes_are_named_or_refused() -> None:
+    digests = {"s0": "a1", "s1": "a1", "s2": "b2"}
+    assert "s0 searches a1, s1 searches a1, s2 searches b2" in str(compare_indexes(digests, "warn"))
+    with pytest.raises(OperatorError, match=r"s2 searches b2.* With retriever\.other_index = warn the run continues\."):
+        compare_indexes(digests, "refuse")
 
 
-def test_refused_server_is_compared_with_no_other() -> None:
-    policy: Literal["refuse"] = "refuse"
-    indexes = SearchedIndexes(policy)
-    indexes.add({"s0": "a1"})
-    with pytest.raises(OperatorError, match=r"s1 searches b2.* With retriever\.other_index = warn the run continues\."):
-        indexes.add({"s1": "b2"})
-    assert indexes.add({"s2": "a1"}) is None
+def test_refused_server_is_compared_with_no_other(tmp_path: Path) -> None:
+    run = PlayedRun(tmp_path, "head", "far", "far", other_index="refuse")
+    run.servers.note_attached({"s0": {"content_hash": "a1"}})
+    with pytest.raises(OperatorError, match="s1 searches b2"):
+        run.servers.note_attached({"s1": {"content_hash": "b2"}})
+    assert run.servers.note_attached({"s2": {"content_hash": "a1"}}) == []
