@@ -9,7 +9,7 @@ _FOLDERS = ("protocol", "rollout", "rewards", "retriever", "learner", "deploy", 
 _PATH = re.compile(r"`((?:[\w.-]+/)*[\w.-]+\.(?:py|md|sh|yaml|j2|lock))`|`((?:[\w-]+/)+)`|\]\(([^)#:]+)\)")
 # Files of a run, a checkpoint or a user, and examples.
 _NOT_OURS = re.compile(
-    r"(^|/)(prompts|held_out|my|mine|my_env|score|FILE|settings|README|report|corpus|config)\.(py|yaml|jsonl|md|html)$"
+    r"(^|/)(prompts|held_out|my|mine|my_env|score|FILE|settings|given|README|report|corpus|config)\.(py|yaml|jsonl|md|html)$"
     r"|^(runs|checkpoints|logs|state|model|random|path|keys|\.venv)/|/golden/older/$"
 )
 
