@@ -1,6 +1,6 @@
-"""The checkpoint of the best evaluation, kept beside the newest ones and named by `checkpoints/best`.
+"""The checkpoint of the best evaluation, kept in addition to the newest ones; `checkpoints/best` names it.
 
-An evaluation ends after the checkpoint of its step was made: until its score is known, that checkpoint stays too.
+An evaluation ends after the checkpoint of its step was saved. The checkpoint is kept until its score is known.
 """
 
 from collections.abc import Collection, Mapping
@@ -17,41 +17,39 @@ _STEP = "step_"
 
 @dataclass(frozen=True)
 class BestBy:
-    """How checkpoints are compared."""
+    """The order of checkpoints."""
 
     metric: str  # a key of metrics.jsonl, such as eval_reward
-    is_highest: bool  # False: the lowest value is the best
-    every_steps: int  # eval.every_steps: which steps are evaluated
+    is_highest: bool  # True: the highest value is the best
+    every_steps: int  # steps between evaluations (eval.every_steps)
 
 
 def best_of(settings: EvalSettings) -> BestBy | None:
-    """Return how the best checkpoint is chosen; None when none is kept."""
+    """Return the order by which the best checkpoint is chosen; None when none is kept."""
     if settings.best is None:
         return None
     return BestBy(settings.best, settings.best_is == "highest", settings.every_steps)
 
 
 def keep_best(root: Path, run: Path, by: BestBy) -> set[int]:
-    """Have `best` name the best evaluated checkpoint of the folder `root`; returns the steps that are to stay.
+    """Point `best` at the best evaluated checkpoint of the folder `root`; returns the steps to keep.
 
     run: the folder of metrics.jsonl. Besides the best these are the evaluated steps whose score is not known yet.
     Of equal scores the earliest is the best. Scores of earlier reward endpoints do not count. Raises: OSError.
     """
     numbers = [path.name.removeprefix(_STEP) for path in root.glob(f"{_STEP}*")]
-    best, awaited = best_and_awaited({int(number) for number in numbers if number.isdecimal()}, run, by)
+    best, unscored = find_best_and_unscored({int(number) for number in numbers if number.isdecimal()}, run, by)
     if best is None:
-        return awaited
+        return unscored
     _point(root, f"{_STEP}{best:06d}")
-    return awaited | {best}
+    return unscored | {best}
 
 
-def best_and_awaited(steps: Collection[int], run: Path, by: BestBy) -> tuple[int | None, set[int]]:
-    """Return the best evaluated step of these (None: none has a score), and the evaluated ones whose score is not known
-    yet. run: as `keep_best` takes it.
-    """
+def find_best_and_unscored(steps: Collection[int], run: Path, by: BestBy) -> tuple[int | None, set[int]]:
+    """Return (best of these steps or None, steps of these without a score). run: as `keep_best` takes it."""
     scores, evaluated = _read_scores(run, by.metric)
-    awaited = {step for step in steps if step > evaluated and step % by.every_steps == 0}
-    return find_best({step: score for step, score in scores.items() if step in steps}, by.is_highest), awaited
+    unscored = {step for step in steps if step > evaluated and step % by.every_steps == 0}
+    return find_best({step: score for step, score in scores.items() if step in steps}, by.is_highest), unscored
 
 
 def find_best(scores: Mapping[int, float], is_highest: bool) -> int | None:
@@ -60,7 +58,7 @@ def find_best(scores: Mapping[int, float], is_highest: bool) -> int | None:
 
 
 def _read_scores(run: Path, metric: str) -> tuple[dict[int, float], int]:
-    """Return (score by the step that was evaluated, the newest step whose evaluation is on record, -1 when none is)."""
+    """Return (score by evaluated step, newest evaluated step or -1)."""
     lines = [line for line in MetricsReader(run / "metrics.jsonl").new_lines() if "eval_step" in line]
     since = max((line.get("eval_rewards_since", 0) for line in lines), default=0)
     scored = [line for line in lines if metric in line and line.get("eval_rewards_since", 0) == since]

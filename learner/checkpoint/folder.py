@@ -1,15 +1,15 @@
-"""Checkpoint folders that are whole or not there: written aside, hashed, fsynced, renamed; verified before any use.
+"""Checkpoint folders that are whole or absent: written aside, hashed, fsynced, renamed; verified before any use.
 
 Layout under a run's checkpoints/:
 
     step_000100/...            the ranks' files and the ledger's copy
     step_000100/MANIFEST.json  written last: schema, step, version, run, model, and every file's size and SHA-256
     latest -> step_000100
-    .tmp-...                   being written, or being removed; the next `begin` removes what a death left of these
-    set_aside_step_000120      newer than what a start resumed from: corrupt, refused, or of dropped steps
+    .tmp-...                   being written or removed; the next `begin` removes leftovers of a crash
+    set_aside_step_000120      newer than the checkpoint of a resume: corrupt, refused, or of dropped steps
 
-A folder has its `step_` name only while it is whole, so a death at any point leaves the older checkpoints as they were,
-and `latest` at a whole one or, with none left to point at, absent.
+A folder has its `step_` name only while it is whole. A crash at any point leaves the older checkpoints unchanged, and
+`latest` at a whole one, or absent when there is none.
 """
 
 import os
@@ -19,7 +19,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from learner.checkpoint.manifest import MANIFEST, Checkpoint, CorruptCheckpointError, look_at, manifest_bytes, verify
-from learner.checkpoint.sealed_files import Tell, quiet, seal_files
+from learner.checkpoint.sealed_files import Report, no_report, seal_files
 from protocol.disk.files import move_synced, sync
 from protocol.errors import OperatorError, SettingsError
 from protocol.failpoints import failpoint
@@ -31,12 +31,12 @@ _SET_ASIDE = "set_aside_"
 
 
 def aside_folder(root: Path, step: int) -> Path:
-    """Return where step's checkpoint is written before it is committed; `begin` makes the folder."""
+    """Return the folder in which step's checkpoint is written; `begin` makes it."""
     return root / f"{_ASIDE}{_name(step)}"
 
 
 def begin(root: Path, step: int) -> Path:
-    """Return a new folder aside for all ranks to write into; what earlier starts left aside is removed.
+    """Return a new folder for all ranks to write into, after removing leftovers of earlier starts.
 
     Raises: OperatorError when the folder cannot be written.
     """
@@ -51,15 +51,15 @@ def begin(root: Path, step: int) -> Path:
     return aside
 
 
-def seal(aside: Path, checkpoint: Checkpoint, tell: Tell = quiet) -> None:
+def seal(aside: Path, checkpoint: Checkpoint, report: Report = no_report) -> None:
     """Hash every file and write the manifest; all bytes are on the disk then. Call on rank 0 when all have written.
 
-    tell: takes the progress. Blocks for one read of all bytes.
+    report: takes the progress. Blocks for one read of all bytes.
     Raises: OperatorError when the disk refuses; the aside folder is then gone and older checkpoints are intact.
     """
     failpoint("checkpoint.commit.begun")
     with _naming_disk_errors(aside.parent, aside):
-        files = seal_files(aside, tell)
+        files = seal_files(aside, report)
         failpoint("checkpoint.commit.files_sealed")
         (aside / MANIFEST).write_bytes(manifest_bytes(checkpoint, files))
         failpoint("checkpoint.commit.manifest_written")
@@ -70,10 +70,10 @@ def seal(aside: Path, checkpoint: Checkpoint, tell: Tell = quiet) -> None:
         failpoint("checkpoint.commit.folders_synced")
 
 
-def publish(aside: Path, step: int, tell: Tell = quiet) -> Checkpoint:
+def publish(aside: Path, step: int, report: Report = no_report) -> Checkpoint:
     """Return the finished checkpoint: `aside`, sealed, renamed, verified, and named by `latest`. Call on rank 0.
 
-    Older checkpoints are untouched until this one is verified. tell: takes the progress. Blocks for one read of all
+    Older checkpoints are untouched until this one is verified. report: takes the progress. Blocks for one read of all
     bytes. Raises: as `seal`.
     """
     root = aside.parent
@@ -84,7 +84,7 @@ def publish(aside: Path, step: int, tell: Tell = quiet) -> Checkpoint:
         failpoint("checkpoint.commit.renamed")
         sync(root)
         failpoint("checkpoint.commit.root_synced")
-    committed = verify(target, tell)
+    committed = verify(target, report)
     failpoint("checkpoint.commit.verified")
     with _naming_disk_errors(root):
         point_latest(root, target)
@@ -94,14 +94,14 @@ def publish(aside: Path, step: int, tell: Tell = quiet) -> Checkpoint:
 
 
 def abandon(aside: Path) -> None:
-    """Remove a folder that `begin` made and that will not be committed."""
+    """Remove a folder of `begin` that will not be published."""
     shutil.rmtree(aside, ignore_errors=True)
 
 
 def newest_valid(root: Path, highest_step: int | None = None) -> Checkpoint | None:
-    """Return the valid checkpoint of the highest step, None when there is none. Corrupt ones are passed over.
+    """Return the valid checkpoint of the highest step, or None. Corrupt ones are skipped.
 
-    highest_step: look at none above it. A folder whose manifest tells of another step than its name is no checkpoint.
+    highest_step: higher steps are skipped too. A folder whose manifest has another step than its name is corrupt.
     """
     for path in _newest_first(root):
         if highest_step is not None and step_of(path) > highest_step:
@@ -116,7 +116,7 @@ def newest_valid(root: Path, highest_step: int | None = None) -> Checkpoint | No
 
 
 def open_checkpoint(path: Path) -> Checkpoint:
-    """Return the checkpoint that the operator named. Raises: SettingsError when there is no valid one."""
+    """Return the checkpoint that run.resume names. Raises: SettingsError when it is not valid."""
     try:
         return verify(path.resolve())
     except CorruptCheckpointError as error:
@@ -127,12 +127,10 @@ def open_checkpoint(path: Path) -> Checkpoint:
 
 
 def rotate(root: Path, keep: int, verified: Container[Path] = (), protected: Container[int] = ()) -> list[Path]:
-    """Remove all but the `keep` newest valid checkpoints; returns the removed ones. Call it after a commit, which has
-    verified the newest: nothing is removed before it stands.
+    """Remove all but the `keep` newest valid checkpoints; returns the removed ones. Call it after `publish`.
 
-    verified: folders that this process has verified before; of these only names, kinds and sizes are looked at again.
-    protected: steps whose folders stay besides. Corrupt folders newer than the oldest kept one stay, for whoever looks
-    into what broke them.
+    verified: folders that this process verified before; only their names, kinds and sizes are compared again.
+    protected: further steps to keep. Corrupt folders newer than the oldest kept one stay for inspection.
     Raises: OperatorError when a folder cannot be removed.
     """
     kept: list[Path] = []
@@ -153,17 +151,17 @@ def newer_than(root: Path, step: int) -> list[Path]:
 
 
 def set_aside_newer(root: Path, step: int) -> None:
-    """Take the name from the folders of steps above `step`. A run that goes on from `step` would find them at its next
-    start in place of its own: they are corrupt, or of a lineage that the operator gave up.
+    """Rename the folders of steps above `step`. They are corrupt, refused or of dropped steps.
 
-    `latest` is made to name another one before each moves. Raises: OSError.
+    The next start of a run that resumes from `step` would choose them. `latest` leaves each before it moves.
+    Raises: OSError.
     """
     for path in newer_than(root, step):
         set_aside(root, path, step)
 
 
 def set_aside(root: Path, path: Path, highest_step: int) -> Path:
-    """Take a checkpoint's name from its folder; returns the new path. Raises: OSError.
+    """Rename a checkpoint's folder so that no start chooses it; returns the new path. Raises: OSError.
 
     `latest` names another one of at most highest_step before the folder moves.
     """
@@ -177,7 +175,7 @@ def set_aside(root: Path, path: Path, highest_step: int) -> Path:
 
 
 def point_latest(root: Path, target: Path) -> None:
-    """Have `latest` name this checkpoint of the folder. Raises: OSError; it then names what it named before."""
+    """Point `latest` at this checkpoint of the folder. Raises: OSError; `latest` is then unchanged."""
     aside = root / f".{LATEST}"
     aside.unlink(missing_ok=True)
     aside.symlink_to(target.name)
@@ -189,7 +187,7 @@ def point_latest(root: Path, target: Path) -> None:
 
 
 def step_of(path: Path) -> int:
-    """Return the step of a checkpoint by its folder's name."""
+    """Return the step in the name of a checkpoint's folder."""
     return int(path.name.removeprefix(_STEP))
 
 
@@ -211,7 +209,7 @@ def _newest_first(root: Path) -> list[Path]:
 
 
 def _displace(target: Path) -> None:
-    """Move a folder of the same step out of the way; `latest` names another one first, or it would name nothing."""
+    """Rename a folder of the same step; `latest` leaves it first."""
     if target.exists():
         _repoint_latest(target.parent, target, step_of(target) - 1)
         failpoint("checkpoint.commit.latest_taken_off")
@@ -220,7 +218,7 @@ def _displace(target: Path) -> None:
 
 
 def _repoint_latest(root: Path, path: Path, highest_step: int) -> None:
-    """Have `latest` name a valid checkpoint of at most this step, or nothing, where it named `path`."""
+    """If `latest` names `path`, point it at a valid checkpoint of at most this step, or remove it."""
     latest = root / LATEST
     if not latest.is_symlink() or latest.readlink().name != path.name:
         return
@@ -233,7 +231,7 @@ def _repoint_latest(root: Path, path: Path, highest_step: int) -> None:
 
 
 def remove(path: Path) -> None:
-    """Remove a checkpoint: it loses its name first, so that no half of it is ever found."""
+    """Remove a checkpoint. It is renamed first, so that no start finds half of it."""
     failpoint("checkpoint.rotate.before_removal")
     aside = path.with_name(f"{_ASIDE}removed-{path.name}")
     move_synced(path, aside)
@@ -249,7 +247,7 @@ def _remove_leftovers(root: Path) -> None:
 
 @contextmanager
 def _naming_disk_errors(root: Path, aside: Path | None = None) -> Iterator[None]:
-    """Turn the disk's refusal into a sentence, and free what was written aside."""
+    """Turn errors of the disk into a sentence, and remove the folder `aside`."""
     try:
         yield
     except OSError as error:

@@ -1,7 +1,6 @@
-"""A checkpoint's manifest: what the checkpoint is of, and every file's size and hash, in a form that shows damage.
+"""A checkpoint's manifest: the checkpoint's facts, and every file's size and hash, in a form that shows damage.
 
-It is the last file that a folder gets: a folder without it was never finished. `verify` comes before any use of a
-checkpoint's files.
+It is written last: a folder without it was never finished. Call `verify` before any use of a checkpoint's files.
 """
 
 import hashlib
@@ -11,18 +10,18 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from learner.checkpoint.sealed_files import Tell, first_difference, first_wrong_entry, quiet
+from learner.checkpoint.sealed_files import Report, first_difference, first_wrong_entry, no_report
 from protocol.errors import OperatorError
 
 SCHEMA = 2
-_READABLE = (1, SCHEMA)  # 1: of the version before digests were kept in the manifest
+_READABLE = (1, SCHEMA)  # 1: of versions that kept no digest in the manifest
 MANIFEST = "MANIFEST.json"
 _VERDICT = "PROOF.json"  # of schema 1, written after the manifest
 _UNLISTED = (MANIFEST, _VERDICT, f".{_VERDICT}")
 
 
 class CorruptCheckpointError(Exception):
-    """A checkpoint folder is not what its manifest says: nothing in it may be loaded."""
+    """A checkpoint folder differs from its manifest: nothing in it may be loaded."""
 
 
 class RefusedCheckpointError(OperatorError):
@@ -31,31 +30,31 @@ class RefusedCheckpointError(OperatorError):
 
 @dataclass(frozen=True)
 class Checkpoint:
-    """What a checkpoint is of. Of one that `verify` returned, every file is as the manifest says."""
+    """The facts of a checkpoint. `verify` returns it when every file equals the manifest."""
 
-    path: Path  # the folder, as it is named now
-    step: int  # the last step in it
-    policy_version: int  # of its weights
-    run_id: str  # the run that wrote it
-    model_digest: str  # of the model's shape and tokenizer, not of its weights
-    policy_digest: str = ""  # of all weights as servers hold them; empty: of schema 1
+    path: Path  # current folder
+    step: int  # last step inside
+    policy_version: int  # version of the weights
+    run_id: str  # name of the run that wrote it
+    model_digest: str  # digest of the model's shape and tokenizer, not of its weights
+    policy_digest: str = ""  # digest of all weights as servers hold them; empty: schema 1
     policy_form: str = ""  # `PolicyEngine.digest_form` of the ranks that saved: digests of other forms differ
 
 
-def verify(path: Path, tell: Tell = quiet) -> Checkpoint:
+def verify(path: Path, report: Report = no_report) -> Checkpoint:
     """Return the checkpoint in this folder, every file read and compared with the manifest.
 
     Raises: CorruptCheckpointError naming the first file that is missing, surplus, or of another size or hash.
     """
     manifest = _read_manifest(path)
-    problem = first_difference(path, manifest["files"], unlisted=_UNLISTED, tell=tell)
+    problem = first_difference(path, manifest["files"], unlisted=_UNLISTED, report=report)
     if problem is not None:
         raise CorruptCheckpointError(problem)
     return _checkpoint(path, manifest)
 
 
 def look_at(path: Path) -> Checkpoint:
-    """Return the checkpoint in this folder by its manifest and its files' names, kinds and sizes: no content is read.
+    """Return the checkpoint in this folder after comparing its files' names, kinds and sizes: no content is read.
 
     Raises: CorruptCheckpointError naming the first file that is missing, surplus, or of another kind or size.
     """
@@ -67,9 +66,9 @@ def look_at(path: Path) -> Checkpoint:
 
 
 def read_checkpoint(path: Path, content: bytes) -> Checkpoint:
-    """Return what a manifest with this content tells of the checkpoint `path`, of which nothing else is looked at.
+    """Return the facts in a manifest's content. Reads no file; path: the checkpoint's folder.
 
-    Raises: CorruptCheckpointError for one that is no manifest, or not as it was written.
+    Raises: CorruptCheckpointError when the content is not a manifest, or is damaged.
     """
     return _checkpoint(path, _parse_manifest(path, content))
 
@@ -122,12 +121,12 @@ def _parse_manifest(path: Path, content: bytes) -> dict[str, Any]:
     try:
         manifest = json.loads(content)
     except (ValueError, RecursionError):
-        raise CorruptCheckpointError(f"{path / MANIFEST} is no JSON") from None
+        raise CorruptCheckpointError(f"{path / MANIFEST} is not JSON") from None
     if not isinstance(manifest, dict) or manifest.get("schema") not in _READABLE:
         raise CorruptCheckpointError(f"{path / MANIFEST} is not of schema {' or '.join(map(str, _READABLE))}")
     digest = manifest.pop("sha256", None)
     if digest != _digest(manifest):
-        raise CorruptCheckpointError(f"{path / MANIFEST} does not have the hash that it says")
+        raise CorruptCheckpointError(f"{path / MANIFEST} does not match its own hash")
     if content != _to_json(manifest):  # a flipped bit can turn one white space into another
-        raise CorruptCheckpointError(f"{path / MANIFEST} is not as it was written")
+        raise CorruptCheckpointError(f"{path / MANIFEST} was changed after it was written")
     return manifest

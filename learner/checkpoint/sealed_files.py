@@ -1,4 +1,4 @@
-"""A folder's files by size and SHA-256: listed once they are on the disk, and compared with that list later."""
+"""A folder's files by size and SHA-256: a list of them, and the comparison with such a list."""
 
 import hashlib
 import os
@@ -10,46 +10,46 @@ from pathlib import Path, PurePosixPath
 
 from protocol.disk.files import sync
 
-# Hashing is what takes longest at a large checkpoint; it runs outside the interpreter's lock.
+# Hashing takes most of the time of a large checkpoint; it runs outside the interpreter's lock.
 _HASH_THREADS = min(8, os.cpu_count() or 1)
 
 _READ_BYTES = 1 << 20
-_TELL_EVERY_BYTES = 1 << 28
+_REPORT_EVERY_BYTES = 1 << 28
 
-Tell = Callable[[str], None]
-"""Takes, in words, what long work is at. Others wait for as long as it has something new to tell."""
+Report = Callable[[str], None]
+"""Takes the phase of long work in words. Other ranks wait while the phase changes."""
 
 Listed = Mapping[str, Mapping[str, object]]
 
 
-def quiet(_: str) -> None:
-    """Tell nobody."""
+def no_report(_: str) -> None:
+    """Drop the phase."""
 
 
-def seal_files(folder: Path, tell: Tell = quiet) -> dict[str, dict[str, object]]:
-    """Return name -> {bytes, sha256} of every file under the folder; their bytes are on the disk then.
+def seal_files(folder: Path, report: Report = no_report) -> dict[str, dict[str, object]]:
+    """Return name -> {bytes, sha256} of every file under the folder, after an fsync of each.
 
     Raises: OSError.
     """
     files = files_under(folder)
     for name, file in files.items():
-        tell(f"bringing {name} to the disk")
+        report(f"syncing {name}")
         sync(file)
     sizes = [file.stat().st_size for file in files.values()]
-    hashes = _hash_all(files.values(), _Progress("hashing", tell))
+    hashes = _hash_all(files.values(), _ByteCounter("hashing", report))
     return {name: {"bytes": size, "sha256": sha256} for name, size, sha256 in zip(files, sizes, hashes, strict=True)}
 
 
-def first_difference(folder: Path, listed: Listed, unlisted: Container[str], tell: Tell = quiet) -> str | None:
-    """Return what is not as listed, None when every byte is. unlisted: the files that the list leaves out.
+def first_difference(folder: Path, listed: Listed, unlisted: Container[str], report: Report = no_report) -> str | None:
+    """Return the first difference from the list, or None. unlisted: files that the list omits.
 
-    Nothing is opened before its name, kind and size are right: a pipe would block whoever opens it.
+    Names, kinds and sizes are compared before any file is opened: opening a pipe would block.
     """
     if (problem := first_wrong_entry(folder, listed, unlisted)) is not None:
         return problem
     present = _listable(folder, unlisted)
     try:
-        hashes = _hash_all(present.values(), _Progress("reading back", tell))
+        hashes = _hash_all(present.values(), _ByteCounter("reading back", report))
         for (name, file), found in zip(present.items(), hashes, strict=True):
             if found != (expected := listed[name]["sha256"]):
                 return f"{file} is not what the manifest says: its SHA-256 is {found}, expected {expected}"
@@ -59,7 +59,7 @@ def first_difference(folder: Path, listed: Listed, unlisted: Container[str], tel
 
 
 def first_wrong_entry(folder: Path, listed: Listed, unlisted: Container[str]) -> str | None:
-    """Return whose name, kind or size is not as listed, None when all are. No file's content is read."""
+    """Return the first file of another name, kind or size than listed, or None. No content is read."""
     present = _listable(folder, unlisted)
     for name in sorted(listed.keys() ^ present.keys()):
         return f"{folder / name} {'is missing' if name in listed else 'is not in the manifest'}"
@@ -71,7 +71,7 @@ def first_wrong_entry(folder: Path, listed: Listed, unlisted: Container[str]) ->
 
 
 def files_under(folder: Path) -> dict[str, Path]:
-    """Return everything under the folder that is no folder, by name. A link to a folder is one of them."""
+    """Return every file under the folder by name, and links to folders."""
     return {str(PurePosixPath(path.relative_to(folder))): path for path in _walk(folder)}
 
 
@@ -88,37 +88,37 @@ def _walk(folder: Path) -> Iterator[Path]:
 def _wrong_kind_or_size(file: Path, listed: Mapping[str, object]) -> str | None:
     status = file.lstat()
     if stat.S_ISLNK(status.st_mode):
-        return f"{file} is a link: what it points at can change"
+        return f"{file} is a link: its target can change"
     if not stat.S_ISREG(status.st_mode):
-        return f"{file} is no file but a device, socket or pipe"
+        return f"{file} is a device, socket or pipe"
     if status.st_size != listed["bytes"]:
         return f"{file} is not what the manifest says: it has {status.st_size} bytes, expected {listed['bytes']}"
     return None
 
 
-class _Progress:
-    """Counts the bytes that several threads have read, and tells of them now and then."""
+class _ByteCounter:
+    """Counts the bytes that several threads read, and reports the sum from time to time."""
 
-    def __init__(self, verb: str, tell: Tell) -> None:
+    def __init__(self, verb: str, report: Report) -> None:
         self._verb = verb
-        self._tell = tell
-        self._num_bytes = self._num_told = 0
+        self._report = report
+        self._num_bytes = self._num_reported = 0
         self._lock = threading.Lock()
 
     def add(self, num_bytes: int) -> None:
         with self._lock:
             self._num_bytes += num_bytes
-            if self._num_bytes - self._num_told >= _TELL_EVERY_BYTES:
-                self._num_told = self._num_bytes
-                self._tell(f"{self._verb}: {self._num_bytes >> 20} MiB")
+            if self._num_bytes - self._num_reported >= _REPORT_EVERY_BYTES:
+                self._num_reported = self._num_bytes
+                self._report(f"{self._verb}: {self._num_bytes >> 20} MiB")
 
 
-def _hash_all(paths: Iterable[Path], progress: _Progress) -> list[str]:
+def _hash_all(paths: Iterable[Path], progress: _ByteCounter) -> list[str]:
     with ThreadPoolExecutor(_HASH_THREADS) as pool:
         return list(pool.map(lambda path: _hash(path, progress), paths))
 
 
-def _hash(path: Path, progress: _Progress) -> str:
+def _hash(path: Path, progress: _ByteCounter) -> str:
     digest = hashlib.sha256()
     buffer = memoryview(bytearray(_READ_BYTES))
     with path.open("rb", buffering=0) as file:

@@ -15,7 +15,7 @@ from learner.coordinator.process import CoordinatorProcess
 from learner.disk.model_folder import find_named_model
 from learner.disk.shared_folder import shared_mark
 from learner.plan.processes import Processes, Topology
-from learner.rank.place import RankPlace
+from learner.rank.process import RankPlace
 from protocol import failpoints
 from protocol.errors import OperatorError
 from protocol.node.small_model_files import SmallFiles, read_small_files

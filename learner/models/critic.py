@@ -11,11 +11,10 @@ import torch
 from safetensors import safe_open
 from torch import Tensor
 
+from learner.models.gradient import StepResult, Sums, accumulate
 from learner.models.micro_batch import MicroBatch
 from learner.models.model_loading import build_model, has_weights, prepare_for_training
 from learner.models.settings import PolicySettings
-from learner.models.step_result import StepResult, Sums
-from learner.models.training.accumulate import accumulate
 from learner.models.training.trained_model import TrainedModel
 from learner.models.varlen_attention import Segments
 from protocol.errors import OperatorError

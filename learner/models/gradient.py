@@ -1,21 +1,50 @@
-"""A language model's part of a gradient: what it gives each model token of a micro-batch, and its loss from that.
+"""From micro-batches to a gradient: forward pass, loss and backward pass, one micro-batch at a time.
 
 Shapes: K model tokens of a micro-batch.
 """
 
-from collections.abc import Sequence
-from typing import Any
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any, Protocol
 
+import torch
 from torch import Tensor
 
 from learner.models.micro_batch import MicroBatch
 from learner.models.scoring.scored_model import Scoring
-from learner.models.step_result import LossFunction, Sums
-from learner.models.training.accumulate import TrainedModule, accumulate
 from learner.models.varlen_attention import Segments
 
-# The sum over micro-batches of the router's loss, each times its model tokens.
+Sums = dict[str, Tensor]
+"""Sums over a micro-batch's tokens, for metrics: one number each, on the micro-batch's device, so that no step waits
+for a GPU. Keys that start with "max_" are reduced by maximum, over micro-batches and ranks."""
+
+LossFunction = Callable[[Tensor, Tensor, MicroBatch], tuple[Tensor, Sums]]
+"""(logprobs [K], entropies [K], micro-batch) -> (sum of token losses, sums), all on one device."""
+
 ROUTER_AUX_LOSS = "router_aux_loss"
+"""Key of the sum over micro-batches of the router's loss, each times its model tokens."""
+
+
+@dataclass(frozen=True)
+class StepResult:
+    """Outcome of one optimizer step, the same on every rank."""
+
+    applied: bool  # False: a loss or gradient was not finite, and weights and optimizer are as before the step
+    loss: float  # over all ranks, divided by the step's weight
+    grad_norm: float  # before clipping
+    sums: dict[str, float]  # over all ranks
+
+
+class TrainedModule(Protocol):
+    """The part of DeepSpeed's engine that a step needs."""
+
+    device: Any
+
+    def __call__(self, **inputs: Any) -> Any:
+        """Return the model's output."""
+
+    def backward(self, loss: Tensor) -> Any:
+        """Add the loss's gradient, averaged over the ranks."""
 
 
 def score_tokens(
@@ -23,7 +52,7 @@ def score_tokens(
 ) -> tuple[Tensor, Tensor]:
     """Return (logprobs [K], entropies [K]), float32, of a model that `scored_model.make_scored` prepared.
 
-    The micro-batch is on the module's device. Raises: ValueError for a model that gives logits for other tokens.
+    The micro-batch is on the module's device. Raises: ValueError for a model that returns logits for other tokens.
     """
     scores = _forward(module, micro_batch, temperature, with_entropy=with_entropy).logits[0]
     return scores[:, 0], scores[:, 1].detach()
@@ -41,9 +70,8 @@ def add_gradient(
 ) -> Sums:
     """Return the sums of the micro-batches, "loss" among them, after adding the gradient of their losses times scale.
 
-    Micro-batches come from any device; one at a time is on the module's. router_aux_loss: weight of the model's own
-    loss that balances its experts, each micro-batch's counting as its model tokens do; it is in "loss", and unweighted
-    in the sum of its name.
+    Micro-batches may be on any device. router_aux_loss: weight of the model's own loss that balances its experts. Each
+    micro-batch counts by its model tokens. The loss is part of "loss", and unweighted in the sum of its name.
     """
 
     def loss_of(micro_batch: MicroBatch) -> tuple[Tensor, Sums]:
@@ -56,6 +84,39 @@ def add_gradient(
         return loss + router_aux_loss * balance, {**sums, ROUTER_AUX_LOSS: balance.detach()}
 
     return accumulate(module, micro_batches, loss_of, scale)
+
+
+def accumulate(
+    module: TrainedModule,
+    micro_batches: Sequence[MicroBatch],
+    loss_of: Callable[[MicroBatch], tuple[Tensor, Sums]],
+    scale: float,
+) -> Sums:
+    """Return the sums of the micro-batches, "loss" among them, after adding the gradient of their losses times scale.
+
+    loss_of: returns the loss of a forward pass over a micro-batch on the module's device, and its sums.
+    """
+    device = torch.device(module.device)
+    totals: Sums = {}
+    for cpu_micro_batch in micro_batches:
+        micro_batch = cpu_micro_batch.to(device)
+        loss, sums = loss_of(micro_batch)
+        # If the loss or an input is NaN or infinite, multiply the loss by NaN: every gradient becomes NaN, the reduced
+        # norm too, and all ranks refuse the step together. Otherwise the factor is 1. A loss that is not finite can
+        # have a finite gradient (a clipped infinity), and the clamped log ratio makes a finite loss of an infinite
+        # behaviour logprob. (No .item(): it would wait for the GPU.)
+        poisoned = loss * ((loss.detach() + micro_batch.input_sum()) * 0.0 + 1.0)
+        module.backward(poisoned * scale)
+        add_sums(totals, {"loss": poisoned.detach(), **sums})
+    return totals
+
+
+def add_sums(totals: Sums, sums: Sums) -> None:
+    """Add sums to totals in float64; keys that start with "max_" take the larger."""
+    for key, value in sums.items():
+        new = value.detach().double()
+        old = totals.get(key)
+        totals[key] = new if old is None else torch.maximum(old, new) if key.startswith("max_") else old + new
 
 
 def _forward(module: TrainedModule, micro_batch: MicroBatch, temperature: float, *, with_entropy: bool) -> Any:

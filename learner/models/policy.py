@@ -12,13 +12,12 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from learner.models.gradient import add_gradient, score_tokens
+from learner.models.gradient import LossFunction, StepResult, add_gradient, score_tokens
 from learner.models.micro_batch import MicroBatch
 from learner.models.model_loading import load_model
 from learner.models.read_back import WrittenFiles
 from learner.models.scoring.scored_model import scored_model
 from learner.models.settings import PolicySettings
-from learner.models.step_result import LossFunction, StepResult
 from learner.models.training.trained_model import TrainedModel
 from learner.models.weights.export import export_model
 from learner.models.weights.lora import LoraForm, adapted_layers, adapters_off, write_adapters

@@ -4,7 +4,7 @@ Every rank holds all of it, in the policy's type. Its state in a checkpoint is a
 """
 
 from collections.abc import Iterator
-from contextlib import contextmanager, nullcontext
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -83,3 +83,21 @@ def _load_shared(settings: PolicySettings) -> Any:
     if dist.is_initialized():
         share(model.parameters())
     return model
+
+
+class BaseReference:
+    """Nothing of it is in checkpoints: the base is the model folder that the run began with."""
+
+    def __init__(self, policy: PolicyEngine) -> None:
+        self._policy = policy
+
+    def in_use(self) -> AbstractContextManager[None]:
+        """Return a context in which the policy is its base."""
+        return self._policy.without_adapters()
+
+    def logprobs(self, micro_batch: MicroBatch) -> Tensor:
+        """Return the model tokens' logprobs, float32 [K], at the sampling temperature. Inside `in_use`.
+
+        Collective in ZeRO 3.
+        """
+        return self._policy.logprobs(micro_batch)

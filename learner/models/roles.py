@@ -8,13 +8,12 @@ from typing import Literal
 
 import torch.distributed as dist
 
-from learner.models.base_reference import BaseReference
 from learner.models.critic import CriticEngine
 from learner.models.isolation import check_isolation
 from learner.models.policy import PolicyEngine
 from learner.models.read_back import WrittenFiles
-from learner.models.reference import ReferenceModel
-from learner.models.scoring.choose_way import choose_way
+from learner.models.reference import BaseReference, ReferenceModel
+from learner.models.scoring.scored_model import choose_way
 from learner.models.settings import PolicySettings
 from protocol.errors import OperatorError
 

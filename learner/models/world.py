@@ -5,15 +5,16 @@ Nothing listens beyond the address that was asked for.
 
 import os
 import socket
+from collections.abc import Mapping, MutableMapping
 from datetime import timedelta
 
+import psutil
 import torch
 import torch.distributed as dist
 from torch import Tensor
 from torch.distributed import TCPStore  # type: ignore[attr-defined]  # not declared in its stubs
 
-from learner.models.network import name_interface
-from protocol.addresses import family_of
+from protocol.addresses import family_of, own_address_toward
 
 
 def free_address(host: str) -> tuple[str, int]:
@@ -83,3 +84,36 @@ def first_problem(problem: str | None) -> str | None:
     found: list[str | None] = [None] * dist.get_world_size()
     dist.all_gather_object(found, problem)
     return next((text for text in found if text is not None), None)
+
+
+_LIBRARIES = ("NCCL_", "RCCL_", "GLOO_", "UCX_", "FI_", "IB_")
+
+
+def name_interface(host: str, environment: MutableMapping[str, str]) -> None:
+    """Tell gloo and NCCL to use the interface that reaches `host`, unless the operator has named one.
+
+    By themselves gloo takes the one that the host's name means, which Debian says is loopback, and NCCL the first that
+    is up: a management network or a virtual one. environment: changed in place.
+    """
+    interface = _interface_of(own_address_toward(host))
+    if interface is None:
+        return
+    if interface == "lo":
+        environment["GLOO_SOCKET_IFNAME"] = interface
+        return
+    environment.setdefault("GLOO_SOCKET_IFNAME", interface)
+    environment.setdefault("NCCL_SOCKET_IFNAME", f"={interface}")  # "=": this one, not all whose names begin so
+
+
+def network_settings(environment: Mapping[str, str]) -> str:
+    """Return the settings of communication libraries that an environment has, NAME=VALUE, in order of their names."""
+    return " ".join(f"{name}={value}" for name, value in sorted(environment.items()) if name.startswith(_LIBRARIES))
+
+
+def _interface_of(address: str) -> str | None:
+    if address.startswith("127."):
+        return "lo"
+    for name, addresses in psutil.net_if_addrs().items():
+        if any(each.address == address for each in addresses):
+            return name
+    return None

@@ -9,8 +9,8 @@ from learner.algorithms.corrections.token_weights import token_weights
 from learner.algorithms.losses.value_loss import value_loss
 from learner.algorithms.ratio import log_ratio
 from learner.models.critic import ValueLoss
+from learner.models.gradient import LossFunction, StepResult, Sums
 from learner.models.micro_batch import MicroBatch
-from learner.models.step_result import LossFunction, StepResult, Sums
 from learner.objectives.reference_kl import ReferenceKl
 from learner.objectives.step_metrics import token_sums
 from protocol.settings.settings import Settings

@@ -17,10 +17,10 @@ from torch import Tensor
 from learner.algorithms.aggregate import AGGREGATES
 from learner.algorithms.by_name import algorithm_of
 from learner.algorithms.whiten import Reduce
+from learner.models.gradient import StepResult
 from learner.models.micro_batch import MicroBatch
 from learner.models.reference import ReferenceModel
 from learner.models.roles import Roles
-from learner.models.step_result import StepResult
 from learner.objectives.advantages import of_groups, of_tokens, whiten_step
 from learner.objectives.losses import critic_metrics, make_critic_loss, make_loss
 from learner.objectives.reference_kl import ReferenceKl

@@ -13,9 +13,8 @@ import torch
 from torch import Tensor
 
 from learner.algorithms.ratio import log_ratio
-from learner.models.gradient import ROUTER_AUX_LOSS
+from learner.models.gradient import ROUTER_AUX_LOSS, StepResult, Sums
 from learner.models.micro_batch import MicroBatch
-from learner.models.step_result import StepResult, Sums
 
 # Ratios outside these bounds are counted. A growing share shows drift by the engine or by staleness.
 _OUTSIDE = (0.9, 1.1)

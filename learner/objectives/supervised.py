@@ -8,9 +8,9 @@ from torch import Tensor
 
 from learner.data.packing import plan_step
 from learner.data.sft_rows import SftRow
+from learner.models.gradient import Sums
 from learner.models.micro_batch import LearnerSample, MicroBatch, make_micro_batch
 from learner.models.policy import PolicyEngine
-from learner.models.step_result import Sums
 from protocol.errors import OperatorError
 
 _MAX_REFUSED_IN_A_ROW = 3

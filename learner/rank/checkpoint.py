@@ -1,4 +1,4 @@
-"""Saving and loading of a run's state by all ranks together, inside `learner.checkpoint.folder`'s folder and manifest:
+"""Saving and loading of a run's state by all ranks together, in a folder of `learner.checkpoint.folder`:
 
     state/ROLE/   master weights, optimizer, schedule, for any number of ranks; a reference's model folder
     state/memory.json   the objective's facts of earlier steps
@@ -9,16 +9,21 @@
 The place in the prompt order is in the ledger.
 """
 
+import base64
+import json
+import random
 import shutil
 from collections.abc import Callable
 from pathlib import Path
 
+import torch
 import torch.distributed as dist
+from torch import Tensor
 
 from learner.checkpoint.best import BestBy, keep_best
 from learner.checkpoint.folder import aside_folder, begin, publish, rotate, seal
 from learner.checkpoint.manifest import Checkpoint, RefusedCheckpointError
-from learner.checkpoint.sealed_files import Tell, quiet
+from learner.checkpoint.sealed_files import Report, no_report
 from learner.disk.model_folder import model_digest
 from learner.disk.run_folder import CHECKPOINTS, LEDGER, WANDB_ID
 from learner.models.policy import PolicyEngine
@@ -26,7 +31,6 @@ from learner.models.read_back import CheckpointMismatchError, WrittenFiles, find
 from learner.models.roles import Roles
 from learner.models.world import first_problem, own_device
 from learner.rank.coordinator_client import CoordinatorClient
-from learner.rank.random_state import load_random_state, save_random_state
 from learner.rank.solo_work import SoloWork
 from protocol.errors import OperatorError
 from protocol.failpoints import failpoint
@@ -71,16 +75,16 @@ class CheckpointWriter:
         """
         self._roles.check_finite()
         aside = aside_folder(self._folder / CHECKPOINTS, step)
-        self._solo.do(f"make {aside}", lambda tell: begin(aside.parent, step))
+        self._solo.do(f"make {aside}", lambda _: begin(aside.parent, step))
         written = self._write(aside)
         dist.barrier()
         digest = _digest_of(aside / "model", written)
-        self._solo.do(f"seal {aside}", lambda tell: self._seal(aside, step, policy_version, digest, tell))
+        self._solo.do(f"seal {aside}", lambda report: self._seal(aside, step, policy_version, digest, report))
         problem = find_mismatch(written, own_device()) or self._find_other_weights(aside, policy_version, digest)
         if (problem := first_problem(problem)) is not None:
             raise CheckpointMismatchError(problem)
         failpoint("rank_checkpoint.read_back")
-        self._solo.do(f"publish {aside}", lambda tell: self._publish(aside, step, tell))
+        self._solo.do(f"publish {aside}", lambda report: self._publish(aside, step, report))
 
     def _write(self, aside: Path) -> WrittenFiles:
         """Return this rank's files with tensors."""
@@ -99,13 +103,13 @@ class CheckpointWriter:
             ) from None
         return written
 
-    def _seal(self, aside: Path, step: int, policy_version: int, digest: str, tell: Tell) -> None:
+    def _seal(self, aside: Path, step: int, policy_version: int, digest: str, report: Report) -> None:
         """Add the ledger and write the manifest. digest: of the policy as exported."""
-        self._coordinator.save_ledger(aside / LEDGER, step, tell)
+        self._coordinator.save_ledger(aside / LEDGER, step, report)
         failpoint("rank_checkpoint.after_ledger")
         form = self._roles.policy.digest_form
         facts = (step, policy_version, self._folder.name, model_digest(self._model), digest, form)
-        seal(aside, Checkpoint(aside, *facts), tell)
+        seal(aside, Checkpoint(aside, *facts), report)
 
     def _find_other_weights(self, aside: Path, policy_version: int, digest: str) -> str | None:
         """Return on rank 0 how the exported policy differs from the rollout servers' weights, or None."""
@@ -117,29 +121,30 @@ class CheckpointWriter:
             f"version {policy_version}"
         )
 
-    def _publish(self, aside: Path, step: int, tell: Tell) -> None:
+    def _publish(self, aside: Path, step: int, report: Report) -> None:
         """Give the checkpoint its name, and remove all that is older than the newest `keep`."""
-        self._verified.add(publish(aside, step, tell).path)
+        self._verified.add(publish(aside, step, report).path)
         protected = keep_best(aside.parent, self._folder, self._best_by) if self._best_by is not None else set()
         self._verified.difference_update(rotate(aside.parent, self._keep, self._verified, protected))
         failpoint("rank_checkpoint.before_barrier")
 
 
-def load_checkpoint(roles: Roles, checkpoint: Checkpoint, tell: Tell = quiet) -> tuple[int, int]:
+def load_checkpoint(roles: Roles, checkpoint: Checkpoint, report: Report = no_report) -> tuple[int, int]:
     """Return (step, policy version) of a verified checkpoint after loading it into the models. Collective.
 
-    tell: takes what the checkpoint lacks. Raises: RefusedCheckpointError when the policy has another digest then.
+    report: takes the phase, and parts that the checkpoint lacks.
+    Raises: RefusedCheckpointError when the policy has another digest than the manifest.
     """
-    roles.load_state(checkpoint.path / "state", tell)
+    roles.load_state(checkpoint.path / "state", report)
     load_random_state(_random_path(checkpoint.path))
-    _check_policy(roles.policy, checkpoint, tell)
+    _check_policy(roles.policy, checkpoint, report)
     failpoint("rank_checkpoint.state_loaded")
     return checkpoint.step, checkpoint.policy_version
 
 
-def _check_policy(policy: PolicyEngine, checkpoint: Checkpoint, tell: Tell) -> None:
+def _check_policy(policy: PolicyEngine, checkpoint: Checkpoint, report: Report) -> None:
     if checkpoint.policy_form != policy.digest_form:
-        tell("the policy's digest is not compared: the checkpoint has none, or one of another type or device")
+        report("the policy's digest is not compared: the checkpoint has none, or one of another type or device")
         return
     found = policy.pushed_digest()
     problem = None
@@ -157,3 +162,34 @@ def _digest_of(model: Path, written: WrittenFiles) -> str:
 
 def _random_path(folder: Path) -> Path:
     return folder / "random" / f"rank_{dist.get_rank():05d}.json"
+
+
+def save_random_state(path: Path) -> None:
+    """Write the states of torch's and Python's generators. Raises: OSError."""
+    state = {
+        "python": random.getstate(),
+        "torch": _encode(torch.get_rng_state()),
+        "cuda": [_encode(state) for state in torch.cuda.get_rng_state_all()] if torch.cuda.is_available() else [],
+    }
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(json.dumps(state), encoding="utf-8")
+
+
+def load_random_state(path: Path) -> None:
+    """Restore the generators. A rank or device without a saved state keeps its fresh seed."""
+    if not path.exists():
+        return
+    state = json.loads(path.read_text(encoding="utf-8"))
+    version, words, gauss = state["python"]
+    random.setstate((version, tuple(words), gauss))
+    torch.set_rng_state(_decode(state["torch"]))
+    for device, cuda in enumerate(state["cuda"][: torch.cuda.device_count()]):
+        torch.cuda.set_rng_state(_decode(cuda), device)
+
+
+def _encode(state: Tensor) -> str:
+    return base64.b64encode(state.numpy().tobytes()).decode()
+
+
+def _decode(text: str) -> Tensor:
+    return torch.frombuffer(bytearray(base64.b64decode(text)), dtype=torch.uint8)

@@ -1,4 +1,4 @@
-"""A learner rank's conversation with the coordinator: one question at a time, every wait with a deadline."""
+"""A learner rank's calls to the coordinator: one at a time, each with a deadline."""
 
 import time
 from collections.abc import Mapping
@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 
 import msgspec
 
-from learner.checkpoint.sealed_files import Tell, quiet
+from learner.checkpoint.sealed_files import Report, no_report
 from protocol.errors import FrameError, NeighbourError
 from protocol.waits import until
 from protocol.wire.channel import DealerChannel
@@ -29,16 +29,16 @@ from protocol.wire.messages import (
 from protocol.wire.trajectory import Trajectory
 
 _POLL_S = 0.2
-# The coordinator is ours and its batches are large: one rank's share of a step, with facts of all its trajectories.
-# Every list of ToRank has a type, so that its values need no counting.
+# Batches are large: one rank's share of a step, with facts of all its trajectories. Every list of ToRank has a type, so
+# its values need no limit.
 _LIMITS = Limits(header_bytes=1 << 28, buffer_bytes=1 << 28, num_buffers=3 << 20, total_bytes=1 << 36, num_values=None)
 
 
-class _Question(NamedTuple):
-    """A question with its number: put again under the same number, it changes nothing."""
+class _Request(NamedTuple):
+    """A request with its number. Sending it again under the same number changes nothing."""
 
     name: str
-    request: int
+    number: int
     frames: list[bytes]
 
 
@@ -46,36 +46,35 @@ class _Question(NamedTuple):
 class Patience:
     """How long a rank waits for the coordinator, in seconds."""
 
-    ask_again_s: float = 5.0  # an answer that takes longer has its question put again
-    answer_s: float = 60.0  # longest time without an answer to one question; Wait is one
-    copy_s: float = 1800.0  # longest time that a copy of the ledger may take
+    retry_s: float = 5.0  # time after which a request is sent again
+    answer_s: float = 60.0  # longest time without an answer to one request; Wait is an answer
+    copy_s: float = 1800.0  # longest time of a copy of the ledger
 
 
 class CoordinatorClient:
     """Every method raises NeighbourError("coordinator") when no answer comes within a minute, or when it refuses.
 
-    Its text names who asked, what, and what the coordinator last answered.
+    The error names the rank, the request and the coordinator's last answer.
     """
 
     def __init__(self, channel: DealerChannel, run_id: str, incarnation: int, patience: Patience = Patience()) -> None:
         self._channel = channel
         self._patience = patience
-        self._last_answer: tuple[str, float] | None = None  # what, and when in monotonic seconds
+        self._last_answer: tuple[str, float] | None = None  # its type, and its time in monotonic seconds
         self._stamp: dict[str, Any] = {"run_id": run_id, "incarnation": incarnation}
         self._decoder: Decoder[Message] = Decoder(ToRank, _LIMITS)
-        self._num_asked = 0
+        self._num_requests = 0
         self._complaint = ""
 
     def next_batch(self, step: int, rank: int, timeout_s: float) -> tuple[Batch, dict[int, Trajectory]] | str | None:
-        """Return this rank's share of a step with its trajectories by index, or why the run has no such step.
+        """Return this rank's share of a step with its trajectories by index, or the reason why the run ends.
 
-        None: no server holds the current weights; push them and ask again. Every rank is told so, or none.
-        Blocks until the coordinator has one, at most timeout_s in which no evaluation is awaited.
-        Raises: NeighbourError saying what was waited for.
+        None: no server holds the current weights; push them and call again. All ranks get None, or none does.
+        Blocks at most timeout_s, not counting evaluations. Raises: NeighbourError naming the reason of the wait.
         """
         deadline = time.monotonic() + timeout_s
         while True:
-            answer, buffers = self._ask(NextBatch(**self._stamp, step=step, rank=rank))
+            answer, buffers = self._call(NextBatch(**self._stamp, step=step, rank=rank))
             match answer:
                 case Batch():
                     return answer, _trajectories(answer, buffers)
@@ -94,8 +93,8 @@ class CoordinatorClient:
     def stepped(
         self, step: int, policy_version: int, is_applied: bool, detail: str, metrics: Mapping[str, float]
     ) -> None:
-        """Tell that a step ended and which policy version the servers hold now."""
-        self._tell(
+        """Report the end of a step, and the policy version that the servers hold now."""
+        self._send(
             StepEnd(
                 **self._stamp,
                 step=step,
@@ -106,61 +105,61 @@ class CoordinatorClient:
             )
         )
 
-    def save_ledger(self, path: Path, step: int, tell: Tell = quiet) -> None:
-        """Have a consistent copy of the ledger written to a path on the coordinator's node.
+    def save_ledger(self, path: Path, step: int, report: Report = no_report) -> None:
+        """Write a consistent copy of the ledger to a path on the coordinator's node.
 
-        Blocks for as long as the coordinator says that it is at it, at most half an hour. tell: takes how long it has
-        been at it. Raises: NeighbourError.
+        Blocks while the coordinator reports that it copies, at most half an hour. report: takes the progress.
+        Raises: NeighbourError.
         """
-        question = self._question(SaveLedger(**self._stamp, path=str(path), step=step))
+        request = self._request(SaveLedger(**self._stamp, path=str(path), step=step))
         started, limit_s = time.monotonic(), self._patience.copy_s
-        while isinstance(answer := self._put(question)[0], Wait):
+        while isinstance(answer := self._wait_for(request)[0], Wait):
             passed_s = time.monotonic() - started
             if passed_s > limit_s:
-                problem = f"had no copy of the ledger for {self._channel.name} within {limit_s:g} s: {answer.detail}"
+                problem = f"made no copy of the ledger for {self._channel.name} within {limit_s:g} s: {answer.detail}"
                 raise NeighbourError("coordinator", problem)
-            tell(f"waiting {passed_s:.0f} s for the coordinator: {answer.detail}")
+            report(f"waiting {passed_s:.0f} s for the coordinator: {answer.detail}")
             time.sleep(_POLL_S)
         assert isinstance(answer, Done)
 
-    def _tell(self, message: Message) -> None:
-        answer, _ = self._ask(message)
+    def _send(self, message: Message) -> None:
+        answer, _ = self._call(message)
         assert isinstance(answer, Done)
 
-    def _ask(self, message: Message) -> tuple[Message, list[bytes]]:
-        return self._put(self._question(message))
+    def _call(self, message: Message) -> tuple[Message, list[bytes]]:
+        return self._wait_for(self._request(message))
 
-    def _question(self, message: Message) -> _Question:
-        self._num_asked += 1
-        frames = encode(msgspec.structs.replace(message, request=self._num_asked))
-        return _Question(type(message).__name__, self._num_asked, frames)
+    def _request(self, message: Message) -> _Request:
+        self._num_requests += 1
+        frames = encode(msgspec.structs.replace(message, request=self._num_requests))
+        return _Request(type(message).__name__, self._num_requests, frames)
 
-    def _put(self, question: _Question) -> tuple[Message, list[bytes]]:
-        """Return the answer to a question, which is put again while none comes."""
+    def _wait_for(self, request: _Request) -> tuple[Message, list[bytes]]:
+        """Return the answer to a request, which is sent again while no answer comes."""
         limit_s = self._patience.answer_s
         complaint = "could not be reached by"
         for left_s in until(limit_s):
-            if not self._channel.try_send(question.frames, left_s):
+            if not self._channel.try_send(request.frames, left_s):
                 continue
             complaint = "did not answer"
-            answer = self._answer(question.request, min(left_s, self._patience.ask_again_s))
+            answer = self._receive(request.number, min(left_s, self._patience.retry_s))
             if answer is None:
                 continue
             self._last_answer = type(answer[0]).__name__, time.monotonic()
             if isinstance(answer[0], Refusal):
-                raise NeighbourError("coordinator", f"refused {question.name}: {answer[0].detail}")
+                raise NeighbourError("coordinator", f"refused {request.name}: {answer[0].detail}")
             return answer
-        problem = f"{complaint} {self._channel.name} for {question.name} within {limit_s:g} s{self._complaint}"
-        raise NeighbourError("coordinator", f"{problem}; {self._last_heard()}")
+        problem = f"{complaint} {self._channel.name} for {request.name} within {limit_s:g} s{self._complaint}"
+        raise NeighbourError("coordinator", f"{problem}; {self._describe_last_answer()}")
 
-    def _last_heard(self) -> str:
+    def _describe_last_answer(self) -> str:
         if self._last_answer is None:
-            return "it has answered nothing yet"
+            return "it has not answered yet"
         name, at = self._last_answer
         return f"its last answer was {name}, {time.monotonic() - at:.0f} s ago"
 
-    def _answer(self, request: int, timeout_s: float) -> tuple[Message, list[bytes]] | None:
-        """Return the answer to this question; None when none came in time. What answers older ones is passed over."""
+    def _receive(self, number: int, timeout_s: float) -> tuple[Message, list[bytes]] | None:
+        """Return the answer to the request of this number; None after timeout_s. Other answers are dropped."""
         for left_s in until(timeout_s):
             frames = self._channel.receive(left_s)
             if frames is None:
@@ -168,9 +167,9 @@ class CoordinatorClient:
             try:
                 answer, buffers = self._decoder.decode(frames)
             except FrameError as error:
-                self._complaint = f"; it sent what is no message ({error})"
+                self._complaint = f"; it sent an invalid message ({error})"
                 continue
-            if answer.request == request:
+            if answer.request == number:
                 return answer, buffers
             if isinstance(answer, Refusal):
                 self._complaint = f"; it refused: {answer.detail}"

@@ -1,12 +1,12 @@
-"""A rank's part in a weight push: all ranks gather, rank 0 sends, and what the servers then compute is compared."""
+"""A rank's part in a weight push: all ranks gather, rank 0 sends, and the servers' logprobs are compared."""
 
 import contextlib
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 
 from learner.models.policy import PolicyEngine
+from learner.rank.device_switch import DeviceSwitch, OwnDevice
 from learner.rank.probe import Probe
-from learner.rank.turns import DeviceTurns, OwnDevice
 from learner.weights.buckets import default_bucket_bytes
 from learner.weights.push import DeviceTurn, PushReport, WeightPusher
 from protocol.errors import NeighbourError
@@ -17,7 +17,7 @@ _MAX_WRONG = 2
 
 
 class RankPusher:
-    """`servers` is empty on every rank but 0. A push blocks at most weights.deadline_s in each of its states."""
+    """Pushes the policy to rollout servers. A push blocks at most weights.deadline_s in each of its states."""
 
     def __init__(
         self,
@@ -28,8 +28,10 @@ class RankPusher:
         backend: str,
         learner: str = "",
     ) -> None:
-        """address: of this node, where the servers meet rank 0. learner: as `WeightPusher` has it."""
-        self.turns: DeviceTurns = OwnDevice()
+        """servers: empty on every rank but 0. address: this node's, where the servers meet rank 0. learner: as in
+        `WeightPusher`.
+        """
+        self.device: DeviceSwitch = OwnDevice()
         weights = settings.weights
         self._policy = policy
         self._probe = Probe(policy, settings)
@@ -37,12 +39,12 @@ class RankPusher:
         self._weights = policy.pushed_weights(bucket_bytes)
         self._plan = self._weights.plan
         self._has_synced = False
-        self._num_wrong = 0  # pushes in a row after which every server that was asked computed something else
-        self._names_now: Callable[[], tuple[str, ...]] | None = None  # servers that the run has; None: always the same
+        self._num_wrong = 0  # pushes in a row after which all servers computed other logprobs
+        self._names_now: Callable[[], tuple[str, ...]] | None = None  # None: the servers never change
         self._reach: Callable[[str], ServerControls] | None = None
-        self._names: tuple[str, ...] = ()  # that were taken up last
+        self._names: tuple[str, ...] = ()  # names of the servers at the last push
         self._controls = {server.name: server for server in servers}
-        self.digest = ""  # of what the servers were given last; on rank 0
+        self.digest = ""  # digest of the last pushed weights; on rank 0
         self._pusher = (
             WeightPusher(
                 servers,
@@ -57,11 +59,11 @@ class RankPusher:
         )
 
     def follow(self, names_now: Callable[[], tuple[str, ...]], reach: Callable[[str], ServerControls]) -> None:
-        """Push to the servers that `names_now` names when a push begins. reach: returns a named server's controls."""
+        """Push to the servers that `names_now` returns when a push begins. reach: returns a server's controls."""
         self._names_now, self._reach, self._names = names_now, reach, names_now()
 
     def _use_named(self) -> None:
-        """Take up servers that came and leave those that went. One that cannot be reached is tried at the next push."""
+        """Add new servers and remove absent ones. An unreachable server is retried at the next push."""
         if self._pusher is None or self._names_now is None or (wanted := self._names_now()) == self._names:
             return
         assert self._reach is not None
@@ -81,29 +83,29 @@ class RankPusher:
             self._pusher.leave_out(absent)
 
     def push(self, version: int) -> PushReport | None:
-        """Give every server the current weights under this version; returns what was done, on rank 0.
+        """Push the current weights to every server under this version; returns the report on rank 0.
 
-        A server that computes other logprobs than the learner has failed as one that died has: it serves nothing of the
-        version, and is pushed to again.
-        Raises: NonFiniteWeightsError on every rank, before a server hears of it, when the weights are not finite;
-        NeighbourError when no server takes the first push, or when all of them compute something else twice in a row.
-        Later, servers that died are started again: the coordinator has the weights pushed again then.
+        A server that computes other logprobs than the learner counts as failed: it serves nothing of the version, and
+        receives the next push.
+        Raises: NonFiniteWeightsError on every rank before a server is called; NeighbourError when no server accepts the
+        first push, or when all of them compute other logprobs twice in a row. Later, crashed servers are started again,
+        and the coordinator requests another push.
         """
-        self.turns.learn()
+        self.device.learn()
         self._policy.check_finite()
         if self._pusher is None:
             self._probe.take_part()
             for _ in self._weights.buckets(is_sender=False):  # ZeRO 3: every rank takes part in every gather
                 pass
-            self.turns.generate()
+            self.device.generate()
             return None
         self._use_named()
         with self._probe.expecting():
             report = self._pusher.push(version, self._plan, self._weights.buckets(is_sender=True))
-        self.turns.generate()
-        wrong = self._pusher.verify(version, self._probe.tokens, self._probe.fault_of)
+        self.device.generate()
+        wrong = self._pusher.verify(version, self._probe.tokens, self._probe.find_fault)
         served = tuple(name for name in report.synced if name not in self._pusher.faults)
-        # A server that does not wake died asleep. It is started again, and is no reason to end the run.
+        # A server that does not wake crashed asleep. It is started again, and is no reason to end the run.
         self._num_wrong = 0 if served else self._num_wrong + bool(wrong)
         self._has_synced |= bool(served)
         failed = {name: fault.reason for name, fault in self._pusher.faults.items()}

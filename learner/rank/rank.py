@@ -9,17 +9,17 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from learner.checkpoint.best import best_of
-from learner.checkpoint.sealed_files import Tell
+from learner.checkpoint.sealed_files import Report
 from learner.models.parked import ParkedModels
 from learner.models.world import own_device, reduce_max, reduce_tensor
 from learner.objectives.policy_gradient import PolicyGradient, StepOutcome
 from learner.plan.needs import is_trained
 from learner.rank.checkpoint import CheckpointWriter
 from learner.rank.coordinator_client import CoordinatorClient
-from learner.rank.place import WAITING_FOR_BATCH, RunPlace
+from learner.rank.device_switch import SharedDevice
+from learner.rank.process import WAITING_FOR_BATCH, RunPlace
 from learner.rank.push import RankPusher
 from learner.rank.start import Models, World
-from learner.rank.turns import SharedDevice
 from protocol.node.home import load_keys
 from protocol.settings.settings import Settings
 from protocol.weights.controls import ServerControls, learner_name
@@ -32,13 +32,13 @@ from protocol.wire.trajectory import Trajectory
 class Share:
     """A rank's part of a step."""
 
-    batch: Batch  # the step's plan, and the facts of all its trajectories
-    trajectories: dict[int, Trajectory]  # this rank's, by index into batch.facts
-    wait_s: float  # how long the batch took to come
+    batch: Batch  # plan of the step, and facts of all its trajectories
+    trajectories: dict[int, Trajectory]  # trajectories of this rank, by index into batch.facts
+    wait_s: float  # seconds of waiting for the batch
 
 
 class Trainer:
-    """Trains one run on this rank, from where its models stand."""
+    """Trains one run on this rank, from the state of its models."""
 
     def __init__(
         self,
@@ -49,9 +49,9 @@ class Trainer:
         coordinator: CoordinatorClient,
         pusher: RankPusher,
         checkpoints: CheckpointWriter,
-        tell: Tell,
+        report: Report,
     ) -> None:
-        """tell: takes what the rank is at."""
+        """report: takes the rank's phase."""
         self._rank = world.place.rank
         self._objective = objective
         self._step, self._version = models.step, models.version
@@ -59,12 +59,12 @@ class Trainer:
         self._settings = settings
         self._coordinator = coordinator
         self._pusher = pusher
-        self._turns = pusher.turns
+        self._device = pusher.device
         self._checkpoints = checkpoints
-        self._tell = tell
+        self._set_phase = report
 
     def train(self) -> str:
-        """Train until the coordinator ends the run; returns how it ended, in one sentence."""
+        """Train until the coordinator ends the run; returns one sentence about the end."""
         self._push()
         while not isinstance(share := self._next_share(), str):
             outcome, timings = self._take_step(share)
@@ -74,31 +74,31 @@ class Trainer:
         return f"Ended at step {self._step}: {share}."
 
     def _push(self) -> dict[str, float]:
-        """Give every server the current weights; returns how long it took. Raises when a server holds other ones."""
-        self._tell(f"pushing version {self._version}")
+        """Push the current weights to every server; returns the times. Raises: as `RankPusher.push`."""
+        self._set_phase(f"pushing version {self._version}")
         report = self._pusher.push(self._version)
         return {"push_s": report.push_s, "pause_s": report.pause_s} if report is not None and report.synced else {}
 
     def _next_share(self) -> Share | str:
         step, settings = self._step + 1, self._settings
         waiting = f"{WAITING_FOR_BATCH} {step}"
-        self._tell(waiting)
+        self._set_phase(waiting)
         started = time.monotonic()
         limit_s = settings.learner.batch_timeout_s
         while (answer := self._coordinator.next_batch(step, self._rank, limit_s)) is None:
             limit_s = settings.learner.batch_timeout_s - (time.monotonic() - started)
             self._pusher.leave_out([])
             self._push()
-            # Else the run's command takes a shared device for the learner's still, and starts no server there.
-            self._tell(waiting)
+            # The run's command starts a crashed server on a shared device in this phase only.
+            self._set_phase(waiting)
         if isinstance(answer, str):
             return answer
         self._pusher.leave_out(answer[0].absent)
         return Share(*answer, wait_s=time.monotonic() - started)
 
     def _take_step(self, share: Share) -> tuple[StepOutcome, dict[str, float]]:
-        self._tell(f"training step {self._step + 1}")
-        switch_s = self._turns.learn()
+        self._set_phase(f"training step {self._step + 1}")
+        switch_s = self._device.learn()
         started = time.monotonic()
         outcome = self._objective.take_step(share.batch, share.trajectories, self._version)
         trained = time.monotonic()
@@ -108,18 +108,18 @@ class Trainer:
         if outcome.applied:
             self._version += 1
             timings |= self._push()
-        self._turns.generate()
+        self._device.generate()
         return outcome, timings
 
     def _report(self, outcome: StepOutcome, timings: Mapping[str, float]) -> None:
-        """Tell the coordinator, which then frees the step's slots: the servers hold the new weights by now."""
+        """Report the step to the coordinator, which frees its slots: the servers hold the new weights by now."""
         if self._rank != 0:
             return
         metrics = {**outcome.metrics, **timings}
         self._coordinator.stepped(self._step, self._version, outcome.applied, outcome.detail, metrics)
 
     def _save_when_due(self) -> None:
-        """Save after every so many steps; `train` saves after the last, when its evaluation is done too."""
+        """Save every checkpoint_every_steps; `train` saves after the last step, when its evaluation is done too."""
         every = self._settings.learner.checkpoint_every_steps
         if every and self._step % every == 0 and self._step < self._settings.run.max_steps:
             self._save()
@@ -127,10 +127,10 @@ class Trainer:
     def _save(self) -> None:
         if self._step == self._saved_step:
             return
-        self._tell(f"saving step {self._step}")
-        self._turns.learn()
+        self._set_phase(f"saving step {self._step}")
+        self._device.learn()
         self._checkpoints.save(self._step, self._version)
-        self._turns.generate()
+        self._device.generate()
         self._saved_step = self._step
 
 
@@ -143,13 +143,13 @@ def train(
     run: RunPlace,
     reach_server: Callable[[str], ServerControls],
     servers_now: Callable[[], tuple[str, ...]],
-    tell: Tell,
+    report: Report,
 ) -> str:
-    """Open what a rank talks to, train until the coordinator ends the run, and close it; returns how the run ended.
+    """Train until the coordinator ends the run; returns one sentence about the end.
 
-    folder: the run's. model: the folder that its policy was first loaded from. reach_server: returns the weight
-    controls of a named rollout server; rank 0 alone has any. servers_now: names those that the
-    run has by now. tell: takes what the rank is at.
+    folder: the run folder. model: the folder from which the policy was loaded first. reach_server: returns the weight
+    controls of a named rollout server, for rank 0. servers_now: returns the names of the run's servers. report: takes
+    the rank's phase.
     """
     rank, keys = world.place.rank, load_keys()
     channel = DealerChannel(run.coordinator_address, f"rank-{rank}", keys.peer, keys.coordinator.public)
@@ -161,11 +161,11 @@ def train(
         pusher.follow(servers_now, reach_server)
     if run.shares_devices:
         parked = ParkedModels([models.roles], own_device())
-        pusher.turns = SharedDevice(parked, pusher.have_servers, lambda: reduce_max(0.0, own_device()))
+        pusher.device = SharedDevice(parked, pusher.have_servers, lambda: reduce_max(0.0, own_device()))
     saved = (folder, model, settings.learner.keep_checkpoints, best_of(settings.eval))
     checkpoints = CheckpointWriter(models.roles, coordinator, world.solo, *saved, served_digest=lambda: pusher.digest)
     objective = PolicyGradient(models.roles, settings, reduce_tensor)
-    ended = Trainer(world, models, objective, settings, coordinator, pusher, checkpoints, tell).train()
+    ended = Trainer(world, models, objective, settings, coordinator, pusher, checkpoints, report).train()
     pusher.close()
     channel.close()
     return ended

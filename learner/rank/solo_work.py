@@ -1,20 +1,19 @@
-"""What rank 0 does alone while the other ranks wait: for as long as it makes progress, however long that takes.
+"""Work of rank 0 while the other ranks wait, for as long as it makes progress.
 
-A collective has one limit, and work such as hashing a checkpoint of hundreds of GB takes longer. So the others do not
-wait in a collective, but ask the world's store what rank 0 is at.
+A collective has one time limit, and hashing a checkpoint of hundreds of GB takes longer. So the other ranks poll the
+progress of rank 0 in the world's store.
 """
 
 import threading
 import time
 from collections.abc import Callable
-from typing import Protocol, TypeVar
+from typing import Protocol
 
-from learner.checkpoint.sealed_files import Tell
+from learner.checkpoint.sealed_files import Report
 from protocol.errors import NeighbourError
 
-T = TypeVar("T")
 _POLL_S = 0.1
-_TELL_EVERY_S = 0.5
+_REPORT_EVERY_S = 0.5
 
 
 class Store(Protocol):
@@ -26,50 +25,48 @@ class Store(Protocol):
 
 
 class SoloWork:
-    """One of these on every rank; `do` is called by all ranks, in the same order.
-
-    limit_s: longest time without anything new from rank 0 (`learner.rank_timeout_s`).
-    """
+    """One object on every rank; all ranks call `do` in the same order."""
 
     def __init__(self, store: Store, rank: int, limit_s: float) -> None:
+        """limit_s: longest time without progress of rank 0 (`learner.rank_timeout_s`)."""
         self._store = store
         self._rank = rank
         self._limit_s = limit_s
         self._num_done = 0
 
-    def do(self, what: str, work: Callable[[Tell], object]) -> None:
-        """Have rank 0 do the work; returns on every rank when it is done.
+    def do(self, task: str, work: Callable[[Report], object]) -> None:
+        """Run the work on rank 0; returns on every rank when it is done. task: a verb phrase for errors.
 
-        Raises: on rank 0 what the work raised; elsewhere NeighbourError when rank 0 is gone or tells nothing new for
-        limit_s. The others are not told of a failure: rank 0's own error, which says more, ends the run.
+        Raises: on rank 0 the error of the work; elsewhere NeighbourError when rank 0 is gone or makes no progress for
+        limit_s. A failure is not sent to the other ranks: rank 0's own error ends the run.
         """
         key = f"solo-work/{self._num_done}"
         self._num_done += 1
         if self._rank == 0:
-            work(_Teller(self._store, key).tell)
+            work(_ProgressWriter(self._store, key).report)
             self._store.set(f"{key}/done", "")
         else:
-            self._wait(what, key)
+            self._wait(task, key)
 
-    def _wait(self, what: str, key: str) -> None:
-        listener = _Listener(self._store, key)
-        while not listener.has_ended.wait(_POLL_S):
-            if time.monotonic() - listener.told_at > self._limit_s:
-                problem = f"told nothing new for {self._limit_s:g} s (learner.rank_timeout_s) while rank {self._rank}"
-                raise NeighbourError("learner rank 0", f"{problem} waited for it to {what}; last: {listener.told}")
-        if listener.error is not None:
-            problem = f"is gone: it was to {what} while rank {self._rank} waited; last: {listener.told}"
-            raise NeighbourError("learner rank 0", f"{problem} ({listener.error})") from None
+    def _wait(self, task: str, key: str) -> None:
+        progress = _ProgressReader(self._store, key)
+        while not progress.has_ended.wait(_POLL_S):
+            if time.monotonic() - progress.changed_at > self._limit_s:
+                problem = f"made no progress for {self._limit_s:g} s (learner.rank_timeout_s) while rank {self._rank}"
+                raise NeighbourError("learner rank 0", f"{problem} waited for it to {task}; last: {progress.phase}")
+        if progress.error is not None:
+            problem = f"is gone: rank {self._rank} waited for it to {task}; last: {progress.phase}"
+            raise NeighbourError("learner rank 0", f"{problem} ({progress.error})") from None
 
 
-class _Listener:
-    """Asks the store what rank 0 is at, in a thread: no question to a store whose process stands still ever ends."""
+class _ProgressReader:
+    """Polls the store in a thread: a call to the store of a process that hangs never returns."""
 
     def __init__(self, store: Store, key: str) -> None:
-        self.told = "nothing yet"
-        self.told_at = time.monotonic()
-        self.error: RuntimeError | None = None  # torch's, when the store's process has ended: it is rank 0's
-        self.has_ended = threading.Event()  # rank 0 is done, or gone
+        self.phase = "nothing yet"
+        self.changed_at = time.monotonic()
+        self.error: RuntimeError | None = None  # error of torch when the store's process, rank 0, has ended
+        self.has_ended = threading.Event()  # set when rank 0 is done, or gone
         self._store = store
         self._key = key
         threading.Thread(target=self._run, name="solo-work", daemon=True).start()
@@ -77,25 +74,25 @@ class _Listener:
     def _run(self) -> None:
         try:
             while not self._store.check([f"{self._key}/done"]):
-                if self._store.check([self._key]) and (now := self._store.get(self._key).decode()) != self.told:
-                    self.told, self.told_at = now, time.monotonic()
+                if self._store.check([self._key]) and (phase := self._store.get(self._key).decode()) != self.phase:
+                    self.phase, self.changed_at = phase, time.monotonic()
                 time.sleep(_POLL_S)
         except RuntimeError as error:
             self.error = error
         self.has_ended.set()
 
 
-class _Teller:
-    """Puts into the store what the work is at, at most twice a second. May be called from several threads."""
+class _ProgressWriter:
+    """Writes the work's phase into the store, at most twice a second. Several threads may call it."""
 
     def __init__(self, store: Store, key: str) -> None:
         self._store = store
         self._key = key
-        self._told_at = float("-inf")
+        self._reported_at = float("-inf")
         self._lock = threading.Lock()
 
-    def tell(self, phase: str) -> None:
+    def report(self, phase: str) -> None:
         with self._lock:
-            if time.monotonic() - self._told_at >= _TELL_EVERY_S:
-                self._told_at = time.monotonic()
+            if time.monotonic() - self._reported_at >= _REPORT_EVERY_S:
+                self._reported_at = time.monotonic()
                 self._store.set(self._key, phase)

@@ -1,22 +1,29 @@
-"""What a rank has before training begins: its place in a world of ranks, and the models where the run starts."""
+"""A rank before training: it meets the other ranks, and loads the models where the run starts."""
 
 import logging
 import os
 import socket
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
 import torch
 
+from learner.algorithms.by_name import algorithm_of
 from learner.checkpoint.manifest import Checkpoint
+from learner.checkpoint.sealed_files import Report
 from learner.disk.model_folder import find_named_model
-from learner.models.network import network_settings
-from learner.models.roles import Roles
-from learner.models.world import join_world
+from learner.models.critic import CriticEngine
+from learner.models.policy import PolicyEngine
+from learner.models.reference import BaseReference, ReferenceModel
+from learner.models.roles import Roles, load_policy
+from learner.models.scoring.scored_model import choose_way
+from learner.models.settings import critic_settings, policy_settings, reference_settings
+from learner.models.world import join_world, network_settings
+from learner.objectives.warm_start import warm_start
+from learner.plan.needs import is_reference_the_base, needs_reference
 from learner.rank.checkpoint import load_checkpoint
-from learner.rank.load_roles import load_roles
-from learner.rank.place import RankPlace
+from learner.rank.process import RankPlace
 from learner.rank.solo_work import SoloWork
 from protocol.errors import OperatorError, SettingsError
 from protocol.node.small_model_files import SmallFiles, read_small_files, small_files_digest, write_small_files
@@ -27,26 +34,26 @@ _log = logging.getLogger(__name__)
 
 @dataclass(frozen=True)
 class World:
-    """A rank among the others, met."""
+    """A rank that has met the others."""
 
-    place: RankPlace  # this rank's number, and where the world met
-    solo: SoloWork  # for what rank 0 does alone while the others wait
+    place: RankPlace  # this rank's number, and the address of rank 0
+    solo: SoloWork  # runner of rank 0's own work while the others wait
 
 
 @dataclass(frozen=True)
 class Models:
     """The models of a run where it starts."""
 
-    roles: Roles  # the models by what they are for
-    step: int  # steps inside them: 0, or the checkpoint's
+    roles: Roles  # models by role
+    step: int  # last step inside them: 0, or the checkpoint's
     version: int  # policy version of the weights
-    are_saved: bool  # they came from a checkpoint of this very step
+    are_saved: bool  # True: a checkpoint of this step exists
 
 
 def join(place: RankPlace, limit_s: float, listener: socket.socket | None) -> World:
-    """Return the world when all ranks have come; blocks at most limit_s, which is each later collective's limit too.
+    """Return the world when all ranks have joined. limit_s: longest wait, here and in each later collective.
 
-    listener: rank 0's, where the world meets.
+    listener: rank 0's socket, where the ranks meet.
     """
     store = join_world(place.rank, place.world_size, place.host, place.port, limit_s, listener)
     _log.info("met %d ranks at %s; network: %s", place.world_size, place.host, network_settings(os.environ))
@@ -79,22 +86,87 @@ def find_models(settings: Settings, small_files: Mapping[str, SmallFiles], *, is
     return folders
 
 
-def load(
-    settings: Settings, folders: Mapping[str, Path], checkpoint: Checkpoint | None, tell: Callable[[str], None]
-) -> Models:
+def load(settings: Settings, folders: Mapping[str, Path], checkpoint: Checkpoint | None, report: Report) -> Models:
     """Return the models of the run's checkpoint, or of its (warm-started) model. Collective.
 
-    folders: as `find_models` returns them. tell: takes the rank's phase.
+    folders: as `find_models` returns them. report: takes the rank's phase.
     """
-    roles = load_roles(settings, folders, checkpoint, tell)
-    step, version = (0, 0) if checkpoint is None else load_checkpoint(roles, checkpoint, tell)
+    roles = load_roles(settings, folders, checkpoint, report)
+    step, version = (0, 0) if checkpoint is None else load_checkpoint(roles, checkpoint, report)
     return Models(roles, step, version, are_saved=checkpoint is not None)
 
 
 def use_threads(settings: Settings, num_ranks: int, num_others: int) -> None:
-    """Take this rank's share of the cores, one left to each of the others that compute beside the ranks.
+    """Use this rank's share of the cores. num_others: other processes that compute, one core for each.
 
-    More threads than cores make every parallel region wait for one that is not running.
+    With more threads than cores, every parallel region waits for a thread that is not running.
     """
     share = ((os.cpu_count() or 1) - num_others) // num_ranks
     torch.set_num_threads(settings.learner.num_threads or max(1, share))
+
+
+def load_roles(settings: Settings, folders: Mapping[str, Path], checkpoint: Checkpoint | None, report: Report) -> Roles:
+    """Return the models as they are before training; `load_checkpoint` replaces the weights of a resumed run.
+
+    folders: this node's folder of each model, by the setting that names it. report: takes the rank's phase. Collective.
+    """
+    model = _first_policy(settings, folders["policy.model"], checkpoint, report)
+    report("loading the policy")
+    policy = load_policy(
+        policy_settings(settings, model),
+        name=settings.policy.model,
+        micro_batch_tokens=settings.learner.micro_batch_tokens,
+    )
+    critic = _critic(settings, folders.get("critic.model", model), policy.vocab_size, report)
+    of_reference = folders.get("reference.model", model)
+    roles = Roles(policy, critic, _reference(settings, of_reference, policy, checkpoint, report))
+    report("the models are ready")
+    return roles
+
+
+def _first_policy(settings: Settings, model: Path, checkpoint: Checkpoint | None, report: Report) -> Path:
+    """Return the policy's folder at the start. A checkpoint replaces the warm start, except for a missing reference."""
+    is_in_checkpoint = checkpoint is not None and (
+        not needs_reference(settings) or settings.reference.model or _has_reference(checkpoint)
+    )
+    if settings.policy.warm_start.data is None or is_in_checkpoint:
+        return model
+    return warm_start(settings, model, report)
+
+
+def _critic(settings: Settings, model: Path, vocab_size: int, report: Report) -> CriticEngine | None:
+    if not algorithm_of(settings.learner).advantage.needs_critic:
+        return None
+    report("loading the critic")
+    critic = CriticEngine(critic_settings(settings, model))
+    if critic.vocab_size != vocab_size:
+        raise OperatorError(
+            f"critic.model = {settings.critic.model} has {critic.vocab_size} tokens and the policy {vocab_size}. "
+            "Use a model with the policy's tokenizer, or leave critic.model empty."
+        )
+    return critic
+
+
+def _reference(
+    settings: Settings, model: Path, policy: PolicyEngine, checkpoint: Checkpoint | None, report: Report
+) -> ReferenceModel | BaseReference | None:
+    if not needs_reference(settings):
+        return None
+    if is_reference_the_base(settings) and not _has_reference(checkpoint):
+        return BaseReference(policy)
+    report("loading the reference")
+    named = settings.reference.model
+    is_named = bool(named) or settings.policy.warm_start.data is None
+    reference = ReferenceModel(
+        reference_settings(settings, model),
+        is_offloaded=settings.reference.offload,
+        is_kept=bool(settings.reference.refresh_every_steps) or not is_named or _has_reference(checkpoint),
+    )
+    with reference.in_use():
+        name = named or settings.policy.model
+        choose_way(reference.scored, reference.logprobs, name=name, dtype=settings.policy.dtype)
+    return reference
+
+
+def _has_reference(checkpoint: Checkpoint | None) -> bool:
+    return checkpoint is not None and (checkpoint.path / "state" / "reference").is_dir()

@@ -30,15 +30,15 @@ import torch.distributed as dist
 from torch import Tensor
 
 from learner.checkpoint.folder import newest_valid
-from learner.checkpoint.sealed_files import Tell
+from learner.checkpoint.sealed_files import Report
 from learner.data.packing import plan_step
 from learner.disk.run_folder import CHECKPOINTS
+from learner.models.gradient import LossFunction, StepResult, Sums
 from learner.models.micro_batch import LearnerSample, MicroBatch, make_micro_batch
 from learner.models.policy import PolicyEngine
 from learner.models.roles import Roles
-from learner.models.step_result import LossFunction, StepResult, Sums
 from learner.models.training.deepspeed_config import import_deepspeed
-from learner.models.training.finite import NonFiniteWeightsError
+from learner.models.training.optimizer import NonFiniteWeightsError
 from learner.objectives.losses import make_loss
 from learner.rank.checkpoint import CheckpointWriter
 from learner.rank.push import RankPusher
@@ -115,7 +115,7 @@ class Rank:
             self.folder.mkdir()
             self.script = Script(self.folder, settings_of(run={"max_steps": 1000}), num_prompts=4)
 
-    def save_ledger(self, path: Path, step: int, tell: Tell) -> None:
+    def save_ledger(self, path: Path, step: int, report: Report) -> None:
         """Stand in for the coordinator's client, as `CheckpointWriter` needs it."""
         path.write_bytes(b"")
 

@@ -4,10 +4,10 @@ from pathlib import Path
 
 from learner.checkpoint.folder import publish, seal
 from learner.checkpoint.manifest import Checkpoint
-from learner.checkpoint.sealed_files import Tell, quiet
+from learner.checkpoint.sealed_files import Report, no_report
 
 
-def commit(aside: Path, checkpoint: Checkpoint, tell: Tell = quiet) -> Checkpoint:
+def commit(aside: Path, checkpoint: Checkpoint, report: Report = no_report) -> Checkpoint:
     """Return the checkpoint of the folder `aside` after sealing and publishing it."""
-    seal(aside, checkpoint, tell)
-    return publish(aside, checkpoint.step, tell)
+    seal(aside, checkpoint, report)
+    return publish(aside, checkpoint.step, report)

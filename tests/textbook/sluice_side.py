@@ -13,7 +13,7 @@ from learner.coordinator.steps.step_batch import build_step
 from learner.data.prompts import Prompt
 from learner.models.world import reduce_tensor
 from learner.objectives.policy_gradient import PolicyGradient
-from learner.rank.load_roles import load_roles
+from learner.rank.start import load_roles
 from protocol.errors import OperatorError
 from protocol.settings.settings import Settings
 from protocol.wire.messages import Batch

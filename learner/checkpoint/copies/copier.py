@@ -11,7 +11,7 @@ from pathlib import Path
 
 import tenacity
 
-from learner.checkpoint.best import BestBy, best_and_awaited
+from learner.checkpoint.best import BestBy, find_best_and_unscored
 from learner.checkpoint.copies.store import CopyStore, StoreError, manifest_digest
 from learner.checkpoint.folder import LATEST, step_of
 from learner.checkpoint.manifest import MANIFEST
@@ -166,7 +166,7 @@ class CheckpointCopier:
         # By score: the run folder's `best` names a checkpoint of this machine, and another machine's may be better.
         protected: set[int | None] = set()
         if self._best_by is not None:
-            best, awaited = best_and_awaited({copy.step for copy in copies}, self._folder, self._best_by)
+            best, awaited = find_best_and_unscored({copy.step for copy in copies}, self._folder, self._best_by)
             protected = {best, *awaited}
         for copy in copies[: -self._keep]:
             if copy.step not in protected:

@@ -3,9 +3,12 @@
 ZeRO 2 and 3 clip and check inside DeepSpeed, on partitions; stage 0 leaves both to this.
 """
 
+import math
+from collections.abc import Callable, Iterable
 from typing import Any
 
 import torch
+from torch import Tensor
 from torch.nn.utils import clip_grad_norm_
 
 
@@ -29,3 +32,49 @@ class GuardedAdamW(torch.optim.AdamW):
         self.overflow = not torch.isfinite(torch.tensor(self._global_grad_norm)).item()
         if not self.overflow:
             super().step(closure)
+
+
+class NonFiniteWeightsError(RuntimeError):
+    """A weight or optimizer state is not finite: nothing was pushed or saved; go on from the last checkpoint."""
+
+
+def first_non_finite(named: Iterable[tuple[str, Tensor]]) -> str | None:
+    """Return the name of the first tensor that holds NaN or infinity, or None. One read of each, nothing allocated."""
+    for name, tensor in named:
+        if not tensor.is_floating_point() or not tensor.numel():
+            continue
+        low, high = torch.aminmax(tensor.detach())  # a NaN anywhere makes both NaN
+        if not bool(torch.isfinite(low) & torch.isfinite(high)):
+            return name
+    return None
+
+
+def learning_rate_factor(done: int, *, warmup_steps: int, total_steps: int, min_ratio: float, schedule: str) -> float:
+    """Return the share of the peak learning rate for the update that follows `done` applied ones.
+
+    Linear from 1 / warmup_steps to 1, then `schedule` down to min_ratio at update total_steps, then flat.
+    Example: warmup_steps 2, total_steps 4, linear to 0 gives 0.5, 1.0, 0.5, 0.0, 0.0.
+    Raises: KeyError for a schedule that is not in SCHEDULES.
+    """
+    shape = SCHEDULES[schedule]
+    update = done + 1
+    if update <= warmup_steps:
+        return update / warmup_steps
+    first = max(1, warmup_steps)  # the last update at the peak
+    progress = min(1.0, (update - first) / max(1, total_steps - first))
+    return min_ratio + (1.0 - min_ratio) * shape(progress)
+
+
+def _constant(progress: float) -> float:
+    return 1.0
+
+
+def _linear(progress: float) -> float:
+    return 1.0 - progress
+
+
+def _cosine(progress: float) -> float:
+    return 0.5 * (1.0 + math.cos(math.pi * progress))
+
+
+SCHEDULES: dict[str, Callable[[float], float]] = {"constant": _constant, "linear": _linear, "cosine": _cosine}

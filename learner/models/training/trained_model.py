@@ -12,17 +12,25 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
+from learner.models.gradient import StepResult, Sums
 from learner.models.read_back import CheckpointMismatchError, WrittenFiles
 from learner.models.settings import PolicySettings
-from learner.models.step_result import StepResult, Sums
 from learner.models.training.deepspeed_config import deepspeed_config, import_deepspeed
-from learner.models.training.finite import NonFiniteWeightsError, first_non_finite
-from learner.models.training.optimizer import GuardedAdamW
-from learner.models.training.schedule import learning_rate_factor
-from learner.models.training.shards import ZeroShards
-from learner.models.training.state import SHARD_BYTES, Writer, load_state, save_state
-from learner.models.training.state_digest import digest_held_state, digest_of_weights
-from learner.models.training.whole_on_first import whole_on_first
+from learner.models.training.optimizer import (
+    GuardedAdamW,
+    NonFiniteWeightsError,
+    first_non_finite,
+    learning_rate_factor,
+)
+from learner.models.training.shards import ZeroShards, whole_on_first
+from learner.models.training.state import (
+    SHARD_BYTES,
+    Writer,
+    digest_held_state,
+    digest_of_weights,
+    load_state,
+    save_state,
+)
 from learner.models.world import reduce_max, reduce_sums
 from protocol.settings.zero_stage import zero_stage_of
 

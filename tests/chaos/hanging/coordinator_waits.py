@@ -22,7 +22,7 @@ from tests.fakes.running_coordinator import RUN_ID, STAMP, Place, running_coordi
 _ANSWER_S = 4.0
 _BATCH_S = 2.0
 _COPY_S = 2.0
-_PATIENCE = Patience(ask_again_s=2.0, answer_s=_ANSWER_S, copy_s=_COPY_S)
+_PATIENCE = Patience(retry_s=2.0, answer_s=_ANSWER_S, copy_s=_COPY_S)
 _SETTINGS: dict[str, dict[str, Any]] = {
     "learner": {"groups_per_step": 2, "max_staleness": 0},
     "rollout": {"group_size": 2},

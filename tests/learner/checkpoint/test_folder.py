@@ -60,10 +60,10 @@ def test_no_checkpoint_is_found_in_an_empty_or_missing_folder(tmp_path: Path) ->
         (lambda c: (c / "state" / "rank_0.pt").unlink(), "is missing"),
         (lambda c: (c / "state" / "rank_1.pt").write_text("x"), "is not in the manifest"),
         (lambda c: (c / MANIFEST).unlink(), "has no MANIFEST.json"),
-        (lambda c: (c / MANIFEST).write_text("{"), "is no JSON"),
-        (lambda c: (c / MANIFEST).write_text("[" * 100_000), "is no JSON"),
-        (lambda c: (c / MANIFEST).write_text((c / MANIFEST).read_text() + " "), "is not as it was written"),
-        (lambda c: replace_by_a_pipe(c / "ledger.sqlite"), "is no file but a device, socket or pipe"),
+        (lambda c: (c / MANIFEST).write_text("{"), "is not JSON"),
+        (lambda c: (c / MANIFEST).write_text("[" * 100_000), "is not JSON"),
+        (lambda c: (c / MANIFEST).write_text((c / MANIFEST).read_text() + " "), "was changed after it was written"),
+        (lambda c: replace_by_a_pipe(c / "ledger.sqlite"), "is a device, socket or pipe"),
         (lambda c: (c / MANIFEST).write_text('{"schema": 3}'), "is not of schema 1 or 2"),
     ],
     ids=[
@@ -94,7 +94,7 @@ def test_damaged_checkpoint_is_named_and_passed_over(tmp_path: Path, damage: obj
 def test_manifest_that_was_edited_is_corrupt(tmp_path: Path) -> None:
     edited = save(tmp_path, 8).path / MANIFEST
     edited.write_text(json.dumps({**json.loads(edited.read_text()), "step": 9}))
-    with pytest.raises(CorruptCheckpointError, match="does not have the hash that it says"):
+    with pytest.raises(CorruptCheckpointError, match="does not match its own hash"):
         verify(edited.parent)
 
 
@@ -239,14 +239,14 @@ def test_rotate_looks_at_the_sizes_of_what_was_verified_before(tmp_path: Path) -
 
 
 def test_commit_tells_how_far_it_is(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(sealed_files, "_TELL_EVERY_BYTES", 1 << 20)
+    monkeypatch.setattr(sealed_files, "_REPORT_EVERY_BYTES", 1 << 20)
     told: list[str] = []
     aside = begin(tmp_path, 1)
     (aside / "state").write_bytes(b"x" * (2 << 20))
     commit(aside, Checkpoint(aside, 1, 1, "run-1", "model-1"), told.append)
 
     assert told == [
-        "bringing state to the disk",
+        "syncing state",
         "hashing: 1 MiB",
         "hashing: 2 MiB",
         "reading back: 1 MiB",

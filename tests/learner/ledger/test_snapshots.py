@@ -263,7 +263,7 @@ def test_rank_waits_for_a_copy_that_takes_long(tmp_path: Path, target: Path) -> 
     with running_coordinator(tmp_path, {}, start_copy=start_late) as run:
         place = run.place
         channel = DealerChannel(place.address, "rank-0", place.peer_keys, place.coordinator_key)
-        client = CoordinatorClient(channel, RUN_ID, 1, Patience(ask_again_s=0.05))
+        client = CoordinatorClient(channel, RUN_ID, 1, Patience(retry_s=0.05))
         told: list[str] = []
 
         def tell(what: str) -> None:

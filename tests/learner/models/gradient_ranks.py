@@ -19,9 +19,9 @@ from torch import Tensor
 
 from learner.data.packing import plan_step
 from learner.models.critic import CriticEngine
+from learner.models.gradient import StepResult, Sums
 from learner.models.micro_batch import MicroBatch, make_micro_batch
 from learner.models.policy import PolicyEngine
-from learner.models.step_result import StepResult, Sums
 from learner.models.training.deepspeed_config import import_deepspeed
 from learner.models.weights.lora import LoraForm
 from tests.learner.models.forked_world import run_world

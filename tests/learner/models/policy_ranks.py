@@ -23,14 +23,14 @@ from torch import Tensor
 
 from learner.data.packing import plan_step
 from learner.data.sft_rows import SftRow
+from learner.models.gradient import StepResult, Sums
 from learner.models.micro_batch import LearnerSample, MicroBatch, make_micro_batch
 from learner.models.parked import ParkedModels
 from learner.models.policy import PolicyEngine
 from learner.models.read_back import find_mismatch
-from learner.models.step_result import StepResult, Sums
-from learner.models.training import whole_on_first
+from learner.models.training import shards
 from learner.models.training.deepspeed_config import import_deepspeed
-from learner.models.training.finite import NonFiniteWeightsError
+from learner.models.training.optimizer import NonFiniteWeightsError
 from learner.objectives.supervised import run_sft
 from protocol.errors import OperatorError
 from tests.learner.models.forked_world import run_world
@@ -120,9 +120,9 @@ class Rank:
         if self.stage == 3:  # which keeps parameters of this size whole between steps
             parameters[0].partition(parameters)
         digests.add(self.policy.pushed_digest())
-        with patch.object(whole_on_first, "_ALONE_BYTES", 1):
+        with patch.object(shards, "_ALONE_BYTES", 1):
             digests.add(self.policy.pushed_digest())
-        with patch.object(whole_on_first, "_can_be_sent", lambda parameter: False):
+        with patch.object(shards, "_can_be_sent", lambda parameter: False):
             digests.add(self.policy.pushed_digest())
         if self.stage == 3:
             parameters[0].all_gather(parameters)

@@ -8,9 +8,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from learner.models.gradient import Sums
 from learner.models.micro_batch import LearnerSample, MicroBatch
 from learner.models.settings import PolicySettings
-from learner.models.step_result import Sums
 
 LENGTHS = (5, 31, 12, 12, 24, 40, 9)
 VOCAB = 272

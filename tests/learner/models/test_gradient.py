@@ -8,10 +8,9 @@ import pytest
 import torch
 from torch import Tensor
 
-from learner.models.gradient import add_gradient, score_tokens
+from learner.models.gradient import Sums, add_gradient, score_tokens
 from learner.models.micro_batch import LearnerSample, MicroBatch, make_micro_batch
 from learner.models.scoring.logprobs import token_logprobs
-from learner.models.step_result import Sums
 
 V = 5
 

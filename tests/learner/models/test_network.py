@@ -5,7 +5,7 @@ import socket
 import psutil
 import pytest
 
-from learner.models.network import name_interface, network_settings
+from learner.models.world import name_interface, network_settings
 
 
 def interface() -> tuple[str, str]:

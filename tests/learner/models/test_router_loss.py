@@ -10,10 +10,9 @@ import torch
 import transformers
 from torch import Tensor
 
-from learner.models.gradient import ROUTER_AUX_LOSS, add_gradient
+from learner.models.gradient import ROUTER_AUX_LOSS, Sums, add_gradient
 from learner.models.micro_batch import LearnerSample, MicroBatch, make_micro_batch
 from learner.models.model_loading import load_model
-from learner.models.step_result import Sums
 from learner.models.varlen_attention import Segments
 from protocol.errors import OperatorError
 from tests.benchmarks.packing_table import _BASE, ARCHITECTURES, VOCAB, OneProcess, settings_of

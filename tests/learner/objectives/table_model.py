@@ -6,8 +6,8 @@ import torch
 from torch import Tensor
 
 from learner.models.critic import ValueLoss
+from learner.models.gradient import LossFunction, StepResult, Sums
 from learner.models.micro_batch import MicroBatch
-from learner.models.step_result import LossFunction, StepResult, Sums
 
 
 def logprobs_of(logits: Tensor, micro_batch: MicroBatch) -> Tensor:

@@ -10,10 +10,10 @@ import pytest
 import torch
 from torch import Tensor
 
+from learner.models.gradient import StepResult, Sums
 from learner.models.micro_batch import LearnerSample, MicroBatch, make_micro_batch
 from learner.models.policy import PolicyEngine
 from learner.models.roles import Roles
-from learner.models.step_result import StepResult, Sums
 from learner.objectives.losses import make_loss
 from learner.objectives.policy_gradient import PolicyGradient
 from learner.objectives.step_metrics import step_metrics

@@ -9,9 +9,9 @@ import torch
 from torch import Tensor
 
 from learner.models.critic import ValueLoss
+from learner.models.gradient import LossFunction, StepResult, Sums
 from learner.models.micro_batch import MicroBatch
 from learner.models.roles import Roles
-from learner.models.step_result import LossFunction, StepResult, Sums
 from learner.objectives.policy_gradient import PolicyGradient, StepOutcome
 from protocol.settings.settings import Settings
 from tests.learner.objectives.slow_policy_gradient import batch_of, trajectories

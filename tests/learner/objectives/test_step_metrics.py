@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 import torch
 
+from learner.models.gradient import StepResult
 from learner.models.micro_batch import LearnerSample, MicroBatch, make_micro_batch
-from learner.models.step_result import StepResult
 from learner.objectives.step_metrics import step_metrics, token_sums
 
 

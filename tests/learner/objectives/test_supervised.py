@@ -10,9 +10,9 @@ import torch
 import torch.distributed as dist
 
 from learner.data.sft_rows import SftRow
+from learner.models.gradient import StepResult
 from learner.models.micro_batch import MicroBatch, make_micro_batch
 from learner.models.policy import PolicyEngine
-from learner.models.step_result import StepResult
 from learner.objectives.supervised import run_sft, weighted_nll
 from protocol.errors import OperatorError
 

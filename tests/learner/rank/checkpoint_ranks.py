@@ -17,7 +17,7 @@ from safetensors.torch import load_file, save_file
 
 from learner.checkpoint.folder import newest_valid, seal
 from learner.checkpoint.manifest import MANIFEST
-from learner.checkpoint.sealed_files import Tell
+from learner.checkpoint.sealed_files import Report
 from learner.models.critic import CriticEngine
 from learner.models.micro_batch import make_micro_batch
 from learner.models.policy import PolicyEngine
@@ -46,12 +46,12 @@ class _Disk(SoloWork):
         self.before_seal: Fault | None = None
         self.after_seal: Fault | None = None
 
-    def save_ledger(self, path: Path, step: int, tell: Tell) -> None:
+    def save_ledger(self, path: Path, step: int, report: Report) -> None:
         path.write_bytes(b"ledger")
         if self.before_seal is not None:
             self.before_seal(path.parent)
 
-    def do(self, what: str, work: Callable[[Tell], object]) -> None:
+    def do(self, what: str, work: Callable[[Report], object]) -> None:
         super().do(what, work)
         if what.startswith("seal") and self.after_seal is not None:
             if dist.get_rank() == 0:

@@ -18,12 +18,12 @@ from torch import Tensor
 from learner.coordinator.groups.group import Group
 from learner.coordinator.steps.step_batch import build_step
 from learner.data.prompts import Prompt
-from learner.models.base_reference import BaseReference
 from learner.models.micro_batch import make_micro_batch
+from learner.models.reference import BaseReference
 from learner.models.training.deepspeed_config import import_deepspeed
 from learner.models.world import reduce_tensor
 from learner.objectives.policy_gradient import PolicyGradient
-from learner.rank.load_roles import load_roles
+from learner.rank.start import load_roles
 from protocol.settings.settings import Settings
 from protocol.wire.trajectory import Trajectory, VersionSpan
 from tests.learner.models.forked_world import run_world

@@ -36,7 +36,7 @@ def _probe(dtype: str = "float32", **weights: Any) -> tuple[Policy, Probe]:
 
 
 def _fault(probe: Probe, value: float) -> str | None:
-    return probe.fault_of("s1", [value] * NUM)
+    return probe.find_fault("s1", [value] * NUM)
 
 
 def test_probe_leaves_room_for_a_token_and_is_the_same_on_every_rank() -> None:
@@ -58,7 +58,7 @@ def test_probe_leaves_room_for_a_token_and_is_the_same_on_every_rank() -> None:
 def test_logprobs_off_by_more_than_the_tolerance_are_a_fault(logprobs: list[float], fault: str | None) -> None:
     _, probe = _probe()
     probe.expect()
-    found = probe.fault_of("s1", logprobs)
+    found = probe.find_fault("s1", logprobs)
     if fault is None:
         assert found is None
     else:
@@ -139,7 +139,7 @@ def test_rounding_that_is_new_with_every_push_is_no_fault() -> None:
     policy.rounding = lambda: torch.from_numpy(rounding.normal(0.0, 0.02, NUM))
     for _ in range(1000):
         probe.expect()
-        assert probe.fault_of("s1", (-4.0 + rounding.normal(0.0, 0.01, NUM)).tolist()) is None
+        assert probe.find_fault("s1", (-4.0 + rounding.normal(0.0, 0.01, NUM)).tolist()) is None
 
 
 def test_lone_token_that_the_server_sends_to_another_expert_is_no_fault() -> None:
@@ -152,12 +152,12 @@ def test_lone_token_that_the_server_sends_to_another_expert_is_no_fault() -> Non
     now = np.full(135, -8.0)
     policy.logprobs = lambda batch, temperature: torch.from_numpy(now.copy())  # type: ignore[method-assign]
     probe.expect()
-    assert probe.fault_of("s1", (now + draw.normal(0.0, 3e-4, 135)).tolist()) is None
+    assert probe.find_fault("s1", (now + draw.normal(0.0, 3e-4, 135)).tolist()) is None
     before = now.copy()
     now += draw.normal(0.0, 5e-3, 135)
     now[70] += 0.15  # through another expert than before
     probe.expect()
     computed = now + draw.normal(0.0, 3e-4, 135)
     computed[70] -= 0.15  # the server does so one push later
-    assert probe.fault_of("s1", computed.tolist()) is None
-    assert "as if 100% of what the push changed were missing" in str(probe.fault_of("s1", before.tolist()))
+    assert probe.find_fault("s1", computed.tolist()) is None
+    assert "as if 100% of what the push changed were missing" in str(probe.find_fault("s1", before.tolist()))

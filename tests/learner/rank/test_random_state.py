@@ -5,7 +5,7 @@ from pathlib import Path
 
 import torch
 
-from learner.rank.random_state import load_random_state, save_random_state
+from learner.rank.checkpoint import load_random_state, save_random_state
 
 
 def draw() -> tuple[float, float, list[float]]:

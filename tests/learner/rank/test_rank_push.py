@@ -8,9 +8,9 @@ import torch
 
 from learner.models.parked import ParkedModels
 from learner.models.policy import PolicyEngine
-from learner.models.training.finite import NonFiniteWeightsError
+from learner.models.training.optimizer import NonFiniteWeightsError
+from learner.rank.device_switch import SharedDevice
 from learner.rank.push import RankPusher
-from learner.rank.turns import SharedDevice
 from protocol.errors import NeighbourError
 from protocol.settings.settings import Settings
 from protocol.weights.controls import Attempt
@@ -177,7 +177,7 @@ def test_servers_on_a_shared_device_are_woken_between_a_push_and_the_look_at_wha
     pusher: RankPusher, servers: list[Liar]
 ) -> None:
     models = ParkedModels([], torch.device("cpu"))
-    pusher.turns = SharedDevice(models, pusher.have_servers, lambda: None)
+    pusher.device = SharedDevice(models, pusher.have_servers, lambda: None)
     pusher.push(1)
     pusher.push(2)
 
@@ -186,7 +186,7 @@ def test_servers_on_a_shared_device_are_woken_between_a_push_and_the_look_at_wha
 
 
 def test_a_server_that_does_not_wake_costs_only_itself(pusher: RankPusher, servers: list[Liar]) -> None:
-    pusher.turns = SharedDevice(ParkedModels([], torch.device("cpu")), pusher.have_servers, lambda: None)
+    pusher.device = SharedDevice(ParkedModels([], torch.device("cpu")), pusher.have_servers, lambda: None)
     servers[1].fault = ("wake", "raise")
     report = pusher.push(1)
     servers[1].fault = None
@@ -198,7 +198,7 @@ def test_a_server_that_does_not_wake_costs_only_itself(pusher: RankPusher, serve
 
 
 def test_servers_that_do_not_wake_push_after_push_do_not_end_the_run(pusher: RankPusher, servers: list[Liar]) -> None:
-    pusher.turns = SharedDevice(ParkedModels([], torch.device("cpu")), pusher.have_servers, lambda: None)
+    pusher.device = SharedDevice(ParkedModels([], torch.device("cpu")), pusher.have_servers, lambda: None)
     pusher.push(1)
     for server in servers:
         server.wakes = False

@@ -7,9 +7,8 @@ from typing import Any, cast
 import pytest
 
 from learner.checkpoint.manifest import Checkpoint
-from learner.models.base_reference import BaseReference
-from learner.models.reference import ReferenceModel
-from learner.rank.load_roles import _reference
+from learner.models.reference import BaseReference, ReferenceModel
+from learner.rank.start import _reference
 from protocol.settings.settings import Settings
 from tests.fakes.tiny_models import make_tiny_model
 

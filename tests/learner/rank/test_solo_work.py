@@ -8,7 +8,7 @@ from datetime import timedelta
 import pytest
 import torch.distributed as dist
 
-from learner.checkpoint.sealed_files import Tell
+from learner.checkpoint.sealed_files import Report
 from learner.rank.solo_work import SoloWork
 from protocol.errors import NeighbourError
 
@@ -38,9 +38,9 @@ def test_others_wait_longer_than_the_limit_while_rank_0_makes_progress() -> None
     limit_s = 2.0
     store = dist.TCPStore("127.0.0.1", 0, None, True, timedelta(seconds=60), False)  # type: ignore[attr-defined]
 
-    def slow(tell: Tell) -> None:
+    def slow(report: Report) -> None:
         for number in range(26):
-            tell(f"part {number}")
+            report(f"part {number}")
             time.sleep(0.1)
 
     with ThreadPoolExecutor(1) as pool:
@@ -56,8 +56,8 @@ def test_others_wait_longer_than_the_limit_while_rank_0_makes_progress() -> None
 def test_rank_0_that_tells_nothing_new_is_named_with_its_last_words() -> None:
     store, stop = DictStore(), threading.Event()
 
-    def stuck(tell: Tell) -> None:
-        tell("hashing: 256 MiB")
+    def stuck(report: Report) -> None:
+        report("hashing: 256 MiB")
         stop.wait(60.0)
 
     with ThreadPoolExecutor(1) as pool:
@@ -100,7 +100,7 @@ def test_the_second_work_is_not_taken_for_done_by_the_first() -> None:
 def test_what_the_work_raises_is_raised_on_rank_0_alone() -> None:
     store = DictStore()
 
-    def fail(tell: Tell) -> None:
+    def fail(report: Report) -> None:
         raise OSError("full")
 
     with pytest.raises(OSError, match="full"):

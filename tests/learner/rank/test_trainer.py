@@ -6,10 +6,10 @@ from typing import Any, cast
 import pytest
 
 from learner.objectives.policy_gradient import StepOutcome
-from learner.rank.place import RankPlace
+from learner.rank.device_switch import OwnDevice
+from learner.rank.process import RankPlace
 from learner.rank.rank import Trainer
 from learner.rank.start import Models, World
-from learner.rank.turns import OwnDevice
 from learner.weights.push import PushReport
 from protocol.settings.learner import LearnerSettings
 from protocol.settings.run import RunSettings
@@ -30,7 +30,7 @@ class Peers:
     bad_steps: tuple[int, ...] = ()
     done: list[Any] = field(default_factory=list)
     num_steps: int = 0
-    turns: Any = field(default_factory=OwnDevice)
+    device: Any = field(default_factory=OwnDevice)
     trained_on: list[int] = field(default_factory=list)
     told: list[str] = field(default_factory=list)
 
@@ -162,8 +162,8 @@ def test_what_came_from_a_checkpoint_is_not_saved_again(step: int, are_saved: bo
     assert peers.done == [("push", step), *saved]
 
 
-class NotedTurns:
-    """Whose turn it is, noted among what peers do, where it changes."""
+class NotedSwitch:
+    """A switch that notes each change among the peers' acts."""
 
     def __init__(self, done: list[Any]) -> None:
         self._done = done
@@ -184,8 +184,8 @@ class NotedTurns:
 
 def test_a_rank_that_shares_its_device_waits_in_the_servers_turn_and_steps_pushes_and_saves_in_its_own() -> None:
     peers = Peers([[], []], bad_steps=(1,))
-    peers.turns = NotedTurns(peers.done)
-    peers.turns.generate()  # as after the first push, which is the pusher's affair
+    peers.device = NotedSwitch(peers.done)
+    peers.device.generate()  # as after the first push, which is the pusher's affair
     _trainer(peers).train()
 
     assert [act for act in peers.done if act[0] != "leave out"] == [

@@ -24,7 +24,7 @@ import torch
 from learner.audit import main as audit
 from learner.coordinator.process import CoordinatorProcess
 from learner.models.world import free_address
-from learner.rank.place import RankPlace, RunPlace
+from learner.rank.process import RankPlace, RunPlace
 from learner.rank.rank import train
 from learner.rank.start import World, join, load
 from learner.run.start import RunStart, prepare_folder

@@ -12,8 +12,7 @@ from torch import Tensor
 from learner.models import varlen_attention
 from learner.models.gradient import score_tokens
 from learner.models.micro_batch import LearnerSample, MicroBatch, make_micro_batch
-from learner.models.scoring.choose_way import choose_way
-from learner.models.scoring.scored_model import Scoring, make_scored, scored_model
+from learner.models.scoring.scored_model import Scoring, choose_way, make_scored, scored_model
 from protocol.errors import OperatorError
 from tests.benchmarks.packing_table import _BASE, ARCHITECTURES, VOCAB, OneProcess
 

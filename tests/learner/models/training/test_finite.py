@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from learner.models.training.finite import first_non_finite
+from learner.models.training.optimizer import first_non_finite
 
 
 @pytest.mark.parametrize("bad", [float("nan"), float("inf"), float("-inf")])

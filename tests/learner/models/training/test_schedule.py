@@ -2,7 +2,7 @@
 
 import pytest
 
-from learner.models.training.schedule import learning_rate_factor
+from learner.models.training.optimizer import learning_rate_factor
 
 
 def course(schedule: str, steps: int = 6, **changes: float) -> list[float]:

@@ -1,7 +1,7 @@
-"""Whose turn it is on a device that a learner rank shares with a rollout server.
+"""Alternation of a learner rank and a rollout server on a device that both use.
 
-Learning: the servers sleep and the models are on the device. Generating: the models are in the host's memory and the
-servers are awake. Every rank changes turns at the same places of the step, and waits for the others there.
+While the rank learns, the servers sleep and the models are on the device. While the servers generate, the models are in
+host memory. All ranks switch at the same places of the step, and wait for each other there.
 """
 
 import time
@@ -13,36 +13,35 @@ from learner.weights.push import DeviceTurn
 from protocol.failpoints import failpoint
 
 
-class DeviceTurns(Protocol):
-    """Collective: every rank calls the same. Each blocks until the device is as it says."""
+class DeviceSwitch(Protocol):
+    """Collective: every rank calls the same method. Each blocks until the switch is done."""
 
     def learn(self) -> float:
-        """Have the models on the device; the servers have given it up. Returns the seconds that the change took."""
+        """Put the models on the device, after the servers released it. Returns the seconds of the switch."""
         ...
 
     def generate(self) -> None:
-        """Have the servers on the device; the models have given it up."""
+        """Let the servers use the device, after the models left it."""
         ...
 
 
 class OwnDevice:
-    """A rank that shares its device with nobody."""
+    """A device that no server uses."""
 
     def learn(self) -> float:
-        """The models are there."""
         return 0.0
 
     def generate(self) -> None:
-        """The servers never went."""
+        """Do nothing: the servers are on other devices."""
 
 
 class SharedDevice:
-    """It is the learner's turn at first: the run's command has had the servers sleep before the models were loaded."""
+    """A device that the rank and a server use alternately. The rank learns first: the servers sleep when it starts."""
 
     def __init__(
         self, models: ParkedModels, have_servers: Callable[[DeviceTurn], object], meet: Callable[[], object]
     ) -> None:
-        """have_servers: has all servers sleep or wake, on rank 0. meet: returns once every rank has called it."""
+        """have_servers: makes all servers sleep or wake, on rank 0. meet: returns once every rank has called it."""
         self._models = models
         self._have_servers = have_servers
         self._meet = meet

@@ -1,8 +1,8 @@
-"""Whose turn it is on a shared device: the order in which models and servers come and go."""
+"""The order in which models and servers leave and enter a shared device."""
 
 from typing import Any, cast
 
-from learner.rank.turns import SharedDevice
+from learner.rank.device_switch import SharedDevice
 
 
 class Parked:
@@ -20,7 +20,7 @@ def _device(done: list[str]) -> SharedDevice:
     return SharedDevice(cast(Any, Parked(done)), done.append, lambda: done.append("meet"))
 
 
-def test_a_run_begins_with_the_learners_turn() -> None:
+def test_a_rank_learns_first() -> None:
     done: list[str] = []
     _device(done).learn()
     assert done == []
@@ -37,7 +37,7 @@ def test_servers_wake_once_every_rank_has_left_and_ranks_come_once_the_servers_s
     assert done == ["sleep", "meet", "restore"]
 
 
-def test_a_turn_that_is_had_already_changes_nothing() -> None:
+def test_a_second_switch_to_the_same_side_changes_nothing() -> None:
     done: list[str] = []
     device = _device(done)
     device.generate()
