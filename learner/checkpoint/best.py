@@ -34,8 +34,8 @@ def best_of(settings: EvalSettings) -> BestBy | None:
 def keep_best(root: Path, run: Path, by: BestBy) -> set[int]:
     """Point `best` at the best evaluated checkpoint of the folder `root`; returns the steps to keep.
 
-    run: the folder of metrics.jsonl. Besides the best these are the evaluated steps whose score is not known yet.
-    Of equal scores the earliest is the best. Scores of earlier reward endpoints do not count. Raises: OSError.
+    These are the best one and the evaluated steps without a score. run: the folder of metrics.jsonl. The earliest of
+    equal scores is the best. Scores of earlier reward endpoints do not count. Raises: OSError.
     """
     numbers = [path.name.removeprefix(_STEP) for path in root.glob(f"{_STEP}*")]
     best, unscored = find_best_and_unscored({int(number) for number in numbers if number.isdecimal()}, run, by)

@@ -52,7 +52,7 @@ def first_difference(folder: Path, listed: Listed, unlisted: Container[str], rep
         hashes = _hash_all(present.values(), _ByteCounter("reading back", report))
         for (name, file), found in zip(present.items(), hashes, strict=True):
             if found != (expected := listed[name]["sha256"]):
-                return f"{file} is not what the manifest says: its SHA-256 is {found}, expected {expected}"
+                return f"{file} differs from the manifest: its SHA-256 is {found}, expected {expected}"
     except OSError as error:
         return f"{error.filename} cannot be read: {error.strerror}"
     return None
@@ -92,7 +92,7 @@ def _wrong_kind_or_size(file: Path, listed: Mapping[str, object]) -> str | None:
     if not stat.S_ISREG(status.st_mode):
         return f"{file} is a device, socket or pipe"
     if status.st_size != listed["bytes"]:
-        return f"{file} is not what the manifest says: it has {status.st_size} bytes, expected {listed['bytes']}"
+        return f"{file} differs from the manifest: it has {status.st_size} bytes, expected {listed['bytes']}"
     return None
 
 

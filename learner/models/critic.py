@@ -1,4 +1,4 @@
-"""The critic: a language model's body with one number at each token, trained to say what its trajectory is worth.
+"""The critic: a language model's body with one value for each token.
 
 Shapes: T tokens and K model tokens of a micro-batch, H hidden size.
 """
@@ -22,7 +22,7 @@ from protocol.errors import OperatorError
 # (values [K], micro-batch) -> (sum of token losses, sums), all on one device.
 ValueLoss = Callable[[Tensor, MicroBatch], tuple[Tensor, Sums]]
 
-# What a folder of a reward model calls its head: as transformers' classes for sequences and tokens do.
+# Name of the head in a reward model's folder, as in transformers' classes for sequence classification.
 _HEAD = "score.weight"
 
 
@@ -36,7 +36,7 @@ class ValueModel(torch.nn.Module):
         setattr(self, self._body_name, body)
         hidden_size = int(body.get_input_embeddings().embedding_dim)
         self.score = torch.nn.Linear(hidden_size, 1, bias=False, dtype=body.dtype)
-        # A fresh head says 0 everywhere: what it says is then learned, not drawn.
+        # A fresh head returns 0 for every token, and nothing random.
         torch.nn.init.zeros_(self.score.weight)
 
     def forward(self, micro_batch: MicroBatch) -> Tensor:
@@ -52,16 +52,16 @@ class ValueModel(torch.nn.Module):
 
 
 class CriticEngine(TrainedModel):
-    """torch.distributed has been initialised by `learner.models.world.join_world`."""
+    """The trained critic. Call `learner.models.world.join_world` first."""
 
     def __init__(self, settings: PolicySettings) -> None:
         super().__init__(load_value_model, settings, "critic")
         self.vocab_size = int(self._model.config.vocab_size)
 
     def step(self, micro_batches: Sequence[MicroBatch], loss: ValueLoss, global_weight: float) -> StepResult:
-        """Return what one optimizer update did: its gradient is that of sum(losses over all ranks) / global_weight.
+        """Return the outcome of one optimizer step with the gradient of sum(losses over all ranks) / global_weight.
 
-        Every rank brings the same number of micro-batches.
+        Every rank passes the same number of micro-batches.
         """
 
         def loss_of(micro_batch: MicroBatch) -> tuple[Tensor, Sums]:
@@ -78,9 +78,9 @@ class CriticEngine(TrainedModel):
 
 
 def load_value_model(settings: PolicySettings) -> ValueModel:
-    """Return the body of settings.model_dir with its head, where it has one of one number, or a fresh one.
+    """Return the body of settings.model_dir with its head of one value, or with a fresh head.
 
-    Raises: OperatorError for a head of several numbers.
+    Raises: OperatorError for a head of several values.
     """
     from transformers import AutoModel
 
@@ -102,7 +102,7 @@ def load_value_model(settings: PolicySettings) -> ValueModel:
 def _find_head(folder: Path) -> Tensor | None:
     for path in sorted(folder.glob("*.safetensors")):
         with safe_open(path, framework="pt") as file:
-            if _HEAD in file.keys():  # noqa: SIM118  (it is no mapping)
+            if _HEAD in file.keys():  # noqa: SIM118  (not a mapping)
                 head: Tensor = file.get_tensor(_HEAD)
                 return head
     return None

@@ -21,7 +21,7 @@ class LearnerSample:
     loss_mask: NDArray[np.bool_]  # [T], true where the model wrote the token
     behaviour_logprobs: NDArray[np.float32]  # [T], natural logs of the sampling engine; 0 where the mask is false
     advantage: float = 0.0  # of every token
-    weights: NDArray[np.float32] | None = None  # [T], what each written token counts; None: all the same
+    weights: NDArray[np.float32] | None = None  # [T], weight of each written token; None: all equal
     number: int = -1  # of the trajectory in its step; -1: of no step
 
 
@@ -32,19 +32,19 @@ class MicroBatch:
     tokens: Tensor  # [1, T] int64
     position_ids: Tensor  # [1, T] int64, from 0 in each segment
     lengths: tuple[int, ...]  # [S] tokens of each segment, decreasing
-    counts: tuple[int, ...]  # [S] how many of them the model wrote; the sum is K
-    predict_at: Tensor  # [K] int64, the positions whose next token the model wrote
+    counts: tuple[int, ...]  # [S] number of model tokens of each; the sum is K
+    predict_at: Tensor  # [K] int64, positions before the model tokens
     targets: Tensor  # [K] int64, that next token
     behaviour_logprobs: Tensor  # [K] float32, of that next token, as is all below
     advantages: Tensor  # [K] float32
     weights: Tensor  # [K] float32
     numbers: tuple[int, ...] = ()  # [S] of each trajectory in its step; -1: of no step
     staleness: tuple[int, ...] = ()  # [S] policy versions from its oldest token to the learner before the step
-    # What was computed before the step's first update; None: not needed
+    # Results from before the step's first update; None: not needed
     old_logprobs: Tensor | None = None  # [K] float32, the learner's
     reference_logprobs: Tensor | None = None  # [K] float32, the reference model's
     values: Tensor | None = None  # [K] float32, the critic's, of the state before the token
-    returns: Tensor | None = None  # [K] float32, what the critic is to say
+    returns: Tensor | None = None  # [K] float32, targets of the critic
 
     @property
     def num_model_tokens(self) -> int:

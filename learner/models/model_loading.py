@@ -18,7 +18,7 @@ from learner.models.weights.lora import add_adapters
 from learner.models.world import own_device
 from protocol.errors import OperatorError
 
-# What a model's configuration calls the chance of dropping something, and the noise on a router's choice.
+# Words in a configuration's names of dropout and of a router's noise.
 _RANDOM = ("drop", "jitter")
 
 
@@ -50,7 +50,7 @@ def build_model(auto_class: Any, settings: PolicySettings) -> Any:
     config = AutoConfig.from_pretrained(settings.model_dir, trust_remote_code=settings.trust_remote_code)
     turn_off_dropout(config)
     if settings.router_aux_loss:
-        _ask_for_router_loss(config, settings)
+        _enable_router_loss(config, settings)
     form: dict[str, Any] = {
         "dtype": getattr(torch, settings.dtype),
         "attn_implementation": varlen_attention.NAME,
@@ -110,10 +110,10 @@ def _take_form_of_first(model: Any) -> None:
 
 
 def turn_off_dropout(config: Any) -> None:
-    """Set every dropout and jitter of a model's configuration to 0, those of its parts too.
+    """Set every dropout and jitter in a model's configuration to 0, also in its parts.
 
-    A fresh trajectory's ratio would differ from 1 otherwise. Models read theirs when they are built, and some call
-    functions with it, where no module shows it.
+    Otherwise a fresh trajectory's ratio would differ from 1. Some models call dropout as a function, so changing their
+    modules is not enough.
     """
     for name, value in list(vars(config).items()):
         if isinstance(value, float) and value and any(word in name for word in _RANDOM):
@@ -122,11 +122,11 @@ def turn_off_dropout(config: Any) -> None:
             turn_off_dropout(value)
 
 
-def _ask_for_router_loss(config: Any, settings: PolicySettings) -> None:
-    """Have the model give the loss that balances its experts with every output. Raises: OperatorError without one."""
+def _enable_router_loss(config: Any, settings: PolicySettings) -> None:
+    """Make the model return the loss that balances its experts. Raises: OperatorError for a model without one."""
     if not hasattr(config, "output_router_logits"):
         raise OperatorError(
-            f"learner.router_aux_loss = {settings.router_aux_loss} is for mixtures of experts whose code has such a "
-            f"loss, and a {config.model_type} has none. Set learner.router_aux_loss to 0."
+            f"learner.router_aux_loss = {settings.router_aux_loss} needs a mixture of experts with such a loss, "
+            f"and {config.model_type} has none. Set learner.router_aux_loss to 0."
         )
     config.output_router_logits = True

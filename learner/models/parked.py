@@ -1,7 +1,7 @@
-"""What models keep on a device, moved to the host's memory and back while another process uses the device.
+"""Moving models from a device to host memory and back, while another process uses the device.
 
-Memory is moved under the tensors: a tensor, its views and whoever holds them stay the same objects, so it does not
-matter how DeepSpeed has laid out weights, master weights, moments and gradients, nor in which ZeRO stage.
+The memory under the tensors moves. Tensors and views stay the same objects, so every ZeRO stage and
+every layout of weights, master weights, moments and gradients works.
 """
 
 from __future__ import annotations
@@ -12,17 +12,17 @@ from typing import Any
 import torch
 from torch import Tensor, UntypedStorage
 
-# Objects of other modules are not looked into: they hold no model, and some of them the whole process.
-_LOOKED_INTO = ("learner.", "deepspeed.", "torch.nn.", "torch.optim.", "transformers.")
+# Modules whose objects are searched. Others hold no model, and some of them hold the whole process.
+_SEARCHED = ("learner.", "deepspeed.", "torch.nn.", "torch.optim.", "transformers.")
 
 
 class ParkedModels:
-    """The models that can be reached from `roots`. Between `park` and `restore` nobody may read a tensor of theirs."""
+    """The models that can be reached from `roots`. Do not read their tensors between `park` and `restore`."""
 
     def __init__(self, roots: Iterable[object], device: torch.device) -> None:
         self._roots = list(roots)
         self._device = device
-        self._parked: list[tuple[UntypedStorage, Tensor]] = []  # and its bytes on the host
+        self._parked: list[tuple[UntypedStorage, Tensor]] = []  # with its bytes on the host
 
     @property
     def num_bytes(self) -> int:
@@ -30,7 +30,7 @@ class ParkedModels:
         return sum(held.numel() for _, held in self._parked)
 
     def park(self) -> None:
-        """Move everything to the host and give the device's memory back; nothing when it is there already."""
+        """Move everything to the host and free the device's memory; does nothing the second time."""
         if self._parked:
             return
         self._synchronize()
@@ -44,7 +44,7 @@ class ParkedModels:
             torch.cuda.empty_cache()
 
     def restore(self) -> None:
-        """Move everything back to where it was."""
+        """Move everything back."""
         while self._parked:
             storage, held = self._parked[-1]
             storage.resize_(held.numel())
@@ -58,21 +58,21 @@ class ParkedModels:
 
 
 def _storages(roots: Iterable[object], device: torch.device) -> Iterator[UntypedStorage]:
-    """Yield each memory on the device that a tensor within `roots` lies in, once."""
+    """Yield the storage of each tensor within `roots` that is on the device, once."""
     seen: set[int] = set()
     for tensor in _tensors(roots):
         if tensor.device.type != device.type or tensor.layout != torch.strided:
             continue
         storage = tensor.untyped_storage()
-        # Memory that torch did not allocate, such as a file's, cannot be given back.
+        # Memory that torch did not allocate, such as a mapped file, cannot be freed.
         if storage.nbytes() and storage.resizable() and storage._cdata not in seen:
             seen.add(storage._cdata)
             yield storage
 
 
 def _tensors(roots: Iterable[object]) -> Iterator[Tensor]:
-    """Yield the tensors that can be reached from `roots`, with their gradients and what DeepSpeed hangs on them."""
-    seen: dict[int, object] = {}  # kept alive: what is made on the way, as gradients are, would lend its id to another
+    """Yield the tensors that can be reached from `roots`, with their gradients and attributes of DeepSpeed."""
+    seen: dict[int, object] = {}  # kept alive, since the id of a freed temporary would be used again
     waiting: list[Any] = list(roots)
     while waiting:
         found = waiting.pop()
@@ -89,7 +89,7 @@ def _tensors(roots: Iterable[object]) -> Iterator[Tensor]:
             waiting.extend(found.values())
         elif isinstance(found, list | tuple | set | frozenset):
             waiting.extend(found)
-        elif type(found).__module__.startswith(_LOOKED_INTO) and hasattr(found, "__dict__"):
+        elif type(found).__module__.startswith(_SEARCHED) and hasattr(found, "__dict__"):
             waiting.extend(vars(found).values())
 
 

@@ -25,12 +25,12 @@ from learner.models.weights.named_weights import Weight, weights_of
 from learner.models.weights.pushed import PushedWeights
 from protocol.weights.digest import digest_of_all, digest_of_tensor
 
-# How much of the model is whole at a time while it is digested.
+# Size of the model's part that is whole at a time while the digest is computed.
 _DIGESTED_BYTES = 64 << 20
 
 
 class PolicyEngine(TrainedModel):
-    """torch.distributed has been initialised by `learner.models.world.join_world`."""
+    """The trained policy. Call `learner.models.world.join_world` first."""
 
     def __init__(self, settings: PolicySettings) -> None:
         super().__init__(load_model, settings, "policy")
@@ -45,12 +45,11 @@ class PolicyEngine(TrainedModel):
         *,
         with_entropy: bool = True,
     ) -> StepResult:
-        """Return what one optimizer step did: its gradient is that of sum(losses over all ranks) / global_weight.
+        """Return the outcome of one optimizer step with the gradient of sum(losses over all ranks) / global_weight.
 
-        loss_function: (logprobs [K], entropies [K], micro-batch) -> (sum of token losses, sums for metrics). Every rank
-        brings the same number of micro-batches. with_entropy: False saves the loss that needs none, and gives it zeros.
+        Every rank passes the same number of micro-batches. with_entropy: False: the loss gets zeros for entropies.
         """
-        # DeepSpeed averages over the ranks; what is wanted is the sum.
+        # DeepSpeed averages over the ranks; world_size makes it a sum.
         sums = add_gradient(
             self._engine,
             micro_batches,
@@ -86,19 +85,19 @@ class PolicyEngine(TrainedModel):
         return weights_of(self._model)
 
     def pushed_weights(self, bucket_bytes: int) -> PushedWeights:
-        """Return what a push of this policy is made of, in buckets of so many bytes."""
+        """Return the plan of this policy's pushes, in buckets of bucket_bytes."""
         dtype = self._settings.dtype
         return PushedWeights(self._model, self.whole_on_first, self.shape_of, dtype=dtype, bucket_bytes=bucket_bytes)
 
     def pushed_digest(self) -> str:
-        """Return on rank 0 the digest that servers would hold after a push of this policy. Collective."""
+        """Return on rank 0 the digest that servers hold after a push of this policy. Collective."""
         buckets = self.pushed_weights(_DIGESTED_BYTES).buckets(is_sender=dist.get_rank() == 0)
         pairs = (pair for bucket in buckets for pair in bucket)
         return digest_of_all({name: digest_of_tensor(name, tensor.contiguous()) for name, tensor in pairs})
 
     @property
     def digest_form(self) -> str:
-        """What a pushed digest depends on besides the weights: the type, and with adapters the device that merges."""
+        """The type of a pushed digest's weights; with adapters also the device, whose sums round differently."""
         if self._settings.lora is None:
             return self._settings.dtype
         on_gpu = self.device.type == "cuda"
@@ -106,16 +105,13 @@ class PolicyEngine(TrainedModel):
         return f"{self._settings.dtype}, merged on {device}"
 
     def without_adapters(self) -> AbstractContextManager[None]:
-        """Return a context in which the policy is its base model: the reference of a policy with LoRA adapters.
-
-        Raises: ValueError for a policy without any, which has no base beside it.
-        """
+        """Return a context in which the LoRA adapters are off. Raises: ValueError for a policy without adapters."""
         if not adapted_layers(self._model):
-            raise ValueError("this policy has no LoRA adapters: its base model is not there any more")
+            raise ValueError("this policy has no LoRA adapters: its base model is gone")
         return adapters_off(self._model)
 
     def _export_adapters(self, folder: Path, form: LoraForm) -> WrittenFiles:
-        """Write the adapters from rank 0 as peft loads them, onto the model folder that the policy came from."""
+        """Write the adapters from rank 0 as peft loads them onto the policy's first model folder."""
         named = [(name, parameter) for name, parameter in self._model.named_parameters() if ".lora_" in name]
         written: WrittenFiles = {}
         with self.gather([parameter for _, parameter in named]):

@@ -1,6 +1,6 @@
-"""The reference: a model that is never trained, which the policy is held near.
+"""The reference of the KL term: a model that is never trained, or the policy with its adapters off.
 
-Every rank holds all of it, in the policy's type. Its state in a checkpoint is a Hugging Face model folder.
+Every rank holds the whole model, in the policy's type. Its state in a checkpoint is a Hugging Face model folder.
 """
 
 from collections.abc import Iterator
@@ -25,12 +25,12 @@ from learner.models.world import own_device
 
 
 class ReferenceModel:
-    """`is_kept`: its weights are in no folder that the settings name, so that checkpoints hold them."""
+    """A model of its own. `is_kept`: checkpoints hold its weights, since no setting names a folder with them."""
 
     def __init__(self, settings: PolicySettings, *, is_offloaded: bool, is_kept: bool) -> None:
-        """is_offloaded: it is in host memory but for the time of `in_use`."""
+        """is_offloaded: it is in host memory outside `in_use`."""
         self.is_kept = is_kept
-        # Without adapters of its own: it becomes the policy with the policy's merged in.
+        # No adapters: `refresh` copies the policy's merged weights.
         self._settings = replace(settings, gradient_checkpointing=False, lora=None, router_aux_loss=0.0)
         self._is_offloaded = is_offloaded
         self.device = own_device()
@@ -40,7 +40,7 @@ class ReferenceModel:
 
     @contextmanager
     def in_use(self) -> Iterator[None]:
-        """Have it on this rank's device meanwhile."""
+        """Keep it on this rank's device within the block."""
         self._model.to(self.device)
         yield
         if self._is_offloaded:
@@ -53,11 +53,11 @@ class ReferenceModel:
 
     @torch.no_grad()
     def refresh(self, policy: PolicyEngine) -> None:
-        """Become the policy as it is now. Collective in ZeRO 3."""
+        """Copy the policy's weights. Collective in ZeRO 3."""
         own = self._model.state_dict()
         for weight in policy.merged_weights():
             with policy.gather(weight.parts):
-                own[weight.name].copy_(weight.merged())
+                own[weight.name].copy_(weight.merge())
 
     def save_state(self, folder: Path) -> WrittenFiles:
         """Write it as a model folder from rank 0; returns the files there. Raises: OSError when the disk refuses."""
@@ -65,7 +65,7 @@ class ReferenceModel:
 
     @torch.no_grad()
     def load_state(self, folder: Path) -> None:
-        """Read what `save_state` wrote."""
+        """Load the files of `save_state`. Collective."""
         found = _load_shared(replace(self._settings, model_dir=folder))
         self._model.load_state_dict(found.state_dict())
 
@@ -86,7 +86,7 @@ def _load_shared(settings: PolicySettings) -> Any:
 
 
 class BaseReference:
-    """Nothing of it is in checkpoints: the base is the model folder that the run began with."""
+    """The policy without its LoRA adapters. Checkpoints hold nothing of it: the base is the run's model folder."""
 
     def __init__(self, policy: PolicyEngine) -> None:
         self._policy = policy

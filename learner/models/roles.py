@@ -1,4 +1,4 @@
-"""The models of a run by what they are for, and what is remembered beside them; each has its place in a checkpoint."""
+"""The models of a run by role, the objective's memory, and their places in a checkpoint."""
 
 import json
 from collections.abc import Callable
@@ -25,16 +25,14 @@ _MEMORY = "memory.json"
 class Roles:
     """Every model that a rank holds."""
 
-    policy: PolicyEngine  # what is trained, pushed and exported
-    critic: CriticEngine | None = None  # says what trajectories are worth; None: nobody asks
-    # What the policy is held near: a model of its own, or the base under the policy's adapters; None: nobody asks
-    reference: ReferenceModel | BaseReference | None = None
-    # What the objective knows of earlier steps, by name; the same on every rank
-    memory: dict[str, float] = field(default_factory=dict)
+    policy: PolicyEngine  # model that is trained, pushed and exported
+    critic: CriticEngine | None = None  # model of the values; None: the algorithm has none
+    reference: ReferenceModel | BaseReference | None = None  # model of the KL term; None: there is no such term
+    memory: dict[str, float] = field(default_factory=dict)  # the objective's facts of earlier steps; same on every rank
 
     @property
     def kept_reference(self) -> ReferenceModel | None:
-        """The reference that checkpoints hold; None where there is none, or a folder or the policy's base is it."""
+        """The reference that checkpoints hold; None when another folder holds it, or there is none."""
         reference = self.reference
         return reference if isinstance(reference, ReferenceModel) and reference.is_kept else None
 
@@ -58,18 +56,18 @@ class Roles:
             (folder / _MEMORY).write_text(json.dumps(self.memory, sort_keys=True), encoding="utf-8")
         return written
 
-    def load_state(self, folder: Path, tell: Callable[[str], None] = lambda phase: None) -> None:
-        """Read what `save_state` wrote, or a policy's state that lies in `folder` itself, as it did before roles.
+    def load_state(self, folder: Path, report: Callable[[str], None] = lambda phase: None) -> None:
+        """Load the files of `save_state`; in old checkpoints the policy's state is in `folder` itself.
 
-        A critic that the checkpoint has no state of begins anew; tell: hears of it.
-        Raises: OperatorError when it is not of these models.
+        A critic without a state stays as it is. report: takes a line about that.
+        Raises: OperatorError when the state is of other models.
         """
         of_policy = folder / "policy"
         self.policy.load_state(of_policy if of_policy.is_dir() else folder)
         if self.critic is not None and (folder / "critic").is_dir():
             self.critic.load_state(folder / "critic")
         elif self.critic is not None:
-            tell("the checkpoint has no critic: it begins anew")
+            report("the checkpoint has no critic: it starts untrained")
         if isinstance(self.reference, ReferenceModel) and (folder / "reference").is_dir():
             self.reference.load_state(folder / "reference")
         if (folder / _MEMORY).is_file():
@@ -77,9 +75,9 @@ class Roles:
 
 
 def load_policy(settings: PolicySettings, *, name: str, micro_batch_tokens: int) -> PolicyEngine:
-    """Return the policy, once it is seen to compute each trajectory by itself. All ranks call it together.
+    """Return the policy after a check that it computes each trajectory by itself. Collective.
 
-    name: of the model, as the operator knows it. Raises: OperatorError when it does not.
+    name: the operator's name of the model. Raises: OperatorError when it does not.
     """
     policy = PolicyEngine(settings)
     choose_way(policy.scored, policy.logprobs, name=name, dtype=settings.dtype)
@@ -92,5 +90,5 @@ def load_policy(settings: PolicySettings, *, name: str, micro_batch_tokens: int)
 def _read_memory(path: Path) -> dict[str, float]:
     found = json.loads(path.read_bytes())
     if not isinstance(found, dict) or not all(isinstance(value, int | float) for value in found.values()):
-        raise OperatorError(f"{path} is no table of numbers. Resume from another checkpoint.")
+        raise OperatorError(f"{path} is not a JSON object of numbers. Resume from another checkpoint.")
     return {str(name): float(value) for name, value in found.items()}

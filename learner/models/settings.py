@@ -1,4 +1,4 @@
-"""What a policy model is built and optimised with."""
+"""Settings of a trained model: its folder, type, optimizer and parallelism."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
@@ -16,30 +16,29 @@ class PolicySettings:
     """One policy model, its optimizer and its learning rate."""
 
     model_dir: Path  # local folder in Hugging Face form
-    dtype: Literal["float32", "bfloat16"]  # of forward and backward passes; master weights and moments are float32
-    zero_stage: Literal[0, 1, 2, 3]  # as asked for: `zero_stage_of` says which one runs
+    dtype: Literal["float32", "bfloat16"]  # type of forward and backward passes; master weights and moments are float32
+    zero_stage: Literal[0, 1, 2, 3]  # stage in the settings; `zero_stage_of` returns the one that runs
     lr: float  # peak learning rate
-    betas: tuple[float, float]  # AdamW's, of the first and of the second moment
-    weight_decay: float  # AdamW's, before it is multiplied by the learning rate
-    max_grad_norm: float  # largest global gradient norm; larger gradients are scaled down to it
+    betas: tuple[float, float]  # decay rates of AdamW's first and second moment
+    weight_decay: float  # decay of AdamW, before it is multiplied by the learning rate
+    max_grad_norm: float  # largest global gradient norm; larger gradients are scaled down
     warmup_steps: int  # updates over which the learning rate rises to lr; 0: none
-    total_steps: int  # update at which the learning rate is lr * min_lr_ratio; flat from there on
+    total_steps: int  # update at which the learning rate reaches lr * min_lr_ratio and stays there
     min_lr_ratio: float  # last learning rate over lr
-    schedule: Literal["constant", "linear", "cosine"]  # how the learning rate falls after the warm-up
-    seed: int  # of torch on every rank
-    temperature: float = 1.0  # of sampling; logprobs are those of the distribution that was sampled from
-    offload: Offload = "none"  # what is kept in the CPU's memory; all: weights too
-    deepspeed: Mapping[str, Any] = field(default_factory=dict)  # merged into DeepSpeed's own configuration
-    # True: activations are computed again in the backward pass, which saves memory
-    gradient_checkpointing: bool = False
-    lora: LoraForm | None = None  # adapters, which alone are trained then; None: the whole model is
-    router_aux_loss: float = 0.0  # weight of a model's own loss that balances its experts
+    schedule: Literal["constant", "linear", "cosine"]  # shape of the learning rate after the warm-up
+    seed: int  # seed of torch on every rank
+    temperature: float = 1.0  # sampling temperature; logprobs are those of the sampled distribution
+    offload: Offload = "none"  # parts in host memory; all: weights too
+    deepspeed: Mapping[str, Any] = field(default_factory=dict)  # settings merged into DeepSpeed's configuration
+    gradient_checkpointing: bool = False  # True: activations are recomputed in the backward pass, which saves memory
+    lora: LoraForm | None = None  # adapters, the only trained parameters; None: the whole model is trained
+    router_aux_loss: float = 0.0  # weight of the model's own loss that balances its experts
     float32_head: bool = False  # True: the LM head's products are computed in float32
     trust_remote_code: bool = False  # True: code in the model folder may run
 
 
 def critic_settings(settings: Settings, model: Path) -> PolicySettings:
-    """Return the critic as it is trained, all of it: as the policy, but for what `critic` says."""
+    """Return the critic's settings: the policy's, except those of the `critic` section. The whole model is trained."""
     critic, policy = settings.critic, policy_settings(settings, model)
     zero_stage, offload = critic_zero(settings)
     return replace(
@@ -55,7 +54,7 @@ def critic_settings(settings: Settings, model: Path) -> PolicySettings:
 
 
 def reference_settings(settings: Settings, model: Path) -> PolicySettings:
-    """Return the reference as it is loaded: as the policy, without training."""
+    """Return the reference's settings: the policy's, without training."""
     return replace(policy_settings(settings, model), gradient_checkpointing=False)
 
 
@@ -64,7 +63,7 @@ def updates_per_step(settings: Settings) -> int:
 
 
 def policy_settings(settings: Settings, model: Path) -> PolicySettings:
-    """Return the policy as reinforcement learning trains it."""
+    """Return the policy's settings for reinforcement learning."""
     learner = settings.learner
     return PolicySettings(
         model_dir=model,

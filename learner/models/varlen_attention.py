@@ -1,7 +1,7 @@
 """Causal attention over trajectories laid end to end, registered with transformers as "sluice_varlen".
 
-Linear layers see no padding at all; only here are segments gathered into rows of similar length, and on GPUs not even
-here. Selected by `learner.models.policy`; the micro-batch's lengths reach it as the model's keyword `segments`.
+Linear layers see no padding. On CPUs this attention gathers segments into rows of similar length; on GPUs it needs no
+padding either. The model's keyword `segments` carries the micro-batch's lengths.
 Shapes: H heads, T tokens of all segments, D head size, B rows, L longest of a block's segments.
 """
 
@@ -17,17 +17,17 @@ from torch.autograd import Function
 from torch.nn.functional import scaled_dot_product_attention
 
 NAME = "sluice_varlen"
-# Segments share a block while the shortest has at least this share of the longest one's length.
+# Smallest length in a block, as a share of the longest one's.
 _SIMILAR = 0.9
-# What some models ask of their attention and this one does not do: ignoring it would give other logprobs in silence.
+# Options of some models that are not supported here. Ignoring them would silently change logprobs.
 _UNKNOWN = ("softcap", "s_aux", "sinks", "position_bias")
 
 
 class Block:
     """Segments of similar length that follow each other in the flat tokens.
 
-    index: [B * L], the token of the block that each place of the padded rows shows. place: [tokens of the block], where
-    each token is in them. Both None when the segments are equally long, and rows are the tokens as they are.
+    index: [B * L], for each place of the padded rows its token in the block. place: [tokens of the block], for each
+    token its place. Both are None for segments of equal length: rows are the tokens then.
     """
 
     def __init__(self, lengths: list[int], device: torch.device) -> None:
@@ -37,16 +37,16 @@ class Block:
         if lengths[-1] < self.longest:
             sizes, columns = np.array(lengths)[:, None], np.arange(self.longest)[None]
             starts = np.cumsum(sizes, axis=0) - sizes
-            # Padding shows the segment's last token and is read by nobody: causality keeps it out of the real rows.
+            # Padding repeats the segment's last token. Causality keeps it out of the real tokens.
             self.index = torch.from_numpy((starts + np.minimum(columns, sizes - 1)).reshape(-1)).to(device)
             self.place = torch.from_numpy(np.flatnonzero(columns < sizes)).to(device)
 
 
 class Segments:
-    """Where the segments of a micro-batch lie in its flat tokens. Made once for a forward pass, used by every layer."""
+    """The places of a micro-batch's segments in its flat tokens. Made once for a forward pass, used by every layer."""
 
     def __init__(self, lengths: tuple[int, ...], device: torch.device) -> None:
-        """lengths: of the segments in their order, decreasing."""
+        """lengths: the segments' lengths in order, decreasing."""
         self.longest = lengths[0]
         self.bounds = torch.from_numpy(np.cumsum([0, *lengths], dtype=np.int32)).to(device)
         self.blocks: list[Block] = []
@@ -70,10 +70,10 @@ def varlen_attention(
     segments: Segments | None = None,
     **others: Any,
 ) -> tuple[Tensor, None]:
-    """Return attention in which every segment sees itself alone, as ([1, T, H, D], None).
+    """Return ([1, T, H, D], None): causal attention inside each segment.
 
-    query: [1, H, T, D]; key, value: [1, H_kv, T, D]. attention_mask is not read: the segments say it all.
-    Raises: ValueError without `segments`, and for what a model asks of its attention that is not done here.
+    query: [1, H, T, D]; key, value: [1, H_kv, T, D]. attention_mask is ignored: `segments` replaces it.
+    Raises: ValueError without `segments`, and for unsupported options of a model.
     """
     if segments is None:
         raise ValueError("sluice_varlen needs the micro-batch's segments")
@@ -94,7 +94,7 @@ def varlen_attention(
 
 
 def register() -> None:
-    """Make the attention known to transformers; twice does no harm."""
+    """Register the attention with transformers. It may be called several times."""
     from transformers import AttentionInterface
 
     AttentionInterface.register(NAME, varlen_attention)
@@ -139,8 +139,8 @@ def _flash(tokens: list[Tensor], segments: Segments, scaling: float | None) -> T
 
 
 class _ToRows(Function):
-    """Tokens to padded rows. Padding gets no gradient, so each token takes its own back: nothing has to be added up,
-    which the backward pass of plain indexing does, several times slower."""
+    """Tokens to padded rows. Padding has no gradient, so the backward pass gathers each token's own gradient. Plain
+    indexing would add gradients up, several times slower."""
 
     @staticmethod
     def forward(ctx: Any, tokens: Tensor, index: Tensor, place: Tensor) -> Tensor:

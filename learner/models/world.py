@@ -1,7 +1,4 @@
-"""The learner's world of ranks: how they meet, and the one reduction they need.
-
-Nothing listens beyond the address that was asked for.
-"""
+"""The learner's process group: joining, network interface, reductions. Sockets listen on the given address only."""
 
 import os
 import socket
@@ -17,28 +14,21 @@ from torch.distributed import TCPStore  # type: ignore[attr-defined]  # not decl
 from protocol.addresses import family_of, own_address_toward
 
 
-def free_address(host: str) -> tuple[str, int]:
-    """Return host and a port that is free on it now."""
-    with socket.create_server((host, 0), family=family_of(host)) as probe:
-        return host, int(probe.getsockname()[1])
-
-
 def join_world(
     rank: int, world_size: int, host: str, port: int, timeout_s: float, listener: socket.socket | None = None
 ) -> TCPStore:
-    """Meet the other ranks: gloo on CPUs, nccl on GPUs; returns the world's store, which rank 0's process serves.
+    """Join the process group (gloo on CPUs, nccl on GPUs); returns its store, which rank 0 serves.
 
-    timeout_s: longest wait for the others, here and in each collective from now on.
-    listener: rank 0's socket at host and port, where it was opened before; taken over.
-    Raises: RuntimeError (torch's) when they do not.
+    timeout_s: longest wait for the other ranks, here and in each collective. listener: rank 0's open socket at host and
+    port, or None. Raises: RuntimeError of torch after timeout_s.
     """
     name_interface(host, os.environ)
-    # DeepSpeed wants to know which of its node's devices is this rank's: the only one that it can see.
+    # Each rank sees one device only, which DeepSpeed finds by this number.
     os.environ["LOCAL_RANK"] = "0"
     deadline = timedelta(seconds=timeout_s)
     if rank == 0 and listener is None:
         listener = socket.create_server((host, port), family=family_of(host))
-    # Without a listening socket of ours, torch's store listens on every interface.
+    # Without our socket torch's store listens on every interface.
     store = TCPStore(
         host,
         port,
@@ -54,12 +44,12 @@ def join_world(
 
 
 def own_device() -> torch.device:
-    """Return the device of this rank, on which ranks reduce."""
+    """Return this rank's device for models and collectives."""
     return torch.device("cuda", 0) if torch.cuda.is_available() else torch.device("cpu")
 
 
 def reduce_sums(values: Tensor) -> list[float]:
-    """Return the sum over all ranks of each value, in float64. values: [N], on the device that ranks reduce on."""
+    """Return the sum over all ranks of each value, in float64. values: [N], on `own_device`."""
     sums = values.double()
     dist.all_reduce(sums)
     return [float(value) for value in sums.tolist()]
@@ -90,10 +80,10 @@ _LIBRARIES = ("NCCL_", "RCCL_", "GLOO_", "UCX_", "FI_", "IB_")
 
 
 def name_interface(host: str, environment: MutableMapping[str, str]) -> None:
-    """Tell gloo and NCCL to use the interface that reaches `host`, unless the operator has named one.
+    """Make gloo and NCCL use the interface that reaches `host`, unless the operator has named one.
 
-    By themselves gloo takes the one that the host's name means, which Debian says is loopback, and NCCL the first that
-    is up: a management network or a virtual one. environment: changed in place.
+    By default gloo uses the interface of the host name, which is loopback on Debian, and NCCL the first one that is up,
+    such as a management network. environment: changed in place.
     """
     interface = _interface_of(own_address_toward(host))
     if interface is None:
@@ -102,11 +92,11 @@ def name_interface(host: str, environment: MutableMapping[str, str]) -> None:
         environment["GLOO_SOCKET_IFNAME"] = interface
         return
     environment.setdefault("GLOO_SOCKET_IFNAME", interface)
-    environment.setdefault("NCCL_SOCKET_IFNAME", f"={interface}")  # "=": this one, not all whose names begin so
+    environment.setdefault("NCCL_SOCKET_IFNAME", f"={interface}")  # "=": this name, not a prefix
 
 
 def network_settings(environment: Mapping[str, str]) -> str:
-    """Return the settings of communication libraries that an environment has, NAME=VALUE, in order of their names."""
+    """Return the environment's settings of communication libraries as NAME=VALUE, sorted by name."""
     return " ".join(f"{name}={value}" for name, value in sorted(environment.items()) if name.startswith(_LIBRARIES))
 
 

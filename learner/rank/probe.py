@@ -99,9 +99,7 @@ class Probe:
         if not largest <= self._tolerance:  # a NaN is no match either
             return f"{text}, more than {self._tolerance:g}. Set weights.probe_tolerance if the precision explains it"
         if (part := self._missing_part(differences)) is not None:
-            return (
-                f"{text}, as if {part:.0%} of what the push changed were missing: some weights are of another version"
-            )
+            return f"{text}, as if {part:.0%} of the push's change were missing: some weights are of another version"
         self._readings.append(_rms(differences[_most(differences)]))
         return None
 

@@ -63,8 +63,8 @@ def join(place: RankPlace, limit_s: float, listener: socket.socket | None) -> Wo
 def find_models(settings: Settings, small_files: Mapping[str, SmallFiles], *, is_first: bool) -> dict[str, Path]:
     """Return this node's folder of each model, by the setting that names it.
 
-    small_files: of the models on the command's node. is_first: rank 0, whose node needs the weights; other ranks get a
-    folder with the small files. Raises: OperatorError when rank 0's node lacks a model, or has another one of its name.
+    small_files: files of the models on the command's node. is_first: true on rank 0, which needs the weights; other ranks
+    get a folder with the small files. Raises: OperatorError when rank 0's node lacks a model or has another one.
     """
     if not is_first:
         return {setting: write_small_files(files) for setting, files in small_files.items()}

@@ -173,7 +173,7 @@ def measure(names: list[str], seed: int) -> Iterator[tuple[str, str, str]]:
             words = " ".join(str(error).split())[:90].replace("|", "/")
             yield name, REFUSED, f"{type(error).__name__}: {words} | |"
             continue
-        alone, packed = (found.complaint("float32", is_packed=is_packed) for is_packed in (False, True))
+        alone, packed = (found.find_fault("float32", is_packed=is_packed) for is_packed in (False, True))
         outcome = EXACT if packed is None else ALONE if alone is None else REFUSED
         yield name, outcome, f"{found.again:.0e} | {found.causal:.0e} | {found.packed:.0e}"
 

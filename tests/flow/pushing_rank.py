@@ -14,7 +14,7 @@ import torch
 import torch.distributed as dist
 from safetensors.torch import load_file
 
-from learner.models.world import free_address, join_world
+from learner.models.world import join_world
 from learner.rank.push import RankPusher
 from learner.weights.push import WeightPusher
 from protocol.settings.settings import Settings
@@ -22,6 +22,7 @@ from rollout.engine.engine import Engine
 from rollout.engine.generation import Sampling
 from tests.fakes.in_process_server import InProcessServer
 from tests.fakes.planned_weights import planned
+from tests.fakes.ports import free_port
 from tests.fakes.tiny_models import engine_of, make_tiny_mixture, make_tiny_model
 from tests.textbook.answer import Answer
 from tests.textbook.sluice_side import SluiceSide
@@ -157,7 +158,7 @@ async def all_engines(folder: Path) -> dict[str, Seen]:
 def main() -> None:
     folder = Path(sys.argv[1])
     torch.set_num_threads(1)
-    join_world(0, 1, *free_address("127.0.0.1"), 60.0)
+    join_world(0, 1, "127.0.0.1", free_port(), 60.0)
     seen = asyncio.run(all_engines(folder))
     torch.save({name: asdict(each) for name, each in seen.items()}, folder / "seen.pt")
     dist.destroy_process_group()

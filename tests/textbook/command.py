@@ -15,9 +15,10 @@ import torch.distributed as dist
 
 from learner.data.prompt_set import load_prompts
 from learner.disk.model_folder import find_model
-from learner.models.world import free_address, join_world, own_device
+from learner.models.world import join_world, own_device
 from protocol.errors import OperatorError
 from protocol.settings.settings import Settings
+from tests.fakes.ports import free_port
 from tests.textbook.answer import Answer
 from tests.textbook.comparison import Comparison, Weights, bits_of, compare, weights_of
 from tests.textbook.loop import Textbook
@@ -61,7 +62,7 @@ def main(arguments: Sequence[str]) -> int:
 
 def _compare(settings: Settings) -> Comparison:
     model = find_model(settings)
-    join_world(0, 1, *free_address("127.0.0.1"), _TIMEOUT_S)
+    join_world(0, 1, "127.0.0.1", free_port(), _TIMEOUT_S)
     try:
         recorded = _plain(settings, model)
         sluice = SluiceSide(settings, model)

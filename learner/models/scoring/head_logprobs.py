@@ -1,4 +1,4 @@
-"""Log-probabilities of given tokens, and entropies, from hidden states through the LM head: no logits of all of them.
+"""Log-probabilities of given tokens, and entropies, from hidden states through the LM head, without all logits.
 
 Shapes: K tokens, H hidden size, V vocabulary, C tokens of a chunk, U vocabulary entries of a chunk.
 """
@@ -11,22 +11,22 @@ import torch
 from torch import Tensor
 from torch.autograd import Function
 
-# Logits that exist at once, in float32: 16 MiB, which stays in a CPU's cache, computed anew in the backward pass.
+# Logits that exist at once, in float32: 16 MiB fit a CPU's cache. They are recomputed in the backward pass.
 CHUNK_NUMBERS = 1 << 22
 # GPUs want larger matrix products: 256 MiB.
 CHUNK_NUMBERS_ON_GPU = 1 << 26
-# Vocabulary entries of one chunk: the gradient of so many rows of the head is added up in float32.
+# Vocabulary entries of one chunk; the gradient of these rows of the head is summed in float32.
 _CHUNK_ENTRIES = 8192
 
 
 @dataclass(frozen=True)
 class HeadForm:
-    """How logits come of hidden states: softcap * tanh(scale * (hidden @ weight.T + bias) / softcap) / temperature."""
+    """The formula of logits: softcap * tanh(scale * (hidden @ weight.T + bias) / softcap) / temperature."""
 
-    temperature: float = 1.0  # of sampling
-    scale: float = 1.0  # of the model, applied before the softcap
+    temperature: float = 1.0  # sampling temperature
+    scale: float = 1.0  # factor of the model, applied before the softcap
     softcap: float | None = None  # largest absolute logit; None: none
-    is_float32: bool = False  # True: the products with the head are computed in float32, whatever the weights' type
+    is_float32: bool = False  # True: the head's products are computed in float32
 
 
 def head_logprobs(
@@ -147,7 +147,7 @@ class _Chunks:
         return torch.where(is_here, columns, 0), is_here
 
     def logit_gradient(self, tokens: slice, entries: slice, rows: Tensor, by_token: Tensor, log_sum: Tensor) -> Tensor:
-        """Return [C, U] float32, the gradient of what the head's product gives. by_token: [C, 1] of the logprobs."""
+        """Return [C, U] float32, the gradient of the head's product. by_token: [C, 1], the gradient of the logprobs."""
         form = self._form
         logits = self.logits(tokens, entries, rows)
         slope = None if form.softcap is None else 1.0 - (logits / form.softcap).square_()
@@ -166,11 +166,11 @@ class _OnlineSoftmax:
 
     def __init__(self, num_tokens: int, device: torch.device, with_entropy: bool) -> None:
         self._with_entropy = with_entropy
-        # Finite, and below any logit: times the sums so far, which are 0, it must not give NaN.
+        # Finite, and below any logit: its product with the first sums, which are 0, must not be NaN.
         self._top = torch.full((num_tokens,), -1e30, device=device)
         self._total = torch.zeros_like(self._top)  # of exp(x - top)
         self._moment = torch.zeros_like(self._top)  # of exp(x - top) * (x - top)
-        self._target = torch.zeros_like(self._top)  # the target's logit, once it was met
+        self._target = torch.zeros_like(self._top)  # logit of the target, 0 before its chunk
 
     def add(self, logits: Tensor, columns: Tensor, is_here: Tensor) -> None:
         """Add the logits of more vocabulary entries, [C, U], which are overwritten."""

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 from torch.autograd import Function
 
-# Numbers of one chunk in float32: 64 MiB, computed anew in the backward pass.
+# Numbers of one chunk in float32: 64 MiB, recomputed in the backward pass.
 CHUNK_NUMBERS = 1 << 24
 
 
@@ -24,7 +24,7 @@ def token_logprobs(
 ) -> tuple[Tensor, Tensor]:
     """Return (logprobs [K], entropy [K]) of softmax(logits / temperature), float32 natural logs.
 
-    logits: [K, V], any float type, computed on in float32, chunk_numbers of them at a time. targets: [K] int64. Only
+    logits: [K, V], any float type, converted to float32 chunk_numbers at a time. targets: [K] int64. Only
     logprobs carry a gradient.
     Memory: the logits, their gradient in their own type, and a few times [C, V] in float32, whatever K is.
     """
@@ -66,7 +66,7 @@ def _log_softmax(logits: Tensor, temperature: float) -> Tensor:
 
 
 def _chunks(logits: Tensor, numbers: int) -> Iterator[slice]:
-    """Yield runs of tokens with at most so many logits together, at least one token each."""
+    """Yield runs of tokens with at most `numbers` logits, at least one token each."""
     size = max(1, numbers // logits.shape[1])
     for start in range(0, logits.shape[0], size):
         yield slice(start, start + size)

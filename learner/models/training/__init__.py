@@ -1,1 +1,1 @@
-"""What training any model takes, whatever it is for: DeepSpeed, optimizer, state. Begin with trained_model."""
+"""Training of any model: DeepSpeed, optimizer, state. Begin with trained_model."""

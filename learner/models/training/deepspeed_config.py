@@ -1,4 +1,4 @@
-"""DeepSpeed's configuration for a policy, and its import without what a learner does not want."""
+"""DeepSpeed's configuration for a trained model, and its import."""
 
 import importlib
 import logging
@@ -10,7 +10,7 @@ import torch
 
 from protocol.errors import SettingsError
 
-# What a step is made of is the learner's to say: with another value here, gradients would be scaled twice.
+# Keys that follow from the learner's settings: other values would scale gradients twice.
 _OWNED = (
     "train_batch_size",
     "train_micro_batch_size_per_gpu",
@@ -32,13 +32,13 @@ def import_deepspeed() -> Any:
     logging.getLogger("DeepSpeed").setLevel(logging.WARNING)
     deepspeed = importlib.import_module("deepspeed")
     logging.getLogger("DeepSpeed").setLevel(logging.WARNING)
-    # Its shared-memory collectives serve inference alone, and cost 20 s of compiling at the first start.
+    # Its shared-memory collectives are for inference, and take 20 s to compile at the first start.
     importlib.import_module("deepspeed.ops").__compatible_ops__["deepspeed_shm_comm"] = False
     return deepspeed
 
 
 def deepspeed_config(
-    asked: Mapping[str, Any],
+    given: Mapping[str, Any],
     *,
     zero_stage: int,
     dtype: str,
@@ -46,22 +46,21 @@ def deepspeed_config(
     num_parameters: int,
     offload: str = "none",
 ) -> dict[str, Any]:
-    """Return the configuration with the operator's `asked` merged in, section by section.
+    """Return the configuration with the operator's `given` merged in, section by section.
 
-    offload: none, optimizer or all, as learner.offload says.
-
-    Raises: SettingsError for a key that other settings say, and for an optimizer kept on NVMe.
+    offload: none, optimizer or all (learner.offload).
+    Raises: SettingsError for a key that other settings decide, and for an optimizer on NVMe.
     """
-    _check(asked)
+    _check(given)
     config: dict[str, Any] = {
         "train_micro_batch_size_per_gpu": 1,
-        # Every step() ends an accumulation, however many backward passes came before it: their number varies.
+        # Every step() ends an accumulation: the number of backward passes before it varies.
         "managed_gradient_accumulation": False,
-        # Stage 0 clips in GuardedAdamW, which has to see the norm before it decides.
+        # Stage 0 clips in GuardedAdamW, which checks the norm first.
         "gradient_clipping": max_grad_norm if zero_stage else 0.0,
         "zero_optimization": {
             "stage": zero_stage,
-            # DeepSpeed allocates a buffer of this many elements, however small the model.
+            # DeepSpeed allocates a buffer of this size even for a small model.
             "reduce_bucket_size": min(_MAX_REDUCE_NUMEL, num_parameters),
         },
         "zero_allow_untested_optimizer": True,
@@ -73,35 +72,35 @@ def deepspeed_config(
     if offload == "all":
         config["zero_optimization"]["offload_param"] = {"device": "cpu"}
     if dtype == "bfloat16":
-        # Without the check DeepSpeed takes a bfloat16 step on a gradient that is not finite.
+        # Without the check DeepSpeed applies a bfloat16 step with a gradient that is not finite.
         config["bf16"] = {"enabled": True, "check_grad_overflow": True}
         config["data_types"] = {"grad_accum_dtype": "fp32"}
-    return _merged(config, asked)
+    return _merge(config, given)
 
 
-def _check(asked: Mapping[str, Any]) -> None:
-    """Raise SettingsError for what the operator may not say here."""
+def _check(given: Mapping[str, Any]) -> None:
+    """Raise SettingsError for keys that the operator may not set."""
     for key in _OWNED:
-        if key in asked:
+        if key in given:
             raise SettingsError(
                 f"settings: learner.deepspeed sets {key}, which follows from the other settings. Remove it."
             )
-    if "stage" in (asked.get("zero_optimization") or {}):
+    if "stage" in (given.get("zero_optimization") or {}):
         raise SettingsError(
-            "settings: learner.deepspeed sets zero_optimization.stage, which learner.zero_stage says. "
+            "settings: learner.deepspeed sets zero_optimization.stage, which learner.zero_stage decides. "
             "Remove it, and set learner.zero_stage."
         )
-    asked_offload = (asked.get("zero_optimization") or {}).get("offload_optimizer") or {}
-    if asked_offload.get("device") == "nvme":
+    offload = (given.get("zero_optimization") or {}).get("offload_optimizer") or {}
+    if offload.get("device") == "nvme":
         raise SettingsError(
             "settings: learner.deepspeed keeps the optimizer on NVMe, from where checkpoints cannot take it. "
             "Set zero_optimization.offload_optimizer.device to cpu."
         )
 
 
-def _merged(ours: Mapping[str, Any], asked: Mapping[str, Any]) -> dict[str, Any]:
+def _merge(ours: Mapping[str, Any], given: Mapping[str, Any]) -> dict[str, Any]:
     merged = dict(ours)
-    for key, value in asked.items():
+    for key, value in given.items():
         both = isinstance(value, Mapping) and isinstance(merged.get(key), Mapping)
-        merged[key] = _merged(merged[key], value) if both else value
+        merged[key] = _merge(merged[key], value) if both else value
     return merged

@@ -1,6 +1,6 @@
-"""The optimizer that DeepSpeed is given: AdamW that clips by global norm and refuses a gradient that is not finite.
+"""AdamW that clips and refuses gradients that are not finite, the check of weights, and the learning rate.
 
-ZeRO 2 and 3 clip and check inside DeepSpeed, on partitions; stage 0 leaves both to this.
+ZeRO 2 and 3 clip and check inside DeepSpeed, on partitions; stage 0 leaves both to `GuardedAdamW`.
 """
 
 import math
@@ -13,7 +13,7 @@ from torch.nn.utils import clip_grad_norm_
 
 
 class GuardedAdamW(torch.optim.AdamW):
-    """`overflow` says after a step that it was refused: DeepSpeed reads it and reports the step as not applied."""
+    """AdamW with `overflow`: true after a refused step. DeepSpeed then reports the step as not applied."""
 
     def __init__(self, params: Any, max_grad_norm: float, **settings: Any) -> None:
         super().__init__(params, **settings)
@@ -23,10 +23,7 @@ class GuardedAdamW(torch.optim.AdamW):
 
     @torch.no_grad()
     def step(self, closure: Any = None) -> None:  # type: ignore[override]
-        """Clip, then update; leave weights and moments as they are when the norm is not finite.
-
-        Gradients are already reduced over the ranks here, so every rank decides the same.
-        """
+        """Clip, then update; skip the update when the norm of the reduced gradient is not finite."""
         parameters = [p for group in self.param_groups for p in group["params"]]
         self._global_grad_norm = float(clip_grad_norm_(parameters, self._max_grad_norm, foreach=True))
         self.overflow = not torch.isfinite(torch.tensor(self._global_grad_norm)).item()
@@ -35,11 +32,14 @@ class GuardedAdamW(torch.optim.AdamW):
 
 
 class NonFiniteWeightsError(RuntimeError):
-    """A weight or optimizer state is not finite: nothing was pushed or saved; go on from the last checkpoint."""
+    """A weight or optimizer state is not finite: nothing was pushed or saved. Resume from the last checkpoint."""
 
 
 def first_non_finite(named: Iterable[tuple[str, Tensor]]) -> str | None:
-    """Return the name of the first tensor that holds NaN or infinity, or None. One read of each, nothing allocated."""
+    """Return the name of the first tensor with NaN or infinity, or None. Reads each once and allocates nothing.
+
+    It finds values that no step checks: a flipped bit, a faulty kernel, a moment that was not finite.
+    """
     for name, tensor in named:
         if not tensor.is_floating_point() or not tensor.numel():
             continue

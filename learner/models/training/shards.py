@@ -1,6 +1,6 @@
 """Master weights and AdamW moments of each parameter, whole or this rank's part, however the ZeRO stage splits them.
 
-Written against DeepSpeed 0.19. What the stages keep on a rank, in float32:
+Written for DeepSpeed 0.19. A rank keeps in float32, by stage:
 
     0      every parameter, and AdamW's moments under it (the parameter is its own master)
     1, 2   one flat partition of all parameters' masters; a parameter knows which fragment of it lies there, if any
@@ -23,7 +23,7 @@ MOMENTS = ("exp_avg", "exp_avg_sq")
 
 
 class ZeroShards:
-    """Methods on parameters are collective: every rank calls them with the same parameter in the same order."""
+    """Access to a rank's part of each parameter. `whole` and `set_weight` are collective."""
 
     def __init__(self, deepspeed: Any, engine: Any, zero_stage: int) -> None:
         self._utils = deepspeed.utils
@@ -33,16 +33,16 @@ class ZeroShards:
         self._adamw = engine.optimizer if zero_stage == 0 else engine.optimizer.optimizer
 
     def prepare(self) -> None:
-        """Make the moments that AdamW makes at its first step, where it has not taken one: zeros, after no update."""
-        for stepped in self._stepped():
+        """Create the zero moments that AdamW creates at its first step, unless it has taken one."""
+        for stepped in self._stepped_tensors():
             state = self._adamw.state[stepped]
             if not state:
-                # A tensor on the parameter's device: what the fused AdamW counts in.
+                # The fused AdamW counts in a tensor on the parameter's device.
                 state["step"] = torch.zeros((), dtype=torch.float32, device=stepped.device)
                 for key in MOMENTS:
                     state[key] = torch.zeros_like(stepped)
         if self._stage in (1, 2):
-            self._zero._lazy_init_hp_params_optimizer_state()  # what it does itself after a first step
+            self._zero._lazy_init_hp_params_optimizer_state()  # DeepSpeed calls it after the first step
 
     def shape_of(self, parameter: Tensor) -> tuple[int, ...]:
         """Return a parameter's whole shape; `parameter.shape` is 0 in ZeRO 3."""
@@ -53,7 +53,7 @@ class ZeroShards:
         return int(getattr(parameter, "ds_numel", parameter.numel()))
 
     def own_part(self, parameter: Tensor) -> Tensor:
-        """Return what this rank holds of the weight: in ZeRO 3 its partition, not the padding, which nobody set."""
+        """Return this rank's part of the weight: in ZeRO 3 its partition without the padding."""
         if self._stage != 3:
             return parameter
         start, stop = self.kept_range(parameter)
@@ -71,7 +71,7 @@ class ZeroShards:
         return found
 
     def kept_range(self, parameter: Tensor) -> tuple[int, int]:
-        """Return the elements of the flattened parameter, start to stop, whose state this rank keeps."""
+        """Return (start, stop) of the elements of the flattened parameter whose state this rank keeps."""
         if self._stage == 0:
             return 0, parameter.numel()
         if self._stage in (1, 2):
@@ -85,8 +85,8 @@ class ZeroShards:
         return min(whole, dist.get_rank() * part), min(whole, (dist.get_rank() + 1) * part)
 
     @torch.no_grad()
-    def kept(self, parameter: Tensor, key: str) -> Tensor:
-        """Return the elements of `kept_range` as this rank holds them, of its master weight or a moment; flat."""
+    def read_kept(self, parameter: Tensor, key: str) -> Tensor:
+        """Return this rank's elements of a master weight or moment, as `kept_range` says; flat."""
         start, stop = self.kept_range(parameter)
         if self._stage == 0:
             return self.whole(parameter, key).detach().flatten()
@@ -103,7 +103,7 @@ class ZeroShards:
 
     @property
     def is_shared(self) -> bool:
-        """Whether each rank keeps a part of its own; False: every rank keeps everything."""
+        """Whether ranks keep different parts; False: every rank keeps everything."""
         return self._stage > 0
 
     @torch.no_grad()
@@ -126,22 +126,22 @@ class ZeroShards:
 
     @torch.no_grad()
     def set_weight(self, parameter: Tensor, read: Callable[[], Tensor]) -> None:
-        """Put the whole weight into the parameter that the model computes with. read: called where it is needed."""
+        """Set the parameter that the model computes with. read: returns the whole weight; called on some ranks only."""
         if self._stage != 3:
             parameter.copy_(read())
             return
-        # On leaving, rank 0's value goes to every rank, which keeps its part of it.
+        # At the end of the block, rank 0's value is sent to every rank.
         with self._gathered([parameter], modifier_rank=0):
             if dist.get_rank() == 0:
                 parameter.copy_(read())
 
     def set_num_updates(self, num_updates: int) -> None:
-        """Have AdamW go on as after so many updates: its bias correction depends on their number."""
-        for stepped in self._stepped():
+        """Set AdamW's number of updates, on which its bias correction depends."""
+        for stepped in self._stepped_tensors():
             self._adamw.state[stepped]["step"].fill_(num_updates)
 
-    def _stepped(self) -> Iterator[Tensor]:
-        """Yield the tensors that AdamW itself steps on."""
+    def _stepped_tensors(self) -> Iterator[Tensor]:
+        """Yield the tensors that AdamW updates."""
         if self._stage == 0:
             for group in self._adamw.param_groups:
                 yield from group["params"]
@@ -151,15 +151,16 @@ class ZeroShards:
             yield from self._zero.fp32_partitioned_groups_flat
 
 
-_ALONE_BYTES = 1 << 20  # a parameter of at least so many bytes is received where it stays, in a message of its own
-_TOGETHER_BYTES = 4 << 20  # of the parameters in one message
+_ALONE_BYTES = 1 << 20  # size from which a parameter has a message of its own
+_TOGETHER_BYTES = 4 << 20  # size of the parameters in one message
 
 
 @torch.no_grad()
 def whole_on_first(deepspeed: Any, parameters: Sequence[Tensor], device: torch.device) -> list[Tensor]:
-    """Return each parameter whole on rank 0, and tensors of no meaning on the others. All ranks together.
+    """Return each parameter whole on rank 0, and meaningless tensors elsewhere. Collective.
 
-    What every rank holds whole is returned as it is. Rank 0 has up to 12 MiB more than what is returned meanwhile.
+    DeepSpeed's own gathering makes parameters whole on every rank, by one message each, which is slow for many small
+    ones. Parameters that every rank holds are returned unchanged. Rank 0 needs up to 12 MiB besides the result.
     """
     whole: dict[int, Tensor] = {}
     split = [each for each in dict.fromkeys(parameters) if _is_split(each)]
@@ -167,7 +168,7 @@ def whole_on_first(deepspeed: Any, parameters: Sequence[Tensor], device: torch.d
         if id(parameter) not in whole and not _is_split(parameter):
             whole[id(parameter)] = parameter.detach()
     for run in _in_messages([each for each in split if _can_be_sent(each)]):
-        found = _received(run, device)
+        found = _receive(run, device)
         whole |= {id(each): tensor for each, tensor in zip(run, found, strict=True)}
     for parameter in split:
         if not _can_be_sent(parameter):
@@ -177,18 +178,18 @@ def whole_on_first(deepspeed: Any, parameters: Sequence[Tensor], device: torch.d
 
 
 def _is_split(parameter: Any) -> bool:
-    """Return whether no rank holds it whole now. DeepSpeed keeps small parameters whole between steps."""
+    """Return whether the parameter is split now. DeepSpeed keeps small ones whole between steps."""
     return hasattr(parameter, "ds_status") and parameter.ds_status.name != "AVAILABLE"
 
 
 def _can_be_sent(parameter: Any) -> bool:
-    """Return whether the ranks' parts are plain numbers in memory: DeepSpeed alone reads quantised ones, and NVMe."""
+    """Return whether the parts are plain numbers in memory: only DeepSpeed reads quantised ones, and NVMe."""
     part = parameter.ds_tensor
     return not hasattr(part, "ds_quant_scale") and part.status.name == "AVAILABLE"
 
 
 def _in_messages(parameters: Sequence[Any]) -> list[list[Any]]:
-    """Return them in runs of one type and one process group each."""
+    """Return the parameters in runs of one type and process group."""
     alike: dict[tuple[object, ...], list[Any]] = {}
     for each in parameters:
         num_bytes = each.ds_numel * each.element_size()
@@ -201,8 +202,8 @@ def _in_messages(parameters: Sequence[Any]) -> list[list[Any]]:
     ]
 
 
-def _received(run: Sequence[Any], device: torch.device) -> list[Tensor]:
-    """Return parameters of one type that went as one message. Each rank sends the parts that it keeps of them all."""
+def _receive(run: Sequence[Any], device: torch.device) -> list[Tensor]:
+    """Return the parameters of one message. Each rank sends its parts of all of them."""
     group, num_ranks = run[0].ds_process_group, run[0].ds_zero_partition_world_size
     parts = [each.ds_tensor.detach().flatten().to(device) for each in run]
     mine = parts[0] if len(run) == 1 else torch.cat(parts)

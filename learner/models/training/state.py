@@ -1,11 +1,11 @@
-"""A policy's training state in files that any number of ranks and any ZeRO stage read: safetensors, nothing pickled.
+"""A model's training state in files that any number of ranks and any ZeRO stage read: safetensors, nothing pickled.
 
-For each parameter that is trained, under its name in the Hugging Face model:
+For each trained parameter, under its name in the Hugging Face model:
 
     state_00000.safetensors   weight/NAME, exp_avg/NAME, exp_avg_sq/NAME: whole, float32 (the master weights)
-    state.json                schema, optimizer updates inside, parameter -> file, and who wrote it
+    state.json                schema, number of optimizer updates, parameter -> file, and the writer
 
-Memory: beside its own state, a rank holds one shard while it saves, and one parameter while it loads.
+Memory: besides its own state, a rank holds one shard while it saves, and one parameter while it loads.
 """
 
 import json
@@ -37,11 +37,11 @@ Weights = Sequence[tuple[str, Tensor]]
 
 @dataclass(frozen=True)
 class Writer:
-    """Who writes a state; said in its description for people, compared with nothing."""
+    """Facts about the writer of a state, for people."""
 
-    num_ranks: int  # learner ranks that wrote it
-    zero_stage: int  # the stage that ran: learner.zero_stage, but 2 for 0 in bfloat16
-    dtype: str  # policy.dtype; the state itself is float32
+    num_ranks: int  # number of learner ranks
+    zero_stage: int  # stage that ran: learner.zero_stage, but 2 for 0 in bfloat16
+    dtype: str  # policy.dtype; the state is float32
 
 
 def save_state(
@@ -89,9 +89,9 @@ def save_state(
 
 
 def load_state(folder: Path, shards: ZeroShards, weights: Weights) -> int:
-    """Put a state into the policy, whoever wrote it; returns the optimizer updates inside. All ranks together.
+    """Load a state of any number of ranks and any ZeRO stage; returns its number of optimizer updates. Collective.
 
-    Raises: OperatorError when it is not of these parameters; the policy is then as before, or useless.
+    Raises: OperatorError when it has other parameters; the model may be useless then.
     """
     description = _read_description(folder)
     files: dict[str, str] = description["files"]
@@ -125,7 +125,7 @@ def _load(folder: Path, file: Any, shards: ZeroShards, name: str, parameter: Ten
 
 
 def _read_range(stored: Any, shape: tuple[int, ...], start: int, stop: int) -> Tensor:
-    """Return elements start to stop of the flattened tensor, reading no more rows of it than they lie in."""
+    """Return elements start to stop of the flattened tensor, reading only the rows that contain them."""
     if not shape or start == stop:
         whole: Tensor = stored[:] if shape else stored[...]
         return whole.flatten()[start:stop]
@@ -136,7 +136,7 @@ def _read_range(stored: Any, shape: tuple[int, ...], start: int, stop: int) -> T
 
 
 def _cut_into_shards(weights: Weights, shards: ZeroShards, shard_bytes: int) -> list[list[tuple[str, Tensor]]]:
-    """Return the weights in their order, in runs whose state fits into a file of so many bytes."""
+    """Return the weights in order, in runs whose state fits into shard_bytes."""
     return cut_into_runs(
         weights, lambda pair: torch.Size(shards.shape_of(pair[1])).numel() * _FLOAT32_BYTES * len(_KEYS), shard_bytes
     )
@@ -159,25 +159,27 @@ def _unfit(folder: Path, problem: str) -> OperatorError:
     )
 
 
-KEYS = (WEIGHT, *MOMENTS)
 _FLOAT32_BYTES = 4
 
 
 def digest_held_state(
     shards: ZeroShards, weights: Sequence[tuple[str, Tensor]], device: torch.device
 ) -> dict[str, str]:
-    """Return KEY/NAME -> digest of each trained parameter's master weight and moments; all ranks together.
+    """Return KEY/NAME -> digest of each master weight and moment in memory. Collective.
+
+    Each rank reads its own part once, and the sums are added: nothing is gathered, so a fault of gathering or writing
+    shows as another digest.
 
     device: on which ranks reduce. Example: "exp_avg/lm_head.weight" -> 32 hexadecimal digits.
     """
     shards.prepare()
-    names = [(key, name, parameter) for name, parameter in weights for key in KEYS]
+    names = [(key, name, parameter) for name, parameter in weights for key in _KEYS]
     sums = torch.zeros(len(names), NUM_SUMS, dtype=torch.int64, device=device)
     if shards.is_shared or dist.get_rank() == 0:
         for row, (key, _, parameter) in zip(sums, names, strict=True):
             start, stop = shards.kept_range(parameter)
             if stop > start:
-                row += byte_sums(shards.kept(parameter, key), first_byte=start * _FLOAT32_BYTES).to(device)
+                row += byte_sums(shards.read_kept(parameter, key), first_byte=start * _FLOAT32_BYTES).to(device)
     dist.all_reduce(sums)
     sums = sums.cpu()
     return {

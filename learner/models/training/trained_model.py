@@ -1,4 +1,4 @@
-"""A transformers model inside DeepSpeed: its optimizer, state and gathered weights, whatever the model is for.
+"""A transformers model inside DeepSpeed: its optimizer, state and gathered weights.
 
 Methods that change or gather weights are collective: every rank calls them in the same order.
 """
@@ -39,10 +39,10 @@ _CHANGING_NORM = 1e-6
 
 
 class TrainedModel:
-    """torch.distributed has been initialised by `learner.models.world.join_world`."""
+    """Any trained model. Call `learner.models.world.join_world` first."""
 
     def __init__(self, make_model: Callable[[PolicySettings], Any], settings: PolicySettings, role: str) -> None:
-        """make_model: loads the model, in training mode. role: what errors call it."""
+        """make_model: returns the model in training mode. role: name of the model in errors."""
         self._deepspeed = import_deepspeed()
         torch.manual_seed(settings.seed)
         self._settings = settings
@@ -80,9 +80,9 @@ class TrainedModel:
         self.device = torch.device(self._engine.device)
 
     def update(self, sums: Sums, global_weight: float) -> StepResult:
-        """Return what one optimizer update did with the gradient that was added up.
+        """Return the outcome of one optimizer update with the accumulated gradient.
 
-        sums: this rank's, "loss" among them, which global_weight divides; every rank brings the same keys.
+        sums: this rank's, with the same keys on every rank. "loss" is divided by global_weight.
         """
         lr = max(group["lr"] for group in self._scheduler.optimizer.param_groups)
         self._engine.step()
@@ -102,31 +102,28 @@ class TrainedModel:
         return digest_held_state(self._shards, self.weights(), self.device)
 
     def check_finite(self, *, with_optimizer: bool = False) -> None:
-        """Raise on every rank when a weight of any rank is not finite; with_optimizer: or a part of its state.
+        """Raise NonFiniteWeightsError on every rank when a weight of any rank is not finite. Collective.
 
-        Collective. Each rank reads its own memory once; nothing is gathered. Raises: NonFiniteWeightsError.
+        with_optimizer: checks the optimizer's state too. Each rank reads its own memory once.
         """
         found = first_non_finite(self._own_tensors(with_optimizer))
         if reduce_max(float(found is not None), self.device):
             where = f"{found} on rank {dist.get_rank()}" if found is not None else "a tensor on another rank"
             raise NonFiniteWeightsError(
                 f"the {self._role} is not finite: {where} holds NaN or infinity. Nothing was pushed or saved. "
-                "Run the same command again to go on from the newest checkpoint"
+                "Run the same command again to resume from the newest checkpoint"
             )
 
     def weights(self) -> list[tuple[str, Tensor]]:
-        """Return (name, parameter) of all that is trained, in the model's order, a tied head once.
-
-        In ZeRO 3 the tensors are partitioned: `gather` makes them whole.
-        """
+        """Return (name, trained parameter) in the model's order, a tied head once. In ZeRO 3 they are partitioned."""
         return [(name, parameter) for name, parameter in self._model.named_parameters() if parameter.requires_grad]
 
     def gather(self, parameters: Sequence[Tensor]) -> Any:
-        """Return a context in which these parameters are whole on every rank. All ranks enter it together."""
+        """Return a context in which these parameters are whole on every rank. Collective."""
         return self._deepspeed.zero.GatheredParameters(list(parameters), enabled=self._zero_stage == 3)
 
     def whole_on_first(self, parameters: Sequence[Tensor]) -> list[Tensor]:
-        """Return these parameters whole on rank 0, and nothing of use on the others. All ranks call it together."""
+        """Return these parameters whole on rank 0, and meaningless tensors elsewhere. Collective."""
         if self._zero_stage != 3:
             return [parameter.detach() for parameter in parameters]
         return whole_on_first(self._deepspeed, parameters, self.device)
@@ -136,9 +133,9 @@ class TrainedModel:
         return self._shards.shape_of(parameter)
 
     def save_state(self, folder: Path, shard_bytes: int = SHARD_BYTES) -> WrittenFiles:
-        """Write master weights, optimizer and schedule in a form that any number of ranks and any ZeRO stage load.
+        """Write master weights, moments and the number of updates; returns this rank's files. Collective.
 
-        Returns this rank's files. shard_bytes: size of one file, and of other ranks' state in this rank's memory.
+        shard_bytes: size of one file, and of other ranks' state in this rank's memory.
         Raises: OSError when the disk refuses; CheckpointMismatchError on every rank when updates since the last save or
         load did not change the weights.
         """
@@ -158,10 +155,10 @@ class TrainedModel:
         return written
 
     def load_state(self, folder: Path) -> None:
-        """Read what `save_state` wrote, on as many ranks and in whatever ZeRO stage and type. The learning rate follows
-        this run's settings from the saved number of updates on.
+        """Load files of `save_state` from any number of ranks, ZeRO stage and type. Collective.
 
-        Raises: OperatorError when it is not of this model.
+        The learning rate follows this run's settings from the saved number of updates on.
+        Raises: OperatorError when the state is of another model.
         """
         num_updates = load_state(folder, self._shards, self.weights())
         self._scheduler.load_state_dict(
@@ -172,7 +169,7 @@ class TrainedModel:
         self._num_changes, self._saved_digest = 0, digest_of_weights(self.state_digests())
 
     def _own_tensors(self, with_optimizer: bool) -> Iterator[tuple[str, Tensor]]:
-        """Yield what this rank holds of the weights, and of the optimizer's state."""
+        """Yield this rank's parts of the weights, and of the optimizer's state."""
         for name, parameter in self._model.named_parameters():
             yield name, self._shards.own_part(parameter)
         if not with_optimizer:
@@ -206,7 +203,7 @@ def _schedule_of(settings: PolicySettings) -> Callable[[int], float]:
 
 
 def _reduce(sums: Sums) -> dict[str, float]:
-    """Return the sums over all ranks; every rank brings the same keys."""
+    """Return the sums over all ranks. Every rank passes the same keys."""
     added = sorted(key for key in sums if not key.startswith("max_"))
     largest = sorted(sums.keys() - set(added))
     reduced = dict(zip(added, reduce_sums(torch.stack([sums[key] for key in added])), strict=True))

@@ -32,7 +32,7 @@ def export_model(
     whole_numel: Callable[[Tensor], int],
     shard_bytes: int = _SHARD_BYTES,
 ) -> WrittenFiles:
-    """Write the model into `folder` from rank 0, beside everything but the weights of the model folder `source`.
+    """Write the model into `folder` from rank 0, with the other files of the model folder `source`. Collective.
 
     Returns the files on rank 0, and nothing on other ranks.
 
@@ -54,7 +54,7 @@ def export_model(
         name = f"model-{number:05d}-of-{len(shards):05d}.safetensors" if len(shards) > 1 else "model.safetensors"
         with gather([part for weight in shard for part in weight.parts]):
             if is_first:
-                whole = _on_disk(model, {weight.name: weight.merged().to("cpu") for weight in shard})
+                whole = _on_disk(model, {weight.name: weight.merge().to("cpu") for weight in shard})
                 written[folder / name] = {name: digest_of_tensor(name, tensor) for name, tensor in whole.items()}
                 save_file(whole, folder / name, metadata={"format": "pt"})
                 index |= dict.fromkeys(whole, name)

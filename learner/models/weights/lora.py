@@ -1,6 +1,6 @@
-"""LoRA adapters inside a transformers model: what is trained is small, and the rest of the model stays as it was.
+"""LoRA adapters inside a transformers model.
 
-The model keeps its class and its names; in an adapted layer, NAME.weight becomes NAME.base_layer.weight beside
+The model keeps its class and names. In an adapted layer, NAME.weight becomes NAME.base_layer.weight,
 NAME.lora_A.default.weight and NAME.lora_B.default.weight. Source: LoRA, arXiv:2106.09685.
 """
 
@@ -20,7 +20,7 @@ from protocol.errors import OperatorError
 from protocol.weights.digest import digest_of_tensor
 
 _ADAPTER = "default"
-# Before the names that peft gives an adapter's tensors on disk.
+# Prefix of peft's names of an adapter's tensors on disk.
 _DISK_PREFIX = "base_model.model."
 _CONFIG = "adapter_config.json"
 _TENSORS = "adapter_model.safetensors"
@@ -28,18 +28,18 @@ _TENSORS = "adapter_model.safetensors"
 
 @dataclass(frozen=True)
 class LoraForm:
-    """What adapters a model gets; no dropout, which would draw other logprobs each time."""
+    """The form of a model's adapters. There is no dropout: it would change logprobs at random."""
 
-    rank: int  # of each adapter's two factors
-    alpha: float  # the product of the factors is multiplied by alpha / rank
-    targets: tuple[str, ...]  # last parts of the adapted layers' names; none: every linear layer but the head
+    rank: int  # rank of each adapter's two factors
+    alpha: float  # numerator of the product's factor alpha / rank
+    targets: tuple[str, ...]  # last parts of the adapted layers' names; empty: every linear layer but the head
 
 
 def add_adapters(model: Any, form: LoraForm) -> None:
-    """Put adapters into the model, whose product is zero at first; nothing else of it is trained from then on.
+    """Add adapters to the model, and freeze everything else. Their product is zero at first.
 
-    Raises: OperatorError when no layer has such a name, what has it is no linear layer, as the experts of a mixture, or
-    its weight is another layer's too, as a tied head's is.
+    Raises: OperatorError when no layer has such a name, when a layer is not linear (experts of a mixture), or when its
+    weight is shared (a tied head).
     """
     from peft import inject_adapter_in_model
 
@@ -60,9 +60,9 @@ def add_adapters(model: Any, form: LoraForm) -> None:
 
 @contextmanager
 def adapters_off(model: Any) -> Iterator[None]:
-    """Have the model be the one that it was before it was adapted, while the context lasts."""
+    """Switch the adapters off within the block."""
     layers = list(adapted_layers(model).values())
-    # peft's own switch would also stop the adapters' gradients, and DeepSpeed has taken note of those.
+    # peft's own switch would also change requires_grad, which DeepSpeed has recorded.
     for layer in layers:
         layer._disable_adapters = True
     try:
@@ -73,7 +73,7 @@ def adapters_off(model: Any) -> Iterator[None]:
 
 
 def adapted_layers(model: Any) -> dict[str, Any]:
-    """Return the layers with an adapter, by name; none in a model without."""
+    """Return the layers with an adapter, by name."""
     return {name: module for name, module in model.named_modules() if hasattr(module, "lora_A")}
 
 
@@ -83,9 +83,9 @@ def factors(layer: Any) -> tuple[Tensor, Tensor, float]:
 
 
 def write_adapters(folder: Path, form: LoraForm, base: str, tensors: dict[str, Tensor]) -> WrittenFiles:
-    """Write adapters in the form that peft loads onto the base model; returns the file with their tensors.
+    """Write adapters in peft's form; returns the file with their tensors.
 
-    base: the base model, as the operator named it. tensors: lora_A and lora_B by their names in the model.
+    base: the operator's name of the base model. tensors: lora_A and lora_B by their names in the model.
     """
     folder.mkdir(parents=True, exist_ok=True)
     named = _named_on_disk(tensors)
@@ -110,9 +110,9 @@ def _config(form: LoraForm, targets: Collection[str]) -> Any:
 
 
 def _linear_names(model: Any) -> list[str]:
-    """Return what the model's linear layers are called, the last part of their names alone, without the head.
+    """Return the last parts of the names of the model's linear layers, without the head.
 
-    peft's own "all-linear" takes a mixture's experts and routers too, which are no layers of a push or a model folder.
+    peft's "all-linear" includes experts and routers of mixtures, which cannot be merged for a push.
     """
     head = model.get_output_embeddings()
     layers = [name for name, module in model.named_modules() if _is_linear(module) and module is not head]
@@ -120,16 +120,14 @@ def _linear_names(model: Any) -> list[str]:
 
 
 def _check_linear(model: Any) -> None:
-    """Raise ValueError when something else than a linear layer was adapted."""
+    """Raise ValueError when a layer that is not linear was adapted."""
     for name, layer in adapted_layers(model).items():
         if not _is_linear(layer.base_layer):
-            raise ValueError(f"{name} is no linear layer")
+            raise ValueError(f"{name} is not a linear layer")
 
 
 def _check_own_weights(model: Any, targets: Collection[str]) -> None:
-    """Raise ValueError when a layer is to be adapted whose weight is another's too: merged, it would be two weights,
-    and pushes and model folders have one.
-    """
+    """Raise ValueError for a target with a shared weight: merging would split it, and pushes have one copy."""
     owners = {id(parameter): name for name, parameter in model.named_parameters()}
     for name, module in model.named_modules():
         is_target = any(f".{name}".endswith(f".{target}") for target in targets)

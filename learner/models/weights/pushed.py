@@ -1,4 +1,4 @@
-"""What goes into a weight push: a model's tensors as model folders have them, in buckets gathered little by little."""
+"""The content of a weight push: a model's tensors as in model folders, in buckets that are gathered step by step."""
 
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
@@ -13,7 +13,7 @@ from protocol.weights.wire import Bucket, TensorMeta
 _Run = list[tuple[Weight, tuple[TensorMeta, ...]]]
 WholeOnFirst = Callable[[Sequence[Tensor]], Sequence[Tensor]]
 
-_GATHERED_BYTES = 4 << 20  # of weights that are whole at a time beside the bucket that they go into
+_GATHERED_BYTES = 4 << 20  # size of the weights that are gathered at once
 
 
 class PushedWeights:
@@ -28,10 +28,10 @@ class PushedWeights:
         dtype: str | None,
         bucket_bytes: int,
     ) -> None:
-        """whole_on_first: returns tensors whole on rank 0; all ranks call it together.
+        """whole_on_first: returns tensors whole on rank 0; collective.
 
-        dtype: of the parameters that are sent; None: their own. Buffers have their own: a router's bias is float32 in
-        learner and engine, and rounded it would send tokens to other experts.
+        dtype: type of the sent parameters; None: their own. Buffers keep their own type: a rounded bias of a router
+        would send tokens to other experts.
         """
         self._model, self._whole_on_first = model, whole_on_first
         sources = []
@@ -46,20 +46,19 @@ class PushedWeights:
 
     @property
     def plan(self) -> tuple[Bucket, ...]:
-        """The buckets of the wire. What is one tensor in memory is in one bucket."""
+        """The buckets on the wire. The parts of one tensor in memory are in one bucket."""
         return tuple(tuple(meta for _, metas in run for meta in metas) for run in self._runs)
 
     def buckets(self, *, is_sender: bool) -> Iterator[Iterator[tuple[str, Tensor]]]:
-        """Yield each bucket's tensors by name; collective. is_sender: true on rank 0; False gives none of them.
+        """Yield each bucket's tensors by name, on rank 0 (is_sender). Collective.
 
-        A bucket's tensors are gathered while they are taken, each to be used before the next: all of them together
-        never are in memory.
+        Tensors are gathered while they are taken. Use each before the next: a bucket is never whole in memory.
         """
         for run in self._runs:
             tensors = self._tensors(run, is_sender)
             if is_sender:
                 yield tensors
-            for _ in tensors:  # what was not taken: the other ranks gather it too
+            for _ in tensors:  # the other ranks gather tensors that were not taken, too
                 pass
             if not is_sender:
                 yield iter(())
@@ -69,6 +68,6 @@ class PushedWeights:
             whole = iter(self._whole_on_first([part for weight, _ in few for part in weight.parts]))
             if is_sender:
                 for weight, metas in few:
-                    merged = weight.merged([next(whole) for _ in weight.parts])
+                    merged = weight.merge([next(whole) for _ in weight.parts])
                     found = as_on_disk(self._model, {weight.name: merged})
                     yield from ((meta.name, found[meta.name].to(getattr(torch, meta.dtype))) for meta in metas)

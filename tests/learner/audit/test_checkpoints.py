@@ -48,7 +48,7 @@ def lines_of(folder: Path) -> list[str]:
 def test_audit_names_a_checkpoint_file_that_was_changed(run: Path) -> None:
     change(run / STEP_4 / "ledger.sqlite", "UPDATE prompts SET attempt = 2")
     (line,) = lines_of(run)
-    assert line.startswith(f"{STEP_4}: {STEP_4}/ledger.sqlite is not what the manifest says: ")
+    assert line.startswith(f"{STEP_4}: {STEP_4}/ledger.sqlite differs from the manifest: ")
 
 
 def test_audit_names_a_latest_that_points_at_nothing(run: Path) -> None:

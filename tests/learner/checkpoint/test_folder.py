@@ -55,8 +55,8 @@ def test_no_checkpoint_is_found_in_an_empty_or_missing_folder(tmp_path: Path) ->
 @pytest.mark.parametrize(
     ("damage", "message"),
     [
-        (lambda c: (c / "state" / "rank_0.pt").write_text("weighty"), "is not what the manifest says"),
-        (lambda c: (c / "state" / "rank_0.pt").write_text("weight"), "is not what the manifest says"),
+        (lambda c: (c / "state" / "rank_0.pt").write_text("weighty"), "differs from the manifest"),
+        (lambda c: (c / "state" / "rank_0.pt").write_text("weight"), "differs from the manifest"),
         (lambda c: (c / "state" / "rank_0.pt").unlink(), "is missing"),
         (lambda c: (c / "state" / "rank_1.pt").write_text("x"), "is not in the manifest"),
         (lambda c: (c / MANIFEST).unlink(), "has no MANIFEST.json"),

@@ -10,14 +10,15 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from learner.models.world import free_address, join_world
+from learner.models.world import join_world
+from tests.fakes.ports import free_port
 
 
 def run_world(
     world_size: int, folder: Path, name: str, work: Callable[[Path], dict[str, Any]], limit_s: int = 0
 ) -> None:
     """Run so many ranks. limit_s: after which each ends, and the world with it; 0: none."""
-    host, port = free_address("127.0.0.1")
+    host, port = "127.0.0.1", free_port()
     children = []
     for rank in range(world_size):
         child = os.fork()

@@ -56,7 +56,7 @@ def test_model_that_computes_trajectories_apart_is_taken() -> None:
 def test_model_that_mixes_trajectories_is_refused_by_name_and_taken_one_trajectory_at_a_time(model: Model) -> None:
     with pytest.raises(
         OperatorError,
-        match=r"^The model me/tiny cannot be trained like this: it mixes trajectories that lie in one micro-batch "
+        match=r"^The model me/tiny cannot be trained like this: it mixes trajectories of one micro-batch "
         r"\(by .* nats\)\. Set learner\.micro_batch_tokens to 1: every trajectory is then computed by itself\.$",
     ):
         check(model)

@@ -9,8 +9,8 @@ import torch
 from safetensors.torch import load_file
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
-from learner.models.weights.digested import digest_of_folder
 from protocol.weights.digest import digest_of_tensor
+from tests.fakes.model_digest import digest_of_folder
 from tests.fakes.tiny_models import make_tiny_model
 from tests.fakes.warm_process import run_warm
 from tests.learner.models import policy_ranks

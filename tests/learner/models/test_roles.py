@@ -57,7 +57,7 @@ def test_critic_that_a_checkpoint_has_no_state_of_begins_anew_and_the_rank_says_
     said: list[str] = []
     critic = FilePolicy("fresh")
     Roles(cast(PolicyEngine, FilePolicy("")), cast(CriticEngine, critic)).load_state(tmp_path / "state", said.append)
-    assert (critic.weights, said) == ("fresh", ["the checkpoint has no critic: it begins anew"])
+    assert (critic.weights, said) == ("fresh", ["the checkpoint has no critic: it starts untrained"])
 
 
 def test_critics_state_has_a_folder_of_its_own(tmp_path: Path) -> None:
@@ -73,7 +73,7 @@ def test_memory_that_is_no_table_of_numbers_is_refused(tmp_path: Path, content: 
     state, _ = roles("trained")
     state.save_state(tmp_path / "state")
     (tmp_path / "state" / "memory.json").write_text(content)
-    with pytest.raises(OperatorError, match="is no table of numbers"):
+    with pytest.raises(OperatorError, match="is not a JSON object of numbers"):
         state.load_state(tmp_path / "state")
 
 

@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 import torch
 
-from learner.models.weights.digested import digest_of_folder
+from tests.fakes.model_digest import digest_of_folder
 from tests.fakes.tiny_models import make_tiny_model
 from tests.fakes.warm_process import run_warm
 from tests.learner.rank.checkpoint_ranks import EXPORT, STAGES, STATE, WEIGHT_NAME

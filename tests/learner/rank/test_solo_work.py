@@ -70,7 +70,7 @@ def test_rank_0_that_tells_nothing_new_is_named_with_its_last_words() -> None:
         working.result(timeout=20.0)
 
     assert str(raised.value) == (
-        "learner rank 0: told nothing new for 1 s (learner.rank_timeout_s) while rank 1 waited for it to save step 3; "
+        "learner rank 0: made no progress for 1 s (learner.rank_timeout_s) while rank 1 waited for it to save step 3; "
         "last: hashing: 256 MiB"
     )
     assert waited_s >= LIMIT_S
@@ -84,7 +84,7 @@ def test_rank_0_that_never_begins_is_named() -> None:
 def test_rank_0_that_is_gone_is_named_at_once() -> None:
     store = DictStore()
     store.is_gone = True
-    with pytest.raises(NeighbourError, match=r"^learner rank 0: is gone: it was to save step 3 while rank 2 waited"):
+    with pytest.raises(NeighbourError, match=r"^learner rank 0: is gone: rank 2 waited for it to save step 3"):
         SoloWork(store, 2, 60.0).do("save step 3", lambda tell: None)
 
 
@@ -119,6 +119,6 @@ def test_rank_0_whose_process_stands_still_is_named_though_its_store_never_answe
         SoloWork(StoppedStore(), 1, 0.2).do("save step 3", lambda tell: None)
     assert time.monotonic() - started < 30.0
     assert str(caught.value) == (
-        "learner rank 0: told nothing new for 0.2 s (learner.rank_timeout_s) "
+        "learner rank 0: made no progress for 0.2 s (learner.rank_timeout_s) "
         "while rank 1 waited for it to save step 3; last: nothing yet"
     )

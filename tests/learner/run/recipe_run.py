@@ -23,7 +23,6 @@ import torch
 
 from learner.audit import main as audit
 from learner.coordinator.process import CoordinatorProcess
-from learner.models.world import free_address
 from learner.rank.process import RankPlace, RunPlace
 from learner.rank.rank import train
 from learner.rank.start import World, join, load
@@ -38,6 +37,7 @@ from rollout.server import RolloutServer
 from tests.chaos.rig.home import rig_home
 from tests.fakes.http_servers import Answer, Received, ScriptedServer, scripted_server
 from tests.fakes.in_process_server import InProcessServer
+from tests.fakes.ports import free_port
 from tests.learner.run.pushed_engine import ModelEngine
 
 SHELF = Path(__file__).resolve().parents[3] / "deploy" / "configs" / "recipes"
@@ -171,7 +171,7 @@ def main(folder: Path, names: Sequence[str]) -> None:
     torch.set_num_threads(1)
     rows = [{"prompt": f"question {number}", "label": "1"} for number in range(64)]
     (folder / "rows.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
-    world = join(RankPlace(0, 1, *free_address(HOST)), 60.0, None)
+    world = join(RankPlace(0, 1, HOST, free_port()), 60.0, None)
     with rig_home(folder) as keys, scripted_server() as services:
         found = {
             name: run_recipe(small(name, folder), world, services, keys, is_shared=name in SHARED) for name in names

@@ -96,7 +96,7 @@ def test_way_through_the_head_is_chosen_for_a_model_whose_logits_it_knows(name: 
 
 
 class Doubling(transformers.Qwen2ForCausalLM):  # type: ignore[misc]
-    """A model whose code does something to its logits that no configuration tells."""
+    """A model whose code changes its logits, which no configuration shows."""
 
     def forward(self, **inputs: Any) -> Any:  # type: ignore[override]
         output = super().forward(**inputs)
@@ -122,7 +122,8 @@ def strange(kind: type[Any], *, float32_head: bool = False) -> Any:
 
 
 @pytest.mark.parametrize(
-    ("kind", "why"), [(Doubling, "it does something to its logits"), (Reordering, "its code after the head takes no")]
+    ("kind", "why"),
+    [(Doubling, "it changes its logits in an unknown way"), (Reordering, "its code after the head does not")],
 )
 def test_model_that_does_more_to_its_logits_takes_the_slower_way_by_them(
     kind: type[Any], why: str, caplog: pytest.LogCaptureFixture
@@ -141,7 +142,9 @@ def test_model_that_does_more_to_its_logits_takes_the_slower_way_by_them(
 
 
 def test_head_in_float32_is_refused_for_such_a_model_with_the_reason() -> None:
-    with pytest.raises(OperatorError, match=r"learner\.float32_head = true cannot be had with the model org/model: it"):
+    with pytest.raises(
+        OperatorError, match=r"learner\.float32_head = true is not possible with the model org/model: it"
+    ):
         choose(strange(Doubling, float32_head=True))
 
 
@@ -156,7 +159,7 @@ class EveryToken(transformers.Qwen2ForCausalLM):  # type: ignore[misc]
 def test_model_that_gives_logits_of_other_tokens_than_asked_for_is_refused_and_can_be_asked_again(way: Any) -> None:
     model = strange(EveryToken)
     scored_model(model).way = way
-    with pytest.raises(ValueError, match=r"the model gives logits for 33 tokens where logits_to_keep names 2\d"):
+    with pytest.raises(ValueError, match=r"the model returns logits for 33 tokens, expected 2\d"):
         score(model)
     tokens = torch.ones(1, 4, dtype=torch.long)
     segments = varlen_attention.Segments((4,), torch.device("cpu"))

@@ -86,7 +86,7 @@ def test_adapters_are_added_in_float32_to_weights_in_bfloat16() -> None:
     base, a, b = torch.randn(64, 32), torch.randn(4, 32) / 8, torch.randn(64, 4) / 8
     weight = Weight("w", tuple(part.to(torch.bfloat16) for part in (base, a, b)), scale=2.0)
     base, a, b = (part.float() for part in weight.parts)
-    assert torch.equal(weight.merged(), (base + 2.0 * (b @ a)).to(torch.bfloat16))
+    assert torch.equal(weight.merge(), (base + 2.0 * (b @ a)).to(torch.bfloat16))
 
 
 def test_exported_folder_has_adapters_merged(source: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -133,7 +133,7 @@ def test_mixture_has_adapters_on_its_linear_layers_and_is_pushed_by_the_names_of
 
 def test_router_of_a_mixture_is_refused_as_a_target(tmp_path: Path) -> None:
     source = make_tiny_mixture(tmp_path / "mixture")
-    expected = r"policy\.lora\.targets = \['gate'\] cannot be adapted: model\.layers\.0\.mlp\.gate is no linear layer\."
+    expected = r"policy\.lora\.targets = \['gate'\] cannot be adapted: model\.layers\.0\.mlp\.gate is not a linear"
     with pytest.raises(OperatorError, match=expected):
         load_model(replace(settings_of(source), lora=LoraForm(2, 2.0, ("gate",))))
 
@@ -145,7 +145,7 @@ def test_tied_head_is_refused_as_a_target_and_a_head_of_its_own_is_pushed_merged
         load_model(replace(settings_of(source), lora=form))
     untied = make_tiny_model(tmp_path / "untied", tied=False, hidden_size=64)
     model, plain = adapted(untied, form), load_model(settings_of(untied))
-    plain.load_state_dict({weight.name: weight.merged() for weight in weights_of(model)}, strict=False)
+    plain.load_state_dict({weight.name: weight.merge() for weight in weights_of(model)}, strict=False)
     torch.testing.assert_close(logprobs(plain), logprobs(model), rtol=0, atol=1e-4)
 
 

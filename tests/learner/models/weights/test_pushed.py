@@ -14,10 +14,10 @@ from safetensors.torch import load_file
 from torch import Tensor
 
 from learner.models.model_loading import load_model
-from learner.models.weights.digested import digest_of_folder, digest_of_model
 from learner.models.weights.export import export_model
 from learner.models.weights.pushed import PushedWeights
 from tests.benchmarks.packing_table import _BASE, ARCHITECTURES, settings_of
+from tests.fakes.model_digest import digest_of_folder, digest_of_model
 
 BUCKET_BYTES = 20_000
 
