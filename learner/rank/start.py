@@ -63,7 +63,7 @@ def join(place: RankPlace, limit_s: float, listener: socket.socket | None) -> Wo
 def find_models(settings: Settings, small_files: Mapping[str, SmallFiles], *, is_first: bool) -> dict[str, Path]:
     """Return this node's folder of each model, by the setting that names it.
 
-    small_files: files of the models on the command's node. is_first: true on rank 0, which needs the weights; other ranks
+    small_files: files of the models on the command's node. is_first: true on rank 0, which needs the weights; others
     get a folder with the small files. Raises: OperatorError when rank 0's node lacks a model or has another one.
     """
     if not is_first:
