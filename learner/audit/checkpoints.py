@@ -98,15 +98,15 @@ def _compare(db: sqlite3.Connection, steps: Steps, checkpoint: Checkpoint, file:
         problem = f"is accounted for by step {later}, after the checkpoint's step {step}"
         yield Breach("checkpoint_ledger", problem, file, group)
     for table in ("prompts", "trajectories"):
-        for group, of_step in db.execute(_changed(table), (step,)):
+        for group, of_step in db.execute(_changed_rows(table), (step,)):
             problem = "is not in the run's ledger as it is in this copy"
             yield Breach("checkpoint_ledger", problem, file, group, of_step)
-        for group, of_step in db.execute(_added(table), (step,)):
+        for group, of_step in db.execute(_added_rows(table), (step,)):
             problem = "is accounted for in the run's ledger, but not in this copy"
             yield Breach("checkpoint_ledger", problem, file, group, of_step)
 
 
-def _changed(table: str) -> str:
+def _changed_rows(table: str) -> str:
     """Return the query for groups whose settled rows in the copy differ from those in the run's ledger."""
     columns = _PROMPT_COLUMNS if table == "prompts" else _TRAJECTORY_COLUMNS
     differs = " OR ".join(f"copy.{column} IS NOT run.{column}" for column in columns)
@@ -117,7 +117,7 @@ def _changed(table: str) -> str:
     )
 
 
-def _added(table: str) -> str:
+def _added_rows(table: str) -> str:
     """Return the query for groups that are settled by the checkpoint's step in the run's ledger and not in the copy."""
     settled = "{0}.step <= ?1" + (f" AND {_SETTLED.replace('state', '{0}.state')}" if table == "prompts" else "")
     return (

@@ -1,4 +1,1 @@
-"""Leases prompts to servers, assigns groups to steps, accounts for both.
-
-Reading order: process, loop, coordinator, window, mailbox.
-"""
+"""Leases prompts to servers and assigns groups to steps. Reading order: process, loop, coordinator, window, leases."""

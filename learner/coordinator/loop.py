@@ -1,6 +1,6 @@
-"""The coordinator's one thread: it owns the ROUTER socket, decodes what arrives and sends what the coordinator decides.
+"""The coordinator's thread: it owns the ROUTER socket, decodes messages, and sends the coordinator's answers.
 
-Started by `learner.coordinator.process`. Other threads talk to it through `submit` and read `status` only.
+Other threads use `submit` and `status` only.
 """
 
 import logging
@@ -17,12 +17,12 @@ from protocol.wire.codec import Decoder, Limits, encode, read_refused_sample
 from protocol.wire.messages import Message, ToCoordinator
 
 _log = logging.getLogger(__name__)
-_TURN_S = 0.05
+_LONGEST_WAIT_S = 0.05
 _STATUS_EVERY_S = 0.5
 
 
 class CoordinatorLoop:
-    """`failure` is set when the thread ended by an error; the process must then end too."""
+    """`failure`: the error that ended the thread; the process must end then."""
 
     def __init__(self, coordinator: Coordinator, channel: RouterChannel) -> None:
         self._coordinator = coordinator
@@ -39,7 +39,7 @@ class CoordinatorLoop:
         self._thread.start()
 
     def submit(self, command: Callable[[Coordinator], None]) -> None:
-        """Have a change made by the owning thread, at its next turn."""
+        """Run a command in the owning thread, at its next turn."""
         self._commands.put(command)
 
     def close(self, timeout_s: float = 10.0) -> None:
@@ -54,7 +54,7 @@ class CoordinatorLoop:
             status_at = 0.0
             while not self._is_closing.is_set():
                 self._receive_all()
-                self._obey()
+                self._run_commands()
                 self._coordinator.advance(time.monotonic())
                 self._send_all()
                 if time.monotonic() - status_at > _STATUS_EVERY_S:
@@ -66,9 +66,11 @@ class CoordinatorLoop:
             self._channel.close()
 
     def _receive_all(self) -> None:
-        """Take what has arrived, waiting up to one turn for the first frame; at most 1,000 so that a flood cannot
-        keep the loop from its other work."""
-        received = self._channel.receive(_TURN_S)
+        """Receive the arrived messages, at most 1,000 so that a flood does not block the loop's other work.
+
+        Waits up to 0.05 s for the first one.
+        """
+        received = self._channel.receive(_LONGEST_WAIT_S)
         for _ in range(1000):
             if received is None:
                 return
@@ -86,7 +88,7 @@ class CoordinatorLoop:
             return
         self._coordinator.receive(name, message, buffers, time.monotonic())
 
-    def _obey(self) -> None:
+    def _run_commands(self) -> None:
         while not self._commands.empty():
             self._commands.get()(self._coordinator)
 

@@ -1,7 +1,4 @@
-"""The coordinator's process: builds the coordinator from a run's settings and runs its loop until told to close.
-
-It is a Ray actor: what its methods return and raise goes through Ray.
-"""
+"""The coordinator's process, a Ray actor: builds the coordinator from a run's settings and runs its loop."""
 
 import threading
 from pathlib import Path
@@ -25,7 +22,7 @@ from protocol.wire.channel import RouterChannel
 class CoordinatorProcess:
     """One per run. Call order: open, then the others, then close.
 
-    host: the address its ROUTER socket listens on. vocab_size: of the policy; None: any token is taken.
+    host: the address of its ROUTER socket. vocab_size: the policy's; None: any token is accepted.
     """
 
     def __init__(
@@ -42,11 +39,11 @@ class CoordinatorProcess:
     def open(self) -> tuple[str, int]:
         """Start the loop; returns (address of the ROUTER socket, incarnation of the run).
 
-        Not done by the constructor: of what an actor's constructor raises, Ray passes on the text alone.
+        The constructor does not do this, because Ray passes on only the text of a constructor's error.
         Raises: SettingsError and OperatorError of the data sets and the ledger.
         """
         settings, folder, keys = self._settings, self._folder, load_keys()
-        # A run that is a warm start alone has no prompts.
+        # A run that is only a warm start has no prompts.
         data = settings.data
         left_out = [RowName(row.file, row.number) for row in read_skipped(folder)]
         train = open_prompts(data.train, data, folder / TRAIN_INDEX, left_out) if data.train else []
@@ -70,11 +67,11 @@ class CoordinatorProcess:
         return channel.address, coordinator.incarnation
 
     def live(self) -> None:
-        """Return when this coordinator has closed: what may live as long as it does waits for that."""
+        """Block until this coordinator has closed; processes with the same lifetime wait for it."""
         self._has_ended.wait()
 
     def status(self) -> RunStatus:
-        """Return what the run is at. Raises what ended the loop, if something did."""
+        """Return the state of the run. Raises: the error that ended the loop."""
         if self._loop.failure is not None:
             raise self._loop.failure
         return self._loop.status
@@ -88,14 +85,11 @@ class CoordinatorProcess:
         self._loop.submit(lambda coordinator: coordinator.lose_server(server, reason))
 
     def release_server(self, server: str, reason: str) -> None:
-        """Lease to others what a server had that was taken from the run: no sample is to blame."""
+        """Take back the leases of a server that was removed from the run; its samples did not fail."""
         self._loop.submit(lambda coordinator: coordinator.lose_server(server, reason, is_dead=False))
 
     def close(self) -> None:
-        """Stop the loop, then close the ledger: everything accounted is on disk when this returns.
-
-        A copy of it that is under way is given up.
-        """
+        """Stop the loop, cancel a running copy of the ledger, then close the ledger, with all its changes on disk."""
         self._loop.close()
         self._copies.close()
         self._ledger.close()

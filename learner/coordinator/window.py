@@ -1,9 +1,9 @@
-"""How far generation may run ahead of training: which groups may be leased, and which may wait while others train.
+"""The staleness window: how many groups may be open, and which ready groups a step takes.
 
-Versions are policy versions; a group trained on weights of version V whose oldest token is of
-version v has staleness V - v, and that never exceeds max_staleness:
+A group trained on weights of policy version V whose oldest token is of version v has staleness V - v, which never
+exceeds max_staleness:
 - admission: at most (max_staleness + 1) * groups_per_step groups are leased, ready or assigned at a time;
-- consumption: oldest first, and a group that is not ready may be overtaken only while it can still be trained in time.
+- consumption: oldest first; a group that is not ready is overtaken only while it can still be trained in time.
 """
 
 from collections.abc import Sequence
@@ -12,20 +12,19 @@ from typing import NamedTuple
 
 
 class Outstanding(NamedTuple):
-    """A group between its lease and its training. Thousands are made in a turn of the coordinator."""
+    """An open training group. Thousands are made in one turn of the coordinator."""
 
-    group: str  # its name
-    # of its tokens once it is ready; until then of what is back and of the servers that still sample
-    oldest_version: int
-    is_ready: bool  # every sample is back
+    group: str  # name of the group
+    oldest_version: int  # oldest policy version of its samples and of the servers that still make some
+    is_ready: bool  # True if all its samples are back
 
 
 @dataclass(frozen=True)
 class Choice:
-    """What the next step trains on, or what it waits for."""
+    """The groups of the next step, or the groups that it waits for."""
 
-    groups: tuple[str, ...]  # names of those that the next step trains on, oldest first; empty: the learner has to wait
-    awaited: tuple[str, ...] = ()  # names of the groups that it waits for
+    groups: tuple[str, ...]  # names of the groups to train on, oldest first; empty: the learner has to wait
+    awaited: tuple[str, ...] = ()  # names of the groups to wait for
 
 
 class StalenessWindow:
@@ -42,19 +41,19 @@ class StalenessWindow:
         self.size = (max_staleness + 1) * groups_per_step
 
     def num_free(self, num_outstanding: int) -> int:
-        """Return how many groups may be leased now."""
+        """Return the number of groups that may be opened now."""
         return max(0, self.size - num_outstanding)
 
     def is_too_old(self, oldest_version: int, policy_version: int) -> bool:
-        """Return whether a group could not be trained on weights of this version any more."""
+        """Return whether a group is too old to be trained on weights of this version."""
         return policy_version - oldest_version > self.max_staleness
 
     def choose(self, outstanding: Sequence[Outstanding], policy_version: int, stale_policy: str) -> Choice:
         """Return the oldest ready groups for a step on weights of `policy_version`, or the groups to wait for.
 
-        outstanding: in lease order, none of them too old. It waits when fewer than groups_per_step are ready and, with
-        stale_policy "wait", when overtaking a group that is not ready would leave more groups with a deadline than
-        steps to train them in. With "drop" the overtaken group may grow too old; its prompt then goes out again.
+        outstanding: in lease order, without groups that are too old. The step waits when fewer than groups_per_step are
+        ready and, with stale_policy "wait", when overtaking a group that is not ready would leave more groups with a
+        deadline than steps to train them in. With "drop" the overtaken group may become too old and is made again.
         """
         by_age = sorted(outstanding, key=lambda g: g.oldest_version)
         ready = [g for g in by_age if g.is_ready]
@@ -66,7 +65,7 @@ class StalenessWindow:
         taken = {g.group for g in chosen}
         left = [g for g in by_age if g.group not in taken]
         for place, group in enumerate(left):
-            # Earliest deadline first: the group at this place is trained `place // groups_per_step + 1` steps from now.
+            # Earliest deadline first: this group is trained `place // groups_per_step + 1` steps from now.
             staleness = policy_version + place // self.groups_per_step + 1 - group.oldest_version
             if staleness > self.max_staleness:
                 awaited = tuple(g.group for g in left[: place + 1] if not g.is_ready)

@@ -1,1 +1,1 @@
-"""The groups that are open: where prompts come from, what of them is back, evaluations."""
+"""The open groups, the source of prompts, evaluations, and optional features. Reading order: group, open_groups."""

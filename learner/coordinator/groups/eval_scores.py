@@ -47,7 +47,7 @@ def evaluation_metrics(results: Sequence[SetResult], solved_at: float) -> dict[s
         metrics["eval_version_min"] = min(f.oldest_version for f in facts)
         metrics["eval_version_max"] = max(f.newest_version for f in facts)
     for place, (held_out, groups) in enumerate(results):
-        scores = score_set([_scored(group) for group in groups], solved_at)
+        scores = score_set([_score_prompt(group) for group in groups], solved_at)
         if place == 0 and groups:
             metrics |= {"eval_reward": scores["reward"], "eval_reward_greedy": scores["greedy"]}
         metrics |= {f"eval/{held_out.name}/{name}": value for name, value in scores.items()}
@@ -136,7 +136,7 @@ def majority_reward(rewards: Sequence[float], answers: Sequence[str | None]) -> 
     )
 
 
-def _scored(group: Group) -> ScoredPrompt:
+def _score_prompt(group: Group) -> ScoredPrompt:
     facts = [group.trajectories[index].facts for index in sorted(group.trajectories)]
     sampled = [f for f in facts if not f.is_greedy]
     is_answered = all(f.answer is not msgspec.UNSET for f in sampled)

@@ -1,1 +1,1 @@
-"""What a step trains, who has been told, and the lines that are written of it."""
+"""The running step and its line of metrics. Reading order: current_step, step_batch, step_lines, record."""

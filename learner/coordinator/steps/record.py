@@ -46,7 +46,7 @@ class RunRecord:
         self._started = time.monotonic()
         self._last_step_at = self._started
 
-    def stamped(self, step: int, policy_version: int, metrics: Mapping[str, float]) -> StepLine:
+    def stamp(self, step: int, policy_version: int, metrics: Mapping[str, float]) -> StepLine:
         """Return the line of a step that has just ended, with its times.
 
         A value that was not measured is absent: NaN and infinity are left out, never written.
@@ -63,7 +63,7 @@ class RunRecord:
     def write_line(self, line: StepLine) -> None:
         """Append a line. The next step's speeds count from here: no step began while this line was held back."""
         self._last_step_at = time.monotonic()
-        self._append("metrics.jsonl", {key: _rounded(value) for key, value in line.to_json().items()})
+        self._append("metrics.jsonl", {key: _round(value) for key, value in line.to_json().items()})
 
     def newest_step(self) -> int | None:
         """Return the step of the newest line of metrics, None when there is none."""
@@ -73,7 +73,7 @@ class RunRecord:
         return None if newest is None else int(newest["step"])
 
     def write_samples(self, batch: StepBatch) -> None:
-        """Append the first samples of a step as token ids with their mask; the report turns them into text."""
+        """Append samples of a step as token ids with their mask; the report decodes them."""
         for trajectory in batch.trajectories[:: max(1, len(batch.trajectories) // max(1, self._samples_per_step))][
             : self._samples_per_step
         ]:
@@ -108,6 +108,6 @@ class RunRecord:
         failpoint("run_record.after_append")
 
 
-def _rounded(value: float) -> float:
-    """Whole numbers as such; else seven digits, but to the millisecond for Unix times."""
+def _round(value: float) -> float:
+    """Round to seven digits, Unix times to the millisecond; whole numbers stay."""
     return value if isinstance(value, int) else float(f"{value:.7g}") if abs(value) < 1e8 else round(value, 3)

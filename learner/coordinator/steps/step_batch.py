@@ -1,7 +1,4 @@
-"""One optimizer step's groups, split over the ranks into micro-batches.
-
-It is decided once for all ranks: no rank plans for itself. No torch here.
-"""
+"""One step's groups, split over the ranks into micro-batches: decided once for all ranks, without torch."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -16,22 +13,22 @@ from protocol.settings.learner import LearnerSettings
 from protocol.wire.messages import MAX_GROUPS, Batch, MiniBatch
 from protocol.wire.trajectory import Trajectory
 
-# The part of a trajectory's reward that its environment gave.
+# The environment's part of a reward.
 _ENVIRONMENT = "environment"
-# How a conversation ends that was not done: see TrajectoryFacts.finish.
+# Ends of truncated conversations: see TrajectoryFacts.finish.
 _TRUNCATED = ("length", "turns", "context", "time")
 
 
 @dataclass(frozen=True)
 class StepBatch:
-    """What one step trains on, and which rank takes which part."""
+    """The groups of one step and each rank's part."""
 
-    step: int  # from 1
-    policy_version: int  # of the weights that the step starts from
-    groups: tuple[Group, ...]  # what the step trains on
-    trajectories: tuple[Trajectory, ...]  # of all groups, one group after the other
-    group_indices: list[list[int]]  # indices into trajectories that form each group
-    # one for each update: [rank][micro-batch][index into trajectories]; what is in none of them is not in the loss
+    step: int  # number of the step, from 1
+    policy_version: int  # version of the weights before the step
+    groups: tuple[Group, ...]  # groups to train on
+    trajectories: tuple[Trajectory, ...]  # trajectories of all groups, one group after the other
+    group_indices: list[list[int]]  # indices into trajectories of each group
+    # plan of each update: [rank][micro-batch][index into trajectories]; other trajectories are not in the loss
     plans: list[list[list[list[int]]]]
 
     def share_of(
@@ -39,7 +36,7 @@ class StepBatch:
     ) -> tuple[Batch, list[bytes]]:
         """Return a rank's message and its trajectories' raw arrays, three frames each.
 
-        request: what it answers. absent: the servers that the step's push is to leave out.
+        request: number of the rank's question. absent: servers that the step's push leaves out.
         """
         micro_batches = [part for plan in self.plans for part in plan[rank]]
         message = Batch(
@@ -59,7 +56,7 @@ class StepBatch:
         return message, [frame for part in micro_batches for i in part for frame in self.trajectories[i].to_buffers()]
 
     def metrics(self, combine: str = "sum") -> dict[str, float]:
-        """Return what the data alone says: rewards, staleness, lengths. combine: how parts became rewards."""
+        """Return the metrics of the data: rewards, staleness, lengths. combine: rewards.combine."""
         facts = [t.facts for t in self.trajectories]
         rewards = np.array([f.reward for f in facts])
         staleness = self.policy_version - np.array([f.oldest_version for f in facts])
@@ -79,8 +76,8 @@ class StepBatch:
         }
         if self.groups:
             metrics["equal_group_share"] = metrics["equal_groups"] / len(self.groups)
-        # An environment's reward is added: one that rewards only who wins gave the others 0. So does a part of a sum or
-        # mean. With shard a trajectory has one endpoint's part only: the others were not measured.
+        # A missing part of the environment, of a sum or of a mean is 0. With shard a trajectory has one endpoint's
+        # part, and the others were not measured.
         for name in sorted({name for f in facts for name in f.reward_parts}):
             parts = [f.reward_parts[name] for f in facts if name in f.reward_parts]
             is_added = name == _ENVIRONMENT or combine in ("sum", "mean")
@@ -96,7 +93,7 @@ class StepBatch:
 
 
 def _lengths_by_reward(rewards: NDArray[np.float64], lengths: NDArray[np.int64]) -> dict[str, float]:
-    """Return the mean length of samples of above-average reward and of the others; nothing when all are equal."""
+    """Return the mean lengths of samples with above-average reward and of the others; nothing for equal rewards."""
     is_better = rewards > rewards.mean() + 1e-8
     if not is_better.any() or is_better.all():
         return {}
@@ -107,9 +104,9 @@ def _lengths_by_reward(rewards: NDArray[np.float64], lengths: NDArray[np.int64])
 def build_step(step: int, policy_version: int, groups: Sequence[Group], settings: LearnerSettings) -> StepBatch:
     """Return the step made of these groups, cut into mini-batches, each packed and balanced over the ranks.
 
-    A mini-batch is of whole groups, in their order: what a sample is compared with is in its own update.
-    With equal_groups = skip, groups that carry no signal are left out of the plan (their gradient is zero anyway),
-    unless nothing would be left. They count as trained all the same.
+    A mini-batch has whole groups, in order: a sample is compared within its own update. With equal_groups = skip,
+    groups with equal rewards are left out of the plan, unless all are equal: their gradient is zero. They count as
+    trained.
     """
     trajectories: list[Trajectory] = []
     group_indices: list[list[int]] = []
@@ -130,7 +127,7 @@ def build_step(step: int, policy_version: int, groups: Sequence[Group], settings
 
 
 def _cut(groups: Sequence[list[int]], num_parts: int) -> list[Sequence[list[int]]]:
-    """Return the groups in their order, in parts of equal size but for one group; fewer parts when there are fewer."""
+    """Return the groups in order, in parts whose sizes differ by at most one group."""
     num_parts = min(num_parts, len(groups))
     bounds = [len(groups) * part // num_parts for part in range(num_parts + 1)]
     return [groups[start:end] for start, end in pairwise(bounds)]

@@ -46,7 +46,7 @@ class StepLines:
 
     def add(self, step: int, policy_version: int, metrics: Mapping[str, float], batch: StepBatch) -> None:
         """Write the line of a step that has ended, or hold it back; start the evaluation that is due."""
-        self.held = self._record.stamped(step, policy_version, metrics).with_values(self._take_evaluation())
+        self.held = self._record.stamp(step, policy_version, metrics).with_values(self._take_evaluation())
         self._record.write_samples(batch)
         if self._schedule.is_due(step):
             self._begin(step, policy_version, self._schedule.reported_by(step))
@@ -62,7 +62,7 @@ class StepLines:
                 return progress
             self.held = self.held.with_values(self._take_evaluation())
         if self.held.step == 0:  # it has the evaluation alone, which ends now
-            self.held = self._record.stamped(0, self.held.policy_version, self.held.values)
+            self.held = self._record.stamp(0, self.held.policy_version, self.held.values)
         self._record.write_line(self.held)
         self.held = None
         self._save_held()

@@ -125,5 +125,5 @@ class RunWriter:
 
     def _end(self, step: int, batch: StepBatch) -> None:
         self.ledger.set_meta("policy_version", str(self.version))
-        self.record.write_line(self.record.stamped(step, self.version, {**batch.metrics()}))
+        self.record.write_line(self.record.stamp(step, self.version, {**batch.metrics()}))
         self.ledger.commit()

@@ -55,7 +55,7 @@ def live(folder: Path, last_step: int = LAST_STEP, is_saving: bool = True) -> No
         ledger.commit()
         ledger.set_state(groups, "assigned", step)
         ledger.mark_trained(groups, step, step - 1)
-        record.write_line(record.stamped(step, step, {}))
+        record.write_line(record.stamp(step, step, {}))
         ledger.commit()
         if is_saving:
             save(folder, ledger, step)

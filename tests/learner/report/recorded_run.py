@@ -43,7 +43,7 @@ def record_run(folder: Path, num_steps: int, groups_per_step: int = 2, group_siz
     began = time.time() - 2.0 * num_steps
     if num_steps:
         scores = _evaluate(ledger, tokenizer, 0, (0.0, 1.0), began)
-        record.write_line(record.stamped(0, 0, {**scores}))
+        record.write_line(record.stamp(0, 0, {**scores}))
     for step in range(1, num_steps + 1):
         trajectories = []
         for place in range(groups_per_step):
@@ -61,7 +61,7 @@ def record_run(folder: Path, num_steps: int, groups_per_step: int = 2, group_siz
         metrics = {"loss": 0.1 / step, "wait_s": 0.5, "train_s": 1.0, "push_s": 0.1, "retried": 0, "skipped": 1}
         if step == num_steps:
             metrics |= _evaluate(ledger, tokenizer, step, (1.0, 1.0), began + 2.0 * num_steps)
-        record.write_line(record.stamped(step, step, {**batch.metrics(), **metrics}))
+        record.write_line(record.stamp(step, step, {**batch.metrics(), **metrics}))
         record.write_samples(batch)
     ledger.lease("e0-bad", 0, "bad", 10**6, "rollout-0", 3)
     ledger.set_state(["e0-bad"], "skipped", reason="reward: <i>timeout</i>")

@@ -30,8 +30,8 @@ def four_trajectories() -> StepBatch:
 
 def test_a_steps_line_appends_one_line_with_its_times(tmp_path: Path) -> None:
     record = RunRecord(tmp_path, samples_per_step=1)
-    record.write_line(record.stamped(1, 1, {"loss": -0.5}))
-    record.write_line(record.stamped(2, 2, {"loss": -0.25}))
+    record.write_line(record.stamp(1, 1, {"loss": -0.5}))
+    record.write_line(record.stamp(2, 2, {"loss": -0.25}))
     first, second = lines(tmp_path / "metrics.jsonl")
     assert (first["step"], first["policy_version"], first["loss"]) == (1, 1, -0.5)
     assert (second["step"], second["loss"]) == (2, -0.25)
@@ -41,7 +41,7 @@ def test_a_steps_line_appends_one_line_with_its_times(tmp_path: Path) -> None:
 
 def test_a_steps_line_leaves_out_what_is_not_finite(tmp_path: Path) -> None:
     record = RunRecord(tmp_path, 1)
-    record.write_line(record.stamped(1, 1, {"loss": math.nan, "kl": math.inf, "entropy": 0}))
+    record.write_line(record.stamp(1, 1, {"loss": math.nan, "kl": math.inf, "entropy": 0}))
     (line,) = lines(tmp_path / "metrics.jsonl")
     assert "loss" not in line
     assert "kl" not in line
@@ -50,16 +50,16 @@ def test_a_steps_line_leaves_out_what_is_not_finite(tmp_path: Path) -> None:
 
 def test_a_steps_line_adds_speeds_when_samples_were_counted(tmp_path: Path) -> None:
     record = RunRecord(tmp_path, 1)
-    record.write_line(record.stamped(1, 1, {"num_samples": 8, "num_model_tokens": 80}))
+    record.write_line(record.stamp(1, 1, {"num_samples": 8, "num_model_tokens": 80}))
     (line,) = lines(tmp_path / "metrics.jsonl")
     assert line["tokens_per_s"] == pytest.approx(10 * line["samples_per_s"], rel=1e-5)
 
 
 def test_a_steps_line_keeps_earlier_lines_of_the_run(tmp_path: Path) -> None:
     record = RunRecord(tmp_path, 1)
-    record.write_line(record.stamped(1, 1, {}))
+    record.write_line(record.stamp(1, 1, {}))
     record = RunRecord(tmp_path, 1)
-    record.write_line(record.stamped(2, 2, {}))
+    record.write_line(record.stamp(2, 2, {}))
     assert [line["step"] for line in lines(tmp_path / "metrics.jsonl")] == [1, 2]
 
 
@@ -88,7 +88,7 @@ def test_write_samples_writes_nothing_when_none_are_asked_for(tmp_path: Path) ->
 def test_a_steps_line_says_when_the_folder_is_gone(tmp_path: Path) -> None:
     record = RunRecord(tmp_path / "gone", 1)
     with pytest.raises(OperatorError) as caught:
-        record.write_line(record.stamped(1, 1, {}))
+        record.write_line(record.stamp(1, 1, {}))
     assert str(caught.value) == (
         f"{tmp_path / 'gone' / 'metrics.jsonl'} cannot be written: No such file or directory. "
         "Free the disk, then run again."
@@ -97,9 +97,9 @@ def test_a_steps_line_says_when_the_folder_is_gone(tmp_path: Path) -> None:
 
 def test_speeds_count_from_the_line_before_though_it_was_held_back(tmp_path: Path) -> None:
     record = RunRecord(tmp_path, 1)
-    held = record.stamped(1, 1, {})
+    held = record.stamp(1, 1, {})
     time.sleep(0.2)
     record.write_line(held)
-    line = record.stamped(2, 2, {"num_samples": 1, "num_model_tokens": 1})
+    line = record.stamp(2, 2, {"num_samples": 1, "num_model_tokens": 1})
     assert line.values["time_s"] - held.values["time_s"] >= 0.19
     assert 1 / line.values["samples_per_s"] <= line.values["time_s"] - held.values["time_s"] - 0.19
