@@ -95,7 +95,7 @@ class Fleet:
         nodes: list[str] | None = None,
         resources: dict[str, float] | None = None,
     ) -> list[Any]:
-        """Return handles of `StandbyProcess` actors, which end with `borrower`, the one actor in this list.
+        """Return handles of `StandbyProcess` actors, which end with the one actor in `borrower`.
 
         num_gpus, nodes, resources: as for `ensure`. Raises: as `admit` does.
         """
@@ -113,13 +113,11 @@ class Fleet:
     ) -> list[ServerInfo]:
         """Return num_servers ready servers with the engine of `spec`, an EngineRequest.
 
-        Servers with this engine in a place of this kind are kept warm; others are stopped. Missing servers, and the
-        engines of processes that Ray has restarted, are started in parallel. num_gpus: GPUs of each; the cluster must
-        have them, or Ray waits for ever. nodes: Ray's name of each server's node; None: over all nodes. resources:
-        custom resources of each. may_be_late: when one server is ready, the others are returned before their engines
-        start.
-        Raises: OperatorError with a cure; NeighbourError with the end of the engine's log. The servers that did start
-        stay warm for the next try.
+        Servers with this engine in a matching place stay warm; others are stopped. Missing servers and engines start in
+        parallel. num_gpus: GPUs of each; without them Ray waits for ever. nodes: Ray's name of each server's node;
+        None: over all nodes. resources: custom resources of each. may_be_late: when one server is ready, the others are
+        returned before their engines start.
+        Raises: OperatorError with a cure; NeighbourError with the end of the engine's log. Started servers stay warm.
         """
         request = EngineRequest.model_validate(spec)
         fingerprint = request.fingerprint()
@@ -147,9 +145,7 @@ class Fleet:
     async def add(
         self, spec: dict[str, Any], nodes: list[str], num_gpus: float = 0, resources: dict[str, float] | None = None
     ) -> list[ServerInfo]:
-        """Start one more server on each of these nodes. Arguments and errors: as for `ensure`; after an error no new
-        server is left.
-        """
+        """Start a server on each of these nodes. Arguments, errors: as for `ensure`; an error leaves no new server."""
         request = EngineRequest.model_validate(spec)
         async with self._changing:
             taken = set(server_names())
@@ -175,7 +171,7 @@ class Fleet:
 
         Raises: NeighbourError, OperatorError or SettingsError with a cure.
         """
-        # Imported late: a fleet must start and report errors even when a room of the checkout is broken.
+        # Imported late: a fleet must start even when a room of the checkout is broken.
         from rollout.neighbours.node import this_node
         from rollout.neighbours.services import Services
 

@@ -1,7 +1,6 @@
-"""Where Ray starts actors, and the processes that a run borrows for its learner ranks.
+"""Places of Ray actors, and the standby processes that a run borrows for its learner ranks.
 
-Standby processes are warm before a run needs them: they hold slow imports and nothing of ours. So a process that waited
-for hours runs the code that is there when it is used.
+A standby process holds slow imports and nothing of ours, so that it runs the code of the moment when it is used.
 """
 
 import asyncio
@@ -52,12 +51,12 @@ class ActorPlace:
         }
 
     def __str__(self) -> str:
-        """Return " on node IP"; empty where no node is named, or Ray does not know it."""
+        """Return " on node IP"; empty without a known node."""
         known = {node["NodeID"]: node["NodeManagerAddress"] for node in ray.nodes()} if self.node_id else {}
         return f" on node {known[self.node_id]}" if self.node_id in known else ""
 
     def matches(self, node_id: str | None, assigned: Mapping[str, float]) -> bool:
-        """Return whether an actor is in such a place. node_id: its node. assigned: the resources that Ray reports."""
+        """Return whether an actor on this node, with these resources by Ray's count, is in such a place."""
         wanted = {name: amount for name, amount in {"GPU": self.num_gpus, **self.resources}.items() if amount}
         return self.node_id in (None, node_id) and dict(assigned) == wanted
 
@@ -76,7 +75,7 @@ def this_node() -> str:
 
 
 def assigned_here() -> dict[str, float]:
-    """Return the resources of this actor as Ray counts them, without CPUs and memory, which are not planned."""
+    """Return the resources of this actor as Ray counts them, without CPUs and memory."""
     assigned = ray.get_runtime_context().get_assigned_resources()
     return {name: float(amount) for name, amount in assigned.items() if amount and name not in ("CPU", "memory")}
 
@@ -93,14 +92,14 @@ class StandbyProcess:
     def load(self, class_path: str, environment: Mapping[str, str], *arguments: Any) -> None:
         """Make the object of the class `module:Class` for `call`.
 
-        environment: variables of the borrower that this process was started without.
+        environment: further variables, from the borrower.
         """
         os.environ.update(environment)
         module, _, name = class_path.partition(":")
         self._object = getattr(import_module(module), name)(*arguments)
 
     def is_warm(self) -> bool:
-        """Return True, once everything is imported."""
+        """Return True after the imports."""
         return True
 
     def call(self, method: str, *arguments: Any) -> Any:
@@ -109,13 +108,13 @@ class StandbyProcess:
 
 
 class StandbyPool:
-    """The fleet's standby processes, in its event loop. On a cluster with GPUs none waits: it would hold one."""
+    """The fleet's standby processes. On a cluster with GPUs none is idle: it would hold a GPU."""
 
     def __init__(self) -> None:
         self._idle: list[Any] = []
-        self._borrower: Any = None  # actor that may borrow; None: none was admitted yet
-        self._lent: list[Any] = []  # processes that it has borrowed
-        self._watching: asyncio.Task[None] | None = None  # ends after the borrower and its processes have ended
+        self._borrower: Any = None  # admitted actor; None: there was none yet
+        self._lent: list[Any] = []  # its borrowed processes
+        self._watching: asyncio.Task[None] | None = None  # ends with the borrower and its processes
 
     @property
     def is_lending(self) -> bool:
@@ -145,9 +144,9 @@ class StandbyPool:
             self._idle += [_start(here) for _ in range(num_processes - len(self._idle))]
 
     async def lend(self, places: Sequence[ActorPlace]) -> list[Any]:
-        """Return a process for each place, in order, to the admitted borrower, for as long as it lives.
+        """Return a process for each place, in order, for as long as the admitted borrower lives.
 
-        Idle processes are lent first, where a place asks for no more than a process on this node.
+        Idle processes are lent first, for places without resources on this node.
         """
         here = this_node()
         fitting = [number for number, place in enumerate(places) if place in (ActorPlace(here, 0), ActorPlace(None, 0))]
@@ -167,7 +166,7 @@ class StandbyPool:
             ray.kill(self._idle.pop())
 
     async def _end_with(self, borrower: Any, lent: Sequence[Any]) -> None:
-        """End the lent processes when their borrower is gone, for any reason; then refill for the next one."""
+        """End the lent processes when their borrower is gone, and refill the pool."""
         with contextlib.suppress(RayError):  # it crashed or was killed
             await borrower.live.remote()
         _end(lent)

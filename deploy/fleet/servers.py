@@ -33,7 +33,7 @@ class HostedServer:
     async def start(self, files: Mapping[str, bytes] | None = None) -> dict[str, object]:
         """Start as the server's class does, and exempt its memory from garbage collection.
 
-        A collection among the objects of vLLM and torch finds nothing, and blocks all event loops for 0.1 s or more.
+        A collection of vLLM's and torch's objects finds nothing, and blocks all event loops for 0.1 s or more.
         """
         described: dict[str, object] = await super().start(files)  # type: ignore[misc]
         if not gc.get_freeze_count():
@@ -67,7 +67,7 @@ def host_class(server_class: str) -> type:
 
 
 class LongestWait:
-    """The calls to servers under way, for a command that waits for the fleet. clock: in seconds."""
+    """The calls to servers under way. clock: in seconds."""
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self._clock = clock

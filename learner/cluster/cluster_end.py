@@ -27,7 +27,7 @@ def cluster_end(cluster: ClusterState) -> str | None:
 
 
 def check_cluster(cluster: ClusterState) -> None:
-    """Raise NeighbourError when Ray is gone: its own calls would wait a minute, and then end this process."""
+    """Raise NeighbourError when Ray is gone."""
     if (end := cluster_end(cluster)) is not None:
         raise NeighbourError("the cluster", end)
 

@@ -49,7 +49,7 @@ def put_to_sleep(names: Sequence[str], spec: RunSpec) -> None:
 
 
 def detach_servers(names: Sequence[str]) -> None:
-    """Detach the servers, which stay warm. The fleet deals with a server that does not answer."""
+    """Detach the servers, which stay warm; ignore one that does not answer."""
     with contextlib.suppress(RayError):
         references = [server(name).detach.remote() for name in names if is_alive(name)]
         ray.wait(references, num_returns=len(references), timeout=10.0) if references else None
@@ -91,13 +91,13 @@ class ServerCalls:
         self._coordinator = coordinator
 
     def ask(self, name: str, method: str, *arguments: Any) -> Any:
-        """Return a reference to a server's answer. The answer of a server that is gone is an error."""
+        """Return a reference to a server's answer."""
         if method == "start":  # Ray may have restarted its process on a node that lacks the model's files
             arguments = (self._engine.files,)
         return getattr(server(name), method).remote(*arguments)
 
     def is_done(self, reference: Any) -> bool:
-        """Return whether the answer or error is there."""
+        """Return whether the answer or an error is there."""
         return is_done(reference)
 
     def result(self, reference: Any, name: str) -> Any:
@@ -123,7 +123,7 @@ class ServerCalls:
 
 
 class RayServer:
-    """A rollout server's weight controls (`protocol.weights.controls.ServerControls`); each call is one Ray call."""
+    """The weight controls of a rollout server (`protocol.weights.controls.ServerControls`) as Ray calls."""
 
     def __init__(self, name: str) -> None:
         self.name = name

@@ -27,7 +27,7 @@ class RoleRequest:
 
 
 class FreeCapacity:
-    """The unused GPUs and custom resources of each node; the head comes first."""
+    """The unused GPUs and custom resources of each node, the head first."""
 
     def __init__(self, nodes: Sequence[Node]) -> None:
         self.nodes = sorted(nodes, key=lambda node: not node.is_head)
@@ -110,7 +110,7 @@ def assign_together(
 def place(request: RoleRequest, capacity: FreeCapacity, reserve_for: RoleRequest | None = None) -> list[Node] | None:
     """Return a node for each of these processes and take it from the capacity; None when they do not fit.
 
-    reserve_for: the role that is placed next: it keeps the most places. None: the first nodes that fit are used.
+    reserve_for: role that is placed next and keeps the most places; None: use the first nodes that fit.
     """
     numbers: Sequence[int] = range(len(capacity.nodes))
     fits = [min(capacity.fits(request, number), request.count) for number in numbers]
@@ -146,7 +146,7 @@ def _num_places(request: RoleRequest, capacity: FreeCapacity) -> int:
 
 
 def _pack(fits: Sequence[int], count: int) -> dict[int, int]:
-    """Return node -> processes: the first node that holds all, else the largest nodes until all have a place."""
+    """Return node -> processes: the first node that holds all, else the largest nodes."""
     whole = [number for number, fit in enumerate(fits) if fit >= count][:1]
     counts: dict[int, int] = {}
     for number in whole or sorted(range(len(fits)), key=lambda number: -fits[number]):
@@ -168,7 +168,7 @@ def _spread(fits: Sequence[int], count: int) -> dict[int, int]:
 
 
 def _take_both(each: Sequence[tuple[RoleRequest, int]], capacity: FreeCapacity, number: int) -> bool:
-    """Take these counts of both roles from a node; False when they do not fit: the node is not used then."""
+    """Take these counts of both roles from a node; return whether they fit."""
     for request, count in each:
         if capacity.fits(request, number) < count:
             return False

@@ -24,7 +24,7 @@ from protocol.settings.settings import Settings
 
 _RANK = "learner rank"
 _SERVER = "rollout server"
-# Shares of one GPU that make Ray put one rank and one server on each GPU. Servers take theirs first.
+# Shares with which Ray puts one rank and one server on each GPU. Servers take theirs first.
 _SERVERS_SHARE, _RANKS_SHARE = 0.6, 0.4
 
 

@@ -230,8 +230,8 @@ def _go_back_to(checkpoint: Checkpoint, folder: Path) -> None:
 def _set_aside_accounts(folder: Path) -> None:
     """Move away the accounts of a run that crashed before its first checkpoint: its weights no longer exist.
 
-    The ledger is moved last: while it exists, the next start repeats the move. Its log is moved right before it, under
-    a matching name, so that SQLite still opens them together.
+    The ledger is moved last: while it exists, the next start repeats the move. Its log gets a matching name, so that
+    SQLite still opens them together.
     """
     before = f"before_{_mtime(folder / LEDGER) if (folder / LEDGER).exists() else int(time.time())}_"
     for name in (*RECORDS, *LOGS, LEDGER):

@@ -15,7 +15,7 @@ _OTHER_BYTES = 64 << 20  # ledger, logs, metrics, descriptions
 
 
 def check_disk(folder: Path, settings: Settings, sizes: Sizes) -> None:
-    """Raise OperatorError when the disk cannot hold the run's checkpoints, or its folder cannot be written."""
+    """Raise OperatorError when the disk cannot hold the run's checkpoints or cannot be written."""
     existing = folder
     while not existing.exists():
         existing = existing.parent
