@@ -1,16 +1,13 @@
 """An index folder that is complete or absent: built in a temporary folder, manifest last, then renamed.
 
-The folder also holds the documents, so later changes of the JSONL file do not matter. Several services may open or
-build one folder at once.
+The folder also holds the documents, so later changes of the JSONL file do not matter. Several services may open and
+build one folder; builders wait for each other.
 """
 
-import contextlib
-import errno
 import json
+import math
 import os
 import shutil
-import tempfile
-import time
 from collections.abc import Mapping
 from pathlib import Path
 
@@ -24,9 +21,6 @@ from retriever.indexes.by_name import IndexOptions, kind_named
 from retriever.indexes.index import Index, IndexKind
 
 MANIFEST = "MANIFEST.json"
-_MAX_RENAMES = 10
-# A builder creates its folder a moment before it locks it.
-_MIN_AGE_S = 10.0
 # 2: the index folder holds the corpus.
 _SCHEMA_VERSION = 2
 
@@ -90,15 +84,16 @@ def open_index(
 
 
 def build_index(folder: Path, corpus_path: Path, name: str, kind: IndexKind | None = None) -> tuple[Index, Corpus]:
-    """Return the index and its corpus after replacing folder with them."""
+    """Return the index and its corpus after replacing folder with them. Waits for other builders of the folder."""
     kind = kind or kind_named(name)
     folder = folder.resolve()  # replace the target of a link, not the link
     _refuse_other_folder(folder)
+    aside = folder.with_name(f".{folder.name}.building")
     try:
         folder.parent.mkdir(parents=True, exist_ok=True)
-        _remove_abandoned(folder)
-        aside = Path(tempfile.mkdtemp(prefix=_aside_prefix(folder), dir=folder.parent))
-        with locked(aside):
+        with locked(folder.with_name(f".{folder.name}.lock"), wait_s=math.inf):
+            shutil.rmtree(aside, ignore_errors=True)  # from a killed builder
+            aside.mkdir()
             try:
                 corpus = read_corpus(corpus_path, aside)
                 recipe = recipe_of(name, kind, corpus.digest)
@@ -106,7 +101,7 @@ def build_index(folder: Path, corpus_path: Path, name: str, kind: IndexKind | No
                 index = kind.build(corpus, scratch)
                 index.save(aside)
                 _write_manifest(aside, recipe, len(corpus))
-                _move_into_place(aside, folder)
+                _replace(folder, aside)
                 shutil.rmtree(scratch, ignore_errors=True)
             finally:
                 shutil.rmtree(aside, ignore_errors=True)
@@ -115,10 +110,6 @@ def build_index(folder: Path, corpus_path: Path, name: str, kind: IndexKind | No
             f"retriever: the index cannot be written to {folder} ({error.strerror}). Choose another --index-path."
         ) from None
     return index, corpus
-
-
-def _aside_prefix(folder: Path) -> str:
-    return f".{folder.name}.building-"
 
 
 def _scratch(folder: Path, recipe: Mapping[str, str | int | float]) -> Path:
@@ -130,21 +121,6 @@ def _digest_of_recipe(recipe: Mapping[str, str | int | float]) -> str:
     return blake3(json.dumps(recipe, sort_keys=True).encode()).hexdigest()
 
 
-def _remove_abandoned(folder: Path) -> None:
-    """Remove the temporary folders of killed builders; a live builder holds a lock on its folder."""
-    for name in os.listdir(folder.parent):
-        path = folder.parent / name
-        if not name.startswith(_aside_prefix(folder)):
-            continue
-        with contextlib.suppress(OSError):  # removed or locked by another process
-            if time.time() - path.stat().st_ctime < _MIN_AGE_S:
-                continue
-            if not path.is_dir():
-                continue
-            with locked(path):
-                shutil.rmtree(path, ignore_errors=True)
-
-
 def _write_manifest(folder: Path, recipe: dict[str, str | int | float], num_documents: int) -> None:
     files = {path.name: _digest(path) for path in sorted(folder.iterdir())}
     manifest = Manifest(recipe=recipe, num_documents=num_documents, files=files)
@@ -152,20 +128,14 @@ def _write_manifest(folder: Path, recipe: dict[str, str | int | float], num_docu
     folder.chmod(0o755)
 
 
-def _move_into_place(aside: Path, folder: Path) -> None:
-    """Rename aside to folder, after renaming an older index away. The last of several concurrent builders wins."""
-    old = aside.with_name(f"{aside.name}.old")
-    for _ in range(_MAX_RENAMES):
-        try:
-            os.rename(aside, folder)
-            return
-        except OSError as error:
-            if error.errno not in (errno.ENOTEMPTY, errno.EEXIST):
-                raise
-        with contextlib.suppress(FileNotFoundError):
-            os.rename(folder, old)
-            shutil.rmtree(old, ignore_errors=True)
-    raise OSError(errno.EBUSY, "other services keep replacing it")
+def _replace(folder: Path, new: Path) -> None:
+    """Rename new to folder, after renaming an older index away. The caller holds the lock."""
+    old = new.with_name(f".{folder.name}.old")
+    shutil.rmtree(old, ignore_errors=True)
+    if folder.exists():
+        os.rename(folder, old)
+    os.rename(new, folder)
+    shutil.rmtree(old, ignore_errors=True)
 
 
 def _refuse_other_folder(folder: Path) -> None:

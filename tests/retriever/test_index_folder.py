@@ -1,6 +1,5 @@
 """An index on disk: reused when it fits, built again when not, never half written."""
 
-import fcntl
 import json
 import os
 from concurrent.futures import ThreadPoolExecutor
@@ -9,7 +8,6 @@ from pathlib import Path
 import pytest
 
 from protocol.errors import OperatorError
-from retriever import index_folder
 from retriever.corpus import digest_of
 from retriever.index_folder import MANIFEST, build_index, open_index, open_or_build
 from retriever.indexes.bm25 import Bm25Index
@@ -41,7 +39,7 @@ def test_open_or_build_builds_again_for_another_corpus(tmp_path: Path, corpus: P
     index, documents, was_built = open_or_build(folder, corpus, "bm25")
     assert was_built is True
     assert index.search(["turku"], 1)[0][0].row == 0
-    assert os.listdir(folder.parent) == ["index"]
+    assert sorted(os.listdir(folder.parent)) == [".index.lock", "index"]
     assert (list(documents.ids), list(before.ids)) == (["3"], ["1", "2"])  # who has the old one open reads on
 
 
@@ -87,46 +85,41 @@ def test_open_index_refuses_a_folder_without_its_manifest(tmp_path: Path, corpus
     assert open_index(tmp_path / "index", digest_of(corpus), "bm25") is None
 
 
-def test_build_leaves_a_strange_folder_alone(tmp_path: Path, corpus: Path) -> None:
+def test_build_does_not_change_a_folder_with_other_files(tmp_path: Path, corpus: Path) -> None:
     (tmp_path / "thesis.txt").write_text("precious")
     with pytest.raises(OperatorError, match="holds files that are not an index of this service"):
         build_index(tmp_path, corpus, "bm25")
     assert (tmp_path / "thesis.txt").read_text() == "precious"
 
 
-def test_build_of_a_wrong_corpus_leaves_nothing(tmp_path: Path, corpus: Path) -> None:
+def test_build_of_an_invalid_corpus_leaves_no_index(tmp_path: Path, corpus: Path) -> None:
     corpus.write_text("[]\n")
     with pytest.raises(OperatorError, match="line 1 of"):
         build_index(tmp_path / "indexes" / "index", corpus, "bm25")
-    assert os.listdir(tmp_path / "indexes") == []
+    assert os.listdir(tmp_path / "indexes") == [".index.lock"]
 
 
-def test_build_by_several_at_once_leaves_one_whole_index(tmp_path: Path, corpus: Path) -> None:
+def test_concurrent_builds_leave_one_index(tmp_path: Path, corpus: Path) -> None:
     folder = tmp_path / "indexes" / "index"
     with ThreadPoolExecutor(4) as threads:
         for built in [threads.submit(build_index, folder, corpus, "bm25") for _ in range(12)]:
             built.result()
     assert open_index(folder, digest_of(corpus), "bm25") is not None
-    assert os.listdir(folder.parent) == ["index"]
+    assert sorted(os.listdir(folder.parent)) == [".index.lock", "index"]
 
 
-def test_build_removes_what_killed_builders_left(tmp_path: Path, corpus: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    for name in (".index.building-dead", ".index.building-gone.old", ".index.building-lives", ".index.mine", "index2"):
+def test_build_removes_the_folders_of_killed_builders(tmp_path: Path, corpus: Path) -> None:
+    for name in (".index.building", ".index.old", ".index.mine", "index2"):
         (tmp_path / name).mkdir()
-    lock = os.open(tmp_path / ".index.building-lives", os.O_RDONLY)
-    fcntl.flock(lock, fcntl.LOCK_EX)
-    build_index(tmp_path / "index", corpus, "bm25")  # all of them may just have been made
-    assert len(os.listdir(tmp_path)) == 7
-    monkeypatch.setattr(index_folder, "_MIN_AGE_S", 0.0)
+        (tmp_path / name / "file").touch()
     build_index(tmp_path / "index", corpus, "bm25")
-    os.close(lock)
-    assert sorted(os.listdir(tmp_path)) == [".index.building-lives", ".index.mine", "index", "index2", "source"]
+    assert sorted(os.listdir(tmp_path)) == [".index.lock", ".index.mine", "index", "index2", "source"]
 
 
-def test_build_goes_where_a_link_leads(tmp_path: Path, corpus: Path) -> None:
+def test_build_follows_a_link(tmp_path: Path, corpus: Path) -> None:
     (tmp_path / "disk").mkdir()
     (tmp_path / "index").symlink_to(tmp_path / "disk" / "index")
     for was_built in (True, False):
         assert open_or_build(tmp_path / "index", corpus, "bm25")[2] is was_built
     assert (tmp_path / "index").is_symlink()
-    assert os.listdir(tmp_path / "disk") == ["index"]
+    assert sorted(os.listdir(tmp_path / "disk")) == [".index.lock", "index"]
