@@ -1,8 +1,7 @@
 """Refuses late calls of a weight push: only the newest attempt of the attached run's learner may act.
 
 The learner stops waiting for a call after a deadline and starts the next attempt. The call is not cancelled: it may
-still run here, or arrive after calls of the next attempt. Two attempts to join at once would leave one of the two
-groups, and the next push would wait for a server that is in the other one.
+still run here, or arrive later. Two attempts to join at once would leave the server in the wrong group.
 """
 
 import asyncio

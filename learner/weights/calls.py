@@ -1,7 +1,6 @@
 """Calls to several rollout servers at once, each with a deadline, and with pings while it runs.
 
-A call to a stopped process or over a cut link does not fail, it hangs. The deadline is for slow work, so pings find an
-unreachable server earlier.
+A call to a stopped process or over a cut link hangs. Pings find that long before the deadline, which is for slow work.
 
 Example: faults = await ask_all(servers, "prepare", lambda server: server.prepare(attempt, update), limits)
          # {"sluice-rollout-1": Fault("sluice-rollout-1 answered no ping for 8 s while it was to prepare")}
@@ -69,10 +68,7 @@ async def ask_all(
 
 
 async def ask(server: ServerControls, verb: str, call: Call, limits: Limits) -> Fault | None:
-    """Call one server and return its fault, None when the call succeeded.
-
-    limits: a deadline of infinity means that only pings limit the call.
-    """
+    """Call one server and return its fault, None when the call succeeded."""
     work, silence = asyncio.ensure_future(call(server)), asyncio.ensure_future(_silence(server, limits.silence_s))
     timeout_s = None if limits.deadline_s == float("inf") else limits.deadline_s
     try:
@@ -93,8 +89,7 @@ async def ask(server: ServerControls, verb: str, call: Call, limits: Limits) -> 
 async def _silence(server: ServerControls, silence_s: float) -> None:
     """Return when no ping was answered for silence_s, at most an eighth later.
 
-    A ping that fails counts as unanswered: over a cut link, new connections fail and calls on old ones hang. A server
-    that is gone also fails the call itself, and earlier.
+    A ping that fails counts as unanswered: over a cut link, new connections fail and calls on old ones hang.
     """
     await asyncio.sleep(silence_s / _NUM_PARTS)
     num_silent = 1  # consecutive parts; counted rather than timed, so that a pause of this process is one part

@@ -24,6 +24,7 @@ from protocol.weights.group import BroadcastGroup
 
 _LEAVE_LIMITS = Limits(5.0)
 _MAX_UNEXPLAINED = 2
+_OWN_ERROR_S = 2 * ERROR_GRACE_S  # wait for the servers' own errors, which `ask_all` itself collects for half of it
 
 T = TypeVar("T")
 
@@ -180,13 +181,13 @@ class WeightLink:
             if not work.done() and (not done or asked.result()):
                 work.cancel()
                 if not asked.done():  # a server's own deadline ends in the same moment
-                    await asyncio.wait({asked}, timeout=ERROR_GRACE_S)
+                    await asyncio.wait({asked}, timeout=_OWN_ERROR_S)
                 self._check(asked.result() if asked.done() and not asked.cancelled() else {})
                 raise self._failure({}, f"{', '.join(self.names)} did not {state} within {limit_s} s")
         if (error := work.exception()) is None:
             return work.result()
         # A server that failed also closes its connection. Its own error says more than the closing does.
-        await asyncio.wait({asked}, timeout=ERROR_GRACE_S)
+        await asyncio.wait({asked}, timeout=_OWN_ERROR_S)
         if asked.done():
             self._check(asked.result())
         raise self._failure({}, f"{', '.join(self.names)} did not {state}: {first_line(error)}")

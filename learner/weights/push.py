@@ -12,12 +12,10 @@ Each state is a call to every server of a link (`learner.weights.link`), all lin
 
 1. gather    rank 0 has the first bucket, from all ranks
 2. prepare   the servers get the metadata message and are ready for the first byte
-3. receive   buckets by broadcast, two in memory at a time; the next one is gathered during a broadcast, and no link
-             waits for a hanging one (`learner.weights.feed`)
-4. commit    version and digest. The server pauses after the current token, compares its digest, loads the weights and
-             resumes, with the requests in flight and their cache
-5. verify    the logprobs of a fixed text are compared with the learner's (`learner.rank.probe`); only a server that
-             computes the same begins and ends turns with the version
+3. receive   buckets by broadcast, two in memory at a time; the next one is gathered during a broadcast
+4. commit    version and digest. The server pauses, compares its digest, loads the weights and resumes
+5. verify    the logprobs of a fixed text are compared with the learner's (`learner.rank.probe`); only then does a
+             server begin and end turns with the version
 
 Over gloo a server generates until state 4. Without a second copy of the weights it pauses from state 2 on.
 
@@ -226,7 +224,7 @@ class WeightPusher:
             await link.join()
         except LinkFailedError as error:
             self.faults |= error.faults
-        else:  # it has the weights after the next push; until then the earlier reason stands
+        else:  # the earlier reason remains until the next push
             for name in link.names:
                 fault = self.faults.get(name, _NOT_JOINED)
                 self.faults[name] = _LATE if fault is _NOT_JOINED else replace(fault, is_own=False)

@@ -17,10 +17,8 @@ def learner_name(run_id: str, incarnation: int) -> str:
 class ServerControls(Protocol):
     """The weight controls of one rollout server. Any call may raise anything when the server is gone.
 
-    A call that the learner stops waiting for is not cancelled: it may arrive, or still run, after the next attempt has
-    begun. Each call therefore has its attempt. `join_weights`, `prepare`, `sleep` and `wake` begin an attempt and
-    cancel calls of earlier ones. The other calls of any attempt but the newest, and of any other learner than the
-    attached run's, are refused.
+    `join_weights`, `prepare`, `sleep` and `wake` begin an attempt and cancel calls of earlier ones. Late calls of
+    earlier attempts, and calls of another learner than the attached run's, are refused.
     """
 
     @property
@@ -31,10 +29,7 @@ class ServerControls(Protocol):
         ...
 
     async def prepare(self, attempt: Attempt, update: dict[str, Any]) -> None:
-        """Get ready for one push's buckets, before the first is sent. update: `wire.update_message`.
-
-        Generation continues if there is memory for a second copy of the weights, and pauses otherwise.
-        """
+        """Get ready for one push's buckets. update: `wire.update_message`. Without a second copy, generation pauses."""
         ...
 
     async def receive(self, attempt: Attempt) -> None:
@@ -44,7 +39,6 @@ class ServerControls(Protocol):
     async def commit(self, attempt: Attempt, version: int, digest: str) -> float:
         """Make the received weights policy version `version`; returns the pause of generation in seconds.
 
-        Requests in flight continue. No turn begins, and none with tokens of this version ends, before `serve`.
         Raises: NeighbourError when the digest differs: nothing is generated then until a push succeeds.
         """
         ...
@@ -54,27 +48,23 @@ class ServerControls(Protocol):
         ...
 
     async def serve(self, attempt: Attempt, version: int) -> None:
-        """Use the committed version, which the learner has verified. Raises: NeighbourError for another version."""
+        """Let turns begin and end with the committed version, which the learner has verified."""
         ...
 
     async def leave(self, attempt: Attempt) -> None:
-        """Leave the broadcast group; with intact weights, generation continues."""
+        """Leave the broadcast group."""
         ...
 
     async def sleep(self, attempt: Attempt) -> None:
-        """Freeze generation after the current token and free the device's memory. Repeatable.
-
-        Requests in flight continue after `wake`; their cache is computed again. Calls to sleep and to wake are attempts
-        of their own, numbered apart from pushes.
-        """
+        """Freeze generation after the current token and free the device's memory. Numbered apart from pushes."""
         ...
 
     async def wake(self, attempt: Attempt) -> None:
-        """Take the device's memory back; generation resumes if the weights are verified. Repeatable."""
+        """Take the device's memory back; generation resumes if the weights are verified."""
         ...
 
     async def ping(self) -> None:
-        """Return at once: the server is reachable and its event loop runs."""
+        """Return at once."""
         ...
 
 

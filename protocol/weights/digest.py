@@ -2,8 +2,7 @@
 
 A parameter's bytes are rows of ROW_BYTES signed bytes. Each row times a fixed matrix of small integers gives NUM_SUMS
 sums, which are exact in 32 bits. The rows' sums, each times its row's fixed odd number, are added modulo 2**64. Integer
-arithmetic gives the same result on every device. A GPU reads the bytes once, through its matrix units, and sends 128
-bytes per parameter to the host. The digest guards against faults, not against an adversary.
+arithmetic gives the same result on every device. The digest guards against faults, not against an adversary.
 
 Shapes: R rows of a parameter, ROW_BYTES bytes per row, NUM_SUMS sums per row.
 """
@@ -36,8 +35,8 @@ _TOGETHER_ROWS = 1 << 11  # of small parameters at once, 8 MiB
 class WeightDigest:
     """Digests of a push's parameters, bucket by bucket.
 
-    Both sides add the bytes that they sent or received. The digest covers names, types, shapes and bytes, but not the
-    buckets and the order, so that a model file has the digest of the same model on a server.
+    It covers names, types, shapes and bytes, but not the buckets and the order, so that a model file has the digest of
+    the same model on a server.
     """
 
     def __init__(self, buckets: Sequence[Bucket]) -> None:
@@ -45,7 +44,7 @@ class WeightDigest:
         self._found: list[tuple[str, str, tuple[int, ...], Tensor]] = []
 
     def add(self, flat: Tensor) -> None:
-        """Add the next bucket, a contiguous uint8 tensor on any device; nothing waits for the device."""
+        """Add the next bucket, a contiguous uint8 tensor on any device, without waiting for the device."""
         bucket = next(self._left)
         sums = sums_of_all([tensor for _, tensor in bucket_views(flat, bucket)])
         for meta, found in zip(bucket, sums, strict=True):
@@ -95,10 +94,7 @@ def byte_sums(tensor: Tensor, first_byte: int = 0) -> Tensor:
 
 
 def sums_of_all(tensors: Sequence[Tensor]) -> list[Tensor]:
-    """Return `byte_sums` of each contiguous tensor.
-
-    Small tensors are summed together: for a few rows, the calls take longer than the sums.
-    """
+    """Return `byte_sums` of each contiguous tensor. Small tensors are summed together, which saves calls."""
     found: dict[int, Tensor] = {}
     small: list[int] = []
     for number, tensor in enumerate(tensors):
@@ -112,7 +108,7 @@ def sums_of_all(tensors: Sequence[Tensor]) -> list[Tensor]:
 
 
 def _sums_together(tensors: Sequence[Tensor]) -> Tensor:
-    """Return the sums of parameters on one device, int64 [parameters, NUM_SUMS], by one multiplication."""
+    """Return the sums of parameters on one device, int64 [parameters, NUM_SUMS]."""
     import torch
 
     lengths = [_num_rows(tensor) for tensor in tensors]

@@ -92,11 +92,7 @@ class GlooGroup:
 
 
 class NcclGroup:
-    """A group of GPUs, joined by vLLM's protocol for NCCL weight transfer.
-
-    NCCL has no deadline: `close` aborts a broadcast that waits for a lost peer. The peers' workers hang until their
-    processes end.
-    """
+    """A group of GPUs, joined by vLLM's protocol. NCCL has no deadline: `close` aborts a broadcast that hangs."""
 
     device = "cuda"
 

@@ -1,11 +1,9 @@
 """Calls that Sluice adds to vLLM's engine process, so that a push costs generation the time of one message.
 
 vLLM's client calls methods of `EngineCore` by name, between two engine steps. With vLLM's own calls, a commit would
-need five messages (pause, digest, load, version, resume), each queued behind other work while nothing is generated.
-`wake_frozen` takes memory back after a sleep without resuming generation, which vLLM's own call always does.
+need five messages, each queued behind other work while nothing is generated.
 """
 
-import os
 import time
 from concurrent.futures import Future
 from typing import Any
@@ -24,25 +22,9 @@ def add_calls(engine_core: Any, wake_up: Any) -> None:
     setattr(engine_core, _WAKE_UP, wake_up)
 
 
-def has_received(core: Any) -> bool | Future[bool]:
-    """Return whether every worker has the last bucket of the push. Raises: the error that stopped a worker's push.
-
-    With a single worker in this process the future completes when it has the bucket, so one message is enough.
-    """
-    if core.collective_rpc(_worker_pid) != [os.getpid()]:
-        return all(core.collective_rpc(_worker_has_received))
-    received: Future[bool] = Future()
-
-    def answer(receiving: Future[Any]) -> None:
-        error = receiving.exception()
-        if error is None:
-            received.set_result(True)
-        else:
-            received.set_exception(error)
-
-    (receiving,) = core.collective_rpc(_worker_receiving)
-    receiving.add_done_callback(answer)
-    return received
+def has_received(core: Any) -> bool:
+    """Return whether every worker has the last bucket of the push. Raises: the error that stopped a worker's push."""
+    return all(core.collective_rpc(_worker_has_received))
 
 
 def commit(core: Any, version: str, digest: str) -> float | Future[float]:
@@ -68,7 +50,7 @@ def commit(core: Any, version: str, digest: str) -> float | Future[float]:
 
 
 def wake_frozen(core: Any) -> None:
-    """Take back all memory after a sleep. Requests stay frozen until a commit or vLLM's call to resume."""
+    """Take back all memory after a sleep without resuming, which vLLM's own call always does."""
     core.model_executor.wake_up(None)
 
 
@@ -86,13 +68,6 @@ def _load(core: Any, version: str, digest: str) -> float:
     return time.perf_counter() - begun
 
 
-def _worker_pid(worker: Any) -> int:
-    return os.getpid()
-
-
-def _worker_receiving(worker: Any) -> Any:
-    return worker.weight_transfer_engine.receiving()
-
-
 def _worker_has_received(worker: Any) -> bool:
-    return bool(_worker_receiving(worker).done() and _worker_receiving(worker).result() is not None)
+    receiving = worker.weight_transfer_engine.receiving()
+    return bool(receiving.done() and receiving.result() is not None)

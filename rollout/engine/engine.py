@@ -17,7 +17,6 @@ from protocol.errors import NeighbourError
 from protocol.settings.run_spec import EngineRequest
 from rollout.engine.core_calls import COMMIT, HAS_RECEIVED, WAKE_FROZEN
 from rollout.engine.generation import EngineStats, Generation, Sampling
-from rollout.engine.probing import Probing
 from rollout.engine.receiving import until_received
 from rollout.engine.requests import generation_of, probe_params, sampling_params, token_request
 from rollout.engine.start import BOUNDARY, ends_turns, start_vllm
@@ -59,7 +58,6 @@ class Engine:
         self._update: dict[str, Any] | None = None  # metadata of the push under way
         self._is_received = False
         self._is_asleep = False
-        self._probing = Probing(self._read)
 
     @property
     def generates_while_receiving(self) -> bool:
@@ -100,7 +98,7 @@ class Engine:
         params = sampling_params(sampling, self._can_seed, self._ends_turns)
         self._num_in_flight += 1
         try:
-            result = await self._finished(request, params, request_id)
+            result = await self._run_request(request, params, request_id)
         finally:
             self._num_in_flight -= 1
         generation = generation_of(result.outputs[0], self.decode(result.outputs[0].token_ids))
@@ -116,7 +114,12 @@ class Engine:
         if self.policy_version is None:
             raise NeighbourError(BOUNDARY, "holds no verified weights to probe")
         is_first, self._is_cache_fresh = self._is_cache_fresh, False
-        return await self._probing.logprobs(tokens, self._cache_salt(), self.policy_version, is_first=is_first)
+        request = token_request(tokens, self._cache_salt())
+        result = await self._run_request(request, probe_params(reads_cache=is_first), f"probe-{id(request)}")
+        if is_first and result.num_cached_tokens:
+            held = f"{result.num_cached_tokens} tokens' keys and values cached under other weights"
+            raise NeighbourError(BOUNDARY, f"would continue from {held} than version {self.policy_version}'s")
+        return list(result.prompt_logprobs.logprobs)
 
     def forget_weights(self) -> None:
         """Serve nothing until the next push, and never use the current prefix cache again. A push under way is refused.
@@ -127,7 +130,6 @@ class Engine:
         self.policy_version = None
         self._is_received = False
         self._num_forgotten += 1
-        self._probing.cancel()
 
     async def join_weights(self, init: dict[str, Any], timeout_s: float) -> None:
         """Start to join the learner's weight group; generation continues while the peers meet."""
@@ -174,14 +176,9 @@ class Engine:
         num_forgotten, paused_at = self._num_forgotten, self._paused_at
         self._is_received = False
         self._paused_at = paused_at or perf_counter()
-        committing = asyncio.ensure_future(self._send_commit(version, digest))
         try:
-            await asyncio.sleep(0)  # sends the commit: vLLM handles later messages after it
-            self._probing.begin(self._cache_salt())
-            pause_s = await committing
+            pause_s = await self._send_commit(version, digest)
         except BaseException:
-            committing.cancel()
-            self._probing.cancel()
             self.policy_version = None
             raise
         self._update, self._paused_at = None, self._paused_at if self._is_asleep else None
@@ -258,13 +255,9 @@ class Engine:
     async def _warm_up(self) -> None:
         """Generate once: vLLM's first request takes seconds on a CPU."""
         params = sampling_params(Sampling(2, 1.0), self._can_seed, self._ends_turns)
-        await self._finished(token_request([1, 1], "warm-up"), params, "warm-up")
+        await self._run_request(token_request([1, 1], "warm-up"), params, "warm-up")
 
-    async def _read(self, tokens: list[int], salt: str, reads_cache: bool) -> Any:
-        request = token_request(tokens, salt)
-        return await self._finished(request, probe_params(reads_cache), f"probe-{salt}-{id(request)}")
-
-    async def _finished(self, request: Mapping[str, Any], params: Any, request_id: str) -> Any:
+    async def _run_request(self, request: Mapping[str, Any], params: Any, request_id: str) -> Any:
         from vllm.exceptions import VLLMClientError
         from vllm.v1.engine.exceptions import EngineDeadError, EngineGenerateError
 

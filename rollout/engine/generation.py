@@ -24,14 +24,11 @@ class Generation:
     """One model message as tokens."""
 
     tokens: list[int]  # sampled tokens
-    # natural log, one per token, of the distribution that was sampled (after temperature and top_p)
-    logprobs: list[float]
+    logprobs: list[float]  # natural log, one per token, of the sampled distribution (after temperature and top_p)
     version_spans: tuple[tuple[int, int, int], ...]  # (start, end, policy version) over `tokens`, contiguous, in order
     finish_reason: str  # vLLM's: stop (end of text or a stop string), length, abort; unknown when vLLM gave none
     stop_string: str | None  # string of Sampling.stop that ended it; None: it ended otherwise
-    # text of `tokens`. When a stop string ends inside a token, the token's other characters are included, because the
-    # tokens are what is trained
-    text: str
+    text: str  # text of all `tokens`, also after a stop string that ends inside a token
 
 
 @dataclass(frozen=True)

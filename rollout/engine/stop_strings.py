@@ -61,8 +61,7 @@ class StopStrings:
     def _tail(self, tokens: Sequence[int], num_characters: int) -> str:
         """Return the end of the tokens' text: at least num_characters before the last token, or the whole text.
 
-        A stop string may end at the last token's first character. The first character of the result may be incomplete,
-        because the bytes of one character may be spread over tokens.
+        The first character may be incomplete, because the bytes of one character may be spread over tokens.
         """
         num_wanted = num_characters + len(self._text_of(tokens[-1]))
         count = num_characters + 4

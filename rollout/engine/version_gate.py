@@ -1,8 +1,7 @@
 """Holds turns back while the engine's weights change, and until the learner has verified them.
 
-Requests inside the engine are frozen by the engine and continue after the push. A conversation that reaches its next
-turn during a push waits here: the engine refuses requests while its weights are not verified, and a request that was
-queued under the old version would use the old version's prefix cache. A turn that ends with tokens of an unverified
+A conversation that reaches its next turn during a push waits here: the engine refuses requests while its weights are
+unverified, and a queued request would use the old version's prefix cache. A turn that ends with tokens of an unverified
 version also waits; it fails when the version is found to be wrong.
 """
 
@@ -27,7 +26,7 @@ class VersionGate:
 
     @property
     def version(self) -> int | None:
-        """The latest version that was verified for the attached run; None before the first."""
+        """The latest verified version of the attached run."""
         return self._version
 
     @property
@@ -35,12 +34,12 @@ class VersionGate:
         return self._opened.is_set()
 
     def open(self, version: int | None = None) -> None:
-        """Let turns begin and end. version: the verified version of the weights."""
+        """Let turns begin and end. version: the verified version."""
         self._version, self._coming = version, None
         self._opened.set()
 
     def close(self, coming: int | None = None) -> None:
-        """Hold turns back. coming: the version that is loaded now, which may have the number of a verified one."""
+        """Hold turns back. coming: the version that is loaded now."""
         self._coming = coming
         self._opened.clear()
 
@@ -53,7 +52,7 @@ class VersionGate:
                 self._stop(deadline)
 
     def start_time(self) -> None:
-        """Resume the deadlines with the time that was left. Turns are held back until `open`."""
+        """Resume the deadlines. Turns are held back until `open`."""
         stopped, self._stopped = self._stopped or {}, None
         for deadline, left_s in stopped.items():
             if deadline in self._writing and not deadline.expired() and deadline.when() is None:

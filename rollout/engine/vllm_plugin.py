@@ -38,7 +38,7 @@ class ChildProcess(Protocol):
 
 
 def register() -> None:
-    """Register our engines with vLLM, which imports `rollout.engine.weights.receive` when one is used; repeatable."""
+    """Register our engines and calls with vLLM; repeatable."""
     from vllm.distributed.weight_transfer.factory import WeightTransferEngineFactory
     from vllm.v1.engine import EngineCoreRequestType
     from vllm.v1.engine.core import EngineCore
@@ -68,8 +68,7 @@ def prepare_process() -> None:
 def allow_matrix_tiles(syscall: Callable[[int, int, int], int] | None = None) -> None:
     """Ask Linux to let this process use AMX, which bfloat16 attention on CPUs uses. A refusal is ignored.
 
-    Without permission the first AMX instruction ends the process by SIGILL. The permission does not survive exec, so
-    each vLLM process asks for it. syscall: replacement of the C library's.
+    Without permission the first AMX instruction ends the process by SIGILL. syscall: replacement of the C library's.
     """
     if (platform.system(), platform.machine()) == ("Linux", "x86_64"):
         (syscall or ctypes.CDLL(None).syscall)(_ARCH_PRCTL, _REQUEST_STATE, _TILE_DATA)
@@ -96,11 +95,7 @@ def _ending(name: str, code: int) -> str:
 
 
 def _end_with_the_server() -> None:
-    """End this process, which vLLM started, when the server ends.
-
-    vLLM's processes end on a signal from a server that shuts down. A server killed by SIGKILL sends none, and each
-    process left would keep its memory, on a GPU all of the card.
-    """
+    """End this process, which vLLM started, when the server ends: a server killed by SIGKILL does not signal it."""
     server = multiprocessing.parent_process()
     if server is None or any(thread.name == _WATCHER for thread in threading.enumerate()):
         return

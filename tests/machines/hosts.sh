@@ -3,14 +3,14 @@
 #
 #     tests/machines/hosts.sh [--short] [--ipv6] [--losses] [--standstill-s N] [--soak MINUTES [--kills] [--score] [--seed N]]
 #
-# The hosts are those of virtual_hosts.sh. The head's SLUICE_HOME, with the quick start's model in it, is at a path that no
-# other host has; the others join by the line that start_cluster.sh prints. A run has a rollout server on each host. After
+# The hosts are those of virtual_hosts.sh. Only the head, where the learner rank runs, has the quick start's model; the
+# others join by the line that start_cluster.sh prints. A run has a rollout server on each host. After
 # five steps the link of the second host is cut for 60 s; then the third host loses its power and a fourth one joins. The
 # run is stopped when the fourth host's server has answered a run of at least 40 steps.
 #
 # holds: the audit passes, no two steps are further apart than 20 s (--standstill-s: on a machine that has other work), each
 # host's own retriever answered its server, the second host's server is the same process after the cut, the run named the
-# third host, and the fourth host got the server that the third one had. --short: 12 steps, of which none are disturbed.
+# third host, the fourth host got the server that the third one had, and only the first host has weights on its disk. --short: 12 steps, of which none are disturbed.
 # --ipv6: the hosts have no IPv4 address but loopback.
 #
 # --soak: in place of the cut and the loss, a random nemesis for so many minutes, and a quarter of them before in peace,
@@ -61,6 +61,9 @@ print(int(float(next(line.split()[1] for line in text.splitlines() if line.start
 PYTHON
 }
 
+# has_weights N: whether the host's disk has weights of a model.
+has_weights() { [[ -n $(find "$folder/$1/tmp" -name '*.safetensors' -print -quit) ]]; }
+
 has_searched() { sleep 2; (($(searches "$1") > 0)); }
 
 disturb() {
@@ -107,6 +110,7 @@ first_run() {
     if [[ -n $soak_min ]]; then soak; elif [[ -z $is_short ]]; then disturb; fi
     wait_until 900 "$min_steps steps" has_steps "$metrics" "$min_steps"
     for number in "${!init[@]}"; do
+        ((number == 1)) || ! has_weights "$number" || fail "host $number has weights of the model on its disk"
         wait_until 60 "answer of host $number's retriever" has_searched "$number"
         say "retriever of host $number answered $(searches "$number") queries"
     done

@@ -1,7 +1,6 @@
 """Replaces a model's weights through vLLM's layerwise reload, and repairs the cases that vLLM gets wrong.
 
-vLLM merges parameters: q, k and v, or gate and up, or the experts of a mixture become one tensor. It takes a merged
-tensor for loaded once one part was loaded.
+vLLM merges parameters (q, k and v; gate and up; experts), and takes a merged one for loaded once one part was loaded.
 """
 
 from __future__ import annotations
@@ -46,13 +45,12 @@ class Reload:
     def abort(self) -> None:
         """End a reload that failed. The weights are then a mixture and must not be served.
 
-        Without this, vLLM counts the loaded parts of a layer towards the next push. It would then finish that layer
-        early and serve old and new weights as one version.
+        Without this, vLLM would count the loaded parts of a layer towards the next push.
         """
         finalize_layerwise_reload(self._model, self._model_config)
 
     def finish(self) -> None:
-        """Raises: ValueError naming parameters that the push lacked: they would keep their old values silently."""
+        """Raises: ValueError naming parameters that the push lacked."""
         missing = lacking_parts(self._model, self._pushed)
         finalize_layerwise_reload(self._model, self._model_config)
         _pack_heads(self._model)
@@ -63,8 +61,7 @@ class Reload:
 def drop_expert_kernels(model: Any) -> None:
     """Make vLLM pack the experts' weights for the CPU during the next load.
 
-    vLLM packs them only when it creates their kernel. With an existing kernel it keeps the pushed layout: every logprob
-    of a mixture of experts is then wrong by nats, and no request fails.
+    vLLM packs them only when it creates their kernel. With an existing kernel, all logprobs would be wrong by nats.
     """
     for layer in model.modules():
         method = getattr(layer, "quant_method", None)
@@ -73,10 +70,7 @@ def drop_expert_kernels(model: Any) -> None:
 
 
 def _pack_heads(model: Any) -> None:
-    """Pack the output heads again: for a tied head, vLLM's reload keeps the packed copy of the old embedding.
-
-    Without this, every logprob is wrong by up to nats, and no request fails.
-    """
+    """Pack the output heads again: for a tied head, vLLM's reload keeps the old packed weights (wrong by 2.6 nats)."""
     for head in model.modules():
         if isinstance(head, ParallelLMHead):
             head.quant_method.process_weights_after_loading(head)
@@ -103,10 +97,7 @@ def lacking_parts(model: Any, pushed: Collection[str]) -> set[str]:
 
 
 def _unloaded_parts(layer: Any, loaded: Sequence[tuple[str, Any]], names: Sequence[str]) -> set[tuple[str, str]]:
-    """Return (part, "weight" or "bias") for each part of the layer that was not loaded. loaded: vLLM's load calls.
-
-    Parameter names are ambiguous: a vision tower has layers with the same numbers as the language model.
-    """
+    """Return (part, "weight" or "bias") for each part of the layer that was not loaded. loaded: vLLM's load calls."""
     parts = ("q", "k", "v") if isinstance(layer, QKVParallelLinear) else tuple(range(len(layer.output_sizes)))
     if len(names) != len(parts):  # several parts under one name
         names = [str(part) for part in parts]
@@ -128,8 +119,7 @@ def _unloaded_parts(layer: Any, loaded: Sequence[tuple[str, Any]], names: Sequen
 def _lacking_experts(model: Any, pushed: Collection[str]) -> set[str]:
     """Return the parameters that one expert lacks and another expert of its layer has.
 
-    Experts in one stacked tensor have no numbers and are skipped. The number of loaded bytes cannot be compared: some
-    kernels allocate more memory than there are weights.
+    The number of loaded bytes cannot be compared: some kernels allocate more memory than there are weights.
     """
     numbers = {layer.moe_config.num_logical_experts for layer in model.modules() if isinstance(layer, RoutedExperts)}
     sent: dict[str, dict[str, set[int]]] = defaultdict(lambda: defaultdict(set))

@@ -26,6 +26,7 @@ from tests.learner.weights.pushing import (
 
 def test_push_gives_every_server_the_weights_and_the_version(pushers: list[WeightPusher]) -> None:
     servers = [FakeServer("one"), FakeServer("two")]
+    servers[0].pause_s = 0.125
     report = push(make_pusher(pushers, servers), 1)
 
     assert (report.synced, report.failed) == (("one", "two"), {})
@@ -142,18 +143,23 @@ def test_changed_servers_leave_and_join(pushers: list[WeightPusher]) -> None:
     assert (holds(old, 1), holds(kept, 2), holds(new, 2)) == (True, True, True)
 
 
-def test_learner_that_fails_between_buckets_leaves_servers_without_a_version(pushers: list[WeightPusher]) -> None:
+def test_learner_that_fails_between_buckets_leaves_no_version_and_servers_join_again(
+    pushers: list[WeightPusher],
+) -> None:
     server = FakeServer("one")
 
     def gather() -> Iterator[list[tuple[str, torch.Tensor]]]:
         yield [("a", torch.zeros(64, 8))]
         raise RuntimeError("the learner failed")
 
+    pusher = make_pusher(pushers, [server])
     with pytest.raises(RuntimeError, match="the learner failed"):
-        make_pusher(pushers, [server]).push(1, PLAN, gather())
+        pusher.push(1, PLAN, gather())
 
     assert server.version is None
     assert "commit" not in server.calls
+    assert push(pusher, 2).failed == {"one": "the learner broke the push off"}
+    wait_until(lambda: push(pusher, 3).synced == ("one",))
 
 
 @pytest.mark.parametrize(
@@ -195,6 +201,9 @@ def test_every_synced_server_is_verified(pushers: list[WeightPusher]) -> None:
 
     assert judged == {"good": [-8.0, -9.0]}
     assert faults == {"mute": "mute failed to probe: mute is gone"}
+    assert pusher.faults.keys() == {"bad", "mute"}
+    assert pusher.verify(1, [7, 8, 9]) == {}
+    assert servers[2].calls.count("probe") == 1
     assert [server.served for server in servers] == [1, None, None]
 
 

@@ -21,7 +21,7 @@ class Sent(Exception):
 class SendingEngine(Engine):
     """An engine whose requests reach vLLM, and no more."""
 
-    async def _finished(self, request: Mapping[str, Any], params: Any, request_id: str) -> Any:
+    async def _run_request(self, request: Mapping[str, Any], params: Any, request_id: str) -> Any:
         self._llm.sent.append(request["cache_salt"])
         raise Sent
 
@@ -96,3 +96,20 @@ async def test_weights_that_the_engine_forgot_while_they_were_loaded_are_no_vers
     with pytest.raises(NeighbourError, match=r"^engine: was attached to another run before version 2 was loaded$"):
         await committing
     assert engine.policy_version is None
+
+
+@pytest.mark.parametrize(("num_cached", "is_first"), [(128, True), (128, False), (0, True)])
+async def test_probe_finds_keys_and_values_cached_under_other_weights(num_cached: int, is_first: bool) -> None:
+    class ProbedEngine(Engine):
+        async def _run_request(self, request: Mapping[str, Any], params: Any, request_id: str) -> Any:
+            assert params.skip_reading_prefix_cache is not is_first
+            logprobs = SimpleNamespace(logprobs=[-2.0, -3.0])
+            return SimpleNamespace(num_cached_tokens=num_cached, prompt_logprobs=logprobs)
+
+    engine = ProbedEngine(engine_of("model"), Vllm())
+    engine.policy_version, engine._is_cache_fresh = 2, is_first
+    if num_cached and is_first:
+        with pytest.raises(NeighbourError, match=r"128 tokens' .* cached under other weights than version 2's"):
+            await engine.probe([5, 6, 7])
+    else:
+        assert await engine.probe([5, 6, 7]) == [-2.0, -3.0]

@@ -116,22 +116,10 @@ def test_push_has_come_when_every_worker_has_it() -> None:
     assert answers == [True, False]
 
 
-def test_one_worker_of_this_process_answers_when_the_push_has_come() -> None:
+def test_error_that_stopped_a_workers_push_is_raised() -> None:
     core = CalledCore(is_busy=False)
     core.workers = [worker_whose_receiving_has(ended=False)]
-    answer = getattr(core, HAS_RECEIVED)()
-    was_done = answer.done()
-    core.workers[0].weight_transfer_engine.receiving().set_result(["what it brought"])
-
-    assert not was_done
-    assert answer.result(0.0) is True  # and not what it brought, which would go to the server
-
-
-def test_what_ends_the_receiving_of_a_worker_of_this_process_is_the_answer() -> None:
-    core = CalledCore(is_busy=False)
-    core.workers = [worker_whose_receiving_has(ended=False)]
-    answer = getattr(core, HAS_RECEIVED)()
     core.workers[0].weight_transfer_engine.receiving().set_exception(ConnectionError("lost a peer"))
 
     with pytest.raises(ConnectionError, match="lost a peer"):
-        answer.result(0.0)
+        getattr(core, HAS_RECEIVED)()

@@ -125,7 +125,7 @@ async def test_turns_end_where_vllm_ends_them_by_itself(engine: Engine) -> None:
         sampling = Sampling(150, 1.0, stop=stop, greedy=True, logit_bias={1: -100.0})
         ours = await engine.generate(PROMPT, sampling, f"ours-{stop}")
         by_vllm = sampling_params(sampling, can_seed=False, ends_turns=False)
-        plain = (await engine._finished(token_request(PROMPT, "plain"), by_vllm, f"plain-{stop}")).outputs[0]
+        plain = (await engine._run_request(token_request(PROMPT, "plain"), by_vllm, f"plain-{stop}")).outputs[0]
 
         assert (ours.tokens, ours.finish_reason) == (list(plain.token_ids), plain.finish_reason)
         assert ours.stop_string == plain.stop_reason
