@@ -1,8 +1,7 @@
 """Polling with a deadline. `waits.md` lists every wait of the system and its limit."""
 
-import asyncio
 import time
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import Iterator
 
 
 def until(timeout_s: float, poll_s: float = 0.0) -> Iterator[float]:
@@ -21,16 +20,5 @@ def until(timeout_s: float, poll_s: float = 0.0) -> Iterator[float]:
     while left_s > 0:
         yield left_s
         time.sleep(max(0.0, min(poll_s, deadline - time.monotonic())))
-        left_s = deadline - time.monotonic()
-    yield 0.0
-
-
-async def until_async(timeout_s: float, poll_s: float) -> AsyncIterator[float]:
-    """Yield as `until` does; other tasks run during a pause."""
-    deadline = time.monotonic() + timeout_s
-    left_s = timeout_s
-    while left_s > 0:
-        yield left_s
-        await asyncio.sleep(max(0.0, min(poll_s, deadline - time.monotonic())))
         left_s = deadline - time.monotonic()
     yield 0.0

@@ -14,7 +14,7 @@ from pathlib import Path
 from blake3 import blake3
 from pydantic import BaseModel
 
-from protocol.disk.lock import locked
+from protocol.disk.lock import file_lock
 from protocol.errors import OperatorError
 from retriever.corpus import Corpus, digest_of, open_corpus, read_corpus
 from retriever.indexes.by_name import IndexOptions, kind_named
@@ -91,7 +91,7 @@ def build_index(folder: Path, corpus_path: Path, name: str, kind: IndexKind | No
     aside = folder.with_name(f".{folder.name}.building")
     try:
         folder.parent.mkdir(parents=True, exist_ok=True)
-        with locked(folder.with_name(f".{folder.name}.lock"), wait_s=math.inf):
+        with file_lock(folder.with_name(f".{folder.name}.lock"), wait_s=math.inf):
             shutil.rmtree(aside, ignore_errors=True)  # from a killed builder
             aside.mkdir()
             try:

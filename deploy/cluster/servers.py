@@ -7,7 +7,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
-from protocol.disk.lock import locked
+from protocol.disk.lock import file_lock
 from protocol.errors import OperatorError, SettingsError
 from protocol.node.current_run import CurrentRun, current_run
 from protocol.node.scale_request import read_reply, write_request
@@ -45,10 +45,10 @@ def _exclusive(lock: Path, name: str) -> Iterator[None]:
     with ExitStack() as stack:
         try:
             try:
-                stack.enter_context(locked(lock))
+                stack.enter_context(file_lock(lock))
             except BlockingIOError:
                 print(f"Another command changes the servers of {name}; this one is next.", flush=True)
-                stack.enter_context(locked(lock, wait_s=math.inf))
+                stack.enter_context(file_lock(lock, wait_s=math.inf))
         except OSError as error:
             raise OperatorError(f"servers: {lock.parent} cannot be written: {error.strerror}.") from None
         yield

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import zmq
 
-from protocol.disk.lock import locked, try_lock
+from protocol.disk.lock import file_lock, try_lock
 from protocol.errors import OperatorError
 from protocol.node.home import sluice_home, write_secret
 from protocol.node.identity import machine_name, process_space
@@ -96,7 +96,7 @@ def exclusive(home: Home) -> Iterator[None]:
     _make_private(home.root)
     with ExitStack() as stack:
         try:
-            stack.enter_context(locked(home.root / ".lock"))
+            stack.enter_context(file_lock(home.root / ".lock"))
         except BlockingIOError:
             raise OperatorError(
                 f"Another start or stop of the cluster in {home.root} is under way. Wait for it."

@@ -15,7 +15,7 @@ from learner.checkpoint.folder import newer_than, newest_valid, open_checkpoint,
 from learner.checkpoint.manifest import Checkpoint
 from learner.disk.run_folder import CHECKPOINTS, LEDGER, LOCK, LOGS, RECORDS, SETTINGS, WANDB_ID
 from protocol.disk.files import aside_of, copy_synced, move_synced, replace_file, sync
-from protocol.disk.lock import locked as lock_file
+from protocol.disk.lock import file_lock
 from protocol.errors import OperatorError, SettingsError
 from protocol.failpoints import failpoint
 from protocol.settings.loader import save_settings, saved_run_name
@@ -125,7 +125,7 @@ def lock_folder(start: RunStart) -> Iterator[None]:
     with contextlib.ExitStack() as stack:
         try:
             folder.mkdir(parents=True, exist_ok=True)
-            stack.enter_context(lock_file(folder / LOCK))
+            stack.enter_context(file_lock(folder / LOCK))
         except BlockingIOError:
             raise OperatorError(
                 f"Another command is running in {folder}. Wait for its end, or choose another run.name."

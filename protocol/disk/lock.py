@@ -12,7 +12,7 @@ _POLL_S = 0.02
 
 
 @contextmanager
-def locked(path: Path, *, wait_s: float = 0.0, mode: int = 0o666) -> Iterator[int]:
+def file_lock(path: Path, *, wait_s: float = 0.0, mode: int = 0o666) -> Iterator[int]:
     """Hold the lock of a file, or of an existing folder, within the block. Yields the open descriptor.
 
     The file is created with `mode` and stays: two processes could lock a name that was removed and created again.

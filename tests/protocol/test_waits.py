@@ -2,7 +2,7 @@
 
 import time
 
-from protocol.waits import until, until_async
+from protocol.waits import until
 
 
 def test_condition_is_tested_once_without_a_wait() -> None:
@@ -23,8 +23,3 @@ def test_pause_ends_at_the_deadline() -> None:
     started = time.monotonic()
     assert len(list(until(0.1, poll_s=60.0))) == 2
     assert time.monotonic() - started < 1.0
-
-
-async def test_tasks_poll_alike() -> None:
-    left_s = [left_s async for left_s in until_async(0.1, poll_s=60.0)]
-    assert left_s == [0.1, 0.0]

@@ -7,28 +7,28 @@ from pathlib import Path
 
 import pytest
 
-from protocol.disk.lock import locked, try_lock
+from protocol.disk.lock import file_lock, try_lock
 
 
 def test_lock_is_refused_while_another_holds_it_and_free_after_its_block(tmp_path: Path) -> None:
     path = tmp_path / "lock"
-    with locked(path), pytest.raises(BlockingIOError, match="is locked by another process"), locked(path):
+    with file_lock(path), pytest.raises(BlockingIOError, match="is locked by another process"), file_lock(path):
         pass
-    with locked(path):
+    with file_lock(path):
         pass
 
 
 def test_lock_is_free_after_an_error_in_its_block(tmp_path: Path) -> None:
-    with pytest.raises(KeyError), locked(tmp_path / "lock"):
+    with pytest.raises(KeyError), file_lock(tmp_path / "lock"):
         raise KeyError
-    with locked(tmp_path / "lock"):
+    with file_lock(tmp_path / "lock"):
         pass
 
 
 @pytest.mark.parametrize("wait_s", [30.0, math.inf])
 def test_lock_is_awaited(tmp_path: Path, wait_s: float) -> None:
     order = []
-    with locked(tmp_path / "lock"):
+    with file_lock(tmp_path / "lock"):
         waiter = threading.Thread(target=lambda: _note_second(order, tmp_path / "lock", wait_s))
         waiter.start()
         waiter.join(0.1)
@@ -38,17 +38,17 @@ def test_lock_is_awaited(tmp_path: Path, wait_s: float) -> None:
 
 
 def test_folder_can_be_locked(tmp_path: Path) -> None:
-    with locked(tmp_path), pytest.raises(BlockingIOError), locked(tmp_path):
+    with file_lock(tmp_path), pytest.raises(BlockingIOError), file_lock(tmp_path):
         pass
     assert list(tmp_path.iterdir()) == []
 
 
 def test_lock_file_has_its_mode_and_keeps_its_content(tmp_path: Path) -> None:
     path = tmp_path / "lock"
-    with locked(path, mode=0o600):
+    with file_lock(path, mode=0o600):
         assert stat.S_IMODE(path.stat().st_mode) == 0o600
     path.write_text("content")
-    with locked(path):
+    with file_lock(path):
         assert path.read_text() == "content"
 
 
@@ -57,10 +57,10 @@ def test_shared_locks_exclude_only_an_exclusive_one(tmp_path: Path) -> None:
     with (tmp_path / "lock").open() as one, (tmp_path / "lock").open() as other:
         assert try_lock(one.fileno(), is_shared=True)
         assert try_lock(other.fileno(), is_shared=True)
-        with pytest.raises(BlockingIOError), locked(tmp_path / "lock"):
+        with pytest.raises(BlockingIOError), file_lock(tmp_path / "lock"):
             pass
 
 
 def _note_second(order: list[str], path: Path, wait_s: float) -> None:
-    with locked(path, wait_s=wait_s):
+    with file_lock(path, wait_s=wait_s):
         order.append("second")
