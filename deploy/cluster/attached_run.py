@@ -33,12 +33,13 @@ class AttachedRun:
         return f"the run {self.name} (process {self.pid})"
 
 
-def find_attached_run(timeout_s: float) -> AttachedRun | None:
-    """Return the run that uses this cluster. Blocks for timeout_s and 20 s at most.
+def find_attached_run(timeout_s: float, settle_s: float = _LAST_RUN_S) -> AttachedRun | None:
+    """Return the run that uses this cluster.
 
+    timeout_s: longest wait for the fleet. settle_s: longest wait for the end of a killed command's processes.
     Raises: OperatorError when the fleet does not answer.
     """
-    for _ in until(_LAST_RUN_S, _POLL_S):
+    for _ in until(settle_s, _POLL_S):
         if (run := current_run()) is not None:
             return AttachedRun(run.run_id, run.pid_here)
         fleet = describe_fleet(timeout_s)

@@ -99,14 +99,12 @@ def _names_elsewhere() -> list[str]:
     if state is None or not is_ray_well(state):
         return []
     connect_environment(state)
-    from deploy.cluster.fleet_client import connection, describe_fleet, describe_servers
+    from deploy.cluster.attached_run import find_attached_run
+    from deploy.cluster.fleet_client import connection
 
     with connection(state.ray_address, state.node_ip):
-        fleet = describe_fleet(_ANSWER_S)
-        if fleet is None or not fleet["is_lending"]:
-            return []
-        names = {server["run"]["run_id"] for server in describe_servers(_ANSWER_S) if server.get("run")}
-    return sorted(names) or ["(not attached yet)"]
+        run = find_attached_run(_ANSWER_S, settle_s=0.0)
+    return [] if run is None else [run.name or "(not attached yet)"]
 
 
 def _parser() -> argparse.ArgumentParser:

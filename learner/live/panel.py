@@ -23,9 +23,7 @@ _SPARK_POINTS = 32
 _NUM_SERVERS = 8
 _PACE_STEPS = 20
 _RATE_S = 10.0
-# Values kept of earlier steps: a whole line takes 5 KB.
-_KEPT_KEYS = ("step", "at_s", "reward_mean", "eval_reward", "eval_reward_greedy", "eval_policy_version")
-_NUM_STEPS = 4096
+_NUM_REWARDS = 4096
 _TROUBLES = ("failed:", "rejected:", "refused:", "dropped:")
 _LAST_STEP = (
     ("staleness", (("staleness_mean", "mean {:.2f}"), ("staleness_max", "max {:.0f}"))),
@@ -72,17 +70,22 @@ class PanelState:
 
     total_steps: int  # run.max_steps
     newest: Mapping[str, float] = field(default_factory=dict)  # newest line of metrics.jsonl; empty before the first
-    # Kept values of the newest 4,096 lines, oldest first.
-    steps: deque[Mapping[str, float]] = field(default_factory=lambda: deque(maxlen=_NUM_STEPS))
-    num_new_lines: int = 0  # lines of this start of the run
+    scored: Mapping[str, float] = field(default_factory=dict)  # newest line with a held-out score
+    rewards: deque[float] = field(default_factory=lambda: deque(maxlen=_NUM_REWARDS))  # reward_mean of each step
+    pace: deque[tuple[float, float]] = field(default_factory=lambda: deque(maxlen=_PACE_STEPS))  # (step, at_s) pairs
     status: RunStatus | None = None  # the coordinator's newest status; None before the first
     phase: str = ""  # phase of the start-up
     rates: GenerationRates = field(default_factory=GenerationRates)
 
-    def take(self, line: Mapping[str, float]) -> None:
-        """Add a line of metrics.jsonl."""
+    def take(self, line: Mapping[str, float], is_new: bool) -> None:
+        """Add a line of metrics.jsonl. is_new: it is of this start of the run."""
         self.newest = line
-        self.steps.append({key: line[key] for key in _KEPT_KEYS if key in line})
+        if "reward_mean" in line:
+            self.rewards.append(line["reward_mean"])
+        if "eval_reward" in line or "eval_reward_greedy" in line:
+            self.scored = line
+        if is_new and "at_s" in line:
+            self.pace.append((line["step"], line["at_s"]))
 
 
 def render_panel(state: PanelState, warnings: Sequence[tuple[float, str]], elapsed_s: float) -> RenderableType:
@@ -122,11 +125,10 @@ def one_line(text: str) -> str:
 
 def seconds_left(state: PanelState) -> float | None:
     """Return the time left at the pace of this start's last twenty steps; None before its second step."""
-    lines = [line for line in list(state.steps)[-min(state.num_new_lines, _PACE_STEPS) :] if "at_s" in line]
-    if state.num_new_lines < 2 or len(lines) < 2 or lines[-1]["step"] <= lines[0]["step"]:
+    if len(state.pace) < 2:
         return None
-    pace_s = (lines[-1]["at_s"] - lines[0]["at_s"]) / (lines[-1]["step"] - lines[0]["step"])
-    return pace_s * max(0.0, state.total_steps - lines[-1]["step"])
+    (first, began), (last, ended) = state.pace[0], state.pace[-1]
+    return None if last <= first else (ended - began) / (last - first) * max(0.0, state.total_steps - last)
 
 
 def _progress(state: PanelState, elapsed_s: float) -> Table:
@@ -144,10 +146,9 @@ def _progress(state: PanelState, elapsed_s: float) -> Table:
 
 def _facts(state: PanelState, status: RunStatus) -> Iterator[tuple[str, RenderableType]]:
     """Yield (label, text) of each row."""
-    rewards = [entry["reward_mean"] for entry in state.steps if "reward_mean" in entry]
-    if rewards:
-        yield "reward", Text.assemble(f"{rewards[-1]:.3f}  ", (sparkline(rewards), "green"))
-    if scores := _held_out(state, status):
+    if state.rewards:
+        yield "reward", Text.assemble(f"{state.rewards[-1]:.3f}  ", (sparkline(list(state.rewards)), "green"))
+    if scores := _held_out(state.scored, status):
         yield "held-out", scores
     in_ms = {f"{key[:-1]}ms": 1000 * state.newest[key] for key in ("push_s", "pause_s") if key in state.newest}
     line = {**state.newest, **in_ms}
@@ -162,8 +163,7 @@ def _facts(state: PanelState, status: RunStatus) -> Iterator[tuple[str, Renderab
         yield "troubles", Text(", ".join(troubles), style="yellow")
 
 
-def _held_out(state: PanelState, status: RunStatus) -> str:
-    scored = next((line for line in reversed(state.steps) if "eval_reward" in line or "eval_reward_greedy" in line), {})
+def _held_out(scored: Mapping[str, float], status: RunStatus) -> str:
     keys = (("eval_reward", "sampled"), ("eval_reward_greedy", "greedy"))
     parts = [f"{scored[key]:.3f} {name}" for key, name in keys if key in scored]
     if parts:

@@ -81,12 +81,9 @@ class LiveView:
         state.status = status
         state.rates.take(status.servers, time.monotonic())
         for line in new_lines:
-            is_earlier_start = line.get("at_s", self._started_at) < self._started_at
-            state.take(line)
-            if is_earlier_start:
-                continue
-            state.num_new_lines += 1
-            if not self._is_terminal:
+            is_new = line.get("at_s", self._started_at) >= self._started_at
+            state.take(line, is_new)
+            if is_new and not self._is_terminal:
                 self._write_line("INFO ", "step", describe_step(line), at_s=line.get("at_s"))
         self._draw(is_forced=False)
 

@@ -24,17 +24,9 @@ _MAX_WAITING = 10_000
 class WandbLog:
     """One run's page. Only `close` waits; a failure is logged once, as a warning."""
 
-    def __init__(
-        self,
-        project: str,
-        run_name: str,
-        settings: Mapping[str, Any],
-        folder: Path,
-        run_id_resume: str | None = None,
-    ) -> None:
-        """run_id_resume: wandb's id of the page to resume; None: the id in the folder, from an earlier start."""
+    def __init__(self, project: str, run_name: str, settings: Mapping[str, Any], folder: Path) -> None:
+        """folder: the run's, which has wandb's id of the page since its first start."""
         self._project, self._run_name, self._settings, self._folder = project, run_name, dict(settings), folder
-        self._resume_id = run_id_resume
         self._started_at = time.time()
         # Last step in the folder. The next step's line may have an earlier time: it waited for an evaluation.
         self._known_step = max(
@@ -105,7 +97,7 @@ class WandbLog:
             # wandb would ask at the terminal, below the live view, and wait for ever.
             raise PermissionError("no API key. Set WANDB_API_KEY, or WANDB_MODE=offline")
         path = self._folder / WANDB_ID
-        earlier_id = self._resume_id or (path.read_text(encoding="utf-8").strip() if path.exists() else None)
+        earlier_id = path.read_text(encoding="utf-8").strip() if path.exists() else None
         run = wandb.init(
             project=self._project,
             name=self._run_name,

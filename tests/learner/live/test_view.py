@@ -1,16 +1,14 @@
 """The live view in both forms, and the reader that follows metrics.jsonl."""
 
 import io
-import json
 import re
 import time
-import tracemalloc
 from pathlib import Path
 
 import pytest
 from msgspec import structs
 
-from learner.disk.run_folder import MetricsReader, parse_metrics_line
+from learner.disk.run_folder import MetricsReader
 from learner.live.panel import GenerationRates, PanelState, one_line, seconds_left, sparkline
 from learner.live.status import RunStatus, ServerStatus
 from learner.live.view import LiveView, describe_step
@@ -152,26 +150,9 @@ def test_sparkline_of_equal_values_is_flat() -> None:
 def test_seconds_left_follows_the_pace_of_this_start_of_the_run() -> None:
     state = PanelState(total_steps=10)
     for step, at_s in ((1, 0.0), (2, 1000.0), (4, 1010.0)):
-        state.take({"step": step, "at_s": at_s})
-    state.num_new_lines = 2
+        assert seconds_left(state) is None
+        state.take({"step": step, "at_s": at_s}, is_new=step > 1)
     assert seconds_left(state) == 30.0
-    state.num_new_lines = 1
-    assert seconds_left(state) is None
-
-
-def test_view_of_a_long_run_keeps_little_of_each_step() -> None:
-    numbers = {f"part/{number}": 0.5 for number in range(60)}
-    # As they are read: each with texts of its own for its keys.
-    written = [json.dumps({"step": step, "reward_mean": 0.5, **numbers}).encode() for step in range(1, 2001)]
-    with LiveView(2000, is_terminal=False, file=io.StringIO()) as view:
-        tracemalloc.start()
-        try:
-            for line in written:
-                view.update(_STATUS, [parse_metrics_line(line) or {}])
-            size, _ = tracemalloc.get_traced_memory()
-        finally:
-            tracemalloc.stop()
-    assert size < 2000 * 1000  # where whole lines are kept: 4,000 each and more
 
 
 def test_generation_rate_starts_again_when_a_server_counts_from_zero() -> None:
