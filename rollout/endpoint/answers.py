@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from rollout.endpoint.branches import Branch
-from rollout.endpoint.rendering import TurnRequest, TurnText
+from rollout.endpoint.rendering import AgentCall, TurnRequest, TurnText
 
 DONE = b"data: [DONE]\n\n"
 ALIVE = b": the policy writes\n\n"
@@ -30,67 +30,45 @@ class TurnReply:
 
 def chat_answer(reply: TurnReply, request: TurnRequest) -> bytes:
     """Return a chat completion as JSON."""
-    from vllm.entrypoints.generate.base.protocol import FunctionCall, ToolCall
-    from vllm.entrypoints.openai.chat_completion.protocol import (
-        ChatCompletionResponse,
-        ChatCompletionResponseChoice,
-        ChatMessage,
-    )
+    from vllm.entrypoints.openai.chat_completion.protocol import ChatCompletionResponse
 
     text = reply.text
-    calls = [ToolCall(id=each.id, function=FunctionCall(name=each.name, arguments=each.arguments))
-             for each in text.calls]  # fmt: skip
-    message = ChatMessage(role="assistant", content=_content(text), tool_calls=calls)
-    choice = ChatCompletionResponseChoice(
-        index=0, message=message, finish_reason=text.finish, logprobs=_chat_logprobs(reply, request)
-    )
-    answer = ChatCompletionResponse(**_head(reply, request), choices=[choice], usage=_usage(reply))
-    return bytes(answer.model_dump_json(), "utf-8")
+    message = {"role": "assistant", "content": _content(text), "tool_calls": [_call(each) for each in text.calls]}
+    choice = {"index": 0, "message": message, "finish_reason": text.finish, "logprobs": _chat_logprobs(reply, request)}
+    return _json(ChatCompletionResponse(**_head(reply, request), choices=[choice], usage=_usage(reply)))
 
 
 def chat_events(reply: TurnReply, request: TurnRequest) -> Iterator[bytes]:
-    """Yield a chat completion as server-sent events: the turn, its end, and the usage if the request has asked."""
-    from vllm.entrypoints.generate.base.protocol import DeltaFunctionCall, DeltaMessage, DeltaToolCall
-    from vllm.entrypoints.openai.chat_completion.protocol import (
-        ChatCompletionResponseStreamChoice,
-        ChatCompletionStreamResponse,
-    )
+    """Yield a chat completion as server-sent events: the turn, its end, and the usage if the request asks for it."""
+    from vllm.entrypoints.openai.chat_completion.protocol import ChatCompletionStreamResponse
 
-    text = reply.text
-    calls = [
-        DeltaToolCall(index=place, id=each.id, type="function",
-                      function=DeltaFunctionCall(name=each.name, arguments=each.arguments))
-        for place, each in enumerate(text.calls)
-    ]  # fmt: skip
-    delta = DeltaMessage(role="assistant", content=_content(text), tool_calls=calls)
-    logprobs = _chat_logprobs(reply, request)
-    choices = [
-        [ChatCompletionResponseStreamChoice(index=0, delta=delta, logprobs=logprobs)],
-        [ChatCompletionResponseStreamChoice(index=0, delta=DeltaMessage(), finish_reason=text.finish)],
-    ]
-    for each in choices:
-        yield _event(ChatCompletionStreamResponse(**_head(reply, request), choices=each))
+    text, head = reply.text, _head(reply, request)
+    calls = [{"index": place, **_call(each)} for place, each in enumerate(text.calls)]
+    delta = {"role": "assistant", "content": _content(text), "tool_calls": calls}
+    turn = {"index": 0, "delta": delta, "logprobs": _chat_logprobs(reply, request)}
+    end = {"index": 0, "delta": {}, "finish_reason": text.finish}
+    for choice in (turn, end):
+        yield _event(ChatCompletionStreamResponse(**head, choices=[choice]))
     if _wants_usage(request):
-        yield _event(ChatCompletionStreamResponse(**_head(reply, request), choices=[], usage=_usage(reply)))
+        yield _event(ChatCompletionStreamResponse(**head, choices=[], usage=_usage(reply)))
 
 
 def text_answer(reply: TurnReply, request: TurnRequest) -> bytes:
     """Return a completion of a text or of tokens as JSON."""
-    from vllm.entrypoints.openai.completion.protocol import CompletionResponse, CompletionResponseChoice
+    from vllm.entrypoints.openai.completion.protocol import CompletionResponse
 
-    choice = CompletionResponseChoice(**_text_choice(reply, request))
-    answer = CompletionResponse(**_head(reply, request), choices=[choice], usage=_usage(reply))
-    return bytes(answer.model_dump_json(), "utf-8")
+    choice = _text_choice(reply, request)
+    return _json(CompletionResponse(**_head(reply, request), choices=[choice], usage=_usage(reply)))
 
 
 def text_events(reply: TurnReply, request: TurnRequest) -> Iterator[bytes]:
     """Yield a completion as server-sent events."""
-    from vllm.entrypoints.openai.completion.protocol import CompletionResponseStreamChoice, CompletionStreamResponse
+    from vllm.entrypoints.openai.completion.protocol import CompletionStreamResponse
 
-    choice = CompletionResponseStreamChoice(**_text_choice(reply, request))
-    yield _event(CompletionStreamResponse(**_head(reply, request), choices=[choice]))
+    head = _head(reply, request)
+    yield _event(CompletionStreamResponse(**head, choices=[_text_choice(reply, request)]))
     if _wants_usage(request):
-        yield _event(CompletionStreamResponse(**_head(reply, request), choices=[], usage=_usage(reply)))
+        yield _event(CompletionStreamResponse(**head, choices=[], usage=_usage(reply)))
 
 
 def error_event(body: dict[str, Any]) -> bytes:
@@ -98,8 +76,12 @@ def error_event(body: dict[str, Any]) -> bytes:
     return b"data: " + json.dumps(body).encode() + b"\n\n"
 
 
+def _json(answer: Any) -> bytes:
+    return bytes(answer.model_dump_json(), "utf-8")
+
+
 def _event(answer: Any) -> bytes:
-    return b"data: " + bytes(answer.model_dump_json(), "utf-8") + b"\n\n"
+    return b"data: " + _json(answer) + b"\n\n"
 
 
 def _head(reply: TurnReply, request: TurnRequest) -> dict[str, Any]:
@@ -108,11 +90,9 @@ def _head(reply: TurnReply, request: TurnRequest) -> dict[str, Any]:
     return {"id": reply.id, "created": reply.created, "model": model, "system_fingerprint": fingerprint}
 
 
-def _usage(reply: TurnReply) -> Any:
-    from vllm.entrypoints.serve.engine.protocol import UsageInfo
-
+def _usage(reply: TurnReply) -> dict[str, int]:
     before, written = reply.num_prompt_tokens, len(reply.text.ids)
-    return UsageInfo(prompt_tokens=before, completion_tokens=written, total_tokens=before + written)
+    return {"prompt_tokens": before, "completion_tokens": written, "total_tokens": before + written}
 
 
 def _wants_usage(request: TurnRequest) -> bool:
@@ -123,17 +103,18 @@ def _content(text: TurnText) -> str | None:
     return text.content or (None if text.calls else "")
 
 
-def _chat_logprobs(reply: TurnReply, request: TurnRequest) -> Any:
-    from vllm.entrypoints.openai.chat_completion.protocol import ChatCompletionLogProbs, ChatCompletionLogProbsContent
+def _call(call: AgentCall) -> dict[str, Any]:
+    return {"id": call.id, "type": "function", "function": {"name": call.name, "arguments": call.arguments}}
 
+
+def _chat_logprobs(reply: TurnReply, request: TurnRequest) -> dict[str, Any] | None:
     if not request.has_logprobs:
         return None
-    return ChatCompletionLogProbs(
-        content=[
-            ChatCompletionLogProbsContent(token=token, logprob=logprob, bytes=list(token.encode(errors="replace")))
-            for token, logprob in reply.text.logprobs
-        ]
-    )
+    each = [
+        {"token": token, "logprob": logprob, "bytes": list(token.encode(errors="replace"))}
+        for token, logprob in reply.text.logprobs
+    ]
+    return {"content": each}
 
 
 def _text_choice(reply: TurnReply, request: TurnRequest) -> dict[str, Any]:

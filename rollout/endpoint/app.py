@@ -27,8 +27,8 @@ from protocol.http.bodies import BodyError, read_request
 from protocol.http.listen import bind
 from rollout.endpoint.answering import AnswerForm, answer
 from rollout.endpoint.answers import chat_answer, chat_events, text_answer, text_events
-from rollout.endpoint.rendering import Rendering
-from rollout.endpoint.requests import Refused, RewardBody, SessionBody, error_body
+from rollout.endpoint.rendering import Rendering, TurnRequest
+from rollout.endpoint.requests import Drawn, Refused, RewardBody, SessionBody, error_body
 from rollout.endpoint.retries import RequestId
 from rollout.endpoint.sessions import Sessions
 
@@ -40,6 +40,7 @@ _CLOSE_S = 10.0
 _NUM_PORTS = 256
 _CHAT = AnswerForm(chat_answer, chat_events)
 _TEXT = AnswerForm(text_answer, text_events)
+_ReadRequest = Callable[[bytes, Drawn], TurnRequest]
 _Key = Annotated[str | None, Header(alias="Authorization")]
 
 
@@ -105,23 +106,21 @@ class _Server(uvicorn.Server):
 
 
 def _add_turns(app: FastAPI, sessions: Sessions, rendering: Rendering) -> None:
-    @app.post("/v1/chat/completions")
-    async def chat(request: Request, authorization: _Key = None) -> Response:
-        session = sessions.of_key(authorization)
+    async def turn(request: Request, key: str | None, read: _ReadRequest, form: AnswerForm) -> Response:
+        session = sessions.of_key(key)
         raw = await _read_raw(request)
         session.end.check_open()
-        turn_request = await rendering.read_chat(raw, session.drawn)
+        turn_request = await rendering.run(read, raw, session.drawn)
         session.end.check_open()
-        return await answer(request, session, turn_request, _request_id(request, raw), _CHAT)
+        return await answer(request, session, turn_request, _request_id(request, raw), form)
+
+    @app.post("/v1/chat/completions")
+    async def chat(request: Request, authorization: _Key = None) -> Response:
+        return await turn(request, authorization, rendering.read_chat, _CHAT)
 
     @app.post("/v1/completions")
     async def completions(request: Request, authorization: _Key = None) -> Response:
-        session = sessions.of_key(authorization)
-        raw = await _read_raw(request)
-        session.end.check_open()
-        turn_request = await rendering.read_text(raw, session.drawn)
-        session.end.check_open()
-        return await answer(request, session, turn_request, _request_id(request, raw), _TEXT)
+        return await turn(request, authorization, rendering.read_text, _TEXT)
 
     @app.get("/v1/models")
     async def models(authorization: _Key = None) -> dict[str, Any]:

@@ -99,7 +99,7 @@ class AgentPlayer:
             self.sessions.close(session, "its lease was taken back")
         if program is not None:
             asyncio.get_running_loop().call_later(_PROGRAM_ENDS_S, program.cancel)
-        prompt, response = await self._rendering.texts(conversation.transcript)
+        prompt, response = await self._rendering.run(self._rendering.texts, conversation.transcript)
         trajectory = await conversation.finish_scored(finish, prompt, response, self._scorer)
         if not trajectory.facts.reward_parts:
             problem = "gave no reward, and rewards.endpoints is empty. Report a reward, or name an endpoint"

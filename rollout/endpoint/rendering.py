@@ -8,7 +8,7 @@ from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import dataclass
-from typing import Any, Literal, Protocol, TypeVar
+from typing import Any, Literal, TypeVar
 
 from protocol.errors import NeighbourError, SettingsError
 from protocol.http.bodies import read_request
@@ -60,90 +60,54 @@ class TurnText:
     logprobs: list[tuple[str, float]]  # (text, natural log of the probability) of each token; empty: not requested
 
 
-class Asked(Protocol):
-    """History in a request, in one of three forms."""
+@dataclass(frozen=True)
+class AskedChat:
+    """History of chat messages."""
+
+    messages: list[Message]  # whole history
+    tools: list[dict[str, Any]]  # tools for the chat template
+    may_call: bool  # True: the turn's calls are read
 
     @property
     def kind(self) -> Any:
         """Kind of the request: it continues conversations of its own kind only."""
-
-    @property
-    def history(self) -> Sequence[Any]:
-        """The history in comparable units: messages, characters or tokens."""
-
-    @property
-    def may_call(self) -> bool:
-        """Whether the turn's calls are read."""
-
-    def with_turn(self, turn: TurnText) -> Sequence[Any]:
-        """Return the history with this turn at its end."""
-
-    def with_stop(self, turn: TurnText) -> Any | None:
-        """Return the turn's unit with its stop string put back by the agent; None: the same."""
-
-    def endings(self, turn: TurnText) -> tuple[str, ...]:
-        """Return the texts that `with_turn` leaves out, as in `BranchTurn`."""
-
-    def tokens(self, codec: "ModelText", new_from: int, last: BranchTurn | None) -> list[int]:
-        """Return the tokens of `history[new_from:]`. last: the policy's turn before them; None: they are a prompt."""
-
-
-@dataclass(frozen=True)
-class ModelText:
-    """Conversion of texts and tokens for one model."""
-
-    chat: ChatTokens  # prompts and replies to tokens
-    has_template: bool  # False: the model has no chat template
-
-
-@dataclass(frozen=True)
-class AskedChat:
-    """Chat messages."""
-
-    messages: list[Message]  # whole history
-    tools: list[dict[str, Any]]  # tools for the chat template
-    may_call: bool
-
-    @property
-    def kind(self) -> Any:
         return ("chat", json.dumps(self.tools, sort_keys=True))
 
     @property
     def history(self) -> Sequence[Any]:
+        """The history in comparable units."""
         return [message.same_as for message in self.messages]
 
     def with_turn(self, turn: TurnText) -> Sequence[Any]:
+        """Return the history with this turn at its end."""
         return [*self.history, own_turn(turn.content, [(call.name, call.arguments) for call in turn.calls])]
 
     def with_stop(self, turn: TurnText) -> Any | None:
+        """Return the turn's unit with its stop string put back by the agent; None: the same unit."""
         return own_turn(turn.content + turn.endings[-1], []) if turn.endings and not turn.calls else None
 
     def endings(self, turn: TurnText) -> tuple[str, ...]:
-        return ()  # the template ends turns
+        """Return the texts that `with_turn` leaves out and a continuation may include. The template ends turns."""
+        return ()
 
-    def tokens(self, codec: ModelText, new_from: int, last: BranchTurn | None) -> list[int]:
-        if not codec.has_template:
-            raise Refused(400, "the model has no chat template: use /v1/completions", "messages")
+    def tokens(self, chat: ChatTokens, new_from: int, last: BranchTurn | None) -> list[int]:
+        """Return the tokens of `history[new_from:]`. last: the policy's turn before them; None: they are a prompt."""
         new = [message.rendered for message in self.messages[new_from:]]
         if last is None:
-            return codec.chat.prompt(Chat(new, self.tools))
-        return codec.chat.reply(new, self.tools, last.last_token, _UNCUT)[0]
+            return chat.prompt(Chat(new, self.tools))
+        return chat.reply(new, self.tools, last.last_token, _UNCUT)[0]
 
 
 @dataclass(frozen=True)
 class AskedText:
-    """A text with the names of control tokens: the agent writes the model's format itself."""
+    """History as text with the names of control tokens: the agent writes the model's format itself."""
 
-    text: str  # whole history
+    history: str  # whole history
     kind: Any = "text"
     may_call: bool = False
 
-    @property
-    def history(self) -> str:
-        return self.text
-
     def with_turn(self, turn: TurnText) -> str:
-        return self.text + turn.content
+        return self.history + turn.content
 
     def with_stop(self, turn: TurnText) -> None:
         return None
@@ -151,30 +115,25 @@ class AskedText:
     def endings(self, turn: TurnText) -> tuple[str, ...]:
         return turn.endings
 
-    def tokens(self, codec: ModelText, new_from: int, last: BranchTurn | None) -> list[int]:
-        new = self.text[new_from:]
+    def tokens(self, chat: ChatTokens, new_from: int, last: BranchTurn | None) -> list[int]:
+        new = self.history[new_from:]
         if last is None:
-            return codec.chat.prompt(new)
+            return chat.prompt(new)
         # The agent may write the turn's end, which the policy sampled and the reply left out.
         ending = next((each for each in last.endings if new.startswith(each)), "")
-        return codec.chat.observation(Observation("", head=new.removeprefix(ending)), _UNCUT)[0]
+        return chat.observation(Observation("", head=new.removeprefix(ending)), _UNCUT)[0]
 
 
 @dataclass(frozen=True)
 class AskedTokens:
-    """Tokens. A history is compared by token ids, as in the replies."""
+    """History as token ids."""
 
-    ids: list[int]  # whole history
-    vocabulary: int  # number of the model's tokens
+    history: list[int]  # whole history
     kind: Any = "tokens"
     may_call: bool = False
 
-    @property
-    def history(self) -> Sequence[int]:
-        return self.ids
-
     def with_turn(self, turn: TurnText) -> Sequence[int]:
-        return [*self.ids, *turn.ids]
+        return [*self.history, *turn.ids]
 
     def with_stop(self, turn: TurnText) -> None:
         return None
@@ -182,10 +141,11 @@ class AskedTokens:
     def endings(self, turn: TurnText) -> tuple[str, ...]:
         return ()
 
-    def tokens(self, codec: ModelText, new_from: int, last: BranchTurn | None) -> list[int]:
-        if any(not 0 <= token < self.vocabulary for token in self.ids):
-            raise Refused(400, f"prompt holds a token that is not between 0 and {self.vocabulary - 1}", "prompt")
-        return self.ids[new_from:]
+    def tokens(self, chat: ChatTokens, new_from: int, last: BranchTurn | None) -> list[int]:
+        return self.history[new_from:]
+
+
+Asked = AskedChat | AskedText | AskedTokens
 
 
 @dataclass(frozen=True)
@@ -199,7 +159,7 @@ class TurnRequest:
 
 
 class Rendering:
-    """Texts of one model, in one thread: two threads must not use a tokenizer at once."""
+    """Texts of one model. Call its methods by `run`: two threads must not use a tokenizer at once."""
 
     def __init__(self, tokenizer: Any, call_format: str) -> None:
         """tokenizer: the engine's; a copy is used. call_format: tools.call_format."""
@@ -209,70 +169,59 @@ class Rendering:
         with suppress(SettingsError):  # agents without tools run with any model
             self._calls = choose_reader(call_format, own)
         self._codec = TextCodec(own)
-        self._text = ModelText(ChatTokens(own), getattr(own, "chat_template", None) is not None)
+        self._chat = ChatTokens(own)
         self._control = control_tokens(own)
         self._numbers = itertools.count()
-        self._vocabulary = len(own)
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="agents-text")
 
-    async def read_chat(self, raw: bytes, drawn: Drawn) -> TurnRequest:
-        """Return a request for a chat completion. Raises: Refused, BodyError."""
-        return await self._in_thread(lambda: self._read_chat(raw, drawn))
-
-    async def read_text(self, raw: bytes, drawn: Drawn) -> TurnRequest:
-        """Return a request for a completion. Raises: Refused, BodyError."""
-        return await self._in_thread(lambda: self._read_text(raw, drawn))
-
-    async def tokens(self, asked: Asked, new_from: int, last: BranchTurn | None) -> list[int]:
-        """Return the tokens of a request's new part. Raises: Refused when template or tokenizer cannot take it."""
-
-        def tokens() -> list[int]:
-            try:
-                return asked.tokens(self._text, new_from, last)
-            except NeighbourError as error:
-                raise Refused(400, error.detail, "messages") from None
-
-        return await self._in_thread(tokens)
-
-    async def read_turn(self, generation: Generation, request: TurnRequest) -> TurnText:
-        """Return a turn as the agent reads it."""
-        return await self._in_thread(lambda: self._read_turn(generation, request))
-
-    async def texts(self, transcript: Transcript) -> tuple[str, str]:
-        """Return the texts of prompt and response, names of control tokens kept."""
-        parts = (transcript.prompt_tokens, transcript.response_tokens)
-        prompt, response = await self._in_thread(lambda: self._codec.decode(*parts))
-        return prompt, response
+    async def run(self, work: Callable[..., _T], *arguments: Any) -> _T:
+        """Return work(*arguments), called in the thread."""
+        return await asyncio.get_running_loop().run_in_executor(self._thread, work, *arguments)
 
     def close(self) -> None:
         """End the thread."""
         self._thread.shutdown(wait=False, cancel_futures=True)
 
-    async def _in_thread(self, work: Callable[[], _T]) -> _T:
-        return await asyncio.get_running_loop().run_in_executor(self._thread, work)
-
-    def _read_chat(self, raw: bytes, drawn: Drawn) -> TurnRequest:
+    def read_chat(self, raw: bytes, drawn: Drawn) -> TurnRequest:
+        """Return a request for a chat completion. Raises: Refused, BodyError."""
         body = read_request(ChatBody, raw)
         check_others(body, drawn)
         may_call = check_tool_choice(body.tool_choice) and bool(body.tools)
+        if getattr(self._tokenizer, "chat_template", None) is None:
+            raise Refused(400, "the model has no chat template: use /v1/completions", "messages")
         if may_call and self._calls is None:
             problem = "the model's calls of tools cannot be read. Set tools.call_format"
             raise Refused(400, problem, "tools", "unsupported_value")
         asked = AskedChat(read_messages(body.messages), body.tools or [], may_call)
         return TurnRequest(asked, body, body.max_completion_tokens or body.max_tokens, bool(body.logprobs))
 
-    def _read_text(self, raw: bytes, drawn: Drawn) -> TurnRequest:
+    def read_text(self, raw: bytes, drawn: Drawn) -> TurnRequest:
+        """Return a request for a completion. Raises: Refused, BodyError."""
         body = read_request(TextBody, raw)
         check_others(body, drawn)
-        prompt = single_prompt(body.prompt)
-        asked: Asked = AskedText(prompt) if isinstance(prompt, str) else AskedTokens(prompt, self._vocabulary)
+        prompt, vocabulary = single_prompt(body.prompt), len(self._tokenizer)
+        if not isinstance(prompt, str) and any(not 0 <= token < vocabulary for token in prompt):
+            raise Refused(400, f"prompt holds a token that is not between 0 and {vocabulary - 1}", "prompt")
         if body.logprobs not in (None, False, True, 0):
             problem = f"logprobs = {body.logprobs}: only the sampled tokens' are known. Use 0"
             raise Refused(400, problem, "logprobs")
+        asked: Asked = AskedText(prompt) if isinstance(prompt, str) else AskedTokens(prompt)
         has_logprobs = body.logprobs is not None and body.logprobs is not False
         return TurnRequest(asked, body, body.max_tokens, has_logprobs)
 
-    def _read_turn(self, generation: Generation, request: TurnRequest) -> TurnText:
+    def tokens(self, asked: Asked, new_from: int, last: BranchTurn | None) -> list[int]:
+        """Return the tokens of a request's new part. Raises: Refused when template or tokenizer cannot take it."""
+        try:
+            return asked.tokens(self._chat, new_from, last)
+        except NeighbourError as error:
+            raise Refused(400, error.detail, "messages") from None
+
+    def texts(self, transcript: Transcript) -> list[str]:
+        """Return the texts of prompt and response, names of control tokens kept."""
+        return self._codec.decode(transcript.prompt_tokens, transcript.response_tokens)
+
+    def read_turn(self, generation: Generation, request: TurnRequest) -> TurnText:
+        """Return a turn as the agent reads it."""
         content, endings = self._split_ending(generation)
         calls: list[AgentCall] = []
         if request.asked.may_call and self._calls is not None:

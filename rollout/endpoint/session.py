@@ -136,7 +136,7 @@ class AgentSession:
         branch = place.branch
         try:
             num_before, generation = await self._generate(request, place)
-            text = await self._rendering.read_turn(generation, request)
+            text = await self._rendering.run(self._rendering.read_turn, generation, request)
         except (Refused, NeighbourError, asyncio.CancelledError):
             raise
         except Exception as error:  # the noted history may differ from the written turns
@@ -166,7 +166,7 @@ class AgentSession:
             problem = "does not continue this session's conversation, and agents.trained_conversation = only"
             raise Refused(400, f"the request {problem}: send earlier turns as they were answered", "messages")
         last = branch.turns[-1] if branch.turns else None
-        tokens = await self._rendering.tokens(request.asked, place.new_from, last)
+        tokens = await self._rendering.run(self._rendering.tokens, request.asked, place.new_from, last)
         try:
             conversation = self._conversation(place, tokens)
             num_before = len(conversation.transcript)

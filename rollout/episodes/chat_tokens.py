@@ -1,14 +1,14 @@
-"""The one way from text to tokens here, with what may speak in control tokens kept apart from what may not.
+"""From text to tokens, with trusted text, which may contain control tokens, separate from untrusted text.
 
-A tokenizer makes a control token (end of text, start of a turn) of its mere name, wherever the name stands. So each
-text is one of two:
+A tokenizer turns the name of a control token (end of text, start of a turn) into the token, in any text. So each text
+is one of two:
 
     trusted     the model's chat template; a prompt that is one string; an observation's head and tail
-    untrusted   what stands in chat messages and in descriptions of tools; an observation's body: passages, tools'
-                output, columns of a row
+    untrusted   contents of chat messages, descriptions of tools, an observation's body: passages, output of tools,
+                columns of a row
 
-Control tokens come from trusted text alone. In untrusted text their names stay what they are, letters. A text that
-holds no such name, nor ends in the beginning of one, has the tokens that the tokenizer gives it as a whole.
+Only trusted text makes control tokens. In untrusted text their names stay letters. A text without such a name, and
+without the beginning of one at its end, has the tokenizer's own tokens.
 """
 
 from collections.abc import Callable, Iterator, Sequence
@@ -23,16 +23,16 @@ from rollout.episodes.control_names import ControlNames
 from rollout.episodes.text_codec import TextCodec
 
 PROMPT = "prompt"
-# Characters of Unicode's private use, one of which stands in no message: it marks where a name is cut in two.
+# Characters of Unicode's private use. One that no message contains marks the place where a name is cut.
 _MARKS = [chr(code) for code in range(0xE000, 0xF8FF)]
 
-_ENDLESS = "its messages hold lists or objects in one another without end"
-# Tokens left free when a reply is cut, one try after the other.
+_ENDLESS = "its messages hold endlessly nested lists or objects"
+# Tokens left free when a reply is cut, by attempt.
 _SPARES = (0, 4, 16, 64)
 
 
 class ChatTokens:
-    """Tokens of prompts and observations for one model. A text that it cannot encode is a NeighbourError."""
+    """Tokens of prompts and observations for one model. Raises NeighbourError for texts that it cannot encode."""
 
     def __init__(self, tokenizer: Any) -> None:
         """tokenizer: the model's Hugging Face tokenizer."""
@@ -42,7 +42,7 @@ class ChatTokens:
         self._control = self._names.ids
 
     def prompt(self, prompt: Prompt) -> list[int]:
-        """Return a prompt as tokens: text as the tokenizer takes it by default, messages by the model's template.
+        """Return a prompt's tokens: of a text by the tokenizer's defaults, of messages by the model's template.
 
         Raises: NeighbourError("prompt") when the template or the tokenizer refuses it.
         """
@@ -51,7 +51,7 @@ class ChatTokens:
         chat = prompt if isinstance(prompt, Chat) else Chat(prompt, [])
         chat = Chat(_with_texts(chat.messages, PROMPT), chat.tools)
         try:
-            if any(self._names.stand_in(text) for text in _strings([chat.messages, chat.tools])):
+            if any(self._names.occur_in(text) for text in _strings([chat.messages, chat.tools])):
                 return self._prompt_with_names(chat)
             if self._codec.is_plain:
                 return self._encode(str(self._templated(chat, PROMPT, tokenize=False)), PROMPT)
@@ -62,12 +62,11 @@ class ChatTokens:
     def reply(
         self, messages: Messages, tools: list[dict[str, Any]], last_token: int, max_tokens: int
     ) -> tuple[list[int], bool]:
-        """Return chat messages as the tokens between two turns of the policy, and whether contents were cut to fit.
+        """Return the tokens of chat messages between two turns of the policy, and whether contents were cut to fit.
 
-        The template's own words stand round the messages: they end the policy's turn, unless it ended it itself, and
-        open its next one. They are never cut. Contents that do not fit share what room there is, the shortest whole.
-        tools: as in the prompt. last_token: the policy's last one. Raises: NeighbourError("environment") when the
-        template refuses the messages.
+        The template ends the policy's turn, unless the policy did, and opens the next one. Its own text is never cut.
+        Contents that do not fit share the room; the shortest stay whole. tools: the prompt's. last_token: the policy's
+        last token. Raises: NeighbourError("environment") when the template refuses the messages.
         """
         messages = _with_texts(messages, ENVIRONMENT)
         try:
@@ -77,7 +76,7 @@ class ChatTokens:
             contents = [self._encode(text, ENVIRONMENT) if (text := _content(each)) else [] for each in messages]
             empty = [{**each, "content": ""} if _content(each) else each for each in messages]
             room = max_tokens - len(self._replied(empty, tools, last_token))
-            # Tokens of a part may be more than their number within the whole: then with a little less room.
+            # A part alone may have more tokens than within the whole. Then retry with less room.
             for spare in _SPARES:
                 kept = _shared_room(list(map(len, contents)), room - spare)
                 cut = [self._cut_to(*each) for each in zip(messages, contents, kept, strict=True)]
@@ -88,31 +87,33 @@ class ChatTokens:
             raise NeighbourError(ENVIRONMENT, _ENDLESS) from None
 
     def _cut_to(self, message: dict[str, Any], content: list[int], num_tokens: int) -> dict[str, Any]:
-        """Return the message with the first num_tokens of its content's tokens."""
+        """Return the message, cut to num_tokens tokens of content."""
         if len(content) <= num_tokens:
             return message
-        # The last character may have lost some of its bytes.
+        # The last character may be incomplete.
         return {**message, "content": self._tokenizer.decode(content[:num_tokens]).rstrip("\ufffd")}
 
     def _replied(self, messages: Messages, tools: list[dict[str, Any]], last_token: int) -> list[int]:
-        """Return what the template writes behind a turn of the assistant, up to the words that open the next one."""
+        """Return the tokens that the template writes between a turn of the assistant and the next one."""
         strings = list(_strings([messages, tools]))
         turn_mark, name_mark = _marks_outside(strings)
-        if any(self._names.stand_in(text) for text in strings):
+        if any(self._names.occur_in(text) for text in strings):
             messages, tools = self._with_cut_strings([messages, tools], strings, name_mark, ENVIRONMENT)
         before: Messages = [{"role": "user", "content": "?"}, {"role": "assistant", "content": turn_mark}]
         rendered = str(self._templated(Chat(before + messages, tools), ENVIRONMENT, tokenize=False))
         _, found, behind = rendered.partition(turn_mark)
         if not found or turn_mark in behind:
-            raise NeighbourError(ENVIRONMENT, "the model's chat template does not show a turn once, as it was written")
+            raise NeighbourError(
+                ENVIRONMENT, "the model's chat template does not render a turn once and unchanged"
+            )
         if last_token in self._control:  # the policy ended its turn itself
             behind = self._names.without_first(behind)
         return self._in_pieces(behind.split(name_mark), ENVIRONMENT)
 
     def observation(self, observation: Observation, max_tokens: int) -> tuple[list[int], bool]:
-        """Return an observation as tokens, and whether the end of its body was cut to fit into max_tokens.
+        """Return an observation's tokens, and whether the end of its body was cut to fit into max_tokens.
 
-        Tokenised as one piece where it fits and its body names no control token. Head and tail are never cut.
+        It is tokenised as one piece if it fits and its body names no control token. Head and tail are never cut.
         """
         tokens = self._observed(observation)
         if len(tokens) <= max_tokens:
@@ -133,7 +134,7 @@ class ChatTokens:
         return head + self._untrusted(observation.body) + tail
 
     def _untrusted(self, text: str) -> list[int]:
-        """Return a text's tokens, none of which is a control token."""
+        """Return a text's tokens without control tokens."""
         tokens = self._encode(text, ENVIRONMENT)
         for way in (self._without_special, self._with_cut_names):
             if self._control.isdisjoint(tokens):
@@ -141,11 +142,11 @@ class ChatTokens:
             tokens = way(text, tokens)
         if self._control.isdisjoint(tokens):
             return tokens
-        problem = "holds the name of a control token, which the tokenizer does not tell from the token itself"
+        problem = "holds the name of a control token, and the tokenizer always turns it into the token"
         raise NeighbourError(ENVIRONMENT, f"its observation {problem}")
 
     def _without_special(self, text: str, tokens: list[int]) -> list[int]:
-        """Return the tokens of a text in which the tokenizer looks for no names; `tokens` where it cannot do so."""
+        """Return the tokens by a tokenizer option that ignores names; `tokens` if it has no such option."""
         try:
             return self._encode(text, ENVIRONMENT, split_special_tokens=True)
         except NeighbourError:
@@ -156,10 +157,10 @@ class ChatTokens:
         return self._in_pieces(self._names.cut(text, mark).split(mark), ENVIRONMENT)
 
     def _prompt_with_names(self, chat: Chat) -> list[int]:
-        """Return messages, in which names of control tokens stand, by the model's template.
+        """Return the tokens of messages that contain names of control tokens.
 
-        Each name is cut in two by a mark before the template sees it. The rendered text is encoded in the pieces
-        between the marks, so that no piece holds a name that the template did not write.
+        A mark cuts each name in two before rendering. The rendered text is encoded in pieces between the marks. So only
+        the template's own names are whole.
         """
         strings = list(_strings([chat.messages, chat.tools]))
         mark = _mark_outside(strings)
@@ -170,11 +171,11 @@ class ChatTokens:
         """Return messages and tools with every name in their strings cut in two by a mark."""
         cut = {text: self._names.cut(text, mark) for text in strings}
         if any(not self._control.isdisjoint(self._in_pieces(text.split(mark), boundary)) for text in cut.values()):
-            raise NeighbourError(boundary, "a message holds the name of a control token that cannot be cut out of it")
+            raise NeighbourError(boundary, "a message holds the name of a control token that cannot be cut")
         return _with_strings(value, cut.__getitem__)
 
     def _in_pieces(self, pieces: Sequence[str], boundary: str) -> list[int]:
-        # Hostile text holds the same name many times.
+        # Hostile text repeats a name many times.
         tokens = {piece: self._encode(piece, boundary) for piece in dict.fromkeys(pieces) if piece}
         return [token for piece in pieces if piece for token in tokens[piece]]
 
@@ -205,13 +206,13 @@ def _with_texts(messages: Messages, boundary: str) -> Messages:
 
 
 def _content(message: dict[str, Any]) -> str:
-    """Return a message's content where it is one text; "" otherwise."""
+    """Return a message's content if it is one text, otherwise ""."""
     content = message.get("content")
     return content if isinstance(content, str) else ""
 
 
 def _shared_room(lengths: Sequence[int], room: int) -> list[int]:
-    """Return how much of each length is kept, so that the sum is at most `room` and the shortest stay whole.
+    """Return the kept part of each length. The sum is at most `room`, and the shortest stay whole.
 
     Example: _shared_room([2, 10, 20], 12) == [2, 5, 5]
     """
@@ -225,12 +226,12 @@ def _shared_room(lengths: Sequence[int], room: int) -> list[int]:
 
 
 def _mark_outside(texts: Sequence[str]) -> str:
-    """Return a character that stands in none of the texts."""
+    """Return a character that no text contains."""
     return _marks_outside(texts)[0]
 
 
 def _marks_outside(texts: Sequence[str]) -> tuple[str, str]:
-    """Return two characters that stand in none of the texts."""
+    """Return two characters that no text contains."""
     free = (mark for mark in _MARKS if not any(mark in text for text in texts))
     if (first := next(free, None)) and (second := next(free, None)):
         return first, second
@@ -238,7 +239,7 @@ def _marks_outside(texts: Sequence[str]) -> tuple[str, str]:
 
 
 def _strings(value: Any) -> Iterator[str]:
-    """Yield every text inside messages. Keys are texts too: a call's arguments and a tool's parameters have names."""
+    """Yield every text inside messages, keys included: a call's arguments have names."""
     if isinstance(value, str):
         yield value
     elif isinstance(value, dict):
@@ -251,7 +252,7 @@ def _strings(value: Any) -> Iterator[str]:
 
 
 def _with_strings(value: Any, change: Callable[[str], str]) -> Any:
-    """Return messages with every text changed."""
+    """Return messages with `change` applied to every text."""
     if isinstance(value, str):
         return change(value)
     if isinstance(value, dict):

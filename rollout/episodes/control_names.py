@@ -1,6 +1,6 @@
-"""Names of a model's control tokens in texts: found as its tokenizer finds them, and cut in two so that it does not.
+"""Names of a model's control tokens in texts: found as by its tokenizer, and cut in two so that it finds none.
 
-A tokenizer may look for names after it has changed the text: other case, wide letters made narrow, letters left out.
+A tokenizer may search for names in a changed text: with another case, narrow forms of wide letters, omitted letters.
 """
 
 import re
@@ -8,43 +8,43 @@ import unicodedata
 from collections.abc import Callable, Iterator
 from typing import Any
 
-# No tokenizer's normalisation makes other letters of these, but for their case and for white space.
+# Letters that no tokenizer's normalisation changes, except for case and white space.
 _ASCII = re.compile(r"[\t\n\r -~]*")
-# What stands for a space in the pieces of many tokenizers.
+# Signs of a space in the pieces of many tokenizers.
 _SPACES = " ▁"
 
 
 class ControlNames:
-    """Of one tokenizer."""
+    """The names for one tokenizer."""
 
     ids: frozenset[int]  # the control tokens
 
     def __init__(self, tokenizer: Any, encode: Callable[[str], list[int]]) -> None:
-        """encode: a text's tokens, names of control tokens as these."""
+        """encode: returns a text's tokens, control tokens included."""
         control = control_tokens(tokenizer)
         self.ids = frozenset(control)
         self._encode = encode
         self._normalise = _normaliser_of(tokenizer)
         names = {form for name in control.values() for form in self._forms(name)}
         longest_first = sorted((name for name in names if len(name) > 1), key=len, reverse=True)
-        # Some tokenizers match names in any case; one that does not loses nothing by a name cut for its case.
+        # Some tokenizers match names in any case. For others a cut is harmless.
         either = "|".join(map(_pattern, longest_first)) or r"(?!)"
         self._names = re.compile(either, re.IGNORECASE)
         self._first = re.compile(rf"\A\s*(?:{either})")
         self._beginnings = {name[:end].lower() for name in names for end in range(1, len(name))}
         self._longest = max(map(len, names), default=1)
 
-    def stand_in(self, text: str) -> bool:
-        """Return whether the tokenizer finds a name in text, or would with a template's or another text behind it."""
+    def occur_in(self, text: str) -> bool:
+        """Return whether the tokenizer finds a name in a text, or would find one with further text behind it."""
         if self._names.search(text) or self._begun(text) or self._begun(self._normalise(text)):
             return True
         return not _ASCII.fullmatch(text) and self._is_found(text)
 
     def cut(self, text: str, mark: str) -> str:
-        """Return text with a mark in each name, and in one that the text's end only begins.
+        """Return the text with a mark in each name, and in the beginning of a name at its end.
 
-        Where the tokenizer finds names in other letters these become plain ones. One that it still finds between the
-        marks is the caller's to refuse.
+        If the tokenizer finds names in other letters, they become plain letters. The caller must refuse a text in which
+        the tokenizer still finds a name between the marks.
         """
         changed = text
         for normalise in (lambda text: text, lambda text: unicodedata.normalize("NFKC", text), self._normalise):
@@ -55,7 +55,7 @@ class ControlNames:
         return changed
 
     def without_first(self, text: str) -> str:
-        """Return text without the name that it begins with, if it does."""
+        """Return the text without a name at its beginning."""
         return self._first.sub("", text, count=1)
 
     def _marked(self, text: str, mark: str) -> str:
@@ -66,7 +66,7 @@ class ControlNames:
         return text[:place] + mark + text[place:]
 
     def _begun(self, text: str) -> int:
-        """Return how many letters of a name the text ends with; 0: none. A template may trim it, and join another."""
+        """Return the number of a name's letters at the text's end. A template may trim it and append text."""
         tail = text.rstrip()[-self._longest :].lower()
         return next((len(tail) - at for at in range(len(tail)) if tail[at:] in self._beginnings), 0)
 
@@ -74,7 +74,7 @@ class ControlNames:
         return bool(text) and not self.ids.isdisjoint(self._encode(text))
 
     def _forms(self, name: str) -> Iterator[str]:
-        """Yield a name, and what the tokenizer may make of it before it looks for it."""
+        """Yield a name and its forms after the tokenizer's normalisation."""
         yield from (name, unicodedata.normalize("NFKC", name), self._normalise(name).strip(_SPACES))
 
 
@@ -83,13 +83,13 @@ def _pattern(name: str) -> str:
 
 
 def _normaliser_of(tokenizer: Any) -> Callable[[str], str]:
-    """Return what the tokenizer does to a text before it looks for names; nothing where it does not say."""
+    """Return the tokenizer's normalisation; the identity if it has none."""
     normaliser = getattr(getattr(tokenizer, "backend_tokenizer", None), "normalizer", None)
     return normaliser.normalize_str if normaliser is not None else lambda text: text
 
 
 def control_tokens(tokenizer: Any) -> dict[int, str]:
-    """Return id and name of each control token. What stands for unknown text is none: it says nothing to a model."""
+    """Return id and name of each control token. The token for unknown text is not one."""
     ids = getattr(tokenizer, "all_special_ids", ())
     control = dict(zip(ids, getattr(tokenizer, "all_special_tokens", ()), strict=True))
     for token, added in getattr(tokenizer, "added_tokens_decoder", {}).items():

@@ -1,19 +1,19 @@
-"""Text to token ids and back by the model's tokenizer, without what nobody here reads: masks and places of tokens.
+"""Text to token ids and back by the model's tokenizer, without masks and offsets, which take as long as the tokens.
 
-Those take as long as the tokens themselves. A tokenizer that has a way of its own is asked in its own way.
+A tokenizer class that overrides the library's methods is called by its own methods.
 """
 
 from collections.abc import Sequence
 from typing import Any
 
 _BASE, _FAST = "transformers.tokenization_utils_base", "transformers.tokenization_utils_tokenizers"
-# Where the library defines its own way between texts and tokens, by the method's name.
+# Modules of the library's own methods, by the method's name.
 _ENCODES = {"apply_chat_template": _BASE, "encode": _BASE, "__call__": _BASE, "_encode_plus": _FAST}
 _DECODES = {"decode": _BASE, "_decode": _FAST}
 
 
 class TextCodec:
-    """Of one tokenizer, used by one thread. Others run while it is busy with a long text."""
+    """Codec of one tokenizer, for one thread. Other threads run while it encodes a long text."""
 
     def __init__(self, tokenizer: Any) -> None:
         """tokenizer: a Hugging Face tokenizer."""
@@ -26,18 +26,18 @@ class TextCodec:
 
     @property
     def is_plain(self) -> bool:
-        """Whether a rendered chat is encoded as any other text is."""
+        """Whether a rendered chat is encoded like any other text."""
         return self._encoding is not None
 
     def encode(self, text: str, add_special_tokens: bool = False, **options: bool) -> list[int]:
-        """Return the ids that `tokenizer.encode` gives; options: split_special_tokens. Raises as it does."""
+        """Return the ids of `tokenizer.encode`. options: split_special_tokens. Raises: the tokenizer's errors."""
         core = self._encoding
         if core is None or core.truncation is not None or core.padding is not None:
             return list(self._tokenizer.encode(text, add_special_tokens=add_special_tokens, **options))
         is_split = options.get("split_special_tokens", self._tokenizer.split_special_tokens)
         if core.encode_special_tokens != is_split:
             core.encode_special_tokens = is_split
-        # Of the core's methods those for many texts alone let other threads run.
+        # Only the core's methods for many texts let other threads run.
         (encoded,) = core.encode_batch_fast([text], add_special_tokens=add_special_tokens)
         return list(encoded.ids)
 

@@ -21,7 +21,7 @@ from rollout.neighbours.tools.by_name import no_such_tool, open_tools
 from rollout.neighbours.tools.search import SearchTool
 
 if TYPE_CHECKING:
-    from rollout.neighbours.tools.mcp.tools import McpTools
+    from rollout.neighbours.tools.mcp.server import McpTools
 
 BUNDLED_REWARD = "bundled"
 _BUNDLED_BATCH = 16  # samples per request to the cluster's own service
@@ -86,7 +86,7 @@ class Services(ClosedAtExit):
             return None
         try:
             # Half a second of import time, only for runs with such a server.
-            from rollout.neighbours.tools.mcp.tools import McpTools
+            from rollout.neighbours.tools.mcp.server import McpTools
         except ImportError as error:
             raise OperatorError(f"settings: tools.mcp needs the package mcp, which is missing: {error}.") from error
         return McpTools(self._spec.tools.mcp)

@@ -1,1 +1,1 @@
-"""Tools of environments and of the policy, while a run is attached. Begin with tool, calculator, by_name."""
+"""Tools of environments and of the policy. Reading order: tool, calculator, by_name."""

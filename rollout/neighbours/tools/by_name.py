@@ -1,6 +1,6 @@
-"""The tools by name; a new one is a class and a line here, and its name in protocol/settings/tools.py.
+"""The bundled tools by name. A new one is a class, a line here, and its name in protocol/settings/tools.py.
 
-Beside them are those that the settings bring: tools.http, and tools.mcp, which are known once their servers answer.
+The settings add tools.http, and tools.mcp once their servers answer.
 """
 
 from collections.abc import Callable, Collection, Iterable
@@ -22,13 +22,13 @@ TOOLS: dict[str, Callable[[RunSpec, Node], Tool]] = {
 
 
 def open_tools(names: Collection[str], spec: RunSpec, node: Node) -> dict[str, Tool]:
-    """Return these tools, ready to be checked.
+    """Return the tools of these names, unchecked.
 
-    Raises: SettingsError for a name that is no tool's, OperatorError where there is no address for one.
+    Raises: SettingsError for an unknown name, OperatorError for a tool without an address.
     """
     outside = {tool.name: tool for tool in spec.tools.http}
     for name in names:
-        # One that is not known yet may be an MCP server's.
+        # An unknown name may be a tool of an MCP server.
         if name not in TOOLS and name not in outside and not spec.tools.mcp:
             raise no_such_tool(name, [*TOOLS, *outside], spec)
     known = [name for name in sorted(names) if name in TOOLS or name in outside]
@@ -36,7 +36,7 @@ def open_tools(names: Collection[str], spec: RunSpec, node: Node) -> dict[str, T
 
 
 def no_such_tool(name: str, there: Iterable[str], spec: RunSpec) -> SettingsError:
-    """Return the error of a class that requires a tool which is not there."""
+    """Return the error of an environment that requires an unknown tool."""
     return SettingsError(
         f"settings: rollout.environment = {spec.rollout.environment}: its class requires the tool {name!r}. "
         f"There are: {', '.join(there)}."

@@ -1,6 +1,6 @@
 """`calculator(expression)`: the value of an arithmetic expression, exact where Python's numbers are.
 
-It reads numbers, + - * / // % ** and brackets, and nothing else; no expression takes it long.
+It accepts numbers, + - * / // % ** and brackets. Every expression is fast.
 """
 
 import ast
@@ -16,7 +16,7 @@ from rollout.neighbours.tools.tool import function_schema
 
 Number = int | float
 _MAX_CHARACTERS = 1000
-# Of a whole number: one of as many bits has 300 digits, and multiplying two takes a microsecond.
+# Bits of an integer: 300 digits, and a product takes a microsecond.
 _MAX_BITS = 1000
 _BINARY: dict[type[ast.operator], Callable[[Any, Any], Any]] = {
     ast.Add: operator.add,
@@ -29,7 +29,7 @@ _BINARY: dict[type[ast.operator], Callable[[Any, Any], Any]] = {
 
 
 class Calculator:
-    """Needs nobody: it is always there."""
+    """Needs no service: it is always available."""
 
     schema = function_schema(
         "calculator",
@@ -42,10 +42,10 @@ class Calculator:
         pass
 
     async def __call__(self, expression: str) -> str:
-        return calculated(expression)
+        return calculate(expression)
 
     async def answer(self, arguments: Mapping[str, Any]) -> str:
-        return calculated(arguments["expression"])
+        return calculate(arguments["expression"])
 
     async def check(self) -> None:
         pass
@@ -54,8 +54,8 @@ class Calculator:
         pass
 
 
-def calculated(expression: str) -> str:
-    """Return an expression's value in digits. Raises: ToolRefusal. Example: "2 ** 10 / 4" -> "256"."""
+def calculate(expression: str) -> str:
+    """Return an expression's value. Raises: ToolRefusal. Example: "2 ** 10 / 4" -> "256"."""
     if len(expression) > _MAX_CHARACTERS:
         raise ToolRefusal(f"the expression has {len(expression)} characters, at most {_MAX_CHARACTERS}")
     try:
@@ -95,7 +95,7 @@ def _power(base: Number, exponent: Number) -> Number:
 
 
 def _bounded(value: Any) -> Number:
-    """Return a result. Raises: OverflowError for one too large, ValueError for one that is no real number."""
+    """Return a result. Raises: OverflowError for a large one, ValueError for a complex one."""
     if isinstance(value, complex):
         raise ValueError("not a real number")
     if (isinstance(value, int) and value.bit_length() > _MAX_BITS) or (isinstance(value, float) and math.isinf(value)):

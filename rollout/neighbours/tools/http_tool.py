@@ -1,10 +1,10 @@
-"""A tool of the user's own behind a URL: a call's arguments are posted as JSON, the reply is what the policy reads.
+"""A user's tool behind a URL: a call's arguments are posted as JSON, and the policy reads the reply.
 
-200  {"result": ..}        the result; a value that is no text as JSON
-200  {"error": ".."}       the policy got the call wrong: it reads "Error: .."; without a result, or beside one of null
+200  {"result": ..}        the result; other values than text as JSON
+200  {"error": ".."}       a refusal: the policy reads "Error: .."; only without a result, or with result null
 200  any other text        that text
-400, 422                   the same as an error: what its detail, error or message says, or all of it
-anything else, or nothing  tried again as reward services are, then the sample's failure: the policy reads none of it
+400, 422                   a refusal, with the reply's detail, error or message, or all of it
+any other reply, or none   retried like a reward service, then the sample fails
 """
 
 import asyncio
@@ -56,10 +56,10 @@ class HttpToolClient:
         return await self.answer(arguments)
 
     async def answer(self, arguments: Mapping[str, Any]) -> str:
-        """Return the observation. Raises: ToolRefusal for a call that the tool refused, NeighbourError otherwise."""
+        """Return the text that the policy reads. Raises: ToolRefusal, NeighbourError."""
         check_json(arguments)
         body = json.dumps(arguments).encode()
-        # The same for every attempt of a call: a tool with effects can tell that it has done this one.
+        # One key for all attempts of a call: a tool with effects can recognise a call that it has done.
         key = str(uuid.uuid4())
         try:
             answer = await self._http.call(self._boundary, body, _read, key)
@@ -74,9 +74,9 @@ class HttpToolClient:
         return answer
 
     async def check(self) -> None:
-        """Make the first call that the settings name; without one, see that somebody listens.
+        """Make the call of the setting `check`; without one, connect to the address.
 
-        Raises: NeighbourError saying what to change.
+        Raises: NeighbourError with the remedy.
         """
         advice = f"Start the tool, or change tools.http (name {self._name})."
         try:
@@ -98,7 +98,7 @@ class HttpToolClient:
 
 
 def _read(reply: bytes) -> str | ToolRefusal:
-    """Return what the policy reads, or the refusal that a reply is. Raises: BodyError for what is no text."""
+    """Return a reply's text or its refusal. Raises: BodyError for a reply that is no text."""
     try:
         text = reply.decode()
     except UnicodeDecodeError:
@@ -116,7 +116,7 @@ def _read(reply: bytes) -> str | ToolRefusal:
 
 
 def _reason_in(text: str) -> str:
-    """Return why a call was refused, from the beginning of an error page."""
+    """Return the reason of a refusal, from the beginning of an error page."""
     try:
         value = json.loads(text)
     except (ValueError, RecursionError):

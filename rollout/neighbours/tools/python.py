@@ -1,4 +1,4 @@
-"""`python(code)`: what a program prints, run in the sandbox in a process of its own."""
+"""`python(code)`: the output of a program, run in the sandbox in a process of its own."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -14,7 +14,7 @@ _MAX_CHARACTERS = 100_000
 
 
 class PythonTool:
-    """Each call is a fresh program: nothing of an earlier one is there."""
+    """Each call runs a new program, without state of earlier ones."""
 
     schema = function_schema(
         "python",
@@ -28,11 +28,11 @@ class PythonTool:
         self._limits = Limits(wall_s=spec.tools.python_timeout_s, memory_bytes=spec.tools.python_memory_mb << 20)
 
     async def __call__(self, code: str) -> str:
-        """Raises: ToolRefusal for a text that is too long, NeighbourError where the sandbox itself failed."""
+        """Raises: ToolRefusal for a program that is too long, NeighbourError when the sandbox itself failed."""
         if len(code) > _MAX_CHARACTERS:
             raise ToolRefusal(f"the program has {len(code)} characters, at most {_MAX_CHARACTERS}")
         try:
-            return told(await self._sandbox.run(code, limits=self._limits), self._limits)
+            return describe_run(await self._sandbox.run(code, limits=self._limits), self._limits)
         except (OperatorError, OSError) as error:
             raise NeighbourError("python", str(error)) from error
 
@@ -40,15 +40,15 @@ class PythonTool:
         return await self(arguments["code"])
 
     async def check(self) -> None:
-        """Raises: OperatorError when this machine cannot lock a program in, with what to change."""
+        """Raises: OperatorError with the remedy when this machine has no sandbox."""
         await self._sandbox.check()
 
     async def close(self) -> None:
         self._sandbox.close()
 
 
-def told(ran: ProgramResult, limits: Limits) -> str:
-    """Return what the policy reads of a run: what was printed, errors behind it, and how it ended if not in order."""
+def describe_run(ran: ProgramResult, limits: Limits) -> str:
+    """Return the text that the policy reads of a run: its output, its errors, and the reason of an abnormal end."""
     parts = [ran.output.rstrip()]
     if ran.how != "exit" or ran.exit_code:
         parts.append(ran.errors.strip())

@@ -1,4 +1,4 @@
-"""`search(query)`: passages from the run's retriever, or from this node's own."""
+"""`search(query)`: passages from the run's retriever, or from this node's."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -11,7 +11,7 @@ from rollout.neighbours.tools.tool import function_schema
 
 
 class SearchTool:
-    """Gives environments a list of the contents found, best first, and the policy a line per passage."""
+    """Gives environments a list of passages, best first, and the policy one line per passage."""
 
     schema = function_schema(
         "search",
@@ -24,12 +24,12 @@ class SearchTool:
         if settings.url is not None:
             urls, token = [str(settings.url)], None
         else:
-            urls, token = _of_nodes(node, spec.shared_retrievers), node.token
+            urls, token = _retriever_urls(node, spec.shared_retrievers), node.token
         self._client = RetrieverClient(urls, settings.topk, token, batch_size=settings.batch_size)
 
     @property
     def content_hash(self) -> str:
-        """Digest of the index that the node's retriever searched last; "": it tells none."""
+        """Digest of the index of the last search; "": the retriever reports none."""
         return self._client.content_hash
 
     @property
@@ -49,10 +49,10 @@ class SearchTool:
         await self._client.close()
 
 
-def _of_nodes(node: Node, shared: Sequence[str]) -> list[str]:
-    """Return this node's retriever, if it has one, then the other nodes' from the one after it.
+def _retriever_urls(node: Node, shared: Sequence[str]) -> list[str]:
+    """Return this node's retriever, if it has one, then the other nodes' from the next one on.
 
-    shared: all nodes', in the order that each node is told. So no node is everybody's next.
+    shared: all nodes' URLs, in one order. So the fallback load is spread over the nodes.
     """
     if not node.retriever_url:
         return []

@@ -255,5 +255,5 @@ def test_content_that_is_no_text_is_refused_and_not_written_as_python_would(cont
 def test_messages_that_hold_one_another_without_end_are_a_failure_of_the_prompt() -> None:
     message: dict[str, Any] = {"role": "assistant", "content": "a"}
     message["tool_calls"] = [message]
-    with pytest.raises(NeighbourError, match=r"^prompt: its messages hold lists or objects in one another without end"):
+    with pytest.raises(NeighbourError, match=r"^prompt: its messages hold endlessly nested lists or objects"):
         ChatTokens(byte_level()).prompt([message])

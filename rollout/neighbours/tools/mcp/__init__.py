@@ -1,1 +1,1 @@
-"""Tools of MCP servers, by the official client library. Reading order: tools, server, connection."""
+"""Tools of MCP servers, by the official client library. Reading order: server, connection."""

@@ -1,6 +1,6 @@
 """One session with an MCP server, from its start to its end: the door to the library `mcp`.
 
-What the library opens has to be closed by the task that opened it, so each session lives in a task of its own.
+The library's resources must be closed by the task that opened them. So each session has a task of its own.
 """
 
 import asyncio
@@ -20,12 +20,12 @@ from protocol.one_line import one_line
 from protocol.settings.tools import McpServer
 from rollout.neighbours.http.pool import headers_from_environment, variables_from_environment
 
-# The library itself may need so much beside a server's own limits: to look for its version, and to end it.
+# Time that the library needs in addition to a server's own limits: for its version, and to end it.
 _MARGIN_S = 15.0
 
 
 class McpConnection:
-    """`await open()`, then `client` is there until `is_over`."""
+    """A session. `client` is available from `open` until `is_over`."""
 
     def __init__(self, server: McpServer) -> None:
         self._server = server
@@ -42,11 +42,11 @@ class McpConnection:
 
     @property
     def is_over(self) -> bool:
-        """True once the server has ended, or was told to."""
+        """True once the server has ended or was ended."""
         return self._leave.is_set() or self._life.done()
 
     async def open(self) -> None:
-        """Return once the server has answered. Raises: NeighbourError when it did not, with why."""
+        """Return once the server has answered. Raises: NeighbourError with the reason."""
         opened = asyncio.create_task(self._is_open.wait())
         try:
             limit_s = self._server.start_timeout_s + _MARGIN_S
@@ -60,11 +60,11 @@ class McpConnection:
             raise NeighbourError(f"mcp:{self._server.name}", problem)
 
     def leave(self) -> None:
-        """Have the session end, and with it a server that is a command; calls under way fail."""
+        """End the session, and a server that was started as a command. Open calls fail."""
         self._leave.set()
 
     async def close(self) -> None:
-        """Leave, and return once all is closed; a server that does not end by itself is killed within seconds."""
+        """End the session and wait. A server that does not end is killed within seconds."""
         self.leave()
         if not self._is_open.is_set():
             self._life.cancel()
@@ -72,13 +72,13 @@ class McpConnection:
 
     async def _live(self) -> None:
         try:
-            transport = _told_of_its_end(_transport_of(self._server), self._leave.set)
+            transport = _reporting_end(_transport_of(self._server), self._leave.set)
             async with Client(transport, cache=None, read_timeout_seconds=self._server.start_timeout_s) as client:
                 self._client = client
                 self._is_open.set()
                 await self._leave.wait()
-        except Exception as error:  # whatever the library, the network or the server makes of it
-            self._problem = _why(error)
+        except Exception as error:  # errors of the library, the network or the server
+            self._problem = _reason(error)
         finally:
             self._leave.set()
 
@@ -87,7 +87,7 @@ def _transport_of(server: McpServer) -> Any:
     if server.url is None:
         variables = {**server.env, **variables_from_environment(server.env_from, f"tools.mcp {server.name}")}
         command, *arguments = server.command
-        # Its errors go where this process's go. sys.stderr may be something that is no file.
+        # The server's errors go to this process's stderr. sys.stderr itself may be no file.
         return stdio_client(
             StdioServerParameters(command=command, args=arguments, env=variables, cwd=server.folder or os.getcwd()),
             errlog=sys.__stderr__ or sys.stderr,
@@ -107,14 +107,14 @@ async def _over_http(server: McpServer) -> AsyncIterator[Any]:
 
 
 @asynccontextmanager
-async def _told_of_its_end(transport: Any, on_end: Callable[[], None]) -> AsyncIterator[Any]:
-    """Yield a transport's streams; on_end is called when nothing more can come from the server."""
+async def _reporting_end(transport: Any, on_end: Callable[[], None]) -> AsyncIterator[Any]:
+    """Yield a transport's streams. on_end: called at the end of the server's messages."""
     async with transport as (read, write):
-        yield _Told(read, on_end), write
+        yield _ReportingStream(read, on_end), write
 
 
-class _Told:
-    """A stream that tells of its end."""
+class _ReportingStream:
+    """A stream that reports its end."""
 
     def __init__(self, stream: Any, on_end: Callable[[], None]) -> None:
         self._stream = stream
@@ -123,23 +123,23 @@ class _Told:
     def __getattr__(self, name: str) -> Any:
         return getattr(self._stream, name)
 
-    def __aiter__(self) -> "_Told":
+    def __aiter__(self) -> "_ReportingStream":
         return self
 
     async def __anext__(self) -> Any:
-        return await self._noted(self._stream.__anext__)
+        return await self._take(self._stream.__anext__)
 
     async def receive(self) -> Any:
-        return await self._noted(self._stream.receive)
+        return await self._take(self._stream.receive)
 
-    async def __aenter__(self) -> "_Told":
+    async def __aenter__(self) -> "_ReportingStream":
         await self._stream.__aenter__()
         return self
 
     async def __aexit__(self, *error: Any) -> Any:
         return await self._stream.__aexit__(*error)
 
-    async def _noted(self, take: Callable[[], Any]) -> Any:
+    async def _take(self, take: Callable[[], Any]) -> Any:
         try:
             return await take()
         except Exception:
@@ -147,8 +147,8 @@ class _Told:
             raise
 
 
-def _why(error: BaseException) -> str:
-    """Return the reason in an error of the library, which wraps them in groups."""
+def _reason(error: BaseException) -> str:
+    """Return the first error in a group of errors."""
     while isinstance(error, BaseExceptionGroup):
         error = error.exceptions[0]
     return f"{type(error).__name__}: {one_line(error)}"

@@ -1,12 +1,13 @@
-"""One MCP server as this process uses it: one session for all samples, begun again when it has ended.
+"""MCP servers and their tools: one session per server for all samples, restarted after its end.
 
-A call that fails, hangs or meets the server's end costs itself alone. It is not made again: the tool may have done its
-work. A server that answers nothing at all any more after a call hung is ended and started again.
+A call that fails, hangs or loses its server affects no other call. It is not retried: the tool may have done its work.
+After a call that hung, a server that answers no request at all is restarted.
 """
 
 import asyncio
 import json
-from collections.abc import Awaitable, Mapping
+from collections import Counter
+from collections.abc import Awaitable, Collection, Mapping, Sequence
 from typing import Any, TypeVar
 
 from mcp.shared.exceptions import MCPError
@@ -29,35 +30,36 @@ from rollout.environments.base import ToolRefusal
 from rollout.environments.tool_use.arguments import check_json
 from rollout.neighbours.http.circuit_breaker import CircuitBreaker
 from rollout.neighbours.tools.mcp.connection import McpConnection
+from rollout.neighbours.tools.tool import Tool
 
 _T = TypeVar("_T")
-# The library counts a call's limit from when the call was sent; a server may not even take it.
+# The library counts a call's limit from its sending, which a server may block.
 _UNSENT_S = 5.0
 _MAX_PAGES = 100
 
 
 class McpClient:
-    """Lives in one event loop."""
+    """One server's session, in one event loop."""
 
-    def __init__(self, server: McpServer, look_s: float = 10.0) -> None:
-        """look_s: within this a server that lives tells what tools it has, whatever else it does."""
+    def __init__(self, server: McpServer, check_s: float = 10.0) -> None:
+        """check_s: limit for a live server to list its tools."""
         self.server = server
-        self._look_s = look_s
+        self._check_s = check_s
         self._boundary = f"mcp:{server.name}"
         self._slots = asyncio.Semaphore(server.max_concurrency)
         self._starts = CircuitBreaker(threshold=1, max_cooldown_s=30.0, after_s=0.0, name=f"MCP server {server.name}")
         self._starting = asyncio.Lock()
         self._connection: McpConnection | None = None
-        self._closing: set[asyncio.Task[None]] = set()  # sessions that were given up, on their way out
-        self._looks: dict[McpConnection, asyncio.Task[None]] = {}
+        self._closing: set[asyncio.Task[None]] = set()  # closing sessions
+        self._checks: dict[McpConnection, asyncio.Task[None]] = {}
 
     @property
     def is_accepting(self) -> bool:
-        """False while it cannot be started."""
+        """False while the server cannot be started."""
         return not self._starts.is_open
 
     async def listed(self) -> list[ListedTool]:
-        """Return the tools that it has. Raises: NeighbourError when it cannot be started or does not say them all."""
+        """Return the server's tools. Raises: NeighbourError."""
         connection = await self._started()
         tools: list[ListedTool] = []
         cursor: str | None = None
@@ -70,8 +72,8 @@ class McpClient:
         raise NeighbourError(self._boundary, f"it has more tools than {_MAX_PAGES} pages, {len(tools)} on these")
 
     async def call(self, tool: str, arguments: Mapping[str, Any]) -> str:
-        """Return what the policy reads. Raises: ToolRefusal for an error that is told to it, else NeighbourError."""
-        check_json(arguments)  # what the library cannot send ends the session of all samples
+        """Return the text that the policy reads. Raises: ToolRefusal, NeighbourError."""
+        check_json(arguments)  # arguments that the library cannot send would end the session of all samples
         async with self._slots:
             connection = await self._started()
             limit_s = self.server.timeout_s
@@ -85,14 +87,14 @@ class McpClient:
         return text
 
     async def close(self) -> None:
-        """End the session, and the server where it is a command."""
-        for look in tuple(self._looks.values()):
-            look.cancel()
-        self._give_up(self._connection)
+        """End the session, and a server that was started as a command."""
+        for each in tuple(self._checks.values()):
+            each.cancel()
+        self._close_later(self._connection)
         await asyncio.gather(*self._closing)
 
     async def _started(self) -> McpConnection:
-        """Return a session that lives. A server that has just failed to start is waited for, behind its breaker."""
+        """Return a live session. After a failed start, wait for the circuit breaker."""
         limit_s = self.server.start_timeout_s + self.server.timeout_s
         try:
             async with asyncio.timeout(limit_s), self._starting:
@@ -104,57 +106,57 @@ class McpClient:
         return self._connection
 
     async def _start(self) -> None:
-        self._give_up(self._connection)
+        self._close_later(self._connection)
         self._connection = None
         async with self._starts.attempt():
             connection = McpConnection(self.server)
             try:
                 await connection.open()
             except BaseException:
-                self._give_up(connection)
+                self._close_later(connection)
                 raise
             self._connection = connection
 
     async def _within(self, limit_s: float, connection: McpConnection, asked: Awaitable[_T]) -> _T:
-        """Return what the server answers. Raises: ToolRefusal for wrong arguments, NeighbourError otherwise."""
+        """Return the server's answer. Raises: ToolRefusal for wrong arguments, NeighbourError otherwise."""
         try:
             async with asyncio.timeout(limit_s):
                 return await asked
         except TimeoutError:
-            self._look_at(connection)
+            self._check_alive(connection)
             raise NeighbourError(self._boundary, f"no answer within {limit_s:g} s") from None
         except MCPError as error:
             if error.code == INVALID_PARAMS:
                 raise ToolRefusal(error.message) from None
             if error.code == REQUEST_TIMEOUT:
-                self._look_at(connection)
+                self._check_alive(connection)
             elif error.code == CONNECTION_CLOSED:
                 connection.leave()
             raise NeighbourError(self._boundary, one_line(error.message)) from error
-        except Exception as error:  # of the library, of the network, of what the server sent
+        except Exception as error:  # errors of the library, of the network, of the server's messages
             connection.leave()
             raise NeighbourError(self._boundary, describe_error(error)) from error
 
-    def _look_at(self, connection: McpConnection) -> None:
-        """See, beside all calls, whether a server that let one hang still answers; end the session if it does not."""
-        if connection in self._looks or connection.is_over:
+    def _check_alive(self, connection: McpConnection) -> None:
+        """Check that a server still answers after a call that hung. Otherwise end the session."""
+        if connection in self._checks or connection.is_over:
             return
 
-        async def look() -> None:
+        async def check() -> None:
             try:
-                async with asyncio.timeout(self._look_s):
+                async with asyncio.timeout(self._check_s):
                     await connection.client.list_tools()
             except Exception:
                 connection.leave()
 
         def is_done(task: "asyncio.Task[None]") -> None:
-            del self._looks[connection]
+            del self._checks[connection]
 
-        self._looks[connection] = asyncio.create_task(look())
-        self._looks[connection].add_done_callback(is_done)
+        self._checks[connection] = asyncio.create_task(check())
+        self._checks[connection].add_done_callback(is_done)
 
-    def _give_up(self, connection: McpConnection | None) -> None:
-        """End a session without waiting for it."""
+    def _close_later(self, connection: McpConnection | None) -> None:
+        """Close a session without waiting."""
         if connection is None:
             return
         closing = asyncio.create_task(connection.close())
@@ -163,9 +165,9 @@ class McpClient:
 
 
 def text_of(result: CallToolResult) -> str:
-    """Return a result as text: its texts, a line each; without any, its structured content as JSON.
+    """Return a result's texts, a line each; without any, its structured content as JSON.
 
-    Of a part that is no text a line says that it was there. Raises: ToolRefusal for a result of such parts alone.
+    Other parts become a line that names their type. Raises: ToolRefusal for a result of other parts alone.
     """
     lines: list[str] = []
     has_text = False
@@ -183,3 +185,72 @@ def text_of(result: CallToolResult) -> str:
     if not has_text and result.content:
         raise ToolRefusal(f"the reply is no text but {result.content[0].type}, which cannot be read here")
     return "\n".join(lines)
+
+
+class McpTool:
+    """One tool of a server."""
+
+    def __init__(self, name: str, listed: ListedTool, client: McpClient) -> None:
+        """name: the tool's name for the policy."""
+        self._client = client
+        self._name = listed.name
+        function = {"name": name, "description": listed.description or "", "parameters": listed.input_schema}
+        self.schema: dict[str, Any] = {"type": "function", "function": function}
+
+    @property
+    def is_accepting(self) -> bool:
+        return self._client.is_accepting
+
+    async def __call__(self, *args: Any, **arguments: Any) -> str:
+        return await self.answer(arguments)
+
+    async def answer(self, arguments: Mapping[str, Any]) -> str:
+        return await self._client.call(self._name, arguments)
+
+    async def check(self) -> None:
+        """Listing the tool was its check."""
+
+    async def close(self) -> None:
+        """`McpTools` closes the server."""
+
+
+class McpTools:
+    """All servers' tools."""
+
+    def __init__(self, servers: Sequence[McpServer]) -> None:
+        self._clients = [McpClient(server) for server in servers]
+
+    async def listed(self, taken: Collection[str]) -> dict[str, Tool]:
+        """Return the tools by name. A name that is not unique becomes server.tool. Starts the servers.
+
+        taken: names of other tools. Raises: NeighbourError with the remedy.
+        """
+        lists = await asyncio.gather(*(self._of(client) for client in self._clients))
+        count = Counter([*taken, *(tool.name for tools in lists for tool in tools)])
+        offered: dict[str, Tool] = {}
+        for client, tools in zip(self._clients, lists, strict=True):
+            for tool in tools:
+                name = tool.name if count[tool.name] == 1 else f"{client.server.name}.{tool.name}"
+                if name in offered or name in taken:
+                    problem = f"its tool {tool.name!r} would be called {name!r}, as another is. Change its `tools`."
+                    raise NeighbourError(f"mcp:{client.server.name}", problem)
+                offered[name] = McpTool(name, tool, client)
+        return offered
+
+    async def close(self) -> None:
+        await asyncio.gather(*(client.close() for client in self._clients))
+
+    async def _of(self, client: McpClient) -> list[ListedTool]:
+        server = client.server
+        try:
+            tools = await client.listed()
+        except NeighbourError as error:
+            advice = f"Start it, or change tools.mcp (name {server.name})."
+            raise NeighbourError(error.boundary, f"{error.detail}. {advice}") from error
+        if server.tools is None:
+            return tools
+        by_name = {tool.name: tool for tool in tools}
+        if missing := [name for name in server.tools if name not in by_name]:
+            there = f"It has {', '.join(by_name) or 'none'}."
+            raise NeighbourError(f"mcp:{server.name}", f"it has no tool {missing[0]!r}. {there} Change its `tools`.")
+        return [by_name[name] for name in server.tools]

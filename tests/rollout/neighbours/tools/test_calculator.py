@@ -5,7 +5,7 @@ import time
 import pytest
 
 from rollout.environments.base import ToolRefusal
-from rollout.neighbours.tools.calculator import calculated
+from rollout.neighbours.tools.calculator import calculate
 
 
 @pytest.mark.parametrize(
@@ -24,7 +24,7 @@ from rollout.neighbours.tools.calculator import calculated
     ],
 )
 def test_expression_has_its_value(expression: str, value: str) -> None:
-    assert calculated(expression) == value
+    assert calculate(expression) == value
 
 
 @pytest.mark.parametrize(
@@ -45,12 +45,12 @@ def test_expression_has_its_value(expression: str, value: str) -> None:
 )
 def test_what_is_no_small_number_is_refused(expression: str, problem: str) -> None:
     with pytest.raises(ToolRefusal, match=problem.replace("*", r"\*")):
-        calculated(expression)
+        calculate(expression)
 
 
 def test_no_expression_takes_long() -> None:
     worst = "*".join(["9" * 290] * 3)
     started = time.process_time()
     with pytest.raises(ToolRefusal):
-        calculated(worst)
+        calculate(worst)
     assert time.process_time() - started < 1.0

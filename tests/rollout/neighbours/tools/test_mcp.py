@@ -16,8 +16,7 @@ from mcp_types import CallToolResult, ImageContent, ListToolsResult, ResourceLin
 from protocol.errors import NeighbourError
 from protocol.settings.tools import McpServer
 from rollout.environments.base import ToolRefusal
-from rollout.neighbours.tools.mcp.server import McpClient, text_of
-from rollout.neighbours.tools.mcp.tools import McpTools
+from rollout.neighbours.tools.mcp.server import McpClient, McpTools, text_of
 from tests.fakes import mcp_server
 from tests.fakes.ports import free_port
 
@@ -95,7 +94,7 @@ async def test_server_that_died_is_started_again() -> None:
 
 
 async def test_server_that_stands_still_is_ended_and_started_again() -> None:
-    async with _client(look_s=0.5) as client:
+    async with _client(check_s=0.5) as client:
         first = (await client.call("keep", {"note": "a"})).split()
         await _hung(client, "block")
         # Until it is ended calls wait behind the one that blocks it, and fail with it.
