@@ -103,9 +103,7 @@ class ChatTokens:
         rendered = str(self._templated(Chat(before + messages, tools), ENVIRONMENT, tokenize=False))
         _, found, behind = rendered.partition(turn_mark)
         if not found or turn_mark in behind:
-            raise NeighbourError(
-                ENVIRONMENT, "the model's chat template does not render a turn once and unchanged"
-            )
+            raise NeighbourError(ENVIRONMENT, "the model's chat template does not render a turn once and unchanged")
         if last_token in self._control:  # the policy ended its turn itself
             behind = self._names.without_first(behind)
         return self._in_pieces(behind.split(name_mark), ENVIRONMENT)
