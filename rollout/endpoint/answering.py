@@ -13,7 +13,7 @@ from starlette.types import Receive, Scope, Send
 from protocol.errors import NeighbourError
 from rollout.endpoint.answers import ALIVE, DONE, TurnReply, error_event
 from rollout.endpoint.rendering import TurnRequest
-from rollout.endpoint.requests import Refused
+from rollout.endpoint.requests import Refusal
 from rollout.endpoint.retries import PendingTurn, RequestId
 from rollout.endpoint.session import AgentSession
 
@@ -34,7 +34,7 @@ async def answer(
 ) -> Response:
     """Return the answer to a request, which may be a retry.
 
-    Raises: Refused; ClientDisconnect when the client left: its turn is still made.
+    Raises: Refusal; ClientDisconnect when the client left: its turn is still made.
     """
     pending = session.retries.begin(sent, lambda: session.turn(turn_request))
     is_streamed = bool(turn_request.body.stream)
@@ -79,7 +79,7 @@ async def _events(
         await asyncio.wait({pending.task}, timeout=_STREAM_BEGINS_S)
     try:
         reply = _reply(session, pending)
-    except Refused as refused:
+    except Refusal as refused:
         yield error_event(refused.body())
         return
     session.mark_sent(reply)
@@ -120,15 +120,15 @@ async def _left(request: Request) -> None:
 
 
 def _reply(session: AgentSession, pending: PendingTurn) -> TurnReply:
-    """Return the finished turn. Raises: Refused with the reason of its failure."""
+    """Return the finished turn. Raises: Refusal with the reason of its failure."""
     task = pending.task
     if task.cancelled():
         session.end.check_open()
-        raise Refused(503, "the turn was cancelled")
+        raise Refusal(503, "the turn was cancelled")
     error = task.exception()
     if error is None:
         return task.result()
-    if isinstance(error, Refused):
+    if isinstance(error, Refusal):
         raise error
     session.end.check_open()
-    raise Refused(500, str(error) if isinstance(error, NeighbourError) else type(error).__name__)
+    raise Refusal(500, str(error) if isinstance(error, NeighbourError) else type(error).__name__)

@@ -28,7 +28,7 @@ from protocol.http.listen import bind
 from rollout.endpoint.answering import AnswerForm, answer
 from rollout.endpoint.answers import chat_answer, chat_events, text_answer, text_events
 from rollout.endpoint.rendering import Rendering, TurnRequest
-from rollout.endpoint.requests import Drawn, Refused, RewardBody, SessionBody, error_body
+from rollout.endpoint.requests import Refusal, RewardBody, SessionBody, SessionSampling, error_body
 from rollout.endpoint.retries import RequestId
 from rollout.endpoint.sessions import Sessions
 
@@ -40,7 +40,7 @@ _CLOSE_S = 10.0
 _NUM_PORTS = 256
 _CHAT = AnswerForm(chat_answer, chat_events)
 _TEXT = AnswerForm(text_answer, text_events)
-_ReadRequest = Callable[[bytes, Drawn], TurnRequest]
+_ReadRequest = Callable[[bytes, SessionSampling], TurnRequest]
 _Key = Annotated[str | None, Header(alias="Authorization")]
 
 
@@ -110,7 +110,7 @@ def _add_turns(app: FastAPI, sessions: Sessions, rendering: Rendering) -> None:
         session = sessions.of_key(key)
         raw = await _read_raw(request)
         session.end.check_open()
-        turn_request = await rendering.run(read, raw, session.drawn)
+        turn_request = await rendering.run(read, raw, session.sampling)
         session.end.check_open()
         return await answer(request, session, turn_request, _request_id(request, raw), form)
 
@@ -183,8 +183,8 @@ def _request_id(request: Request, raw: bytes) -> RequestId:
 
 
 def _answer_errors_as_openai(app: FastAPI) -> None:
-    async def refused(request: Request, error: Exception) -> Response:
-        assert isinstance(error, Refused)
+    async def answer_refusal(request: Request, error: Exception) -> Response:
+        assert isinstance(error, Refusal)
         return JSONResponse(error.body(), error.status)
 
     # Async functions: FastAPI runs plain ones in a thread.
@@ -198,7 +198,7 @@ def _answer_errors_as_openai(app: FastAPI) -> None:
         assert isinstance(error, HTTPException)
         return JSONResponse(error_body(error.status_code, str(error.detail)), error.status_code)
 
-    app.add_exception_handler(Refused, refused)
+    app.add_exception_handler(Refusal, answer_refusal)
     app.add_exception_handler(HTTPException, of_http)
     app.add_exception_handler(BodyError, with_status(400))
     app.add_exception_handler(BodyTooLargeError, with_status(413))

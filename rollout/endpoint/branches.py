@@ -79,7 +79,7 @@ class Branches:
         return Place(branch, num_turns, found.conversation, kept[-1].num_units)
 
     def forget(self, branch: Branch) -> None:
-        """Remove a branch whose first own turn was refused."""
+        """Remove a branch after the refusal of its first own turn."""
         self.branches.remove(branch)
 
     def add_turn(self, branch: Branch, history: Sequence[Any], turn: BranchTurn, with_stop: Any | None) -> int:
@@ -100,7 +100,7 @@ class Branches:
             self.num_sent += 1
             branch.last_sent, branch.num_sent_turns = self.num_sent, turn
 
-    def trained(self, rule: str) -> Branch | None:
+    def branch_to_train(self, rule: str) -> Branch | None:
         """Return the branch to train, by agents.trained_conversation; None when the agent got no turn.
 
         Turns that the agent never got have no part in its reward.

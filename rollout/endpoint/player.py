@@ -13,7 +13,7 @@ from protocol.wire.trajectory import Trajectory
 from rollout.endpoint.app import EndpointServer, listen, make_endpoint_app
 from rollout.endpoint.programs import AgentPrograms
 from rollout.endpoint.rendering import Rendering
-from rollout.endpoint.requests import Drawn
+from rollout.endpoint.requests import SessionSampling
 from rollout.endpoint.session import AgentSession
 from rollout.endpoint.sessions import Sessions
 from rollout.engine.version_gate import VersionGate
@@ -85,7 +85,7 @@ class AgentPlayer:
             written or WrittenSoFar(),
             self._rendering,
             self._spec.agents,
-            self._drawn(sample),
+            self._sampling_of(sample),
         )
         self.sessions.open(session, is_offered=self._programs is None)
         program = self._start_program(session)
@@ -116,7 +116,7 @@ class AgentPlayer:
         self._rendering.close()
 
     def _start_program(self, session: AgentSession) -> "asyncio.Future[float | None] | None":
-        """Start the sample's program, whose end ends the session; None: an external program plays the sample."""
+        """Start the sample's program. Its end is the end of the session. None: an external program plays the sample."""
         if self._programs is None:
             return None
         task = session.sample.task
@@ -135,6 +135,6 @@ class AgentPlayer:
         program.add_done_callback(on_end)
         return program
 
-    def _drawn(self, sample: SampleTask) -> Drawn:
+    def _sampling_of(self, sample: SampleTask) -> SessionSampling:
         temperature = None if sample.task.is_greedy else sample.temperature or self._spec.rollout.temperature
-        return Drawn(temperature, self._spec.agents.other_sampling)
+        return SessionSampling(temperature, self._spec.agents.other_sampling)

@@ -15,9 +15,9 @@ from protocol.http.bodies import read_request
 from rollout.endpoint.branches import BranchTurn
 from rollout.endpoint.requests import (
     ChatBody,
-    Drawn,
     Message,
-    Refused,
+    Refusal,
+    SessionSampling,
     TextBody,
     TurnBody,
     check_others,
@@ -182,39 +182,39 @@ class Rendering:
         """End the thread."""
         self._thread.shutdown(wait=False, cancel_futures=True)
 
-    def read_chat(self, raw: bytes, drawn: Drawn) -> TurnRequest:
-        """Return a request for a chat completion. Raises: Refused, BodyError."""
+    def read_chat(self, raw: bytes, sampling: SessionSampling) -> TurnRequest:
+        """Return a request for a chat completion. Raises: Refusal, BodyError."""
         body = read_request(ChatBody, raw)
-        check_others(body, drawn)
+        check_others(body, sampling)
         may_call = check_tool_choice(body.tool_choice) and bool(body.tools)
         if getattr(self._tokenizer, "chat_template", None) is None:
-            raise Refused(400, "the model has no chat template: use /v1/completions", "messages")
+            raise Refusal(400, "the model has no chat template: use /v1/completions", "messages")
         if may_call and self._calls is None:
             problem = "the model's calls of tools cannot be read. Set tools.call_format"
-            raise Refused(400, problem, "tools", "unsupported_value")
+            raise Refusal(400, problem, "tools", "unsupported_value")
         asked = AskedChat(read_messages(body.messages), body.tools or [], may_call)
         return TurnRequest(asked, body, body.max_completion_tokens or body.max_tokens, bool(body.logprobs))
 
-    def read_text(self, raw: bytes, drawn: Drawn) -> TurnRequest:
-        """Return a request for a completion. Raises: Refused, BodyError."""
+    def read_text(self, raw: bytes, sampling: SessionSampling) -> TurnRequest:
+        """Return a request for a completion. Raises: Refusal, BodyError."""
         body = read_request(TextBody, raw)
-        check_others(body, drawn)
+        check_others(body, sampling)
         prompt, vocabulary = single_prompt(body.prompt), len(self._tokenizer)
         if not isinstance(prompt, str) and any(not 0 <= token < vocabulary for token in prompt):
-            raise Refused(400, f"prompt holds a token that is not between 0 and {vocabulary - 1}", "prompt")
+            raise Refusal(400, f"prompt holds a token that is not between 0 and {vocabulary - 1}", "prompt")
         if body.logprobs not in (None, False, True, 0):
             problem = f"logprobs = {body.logprobs}: only the sampled tokens' are known. Use 0"
-            raise Refused(400, problem, "logprobs")
+            raise Refusal(400, problem, "logprobs")
         asked: Asked = AskedText(prompt) if isinstance(prompt, str) else AskedTokens(prompt)
         has_logprobs = body.logprobs is not None and body.logprobs is not False
         return TurnRequest(asked, body, body.max_tokens, has_logprobs)
 
     def tokens(self, asked: Asked, new_from: int, last: BranchTurn | None) -> list[int]:
-        """Return the tokens of a request's new part. Raises: Refused when template or tokenizer cannot take it."""
+        """Return the tokens of a request's new part. Raises: Refusal when template or tokenizer cannot take it."""
         try:
             return asked.tokens(self._chat, new_from, last)
         except NeighbourError as error:
-            raise Refused(400, error.detail, "messages") from None
+            raise Refusal(400, error.detail, "messages") from None
 
     def texts(self, transcript: Transcript) -> list[str]:
         """Return the texts of prompt and response, names of control tokens kept."""

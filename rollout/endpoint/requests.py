@@ -50,7 +50,7 @@ _ROLES = {"developer": "system", "function": "tool"}
 _KNOWN_ROLES = ("system", "user", "assistant", "tool")
 
 
-class Refused(Exception):
+class Refusal(Exception):
     """A request that gets an error for an answer."""
 
     def __init__(self, status: int, message: str, param: str | None = None, code: str | None = None) -> None:
@@ -120,57 +120,57 @@ class RewardBody(BaseModel):
 
 
 @dataclass(frozen=True)
-class Drawn:
+class SessionSampling:
     """Sampling of a session's sample, which requests must not change."""
 
     temperature: float | None  # run's temperature; None: greedy
     other_sampling: Literal["refuse", "ignore"]  # agents.other_sampling
 
 
-def check_others(body: TurnBody, drawn: Drawn) -> None:
-    """Raise Refused for fields that would change the reply's form or the distribution of tokens."""
+def check_others(body: TurnBody, sampling: SessionSampling) -> None:
+    """Raise Refusal for fields that would change the reply's form or the distribution of tokens."""
     given = {name: value for name, value in (body.model_extra or {}).items() if value is not None}
     for name, value in given.items():
         if name in _SHAPES and value not in _SHAPES[name]:
-            raise Refused(400, f"{name} = {value!r:.80} is not supported here: leave it out", name, "unsupported_value")
-    if drawn.other_sampling == "ignore":
+            raise Refusal(400, f"{name} = {value!r:.80} is not supported here: leave it out", name, "unsupported_value")
+    if sampling.other_sampling == "ignore":
         return
     for name, value in given.items():
         if name in _SHAPES or name in _IGNORED:
             continue
         if name == "temperature":
-            if drawn.temperature is not None and value != drawn.temperature:
-                raise _other_distribution(name, value, f"rollout.temperature = {drawn.temperature:g}")
+            if sampling.temperature is not None and value != sampling.temperature:
+                raise _other_distribution(name, value, f"rollout.temperature = {sampling.temperature:g}")
         elif name not in _NEUTRAL:
-            raise Refused(400, f"{name} is not known here. {_ADVICE}", name, "unknown_parameter")
+            raise Refusal(400, f"{name} is not known here. {_ADVICE}", name, "unknown_parameter")
         elif value not in _NEUTRAL[name]:
             raise _other_distribution(name, value, f"{name} = {_NEUTRAL[name][0]!r}")
 
 
 def check_tool_choice(choice: Any) -> bool:
-    """Return whether a turn's calls are read. Raises: Refused for a choice that would force the policy's tokens."""
+    """Return whether a turn's calls are read. Raises: Refusal for a choice that would force the policy's tokens."""
     if choice is None or choice == "auto":
         return True
     if choice == "none":
         return False
     problem = f"tool_choice = {choice!r:.80} would force the policy's tokens, which are then not sampled from it"
-    raise Refused(400, f"{problem}. Use auto or none", "tool_choice", "unsupported_value")
+    raise Refusal(400, f"{problem}. Use auto or none", "tool_choice", "unsupported_value")
 
 
 def single_prompt(prompt: str | list[int] | list[str] | list[list[int]]) -> str | list[int]:
-    """Return the one prompt of a request for completions. Raises: Refused."""
+    """Return the one prompt of a request for completions. Raises: Refusal."""
     if isinstance(prompt, list) and prompt and not isinstance(prompt[0], int):
         if len(prompt) > 1:
-            raise Refused(400, f"prompt holds {len(prompt)} prompts, expected one", "prompt")
+            raise Refusal(400, f"prompt holds {len(prompt)} prompts, expected one", "prompt")
         return prompt[0]
     if not prompt:
-        raise Refused(400, "prompt is empty", "prompt")
+        raise Refusal(400, "prompt is empty", "prompt")
     return prompt  # type: ignore[return-value]
 
 
-def _other_distribution(name: str, value: Any, drawn: str) -> Refused:
+def _other_distribution(name: str, value: Any, drawn: str) -> Refusal:
     problem = f"{name} = {value!r:.80} draws from another distribution than the one that is trained ({drawn})"
-    return Refused(400, f"{problem}: every ratio would be wrong. {_ADVICE}", name, "unsupported_value")
+    return Refusal(400, f"{problem}: every ratio would be wrong. {_ADVICE}", name, "unsupported_value")
 
 
 @dataclass(frozen=True)
@@ -186,7 +186,7 @@ class Message:
 
 
 def read_messages(messages: Sequence[Mapping[str, Any]]) -> list[Message]:
-    """Return an agent's messages. Raises: Refused naming the first that a text model cannot read."""
+    """Return an agent's messages. Raises: Refusal naming the first that a text model cannot read."""
     return [_read_message(message, f"messages[{place}]") for place, message in enumerate(messages)]
 
 
@@ -199,7 +199,7 @@ def _read_message(message: Mapping[str, Any], path: str) -> Message:
     role = message.get("role")
     role = _ROLES.get(str(role), role)
     if role not in _KNOWN_ROLES:
-        raise Refused(400, f"{path}.role is {role!r:.80}, expected one of {', '.join(_KNOWN_ROLES)}", f"{path}.role")
+        raise Refusal(400, f"{path}.role is {role!r:.80}, expected one of {', '.join(_KNOWN_ROLES)}", f"{path}.role")
     content = _read_content(message.get("content"), f"{path}.content")
     rendered: dict[str, Any] = {"role": role, "content": content}
     for name in ("name", "tool_call_id"):
@@ -220,13 +220,13 @@ def _read_content(content: Any, path: str) -> str:
     if content is None or isinstance(content, str):
         return content or ""
     if not isinstance(content, list):
-        raise Refused(400, f"{path} is neither text nor a list of parts", path)
+        raise Refusal(400, f"{path} is neither text nor a list of parts", path)
     texts = []
     for part in content:
         text = part.get("text") if isinstance(part, Mapping) else None
         if not isinstance(text, str):
             kind = part.get("type") if isinstance(part, Mapping) else type(part).__name__
-            raise Refused(400, f"{path} has a part of the type {kind!r:.40}: only texts can be read here", path)
+            raise Refusal(400, f"{path} has a part of the type {kind!r:.40}: only texts can be read here", path)
         texts.append(text)
     return "".join(texts)
 
@@ -234,7 +234,7 @@ def _read_content(content: Any, path: str) -> str:
 def _read_call(call: Any, path: str) -> dict[str, Any]:
     function = call.get("function") if isinstance(call, Mapping) else None
     if not isinstance(function, Mapping) or not isinstance(function.get("name"), str):
-        raise Refused(400, f"{path} holds a call that is not {{id, type, function: {{name, arguments}}}}", path)
+        raise Refusal(400, f"{path} holds a call that is not {{id, type, function: {{name, arguments}}}}", path)
     # Templates encode arguments as JSON themselves. A text would get quotes.
     arguments = _parse(function.get("arguments"))
     function = {"name": function["name"], "arguments": arguments}

@@ -16,7 +16,7 @@ from itertools import chain
 from typing import Any
 
 from rollout.endpoint.answers import TurnReply
-from rollout.endpoint.requests import Refused
+from rollout.endpoint.requests import Refusal
 
 
 @dataclass(frozen=True)
@@ -25,7 +25,7 @@ class RequestId:
 
     body: bytes  # digest of path and body
     key: str | None  # Idempotency-Key; None: the request has none
-    is_retry: bool  # True: its header says so
+    is_retry: bool  # True: by its header
 
 
 @dataclass(eq=False)
@@ -54,13 +54,13 @@ class Retries:
     def begin(self, sent: RequestId, make: Callable[[], Coroutine[Any, Any, TurnReply]]) -> PendingTurn:
         """Return the request's turn: an earlier one for a retry, otherwise a new one from `make`.
 
-        Raises: Refused for a known key with another body.
+        Raises: Refusal for a known key with another body.
         """
-        found = self._by_key.get(sent.key) if sent.key is not None else self._retried(sent)
+        found = self._by_key.get(sent.key) if sent.key is not None else self._find_original(sent)
         if found is not None:
             if found.body != sent.body:
                 problem = "this Idempotency-Key came before with another body. Use one key per request"
-                raise Refused(409, problem, "Idempotency-Key")
+                raise Refusal(409, problem, "Idempotency-Key")
             found.num_retries += 1
             return found
         turn = PendingTurn(sent.body, asyncio.create_task(make()))
@@ -81,7 +81,7 @@ class Retries:
         """Yield all turns."""
         return chain(self._by_key.values(), *self._by_body.values())
 
-    def _retried(self, sent: RequestId) -> PendingTurn | None:
+    def _find_original(self, sent: RequestId) -> PendingTurn | None:
         """Return the turn that a request without a key most likely retries; None: it is a new request."""
         alike = self._by_body.get(sent.body, [])
         abandoned = next((each for each in alike if not each.is_delivered and not each.num_waiting), None)

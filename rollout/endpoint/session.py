@@ -19,7 +19,7 @@ from protocol.wire.trajectory import Finish
 from rollout.endpoint.answers import TurnReply
 from rollout.endpoint.branches import Branches, BranchTurn, Place
 from rollout.endpoint.rendering import Rendering, TurnRequest
-from rollout.endpoint.requests import Drawn, Refused, RewardBody
+from rollout.endpoint.requests import Refusal, RewardBody, SessionSampling
 from rollout.endpoint.retries import Retries
 from rollout.engine.generation import Generation
 from rollout.episodes.conversation import Conversation, Conversations
@@ -29,7 +29,7 @@ _REPORTED = "its end was reported"
 
 
 class AgentResult(NamedTuple):
-    """Result of a session whose agent reported its end."""
+    """Result of a session after its agent's report."""
 
     conversation: Conversation  # conversation to train, with the agent's reward
     finish: Finish  # how it ended
@@ -46,14 +46,14 @@ class SessionEnd:
     reported: RewardBody | None = None  # agent's reward; None: none
 
     def check_open(self) -> None:
-        """Raise Refused after the end."""
+        """Raise Refusal after the end."""
         if self.reason is not None:
-            raise Refused(410, f"session {self.id} has ended: {self.reason}", code="session_ended")
+            raise Refusal(410, f"session {self.id} has ended: {self.reason}", code="session_ended")
 
     def report(self, reward: RewardBody | None) -> dict[str, Any]:
         """Return the reply to a report. Only the first is counted.
 
-        Raises: Refused for a session with another end or another reward.
+        Raises: Refusal for a session with another end or another reward.
         """
         if self.reason == _REPORTED and reward == self.reported:
             return {"id": self.id, "counted": False, "detail": "this was reported before, and counted once"}
@@ -72,12 +72,12 @@ class AgentSession:
         written: WrittenSoFar,
         rendering: Rendering,
         settings: AgentsSettings,
-        drawn: Drawn,
+        sampling: SessionSampling,
     ) -> None:
         self.end = SessionEnd(f"session-{secrets.token_hex(8)}", f"sluice-{secrets.token_urlsafe(24)}")
         self.sample = sample
         self.settings = settings
-        self.drawn = drawn
+        self.sampling = sampling
         self.retries = Retries()
         self.result: asyncio.Future[AgentResult] = asyncio.get_running_loop().create_future()
         self._conversations = conversations
@@ -101,7 +101,7 @@ class AgentSession:
             self._watch.cancel()
 
     def report(self, reward: RewardBody | None) -> dict[str, Any]:
-        """End the session with a reward, or with None; return the reply. Raises: Refused."""
+        """End the session with a reward, or with None; return the reply. Raises: Refusal."""
         reply = self.end.report(reward)
         try:
             self._close(self._result(reward))
@@ -127,17 +127,17 @@ class AgentSession:
             self._close(None)
 
     async def turn(self, request: TurnRequest) -> TurnReply:
-        """Return the policy's next turn for a request. Raises: Refused. A neighbour's failure ends the session."""
+        """Return the policy's next turn for a request. Raises: Refusal. A neighbour's failure ends the session."""
         self._num_requests += 1
         if self._num_requests > self.settings.max_requests:
-            raise Refused(400, f"more than agents.max_requests = {self.settings.max_requests} requests in one session")
+            raise Refusal(400, f"more than agents.max_requests = {self.settings.max_requests} requests in one session")
         asked = request.asked
         place = self._branches.place(asked.kind, asked.history)
         branch = place.branch
         try:
             num_before, generation = await self._generate(request, place)
             text = await self._rendering.run(self._rendering.read_turn, generation, request)
-        except (Refused, NeighbourError, asyncio.CancelledError):
+        except (Refusal, NeighbourError, asyncio.CancelledError):
             raise
         except Exception as error:  # the noted history may differ from the written turns
             self.fail(NeighbourError("sample", describe_error(error)))
@@ -164,7 +164,7 @@ class AgentSession:
         branch = place.branch
         if self.settings.trained_conversation == "only" and len(self._branches.branches) > 1:
             problem = "does not continue this session's conversation, and agents.trained_conversation = only"
-            raise Refused(400, f"the request {problem}: send earlier turns as they were answered", "messages")
+            raise Refusal(400, f"the request {problem}: send earlier turns as they were answered", "messages")
         last = branch.turns[-1] if branch.turns else None
         tokens = await self._rendering.run(self._rendering.tokens, request.asked, place.new_from, last)
         try:
@@ -173,14 +173,14 @@ class AgentSession:
             generation = await conversation.next_turn(request.body.stops, request.max_tokens)
         except NeighbourError as error:
             if error.boundary == "prompt":
-                raise Refused(400, error.detail, "messages") from None
+                raise Refusal(400, error.detail, "messages") from None
             self.fail(error)
             raise
         branch.conversation = conversation
         return num_before, generation
 
     def _conversation(self, place: Place, tokens: list[int]) -> Conversation:
-        """Return the request's conversation with its new tokens. Raises: Refused when no turn has room after them."""
+        """Return the request's conversation with its new tokens. Raises: Refusal when no turn has room after them."""
         number = place.branch.number
         conversation = place.branch.conversation
         if place.source is not None:
@@ -193,10 +193,10 @@ class AgentSession:
             return conversation
         self._is_out_of_room = True
         problem = "the request leaves no room for an answer in rollout.max_context_tokens"
-        raise Refused(400, problem, "messages", "context_length_exceeded")
+        raise Refusal(400, problem, "messages", "context_length_exceeded")
 
     def _result(self, reward: RewardBody | None) -> AgentResult:
-        branch = self._branches.trained(self.settings.trained_conversation)
+        branch = self._branches.branch_to_train(self.settings.trained_conversation)
         if branch is None or branch.conversation is None:
             raise NeighbourError(AGENT, "ended without a turn of the policy")
         conversation = branch.conversation

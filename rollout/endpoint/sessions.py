@@ -6,7 +6,7 @@ import time
 from collections import OrderedDict
 from typing import Any
 
-from rollout.endpoint.requests import Refused, RewardBody
+from rollout.endpoint.requests import Refusal, RewardBody
 from rollout.endpoint.session import AgentSession, SessionEnd
 
 _NUM_REMEMBERED = 16_384
@@ -86,16 +86,16 @@ class Sessions:
         self._offered.put_nowait(session)
 
     def of_key(self, authorization: str | None) -> AgentSession:
-        """Return the session of a request's key. Raises: Refused; 410 for an ended session."""
+        """Return the session of a request's key. Raises: Refusal; 410 for an ended session."""
         key = _bearer(authorization)
         if (session := self._by_key.get(key)) is not None:
             return session
         if (end := self._ended.get(key)) is not None and key == end.api_key:
             end.check_open()
-        raise Refused(401, _NO_KEY, code="invalid_api_key")
+        raise Refusal(401, _NO_KEY, code="invalid_api_key")
 
     def report(self, name: str, authorization: str | None, reward: RewardBody | None) -> dict[str, Any]:
-        """End the session of this id, with its own key or the cluster's token; return the reply. Raises: Refused."""
+        """End the session of this id, with its own key or the cluster's token; return the reply. Raises: Refusal."""
         session, key = self._by_id.get(name), _bearer(authorization)
         end = session.end if session is not None else self._ended.get(name)
         if end is not None and name != end.id:
@@ -103,14 +103,14 @@ class Sessions:
         if end is None or not hmac.compare_digest(key.encode(), end.api_key.encode()):
             self.check_token(authorization)
         if end is None:
-            raise Refused(404, f"there is no session {name[:80]} here, or it ended long ago")
+            raise Refusal(404, f"there is no session {name[:80]} here, or it ended long ago")
         return end.report(reward) if session is None else session.report(reward)
 
     def check_token(self, authorization: str | None) -> None:
-        """Raise Refused for a request without the cluster's token."""
+        """Raise Refusal for a request without the cluster's token."""
         if not hmac.compare_digest(_bearer(authorization).encode(), self._token.encode()):
             problem = "this needs the cluster's token: Authorization: Bearer TOKEN"
-            raise Refused(401, problem, code="invalid_api_key")
+            raise Refusal(401, problem, code="invalid_api_key")
 
 
 def _bearer(authorization: str | None) -> str:

@@ -54,8 +54,8 @@ class ChatTokens:
             if any(self._names.occur_in(text) for text in _strings([chat.messages, chat.tools])):
                 return self._prompt_with_names(chat)
             if self._codec.is_plain:
-                return self._encode(str(self._templated(chat, PROMPT, tokenize=False)), PROMPT)
-            return list(self._templated(chat, PROMPT, tokenize=True))
+                return self._encode(str(self._render(chat, PROMPT, tokenize=False)), PROMPT)
+            return list(self._render(chat, PROMPT, tokenize=True))
         except RecursionError:
             raise NeighbourError(PROMPT, _ENDLESS) from None
 
@@ -70,19 +70,19 @@ class ChatTokens:
         """
         messages = _with_texts(messages, ENVIRONMENT)
         try:
-            tokens = self._replied(messages, tools, last_token)
+            tokens = self._encode_reply(messages, tools, last_token)
             if len(tokens) <= max_tokens:
                 return tokens, False
             contents = [self._encode(text, ENVIRONMENT) if (text := _content(each)) else [] for each in messages]
             empty = [{**each, "content": ""} if _content(each) else each for each in messages]
-            room = max_tokens - len(self._replied(empty, tools, last_token))
+            room = max_tokens - len(self._encode_reply(empty, tools, last_token))
             # A part alone may have more tokens than within the whole. Then retry with less room.
             for spare in _SPARES:
                 kept = _shared_room(list(map(len, contents)), room - spare)
                 cut = [self._cut_to(*each) for each in zip(messages, contents, kept, strict=True)]
-                if len(tokens := self._replied(cut, tools, last_token)) <= max_tokens:
+                if len(tokens := self._encode_reply(cut, tools, last_token)) <= max_tokens:
                     return tokens, True
-            return self._replied(empty, tools, last_token), True
+            return self._encode_reply(empty, tools, last_token), True
         except RecursionError:
             raise NeighbourError(ENVIRONMENT, _ENDLESS) from None
 
@@ -93,14 +93,14 @@ class ChatTokens:
         # The last character may be incomplete.
         return {**message, "content": self._tokenizer.decode(content[:num_tokens]).rstrip("\ufffd")}
 
-    def _replied(self, messages: Messages, tools: list[dict[str, Any]], last_token: int) -> list[int]:
+    def _encode_reply(self, messages: Messages, tools: list[dict[str, Any]], last_token: int) -> list[int]:
         """Return the tokens that the template writes between a turn of the assistant and the next one."""
         strings = list(_strings([messages, tools]))
         turn_mark, name_mark = _marks_outside(strings)
         if any(self._names.occur_in(text) for text in strings):
             messages, tools = self._with_cut_strings([messages, tools], strings, name_mark, ENVIRONMENT)
         before: Messages = [{"role": "user", "content": "?"}, {"role": "assistant", "content": turn_mark}]
-        rendered = str(self._templated(Chat(before + messages, tools), ENVIRONMENT, tokenize=False))
+        rendered = str(self._render(Chat(before + messages, tools), ENVIRONMENT, tokenize=False))
         _, found, behind = rendered.partition(turn_mark)
         if not found or turn_mark in behind:
             raise NeighbourError(ENVIRONMENT, "the model's chat template does not render a turn once and unchanged")
@@ -113,15 +113,15 @@ class ChatTokens:
 
         It is tokenised as one piece if it fits and its body names no control token. Head and tail are never cut.
         """
-        tokens = self._observed(observation)
+        tokens = self._encode_observation(observation)
         if len(tokens) <= max_tokens:
             return tokens, False
         head = self._encode(observation.head, ENVIRONMENT)
         tail = self._encode(observation.tail, ENVIRONMENT)
-        body = self._untrusted(observation.body)[: max(0, max_tokens - len(head) - len(tail))]
+        body = self._encode_untrusted(observation.body)[: max(0, max_tokens - len(head) - len(tail))]
         return head + body + tail, True
 
-    def _observed(self, observation: Observation) -> list[int]:
+    def _encode_observation(self, observation: Observation) -> list[int]:
         whole = self._encode(observation.text, ENVIRONMENT)
         if self._control.isdisjoint(whole):
             return whole
@@ -129,9 +129,9 @@ class ChatTokens:
         tail = self._encode(observation.tail, ENVIRONMENT)
         if self._controls_of(whole) == self._controls_of(head + tail):
             return whole
-        return head + self._untrusted(observation.body) + tail
+        return head + self._encode_untrusted(observation.body) + tail
 
-    def _untrusted(self, text: str) -> list[int]:
+    def _encode_untrusted(self, text: str) -> list[int]:
         """Return a text's tokens without control tokens."""
         tokens = self._encode(text, ENVIRONMENT)
         for way in (self._without_special, self._with_cut_names):
@@ -163,7 +163,7 @@ class ChatTokens:
         strings = list(_strings([chat.messages, chat.tools]))
         mark = _mark_outside(strings)
         marked = Chat(*self._with_cut_strings([chat.messages, chat.tools], strings, mark, PROMPT))
-        return self._in_pieces(str(self._templated(marked, PROMPT, tokenize=False)).split(mark), PROMPT)
+        return self._in_pieces(str(self._render(marked, PROMPT, tokenize=False)).split(mark), PROMPT)
 
     def _with_cut_strings(self, value: Any, strings: Sequence[str], mark: str, boundary: str) -> Any:
         """Return messages and tools with every name in their strings cut in two by a mark."""
@@ -186,7 +186,7 @@ class ChatTokens:
         except Exception as error:  # tokenizers raise Exception itself
             raise NeighbourError(boundary, f"the tokenizer cannot encode it: {one_line(error)}") from error
 
-    def _templated(self, chat: Chat, boundary: str, tokenize: bool) -> Any:
+    def _render(self, chat: Chat, boundary: str, tokenize: bool) -> Any:
         tools: dict[str, Any] = {"tools": chat.tools} if chat.tools else {}
         try:
             return self._tokenizer.apply_chat_template(

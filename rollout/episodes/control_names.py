@@ -48,7 +48,7 @@ class ControlNames:
         """
         changed = text
         for normalise in (lambda text: text, lambda text: unicodedata.normalize("NFKC", text), self._normalise):
-            changed = self._marked(normalise(text), mark)
+            changed = self._insert_marks(normalise(text), mark)
             pieces = changed.split(mark)
             if not self._begun(self._normalise(pieces[-1])) and not any(map(self._is_found, set(pieces))):
                 break
@@ -58,7 +58,7 @@ class ControlNames:
         """Return the text without a name at its beginning."""
         return self._first.sub("", text, count=1)
 
-    def _marked(self, text: str, mark: str) -> str:
+    def _insert_marks(self, text: str, mark: str) -> str:
         text = self._names.sub(lambda name: f"{name[0][0]}{mark}{name[0][1:]}", text)
         if not (length := self._begun(text)):
             return text

@@ -119,7 +119,7 @@ class Conversation:
             greedy=is_greedy,
         )
         started = time.perf_counter()
-        generation = await self._generated(sampling)
+        generation = await self._generate(sampling)
         transcript.generate_s += time.perf_counter() - started
         transcript.add_turn(generation)
         return generation
@@ -156,7 +156,7 @@ class Conversation:
         except FrameError as error:
             raise NeighbourError("trajectory", str(error)) from error
 
-    async def _generated(self, sampling: Sampling) -> Generation:
+    async def _generate(self, sampling: Sampling) -> Generation:
         shared, limit_s = self._shared, self._shared.settings.turn_timeout_s
         request_id = f"{self.sample.key}/{len(self.transcript.turns)}-{next(shared.numbers)}"
         deadline, num_invalidated = asyncio.timeout(limit_s), shared.gate.num_invalidated

@@ -172,17 +172,17 @@ def final_answer(text: str) -> str:
     Answers of samples are compared by it. Case and spaces do not count; at most 200 characters.
     Example: "It is <answer> Paris </answer>" gives "paris".
     """
-    found = _tagged(text) or _boxed(text) or _after_hashes(text) or _last_line(text)
+    found = _tagged_answer(text) or _boxed_answer(text) or _after_hashes(text) or _last_line(text)
     return " ".join(found.casefold().split())[:_MAX_ANSWER].strip()
 
 
-def _tagged(text: str) -> str:
+def _tagged_answer(text: str) -> str:
     end = text.rfind(_CLOSE)
     start = text.rfind(_OPEN, 0, end) if end >= 0 else -1
     return text[start + len(_OPEN) : end] if start >= 0 else ""
 
 
-def _boxed(text: str) -> str:
+def _boxed_answer(text: str) -> str:
     """Return the contents of the last box, with braces inside it."""
     start = text.rfind(_BOX)
     depth, begin = 1, start + len(_BOX)

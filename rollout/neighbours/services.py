@@ -68,7 +68,7 @@ class Services(ClosedAtExit):
             await tool.check()
         if self._mcp is not None:
             # Environments share this dictionary.
-            self.tools.update(await self._mcp.listed(self.tools))
+            self.tools.update(await self._mcp.list_tools(self.tools))
             if missing := self._required - self.tools.keys():
                 raise no_such_tool(min(missing), self.tools, self._spec)
 

@@ -72,7 +72,7 @@ class CallReader:
         spoken = spoken.removesuffix(next((name for name in self._ends if spoken.endswith(name)), ""))
         try:
             found = self._parser.extract_tool_calls(spoken, self._request)
-        except Exception:  # parsers raise what their grammar does
+        except Exception:  # parsers raise errors of their grammar
             found = None
         if found is None or not found.tools_called:
             if any(opening in spoken for opening in self._openings):
@@ -90,7 +90,7 @@ def choose_reader(wanted: str, tokenizer: Any) -> CallReader:
     """
     if getattr(tokenizer, "chat_template", None) is None:
         raise SettingsError(
-            "settings: policy.model has no chat template, which tells a model of its tools. Use a model that has one, "
+            "settings: policy.model has no chat template, which describes tools to a model. Use a model with one, "
             "or rollout.environment = single_turn."
         )
     written = _written_probe(tokenizer)
@@ -115,9 +115,9 @@ def choose_reader(wanted: str, tokenizer: Any) -> CallReader:
 
 
 def _named_reader(name: str, tokenizer: Any, written: str | None) -> CallReader:
-    if name not in _registered():
+    if name not in _parser_names():
         raise SettingsError(
-            f"settings: tools.call_format = {name}: vLLM has no such tool parser. It has {', '.join(_registered())}."
+            f"settings: tools.call_format = {name}: vLLM has no such tool parser. It has {', '.join(_parser_names())}."
         )
     try:
         reader = CallReader(name, tokenizer)
@@ -145,7 +145,7 @@ def _written_probe(tokenizer: Any) -> str | None:
     """Return a known call as the chat template writes it; None where it writes none."""
     calls = [{"id": "call00000", "type": "function", "function": {"name": _PROBE_NAME, "arguments": _PROBE_ARGUMENTS}}]
     asked = {"role": "user", "content": "Where is Paris?"}
-    # The two turns have the same beginning. What follows in the second one is the call.
+    # The two turns have the same beginning. The rest of the second one is the call.
     turns = ({"role": "assistant", "content": "Zebra"}, {"role": "assistant", "content": "", "tool_calls": calls})
     try:
         plain, calling = (
@@ -178,10 +178,10 @@ def _control_names(tokenizer: Any) -> set[str]:
 
 def _candidates() -> Iterable[str]:
     yield from USUAL_FORMATS
-    yield from (name for name in _registered() if name not in USUAL_FORMATS)
+    yield from (name for name in _parser_names() if name not in USUAL_FORMATS)
 
 
-def _registered() -> list[str]:
+def _parser_names() -> list[str]:
     from vllm.tool_parsers import ToolParserManager
 
     return sorted(ToolParserManager.list_registered())

@@ -86,7 +86,7 @@ def _class(path: Path, place: str, class_name: str) -> Any:
     try:
         module = importlib.import_module(module_name)
     except (Exception, SystemExit) as error:  # a user's module may raise anything
-        advice = "Put its module into this file's folder or on PYTHONPATH, and install what it imports."
+        advice = "Put its module into this file's folder or on PYTHONPATH, and install its imports."
         problem = f"{type(error).__name__}: {one_line(error)}"
         raise _error(path, f"{place}: {class_name} cannot be imported: {problem}. {advice}") from error
     found = getattr(module, name, None)

@@ -32,24 +32,24 @@ class VerlTool:
     async def create(self, instance_id: str, options: Mapping[str, Any]) -> str:
         """Return the tool's id of the conversation. options: the row's create_kwargs."""
         given = {"create_kwargs": dict(options), **options}
-        created = await self._tool.create(instance_id, **_accepted(self._tool.create, given))
+        created = await self._tool.create(instance_id, **_accepted_options(self._tool.create, given))
         return str(created[0] if isinstance(created, tuple | list) else created)
 
     async def execute(self, instance_id: str, arguments: Mapping[str, Any], options: Mapping[str, Any]) -> ToolReply:
         """Return a call's reply. Raises: NeighbourError for a reply that is no text."""
         parameters = json.dumps(arguments) if self._takes_text else dict(arguments)
-        accepted = _accepted(self._tool.execute, options)
+        accepted = _accepted_options(self._tool.execute, options)
         returned = await self._tool.execute(instance_id, parameters, **accepted)
         response, reward, *_ = returned if isinstance(returned, tuple | list) else (returned, None)
         return ToolReply(_text(response), reward)
 
     async def calc_reward(self, instance_id: str, options: Mapping[str, Any]) -> Any:
         """Return the tool's reward for the whole conversation."""
-        return await self._tool.calc_reward(instance_id, **_accepted(self._tool.calc_reward, options))
+        return await self._tool.calc_reward(instance_id, **_accepted_options(self._tool.calc_reward, options))
 
     async def release(self, instance_id: str, options: Mapping[str, Any]) -> None:
         """End the conversation in the tool."""
-        await self._tool.release(instance_id, **_accepted(self._tool.release, options))
+        await self._tool.release(instance_id, **_accepted_options(self._tool.release, options))
 
 
 class VerlToolbox:
@@ -108,7 +108,7 @@ class VerlToolbox:
         return given if isinstance(given, Mapping) else {}
 
 
-def _accepted(function: Callable[..., Any], given: Mapping[str, Any]) -> dict[str, Any]:
+def _accepted_options(function: Callable[..., Any], given: Mapping[str, Any]) -> dict[str, Any]:
     """Return the keywords that a function accepts."""
     parameters = inspect.signature(function).parameters
     if any(each.kind is each.VAR_KEYWORD for each in parameters.values()):

@@ -74,7 +74,7 @@ def calculate(expression: str) -> str:
 def _value(node: ast.expr) -> Number:
     match node:
         case ast.Constant(value=int() | float() as number) if not isinstance(number, bool):
-            return _bounded(number)
+            return _check_size(number)
         case ast.UnaryOp(op=ast.USub(), operand=operand):
             return -_value(operand)
         case ast.UnaryOp(op=ast.UAdd(), operand=operand):
@@ -82,7 +82,7 @@ def _value(node: ast.expr) -> Number:
         case ast.BinOp(op=ast.Pow(), left=left, right=right):
             return _power(_value(left), _value(right))
         case ast.BinOp(left=left, right=right) if type(node.op) in _BINARY:
-            return _bounded(_BINARY[type(node.op)](_value(left), _value(right)))
+            return _check_size(_BINARY[type(node.op)](_value(left), _value(right)))
     raise ValueError("not arithmetic")
 
 
@@ -90,11 +90,11 @@ def _power(base: Number, exponent: Number) -> Number:
     if isinstance(base, int) and isinstance(exponent, int) and exponent >= 0:
         if base.bit_length() * exponent > _MAX_BITS and base not in (-1, 0, 1):
             raise OverflowError
-        return _bounded(int(base**exponent))
-    return _bounded(base**exponent)
+        return _check_size(int(base**exponent))
+    return _check_size(base**exponent)
 
 
-def _bounded(value: Any) -> Number:
+def _check_size(value: Any) -> Number:
     """Return a result. Raises: OverflowError for a large one, ValueError for a complex one."""
     if isinstance(value, complex):
         raise ValueError("not a real number")

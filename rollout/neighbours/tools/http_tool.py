@@ -29,7 +29,7 @@ _MIN_OVERALL_S = 180.0
 
 
 class HttpToolClient:
-    """Lives in one event loop. Raises: OperatorError for a header whose variable is not set."""
+    """Client of one tool, in one event loop. Raises: OperatorError for an unset variable of a header."""
 
     def __init__(self, tool: HttpTool) -> None:
         self._name = tool.name

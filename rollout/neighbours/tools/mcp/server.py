@@ -58,9 +58,9 @@ class McpClient:
         """False while the server cannot be started."""
         return not self._starts.is_open
 
-    async def listed(self) -> list[ListedTool]:
+    async def list_tools(self) -> list[ListedTool]:
         """Return the server's tools. Raises: NeighbourError."""
-        connection = await self._started()
+        connection = await self._ensure_started()
         tools: list[ListedTool] = []
         cursor: str | None = None
         for _ in range(_MAX_PAGES):
@@ -75,7 +75,7 @@ class McpClient:
         """Return the text that the policy reads. Raises: ToolRefusal, NeighbourError."""
         check_json(arguments)  # arguments that the library cannot send would end the session of all samples
         async with self._slots:
-            connection = await self._started()
+            connection = await self._ensure_started()
             limit_s = self.server.timeout_s
             calling = connection.client.call_tool(tool, dict(arguments), read_timeout_seconds=limit_s)
             result = await self._within(limit_s + _UNSENT_S, connection, calling)
@@ -93,7 +93,7 @@ class McpClient:
         self._close_later(self._connection)
         await asyncio.gather(*self._closing)
 
-    async def _started(self) -> McpConnection:
+    async def _ensure_started(self) -> McpConnection:
         """Return a live session. After a failed start, wait for the circuit breaker."""
         limit_s = self.server.start_timeout_s + self.server.timeout_s
         try:
@@ -220,7 +220,7 @@ class McpTools:
     def __init__(self, servers: Sequence[McpServer]) -> None:
         self._clients = [McpClient(server) for server in servers]
 
-    async def listed(self, taken: Collection[str]) -> dict[str, Tool]:
+    async def list_tools(self, taken: Collection[str]) -> dict[str, Tool]:
         """Return the tools by name. A name that is not unique becomes server.tool. Starts the servers.
 
         taken: names of other tools. Raises: NeighbourError with the remedy.
@@ -243,7 +243,7 @@ class McpTools:
     async def _of(self, client: McpClient) -> list[ListedTool]:
         server = client.server
         try:
-            tools = await client.listed()
+            tools = await client.list_tools()
         except NeighbourError as error:
             advice = f"Start it, or change tools.mcp (name {server.name})."
             raise NeighbourError(error.boundary, f"{error.detail}. {advice}") from error

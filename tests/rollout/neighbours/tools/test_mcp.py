@@ -24,8 +24,8 @@ COMMAND = [sys.executable, mcp_server.__file__]
 
 
 @asynccontextmanager
-async def _client(look_s: float = 60.0, **settings: Any) -> AsyncIterator[McpClient]:
-    client = McpClient(McpServer(**{"name": "things", "command": COMMAND, **settings}), look_s)
+async def _client(check_s: float = 60.0, **settings: Any) -> AsyncIterator[McpClient]:
+    client = McpClient(McpServer(**{"name": "things", "command": COMMAND, **settings}), check_s)
     try:
         yield client
     finally:
@@ -112,7 +112,7 @@ async def test_tools_of_one_name_are_told_apart_by_their_servers() -> None:
     first = McpServer(name="things", command=COMMAND, tools=["echo", "add", "keep"])
     tools = McpTools([first, McpServer(name="more", command=COMMAND, tools=["echo"])])
     try:
-        found = await tools.listed(taken={"add"})
+        found = await tools.list_tools(taken={"add"})
         assert set(found) == {"things.echo", "things.add", "keep", "more.echo"}
         function = found["things.echo"].schema["function"]
         assert (function["name"], function["description"]) == ("things.echo", "Says the text again.")
@@ -129,7 +129,7 @@ def _listing(monkeypatch: pytest.MonkeyPatch, **names: list[str]) -> McpTools:
     async def listed(client: McpClient) -> list[Tool]:
         return [Tool(name=name, input_schema={"type": "object"}) for name in names[client.server.name]]
 
-    monkeypatch.setattr(McpClient, "listed", listed)
+    monkeypatch.setattr(McpClient, "list_tools", listed)
     return McpTools([McpServer(name=server, command=COMMAND) for server in names])
 
 
@@ -140,7 +140,7 @@ async def test_tools_that_would_have_one_name_are_told_instead_of_one_taking_ano
     monkeypatch: pytest.MonkeyPatch, names: dict[str, list[str]]
 ) -> None:
     with pytest.raises(NeighbourError, match=r"^mcp:.: its tool .* would be called .*, as another is"):
-        await _listing(monkeypatch, **names).listed({"taken"})
+        await _listing(monkeypatch, **names).list_tools({"taken"})
 
 
 async def test_a_server_whose_list_of_tools_does_not_end_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -150,9 +150,9 @@ async def test_a_server_whose_list_of_tools_does_not_end_is_told(monkeypatch: py
     async def started(client: McpClient) -> Any:
         return SimpleNamespace(client=SimpleNamespace(list_tools=page))
 
-    monkeypatch.setattr(McpClient, "_started", started)
+    monkeypatch.setattr(McpClient, "_ensure_started", started)
     with pytest.raises(NeighbourError, match=r"it has more tools than 100 pages, 100 on these"):
-        await McpClient(McpServer(name="things", command=COMMAND)).listed()
+        await McpClient(McpServer(name="things", command=COMMAND)).list_tools()
 
 
 PICTURE = ImageContent(type="image", data="AA==", mime_type="image/png")
@@ -191,7 +191,7 @@ async def test_server_that_cannot_be_used_is_told_with_what_to_change(settings: 
     tools = McpTools([McpServer(**{"name": "things", "command": COMMAND, **settings})])
     try:
         with pytest.raises(NeighbourError) as failed:
-            await tools.listed(())
+            await tools.list_tools(())
     finally:
         await tools.close()
     assert str(failed.value).startswith("mcp:things: ")

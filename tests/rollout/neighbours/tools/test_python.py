@@ -7,7 +7,7 @@ from protocol.sandbox.run import Limits, ProgramResult
 from protocol.settings.tools import ToolsSettings
 from rollout.environments.base import ToolRefusal
 from rollout.neighbours.node import Node
-from rollout.neighbours.tools.python import PythonTool, told
+from rollout.neighbours.tools.python import PythonTool, describe_run
 from tests.fakes.rollout_fakes import make_keys, make_spec
 
 
@@ -23,7 +23,7 @@ from tests.fakes.rollout_fakes import make_keys, make_spec
     ],
 )
 def test_run_is_told_as_what_was_printed_and_how_it_ended(ran: ProgramResult, text: str) -> None:
-    assert told(ran, Limits()) == text
+    assert describe_run(ran, Limits()) == text
 
 
 async def test_each_call_is_a_program_of_its_own() -> None:
