@@ -100,10 +100,10 @@ def test_weights_that_were_left_behind_are_a_fault_far_below_the_tolerance() -> 
 
     assert _fault(probe, -4.00096) is None  # 8 % of the change
     assert "differ by up to 0.0005 nats, as if 100% of the push's change were missing" in str(_fault(probe, -4.0005))
-    assert "as if 20% of what" in str(_fault(probe, -4.0009))
-    assert "as if -100% of what" in str(_fault(probe, -4.0015))
+    assert "as if 20% of the push" in str(_fault(probe, -4.0009))
+    assert "as if -100% of the push" in str(_fault(probe, -4.0015))
     probe.expect()  # the same weights are pushed once more
-    assert "as if 100% of what" in str(_fault(probe, -4.0005))
+    assert "as if 100% of the push" in str(_fault(probe, -4.0005))
 
 
 def test_noise_is_no_fault_where_the_push_changed_no_more_than_noise() -> None:
