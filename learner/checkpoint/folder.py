@@ -54,8 +54,8 @@ def begin(root: Path, step: int) -> Path:
 def seal(aside: Path, checkpoint: Checkpoint, report: Report = no_report) -> None:
     """Hash every file and write the manifest; all bytes are on the disk then. Call on rank 0 when all have written.
 
-    report: takes the progress. Blocks for one read of all bytes.
-    Raises: OperatorError when the disk refuses; the aside folder is then gone and older checkpoints are intact.
+    Blocks for one read of all bytes.
+    Raises: OperatorError when the disk refuses; the aside folder is then removed.
     """
     failpoint("checkpoint.commit.begun")
     with _naming_disk_errors(aside.parent, aside):
@@ -73,8 +73,7 @@ def seal(aside: Path, checkpoint: Checkpoint, report: Report = no_report) -> Non
 def publish(aside: Path, step: int, report: Report = no_report) -> Checkpoint:
     """Return the finished checkpoint: `aside`, sealed, renamed, verified, and named by `latest`. Call on rank 0.
 
-    Older checkpoints are untouched until this one is verified. report: takes the progress. Blocks for one read of all
-    bytes. Raises: as `seal`.
+    Older checkpoints are untouched until this one is verified. Blocks for one read of all bytes. Raises: as `seal`.
     """
     root = aside.parent
     target = root / _name(step)

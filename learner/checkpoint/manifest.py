@@ -1,6 +1,6 @@
 """A checkpoint's manifest: the checkpoint's facts, and every file's size and hash, in a form that shows damage.
 
-It is written last: a folder without it was never finished. Call `verify` before any use of a checkpoint's files.
+A folder without a manifest was never finished. Call `verify` before any use of a checkpoint's files.
 """
 
 import hashlib

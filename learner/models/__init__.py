@@ -1,4 +1,4 @@
 """Models under training inside DeepSpeed: forward pass, step, state, export.
 
-Reading order: policy, logprobs, state, export.
+Reading order: roles, policy, gradient, training/trained_model, weights/pushed.
 """

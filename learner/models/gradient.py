@@ -15,8 +15,7 @@ from learner.models.scoring.scored_model import Scoring
 from learner.models.varlen_attention import Segments
 
 Sums = dict[str, Tensor]
-"""Sums over a micro-batch's tokens, for metrics: one number each, on the micro-batch's device, so that no step waits
-for a GPU. Keys that start with "max_" are reduced by maximum, over micro-batches and ranks."""
+"""Sums over tokens for metrics, one number each, on the device. Keys that start with "max_" are reduced by maximum."""
 
 LossFunction = Callable[[Tensor, Tensor, MicroBatch], tuple[Tensor, Sums]]
 """(logprobs [K], entropies [K], micro-batch) -> (sum of token losses, sums), all on one device."""
@@ -70,8 +69,8 @@ def add_gradient(
 ) -> Sums:
     """Return the sums of the micro-batches, "loss" among them, after adding the gradient of their losses times scale.
 
-    Micro-batches may be on any device. router_aux_loss: weight of the model's own loss that balances its experts. Each
-    micro-batch counts by its model tokens. The loss is part of "loss", and unweighted in the sum of its name.
+    router_aux_loss: weight of the model's own loss that balances its experts. Each micro-batch counts by its model
+    tokens. The loss is part of "loss", and unweighted in the sum of its name.
     """
 
     def loss_of(micro_batch: MicroBatch) -> tuple[Tensor, Sums]:
@@ -101,10 +100,9 @@ def accumulate(
     for cpu_micro_batch in micro_batches:
         micro_batch = cpu_micro_batch.to(device)
         loss, sums = loss_of(micro_batch)
-        # If the loss or an input is NaN or infinite, multiply the loss by NaN: every gradient becomes NaN, the reduced
-        # norm too, and all ranks refuse the step together. Otherwise the factor is 1. A loss that is not finite can
-        # have a finite gradient (a clipped infinity), and the clamped log ratio makes a finite loss of an infinite
-        # behaviour logprob. (No .item(): it would wait for the GPU.)
+        # If the loss or an input is not finite, multiply the loss by NaN: the reduced norm becomes NaN, and all ranks
+        # refuse the step together. A loss that is not finite can have a finite gradient (a clipped infinity), and the
+        # clamped log ratio hides an infinite behaviour logprob. (No .item(): it would wait for the GPU.)
         poisoned = loss * ((loss.detach() + micro_batch.input_sum()) * 0.0 + 1.0)
         module.backward(poisoned * scale)
         add_sums(totals, {"loss": poisoned.detach(), **sums})

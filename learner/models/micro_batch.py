@@ -15,14 +15,14 @@ from torch import Tensor
 
 @dataclass(frozen=True)
 class LearnerSample:
-    """One trajectory as the learner sees it."""
+    """One trajectory for the learner."""
 
     tokens: NDArray[np.int32]  # [T]
     loss_mask: NDArray[np.bool_]  # [T], true where the model wrote the token
     behaviour_logprobs: NDArray[np.float32]  # [T], natural logs of the sampling engine; 0 where the mask is false
-    advantage: float = 0.0  # of every token
+    advantage: float = 0.0  # advantage of every token
     weights: NDArray[np.float32] | None = None  # [T], weight of each written token; None: all equal
-    number: int = -1  # of the trajectory in its step; -1: of no step
+    number: int = -1  # number in the step; -1: no step
 
 
 @dataclass(frozen=True)
@@ -34,16 +34,16 @@ class MicroBatch:
     lengths: tuple[int, ...]  # [S] tokens of each segment, decreasing
     counts: tuple[int, ...]  # [S] number of model tokens of each; the sum is K
     predict_at: Tensor  # [K] int64, positions before the model tokens
-    targets: Tensor  # [K] int64, that next token
-    behaviour_logprobs: Tensor  # [K] float32, of that next token, as is all below
+    targets: Tensor  # [K] int64, the model tokens
+    behaviour_logprobs: Tensor  # [K] float32, of the model tokens, as is all below
     advantages: Tensor  # [K] float32
     weights: Tensor  # [K] float32
-    numbers: tuple[int, ...] = ()  # [S] of each trajectory in its step; -1: of no step
+    numbers: tuple[int, ...] = ()  # [S] number of each trajectory in its step; -1: no step
     staleness: tuple[int, ...] = ()  # [S] policy versions from its oldest token to the learner before the step
-    # Results from before the step's first update; None: not needed
-    old_logprobs: Tensor | None = None  # [K] float32, the learner's
-    reference_logprobs: Tensor | None = None  # [K] float32, the reference model's
-    values: Tensor | None = None  # [K] float32, the critic's, of the state before the token
+    # From before the step's first update; None: not needed
+    old_logprobs: Tensor | None = None  # [K] float32
+    reference_logprobs: Tensor | None = None  # [K] float32
+    values: Tensor | None = None  # [K] float32, of the state before the token
     returns: Tensor | None = None  # [K] float32, targets of the critic
 
     @property
@@ -51,7 +51,7 @@ class MicroBatch:
         return int(self.targets.numel())
 
     def input_sum(self) -> Tensor:
-        """Return a number that is not finite when one that goes into the loss is not."""
+        """Return a number that is not finite when an input of the loss is not."""
         total = self.behaviour_logprobs.sum() + self.advantages.sum() + self.weights.sum()
         for column in (self.old_logprobs, self.reference_logprobs, self.values, self.returns):
             if column is not None:
@@ -59,7 +59,7 @@ class MicroBatch:
         return total
 
     def to(self, device: torch.device) -> "MicroBatch":
-        """Return the micro-batch with every tensor on the device."""
+        """Return the micro-batch on the device."""
         values = {field.name: getattr(self, field.name) for field in fields(self)}
         moved: dict[str, Any] = {name: v.to(device) for name, v in values.items() if isinstance(v, Tensor)}
         return replace(self, **moved)
@@ -78,8 +78,7 @@ def make_micro_batch(samples: Sequence[LearnerSample]) -> MicroBatch:
     starts = np.cumsum([0, *lengths[:-1]])
     tokens = np.concatenate([s.tokens for s in ordered]).astype(np.int64)
     positions = np.concatenate([np.arange(n) for n in lengths])
-    # Nothing stands before a trajectory's first token to predict it from. In a micro-batch the token before it would be
-    # another trajectory's last.
+    # In a micro-batch the token before a trajectory's first one is another trajectory's last.
     assert not any(s.loss_mask[0] for s in ordered), "a trajectory's first token is its prompt's"
     masked = [np.flatnonzero(s.loss_mask) for s in ordered]
     written = np.concatenate([start + where for start, where in zip(starts, masked, strict=True)]).astype(np.int64)

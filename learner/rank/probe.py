@@ -1,7 +1,7 @@
 """A fixed text whose logprobs show whether a server computes with the pushed weights.
 
-The digest shows that the bytes arrived. A server may still load them wrongly, or not at all: requests then succeed with
-wrong logprobs. One example is a tied embedding of which only one copy is replaced.
+A digest shows that the bytes arrived. A server may still load them wrongly: requests then succeed with wrong logprobs.
+One example is a tied embedding of which only one copy is replaced.
 """
 
 import math
@@ -21,8 +21,8 @@ from protocol.settings.zero_stage import zero_stage_of
 # More than a block of vLLM's cache (128 tokens on CPUs), to notice cached blocks of older weights.
 _NUM_TOKENS = 136
 _TOLERANCE = {"float32": 1e-3, "bfloat16": 0.5}
-# Smallest change that is examined, in units of noise. Both are root mean squares over most tokens. Noise is the usual
-# difference between learner and servers; the learner's own rounding is part of both.
+# Smallest change that is examined, in units of noise: the usual difference between learner and servers. Both are root
+# mean squares over most tokens.
 _LEAST_CHANGE = 4.0
 _LEAST_NOISE = 1e-3  # share of the tolerance
 _NUM_READINGS = 256  # newest readings of good servers, which estimate the noise
@@ -53,7 +53,7 @@ class Probe:
     def expecting(self) -> Iterator[None]:
         """Call `expect` during the block, which must not change the weights.
 
-        Rank 0 computes in a thread; in ZeRO 3 all ranks compute before the block, since the forward pass is collective.
+        Rank 0 computes in a thread; in ZeRO 3 all ranks compute before the block.
         """
         if self._is_collective:
             self.expect()

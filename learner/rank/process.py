@@ -31,7 +31,7 @@ class RankPlace:
 
     rank: int  # number from 0; rank 0 saves, and calls the rollout servers
     world_size: int  # number of learner ranks
-    host: str  # address of rank 0: the ranks meet there, and pushes meet the rollout servers there
+    host: str  # address of rank 0, where ranks and rollout servers meet
     port: int  # port of rank 0's store
 
 
@@ -43,7 +43,7 @@ class RunPlace:
     incarnation: int  # number of the run's start, from 1
     coordinator_address: str  # tcp://HOST:PORT
     servers: tuple[str, ...]  # names of the rollout servers' actors that receive the first push
-    num_servers: int  # number of rollout servers, with those that are still starting
+    num_servers: int  # rollout servers, with those that are starting
     weights_backend: str  # nccl, ipc or gloo
     shares_devices: bool = False  # True: ranks and servers use the same devices alternately
 
@@ -58,9 +58,7 @@ class RankProcess:
         models: Mapping[str, SmallFiles],
         reach_server: "Callable[[str], ServerControls]",
     ) -> None:
-        """models: small files of each model, by the setting that names it. reach_server: returns the weight controls
-        of a named rollout server.
-        """
+        """models: small files by the setting that names the model. reach_server: returns a server's weight controls."""
         self._settings = settings
         self._folder = folder
         self._small_files = models
@@ -71,7 +69,7 @@ class RankProcess:
         self._reported_phase = ""
 
     def offer_address(self) -> tuple[str, int]:
-        """Return the address where the ranks meet: this rank's node, and a port that is reserved from now on."""
+        """Return the address where the ranks meet, with a port that is reserved from now on."""
         host = read_cluster().node_ip
         self._listener = listen(host)
         return host, int(self._listener.getsockname()[1])

@@ -36,10 +36,7 @@ class NonFiniteWeightsError(RuntimeError):
 
 
 def first_non_finite(named: Iterable[tuple[str, Tensor]]) -> str | None:
-    """Return the name of the first tensor with NaN or infinity, or None. Reads each once and allocates nothing.
-
-    It finds values that no step checks: a flipped bit, a faulty kernel, a moment that was not finite.
-    """
+    """Return the name of the first tensor with NaN or infinity, or None. Reads each once and allocates nothing."""
     for name, tensor in named:
         if not tensor.is_floating_point() or not tensor.numel():
             continue
