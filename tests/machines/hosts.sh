@@ -10,7 +10,8 @@
 #
 # holds: the audit passes, no two steps are further apart than 20 s (--standstill-s: on a machine that has other work), each
 # host's own retriever answered its server, the second host's server is the same process after the cut, the run named the
-# third host, the fourth host got the server that the third one had, and only the first host has weights on its disk. --short: 12 steps, of which none are disturbed.
+# third host, the fourth host got the server that the third one had, and only the first host has weights on its disk.
+# --short: 12 steps, of which none are disturbed.
 # --ipv6: the hosts have no IPv4 address but loopback.
 #
 # --soak: in place of the cut and the loss, a random nemesis for so many minutes, and a quarter of them before in peace,
@@ -61,6 +62,9 @@ print(int(float(next(line.split()[1] for line in text.splitlines() if line.start
 PYTHON
 }
 
+# remove_model N: the start of a node makes the quick start's model there, which only the first host shall have.
+remove_model() { rm -rf "$folder/$1/tmp/home-$1/quickstart/model"; }
+
 # has_weights N: whether the host's disk has weights of a model.
 has_weights() { [[ -n $(find "$folder/$1/tmp" -name '*.safetensors' -print -quit) ]]; }
 
@@ -83,6 +87,7 @@ disturb() {
     say "host 3 has lost its power, at step $(steps "$metrics")"
     power_on 4
     join 4
+    remove_model 4
     wait_until 300 "server on host 4" has_server 4
     wait_until 600 "answer of host 4's retriever" has_searched 4
     grep -q "$(address 3)" "$folder/learner-hosts.log" || fail "the run did not name the host that lost its power"
@@ -104,6 +109,7 @@ first_run() {
     metrics=$folder/1/tmp/runs/hosts/metrics.jsonl
     [[ -z $soak_min ]] || ((soak_min < 60)) || has_score=1
     [[ -z $has_score ]] || score=(--policy.warm_start.max_steps 1030 --eval.every_steps 50)
+    for number in 2 3; do remove_model "$number"; done
     run hosts /tmp/runs --run.max_steps 100000 --placement.ranks.resources '{"host_1": 1}' "${score[@]}"
     wait_until 900 "first step" has_steps "$metrics" 1
     for number in 1 2 3; do has_server "$number" || fail "host $number has no rollout server"; done
