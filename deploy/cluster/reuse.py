@@ -11,8 +11,6 @@ from collections.abc import Mapping
 from deploy.cluster.known import (
     RunStays,
     connect_environment,
-    does_head_answer,
-    is_head,
     is_ray_well,
     known_cluster,
     known_processes,
@@ -23,7 +21,6 @@ from deploy.cluster.services import Service
 from deploy.node.home import Home, make_home
 from deploy.node.processes import end, family, find
 from deploy.node.service import is_healthy
-from protocol.errors import OperatorError
 from protocol.node.home import ClusterState, ProcessRecord
 
 _ANSWER_S = 20.0
@@ -35,7 +32,7 @@ def find_reusable(options: StartOptions, wanted: Mapping[str, Service], home: Ho
     Raises: RunStays when these options would replace a process that a run uses.
     """
     state = known_cluster()
-    if state is None or not is_ray_well(state) or is_left_behind(state):
+    if state is None or not is_ray_well(state):
         return {}
     records = {record.name: record for record in state.processes}
     other_options = [name for name, record in records.items() if _has_other_options(record, options, wanted)]
@@ -82,23 +79,6 @@ def end_replaced(kept: Mapping[str, ProcessRecord], options: StartOptions, home:
     # Read again: the keeper may have restarted a service just before it forgot it.
     known = known_processes()
     end(family(process for name in replaced if name in known and (process := find(known[name]))))
-
-
-def is_left_behind(state: ClusterState) -> bool:
-    """Return whether this node's Ray belongs to an earlier head, and another one listens at the head's address now.
-
-    Ray itself notices after a minute. A head that does not answer at all may come back.
-    """
-    if is_head(state) or not does_head_answer(state):
-        return False
-    connect_environment(state)
-    from deploy.cluster.fleet_client import connection
-
-    try:
-        with connection(state.ray_address, state.node_ip):
-            return False
-    except OperatorError:
-        return does_head_answer(state)
 
 
 def format_options(options: Mapping[str, bool | str | int | None]) -> str:

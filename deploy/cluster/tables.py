@@ -14,14 +14,12 @@ from rich.text import Text
 from deploy.cluster.known import connect_environment, is_ray_well
 from deploy.node.home import Home
 from deploy.node.keeper import ServiceInfo
-from deploy.node.machine import GpuLoad, MachineLoad
 from deploy.node.service import is_healthy
 from protocol.errors import OperatorError
 from protocol.node.home import ClusterState, ProcessRecord
 from protocol.ray_calls import FLEET, NAMESPACE, keeper_of
 
 _ANSWER_S = 10.0
-_GIB = 1 << 30
 NodeState = Literal["ready", "drained", "starting", "silent", "gone"]
 
 
@@ -47,7 +45,6 @@ class NodeRow:
     state: NodeState  # drained: ready, and takes nothing new; starting: without a keeper; silent: no answer
     num_servers: int  # rollout servers there
     num_gpus: float  # GPUs that Ray counts there
-    load: MachineLoad | None  # None: its keeper did not answer
 
 
 def show_cluster(state: ClusterState, home: Home) -> list[str]:
@@ -124,24 +121,24 @@ def node_rows() -> list[NodeRow]:
     for node in ray.nodes():
         node_id, address = str(node["NodeID"]), str(node["NodeManagerAddress"])
         if node_id in living or address not in living.values():
-            state, load = _state_of(answers[node_id], deadline) if node_id in living else ("gone", None)
+            state = _state_of(answers[node_id], deadline) if node_id in living else "gone"
             if state == "ready" and node_id in drained:
                 state = "drained"
             num_gpus = float(node["Resources"].get("GPU", 0))
             is_head = HEAD_RESOURCE in node["Resources"]
-            rows[address] = NodeRow(address, is_head, state, servers[address], num_gpus, load)
+            rows[address] = NodeRow(address, is_head, state, servers[address], num_gpus)
     return sorted(rows.values(), key=lambda row: (not row.is_head, row.address))
 
 
 def show_nodes(rows: Sequence[NodeRow]) -> None:
     """Print one row for each node, then their sums."""
     table = Table(title="Nodes of the cluster", title_justify="left")
-    for column in ("node", "state", "servers", "load / cores", "memory GiB", "GPUs", "GPU memory GiB", "GPU busy"):
+    for column in ("node", "state", "servers", "GPUs"):
         table.add_column(column, overflow="fold")
     for row in rows:
         colour = "green" if row.state == "ready" else "red"
         name = f"{row.address} (head)" if row.is_head else row.address
-        table.add_row(name, Text(row.state, colour), str(row.num_servers), *_load_cells(row))
+        table.add_row(name, Text(row.state, colour), str(row.num_servers), f"{row.num_gpus:g}")
     Console(markup=False, emoji=False).print(table)
     here = [row for row in rows if row.state != "gone"]
     gpus = sum(row.num_gpus for row in here)
@@ -158,26 +155,26 @@ def _service_row(record: ProcessRecord, services: dict[str, ServiceInfo], home: 
 
 
 def _ask_keeper(node_id: str) -> Any:
-    """Return a reference to the load that a node's keeper reports; None when the node has no keeper yet."""
+    """Return a reference to an answer of a node's keeper; None when the node has no keeper yet."""
     import ray
 
     try:
-        return ray.get_actor(keeper_of(node_id), namespace=NAMESPACE).load.remote()
+        return ray.get_actor(keeper_of(node_id), namespace=NAMESPACE).clock.remote()
     except ValueError:
         return None
 
 
-def _state_of(reference: Any, deadline: float) -> tuple[NodeState, MachineLoad | None]:
-    """Return a node's state and load from its keeper's answer. deadline: monotonic seconds, one for all nodes."""
+def _state_of(reference: Any, deadline: float) -> NodeState:
+    """Return a node's state by its keeper's answer. deadline: monotonic seconds, one for all nodes."""
     from deploy.cluster.fleet_client import ask
 
     if reference is None:
-        return "starting", None
+        return "starting"
     try:
-        load: MachineLoad = ask(reference, max(deadline - time.monotonic(), 0.0), "keeper")
+        ask(reference, max(deadline - time.monotonic(), 0.0), "keeper")
     except OperatorError:
-        return "silent", None
-    return "ready", load
+        return "silent"
+    return "ready"
 
 
 def _servers_by_node() -> Counter[str]:
@@ -188,23 +185,3 @@ def _servers_by_node() -> Counter[str]:
         return Counter(str(server["node_ip"]) for server in describe_servers(_ANSWER_S) if server["is_alive"])
     except OperatorError:
         return Counter()
-
-
-def _load_cells(row: NodeRow) -> tuple[str, ...]:
-    load = row.load
-    if load is None:
-        return ("", "", f"{row.num_gpus:g}", "", "")
-    return (
-        f"{load['load']:.1f} / {load['num_cores']}",
-        f"{load['used_bytes'] / _GIB:.1f} of {load['total_bytes'] / _GIB:.1f}",
-        _gpu_cell(row.num_gpus, load["gpus"]),
-        ", ".join(f"{gpu['used_bytes'] / _GIB:.0f} of {gpu['total_bytes'] / _GIB:.0f}" for gpu in load["gpus"]),
-        ", ".join(f"{gpu['busy_percent']} %" for gpu in load["gpus"]),
-    )
-
-
-def _gpu_cell(num_gpus: float, gpus: Sequence[GpuLoad]) -> str:
-    """Return the number that Ray counts, and the cards that the driver reports."""
-    cards = Counter(gpu["name"] for gpu in gpus)
-    seen = ", ".join(f"{number} {name}" for name, number in cards.items())
-    return f"{num_gpus:g} ({seen})" if seen else f"{num_gpus:g}"

@@ -14,7 +14,6 @@ from pathlib import Path
 from typing import TypedDict
 
 from deploy.node.home import Home, mark_home_used
-from deploy.node.machine import MachineLoad, machine_load
 from deploy.node.service import WatchedService
 from protocol.errors import OperatorError
 from protocol.node.home import ProcessRecord, read_cluster, write_cluster
@@ -89,10 +88,6 @@ class Keeper:
             )
             for service in services
         ]
-
-    def load(self) -> MachineLoad:
-        """Return the load of this node's machine and GPUs."""
-        return machine_load()
 
     def clock(self) -> float:
         """Return this node's time, Unix seconds."""

@@ -85,18 +85,11 @@ def split_text(line: SampleLine, tokenizer: Tokenizer | None) -> list[Piece]:
 
 
 def _choose_lines(path: Path, num: int) -> list[bytes]:
-    """Return lines spread evenly over the file, with the first and the last, without parsing the others."""
-    with path.open("rb") as file:
-        offsets = [0]
-        for text in file:
-            offsets.append(offsets[-1] + len(text))
-        total = len(offsets) - 1
-        chosen = sorted({round(i * (total - 1) / max(1, num - 1)) for i in range(num)}) if total else []
-        lines = []
-        for index in chosen:
-            file.seek(offsets[index])
-            lines.append(file.readline())
-        return lines
+    """Return lines spread evenly over the file, with the first and the last."""
+    lines = path.read_bytes().splitlines()
+    return (
+        [lines[i] for i in sorted({round(i * (len(lines) - 1) / max(1, num - 1)) for i in range(num)})] if lines else []
+    )
 
 
 def _open_tokenizer(folder: Path | None, notes: list[str]) -> Tokenizer | None:

@@ -12,8 +12,8 @@ import pytest
 
 ROOT = Path(__file__).parents[2]
 ROOMS = ("protocol", "rollout", "rewards", "retriever", "learner", "deploy")
-# The engine and torch are each platform's own: cpu.in and gpu.in name them; NVIDIA's figures come with the engine.
-_BY_PLATFORM = {"torch", "vllm", "pynvml"}
+# The engine and torch are each platform's own: cpu.in and gpu.in name them.
+_BY_PLATFORM = {"torch", "vllm"}
 # Users' tool files import it; where it is not installed, we stand in for the names that they use.
 _STOOD_IN_FOR = {"verl"}
 _LATE = re.compile(r"import_module\(\"(\w+)")

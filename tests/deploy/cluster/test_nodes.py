@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from deploy.cluster import fleet_client, keeper_client, reuse, tables
+from deploy.cluster import fleet_client, keeper_client, tables
 from deploy.cluster.keeper_client import await_nodes
 from deploy.node.home import Home
 from protocol.errors import NeighbourError, OperatorError
@@ -80,16 +80,3 @@ def test_fleet_that_does_not_answer_is_a_row_of_the_table(
     monkeypatch.setattr(keeper_client, "describe_services", lambda _: {})
     assert tables.show_cluster(joined_node(), Home(tmp_path)) == ["sluice-fleet"]
     assert "no answer within 10 s" in capsys.readouterr().out
-
-
-@pytest.mark.parametrize(
-    ("answers", "refuses", "expected"), [(True, True, True), (True, False, False), (False, True, False)]
-)
-def test_ray_whose_head_was_replaced_is_left_behind(
-    monkeypatch: pytest.MonkeyPatch, answers: bool, refuses: bool, expected: bool
-) -> None:
-    monkeypatch.setattr(reuse, "does_head_answer", lambda _: answers)
-    monkeypatch.setattr(reuse, "connect_environment", lambda _: None)
-    monkeypatch.setattr(fleet_client, "connection", lambda *_: NoRay(refuses))
-    assert reuse.is_left_behind(joined_node()) is expected
-    assert not reuse.is_left_behind(joined_node().model_copy(update={"options": {}}))  # the head itself
