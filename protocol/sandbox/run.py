@@ -139,7 +139,7 @@ async def _watch(process: Process, stdin: bytes, limits: Limits) -> ProgramResul
     assert process.stdout is not None
     assert process.stderr is not None
     printed, errors = bytearray(), bytearray()
-    feeding = asyncio.ensure_future(_feed(process, stdin))
+    feeding = asyncio.ensure_future(_write_stdin(process, stdin))
     reading = asyncio.gather(
         _read(process.stdout, printed, limits.output_bytes), _read(process.stderr, errors, limits.output_bytes)
     )
@@ -173,7 +173,7 @@ async def _read(stream: asyncio.StreamReader, into: bytearray, most: int) -> Non
             raise _TooMuchOutput
 
 
-async def _feed(process: Process, stdin: bytes) -> None:
+async def _write_stdin(process: Process, stdin: bytes) -> None:
     assert process.stdin is not None
     try:
         process.stdin.write(stdin)

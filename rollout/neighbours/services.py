@@ -43,7 +43,7 @@ class Services(ClosedAtExit):
         self._mcp = self._open_mcp()
         self.rewards = _open_rewards(spec.rewards, node, getattr(self.make_environment, "gives_reward", False))
         # Arguments of environments.
-        self.resources = Resources(spec.rollout.max_turns, self.tools, tokenizer, self._rendered)
+        self.resources = Resources(spec.rollout.max_turns, self.tools, tokenizer, self._render)
 
     @property
     def is_accepting(self) -> bool:
@@ -91,7 +91,7 @@ class Services(ClosedAtExit):
             raise OperatorError(f"settings: tools.mcp needs the package mcp, which is missing: {error}.") from error
         return McpTools(self._spec.tools.mcp)
 
-    def _rendered(self, messages: Messages) -> str:
+    def _render(self, messages: Messages) -> str:
         """Return chat messages in the model's template, without a BOS that the tokenizer adds to every text."""
         text = str(
             self._tokenizer.apply_chat_template(with_texts(messages), add_generation_prompt=True, tokenize=False)

@@ -7,7 +7,7 @@ from typing import Protocol, TypedDict
 from protocol.settings.run_spec import RunSpec
 from protocol.wire import messages as m
 from protocol.wire.codec import Decoder, encode
-from rollout.session.outbox import Finished, Item, Outbox
+from rollout.session.outbox import FinishedSample, Item, Outbox
 
 LARGEST_COUNT = 2**31 - 1  # of a message
 _BEAT_EVERY_S = 1.0
@@ -122,7 +122,7 @@ class CoordinatorLink:
         await self._channel.send(encode(message, buffers))
 
     async def _send_item(self, item: Item) -> None:
-        if isinstance(item, Finished):
+        if isinstance(item, FinishedSample):
             message = m.TrajectoryDone(**self.stamp, facts=item.trajectory.facts)
             await self.send(message, item.trajectory.to_buffers())
             return

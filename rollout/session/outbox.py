@@ -47,14 +47,14 @@ class Failure:
 
 
 @dataclass(frozen=True)
-class Finished:
+class FinishedSample:
     """A finished sample."""
 
     key: Key
     trajectory: Trajectory
 
 
-Item = Finished | Failure
+Item = FinishedSample | Failure
 
 
 class Outbox:
@@ -81,7 +81,7 @@ class Outbox:
         """Number of items without an answer of the coordinator."""
         return len(self._waiting) + len(self._sent_at)
 
-    def unanswered(self) -> Iterator[Key]:
+    def unanswered_keys(self) -> Iterator[Key]:
         """Yield the keys of items without an answer of the coordinator."""
         yield from self._waiting
         yield from self._sent_at
@@ -147,7 +147,7 @@ class Outbox:
 
 
 def _is_for_training(item: Item) -> bool:
-    return isinstance(item, Finished) and item.trajectory.facts.kind == "train"
+    return isinstance(item, FinishedSample) and item.trajectory.facts.kind == "train"
 
 
 def _older(times: dict[Key, float], limit: float) -> list[Key]:

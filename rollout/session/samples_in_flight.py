@@ -18,7 +18,7 @@ from protocol.wire import messages as m
 from rollout.environments.base import Task
 from rollout.environments.guard import ENVIRONMENT
 from rollout.episodes.sample import AGENT, Player, SampleTask, TurnListener, WrittenSoFar
-from rollout.session.outbox import Failure, FailureCounts, Finished, Item, Key, Outbox
+from rollout.session.outbox import Failure, FailureCounts, FinishedSample, Item, Key, Outbox
 
 _MAX_GROUPS_REMEMBERED = 65536
 
@@ -90,10 +90,10 @@ class SamplesInFlight:
             return 0
         return max(0, self._settings.max_groups_in_flight - self.num_groups)
 
-    def unfinished(self) -> dict[str, int]:
+    def unfinished_groups(self) -> dict[str, int]:
         """Return the attempt of each group with samples that the coordinator has not acknowledged."""
         names = {lease.group for lease in self._leases} | self._open_groups.keys()
-        names |= {key.group for key in self._outbox.unanswered()}
+        names |= {key.group for key in self._outbox.unanswered_keys()}
         return {name: self._newest[name][1] for name in names if name in self._newest}
 
     def add(self, lease: m.Lease, buffers: Sequence[bytes] = ()) -> None:
@@ -156,7 +156,7 @@ class SamplesInFlight:
         deadline = asyncio.timeout(limit_s)
         try:
             async with deadline:
-                return Finished(_key(sample), await self._player.play(sample, progress))
+                return FinishedSample(_key(sample), await self._player.play(sample, progress))
         except BaseException as error:
             if _is_own_cancellation(error):
                 raise

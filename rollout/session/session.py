@@ -100,7 +100,7 @@ class RolloutSession:
                 await self._link.greet(self._served_version)
                 await self._link.send_finished(self.outbox)
                 await self._send_for_attachments()
-                await self._link.send_demand(self._room(), self._served_version, self._samples.unfinished())
+                await self._link.send_demand(self._room(), self._served_version, self._samples.unfinished_groups())
                 await self._link.send_heartbeat(self._heartbeat)
                 await self._wait_for_news()
             receiving.cancel()

@@ -35,7 +35,7 @@ _Place = tuple[str, int]  # (group, sample index)
 
 
 @dataclass(frozen=True)
-class Interrupted:
+class InterruptedSample:
     """A conversation that another server began."""
 
     transcript: Transcript  # transcript up to the reply to the last finished turn
@@ -58,7 +58,7 @@ class TurnsToKeep:
         self._clock = clock
         self._wake = wake
         self._stop = stop
-        self._interrupted: dict[tuple[str, int, int], Interrupted] = {}  # samples to resume, until they start
+        self._interrupted: dict[tuple[str, int, int], InterruptedSample] = {}  # samples to resume, until they start
         self._keepers: dict[_Place, Keeper] = {}
         self._unsent: dict[_Place, None] = {}
         self._is_bundling = False
@@ -69,7 +69,7 @@ class TurnsToKeep:
         parts = lease.resumed or []
         arrays = split_buffers(parts, buffers, "$.resumed") if parts else []
         for part, each in zip(parts, arrays, strict=True):
-            interrupted = Interrupted(Transcript.of_part(part, each), part.snapshot)
+            interrupted = InterruptedSample(Transcript.of_part(part, each), part.snapshot)
             self._interrupted[lease.group, part.sample_index, lease.attempt] = interrupted
 
     def on_start(self, sample: SampleTask) -> "Keeper | None":
@@ -146,7 +146,7 @@ class TurnsToKeep:
 class Keeper:
     """The `TurnListener` of one sample."""
 
-    def __init__(self, shared: TurnsToKeep, sample: SampleTask, before: Interrupted | None = None) -> None:
+    def __init__(self, shared: TurnsToKeep, sample: SampleTask, before: InterruptedSample | None = None) -> None:
         """before: conversation to resume; None: the sample begins."""
         self.sample = sample
         self._before = before

@@ -117,7 +117,7 @@ def _open_session(timeout: aiohttp.ClientTimeout, force_close: bool) -> aiohttp.
     """Return a session; force_close: each request gets its own connection."""
     keeping: dict[str, Any] = {} if force_close else {"keepalive_timeout": _KEEPALIVE_S}
     return aiohttp.ClientSession(
-        connector=aiohttp.TCPConnector(limit=0, force_close=force_close, ssl=_trusted(), **keeping),
+        connector=aiohttp.TCPConnector(limit=0, force_close=force_close, ssl=_trusted_certificates(), **keeping),
         cookie_jar=aiohttp.DummyCookieJar(),
         timeout=timeout,
         auto_decompress=False,
@@ -125,7 +125,7 @@ def _open_session(timeout: aiohttp.ClientTimeout, force_close: bool) -> aiohttp.
 
 
 @functools.cache
-def _trusted() -> ssl.SSLContext:
+def _trusted_certificates() -> ssl.SSLContext:
     """Return the trusted certificates; shared, because reading them takes tens of milliseconds."""
     return ssl.create_default_context(cafile=certifi.where())
 

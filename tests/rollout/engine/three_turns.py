@@ -6,7 +6,7 @@ from rollout.environments.base import Resources, Step, Task, Turn
 from rollout.environments.guard import GuardedEnvironment
 from rollout.environments.snapshots import resume_from, snapshot_of
 from rollout.episodes.transcript import Transcript
-from rollout.session.turns_to_keep import Interrupted
+from rollout.session.turns_to_keep import InterruptedSample
 
 
 class ThreeTurns:
@@ -34,8 +34,8 @@ class ThreeTurns:
 class Copies:
     """Listener that copies the conversation after each turn, or resumes one such copy."""
 
-    def __init__(self, resumes: Interrupted | None = None) -> None:
-        self.copies: list[Interrupted] = []
+    def __init__(self, resumes: InterruptedSample | None = None) -> None:
+        self.copies: list[InterruptedSample] = []
         self._resumes = resumes
 
     async def take_up(self, environment: GuardedEnvironment) -> Transcript | None:
@@ -49,4 +49,4 @@ class Copies:
 
     def on_turn_finished(self, transcript: Transcript, environment: GuardedEnvironment) -> None:
         copied = msgspec.msgpack.decode(msgspec.msgpack.encode(transcript), type=Transcript)
-        self.copies.append(Interrupted(copied, snapshot_of(environment) or ""))
+        self.copies.append(InterruptedSample(copied, snapshot_of(environment) or ""))

@@ -13,7 +13,7 @@ from rollout.environments.base import SingleTurn, Step, Task, Turn
 from rollout.environments.search import Search
 from rollout.episodes.sample import SampleTask, WrittenSoFar
 from rollout.episodes.transcript import Transcript
-from rollout.session.turns_to_keep import Interrupted
+from rollout.session.turns_to_keep import InterruptedSample
 from tests.fakes.engines import BOS, ScriptedEngine, Written
 from tests.fakes.rollout_fakes import ScriptedScorer
 from tests.rollout.engine.three_turns import Copies
@@ -154,7 +154,7 @@ async def test_time_of_a_conversation_that_another_server_began_is_not_by_its_cl
         generate_s=took_s,
     )
     player = make_player(engine, Search, resources=finding("x"), max_conversation_s=100.0, max_context_tokens=1000)
-    trajectory = await player.play(SAMPLE, WrittenSoFar(listener=Copies(Interrupted(begun, '{"turns": 1}'))))
+    trajectory = await player.play(SAMPLE, WrittenSoFar(listener=Copies(InterruptedSample(begun, '{"turns": 1}'))))
     assert trajectory.facts.finish == finish
 
 

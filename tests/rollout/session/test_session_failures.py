@@ -13,7 +13,7 @@ from protocol.wire.codec import Decoder, encode
 from rollout.engine.version_gate import VersionGate
 from rollout.environments.base import Resources, SingleTurn
 from rollout.episodes.player import EpisodePlayer
-from rollout.session.outbox import Finished, Key, Outbox
+from rollout.session.outbox import FinishedSample, Key, Outbox
 from rollout.session.session import RolloutSession
 from tests.fakes.engines import ScriptedEngine
 from tests.fakes.rollout_fakes import ScriptedScorer, make_spec
@@ -201,7 +201,7 @@ async def _welcome_session(
 @pytest.mark.parametrize("is_silent", [False, True])
 async def test_nothing_is_resent_without_a_coordinator(is_silent: bool) -> None:
     async with _welcome_session(resend_s=0.0) as (channel, outbox, now, turns):
-        outbox.put(Finished(Key("g", 0, 1, 1), make_trajectory("g", 0, "s0", 0)))
+        outbox.put(FinishedSample(Key("g", 0, 1, 1), make_trajectory("g", 0, "s0", 0)))
         assert await turns(9) > 3
         if is_silent:
             now[0] = 10.0
@@ -221,7 +221,7 @@ async def test_nothing_is_resent_without_a_coordinator(is_silent: bool) -> None:
 async def test_trajectory_is_sent_once_the_connection_is_back() -> None:
     async with _welcome_session(resend_s=1000.0) as (channel, outbox, now, turns):
         channel.is_connected = False
-        outbox.put(Finished(Key("g", 0, 1, 1), make_trajectory("g", 0, "s0", 0)))
+        outbox.put(FinishedSample(Key("g", 0, 1, 1), make_trajectory("g", 0, "s0", 0)))
         assert await turns(5) == 0
         channel.is_connected = True
         now[0] += 1.0

@@ -4,16 +4,16 @@ import logging
 
 import pytest
 
-from rollout.session.outbox import Failure, FailureCounts, Finished, Item, Key, Outbox, Outcome
+from rollout.session.outbox import Failure, FailureCounts, FinishedSample, Item, Key, Outbox, Outcome
 from tests.fakes.clock import Clock
 from tests.protocol.wire.examples import make_trajectory
 
 KEY, SECOND = Key("g", 0, 1, 1), Key("g", 1, 1, 1)
 
 
-def _finished(key: Key = KEY, kind: str = "train") -> Finished:
+def _finished(key: Key = KEY, kind: str = "train") -> FinishedSample:
     lease = (key.group, key.sample_index, "s0", 0)
-    return Finished(key, make_trajectory(*lease, attempt=key.attempt, incarnation=key.incarnation, kind=kind))
+    return FinishedSample(key, make_trajectory(*lease, attempt=key.attempt, incarnation=key.incarnation, kind=kind))
 
 
 ITEM = _finished()
@@ -67,7 +67,7 @@ def test_accepted_trajectory_is_kept_until_it_is_trained() -> None:
 def test_item_that_is_not_for_training_is_forgotten(item: Item, outcome: Outcome) -> None:
     outbox = _sent(item)
     outbox.acknowledge("g", 0, outcome)
-    assert (len(outbox), list(outbox.unanswered()), outbox.due(1000.0)) == (0, [], [])
+    assert (len(outbox), list(outbox.unanswered_keys()), outbox.due(1000.0)) == (0, [], [])
 
 
 def test_ack_changes_only_the_sent_items_of_its_sample() -> None:
