@@ -42,7 +42,7 @@ def test_death_at_a_failpoint_leaves_latest_valid_and_the_next_start_ends_the_ru
     assert any(case["is_met"] for case in lives[name])
 
 
-def test_every_failpoint_stands_once_or_more_in_the_code_and_no_other_does() -> None:
+def test_the_code_has_every_failpoint_and_no_other() -> None:
     placed = set()
     for room in ("learner", "protocol", "rollout", "deploy"):
         for path in (_ROOT / room).rglob("*.py"):

@@ -223,7 +223,7 @@ def test_saving_reads_a_checkpoint_twice_and_those_before_it_not_at_all(
     assert bytes_read == {"step_000003": 2000}
 
 
-def test_rotate_reads_what_nobody_has_verified_yet(tmp_path: Path) -> None:
+def test_rotate_reads_folders_that_were_not_verified(tmp_path: Path) -> None:
     for step in (1, 2, 3):
         save(tmp_path, step, "weights")
     (tmp_path / "step_000002" / "state" / "rank_0.pt").write_text("weighty")
@@ -231,7 +231,7 @@ def test_rotate_reads_what_nobody_has_verified_yet(tmp_path: Path) -> None:
     assert rotate(tmp_path, 2, verified={tmp_path / "step_000003"}) == []
 
 
-def test_rotate_looks_at_the_sizes_of_what_was_verified_before(tmp_path: Path) -> None:
+def test_rotate_compares_only_sizes_of_verified_folders(tmp_path: Path) -> None:
     paths = {save(tmp_path, step, "weights").path for step in (1, 2, 3)}
     (tmp_path / "step_000002" / "state" / "rank_0.pt").write_text("cut")
 
@@ -254,7 +254,7 @@ def test_commit_tells_how_far_it_is(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     ]
 
 
-def test_latest_names_what_a_run_goes_on_from_when_newer_ones_are_set_aside(tmp_path: Path) -> None:
+def test_latest_names_the_resumed_checkpoint_when_newer_ones_are_set_aside(tmp_path: Path) -> None:
     for step in (1, 2, 3):
         save(tmp_path, step)
     set_aside_newer(tmp_path, 1)

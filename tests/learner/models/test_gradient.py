@@ -82,7 +82,7 @@ def test_sums_add_up_over_micro_batches_and_largest_ones_stay() -> None:
     assert not any(value.requires_grad for value in both.values())
 
 
-def test_model_is_told_positions_and_where_trajectories_end_and_keeps_no_cache() -> None:
+def test_model_receives_positions_and_lengths_and_keeps_no_cache() -> None:
     table = Table()
     score_tokens(table, micro_batch(6, 4), 1.0, with_entropy=False)
     (call,) = table.calls

@@ -74,7 +74,7 @@ def test_push_is_the_weights_of_any_ranks_and_stage(found: Found, world_size: in
 
 
 @pytest.mark.parametrize("name", ALL)
-def test_memory_of_a_rank_is_what_is_planned(found: Found, name: str) -> None:
+def test_memory_of_a_rank_equals_the_plan(found: Found, name: str) -> None:
     world_size, case = 2, ALL[name]
     dtype = case.get("dtype", "float32")
     stage = zero_stage_of(case.get("zero_stage", 0), dtype)
@@ -105,9 +105,7 @@ def test_gradient_of_the_critic_is_the_same_to_a_millionth(found: Found, world_s
 
 
 @every_world
-def test_exported_adapters_are_loaded_by_peft_onto_the_base_and_say_what_the_merged_model_says(
-    found: Found, folder: Path, world_size: int
-) -> None:
+def test_exported_adapters_loaded_by_peft_equal_the_merged_model(found: Found, folder: Path, world_size: int) -> None:
     from peft import PeftModel
 
     base = AutoModelForCausalLM.from_pretrained(folder / "model")
@@ -122,7 +120,7 @@ def test_exported_adapters_are_loaded_by_peft_onto_the_base_and_say_what_the_mer
 
 @every_world
 @pytest.mark.parametrize("name", [*CASES, *LORA_CASES, *CRITIC_CASES])
-def test_going_on_from_each_state_on_one_rank_in_stage_0_equals_not_stopping(
+def test_resume_from_each_state_on_one_rank_in_stage_0_equals_an_uninterrupted_run(
     found: Found, world_size: int, name: str
 ) -> None:
     expected = found[str(world_size)][name]["further"]

@@ -48,7 +48,7 @@ def check(model: Model, micro_batch_tokens: int = 8192) -> None:
     check_isolation(model, VOCAB, name="me/tiny", dtype="float32", micro_batch_tokens=micro_batch_tokens)
 
 
-def test_model_that_computes_trajectories_apart_is_taken() -> None:
+def test_model_that_computes_trajectories_separately_is_accepted() -> None:
     check(bigram)
 
 

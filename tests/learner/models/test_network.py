@@ -17,7 +17,7 @@ def interface() -> tuple[str, str]:
     pytest.skip("this machine has no address but loopback")
 
 
-def test_loopback_stays_on_loopback_whatever_was_named() -> None:
+def test_loopback_overrides_a_named_interface() -> None:
     environment = {"GLOO_SOCKET_IFNAME": "eth7"}
     name_interface("127.0.0.1", environment)
     assert environment == {"GLOO_SOCKET_IFNAME": "lo"}
@@ -37,6 +37,6 @@ def test_interface_that_the_operator_named_stays() -> None:
     assert environment == {"GLOO_SOCKET_IFNAME": "ib0", "NCCL_SOCKET_IFNAME": "ib"}
 
 
-def test_settings_of_the_network_are_told_in_order() -> None:
+def test_settings_of_the_network_are_sorted() -> None:
     environment = {"NCCL_IB_HCA": "mlx5", "PATH": "/bin", "GLOO_SOCKET_IFNAME": "lo", "NCCL_DEBUG": "INFO"}
     assert network_settings(environment) == "GLOO_SOCKET_IFNAME=lo NCCL_DEBUG=INFO NCCL_IB_HCA=mlx5"

@@ -101,9 +101,7 @@ def test_step_is_refused_on_every_rank_when_one_number_is_not_finite(found: Foun
 
 
 @pytest.mark.parametrize(("world_size", "stage"), CASES)
-def test_what_ranks_hold_has_the_digests_of_what_they_write(
-    found: Found, folder: Path, world_size: int, stage: int
-) -> None:
+def test_digests_in_memory_equal_those_of_the_files(found: Found, folder: Path, world_size: int, stage: int) -> None:
     files = (folder / f"state_{world_size}_{stage}").glob("*.safetensors")
     written = {name: digest_of_tensor(name, tensor) for file in files for name, tensor in load_file(file).items()}
     assert found[world_size][stage]["digests"] == written

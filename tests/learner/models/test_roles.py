@@ -52,7 +52,7 @@ def test_state_that_is_not_there_is_an_error(tmp_path: Path) -> None:
         roles("fresh")[0].load_state(tmp_path / "state")
 
 
-def test_critic_that_a_checkpoint_has_no_state_of_begins_anew_and_the_rank_says_so(tmp_path: Path) -> None:
+def test_critic_without_a_state_in_the_checkpoint_stays_untrained_and_is_reported(tmp_path: Path) -> None:
     roles("trained")[0].save_state(tmp_path / "state")
     said: list[str] = []
     critic = FilePolicy("fresh")

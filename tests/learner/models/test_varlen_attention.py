@@ -93,7 +93,7 @@ def test_attention_gradient_passes_the_numeric_check() -> None:
     ("asked", "message"),
     [({"softcap": 30.0}, "has no softcap"), ({"sliding_window": 4}, "has no sliding window: this model's is 4 tokens")],
 )
-def test_attention_refuses_what_it_does_not_do(asked: dict[str, float], message: str) -> None:
+def test_attention_refuses_unsupported_options(asked: dict[str, float], message: str) -> None:
     q = torch.zeros(1, 1, 5, 2)
     with pytest.raises(ValueError, match=message):
         attend(torch.nn.Module(), q, q, q, None, segments=Segments((5,), torch.device("cpu")), **asked)

@@ -73,7 +73,7 @@ def test_time_in_which_an_evaluation_is_awaited_counts_for_nothing(made: list[An
     assert coordinator.num_asked == 14
 
 
-def test_patience_begins_anew_when_the_evaluation_is_done(made: list[Answering]) -> None:
+def test_time_limit_restarts_after_an_evaluation(made: list[Answering]) -> None:
     made.append(coordinator := Answering(EVALUATING, EVALUATING, LACKING, after_s=0.1))
     client = CoordinatorClient(coordinator.channel, "r1", 1)
     begun = time.monotonic()

@@ -67,7 +67,7 @@ def test_logprobs_off_by_more_than_the_tolerance_are_a_fault(logprobs: list[floa
 
 
 @pytest.mark.parametrize("stage", [0, 2, 3])
-def test_the_learner_computes_beside_a_push_and_before_it_where_all_ranks_must(stage: int) -> None:
+def test_the_learner_computes_during_a_push_and_before_it_in_zero_3(stage: int) -> None:
     policy, pushing, order = Policy(), threading.Event(), []
 
     def logprobs(batch: Any, temperature: float) -> torch.Tensor:
@@ -89,7 +89,7 @@ def test_the_learner_computes_beside_a_push_and_before_it_where_all_ranks_must(s
     probe.close()
 
 
-def test_weights_that_were_left_behind_are_a_fault_far_below_the_tolerance() -> None:
+def test_weights_of_another_version_are_a_fault_far_below_the_tolerance() -> None:
     policy, probe = _probe()
     for value in (-4.0, -4.0005):
         policy.now = value

@@ -76,7 +76,7 @@ def _push_to_both(pusher: RankPusher, version: int) -> None:
     raise AssertionError(report.failed)
 
 
-def test_server_that_computes_something_else_costs_only_itself_and_is_back_with_a_good_push(
+def test_server_with_other_logprobs_affects_no_other_and_returns_with_a_good_push(
     pusher: RankPusher, servers: list[Liar]
 ) -> None:
     pusher.push(1)
@@ -173,9 +173,7 @@ def pushed_to(pusher: RankPusher, version: int) -> tuple[str, ...]:
     return report.synced
 
 
-def test_servers_on_a_shared_device_are_woken_between_a_push_and_the_look_at_what_they_compute(
-    pusher: RankPusher, servers: list[Liar]
-) -> None:
+def test_servers_on_a_shared_device_wake_between_push_and_probe(pusher: RankPusher, servers: list[Liar]) -> None:
     models = ParkedModels([], torch.device("cpu"))
     pusher.device = SharedDevice(models, pusher.have_servers, lambda: None)
     pusher.push(1)
@@ -185,7 +183,7 @@ def test_servers_on_a_shared_device_are_woken_between_a_push_and_the_look_at_wha
     assert servers[0].calls == ["join", *of_push, "sleep", *of_push]
 
 
-def test_a_server_that_does_not_wake_costs_only_itself(pusher: RankPusher, servers: list[Liar]) -> None:
+def test_a_server_that_does_not_wake_affects_no_other(pusher: RankPusher, servers: list[Liar]) -> None:
     pusher.device = SharedDevice(ParkedModels([], torch.device("cpu")), pusher.have_servers, lambda: None)
     servers[1].fault = ("wake", "raise")
     report = pusher.push(1)

@@ -30,7 +30,7 @@ def checkpoint_with_a_reference(folder: Path) -> Checkpoint:
     return Checkpoint(folder, step=1, policy_version=1, run_id="r", model_digest="d")
 
 
-def test_nobody_asks_for_a_reference_without_a_kl(model: Path) -> None:
+def test_there_is_no_reference_without_a_kl(model: Path) -> None:
     assert chosen(model, kl={"coefficient": 0.0}) is None
 
 
@@ -46,7 +46,7 @@ def test_policy_with_adapters_is_its_own_reference(model: Path) -> None:
         (LORA | {"reference": {"refresh_every_steps": 2}}, True),
     ],
 )
-def test_other_references_are_models_that_checkpoints_keep_where_no_folder_has_them(
+def test_other_references_are_models_that_checkpoints_keep_unless_a_folder_has_them(
     model: Path, sections: dict[str, Any], is_kept: bool
 ) -> None:
     reference = chosen(model, **sections)
@@ -55,7 +55,7 @@ def test_other_references_are_models_that_checkpoints_keep_where_no_folder_has_t
 
 
 @pytest.mark.parametrize("sections", [{}, LORA])
-def test_reference_of_a_checkpoint_stays_in_the_next_ones_when_it_is_refreshed_no_more(
+def test_reference_of_a_checkpoint_stays_in_later_ones_without_a_refresh(
     model: Path, tmp_path: Path, sections: dict[str, Any]
 ) -> None:
     reference = chosen(model, checkpoint_with_a_reference(tmp_path), **sections)

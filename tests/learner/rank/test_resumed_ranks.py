@@ -32,7 +32,7 @@ def distance(found: dict[str, Tensor], expected: dict[str, Tensor]) -> float:
 
 
 @pytest.mark.parametrize(("writer", "reader"), PAIRS)
-def test_going_on_with_other_ranks_and_stages_equals_not_stopping(found: Found, writer: str, reader: str) -> None:
+def test_resume_with_other_ranks_and_stages_equals_an_uninterrupted_run(found: Found, writer: str, reader: str) -> None:
     expected, of_pair = found[writer], found[reader][writer]
     for role in ("policy", "critic"):
         assert distance(of_pair["weights"][role], expected["weights"][role]) < 1e-6
@@ -45,16 +45,14 @@ def test_critic_in_another_stage_than_the_policy_trains_as_on_one_rank(found: Fo
 
 
 @pytest.mark.parametrize("writer", WRITERS)
-def test_what_is_remembered_has_moved(found: Found, writer: str) -> None:
+def test_memory_of_the_objective_has_changed(found: Found, writer: str) -> None:
     memory = found[writer]["memory"]
     assert memory["reward_count"] == 4 * 12
     assert abs(memory["kl_coefficient"] - 0.05) > 0.001
 
 
 @pytest.mark.parametrize("name", ["whole 2", "lora 2"])
-def test_reference_is_the_model_that_the_run_began_with_beside_the_policy_or_under_its_adapters(
-    found: Found, name: str
-) -> None:
+def test_reference_is_the_first_model_or_the_base_of_the_adapters(found: Found, name: str) -> None:
     torch.testing.assert_close(found[name]["reference"], found["whole 1"]["reference"], rtol=0, atol=1e-5)
 
 

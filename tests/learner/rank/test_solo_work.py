@@ -53,7 +53,7 @@ def test_others_wait_longer_than_the_limit_while_rank_0_makes_progress() -> None
     assert worked_s > limit_s
 
 
-def test_rank_0_that_tells_nothing_new_is_named_with_its_last_words() -> None:
+def test_rank_0_without_progress_is_named_with_its_last_phase() -> None:
     store, stop = DictStore(), threading.Event()
 
     def stuck(report: Report) -> None:
@@ -88,7 +88,7 @@ def test_rank_0_that_is_gone_is_named_at_once() -> None:
         SoloWork(store, 2, 60.0).do("save step 3", lambda tell: None)
 
 
-def test_the_second_work_is_not_taken_for_done_by_the_first() -> None:
+def test_the_first_work_does_not_end_the_wait_for_the_second() -> None:
     store = DictStore()
     first, other = SoloWork(store, 0, 0.2), SoloWork(store, 1, 0.2)
     first.do("one", lambda tell: None)
@@ -97,7 +97,7 @@ def test_the_second_work_is_not_taken_for_done_by_the_first() -> None:
         other.do("two", lambda tell: None)
 
 
-def test_what_the_work_raises_is_raised_on_rank_0_alone() -> None:
+def test_an_error_of_the_work_is_raised_on_rank_0_only() -> None:
     store = DictStore()
 
     def fail(report: Report) -> None:
@@ -108,7 +108,7 @@ def test_what_the_work_raises_is_raised_on_rank_0_alone() -> None:
     assert "solo-work/0/done" not in store.values
 
 
-def test_rank_0_whose_process_stands_still_is_named_though_its_store_never_answers() -> None:
+def test_rank_0_that_hangs_is_named_although_its_store_never_answers() -> None:
     class StoppedStore(DictStore):
         def check(self, keys: list[str]) -> bool:
             threading.Event().wait()

@@ -133,7 +133,7 @@ def test_servers_that_the_coordinator_cannot_reach_are_left_out_of_the_steps_pus
     assert peers.done[:3] == [("push", 0), ("leave out", "s2"), ("push", 1)]
 
 
-def test_rank_tells_what_it_is_at() -> None:
+def test_rank_reports_its_phases() -> None:
     peers = Peers([[]])
     _trainer(peers, every=0).train()
 
@@ -155,7 +155,7 @@ def test_rank_0_alone_reports() -> None:
 
 
 @pytest.mark.parametrize(("step", "are_saved", "saved"), [(3, True, []), (0, True, []), (0, False, [("save", 0, 0)])])
-def test_what_came_from_a_checkpoint_is_not_saved_again(step: int, are_saved: bool, saved: list[Any]) -> None:
+def test_a_loaded_checkpoint_is_not_saved_again(step: int, are_saved: bool, saved: list[Any]) -> None:
     peers = Peers([])
     _trainer(peers, step=step, are_saved=are_saved).train()
 

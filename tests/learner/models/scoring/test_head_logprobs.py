@@ -91,7 +91,7 @@ def test_bfloat16_head_in_float32_is_closer_to_the_exact_product() -> None:
     assert error(HeadForm()) > 1e-2
 
 
-def test_gradients_have_the_types_of_what_they_are_of() -> None:
+def test_gradients_have_the_types_of_their_tensors() -> None:
     hidden, weight, bias, targets = inputs(True)
     assert bias is not None
     low = [tensor.detach().bfloat16().requires_grad_() for tensor in (hidden, weight, bias)]

@@ -86,7 +86,7 @@ print((kib("VmHWM") - before) * 1024 / (K * V))
 """
 
 
-def test_memory_beside_the_logits_is_their_gradient_and_a_few_chunks() -> None:
+def test_memory_besides_the_logits_is_their_gradient_and_a_few_chunks() -> None:
     """In bfloat16 2 bytes for each token and vocabulary entry; a float32 of that shape would be 4 alone."""
     root = Path(__file__).parents[4]
     ended = subprocess.run([sys.executable, "-c", _MEASURE], cwd=root, capture_output=True, text=True, timeout=240)

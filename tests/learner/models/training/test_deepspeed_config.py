@@ -36,7 +36,7 @@ def test_a_section_is_merged_key_by_key() -> None:
         ),
     ],
 )
-def test_what_would_break_a_step_or_a_checkpoint_is_refused(asked: dict[str, Any], message: str) -> None:
+def test_settings_that_break_a_step_or_a_checkpoint_are_refused(asked: dict[str, Any], message: str) -> None:
     with pytest.raises(SettingsError, match=message):
         config(asked)
 
@@ -49,7 +49,7 @@ def test_what_would_break_a_step_or_a_checkpoint_is_refused(asked: dict[str, Any
         ("all", {"offload_optimizer": {"device": "cpu"}, "offload_param": {"device": "cpu"}}),
     ],
 )
-def test_offload_is_what_was_asked_for(offload: str, expected: dict[str, Any]) -> None:
+def test_offload_follows_the_setting(offload: str, expected: dict[str, Any]) -> None:
     config = deepspeed_config(
         {}, zero_stage=3, dtype="float32", max_grad_norm=1.0, num_parameters=1000, offload=offload
     )["zero_optimization"]

@@ -33,7 +33,7 @@ def test_small_gradient_is_left_as_it_is() -> None:
 
 
 @pytest.mark.parametrize("bad", [float("nan"), float("inf")])
-def test_gradient_that_is_not_finite_changes_nothing_and_the_next_one_is_taken(bad: float) -> None:
+def test_gradient_that_is_not_finite_changes_nothing_and_the_next_one_is_applied(bad: float) -> None:
     made = parameters([1.0, bad], [1.0])
     optimizer = GuardedAdamW(made, max_grad_norm=1.0, lr=0.1, betas=(0.9, 0.95), weight_decay=0.1)
     optimizer.step()

@@ -99,7 +99,7 @@ def test_exported_folder_has_adapters_merged(source: Path, tmp_path: Path, monke
 
 
 @pytest.mark.parametrize("form", [FORM, LoraForm(rank=2, alpha=2.0, targets=())])
-def test_peft_loads_what_is_written_onto_the_base(source: Path, tmp_path: Path, form: LoraForm) -> None:
+def test_peft_loads_written_adapters_onto_the_base(source: Path, tmp_path: Path, form: LoraForm) -> None:
     from peft import PeftModel
 
     model = adapted(source, form)

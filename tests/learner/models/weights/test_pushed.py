@@ -58,7 +58,7 @@ def test_push_has_every_tensor_of_the_model_folder_under_its_name(tmp_path: Path
     assert len(pushed.plan) > 1
 
 
-def test_bias_of_a_router_is_pushed_written_and_digested_in_float32_beside_weights_in_bfloat16(
+def test_bias_of_a_router_stays_float32_in_pushes_files_and_digests_of_a_bfloat16_model(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The learner computes with it in float32, and so does an engine: rounded, tokens would go to other experts."""
