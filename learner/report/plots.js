@@ -13,6 +13,12 @@
     return String(+value.toPrecision(4));
   }
 
+  function around(low, high) {
+    if (low !== high || low == null) return uPlot.rangeNum(low ?? 0, high ?? 1, 0.1, true);
+    const room = Math.abs(low) * 0.1 || 1;  // a constant curve is in the middle
+    return [low - room, high + room];
+  }
+
   function line(series, colour) {
     const entry = { label: series.label, stroke: colour, width: 1.6, spanGaps: true, points: { show: false },
                     value: (plot, value) => number(value) };
@@ -20,7 +26,7 @@
     if (series.style === "dotted") entry.points = { show: true, size: 6, fill: colour };
     if (series.style === "area") entry.fill = colour + "55";
     if (series.style === "bars") { entry.fill = colour; entry.paths = uPlot.paths.bars({ size: [0.84, 60] }); }
-    if (series.values.filter(value => value != null).length === 1) entry.points = { show: true, size: 6, fill: colour };
+    else if (series.values.filter(value => value != null).length === 1) entry.points = { show: true, size: 6, fill: colour };
     return entry;
   }
 
@@ -39,7 +45,7 @@
       width: card.clientWidth, height: plot.is_wide ? 240 : 170,
       scales: {
         x: { time: false, range: isBars ? (u, low, high) => [low - room, high + room] : undefined },
-        y: { range: isBars ? (u, low, high) => [0, high * 1.05 || 1] : undefined },
+        y: { range: (u, low, high) => isBars ? [0, high * 1.05 || 1] : around(low, high) },
       },
       axes: [{ ...axis, size: 30, ...(plot.x_name === "s" ? {} : whole) },
              { ...axis, size: 56, values: (u, ticks) => ticks.map(number) }],
