@@ -25,6 +25,7 @@ from tests.fakes.rollout_fakes import ScriptedCoordinator, ScriptedScorer, make_
 from tests.fakes.tool_models import FAMILIES
 
 TOKEN = "the-clusters-own-token"
+MESSAGES: Any = [{"role": "user", "content": "2+2"}]
 
 
 class WatchedEngine(TokenizingEngine):
@@ -74,6 +75,12 @@ class AgentsScene:
     def client(self, told: dict[str, Any], **options: Any) -> AsyncOpenAI:
         """Return OpenAI's own client for a sample."""
         return AsyncOpenAI(base_url=told["base_url"], api_key=told["api_key"], **options)
+
+    async def ask(self, told: dict[str, Any], body: Any = None, **headers: str) -> httpx.Response:
+        """Send a request for a chat completion. body: None: one with `MESSAGES`."""
+        key = {"Authorization": f"Bearer {told['api_key']}", **headers}
+        body = body or {"model": "m", "messages": MESSAGES}
+        return await self.http.post("/v1/chat/completions", json=body, headers=key)
 
     async def end(self, told: dict[str, Any], verb: str = "finish", **body: Any) -> httpx.Response:
         """Report a sample's end."""
@@ -150,3 +157,13 @@ async def agents_scene(
         await player.close()
         channel.close()
         coordinator.close()
+
+
+@asynccontextmanager
+async def taken(*args: Any, **options: Any) -> AsyncIterator[tuple[AgentsScene, dict[str, Any], AsyncOpenAI]]:
+    """Yield a scene, as `agents_scene`, with one sample of the group "g" that an agent has taken, and its client."""
+    async with agents_scene(*args, **options) as scene:
+        scene.coordinator.lease("g")
+        told = await scene.take()
+        async with scene.client(told) as client:
+            yield scene, told, client

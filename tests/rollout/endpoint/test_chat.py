@@ -8,7 +8,7 @@ import pytest
 from openai import BadRequestError
 
 from tests.fakes.rollout_fakes import ScriptedScorer
-from tests.rollout.endpoint.agents_scene import agents_scene
+from tests.rollout.endpoint.agents_scene import agents_scene, taken
 
 ADD = {
     "type": "function",
@@ -55,9 +55,7 @@ async def test_conversation_of_an_agent_is_the_tokens_that_the_engine_read_and_w
 
 @pytest.mark.parametrize("is_streamed", [False, True])
 async def test_agent_is_given_calls_of_tools_and_their_results_go_on_behind_them(is_streamed: bool) -> None:
-    async with agents_scene(lambda context: "4<|im_end|>" if "tool_response" in context else "So " + ADDS) as scene:
-        scene.coordinator.lease("g")
-        told = await scene.take()
+    async with taken(lambda context: "4<|im_end|>" if "tool_response" in context else "So " + ADDS) as (scene, told, _):
         messages: list[Any] = [{"role": "user", "content": "2+2"}]
         async with scene.client(told) as client:
             if is_streamed:
@@ -91,17 +89,14 @@ async def test_agent_is_given_calls_of_tools_and_their_results_go_on_behind_them
 
 
 async def test_stream_tells_the_turn_its_end_and_its_tokens() -> None:
-    async with agents_scene() as scene:
-        scene.coordinator.lease("g")
-        told = await scene.take()
-        async with scene.client(told) as client:
-            stream = await client.chat.completions.create(
-                model="m",
-                messages=[{"role": "user", "content": "2+2"}],
-                stream=True,
-                stream_options={"include_usage": True},
-            )
-            events = [event async for event in stream]
+    async with taken() as (_, _, client):
+        stream = await client.chat.completions.create(
+            model="m",
+            messages=[{"role": "user", "content": "2+2"}],
+            stream=True,
+            stream_options={"include_usage": True},
+        )
+        events = [event async for event in stream]
     assert "".join(event.choices[0].delta.content or "" for event in events if event.choices) == "four"
     assert [event.choices[0].finish_reason for event in events if event.choices] == [None, "stop"]
     assert events[-1].usage is not None
@@ -109,12 +104,9 @@ async def test_stream_tells_the_turn_its_end_and_its_tokens() -> None:
 
 
 async def test_logprobs_are_those_of_the_sampled_tokens() -> None:
-    async with agents_scene() as scene:
-        scene.coordinator.lease("g")
-        told = await scene.take()
-        async with scene.client(told) as client:
-            messages: Any = [{"role": "user", "content": "2+2"}]
-            completion = await client.chat.completions.create(model="m", messages=messages, logprobs=True)
+    async with taken() as (_, _, client):
+        messages: Any = [{"role": "user", "content": "2+2"}]
+        completion = await client.chat.completions.create(model="m", messages=messages, logprobs=True)
     logprobs = completion.choices[0].logprobs
     assert logprobs is not None
     assert logprobs.content is not None
@@ -126,18 +118,13 @@ async def test_logprobs_are_those_of_the_sampled_tokens() -> None:
 
 async def test_history_that_was_changed_is_another_conversation_and_the_last_answered_is_trained() -> None:
     numbers = itertools.count(1)
-    async with agents_scene(lambda context: f"n{next(numbers)}<|im_end|>") as scene:
-        scene.coordinator.lease("g")
-        told = await scene.take()
-        async with scene.client(told) as client:
-            messages: list[Any] = [{"role": "user", "content": "a"}]
-            for _ in range(2):
-                turn = await client.chat.completions.create(model="m", messages=messages)
-                messages += [turn.choices[0].message, {"role": "user", "content": "b"}]
-            # Behind the first turn something else is said: its tokens are kept.
-            await client.chat.completions.create(
-                model="m", messages=[*messages[:2], {"role": "user", "content": "other"}]
-            )
+    async with taken(lambda context: f"n{next(numbers)}<|im_end|>") as (scene, told, client):
+        messages: list[Any] = [{"role": "user", "content": "a"}]
+        for _ in range(2):
+            turn = await client.chat.completions.create(model="m", messages=messages)
+            messages += [turn.choices[0].message, {"role": "user", "content": "b"}]
+        # Behind the first turn something else is said: its tokens are kept.
+        await client.chat.completions.create(model="m", messages=[*messages[:2], {"role": "user", "content": "other"}])
         await scene.end(told, "reward", reward=1.0)
         trajectory = await scene.trajectory("g")
     first, _, third = scene.engine.wrote
@@ -162,51 +149,39 @@ REFUSED: list[tuple[dict[str, Any], str]] = [
 
 
 async def test_what_cannot_be_trained_or_answered_is_refused_with_the_reason_and_the_session_goes_on() -> None:
-    async with agents_scene() as scene:
-        scene.coordinator.lease("g")
-        told = await scene.take()
-        async with scene.client(told) as client:
-            for option, reason in REFUSED:
-                request = {"model": "m", "messages": [{"role": "user", "content": "a"}], **option}
-                with pytest.raises(BadRequestError) as refused:
-                    await client.chat.completions.create(**request)
-                assert reason in str(refused.value)
-            await client.chat.completions.create(model="m", messages=[{"role": "user", "content": "a"}])
+    async with taken() as (scene, told, client):
+        for option, reason in REFUSED:
+            request = {"model": "m", "messages": [{"role": "user", "content": "a"}], **option}
+            with pytest.raises(BadRequestError) as refused:
+                await client.chat.completions.create(**request)
+            assert reason in str(refused.value)
+        await client.chat.completions.create(model="m", messages=[{"role": "user", "content": "a"}])
         await scene.end(told, "reward", reward=1.0)
         assert (await scene.trajectory("g")).facts.num_turns == 1
 
 
 async def test_other_sampling_is_ignored_where_the_settings_say_so() -> None:
-    async with agents_scene(agents={"other_sampling": "ignore"}) as scene:
-        scene.coordinator.lease("g")
-        told = await scene.take()
-        async with scene.client(told) as client:
-            messages: Any = [{"role": "user", "content": "a"}]
-            await client.chat.completions.create(model="m", messages=messages, temperature=0.2, top_p=0.5)
+    async with taken(agents={"other_sampling": "ignore"}) as (scene, _, client):
+        messages: Any = [{"role": "user", "content": "a"}]
+        await client.chat.completions.create(model="m", messages=messages, temperature=0.2, top_p=0.5)
     (asked,) = scene.engine.asked
     assert (asked.temperature, asked.top_p) == (1.0, 1.0)
 
 
 async def test_agent_may_ask_for_fewer_tokens_and_for_stop_strings() -> None:
-    async with agents_scene() as scene:
-        scene.coordinator.lease("g")
-        told = await scene.take()
-        async with scene.client(told) as client:
-            messages: Any = [{"role": "user", "content": "a"}]
-            cut = await client.chat.completions.create(model="m", messages=messages, max_tokens=2, stop=["u"])
+    async with taken() as (scene, _, client):
+        messages: Any = [{"role": "user", "content": "a"}]
+        cut = await client.chat.completions.create(model="m", messages=messages, max_tokens=2, stop=["u"])
     assert (cut.choices[0].message.content, cut.choices[0].finish_reason) == ("fo", "length")
     assert (scene.engine.asked[0].max_tokens, scene.engine.asked[0].stop) == (2, ("u",))
 
 
 async def test_text_that_goes_on_keeps_the_tokens_of_the_turn() -> None:
-    async with agents_scene() as scene:
-        scene.coordinator.lease("g")
-        told = await scene.take()
-        async with scene.client(told) as client:
-            prompt = "<|im_start|>user\n2+2<|im_end|>\n<|im_start|>assistant\n"
-            first = await client.completions.create(model="m", prompt=prompt)
-            assert first.choices[0].text == "four"
-            await client.completions.create(model="m", prompt=f"{prompt}four<|im_end|>\n<|im_start|>user\nsure?")
+    async with taken() as (scene, told, client):
+        prompt = "<|im_start|>user\n2+2<|im_end|>\n<|im_start|>assistant\n"
+        first = await client.completions.create(model="m", prompt=prompt)
+        assert first.choices[0].text == "four"
+        await client.completions.create(model="m", prompt=f"{prompt}four<|im_end|>\n<|im_start|>user\nsure?")
         await scene.end(told, "reward", reward=1.0)
         trajectory = await scene.trajectory("g")
     (before, turn), (between, last) = scene.engine.wrote
@@ -216,14 +191,11 @@ async def test_text_that_goes_on_keeps_the_tokens_of_the_turn() -> None:
 
 
 async def test_agent_that_speaks_in_tokens_is_answered_in_tokens() -> None:
-    async with agents_scene() as scene:
-        scene.coordinator.lease("g")
-        told = await scene.take()
-        async with scene.client(told) as client:
-            first: Any = await client.completions.create(model="m", prompt=[1, 2, 3])
-            await client.completions.create(model="m", prompt=[1, 2, 3, *first.choices[0].token_ids, 4])
-            with pytest.raises(BadRequestError, match="holds a token that is not between 0 and"):
-                await client.completions.create(model="m", prompt=[1, 1 << 30])
+    async with taken() as (scene, told, client):
+        first: Any = await client.completions.create(model="m", prompt=[1, 2, 3])
+        await client.completions.create(model="m", prompt=[1, 2, 3, *first.choices[0].token_ids, 4])
+        with pytest.raises(BadRequestError, match="holds a token that is not between 0 and"):
+            await client.completions.create(model="m", prompt=[1, 1 << 30])
         await scene.end(told, "reward", reward=1.0)
         trajectory = await scene.trajectory("g")
     (_, turn), (_, last) = scene.engine.wrote
@@ -231,12 +203,13 @@ async def test_agent_that_speaks_in_tokens_is_answered_in_tokens() -> None:
 
 
 async def test_context_that_is_full_ends_the_turn_and_the_trajectory() -> None:
-    async with agents_scene(lambda context: "x" * 500, max_context_tokens=100, max_response_tokens=90) as scene:
-        scene.coordinator.lease("g")
-        told = await scene.take()
-        async with scene.client(told) as client:
-            turn = await client.chat.completions.create(model="m", messages=[{"role": "user", "content": "a"}])
-            assert turn.choices[0].finish_reason == "length"
+    async with taken(lambda context: "x" * 500, max_context_tokens=100, max_response_tokens=90) as (
+        scene,
+        told,
+        client,
+    ):
+        turn = await client.chat.completions.create(model="m", messages=[{"role": "user", "content": "a"}])
+        assert turn.choices[0].finish_reason == "length"
         await scene.end(told, "reward", reward=1.0)
         trajectory = await scene.trajectory("g")
     assert (len(trajectory.tokens), trajectory.facts.finish) == (100, "context")

@@ -2,18 +2,10 @@
 
 import asyncio
 import itertools
-from typing import Any
 
 import httpx
 
-from tests.rollout.endpoint.agents_scene import AgentsScene, agents_scene
-
-MESSAGES: Any = [{"role": "user", "content": "2+2"}]
-
-
-async def _ask(scene: AgentsScene, told: dict[str, Any], messages: Any = MESSAGES, **headers: str) -> httpx.Response:
-    key = {"Authorization": f"Bearer {told['api_key']}", **headers}
-    return await scene.http.post("/v1/chat/completions", json={"model": "m", "messages": messages}, headers=key)
+from tests.rollout.endpoint.agents_scene import MESSAGES, AgentsScene, taken
 
 
 async def _leave(scene: AgentsScene, *asking: "asyncio.Task[httpx.Response]") -> None:
@@ -29,28 +21,24 @@ async def _leave(scene: AgentsScene, *asking: "asyncio.Task[httpx.Response]") ->
 
 async def test_draws_of_one_history_that_are_all_tried_again_are_different_ones() -> None:
     numbers = itertools.count()
-    async with agents_scene(lambda context: f"n{next(numbers)}<|im_end|>") as scene:
-        scene.coordinator.lease("g")
-        told = await scene.take()
+    async with taken(lambda context: f"n{next(numbers)}<|im_end|>") as (scene, told, _):
         scene.engine.may_write.clear()
-        await _leave(scene, *(asyncio.create_task(_ask(scene, told)) for _ in range(3)))
-        again = [asyncio.create_task(_ask(scene, told, **{"X-Stainless-Retry-Count": "1"})) for _ in range(3)]
+        await _leave(scene, *(asyncio.create_task(scene.ask(told)) for _ in range(3)))
+        again = [asyncio.create_task(scene.ask(told, **{"X-Stainless-Retry-Count": "1"})) for _ in range(3)]
         scene.engine.may_write.set()
         assert len({(await each).json()["id"] for each in again}) == 3
         assert len(scene.engine.wrote) == 3
 
 
 async def test_turn_that_its_agent_gave_up_is_not_what_is_trained() -> None:
-    async with agents_scene() as scene:
-        scene.coordinator.lease("g")
-        told = await scene.take()
+    async with taken() as (scene, told, _):
         may_write = scene.engine.may_write
         may_write.clear()
         given_up = [{"role": "user", "content": "slow"}]
-        await _leave(scene, asyncio.create_task(_ask(scene, told, given_up)))
+        await _leave(scene, asyncio.create_task(scene.ask(told, {"messages": given_up})))
         scene.engine.may_write = asyncio.Event()
         scene.engine.may_write.set()
-        assert (await _ask(scene, told)).status_code == 200
+        assert (await scene.ask(told)).status_code == 200
         may_write.set()
         async with asyncio.timeout(30.0):  # until it is written, and has been read
             while len(scene.engine.wrote) < 2:
@@ -62,14 +50,12 @@ async def test_turn_that_its_agent_gave_up_is_not_what_is_trained() -> None:
 
 
 async def test_turn_that_was_sent_to_nobody_is_cut_off_the_conversation() -> None:
-    async with agents_scene() as scene:
-        scene.coordinator.lease("g")
-        told = await scene.take()
-        first = await _ask(scene, told)
+    async with taken() as (scene, told, _):
+        first = await scene.ask(told)
         scene.engine.may_write.clear()
         more = [*MESSAGES, first.json()["choices"][0]["message"], {"role": "user", "content": "sure?"}]
         scene.engine.asked.clear()
-        await _leave(scene, asyncio.create_task(_ask(scene, told, more)))
+        await _leave(scene, asyncio.create_task(scene.ask(told, {"messages": more})))
         scene.engine.may_write.set()
         async with asyncio.timeout(30.0):
             while len(scene.engine.wrote) < 2:

@@ -12,16 +12,8 @@ from openai import AsyncOpenAI
 
 from protocol.errors import NeighbourError
 from protocol.settings.run_spec import RunSpec
-from tests.rollout.endpoint.agents_scene import AgentsScene, agents_scene
+from tests.rollout.endpoint.agents_scene import MESSAGES, agents_scene, taken
 from tests.rollout.server_stage import Stage, push
-
-MESSAGES: Any = [{"role": "user", "content": "2+2"}]
-
-
-async def _ask(scene: AgentsScene, told: dict[str, Any], body: Any = None, **headers: str) -> httpx.Response:
-    body = body or {"model": "m", "messages": MESSAGES}
-    key = {"Authorization": f"Bearer {told['api_key']}", **headers}
-    return await scene.http.post("/v1/chat/completions", json=body, headers=key)
 
 
 def _message(reply: httpx.Response) -> str:
@@ -29,14 +21,12 @@ def _message(reply: httpx.Response) -> str:
 
 
 async def test_end_that_is_reported_twice_is_told_and_counted_once() -> None:
-    async with agents_scene() as scene:
-        scene.coordinator.lease("g")
-        told = await scene.take()
-        assert (await _ask(scene, told)).status_code == 200
+    async with taken() as (scene, told, _):
+        assert (await scene.ask(told)).status_code == 200
         assert (await scene.end(told, "reward", reward=1.0)).json()["counted"] is True
         again = await scene.end(told, "reward", reward=1.0)
         assert (again.status_code, again.json()["counted"]) == (200, False)
-        for late in (await scene.end(told, "reward", reward=0.0), await scene.end(told), await _ask(scene, told)):
+        for late in (await scene.end(told, "reward", reward=0.0), await scene.end(told), await scene.ask(told)):
             assert (late.status_code, _message(late)) == (410, f"session {told['id']} has ended: its end was reported")
         assert (await scene.trajectory("g")).facts.reward == 1.0
 
@@ -49,21 +39,17 @@ async def test_end_that_is_reported_twice_is_told_and_counted_once() -> None:
     ],
 )
 async def test_agent_that_brings_nothing_has_failed_its_sample(asks: bool, failure: str) -> None:
-    async with agents_scene() as scene:
-        scene.coordinator.lease("g")
-        told = await scene.take()
+    async with taken() as (scene, told, _):
         if asks:
-            await _ask(scene, told)
+            await scene.ask(told)
         await scene.end(told)
         assert await scene.failure("g") == failure
 
 
 async def test_silent_agent_has_failed_its_sample_and_is_told_so_when_it_speaks_again() -> None:
-    async with agents_scene(agents={"idle_timeout_s": 0.5}) as scene:
-        scene.coordinator.lease("g")
-        told = await scene.take()
+    async with taken(agents={"idle_timeout_s": 0.5}) as (scene, told, _):
         assert await scene.failure("g") == "agent: asked nothing for agents.idle_timeout_s = 0.5 s"
-        for late in (await _ask(scene, told), await scene.end(told, "reward", reward=1.0)):
+        for late in (await scene.ask(told), await scene.end(told, "reward", reward=1.0)):
             assert late.status_code == 410
             assert _message(late).endswith(
                 "agent: asked nothing for agents.idle_timeout_s = 0.5 s. Its sample goes out again"
@@ -72,11 +58,9 @@ async def test_silent_agent_has_failed_its_sample_and_is_told_so_when_it_speaks_
 
 @pytest.mark.parametrize("is_streamed", [False, True])
 async def test_agent_that_waits_for_a_turn_is_not_silent(is_streamed: bool) -> None:
-    async with agents_scene(agents={"idle_timeout_s": 0.2}) as scene:
-        scene.coordinator.lease("g")
-        told = await scene.take()
+    async with taken(agents={"idle_timeout_s": 0.2}) as (scene, told, _):
         scene.engine.may_write.clear()
-        asking = asyncio.create_task(_ask(scene, told, {"messages": MESSAGES, "stream": is_streamed}))
+        asking = asyncio.create_task(scene.ask(told, {"messages": MESSAGES, "stream": is_streamed}))
         await asyncio.sleep(1.0)
         scene.engine.may_write.set()
         # Unless the sample was given up before the agent's request had come, which a busy machine may make of 0.2 s.
@@ -84,11 +68,9 @@ async def test_agent_that_waits_for_a_turn_is_not_silent(is_streamed: bool) -> N
 
 
 async def test_sample_that_is_leased_anew_ends_its_earlier_session() -> None:
-    async with agents_scene() as scene:
-        scene.coordinator.lease("g")
-        told = await scene.take()
+    async with taken() as (scene, told, _):
         scene.engine.may_write.clear()
-        asking = asyncio.create_task(_ask(scene, told))
+        asking = asyncio.create_task(scene.ask(told))
         while not scene.engine.asked:
             await asyncio.sleep(0.01)
         scene.coordinator.lease("g", attempt=2)
@@ -98,7 +80,7 @@ async def test_sample_that_is_leased_anew_ends_its_earlier_session() -> None:
             f"session {told['id']} has ended: its lease was taken back",
         )
         scene.engine.may_write.set()
-        await _ask(scene, newer)
+        await scene.ask(newer)
         await scene.end(newer, "reward", reward=1.0)
         assert (await scene.trajectory("g")).facts.attempt == 2
 
@@ -107,10 +89,8 @@ async def test_engine_that_fails_ends_the_session_with_its_reason() -> None:
     def write(context: str) -> str:
         raise NeighbourError("engine", "is on fire")
 
-    async with agents_scene(write) as scene:
-        scene.coordinator.lease("g")
-        told = await scene.take()
-        reply = await _ask(scene, told)
+    async with taken(write) as (scene, told, _):
+        reply = await scene.ask(told)
         assert reply.status_code == 410
         assert "engine: is on fire" in _message(reply)
         assert await scene.failure("g") == "engine: is on fire"
@@ -129,36 +109,32 @@ async def test_who_has_no_key_is_refused_and_who_asks_in_vain_is_told_so() -> No
 
 
 async def test_retries_make_no_second_turn() -> None:
-    async with agents_scene() as scene:
-        scene.coordinator.lease("g")
-        told = await scene.take()
-        first = await _ask(scene, told, **{"Idempotency-Key": "a"})
-        assert (await _ask(scene, told, **{"Idempotency-Key": "a"})).json() == first.json()
-        other = await _ask(scene, told, {"model": "m", "messages": [*MESSAGES, *MESSAGES]}, **{"Idempotency-Key": "a"})
+    async with taken() as (scene, told, _):
+        first = await scene.ask(told, **{"Idempotency-Key": "a"})
+        assert (await scene.ask(told, **{"Idempotency-Key": "a"})).json() == first.json()
+        other = await scene.ask(told, {"model": "m", "messages": [*MESSAGES, *MESSAGES]}, **{"Idempotency-Key": "a"})
         assert (other.status_code, _message(other)[:40]) == (409, "this Idempotency-Key came before with an")
         assert len(scene.engine.wrote) == 1
         # OpenAI's clients say that they try again.
-        second = await _ask(scene, told)
-        assert (await _ask(scene, told, **{"X-Stainless-Retry-Count": "1"})).json() == second.json()
+        second = await scene.ask(told)
+        assert (await scene.ask(told, **{"X-Stainless-Retry-Count": "1"})).json() == second.json()
         assert len(scene.engine.wrote) == 2
         # Who was answered and asks the same again has another turn drawn.
-        assert (await _ask(scene, told)).json()["id"] != second.json()["id"]
+        assert (await scene.ask(told)).json()["id"] != second.json()["id"]
         assert len(scene.engine.wrote) == 3
 
 
 async def test_client_that_left_and_asks_again_is_given_the_turn_that_it_asked_for() -> None:
-    async with agents_scene() as scene:
-        scene.coordinator.lease("g")
-        told = await scene.take()
+    async with taken() as (scene, told, _):
         scene.engine.may_write.clear()
-        asking = asyncio.create_task(_ask(scene, told))
+        asking = asyncio.create_task(scene.ask(told))
         while not scene.engine.asked:
             await asyncio.sleep(0.01)
         asking.cancel()
         async with asyncio.timeout(30.0):  # until the server has noticed
             while 'status="499"' not in (await scene.http.get("/metrics")).text:
                 await asyncio.sleep(0.02)
-        again = asyncio.create_task(_ask(scene, told))
+        again = asyncio.create_task(scene.ask(told))
         scene.engine.may_write.set()
         assert (await again).status_code == 200
         assert len(scene.engine.asked) == 1
@@ -169,9 +145,7 @@ async def test_no_body_of_a_request_is_an_error_of_ours() -> None:
     strange: list[Any] = [None, 0, -1, 1e400, "", "x", [], {}, [[]], [None], {"a": []}, True, "\ud800", "<|im_end|>"]
     fields = ["messages", "tools", "tool_choice", "stop", "max_tokens", "stream", "logprobs", "n", "prompt", "user"]
     statuses = set()
-    async with agents_scene(agents={"other_sampling": "ignore"}) as scene:
-        scene.coordinator.lease("g")
-        told = await scene.take()
+    async with taken(agents={"other_sampling": "ignore"}) as (scene, told, _):
         key = {"Authorization": f"Bearer {told['api_key']}", "Content-Type": "application/json"}
         for number in range(120):
             body: dict[str, Any] = {"model": "m", "messages": [{"role": "user", "content": "a"}], "prompt": "a"}

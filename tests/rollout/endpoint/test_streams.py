@@ -14,7 +14,7 @@ from protocol.errors import NeighbourError
 from rollout.endpoint.answering import AnswerForm, answer
 from rollout.endpoint.answers import chat_answer
 from rollout.endpoint.retries import RequestId, Retries
-from tests.rollout.endpoint.agents_scene import AgentsScene, agents_scene
+from tests.rollout.endpoint.agents_scene import AgentsScene, agents_scene, taken
 from tests.rollout.endpoint.test_chat import ADD, ADDS
 
 
@@ -86,9 +86,7 @@ async def test_slow_streams_live_and_end_with_their_turn_or_its_error() -> None:
 
 async def test_calls_of_a_streamed_turn_come_in_order_with_the_tokens_used() -> None:
     calls = ADDS.replace("<|im_end|>", "") + ADDS.replace('"b": 2', '"b": 3')
-    async with agents_scene(lambda context: "5<|im_end|>" if "tool_response" in context else calls) as scene:
-        scene.coordinator.lease("g")
-        told = await scene.take()
+    async with taken(lambda context: "5<|im_end|>" if "tool_response" in context else calls) as (scene, told, _):
         messages: list[Any] = [{"role": "user", "content": "2+2, 2+3"}]
         asked: dict[str, Any] = {"messages": messages, "tools": [ADD], "stream_options": {"include_usage": True}}
         async with scene.client(told) as client:

@@ -3,6 +3,7 @@
 import asyncio
 import re
 from collections.abc import Callable
+from typing import Any
 
 import pytest
 
@@ -15,17 +16,32 @@ from tests.fakes.rollout_fakes import ScriptedScorer
 from tests.rollout.episodes.played import SAMPLE, make_player
 
 
-async def test_chat_messages_the_template_refuses_are_a_failure_of_the_prompt() -> None:
-    task = Task([{"role": "user"}], "A", {})
-    with pytest.raises(
-        NeighbourError, match=r"^prompt: the model's chat template refuses it: a message has no content$"
-    ):
-        await make_player(ScriptedEngine(lambda context: "a")).play(SampleTask("g", 0, 1, 1, "train", 7, task))
+async def _failing_search(query: str) -> list[str]:
+    raise NeighbourError("retriever", "down")
 
 
-async def test_prompt_without_room_is_a_failure_of_the_prompt() -> None:
-    with pytest.raises(NeighbourError, match=r"^prompt: has 3 tokens; rollout.max_context_tokens = 3$"):
-        await make_player(ScriptedEngine(lambda context: "a"), max_context_tokens=3).play(SAMPLE)
+NO_CONTENT = SampleTask("g", 0, 1, 1, "train", 7, Task([{"role": "user"}], "A", {}))
+
+
+@pytest.mark.parametrize(
+    ("options", "sample", "problem"),
+    [
+        ({}, NO_CONTENT, "prompt: the model's chat template refuses it: a message has no content"),
+        ({"max_context_tokens": 3}, SAMPLE, "prompt: has 3 tokens; rollout.max_context_tokens = 3"),
+        ({"scorer": ScriptedScorer(NeighbourError("reward:em", "down"))}, SAMPLE, "reward:em: down"),
+        (
+            {"environment": Search, "resources": Resources(3, {"search": _failing_search})},
+            SAMPLE,
+            "retriever: down",
+        ),
+    ],
+)
+async def test_failure_has_the_name_of_its_boundary(options: Any, sample: SampleTask, problem: str) -> None:
+    engine = ScriptedEngine(lambda context: "<search>x</search>")
+    with pytest.raises(NeighbourError) as failed:
+        await make_player(engine, **options).play(sample)
+    assert str(failed.value) == problem
+    assert len(engine.requests) <= 1
 
 
 class Talking:
@@ -85,22 +101,6 @@ async def test_environments_failure_is_no_trajectory(
     with pytest.raises(NeighbourError) as caught:
         await make_player(ScriptedEngine(lambda context: "a"), environment, turn_timeout_s=turn_timeout_s).play(SAMPLE)
     assert re.fullmatch(problem, str(caught.value))
-
-
-async def test_failed_reward_is_no_trajectory() -> None:
-    scorer = ScriptedScorer(NeighbourError("reward:em", "down"))
-    with pytest.raises(NeighbourError, match=r"^reward:em: down$"):
-        await make_player(ScriptedEngine(lambda context: "a"), scorer=scorer).play(SAMPLE)
-
-
-async def test_failed_search_is_no_observation() -> None:
-    async def search(query: str) -> list[str]:
-        raise NeighbourError("retriever", "down")
-
-    engine = ScriptedEngine(lambda context: "<search>x</search>")
-    with pytest.raises(NeighbourError, match=r"^retriever: down$"):
-        await make_player(engine, Search, resources=Resources(3, {"search": search})).play(SAMPLE)
-    assert len(engine.requests) == 1
 
 
 async def test_generation_has_a_deadline() -> None:
