@@ -76,7 +76,7 @@ class AttemptFence:
         raise NeighbourError(self._server, f"attempt {number} of the learner is over: attempt {self._number} has begun")
 
 
-def fenced(
+def fence_calls(
     fence: str, *, begins: bool = False
 ) -> Callable[
     [Callable[Concatenate[S, P], Coroutine[Any, Any, T]]],

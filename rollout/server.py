@@ -21,7 +21,7 @@ from protocol.node.small_model_files import find_small_files, write_small_files
 from protocol.settings.run_spec import EngineRequest, RunSpec
 from protocol.weights.controls import learner_name
 from rollout.attachment import Attachment, KeptOutbox, begin_attachment
-from rollout.attempt_fence import AttemptFence, fenced
+from rollout.attempt_fence import AttemptFence, fence_calls
 from rollout.engine.engine import Engine
 from rollout.engine.version_gate import VersionGate
 from rollout.episodes.sample import Generator
@@ -71,7 +71,7 @@ class RolloutServer:
     ) -> None:
         """name: the coordinator knows the server by it. spec: an `EngineRequest`."""
         self.name = name
-        self._spec = _parsed(EngineRequest, spec)
+        self._spec = _validate(EngineRequest, spec)
         self._start_engine = start_engine
         self._find_node = find_node
         self._end_process = end_process
@@ -119,10 +119,10 @@ class RolloutServer:
         """Serve this run (a `RunSpec`) in place of any other; returns `describe()`.
 
         The run's services are checked first, at most a minute each; if one is down, nothing changes. A later start of
-        the attached run gets what this server finished for the earlier start.
-        Raises: SettingsError, OperatorError or NeighbourError with what to change.
+        the attached run gets the results of the earlier start.
+        Raises: SettingsError, OperatorError or NeighbourError with the cure.
         """
-        spec = _parsed(RunSpec, run)
+        spec = _validate(RunSpec, run)
         node = self._find_node()
         async with self._changing:
             engine = self._running_engine()
@@ -162,12 +162,12 @@ class RolloutServer:
     async def ping(self) -> None:
         """Return at once."""
 
-    @fenced("_pushes", begins=True)
+    @fence_calls("_pushes", begins=True)
     async def join_weights(self, init: dict[str, Any], timeout_s: float) -> None:
         self._invalidate_unverified()
         await self._running_engine().join_weights(init, timeout_s)
 
-    @fenced("_pushes", begins=True)
+    @fence_calls("_pushes", begins=True)
     async def prepare(self, update: dict[str, Any]) -> None:
         engine = self._running_engine()
         self._invalidate_unverified()
@@ -175,11 +175,11 @@ class RolloutServer:
             self._gate.close()
         await engine.prepare(update)
 
-    @fenced("_pushes")
+    @fence_calls("_pushes")
     async def receive(self) -> None:
         await self._running_engine().receive()
 
-    @fenced("_pushes")
+    @fence_calls("_pushes")
     async def commit(self, version: int, digest: str) -> float:
         engine, served = self._running_engine(), self._gate.version
         if served is not None and version < served:
@@ -193,11 +193,11 @@ class RolloutServer:
         self._is_unverified = True
         return pause_s
 
-    @fenced("_pushes")
+    @fence_calls("_pushes")
     async def probe(self, tokens: list[int]) -> list[float]:
         return await self._running_engine().probe(tokens)
 
-    @fenced("_pushes")
+    @fence_calls("_pushes")
     async def serve(self, version: int) -> None:
         held = self._running_engine().policy_version
         if held != version:
@@ -205,7 +205,7 @@ class RolloutServer:
         self._is_unverified = False
         self._reopen()
 
-    @fenced("_pushes")
+    @fence_calls("_pushes")
     async def leave(self) -> None:
         engine = self._running_engine()
         self._invalidate_unverified()
@@ -213,13 +213,13 @@ class RolloutServer:
         if engine.policy_version is not None and not self._is_asleep:
             self._reopen()
 
-    @fenced("_turns", begins=True)
+    @fence_calls("_turns", begins=True)
     async def sleep(self) -> None:
         self._is_asleep = True
         self._gate.stop_time()
         await self._running_engine().sleep()
 
-    @fenced("_turns", begins=True)
+    @fence_calls("_turns", begins=True)
     async def wake(self) -> None:
         await self._wake()
 
@@ -251,7 +251,7 @@ class RolloutServer:
             self._attachment.session.wake()
 
     async def _end_attachment(self) -> KeptOutbox | None:
-        """Stop working for the attached run; returns what was finished for it."""
+        """Stop working for the attached run; returns its finished results."""
         attachment, self._attachment = self._attachment, None
         return await attachment.end() if attachment is not None else None
 
@@ -286,7 +286,7 @@ def _model_folder(spec: EngineRequest, files: Mapping[str, bytes] | None) -> Pat
     return find_small_files(spec.files_digest) if files is None else write_small_files(files)
 
 
-def _parsed(model: type[M], value: dict[str, Any]) -> M:
+def _validate(model: type[M], value: dict[str, Any]) -> M:
     try:
         return model.model_validate(value)
     except ValidationError as error:

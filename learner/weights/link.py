@@ -1,8 +1,7 @@
 """One broadcast group of a weight push and its servers.
 
-Over gloo each server has a link of its own, so that a dead server disturbs no other. Over NCCL all servers share one
-link, because a single broadcast is what makes many GPUs affordable. All coroutines run in the pusher's event loop;
-broadcasts block a thread of the link.
+Over gloo each server has its own link, so that a dead server disturbs no other. Over NCCL all servers share one link.
+Coroutines run in the pusher's event loop; broadcasts block a thread of the link.
 """
 
 from __future__ import annotations
@@ -30,7 +29,7 @@ T = TypeVar("T")
 
 
 class LinkFailedError(Exception):
-    """A link's servers did not join or did not get a push. faults: one for each server of the link."""
+    """A link failed. faults: one for each of its servers."""
 
     def __init__(self, faults: Faults) -> None:
         super().__init__("; ".join(fault.reason for fault in faults.values()))

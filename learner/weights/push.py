@@ -71,10 +71,7 @@ class PushReport:
 
 
 class WeightPusher:
-    """Owns the links to the servers and an event loop in its own thread. All methods block the caller.
-
-    faults: for each server that does not have the current version, the reason.
-    """
+    """Owns the links to the servers and an event loop in a thread. faults: of servers without the current version."""
 
     def __init__(
         self,
@@ -89,9 +86,8 @@ class WeightPusher:
     ) -> None:
         """address: this machine's; the store listens only there. backend: "gloo", "nccl" or "ipc".
 
-        deadline_s, silence_s: see `Limits`. workers_per_server: the servers' tensor-parallel size.
-        shares_group: whether all servers share one link; None: as the backend prefers.
-        learner: by `controls.learner_name`.
+        workers_per_server: the servers' tensor-parallel size. shares_group: whether all servers share one link; None:
+        as the backend prefers. learner: by `controls.learner_name`.
         """
         self.faults: Faults = {}
         self._address = address
@@ -112,15 +108,12 @@ class WeightPusher:
         self.set_servers(servers)
 
     def set_servers(self, servers: Sequence[ServerControls]) -> None:
-        """Push to these servers from now on. Links to kept servers stay; the learner leaves the others' groups."""
+        """Push to these servers from now on. Links to kept servers stay."""
         groups = [list(servers)] if self._shares_group else [[server] for server in servers]
         self._run(self._change_links([group for group in groups if group]))
 
     def leave_out(self, absent: Collection[str]) -> None:
-        """Do not call these servers until this is called without them: each would cost a deadline.
-
-        The other servers of their links join again without them, in the background.
-        """
+        """Do not call these servers until this is called without them: each would cost a deadline."""
         self._run(self._leave_out(frozenset(absent)))
 
     def push(
@@ -128,10 +121,9 @@ class WeightPusher:
     ) -> PushReport:
         """Give all servers the gathered tensors as policy version `version`.
 
-        plan: the buckets of the wire (`learner.models.weights.pushed`). gathered: each bucket's tensors by name, in the
-        plan's order; they are cast to the plan's dtypes.
+        gathered: each bucket's tensors by name, in the plan's order; they are cast to the plan's dtypes.
         Blocks until every server is synced or has a fault, at most `deadline_s` for each state.
-        Raises: ValueError when `gathered` differs from the plan. A server's failure is in the report, not raised.
+        Raises: ValueError when `gathered` differs from the plan.
         """
         start = time.perf_counter()
         digest = WeightDigest(plan)
@@ -173,14 +165,14 @@ class WeightPusher:
     ) -> dict[str, str]:
         """Let each synced server serve the version if `judge` accepts its logprobs of tokens[1:].
 
-        Returns the reasons of the other synced servers by name. They join again in the background.
+        Returns the reasons of the rejected servers by name.
         """
         asked = [(server, link.attempt) for link in self._links for server in link.servers]
         synced = [(server, attempt) for server, attempt in asked if server.name not in self.faults]
         return self._run(self._verify_all(synced, version, list(tokens), judge))
 
     def have(self, turn: DeviceTurn) -> dict[str, str]:
-        """Make all servers sleep or wake. Returns the reasons of those that fail; they join again in the background."""
+        """Make all servers sleep or wake; returns the reasons of failed servers by name."""
         present = [server for link in self._present() for server in link.servers]
         return self._run(self._have_all(present, turn, next(self._turns)))
 
@@ -256,7 +248,7 @@ class WeightPusher:
             joining.cancel()
 
     def _split_failed(self) -> None:
-        """Replace each link that some of its servers broke: the others share a link, each of these gets its own."""
+        """Give each server that broke a shared link a link of its own; the others share a new one."""
         links = []
         for link in self._links:
             own = {name for name in link.names if link.must_split or self._is_at_fault(name)}

@@ -2,9 +2,6 @@
 
 Only the node of learner rank 0 needs the weights. Other processes build the model from the small files and receive the
 weights by a push or a broadcast.
-
-Example: files = read_small_files(folder)           # on the node that has the model
-         folder = write_small_files(files)          # on any node; the same files give the same folder
 """
 
 import os

@@ -1,9 +1,8 @@
 """A weight push between processes of one machine: the sender passes a bucket's address instead of its bytes.
 
-On a GPU a receiver opens the sender's memory of the same card (CUDA IPC) and copies from it. On a CPU the sender copies
-its bucket into kernel memory and passes the descriptor, and a receiver copies from there. Both sides meet on an
-abstract socket with an unguessable name and accept only processes of their own user. Torch is imported inside functions
-only.
+On a GPU a receiver copies from the sender's memory on the same card (CUDA IPC). On a CPU the sender copies its bucket
+into kernel memory and passes the descriptor. Both sides meet on an abstract socket with an unguessable name and accept
+only processes of their own user. Torch is imported inside functions only.
 """
 
 from __future__ import annotations

@@ -1,7 +1,6 @@
-"""One long-lived vLLM engine that generates, reports exact logprobs and versions, and receives weights.
+"""One long-lived vLLM engine that generates tokens with exact logprobs and versions, and receives weights.
 
-Tokens go in and come out; the engine knows nothing of prompts' meaning, environments or rewards. Only this file,
-`start.py`, `requests.py`, `turn_scheduler.py`, `vllm_plugin.py` and `weights/` import vllm.
+Only this file, `start.py`, `requests.py`, `turn_scheduler.py`, `vllm_plugin.py` and `weights/` import vllm.
 """
 
 from __future__ import annotations
@@ -28,7 +27,7 @@ T = TypeVar("T")
 
 
 class Engine:
-    """A running vLLM engine. Start it with `await Engine.start(spec)` inside the event loop that will use it."""
+    """A running vLLM engine, to be used in the event loop that started it."""
 
     @classmethod
     async def start(cls, spec: EngineRequest) -> Engine:
@@ -79,7 +78,7 @@ class Engine:
         return self._tokenizer
 
     def encode(self, text: str) -> list[int]:
-        """Return the token ids of `text`, without adding special tokens."""
+        """Return the token ids of `text` without special tokens."""
         return list(self._tokenizer.encode(text, add_special_tokens=False))
 
     def decode(self, tokens: Sequence[int]) -> str:
@@ -108,8 +107,8 @@ class Engine:
     async def probe(self, tokens: list[int]) -> list[float]:
         """Return the logprobs of tokens[1:] under the held version, natural log at temperature 1.
 
-        The first probe after a commit reads the prefix cache as requests do: it shows keys and values that were kept
-        of older weights. Raises: NeighbourError when no weights are held.
+        Raises: NeighbourError when no weights are held, or when keys and values of older weights are still cached: the
+        first probe after a commit reads the prefix cache as requests do.
         """
         if self.policy_version is None:
             raise NeighbourError(BOUNDARY, "holds no verified weights to probe")
@@ -124,8 +123,7 @@ class Engine:
     def forget_weights(self) -> None:
         """Serve nothing until the next push, and never use the current prefix cache again. A push under way is refused.
 
-        Each start of each run numbers its versions from 0. Without this, version 1 of one run would read the keys and
-        values that version 1 of another run cached for the same prompt.
+        Without this, version 1 of one run would read the keys and values that version 1 of another run cached.
         """
         self.policy_version = None
         self._is_received = False
@@ -168,7 +166,6 @@ class Engine:
     async def commit(self, version: int, digest: str) -> float:
         """Make the received weights policy version `version`; returns the pause of generation in seconds.
 
-        Requests in flight freeze after their current token, keep their cache and continue.
         Raises: NeighbourError when the digest differs; the engine then stays paused until a push succeeds.
         """
         if not self._is_received:
@@ -233,9 +230,9 @@ class Engine:
         await self._call(self._llm.update_weights(WeightTransferUpdateRequest(update_info=update_info)))
 
     async def _pause(self) -> None:
-        """Freeze generation after the current engine step, within milliseconds; requests keep their cache.
+        """Freeze generation after the current engine step; requests keep their cache.
 
-        vLLM's `pause_generation` makes the same call and then sleeps 20 ms, which is not needed for correctness.
+        vLLM's `pause_generation` also sleeps 20 ms, which is not needed for correctness.
         """
         self._paused_at = self._paused_at or perf_counter()  # set first: a cancelled call may still pause
         await self._call(self._llm.engine_core.pause_scheduler_async(mode="keep", clear_cache=False))

@@ -4,12 +4,10 @@ import asyncio
 import threading
 from collections.abc import Awaitable, Callable
 from concurrent.futures import Future
-from time import perf_counter
 from typing import TypeVar
 
 T = TypeVar("T")
-_POLL_FRACTION = 0.05  # time between polls, as a fraction of the push's time so far
-_POLL_LIMITS_S = (0.002, 0.05)
+_POLL_EVERY_S = 0.01
 _CHECK_ALIVE_EVERY_S = 0.05
 
 
@@ -34,9 +32,8 @@ async def until_received(has_received: Callable[[], Awaitable[bool]], is_alive: 
     Raises: the error that stopped the push; ConnectionError once the engine is dead, because vLLM never completes
     pending calls of a dead engine.
     """
-    begun, (least_s, most_s) = perf_counter(), _POLL_LIMITS_S
     while not await _answer(has_received(), is_alive):
-        await asyncio.sleep(min(most_s, max(least_s, _POLL_FRACTION * (perf_counter() - begun))))
+        await asyncio.sleep(_POLL_EVERY_S)
 
 
 async def _answer(call: Awaitable[bool], is_alive: Callable[[], bool]) -> bool:

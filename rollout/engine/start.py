@@ -64,8 +64,7 @@ def _set_environment(spec: EngineRequest) -> None:
         "VLLM_LOGGING_LEVEL": "WARNING",
         "HF_HUB_OFFLINE": "1" if Path(spec.model).is_dir() else "0",
         "TOKENIZERS_PARALLELISM": "false",
-        # Makes torch use pages of 2 MiB for large tensors, where the kernel has them. A push writes into new memory,
-        # which then costs a quarter of the time.
+        # Makes torch use pages of 2 MiB for large tensors: a push into new memory takes a quarter of the time.
         "THP_MEM_ALLOC_ENABLE": "1",
         # The same for other memory, such as oneDNN's packed weights. Read when a process starts.
         "GLIBC_TUNABLES": "glibc.malloc.hugetlb=1",

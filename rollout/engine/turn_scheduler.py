@@ -1,8 +1,7 @@
 """A vLLM scheduler that ends turns at their stop strings and sends one message per turn instead of one per token.
 
-vLLM sends every token with its logprobs to the server's process, which looks for stop strings and then aborts the
-request. By then the engine has begun an unwanted token, and handling single tokens takes most of the server's processor
-time.
+vLLM's own scheduler sends every token to the server's process, which looks for stop strings and aborts the request.
+Handling single tokens takes most of the server's processor time.
 """
 
 from __future__ import annotations

@@ -2,7 +2,6 @@
 
 vLLM creates one engine per worker and calls it in this order: `init_transfer_engine`, then for each push
 `start_weight_update`, `update_weights` (the buckets), `update_weights` (the expected digest), `finish_weight_update`.
-`core_calls.py` asks for `receiving` between the two updates. The learner's half is `learner/weights/push.py`.
 """
 
 from __future__ import annotations
@@ -61,10 +60,7 @@ class WeightUpdate(WeightTransferUpdateInfo):  # type: ignore[misc]
 
 
 class GlooWeightEngine(WeightTransferEngine):  # type: ignore[misc]
-    """Receives into host memory in a thread while vLLM generates, and loads once the digest is confirmed.
-
-    A push that fails before the commit leaves the weights in use untouched.
-    """
+    """Receives into host memory while vLLM generates, and loads once the digest is confirmed."""
 
     init_info_cls = GlooInit
     update_info_cls = WeightUpdate
@@ -142,10 +138,7 @@ class GlooWeightEngine(WeightTransferEngine):  # type: ignore[misc]
 
 
 class InPlaceLoad:
-    """Loads buckets into a model as they arrive, while generation is paused. At most two buckets are in memory.
-
-    A push that fails leaves mixed weights, which are not served.
-    """
+    """Loads buckets into a paused model as they arrive. A failed push leaves mixed weights, which are not served."""
 
     def __init__(self) -> None:
         self._received = ReceivedPush()
