@@ -36,8 +36,8 @@ def test_run_that_goes_on_trains_before_all_of_its_servers_are_ready(
 
     assert command.returncode == 0, command.stdout + command.stderr
     told = re.sub(r"\s+", " ", command.stdout)
-    late, serves = "sluice-rollout-1 is being started, and serves when it is ready: ", "sluice-rollout-1 serves, from"
-    assert f"{late}the run goes on with the other rollout servers." in told
+    late, serves = "sluice-rollout-1 is still starting: ", "sluice-rollout-1 serves, from"
+    assert f"{late}the run continues with the other rollout servers." in told
     assert 0 < told.index(late) < told.index(" step=3 ") < told.index(serves)
     assert left.trained == each_trained_once(left.last_step)
     assert audit.main([str(left.folder)]) == 0
