@@ -9,8 +9,8 @@ from pathlib import Path
 
 _ROOT = Path(__file__).resolve().parents[1]
 _ROOMS = ("protocol", "rollout", "rewards", "retriever", "learner", "deploy")
-_MAX_DIALECT = 45.0  # dialect words per 10,000 words, above the usual share of each
-_MAX_PARTICIPLES = 52  # names of classes and functions
+_MAX_DIALECT = 35.0  # dialect words per 10,000 words, above the usual share of each
+_MAX_PARTICIPLES = 15  # names of classes and functions
 
 # Dialect word: its usual share per 10,000 words in well-kept projects of the field.
 _USUAL_SHARE = {
