@@ -2,7 +2,10 @@
 
 from pathlib import Path
 
-from tests.learner.coordinator.coordinator_script import Script
+import pytest
+
+from protocol.wire import messages as m
+from tests.learner.coordinator.coordinator_script import Script, settings_of
 
 
 def test_prompt_that_failed_on_a_server_goes_out_to_another_one(tmp_path: Path) -> None:
@@ -62,3 +65,45 @@ def test_prompt_that_failed_waits_for_a_server_that_stands_still_for_half_a_minu
     assert lease.group not in {other.group for other in script.demand("s1", num_groups=1)}
     script.advance(2.0)
     assert lease.group in {other.group for other in script.demand("s1", num_groups=1)}
+
+
+# A window of four groups, and six prompts.
+SETTINGS = settings_of(run={"max_steps": 50})
+
+
+@pytest.fixture
+def six_prompts(tmp_path: Path) -> Script:
+    return Script(tmp_path, SETTINGS, num_prompts=6)
+
+
+def give_up(script: Script, num_groups: int) -> None:
+    """Fail the first sample of so many groups as often as it is tried."""
+    for _ in range(num_groups):
+        for _ in range(3):
+            (lease,) = script.demand("s1", num_groups=1)
+            script.fail("s1", lease, 0)
+
+
+def test_run_ends_when_as_many_prompts_in_a_row_were_given_up_as_there_are(six_prompts: Script) -> None:
+    give_up(six_prompts, 5)
+    six_prompts.advance()
+    assert six_prompts.coordinator.status().gave_up is None
+    give_up(six_prompts, 1)
+    six_prompts.advance()
+    reason = six_prompts.coordinator.status().gave_up
+    assert reason is not None
+    assert reason.startswith(
+        "the last 6 prompts were skipped, one after the other, as many as data.train has or more. "
+    )
+    assert "sample 0: reward:em: 503; reward:em: 503; reward:em: 503. Repair the cause" in reason
+    (answer,) = six_prompts.ask(1)
+    assert isinstance(answer, m.RunEnd)
+
+
+def test_group_that_came_back_begins_the_count_anew(six_prompts: Script) -> None:
+    give_up(six_prompts, 5)
+    (lease,) = six_prompts.demand("s1", num_groups=1)
+    six_prompts.finish("s1", lease)
+    give_up(six_prompts, 5)
+    six_prompts.advance()
+    assert six_prompts.coordinator.status().gave_up is None

@@ -10,10 +10,6 @@ from hypothesis import strategies as st
 from learner.coordinator.window import Choice, Outstanding, StalenessWindow
 
 
-def outstanding(*groups: tuple[str, int, bool]) -> list[Outstanding]:
-    return [Outstanding(*group) for group in groups]
-
-
 def test_window_size_is_groups_per_step_times_staleness_plus_one() -> None:
     assert StalenessWindow(groups_per_step=8, max_staleness=4).size == 40
 
@@ -28,54 +24,37 @@ def test_too_old_is_what_lies_beyond_the_bound() -> None:
     assert [window.is_too_old(version, policy_version=3) for version in (1, 2, 3)] == [True, False, False]
 
 
-def test_choose_waits_for_the_groups_that_are_missing() -> None:
-    window = StalenessWindow(groups_per_step=2, max_staleness=1)
-    groups = outstanding(("a", 0, True), ("b", 0, False), ("c", 0, False))
-    assert window.choose(groups, 0, "wait") == Choice((), ("b", "c"))
-
-
-def test_choose_takes_the_oldest_ready_groups_first() -> None:
-    window = StalenessWindow(groups_per_step=2, max_staleness=4)
-    groups = outstanding(("a", 2, True), ("b", 1, True), ("c", 0, True), ("d", 2, True))
-    assert window.choose(groups, 2, "wait") == Choice(("c", "b"))
-
-
-def test_choose_keeps_lease_order_among_groups_of_one_age() -> None:
-    window = StalenessWindow(groups_per_step=2, max_staleness=1)
-    groups = outstanding(("a", 0, True), ("b", 0, True), ("c", 0, True))
-    assert window.choose(groups, 0, "wait") == Choice(("a", "b"))
-
-
-def test_choose_overtakes_a_group_that_can_still_be_trained_in_time() -> None:
-    window = StalenessWindow(groups_per_step=2, max_staleness=1)
-    groups = outstanding(("a", 0, False), ("b", 0, True), ("c", 0, True))
-    assert window.choose(groups, 0, "wait") == Choice(("b", "c"))
-
-
-def test_choose_waits_for_a_group_whose_last_step_this_is() -> None:
-    window = StalenessWindow(groups_per_step=2, max_staleness=1)
-    groups = outstanding(("a", 0, False), ("b", 0, True), ("c", 1, True), ("d", 1, True))
-    assert window.choose(groups, 1, "wait") == Choice((), ("a",))
-
-
-def test_choose_overtakes_a_group_whose_last_step_this_is_when_dropping() -> None:
-    window = StalenessWindow(groups_per_step=2, max_staleness=1)
-    groups = outstanding(("a", 0, False), ("b", 0, True), ("c", 1, True), ("d", 1, True))
-    assert window.choose(groups, 1, "drop") == Choice(("b", "c"))
-
-
-def test_choose_waits_when_more_groups_have_a_deadline_than_steps_are_left() -> None:
-    window = StalenessWindow(groups_per_step=1, max_staleness=2)
-    # Overtaking both at version 0 would leave two groups to be trained at versions 1 and 2, and a third at none.
-    groups = outstanding(("a", 0, False), ("b", 0, False), ("c", 0, False), ("d", 0, True))
-    assert window.choose(groups, 0, "wait") == Choice((), ("a", "b", "c"))
-    assert window.choose(groups[1:], 0, "wait") == Choice(("d",))
-
-
-def test_choose_with_staleness_zero_trains_whole_generations() -> None:
-    window = StalenessWindow(groups_per_step=2, max_staleness=0)
-    assert window.choose(outstanding(("a", 5, True), ("b", 5, False)), 5, "wait") == Choice((), ("b",))
-    assert window.choose(outstanding(("a", 5, True), ("b", 5, True)), 5, "wait") == Choice(("a", "b"))
+@pytest.mark.parametrize(
+    ("groups_per_step", "max_staleness", "version", "policy", "groups", "expected"),
+    [
+        # Too few groups are ready.
+        (2, 1, 0, "wait", [("a", 0, True), ("b", 0, False), ("c", 0, False)], Choice((), ("b", "c"))),
+        # The oldest ready groups first, in lease order among groups of one age.
+        (2, 4, 2, "wait", [("a", 2, True), ("b", 1, True), ("c", 0, True), ("d", 2, True)], Choice(("c", "b"))),
+        (2, 1, 0, "wait", [("a", 0, True), ("b", 0, True), ("c", 0, True)], Choice(("a", "b"))),
+        # A group that can still be trained in time is overtaken.
+        (2, 1, 0, "wait", [("a", 0, False), ("b", 0, True), ("c", 0, True)], Choice(("b", "c"))),
+        # This is the last step for a: "wait" waits for it, "drop" overtakes it.
+        (2, 1, 1, "wait", [("a", 0, False), ("b", 0, True), ("c", 1, True), ("d", 1, True)], Choice((), ("a",))),
+        (2, 1, 1, "drop", [("a", 0, False), ("b", 0, True), ("c", 1, True), ("d", 1, True)], Choice(("b", "c"))),
+        # Overtaking three groups would leave them two steps.
+        (1, 2, 0, "wait", [*((name, 0, False) for name in "abc"), ("d", 0, True)], Choice((), ("a", "b", "c"))),
+        (1, 2, 0, "wait", [*((name, 0, False) for name in "bc"), ("d", 0, True)], Choice(("d",))),
+        # Staleness 0 trains whole generations.
+        (2, 0, 5, "wait", [("a", 5, True), ("b", 5, False)], Choice((), ("b",))),
+        (2, 0, 5, "wait", [("a", 5, True), ("b", 5, True)], Choice(("a", "b"))),
+    ],
+)
+def test_choose_takes_or_awaits(
+    groups_per_step: int,
+    max_staleness: int,
+    version: int,
+    policy: str,
+    groups: list[tuple[str, int, bool]],
+    expected: Choice,
+) -> None:
+    window = StalenessWindow(groups_per_step, max_staleness)
+    assert window.choose([Outstanding(*group) for group in groups], version, policy) == expected
 
 
 class World:

@@ -22,106 +22,82 @@ def test_decode_refuses_a_message_of_the_other_direction() -> None:
     assert refusal(encode(EXAMPLES["ack"][0])) == ("$.type: Invalid value 'ack'", "invalid")
 
 
-def test_decode_refuses_no_frames() -> None:
-    assert refusal([]) == ("$: no frames", "empty")
+HELLO = encode(EXAMPLES["hello"][0])[0]
+TRUNCATED = "$: not a message: Input data was truncated"
+OTHER_SCHEMA = "this process speaks 6. Run the same version of Sluice everywhere"
 
 
-def test_decode_refuses_an_empty_header() -> None:
-    assert refusal(sealed(b"")) == ("$: not a message: Input data was truncated", "invalid")
+@pytest.mark.parametrize(
+    ("frames", "text", "reason"),
+    [
+        ([], "$: no frames", "empty"),
+        (sealed(b""), TRUNCATED, "invalid"),
+        (sealed(HELLO[:-3]), TRUNCATED, "invalid"),
+        (
+            sealed(HELLO + b"\x00"),
+            f"$: not a message: MessagePack data is malformed: trailing characters (byte {len(HELLO)})",
+            "invalid",
+        ),
+        (encode(msgspec.structs.replace(EXAMPLES["hello"][0], schema=2)), f"$.schema: is 2, {OTHER_SCHEMA}", "schema"),
+        (packed({"schema": 9, "type": "telepathy"}), f"$.schema: is 9, {OTHER_SCHEMA}", "schema"),
+        (packed({"type": "hello"}), "$: Object missing required field `schema`", "invalid"),
+        (header(type="telepathy"), "$.type: Invalid value 'telepathy'", "invalid"),
+        (
+            header(type="next", step=1, rank=0, colour="red"),
+            "$: Object contains unknown field `colour`",
+            "invalid",
+        ),
+        (header(type="next", step=1), "$: Object missing required field `rank`", "invalid"),
+        (
+            header(type="hello", server="s" * 201, policy_version=1),
+            "$.server: Expected `str` of length <= 200",
+            "invalid",
+        ),
+        ([*encode(EXAMPLES["hello"][0]), b"", b"", b"", b""], "$: 4 buffers, at most 3", "oversized"),
+        (
+            packed({"schema": m.SCHEMA_VERSION, "columns": [[] for _ in range(1 << 16)]}),
+            "$: holds more than 65536 values",
+            "oversized",
+        ),
+    ],
+)
+def test_decode_refuses_frames_by_the_place_of_the_fault(frames: list[bytes], text: str, reason: str) -> None:
+    assert refusal(frames) == (text, reason)
 
 
-def test_decode_refuses_a_truncated_header() -> None:
-    frame = encode(EXAMPLES["hello"][0])[0]
-    assert refusal(sealed(frame[:-3])) == ("$: not a message: Input data was truncated", "invalid")
-
-
-def test_decode_refuses_trailing_bytes() -> None:
-    frame = encode(EXAMPLES["hello"][0])[0]
-    assert refusal(sealed(frame + b"\x00")) == (
-        f"$: not a message: MessagePack data is malformed: trailing characters (byte {len(frame)})",
-        "invalid",
-    )
-
-
-def test_decode_refuses_another_schema_by_name() -> None:
-    frame = encode(msgspec.structs.replace(EXAMPLES["hello"][0], schema=2))
-    assert refusal(frame) == (
-        "$.schema: is 2, this process speaks 6. Run the same version of Sluice everywhere",
-        "schema",
-    )
-
-
-def test_decode_names_another_schema_when_the_type_is_unknown_too() -> None:
-    assert refusal(packed({"schema": 9, "type": "telepathy"}))[1] == "schema"
-
-
-def test_decode_refuses_a_header_without_schema() -> None:
-    assert refusal(packed({"type": "hello"})) == (
-        "$: Object missing required field `schema`",
-        "invalid",
-    )
-
-
-def test_decode_refuses_an_unknown_type() -> None:
-    assert refusal(header(type="telepathy"))[0] == "$.type: Invalid value 'telepathy'"
-
-
-def test_decode_refuses_an_extra_key() -> None:
-    text, _ = refusal(header(type="next", step=1, rank=0, colour="red"))
-    assert text == "$: Object contains unknown field `colour`"
-
-
-def test_decode_names_a_missing_field() -> None:
-    assert refusal(header(type="next", step=1))[0] == "$: Object missing required field `rank`"
-
-
-def test_decode_names_the_map_that_has_a_wrong_key() -> None:
-    body = msgspec.to_builtins(EXAMPLES["stepped"][0]) | {"metrics": {"": 1.0}}
-    assert refusal(packed(body))[0] == "$.metrics: Expected `str` of length >= 1 in each key"
+@pytest.mark.parametrize(
+    ("tag", "field", "value", "text"),
+    [
+        ("stepped", "metrics", {"": 1.0}, "$.metrics: Expected `str` of length >= 1 in each key"),
+        (
+            "heartbeat",
+            "failures",
+            {f"f{i}": 1 for i in range(257)},
+            "$.failures: Expected `object` of length <= 256",
+        ),
+    ],
+)
+def test_decode_names_a_map_that_is_wrong(tag: str, field: str, value: object, text: str) -> None:
+    assert refusal(packed(msgspec.to_builtins(EXAMPLES[tag][0]) | {field: value}))[0] == text
 
 
 def test_decode_names_the_path_of_a_nested_field() -> None:
     body = msgspec.to_builtins(EXAMPLES["trajectory"][0])
     body["facts"]["version_spans"][1] = [5, 6, -1]
-    text, _ = refusal(packed(body))
-    assert text == "$.facts.version_spans[1][2]: Expected `int` >= 0"
+    assert refusal(packed(body))[0] == "$.facts.version_spans[1][2]: Expected `int` >= 0"
 
 
-def test_decode_refuses_a_name_that_is_too_long() -> None:
-    text, _ = refusal(header(type="hello", server="s" * 201, policy_version=1))
-    assert text == "$.server: Expected `str` of length <= 200"
-
-
-def test_decode_refuses_an_oversized_header() -> None:
-    small: Decoder[m.Message] = Decoder(m.ToCoordinator, Limits(header_bytes=10))
-    assert refusal([b"x" * 11], small) == ("$: header of 11 bytes, at most 10", "oversized")
-
-
-def test_decode_refuses_an_oversized_buffer() -> None:
-    small: Decoder[m.Message] = Decoder(m.ToCoordinator, Limits(buffer_bytes=10))
-    frames = [encode(EXAMPLES["hello"][0])[0], b"", b"x" * 11, b""]
-    assert refusal(frames, small) == ("$[1]: buffer of 11 bytes, at most 10", "oversized")
-
-
-def test_decode_refuses_too_many_buffers() -> None:
-    frames = [*encode(EXAMPLES["hello"][0]), b"", b"", b"", b""]
-    assert refusal(frames) == ("$: 4 buffers, at most 3", "oversized")
-
-
-def test_decode_refuses_a_map_that_is_too_long() -> None:
-    failures = {f"f{i}": 1 for i in range(257)}
-    beat = msgspec.to_builtins(EXAMPLES["heartbeat"][0]) | {"failures": failures}
-    assert refusal(packed(beat))[0] == "$.failures: Expected `object` of length <= 256"
-
-
-def test_decode_refuses_more_bytes_than_a_message_may_have() -> None:
-    small: Decoder[m.Message] = Decoder(m.ToCoordinator, Limits(total_bytes=100))
-    assert refusal([b"x" * 60, b"y" * 33, b"s" * 8], small) == ("$: 101 bytes, at most 100", "oversized")
-
-
-def test_decode_refuses_a_header_of_more_values_than_its_limit() -> None:
-    bomb = packed({"schema": m.SCHEMA_VERSION, "columns": [[] for _ in range(1 << 16)]})
-    assert refusal(bomb) == ("$: holds more than 65536 values", "oversized")
+@pytest.mark.parametrize(
+    ("limits", "frames", "text"),
+    [
+        (Limits(header_bytes=10), [b"x" * 11], "$: header of 11 bytes, at most 10"),
+        (Limits(buffer_bytes=10), [HELLO, b"", b"x" * 11, b""], "$[1]: buffer of 11 bytes, at most 10"),
+        (Limits(total_bytes=100), [b"x" * 60, b"y" * 33, b"s" * 8], "$: 101 bytes, at most 100"),
+    ],
+)
+def test_decode_refuses_frames_beyond_its_limits(limits: Limits, frames: list[bytes], text: str) -> None:
+    small: Decoder[m.Message] = Decoder(m.ToCoordinator, limits)
+    assert refusal(frames, small) == (text, "oversized")
 
 
 @pytest.mark.parametrize("tag", sorted(EXAMPLES))

@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 
 from protocol.errors import FrameError
 from protocol.wire import messages as m
-from protocol.wire.codec import encode
+from protocol.wire.codec import Decoder, encode
 from tests.protocol.wire.frames import COORDINATOR, EXAMPLES, packed, refusal, sealed
 
 
@@ -24,24 +24,26 @@ def test_decode_refuses_every_single_bit_that_flipped() -> None:
             )
 
 
-def test_decode_refuses_bytes_that_moved_over_a_frame_s_border() -> None:
-    header, tokens, logprobs, mask, last = encode(*EXAMPLES["trajectory"])
-    assert refusal([header, tokens + logprobs[:4], logprobs[4:], mask, last])[1] == "checksum"
+def _moved(header: bytes, tokens: bytes, logprobs: bytes, mask: bytes, last: bytes) -> list[bytes]:
+    return [header, tokens + logprobs[:4], logprobs[4:], mask, last]
 
 
-def test_decode_refuses_frames_in_another_order() -> None:
-    header, tokens, logprobs, mask, last = encode(*EXAMPLES["trajectory"])
-    assert refusal([header, logprobs, tokens, mask, last])[1] == "checksum"
+def _swapped(header: bytes, tokens: bytes, logprobs: bytes, mask: bytes, last: bytes) -> list[bytes]:
+    return [header, logprobs, tokens, mask, last]
 
 
-def test_decode_refuses_an_empty_frame_that_was_lost() -> None:
-    message, _ = EXAMPLES["trajectory"]
-    header, *_, last = encode(message, [b"", b"", b""])
-    assert refusal([header, b"", b"", last])[1] == "checksum"
-
-
-def test_decode_refuses_a_message_without_seal() -> None:
-    assert refusal(encode(EXAMPLES["hello"][0])[:-1])[1] == "checksum"
+@pytest.mark.parametrize(
+    "frames",
+    [
+        _moved(*encode(*EXAMPLES["trajectory"])),
+        _swapped(*encode(*EXAMPLES["trajectory"])),
+        [frame for i, frame in enumerate(encode(EXAMPLES["trajectory"][0], [b"", b"", b""])) if i != 1],
+        encode(EXAMPLES["hello"][0])[:-1],
+    ],
+    ids=["moved over a border", "in another order", "an empty frame lost", "without a seal"],
+)
+def test_decode_refuses_frames_that_are_not_as_they_were_sealed(frames: list[bytes]) -> None:
+    assert refusal(frames)[1] == "checksum"
 
 
 def test_decode_refuses_a_seal_alone() -> None:
@@ -105,3 +107,37 @@ def test_decode_raises_nothing_but_frame_errors_on_wrong_types(tag: str, fields:
     except FrameError as error:
         outcome = error.path
     assert isinstance(outcome, m.Message) or str(outcome).startswith("$")
+
+
+MIB = 1 << 20
+DECODER: Decoder[m.Message] = Decoder(m.ToCoordinator)
+
+
+def refusal_of_zeros(*sizes: int) -> tuple[str, str]:
+    """Return the text and the reason with which frames of these sizes are refused: all zeros, so no seal fits them."""
+    with pytest.raises(FrameError) as caught:
+        DECODER.decode([bytes(size) for size in sizes])
+    return str(caught.value), caught.value.reason
+
+
+@pytest.mark.parametrize(
+    ("sizes", "text"),
+    [
+        ([MIB + 1, 8], "$: header of 1048577 bytes, at most 1048576"),
+        ([1, 64 * MIB + 1, 8], "$[0]: buffer of 67108865 bytes, at most 67108864"),
+        ([1, 0, 64 * MIB, 64 * MIB, 8], "$: 134217737 bytes, at most 134217728"),
+        ([1, 0, 0, 0, 0, 8], "$: 4 buffers, at most 3"),
+    ],
+    ids=["header", "buffer", "total", "number"],
+)
+def test_message_larger_than_it_may_be_is_refused_before_its_seal_is_looked_at(sizes: list[int], text: str) -> None:
+    assert refusal_of_zeros(*sizes) == (text, "oversized")
+
+
+@pytest.mark.parametrize(
+    "sizes",
+    [[MIB, 8], [1, 64 * MIB, 8], [1, 0, 64 * MIB, 64 * MIB - 9, 8]],
+    ids=["header", "buffer", "total"],
+)
+def test_message_as_large_as_it_may_be_is_not_refused_for_its_size(sizes: list[int]) -> None:
+    assert refusal_of_zeros(*sizes)[1] == "checksum"

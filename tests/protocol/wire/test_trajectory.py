@@ -88,51 +88,41 @@ def test_check_refuses_a_prompt_that_is_nothing_or_all(num_prompt_tokens: int) -
     assert (text, reason) == (f"$.trajectory.num_prompt_tokens: is {num_prompt_tokens} of 6 tokens", "invalid")
 
 
-def test_check_refuses_a_negative_token() -> None:
-    assert refusal(with_arrays(tokens=[10, 11, -1, 13, 14, 15]))[0] == (
-        "$.trajectory.tokens: holds the token -1, expected 0 or more"
-    )
+@pytest.mark.parametrize(
+    ("arrays", "text"),
+    [
+        ({"tokens": [10, 11, -1, 13, 14, 15]}, "tokens: holds the token -1, expected 0 or more"),
+        ({"loss_mask": [0, 0, 2, 1, 0, 1]}, "loss_mask: holds 2, expected 0 or 1"),
+        ({"loss_mask": [0, 1, 1, 1, 0, 1]}, "loss_mask: is 1 inside the prompt"),
+        ({"behaviour_logprobs": [0, 0, -0.5, 0.5, 0, 0]}, "behaviour_logprobs: holds 0.5, above 0"),
+        (
+            {"behaviour_logprobs": [0, 0, -0.5, -1.5, -0.5, -0.25]},
+            "behaviour_logprobs: is not 0 for a token that the model did not write",
+        ),
+        *(
+            ({"behaviour_logprobs": [0, 0, -0.5, value, 0, 0]}, "behaviour_logprobs: holds a value that is not finite")
+            for value in (math.nan, math.inf, -math.inf)
+        ),
+    ],
+)
+def test_check_refuses_arrays_that_cannot_be_trained(arrays: dict[str, list[float]], text: str) -> None:
+    assert refusal(with_arrays(**arrays))[0] == f"$.trajectory.{text}"
+    assert (refusal(with_arrays(**arrays))[1] == "nonfinite") == ("finite" in text)
 
 
-def test_check_refuses_a_mask_value_above_one() -> None:
-    assert refusal(with_arrays(loss_mask=[0, 0, 2, 1, 0, 1]))[0] == "$.trajectory.loss_mask: holds 2, expected 0 or 1"
-
-
-def test_check_refuses_a_mask_inside_the_prompt() -> None:
-    assert refusal(with_arrays(loss_mask=[0, 1, 1, 1, 0, 1]))[0] == "$.trajectory.loss_mask: is 1 inside the prompt"
-
-
-@pytest.mark.parametrize("value", [math.nan, math.inf, -math.inf])
-def test_check_refuses_a_logprob_that_is_not_finite(value: float) -> None:
-    assert refusal(with_arrays(behaviour_logprobs=[0, 0, -0.5, value, 0, 0])) == (
-        "$.trajectory.behaviour_logprobs: holds a value that is not finite",
-        "nonfinite",
-    )
-
-
-def test_check_refuses_a_logprob_above_zero() -> None:
-    assert refusal(with_arrays(behaviour_logprobs=[0, 0, -0.5, 0.5, 0, 0]))[0] == (
-        "$.trajectory.behaviour_logprobs: holds 0.5, above 0"
-    )
-
-
-def test_check_refuses_a_logprob_of_a_token_that_the_model_did_not_write() -> None:
-    assert refusal(with_arrays(behaviour_logprobs=[0, 0, -0.5, -1.5, -0.5, -0.25]))[0] == (
-        "$.trajectory.behaviour_logprobs: is not 0 for a token that the model did not write"
-    )
-
-
-@pytest.mark.parametrize("value", [1.1e18, -1.1e18])
-def test_check_refuses_a_reward_whose_square_float32_cannot_hold(value: float) -> None:
-    assert refusal(example_trajectory(reward=value)) == (
-        f"$.trajectory.reward: reward is {value}, expected at most 1e+18 either way",
-        "invalid",
-    )
-
-
-@pytest.mark.parametrize("value", [math.nan, math.inf])
-def test_check_refuses_a_reward_that_is_not_finite(value: float) -> None:
-    assert refusal(example_trajectory(reward=value)) == (f"$.trajectory.reward: reward is {value}", "nonfinite")
+@pytest.mark.parametrize(
+    ("facts", "text", "reason"),
+    [
+        ({"reward": 1.1e18}, "reward is 1.1e+18, expected at most 1e+18 either way", "invalid"),
+        ({"reward": -1.1e18}, "reward is -1.1e+18, expected at most 1e+18 either way", "invalid"),
+        ({"reward": math.nan}, "reward is nan", "nonfinite"),
+        ({"reward": math.inf}, "reward is inf", "nonfinite"),
+        ({"reward_parts": {"em": math.nan}}, "em is nan", "nonfinite"),
+        ({"reward_score": math.nan}, "reward_score is nan", "nonfinite"),
+    ],
+)
+def test_check_refuses_a_reward_that_cannot_be_trained(facts: dict[str, Any], text: str, reason: str) -> None:
+    assert refusal(example_trajectory(**facts)) == (f"$.trajectory.reward: {text}", reason)
 
 
 def test_rewards_of_turns_travel_with_the_facts() -> None:
@@ -160,37 +150,20 @@ def test_check_refuses_a_turns_reward_that_stands_nowhere_or_is_no_number(
     assert refusal(example_trajectory(turn_rewards=turns))[0] == f"$.trajectory.{problem}"
 
 
-def test_check_refuses_a_reward_part_that_is_not_finite() -> None:
-    assert refusal(example_trajectory(reward_parts={"em": math.nan}))[0] == "$.trajectory.reward: em is nan"
-
-
 @pytest.mark.parametrize(
-    ("span", "text"),
+    ("spans", "text"),
     [
-        (VersionSpan(4, 4, 3), "is [4, 4) after 4, of 6 tokens"),
-        (VersionSpan(5, 7, 3), "is [5, 7) after 4, of 6 tokens"),
-        (VersionSpan(3, 6, 3), "is [3, 6) after 4, of 6 tokens"),
+        ([VersionSpan(2, 4, 3), VersionSpan(4, 4, 3)], "[1]: is [4, 4) after 4, of 6 tokens"),
+        ([VersionSpan(2, 4, 3), VersionSpan(5, 7, 3)], "[1]: is [5, 7) after 4, of 6 tokens"),
+        ([VersionSpan(2, 4, 3), VersionSpan(3, 6, 3)], "[1]: is [3, 6) after 4, of 6 tokens"),
+        # A count of covers in uint8 would come back to 1 here.
+        ([VersionSpan(2, 4, 3)] * 257 + [VersionSpan(5, 6, 4)], "[1]: is [2, 4) after 4, of 6 tokens"),
+        ([VersionSpan(2, 4, 3)], ": do not cover exactly the tokens the model wrote"),
+        ([VersionSpan(2, 6, 3)], ": do not cover exactly the tokens the model wrote"),
     ],
 )
-def test_check_refuses_a_span_that_is_empty_outside_or_overlapping(span: VersionSpan, text: str) -> None:
-    trajectory = example_trajectory(version_spans=[VersionSpan(2, 4, 3), span])
-    assert refusal(trajectory)[0] == f"$.trajectory.version_spans[1]: {text}"
-
-
-def test_check_refuses_one_span_given_257_times() -> None:
-    # A count of covers in uint8 would come back to 1 here.
-    trajectory = example_trajectory(version_spans=[VersionSpan(2, 4, 3)] * 257 + [VersionSpan(5, 6, 4)])
-    assert refusal(trajectory)[0] == "$.trajectory.version_spans[1]: is [2, 4) after 4, of 6 tokens"
-
-
-def test_check_refuses_spans_that_leave_out_a_token() -> None:
-    trajectory = example_trajectory(version_spans=[VersionSpan(2, 4, 3)])
-    assert refusal(trajectory)[0] == "$.trajectory.version_spans: do not cover exactly the tokens the model wrote"
-
-
-def test_check_refuses_spans_over_an_observation() -> None:
-    trajectory = example_trajectory(version_spans=[VersionSpan(2, 6, 3)])
-    assert refusal(trajectory)[0] == "$.trajectory.version_spans: do not cover exactly the tokens the model wrote"
+def test_check_refuses_spans_that_are_not_exactly_the_policys_tokens(spans: list[VersionSpan], text: str) -> None:
+    assert refusal(example_trajectory(version_spans=spans))[0] == f"$.trajectory.version_spans{text}"
 
 
 @settings(max_examples=300, deadline=None)

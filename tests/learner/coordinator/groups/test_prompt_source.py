@@ -1,12 +1,16 @@
 """Where training groups come from: how many, in which order, and after a resume."""
 
+from collections.abc import Iterator
 from contextlib import closing
 from pathlib import Path
 from typing import Any
 
-from learner.coordinator.groups.prompt_source import PromptSource
+import pytest
+
+from learner.coordinator.groups.prompt_source import PromptSource, claim_prompts
 from learner.data.prompts import Prompt
 from learner.ledger.ledger import Ledger
+from protocol.errors import SettingsError
 from protocol.settings.settings import Settings
 
 SETTINGS = Settings.model_validate(
@@ -50,3 +54,40 @@ def test_source_recalls_what_was_leased_and_then_goes_on_in_order(tmp_path: Path
         assert recalled is not None
         assert (recalled.name, recalled.attempt) == (first.name, 2)
         assert names(resumed)[:3] == order[1:4]
+
+
+CLAIMED = [Prompt(f"{i:020x}", f"question {i}", "", {}) for i in range(4)]
+
+
+@pytest.fixture
+def ledger(tmp_path: Path) -> Iterator[Ledger]:
+    with closing(Ledger(tmp_path / "ledger.sqlite")) as ledger:
+        yield ledger
+
+
+def claim(ledger: Ledger, prompts: list[Prompt], **data: Any) -> str:
+    """Return why a start is refused; empty when it is not."""
+    try:
+        claim_prompts(ledger, Settings.model_validate({"data": {"train": "rows.jsonl"} | data}), prompts)
+    except SettingsError as error:
+        return str(error)
+    return ""
+
+
+def test_the_same_prompts_in_the_same_order_go_on(ledger: Ledger) -> None:
+    assert claim(ledger, CLAIMED) == claim(ledger, CLAIMED) == ""
+
+
+def test_other_prompts_are_refused(ledger: Ledger) -> None:
+    claim(ledger, CLAIMED)
+    assert claim(ledger, CLAIMED[:3]).startswith("settings: data.train = rows.jsonl holds other prompts than this run")
+
+
+@pytest.mark.parametrize("is_old", [False, True])
+@pytest.mark.parametrize("data", [{"shuffle": False}, {"train": [{"path": "rows.jsonl", "weight": 1}]}])
+def test_another_order_of_the_same_prompts_is_refused(ledger: Ledger, data: dict[str, Any], is_old: bool) -> None:
+    claim(ledger, CLAIMED)
+    if is_old:  # a ledger that was begun when there was no other order
+        ledger._db.execute("DELETE FROM meta WHERE key = 'claim:order'")
+    assert "and this run began with 'shuffled'. Put them back" in claim(ledger, CLAIMED, **data)
+    assert claim(ledger, CLAIMED) == ""
