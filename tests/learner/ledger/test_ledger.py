@@ -27,18 +27,10 @@ def lease_all(ledger: Ledger, *groups: str) -> None:
         ledger.lease(group, epoch=0, uid=f"uid-{group}", position=position, server="s1", attempt=1)
 
 
-def test_incarnation_counts_the_starts_of_a_run(path: Path) -> None:
-    for expected in (1, 2, 3):
-        ledger = Ledger(path)
-        assert ledger.begin_incarnation(policy_version=0) == expected
-        ledger.close()
-
-
 def test_incarnation_is_not_given_twice_when_an_older_ledger_is_put_back(path: Path) -> None:
-    ledger = Ledger(path)
-    ledger.begin_incarnation(policy_version=0)
-    ledger.snapshot(path.with_name("checkpoint.sqlite"))
-    ledger.close()
+    with closing(Ledger(path)) as ledger:
+        assert ledger.begin_incarnation(policy_version=0) == 1
+        ledger.snapshot(path.with_name("checkpoint.sqlite"))
     for expected in (2, 3):
         path.write_bytes(path.with_name("checkpoint.sqlite").read_bytes())
         ledger = Ledger(path)
@@ -47,25 +39,20 @@ def test_incarnation_is_not_given_twice_when_an_older_ledger_is_put_back(path: P
 
 
 def test_ledger_records_each_state_of_a_prompt(path: Path) -> None:
-    ledger = Ledger(path)
-    lease_all(ledger, "g")
-    seen = []
-    for state, step, reason in (
-        ("ready", None, None),
-        ("assigned", 3, None),
-        ("pending", None, "lease expired"),
-        ("skipped", None, "failed three times"),
-    ):
-        ledger.set_state(["g"], state, step, reason)
-        ledger.commit()
-        seen += rows(path, "SELECT state, step, reason FROM prompts")
-    ledger.close()
-    assert seen == [
+    states = [
         ("ready", None, None),
         ("assigned", 3, None),
         ("pending", None, "lease expired"),
         ("skipped", None, "failed three times"),
     ]
+    seen = []
+    with closing(Ledger(path)) as ledger:
+        lease_all(ledger, "g")
+        for state, step, reason in states:
+            ledger.set_state(["g"], state, step, reason)
+            ledger.commit()
+            seen += rows(path, "SELECT state, step, reason FROM prompts")
+    assert seen == states
 
 
 def test_ledger_refuses_a_state_that_does_not_exist(path: Path) -> None:
@@ -124,17 +111,6 @@ def test_recall_returns_what_was_out_oldest_first_and_makes_it_pending(path: Pat
     assert (states["trained"], states["skipped"]) == ("trained", "skipped")
 
 
-def test_recall_forgets_trajectories_that_no_step_used(path: Path) -> None:
-    ledger = Ledger(path)
-    lease_all(ledger, "used", "unused")
-    for group in ("used", "unused"):
-        ledger.add_trajectory(example_facts(group=group))
-    ledger.mark_trained(["used"], step=1, policy_version=4)
-    ledger.recall_unfinished()
-    ledger.close()
-    assert rows(path, 'SELECT "group" FROM trajectories') == [("used",)]
-
-
 def test_snapshot_is_one_file_with_everything_up_to_now(path: Path, tmp_path: Path) -> None:
     folder = tmp_path / "checkpoint"
     folder.mkdir()
@@ -160,19 +136,15 @@ def test_snapshot_says_when_it_cannot_be_written(path: Path, tmp_path: Path) -> 
     )
 
 
-def test_ledger_says_when_it_cannot_be_opened(tmp_path: Path) -> None:
-    path = tmp_path / "gone" / "ledger.sqlite"
+@pytest.mark.parametrize(
+    ("name", "problem"), [("gone/ledger.sqlite", "unable to open database file"), ("noise", "file is not a database")]
+)
+def test_ledger_says_when_it_cannot_be_opened(tmp_path: Path, name: str, problem: str) -> None:
+    (tmp_path / "noise").write_bytes(b"no database" * 100)
     with pytest.raises(OperatorError) as caught:
-        Ledger(path)
-    assert str(caught.value) == (
-        f"The ledger {path} cannot be opened: unable to open database file. Check the disk and the folder."
-    )
-
-
-def test_ledger_says_when_the_file_is_no_ledger(path: Path) -> None:
-    path.write_bytes(b"no database" * 100)
-    with pytest.raises(OperatorError, match=r"cannot be opened: file is not a database\. Check the disk"):
-        Ledger(path)
+        Ledger(tmp_path / name)
+    expected = f"The ledger {tmp_path / name} cannot be opened: {problem}. Check the disk and the folder."
+    assert str(caught.value) == expected
 
 
 def test_ledger_says_when_it_cannot_be_written(path: Path) -> None:
@@ -226,6 +198,7 @@ def test_recall_returns_failures_by_sample_in_order(path: Path) -> None:
 def test_recall_counts_what_it_forgets_as_wasted_by_the_restart(path: Path) -> None:
     ledger = Ledger(path)
     lease_all(ledger, "unused", "used", "given-up")
+    ledger.set_state(["unused"], "assigned", 7)
     for group in ("unused", "used", "given-up"):
         ledger.add_trajectory(example_facts(group=group))
     ledger.add_trajectory(example_facts(group="eval-0-h", kind="eval"))
@@ -237,24 +210,7 @@ def test_recall_counts_what_it_forgets_as_wasted_by_the_restart(path: Path) -> N
         ("unused", 1, 1, "restart", 3)
     ]
     assert rows(path, 'SELECT "group" FROM trajectories ORDER BY 1') == [("eval-0-h",), ("given-up",), ("used",)]
-
-
-def test_recall_forgets_the_step_that_a_prompt_was_assigned_to(path: Path) -> None:
-    ledger = Ledger(path)
-    lease_all(ledger, "g")
-    ledger.set_state(["g"], "assigned", 7)
-    ledger.recall_unfinished()
-    ledger.close()
-    assert rows(path, "SELECT state, step FROM prompts") == [("pending", None)]
-
-
-def test_waste_records_tokens_with_their_reason(path: Path) -> None:
-    ledger = Ledger(path)
-    ledger.waste("g", 2, 3, "stale", 17)
-    ledger.close()
-    assert rows(path, 'SELECT "group", sample_index, attempt, reason, num_tokens FROM waste') == [
-        ("g", 2, 3, "stale", 17)
-    ]
+    assert rows(path, "SELECT state, step FROM prompts WHERE \"group\" = 'unused'") == [("pending", None)]
 
 
 def test_claim_returns_what_was_claimed_first_when_it_differs(path: Path) -> None:
