@@ -50,6 +50,7 @@ class Script:
         num_held_out: int = 0,
         step: int = 0,
         more_sets: Sequence[HeldOutSet] = (),
+        vocab_size: int | None = None,
     ) -> None:
         self.folder = folder
         self.now = 1000.0
@@ -57,7 +58,9 @@ class Script:
         wanted = settings or settings_of()
         train, held_out = prompts(num_prompts), prompts(num_held_out, "h")[: wanted.eval.num_prompts]
         sets = [HeldOutSet(held_out, wanted.eval.samples), *more_sets] if held_out else []
-        self.coordinator = Coordinator(wanted, "r1", self.ledger, train, sets, RunRecord(folder, 0), step)
+        self.coordinator = Coordinator(
+            wanted, "r1", self.ledger, train, sets, RunRecord(folder, 0), step, vocab_size=vocab_size
+        )
         self.stamp: dict[str, Any] = {"run_id": "r1", "incarnation": self.coordinator.incarnation}
         self.mail: list[tuple[str, m.Message, list[bytes]]] = []
 
@@ -128,7 +131,7 @@ class Script:
         (ack,) = self.take(server, m.Ack)
         return ack
 
-    def fail(self, server: str, lease: m.Lease, index: int, detail: str = "503") -> m.Ack:
+    def fail(self, server: str, lease: m.Lease, index: int, detail: str = "503", num_model_tokens: int = 0) -> m.Ack:
         failed = m.SampleFailed(
             **self.stamp,
             group=lease.group,
@@ -136,6 +139,7 @@ class Script:
             attempt=lease.attempt,
             boundary="reward:em",
             detail=detail,
+            num_model_tokens=num_model_tokens,
         )
         self.tell(server, failed)
         (ack,) = self.take(server, m.Ack)

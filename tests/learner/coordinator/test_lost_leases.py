@@ -137,3 +137,87 @@ def test_group_on_two_servers_is_given_up_once_when_both_are_late(tmp_path: Path
         script.advance(101.0)
     assert script.coordinator.counts["skipped"] == 1
     assert lease.group not in {each.group for each in script.demand("s1")}
+
+
+# -- a lost connection: the server may have died, or its link is cut --------------------------------------------------
+
+
+@pytest.fixture
+def long_run(tmp_path: Path) -> Script:
+    return Script(tmp_path, settings_of(run={"max_steps": 50}))
+
+
+_DEATHS = "SELECT count(*) FROM failures WHERE boundary = 'server'"
+
+
+def lose_connection(script: Script, server: str = "s1") -> None:
+    """Let pings to a server find no connection for as long as it may try again."""
+    ping = m.Ping(**script.stamp, newest_lease=1)
+    for seconds in (0.0, 4.0):
+        script.coordinator.on_undeliverable(server, ping, script.now + seconds)
+    script.advance(4.0)
+
+
+def say_hello(script: Script, server: str = "s1") -> None:
+    script.tell(server, m.Hello(**script.stamp, server=server, policy_version=0))
+
+
+def num_deaths(script: Script) -> int:
+    script.advance()
+    ((number,),) = script.rows(_DEATHS)
+    return int(number)
+
+
+def test_link_that_is_cut_again_and_again_gives_no_sample_up(long_run: Script) -> None:
+    for _ in range(6):
+        (lease,) = long_run.demand("s1", num_groups=1)
+        lose_connection(long_run)
+    (lease,) = long_run.demand("s1", num_groups=1)
+    assert num_deaths(long_run) == 0
+    long_run.finish("s1", lease)
+    assert long_run.states() == {"ready": 1}
+
+
+def test_server_that_lost_its_connection_and_says_hello_had_died_with_what_it_made(long_run: Script) -> None:
+    (lease,) = long_run.demand("s1", num_groups=1)
+    lose_connection(long_run)
+    assert num_deaths(long_run) == 0
+    say_hello(long_run)
+    assert num_deaths(long_run) == len(lease.sample_indices)
+    say_hello(long_run)
+    assert num_deaths(long_run) == len(lease.sample_indices)
+
+
+def test_server_that_lost_its_connection_and_whose_process_ended_had_died(long_run: Script) -> None:
+    (lease,) = long_run.demand("s1", num_groups=1)
+    lose_connection(long_run)
+    long_run.coordinator.lose_server("s1", "s1 died")
+    assert num_deaths(long_run) == len(lease.sample_indices)
+
+
+def test_samples_that_came_back_from_elsewhere_are_not_blamed_for_a_death_that_is_known_later(long_run: Script) -> None:
+    long_run.demand("s1", num_groups=1)
+    lose_connection(long_run)
+    (again,) = long_run.demand("s2", num_groups=1)
+    long_run.finish("s2", again)
+    say_hello(long_run)
+    assert num_deaths(long_run) == 0
+
+
+def test_prompt_that_ends_every_server_is_given_up_though_deaths_are_known_late(long_run: Script) -> None:
+    (killer,) = long_run.demand("s1", num_groups=1)
+    for _ in range(5):
+        lose_connection(long_run)
+        say_hello(long_run)
+        leased = [lease.group for lease in long_run.demand("s1", num_groups=1)]
+    assert killer.group not in leased
+    assert long_run.states()["skipped"] == 1
+
+
+def test_samples_of_a_link_that_was_cut_are_not_blamed_when_the_server_dies_later(long_run: Script) -> None:
+    long_run.demand("s1", num_groups=1)
+    lose_connection(long_run)
+    long_run.demand("s2", num_groups=1)
+    long_run.demand("s1", num_groups=0)  # it speaks: its link had been cut
+    long_run.coordinator.lose_server("s1", "s1 died")
+    assert num_deaths(long_run) == 0
